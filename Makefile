@@ -1,0 +1,229 @@
+# train_gpt. `make help` lists what can be made.
+#
+#   make [VARIABLE=value …] [target]
+#     CXX=g++-12           the C++ compiler                     MARCH=native         CPU that kernels/ is compiled for
+#     CUDA=0|1             without, or not without, CUDA        GPU_ARCHS="80 90"    GPU architectures; default: those present
+#     MPI=0|1              without, or not without, MPI         CUDA_HOME=/opt/cuda  where the CUDA toolkit is
+#     DEBUG=1              no optimisation, checked library     SANITIZE=address,undefined|thread
+#     WERROR=1             warnings are errors                  PREFIX= DESTDIR=     where `make install` copies to
+
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.DEFAULT_GOAL := all
+
+ifeq ($(origin CXX),default)
+CXX := g++
+endif
+MARCH ?= native
+CUDA ?=
+MPI ?=
+DEBUG ?=
+SANITIZE ?=
+WERROR ?=
+GPU_ARCHS ?=
+CUDA_HOME ?=
+PREFIX ?= /usr/local
+TEST_ARGS ?=
+
+# All cores, unless the user or a make above this one says how many jobs.
+ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
+MAKEFLAGS += -j$(shell nproc)
+endif
+
+# Builds that must not mix have folders of their own: build/, build/debug/, build/address-undefined/, …
+comma := ,
+empty :=
+space := $(empty) $(empty)
+VARIANT := $(subst $(space),-,$(strip $(if $(filter-out 0,$(DEBUG)),debug) $(subst $(comma),-,$(SANITIZE))))
+B := build$(if $(VARIANT),/$(VARIANT))
+O := $(B)/objects
+
+ROOMS := tokenizer dataloader kernels model parallel training
+SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(ROOMS))))
+CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(ROOMS))))
+TEST_SOURCES := $(sort $(wildcard test/*.cpp test/*/*.cpp))
+HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(ROOMS)) test/*.h test/*/*.h))
+
+# --- what this machine has -----------------------------------------------------------------------------------------
+# scripts/configure.sh looks once; it looks again when a variable below, a tool or a library has changed.
+
+CONFIGURE = CXX='$(CXX)' CPPFLAGS='$(CPPFLAGS)' CXXFLAGS='$(CXXFLAGS)' LDFLAGS='$(LDFLAGS)' MARCH='$(MARCH)' \
+    CUDA='$(CUDA)' MPI='$(MPI)' CUDA_HOME='$(CUDA_HOME)' GPU_ARCHS='$(GPU_ARCHS)' CUDA_KERNELS='$(words $(CUDA_SOURCES))'
+
+ifneq ($(filter-out clean help format setup quickstart,$(or $(MAKECMDGOALS),all)),)
+MACHINE := $(shell command -v $(CXX) nvcc mpicxx; { cat scripts/configure.sh; $(CXX) -dumpfullversion; \
+    grep -m1 ^flags /proc/cpuinfo; } 2> /dev/null | cksum) \
+    $(wildcard $(foreach header,dnnl.hpp xxhash.h CLI/CLI.hpp nlohmann/json.hpp catch2/catch.hpp catch2/catch_all.hpp, \
+        /usr/include/$(header) /usr/include/*/$(header) /usr/local/include/$(header)) /usr/local/cuda/bin/nvcc)
+SETTINGS := $(subst $(comma),;,$(CONFIGURE) $(MACHINE))
+-include $(B)/config.mk
+ifneq ($(CONFIGURED),$(SETTINGS))
+.PHONY: $(B)/config.mk
+endif
+endif
+
+$(B)/config.mk:
+	@mkdir -p $(B)
+	@$(CONFIGURE) scripts/configure.sh > $@.new
+	@printf 'CONFIGURED := %s\n' "$$SETTINGS" >> $@.new
+	@mv $@.new $@
+$(B)/config.mk: export SETTINGS := $(SETTINGS)
+
+# --- how it is compiled --------------------------------------------------------------------------------------------
+# Only kernels/ is compiled for this CPU, so that main() still runs on an older one and can say what is wrong.
+
+OPTIMISE := -O3
+ifneq ($(SANITIZE),)
+OPTIMISE := -O1 -g -fno-omit-frame-pointer -fsanitize=$(SANITIZE) -fno-sanitize-recover=all
+endif
+ifneq ($(filter-out 0,$(DEBUG)),)
+OPTIMISE := -Og -g -D_GLIBCXX_ASSERTIONS $(filter -fsanitize% -fno-%,$(OPTIMISE))
+endif
+
+DEFINES := -I. $(if $(filter 1,$(ONEDNN)),-DTRAIN_GPT_ONEDNN) $(if $(filter 1,$(HAVE_CUDA)),-DTRAIN_GPT_CUDA)
+FLAGS := -std=c++20 $(OPTIMISE) -fopenmp -ffp-contract=fast -Wall -Wextra $(if $(filter-out 0,$(WERROR)),-Werror)
+KERNEL_FLAGS := -march=$(MARCH) -fno-math-errno -fno-trapping-math
+COMPILE = $(CXX) $(DEFINES) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS)
+LIBRARIES := $(if $(filter 1,$(ONEDNN)),-ldnnl) -lxxhash -lpthread -ldl
+
+ifeq ($(HAVE_CUDA),1)
+DEFINES += -isystem $(CUDA_PATH)/include
+NVCC_FLAGS := -std=c++20 -O3 -lineinfo -ccbin $(firstword $(CXX)) \
+    $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
+    -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS)) \
+    $(if $(filter-out 0,$(WERROR)),-Werror all-warnings) -Xcompiler=-fopenmp,-Wall,-Wextra
+LIBRARIES += -L$(CUDA_PATH)/lib64 -lcudart_static -lrt
+endif
+
+VERSION := $(shell git describe --always --dirty --tags 2> /dev/null || cat VERSION 2> /dev/null || echo unknown)
+
+# A file whose content is the text; newer than what depends on it only when the text changed.
+define stamp
+$(1): FORCE
+	@mkdir -p $$(@D)
+	@printf '%s\n' '$(subst ','\'',$(2))' | cmp -s - $$@ || printf '%s\n' '$(subst ','\'',$(2))' > $$@
+endef
+$(eval $(call stamp,$(B)/flags,$(COMPILE) $(KERNEL_FLAGS) $(NVCC_FLAGS) $(LIBRARIES) $(LDFLAGS)))
+$(eval $(call stamp,$(B)/version,$(VERSION) $(KERNEL_FEATURES)))
+FORCE:
+
+# kernels/ comes last: where the same inline function is in several objects the linker keeps the first, which must run on
+# every CPU.
+OBJECTS := $(addprefix $(O)/,$(filter-out kernels/%,$(SOURCES:.cpp=.o)) $(filter kernels/%,$(SOURCES:.cpp=.o)))
+ifeq ($(HAVE_CUDA),1)
+OBJECTS += $(patsubst %,$(O)/%.o,$(CUDA_SOURCES))
+endif
+TEST_OBJECTS := $(addprefix $(O)/,$(TEST_SOURCES:.cpp=.o))
+
+all: $(B)/train_gpt
+
+$(B)/train_gpt: $(O)/train_gpt.o $(OBJECTS)
+$(B)/test: $(TEST_OBJECTS) $(OBJECTS)
+$(B)/test: LIBRARIES := $(if $(filter 3,$(CATCH2)),-lCatch2) $(LIBRARIES)
+$(B)/train_gpt $(B)/test: $(B)/flags
+	@echo "link $@"
+	@$(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) $(filter %.o,$^) $(LIBRARIES) -o $@
+
+$(O)/%.o: %.cpp $(B)/flags
+	@mkdir -p $(@D)
+	@echo "compile $<"
+	@$(COMPILE) -MMD -MP -c $< -o $@
+
+$(O)/%.cu.o: %.cu $(B)/flags
+	@mkdir -p $(@D)
+	@echo "compile $<"
+	@$(NVCC) $(NVCC_FLAGS) $(DEFINES) $(CPPFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+
+$(O)/train_gpt.o: train_gpt.cu $(B)/flags
+	@mkdir -p $(@D)
+	@echo "compile $<"
+ifeq ($(HAVE_CUDA),1)
+	@$(NVCC) $(NVCC_FLAGS) $(DEFINES) $(CPPFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+else
+	@$(COMPILE) -MMD -MP -x c++ -c $< -o $@
+endif
+
+$(O)/kernels/%.o: private FLAGS += $(KERNEL_FLAGS)
+$(O)/training/version.o: private CPPFLAGS += -DTRAIN_GPT_VERSION='"$(VERSION)"' -DTRAIN_GPT_KERNEL_FEATURES='"$(KERNEL_FEATURES)"'
+$(O)/training/version.o: $(B)/version
+
+# Catch2 is large: its header is compiled once, for all tests (with GCC; other compilers read it each time).
+ifneq ($(findstring Free Software Foundation,$(shell $(CXX) --version 2> /dev/null)),)
+PRECOMPILED := $(O)/test/precompiled/catch.h.gch
+$(PRECOMPILED): test/catch.h $(B)/flags
+	@mkdir -p $(@D)
+	@echo "compile $<"
+	@$(COMPILE) -MMD -MP -MF $(O)/test/catch.d -x c++-header -c $< -o $@
+$(filter-out %/main.o,$(TEST_OBJECTS)): private CPPFLAGS += -include $(PRECOMPILED:.gch=)
+$(filter-out %/main.o,$(TEST_OBJECTS)): $(PRECOMPILED)
+endif
+# Tests are compiled for a short build; what they test keeps its own flags.
+$(TEST_OBJECTS) $(PRECOMPILED): private OPTIMISE_TESTS := $(if $(VARIANT),,-O1)
+$(TEST_OBJECTS) $(PRECOMPILED): private FLAGS += $(OPTIMISE_TESTS)
+
+-include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d $(O)/test/catch.d
+
+# --- what one can ask for --------------------------------------------------------------------------------------------
+
+.PHONY: all setup quickstart test test-full bench format lint install clean help FORCE
+
+setup:
+	@scripts/setup.sh
+
+quickstart:
+	@MAKE='$(MAKE)' DATA='$(DATA)' scripts/quickstart.sh
+
+ifneq ($(filter test test-full $(B)/test,$(MAKECMDGOALS)),)
+ifeq ($(CATCH2),)
+$(B)/test: test-needs-catch2
+.PHONY: test-needs-catch2
+test-needs-catch2:
+	@echo 'error: the tests need Catch2; install it with: scripts/setup.sh test' >&2; exit 1
+$(TEST_OBJECTS) $(PRECOMPILED): | test-needs-catch2
+endif
+endif
+
+# The last line that it prints is "N passed, M failed", in test cases.
+test: $(B)/train_gpt $(B)/test
+	@$(if $(filter 1,$(ONEDNN)),,echo 'skipped: matrix products through oneDNN, which was not found; the own kernel is tested';) \
+	 $(if $(filter 1,$(HAVE_CUDA)),,echo 'skipped: GPUs, since this version trains on the CPU';) \
+	 $(if $(TEST_ARGS),,echo 'skipped: long cases and sanitizers, which make test-full runs';) \
+	 TRAIN_GPT=$(B)/train_gpt $(B)/test $(TEST_ARGS)
+
+test-full:
+	@scripts/test-full.sh
+
+bench: $(B)/train_gpt
+	@scripts/bench.sh
+
+format:
+	clang-format -i train_gpt.cu $(SOURCES) $(CUDA_SOURCES) $(TEST_SOURCES) $(HEADERS)
+
+LINTED := $(addprefix lint/,$(SOURCES) $(TEST_SOURCES))
+.PHONY: $(LINTED)
+lint: $(LINTED)
+$(LINTED): lint/%: %
+	@clang-tidy --quiet $< -- $(DEFINES) $(filter-out -Werror,$(FLAGS)) $(if $(filter kernels/%,$<),$(KERNEL_FLAGS)) 2> /dev/null
+
+install: $(B)/train_gpt
+	install -D -m 755 $(B)/train_gpt $(DESTDIR)$(PREFIX)/bin/train_gpt
+	install -d $(DESTDIR)$(PREFIX)/share/train_gpt/configs
+	install -m 644 configs/*.json $(DESTDIR)$(PREFIX)/share/train_gpt/configs
+
+clean:
+	rm -rf build
+
+help:
+	@echo 'make             builds build/train_gpt'
+	@echo 'make quickstart  installs what is missing, builds, prepares a text, trains on it and shows the result (DATA=my.txt)'
+	@echo 'make setup       installs missing packages'
+	@echo 'make test        builds and runs the tests that this machine can run'
+	@echo 'make test-full   the same, the long ones, and all under sanitizers'
+	@echo 'make bench       measures speed and memory beside PyTorch'
+	@echo 'make format      lays out the sources with clang-format'
+	@echo 'make lint        checks the sources with clang-tidy'
+	@echo 'make install     copies the program and its configurations to PREFIX (now $(PREFIX)), below DESTDIR'
+	@echo 'make clean       removes build/'
+	@echo
+	@sed -n '3,8s/^# \{0,1\}//p' Makefile

@@ -1,0 +1,247 @@
+#include "dataloader/loader.h"
+
+#include <algorithm>
+#include <cassert>
+#include <chrono>
+#include <new>
+#include <utility>
+
+#include "kernels/error.h"
+
+namespace train_gpt {
+
+namespace {
+
+/// Where a window lies: its shard and its number in that shard.
+struct Place {
+    int shard;
+    int64_t window;
+};
+
+/// `window_ends[i]` counts the windows of shards 0..i.
+Place locate(const std::vector<int64_t>& window_ends, int64_t window) {
+    const auto end = std::upper_bound(window_ends.begin(), window_ends.end(), window);
+    const auto shard = end - window_ends.begin();
+    return {static_cast<int>(shard),
+            window - (shard == 0 ? 0 : window_ends[static_cast<size_t>(shard) - 1])};
+}
+
+void mark_documents(const int32_t* tokens, int n, std::optional<uint32_t> end_of_text,
+                    int32_t* doc_start) {
+    int32_t start = 0;
+    for (int t = 0; t < n; ++t) {
+        doc_start[t] = start;
+        if (end_of_text && static_cast<uint32_t>(tokens[t]) == *end_of_text) start = t + 1;
+    }
+}
+
+const LoaderOptions& checked(const LoaderOptions& o) {
+    if (o.B < 1 || o.T < 1)
+        throw Error("a micro-batch of ", o.B, " samples of ", o.T,
+                    " tokens is empty; both must be at least 1");
+    if (o.prefetch < 1)
+        throw Error("the loader must prefetch at least 1 micro-batch, not ", o.prefetch);
+    if (o.first_step < 0)
+        throw Error("a run cannot begin at step ", o.first_step, "; steps count from 0");
+    if (o.world < 1 || o.rank < 0 || o.rank >= o.world)
+        throw Error("rank ", o.rank, " of ", o.world, " does not exist; ranks count from 0");
+    if (o.micro_batches_per_step < o.world)
+        throw Error("a step of ", o.micro_batches_per_step, " micro-batches cannot feed ", o.world,
+                    " ranks; use a larger batch, a smaller micro-batch or fewer ranks");
+    constexpr int64_t kLimit = int64_t{1}
+                               << 40;  // of tokens in the buffers; keeps the arithmetic exact
+    if (static_cast<int64_t>(o.B) * o.T > kLimit / (o.prefetch + int64_t{1}))
+        throw Error("micro-batches of ", o.B, " x ", o.T, " tokens are too large to prefetch ",
+                    o.prefetch, " of them; use a smaller micro-batch");
+    return o;
+}
+
+int64_t first_of_rank(int rank, const LoaderOptions& o) {
+    return static_cast<int64_t>(rank) * o.micro_batches_per_step / o.world;
+}
+
+/// The ends for locate(), of windows of T + 1 whole tokens.
+std::vector<int64_t> whole_windows(const TokenShards& shards, int T) {
+    std::vector<int64_t> ends;
+    int64_t windows = 0;
+    for (int i = 0; i < shards.shard_count(); ++i)
+        ends.push_back(windows += std::max<int64_t>(shards.shard_tokens(i) - 1, 0) / T);
+    if (windows == 0)
+        throw Error("the training data (", shards.total_tokens(), " tokens in ",
+                    shards.shard_count(), " shards) hold no sample of ", T,
+                    " + 1 tokens; shorten the sequences or use more data");
+    return ends;
+}
+
+}  // namespace
+
+int64_t count_windows(const TokenShards& shards, int T) { return whole_windows(shards, T).back(); }
+
+size_t TrainLoader::buffer_bytes(const LoaderOptions& options) {
+    const LoaderOptions& o = checked(options);
+    return (static_cast<size_t>(o.prefetch) + 1) * 3 * static_cast<size_t>(o.B) *
+           static_cast<size_t>(o.T) * sizeof(int32_t);
+}
+
+TrainLoader::TrainLoader(std::shared_ptr<const TokenShards> shards, const LoaderOptions& options,
+                         const Allocator& allocate)
+    : shards_(std::move(shards)),
+      options_(checked(options)),
+      first_micro_batch_(static_cast<int>(first_of_rank(options.rank, options))),
+      rank_micro_batches_(static_cast<int>(first_of_rank(options.rank + 1, options)) -
+                          first_micro_batch_),
+      window_ends_(whole_windows(*shards_, options.T)),
+      windows_(window_ends_.back()),
+      order_(options.seed, 0, windows_) {
+    const size_t bytes = buffer_bytes(options_);
+    if (allocate) {
+        memory_ = static_cast<int32_t*>(allocate(bytes));
+    } else {
+        try {
+            own_memory_.resize(bytes / sizeof(int32_t));
+        } catch (const std::bad_alloc&) {
+            throw Error("no memory for the loader's ", bytes, " bytes; use a smaller micro-batch");
+        }
+        memory_ = own_memory_.data();
+    }
+    window_.resize(static_cast<size_t>(options_.T) + 1);
+    slots_.resize(static_cast<size_t>(options_.prefetch) + 1);
+    const size_t n = static_cast<size_t>(options_.B) * static_cast<size_t>(options_.T);
+    for (size_t i = 0; i < slots_.size(); ++i) {
+        const int32_t* base = memory_ + i * 3 * n;
+        slots_[i].tokens = {base, n};
+        slots_[i].targets = {base + n, n};
+        slots_[i].doc_start = {base + 2 * n, n};
+    }
+    thread_ = std::thread([this] { prefetch_loop(); });
+}
+
+TrainLoader::~TrainLoader() {
+    {
+        const std::lock_guard lock(mutex_);
+        stop_ = true;
+    }
+    consumed_changed_.notify_one();
+    thread_.join();
+}
+
+void TrainLoader::prefetch_loop() {
+    const auto slots = static_cast<int64_t>(slots_.size());
+    for (int64_t number = 0;; ++number) {
+        {
+            std::unique_lock lock(mutex_);
+            consumed_changed_.wait(lock, [&] { return stop_ || number - consumed_ < slots; });
+            if (stop_) return;
+        }
+        try {
+            fill(number, static_cast<size_t>(number % slots));
+        } catch (...) {
+            const std::lock_guard lock(mutex_);
+            failure_ = std::current_exception();
+            produced_changed_.notify_one();
+            return;
+        }
+        {
+            const std::lock_guard lock(mutex_);
+            produced_ = number + 1;
+        }
+        produced_changed_.notify_one();
+    }
+}
+
+void TrainLoader::fill(int64_t number, size_t slot) {
+    HostBatch& batch = slots_[slot];
+    batch.step = options_.first_step + number / rank_micro_batches_;
+    batch.micro_batch = first_micro_batch_ + static_cast<int>(number % rank_micro_batches_);
+
+    const int B = options_.B, T = options_.T;
+    const int64_t n = static_cast<int64_t>(B) * T;
+    int32_t* tokens = memory_ + static_cast<int64_t>(slot) * 3 * n;
+    int32_t* targets = tokens + n;
+    int32_t* doc_start = targets + n;
+    const int64_t first_sample =
+        (batch.step * options_.micro_batches_per_step + batch.micro_batch) * B;
+    for (int64_t b = 0; b < B; ++b) {
+        const int64_t epoch = (first_sample + b) / windows_;
+        if (epoch != order_epoch_) {
+            order_ = Permutation(options_.seed, static_cast<uint64_t>(epoch), windows_);
+            order_epoch_ = epoch;
+        }
+        const Place place = locate(window_ends_, order_((first_sample + b) % windows_));
+        shards_->copy(place.shard, place.window * T, T + 1, window_.data());
+        std::copy_n(window_.data(), T, tokens + b * T);
+        std::copy_n(window_.data() + 1, T, targets + b * T);
+        mark_documents(window_.data(), T, options_.end_of_text, doc_start + b * T);
+    }
+}
+
+const HostBatch& TrainLoader::next() {
+    std::unique_lock lock(mutex_);
+    if (holding_) {
+        holding_ = false;
+        ++consumed_;
+        consumed_changed_.notify_one();
+    }
+    if (produced_ <= consumed_ && !failure_) {
+        const auto start = std::chrono::steady_clock::now();
+        produced_changed_.wait(lock, [&] { return produced_ > consumed_ || failure_; });
+        wait_seconds_ +=
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+    if (produced_ <= consumed_) std::rethrow_exception(failure_);
+    holding_ = true;
+    return slots_[static_cast<size_t>(consumed_ % static_cast<int64_t>(slots_.size()))];
+}
+
+ValidationWindows::ValidationWindows(std::shared_ptr<const TokenShards> shards, int T,
+                                     int64_t max_tokens)
+    : shards_(std::move(shards)), T_(T) {
+    if (T < 1) throw Error("validation needs sequences of at least 1 token, not ", T);
+    if (max_tokens < 0)
+        throw Error("validation cannot stop after ", max_tokens,
+                    " tokens; use a positive number, or 0 for all");
+    int64_t targets = 0;
+    for (int i = 0; i < shards_->shard_count(); ++i) {
+        int64_t here = std::max<int64_t>(shards_->shard_tokens(i) - 1, 0);
+        if (max_tokens > 0) here = std::min(here, max_tokens - targets);
+        targets += here;
+        window_ends_.push_back(count_ += (here + T - 1) / T);
+        if (here > 0) last_window_targets_ = (here - 1) % T + 1;
+    }
+    target_tokens_ = targets;
+    if (targets == 0)
+        throw Error("the validation data (", shards_->total_tokens(), " tokens in ",
+                    shards_->shard_count(),
+                    " shards) hold nothing to predict; a shard needs at least 2 tokens");
+}
+
+void ValidationWindows::fill(int64_t first_window, int B, int32_t* tokens, int32_t* targets,
+                             int32_t* doc_start, std::optional<uint32_t> end_of_text) const {
+    assert(first_window >= 0);
+    for (int64_t b = 0; b < B; ++b) {
+        int32_t* row_tokens = tokens + b * T_;
+        int32_t* row_targets = targets + b * T_;
+        const int64_t window = first_window + b;
+        int n = 0;  // targets of this window
+        if (window < count_) {
+            const Place place = locate(window_ends_, window);
+            const int64_t offset = place.window * T_;
+            const int64_t left = window == count_ - 1
+                                     ? last_window_targets_
+                                     : shards_->shard_tokens(place.shard) - 1 - offset;
+            n = static_cast<int>(std::min<int64_t>(left, T_));
+            // Two reads of n instead of one of n + 1: the rows have no room for the extra token.
+            shards_->copy(place.shard, offset, n, row_tokens);
+            shards_->copy(place.shard, offset + n, 1, row_targets + n - 1);
+            std::copy_n(row_tokens + 1, n - 1, row_targets);
+        }
+        std::fill(row_tokens + n, row_tokens + T_, 0);
+        std::fill(row_targets + n, row_targets + T_, -1);
+        if (!doc_start) continue;
+        int32_t* row_start = doc_start + b * T_;
+        mark_documents(row_tokens, n, end_of_text, row_start);
+        std::fill(row_start + n, row_start + T_, n > 0 ? row_start[n - 1] : 0);
+    }
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,210 @@
+#include "dataloader/shard.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cassert>
+#include <cstdio>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "kernels/error.h"
+
+namespace train_gpt {
+
+namespace fs = std::filesystem;
+
+static_assert(std::endian::native == std::endian::little,
+              "shards are read and written as they lie in memory");
+
+namespace {
+
+constexpr int64_t kHeaderBytes = 1024;
+constexpr int64_t kMaxShards = 1'000'000;  // six digits keep the names in order
+constexpr int64_t kSyntheticTokens = int64_t{1} << 24;
+
+using Header = std::array<uint32_t, kHeaderBytes / sizeof(uint32_t)>;
+
+struct Format {
+    uint32_t magic, version;
+    int width;
+};
+constexpr Format kFormat16{20240520, 1, 2};
+constexpr Format kFormat32{20240801, 7, 4};
+
+const Format& format_for(uint32_t vocab_size) {
+    return vocab_size <= 65536 ? kFormat16 : kFormat32;
+}
+
+uint32_t low32(int64_t value) { return static_cast<uint32_t>(value); }
+uint32_t high32(int64_t value) { return static_cast<uint32_t>(static_cast<uint64_t>(value) >> 32); }
+
+/// Token `position` of the synthetic stream: a hash of the position, spread over the vocabulary.
+int32_t synthetic_token(int64_t position, uint32_t vocab_size) {
+    uint64_t x = static_cast<uint64_t>(position) * 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93;
+    return static_cast<int32_t>(((x >> 32) * vocab_size) >> 32);
+}
+
+/// out[i] = in[i] and the largest of them: one pass that the compiler turns into vector code.
+template <class Token>
+uint32_t widen(const std::byte* in, int64_t n, int32_t* out) {
+    Token largest = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        Token token;
+        std::memcpy(&token, in + i * static_cast<int64_t>(sizeof token), sizeof token);
+        largest = std::max(largest, token);
+        out[i] = static_cast<int32_t>(token);
+    }
+    return largest;
+}
+
+}  // namespace
+
+ShardWriter::ShardWriter(fs::path folder, std::string prefix, uint32_t vocab_size,
+                         int64_t shard_tokens)
+    : folder_(std::move(folder)),
+      prefix_(std::move(prefix)),
+      vocab_size_(vocab_size),
+      shard_tokens_(shard_tokens) {
+    if (shard_tokens < 2)
+        throw Error("a shard of ", shard_tokens,
+                    " tokens holds nothing to predict; make shards of at least 2");
+}
+
+ShardWriter::~ShardWriter() = default;
+
+void ShardWriter::append(std::span<const uint32_t> tokens) {
+    const Format& format = format_for(vocab_size_);
+    while (!tokens.empty()) {
+        if (!file_) {
+            if (static_cast<int64_t>(shards_.size()) == kMaxShards)
+                throw Error("shards of ", shard_tokens_, " tokens would make more than ",
+                            kMaxShards, " files in ", folder_.string(), "; make them larger");
+            char name[32];
+            std::snprintf(name, sizeof name, "_%06zu.bin", shards_.size());
+            shards_.push_back({folder_ / (prefix_ + name), 0});
+            file_ = std::make_unique<AtomicFile>(shards_.back().path);
+            const Header unknown_yet{};
+            file_->write(std::as_bytes(std::span(unknown_yet)));
+        }
+        int64_t& written = shards_.back().tokens;
+        constexpr int64_t kBlock = 1 << 18;  // bounds the buffer
+        const int64_t n =
+            std::min({static_cast<int64_t>(tokens.size()), shard_tokens_ - written, kBlock});
+        buffer_.resize(static_cast<size_t>(n * format.width));
+        for (int64_t i = 0; i < n; ++i) {
+            const uint32_t token = tokens[static_cast<size_t>(i)];
+            if (token >= vocab_size_)
+                throw Error("token id ", token, " for ", shards_.back().path.string(),
+                            " is outside the vocabulary of ", vocab_size_,
+                            "; the tokenizer and its vocabulary size disagree");
+            std::memcpy(buffer_.data() + i * format.width, &token,
+                        static_cast<size_t>(format.width));
+        }
+        file_->write(buffer_);
+        written += n;
+        tokens = tokens.subspan(static_cast<size_t>(n));
+        if (written == shard_tokens_) close_shard();
+    }
+}
+
+void ShardWriter::close_shard() {
+    const Format& format = format_for(vocab_size_);
+    const int64_t tokens = shards_.back().tokens;
+    const Header header{format.magic, format.version, low32(tokens), high32(tokens)};
+    file_->write_at(0, std::as_bytes(std::span(header)));
+    file_->commit();
+    file_.reset();
+}
+
+std::vector<ShardFile> ShardWriter::finish() {
+    if (file_) close_shard();
+    return shards_;
+}
+
+TokenShards::TokenShards(const std::string& pattern, uint32_t vocab_size)
+    : vocab_size_(vocab_size) {
+    if (vocab_size < 1 || vocab_size > INT32_MAX)
+        throw Error("a vocabulary of ", vocab_size, " cannot index tokens; it must be 1 to ",
+                    INT32_MAX);
+    if (pattern == "synthetic") {
+        synthetic_ = true;
+        shards_.emplace_back();
+        shards_.back().tokens = kSyntheticTokens;
+    } else {
+        for (const fs::path& path : glob_files(pattern)) shards_.push_back(open_shard(path));
+    }
+    for (const Shard& shard : shards_) total_tokens_ += shard.tokens;
+}
+
+TokenShards::Shard TokenShards::open_shard(const fs::path& path) {
+    Shard shard;
+    shard.file = MappedFile(path);
+    const std::span<const std::byte> bytes = shard.file.bytes();
+    const int64_t size = static_cast<int64_t>(bytes.size());
+    const std::string again = "; make it again with `train_gpt tokenize`";
+    if (size < kHeaderBytes)
+        throw Error(path.string(), " is no token shard: it has ", size,
+                    " bytes and a shard's header alone has ", kHeaderBytes, again);
+    Header header;
+    std::memcpy(header.data(), bytes.data(), sizeof header);
+
+    const Format* format = nullptr;
+    for (const Format* known : {&kFormat16, &kFormat32})
+        if (header[0] == known->magic) format = known;
+    if (!format)
+        throw Error(path.string(), " is no token shard: at byte 0 stands ", header[0], " where ",
+                    kFormat16.magic, " (uint16 tokens) or ", kFormat32.magic, " (uint32) belongs",
+                    again);
+    if (header[1] != format->version)
+        throw Error(path.string(), " has shard version ", header[1], " at byte 4, but version ",
+                    format->version, " is the one known for its kind", again);
+    const int64_t body = size - kHeaderBytes;
+    shard.width = format->width;
+    shard.tokens = body / format->width;
+    if (body % format->width != 0 || header[2] != low32(shard.tokens) ||
+        (header[3] != 0 && header[3] != high32(shard.tokens))) {
+        const int64_t promised =
+            static_cast<int64_t>(header[2] | static_cast<uint64_t>(header[3]) << 32);
+        throw Error(path.string(), " is truncated or damaged: its header promises ", promised,
+                    " tokens at byte 8, its ", body, " bytes after the header hold ", shard.tokens,
+                    body % format->width != 0 ? " and a part" : "", again);
+    }
+    return shard;
+}
+
+void TokenShards::check_unchanged(const Shard& shard) const {
+    // Reading a mapping beyond the end of its file kills the process; a file cut or removed in mid-run is said instead.
+    std::error_code code;
+    const uintmax_t size = fs::file_size(shard.file.path(), code);
+    if (code)
+        throw Error("cannot read ", shard.file.path().string(), " any more: ", code.message(),
+                    "; data must stay in place while a run reads it");
+    if (size != shard.file.bytes().size())
+        throw Error(shard.file.path().string(), " changed from ", shard.file.bytes().size(), " to ",
+                    size, " bytes while it was being read; data must stay as it is during a run");
+}
+
+void TokenShards::copy(int shard_index, int64_t offset, int64_t n, int32_t* out) const {
+    const Shard& shard = shards_[static_cast<size_t>(shard_index)];
+    assert(offset >= 0 && n >= 0 && offset <= shard.tokens - n);
+    if (synthetic_) {
+        for (int64_t i = 0; i < n; ++i) out[i] = synthetic_token(offset + i, vocab_size_);
+        return;
+    }
+    check_unchanged(shard);
+    const int64_t begin = kHeaderBytes + offset * shard.width;
+    const std::byte* in = shard.file.bytes().data() + begin;
+    const uint32_t largest =
+        shard.width == 2 ? widen<uint16_t>(in, n, out) : widen<uint32_t>(in, n, out);
+    if (largest < vocab_size_) return;
+    for (int64_t i = 0; i < n; ++i)
+        if (const uint32_t token = static_cast<uint32_t>(out[i]); token >= vocab_size_)
+            throw Error(shard.file.path().string(), " holds token id ", token, " at byte ",
+                        begin + i * shard.width, ", outside the vocabulary of ", vocab_size_,
+                        "; it is damaged or was made with another tokenizer");
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,117 @@
+#include "kernels/adamw.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <omp.h>
+
+#include "kernels/lanes.h"
+
+namespace train_gpt {
+
+namespace {
+
+/// Calls work(segment, first, count) for all blocks of norm_block elements of all segments. Each thread takes one
+/// contiguous range of the blocks, counted over all segments, so that small tensors do not leave threads idle.
+template <class Segment, class F>
+void for_each_block(std::span<const Segment> segments, F&& work) {
+    int64_t total = 0;
+    for (const Segment& segment : segments) total += (segment.n + norm_block - 1) / norm_block;
+
+#pragma omp parallel
+    {
+        const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        const int64_t end = total * (thread + 1) / threads;
+        int64_t block = total * thread / threads, passed = 0;
+        for (const Segment& segment : segments) {
+            const int64_t blocks = (segment.n + norm_block - 1) / norm_block;
+            for (; block < std::min(end, passed + blocks); ++block) {
+                const int64_t first = (block - passed) * norm_block;
+                work(segment, first, std::min(norm_block, segment.n - first));
+            }
+            passed += blocks;
+        }
+    }
+}
+
+/// The update's constants of one step, with the bias corrections folded in.
+struct Constants {
+    float multiplier, beta1, beta2, one_minus_beta1, one_minus_beta2;
+    float m_correction, v_correction;  // 1 / (1 − β₁ᵗ), 1 / (1 − β₂ᵗ)
+    float learning_rate, epsilon, weight_decay;
+};
+
+template <bool write_weights>
+void update(const AdamWSegment& segment, int64_t first, int64_t count, const Constants& k) {
+    bf16* weights = write_weights ? segment.weights + first : nullptr;
+    float *master = segment.master + first, *m = segment.m + first, *v = segment.v + first;
+    const float* gradient = segment.gradient + first;
+    const float decay = segment.decay ? k.weight_decay : 0.0f;
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+        const float g = k.multiplier * gradient[i];
+        const float m_i = k.beta1 * m[i] + k.one_minus_beta1 * g;
+        const float v_i = k.beta2 * v[i] + k.one_minus_beta2 * (g * g);
+        const float direction = (m_i * k.m_correction) / (std::sqrt(v_i * k.v_correction) + k.epsilon);
+        const float theta = master[i] - k.learning_rate * (direction + decay * master[i]);
+        m[i] = m_i;
+        v[i] = v_i;
+        master[i] = theta;
+        if (write_weights) weights[i] = bf16(theta);
+    }
+}
+
+}  // namespace
+
+void norm_partials(Stream&, std::span<const NormSegment> segments) {
+    for_each_block(segments, [](const NormSegment& segment, int64_t first, int64_t count) {
+        const float* g = segment.gradient + first;
+        segment.partials[first / norm_block] = lane_sum<double>(count, [=](int64_t i) { return g[i] * g[i]; });
+    });
+}
+
+void finish_norm(Stream&, StepState* state, const double* partials, std::span<const int64_t> counts, float scale,
+                 float clip) {
+    double total = 0;
+    int32_t bad_segment = -1;
+    for (size_t segment = 0; segment < counts.size(); ++segment) {
+        for (int64_t i = 0; i < counts[segment]; ++i) total += *partials++;
+        const bool finite = std::isfinite(static_cast<float>(scale * std::sqrt(total)));
+        if (!finite && bad_segment < 0) bad_segment = static_cast<int32_t>(segment);
+    }
+    state->norm = static_cast<float>(scale * std::sqrt(total));
+    if (bad_segment >= 0) {
+        if (!state->stop) state->bad_segment = bad_segment;
+        state->stop = 1;
+        state->multiplier = 0;
+        return;
+    }
+    const float factor = clip > 0 && state->norm > clip ? clip / state->norm : 1.0f;
+    state->multiplier = scale * factor;
+}
+
+void adamw(Stream&, std::span<const AdamWSegment> segments, const AdamWStep& args) {
+    if (args.state->stop) return;
+    const double t = static_cast<double>(args.step);
+    const Constants constants{
+        .multiplier = args.state->multiplier,
+        .beta1 = args.beta1,
+        .beta2 = args.beta2,
+        .one_minus_beta1 = 1.0f - args.beta1,
+        .one_minus_beta2 = 1.0f - args.beta2,
+        .m_correction = static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(args.beta1), t))),
+        .v_correction = static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(args.beta2), t))),
+        .learning_rate = args.learning_rate,
+        .epsilon = args.epsilon,
+        .weight_decay = args.weight_decay,
+    };
+    for_each_block(segments, [&](const AdamWSegment& segment, int64_t first, int64_t count) {
+        if (segment.weights) {
+            update<true>(segment, first, count, constants);
+        } else {
+            update<false>(segment, first, count, constants);
+        }
+    });
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,60 @@
+// The optimizer's two passes over all parameters: the global gradient norm, and AdamW.
+// A tensor's elements are taken in fixed blocks of its logical index, so that results do not depend
+// on how tensors are split over ranks or threads.
+#pragma once
+#include <span>
+
+#include "kernels/device.h"
+#include "kernels/tensor.h"
+
+namespace train_gpt {
+
+/// Elements per block of norm_partials; shard borders lie on multiples of it.
+constexpr int64_t norm_block = 4096;
+
+/// A range of one tensor's gradient: partials[i] receives Σ g² of block i of the range, in fp32 or
+/// better.
+struct NormSegment {
+    const float* gradient = nullptr;
+    int64_t n = 0;               // elements; the last block may be short
+    double* partials = nullptr;  // [ceil(n / norm_block)]
+};
+void norm_partials(Stream& stream, std::span<const NormSegment> segments);
+
+/// What a step decides on the device, so that the host need not wait.
+struct StepState {
+    float norm = 0;        // of the scaled gradient, before clipping
+    float multiplier = 0;  // gradient scale · clip factor: what AdamW multiplies gradients with
+    int32_t stop =
+        0;  // sticky: set when a norm was not finite; AdamW then leaves everything as it is
+    int32_t bad_segment = -1;  // the first segment whose norm was not finite
+};
+
+/// norm = scale·√Σ partials (summed in order, in double); multiplier = scale·min(1, clip / norm),
+/// clip = 0: no clipping. A norm that is not finite sets stop and bad_segment (which stay set).
+/// counts[i]: partials of segment i, in order.
+void finish_norm(Stream& stream, StepState* state, const double* partials,
+                 std::span<const int64_t> counts, float scale, float clip);
+
+/// One range of a parameter. In fp32 training weights is null: master is the weight itself.
+struct AdamWSegment {
+    bf16* weights = nullptr;  // receives master rounded to nearest
+    float *master = nullptr, *m = nullptr, *v = nullptr;
+    const float* gradient = nullptr;
+    int64_t n = 0;
+    bool decay = false;
+};
+
+/// Loshchilov & Hutter, arXiv 1711.05101, with g = multiplier·gradient, t = step (1 for the first
+/// update):
+///   m = β₁m + (1−β₁)g    v = β₂v + (1−β₂)g²    θ −= lr·( (m/(1−β₁ᵗ)) / (√(v/(1−β₂ᵗ)) + ε) +
+///   decay·θ )
+/// One pass over memory. With state->stop set nothing changes.
+struct AdamWStep {
+    float learning_rate = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
+    int64_t step = 1;
+    const StepState* state = nullptr;
+};
+void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWStep& args);
+
+}  // namespace train_gpt

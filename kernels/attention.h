@@ -1,0 +1,49 @@
+// Causal softmax attention in tiles, without a T×T buffer. Dao et al., arXiv 2205.14135 and
+// 2307.08691.
+#pragma once
+#include "kernels/device.h"
+#include "kernels/tensor.h"
+
+namespace train_gpt {
+
+/// Element (b, t, h, d) of a query, key, value or output is data[b·batch + t·token + h·head + d];
+/// strides in elements. Packed QKV [B, T, 3, H, D] and separate tensors or a KV cache are the same
+/// to the kernels.
+struct HeadsView {
+    void* data = nullptr;
+    int64_t batch = 0, token = 0, head = 0;
+};
+
+/// Query t (of T) stands at position t + S − T among S keys and sees keys s <= that position (T = S
+/// in training; T < S with a KV cache), and of those only s >= doc_start[b, t] where doc_start is
+/// given. H query heads share H_kv key/value heads, H % H_kv == 0, query head h uses key head h /
+/// (H / H_kv). 1 <= D <= 256.
+struct AttentionShape {
+    DType dtype = DType::fp32;
+    int B = 0, T = 0, S = 0, H = 0, H_kv = 0, D = 0;
+    float scale = 0;                     // of q·k; usually 1/√D
+    const int32_t* doc_start = nullptr;  // [B, T], absolute key positions; null: one document
+};
+
+/// out = softmax(scale·q·kᵀ + mask)·v; lse [B, H, T] fp32 (or null) receives log Σ exp of each row
+/// of scores.
+struct AttentionForward {
+    AttentionShape shape;
+    HeadsView q, k, v, out;
+    float* lse = nullptr;
+};
+void attention_forward(Stream& stream, const AttentionForward& args);
+
+/// Gradients of attention_forward (T = S); dq, dk, dv are written, not added to. They may be views
+/// of one packed tensor. out, lse: as the forward pass left them. Deterministic, without atomics.
+struct AttentionBackward {
+    AttentionShape shape;
+    HeadsView q, k, v, out, dout;
+    const float* lse = nullptr;
+    HeadsView dq, dk, dv;
+};
+void attention_backward(Stream& stream, const AttentionBackward& args);
+
+size_t attention_scratch_bytes(const Device& device, const AttentionShape& shape);
+
+}  // namespace train_gpt

@@ -1,0 +1,48 @@
+// Element types of tensors.
+#pragma once
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace train_gpt {
+
+enum class DType : uint8_t { fp32, bf16, int32 };
+
+constexpr size_t size_of(DType dtype) { return dtype == DType::bf16 ? 2 : 4; }
+constexpr const char* name_of(DType dtype) {
+    return dtype == DType::fp32 ? "fp32" : dtype == DType::bf16 ? "bf16" : "int32";
+}
+
+/// bfloat16: the upper half of an IEEE-754 binary32. Storage only; arithmetic happens in float.
+struct bf16 {
+    uint16_t bits = 0;
+
+    bf16() = default;
+    /// Rounds to nearest, ties to even; a NaN stays a (quiet) NaN.
+    explicit bf16(float value) {
+        const uint32_t word = std::bit_cast<uint32_t>(value);
+        const uint32_t rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
+        const uint32_t nan = (word >> 16) | 0x40u;
+        bits = static_cast<uint16_t>((word & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+    }
+    explicit operator float() const { return std::bit_cast<float>(uint32_t{bits} << 16); }
+};
+static_assert(sizeof(bf16) == 2);
+
+inline float to_float(float value) { return value; }
+inline float to_float(bf16 value) { return static_cast<float>(value); }
+
+template <class T>
+inline constexpr DType dtype_of = DType::fp32;
+template <>
+inline constexpr DType dtype_of<bf16> = DType::bf16;
+template <>
+inline constexpr DType dtype_of<int32_t> = DType::int32;
+
+/// Calls f(float{}) or f(bf16{}): turns a run-time floating dtype into a type.
+template <class F>
+decltype(auto) with_float_type(DType dtype, F&& f) {
+    return dtype == DType::bf16 ? f(bf16{}) : f(float{});
+}
+
+}  // namespace train_gpt

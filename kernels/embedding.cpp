@@ -1,0 +1,87 @@
+#include "kernels/embedding.h"
+
+#include <algorithm>
+
+#include <omp.h>
+
+namespace train_gpt {
+
+namespace {
+
+template <class T>
+void forward(const EmbeddingForward& args) {
+    const int64_t rows = args.out.rows(), C = args.out.cols(), T_ = args.out.shape[args.out.rank - 2];
+    const T *wte = args.wte.as<T>(), *wpe = args.wpe.as<T>();
+    T* out = args.out.as<T>();
+
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < rows; ++row) {
+        const int64_t start = args.doc_start ? args.doc_start[row] : 0;
+        const int64_t position = args.first_position + row % T_ - start;
+        assert(position >= 0 && position < args.wpe.rows());
+        const T *token = wte + args.tokens[row] * C, *place = wpe + position * C;
+        T* out_row = out + row * C;
+#pragma omp simd
+        for (int64_t c = 0; c < C; ++c) out_row[c] = static_cast<T>(to_float(token[c]) + to_float(place[c]));
+    }
+}
+
+template <class T>
+void add_row(float* sum, const T* row, int64_t columns) {
+#pragma omp simd
+    for (int64_t c = 0; c < columns; ++c) sum[c] += to_float(row[c]);
+}
+
+/// One part of the work: a slice of the columns, and of the rows of dwte and dwpe those with index % parts == part.
+/// It visits the tokens in order, so that each element is summed in order whatever the number of parts.
+template <class T>
+void backward_part(const EmbeddingBackward& args, int64_t first_column, int64_t columns, int64_t part, int64_t parts) {
+    const int64_t rows = args.dout.rows(), C = args.dout.cols(), T_ = args.dout.shape[args.dout.rank - 2];
+    const T* dout = args.dout.as<T>() + first_column;
+    float* dwte = args.dwte ? static_cast<float*>(args.dwte.data) + first_column : nullptr;
+    float* dwpe = args.dwpe ? static_cast<float*>(args.dwpe.data) + first_column : nullptr;
+
+    if (dwpe && !args.dwpe.accumulate) {
+        for (int64_t position = part; position < args.n_ctx; position += parts) {
+            std::fill_n(dwpe + position * C, columns, 0.0f);
+        }
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+        const int64_t token = args.tokens[row];
+        const int64_t position = row % T_ - (args.doc_start ? args.doc_start[row] : 0);
+        assert(position >= 0 && (!dwpe || position < args.n_ctx));
+        if (dwte && token % parts == part) add_row(dwte + token * C, dout + row * C, columns);
+        if (dwpe && position % parts == part) add_row(dwpe + position * C, dout + row * C, columns);
+    }
+}
+
+}  // namespace
+
+void embedding_forward(Stream&, const EmbeddingForward& args) {
+    with_float_type(args.out.dtype, [&](auto type) { forward<decltype(type)>(args); });
+}
+
+void embedding_backward(Stream&, const EmbeddingBackward& args) {
+    assert(args.dwte.dtype == DType::fp32 && args.dwpe.dtype == DType::fp32);
+    // Column slices need no look at other threads' tokens; only when there are more threads than slices of whole
+    // cache lines are worth having, the rows are divided as well.
+    constexpr int64_t min_slice = 64, line = 16;
+    const int64_t C = args.dout.cols(), threads = omp_get_max_threads();
+    const int64_t wanted_slices = std::clamp<int64_t>(C / min_slice, 1, threads);
+    const int64_t slice = ((C + wanted_slices - 1) / wanted_slices + line - 1) / line * line;
+    const int64_t slices = (C + slice - 1) / slice;
+    const int64_t parts = (threads + slices - 1) / slices;
+
+    with_float_type(args.dout.dtype, [&](auto type) {
+        using T = decltype(type);
+#pragma omp parallel for schedule(static)
+        for (int64_t item = 0; item < slices * parts; ++item) {
+            const int64_t first_column = item % slices * slice;
+            backward_part<T>(args, first_column, std::min(slice, C - first_column), item / slices, parts);
+        }
+    });
+}
+
+size_t embedding_scratch_bytes(const Device&, int64_t, int64_t) { return 0; }
+
+}  // namespace train_gpt

@@ -1,0 +1,35 @@
+// Token and position embeddings.
+#pragma once
+#include "kernels/device.h"
+#include "kernels/tensor.h"
+
+namespace train_gpt {
+
+/// out[b, t, :] = wte[token[b, t], :] + wpe[position, :], position = first_position + t −
+/// doc_start[b, t] (doc_start null: 0). tokens [B·T] int32, 0 <= token < rows of wte (checked by
+/// the loader, not here); wte [Vp, C], wpe [n_ctx, C].
+struct EmbeddingForward {
+    Tensor out;  // [B, T, C]
+    const int32_t* tokens = nullptr;
+    Tensor wte, wpe;
+    const int32_t* doc_start = nullptr;  // [B·T]
+    int first_position = 0;              // sampling with a KV cache
+};
+void embedding_forward(Stream& stream, const EmbeddingForward& args);
+
+/// dwte[token] += dout rows of that token, always added: the tied head has written dwte before
+/// (head_loss.h). dwpe (+)= sums over the batch; with accumulate = false every row of dwpe [n_ctx,
+/// C] is written, those that no position uses with zeros. The order of additions is fixed by the
+/// tokens, not by the thread count.
+struct EmbeddingBackward {
+    GradientSink dwte, dwpe;
+    Tensor dout;  // [B, T, C]
+    const int32_t* tokens = nullptr;
+    int64_t n_ctx = 0;
+    const int32_t* doc_start = nullptr;
+};
+void embedding_backward(Stream& stream, const EmbeddingBackward& args);
+
+size_t embedding_scratch_bytes(const Device& device, int64_t rows, int64_t vocab_rows);
+
+}  // namespace train_gpt

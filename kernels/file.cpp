@@ -1,0 +1,170 @@
+#include "kernels/file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "kernels/error.h"
+
+namespace train_gpt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+[[noreturn]] void fail(const char* what, const fs::path& path, int code) {
+    const char* advice = code == ENOENT   ? "; check the path"
+                         : code == EACCES ? "; check the permissions"
+                         : code == ENOSPC ? "; free some space and run the same command again"
+                         : code == EROFS  ? "; choose a writable folder"
+                                          : "";
+    throw Error(what, " ", path.string(), ": ", std::strerror(code), advice);
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const fs::path& path) : path_(path) {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) fail("cannot read", path, errno);
+    struct stat status {};
+    if (::fstat(fd, &status) != 0) {
+        const int code = errno;
+        ::close(fd);
+        fail("cannot read", path, code);
+    }
+    if (!S_ISREG(status.st_mode)) {
+        ::close(fd);
+        throw Error(path.string(),
+                    S_ISDIR(status.st_mode) ? " is a directory" : " is not a regular file",
+                    ", but a file belongs here; check the path");
+    }
+    size_ = static_cast<size_t>(status.st_size);
+    if (size_ > 0) {
+        void* mapping = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd, 0);
+        const int code = errno;
+        ::close(fd);
+        if (mapping == MAP_FAILED) fail("cannot map", path, code);
+        data_ = static_cast<const std::byte*>(mapping);
+    } else {
+        ::close(fd);
+    }
+}
+
+MappedFile::~MappedFile() {
+    if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+    std::swap(path_, other.path_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+}
+
+AtomicFile::AtomicFile(fs::path path)
+    : path_(std::move(path)), temporary_(path_.string() + ".tmp") {
+    if (fs::is_directory(path_))
+        throw Error(path_.string(),
+                    " is a directory, but a file is to be written here; choose another name");
+    file_ = std::fopen(temporary_.c_str(), "wb");
+    if (!file_) fail("cannot write", temporary_, errno);
+}
+
+AtomicFile::~AtomicFile() {
+    if (!file_) return;
+    std::fclose(file_);
+    ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+    if (std::fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size())
+        fail("cannot write", path_, errno);
+    size_ += bytes.size();
+}
+
+void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
+    if (std::fseek(file_, static_cast<long>(offset), SEEK_SET) != 0 ||
+        std::fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size() ||
+        std::fseek(file_, 0, SEEK_END) != 0)
+        fail("cannot write", path_, errno);
+}
+
+void AtomicFile::commit() {
+    if (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0)
+        fail("cannot write", path_, errno);
+    if (std::fclose(std::exchange(file_, nullptr)) != 0) {
+        const int code = errno;
+        ::unlink(temporary_.c_str());
+        fail("cannot write", path_, code);
+    }
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+        const int code = errno;
+        ::unlink(temporary_.c_str());
+        fail("cannot write", path_, code);
+    }
+}
+
+void write_file(const fs::path& path, std::string_view text) {
+    AtomicFile file(path);
+    file.write(text);
+    file.commit();
+}
+
+void sync_directory(const fs::path& directory) {
+    const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) fail("cannot open", directory, errno);
+    const int result = ::fsync(fd);
+    const int code = errno;
+    ::close(fd);
+    if (result != 0 && code != EINVAL) fail("cannot flush", directory, code);
+}
+
+std::vector<fs::path> glob_files(const std::string& pattern) {
+    glob_t matches{};
+    const int result = ::glob(pattern.c_str(), GLOB_TILDE, nullptr, &matches);
+    std::vector<fs::path> files;
+    for (size_t i = 0; result == 0 && i < matches.gl_pathc; ++i)
+        files.emplace_back(matches.gl_pathv[i]);
+    ::globfree(&matches);
+    if (files.empty())
+        throw Error("no file matches \"", pattern, "\"; check the path or the pattern");
+    for (const auto& file : files)
+        if (!fs::is_regular_file(file))
+            throw Error(file.string(), " is not a regular file, but \"", pattern,
+                        "\" must match files only; narrow the pattern");
+    std::sort(files.begin(), files.end());
+    return files;
+}
+
+std::string hash_file(const fs::path& path) {
+    const MappedFile file(path);
+    char hex[17];
+    std::snprintf(
+        hex, sizeof hex, "%016llx",
+        static_cast<unsigned long long>(XXH3_64bits(file.bytes().data(), file.bytes().size())));
+    return hex;
+}
+
+void make_directory(const fs::path& directory) {
+    std::error_code code;
+    fs::create_directories(directory, code);
+    if (code || !fs::is_directory(directory))
+        throw Error("cannot make the folder ", directory.string(), ": ",
+                    code ? code.message() : "a file of that name is in the way",
+                    "; choose another folder");
+}
+
+}  // namespace train_gpt

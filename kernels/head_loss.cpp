@@ -1,0 +1,146 @@
+#include "kernels/head_loss.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/exp_math.h"
+#include "kernels/lanes.h"
+#include "kernels/linear.h"
+
+namespace train_gpt {
+
+namespace {
+
+constexpr int32_t ignored_target = -1;
+
+struct RowStats {
+    float max, sum, target;
+};
+
+/// Row statistics over z[0..columns); target is an index into z, or outside of it.
+template <class T>
+RowStats row_stats(const T* z, int64_t columns, int64_t target) {
+    RowStats stats;
+    stats.max = lane_max(columns, [=](int64_t j) { return to_float(z[j]); });
+    const float max = stats.max;
+    stats.sum = lane_sum(columns, [=](int64_t j) { return fast_exp(to_float(z[j]) - max); });
+    const bool here = target >= 0 && target < columns;
+    stats.target = here ? to_float(z[target]) : -std::numeric_limits<float>::infinity();
+    return stats;
+}
+
+/// z[0..columns) becomes softmax − one-hot(target), z[columns..padded) zero.
+template <class T>
+void row_backward(T* z, int64_t columns, int64_t padded, float max, float sum, int64_t target) {
+    const float scale = 1.0f / sum;
+    const bool here = target >= 0 && target < columns;
+    const float at_target = here ? fast_exp(to_float(z[target]) - max) * scale - 1.0f : 0.0f;
+#pragma omp simd
+    for (int64_t j = 0; j < columns; ++j) z[j] = static_cast<T>(fast_exp(to_float(z[j]) - max) * scale);
+    if (here) z[target] = static_cast<T>(at_target);
+    std::fill(z + columns, z + padded, T{});
+}
+
+/// Losses of one chunk of rows and, if wanted, dz in place of the logits, while a row is in the cache.
+template <class T>
+void chunk_loss(Tensor logits, int64_t V, const int32_t* targets, float* losses, bool backward) {
+    const int64_t rows = logits.rows(), Vp = logits.cols();
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < rows; ++row) {
+        T* z = logits.as<T>() + row * Vp;
+        const int32_t target = targets[row];
+        if (target == ignored_target) {
+            losses[row] = 0;
+            if (backward) std::fill_n(z, Vp, T{});
+            continue;
+        }
+        const RowStats stats = row_stats(z, V, target);
+        losses[row] = std::log(stats.sum) + (stats.max - stats.target);
+        if (backward) row_backward(z, V, Vp, stats.max, stats.sum, target);
+    }
+}
+
+}  // namespace
+
+void head_loss(Stream& stream, const HeadLoss& args) {
+    const int64_t R = args.x.rows(), chunk = args.logits.rows();
+    assert(args.w.cols() == args.x.cols() && args.logits.cols() == args.w.rows() && args.V <= args.w.rows());
+    GradientSink dw = args.dw;
+    for (int64_t first = 0; first < R; first += chunk) {
+        const int64_t rows = std::min(chunk, R - first);
+        const Tensor x = args.x.row_range(first, rows), logits = args.logits.row_range(0, rows);
+        linear_forward(stream, {.out = logits, .x = x, .w = args.w});
+        with_float_type(logits.dtype, [&](auto type) {
+            chunk_loss<decltype(type)>(logits, args.V, args.targets + first, args.losses + first,
+                                       static_cast<bool>(args.dx));
+        });
+        if (!args.dx) continue;
+        linear_backward_input(stream, {.dx = args.dx.row_range(first, rows), .dy = logits, .w = args.w});
+        if (!dw) continue;
+        linear_backward_weight(stream, {.dw = dw, .x = x, .dy = logits});
+        dw.accumulate = true;
+    }
+}
+
+void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_logits) {
+    const int64_t R = x.rows(), V = out.cols(), Vp = w.rows();
+    const Tensor logits = scratch_logits.row_range(0, R);
+    linear_forward(stream, {.out = logits, .x = x, .w = w});
+    with_float_type(logits.dtype, [&](auto type) {
+        using T = decltype(type);
+        for (int64_t row = 0; row < R; ++row) {
+            const T* z = logits.as<T>() + row * Vp;
+            float* out_row = out.as<float>() + row * V;
+#pragma omp simd
+            for (int64_t j = 0; j < V; ++j) out_row[j] = to_float(z[j]);
+        }
+    });
+}
+
+void softmax_stats(Stream&, Tensor stats, Tensor logits, const int32_t* targets, int64_t first_column,
+                   int64_t columns) {
+    const int64_t rows = logits.rows(), Vp = logits.cols();
+    with_float_type(logits.dtype, [&](auto type) {
+        using T = decltype(type);
+#pragma omp parallel for schedule(static)
+        for (int64_t row = 0; row < rows; ++row) {
+            const RowStats of_row = row_stats(logits.as<T>() + row * Vp, columns, targets[row] - first_column);
+            float* out = stats.as<float>() + 3 * row;
+            out[0] = of_row.max;
+            out[1] = of_row.sum;
+            out[2] = of_row.target;
+        }
+    });
+}
+
+void softmax_backward(Stream&, Tensor logits, Tensor stats, const int32_t* targets, int64_t first_column,
+                      int64_t columns) {
+    const int64_t rows = logits.rows(), Vp = logits.cols();
+    with_float_type(logits.dtype, [&](auto type) {
+        using T = decltype(type);
+#pragma omp parallel for schedule(static)
+        for (int64_t row = 0; row < rows; ++row) {
+            T* z = logits.as<T>() + row * Vp;
+            const float* of_row = stats.as<float>() + 3 * row;
+            if (targets[row] == ignored_target) {
+                std::fill_n(z, Vp, T{});
+            } else {
+                row_backward(z, columns, Vp, of_row[0], of_row[1], targets[row] - first_column);
+            }
+        }
+    });
+}
+
+void accumulate_loss(Stream&, double* total, const float* losses, int64_t n, bool accumulate) {
+    // A few thousand additions: one thread does them sooner than a team would start.
+    double sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(losses[i]);
+    *total = (accumulate ? *total : 0.0) + sum;
+}
+
+size_t head_loss_scratch_bytes(const Device& device, DType dtype, int64_t chunk, int64_t Vp, int64_t C) {
+    return linear_scratch_bytes(device, dtype, chunk, Vp, C);
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,49 @@
+// The head of a language model as one contract: final linear layer, softmax and cross-entropy, in
+// chunks of rows. Full logits [B·T, V] need never exist; a chunk's logits are turned into their
+// gradient in place.
+#pragma once
+#include "kernels/device.h"
+#include "kernels/tensor.h"
+
+namespace train_gpt {
+
+/// With z = x·wᵀ (row r, vocabulary entries j < V; entries V <= j < Vp are padding and count as
+/// −∞):
+///   losses[r] = log Σ_j exp z_rj − z_r,target    (nats; 0 where target is −1, which is ignored)
+/// and, when dx is given,
+///   dz_rj = softmax(z_r)_j − [j = target]  (0 where ignored),  dx = dz·w,  dw (+)= dzᵀ·x.
+/// These are gradients of the sum of losses over rows, unscaled.
+/// x, dx [R, C]; w [Vp, C]; logits [chunk, Vp], memory for one chunk of rows; R need not be a
+/// multiple of chunk. targets [R] int32, −1 <= target < V; losses fp32 [R]. dx may not alias x.
+struct HeadLoss {
+    Tensor x, w, logits;
+    int64_t V = 0;
+    const int32_t* targets = nullptr;
+    float* losses = nullptr;
+    Tensor dx = {};
+    GradientSink dw = {};
+};
+void head_loss(Stream& stream, const HeadLoss& args);
+
+/// logits[r, 0..V) = x·wᵀ in fp32 for a few rows (sampling). x [R, C], out fp32 [R, V],
+/// scratch_logits [R, Vp] of x's dtype.
+void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_logits);
+
+/// The two steps inside head_loss, separate so that a vocabulary can be split over ranks. `logits`
+/// [R, Vp] holds the columns [first_column, first_column + columns) of the vocabulary, columns <=
+/// Vp. softmax_stats: per row (max, Σ exp(z − max), z_target or −∞ if the target is not in these
+/// columns), fp32 [R, 3].
+void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets,
+                   int64_t first_column, int64_t columns);
+/// Turns logits into dz in place from the (combined) stats; padding columns become 0.
+void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets,
+                      int64_t first_column, int64_t columns);
+
+/// total (+)= Σ losses[0..n) in double, in an order that does not depend on the thread count.
+void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,
+                     bool accumulate);
+
+size_t head_loss_scratch_bytes(const Device& device, DType dtype, int64_t chunk, int64_t Vp,
+                               int64_t C);
+
+}  // namespace train_gpt

@@ -1,0 +1,53 @@
+// Sums and maxima over a row in a fixed order: element i goes to lane i mod 32, and the lanes are combined as a tree.
+// The result depends on the values alone, not on their address, the vector width or the number of threads.
+#pragma once
+#include <cstdint>
+#include <limits>
+
+namespace train_gpt {
+
+/// 32 lanes keep two AVX-512 or four AVX2 accumulators busy, which hides the latency of an addition.
+constexpr int lane_count = 32;
+
+/// Σ f(i) for 0 <= i < n in fp32 lanes; the lanes are then added in type Total. f must not depend on the order of calls.
+template <class Total = float, class F>
+inline Total lane_sum(int64_t n, F&& f) {
+    alignas(64) float lanes[lane_count] = {};
+    int64_t i = 0;
+    for (; i + lane_count <= n; i += lane_count) {
+#pragma omp simd
+        for (int l = 0; l < lane_count; ++l) lanes[l] += f(i + l);
+    }
+    for (int l = 0; i + l < n; ++l) lanes[l] += f(i + l);
+
+    Total sums[lane_count];
+    for (int l = 0; l < lane_count; ++l) sums[l] = static_cast<Total>(lanes[l]);
+    for (int width = lane_count / 2; width > 0; width /= 2) {
+        for (int l = 0; l < width; ++l) sums[l] += sums[l + width];
+    }
+    return sums[0];
+}
+
+/// max f(i) for 0 <= i < n, −∞ for n = 0. A NaN is passed over.
+template <class F>
+inline float lane_max(int64_t n, F&& f) {
+    alignas(64) float lanes[lane_count];
+    for (float& lane : lanes) lane = -std::numeric_limits<float>::infinity();
+    int64_t i = 0;
+    for (; i + lane_count <= n; i += lane_count) {
+#pragma omp simd
+        for (int l = 0; l < lane_count; ++l) {
+            const float value = f(i + l);
+            lanes[l] = value > lanes[l] ? value : lanes[l];
+        }
+    }
+    for (int l = 0; i + l < n; ++l) {
+        const float value = f(i + l);
+        lanes[l] = value > lanes[l] ? value : lanes[l];
+    }
+    float largest = lanes[0];
+    for (int l = 1; l < lane_count; ++l) largest = lanes[l] > largest ? lanes[l] : largest;
+    return largest;
+}
+
+}  // namespace train_gpt

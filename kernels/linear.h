@@ -1,0 +1,46 @@
+// Linear layers: Y = X·Wᵀ + b and its gradients, with the element-wise work around them as
+// epilogues. Matrices are row-major; a weight is [out, in]. Floating dtypes of x, w, out, dx, dy,
+// bias, residual and preact are equal (fp32 or bf16); products are summed in fp32. In bf16 the sum,
+// bias and residual are added in fp32 and rounded once where the library allows it.
+#pragma once
+#include "kernels/device.h"
+#include "kernels/tensor.h"
+
+namespace train_gpt {
+
+/// out = x·wᵀ (+ bias) (+ residual)               without preact
+/// preact = x·wᵀ (+ bias), out = gelu(preact)     with preact (then no residual)
+/// x [M, K], w [N, K], out, residual and preact [M, N], bias [N]. gelu is the tanh approximation
+/// (gelu.h), taken of the stored preact. residual may not alias out. Rows may be any number >= 1.
+struct LinearForward {
+    Tensor out, x, w;
+    Tensor bias = {}, residual = {}, preact = {};
+};
+void linear_forward(Stream& stream, const LinearForward& args);
+
+/// dx = dy·w                       without preact
+/// dx = (dy·w) ⊙ gelu'(preact)     with preact [M, K]: the layer's input was gelu(preact)
+/// dy [M, N], w [N, K], dx [M, K].
+struct LinearBackwardInput {
+    Tensor dx, dy, w;
+    Tensor preact = {};
+};
+void linear_backward_input(Stream& stream, const LinearBackwardInput& args);
+
+/// dw (+)= dyᵀ·x, and dbias (+)= column sums of dy where dbias is wanted.
+/// x [M, K], dy [M, N]; dw [N, K] and dbias [N] in fp32.
+struct LinearBackwardWeight {
+    GradientSink dw;
+    Tensor x, dy;
+    GradientSink dbias = {};
+};
+void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args);
+
+/// Scratch that the three calls need for up to M rows of a layer with weight [N, K].
+size_t linear_scratch_bytes(const Device& device, DType dtype, int64_t M, int64_t N, int64_t K);
+
+/// Which matrix product the CPU uses: "auto" (oneDNN where the build found it), "onednn" or "own".
+/// Throws Error when the build lacks it. Call before the first product.
+void select_cpu_gemm(const std::string& name);
+
+}  // namespace train_gpt

@@ -1,0 +1,127 @@
+#include "kernels/memory.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include <sys/mman.h>
+
+#include "kernels/error.h"
+
+namespace train_gpt {
+
+namespace {
+
+constexpr size_t alignment = 64;
+
+// Tensors whose sizes are multiples of 4 KiB would all start at the same offset in a page, and a load would wait for an
+// earlier store to the same offset of another tensor (4K aliasing). 13 cache lines behind each of them move the next
+// start; 13 and 64 have no common divisor, so that 64 tensors in a row start at 64 different offsets.
+constexpr size_t stagger = 13 * alignment;
+constexpr size_t stagger_from = 4096;
+
+// The addresses that counting hands out: not null, and outside of what user space maps.
+constexpr uintptr_t counting_base = uintptr_t{1} << 62;
+
+[[noreturn]] void fail_overflow(Purpose purpose) {
+    throw Error("the ", name_of(purpose), " of this configuration exceed what a 64-bit machine can address; make the ",
+                "model or the batch smaller");
+}
+
+}  // namespace
+
+const char* name_of(Purpose purpose) {
+    switch (purpose) {
+        case Purpose::parameters: return "parameters";
+        case Purpose::gradients: return "gradients";
+        case Purpose::masters: return "masters";
+        case Purpose::moments: return "moments";
+        case Purpose::activations: return "activations";
+        case Purpose::buffers: return "buffers";
+        case Purpose::kv_cache: return "kv_cache";
+        case Purpose::workspaces: return "workspaces";
+        case Purpose::staging: return "staging";
+        case Purpose::count: break;
+    }
+    return "memory";
+}
+
+Arena Arena::counting(Device device) { return Arena(device); }
+
+Arena::Arena(Device device, const Arena& plan) : device_(device) {
+    if (device.kind != Device::Kind::cpu) {
+        throw Error("memory on a CUDA device was asked for, but this build has no CUDA; set device to \"cpu\"");
+    }
+    const size_t wanted = std::max(plan.used_, alignment);
+    const uint64_t available = cpu_info().memory_available;
+    if (available > 0 && wanted > available) {
+        throw Error("this run needs ", format_bytes(wanted), " of memory, but only ", format_bytes(available),
+                    " are available; make batch.micro_batch, batch.sequence_length or the model smaller, or raise ",
+                    "precision.recompute");
+    }
+    void* memory =
+        ::mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+        throw Error("the system refused ", format_bytes(wanted), " of memory (", std::strerror(errno),
+                    "); check ulimit -v, or make batch.micro_batch or the model smaller");
+    }
+    base_ = static_cast<std::byte*>(memory);
+    capacity_ = wanted;
+}
+
+Arena::~Arena() {
+    if (base_) ::munmap(base_, capacity_);
+}
+
+Arena::Arena(Arena&& other) noexcept
+    : device_(other.device_),
+      base_(std::exchange(other.base_, nullptr)),
+      capacity_(std::exchange(other.capacity_, 0)),
+      used_(std::exchange(other.used_, 0)),
+      by_purpose_(std::exchange(other.by_purpose_, {})) {}
+
+void* Arena::take(size_t bytes, Purpose purpose) {
+    constexpr size_t largest = std::numeric_limits<size_t>::max() / 4;
+    if (bytes > largest || used_ > largest) fail_overflow(purpose);
+    size_t taken = (bytes + alignment - 1) / alignment * alignment;
+    if (bytes >= stagger_from) taken += stagger;
+    if (base_ && taken > capacity_ - used_) {
+        throw Error("out of planned memory: ", format_bytes(bytes), " for ", name_of(purpose), " were asked for, but ",
+                    format_bytes(capacity_ - used_), " of the planned ", format_bytes(capacity_),
+                    " are left; this is a fault of the program, please report it with the configuration");
+    }
+    void* start = base_ ? base_ + used_ : reinterpret_cast<std::byte*>(counting_base + used_);
+    used_ += taken;
+    by_purpose_[static_cast<size_t>(purpose)] += taken;
+    return start;
+}
+
+Tensor Arena::tensor(DType dtype, std::initializer_list<int64_t> shape, Purpose purpose) {
+    int64_t bytes = static_cast<int64_t>(size_of(dtype));
+    for (int64_t extent : shape) {
+        if (extent < 0 || __builtin_mul_overflow(bytes, extent, &bytes)) fail_overflow(purpose);
+    }
+    return Tensor(take(static_cast<size_t>(bytes), purpose), dtype, shape);
+}
+
+std::string format_bytes(uint64_t bytes) {
+    static constexpr const char* units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    char text[32];
+    if (bytes < 1024) {
+        std::snprintf(text, sizeof text, "%d B", static_cast<int>(bytes));
+        return text;
+    }
+    double value = static_cast<double>(bytes) / 1024;
+    size_t unit = 0;
+    while (value >= 1023.995 && unit + 1 < std::size(units)) {  // what would print as 1024.00
+        value /= 1024;
+        ++unit;
+    }
+    std::snprintf(text, sizeof text, "%.2f %s", value, units[unit]);
+    return text;
+}
+
+}  // namespace train_gpt

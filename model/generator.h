@@ -1,0 +1,44 @@
+// Autoregressive inference: a GPT that is fed token after token and keeps keys and values of the past in a cache.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/gpt.h"
+
+namespace train_gpt {
+
+class Generator {
+  public:
+    /// Takes the cache [n_layer, 2, n_ctx, C] and activations for `chunk` tokens at a time from the arena.
+    Generator(const GPTShape& shape, ParameterStore& parameters, Arena& arena);
+
+    /// Forgets the past.
+    void reset() { position_ = 0; }
+    int position() const { return position_; }
+    /// Appends tokens at positions position() … and computes the logits behind the last of them.
+    /// position() + tokens.size() may not exceed n_ctx; at least one token.
+    void feed(Stream& stream, std::span<const int32_t> tokens);
+    /// Logits [V] for the next token, after feed().
+    std::span<const float> logits() const {
+        return {logits_.as<float>(), static_cast<size_t>(shape_.vocab_size)};
+    }
+    const GPTShape& shape() const { return shape_; }
+    size_t scratch_bytes() const;
+
+  private:
+    /// Keys (part 0) or values (1) of a layer: [1, n_ctx, H, D].
+    HeadsView cache(int layer, int part) const;
+    void feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool with_logits);
+    AttentionShape attention_shape(int T) const;
+
+    GPTShape shape_;
+    ParameterStore& parameters_;
+    Device device_;
+    std::vector<BlockParameters> block_parameters_;
+    BlockActivations activations_;  // [chunk, …]
+    Tensor x_next_, lnf_, cache_, logits_, logits_scratch_;
+    int chunk_ = 0, position_ = 0;
+};
+
+}  // namespace train_gpt

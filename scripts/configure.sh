@@ -1,0 +1,153 @@
+#!/usr/bin/env bash
+# Looks for what a build can use. Prints make variables on stdout and, on stderr, what was found and what that means.
+# The Makefile calls it and keeps its answer in build/config.mk.
+# Environment: CXX, CXXFLAGS, CPPFLAGS, LDFLAGS, MARCH, CUDA, MPI, CUDA_HOME, GPU_ARCHS, CUDA_KERNELS (number of .cu files
+# besides train_gpt.cu).
+set -u
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+say() { printf '  %-9s %s\n' "$1" "$2" >&2; }
+stop() { printf 'error: %s\n' "$1" >&2; exit 1; }
+
+# --- the compiler -----------------------------------------------------------------------------------------------------
+command -v "${CXX%% *}" > /dev/null ||
+    stop "there is no C++ compiler ($CXX); install what the build needs with: scripts/setup.sh"
+cat > "$work/compiler.cpp" <<'TXT'
+#include <numbers>
+#include <span>
+#include <version>
+#if defined(__clang__) ? __clang_major__ < 14 : __GNUC__ < 11
+#error too old
+#endif
+int main() { return 0; }
+TXT
+$CXX ${CPPFLAGS-} ${CXXFLAGS-} -std=c++20 -fsyntax-only "$work/compiler.cpp" 2> "$work/log" ||
+    { head -3 "$work/log" >&2; stop "$CXX does not compile C++20; use g++ 11 or clang 14 or newer (make CXX=g++-12)"; }
+printf 'int main() { return 0; }\n' > "$work/openmp.cpp"
+$CXX ${CXXFLAGS-} ${LDFLAGS-} -fopenmp "$work/openmp.cpp" -o "$work/openmp" 2> /dev/null ||
+    stop "$CXX cannot build with OpenMP (-fopenmp); install its OpenMP library (g++ brings libgomp, clang wants libomp-dev)"
+$CXX ${CXXFLAGS-} -march="$MARCH" -dM -E -x c++ /dev/null > "$work/macros" 2> /dev/null ||
+    stop "$CXX does not know -march=$MARCH; choose another MARCH, such as MARCH=native or MARCH=x86-64-v3"
+features=
+for feature in AVX2:avx2 FMA:fma AVX512F:avx512f AVX512BW:avx512bw AVX512VL:avx512vl AVX512BF16:avx512bf16 \
+    AMX_BF16:amx-bf16 ARM_NEON:neon ARM_FEATURE_SVE:sve; do
+    grep -q "define __${feature%:*}__ " "$work/macros" && features="$features ${feature#*:}"
+done
+features=${features# }
+compiler="$($CXX --version | head -n 1)"
+printf 'building train_gpt with:\n' >&2
+say compiler "$compiler; kernels for -march=$MARCH (${features:-no vector extensions known here})"
+
+# --- headers without which nothing is built ---------------------------------------------------------------------------
+cat > "$work/headers.cpp" <<'TXT'
+#if !__has_include(<nlohmann/json.hpp>)
+missing nlohmann-json3-dev
+#endif
+#if !__has_include(<CLI/CLI.hpp>)
+missing libcli11-dev
+#endif
+#if !__has_include(<xxhash.h>)
+missing libxxhash-dev
+#endif
+#if __has_include(<catch2/catch_all.hpp>)
+found catch2 3
+#elif __has_include(<catch2/catch.hpp>)
+found catch2 2
+#endif
+#if __has_include(<dnnl.hpp>)
+found dnnl
+#endif
+TXT
+$CXX ${CPPFLAGS-} ${CXXFLAGS-} -std=c++20 -E -P "$work/headers.cpp" > "$work/headers" 2> /dev/null
+missing=$(sed -n 's/^missing //p' "$work/headers" | tr '\n' ' ')
+[ -z "$missing" ] || stop "libraries are missing; install them with: scripts/setup.sh
+       (on Debian and Ubuntu: sudo apt-get install --no-install-recommends ${missing% })"
+catch2=$(sed -n 's/^found catch2 //p' "$work/headers")
+
+# --- oneDNN -----------------------------------------------------------------------------------------------------------
+onednn=0
+if grep -q '^found dnnl' "$work/headers"; then
+    cat > "$work/dnnl.cpp" <<'TXT'
+#include <dnnl.h>
+#include <cstdio>
+int main() {
+    const dnnl_version_t* v = dnnl_version();
+    std::printf("%d.%d.%d%s", v->major, v->minor, v->patch,
+                v->cpu_runtime == DNNL_RUNTIME_OMP ? "" : " without OpenMP, so its threads are its own");
+    return 0;
+}
+TXT
+    if $CXX ${CPPFLAGS-} ${CXXFLAGS-} "$work/dnnl.cpp" ${LDFLAGS-} -ldnnl -o "$work/dnnl" 2> "$work/log"; then
+        onednn=1
+        say oneDNN "$("$work/dnnl" 2> /dev/null): matrix products on the CPU go through it"
+    else
+        say oneDNN "its headers are here but it does not link: matrix products use the project's own kernel"
+    fi
+else
+    say oneDNN "not found: matrix products on the CPU use the project's own kernel (apt-get install libdnnl-dev is faster)"
+fi
+
+# --- CUDA, cuDNN, NCCL ------------------------------------------------------------------------------------------------
+nvcc=
+for candidate in "${CUDA_HOME:+$CUDA_HOME/bin/nvcc}" "$(command -v nvcc)" /usr/local/cuda/bin/nvcc; do
+    [ -n "$candidate" ] && [ -x "$candidate" ] && { nvcc=$candidate; break; }
+done
+cuda=0
+if [ "$CUDA" = 0 ]; then
+    say CUDA "not wanted (CUDA=0)"
+elif [ -z "$nvcc" ]; then
+    [ "$CUDA" = 1 ] && stop "CUDA=1, but there is no nvcc in PATH, CUDA_HOME or /usr/local/cuda; install the CUDA toolkit or set CUDA_HOME"
+    say CUDA "no nvcc found: this build trains on the CPU"
+else
+    release=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+    cuda_home=$(cd "$(dirname "$nvcc")/.." && pwd)
+    if [ "$CUDA_KERNELS" = 0 ]; then
+        say CUDA "nvcc $release found ($cuda_home); this version trains on the CPU"
+    else
+        cuda=1
+        archs=${GPU_ARCHS:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | tr -d . | sort -u | tr '\n' ' ')}
+        archs=${archs:-80 90}
+        say CUDA "nvcc $release ($cuda_home): this build trains on GPUs of architecture ${archs% } (GPU_ARCHS=) and on the CPU"
+    fi
+    header() {  # header NAME: its path in the toolkit or among the system's headers
+        local folder
+        for folder in "$cuda_home/include" /usr/include /usr/include/x86_64-linux-gnu /usr/include/aarch64-linux-gnu; do
+            [ -e "$folder/$1" ] && { echo "$folder/$1"; return; }
+        done
+    }
+    value() { sed -n "s/^#define $2 *\([0-9]*\).*/\1/p" "$1" | head -n 1; }
+    meaning=$([ $cuda = 1 ] && echo "loaded at run time when it is there" || echo "not used by this version")
+    path=$(header cudnn_version.h)
+    [ -z "$path" ] || say cuDNN "$(value "$path" CUDNN_MAJOR).$(value "$path" CUDNN_MINOR).$(value "$path" CUDNN_PATCHLEVEL): $meaning"
+    path=$(header nccl.h)
+    [ -z "$path" ] || say NCCL "$(value "$path" NCCL_MAJOR).$(value "$path" NCCL_MINOR).$(value "$path" NCCL_PATCH): $meaning"
+fi
+
+# --- MPI --------------------------------------------------------------------------------------------------------------
+mpicxx=$(command -v mpicxx)
+if [ "$MPI" = 0 ]; then
+    say MPI "not wanted (MPI=0)"
+elif [ -n "$mpicxx" ]; then
+    say MPI "$mpicxx found; this version runs as one process"
+else
+    [ "$MPI" = 1 ] && stop "MPI=1, but there is no mpicxx in PATH; install an MPI library (apt-get install libopenmpi-dev openmpi-bin)"
+    say MPI "not found; this version runs as one process"
+fi
+
+case $catch2 in
+    2) say Catch2 "2: the tests can be built" ;;
+    3) say Catch2 "3: the tests can be built" ;;
+    *) say Catch2 "not found: make test needs it (scripts/setup.sh test)" ;;
+esac
+
+cat <<TXT
+KERNEL_FEATURES := $features
+ONEDNN := $onednn
+CATCH2 := $catch2
+HAVE_CUDA := $cuda
+NVCC := $nvcc
+CUDA_PATH := ${cuda_home-}
+CUDA_ARCHS := ${archs-}
+TXT

@@ -1,0 +1,495 @@
+#include "dataloader/prepare.h"
+
+#include <cmath>
+#include <csignal>
+#include <fstream>
+#include <iterator>
+#include <limits>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "test/dataloader/shard_files.h"
+#include "tokenizer/pretokenize.h"
+#include "tokenizer/tokenizer.h"
+
+using namespace train_gpt;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string read(const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void write(const fs::path& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+}
+
+/// Words of few letters, so that byte pairs repeat, and everything that text may hold between them.
+std::string random_text(size_t bytes) {
+    static const std::vector<std::string> gaps{" ",
+                                               " ",
+                                               " ",
+                                               " ",
+                                               " ",
+                                               " ",
+                                               "\n",
+                                               "\n",
+                                               "\n",
+                                               "\n\n",
+                                               "\r\n",
+                                               "  ",
+                                               "\t",
+                                               " \n",
+                                               "\n ",
+                                               ".\n",
+                                               ". ",
+                                               "/\n/",
+                                               ",\n'",
+                                               "'s",
+                                               "\xC2\xA0",
+                                               "\n\xE3\x80\x80",
+                                               "\xE3\x80\x82\n",
+                                               "\xE2\x80\xA8\n",
+                                               "12\n345",
+                                               std::string(1, '\0'),
+                                               "\xFF\n\x80",
+                                               "\n\xE2\x82\xAC",
+                                               "\xF0\x9F\x98\x80\n",
+                                               "\xC3\n"};
+    static const std::vector<std::string> letters{"a", "b", "c", "A", "\xC3\xA9", "\xE4\xB8\xAD",
+                                                  "7"};
+    std::string text;
+    while (text.size() < bytes) {
+        for (int64_t n = random_int(1, 5); n > 0; --n)
+            text += letters[static_cast<size_t>(
+                random_int(0, static_cast<int64_t>(letters.size()) - 1))];
+        text += gaps[static_cast<size_t>(random_int(0, static_cast<int64_t>(gaps.size()) - 1))];
+    }
+    return text;
+}
+
+/// All tokens of a split, from its shards.
+std::vector<uint32_t> tokens_of(const std::string& glob, uint32_t vocab_size) {
+    const TokenShards shards(glob, vocab_size);
+    std::vector<uint32_t> tokens;
+    for (int i = 0; i < shards.shard_count(); ++i) {
+        std::vector<int32_t> part(static_cast<size_t>(shards.shard_tokens(i)));
+        shards.copy(i, 0, shards.shard_tokens(i), part.data());
+        tokens.insert(tokens.end(), part.begin(), part.end());
+    }
+    return tokens;
+}
+
+/// The documents that tokens stand for; the last is what follows the last end of text.
+std::vector<std::string> documents_of(const Tokenizer& tokenizer,
+                                      const std::vector<uint32_t>& tokens) {
+    std::vector<std::string> documents{""};
+    size_t begin = 0;
+    for (size_t i = 0; i <= tokens.size(); ++i) {
+        const bool end = i < tokens.size() && tokens[i] == tokenizer.end_of_text();
+        if (!end && i < tokens.size()) continue;
+        documents.back() = tokenizer.decode(std::span(tokens).subspan(begin, i - begin));
+        begin = i + 1;
+        if (end) documents.emplace_back();
+    }
+    return documents;
+}
+
+std::string join(const std::vector<std::string>& parts) {
+    std::string all;
+    for (const std::string& part : parts) all += part;
+    return all;
+}
+
+std::vector<std::string> names_in(const fs::path& folder) {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder))
+        names.push_back(entry.path().filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+/// Every file of a folder with its bytes: to see that nothing changed.
+std::vector<std::pair<std::string, std::string>> contents(const fs::path& folder) {
+    std::vector<std::pair<std::string, std::string>> all;
+    for (const std::string& name : names_in(folder)) all.emplace_back(name, read(folder / name));
+    return all;
+}
+
+PrepareOptions options_for(const std::vector<std::string>& texts, const std::string& out) {
+    PrepareOptions options;
+    options.texts = texts;
+    options.train_vocab = 300;
+    options.out = out;
+    options.val_fraction = 0.1;
+    options.shard_tokens = 5000;
+    return options;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "the shards of a prepared folder decode to the text, the last part of it validation only") {
+    const TemporaryDirectory folder;
+    const std::string out = folder / "new/data";
+    const std::vector<std::string> parts{random_text(30000), random_text(20000),
+                                         random_text(25000)};
+    write(folder / "a.txt", parts[0]);
+    write(folder / "b.txt", parts[1]);
+    write(folder / "c.txt", parts[2]);
+    write(folder / "empty.txt", "");
+    const auto options = options_for(
+        {folder / "a.txt", folder / "b.txt", folder / "empty.txt", folder / "c.txt"}, out);
+    prepare(options, nullptr);
+
+    const Tokenizer tokenizer = Tokenizer::load(out + "/tokenizer.json");
+    REQUIRE(tokenizer.end_of_text().has_value());
+    const auto vocab_size = tokenizer.vocab_size();
+    const auto train_tokens = tokens_of(out + "/train_*.bin", vocab_size);
+    const auto val_tokens = tokens_of(out + "/val_*.bin", vocab_size);
+    const auto train = documents_of(tokenizer, train_tokens),
+               val = documents_of(tokenizer, val_tokens);
+    REQUIRE(train.size() == 3);  // the third one is cut
+    REQUIRE(val.size() == 2);
+    CHECK(train[0] == parts[0]);
+    CHECK(train[1] == parts[1]);
+    CHECK(train[2] + val[0] == parts[2]);
+    CHECK(val[1].empty());
+    CHECK(train[2].back() == '\n');
+    const double fraction =
+        static_cast<double>(val[0].size()) / static_cast<double>(join(parts).size());
+    CHECK(fraction > 0.05);
+    CHECK(fraction < 0.15);
+
+    // The tokenizer has seen the training part alone.
+    const std::vector<std::string_view> seen(train.begin(), train.end());
+    Tokenizer::train(seen, options.train_vocab).save(folder / "expected.json");
+    CHECK(read(out + "/tokenizer.json") == read(folder / "expected.json"));
+
+    const DataManifest manifest = read_data_manifest(out);
+    CHECK(manifest.complete);
+    CHECK(manifest.vocab_size == vocab_size);
+    CHECK(manifest.tokenizer_hash == hash_file(out + "/tokenizer.json"));
+    CHECK(manifest.val_fraction == 0.1);
+    REQUIRE(manifest.sources.size() == 4);
+    CHECK(manifest.sources[1].path == folder / "b.txt");
+    CHECK(manifest.sources[1].bytes == static_cast<int64_t>(parts[1].size()));
+    CHECK(manifest.sources[1].hash == hash_file(folder / "b.txt"));
+    std::vector<std::string> names{"data.json", "tokenizer.json"};
+    int64_t train_count = 0, val_count = 0, train_bytes = 0, val_bytes = 0;
+    for (const PreparedShard& shard : manifest.shards) {
+        names.push_back(shard.name);
+        const TokenShards file(out + "/" + shard.name, vocab_size);
+        CHECK(file.total_tokens() == shard.tokens);
+        CHECK(shard.tokens <= options.shard_tokens);
+        CHECK(hash_file(out + "/" + shard.name) == shard.hash);
+        CHECK(static_cast<int64_t>(
+                  join(documents_of(tokenizer, tokens_of(out + "/" + shard.name, vocab_size)))
+                      .size()) == shard.bytes);
+        (shard.split == "val" ? val_count : train_count) += shard.tokens;
+        (shard.split == "val" ? val_bytes : train_bytes) += shard.bytes;
+    }
+    std::sort(names.begin(), names.end());
+    CHECK(names_in(out) == names);
+    CHECK(train_count == static_cast<int64_t>(train_tokens.size()));
+    CHECK(val_count == static_cast<int64_t>(val_tokens.size()));
+    CHECK(train_bytes == static_cast<int64_t>(join(train).size()));
+    CHECK(val_bytes == static_cast<int64_t>(join(val).size()));
+}
+
+TEST_CASE(
+    "encoding a long document in pieces on threads gives the tokens of the whole, the same each "
+    "time") {
+    const TemporaryDirectory folder;
+    const std::string text = random_text(3'500'000);
+    write(folder / "long.txt", text);
+    write(folder / "short.txt", text.substr(0, 20000));
+    prepare(options_for({folder / "short.txt"}, folder / "small"), nullptr);
+
+    PrepareOptions options = options_for({folder / "long.txt"}, folder / "one");
+    options.train_vocab = 0;
+    options.tokenizer = folder / "small";
+    options.val_fraction = 0;
+    options.shard_tokens = 1'000'000;
+    prepare(options, nullptr);
+    const Tokenizer tokenizer = Tokenizer::load(folder / "small");
+    auto expected = tokenizer.encode(text);
+    expected.push_back(*tokenizer.end_of_text());
+    CHECK((tokens_of(folder / "one/train_*.bin", tokenizer.vocab_size()) == expected));
+    CHECK(!fs::exists(folder / "one/val_000000.bin"));
+
+    options.out = folder / "two";
+    prepare(options, nullptr);
+    CHECK((contents(folder / "one") == contents(folder / "two")));
+}
+
+TEST_CASE("a vocabulary that puts a space before each text does so once a document") {
+    const TemporaryDirectory folder;
+    const std::string text = "x\n" + random_text(2'500'000);
+    write(folder / "long.txt", text);
+    write(folder / "short.txt", text.substr(0, 20000));
+    prepare(options_for({folder / "short.txt"}, folder / "small"), nullptr);
+    std::string json = read(folder / "small/tokenizer.json");
+    const std::string off = "\"add_prefix_space\": false", on = "\"add_prefix_space\": true";
+    REQUIRE(contains(json, off));
+    for (size_t at; (at = json.find(off)) != std::string::npos;) json.replace(at, off.size(), on);
+    write(folder / "prefix.json", json);
+
+    PrepareOptions options = options_for({folder / "long.txt"}, folder / "out");
+    options.train_vocab = 0;
+    options.tokenizer = folder / "prefix.json";
+    options.val_fraction = 0;
+    prepare(options, nullptr);
+    const Tokenizer tokenizer = Tokenizer::load(folder / "prefix.json");
+    CHECK((documents_of(tokenizer, tokens_of(folder / "out/train_*.bin", tokenizer.vocab_size())) ==
+           std::vector<std::string>{" " + text, ""}));
+}
+
+TEST_CASE("no pattern has a piece across the places where a document is cut for encoding") {
+    for (const Pattern pattern : {Pattern::gpt2, Pattern::cl100k, Pattern::cl100k_first}) {
+        CAPTURE(pattern_name(pattern));
+        for (int round = 0; round < 20; ++round) {
+            const std::string text = random_text(4000);
+            const auto cut = [&](std::string_view all) {
+                std::vector<std::string> pieces;
+                while (!all.empty()) {
+                    const size_t length = first_piece(pattern, all);
+                    pieces.emplace_back(all.substr(0, length));
+                    all.remove_prefix(length);
+                }
+                return pieces;
+            };
+            std::vector<std::string> parts;
+            int cuts = 0;
+            for (std::string_view rest = text; !rest.empty(); ++cuts) {
+                const size_t length = encodable_piece(rest, static_cast<size_t>(random_int(0, 30)));
+                REQUIRE(length > 0);
+                for (auto& piece : cut(rest.substr(0, length))) parts.push_back(std::move(piece));
+                rest.remove_prefix(length);
+            }
+            CHECK(cuts > 20);
+            CHECK((parts == cut(text)));
+        }
+    }
+    CHECK(encodable_piece("no line break here", 3) == 18);
+    CHECK(encodable_piece("a\nb", 0) == 2);
+    CHECK(encodable_piece("a\n b\n", 0) == 5);
+    CHECK(encodable_piece("\xE4\xB8\xAD\n\xE4\xB8\xAD", 0) == 4);
+    CHECK(encodable_piece("\xE3\x80\x80\n\xE4\xB8\xAD", 0) == 7);
+}
+
+TEST_CASE("a line <|endoftext|> ends a document and is no text itself") {
+    const TemporaryDirectory folder;
+    const std::string filler = random_text(2000) + "z\n";
+    struct Case {
+        std::string text;
+        std::vector<std::string> documents;
+    };
+    const std::string mark = "<|endoftext|>";
+    const std::vector<Case> cases{
+        {filler + mark + "\n" + "two\n" + mark + "\r\n" + "three", {filler, "two\n", "three"}},
+        {mark + "\n" + mark + "\n" + filler + mark, {filler}},
+        {filler + "in " + mark + " line\n" + mark + " \nend",
+         {filler + "in " + mark + " line\n" + mark + " \nend"}},
+        {filler + mark + "\r" + mark + "\nx", {filler + mark + "\r" + mark + "\nx"}},
+    };
+    for (const Case& one : cases) {
+        const TemporaryDirectory out;
+        write(folder / "t.txt", one.text);
+        auto options = options_for({folder / "t.txt"}, out.path());
+        options.val_fraction = 0;
+        prepare(options, nullptr);
+        const Tokenizer tokenizer = Tokenizer::load(out / "tokenizer.json");
+        auto documents =
+            documents_of(tokenizer, tokens_of(out / "train_*.bin", tokenizer.vocab_size()));
+        REQUIRE(!documents.empty());
+        CHECK(documents.back().empty());
+        documents.pop_back();
+        CHECK(documents == one.documents);
+    }
+}
+
+TEST_CASE("validation begins at a line, or between characters where lines are too long") {
+    const TemporaryDirectory folder;
+    const auto validation = [&](const std::vector<std::string>& texts, double fraction) {
+        const TemporaryDirectory out;
+        std::vector<std::string> paths;
+        for (const std::string& text : texts) {
+            paths.push_back(folder / concat("t", paths.size()));
+            write(paths.back(), text);
+        }
+        auto options = options_for(paths, out.path());
+        options.train_vocab = 257;  // no merges: nothing becomes a single token
+        options.val_fraction = fraction;
+        prepare(options, nullptr);
+        const Tokenizer tokenizer = Tokenizer::load(out / "tokenizer.json");
+        const auto vocab_size = tokenizer.vocab_size();
+        const std::string train =
+            join(documents_of(tokenizer, tokens_of(out / "train_*.bin", vocab_size)));
+        const std::string val =
+            join(documents_of(tokenizer, tokens_of(out / "val_*.bin", vocab_size)));
+        CHECK(train + val == join(texts));
+        return val;
+    };
+    const std::string a(600, 'a'), b(40, 'b'), c(360, 'c');
+    CHECK(validation({a + "\n" + b + "\n" + c}, 0.38) == c);  // the line behind the place
+    CHECK(validation({a + "\n" + b + "\n" + c}, 0.35) == c);  // the line before it, none behind
+    CHECK(validation({a + "\n" + c + c + "\n"}, 0.1).size() == 132);  // no line near: 10 % of 1322
+    CHECK(validation({a, c}, 0.36) == c);                             // a file begins a line
+    CHECK(validation({a, b + "\n" + c}, 0.401) == b + "\n" + c);
+    std::string euros;
+    for (int i = 0; i < 400; ++i) euros += "\xE2\x82\xAC";
+    for (const double fraction : {0.1, 0.1005, 0.101, 0.1015, 0.5}) {
+        const std::string val = validation({euros}, fraction);
+        CHECK(val.size() % 3 == 0);
+        CHECK(std::abs(static_cast<double>(val.size()) - fraction * 1200) <= 3);
+    }
+}
+
+TEST_CASE("a folder is prepared again in place, and nothing that is not ours is touched") {
+    const TemporaryDirectory folder;
+    const std::string out = folder / "data";
+    write(folder / "a.txt", random_text(60000));
+    write(folder / "b.txt", random_text(9000));
+    prepare(options_for({folder / "a.txt"}, out), nullptr);
+    REQUIRE(fs::exists(out + "/train_000001.bin"));
+    write(out + "/notes.txt", "mine");
+
+    // Smaller data: the shards that are no longer needed go.
+    auto options = options_for({folder / "b.txt"}, out);
+    options.shard_tokens = 100000;
+    options.val_fraction = 0;
+    prepare(options, nullptr);
+    CHECK(names_in(out) ==
+          std::vector<std::string>{"data.json", "notes.txt", "tokenizer.json", "train_000000.bin"});
+    CHECK(read(out + "/notes.txt") == "mine");
+
+    // With the folder's own tokenizer: it stays byte for byte.
+    const std::string tokenizer_before = read(out + "/tokenizer.json");
+    auto own = options_for({folder / "a.txt"}, out);
+    own.train_vocab = 0;
+    own.tokenizer = out;
+    prepare(own, nullptr);
+    CHECK(read(out + "/tokenizer.json") == tokenizer_before);
+    CHECK(read_data_manifest(out).complete);
+
+    SECTION("a shard that data.json does not list is refused") {
+        write(out + "/val_000077.bin", "foreign");
+        const auto before = contents(out);
+        const std::string message = error_of([&] { prepare(options, nullptr); });
+        CHECK(contains(message, "val_000077.bin"));
+        CHECK((contents(out) == before));
+    }
+    SECTION("shards without a data.json are refused") {
+        fs::remove(out + "/data.json");
+        CHECK(contains(error_of([&] { prepare(options, nullptr); }), "in the way"));
+    }
+    SECTION("a data.json of something else is refused") {
+        for (const char* text : {"{}", "[1,2]", "no json", "{\"format\":\"other\"}", ""}) {
+            write(out + "/data.json", text);
+            const auto before = contents(out);
+            CHECK(contains(error_of([&] { prepare(options, nullptr); }), "data.json"));
+            CHECK((contents(out) == before));
+        }
+    }
+    SECTION("a tokenizer.json of something else is refused") {
+        const std::string other = folder / "other";
+        fs::create_directory(other);
+        write(other + "/tokenizer.json", "{}");
+        options.out = other;
+        CHECK(contains(error_of([&] { prepare(options, nullptr); }), "tokenizer.json"));
+        CHECK(read(other + "/tokenizer.json") == "{}");
+    }
+    SECTION("what a killed process left is cleared and mended") {
+        fs::create_directory(out + "/.tokenize.tmp");
+        write(out + "/.tokenize.tmp/train_000000.bin.tmp", "half");
+        std::string manifest = read(out + "/data.json");
+        const size_t at = manifest.find("\"complete\": true");
+        REQUIRE(at != std::string::npos);
+        manifest.replace(at, 16, "\"complete\": false");
+        write(out + "/data.json", manifest);
+        CHECK(!read_data_manifest(out).complete);
+        fs::remove(out + "/train_000000.bin");
+        prepare(options, nullptr);
+        CHECK(read_data_manifest(out).complete);
+        CHECK(names_in(out) == std::vector<std::string>{"data.json", "notes.txt", "tokenizer.json",
+                                                        "train_000000.bin"});
+    }
+    SECTION("two processes do not write one folder") {
+        const int lock = ::open(out.c_str(), O_RDONLY | O_DIRECTORY);
+        REQUIRE(::flock(lock, LOCK_EX | LOCK_NB) == 0);
+        CHECK(contains(error_of([&] { prepare(options, nullptr); }), "another"));
+        ::close(lock);
+        CHECK_NOTHROW(prepare(options, nullptr));
+    }
+}
+
+TEST_CASE("a full disk leaves the folder as it was") {
+    const TemporaryDirectory folder;
+    const std::string out = folder / "data";
+    write(folder / "a.txt", random_text(9000));
+    write(folder / "large.txt", random_text(900000));
+    prepare(options_for({folder / "a.txt"}, out), nullptr);
+    const auto before = contents(out);
+    auto options = options_for({folder / "large.txt"}, out);
+    options.shard_tokens = 1 << 30;
+
+    // A limit on file size fails writes as a full disk does.
+    rlimit limit{};
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &limit) == 0);
+    const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit small{100000, limit.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+    std::string message;
+    try {
+        prepare(options, nullptr);
+    } catch (const Error& error) {
+        message = error.what();
+    }
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    std::signal(SIGXFSZ, old_handler);
+    CHECK(contains(message, "train_000000.bin"));
+    CHECK((contents(out) == before));
+}
+
+TEST_CASE("bad input to prepare is one sentence and makes no folder of shards") {
+    const TemporaryDirectory folder;
+    const std::string out = folder / "out";
+    write(folder / "good.txt", random_text(5000));
+    write(folder / "empty.txt", "");
+    write(folder / "tiny.txt", "ab");
+    write(folder / "separators.txt", "<|endoftext|>\n<|endoftext|>\n<|endoftext|>\n");
+    const auto refused = [&](auto change) {
+        auto options = options_for({folder / "good.txt"}, out);
+        change(options);
+        const std::string message = error_of([&] { prepare(options, nullptr); });
+        CHECK(!fs::exists(out + "/data.json"));
+        CHECK(!fs::exists(out + "/.tokenize.tmp"));
+        CHECK(message.find('\n') == std::string::npos);
+        return message;
+    };
+    using Options = PrepareOptions&;
+    CHECK(contains(refused([&](Options o) { o.texts = {folder / "empty.txt"}; }), "is empty"));
+    CHECK(contains(refused([&](Options o) { o.texts = {folder / "none.txt"}; }), "none.txt"));
+    CHECK(contains(refused([&](Options o) { o.texts = {folder.path()}; }), folder.path()));
+    CHECK(contains(refused([&](Options o) { o.texts = {folder / "tiny.txt"}; }), "too short"));
+    CHECK(
+        contains(refused([&](Options o) { o.texts = {folder / "separators.txt"}; }), "too short"));
+    CHECK(contains(refused([&](Options o) { o.texts.clear(); }), "no text"));
+    CHECK(contains(refused([&](Options o) { o.out.clear(); }), "--out"));
+    CHECK(contains(refused([&](Options o) { o.out = folder / "good.txt"; }), "good.txt"));
+    CHECK(contains(refused([&](Options o) { o.out = "/dev/full"; }), "/dev/full"));
+    CHECK(contains(refused([&](Options o) { o.tokenizer = folder.path(); }), "either"));
+    CHECK(contains(refused([&](Options o) { o.train_vocab = 0; }), "either"));
+    CHECK(contains(refused([&](Options o) { o.train_vocab = 0, o.tokenizer = folder / "none"; }),
+                   "none"));
+    for (const double fraction : {-0.1, 0.51, std::numeric_limits<double>::quiet_NaN()})
+        CHECK(
+            contains(refused([&](Options o) { o.val_fraction = fraction; }), "between 0 and 0.5"));
+    CHECK(contains(refused([&](Options o) { o.shard_tokens = 1; }), "--shard-tokens"));
+}

@@ -1,0 +1,57 @@
+// Shards with random tokens, as the tests of the loader want them.
+#pragma once
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "dataloader/shard.h"
+#include "kernels/error.h"
+#include "kernels/file.h"
+#include "test/catch.h"
+#include "test/random.h"
+
+namespace train_gpt {
+
+inline std::vector<uint32_t> random_tokens(int64_t n, uint32_t vocab_size) {
+    std::vector<uint32_t> tokens(static_cast<size_t>(n));
+    for (uint32_t& token : tokens)
+        token = static_cast<uint32_t>(random_int(0, int64_t{vocab_size} - 1));
+    return tokens;
+}
+
+/// Writes each vector as one shard FOLDER/train_NNNNNN.bin and returns the glob of all.
+inline std::string write_shards(const std::string& folder,
+                                const std::vector<std::vector<uint32_t>>& shards,
+                                uint32_t vocab_size) {
+    for (size_t i = 0; i < shards.size(); ++i) {
+        ShardWriter writer(folder, "part", vocab_size,
+                           std::max<int64_t>(static_cast<int64_t>(shards[i].size()), 2));
+        writer.append(shards[i]);
+        const auto files = writer.finish();
+        REQUIRE(files.size() == 1);
+        char name[32];
+        std::snprintf(name, sizeof name, "train_%06zu.bin", i);
+        std::filesystem::rename(files[0].path, std::filesystem::path(folder) / name);
+    }
+    return folder + "/train_*.bin";
+}
+
+/// The message of the Error that `action` throws; fails the test when it throws none.
+template <class Action>
+std::string error_of(Action action) {
+    try {
+        action();
+    } catch (const Error& error) {
+        return error.what();
+    }
+    FAIL("no Error was thrown");
+    return {};
+}
+
+inline bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}
+
+}  // namespace train_gpt

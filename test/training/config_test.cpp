@@ -1,0 +1,410 @@
+#include "training/config.h"
+
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/error.h"
+#include "kernels/file.h"
+#include "test/catch.h"
+#include "test/random.h"
+
+using namespace train_gpt;
+
+namespace {
+
+using nlohmann::json;
+
+/// The message with which a configuration is refused; empty when it is accepted.
+std::string refusal(const std::string& text, const std::vector<std::string>& overrides = {}) {
+    try {
+        parse_config(text, "my.json", overrides);
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "";
+}
+
+/// The same for a small valid configuration with overrides.
+std::string override_refusal(const std::vector<std::string>& overrides) {
+    return refusal(R"({"schedule": {"steps": 100}})", overrides);
+}
+
+bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}
+
+/// Checks that a message is one sentence on one line that names the file or flag and each of the
+/// parts.
+void check_names(const std::string& message, const std::vector<std::string>& parts) {
+    CAPTURE(message);
+    CHECK_FALSE(message.empty());
+    CHECK_FALSE(contains(message, "\n"));
+    CHECK_FALSE(contains(message, "json.exception"));
+    for (const std::string& part : parts) {
+        CAPTURE(part);
+        CHECK(contains(message, part));
+    }
+}
+
+std::filesystem::path repository() {
+    return std::filesystem::path(__FILE__).parent_path() / ".." / "..";
+}
+
+std::string read(const std::filesystem::path& file) { return std::string(MappedFile(file).text()); }
+
+std::vector<std::filesystem::path> presets() {
+    std::vector<std::filesystem::path> files;
+    for (const auto& file : glob_files((repository() / "configs/*.json").string()))
+        if (file.filename() != "schema.json") files.push_back(file);
+    return files;
+}
+
+/// Parameters of a GPT-2: tied embedding, positions, 12·C² + 13·C a block, the last LayerNorm.
+double parameters(const Config& config) {
+    const double C = config.model.n_embd, L = config.model.n_layer;
+    return (config.model.vocab_size + config.model.n_ctx) * C + L * (12 * C * C + 13 * C) + 2 * C;
+}
+
+}  // namespace
+
+TEST_CASE("a configuration takes the file's values and keeps defaults for the rest", "[config]") {
+    const Config config = parse_config(R"({
+        // comments are tolerated
+        "$schema": "schema.json", /* everywhere */
+        "run_dir": "runs/a", "seed": 18446744073709551615,
+        "model": {"n_layer": 3, "n_head": 2, "n_embd": 8, "n_ctx": 16},
+        "batch": {"tokens_per_step": 64, "micro_batch": 2},
+        "optimizer": {"learning_rate": 1, "beta1": 0.0},
+        "schedule": {"tokens": 1e6}
+    })",
+                                       "my.json");
+    CHECK(config.run_dir == "runs/a");
+    CHECK(config.seed == std::numeric_limits<uint64_t>::max());
+    CHECK(config.model.n_layer == 3);
+    CHECK(config.optimizer.learning_rate == 1.0);
+    CHECK(config.optimizer.beta1 == 0.0);
+    CHECK(config.optimizer.beta2 == Config{}.optimizer.beta2);
+    CHECK(config.schedule.tokens == 1000000);
+    CHECK(config.sequence_length() == 16);
+    CHECK(config.micro_batches_per_step() == 2);
+}
+
+TEST_CASE("an unknown key is named with its path, its file and the nearest valid key", "[config]") {
+    check_names(refusal(R"({"modle": {"n_layer": 2}})"), {"my.json", "\"modle\"", "\"model\""});
+    check_names(refusal(R"({"seeed": 2})"), {"my.json", "\"seeed\"", "\"seed\""});
+    check_names(refusal(R"({"model": {"n_layers": 2}})"),
+                {"\"model.n_layers\"", "\"model.n_layer\""});
+    check_names(refusal(R"({"model": {"n_haed": 2}})"), {"\"model.n_haed\"", "\"model.n_head\""});
+    check_names(refusal(R"({"optimizer": {"lerning_rate": 1}})"), {"\"optimizer.learning_rate\""});
+    check_names(refusal(R"({"learning_rate": 1})"),
+                {"\"learning_rate\"", "\"optimizer.learning_rate\""});
+    check_names(refusal(R"({"schedule": {"learning_rate": 1}})"), {"\"optimizer.learning_rate\""});
+    check_names(refusal(R"({"optimizer": {"lr": 1}})"), {"\"optimizer.learning_rate\""});
+    check_names(refusal(R"({"": 1})"), {"unknown key \"\"", "nearest"});
+    check_names(refusal(R"({"model.n_layer": {"a": 1}})"), {"model.n_layer"});
+    check_names(refusal(R"({"optimiser": {}})"), {"\"optimiser\"", "\"optimizer\""});
+    check_names(refusal(R"({"model": {"$schema": "x"}})"), {"model.$schema"});
+    check_names(override_refusal({"optimizer.learningrate=3e-4"}),
+                {"--set optimizer.learningrate=3e-4", "\"optimizer.learning_rate\""});
+    check_names(refusal(R"({")" + std::string(100000, 'x') + R"(": 1})"), {"nearest"});
+}
+
+TEST_CASE("a value of the wrong type or range is refused with its path, the value and the rule",
+          "[config]") {
+    const auto refused = [](const std::string& section, const std::string& key,
+                            const std::string& value, const std::string& rule) {
+        const std::string member = "{\"" + key + "\": " + value + "}";
+        CAPTURE(section, key, value);
+        check_names(refusal(section.empty() ? member : "{\"" + section + "\": " + member + "}"),
+                    {"my.json", section.empty() ? key : section + "." + key, rule});
+    };
+    SECTION("whole numbers") {
+        for (const char* value :
+             {"0", "-1", "-0.5", "1.5", "4097", "\"12\"", "true", "null", "[]", "{}", "1e300",
+              "4294967297", "18446744073709551615", "-9223372036854775808",
+              "1180591620717411303424", "36893488147419103232", "1e-3"})
+            refused("model", "n_layer", value, std::string("= ") + (value[0] == '"' ? value : ""));
+        refused("model", "n_layer", "5000", "a whole number from 1 to 4096");
+        refused("batch", "tokens_per_step", "1180591620717411303424",
+                "a whole number from 1 to 4294967296");
+        refused("schedule", "steps", "-9223372036854775809", "a whole number from 0");
+        refused("", "seed", "-1", "a whole number of at least 0");
+        refused("", "seed", "18446744073709551616", "a whole number of at least 0");
+        refused("", "seed", "\"NaN\"", "a whole number of at least 0");
+    }
+    SECTION("numbers") {
+        for (const char* value : {"0", "-1", "\"0.1\"", "\"NaN\"", "false", "null", "[1]", "{}"})
+            refused("optimizer", "learning_rate", value, "a number greater than 0");
+        for (const char* value : {"1", "1.0", "-0.1", "2"})
+            refused("optimizer", "beta1", value, "a number of at least 0 and less than 1");
+        refused("optimizer", "beta2", "1", "a number of at least 0 and less than 1");
+        refused("optimizer", "epsilon", "0", "a number greater than 0");
+        refused("optimizer", "weight_decay", "-0.1", "a number of at least 0");
+        refused("schedule", "final_fraction", "1.1", "a number from 0 to 1");
+        refused("sampling", "top_p", "0", "a number greater than 0 and at most 1");
+    }
+    SECTION("texts") {
+        refused("", "run_dir", "5", "a text");
+        refused("", "run_dir", "null", "a text");
+        refused("", "run_dir", "\"a\\u0000b\"", "a text");
+        refused("", "device", "\"gpu\"", "one of \"auto\", \"cpu\" or \"cuda\"");
+        refused("precision", "dtype", "\"fp16\"", "\"bf16\"");
+        refused("schedule", "decay", "\"cosin\"",
+                "\"cosine\", \"linear\", \"constant\" or \"wsd\"");
+    }
+    SECTION("sections") {
+        refused("", "model", "5", "a section");
+        refused("", "model", "null", "a section");
+        refused("", "optimizer", "\"adamw\"", "a section");
+        check_names(refusal("[]"), {"my.json", "one JSON object"});
+        check_names(refusal("5"), {"my.json", "one JSON object"});
+    }
+}
+
+TEST_CASE("numbers that no double can hold and literals that are no JSON are refused", "[config]") {
+    check_names(refusal(R"({"model": {"n_layer": 2}, "optimizer": {"learning_rate": 1e400}})"),
+                {"my.json", "optimizer.learning_rate", "too large"});
+    check_names(refusal(R"({"optimizer": {"learning_rate": NaN}})"),
+                {"my.json, line 1, column 33"});
+    check_names(refusal(R"({"optimizer": {"learning_rate": Infinity}})"), {"line 1, column 33"});
+    check_names(refusal(R"({"seed": 0x10})"), {"line 1"});
+    check_names(refusal(R"({"seed": 'a'})"), {"line 1"});
+}
+
+TEST_CASE("a JSON syntax error is placed by file, line and column", "[config]") {
+    check_names(refusal("{\n  \"seed\": 1,\n  \"device\" \"cpu\"\n}"), {"my.json, line 3, column"});
+    check_names(refusal("{\n\"seed\": 1,\n}"), {"my.json, line 3, column 1"});
+    check_names(refusal("{\"seed\": 1"), {"my.json, line 1, column 11"});
+    check_names(refusal("{\"seed\": 1} x"), {"line 1, column 13"});
+    check_names(refusal("{\"run_dir\": \"\xff\"}"), {"line 1"});
+    check_names(refusal(std::string("\0\0", 2)), {"line 1, column 1"});
+    check_names(refusal(""), {"my.json", "empty"});
+    check_names(refusal("  \n "), {"my.json", "empty"});
+    check_names(refusal(std::string(200000, '[')), {"my.json, line 1"});
+}
+
+TEST_CASE("a key that stands twice is refused", "[config]") {
+    check_names(refusal(R"({"seed": 1, "device": "cpu", "seed": 2})"),
+                {"my.json", "\"seed\"", "twice"});
+    check_names(refusal(R"({"model": {"n_layer": 1, "n_layer": 1}})"),
+                {"\"model.n_layer\"", "twice"});
+    check_names(refusal(R"({"model": {}, "model": {}})"), {"\"model\"", "twice"});
+    CHECK(refusal(R"({"sampling": {"seed": 1}, "seed": 1, "schedule": {"steps": 1}})") == "");
+}
+
+TEST_CASE("overrides take JSON values, bare texts for texts, and apply in order", "[config]") {
+    const std::string base = R"({"run_dir": "runs/a", "schedule": {"steps": 100}})";
+    const Config config = parse_config(
+        base, "my.json",
+        {"optimizer.learning_rate=3e-4", "run_dir=runs/b", "device=\"cpu\"",
+         "sampling.prompt=In = the \"beginning\"", "seed=5", "seed=7", "model.init_from=123",
+         "tokenizer.path=", "data.train=null", "schedule.steps=1e3"});
+    CHECK(config.optimizer.learning_rate == 3e-4);
+    CHECK(config.run_dir == "runs/b");
+    CHECK(config.device == "cpu");
+    CHECK(config.sampling.prompt == "In = the \"beginning\"");
+    CHECK(config.seed == 7);
+    CHECK(config.model.init_from == "123");
+    CHECK(config.tokenizer.path.empty());
+    CHECK(config.data.train == "null");
+    CHECK(config.schedule.steps == 1000);
+}
+
+TEST_CASE("a bad override is named as it was typed", "[config]") {
+    for (const char* value :
+         {"nan", "NaN", "inf", "1e400", "text", "\"1\"", "", "1 2", "{", "0", "-1"}) {
+        const std::string text = std::string("optimizer.learning_rate=") + value;
+        check_names(override_refusal({text}),
+                    {"--set " + text, "optimizer.learning_rate = ", "a number greater than 0"});
+    }
+    check_names(override_refusal({"model.n_layer=1.5"}), {"1.5", "a whole number from 1 to 4096"});
+    check_names(override_refusal({"device=gpu"}), {"--set device=gpu", "\"gpu\"", "\"cuda\""});
+    check_names(override_refusal({"model=5"}), {"--set model=5", "section"});
+    check_names(override_refusal({"modle.n_layer=5"}), {"\"model.n_layer\""});
+    check_names(override_refusal({"run_dir=\xff"}), {"UTF-8"});
+    CHECK_THROWS_AS(parse_config("{}", "my.json", {"model.n_layer"}), UsageError);
+    CHECK_THROWS_AS(parse_config("{}", "my.json", {"=5"}), UsageError);
+    CHECK_THROWS_AS(parse_config("{}", "my.json", {""}), UsageError);
+}
+
+TEST_CASE("heads must divide the width, and the nearest width that fits is named", "[config]") {
+    check_names(override_refusal({"model.n_embd=770"}),
+                {"my.json", "n_embd = 770", "n_head = 12", "768"});
+    check_names(override_refusal({"model.n_embd=5"}), {"n_embd = 5", "is 12"});
+    check_names(override_refusal({"model.n_embd=5140", "model.n_head=40"}), {"is 5160"});
+    check_names(override_refusal({"model.n_head=1"}), {"256", "n_head = 3"});
+    CHECK(override_refusal({"model.n_head=3"}) == "");
+}
+
+TEST_CASE("the batch must be whole micro-batches that can be counted", "[config]") {
+    check_names(override_refusal({"batch.sequence_length=1025"}),
+                {"my.json", "1025", "n_ctx = 1024"});
+    check_names(override_refusal({"batch.tokens_per_step=10000"}),
+                {"10000", "4 · 1024 = 4096", "8192 and 12288"});
+    check_names(override_refusal({"batch.tokens_per_step=1000"}), {"4096", "the least"});
+    check_names(override_refusal({"batch.micro_batch=1048576", "model.n_ctx=16777216"}),
+                {"2147483647"});
+    CHECK(override_refusal({"batch.tokens_per_step=4096"}) == "");
+    // The values that a message proposes are valid.
+    const int micro_batch = static_cast<int>(random_int(1, 64)),
+              length = static_cast<int>(random_int(1, 1024));
+    const int64_t micro = int64_t{micro_batch} * length,
+                  tokens = micro * random_int(1, 50) + random_int(1, micro) - 1;
+    const std::vector<std::string> sizes = {"batch.micro_batch=" + std::to_string(micro_batch),
+                                            "batch.sequence_length=" + std::to_string(length)};
+    CAPTURE(micro_batch, length, tokens);
+    for (const int64_t proposed : {tokens, tokens / micro * micro, (tokens / micro + 1) * micro}) {
+        auto overrides = sizes;
+        overrides.push_back("batch.tokens_per_step=" + std::to_string(proposed));
+        CHECK(override_refusal(overrides).empty() == (proposed % micro == 0));
+    }
+}
+
+TEST_CASE("exactly one key says how long the run is, and the warm-up fits into it", "[config]") {
+    check_names(refusal("{}"),
+                {"my.json", "schedule.steps", "schedule.tokens", "schedule.epochs", "none"});
+    check_names(override_refusal({"schedule.tokens=1000000"}), {"two", "0"});
+    check_names(override_refusal({"schedule.tokens=1", "schedule.epochs=0.5"}), {"all three"});
+    CHECK(override_refusal({"schedule.steps=0", "schedule.epochs=0.5"}) == "");
+    check_names(override_refusal({"schedule.warmup_steps=101"}), {"101", "100 steps"});
+    CHECK(override_refusal({"schedule.warmup_steps=100"}) == "");
+    check_names(override_refusal(
+                    {"schedule.steps=0", "schedule.tokens=1048577", "schedule.warmup_steps=4"}),
+                {"3 steps"});
+    CHECK(override_refusal(
+              {"schedule.steps=0", "schedule.tokens=1048577", "schedule.warmup_steps=3"}) == "");
+    check_names(
+        override_refusal({"schedule.steps=1099511627776", "batch.tokens_per_step=4294967296"}),
+        {"counted"});
+}
+
+TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[config]") {
+    // A configuration in which every key differs from its default, made from the schema's rules.
+    const json schema = json::parse(config_schema());
+    const json defaults = json::parse(to_json(Config{}));
+    json changed = defaults;
+    size_t keys = 0;
+    const std::function<void(const json&, json&)> change = [&](const json& rules, json& values) {
+        for (const auto& [name, rule] : rules.at("properties").items()) {
+            if (name == "$schema") continue;
+            json& value = values.at(name);
+            if (rule.at("type") == "object") {
+                change(rule, value);
+                continue;
+            }
+            ++keys;
+            CAPTURE(name);
+            CHECK(rule.at("default") == value);
+            if (rule.contains("enum")) {
+                value = rule.at("enum").back();
+            } else if (value.is_string()) {
+                value = "a \"quoted\"\n\\ text, Ω " + std::to_string(random_int(0, 1 << 30));
+            } else if (value.is_number_float()) {
+                value = std::uniform_real_distribution<double>(0.0, 0.999)(test_rng());
+            } else {
+                value = value.get<int64_t>() + random_int(1, 64);
+            }
+        }
+    };
+    change(schema, changed);
+    REQUIRE(keys > 40);
+    changed["model"].update({{"n_head", 7}, {"n_embd", 7 * 11}});
+    changed["seed"] = std::numeric_limits<uint64_t>::max() - 1;
+    const int64_t micro = changed["batch"]["micro_batch"].get<int64_t>() *
+                          changed["batch"]["sequence_length"].get<int64_t>();
+    changed["batch"]["tokens_per_step"] = 3 * micro;
+    changed["schedule"].update({{"steps", 0}, {"tokens", 0}, {"warmup_steps", 17}});
+
+    TemporaryDirectory directory;
+    const std::string file = directory / "config.json";
+    write_file(file, changed.dump());
+    const Config config = load_config(file, {});
+    CHECK(json::parse(to_json(config)) == changed);
+    write_file(file, to_json(config));
+    CHECK(to_json(load_config(file, {})) == to_json(config));
+}
+
+TEST_CASE("a missing file and a folder in a file's place are refused by name", "[config]") {
+    TemporaryDirectory directory;
+    for (const std::string& path : {directory / "none.json", directory.path()}) {
+        try {
+            load_config(path, {});
+            FAIL("accepted " << path);
+        } catch (const Error& error) {
+            check_names(error.what(), {path});
+        }
+    }
+}
+
+TEST_CASE("every preset is strict JSON that loads, resolved or not", "[config]") {
+    REQUIRE(presets().size() >= 13);
+    for (const auto& file : presets()) {
+        CAPTURE(file.string());
+        const json strict = json::parse(read(file));  // refuses comments
+        CHECK_FALSE(strict.at("description").get<std::string>().empty());
+        const Config config = load_config(file, {});
+        CHECK(to_json(parse_config(to_json(config), "resolved")) == to_json(config));
+        CHECK(config.run_dir == "runs/" + file.stem().string());
+        CHECK(config.sequence_length() == config.model.n_ctx);
+    }
+}
+
+TEST_CASE("the presets named after published models have their number of parameters", "[config]") {
+    const std::vector<std::pair<std::string, double>> published = {
+        {"gpt2-124m", 124.4e6},   {"gpt2-350m", 354.8e6}, {"gpt2-774m", 774.0e6},
+        {"gpt2-1558m", 1557.6e6}, {"gpt3-125m", 125e6},   {"gpt3-350m", 350e6},
+        {"gpt3-760m", 760e6},     {"gpt3-1.3b", 1.3e9},   {"gpt3-2.7b", 2.7e9},
+        {"gpt3-6.7b", 6.7e9},     {"gpt3-13b", 13.0e9},   {"gpt3-175b", 175.0e9}};
+    for (const auto& [name, count] : published) {
+        CAPTURE(name);
+        const Config config = load_config(repository() / "configs" / (name + ".json"), {});
+        const bool exact =
+            name.rfind("gpt2", 0) == 0;  // GPT-2's counts are known to the last parameter
+        CHECK(std::abs(parameters(config) / count - 1) < (exact ? 0.0005 : 0.025));
+        CHECK(config.model.vocab_size == 50257);
+        CHECK(config.model.n_ctx == (exact ? 1024 : 2048));
+    }
+}
+
+TEST_CASE("configs/schema.json is what the binary writes", "[config]") {
+    CHECK(read(repository() / "configs/schema.json") == config_schema());
+}
+
+TEST_CASE("schema and reference table name every key that a configuration has", "[config]") {
+    const json schema = json::parse(config_schema());
+    const std::string reference = config_reference();
+    const json config = json::parse(to_json(Config{}));
+    const auto check = [&](const std::string& path, const json& rule, const json& value) {
+        CAPTURE(path);
+        CHECK(rule.at("default") == value);
+        CHECK_FALSE(rule.at("description").get<std::string>().empty());
+        CHECK(contains(reference, "| `" + path + "` | "));
+    };
+    CHECK(schema.at("additionalProperties") == false);
+    for (const auto& [name, value] : config.items()) {
+        const json& rule = schema.at("properties").at(name);
+        if (!value.is_object()) {
+            check(name, rule, value);
+            continue;
+        }
+        CHECK(rule.at("additionalProperties") == false);
+        CHECK(rule.at("properties").size() == value.size());
+        for (const auto& [key, inner] : value.items())
+            check(name + "." + key, rule.at("properties").at(key), inner);
+    }
+    std::istringstream lines(reference);
+    for (std::string line; std::getline(lines, line);) {
+        size_t bars = 0;
+        for (size_t i = 0; i < line.size(); ++i)
+            bars += line[i] == '|' && (i == 0 || line[i - 1] != '\\');
+        CAPTURE(line);
+        CHECK(bars == 6);
+    }
+}

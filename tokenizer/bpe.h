@@ -1,0 +1,139 @@
+// Byte-pair encoding of one piece: symbols are merged, the pair of lowest rank first (Sennrich et al. 2016,
+// "Neural Machine Translation of Rare Words with Subword Units"; on bytes as in Radford et al. 2019, GPT-2).
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kernels/error.h"
+
+namespace train_gpt {
+
+/// Two adjacent tokens become one. A merge's rank is its place in a list of merges; lower ranks go first.
+struct Merge {
+    uint32_t left, right, result;
+    bool operator==(const Merge&) const = default;
+};
+
+/// What a pair of adjacent tokens may become.
+struct RankedMerge {
+    uint32_t rank = none;
+    uint32_t result = none;
+    static constexpr uint32_t none = UINT32_MAX;
+};
+
+/// Memory for merging pieces one after another without allocating for each. One per thread.
+class PieceMerger {
+  public:
+    /// Merges tokens until no adjacent pair can merge. Each step takes the pair of lowest rank, of equal ranks the
+    /// leftmost. id_of(byte) gives the token of a byte; find(left id, right id) the RankedMerge of a pair, of rank
+    /// none when it cannot merge. O(n log n) for n bytes. The result is valid until the next call.
+    template <class IdOf, class Find>
+    std::span<const uint32_t> merge(std::string_view bytes, IdOf&& id_of, Find&& find);
+
+  private:
+    static constexpr uint32_t none = RankedMerge::none;
+
+    /// A token of the piece, in a list by position; the right one of two merged tokens leaves the list.
+    struct Symbol {
+        uint32_t id, previous, next;
+        RankedMerge with_next;
+    };
+    std::vector<Symbol> symbols_;
+    std::vector<uint64_t> queue_;  // min-heap of rank << 32 | position; entries may be out of date
+    std::vector<uint32_t> result_;
+};
+
+/// The merges of a vocabulary, ready to encode. Immutable: any number of threads may use it.
+class BytePairEncoder {
+  public:
+    /// tokens: bytes of each id, empty where an id is no token; all 256 single bytes must be there.
+    /// They are referred to, not copied: they must live as long as the encoder.
+    /// whole_pieces: a piece that is a token becomes that token even if the merges would not lead there.
+    BytePairEncoder(std::span<const std::string> tokens, std::span<const Merge> merges, bool whole_pieces);
+
+    /// Appends the tokens of one piece.
+    void encode_piece(std::string_view piece, PieceMerger& merger, std::vector<uint32_t>& out) const;
+
+    /// What a pair of tokens merges into.
+    RankedMerge find(uint32_t left, uint32_t right) const {
+        for (size_t slot = slot_of(left, right);; slot = (slot + 1) & (pairs_.size() - 1)) {
+            const Pair& pair = pairs_[slot];
+            if (pair.left == left && pair.right == right) return pair.merge;
+            if (pair.merge.rank == RankedMerge::none) return {};
+        }
+    }
+
+  private:
+    struct Pair {
+        uint32_t left = RankedMerge::none, right = RankedMerge::none;
+        RankedMerge merge;
+    };
+    size_t slot_of(uint32_t left, uint32_t right) const {
+        const uint64_t mixed = (uint64_t{left} << 32 | right) * 0x9E3779B97F4A7C15u;  // Fibonacci hashing
+        return static_cast<size_t>(mixed >> slot_shift_);
+    }
+    std::span<const uint32_t> merge_bytes(std::string_view bytes, PieceMerger& merger) const;
+
+    std::array<uint32_t, 256> byte_ids_{};
+    std::vector<Pair> pairs_;  // open addressing, a power of two of slots, at most half of them taken
+    int slot_shift_ = 0;
+    /// Pieces that end as one token, which are most pieces of a text: found without merging.
+    std::unordered_map<std::string_view, uint32_t> whole_tokens_;
+};
+
+template <class IdOf, class Find>
+std::span<const uint32_t> PieceMerger::merge(std::string_view bytes, IdOf&& id_of, Find&& find) {
+    if (bytes.size() >= none)
+        throw Error("4 GiB of text without a word boundary cannot be encoded; split the text");
+    const uint32_t n = static_cast<uint32_t>(bytes.size());
+    symbols_.resize(n);
+    queue_.clear();
+    const auto entry = [this](uint32_t position) {
+        return uint64_t{symbols_[position].with_next.rank} << 32 | position;
+    };
+    for (uint32_t i = 0; i < n; ++i)
+        symbols_[i] = {id_of(static_cast<uint8_t>(bytes[i])), i == 0 ? none : i - 1, i + 1 == n ? none : i + 1, {}};
+    for (uint32_t i = 0; i + 1 < n; ++i) {
+        symbols_[i].with_next = find(symbols_[i].id, symbols_[i + 1].id);
+        if (symbols_[i].with_next.rank != none) queue_.push_back(entry(i));
+    }
+    std::make_heap(queue_.begin(), queue_.end(), std::greater<>{});
+
+    const auto update = [&](uint32_t position) {
+        Symbol& symbol = symbols_[position];
+        symbol.with_next = symbol.next == none ? RankedMerge{} : find(symbol.id, symbols_[symbol.next].id);
+        if (symbol.with_next.rank == none) return;
+        queue_.push_back(entry(position));
+        std::push_heap(queue_.begin(), queue_.end(), std::greater<>{});
+    };
+    while (!queue_.empty()) {
+        const uint64_t top = queue_.front();
+        std::pop_heap(queue_.begin(), queue_.end(), std::greater<>{});
+        queue_.pop_back();
+        const uint32_t position = static_cast<uint32_t>(top);
+        if (top != entry(position)) continue;  // the pair has changed since
+
+        Symbol& left = symbols_[position];
+        Symbol& right = symbols_[left.next];
+        left.id = left.with_next.result;
+        left.next = right.next;
+        right.with_next = {};
+        if (left.next != none) symbols_[left.next].previous = position;
+        update(position);
+        if (left.previous != none) update(left.previous);
+    }
+
+    result_.clear();
+    for (uint32_t i = n > 0 ? 0 : none; i != none; i = symbols_[i].next) result_.push_back(symbols_[i].id);
+    return result_;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,29 @@
+// Learns merges from text.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tokenizer/bpe.h"
+#include "tokenizer/pretokenize.h"
+
+namespace train_gpt {
+
+/// Tokens by id, and the merges in order of rank that make those beyond the 256 bytes.
+struct LearntMerges {
+    std::vector<std::string> tokens;
+    std::vector<Merge> merges;
+};
+
+/// Byte-pair training (Sennrich et al. 2016, Algorithm 1) on the pieces of `texts`: each step merges the most frequent
+/// adjacent pair of tokens, of equal counts the one with the smaller (left id, right id), until there are
+/// `vocab_size` tokens or no pair occurs `min_frequency` times. Ids 0..255 are the bytes in GPT-2's order (see
+/// byte_alphabet.h). The result is a function of the texts' pieces and their counts alone.
+///
+/// These are the merges of Hugging Face's BpeTrainer with initial_alphabet = ByteLevel.alphabet(), in the same order.
+LearntMerges learn_merges(std::span<const std::string_view> texts, Pattern pattern, uint32_t vocab_size,
+                          uint64_t min_frequency);
+
+}  // namespace train_gpt

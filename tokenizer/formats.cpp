@@ -1,0 +1,78 @@
+#include "tokenizer/formats.h"
+
+#include <initializer_list>
+#include <string_view>
+#include <unordered_map>
+
+#include "kernels/error.h"
+
+namespace train_gpt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// The first of these files that the folder holds, or an empty path.
+fs::path first_existing(const fs::path& folder, std::initializer_list<const char*> names) {
+    std::error_code ignored;
+    for (const char* name : names)
+        if (fs::exists(folder / name, ignored)) return folder / name;
+    return {};
+}
+
+/// The only rank file of a folder, or an empty path.
+fs::path rank_file_in(const fs::path& folder) {
+    std::error_code code;
+    fs::path found;
+    fs::directory_iterator entries(folder, code);
+    if (code) throw Error("cannot read the folder ", folder.string(), ": ", code.message());
+    for (const fs::directory_entry& entry : entries) {
+        if (entry.path().extension() != ".tiktoken") continue;
+        if (!found.empty())
+            throw Error("the folder ", folder.string(), " holds several *.tiktoken files; name one of them");
+        found = entry.path();
+    }
+    return found;
+}
+
+TokenizerDefinition read_folder(const fs::path& folder) {
+    if (const fs::path json = first_existing(folder, {"tokenizer.json"}); !json.empty())
+        return read_tokenizer_json(json);
+    const fs::path vocab = first_existing(folder, {"vocab.json", "encoder.json"});
+    const fs::path merges = first_existing(folder, {"merges.txt", "vocab.bpe"});
+    if (!vocab.empty() && !merges.empty()) return read_vocab_and_merges(vocab, merges);
+    if (const fs::path ranks = rank_file_in(folder); !ranks.empty()) return read_tiktoken(ranks);
+    if (!vocab.empty())
+        throw Error(vocab.string(), " needs merges.txt or vocab.bpe beside it; add that file to the folder");
+    if (!merges.empty())
+        throw Error(merges.string(), " needs vocab.json or encoder.json beside it; add that file to the folder");
+    throw Error("the folder ", folder.string(),
+                " holds no tokenizer: give one with tokenizer.json, with vocab.json (or encoder.json) and merges.txt "
+                "(or vocab.bpe), or with a *.tiktoken file");
+}
+
+}  // namespace
+
+void check_tokens(const TokenizerDefinition& definition, const fs::path& file) {
+    std::unordered_map<std::string_view, uint32_t> id_of;
+    for (uint32_t id = 0; id < definition.tokens.size(); ++id) {
+        if (definition.tokens[id].empty()) continue;
+        const auto [found, is_new] = id_of.try_emplace(definition.tokens[id], id);
+        if (!is_new)
+            throw Error(file.string(), ": the tokens ", found->second, " and ", id,
+                        " have the same bytes; download the file again");
+    }
+    for (int byte = 0; byte < 256; ++byte)
+        if (!id_of.contains(std::string(1, static_cast<char>(byte))))
+            throw Error(file.string(), ": no token for the single byte ", byte,
+                        ", so that not every text could be encoded; use a byte-level BPE vocabulary with all 256");
+}
+
+TokenizerDefinition read_tokenizer(const fs::path& path) {
+    std::error_code code;
+    if (fs::is_directory(path, code)) return read_folder(path);
+    if (path.extension() == ".tiktoken") return read_tiktoken(path);
+    return read_tokenizer_json(path);
+}
+
+}  // namespace train_gpt

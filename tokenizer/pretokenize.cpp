@@ -1,0 +1,175 @@
+#include "tokenizer/pretokenize.h"
+
+#include <cstdint>
+#include <vector>
+
+#include "tokenizer/unicode_classes.h"
+
+namespace train_gpt {
+
+namespace {
+
+enum class CharClass : uint8_t { other, letter, number, space };
+
+/// The class of every code point below size(); all above are `other`. Spread out, because a search through the
+/// ranges for each character would take most of the time on text that is not English.
+std::vector<CharClass> make_class_table() {
+    std::vector<CharClass> table;
+    const auto fill = [&table](std::span<const CodePointRange> ranges, CharClass value) {
+        if (table.size() <= ranges.back().last) table.resize(ranges.back().last + 1);
+        for (const CodePointRange& range : ranges)
+            for (uint32_t code = range.first; code <= range.last; ++code) table[code] = value;
+    };
+    fill(letter_ranges(), CharClass::letter);
+    fill(number_ranges(), CharClass::number);
+    fill(space_ranges(), CharClass::space);
+    return table;
+}
+
+CharClass class_of(uint32_t code) {
+    static const std::vector<CharClass> table = make_class_table();
+    return code < table.size() ? table[code] : CharClass::other;
+}
+
+struct Char {
+    CharClass kind;
+    uint8_t length;  // bytes
+};
+
+/// The character at `at`. UTF-8 is strict (RFC 3629): no overlong forms, no surrogates, nothing above U+10FFFF.
+Char char_at(std::string_view text, size_t at) {
+    const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[at + i]); };
+    const size_t left = text.size() - at;
+    const uint8_t lead = byte(0);
+    if (lead < 0x80) return {class_of(lead), 1};
+
+    const int length = lead >= 0xC2 && lead <= 0xDF   ? 2
+                       : lead >= 0xE0 && lead <= 0xEF ? 3
+                       : lead >= 0xF0 && lead <= 0xF4 ? 4
+                                                      : 0;
+    constexpr Char invalid{CharClass::other, 1};
+    if (length == 0 || left < static_cast<size_t>(length)) return invalid;
+    uint32_t code = lead & (0x7F >> length);
+    for (int i = 1; i < length; ++i) {
+        if ((byte(i) & 0xC0) != 0x80) return invalid;
+        code = code << 6 | (byte(i) & 0x3F);
+    }
+    const bool overlong = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
+    const bool surrogate = code >= 0xD800 && code <= 0xDFFF;
+    if (overlong || surrogate || code > 0x10FFFF) return invalid;
+    return {class_of(code), static_cast<uint8_t>(length)};
+}
+
+/// The first position from `at` on whose character is not of class `kind`.
+size_t skip(CharClass kind, std::string_view text, size_t at) {
+    while (at < text.size()) {
+        const Char next = char_at(text, at);
+        if (next.kind != kind) break;
+        at += next.length;
+    }
+    return at;
+}
+
+bool is_line_break(char c) { return c == '\r' || c == '\n'; }
+
+/// A run of white space at the start of a text.
+struct SpaceRun {
+    size_t end = 0;               // bytes
+    size_t last_char = 0;         // where its last character starts
+    size_t after_line_break = 0;  // end of the last \r or \n in it; 0 without one
+};
+
+SpaceRun space_run(std::string_view text) {
+    SpaceRun run;
+    while (run.end < text.size()) {
+        const Char next = char_at(text, run.end);
+        if (next.kind != CharClass::space) break;
+        run.last_char = run.end;
+        run.end += next.length;
+        if (is_line_break(text[run.last_char])) run.after_line_break = run.end;
+    }
+    return run;
+}
+
+/// `\s+(?!\S)|\s+`: all of a run that ends the text; else all but its last character, which is left to the piece that
+/// follows; or that one character.
+size_t match_spaces(std::string_view text, const SpaceRun& run) {
+    return run.end == text.size() || run.last_char == 0 ? run.end : run.last_char;
+}
+
+/// Length of the contraction at the start of a text ('s 't 'm 'd 're 've 'll), or 0. Where case is ignored, the long
+/// s (U+017F) stands for s too: that is Unicode's simple case folding.
+size_t match_contraction(std::string_view text, bool ignore_case) {
+    if (text.size() < 2 || text[0] != '\'') return 0;
+    const auto letter = [&](size_t i) {
+        const char c = text[i];
+        return ignore_case && c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    };
+    const char first = letter(1);
+    if (first == 's' || first == 't' || first == 'm' || first == 'd') return 2;
+    if (text.size() < 3) return 0;
+    const char second = letter(2);
+    if ((first == 'r' && second == 'e') || (first == 'v' && second == 'e') || (first == 'l' && second == 'l'))
+        return 3;
+    return ignore_case && text.substr(1, 2) == "\u017F" ? 3 : 0;
+}
+
+size_t first_piece_gpt2(std::string_view text) {
+    if (const size_t length = match_contraction(text, false)) return length;
+    const size_t start = text[0] == ' ' ? 1 : 0;
+    if (start < text.size()) {
+        const Char first = char_at(text, start);
+        if (first.kind != CharClass::space) return skip(first.kind, text, start + first.length);
+    }
+    return match_spaces(text, space_run(text));
+}
+
+size_t first_piece_cl100k(std::string_view text, bool whole_final_space) {
+    if (const size_t length = match_contraction(text, true)) return length;
+
+    const Char first = char_at(text, 0);
+    size_t at = first.length;
+    if (first.kind == CharClass::letter) return skip(CharClass::letter, text, at);
+    if (first.kind == CharClass::number) {
+        for (int digits = 1; digits < 3 && at < text.size(); ++digits) {
+            const Char next = char_at(text, at);
+            if (next.kind != CharClass::number) break;
+            at += next.length;
+        }
+        return at;
+    }
+    if (at < text.size()) {
+        const Char next = char_at(text, at);
+        if (next.kind == CharClass::letter && !is_line_break(text[0]))
+            return skip(CharClass::letter, text, at + next.length);
+        if (text[0] == ' ' && next.kind == CharClass::other) at += next.length;
+    }
+    if (first.kind == CharClass::other || at > first.length) {
+        at = skip(CharClass::other, text, at);
+        while (at < text.size() && is_line_break(text[at])) ++at;
+        return at;
+    }
+
+    const SpaceRun run = space_run(text);
+    if (whole_final_space && run.end == text.size()) return run.end;
+    if (run.after_line_break > 0) return run.after_line_break;
+    return match_spaces(text, run);
+}
+
+}  // namespace
+
+const char* pattern_name(Pattern pattern) {
+    switch (pattern) {
+        case Pattern::gpt2: return "gpt2";
+        case Pattern::cl100k: return "cl100k";
+        case Pattern::cl100k_first: return "cl100k_first";
+    }
+    return "unknown";
+}
+
+size_t first_piece(Pattern pattern, std::string_view text) {
+    if (pattern == Pattern::gpt2) return first_piece_gpt2(text);
+    return first_piece_cl100k(text, pattern == Pattern::cl100k);
+}
+
+}  // namespace train_gpt

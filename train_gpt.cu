@@ -1,0 +1,357 @@
+// train_gpt: pretrains GPT language models. The commands, and the training loop from top to bottom.
+// Compiles as CUDA and, where there is no nvcc, as plain C++.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <optional>
+
+#include "dataloader/loader.h"
+#include "dataloader/prepare.h"
+#include "kernels/device.h"
+#include "kernels/error.h"
+#include "kernels/head_loss.h"
+#include "kernels/linear.h"
+#include "parallel/world.h"
+#include "tokenizer/tokenizer.h"
+#include "training/checkpoint.h"
+#include "training/command_line.h"
+#include "training/config.h"
+#include "training/evaluation.h"
+#include "training/interrupt.h"
+#include "training/inference_session.h"
+#include "training/peak.h"
+#include "training/plan.h"
+#include "training/progress.h"
+#include "training/run_folder.h"
+#include "training/sampling.h"
+#include "training/schedule.h"
+#include "training/trainer.h"
+
+namespace train_gpt {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Why the loop ended; the exit code follows from it.
+enum class Ending { finished, stopped, interrupted, out_of_time, not_finite };
+
+void print_samples(Trainer& run, const Tokenizer& tokenizer, const Config& config, uint64_t first, int count,
+                   Progress& progress) {
+    const auto& s = config.sampling;
+    const SamplingOptions options{.max_tokens = s.max_tokens,
+                                  .temperature = s.temperature,
+                                  .top_k = s.top_k,
+                                  .top_p = s.top_p,
+                                  .seed = s.seed};
+    for (int i = 0; i < count; ++i) {
+        const uint64_t number = first + static_cast<uint64_t>(i);
+        progress.say("--- sample\n" + s.prompt +
+                     sample_text(run.stream, run.generator, tokenizer, s.prompt, options, number));
+    }
+}
+
+/// Validation loss, and HellaSwag where the configuration names it: printed and logged.
+void evaluate_and_log(Trainer& run, const ValidationWindows& windows, const Tokenizer* tokenizer, const Config& config,
+                      int64_t step, Progress& progress, MetricsLog& metrics) {
+    const ValidationResult v = evaluate(run.stream, run.model, windows, tokenizer, run.evaluation_batch);
+    MetricsLog::Fields fields{{"step", step}, {"val_loss", v.nats_per_token}, {"val_tokens", v.tokens}};
+    std::string text = concat("step ", step, ": validation loss ", v.nats_per_token, " nats/token");
+    if (std::isfinite(v.bits_per_byte)) {
+        text += concat(", ", v.bits_per_byte, " bits/byte");
+        fields.emplace_back("val_bits_per_byte", v.bits_per_byte);
+    }
+    text += concat(" over ", v.tokens, " tokens");
+    if (!config.evaluation.hellaswag.empty() && tokenizer) {
+        const HellaSwagResult h = evaluate_hellaswag(run.stream, run.model, *tokenizer, config.evaluation.hellaswag, 0,
+                                                     run.evaluation_batch);
+        text += concat("; HellaSwag ", h.accuracy, ", length-normalised ", h.accuracy_normalised);
+        fields.emplace_back("hellaswag", h.accuracy);
+        fields.emplace_back("hellaswag_normalised", h.accuracy_normalised);
+    }
+    progress.say(text);
+    metrics.write(fields);
+}
+
+/// Restores the newest whole checkpoint of the run folder and returns its step, or 0 when there is none.
+int64_t resume(const std::filesystem::path& run_dir, const Config& config, const GPTShape& shape, Trainer& run,
+               Progress& progress) {
+    for (const auto& checkpoint : list_checkpoints(run_dir)) {
+        try {
+            verify_checkpoint(checkpoint);
+        } catch (const Error& error) {
+            std::fprintf(stderr, "warning: %s; trying the one before\n", error.what());
+            continue;
+        }
+        require_same_model(checkpoint, read_model_shape(checkpoint), shape);
+        for (const std::string& change : config_differences(checkpoint_config(checkpoint), config))
+            progress.say("note: since this checkpoint " + change);
+        load_training_state(checkpoint, run.parameters);
+        progress.say("resuming from " + checkpoint.string());
+        return checkpoint_step(checkpoint);
+    }
+    return 0;
+}
+
+int train(const CommandLine& line) {
+    const Config config = load_config(line.config, line.overrides);
+    if (line.print_config) {
+        std::fputs(to_json(config).c_str(), stdout);
+        return 0;
+    }
+    join_world();
+    const Device device = open_device(config.device);
+    select_cpu_gemm(config.kernels.gemm);
+    const DType dtype = resolve_dtype(config.precision.dtype, device);
+    Progress progress(config.log.progress);
+
+    // Data
+    std::optional<Tokenizer> tokenizer;
+    if (!config.tokenizer.path.empty()) tokenizer = Tokenizer::load(config.tokenizer.path);
+    const Tokenizer* vocabulary = tokenizer ? &*tokenizer : nullptr;
+    const GPTShape shape = shape_of(config, vocab_size_of(config));
+    if (vocabulary && vocabulary->vocab_size() > shape.vocab_size)
+        throw Error("the tokenizer ", config.tokenizer.path, " has ", vocabulary->vocab_size(),
+                    " tokens, but model.vocab_size is ", shape.vocab_size, "; set model.vocab_size=0 to take the tokenizer's");
+    const auto shards = std::make_shared<TokenShards>(config.data.train, static_cast<uint32_t>(shape.vocab_size));
+    std::unique_ptr<ValidationWindows> validation;
+    if (!config.data.val.empty())
+        validation = std::make_unique<ValidationWindows>(
+            std::make_shared<TokenShards>(config.data.val, static_cast<uint32_t>(shape.vocab_size)),
+            config.sequence_length(), config.evaluation.max_tokens);
+    const int T = config.sequence_length();
+    const int64_t steps = total_steps(config, count_windows(*shards, T) * T);
+
+    // Memory: all of it, now
+    RunFolder folder(config.run_dir);
+    const Recompute recompute = recompute_from(config.precision.recompute);
+    const Arena plan = plan_memory(config, shape, dtype, recompute, device);
+    Arena arena = allocate(plan);
+    Trainer run(config, shape, dtype, recompute, arena);
+
+    // Weights
+    int64_t step = resume(config.run_dir, config, shape, run, progress);
+    if (step == 0) {
+        run.parameters.initialize(config.seed);
+        if (!config.model.init_from.empty()) {
+            const auto source = find_checkpoint(config.model.init_from);
+            require_same_model(source, read_model_shape(source), shape);
+            load_weights(source, run.parameters);
+            progress.say("starting from the weights of " + source.string());
+        }
+    }
+    folder.describe(config);
+    MetricsLog metrics(config.run_dir, step);
+
+    LoaderOptions loading = loader_options(config, step);
+    if (vocabulary) loading.end_of_text = vocabulary->end_of_text();
+    TrainLoader loader(shards, loading, [&](size_t) { return run.loader_memory; });
+    const int micro_batches = loading.micro_batches_per_step;
+    const double peak = measure_peak_flops(device, dtype);
+    const double flops_per_step =
+        shape.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step);
+    progress.say(concat("training ", run.parameters.logical_numel(), " parameters in ", name_of(dtype), " on ",
+                        device_name(device), ", ", steps, " steps of ", config.batch.tokens_per_step, " tokens (",
+                        micro_batches, " micro-batch", micro_batches == 1 ? "" : "es", "), ",
+                        format_bytes(plan.total_bytes()), ", into ", config.run_dir));
+
+    catch_interrupts();
+    const auto start = Clock::now();
+    double waited = 0;
+    int64_t saved_step = step > 0 ? step : -1;
+    const auto save = [&] {
+        if (saved_step == step) return;
+        save_checkpoint(config.run_dir, step, config, shape, run.parameters, vocabulary);
+        prune_checkpoints(config.run_dir, config.checkpoint.keep);
+        saved_step = step;
+    };
+    const auto due = [&](int64_t every) { return every > 0 && step % every == 0 && step < steps; };
+
+    Ending ending = Ending::finished;
+    while (step < steps) {
+        const auto step_start = Clock::now();
+
+        // One step: gradients of all micro-batches summed, then one update
+        int64_t targets = 0;
+        for (int i = 0; i < micro_batches; ++i) {
+            const HostBatch& host = loader.next();
+            const TokenBatch batch{.tokens = host.tokens.data(), .targets = host.targets.data()};
+            targets += static_cast<int64_t>(host.targets.size());
+            run.parameters.begin_micro_batch(i == 0, i == micro_batches - 1);
+            run.model.forward(run.stream, batch);
+            run.model.backward(run.stream, batch);
+            accumulate_loss(run.stream, run.loss_sum, run.model.losses(), std::ssize(host.targets), i > 0);
+        }
+        const double rate = learning_rate(config, step, steps);
+        run.optimizer.update(run.stream,
+                             {.learning_rate = static_cast<float>(rate),
+                              .beta1 = static_cast<float>(config.optimizer.beta1),
+                              .beta2 = static_cast<float>(config.optimizer.beta2),
+                              .epsilon = static_cast<float>(config.optimizer.epsilon),
+                              .weight_decay = static_cast<float>(config.optimizer.weight_decay),
+                              .step = step + 1},
+                             1.0f / static_cast<float>(targets), static_cast<float>(config.optimizer.grad_clip));
+        if (run.optimizer.state().stop) {
+            ending = Ending::not_finite;
+            break;
+        }
+        ++step;
+
+        // What came of it
+        const double seconds = seconds_since(step_start);
+        const double loss = *run.loss_sum / static_cast<double>(targets);
+        if (step % config.log.every == 0 || step == steps) {
+            const StepReport report{.step = step,
+                                    .steps = steps,
+                                    .loss = loss,
+                                    .grad_norm = run.optimizer.state().norm,
+                                    .learning_rate = rate,
+                                    .seconds = seconds,
+                                    .tokens_per_second = static_cast<double>(targets) / seconds,
+                                    .flops_per_second = flops_per_step / seconds,
+                                    .peak_flops_per_second = peak,
+                                    .memory = plan.total_bytes()};
+            progress.report(report);
+            metrics.write({{"step", step},
+                           {"loss", loss},
+                           {"grad_norm", report.grad_norm},
+                           {"learning_rate", rate},
+                           {"ms", 1e3 * seconds},
+                           {"tokens_per_second", report.tokens_per_second},
+                           {"flops_per_second", report.flops_per_second},
+                           {"peak_fraction", report.flops_per_second / peak},
+                           {"data_wait_ms", 1e3 * (loader.wait_seconds() - waited)}});
+            waited = loader.wait_seconds();
+        }
+        if (due(config.checkpoint.every)) save();
+        if (validation && due(config.evaluation.every))
+            evaluate_and_log(run, *validation, vocabulary, config, step, progress, metrics);
+        if (vocabulary && due(config.sampling.every))
+            print_samples(run, *vocabulary, config, static_cast<uint64_t>(step), 1, progress);
+
+        // Ends before the schedule's
+        if (interrupted()) {
+            ending = Ending::interrupted;
+        } else if (step == line.stop_at) {
+            ending = Ending::stopped;
+        } else if (config.schedule.max_minutes > 0 && seconds_since(start) > 60 * config.schedule.max_minutes) {
+            ending = Ending::out_of_time;
+        }
+        if (ending != Ending::finished && step < steps) break;
+        ending = Ending::finished;
+    }
+
+    save();
+    const std::string saved = concat("step ", step, " of ", steps, " is saved in ", config.run_dir);
+    switch (ending) {
+        case Ending::not_finite:
+            throw Error("the gradient of step ", step + 1, " is not finite (first in ", run.optimizer.bad_parameter(),
+                        "); the update was not applied, and ", saved,
+                        "; lower optimizer.learning_rate or start from an earlier checkpoint");
+        case Ending::interrupted:
+            progress.say(concat(interrupted(), ": ", saved, "; the same command goes on from there"));
+            return 0;
+        case Ending::out_of_time:
+            progress.say(concat("schedule.max_minutes is over: ", saved, "; the same command goes on from there"));
+            return 0;
+        case Ending::stopped:
+            progress.say(saved + "; the same command without --stop-at goes on from there");
+            return 0;
+        case Ending::finished: break;
+    }
+    if (validation && metrics.last_evaluation() < steps)
+        evaluate_and_log(run, *validation, vocabulary, config, step, progress, metrics);
+    if (vocabulary) print_samples(run, *vocabulary, config, 0, config.sampling.samples, progress);
+    progress.say(saved);
+    return 0;
+}
+
+int sample(const CommandLine& line) {
+    InferenceSession session(line.checkpoint, line.device, line.dtype, InferenceSession::For::sampling);
+    const auto print = [](std::string_view text) {
+        std::fwrite(text.data(), 1, text.size(), stdout);
+        std::fflush(stdout);
+    };
+    for (int i = 0; i < line.samples; ++i) {
+        if (i > 0) print("\n---\n");
+        print(line.prompt);
+        sample_text(session.stream(), session.generator(), session.tokenizer(), line.prompt, line.sampling,
+                    static_cast<uint64_t>(i), print);
+    }
+    print("\n");
+    return 0;
+}
+
+int eval(const CommandLine& line) {
+    InferenceSession session(line.checkpoint, line.device, line.dtype, InferenceSession::For::evaluation);
+    const std::string data = !line.data.empty() ? line.data : session.validation_data();
+    if (data.empty() && line.hellaswag.empty())
+        throw UsageError("nothing to evaluate: the checkpoint names no validation data; give --data GLOB or --hellaswag FILE");
+    if (!data.empty()) {
+        const ValidationWindows windows(
+            std::make_shared<TokenShards>(data, static_cast<uint32_t>(session.shape().vocab_size)),
+            session.model().options().T, line.max_tokens);
+        const ValidationResult v =
+            evaluate(session.stream(), session.model(), windows, session.tokenizer_or_null(), session.batch());
+        std::printf("validation loss %.6f nats/token", v.nats_per_token);
+        if (std::isfinite(v.bits_per_byte)) std::printf(", %.6f bits/byte", v.bits_per_byte);
+        std::printf(" over %lld tokens of %s\n", static_cast<long long>(v.tokens), data.c_str());
+    }
+    if (!line.hellaswag.empty()) {
+        const HellaSwagResult h = evaluate_hellaswag(session.stream(), session.model(), session.tokenizer(),
+                                                     line.hellaswag, line.max_examples, session.batch());
+        std::printf("HellaSwag accuracy %.4f, length-normalised %.4f, over %lld examples\n", h.accuracy,
+                    h.accuracy_normalised, static_cast<long long>(h.examples));
+    }
+    return 0;
+}
+
+int run(int argc, char** argv) {
+    const CommandLine line = parse_command_line(argc, argv);
+    if (line.command == CommandLine::Command::none) {
+        std::fputs(line.output.c_str(), stdout);
+        return 0;
+    }
+    switch (line.command) {
+        case CommandLine::Command::tokenize: prepare(line.prepare, stdout); return 0;
+        case CommandLine::Command::config:
+            std::fputs((line.schema ? config_schema() : config_reference()).c_str(), stdout);
+            return 0;
+        default: break;
+    }
+    require_cpu_features();
+    switch (line.command) {
+        case CommandLine::Command::plan: {
+            const Config config = load_config(line.config, line.overrides);
+            std::fputs(plan_report(config, open_device(config.device), line.world).c_str(), stdout);
+            return 0;
+        }
+        case CommandLine::Command::sample: return sample(line);
+        case CommandLine::Command::eval: return eval(line);
+        default: return train(line);
+    }
+}
+
+}  // namespace
+}  // namespace train_gpt
+
+int main(int argc, char** argv) {
+    try {
+        return train_gpt::run(argc, argv);
+    } catch (const train_gpt::UsageError& error) {
+        std::fprintf(stderr, "train_gpt: %s\n", error.what());
+        return 2;
+    } catch (const std::bad_alloc&) {
+        std::fprintf(stderr, "train_gpt: out of memory; use a smaller model or batch, or close other programs\n");
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "train_gpt: %s\n", error.what());
+    }
+    return 1;
+}

@@ -1,0 +1,64 @@
+// Checkpoints: folders RUN_DIR/step-NNNNNNNN that Hugging Face's tools load, and that a run resumes from.
+//
+//   config.json                            Hugging Face's GPT2Config
+//   model.safetensors                      weights in the compute dtype under Hugging Face's names and layouts
+//   tokenizer.json                         where the run has one
+//   optimizer-RRRRR-of-WWWWW.safetensors   fp32 masters and moments: "master/NAME", "m/NAME", "v/NAME", flat ranges of the
+//                                          logical, unpadded tensor in this project's layout; metadata "range/NAME" = "first-end"
+//   train_gpt.json                         the configuration of the run
+//   manifest.json                          step, and size and hash of every other file; written last
+//
+// A checkpoint is written beside its place and renamed when whole: a folder step-NNNNNNNN without a manifest is none.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "model/gpt.h"
+#include "tokenizer/tokenizer.h"
+#include "training/config.h"
+
+namespace train_gpt {
+
+/// Writes RUN_DIR/step-NNNNNNNN and returns its path. tokenizer may be null (synthetic data). Throws Error
+/// (disk full, …) with nothing left behind and older checkpoints as they were.
+std::filesystem::path save_checkpoint(const std::filesystem::path& run_dir, int64_t step, const Config& config,
+                                      const GPTShape& shape, const ParameterStore& parameters,
+                                      const Tokenizer* tokenizer);
+
+/// Deletes all but the newest `keep` complete checkpoints of a run (0: keeps all), and what interrupted saves left.
+void prune_checkpoints(const std::filesystem::path& run_dir, int keep);
+
+/// The complete checkpoints of a run, newest first. None when the folder does not exist.
+std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& run_dir);
+
+/// The checkpoint that a path names: the folder itself, or the newest one of a run's folder. Throws Error when there
+/// is none.
+std::filesystem::path find_checkpoint(const std::filesystem::path& path);
+
+/// Compares every file with the manifest's size and hash; throws Error naming the first that differs.
+void verify_checkpoint(const std::filesystem::path& checkpoint);
+
+/// Step of a checkpoint of ours, from its manifest.
+int64_t checkpoint_step(const std::filesystem::path& checkpoint);
+
+/// The configuration of the run that wrote a checkpoint.
+Config checkpoint_config(const std::filesystem::path& checkpoint);
+
+/// Masters and moments of the optimizer's files into a training store: after it a run goes on bit for bit.
+void load_training_state(const std::filesystem::path& checkpoint, ParameterStore& parameters);
+
+/// Shape of a Hugging Face GPT-2 model folder, from its config.json. Throws Error for other architectures.
+GPTShape read_model_shape(const std::filesystem::path& directory);
+
+/// Throws Error naming what differs when a checkpoint's model is not the one wanted.
+void require_same_model(const std::filesystem::path& checkpoint, const GPTShape& found, const GPTShape& wanted);
+
+/// DType of the weights in a model folder ("fp32" unless they are bf16).
+DType read_model_dtype(const std::filesystem::path& directory);
+
+/// Weights of a Hugging Face GPT-2 model folder (model.safetensors; fp32, bf16 or fp16) into a store of the same shape.
+void load_weights(const std::filesystem::path& directory, ParameterStore& parameters);
+
+}  // namespace train_gpt

@@ -1,0 +1,41 @@
+// The command line: what the user typed, as one struct.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dataloader/prepare.h"
+#include "training/sampling.h"
+
+namespace train_gpt {
+
+struct CommandLine {
+    enum class Command { none, tokenize, train, plan, sample, eval, config };
+
+    Command command = Command::none;  // none: help or the version was asked for, and `output` answers it
+    std::string output;
+
+    // train, plan
+    std::string config;
+    std::vector<std::string> overrides;
+    int64_t stop_at = 0;  // 0: the schedule's end
+    bool print_config = false;
+    int world = 1;
+
+    // tokenize
+    PrepareOptions prepare;
+
+    // sample, eval
+    std::string checkpoint, prompt, data, hellaswag, device = "auto", dtype = "auto";
+    SamplingOptions sampling;
+    int samples = 1;
+    int64_t max_tokens = 0, max_examples = 0;
+
+    // config
+    bool schema = false;
+};
+
+/// Throws UsageError for a command line that cannot be understood.
+CommandLine parse_command_line(int argc, char** argv);
+
+}  // namespace train_gpt

@@ -1,0 +1,681 @@
+#include "training/config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <set>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/error.h"
+#include "kernels/file.h"
+
+namespace train_gpt {
+
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+/// Where a key's value lives in a Config; the pointer's type is the key's type.
+using Field = std::variant<int*, int64_t*, uint64_t*, double*, std::string*>;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kMaxExactInteger =
+    9007199254740992.0;  // 2^53: up to here a double holds every integer
+
+/// Which values of a key are valid: numbers between two bounds, or one of a few words; any text
+/// otherwise.
+struct Rule {
+    double low = -kInfinity, high = kInfinity;
+    bool above_low = false, below_high = false;  // the bound itself is not valid
+    std::vector<std::string> words;
+};
+
+Rule between(double low, double high) { return {low, high, false, false, {}}; }
+Rule at_least(double low) { return {low, kInfinity, false, false, {}}; }
+Rule greater_than(double low) { return {low, kInfinity, true, false, {}}; }
+Rule from_to_below(double low, double high) { return {low, high, false, true, {}}; }
+Rule above_up_to(double low, double high) { return {low, high, true, false, {}}; }
+Rule one_of(std::vector<std::string> words) {
+    return {-kInfinity, kInfinity, false, false, std::move(words)};
+}
+Rule any_text() { return {}; }
+
+struct Key {
+    std::string path;
+    Field (*field)(Config&);
+    Rule rule;
+    std::string doc;
+};
+
+// A key's path in the JSON file is its path in the struct.
+#define KEY(member) #member, [](Config & config) -> Field { return &config.member; }
+
+constexpr double kMaxSteps = 1099511627776.0;  // 2^40
+constexpr double kMaxTokens = kMaxExactInteger;
+
+/// Every key of the configuration, in the order in which it is printed. Parser, checks, output,
+/// reference table and schema are all made from this one table.
+const std::vector<Key>& keys() {
+    static const std::vector<Key> table = {
+        {KEY(description), any_text(), "A note for people; the program does not read it."},
+        {KEY(run_dir), any_text(),
+         "The run's folder: checkpoints, metrics, resolved configuration and manifest. The same "
+         "command line continues "
+         "the run that it finds there."},
+        {KEY(seed), at_least(0),
+         "Initial weights, order of the samples and every other random number are functions of the "
+         "seed and the step."},
+        {KEY(device), one_of({"auto", "cpu", "cuda"}),
+         "Where the run computes; `auto` takes a GPU when the build and the machine have one."},
+
+        {KEY(model.n_layer), between(1, 4096), "Transformer blocks."},
+        {KEY(model.n_head), between(1, 65536),
+         "Attention heads of a block; must divide `model.n_embd`."},
+        {KEY(model.n_embd), between(1, 262144), "Width of the residual stream (channels)."},
+        {KEY(model.n_ctx), between(1, 16777216),
+         "Learned positions: the longest sequence the model can read."},
+        {KEY(model.vocab_size), between(0, 16777216), "Number of tokens; 0: the tokenizer's."},
+        {KEY(model.init_from), any_text(),
+         "A checkpoint whose weights start this run, with a fresh optimizer; empty: random "
+         "weights."},
+
+        {KEY(tokenizer.path), any_text(),
+         "The tokenizer: a folder or a file such as `tokenizer.json`."},
+
+        {KEY(data.train), any_text(),
+         "Token shards to train on, as a glob such as `data/quickstart/train_*.bin`; `synthetic`: "
+         "random tokens, for "
+         "benchmarks without data."},
+        {KEY(data.val), any_text(),
+         "Token shards to evaluate on, as a glob; `synthetic` as above; empty: no validation."},
+
+        {KEY(batch.tokens_per_step), between(1, 4294967296.0),
+         "Tokens that one optimizer step sees over all ranks; a whole number of micro-batches. "
+         "Gradient accumulation "
+         "follows from it."},
+        {KEY(batch.micro_batch), between(1, 1048576),
+         "Sequences that are computed at once on one device."},
+        {KEY(batch.sequence_length), between(0, 16777216),
+         "Tokens of a sequence, at most `model.n_ctx`; 0: `model.n_ctx`."},
+
+        {KEY(optimizer.learning_rate), greater_than(0), "AdamW's peak learning rate."},
+        {KEY(optimizer.weight_decay), at_least(0),
+         "Decoupled weight decay, applied to matrices only."},
+        {KEY(optimizer.beta1), from_to_below(0, 1), "Decay of the gradient's running mean."},
+        {KEY(optimizer.beta2), from_to_below(0, 1),
+         "Decay of the squared gradient's running mean."},
+        {KEY(optimizer.epsilon), greater_than(0), "Added to the denominator of AdamW's update."},
+        {KEY(optimizer.grad_clip), at_least(0),
+         "The gradient's global norm is scaled down to this; 0: no clipping."},
+
+        {KEY(schedule.steps), between(0, kMaxSteps),
+         "Optimizer steps of the run. Exactly one of `steps`, `tokens` and `epochs` is not 0."},
+        {KEY(schedule.tokens), between(0, kMaxTokens),
+         "Length of the run in tokens, rounded up to whole steps."},
+        {KEY(schedule.epochs), between(0, 1000000),
+         "Length of the run in passes over the training data, rounded up to whole steps."},
+        {KEY(schedule.max_minutes), at_least(0),
+         "After this wall-clock time the run ends behind a checkpoint, its schedule unchanged; 0: "
+         "no limit."},
+        {KEY(schedule.warmup_steps), between(0, kMaxSteps),
+         "Steps over which the learning rate rises linearly to its peak."},
+        {KEY(schedule.decay), one_of({"cosine", "linear", "constant", "wsd"}),
+         "How the learning rate falls after the warm-up; `wsd` (warm-up, stable, decay): constant, "
+         "then linear over "
+         "the last `decay_fraction` of the steps."},
+        {KEY(schedule.decay_fraction), above_up_to(0, 1),
+         "`wsd` only: the share of all steps that the decay takes."},
+        {KEY(schedule.final_fraction), between(0, 1),
+         "The last step's learning rate as a fraction of `optimizer.learning_rate` (not with "
+         "`constant`)."},
+
+        {KEY(precision.dtype), one_of({"auto", "bf16", "fp32"}),
+         "Type of parameters and activations; masters, moments and gradients are fp32 always. "
+         "`auto`: bf16 where the "
+         "device multiplies it natively."},
+        {KEY(precision.recompute), one_of({"none", "elementwise", "block"}),
+         "What the backward pass computes again instead of keeping: nothing, the cheap "
+         "element-wise results, or whole "
+         "blocks. Saves memory, costs time."},
+
+        {KEY(checkpoint.every), between(0, kMaxSteps),
+         "Steps between checkpoints; 0: only at the end."},
+        {KEY(checkpoint.keep), between(0, 1000000),
+         "How many of the newest checkpoints stay; 0: all."},
+
+        {KEY(evaluation.every), between(0, kMaxSteps),
+         "Steps between evaluations; 0: only at the end."},
+        {KEY(evaluation.max_tokens), between(0, kMaxTokens),
+         "Tokens of the validation split that an evaluation reads; 0: all of it."},
+        {KEY(evaluation.hellaswag), any_text(),
+         "HellaSwag's published JSONL file, to report accuracy with each evaluation; empty: not "
+         "evaluated."},
+
+        {KEY(sampling.every), between(0, kMaxSteps),
+         "Steps between samples; 0: none during training."},
+        {KEY(sampling.prompt), any_text(),
+         "The text that a sample continues; empty: the start of a document."},
+        {KEY(sampling.max_tokens), between(1, 16777216), "Tokens of a sample."},
+        {KEY(sampling.temperature), between(0, 1000),
+         "Logits are divided by this before the softmax; 0: always the likeliest token."},
+        {KEY(sampling.top_k), between(0, 16777216),
+         "Draw from the k likeliest tokens only; 0: from all."},
+        {KEY(sampling.top_p), above_up_to(0, 1),
+         "Draw from the smallest set of tokens whose probabilities add up to this."},
+        {KEY(sampling.seed), at_least(0), "Seed of the samples' random numbers."},
+        {KEY(sampling.samples), between(0, 1000),
+         "Samples printed at the end of a run; 0 prints none."},
+
+        {KEY(log.every), between(1, kMaxSteps),
+         "Steps between lines of the log and of `metrics.jsonl`."},
+        {KEY(log.progress), one_of({"auto", "line", "lines"}),
+         "`line`: one progress line that is rewritten; `lines`: a line a step; `auto`: the first "
+         "on a terminal, the "
+         "second elsewhere."},
+
+        {KEY(kernels.gemm), one_of({"auto", "onednn", "own"}),
+         "Matrix products on the CPU: oneDNN (where the build found it), the project's own kernel, "
+         "or the first that "
+         "is there."},
+    };
+    return table;
+}
+
+#undef KEY
+
+const Key* find_key(const std::string& path) {
+    for (const Key& key : keys())
+        if (key.path == path) return &key;
+    return nullptr;
+}
+
+std::string section_of(const std::string& path) {
+    const size_t dot = path.find('.');
+    return dot == std::string::npos ? "" : path.substr(0, dot);
+}
+
+std::string name_of(const std::string& path) { return path.substr(path.rfind('.') + 1); }
+
+std::vector<std::string> sections() {
+    std::vector<std::string> names;
+    for (const Key& key : keys()) {
+        const std::string section = section_of(key.path);
+        if (!section.empty() && (names.empty() || names.back() != section))
+            names.push_back(section);
+    }
+    return names;
+}
+
+/// Insertions, deletions, substitutions and swaps of neighbours that turn a into b (optimal string
+/// alignment).
+size_t edit_distance(std::string_view a, std::string_view b) {
+    std::vector<size_t> before(b.size() + 1), above(b.size() + 1), row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+    for (size_t i = 1; i <= a.size(); ++i) {
+        before = std::exchange(above, row);
+        row[0] = i;
+        for (size_t j = 1; j <= b.size(); ++j) {
+            row[j] =
+                std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] != b[j - 1])});
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                row[j] = std::min(row[j], before[j - 2] + 1);
+        }
+    }
+    return row[b.size()];
+}
+
+/// 0 for equal words, 1 for words that share nothing.
+double unlikeness(std::string_view a, std::string_view b) {
+    const size_t longer = std::max(a.size(), b.size());
+    return longer == 0 ? 0 : static_cast<double>(edit_distance(a, b)) / static_cast<double>(longer);
+}
+
+/// The valid key most like an unknown one. The name says more than the section: a right name under
+/// a wrong section, or under none, is near.
+std::string nearest_key(const std::string& path) {
+    std::string nearest;
+    double least = kInfinity;
+    for (const Key& key : keys()) {
+        const double section = path.find('.') == std::string::npos
+                                   ? 0
+                                   : unlikeness(section_of(path), section_of(key.path));
+        const double far = unlikeness(name_of(path), name_of(key.path)) + 0.5 * section;
+        if (far < least) {
+            least = far;
+            nearest = key.path;
+        }
+    }
+    return nearest;
+}
+
+/// A key of a section, as an example.
+std::string first_key(const std::string& section) {
+    return std::find_if(keys().begin(), keys().end(),
+                        [&](const Key& key) { return section_of(key.path) == section; })
+        ->path;
+}
+
+std::string nearest_section(const std::string& name) {
+    const std::vector<std::string> names = sections();
+    return *std::min_element(names.begin(), names.end(), [&](const auto& a, const auto& b) {
+        return edit_distance(name, a) < edit_distance(name, b);
+    });
+}
+
+std::string shorten(const std::string& text) {
+    constexpr size_t kLongest = 80;
+    if (text.size() <= kLongest) return text;
+    size_t end = kLongest;  // not inside a UTF-8 character
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+    return text.substr(0, end) + "…";
+}
+
+std::string number_text(double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.15g", value);
+    return text;
+}
+
+bool is_text(const Field& field) { return std::holds_alternative<std::string*>(field); }
+bool is_real(const Field& field) { return std::holds_alternative<double*>(field); }
+
+/// "a whole number from 1 to 4096".
+std::string rule_text(const Key& key, const Field& field) {
+    const Rule& rule = key.rule;
+    if (!rule.words.empty()) {
+        std::string text = "one of";
+        for (size_t i = 0; i < rule.words.size(); ++i)
+            text += (i == 0                       ? " \""
+                     : i + 1 == rule.words.size() ? " or \""
+                                                  : ", \"") +
+                    rule.words[i] + "\"";
+        return text;
+    }
+    if (is_text(field)) return "a text";
+    std::string text = is_real(field) ? "a number" : "a whole number";
+    const bool has_high = rule.high < kInfinity;
+    if (!rule.above_low && !rule.below_high && has_high)
+        return text + " from " + number_text(rule.low) + " to " + number_text(rule.high);
+    text += (rule.above_low ? " greater than " : " of at least ") + number_text(rule.low);
+    if (has_high)
+        text += (rule.below_high ? " and less than " : " and at most ") + number_text(rule.high);
+    return text;
+}
+
+[[noreturn]] void refuse(const std::string& origin, const Key& key, const Field& field,
+                         const std::string& value) {
+    throw Error(origin, ": ", key.path, " = ", shorten(value), " is not valid: it must be ",
+                rule_text(key, field));
+}
+
+bool within(const Rule& rule, double value) {
+    return (rule.above_low ? value > rule.low : value >= rule.low) &&
+           (rule.below_high ? value < rule.high : value <= rule.high);
+}
+
+/// An integer from JSON, where 5e5 and 500000.0 are integers too; false when it is none or does not
+/// fit.
+template <class Integer>
+bool read_integer(const json& value, Integer& out) {
+    using Limits = std::numeric_limits<Integer>;
+    if (value.is_number_unsigned()) {
+        const auto number = value.get<uint64_t>();
+        if (number > static_cast<uint64_t>(Limits::max())) return false;
+        out = static_cast<Integer>(number);
+    } else if (value.is_number_integer()) {
+        const auto number = value.get<int64_t>();
+        if (std::is_unsigned_v<Integer> || number < static_cast<int64_t>(Limits::min()))
+            return false;
+        out = static_cast<Integer>(number);
+    } else if (value.is_number_float()) {
+        const double number = value.get<double>();
+        if (std::trunc(number) != number || std::abs(number) > kMaxExactInteger) return false;
+        if (number < static_cast<double>(Limits::min()) ||
+            number > static_cast<double>(Limits::max()))
+            return false;
+        out = static_cast<Integer>(number);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/// Stores a JSON value in a key's field, or throws with the key's rule.
+void assign(Config& config, const Key& key, const json& value, const std::string& origin) {
+    const Field field = key.field(config);
+    const bool valid = std::visit(
+        [&](auto* target) {
+            using Value = std::remove_pointer_t<decltype(target)>;
+            if constexpr (std::is_same_v<Value, std::string>) {
+                if (!value.is_string()) return false;
+                const auto text = value.get<std::string>();
+                const auto& words = key.rule.words;
+                if (!words.empty() && std::find(words.begin(), words.end(), text) == words.end())
+                    return false;
+                if (text.find('\0') != std::string::npos)
+                    return false;  // no path and no prompt has one
+                *target = text;
+                return true;
+            } else if constexpr (std::is_same_v<Value, double>) {
+                if (!value.is_number() || !within(key.rule, value.get<double>())) return false;
+                *target = value.get<double>();
+                return true;
+            } else {
+                Value number{};
+                if (!read_integer(value, number) || !within(key.rule, static_cast<double>(number)))
+                    return false;
+                *target = number;
+                return true;
+            }
+        },
+        field);
+    if (!valid)
+        refuse(origin, key, field, value.dump(-1, ' ', false, json::error_handler_t::replace));
+}
+
+[[noreturn]] void unknown_key(const std::string& origin, const std::string& path) {
+    throw Error(origin, ": unknown key \"", shorten(path), "\"; the nearest valid key is \"",
+                nearest_key(path), "\"");
+}
+
+bool is_section(const std::string& name) {
+    const std::vector<std::string> names = sections();
+    return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// Parses JSON with comments. Errors carry line and column; a key that stands twice in one object
+/// is refused, since one of its values would be lost without a word.
+json parse_json(const std::string& text, const std::string& name) {
+    struct Object {
+        std::set<std::string> keys;
+        std::string key;  // the one being parsed
+    };
+    std::vector<Object> open;
+    const auto path = [&] {
+        std::string joined;
+        for (const Object& object : open) joined += (joined.empty() ? "" : ".") + object.key;
+        return joined;
+    };
+    const auto watch = [&](int, json::parse_event_t event, json& parsed) {
+        if (event == json::parse_event_t::object_start) open.emplace_back();
+        if (event == json::parse_event_t::object_end) open.pop_back();
+        if (event == json::parse_event_t::key) {
+            open.back().key = parsed.get<std::string>();
+            if (!open.back().keys.insert(open.back().key).second)
+                throw Error(name, ": the key \"", shorten(path()),
+                            "\" stands there twice; remove one of them");
+        }
+        return true;
+    };
+    if (text.find_first_not_of(" \t\r\n") == std::string::npos)
+        throw Error(
+            name,
+            " is empty, but a configuration in JSON belongs here; start from one in configs/");
+    try {
+        return json::parse(text, watch, true, true);
+    } catch (const json::parse_error& error) {
+        const size_t end = std::min(error.byte > 0 ? error.byte - 1 : 0, text.size());
+        const auto line =
+            1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(end), '\n');
+        const size_t newline = end > 0 ? text.rfind('\n', end - 1) : std::string::npos;
+        const size_t column = newline == std::string::npos ? end + 1 : end - newline;
+        // nlohmann's text: "[json.exception…] parse error at line 1, column 2: <what is wrong>".
+        std::string what = error.what();
+        const size_t at = what.find("column ");
+        const size_t colon = at == std::string::npos ? at : what.find(": ", at);
+        if (colon != std::string::npos) what.erase(0, colon + 2);
+        throw Error(name, ", line ", line, ", column ", column, ": not valid JSON: ", what);
+    } catch (const json::out_of_range&) {
+        const std::string key = path();
+        throw Error(name, ": ", key.empty() ? "a value" : key,
+                    " is a number too large to represent");
+    }
+}
+
+void read_section(Config& config, const std::string& prefix, const json& object,
+                  const std::string& origin) {
+    for (const auto& item : object.items()) {
+        const std::string path = prefix + item.key();
+        if (path == "$schema") continue;  // editors put it there
+        if (const Key* key = find_key(path)) {
+            assign(config, *key, item.value(), origin);
+        } else if (prefix.empty() && is_section(path)) {
+            if (!item.value().is_object())
+                throw Error(origin, ": ", path, " = ", shorten(item.value().dump()),
+                            " is not valid: it must be a section, an object such as { \"",
+                            name_of(first_key(path)), "\": … }");
+            read_section(config, path + ".", item.value(), origin);
+        } else if (prefix.empty() && item.value().is_object()) {
+            throw Error(origin, ": unknown section \"", shorten(path),
+                        "\"; the nearest valid one is \"", nearest_section(path), "\"");
+        } else {
+            unknown_key(origin, path);
+        }
+    }
+}
+
+/// Applies "section.key=value". The value is JSON; for a text it may stand without quotes.
+void apply_override(Config& config, const std::string& text) {
+    const std::string origin = "--set " + shorten(text);
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0)
+        throw UsageError(origin, " is not an override; write --set section.key=value");
+    const std::string path = text.substr(0, equals), raw = text.substr(equals + 1);
+    const Key* key = find_key(path);
+    if (!key) {
+        if (is_section(path))
+            throw Error(origin, ": ", path, " is a section; name one of its keys, such as ",
+                        first_key(path));
+        unknown_key(origin, path);
+    }
+    const Field field = key->field(config);
+    json value = json::parse(raw, nullptr, false);
+    if (is_text(field) && !value.is_string()) value = raw;
+    if (value.is_discarded()) refuse(origin, *key, field, raw);  // 1e400 ends here too
+    if (is_text(field)) {
+        try {
+            (void)value.dump();
+        } catch (const json::exception&) {
+            throw Error(origin, ": the value is not valid UTF-8");
+        }
+    }
+    assign(config, *key, value, origin);
+}
+
+/// a · b · c, or 2^63 - 1 when that is larger.
+int64_t saturating_product(int64_t a, int64_t b, int64_t c = 1) {
+    int64_t product = 0;
+    if (__builtin_mul_overflow(a, b, &product) || __builtin_mul_overflow(product, c, &product))
+        return std::numeric_limits<int64_t>::max();
+    return product;
+}
+
+void check_model(const Config& config, const std::string& name) {
+    const auto& model = config.model;
+    if (model.n_embd % model.n_head != 0) {
+        const int64_t size = std::max<int64_t>(1, (model.n_embd + model.n_head / 2) / model.n_head);
+        throw Error(name, ": model.n_embd = ", model.n_embd,
+                    " does not divide into model.n_head = ", model.n_head,
+                    " heads of equal size; the nearest n_embd that does is ", size * model.n_head);
+    }
+    constexpr int kMaxHeadSize = 256;
+    if (model.n_embd / model.n_head > kMaxHeadSize) {
+        int heads = (model.n_embd + kMaxHeadSize - 1) / kMaxHeadSize;
+        while (model.n_embd % heads != 0) ++heads;
+        throw Error(name, ": model.n_embd / model.n_head = ", model.n_embd / model.n_head,
+                    " is the size of a head, which may be ", kMaxHeadSize,
+                    " at most; use n_head = ", heads, " or more");
+    }
+}
+
+void check_batch(const Config& config, const std::string& name) {
+    const int length = config.sequence_length();
+    if (length > config.model.n_ctx)
+        throw Error(name, ": batch.sequence_length = ", length,
+                    " is more than model.n_ctx = ", config.model.n_ctx,
+                    "; shorten the sequence or raise n_ctx");
+    const int64_t micro = int64_t{config.batch.micro_batch} * length;
+    if (micro > std::numeric_limits<int>::max())
+        throw Error(name, ": batch.micro_batch · sequence length = ", config.batch.micro_batch,
+                    " · ", length, " = ", micro,
+                    " tokens are too many for one micro-batch; 2147483647 is the most");
+    const int64_t widest = std::max<int64_t>(4LL * config.model.n_embd, config.model.vocab_size);
+    if (saturating_product(micro, widest, 8) == std::numeric_limits<int64_t>::max())
+        throw Error(
+            name, ": a micro-batch of ", micro, " tokens times ", widest,
+            " (the larger of 4 · n_embd and vocab_size) overflows; lower batch.micro_batch");
+    const int64_t tokens = config.batch.tokens_per_step;
+    if (tokens % micro != 0) {
+        const int64_t below = tokens / micro * micro;
+        throw Error(
+            name, ": batch.tokens_per_step = ", tokens,
+            " is not a whole number of micro-batches of batch.micro_batch · sequence length = ",
+            config.batch.micro_batch, " · ", length, " = ", micro, " tokens; ",
+            below > 0 ? concat("the nearest that are: ", below, " and ", below + micro)
+                      : concat("the least is ", micro));
+    }
+}
+
+void check_schedule(const Config& config, const std::string& name) {
+    const auto& schedule = config.schedule;
+    const int given = (schedule.steps > 0) + (schedule.tokens > 0) + (schedule.epochs > 0);
+    if (given != 1)
+        throw Error(name,
+                    ": exactly one of schedule.steps, schedule.tokens and schedule.epochs must say "
+                    "how long the run is, "
+                    "but ",
+                    given == 0   ? "none does"
+                    : given == 2 ? "two do"
+                                 : "all three do",
+                    given == 0 ? "; set one of them" : "; set the others to 0");
+    if (schedule.epochs > 0) return;  // its number of steps depends on the data
+    const int64_t per_step = config.batch.tokens_per_step;
+    const int64_t steps =
+        schedule.steps > 0 ? schedule.steps : (schedule.tokens + per_step - 1) / per_step;
+    if (saturating_product(steps, per_step) == std::numeric_limits<int64_t>::max())
+        throw Error(name, ": schedule.steps = ", steps, " of batch.tokens_per_step = ", per_step,
+                    " tokens are more tokens than can be counted; lower one of them");
+    if (schedule.warmup_steps > steps)
+        throw Error(name, ": schedule.warmup_steps = ", schedule.warmup_steps,
+                    " is more than the run's ", steps,
+                    " steps; shorten the warm-up or lengthen the run");
+}
+
+/// A key's value as JSON; with a const Config through a copy, since the table hands out pointers to
+/// write to.
+ordered_json value_of(Config config, const Key& key) {
+    return std::visit([](auto* value) { return ordered_json(*value); }, key.field(config));
+}
+
+/// The object in which a key stands: its section, or the root.
+ordered_json& parent_of(const Key& key, ordered_json& root) {
+    const std::string section = section_of(key.path);
+    return section.empty() ? root : root[section];
+}
+
+/// Text as a cell of a Markdown table.
+std::string cell(const std::string& text) {
+    std::string escaped;
+    for (const char c : text) {
+        if (c == '|') escaped += '\\';
+        escaped += c;
+    }
+    return escaped;
+}
+
+}  // namespace
+
+Config parse_config(const std::string& text, const std::string& name,
+                    const std::vector<std::string>& overrides) {
+    Config config;
+    const json root = parse_json(text, name);
+    if (!root.is_object()) throw Error(name, ": a configuration must be one JSON object { … }");
+    read_section(config, "", root, name);
+    for (const std::string& override_text : overrides) apply_override(config, override_text);
+    check_model(config, name);
+    check_batch(config, name);
+    check_schedule(config, name);
+    return config;
+}
+
+Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides) {
+    const MappedFile mapped(file);
+    return parse_config(std::string(mapped.text()), file.string(), overrides);
+}
+
+std::string to_json(const Config& config) {
+    ordered_json root;
+    for (const Key& key : keys()) parent_of(key, root)[name_of(key.path)] = value_of(config, key);
+    return root.dump(4) + "\n";
+}
+
+std::vector<std::string> config_differences(const Config& from, const Config& to) {
+    std::vector<std::string> differences;
+    for (const Key& key : keys()) {
+        const ordered_json before = value_of(from, key), after = value_of(to, key);
+        if (before != after)
+            differences.push_back(concat(key.path, " changed from ", before.dump(), " to ", after.dump()));
+    }
+    return differences;
+}
+
+std::string config_reference() {
+    std::string text = "| key | type | default | rule | meaning |\n|---|---|---|---|---|\n";
+    Config defaults;
+    for (const Key& key : keys()) {
+        const Field field = key.field(defaults);
+        const char* type = is_text(field) ? "text" : is_real(field) ? "number" : "integer";
+        text += concat("| `", key.path, "` | ", type, " | `", value_of(defaults, key).dump(),
+                       "` | ", cell(rule_text(key, field)), " | ", cell(key.doc), " |\n");
+    }
+    return text;
+}
+
+std::string config_schema() {
+    ordered_json root = {
+        {"$schema", "https://json-schema.org/draft/2020-12/schema"},
+        {"title", "train_gpt configuration"},
+        {"type", "object"},
+        {"additionalProperties", false},
+        {"properties", {{"$schema", {{"type", "string"}}}}},
+    };
+    Config defaults;
+    const auto number = [](double value) {
+        return std::trunc(value) == value ? ordered_json(static_cast<int64_t>(value))
+                                          : ordered_json(value);
+    };
+    for (const Key& key : keys()) {
+        const Field field = key.field(defaults);
+        const Rule& rule = key.rule;
+        ordered_json property;
+        property["description"] = key.doc;
+        property["type"] = is_text(field) ? "string" : is_real(field) ? "number" : "integer";
+        if (!rule.words.empty()) property["enum"] = rule.words;
+        if (rule.low > -kInfinity)
+            property[rule.above_low ? "exclusiveMinimum" : "minimum"] = number(rule.low);
+        if (rule.high < kInfinity)
+            property[rule.below_high ? "exclusiveMaximum" : "maximum"] = number(rule.high);
+        property["default"] = value_of(defaults, key);
+        ordered_json* properties = &root["properties"];
+        const std::string section = section_of(key.path);
+        if (!section.empty()) {
+            ordered_json& object = (*properties)[section];
+            if (object.is_null())
+                object = {{"type", "object"},
+                          {"additionalProperties", false},
+                          {"properties", ordered_json::object()}};
+            properties = &object["properties"];
+        }
+        (*properties)[name_of(key.path)] = std::move(property);
+    }
+    return root.dump(2) + "\n";
+}
+
+}  // namespace train_gpt

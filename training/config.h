@@ -1,0 +1,127 @@
+// The configuration of a run: one struct, one table that defines, documents, parses and checks
+// every key of it.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace train_gpt {
+
+/// Everything a run depends on. Sections and names are those of the JSON file; `train_gpt
+/// config-reference` prints the table of keys with types, defaults, rules and meaning.
+struct Config {
+    std::string
+        description;  // a note for people, such as where a preset departs from the published model
+    std::string run_dir;
+    uint64_t seed = 1337;
+    std::string device = "auto";  // auto | cpu | cuda
+
+    struct Model {
+        int n_layer = 12, n_head = 12, n_embd = 768, n_ctx = 1024;
+        int vocab_size = 0;     // 0: the tokenizer's
+        std::string init_from;  // a checkpoint whose weights start this run, with a fresh optimizer
+    } model;
+
+    struct Tokenizer {
+        std::string path;
+    } tokenizer;
+
+    struct Data {
+        std::string train, val;  // globs of token shards, or "synthetic"
+    } data;
+
+    struct Batch {
+        int64_t tokens_per_step = 524288;
+        int micro_batch = 4;
+        int sequence_length = 0;  // 0: n_ctx
+    } batch;
+
+    struct Optimizer {
+        double learning_rate = 6e-4, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8,
+               grad_clip = 1.0;  // 0: no clipping
+    } optimizer;
+
+    struct Schedule {
+        int64_t steps = 0;  // exactly one of steps, tokens and epochs says how long a run is
+        int64_t tokens = 0;
+        double epochs = 0;
+        double max_minutes =
+            0;  // 0: no limit; else the run ends behind a checkpoint, its schedule unchanged
+        int64_t warmup_steps = 0;
+        std::string decay = "cosine";  // cosine | linear | constant | wsd
+        double decay_fraction = 0.2;   // wsd: share of the steps that the final decay takes
+        double final_fraction =
+            0.1;  // the last step's learning rate as a fraction of learning_rate
+    } schedule;
+
+    struct Precision {
+        std::string dtype =
+            "auto";  // auto (bf16 where the device multiplies it natively) | bf16 | fp32
+        std::string recompute = "none";  // none | elementwise | block
+    } precision;
+
+    struct Checkpoint {
+        int64_t every = 1000;  // steps; 0: only at the end
+        int keep = 2;          // newest checkpoints kept; 0: all
+    } checkpoint;
+
+    struct Evaluation {
+        int64_t every = 250;     // steps; 0: only at the end
+        int64_t max_tokens = 0;  // 0: the whole validation split
+        std::string hellaswag;   // HellaSwag's published JSONL; empty: not evaluated
+    } evaluation;
+
+    struct Sampling {
+        int64_t every = 0;  // steps; 0: not during training
+        std::string prompt;
+        int max_tokens = 64;
+        double temperature = 0.8;
+        int top_k = 0;  // 0: all
+        double top_p = 1.0;
+        uint64_t seed = 1;
+        int samples = 3;  // samples at the end of a run and of `sample`
+    } sampling;
+
+    struct Log {
+        int64_t every = 1;  // steps between lines
+        std::string progress =
+            "auto";  // auto (a progress line on a terminal, lines elsewhere) | line | lines
+    } log;
+
+    struct Kernels {
+        std::string gemm = "auto";  // auto | onednn | own
+    } kernels;
+
+    int sequence_length() const {
+        return batch.sequence_length ? batch.sequence_length : model.n_ctx;
+    }
+    /// Micro-batches of a step over all ranks: tokens_per_step / (micro_batch · sequence_length).
+    int64_t micro_batches_per_step() const {
+        return batch.tokens_per_step / (int64_t{batch.micro_batch} * sequence_length());
+    }
+};
+
+/// Reads a JSON file (comments tolerated), applies overrides "section.key=value" in order, checks
+/// every key's type and rule and the rules between keys. Throws Error naming file, key path, value
+/// and rule; an unknown key is named with the nearest valid one.
+Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides);
+
+/// The same from a JSON text; `name` stands for the file in errors.
+Config parse_config(const std::string& json, const std::string& name,
+                    const std::vector<std::string>& overrides = {});
+
+/// The whole configuration, every key with its value, as strict JSON that load_config reads back
+/// equal.
+std::string to_json(const Config& config);
+
+/// The keys on which two configurations differ, each as "KEY changed from OLD to NEW".
+std::vector<std::string> config_differences(const Config& from, const Config& to);
+
+/// The reference table of all keys as Markdown: key, type, default, rule, meaning.
+std::string config_reference();
+
+/// A JSON Schema (draft 2020-12) of the configuration, for editors.
+std::string config_schema();
+
+}  // namespace train_gpt

@@ -1,0 +1,66 @@
+#include "training/inference_session.h"
+
+#include <algorithm>
+
+#include "kernels/error.h"
+#include "training/checkpoint.h"
+#include "training/plan.h"
+
+namespace train_gpt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int evaluation_batch_size = 8;
+
+}  // namespace
+
+InferenceSession::InferenceSession(const std::string& path, const std::string& device_wanted,
+                                   const std::string& dtype_wanted, For use)
+    : path_(find_checkpoint(path)), shape_(read_model_shape(path_)), sequence_length_(shape_.n_ctx) {
+    if (fs::exists(path_ / "manifest.json")) verify_checkpoint(path_);
+    if (fs::exists(path_ / "train_gpt.json")) {
+        const Config config = checkpoint_config(path_);
+        sequence_length_ = config.sequence_length();
+        validation_data_ = config.data.val;
+    }
+    if (fs::exists(path_ / "tokenizer.json") || fs::exists(path_ / "vocab.json")) tokenizer_ = Tokenizer::load(path_);
+
+    const Device device = open_device(device_wanted);
+    // What was trained in fp32 is used in fp32; what was trained in bf16 where the device multiplies it natively.
+    const DType dtype = dtype_wanted == "auto" && read_model_dtype(path_) == DType::fp32
+                            ? DType::fp32
+                            : resolve_dtype(dtype_wanted, device);
+    Arena plan = Arena::counting(device);
+    build(plan, dtype, use);
+    arena_ = std::make_unique<Arena>(allocate(plan));
+    build(*arena_, dtype, use);
+    load_weights(path_, *parameters_);
+}
+
+void InferenceSession::build(Arena& arena, DType dtype, For use) {
+    stream_ = Stream{.device = arena.device()};
+    parameters_ = std::make_unique<ParameterStore>(arena, gpt_parameters(shape_), dtype, ParameterStore::Use::inference);
+    if (use == For::sampling) {
+        generator_ = std::make_unique<Generator>(shape_, *parameters_, arena);
+        stream_.scratch_bytes = generator_->scratch_bytes();
+    } else {
+        const GPTOptions options{.B = evaluation_batch_size, .T = sequence_length_,
+                                 .use = ParameterStore::Use::inference};
+        model_ = std::make_unique<GPT>(shape_, options, *parameters_, arena);
+        stream_.scratch_bytes = model_->scratch_bytes();
+        const size_t bytes = static_cast<size_t>(options.B) * static_cast<size_t>(options.T) * sizeof(int32_t);
+        batch_.tokens = static_cast<int32_t*>(arena.take(bytes, Purpose::staging));
+        batch_.targets = static_cast<int32_t*>(arena.take(bytes, Purpose::staging));
+    }
+    stream_.scratch = arena.take(stream_.scratch_bytes, Purpose::workspaces);
+}
+
+const Tokenizer& InferenceSession::tokenizer() const {
+    if (!tokenizer_)
+        throw Error(path_.string(), " has no tokenizer.json; copy the tokenizer the model was trained with into it");
+    return *tokenizer_;
+}
+
+}  // namespace train_gpt

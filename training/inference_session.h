@@ -1,0 +1,49 @@
+// A trained model opened for use: its weights, tokenizer and memory. What `sample` and `eval` stand on.
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "model/generator.h"
+#include "model/gpt.h"
+#include "tokenizer/tokenizer.h"
+#include "training/evaluation.h"
+
+namespace train_gpt {
+
+class InferenceSession {
+  public:
+    enum class For { sampling, evaluation };
+
+    /// path: a checkpoint, a run's folder, or a Hugging Face GPT-2 folder. Throws Error when it cannot be used.
+    InferenceSession(const std::string& path, const std::string& device, const std::string& dtype, For use);
+
+    const GPTShape& shape() const { return shape_; }
+    Stream& stream() { return stream_; }
+    Generator& generator() { return *generator_; }     // For::sampling
+    GPT& model() { return *model_; }                   // For::evaluation
+    EvaluationBatch batch() const { return batch_; }   // For::evaluation
+    /// Throws Error when the folder has no tokenizer.
+    const Tokenizer& tokenizer() const;
+    const Tokenizer* tokenizer_or_null() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
+    /// data.val of the run that wrote the checkpoint, or empty.
+    const std::string& validation_data() const { return validation_data_; }
+
+  private:
+    void build(Arena& arena, DType dtype, For use);
+
+    std::filesystem::path path_;
+    GPTShape shape_;
+    int sequence_length_ = 0;
+    std::string validation_data_;
+    std::optional<Tokenizer> tokenizer_;
+    std::unique_ptr<Arena> arena_;
+    Stream stream_;
+    std::unique_ptr<ParameterStore> parameters_;
+    std::unique_ptr<GPT> model_;
+    std::unique_ptr<Generator> generator_;
+    EvaluationBatch batch_;
+};
+
+}  // namespace train_gpt

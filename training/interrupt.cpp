@@ -1,0 +1,38 @@
+#include "training/interrupt.h"
+
+#include <atomic>
+#include <csignal>
+
+#include <unistd.h>
+
+namespace train_gpt {
+
+namespace {
+
+// A signal handler can reach nothing but a global.
+std::atomic<int> received{0};
+
+void on_signal(int signal) {
+    if (received.exchange(signal) != 0) ::_exit(128 + signal);
+}
+
+}  // namespace
+
+void catch_interrupts() {
+    struct sigaction action {};
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART;
+    ::sigemptyset(&action.sa_mask);
+    for (int signal : {SIGINT, SIGTERM, SIGUSR1}) ::sigaction(signal, &action, nullptr);
+}
+
+const char* interrupted() {
+    switch (received.load()) {
+        case 0: return nullptr;
+        case SIGINT: return "SIGINT";
+        case SIGTERM: return "SIGTERM";
+        default: return "SIGUSR1";
+    }
+}
+
+}  // namespace train_gpt

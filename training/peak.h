@@ -1,0 +1,12 @@
+// What the device reaches at best, measured: the number that a step's speed is printed beside.
+#pragma once
+#include "kernels/device.h"
+#include "kernels/dtype.h"
+
+namespace train_gpt {
+
+/// FLOP/s (2·M·N·K per product) of the fastest of several large matrix products in this dtype through linear_forward.
+/// Takes about a quarter of a second.
+double measure_peak_flops(const Device& device, DType dtype);
+
+}  // namespace train_gpt

@@ -1,0 +1,111 @@
+#include "training/run_folder.h"
+
+#include <cerrno>
+#include <cstring>
+
+#include <fcntl.h>
+#include <nlohmann/json.hpp>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "dataloader/prepare.h"
+#include "kernels/device.h"
+#include "kernels/error.h"
+#include "kernels/file.h"
+#include "training/version.h"
+
+namespace train_gpt {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+RunFolder::RunFolder(const fs::path& path) : path_(path) {
+    make_directory(path);
+    const fs::path file = path / "lock";
+    lock_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (lock_ < 0)
+        throw Error("cannot write into the run folder ", path.string(), ": ", std::strerror(errno),
+                    "; choose another run_dir");
+    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+        ::close(lock_);
+        throw Error("another run is writing into ", path.string(),
+                    "; wait for it, stop it, or choose another folder with --set run_dir=…");
+    }
+}
+
+RunFolder::~RunFolder() { ::close(lock_); }
+
+namespace {
+
+/// The files that a glob names, with the hashes that the data.json beside them recorded when they were written.
+Json describe_data(const std::string& pattern) {
+    if (pattern == "synthetic" || pattern.empty()) return pattern;
+    Json files = Json::array();
+    for (const fs::path& path : glob_files(pattern)) {
+        Json entry = {{"path", path.string()}, {"bytes", fs::file_size(path)}};
+        const fs::path folder = path.parent_path();
+        if (fs::exists(folder / "data.json"))
+            for (const PreparedShard& shard : read_data_manifest(folder).shards)
+                if (shard.name == path.filename()) {
+                    entry["tokens"] = shard.tokens;
+                    entry["text_bytes"] = shard.bytes;
+                    entry["xxh3"] = shard.hash;
+                }
+        files.push_back(std::move(entry));
+    }
+    return files;
+}
+
+}  // namespace
+
+void RunFolder::describe(const Config& config) {
+    char host[256] = "unknown";
+    ::gethostname(host, sizeof host - 1);
+    const CpuInfo cpu = cpu_info();
+    const Json manifest = {{"program", version()},
+                           {"host", host},
+                           {"cpu", cpu.model},
+                           {"threads", cpu.threads},
+                           {"seed", config.seed},
+                           {"tokenizer", config.tokenizer.path},
+                           {"train", describe_data(config.data.train)},
+                           {"val", describe_data(config.data.val)}};
+    write_file(path_ / "config.json", to_json(config));
+    write_file(path_ / "manifest.json", manifest.dump(2) + "\n");
+}
+
+MetricsLog::MetricsLog(const fs::path& run_dir, int64_t resume_step) : path_(run_dir / "metrics.jsonl") {
+    if (fs::exists(path_)) {
+        std::string kept;
+        {
+            const MappedFile file(path_);
+            std::string_view rest = file.text();
+            for (size_t end; (end = rest.find('\n')) != std::string_view::npos; rest.remove_prefix(end + 1)) {
+                const std::string_view line = rest.substr(0, end);
+                const Json json = Json::parse(line, nullptr, false);
+                if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) continue;
+                const int64_t step = json["step"].get<int64_t>();
+                if (step > resume_step) continue;
+                kept.append(line).push_back('\n');
+                if (json.contains("val_loss")) last_evaluation_ = step;
+            }
+        }
+        write_file(path_, kept);
+    }
+    file_.open(path_, std::ios::app);
+    if (!file_)
+        throw Error("cannot write ", path_.string(), ": ", std::strerror(errno), "; choose another run_dir");
+}
+
+void MetricsLog::write(const Fields& fields) {
+    Json json;
+    for (const auto& [name, value] : fields) std::visit([&, &key = name](const auto& v) { json[key] = v; }, value);
+    file_ << json.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n' << std::flush;
+    if (!file_ && !failed_) {
+        failed_ = true;
+        std::fprintf(stderr, "warning: cannot write %s (%s); training goes on without it\n", path_.c_str(),
+                     std::strerror(errno));
+    }
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,61 @@
+// A run's folder: one run at a time writes into it, and it tells afterwards what the run was.
+//
+//   config.json        the resolved configuration
+//   manifest.json      version, host, seed, data files with sizes and the hashes that `tokenize` recorded
+//   metrics.jsonl      one JSON object a line: training steps, evaluations
+//   step-NNNNNNNN/     checkpoints
+//   lock               held while a run is going on
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "training/config.h"
+
+namespace train_gpt {
+
+class RunFolder {
+  public:
+    /// Makes the folder where it does not exist and locks it. Throws Error when another run holds it.
+    explicit RunFolder(const std::filesystem::path& path);
+    ~RunFolder();
+    RunFolder(const RunFolder&) = delete;
+    RunFolder& operator=(const RunFolder&) = delete;
+
+    const std::filesystem::path& path() const { return path_; }
+    /// Writes config.json and manifest.json.
+    void describe(const Config& config);
+
+  private:
+    std::filesystem::path path_;
+    int lock_ = -1;
+};
+
+/// metrics.jsonl. Every line is one valid JSON object; NaN and infinities are written as null.
+class MetricsLog {
+  public:
+    using Value = std::variant<int64_t, double, std::string>;
+    using Fields = std::vector<std::pair<std::string, Value>>;
+
+    /// Keeps the lines of steps <= resume_step of an earlier run in this folder, and drops the rest: those steps
+    /// come again. A half-written last line is dropped.
+    MetricsLog(const std::filesystem::path& run_dir, int64_t resume_step);
+
+    /// The last step <= resume_step whose evaluation an earlier run wrote, or −1.
+    int64_t last_evaluation() const { return last_evaluation_; }
+
+    /// Appends one line. A disk that is full does not end the run: it is said once on stderr.
+    void write(const Fields& fields);
+
+  private:
+    std::filesystem::path path_;
+    std::ofstream file_;
+    int64_t last_evaluation_ = -1;
+    bool failed_ = false;
+};
+
+}  // namespace train_gpt

@@ -1,0 +1,94 @@
+// Tensors in one file: the safetensors format of Hugging Face.
+//
+//   8 bytes   N, little-endian: length of the header
+//   N bytes   JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, …,
+//   "__metadata__": {…}} the rest  the tensors' bytes, row-major, little-endian, without gaps;
+//   offsets count from the end of the header
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/file.h"
+
+namespace train_gpt {
+
+struct TensorInfo {
+    std::string name;
+    std::string dtype;  // F64 F32 F16 BF16, F8_E4M3 F8_E5M2 F8_E8M0, I64 I32 I16 I8, U64 U32 U16
+                        // U8, BOOL, C64
+    std::vector<int64_t> shape;
+    uint64_t begin = 0, end = 0;  // bytes, counted from the end of the header
+
+    /// Elements, 1 for a scalar (empty shape).
+    int64_t numel() const;
+};
+
+/// A safetensors file, mapped read-only. The constructor checks the whole header: its length, its
+/// JSON, every key and type, that bytes = shape × dtype, and that the tensors fill the file without
+/// gap or overlap. Whatever is wrong is an Error that names the file and the tensor. Contents are
+/// not checked (the format has no checksum).
+class SafetensorsFile {
+  public:
+    explicit SafetensorsFile(const std::filesystem::path& path);
+
+    const std::filesystem::path& path() const { return file_.path(); }
+    /// In the order of their bytes in the file.
+    const std::vector<TensorInfo>& tensors() const { return tensors_; }
+    const std::map<std::string, std::string>& metadata() const { return metadata_; }
+
+    /// Null when there is no tensor of that name.
+    const TensorInfo* find(const std::string& name) const;
+    /// The same, but a missing tensor, or one of another shape, is an Error.
+    const TensorInfo& at(const std::string& name) const;
+    const TensorInfo& at(const std::string& name, std::span<const int64_t> shape) const;
+
+    /// The raw bytes of one of tensors(), valid as long as this object. They need not be aligned.
+    std::span<const std::byte> data(const TensorInfo& info) const;
+
+    /// Elements [first, first + count) in row-major order as floats: F32 and, converted, F64
+    /// (rounded), F16 and BF16 (exact). Any other dtype is an Error. count = -1: up to the last.
+    void read_floats(const TensorInfo& info, float* out, int64_t first = 0,
+                     int64_t count = -1) const;
+    /// The same as integers, from I64, I32, I16, I8, U32, U16, U8; a value beyond int32 is an
+    /// Error.
+    std::vector<int32_t> read_integers(const TensorInfo& info) const;
+
+  private:
+    MappedFile file_;
+    uint64_t data_start_ = 0;
+    std::vector<TensorInfo> tensors_;
+    std::map<std::string, const TensorInfo*> by_name_;
+    std::map<std::string, std::string> metadata_;
+};
+
+/// Writes a safetensors file as a stream; it appears under its name with commit() (see AtomicFile).
+/// The data begins at a multiple of 64 bytes. Metadata {"format": "pt"} is what Hugging Face's
+/// transformers asks for.
+class SafetensorsWriter {
+  public:
+    /// `tensors` in the order in which their bytes follow; begin and end are ignored. An unknown
+    /// dtype, a negative extent or a name that occurs twice is an Error.
+    SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> tensors,
+                      const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+
+    /// The next bytes: the tensors in order, each in as many pieces as suit the caller.
+    void append(std::span<const std::byte> bytes);
+    /// Throws Error unless exactly the announced bytes were appended.
+    void commit();
+
+    /// With begin and end as written.
+    const std::vector<TensorInfo>& tensors() const { return tensors_; }
+
+  private:
+    AtomicFile file_;
+    std::filesystem::path path_;
+    std::vector<TensorInfo> tensors_;
+    uint64_t expected_ = 0, appended_ = 0;
+};
+
+}  // namespace train_gpt

@@ -1,0 +1,30 @@
+#include "training/version.h"
+
+#include "kernels/device.h"
+#include "kernels/error.h"
+
+#ifndef TRAIN_GPT_VERSION
+#define TRAIN_GPT_VERSION "unknown"
+#endif
+
+namespace train_gpt {
+
+std::string version() { return TRAIN_GPT_VERSION; }
+
+std::string version_report() {
+    return concat("train_gpt ", version(), "\n", "built with ",
+#ifdef __VERSION__
+                  "gcc-compatible compiler ", __VERSION__,
+#else
+                  "an unknown compiler",
+#endif
+                  ", ",
+#ifdef NDEBUG
+                  "release",
+#else
+                  "with assertions",
+#endif
+                  "\n", describe_devices());
+}
+
+}  // namespace train_gpt
