@@ -1,12 +1,14 @@
-// Batches from token shards: training samples in a shuffled order that depends on (seed, step) alone, prefetched on a
-// thread; and the validation split in file order, complete.
+// Batches from token shards: training samples in a shuffled order that depends on (seed, step)
+// alone, prefetched on a thread; and the validation split in file order, complete.
 //
-// A training sample is a window: T + 1 consecutive tokens of one shard, starting at a multiple of T. Window w holds tokens
-// [w·T, w·T + T]: the last token of one window is the first of the next, so that each is predicted once. A shard of n tokens has
-// floor((n - 1) / T) windows; the rest of its tokens (fewer than T + 1) is left out.
+// A training sample is a window: T + 1 consecutive tokens of one shard, starting at a multiple of
+// T. Window w holds tokens [w·T, w·T + T]: the last token of one window is the first of the next,
+// so that each is predicted once. A shard of n tokens has floor((n - 1) / T) windows; the rest of
+// its tokens (fewer than T + 1) is left out.
 //
-// Documents: an end_of_text token belongs to the document it ends; the next token begins another. doc_start[t] is the position in
-// the window of the first token of the document that token t belongs to; before the first border in a window it is 0.
+// Documents: an end_of_text token belongs to the document it ends; the next token begins another.
+// doc_start[t] is the position in the window of the first token of the document that token t
+// belongs to; before the first border in a window it is 0.
 #pragma once
 #include <condition_variable>
 #include <cstddef>
@@ -45,32 +47,35 @@ struct LoaderOptions {
 /// Windows of all shards together. Throws Error when there is none.
 int64_t count_windows(const TokenShards& shards, int T);
 
-/// This rank's training micro-batches, in order, without end. Sample b of micro-batch m of a step is number
+/// This rank's training micro-batches, in order, without end. Sample b of micro-batch m of a step
+/// is number
 ///
 ///     g = (step · micro_batches_per_step + m) · B + b
 ///     epoch = floor(g / windows),  window = permutation(seed, epoch, g mod windows)
 ///
-/// over the windows of all shards: each is seen exactly once an epoch, and a step's samples and their order depend neither on the
-/// number of ranks nor on how they are cut into micro-batches. Rank r of `world` takes micro-batches
-/// [r·m/world, (r+1)·m/world) of the m of a step.
+/// over the windows of all shards: each is seen exactly once an epoch, and a step's samples and
+/// their order depend neither on the number of ranks nor on how they are cut into micro-batches.
+/// Rank r of `world` takes micro-batches [r·m/world, (r+1)·m/world) of the m of a step.
 class TrainLoader {
   public:
     /// Returns memory for that many bytes, aligned for int32, which outlives the loader.
     using Allocator = std::function<void*(size_t bytes)>;
 
-    /// Starts the thread. `allocate` is called once, for buffer_bytes(options); by default the loader owns its memory.
-    /// Throws Error when options are out of range, when there are fewer micro-batches than ranks, and when the shards hold no window.
+    /// Starts the thread. `allocate` is called once, for buffer_bytes(options); by default the
+    /// loader owns its memory. Throws Error when options are out of range, when there are fewer
+    /// micro-batches than ranks, and when the shards hold no window.
     TrainLoader(std::shared_ptr<const TokenShards> shards, const LoaderOptions& options,
                 const Allocator& allocate = {});
     ~TrainLoader();
     TrainLoader(const TrainLoader&) = delete;
     TrainLoader& operator=(const TrainLoader&) = delete;
 
-    /// The memory a loader of these options holds: (prefetch + 1) micro-batches of three int32 each token. Throws Error for options
-    /// out of range.
+    /// The memory a loader of these options holds: (prefetch + 1) micro-batches of three int32 each
+    /// token. Throws Error for options out of range.
     static size_t buffer_bytes(const LoaderOptions& options);
 
-    /// The next micro-batch; valid until the following next(). Rethrows what went wrong on the thread, after the batches before it.
+    /// The next micro-batch; valid until the following next(). Rethrows what went wrong on the
+    /// thread, after the batches before it.
     const HostBatch& next();
 
     int64_t windows_per_epoch() const { return windows_; }
@@ -104,12 +109,13 @@ class TrainLoader {
     std::thread thread_;  // last: it uses all of the above
 };
 
-/// The validation split in file order: windows of T targets, shard after shard. The last window of a shard may be short: its
-/// remaining positions have token 0 and target -1. So every token of a shard but the first is predicted exactly once, up to
-/// max_tokens targets in all.
+/// The validation split in file order: windows of T targets, shard after shard. The last window of
+/// a shard may be short: its remaining positions have token 0 and target -1. So every token of a
+/// shard but the first is predicted exactly once, up to max_tokens targets in all.
 class ValidationWindows {
   public:
-    /// max_tokens = 0 means all. Throws Error when T < 1, max_tokens < 0, or there is nothing to predict.
+    /// max_tokens = 0 means all. Throws Error when T < 1, max_tokens < 0, or there is nothing to
+    /// predict.
     ValidationWindows(std::shared_ptr<const TokenShards> shards, int T, int64_t max_tokens);
 
     /// Windows in all.
@@ -117,8 +123,9 @@ class ValidationWindows {
     /// Targets in all that are not -1.
     int64_t target_tokens() const { return target_tokens_; }
 
-    /// Fills tokens, targets, doc_start [B, T] with windows first_window … first_window + B - 1; those past the end have token 0,
-    /// target -1 and doc_start 0 everywhere. doc_start may be null. Throws what TokenShards::copy throws.
+    /// Fills tokens, targets, doc_start [B, T] with windows first_window … first_window + B - 1;
+    /// those past the end have token 0, target -1 and doc_start 0 everywhere. doc_start may be
+    /// null. Throws what TokenShards::copy throws.
     void fill(int64_t first_window, int B, int32_t* tokens, int32_t* targets, int32_t* doc_start,
               std::optional<uint32_t> end_of_text) const;
 

@@ -40,7 +40,7 @@ constexpr const char* kManifest = "data.json";
 constexpr const char* kTokenizerFile = "tokenizer.json";
 constexpr int64_t kChunkBytes = 1 << 20;
 
-// ---- The text ---------------------------------------------------------------------------------------------------------
+// ---- The text -----------------------------------------------------------------------------------
 
 /// The files as one text: byte p of it lies in the file i with begin(i) <= p < begin(i + 1).
 class Corpus {
@@ -90,7 +90,8 @@ class Corpus {
             if (begin(i + 1) <= from) continue;
             const std::string_view here = text(i);
             size_t p = static_cast<size_t>(from - begin(i));
-            // A character has at most three such bytes; more of them are no UTF-8, and any place is as good.
+            // A character has at most three such bytes; more of them are no UTF-8, and any place is
+            // as good.
             for (int n = 0; n < 3 && p > 0 && p < here.size() && (here[p] & 0xC0) == 0x80; ++n) ++p;
             return begin(i) + static_cast<int64_t>(p);
         }
@@ -169,10 +170,10 @@ std::pair<Split, Split> split_documents(const Corpus& corpus, int64_t cut) {
     return splits;
 }
 
-// ---- Encoding ---------------------------------------------------------------------------------------------------------
+// ---- Encoding -----------------------------------------------------------------------------------
 
-/// Whether a character that is no white space in any sense begins at text[at]: ASCII, or well-formed UTF-8 outside the blocks that hold
-/// Unicode's spaces.
+/// Whether a character that is no white space in any sense begins at text[at]: ASCII, or
+/// well-formed UTF-8 outside the blocks that hold Unicode's spaces.
 bool begins_word(std::string_view text, size_t at) {
     const auto byte = [&](size_t i) {
         return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
@@ -226,8 +227,8 @@ void parallel_for(size_t n, const std::function<void(size_t)>& work) {
         if (failure) std::rethrow_exception(failure);
 }
 
-/// Whether encodable_piece() holds for this vocabulary. Not so when it puts a space before every text, or has an added token that goes
-/// over a line border.
+/// Whether encodable_piece() holds for this vocabulary. Not so when it puts a space before every
+/// text, or has an added token that goes over a line border.
 bool encodes_in_pieces(const Tokenizer& tokenizer) {
     if (tokenizer.decode(tokenizer.encode("x")) != "x") return false;
     for (uint32_t id = 0; id < tokenizer.vocab_size(); ++id) {
@@ -238,7 +239,8 @@ bool encodes_in_pieces(const Tokenizer& tokenizer) {
     return true;
 }
 
-/// Encodes a split into shards PREFIX_*.bin of `folder`. Tokens come in the order of the text whichever thread made them.
+/// Encodes a split into shards PREFIX_*.bin of `folder`. Tokens come in the order of the text
+/// whichever thread made them.
 std::vector<PreparedShard> encode_split(const Split& split, const std::string& name,
                                         const Tokenizer& tokenizer, const fs::path& folder,
                                         int64_t shard_tokens) {
@@ -292,7 +294,7 @@ std::vector<PreparedShard> encode_split(const Split& split, const std::string& n
     return shards;
 }
 
-// ---- The folder -------------------------------------------------------------------------------------------------------
+// ---- The folder ---------------------------------------------------------------------------------
 
 bool is_shard_name(std::string_view name) {
     return (name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(".bin") &&
@@ -321,7 +323,8 @@ std::string to_text(const DataManifest& manifest) {
     return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-/// A folder that nobody else prepares at the same time, and a hidden folder in it for what is not complete yet.
+/// A folder that nobody else prepares at the same time, and a hidden folder in it for what is not
+/// complete yet.
 class Workplace {
   public:
     explicit Workplace(const fs::path& out) : staging_(out / ".tokenize.tmp") {
@@ -358,7 +361,8 @@ class Workplace {
     bool made_ = false;
 };
 
-/// Names in `out` that an earlier prepare() made and that this one may replace. Throws Error when others are in its way.
+/// Names in `out` that an earlier prepare() made and that this one may replace. Throws Error when
+/// others are in its way.
 std::set<std::string> replaceable(const fs::path& out, bool keeps_tokenizer) {
     std::set<std::string> known;
     if (fs::exists(out / kManifest)) {
@@ -386,8 +390,9 @@ void move_file(const fs::path& from, const fs::path& to) {
                     "; run the same command again");
 }
 
-/// Moves the finished files from the staging folder to `out`. Killed at any moment, the manifest there lists every shard that may be
-/// left, old or new, so that no later run takes a mixture for good or for foreign.
+/// Moves the finished files from the staging folder to `out`. Killed at any moment, the manifest
+/// there lists every shard that may be left, old or new, so that no later run takes a mixture for
+/// good or for foreign.
 void publish(const fs::path& staging, const fs::path& out, DataManifest manifest,
              const std::set<std::string>& old, bool keeps_tokenizer) {
     std::set<std::string> fresh;
@@ -419,7 +424,7 @@ void publish(const fs::path& staging, const fs::path& out, DataManifest manifest
     sync_directory(out);
 }
 
-// ---- Reporting --------------------------------------------------------------------------------------------------------
+// ---- Reporting ----------------------------------------------------------------------------------
 
 std::string megabytes(int64_t bytes) {
     char text[32];
@@ -467,9 +472,9 @@ bool same_file(const fs::path& a, const fs::path& b) {
 }  // namespace
 
 size_t encodable_piece(std::string_view text, size_t wanted) {
-    // A line break between two words is such a place: the patterns let one follow punctuation and join other white space,
-    // but no piece goes on behind it with a word. ('/' is left out for patterns that let line breaks and slashes follow
-    // punctuation together, as o200k does.)
+    // A line break between two words is such a place: the patterns let one follow punctuation and
+    // join other white space, but no piece goes on behind it with a word. ('/' is left out for
+    // patterns that let line breaks and slashes follow punctuation together, as o200k does.)
     for (size_t at = wanted; at < text.size(); ++at) {
         at = text.find('\n', at);
         if (at == std::string_view::npos || at + 1 >= text.size()) break;

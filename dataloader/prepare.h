@@ -18,28 +18,34 @@ struct PrepareOptions {
     int64_t shard_tokens = 100'000'000;  // tokens in a shard
 };
 
-/// Encodes texts into a folder: tokenizer.json, train_000000.bin …, val_000000.bin … (dataloader/shard.h) and data.json, the
-/// manifest of them.
+/// Encodes texts into a folder: tokenizer.json, train_000000.bin …, val_000000.bin …
+/// (dataloader/shard.h) and data.json, the manifest of them.
 ///
-/// Documents: each file is one, or several where a line is exactly "<|endoftext|>" (that line is not part of the text). Every document
-/// is ended by the tokenizer's end-of-text token when it has one. Any bytes are text; nothing is normalised.
+/// Documents: each file is one, or several where a line is exactly "<|endoftext|>" (that line is
+/// not part of the text). Every document is ended by the tokenizer's end-of-text token when it has
+/// one. Any bytes are text; nothing is normalised.
 ///
-/// Validation: the last val_fraction of the bytes of all files in their order, cut at the line border nearest behind (or else before)
-/// that place; where lines are too long for that, between two UTF-8 characters. A document that is cut has no end-of-text token at
-/// the cut. The tokenizer is trained on what comes before the cut only.
+/// Validation: the last val_fraction of the bytes of all files in their order, cut at the line
+/// border nearest behind (or else before) that place; where lines are too long for that, between
+/// two UTF-8 characters. A document that is cut has no end-of-text token at the cut. The tokenizer
+/// is trained on what comes before the cut only.
 ///
-/// The result is a function of the input alone, not of the number of threads. `log` (may be null) gets a few lines of progress.
+/// The result is a function of the input alone, not of the number of threads. `log` (may be null)
+/// gets a few lines of progress.
 ///
-/// Everything is made in a hidden folder inside `out` and moved in place at the end. Shards of an earlier run that its data.json lists
-/// are replaced; anything else in the way (shards or a tokenizer.json that no data.json lists) is an error and stays as it is, as is
-/// another process at work in the same folder. Killed between the moves, `out` holds a data.json marked incomplete, and the same
-/// command mends it.
+/// Everything is made in a hidden folder inside `out` and moved in place at the end. Shards of an
+/// earlier run that its data.json lists are replaced; anything else in the way (shards or a
+/// tokenizer.json that no data.json lists) is an error and stays as it is, as is another process at
+/// work in the same folder. Killed between the moves, `out` holds a data.json marked incomplete,
+/// and the same command mends it.
 ///
-/// Throws Error (what, where, how to mend) for bad input and failed writes; UsageError for contradicting options.
+/// Throws Error (what, where, how to mend) for bad input and failed writes; UsageError for
+/// contradicting options.
 void prepare(const PrepareOptions& options, std::FILE* log);
 
-/// Length of the first piece of a document, about `wanted` bytes or a little more, such that encoding that piece and the rest apart
-/// gives the tokens of the whole, with any of the patterns of tokenizer/pretokenize.h; all of `text` when there is no such place.
+/// Length of the first piece of a document, about `wanted` bytes or a little more, such that
+/// encoding that piece and the rest apart gives the tokens of the whole, with any of the patterns
+/// of tokenizer/pretokenize.h; all of `text` when there is no such place.
 size_t encodable_piece(std::string_view text, size_t wanted);
 
 /// One shard in a manifest.

@@ -176,7 +176,8 @@ TokenShards::Shard TokenShards::open_shard(const fs::path& path) {
 }
 
 void TokenShards::check_unchanged(const Shard& shard) const {
-    // Reading a mapping beyond the end of its file kills the process; a file cut or removed in mid-run is said instead.
+    // Reading a mapping beyond the end of its file kills the process; a file cut or removed in
+    // mid-run is said instead.
     std::error_code code;
     const uintmax_t size = fs::file_size(shard.file.path(), code);
     if (code)

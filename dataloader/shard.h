@@ -1,11 +1,13 @@
 // Token shards: files of token ids in llm.c's format, written whole and read through memory maps.
 //
 //     bytes 0..1023   256 int32: [0] magic, [1] version, [2] number of tokens, the rest 0
-//     bytes 1024..    the tokens: uint16 with magic 20240520 version 1, uint32 with magic 20240801 version 7
+//     bytes 1024..    the tokens: uint16 with magic 20240520 and version 1,
+//                                 uint32 with magic 20240801 and version 7
 //
-// Everything is little-endian. The format gives the number of tokens 32 bits; a file may hold more. The truth is the size
-// of the file: (size - 1024) / width. Header [2] must equal its low 32 bits (so up to 2^31 - 1 tokens the format is exactly
-// llm.c's), and header [3], which llm.c leaves 0, must be 0 or its high 32 bits. ShardWriter writes both.
+// Everything is little-endian. The format gives the number of tokens 32 bits; a file may hold more.
+// The truth is the size of the file: (size - 1024) / width. Header [2] must equal its low 32 bits
+// (so up to 2^31 - 1 tokens the format is exactly llm.c's), and header [3], which llm.c leaves 0,
+// must be 0 or its high 32 bits. ShardWriter writes both.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -24,8 +26,9 @@ struct ShardFile {
     int64_t tokens = 0;
 };
 
-/// Writes one stream of tokens as FOLDER/PREFIX_000000.bin, PREFIX_000001.bin, … of `shard_tokens` each (the last has the
-/// rest). Each file appears when it is complete (AtomicFile). 16-bit tokens where the vocabulary allows (<= 65536), else 32.
+/// Writes one stream of tokens as FOLDER/PREFIX_000000.bin, PREFIX_000001.bin, … of `shard_tokens`
+/// each (the last has the rest). Each file appears when it is complete (AtomicFile). 16-bit tokens
+/// where the vocabulary allows (<= 65536), else 32.
 class ShardWriter {
   public:
     ShardWriter(std::filesystem::path folder, std::string prefix, uint32_t vocab_size,
@@ -37,7 +40,8 @@ class ShardWriter {
     /// Appends tokens. Throws Error for an id >= vocab_size and when the disk refuses.
     void append(std::span<const uint32_t> tokens);
 
-    /// Completes the last shard and returns all of them in order. Without it, the last shard does not come into being.
+    /// Completes the last shard and returns all of them in order. Without it, the last shard does
+    /// not come into being.
     std::vector<ShardFile> finish();
 
   private:
@@ -52,13 +56,13 @@ class ShardWriter {
     std::vector<std::byte> buffer_;
 };
 
-/// The tokens of all files that a glob matches, sorted by name, each one shard.
-/// The pattern "synthetic" stands for one shard of 2^24 pseudo-random tokens that needs no file: an endless deterministic
-/// stream for benchmarks (a file of that name is "./synthetic").
+/// The tokens of all files that a glob matches, sorted by name, each one shard. The pattern
+/// "synthetic" stands for one shard of 2^24 pseudo-random tokens that needs no file: an endless
+/// deterministic stream for benchmarks (a file of that name is "./synthetic").
 class TokenShards {
   public:
-    /// Maps every file and checks its header against its size. Throws Error naming the file, the byte and what is wrong.
-    /// Token ids are checked as they are read. 1 <= vocab_size < 2^31.
+    /// Maps every file and checks its header against its size. Throws Error naming the file, the
+    /// byte and what is wrong. Token ids are checked as they are read. 1 <= vocab_size < 2^31.
     TokenShards(const std::string& pattern, uint32_t vocab_size);
 
     bool synthetic() const { return synthetic_; }
@@ -71,9 +75,9 @@ class TokenShards {
         return shards_[static_cast<size_t>(shard)].file.path();
     }
 
-    /// out[0..n) = tokens [offset, offset + n) of a shard; the range must lie inside it. Safe from several threads at once.
-    /// Throws Error for an id >= vocab_size (file and byte offset) and when the file vanished or changed its size since it was
-    /// mapped.
+    /// out[0..n) = tokens [offset, offset + n) of a shard; the range must lie inside it. Safe from
+    /// several threads at once. Throws Error for an id >= vocab_size (file and byte offset) and
+    /// when the file vanished or changed its size since it was mapped.
     void copy(int shard, int64_t offset, int64_t n, int32_t* out) const;
 
   private:

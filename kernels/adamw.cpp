@@ -57,7 +57,7 @@ void update(const AdamWSegment& segment, int64_t first, int64_t count, const Con
         m[i] = m_i;
         v[i] = v_i;
         master[i] = theta;
-        if (write_weights) weights[i] = bf16(theta);
+        if (write_weights) store(weights[i], theta);
     }
 }
 

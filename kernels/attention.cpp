@@ -24,7 +24,9 @@
 // GCC 11 and 12 take the undefined operand inside their own intrinsics for a mistake.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
+#if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 #endif
@@ -203,6 +205,18 @@ struct Bf16Pairs {
 };
 #endif
 
+/// Compilers like to read a row of B anew for each multiply-add that uses it, which makes loads the limit.
+template <class Vector>
+[[gnu::always_inline]] inline void keep_in_register(Vector& x) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(x));
+#elif defined(__SSE2__)
+    asm("" : "+x"(x));
+#elif defined(__aarch64__)
+    asm("" : "+w"(x));
+#endif
+}
+
 enum class A { rows, columns };      // how the broadcast operand lies: A[m, k] or A[k, m]
 enum class C { scale, accumulate };  // C = factor·A·B, or C = factor[m]·C + A·B
 
@@ -229,6 +243,7 @@ template <class Engine, A order, C update, int N>
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) {
             row[n] = *reinterpret_cast<const typename Engine::Vector*>(b + n * lanes);
+            keep_in_register(row[n]);
         }
 #pragma GCC unroll 4
         for (int m = 0; m < panel; ++m) {
@@ -269,12 +284,48 @@ static_assert(tile % lanes == 0 && tile % panel == 0 && lanes % panel == 0 && bl
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 int padded_head(int D) { return static_cast<int>(round_up(D, lanes)); }
 
-// ---------------------------------------------------------------------------------------------------- packing
+// ------------------------------------------------------------------------------------------------ prefetching
 
 template <class T>
 inline T* at(const HeadsView& view, int64_t b, int64_t t, int64_t h) {
     return static_cast<T*>(view.data) + b * view.batch + t * view.token + h * view.head;
 }
+
+/// Rows of the tensors that will be read or written soon. A head's rows lie far apart, where no hardware prefetcher follows;
+/// brought into the second-level cache a few with each panel of a product, they cost nothing. What was added last is
+/// wanted first. Only a hint: what does not fit is forgotten.
+class Prefetch {
+  public:
+    template <class Storage>
+    void add(const HeadsView& view, int64_t b, int64_t t, int64_t h, int64_t rows, int D) {
+        if (count_ == capacity || rows <= 0) return;
+        parts_[count_++] = {reinterpret_cast<const char*>(at<const Storage>(view, b, t, h)),
+                            view.token * static_cast<int64_t>(sizeof(Storage)), rows, D * static_cast<int>(sizeof(Storage))};
+    }
+
+    void some() {
+        for (int i = 0; i < rows_at_once && count_ > 0; ++i) {
+            Part& part = parts_[count_ - 1];
+            for (int offset = 0; offset < part.bytes; offset += 64) __builtin_prefetch(part.row + offset, 0, 2);
+            __builtin_prefetch(part.row + part.bytes - 1, 0, 2);
+            part.row += part.stride;
+            if (--part.rows == 0) --count_;
+        }
+    }
+
+  private:
+    static constexpr int capacity = 16;
+    static constexpr int rows_at_once = 4;  // a block's panels are as many as a third of the rows it touches
+    struct Part {
+        const char* row;
+        int64_t stride, rows;
+        int bytes;
+    };
+    Part parts_[capacity];
+    int count_ = 0;
+};
+
+// ---------------------------------------------------------------------------------------------------- packing
 
 inline void convert(float* dst, const float* src, int n) { std::memcpy(dst, src, sizeof(float) * static_cast<size_t>(n)); }
 inline void convert(bf16* dst, const bf16* src, int n) { std::memcpy(dst, src, sizeof(bf16) * static_cast<size_t>(n)); }
@@ -339,8 +390,31 @@ const bf16* pack_depth(bf16* dst, const bf16* src, int rows, int padded) {
 #endif
 
 template <class Storage>
-void write_row(Storage* dst, const float* src, float factor, int D) {
+inline void write_row(Storage* __restrict dst, const float* __restrict src, float factor, int D) {
     for (int d = 0; d < D; ++d) dst[d] = Storage(src[d] * factor);
+}
+template <class Storage>
+void write_rows(Storage* dst, int64_t stride, const float* src, int padded, float factor, int rows, int D) {
+    for (int r = 0; r < rows; ++r) write_row(dst + r * stride, src + r * padded, factor, D);
+}
+
+/// dst[r] = Σ_d a[r, d]·b[r, d]
+template <class Storage>
+void row_products(float* dst, const Storage* a, int64_t a_stride, const Storage* b, int64_t b_stride, int rows, int D) {
+    for (int r0 = 0; r0 < rows; r0 += lanes) {
+        const int count = std::min(lanes, rows - r0);
+        vfloat sums[lanes] = {};
+        alignas(64) float rest[lanes] = {}, total[lanes];
+        for (int i = 0; i < count; ++i) {
+            const Storage* x = a + (r0 + i) * a_stride;
+            const Storage* y = b + (r0 + i) * b_stride;
+            int d = 0;
+            for (; d + lanes <= D; d += lanes) sums[i] += load_unaligned(x + d) * load_unaligned(y + d);
+            for (; d < D; ++d) rest[i] += to_float(x[d]) * to_float(y[d]);
+        }
+        store(total, reduce_rows(sums, take_sum));
+        for (int i = 0; i < count; ++i) dst[r0 + i] = total[i] + rest[i];
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------- scratch
@@ -469,12 +543,13 @@ int64_t first_key(const AttentionShape& shape, int64_t b, int64_t t0, int rows) 
 /// c = factor·(a·b) for the vectors of each panel that someone sees: scores, or dP. `words` spans the head dimension.
 template <class Engine>
 void multiply_visible(const Visibility& view, int rows, int words, const typename Engine::Element* a,
-                      const typename Engine::Element* b, float* c, float factor) {
+                      const typename Engine::Element* b, float* c, float factor, Prefetch& prefetch) {
     using Word = const typename Engine::Word;
     for (int v = 0; v < tile / lanes; v += max_columns) {
         for (int r = 0; r < rows; r += panel) {
             const int columns = std::min(max_columns, view.vectors(r) - v);
             if (columns <= 0) continue;
+            prefetch.some();
             multiply_columns<Engine, A::rows, C::scale>(
                 columns, words, reinterpret_cast<Word*>(a) + r * words, static_cast<ptrdiff_t>(words),
                 reinterpret_cast<Word*>(b) + v * lanes, static_cast<ptrdiff_t>(tile), c + r * tile + v * lanes,
@@ -486,7 +561,7 @@ void multiply_visible(const Visibility& view, int rows, int words, const typenam
 /// c[r, :] = rescale[r]·c[r, :] + Σ over visible keys of a[r, key]·b[key, :]: O, or dQ.
 template <class Engine>
 void multiply_keys(const Visibility& view, int rows, int head, const typename Engine::Element* a,
-                   const typename Engine::Element* b, float* c, const float* rescale) {
+                   const typename Engine::Element* b, float* c, const float* rescale, Prefetch& prefetch) {
     using Word = const typename Engine::Word;
     const int vectors = head / lanes;
     for (int v = 0; v < vectors; v += max_columns) {
@@ -494,6 +569,7 @@ void multiply_keys(const Visibility& view, int rows, int head, const typename En
         for (int r = 0; r < rows; r += panel) {
             const int keys = view.end(r + panel - 1);
             const int words = (keys + Engine::depth - 1) / Engine::depth;
+            prefetch.some();
             multiply_columns<Engine, A::rows, C::accumulate>(
                 columns, words, reinterpret_cast<Word*>(a) + r * (tile / Engine::depth),
                 static_cast<ptrdiff_t>(tile / Engine::depth), reinterpret_cast<Word*>(b) + v * lanes,
@@ -506,7 +582,7 @@ void multiply_keys(const Visibility& view, int rows, int head, const typename En
 /// c[key, :] += Σ over rows that see the key of a[r, key]·b[r, :]: dV, or dK.
 template <class Engine>
 void multiply_rows(const Visibility& view, int rows, int head, const typename Engine::Element* a,
-                   const typename Engine::Element* b, float* c) {
+                   const typename Engine::Element* b, float* c, Prefetch& prefetch) {
     using Word = const typename Engine::Word;
     const int vectors = head / lanes, words = rows / Engine::depth;
     for (int v = 0; v < vectors; v += max_columns) {
@@ -514,6 +590,7 @@ void multiply_rows(const Visibility& view, int rows, int head, const typename En
         for (int key = 0; key < view.keys; key += panel) {
             const int first = view.first_row(key) / Engine::depth;
             if (first >= words) break;
+            prefetch.some();
             multiply_columns<Engine, A::columns, C::accumulate>(
                 columns, words - first, reinterpret_cast<Word*>(a) + first * tile + key,
                 static_cast<ptrdiff_t>(tile), reinterpret_cast<Word*>(b) + first * head + v * lanes,
@@ -591,14 +668,20 @@ void softmax_step(const Visibility& view, int rows, float* scores, float* row_ma
 }
 
 /// Queries [t0, t0 + 256) of one head.
+struct ForwardBlock {
+    int64_t b, h, t0;
+};
+
+/// next: what this thread does afterwards, or null.
 template <class Engine, class Storage>
-void forward_block(const AttentionForward& args, int64_t b, int64_t h, int64_t t0, char* memory) {
+void forward_block(const AttentionForward& args, const ForwardBlock& block, const ForwardBlock* next, char* memory) {
     using Element = typename Engine::Element;
     const AttentionShape& shape = args.shape;
     Pieces pieces(memory);
     const ForwardScratch<Engine> my(pieces, shape);
 
-    const int64_t h_kv = h / (shape.H / shape.H_kv), offset = shape.S - shape.T;
+    const auto [b, h, t0] = block;
+    const int64_t group = shape.H / shape.H_kv, h_kv = h / group, offset = shape.S - shape.T;
     const int D = shape.D, head = padded_head(D), words = head / Engine::depth;
     const int rows = static_cast<int>(std::min<int64_t>(block_rows, shape.T - t0));
     const int padded_rows = static_cast<int>(round_up(rows, lanes));
@@ -607,6 +690,14 @@ void forward_block(const AttentionForward& args, int64_t b, int64_t h, int64_t t
     std::fill_n(my.row_max, padded_rows, minus_infinity);
     std::fill_n(my.row_sum, padded_rows * lanes, 0.0f);
     std::fill_n(my.out, static_cast<int64_t>(padded_rows) * head, 0.0f);
+
+    Prefetch prefetch;
+    if (next) {
+        prefetch.add<Storage>(args.k, next->b, 0, next->h / group, std::min(tile, shape.S), D);
+        prefetch.add<Storage>(args.v, next->b, 0, next->h / group, std::min(tile, shape.S), D);
+        prefetch.add<Storage>(args.q, next->b, next->t0, next->h, std::min<int64_t>(block_rows, shape.T - next->t0), D);
+    }
+    prefetch.add<Storage>(args.out, b, t0, h, rows, D);
 
     const int64_t keys_end = t0 + rows + offset;
     for (int64_t key0 = first_key(shape, b, t0, rows) / tile * tile; key0 < keys_end; key0 += tile) {
@@ -618,6 +709,9 @@ void forward_block(const AttentionForward& args, int64_t b, int64_t h, int64_t t
         Element* value_rows = Engine::depth > 1 ? my.key_rows : my.values;
         pack_rows(value_rows, head, at<const Storage>(args.v, b, key0, h_kv), args.v.token, keys, padded_keys, D);
         const Element* values = pack_depth(my.values, value_rows, padded_keys, head);
+        const int64_t after = key0 + tile;
+        prefetch.add<Storage>(args.v, b, after, h_kv, std::min<int64_t>(tile, keys_end - after), D);
+        prefetch.add<Storage>(args.k, b, after, h_kv, std::min<int64_t>(tile, keys_end - after), D);
 
         for (int r0 = 0; r0 < rows; r0 += tile) {
             const int here = std::min(tile, padded_rows - r0);
@@ -625,10 +719,10 @@ void forward_block(const AttentionForward& args, int64_t b, int64_t h, int64_t t
                                   shape.doc_start ? shape.doc_start + b * shape.T + t0 + r0 : nullptr, key0};
             if (view.empty()) continue;
             multiply_visible<Engine>(view, here, words, my.q + r0 * head, my.key_columns, my.scores,
-                                     shape.scale * log2_e);
+                                     shape.scale * log2_e, prefetch);
             softmax_step<Engine>(view, here, my.scores, my.row_max + r0, my.row_sum + r0 * lanes, my.rescale);
             multiply_keys<Engine>(view, here, head, reinterpret_cast<const Element*>(my.scores), values,
-                                  my.out + r0 * head, my.rescale);
+                                  my.out + r0 * head, my.rescale, prefetch);
         }
     }
 
@@ -748,7 +842,7 @@ void softmax_backward_step(const Visibility& view, int rows, const BackwardScrat
     for (int r = 0; r < rows; r += Engine::depth) {
         const int vectors = view.vectors(r / panel * panel);
         // Padding pairs up with the last vector where a row has an odd number of them.
-        vfloat ds_of[Engine::depth][tile / lanes] = {};
+        [[maybe_unused]] vfloat ds_of[Engine::depth][tile / lanes] = {};
         for (int v = 0; v < vectors; ++v) {
             vfloat p[Engine::depth], ds[Engine::depth];
             for (int i = 0; i < Engine::depth; ++i) {
@@ -791,13 +885,14 @@ struct BackwardRange {
     int64_t b, h_kv, h0, h1, t0, t1, s0, s1;
 };
 
+/// next: what this thread does afterwards, or null.
 template <class Engine, class Storage, bool want_dq, bool want_dkv>
-void backward_range(const AttentionBackward& args, const BackwardRange& range, char* memory) {
+void backward_range(const AttentionBackward& args, const BackwardRange& range, const BackwardRange* next, char* memory) {
     using Element = typename Engine::Element;
     const AttentionShape& shape = args.shape;
     Pieces pieces(memory);
     const BackwardScratch<Engine> my(pieces, shape, want_dkv ? range.s1 - range.s0 : 0);
-    const int64_t b = range.b, h_kv = range.h_kv;
+    const int64_t b = range.b, h_kv = range.h_kv, group = shape.H / shape.H_kv;
     const int D = shape.D, head = padded_head(D), words = head / Engine::depth;
     if (want_dkv) {
         std::fill_n(my.dk, round_up(range.s1 - range.s0, tile) * head, 0.0f);
@@ -810,74 +905,95 @@ void backward_range(const AttentionBackward& args, const BackwardRange& range, c
             const int padded_rows = static_cast<int>(round_up(rows, lanes));
             const int64_t keys_begin = std::max(range.s0, first_key(shape, b, t0, rows) / tile * tile);
             const int64_t keys_end = std::min(range.s1, t0 + rows);
-            if (!want_dq && keys_begin >= keys_end) continue;
+            const bool last_of_head = t0 + block_rows >= range.t1, last = last_of_head && h + 1 == range.h1;
+
+            Prefetch prefetch;
+            const auto expect_block = [&](int64_t b2, int64_t h2, int64_t t2, int64_t end, int64_t s2) {
+                const int64_t more = std::min<int64_t>(block_rows, end - t2), keys = std::min<int64_t>(tile, end - s2);
+                prefetch.add<Storage>(args.v, b2, s2, h2 / group, keys, D);
+                prefetch.add<Storage>(args.k, b2, s2, h2 / group, keys, D);
+                prefetch.add<Storage>(args.out, b2, t2, h2, more, D);
+                prefetch.add<Storage>(args.dout, b2, t2, h2, more, D);
+                prefetch.add<Storage>(args.q, b2, t2, h2, more, D);
+            };
+            if (!last) {
+                expect_block(b, last_of_head ? h + 1 : h, last_of_head ? range.t0 : t0 + block_rows, range.t1, range.s0);
+            } else if (next) {
+                expect_block(next->b, next->h0, next->t0, next->t1, next->s0);
+            }
+            if (want_dq) prefetch.add<Storage>(args.dq, b, t0, h, rows, D);
 
             pack_rows(my.q, head, at<const Storage>(args.q, b, t0, h), args.q.token, rows, padded_rows, D);
             pack_rows(my.dout, head, at<const Storage>(args.dout, b, t0, h), args.dout.token, rows, padded_rows, D);
             const Element* q_deep = pack_depth(my.q_deep, my.q, padded_rows, head);
             const Element* dout_deep = pack_depth(my.dout_deep, my.dout, padded_rows, head);
-            for (int r = 0; r < padded_rows; ++r) {
-                my.delta[r] = my.lse[r] = 0;
-                if (r >= rows) continue;
-                const Storage* out = at<const Storage>(args.out, b, t0 + r, h);
-                const Storage* dout = at<const Storage>(args.dout, b, t0 + r, h);
-                vfloat sum = {};
-                int d = 0;
-                for (; d + lanes <= D; d += lanes) sum += load_unaligned(out + d) * load_unaligned(dout + d);
-                float delta = 0;
-                for (int i = 0; i < lanes; ++i) delta += sum[i];
-                for (; d < D; ++d) delta += to_float(out[d]) * to_float(dout[d]);
-                my.delta[r] = delta;
-                my.lse[r] = args.lse[(b * shape.H + h) * shape.T + t0 + r] * log2_e;
-            }
+            std::fill_n(my.delta, padded_rows, 0.0f);
+            std::fill_n(my.lse, padded_rows, 0.0f);
+            row_products(my.delta, at<const Storage>(args.out, b, t0, h), args.out.token,
+                         at<const Storage>(args.dout, b, t0, h), args.dout.token, rows, D);
+            for (int r = 0; r < rows; ++r) my.lse[r] = args.lse[(b * shape.H + h) * shape.T + t0 + r] * log2_e;
             if (want_dq) std::fill_n(my.dq, static_cast<int64_t>(padded_rows) * head, 0.0f);
 
-            for (int64_t key0 = keys_begin; key0 < keys_end; key0 += tile) {
-                const int keys = static_cast<int>(std::min<int64_t>(tile, keys_end - key0));
-                const int padded_keys = static_cast<int>(round_up(keys, lanes));
-                pack_rows(my.key_rows, head, at<const Storage>(args.k, b, key0, h_kv), args.k.token, keys, padded_keys, D);
-                pack_transposed(reinterpret_cast<float*>(my.key_columns), reinterpret_cast<const float*>(my.key_rows),
-                                words, padded_keys);
-                const Element* keys_deep = pack_depth(my.keys_deep, my.key_rows, padded_keys, head);
-                pack_rows(my.value_rows, head, at<const Storage>(args.v, b, key0, h_kv), args.v.token, keys, padded_keys,
-                          D);
-                pack_transposed(reinterpret_cast<float*>(my.value_columns),
-                                reinterpret_cast<const float*>(my.value_rows), words, padded_keys);
+            // The last block goes over all keys of the range, seen or not, for after it their gradients are complete.
+            const bool finish = want_dkv && last;
+            for (int64_t key0 = finish ? range.s0 : keys_begin; key0 < (finish ? range.s1 : keys_end); key0 += tile) {
+                float* dk = my.dk + (key0 - range.s0) * head;
+                float* dv = my.dv + (key0 - range.s0) * head;
+                if (finish) {
+                    prefetch.add<Storage>(args.dv, b, key0, h_kv, std::min<int64_t>(tile, range.s1 - key0), D);
+                    prefetch.add<Storage>(args.dk, b, key0, h_kv, std::min<int64_t>(tile, range.s1 - key0), D);
+                }
+                if (key0 >= keys_begin && key0 < keys_end) {
+                    const int keys = static_cast<int>(std::min<int64_t>(tile, keys_end - key0));
+                    const int padded_keys = static_cast<int>(round_up(keys, lanes));
+                    const Storage* k = at<const Storage>(args.k, b, key0, h_kv);
+                    const Storage* v = at<const Storage>(args.v, b, key0, h_kv);
+                    pack_rows(my.key_rows, head, k, args.k.token, keys, padded_keys, D);
+                    pack_rows(my.value_rows, head, v, args.v.token, keys, padded_keys, D);
+                    pack_transposed(reinterpret_cast<float*>(my.key_columns),
+                                    reinterpret_cast<const float*>(my.key_rows), words, padded_keys);
+                    pack_transposed(reinterpret_cast<float*>(my.value_columns),
+                                    reinterpret_cast<const float*>(my.value_rows), words, padded_keys);
+                    const Element* keys_deep = pack_depth(my.keys_deep, my.key_rows, padded_keys, head);
+                    const int64_t after = key0 + tile;
+                    prefetch.add<Storage>(args.v, b, after, h_kv, std::min<int64_t>(tile, keys_end - after), D);
+                    prefetch.add<Storage>(args.k, b, after, h_kv, std::min<int64_t>(tile, keys_end - after), D);
 
-                for (int r0 = 0; r0 < rows; r0 += tile) {
-                    const int here = std::min(tile, padded_rows - r0);
-                    const Visibility view{t0 + r0 - key0, std::min(here, rows - r0), keys,
-                                          shape.doc_start ? shape.doc_start + b * shape.T + t0 + r0 : nullptr, key0};
-                    if (view.empty()) continue;
-                    multiply_visible<Engine>(view, here, words, my.q + r0 * head, my.key_columns, my.scores,
-                                             shape.scale * log2_e);
-                    multiply_visible<Engine>(view, here, words, my.dout + r0 * head, my.value_columns, my.dp, 1.0f);
-                    softmax_backward_step<Engine>(view, here, my, my.lse + r0, my.delta + r0);
+                    for (int r0 = 0; r0 < rows; r0 += tile) {
+                        const int here = std::min(tile, padded_rows - r0);
+                        const Visibility view{t0 + r0 - key0, std::min(here, rows - r0), keys,
+                                              shape.doc_start ? shape.doc_start + b * shape.T + t0 + r0 : nullptr, key0};
+                        if (view.empty()) continue;
+                        multiply_visible<Engine>(view, here, words, my.q + r0 * head, my.key_columns, my.scores,
+                                                 shape.scale * log2_e, prefetch);
+                        multiply_visible<Engine>(view, here, words, my.dout + r0 * head, my.value_columns, my.dp, 1.0f,
+                                                 prefetch);
+                        softmax_backward_step<Engine>(view, here, my, my.lse + r0, my.delta + r0);
 
-                    const Element *p_columns = my.p_columns, *ds_columns = my.ds_columns, *ds_rows = my.ds_rows;
-                    if constexpr (Engine::depth == 1) {
-                        p_columns = my.scores;
-                        ds_columns = ds_rows = my.dp;
+                        const Element *p_columns = my.p_columns, *ds_columns = my.ds_columns, *ds_rows = my.ds_rows;
+                        if constexpr (Engine::depth == 1) {
+                            p_columns = my.scores;
+                            ds_columns = ds_rows = my.dp;
+                        }
+                        if (want_dkv) {
+                            multiply_rows<Engine>(view, here, head, p_columns, dout_deep + r0 * head, dv, prefetch);
+                            multiply_rows<Engine>(view, here, head, ds_columns, q_deep + r0 * head, dk, prefetch);
+                        }
+                        if (want_dq) {
+                            multiply_keys<Engine>(view, here, head, ds_rows, keys_deep, my.dq + r0 * head, nullptr,
+                                                  prefetch);
+                        }
                     }
-                    if (want_dkv) {
-                        const int64_t at = (key0 - range.s0) * head;
-                        multiply_rows<Engine>(view, here, head, p_columns, dout_deep + r0 * head, my.dv + at);
-                        multiply_rows<Engine>(view, here, head, ds_columns, q_deep + r0 * head, my.dk + at);
-                    }
-                    if (want_dq) multiply_keys<Engine>(view, here, head, ds_rows, keys_deep, my.dq + r0 * head, nullptr);
+                }
+                if (finish) {
+                    const int keys = static_cast<int>(std::min<int64_t>(tile, range.s1 - key0));
+                    write_rows(at<Storage>(args.dk, b, key0, h_kv), args.dk.token, dk, head, shape.scale, keys, D);
+                    write_rows(at<Storage>(args.dv, b, key0, h_kv), args.dv.token, dv, head, 1.0f, keys, D);
                 }
             }
             if (want_dq) {
-                for (int r = 0; r < rows; ++r) {
-                    write_row(at<Storage>(args.dq, b, t0 + r, h), my.dq + r * head, shape.scale, D);
-                }
+                write_rows(at<Storage>(args.dq, b, t0, h), args.dq.token, my.dq, head, shape.scale, rows, D);
             }
-        }
-    }
-    if (want_dkv) {
-        for (int64_t s = range.s0; s < range.s1; ++s) {
-            write_row(at<Storage>(args.dk, b, s, h_kv), my.dk + (s - range.s0) * head, shape.scale, D);
-            write_row(at<Storage>(args.dv, b, s, h_kv), my.dv + (s - range.s0) * head, 1.0f, D);
         }
     }
 }
@@ -926,16 +1042,27 @@ decltype(auto) with_engine(DType dtype, F&& f) {
 #endif
 }
 
-/// Runs task(i, memory) for 0 <= i < count; each writes its own part of the outputs, so that who runs it does not matter.
+/// Runs task(i, next, memory) for 0 <= i < count, where `next` is what the same thread will run afterwards, or −1. Each task
+/// writes its own part of the outputs, so that who runs it does not matter.
 template <class Task>
 void share(int64_t count, int threads, char* scratch, size_t bytes, const Task& task) {
     threads = static_cast<int>(std::min<int64_t>(threads, count));
-    if (threads <= 1) {
-        for (int64_t i = 0; i < count; ++i) task(i, scratch);
-        return;
+    int64_t taken = 0;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const auto take = [&] {
+            int64_t mine;
+#pragma omp atomic capture
+            mine = taken++;
+            return mine < count ? mine : -1;
+        };
+        char* memory = scratch + static_cast<size_t>(omp_get_thread_num()) * bytes;
+        for (int64_t i = take(); i >= 0;) {
+            const int64_t next = take();
+            task(i, next, memory);
+            i = next;
+        }
     }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-    for (int64_t i = 0; i < count; ++i) task(i, scratch + static_cast<size_t>(omp_get_thread_num()) * bytes);
 }
 
 int team_size() { return omp_in_parallel() ? 1 : omp_get_max_threads(); }
@@ -997,14 +1124,19 @@ void attention_forward(Stream& stream, const AttentionForward& args) {
         const bool few = shape.T < few_queries;
         const int64_t blocks = few ? shape.T : blocks_of(shape.T), count = heads * blocks;
         char* scratch = stream.scratch_for<char>(bytes * static_cast<size_t>(std::min<int64_t>(threads, count)));
+        if (few) {
+            share(count, threads, scratch, bytes, [&](int64_t i, int64_t, char* memory) {
+                forward_query<Storage>(args, i / shape.H % shape.B, i % shape.H, i / heads, memory);
+            });
+            return;
+        }
         // The last blocks see most keys: they go first, so that threads end together.
-        share(count, threads, scratch, bytes, [&](int64_t i, char* memory) {
-            const int64_t head = i % heads, block = blocks - 1 - i / heads;
-            if (few) {
-                forward_query<Storage>(args, head / shape.H, head % shape.H, block, memory);
-            } else {
-                forward_block<Engine, Storage>(args, head / shape.H, head % shape.H, block * block_rows, memory);
-            }
+        const auto block = [&](int64_t i) {
+            return ForwardBlock{i % heads / shape.H, i % shape.H, (blocks - 1 - i / heads) * block_rows};
+        };
+        share(count, threads, scratch, bytes, [&](int64_t i, int64_t next, char* memory) {
+            const ForwardBlock mine = block(i), other = block(std::max<int64_t>(next, 0));
+            forward_block<Engine, Storage>(args, mine, next < 0 ? nullptr : &other, memory);
         });
     });
 }
@@ -1037,25 +1169,31 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
         const bool in_blocks = backward_in_blocks(shape, threads);
         const int64_t most = in_blocks ? heads * blocks : key_heads;
         char* scratch = stream.scratch_for<char>(bytes * static_cast<size_t>(std::min<int64_t>(threads, most)));
-        if (!in_blocks) {
-            share(key_heads, threads, scratch, bytes, [&](int64_t i, char* memory) {
-                const int64_t h = i % shape.H_kv;
-                const BackwardRange range{i / shape.H_kv, h, h * group, (h + 1) * group, 0, T, 0, T};
-                backward_range<Engine, Storage, true, true>(args, range, memory);
+        const auto run = [&](int64_t count, auto range_of, auto compute) {
+            share(count, threads, scratch, bytes, [&](int64_t i, int64_t next, char* memory) {
+                const BackwardRange mine = range_of(i), other = range_of(std::max<int64_t>(next, 0));
+                compute(args, mine, next < 0 ? nullptr : &other, memory);
             });
+        };
+        if (!in_blocks) {
+            const auto whole_head = [&](int64_t i) {
+                const int64_t h = i % shape.H_kv;
+                return BackwardRange{i / shape.H_kv, h, h * group, (h + 1) * group, 0, T, 0, T};
+            };
+            run(key_heads, whole_head, backward_range<Engine, Storage, true, true>);
             return;
         }
-        share(heads * blocks, threads, scratch, bytes, [&](int64_t i, char* memory) {
+        const auto queries = [&](int64_t i) {
             const int64_t head = i % heads, h = head % shape.H, t0 = (blocks - 1 - i / heads) * block_rows;
-            const BackwardRange range{head / shape.H, h / group, h, h + 1, t0, std::min<int64_t>(T, t0 + block_rows), 0, T};
-            backward_range<Engine, Storage, true, false>(args, range, memory);
-        });
-        share(key_heads * blocks, threads, scratch, bytes, [&](int64_t i, char* memory) {
+            return BackwardRange{head / shape.H, h / group, h, h + 1, t0, std::min<int64_t>(T, t0 + block_rows), 0, T};
+        };
+        const auto keys = [&](int64_t i) {
             const int64_t head = i % key_heads, h = head % shape.H_kv, s0 = i / key_heads * block_rows;
-            const BackwardRange range{head / shape.H_kv, h, h * group, (h + 1) * group, s0, T,
-                                      s0, std::min<int64_t>(T, s0 + block_rows)};
-            backward_range<Engine, Storage, false, true>(args, range, memory);
-        });
+            return BackwardRange{head / shape.H_kv, h, h * group, (h + 1) * group, s0, T,
+                                 s0, std::min<int64_t>(T, s0 + block_rows)};
+        };
+        run(heads * blocks, queries, backward_range<Engine, Storage, true, false>);
+        run(key_heads * blocks, keys, backward_range<Engine, Storage, false, true>);
     });
 }
 

@@ -249,12 +249,14 @@ CpuInfo cpu_info() {
     return info;
 }
 
-void require_cpu_features() {
-    const uint64_t missing = compiled_instruction_sets & ~cpu_instruction_sets();
+void require_instruction_sets(uint64_t needed, uint64_t present) {
+    const uint64_t missing = needed & ~present;
     if (missing == 0) return;
     throw Error("this binary's kernels use ", names_of(missing),
                 ", which this CPU lacks; rebuild on this machine with make MARCH=native or MARCH=x86-64-v3");
 }
+
+void require_cpu_features() { require_instruction_sets(compiled_instruction_sets, cpu_instruction_sets()); }
 
 void Stream::require_scratch(size_t bytes) const {
     if (bytes <= scratch_bytes) return;

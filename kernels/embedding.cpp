@@ -4,6 +4,8 @@
 
 #include <omp.h>
 
+#include "kernels/lanes.h"
+
 namespace train_gpt {
 
 namespace {
@@ -22,7 +24,7 @@ void forward(const EmbeddingForward& args) {
         const T *token = wte + args.tokens[row] * C, *place = wpe + position * C;
         T* out_row = out + row * C;
 #pragma omp simd
-        for (int64_t c = 0; c < C; ++c) out_row[c] = static_cast<T>(to_float(token[c]) + to_float(place[c]));
+        for (int64_t c = 0; c < C; ++c) store(out_row[c], to_float(token[c]) + to_float(place[c]));
     }
 }
 

@@ -37,8 +37,8 @@ void row_backward(T* z, int64_t columns, int64_t padded, float max, float sum, i
     const bool here = target >= 0 && target < columns;
     const float at_target = here ? fast_exp(to_float(z[target]) - max) * scale - 1.0f : 0.0f;
 #pragma omp simd
-    for (int64_t j = 0; j < columns; ++j) z[j] = static_cast<T>(fast_exp(to_float(z[j]) - max) * scale);
-    if (here) z[target] = static_cast<T>(at_target);
+    for (int64_t j = 0; j < columns; ++j) store(z[j], fast_exp(to_float(z[j]) - max) * scale);
+    if (here) store(z[target], at_target);
     std::fill(z + columns, z + padded, T{});
 }
 

@@ -35,4 +35,7 @@ extern const uint64_t compiled_instruction_sets;
 /// What CPUID reports and the operating system has enabled (XCR0). 0 on other architectures.
 uint64_t cpu_instruction_sets();
 
+/// Throws Error that names the sets which are needed but not present.
+void require_instruction_sets(uint64_t needed, uint64_t present);
+
 }  // namespace train_gpt

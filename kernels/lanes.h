@@ -1,10 +1,18 @@
-// Sums and maxima over a row in a fixed order: element i goes to lane i mod 32, and the lanes are combined as a tree.
-// The result depends on the values alone, not on their address, the vector width or the number of threads.
+// What loops over rows are made of.
+// Sums and maxima are taken in a fixed order: element i goes to lane i mod 32, and the lanes are combined as a tree. The
+// result depends on the values alone, not on their address, the vector width or the number of threads.
 #pragma once
 #include <cstdint>
 #include <limits>
 
+#include "kernels/dtype.h"
+
 namespace train_gpt {
+
+/// out = value, rounded to nearest. In an `omp simd` loop the assignment of a bf16 object keeps GCC 11 and 12 from
+/// vectorising; that of its bits does not.
+inline void store(float& out, float value) { out = value; }
+inline void store(bf16& out, float value) { out.bits = bf16(value).bits; }
 
 /// 32 lanes keep two AVX-512 or four AVX2 accumulators busy, which hides the latency of an addition.
 constexpr int lane_count = 32;

@@ -38,8 +38,7 @@ void forward(const LayerNormForward& args) {
         const float rstd = 1.0f / std::sqrt(variance + epsilon);
 #pragma omp simd
         for (int64_t c = 0; c < C; ++c) {
-            out_row[c] =
-                static_cast<T>((to_float(x_row[c]) - mean) * rstd * to_float(w[c]) + to_float(b[c]));
+            store(out_row[c], (to_float(x_row[c]) - mean) * rstd * to_float(w[c]) + to_float(b[c]));
         }
         if (stats) {
             stats[2 * row] = mean;
@@ -77,11 +76,10 @@ void backward_rows(const LayerNormBackward& args, int64_t first, int64_t last, c
             const float normal = (to_float(x[c]) - mean) * rstd, dy_c = to_float(dy[c]);
             float gradient = rstd * (dy_c * to_float(w[c]) - mean_g - normal * mean_gx);
             if (!overwrite) gradient += to_float(dres[c]);
-            const T stored = static_cast<T>(gradient);
-            dres[c] = stored;
+            store(dres[c], gradient);
             dw[c] += dy_c * normal;
             db[c] += dy_c;
-            dbias[c] += to_float(stored);
+            dbias[c] += to_float(dres[c]);  // as stored
         }
     }
 }

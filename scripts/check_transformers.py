@@ -20,7 +20,7 @@ def main():
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     checkpoint = sys.argv[1]
-    model, loading = GPT2LMHeadModel.from_pretrained(checkpoint, torch_dtype=torch.float32, output_loading_info=True)
+    model, loading = GPT2LMHeadModel.from_pretrained(checkpoint, output_loading_info=True)
     faults = {key: list(loading[key]) for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if loading[key]}
     if faults:
         sys.exit(f"{checkpoint}: the tensors are not those of a GPT2LMHeadModel: {faults}")
@@ -35,7 +35,7 @@ def main():
         sys.exit("the text has fewer than two tokens: there is nothing to predict")
     text_bytes = len(tokenizer.decode(tokens[1:]).encode())
     with torch.no_grad():
-        loss = model.eval()(torch.tensor([tokens]), labels=torch.tensor([tokens])).loss.item()
+        loss = model.float().eval()(torch.tensor([tokens]), labels=torch.tensor([tokens])).loss.item()
     print(json.dumps({"tokens": tokens, "loss": loss,
                       "bits_per_byte": loss * (len(tokens) - 1) / text_bytes / math.log(2)}))
 

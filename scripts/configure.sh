@@ -143,7 +143,6 @@ case $catch2 in
 esac
 
 cat <<TXT
-KERNEL_FEATURES := $features
 ONEDNN := $onednn
 CATCH2 := $catch2
 HAVE_CUDA := $cuda

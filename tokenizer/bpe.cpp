@@ -14,7 +14,8 @@ BytePairEncoder::BytePairEncoder(std::span<const std::string> tokens, std::span<
     for (uint32_t rank = 0; rank < merges.size(); ++rank) {
         const Merge& merge = merges[rank];
         size_t slot = slot_of(merge.left, merge.right);
-        while (pairs_[slot].merge.rank != RankedMerge::none) slot = (slot + 1) & (pairs_.size() - 1);
+        while (pairs_[slot].merge.rank != RankedMerge::none)
+            slot = (slot + 1) & (pairs_.size() - 1);
         pairs_[slot] = {merge.left, merge.right, {rank, merge.result}};
     }
 
@@ -22,11 +23,13 @@ BytePairEncoder::BytePairEncoder(std::span<const std::string> tokens, std::span<
     whole_tokens_.reserve(tokens.size());
     for (uint32_t id = 0; id < tokens.size(); ++id) {
         if (tokens[id].empty()) continue;
-        if (whole_pieces || merge_bytes(tokens[id], merger).size() == 1) whole_tokens_.emplace(tokens[id], id);
+        if (whole_pieces || merge_bytes(tokens[id], merger).size() == 1)
+            whole_tokens_.emplace(tokens[id], id);
     }
 }
 
-std::span<const uint32_t> BytePairEncoder::merge_bytes(std::string_view bytes, PieceMerger& merger) const {
+std::span<const uint32_t> BytePairEncoder::merge_bytes(std::string_view bytes,
+                                                       PieceMerger& merger) const {
     return merger.merge(
         bytes, [this](uint8_t byte) { return byte_ids_[byte]; },
         [this](uint32_t left, uint32_t right) { return find(left, right); });

@@ -1,5 +1,6 @@
-// Byte-pair encoding of one piece: symbols are merged, the pair of lowest rank first (Sennrich et al. 2016,
-// "Neural Machine Translation of Rare Words with Subword Units"; on bytes as in Radford et al. 2019, GPT-2).
+// Byte-pair encoding of one piece: symbols are merged, the pair of lowest rank first (Sennrich et
+// al. 2016, "Neural Machine Translation of Rare Words with Subword Units"; on bytes as in Radford
+// et al. 2019, GPT-2).
 #pragma once
 #include <algorithm>
 #include <array>
@@ -16,7 +17,8 @@
 
 namespace train_gpt {
 
-/// Two adjacent tokens become one. A merge's rank is its place in a list of merges; lower ranks go first.
+/// Two adjacent tokens become one. A merge's rank is its place in a list of merges; lower ranks go
+/// first.
 struct Merge {
     uint32_t left, right, result;
     bool operator==(const Merge&) const = default;
@@ -32,16 +34,18 @@ struct RankedMerge {
 /// Memory for merging pieces one after another without allocating for each. One per thread.
 class PieceMerger {
   public:
-    /// Merges tokens until no adjacent pair can merge. Each step takes the pair of lowest rank, of equal ranks the
-    /// leftmost. id_of(byte) gives the token of a byte; find(left id, right id) the RankedMerge of a pair, of rank
-    /// none when it cannot merge. O(n log n) for n bytes. The result is valid until the next call.
+    /// Merges tokens until no adjacent pair can merge. Each step takes the pair of lowest rank, of
+    /// equal ranks the leftmost. id_of(byte) gives the token of a byte; find(left id, right id) the
+    /// RankedMerge of a pair, of rank none when it cannot merge. O(n log n) for n bytes. The result
+    /// is valid until the next call.
     template <class IdOf, class Find>
     std::span<const uint32_t> merge(std::string_view bytes, IdOf&& id_of, Find&& find);
 
   private:
     static constexpr uint32_t none = RankedMerge::none;
 
-    /// A token of the piece, in a list by position; the right one of two merged tokens leaves the list.
+    /// A token of the piece, in a list by position; the right one of two merged tokens leaves the
+    /// list.
     struct Symbol {
         uint32_t id, previous, next;
         RankedMerge with_next;
@@ -56,11 +60,14 @@ class BytePairEncoder {
   public:
     /// tokens: bytes of each id, empty where an id is no token; all 256 single bytes must be there.
     /// They are referred to, not copied: they must live as long as the encoder.
-    /// whole_pieces: a piece that is a token becomes that token even if the merges would not lead there.
-    BytePairEncoder(std::span<const std::string> tokens, std::span<const Merge> merges, bool whole_pieces);
+    /// whole_pieces: a piece that is a token becomes that token even if the merges would not lead
+    /// there.
+    BytePairEncoder(std::span<const std::string> tokens, std::span<const Merge> merges,
+                    bool whole_pieces);
 
     /// Appends the tokens of one piece.
-    void encode_piece(std::string_view piece, PieceMerger& merger, std::vector<uint32_t>& out) const;
+    void encode_piece(std::string_view piece, PieceMerger& merger,
+                      std::vector<uint32_t>& out) const;
 
     /// What a pair of tokens merges into.
     RankedMerge find(uint32_t left, uint32_t right) const {
@@ -77,13 +84,15 @@ class BytePairEncoder {
         RankedMerge merge;
     };
     size_t slot_of(uint32_t left, uint32_t right) const {
-        const uint64_t mixed = (uint64_t{left} << 32 | right) * 0x9E3779B97F4A7C15u;  // Fibonacci hashing
+        const uint64_t mixed =
+            (uint64_t{left} << 32 | right) * 0x9E3779B97F4A7C15u;  // Fibonacci hashing
         return static_cast<size_t>(mixed >> slot_shift_);
     }
     std::span<const uint32_t> merge_bytes(std::string_view bytes, PieceMerger& merger) const;
 
     std::array<uint32_t, 256> byte_ids_{};
-    std::vector<Pair> pairs_;  // open addressing, a power of two of slots, at most half of them taken
+    std::vector<Pair>
+        pairs_;  // open addressing, a power of two of slots, at most half of them taken
     int slot_shift_ = 0;
     /// Pieces that end as one token, which are most pieces of a text: found without merging.
     std::unordered_map<std::string_view, uint32_t> whole_tokens_;
@@ -100,7 +109,10 @@ std::span<const uint32_t> PieceMerger::merge(std::string_view bytes, IdOf&& id_o
         return uint64_t{symbols_[position].with_next.rank} << 32 | position;
     };
     for (uint32_t i = 0; i < n; ++i)
-        symbols_[i] = {id_of(static_cast<uint8_t>(bytes[i])), i == 0 ? none : i - 1, i + 1 == n ? none : i + 1, {}};
+        symbols_[i] = {id_of(static_cast<uint8_t>(bytes[i])),
+                       i == 0 ? none : i - 1,
+                       i + 1 == n ? none : i + 1,
+                       {}};
     for (uint32_t i = 0; i + 1 < n; ++i) {
         symbols_[i].with_next = find(symbols_[i].id, symbols_[i + 1].id);
         if (symbols_[i].with_next.rank != none) queue_.push_back(entry(i));
@@ -109,7 +121,8 @@ std::span<const uint32_t> PieceMerger::merge(std::string_view bytes, IdOf&& id_o
 
     const auto update = [&](uint32_t position) {
         Symbol& symbol = symbols_[position];
-        symbol.with_next = symbol.next == none ? RankedMerge{} : find(symbol.id, symbols_[symbol.next].id);
+        symbol.with_next =
+            symbol.next == none ? RankedMerge{} : find(symbol.id, symbols_[symbol.next].id);
         if (symbol.with_next.rank == none) return;
         queue_.push_back(entry(position));
         std::push_heap(queue_.begin(), queue_.end(), std::greater<>{});
@@ -132,7 +145,8 @@ std::span<const uint32_t> PieceMerger::merge(std::string_view bytes, IdOf&& id_o
     }
 
     result_.clear();
-    for (uint32_t i = n > 0 ? 0 : none; i != none; i = symbols_[i].next) result_.push_back(symbols_[i].id);
+    for (uint32_t i = n > 0 ? 0 : none; i != none; i = symbols_[i].next)
+        result_.push_back(symbols_[i].id);
     return result_;
 }
 

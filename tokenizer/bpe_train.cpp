@@ -13,14 +13,16 @@ namespace {
 /// The different pieces of all texts as sequences of tokens, with how often each occurs.
 class Words {
   public:
-    Words(std::span<const std::string_view> texts, Pattern pattern, const std::vector<uint32_t>& byte_ids) {
+    Words(std::span<const std::string_view> texts, Pattern pattern,
+          const std::vector<uint32_t>& byte_ids) {
         std::unordered_map<std::string_view, uint32_t> word_of;
         std::vector<std::string_view> pieces;
         for (std::string_view text : texts) {
             while (!text.empty()) {
                 const std::string_view piece = text.substr(0, first_piece(pattern, text));
                 text.remove_prefix(piece.size());
-                const auto [found, is_new] = word_of.try_emplace(piece, static_cast<uint32_t>(pieces.size()));
+                const auto [found, is_new] =
+                    word_of.try_emplace(piece, static_cast<uint32_t>(pieces.size()));
                 if (is_new) {
                     pieces.push_back(piece);
                     words_.push_back({});
@@ -31,7 +33,8 @@ class Words {
         for (size_t i = 0; i < pieces.size(); ++i) {
             words_[i].begin = tokens_.size();
             words_[i].length = pieces[i].size();
-            for (const char byte : pieces[i]) tokens_.push_back(byte_ids[static_cast<uint8_t>(byte)]);
+            for (const char byte : pieces[i])
+                tokens_.push_back(byte_ids[static_cast<uint8_t>(byte)]);
         }
     }
 
@@ -41,15 +44,17 @@ class Words {
         return {tokens_.data() + words_[word].begin, words_[word].length};
     }
 
-    /// Replaces the pair by its result wherever it stands in the word, from left to right. Reports each neighbouring
-    /// pair that comes (+1) and goes (-1) as change(left, right, by). The merged pair itself is not reported.
+    /// Replaces the pair by its result wherever it stands in the word, from left to right. Reports
+    /// each neighbouring pair that comes (+1) and goes (-1) as change(left, right, by). The merged
+    /// pair itself is not reported.
     template <class Change>
     void apply(uint32_t word, const Merge& merge, Change&& change) {
         uint32_t* const tokens = tokens_.data() + words_[word].begin;
         const size_t length = words_[word].length;
         size_t to = 0;
         for (size_t from = 0; from < length; ++to) {
-            const bool matches = from + 1 < length && tokens[from] == merge.left && tokens[from + 1] == merge.right;
+            const bool matches =
+                from + 1 < length && tokens[from] == merge.left && tokens[from + 1] == merge.right;
             if (!matches) {
                 tokens[to] = tokens[from++];
                 continue;
@@ -77,8 +82,9 @@ class Words {
     std::vector<uint32_t> tokens_;
 };
 
-/// The counts of all adjacent pairs, and a queue of those that may be merged. A queue entry is right about the words
-/// its pair came up in, but its count may be out of date, which is found when it reaches the top.
+/// The counts of all adjacent pairs, and a queue of those that may be merged. A queue entry is
+/// right about the words its pair came up in, but its count may be out of date, which is found when
+/// it reaches the top.
 class PairQueue {
   public:
     struct Candidate {
@@ -106,7 +112,8 @@ class PairQueue {
             Pair& pair = pairs_[index];
             std::vector<uint32_t> words = std::exchange(pair.new_words, {});
             if (pair.count <= 0) continue;
-            push({pair.count, pair.left, pair.right, index, static_cast<uint32_t>(word_lists_.size())});
+            push({pair.count, pair.left, pair.right, index,
+                  static_cast<uint32_t>(word_lists_.size())});
             word_lists_.push_back(std::move(words));
         }
         changed_.clear();
@@ -114,7 +121,8 @@ class PairQueue {
 
     bool empty() const { return queue_.empty(); }
 
-    /// Takes the most frequent pair; of equal counts the smaller (left, right). The queue must not be empty.
+    /// Takes the most frequent pair; of equal counts the smaller (left, right). The queue must not
+    /// be empty.
     Candidate pop() {
         for (;;) {
             std::pop_heap(queue_.begin(), queue_.end(), after);
@@ -151,7 +159,8 @@ class PairQueue {
     struct MixBits {
         size_t operator()(uint64_t key) const { return (key * 0x9E3779B97F4A7C15u) >> 16; }
     };
-    std::unordered_map<uint64_t, uint32_t, MixBits> index_;  // left << 32 | right -> index into pairs_
+    std::unordered_map<uint64_t, uint32_t, MixBits>
+        index_;  // left << 32 | right -> index into pairs_
     std::vector<Pair> pairs_;
     std::vector<uint32_t> changed_;
     std::vector<Candidate> queue_;
@@ -160,8 +169,8 @@ class PairQueue {
 
 }  // namespace
 
-LearntMerges learn_merges(std::span<const std::string_view> texts, Pattern pattern, uint32_t vocab_size,
-                          uint64_t min_frequency) {
+LearntMerges learn_merges(std::span<const std::string_view> texts, Pattern pattern,
+                          uint32_t vocab_size, uint64_t min_frequency) {
     LearntMerges learnt;
     std::vector<uint32_t> byte_ids(256);
     for (int i = 0; i < 256; ++i) {
@@ -182,8 +191,8 @@ LearntMerges learn_merges(std::span<const std::string_view> texts, Pattern patte
         const PairQueue::Candidate top = queue.pop();
         if (top.count < 1 || static_cast<uint64_t>(top.count) < min_frequency) break;
 
-        // These bytes are no token yet: wherever a string is merged into one token, the same merges happen inside it
-        // in the same order, so that no second pair ever spells it.
+        // These bytes are no token yet: wherever a string is merged into one token, the same merges
+        // happen inside it in the same order, so that no second pair ever spells it.
         const uint32_t id = static_cast<uint32_t>(learnt.tokens.size());
         learnt.tokens.push_back(learnt.tokens[top.left] + learnt.tokens[top.right]);
         const Merge merge{top.left, top.right, id};

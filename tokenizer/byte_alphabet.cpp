@@ -9,9 +9,9 @@ namespace {
 constexpr int code_points = 0x144;  // 256 characters: 188 below U+0100, 68 from there on
 
 struct Alphabet {
-    std::array<uint8_t, 256> sorted{};                // bytes by character
-    std::array<uint16_t, 256> character{};            // byte -> code point
-    std::array<int16_t, code_points> byte_of{};       // code point -> byte, -1 for none
+    std::array<uint8_t, 256> sorted{};           // bytes by character
+    std::array<uint16_t, 256> character{};       // byte -> code point
+    std::array<int16_t, code_points> byte_of{};  // code point -> byte, -1 for none
 };
 
 constexpr Alphabet make_alphabet() {

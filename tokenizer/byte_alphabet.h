@@ -1,4 +1,5 @@
-// GPT-2's way to write any bytes as printable text: each byte has one character. Vocabulary files use it.
+// GPT-2's way to write any bytes as printable text: each byte has one character. Vocabulary files
+// use it.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -7,9 +8,10 @@
 
 namespace train_gpt {
 
-/// The byte at place `index` (0..255) of the alphabet sorted by character: the printable bytes 0x21-0x7E, 0xA1-0xAC,
-/// 0xAE-0xFF, which stand for themselves (as Latin-1), then the other 68, which are written U+0100, U+0101, ...
-/// This is the order of the single bytes in GPT-2's vocabulary and in vocabularies trained here.
+/// The byte at place `index` (0..255) of the alphabet sorted by character: the printable bytes
+/// 0x21-0x7E, 0xA1-0xAC, 0xAE-0xFF, which stand for themselves (as Latin-1), then the other 68,
+/// which are written U+0100, U+0101, ... This is the order of the single bytes in GPT-2's
+/// vocabulary and in vocabularies trained here.
 uint8_t byte_at(int index);
 
 /// Bytes in the alphabet, as UTF-8: " the" is "Ġthe".

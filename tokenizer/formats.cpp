@@ -29,7 +29,8 @@ fs::path rank_file_in(const fs::path& folder) {
     for (const fs::directory_entry& entry : entries) {
         if (entry.path().extension() != ".tiktoken") continue;
         if (!found.empty())
-            throw Error("the folder ", folder.string(), " holds several *.tiktoken files; name one of them");
+            throw Error("the folder ", folder.string(),
+                        " holds several *.tiktoken files; name one of them");
         found = entry.path();
     }
     return found;
@@ -43,11 +44,14 @@ TokenizerDefinition read_folder(const fs::path& folder) {
     if (!vocab.empty() && !merges.empty()) return read_vocab_and_merges(vocab, merges);
     if (const fs::path ranks = rank_file_in(folder); !ranks.empty()) return read_tiktoken(ranks);
     if (!vocab.empty())
-        throw Error(vocab.string(), " needs merges.txt or vocab.bpe beside it; add that file to the folder");
+        throw Error(vocab.string(),
+                    " needs merges.txt or vocab.bpe beside it; add that file to the folder");
     if (!merges.empty())
-        throw Error(merges.string(), " needs vocab.json or encoder.json beside it; add that file to the folder");
+        throw Error(merges.string(),
+                    " needs vocab.json or encoder.json beside it; add that file to the folder");
     throw Error("the folder ", folder.string(),
-                " holds no tokenizer: give one with tokenizer.json, with vocab.json (or encoder.json) and merges.txt "
+                " holds no tokenizer: give one with tokenizer.json, with vocab.json (or "
+                "encoder.json) and merges.txt "
                 "(or vocab.bpe), or with a *.tiktoken file");
 }
 
@@ -65,7 +69,8 @@ void check_tokens(const TokenizerDefinition& definition, const fs::path& file) {
     for (int byte = 0; byte < 256; ++byte)
         if (!id_of.contains(std::string(1, static_cast<char>(byte))))
             throw Error(file.string(), ": no token for the single byte ", byte,
-                        ", so that not every text could be encoded; use a byte-level BPE vocabulary with all 256");
+                        ", so that not every text could be encoded; use a byte-level BPE "
+                        "vocabulary with all 256");
 }
 
 TokenizerDefinition read_tokenizer(const fs::path& path) {

@@ -10,7 +10,8 @@
 
 namespace train_gpt {
 
-/// A token that is not merged from bytes but recognised in the text as it stands, such as <|endoftext|>.
+/// A token that is not merged from bytes but recognised in the text as it stands, such as
+/// <|endoftext|>.
 struct AddedToken {
     uint32_t id = 0;
     std::string text;
@@ -29,26 +30,29 @@ struct TokenizerDefinition {
 };
 
 /// Ids are small numbers; a larger one is a damaged file, not a vocabulary.
-inline constexpr uint32_t max_vocab_size = 1u << 24;
+inline constexpr uint32_t max_vocab_size = 1u << 22;
 
 /// Throws Error unless all 256 single bytes are tokens and no two tokens have the same bytes.
 void check_tokens(const TokenizerDefinition& definition, const std::filesystem::path& file);
 
-/// Reads a tokenizer.json, a folder or a *.tiktoken file (see Tokenizer::load). Throws Error with the file's name.
+/// Reads a tokenizer.json, a folder or a *.tiktoken file (see Tokenizer::load). Throws Error with
+/// the file's name.
 TokenizerDefinition read_tokenizer(const std::filesystem::path& path);
 
 /// Reads Hugging Face's tokenizer.json (huggingface_json.cpp).
 TokenizerDefinition read_tokenizer_json(const std::filesystem::path& file);
 
-/// Reads GPT-2's pair of files: vocab.json or encoder.json, and merges.txt or vocab.bpe (huggingface_json.cpp).
-TokenizerDefinition read_vocab_and_merges(const std::filesystem::path& vocab, const std::filesystem::path& merges);
+/// Reads GPT-2's pair of files: vocab.json or encoder.json, and merges.txt or vocab.bpe
+/// (huggingface_json.cpp).
+TokenizerDefinition read_vocab_and_merges(const std::filesystem::path& vocab,
+                                          const std::filesystem::path& merges);
 
-/// Reads a tiktoken rank file (tiktoken.cpp). The pattern and the special tokens are not in such files; they follow
-/// from the name, as tiktoken publishes them: cl100k*, r50k*, p50k* or gpt2*.
+/// Reads a tiktoken rank file (tiktoken.cpp). The pattern and the special tokens are not in such
+/// files; they follow from the name, as tiktoken publishes them: cl100k*, r50k*, p50k* or gpt2*.
 TokenizerDefinition read_tiktoken(const std::filesystem::path& file);
 
-/// The contents of a tokenizer.json. Added tokens stand in the vocabulary too, because Hugging Face's reader numbers
-/// those that do not by itself.
+/// The contents of a tokenizer.json. Added tokens stand in the vocabulary too, because Hugging
+/// Face's reader numbers those that do not by itself.
 std::string write_tokenizer_json(const TokenizerDefinition& definition);
 
 }  // namespace train_gpt

@@ -1,4 +1,5 @@
-// Hugging Face's tokenizer.json, read and written, and GPT-2's vocab.json with merges.txt, whose parts it shares.
+// Hugging Face's tokenizer.json, read and written, and GPT-2's vocab.json with merges.txt, whose
+// parts it shares.
 #include <algorithm>
 #include <array>
 #include <string_view>
@@ -19,11 +20,13 @@ using nlohmann::json;
 
 namespace {
 
-/// The spellings under which each pattern is found in tokenizer.json files; the first of a pattern is the one written.
-/// They mean the same to Oniguruma, the engine of Hugging Face's tokenizers. (tiktoken's spelling of cl100k does not:
-/// there, \p{N}{1,3}+ matches numbers of any length and $ the end of any line.)
+/// The spellings under which each pattern is found in tokenizer.json files; the first of a pattern
+/// is the one written. They mean the same to Oniguruma, the engine of Hugging Face's tokenizers.
+/// (tiktoken's spelling of cl100k does not: there, \p{N}{1,3}+ matches numbers of any length and $
+/// the end of any line.)
 constexpr std::array<std::pair<Pattern, std::string_view>, 4> pattern_spellings{{
-    {Pattern::gpt2, R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
+    {Pattern::gpt2,
+     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
     {Pattern::gpt2, R"('(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
     {Pattern::cl100k,
      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
@@ -43,6 +46,8 @@ class JsonReader {
             root_ = json::parse(text.begin(), text.end());
         } catch (const json::parse_error& error) {
             throw fail(concat("is not valid JSON at byte ", error.byte, " of ", text.size()));
+        } catch (const json::exception&) {
+            throw fail("holds a number that JSON cannot represent");
         }
         if (!root_.is_object()) throw fail("is not a JSON object");
     }
@@ -51,7 +56,8 @@ class JsonReader {
     const fs::path& file() const { return file_; }
 
     Error fail(const std::string& what) const {
-        return Error(file_.string(), " ", what, "; give a byte-level BPE tokenizer as Hugging Face writes it");
+        return Error(file_.string(), " ", what,
+                     "; give a byte-level BPE tokenizer as Hugging Face writes it");
     }
 
     /// A member that may be missing or null; `fallback` then.
@@ -69,19 +75,22 @@ class JsonReader {
     /// A member that must be there and be an object, or a list.
     const json& object(const json& parent, const char* key) const {
         const auto found = parent.find(key);
-        if (found == parent.end() || !found->is_object()) throw fail(concat("has no object \"", key, "\""));
+        if (found == parent.end() || !found->is_object())
+            throw fail(concat("has no object \"", key, "\""));
         return *found;
     }
     const json& list(const json& parent, const char* key) const {
         const auto found = parent.find(key);
-        if (found == parent.end() || !found->is_array()) throw fail(concat("has no list \"", key, "\""));
+        if (found == parent.end() || !found->is_array())
+            throw fail(concat("has no list \"", key, "\""));
         return *found;
     }
 
     /// A token id.
     uint32_t id(const json& value, const std::string& of) const {
         if (!value.is_number_unsigned() || value.get<uint64_t>() >= max_vocab_size)
-            throw fail(concat("has an id for \"", of, "\" that is not a whole number below ", max_vocab_size));
+            throw fail(concat("has an id for \"", of, "\" that is not a whole number below ",
+                              max_vocab_size));
         return value.get<uint32_t>();
     }
 
@@ -93,8 +102,8 @@ class JsonReader {
 /// Names to ids, as files write them.
 using Names = std::unordered_map<std::string, uint32_t>;
 
-/// Fills definition.tokens from an object of names and ids. Names that are not in the byte alphabet must be those of
-/// added tokens.
+/// Fills definition.tokens from an object of names and ids. Names that are not in the byte alphabet
+/// must be those of added tokens.
 Names read_vocab(const JsonReader& reader, const json& vocab, TokenizerDefinition& definition) {
     Names names;
     for (const auto& [name, value] : vocab.items()) {
@@ -105,19 +114,21 @@ Names read_vocab(const JsonReader& reader, const json& vocab, TokenizerDefinitio
         if (!bytes) {
             const auto is_it = [&](const AddedToken& token) { return token.text == name; };
             if (std::none_of(definition.added.begin(), definition.added.end(), is_it))
-                throw reader.fail(concat("has the token \"", name, "\", which is not in the byte-level alphabet"));
+                throw reader.fail(concat("has the token \"", name,
+                                         "\", which is not in the byte-level alphabet"));
             continue;
         }
         if (bytes->empty()) throw reader.fail("has an empty token");
-        if (!definition.tokens[id].empty()) throw reader.fail(concat("has two tokens with the id ", id));
+        if (!definition.tokens[id].empty())
+            throw reader.fail(concat("has two tokens with the id ", id));
         definition.tokens[id] = *bytes;
     }
     return names;
 }
 
 /// Appends the merge of two named tokens; `where` says which merge it is.
-void add_merge(const Names& names, const std::string& left, const std::string& right, const std::string& where,
-               const fs::path& file, TokenizerDefinition& definition) {
+void add_merge(const Names& names, const std::string& left, const std::string& right,
+               const std::string& where, const fs::path& file, TokenizerDefinition& definition) {
     const auto id = [&](const std::string& name) {
         const auto found = names.find(name);
         if (found == names.end() || definition.tokens[found->second].empty())
@@ -175,11 +186,14 @@ void read_added_tokens(const JsonReader& reader, TokenizerDefinition& definition
     }
 }
 
-/// An added token that also stands in the vocabulary must have the same id there, and no other token its id.
-void check_added_tokens(const JsonReader& reader, const Names& names, const TokenizerDefinition& definition) {
+/// An added token that also stands in the vocabulary must have the same id there, and no other
+/// token its id.
+void check_added_tokens(const JsonReader& reader, const Names& names,
+                        const TokenizerDefinition& definition) {
     for (const AddedToken& token : definition.added) {
         const auto named = names.find(token.text);
-        const bool taken = token.id < definition.tokens.size() && !definition.tokens[token.id].empty() &&
+        const bool taken = token.id < definition.tokens.size() &&
+                           !definition.tokens[token.id].empty() &&
                            (named == names.end() || named->second != token.id);
         if (taken || (named != names.end() && named->second != token.id))
             throw reader.fail(concat("gives the added token \"", token.text, "\" the id ", token.id,
@@ -187,8 +201,8 @@ void check_added_tokens(const JsonReader& reader, const Names& names, const Toke
     }
 }
 
-/// The last steps of pre-tokenisation must be: a Split by a known pattern and ByteLevel without its own, or ByteLevel
-/// with its own, which is GPT-2's.
+/// The last steps of pre-tokenisation must be: a Split by a known pattern and ByteLevel without its
+/// own, or ByteLevel with its own, which is GPT-2's.
 void read_pre_tokenizer(const JsonReader& reader, TokenizerDefinition& definition) {
     const json& outer = reader.object(reader.root(), "pre_tokenizer");
     std::vector<const json*> steps;
@@ -207,49 +221,62 @@ void read_pre_tokenizer(const JsonReader& reader, TokenizerDefinition& definitio
         else if (type == "Split" && !split && !byte_level)
             split = step;
         else
-            throw reader.fail(concat("has the pre_tokenizer \"", type,
-                                     "\" in a place where it is not supported (known: ByteLevel, Split before it)"));
+            throw reader.fail(concat(
+                "has the pre_tokenizer \"", type,
+                "\" in a place where it is not supported (known: ByteLevel, Split before it)"));
     }
-    if (!byte_level) throw reader.fail("has a pre_tokenizer without ByteLevel, which is not supported");
+    if (!byte_level)
+        throw reader.fail("has a pre_tokenizer without ByteLevel, which is not supported");
 
     const bool own_pattern = reader.get(*byte_level, "use_regex", true);
     definition.add_prefix_space = reader.get(*byte_level, "add_prefix_space", true);
     if (!split) {
-        if (!own_pattern) throw reader.fail("has a pre_tokenizer without a pattern, which is not supported");
+        if (!own_pattern)
+            throw reader.fail("has a pre_tokenizer without a pattern, which is not supported");
         definition.pattern = Pattern::gpt2;
         return;
     }
     if (own_pattern || definition.add_prefix_space)
-        throw reader.fail("has a Split before a ByteLevel with use_regex or add_prefix_space, which is not supported");
+        throw reader.fail(
+            "has a Split before a ByteLevel with use_regex or add_prefix_space, which is not "
+            "supported");
 
     const std::string behavior = reader.get<std::string>(*split, "behavior", "");
     const bool inverted = reader.get(*split, "invert", false);
     if (behavior != "Isolated" && !(behavior == "Removed" && inverted))
-        throw reader.fail(concat("has a Split of behavior \"", behavior, "\", which is not supported"));
-    const std::string regex = reader.get<std::string>(reader.object(*split, "pattern"), "Regex", "");
+        throw reader.fail(
+            concat("has a Split of behavior \"", behavior, "\", which is not supported"));
+    const std::string regex =
+        reader.get<std::string>(reader.object(*split, "pattern"), "Regex", "");
     const auto known = std::find_if(pattern_spellings.begin(), pattern_spellings.end(),
                                     [&](const auto& spelling) { return spelling.second == regex; });
     if (known == pattern_spellings.end())
-        throw reader.fail(concat("splits text by the pattern ", regex, ", which is neither GPT-2's nor cl100k's"));
+        throw reader.fail(concat("splits text by the pattern ", regex,
+                                 ", which is neither GPT-2's nor cl100k's"));
     definition.pattern = known->first;
 }
 
 void refuse_unsupported(const JsonReader& reader, const json& model) {
     const json& root = reader.root();
     const std::string kind = reader.get<std::string>(model, "type", "BPE");
-    if (kind != "BPE") throw reader.fail(concat("has a model of type \"", kind, "\", which is not supported"));
+    if (kind != "BPE")
+        throw reader.fail(concat("has a model of type \"", kind, "\", which is not supported"));
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
         if (!reader.get<std::string>(model, key, "").empty())
             throw reader.fail(concat("has a model with \"", key, "\", which is not supported"));
     if (reader.get(model, "dropout", 0.0) != 0)
         throw reader.fail("has a model with \"dropout\", which is not supported");
-    if (const auto normalizer = root.find("normalizer"); normalizer != root.end() && !normalizer->is_null())
-        throw reader.fail(concat("has a normalizer (",
-                                 normalizer->is_object() ? reader.get<std::string>(*normalizer, "type", "?") : "?",
-                                 "), which is not supported"));
+    if (const auto normalizer = root.find("normalizer");
+        normalizer != root.end() && !normalizer->is_null())
+        throw reader.fail(concat(
+            "has a normalizer (",
+            normalizer->is_object() ? reader.get<std::string>(*normalizer, "type", "?") : "?",
+            "), which is not supported"));
     if (const auto decoder = root.find("decoder"); decoder != root.end() && !decoder->is_null()) {
-        const std::string type = decoder->is_object() ? reader.get<std::string>(*decoder, "type", "?") : "?";
-        if (type != "ByteLevel") throw reader.fail(concat("has the decoder ", type, ", which is not supported"));
+        const std::string type =
+            decoder->is_object() ? reader.get<std::string>(*decoder, "type", "?") : "?";
+        if (type != "ByteLevel")
+            throw reader.fail(concat("has the decoder ", type, ", which is not supported"));
     }
 }
 
@@ -274,8 +301,10 @@ TokenizerDefinition read_tokenizer_json(const fs::path& file) {
         if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
             left = merge[0].get<std::string>();
             right = merge[1].get<std::string>();
-        } else if (!merge.is_string() || !split_merge(merge.get_ref<const std::string&>(), left, right)) {
-            throw reader.fail(concat("has a ", where, " that is neither \"a b\" nor [\"a\", \"b\"]"));
+        } else if (!merge.is_string() ||
+                   !split_merge(merge.get_ref<const std::string&>(), left, right)) {
+            throw reader.fail(
+                concat("has a ", where, " that is neither \"a b\" nor [\"a\", \"b\"]"));
         }
         add_merge(names, left, right, where, file, definition);
     }
@@ -301,7 +330,8 @@ TokenizerDefinition read_vocab_and_merges(const fs::path& vocab, const fs::path&
         if (line.empty() || line.starts_with("#version")) continue;
         const std::string where = concat("line ", number);
         if (!split_merge(line, left, right))
-            throw Error(merges.string(), " ", where, ": not two tokens with one space between; download it again");
+            throw Error(merges.string(), " ", where,
+                        ": not two tokens with one space between; download it again");
         add_merge(names, left, right, where, merges, definition);
     }
     check_merges(definition, merges);
@@ -310,7 +340,8 @@ TokenizerDefinition read_vocab_and_merges(const fs::path& vocab, const fs::path&
 
 std::string write_tokenizer_json(const TokenizerDefinition& definition) {
     std::vector<std::string> names(definition.tokens.size());
-    for (size_t id = 0; id < names.size(); ++id) names[id] = to_byte_alphabet(definition.tokens[id]);
+    for (size_t id = 0; id < names.size(); ++id)
+        names[id] = to_byte_alphabet(definition.tokens[id]);
 
     json added = json::array();
     for (const AddedToken& token : definition.added) {
@@ -330,20 +361,22 @@ std::string write_tokenizer_json(const TokenizerDefinition& definition) {
         if (!names[id].empty()) vocab.emplace(names[id], id);
 
     json merges = json::array();
-    for (const Merge& merge : definition.merges) merges.push_back(names[merge.left] + " " + names[merge.right]);
+    for (const Merge& merge : definition.merges)
+        merges.push_back(names[merge.left] + " " + names[merge.right]);
 
     const json byte_level = {{"type", "ByteLevel"},
-                                     {"add_prefix_space", definition.add_prefix_space},
-                                     {"trim_offsets", true},
-                                     {"use_regex", definition.pattern == Pattern::gpt2}};
+                             {"add_prefix_space", definition.add_prefix_space},
+                             {"trim_offsets", true},
+                             {"use_regex", definition.pattern == Pattern::gpt2}};
     json pre_tokenizer = byte_level;
     if (definition.pattern != Pattern::gpt2) {
-        const auto spelling = std::find_if(pattern_spellings.begin(), pattern_spellings.end(),
-                                           [&](const auto& known) { return known.first == definition.pattern; });
+        const auto spelling =
+            std::find_if(pattern_spellings.begin(), pattern_spellings.end(),
+                         [&](const auto& known) { return known.first == definition.pattern; });
         const json split = {{"type", "Split"},
-                                    {"pattern", {{"Regex", spelling->second}}},
-                                    {"behavior", "Isolated"},
-                                    {"invert", false}};
+                            {"pattern", {{"Regex", spelling->second}}},
+                            {"behavior", "Isolated"},
+                            {"invert", false}};
         pre_tokenizer = {{"type", "Sequence"}, {"pretokenizers", {split, byte_level}}};
     }
     const json root = {
@@ -354,7 +387,11 @@ std::string write_tokenizer_json(const TokenizerDefinition& definition) {
         {"normalizer", nullptr},
         {"pre_tokenizer", pre_tokenizer},
         {"post_processor", nullptr},
-        {"decoder", {{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}}},
+        {"decoder",
+         {{"type", "ByteLevel"},
+          {"add_prefix_space", true},
+          {"trim_offsets", true},
+          {"use_regex", true}}},
         {"model",
          {{"type", "BPE"},
           {"dropout", nullptr},

@@ -11,8 +11,8 @@ namespace {
 
 enum class CharClass : uint8_t { other, letter, number, space };
 
-/// The class of every code point below size(); all above are `other`. Spread out, because a search through the
-/// ranges for each character would take most of the time on text that is not English.
+/// The class of every code point below size(); all above are `other`. Spread out, because a search
+/// through the ranges for each character would take most of the time on text that is not English.
 std::vector<CharClass> make_class_table() {
     std::vector<CharClass> table;
     const auto fill = [&table](std::span<const CodePointRange> ranges, CharClass value) {
@@ -36,7 +36,8 @@ struct Char {
     uint8_t length;  // bytes
 };
 
-/// The character at `at`. UTF-8 is strict (RFC 3629): no overlong forms, no surrogates, nothing above U+10FFFF.
+/// The character at `at`. UTF-8 is strict (RFC 3629): no overlong forms, no surrogates, nothing
+/// above U+10FFFF.
 Char char_at(std::string_view text, size_t at) {
     const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[at + i]); };
     const size_t left = text.size() - at;
@@ -91,14 +92,14 @@ SpaceRun space_run(std::string_view text) {
     return run;
 }
 
-/// `\s+(?!\S)|\s+`: all of a run that ends the text; else all but its last character, which is left to the piece that
-/// follows; or that one character.
+/// `\s+(?!\S)|\s+`: all of a run that ends the text; else all but its last character, which is left
+/// to the piece that follows; or that one character.
 size_t match_spaces(std::string_view text, const SpaceRun& run) {
     return run.end == text.size() || run.last_char == 0 ? run.end : run.last_char;
 }
 
-/// Length of the contraction at the start of a text ('s 't 'm 'd 're 've 'll), or 0. Where case is ignored, the long
-/// s (U+017F) stands for s too: that is Unicode's simple case folding.
+/// Length of the contraction at the start of a text ('s 't 'm 'd 're 've 'll), or 0. Where case is
+/// ignored, the long s (U+017F) stands for s too: that is Unicode's simple case folding.
 size_t match_contraction(std::string_view text, bool ignore_case) {
     if (text.size() < 2 || text[0] != '\'') return 0;
     const auto letter = [&](size_t i) {
@@ -109,7 +110,8 @@ size_t match_contraction(std::string_view text, bool ignore_case) {
     if (first == 's' || first == 't' || first == 'm' || first == 'd') return 2;
     if (text.size() < 3) return 0;
     const char second = letter(2);
-    if ((first == 'r' && second == 'e') || (first == 'v' && second == 'e') || (first == 'l' && second == 'l'))
+    if ((first == 'r' && second == 'e') || (first == 'v' && second == 'e') ||
+        (first == 'l' && second == 'l'))
         return 3;
     return ignore_case && text.substr(1, 2) == "\u017F" ? 3 : 0;
 }
@@ -160,9 +162,12 @@ size_t first_piece_cl100k(std::string_view text, bool whole_final_space) {
 
 const char* pattern_name(Pattern pattern) {
     switch (pattern) {
-        case Pattern::gpt2: return "gpt2";
-        case Pattern::cl100k: return "cl100k";
-        case Pattern::cl100k_first: return "cl100k_first";
+        case Pattern::gpt2:
+            return "gpt2";
+        case Pattern::cl100k:
+            return "cl100k";
+        case Pattern::cl100k_first:
+            return "cl100k_first";
     }
     return "unknown";
 }

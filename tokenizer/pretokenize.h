@@ -5,7 +5,8 @@
 
 namespace train_gpt {
 
-/// A published way to cut text, written there as a regular expression whose successive matches are the pieces:
+/// A published way to cut text, written there as a regular expression whose successive matches are
+/// the pieces:
 ///
 /// gpt2 (GPT-2; also r50k_base and p50k_base of tiktoken)
 ///     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
@@ -15,18 +16,20 @@ namespace train_gpt {
 /// cl100k_first (the same as first published, and as in the tokenizer.json of GPT-4 and Llama 3)
 ///     (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
 ///     |\s*[\r\n]+|\s+(?!\S)|\s+
-/// The last two differ only in white space that ends the text: with a line break in it, cl100k keeps it whole, while
-/// cl100k_first cuts it behind the last line break.
+/// The last two differ only in white space that ends the text: with a line break in it, cl100k
+/// keeps it whole, while cl100k_first cuts it behind the last line break.
 enum class Pattern { gpt2, cl100k, cl100k_first };
 
 /// The name of a pattern, as above.
 const char* pattern_name(Pattern pattern);
 
-/// Length in bytes of the first piece of `text`, at least 1; `text` must not be empty. The patterns look ahead only,
-/// so that cutting the rest of the text goes on as if it stood alone; the end of `text` is the end of the text.
+/// Length in bytes of the first piece of `text`, at least 1; `text` must not be empty. The patterns
+/// look ahead only, so that cutting the rest of the text goes on as if it stood alone; the end of
+/// `text` is the end of the text.
 ///
-/// \p{L}, \p{N} and \s are those of Unicode 16.0. The expressions are defined on characters; a byte that belongs to
-/// no well-formed UTF-8 character counts as a character of its own that is neither letter, number nor space.
+/// \p{L}, \p{N} and \s are those of Unicode 16.0. The expressions are defined on characters; a byte
+/// that belongs to no well-formed UTF-8 character counts as a character of its own that is neither
+/// letter, number nor space.
 size_t first_piece(Pattern pattern, std::string_view text);
 
 }  // namespace train_gpt

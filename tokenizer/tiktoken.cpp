@@ -1,4 +1,5 @@
-// tiktoken rank files: a line per token, its bytes in base64, a space, its rank, which is also its id.
+// tiktoken rank files: a line per token, its bytes in base64, a space, its rank, which is also its
+// id.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -18,7 +19,8 @@ namespace {
 
 /// Standard base64 (RFC 4648, section 4), padded; nothing when it is malformed.
 std::optional<std::string> decode_base64(std::string_view text) {
-    constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    constexpr std::string_view digits =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     static const std::array<int8_t, 256> values = [&] {
         std::array<int8_t, 256> table;
         table.fill(-1);
@@ -47,11 +49,12 @@ std::optional<std::string> decode_base64(std::string_view text) {
     return bytes;
 }
 
-/// tiktoken merges any two adjacent tokens whose joined bytes are a token, the lowest joined rank first. Each token
-/// still comes from one pair only: whenever it is made, the merges inside its bytes were those that its bytes would
-/// undergo alone, because what lies outside them cannot change the order inside. So merging a token's bytes until
-/// just before it appears shows its pair, and the list of these pairs by rank encodes every text as the ranks do.
-/// A token that merging never reaches has no pair; it is found only as a whole piece.
+/// tiktoken merges any two adjacent tokens whose joined bytes are a token, the lowest joined rank
+/// first. Each token still comes from one pair only: whenever it is made, the merges inside its
+/// bytes were those that its bytes would undergo alone, because what lies outside them cannot
+/// change the order inside. So merging a token's bytes until just before it appears shows its pair,
+/// and the list of these pairs by rank encodes every text as the ranks do. A token that merging
+/// never reaches has no pair; it is found only as a whole piece.
 std::vector<Merge> merges_from_ranks(const std::vector<std::string>& tokens) {
     std::unordered_map<std::string_view, uint32_t> rank_of;
     std::array<uint32_t, 256> byte_ids{};
@@ -92,7 +95,8 @@ void add_what_the_name_implies(TokenizerDefinition& definition, const fs::path& 
         definition.pattern = Pattern::gpt2;
     } else {
         throw Error(file.string(),
-                    ": a rank file does not say how text is cut before merging, and this name is none of cl100k*, "
+                    ": a rank file does not say how text is cut before merging, and this name is "
+                    "none of cl100k*, "
                     "r50k*, p50k*, gpt2*; rename the file after the one whose pattern it uses");
     }
 
@@ -132,11 +136,13 @@ TokenizerDefinition read_tiktoken(const fs::path& file) {
         if (!bytes) throw fail("the token is not valid base64");
         const std::string_view digits = line.substr(space + 1);
         uint32_t rank = 0;
-        const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
+        const auto [end, code] =
+            std::from_chars(digits.data(), digits.data() + digits.size(), rank);
         if (code != std::errc() || end != digits.data() + digits.size() || rank >= max_vocab_size)
             throw fail(concat("the rank is not a whole number below ", max_vocab_size));
         if (rank >= definition.tokens.size()) definition.tokens.resize(rank + 1);
-        if (!definition.tokens[rank].empty()) throw fail(concat("rank ", rank, " occurs a second time"));
+        if (!definition.tokens[rank].empty())
+            throw fail(concat("rank ", rank, " occurs a second time"));
         definition.tokens[rank] = std::move(*bytes);
     }
     if (definition.tokens.empty()) throw Error(file.string(), " is empty; download the file again");

@@ -19,8 +19,7 @@ namespace train_gpt {
 
 namespace {
 
-using nlohmann::json;
-using nlohmann::ordered_json;
+using json = nlohmann::ordered_json;  // keeps the keys' order
 
 /// Where a key's value lives in a Config; the pointer's type is the key's type.
 using Field = std::variant<int*, int64_t*, uint64_t*, double*, std::string*>;
@@ -570,12 +569,12 @@ void check_schedule(const Config& config, const std::string& name) {
 
 /// A key's value as JSON; with a const Config through a copy, since the table hands out pointers to
 /// write to.
-ordered_json value_of(Config config, const Key& key) {
-    return std::visit([](auto* value) { return ordered_json(*value); }, key.field(config));
+json value_of(Config config, const Key& key) {
+    return std::visit([](auto* value) { return json(*value); }, key.field(config));
 }
 
 /// The object in which a key stands: its section, or the root.
-ordered_json& parent_of(const Key& key, ordered_json& root) {
+json& parent_of(const Key& key, json& root) {
     const std::string section = section_of(key.path);
     return section.empty() ? root : root[section];
 }
@@ -611,7 +610,7 @@ Config load_config(const std::filesystem::path& file, const std::vector<std::str
 }
 
 std::string to_json(const Config& config) {
-    ordered_json root;
+    json root;
     for (const Key& key : keys()) parent_of(key, root)[name_of(key.path)] = value_of(config, key);
     return root.dump(4) + "\n";
 }
@@ -619,9 +618,10 @@ std::string to_json(const Config& config) {
 std::vector<std::string> config_differences(const Config& from, const Config& to) {
     std::vector<std::string> differences;
     for (const Key& key : keys()) {
-        const ordered_json before = value_of(from, key), after = value_of(to, key);
+        const json before = value_of(from, key), after = value_of(to, key);
         if (before != after)
-            differences.push_back(concat(key.path, " changed from ", before.dump(), " to ", after.dump()));
+            differences.push_back(
+                concat(key.path, " changed from ", before.dump(), " to ", after.dump()));
     }
     return differences;
 }
@@ -639,7 +639,7 @@ std::string config_reference() {
 }
 
 std::string config_schema() {
-    ordered_json root = {
+    json root = {
         {"$schema", "https://json-schema.org/draft/2020-12/schema"},
         {"title", "train_gpt configuration"},
         {"type", "object"},
@@ -648,13 +648,12 @@ std::string config_schema() {
     };
     Config defaults;
     const auto number = [](double value) {
-        return std::trunc(value) == value ? ordered_json(static_cast<int64_t>(value))
-                                          : ordered_json(value);
+        return std::trunc(value) == value ? json(static_cast<int64_t>(value)) : json(value);
     };
     for (const Key& key : keys()) {
         const Field field = key.field(defaults);
         const Rule& rule = key.rule;
-        ordered_json property;
+        json property;
         property["description"] = key.doc;
         property["type"] = is_text(field) ? "string" : is_real(field) ? "number" : "integer";
         if (!rule.words.empty()) property["enum"] = rule.words;
@@ -663,14 +662,14 @@ std::string config_schema() {
         if (rule.high < kInfinity)
             property[rule.below_high ? "exclusiveMaximum" : "maximum"] = number(rule.high);
         property["default"] = value_of(defaults, key);
-        ordered_json* properties = &root["properties"];
+        json* properties = &root["properties"];
         const std::string section = section_of(key.path);
         if (!section.empty()) {
-            ordered_json& object = (*properties)[section];
+            json& object = (*properties)[section];
             if (object.is_null())
                 object = {{"type", "object"},
                           {"additionalProperties", false},
-                          {"properties", ordered_json::object()}};
+                          {"properties", json::object()}};
             properties = &object["properties"];
         }
         (*properties)[name_of(key.path)] = std::move(property);

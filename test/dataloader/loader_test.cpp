@@ -37,7 +37,8 @@ int32_t naive_doc_start(const int32_t* tokens, int t, uint32_t end_of_text) {
     return 0;
 }
 
-/// Sample b of a batch as its window of T + 1 tokens; checks that the targets are the tokens moved by one.
+/// Sample b of a batch as its window of T + 1 tokens; checks that the targets are the tokens moved
+/// by one.
 std::vector<int32_t> window_of(const HostBatch& batch, int b, int T) {
     const auto tokens = batch.tokens.subspan(static_cast<size_t>(b * T), static_cast<size_t>(T));
     const auto targets = batch.targets.subspan(static_cast<size_t>(b * T), static_cast<size_t>(T));
@@ -95,6 +96,7 @@ TEST_CASE("each window of every shard is seen exactly once an epoch, in another 
     CAPTURE(options.T, options.B, n);
     TrainLoader loader(tokens, options);
     REQUIRE(loader.windows_per_epoch() == n);
+    REQUIRE(count_windows(*tokens, options.T) == n);
 
     std::vector<std::vector<int32_t>> seen;
     while (static_cast<int64_t>(seen.size()) < 3 * n) {

@@ -1,0 +1,19 @@
+#include "kernels/gelu.h"
+
+#include "kernels/gelu_math.h"
+
+namespace train_gpt {
+
+void gelu_forward(Stream&, Tensor out, Tensor x) {
+    assert(out.dtype == x.dtype && out.numel() == x.numel());
+    with_float_type(x.dtype, [&](auto type) {
+        using T = decltype(type);
+        const int64_t count = x.numel();
+        const T* in = x.as<T>();
+        T* result = out.as<T>();
+#pragma omp parallel for simd schedule(static)
+        for (int64_t i = 0; i < count; ++i) result[i] = static_cast<T>(gelu(to_float(in[i])));
+    });
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,171 @@
+// Matrix products by oneDNN. Its API 2 and 3 differ only in how a primitive descriptor is made.
+#ifdef TRAIN_GPT_ONEDNN
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include <omp.h>
+#include <oneapi/dnnl/dnnl.hpp>
+
+#include "kernels/error.h"
+#include "kernels/gemm.h"
+
+namespace train_gpt {
+
+namespace {
+
+using dnnl::memory;
+
+memory::data_type library_type(DType dtype) {
+    return dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
+}
+
+memory::desc matrix(int64_t rows, int64_t cols, DType dtype, bool transposed) {
+    const memory::dims strides = transposed ? memory::dims{1, rows} : memory::dims{cols, 1};
+    return {memory::dims{rows, cols}, library_type(dtype), strides};
+}
+
+/// A product for one shape and team size. Planning needs the description only; the code is compiled at the first use.
+struct Product {
+    memory::desc a, b, c, bias, residual, scratchpad;
+    dnnl::matmul::primitive_desc descriptor;
+    bool supported = false;
+    dnnl::matmul primitive;
+};
+
+dnnl::matmul::primitive_desc describe(const dnnl::engine& engine, const Product& product,
+                                      const dnnl::primitive_attr& attributes, bool bias) {
+#if DNNL_VERSION_MAJOR >= 3
+    if (bias) {
+        return {engine, product.a, product.b, product.bias, product.c, attributes};
+    }
+    return {engine, product.a, product.b, product.c, attributes};
+#else
+    if (bias) {
+        return {{product.a, product.b, product.bias, product.c}, attributes, engine};
+    }
+    return {{product.a, product.b, product.c}, attributes, engine};
+#endif
+}
+
+Product describe_product(const dnnl::engine& engine, const GemmShape& shape) {
+    Product product;
+    product.a = matrix(shape.m, shape.k, shape.in, shape.op == GemmOp::tn);
+    product.b = matrix(shape.k, shape.n, shape.in, shape.op == GemmOp::nt);
+    product.c = matrix(shape.m, shape.n, shape.out, false);
+    product.bias = matrix(1, shape.n, shape.in, false);
+    product.residual = matrix(shape.m, shape.n, shape.in, false);
+
+    dnnl::post_ops after;
+    if (shape.residual) after.append_binary(dnnl::algorithm::binary_add, product.residual);
+    if (shape.accumulate) after.append_sum(1.0f);
+    dnnl::primitive_attr attributes;
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    attributes.set_post_ops(after);
+    try {
+        product.descriptor = describe(engine, product, attributes, shape.bias);
+        product.scratchpad = product.descriptor.scratchpad_desc();
+        // Reference implementations are plain loops that exist for completeness.
+        product.supported = std::strncmp(product.descriptor.impl_info_str(), "ref", 3) != 0;
+    } catch (const dnnl::error& error) {
+        if (error.status != dnnl_unimplemented) {
+            throw Error("oneDNN cannot prepare a matrix product of ", shape.m, "×", shape.k, "×",
+                        shape.n, " in ", name_of(shape.in), ": ", error.what(),
+                        "; set kernels.cpu_gemm to \"own\" to do without it.");
+        }
+    }
+    return product;
+}
+
+struct Key {
+    GemmShape shape;
+    int threads;  // the library divides the work when the product is prepared
+
+    bool operator==(const Key&) const = default;
+};
+
+struct KeyHash {
+    size_t operator()(const Key& key) const {
+        const GemmShape& s = key.shape;
+        uint64_t hash = static_cast<uint64_t>(s.op) | static_cast<uint64_t>(s.in) << 2 |
+                        static_cast<uint64_t>(s.out) << 4 | uint64_t{s.bias} << 6 |
+                        uint64_t{s.residual} << 7 | uint64_t{s.accumulate} << 8 |
+                        static_cast<uint64_t>(key.threads) << 9;
+        for (int64_t extent : {s.m, s.n, s.k}) {
+            hash = (hash ^ static_cast<uint64_t>(extent)) * 0x9e3779b97f4a7c15u;
+            hash ^= hash >> 29;
+        }
+        return static_cast<size_t>(hash);
+    }
+};
+
+/// The library's engine with every product prepared so far.
+class Products {
+  public:
+    static Products& instance() {
+        static Products products;
+        return products;
+    }
+
+    const dnnl::engine& engine() const { return engine_; }
+
+    const Product& find(const GemmShape& shape) {
+        const std::lock_guard lock(mutex_);
+        return find_locked(shape);
+    }
+
+    /// A supported product, ready to run.
+    const Product& compile(const GemmShape& shape) {
+        const std::lock_guard lock(mutex_);
+        Product& product = find_locked(shape);
+        if (!product.primitive) product.primitive = dnnl::matmul(product.descriptor);
+        return product;
+    }
+
+  private:
+    Product& find_locked(const GemmShape& shape) {
+        const Key key{shape, omp_in_parallel() ? 1 : omp_get_max_threads()};
+        std::unique_ptr<Product>& product = products_[key];
+        if (!product) product = std::make_unique<Product>(describe_product(engine_, shape));
+        return *product;
+    }
+
+    dnnl::engine engine_{dnnl::engine::kind::cpu, 0};
+    std::mutex mutex_;
+    std::unordered_map<Key, std::unique_ptr<Product>, KeyHash> products_;
+};
+
+}  // namespace
+
+bool onednn_supports(const GemmShape& shape) { return Products::instance().find(shape).supported; }
+
+size_t onednn_gemm_scratch_bytes(const GemmShape& shape) {
+    return Products::instance().find(shape).scratchpad.get_size();
+}
+
+void onednn_gemm(const GemmShape& shape, const GemmOperands& operands, void* scratch) {
+    Products& products = Products::instance();
+    const Product& product = products.compile(shape);
+    const auto at = [&](const memory::desc& layout, const void* address) {
+        return memory(layout, products.engine(), const_cast<void*>(address));
+    };
+    std::unordered_map<int, memory> arguments{
+        {DNNL_ARG_SRC, at(product.a, operands.a)},
+        {DNNL_ARG_WEIGHTS, at(product.b, operands.b)},
+        {DNNL_ARG_DST, at(product.c, operands.c)},
+        {DNNL_ARG_SCRATCHPAD, at(product.scratchpad, scratch)},
+    };
+    if (shape.bias) arguments.emplace(DNNL_ARG_BIAS, at(product.bias, operands.bias));
+    if (shape.residual) {
+        arguments.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1,
+                          at(product.residual, operands.residual));
+    }
+    dnnl::stream stream(products.engine());
+    product.primitive.execute(stream, arguments);
+    stream.wait();
+}
+
+}  // namespace train_gpt
+#endif

@@ -1,0 +1,254 @@
+// A blocked matrix product in the manner of Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
+// (TOMS 2008): tiles of C in registers, panels of A and B copied ("packed") so that the inner loop reads both in order.
+// bf16 operands become fp32 while they are packed.
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+#include "kernels/gemm.h"
+
+namespace train_gpt {
+
+namespace {
+
+// One vector register of floats, and the tile of C that the inner loop keeps in registers: tile_rows × tile_vectors
+// accumulators, tile_vectors of B, and one broadcast element of A.
+#if defined(__AVX512F__)
+constexpr int vector_floats = 16, tile_rows = 14, tile_vectors = 2;  // 28 + 2 + 1 of 32 registers
+#elif defined(__AVX__)
+constexpr int vector_floats = 8, tile_rows = 6, tile_vectors = 2;  // 12 + 2 + 1 of 16 registers
+#elif defined(__aarch64__)
+constexpr int vector_floats = 4, tile_rows = 8, tile_vectors = 3;  // 24 + 3 + 1 of 32 registers
+#else
+constexpr int vector_floats = 4, tile_rows = 4, tile_vectors = 2;
+#endif
+constexpr int tile_cols = vector_floats * tile_vectors;
+
+typedef float Vector __attribute__((vector_size(vector_floats * sizeof(float))));
+
+// A depth_block × tile_cols panel of B stays in the first-level cache while the tiles of one group of A panels, which
+// stays in the second-level cache, pass over it.
+constexpr int64_t depth_block = 384;
+constexpr int64_t group_rows = (168 / tile_rows) * tile_rows;
+constexpr int64_t group_cols = (128 / tile_cols) * tile_cols;
+// All threads work on one block of C at a time, whose packed panels of A and B they share. A packed element is used
+// about 1024 times.
+constexpr int64_t block_edge = 1024;
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+/// n cut into equal blocks of at most block_edge, whole tiles each.
+int64_t block_length(int64_t n, int64_t tile) {
+    return round_up(ceil_div(n, ceil_div(n, block_edge)), tile);
+}
+
+struct Blocking {
+    int64_t rows, cols, depth;  // of a block of C, and of the slice of k that is packed at a time
+    bool sums;                  // partial sums of a block need fp32 memory of their own
+
+    explicit Blocking(const GemmShape& shape)
+        : rows(block_length(shape.m, tile_rows)),
+          cols(block_length(shape.n, tile_cols)),
+          depth(std::min(shape.k, depth_block)),
+          sums(shape.out != DType::fp32 && shape.k > depth_block) {}
+
+    size_t a_floats() const { return static_cast<size_t>(round_up(rows * depth, 16)); }
+    size_t b_floats() const { return static_cast<size_t>(round_up(cols * depth, 16)); }
+    size_t sum_floats() const { return sums ? static_cast<size_t>(rows * cols) : 0; }
+};
+
+/// Packs `count` (at most `width`) lines of length `depth` as panel[d·width + i], padded with zeros to `width` lines.
+/// Element d of line i is source[i·ld + d].
+template <int width, class T>
+void pack_across(float* panel, const T* source, int64_t ld, int64_t count, int64_t depth) {
+    for (int64_t i = 0; i < count; ++i) {
+        const T* line = source + i * ld;
+        for (int64_t d = 0; d < depth; ++d) panel[d * width + i] = to_float(line[d]);
+    }
+    for (int64_t i = count; i < width; ++i) {
+        for (int64_t d = 0; d < depth; ++d) panel[d * width + i] = 0.0f;
+    }
+}
+
+/// The same where element d of line i is source[d·ld + i].
+template <int width, class T>
+void pack_along(float* panel, const T* source, int64_t ld, int64_t count, int64_t depth) {
+    for (int64_t d = 0; d < depth; ++d) {
+        const T* line = source + d * ld;
+        float* packed = panel + d * width;
+        if (count == width) {
+#pragma omp simd
+            for (int i = 0; i < width; ++i) packed[i] = to_float(line[i]);
+        } else {
+            for (int64_t i = 0; i < count; ++i) packed[i] = to_float(line[i]);
+            for (int64_t i = count; i < width; ++i) packed[i] = 0.0f;
+        }
+    }
+}
+
+/// tile [tile_rows, tile_cols] = Σ_d a[d, :]ᵀ · b[d, :] of two packed panels.
+void multiply_panels(float* tile, const float* a, const float* b, int64_t depth) {
+    Vector sums[tile_rows][tile_vectors] = {};
+    for (int64_t d = 0; d < depth; ++d) {
+        Vector b_row[tile_vectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < tile_vectors; ++v) {
+            std::memcpy(&b_row[v], b + v * vector_floats, sizeof(Vector));
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < tile_rows; ++r) {
+#pragma GCC unroll 4
+            for (int v = 0; v < tile_vectors; ++v) sums[r][v] += a[r] * b_row[v];
+        }
+        a += tile_rows;
+        b += tile_cols;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < tile_rows; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < tile_vectors; ++v) {
+            std::memcpy(tile + r * tile_cols + v * vector_floats, &sums[r][v], sizeof(Vector));
+        }
+    }
+}
+
+/// What happens to one row of a tile: added to what earlier slices of k left, and finished behind the last one.
+template <class In, class Out>
+struct RowFinish {
+    Out* c;
+    float* sums;  // partial sums: c itself in fp32
+    const In *bias, *residual;
+    bool add_sums, add_c, last;
+
+    void operator()(float* row, int64_t cols) const {
+        if (add_sums) {
+#pragma omp simd
+            for (int64_t j = 0; j < cols; ++j) row[j] += sums[j];
+        }
+        if (!last) {
+            std::memcpy(sums, row, static_cast<size_t>(cols) * sizeof(float));
+            return;
+        }
+        if (bias) {
+#pragma omp simd
+            for (int64_t j = 0; j < cols; ++j) row[j] += to_float(bias[j]);
+        }
+        if (residual) {
+#pragma omp simd
+            for (int64_t j = 0; j < cols; ++j) row[j] += to_float(residual[j]);
+        }
+        if (add_c) {
+#pragma omp simd
+            for (int64_t j = 0; j < cols; ++j) row[j] += to_float(c[j]);
+        }
+#pragma omp simd
+        for (int64_t j = 0; j < cols; ++j) c[j] = static_cast<Out>(row[j]);
+    }
+};
+
+template <class In, class Out>
+void run(const GemmShape& shape, const GemmOperands& operands, float* scratch) {
+    const int64_t M = shape.m, N = shape.n, K = shape.k;
+    const Blocking block(shape);
+    float* const a_panels = scratch;
+    float* const b_panels = a_panels + block.a_floats();
+    float* const block_sums = block.sums ? b_panels + block.b_floats() : nullptr;
+    const auto* A = static_cast<const In*>(operands.a);
+    const auto* B = static_cast<const In*>(operands.b);
+    auto* C = static_cast<Out*>(operands.c);
+    const auto* bias = static_cast<const In*>(operands.bias);
+    const auto* residual = static_cast<const In*>(operands.residual);
+    const bool a_along = shape.op == GemmOp::tn, b_along = shape.op != GemmOp::nt;
+
+#pragma omp parallel
+    for (int64_t col = 0; col < N; col += block.cols) {
+        const int64_t cols = std::min(block.cols, N - col);
+        for (int64_t row = 0; row < M; row += block.rows) {
+            const int64_t rows = std::min(block.rows, M - row);
+            for (int64_t k = 0; k < K; k += block.depth) {
+                const int64_t depth = std::min(block.depth, K - k);
+                const bool first = k == 0, last = k + depth == K;
+                // With one slice of k the panels of B serve every block of rows.
+                if (row == 0 || K > block.depth) {
+#pragma omp for schedule(static) nowait
+                    for (int64_t j = 0; j < cols; j += tile_cols) {
+                        const int64_t count = std::min<int64_t>(tile_cols, cols - j);
+                        float* panel = b_panels + j * depth;
+                        if (b_along) {
+                            pack_along<tile_cols>(panel, B + k * N + col + j, N, count, depth);
+                        } else {
+                            pack_across<tile_cols>(panel, B + (col + j) * K + k, K, count, depth);
+                        }
+                    }
+                }
+#pragma omp for schedule(static)
+                for (int64_t i = 0; i < rows; i += tile_rows) {
+                    const int64_t count = std::min<int64_t>(tile_rows, rows - i);
+                    float* panel = a_panels + i * depth;
+                    if (a_along) {
+                        pack_along<tile_rows>(panel, A + k * M + row + i, M, count, depth);
+                    } else {
+                        pack_across<tile_rows>(panel, A + (row + i) * K + k, K, count, depth);
+                    }
+                }
+                // Whoever is free takes the next group: one thread sums a whole element, so this decides no bits.
+#pragma omp for collapse(2) schedule(dynamic, 1)
+                for (int64_t group_i = 0; group_i < rows; group_i += group_rows) {
+                    for (int64_t group_j = 0; group_j < cols; group_j += group_cols) {
+                        const int64_t end_i = std::min(group_i + group_rows, rows);
+                        const int64_t end_j = std::min(group_j + group_cols, cols);
+                        for (int64_t j = group_j; j < end_j; j += tile_cols) {
+                            const int64_t width = std::min<int64_t>(tile_cols, cols - j);
+                            for (int64_t i = group_i; i < end_i; i += tile_rows) {
+                                alignas(64) float tile[tile_rows * tile_cols];
+                                multiply_panels(tile, a_panels + i * depth, b_panels + j * depth,
+                                                depth);
+                                const int64_t height = std::min<int64_t>(tile_rows, rows - i);
+                                for (int64_t r = 0; r < height; ++r) {
+                                    const int64_t at = (row + i + r) * N + col + j;
+                                    float* sums = block_sums;
+                                    if constexpr (std::is_same_v<Out, float>) {
+                                        sums = C + at;
+                                    } else if (sums) {
+                                        sums += (i + r) * block.cols + j;
+                                    }
+                                    RowFinish<In, Out>{
+                                        C + at,
+                                        sums,
+                                        bias ? bias + col + j : nullptr,
+                                        residual ? residual + at : nullptr,
+                                        !first || shape.accumulate,
+                                        false,
+                                        last,
+                                    }(tile + r * tile_cols, width);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+}  // namespace
+
+size_t own_gemm_scratch_bytes(const GemmShape& shape) {
+    // Blocks of a larger m can be smaller; the bound for the largest blocks up to m serves every m below, too.
+    Blocking block(shape);
+    block.rows = round_up(std::min(shape.m, block_edge), tile_rows);
+    return (block.a_floats() + block.b_floats() + block.sum_floats()) * sizeof(float);
+}
+
+void own_gemm(const GemmShape& shape, const GemmOperands& operands, void* scratch) {
+    assert(shape.m > 0 && shape.n > 0 && shape.k > 0);
+    assert(!shape.accumulate || shape.out == DType::fp32);
+    with_float_type(shape.in, [&](auto in) {
+        with_float_type(shape.out, [&](auto out) {
+            run<decltype(in), decltype(out)>(shape, operands, static_cast<float*>(scratch));
+        });
+    });
+}
+
+}  // namespace train_gpt

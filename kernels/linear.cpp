@@ -1,0 +1,243 @@
+#include "kernels/linear.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "kernels/error.h"
+#include "kernels/gelu_math.h"
+#include "kernels/gemm.h"
+
+namespace train_gpt {
+
+namespace {
+
+enum class Library { automatic, onednn, own };
+
+/// What select_cpu_gemm chose.
+std::atomic<Library>& chosen_library() {
+    static std::atomic<Library> library{Library::automatic};
+    return library;
+}
+
+#ifdef TRAIN_GPT_ONEDNN
+/// On some Xeons oneDNN's fp32 product loses two thirds of its speed when the rows of B are a multiple of a page apart, as
+/// they are with 3072 columns; the own kernel copies B and does not care.
+bool rows_of_b_alias(const GemmShape& shape) {
+    return shape.in == DType::fp32 && shape.op != GemmOp::nt && shape.n % 1024 == 0;
+}
+
+bool use_onednn(const GemmShape& shape) {
+    const Library library = chosen_library();
+    if (library == Library::own || !onednn_supports(shape)) return false;
+    return library == Library::onednn || !rows_of_b_alias(shape);
+}
+
+size_t gemm_scratch_bytes(const GemmShape& shape) {
+    const size_t own = own_gemm_scratch_bytes(shape);
+    return use_onednn(shape) ? std::max(own, onednn_gemm_scratch_bytes(shape)) : own;
+}
+
+void gemm(const Stream& stream, const GemmShape& shape, const GemmOperands& operands) {
+    // oneDNN may want more scratch for fewer rows than linear_scratch_bytes was asked about.
+    if (use_onednn(shape) && onednn_gemm_scratch_bytes(shape) <= stream.scratch_bytes) {
+        onednn_gemm(shape, operands, stream.scratch);
+    } else {
+        own_gemm(shape, operands, stream.scratch_for<void>(own_gemm_scratch_bytes(shape)));
+    }
+}
+#else
+size_t gemm_scratch_bytes(const GemmShape& shape) { return own_gemm_scratch_bytes(shape); }
+
+void gemm(const Stream& stream, const GemmShape& shape, const GemmOperands& operands) {
+    own_gemm(shape, operands, stream.scratch_for<void>(own_gemm_scratch_bytes(shape)));
+}
+#endif
+
+/// Rows of a product that are finished before an element-wise pass goes over them: few enough that they are still in the
+/// cache, enough that the library's copy of the weight, made anew for each product, does not count.
+int64_t epilogue_rows(int64_t cols, DType dtype) {
+    constexpr int64_t cache_bytes = 2 << 20;
+    return std::max<int64_t>(256, cache_bytes / (cols * static_cast<int64_t>(size_of(dtype))));
+}
+
+// Column sums: slabs of rows are summed into fp32 partials, then the partials, always in the same order.
+constexpr int64_t slab_rows = 128, slab_cols = 256;
+
+int64_t slab_count(int64_t M) { return (M + slab_rows - 1) / slab_rows; }
+
+size_t column_sum_scratch_bytes(int64_t M, int64_t N) {
+    return static_cast<size_t>(slab_count(M) * N) * sizeof(float);
+}
+
+template <class T>
+void sum_slab(float* sums, const T* dy, int64_t rows, int64_t cols, int64_t ld) {
+    for (int64_t j = 0; j < cols; ++j) sums[j] = 0.0f;
+    int64_t i = 0;
+    for (; i + 4 <= rows; i += 4) {
+        const T *r0 = dy + i * ld, *r1 = r0 + ld, *r2 = r1 + ld, *r3 = r2 + ld;
+#pragma omp simd
+        for (int64_t j = 0; j < cols; ++j) {
+            sums[j] += (to_float(r0[j]) + to_float(r1[j])) + (to_float(r2[j]) + to_float(r3[j]));
+        }
+    }
+    for (; i < rows; ++i) {
+        const T* row = dy + i * ld;
+#pragma omp simd
+        for (int64_t j = 0; j < cols; ++j) sums[j] += to_float(row[j]);
+    }
+}
+
+/// sink (+)= column sums of dy [M, N]
+void column_sums(const Stream& stream, const GradientSink& sink, const Tensor& dy) {
+    assert(sink.dtype == DType::fp32);
+    const int64_t M = dy.rows(), N = dy.cols(), slabs = slab_count(M);
+    auto* partials = stream.scratch_for<float>(column_sum_scratch_bytes(M, N));
+    with_float_type(dy.dtype, [&](auto type) {
+        using T = decltype(type);
+        const T* source = dy.as<T>();
+#pragma omp parallel for collapse(2) schedule(static)
+        for (int64_t slab = 0; slab < slabs; ++slab) {
+            for (int64_t col = 0; col < N; col += slab_cols) {
+                const int64_t row = slab * slab_rows;
+                sum_slab(partials + slab * N + col, source + row * N + col,
+                         std::min(slab_rows, M - row), std::min(slab_cols, N - col), N);
+            }
+        }
+    });
+    auto* out = static_cast<float*>(sink.data);
+    // The first slab's partials hold the total.
+    for (int64_t slab = 1; slab < slabs; ++slab) {
+#pragma omp simd
+        for (int64_t j = 0; j < N; ++j) partials[j] += partials[slab * N + j];
+    }
+#pragma omp simd
+    for (int64_t j = 0; j < N; ++j) out[j] = sink.accumulate ? out[j] + partials[j] : partials[j];
+}
+
+bool is_matrix(const Tensor& tensor, int64_t rows, int64_t cols, DType dtype) {
+    return tensor.rows() == rows && tensor.cols() == cols && tensor.dtype == dtype;
+}
+
+}  // namespace
+
+void linear_forward(Stream& stream, const LinearForward& args) {
+    const DType dtype = args.x.dtype;
+    const int64_t M = args.x.rows(), K = args.x.cols(), N = args.w.rows();
+    assert(is_matrix(args.w, N, K, dtype) && is_matrix(args.out, M, N, dtype));
+    assert(!args.bias || (args.bias.numel() == N && args.bias.dtype == dtype));
+    assert(!args.residual || (is_matrix(args.residual, M, N, dtype) && !args.preact));
+    assert(!args.preact || is_matrix(args.preact, M, N, dtype));
+
+    const auto product = [&](Tensor out, Tensor x) {
+        const GemmShape shape{GemmOp::nt, dtype, dtype, bool{args.bias}, bool{args.residual}, false,
+                              x.rows(),   N,     K};
+        gemm(stream, shape, {out.data, x.data, args.w.data, args.bias.data, args.residual.data});
+    };
+    if (!args.preact) {
+        product(args.out, args.x);
+        return;
+    }
+    const int64_t step = epilogue_rows(N, dtype);
+    for (int64_t row = 0; row < M; row += step) {
+        const int64_t rows = std::min(step, M - row);
+        const Tensor preact = args.preact.row_range(row, rows);
+        product(preact, args.x.row_range(row, rows));
+        with_float_type(dtype, [&](auto type) {
+            using T = decltype(type);
+            const T* in = preact.as<T>();
+            T* out = args.out.row_range(row, rows).template as<T>();
+#pragma omp parallel for simd schedule(static)
+            for (int64_t i = 0; i < rows * N; ++i) out[i] = static_cast<T>(gelu(to_float(in[i])));
+        });
+    }
+}
+
+void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
+    const DType dtype = args.dy.dtype;
+    const int64_t M = args.dy.rows(), N = args.dy.cols(), K = args.w.cols();
+    assert(is_matrix(args.w, N, K, dtype) && is_matrix(args.dx, M, K, dtype));
+    assert(!args.preact || is_matrix(args.preact, M, K, dtype));
+
+    const auto product = [&](Tensor dx, Tensor dy) {
+        const GemmShape shape{GemmOp::nn, dtype, dtype, false, false, false, dy.rows(), K, N};
+        gemm(stream, shape, {dx.data, dy.data, args.w.data});
+    };
+    if (!args.preact) {
+        product(args.dx, args.dy);
+        return;
+    }
+    const int64_t step = epilogue_rows(K, dtype);
+    for (int64_t row = 0; row < M; row += step) {
+        const int64_t rows = std::min(step, M - row);
+        const Tensor dx = args.dx.row_range(row, rows);
+        product(dx, args.dy.row_range(row, rows));
+        with_float_type(dtype, [&](auto type) {
+            using T = decltype(type);
+            const T* preact = args.preact.row_range(row, rows).template as<T>();
+            T* gradient = dx.as<T>();
+#pragma omp parallel for simd schedule(static)
+            for (int64_t i = 0; i < rows * K; ++i) {
+                gradient[i] =
+                    static_cast<T>(to_float(gradient[i]) * gelu_derivative(to_float(preact[i])));
+            }
+        });
+    }
+}
+
+void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
+    const DType dtype = args.dy.dtype;
+    const int64_t M = args.dy.rows(), N = args.dy.cols(), K = args.x.cols();
+    assert(is_matrix(args.x, M, K, dtype) && args.dw.dtype == DType::fp32);
+    const GemmShape shape{GemmOp::tn,         dtype, DType::fp32, false, false,
+                          args.dw.accumulate, N,     K,           M};
+    gemm(stream, shape, {args.dw.data, args.dy.data, args.x.data});
+    if (args.dbias) column_sums(stream, args.dbias, args.dy);
+}
+
+size_t linear_scratch_bytes(const Device&, DType dtype, int64_t M, int64_t N, int64_t K) {
+    size_t bytes = column_sum_scratch_bytes(M, N);
+    const auto cover = [&](const GemmShape& shape) {
+        bytes = std::max(bytes, gemm_scratch_bytes(shape));
+    };
+    const auto cover_rows = [&](int64_t rows) {
+        for (bool bias : {false, true}) {
+            for (bool residual : {false, true}) {
+                cover({GemmOp::nt, dtype, dtype, bias, residual, false, rows, N, K});
+            }
+        }
+        cover({GemmOp::nn, dtype, dtype, false, false, false, rows, K, N});
+    };
+    for (bool accumulate : {false, true}) {
+        cover({GemmOp::tn, dtype, DType::fp32, false, false, accumulate, N, K, M});
+    }
+    cover_rows(M);
+    for (int64_t cols : {N, K}) {
+        const int64_t step = epilogue_rows(cols, dtype);
+        if (step >= M) continue;
+        cover_rows(step);
+        if (M % step) cover_rows(M % step);
+    }
+    return bytes;
+}
+
+void select_cpu_gemm(const std::string& name) {
+    if (name == "auto") {
+        chosen_library() = Library::automatic;
+    } else if (name == "own") {
+        chosen_library() = Library::own;
+    } else if (name == "onednn") {
+#ifdef TRAIN_GPT_ONEDNN
+        chosen_library() = Library::onednn;
+#else
+        throw Error(
+            "The matrix product \"onednn\" is not in this build; install oneDNN (Debian: "
+            "libdnnl-dev) and build "
+            "again, or choose \"own\".");
+#endif
+    } else {
+        throw Error("There is no matrix product called \"", name,
+                    "\"; choose \"auto\", \"onednn\" or \"own\".");
+    }
+}
+
+}  // namespace train_gpt

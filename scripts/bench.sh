@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Measures training speed and memory beside the machine's limits and PyTorch. `make bench` runs it.
+#   usage: scripts/bench.sh [quick]       about 15 minutes; quick: the small model alone, under 3
+# Prints Markdown and keeps it in build/bench.md. PyTorch comes from, in this order: $PYTHON, a virtual environment in
+# build/venv (made and filled with `pip install torch`, 5 GB), Debian's python3-torch. Without any the peer is left out.
+# Threads: OMP_NUM_THREADS (default 2, or 1 on one core).
+set -u
+cd "$(dirname "$0")/.."
+build=${BUILD:-build}
+cores=$(nproc)
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores < 2 ? cores : 2))}
+export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$PWD/$build/bench-runs/inductor}
+
+has_torch() { "$1" -c 'import torch' > /dev/null 2>&1; }
+
+python=
+if [ -n "${PYTHON:-}" ]; then
+    has_torch "$PYTHON" || { echo "error: $PYTHON cannot import torch; unset PYTHON or install it there" >&2; exit 1; }
+    python=$PYTHON
+elif [ -x "$build/venv/bin/python" ] && has_torch "$build/venv/bin/python"; then
+    python=$build/venv/bin/python
+else
+    echo "installing PyTorch into $build/venv (5 GB; PYTHON=… names a Python that has it)" >&2
+    if python3 -m venv "$build/venv" > "$build/venv.log" 2>&1 &&
+        "$build/venv/bin/pip" install torch numpy setuptools >> "$build/venv.log" 2>&1 && has_torch "$build/venv/bin/python"; then
+        python=$build/venv/bin/python
+    else
+        tail -1 "$build/venv.log" >&2
+        if has_torch python3; then
+            echo "pip could not install PyTorch: the peer is the system's" >&2
+            python=python3
+        elif has_torch /usr/bin/python3; then
+            echo "pip could not install PyTorch: the peer is the system's" >&2
+            python=/usr/bin/python3
+        else
+            echo "pip could not install PyTorch (see $build/venv.log), nor is python3-torch installed:" \
+                "measuring without the peer" >&2
+        fi
+    fi
+fi
+
+mkdir -p "$build/bench-runs"
+"$build/bench" "$@" --program "$build/train_gpt" --folder "$build/bench-runs" ${python:+--python "$python"} |
+    tee "$build/bench.md"
+exit "${PIPESTATUS[0]}"

@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# Installs the packages that are missing here.
+#   usage: scripts/setup.sh [-y] [build] [quickstart] [test]      all three when none is named; -y: do not ask
+# Installs through apt (Debian, Ubuntu), asking first unless it runs as root, with -y or with CI=true; on other systems it
+# says what to install. Exits with 0 when everything that is needed is there.
+set -u
+
+unattended=0
+parts=()
+for argument in "$@"; do
+    case $argument in
+        -y) unattended=1 ;;
+        build | quickstart | test) parts+=("$argument") ;;
+        *) printf 'usage: scripts/setup.sh [-y] [build] [quickstart] [test]\n' >&2; exit 2 ;;
+    esac
+done
+[ ${#parts[@]} -gt 0 ] || parts=(build quickstart test)
+[ "${CI:-}" = true ] && unattended=1
+[ "$(id -u)" = 0 ] && unattended=1
+
+compiles() {  # compiles HEADER: whether the compiler finds it
+    command -v "${CXX:-g++}" > /dev/null &&
+        printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | ${CXX:-g++} -E -x c++ - > /dev/null 2>&1
+}
+
+# What is missing, by Debian's names of the packages.
+needed=()
+optional=()
+want() { needed+=("$1"); }
+for part in "${parts[@]}"; do
+    case $part in
+        build)
+            command -v make > /dev/null || want make
+            command -v "${CXX:-g++}" > /dev/null || want g++
+            compiles nlohmann/json.hpp || want nlohmann-json3-dev
+            compiles CLI/CLI.hpp || want libcli11-dev
+            compiles xxhash.h || want libxxhash-dev
+            compiles dnnl.hpp || optional+=(libdnnl-dev) ;;
+        quickstart)
+            [ -n "${DATA:-}" ] || command -v bible > /dev/null || want bible-kjv
+            command -v gnuplot > /dev/null || want gnuplot-nox ;;
+        test)
+            compiles catch2/catch_all.hpp || compiles catch2/catch.hpp || want catch2 ;;
+    esac
+done
+[ $((${#needed[@]} + ${#optional[@]})) -gt 0 ] || exit 0
+
+if ! command -v apt-get > /dev/null; then
+    [ ${#needed[@]} -gt 0 ] || exit 0
+    cat >&2 << TXT
+error: this is no Debian or Ubuntu, so install what is missing yourself: ${needed[*]}
+       (those are Debian's names; with oneDNN as well, training on the CPU is faster)
+  Fedora      dnf install gcc-c++ make json-devel cli11-devel xxhash-devel onednn-devel catch-devel gnuplot
+  Arch        pacman -S gcc make nlohmann-json cli11 xxhash onednn catch2 gnuplot
+  Homebrew    brew install gcc make nlohmann-json cli11 xxhash onednn catch2 gnuplot     (then make CXX=g++-14)
+The bible-kjv package is the quickstart's text only: DATA=my.txt make quickstart takes a text of yours instead.
+TXT
+    exit 1
+fi
+
+as_root=()
+if [ "$(id -u)" != 0 ]; then
+    as_root=(sudo)
+    if ! command -v sudo > /dev/null; then
+        [ ${#needed[@]} -gt 0 ] || exit 0
+        echo "error: packages are missing, and only root may install them; as root type:" >&2
+        echo "  apt-get install --no-install-recommends ${needed[*]} ${optional[*]-}" >&2
+        exit 1
+    fi
+fi
+
+if [ $unattended = 0 ]; then
+    echo "These packages are missing: ${needed[*]-} ${optional[*]-}"
+    if [ ! -t 0 ]; then
+        [ ${#needed[@]} -gt 0 ] || exit 0
+        echo "error: nobody to ask whether to install them; type: scripts/setup.sh -y ${parts[*]}" >&2
+        exit 1
+    fi
+    read -r -p "Install them with apt-get${as_root:+ through sudo}? [Y/n] " answer
+    case $answer in
+        "" | [yY]*) ;;
+        *) echo "nothing installed"; [ ${#needed[@]} = 0 ]; exit ;;
+    esac
+fi
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+apt_get() {  # apt_get ARGUMENTS…: as root, quietly
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" > "$log" 2>&1
+}
+install_packages() { apt_get install -y --no-install-recommends "$@"; }
+available() { apt-cache policy "$1" 2> /dev/null | grep -q 'Candidate: [^(]'; }
+
+# The lists of packages may be absent (a fresh container) or older than the archive.
+update() {
+    echo "reading the lists of packages (apt-get update)"
+    apt_get update || { tail -n 3 "$log" >&2; return 1; }
+}
+updated=0
+for package in "${needed[@]}" "${optional[@]}"; do
+    if ! available "$package"; then
+        update || exit 1
+        updated=1
+        break
+    fi
+done
+
+chosen=("${needed[@]}")
+for package in "${optional[@]}"; do
+    if available "$package"; then
+        chosen+=("$package")
+    else
+        echo "$package is not available here: matrix products on the CPU will use the project's own kernel, which is slower"
+    fi
+done
+[ ${#chosen[@]} -gt 0 ] || exit 0
+
+echo "installing ${chosen[*]}"
+if ! install_packages "${chosen[@]}" && ! { [ $updated = 0 ] && update && install_packages "${chosen[@]}"; }; then
+    tail -n 5 "$log" >&2
+    echo "error: apt could not install ${chosen[*]}; mend what it says above and try again" >&2
+    grep -q '^ID=ubuntu' /etc/os-release && echo "       (on Ubuntu they are in universe: sudo add-apt-repository universe)" >&2
+    exit 1
+fi

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Every test: the suite as `make test` runs it, its long cases, all of it under AddressSanitizer and UBSan, and the data
+# loader under ThreadSanitizer (the rest runs on OpenMP teams, whose barriers ThreadSanitizer does not see).
+# The last line that it prints is "N passed, M failed" over all of these.
+set -u
+cd "$(dirname "$0")/.."
+make=${MAKE:-make}
+mkdir -p build
+log=build/test-full.log
+passed=0
+failed=0
+status=0
+
+run() {  # run LABEL MAKE-ARGUMENTS…
+    local label=$1
+    shift
+    echo "== $label"
+    if ! $make --no-print-directory test "$@" 2>&1 | tee "$log"; then status=1; fi
+    local counts
+    counts=$(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$log" | tail -n 1)
+    if [ -z "$counts" ]; then
+        echo "error: $label ended without a count of its tests"
+        status=1
+        counts="0 1"
+    fi
+    passed=$((passed + ${counts% *}))
+    failed=$((failed + ${counts#* }))
+}
+set -o pipefail
+run "as built"
+run "long cases" TEST_ARGS='[long]'
+run "AddressSanitizer and UBSan" SANITIZE=address,undefined
+run "ThreadSanitizer" SANITIZE=thread TEST_ARGS='[loader]'
+echo "$passed passed, $failed failed"
+[ $failed = 0 ] && exit $status
+exit 1

@@ -1,0 +1,691 @@
+// Attention against a reference in float64, on random shapes, layouts and document boundaries.
+#include "kernels/attention.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/error.h"
+#include "test/catch.h"
+#include "test/random.h"
+
+namespace train_gpt {
+namespace {
+
+using Values = std::vector<double>;  // [B, T or S, heads, D], dense
+
+// ---------------------------------------------------------------------------------------------- reference
+
+struct Reference {
+    Values out, lse, dq, dk, dv;
+};
+
+struct Case {
+    AttentionShape shape;
+    std::vector<int32_t> doc_start;
+    Values q, k, v, dout;
+
+    size_t q_at(int b, int t, int h) const {
+        return ((static_cast<size_t>(b) * shape.T + t) * shape.H + h) * shape.D;
+    }
+    size_t k_at(int b, int s, int h) const {
+        return ((static_cast<size_t>(b) * shape.S + s) * shape.H_kv + h) * shape.D;
+    }
+    size_t lse_at(int b, int h, int t) const { return (static_cast<size_t>(b) * shape.H + h) * shape.T + t; }
+    int first(int b, int t) const { return doc_start.empty() ? 0 : doc_start[static_cast<size_t>(b) * shape.T + t]; }
+    int last(int t) const { return t + shape.S - shape.T; }
+    AttentionShape given() const {
+        AttentionShape copy = shape;
+        copy.doc_start = doc_start.empty() ? nullptr : doc_start.data();
+        return copy;
+    }
+};
+
+float rounded(double x, DType dtype) {
+    const float single = static_cast<float>(x);
+    return dtype == DType::bf16 ? to_float(bf16(single)) : single;
+}
+
+// The mathematics, in Real arithmetic. `stored` is what is kept in tensors: double for the reference itself; for a plain
+// bf16 implementation out, dq, dk and dv are rounded where they are stored and the backward pass reads the rounded out.
+template <class Real>
+Reference attention(const Case& c, DType stored, bool exact) {
+    const AttentionShape& s = c.shape;
+    const auto keep = [&](Real x) { return exact ? static_cast<double>(x) : static_cast<double>(rounded(x, stored)); };
+    Reference r;
+    r.out.resize(c.q.size());
+    r.lse.resize(static_cast<size_t>(s.B) * s.H * s.T);
+    std::vector<Real> dq(c.q.size()), dk(c.k.size()), dv(c.v.size()), p(s.S);
+    for (int b = 0; b < s.B; ++b) {
+        for (int h = 0; h < s.H; ++h) {
+            const int g = h / (s.H / s.H_kv);
+            for (int t = 0; t < s.T; ++t) {
+                const int first = c.first(b, t), last = c.last(t);
+                const size_t qi = c.q_at(b, t, h);
+                Real max = -std::numeric_limits<Real>::infinity(), sum = 0;
+                for (int j = first; j <= last; ++j) {
+                    Real dot = 0;
+                    for (int d = 0; d < s.D; ++d) dot += Real(c.q[qi + d]) * Real(c.k[c.k_at(b, j, g) + d]);
+                    p[j] = dot * Real(s.scale);
+                    max = std::max(max, p[j]);
+                }
+                for (int j = first; j <= last; ++j) sum += p[j] = std::exp(p[j] - max);
+                for (int j = first; j <= last; ++j) p[j] /= sum;
+                r.lse[c.lse_at(b, h, t)] = static_cast<double>(max + std::log(sum));
+                Real delta = 0;
+                for (int d = 0; d < s.D; ++d) {
+                    Real o = 0;
+                    for (int j = first; j <= last; ++j) o += p[j] * Real(c.v[c.k_at(b, j, g) + d]);
+                    r.out[qi + d] = keep(o);
+                    if (!c.dout.empty()) delta += Real(r.out[qi + d]) * Real(c.dout[qi + d]);
+                }
+                if (c.dout.empty()) continue;
+                for (int j = first; j <= last; ++j) {
+                    const size_t kj = c.k_at(b, j, g);
+                    Real dp = 0;
+                    for (int d = 0; d < s.D; ++d) dp += Real(c.dout[qi + d]) * Real(c.v[kj + d]);
+                    const Real ds = p[j] * (dp - delta) * Real(s.scale);
+                    for (int d = 0; d < s.D; ++d) {
+                        dv[kj + d] += p[j] * Real(c.dout[qi + d]);
+                        dq[qi + d] += ds * Real(c.k[kj + d]);
+                        dk[kj + d] += ds * Real(c.q[qi + d]);
+                    }
+                }
+            }
+        }
+    }
+    const auto keep_all = [&](const std::vector<Real>& from, Values& to) {
+        for (Real x : from) to.push_back(keep(x));
+    };
+    if (!c.dout.empty()) {
+        keep_all(dq, r.dq);
+        keep_all(dk, r.dk);
+        keep_all(dv, r.dv);
+    }
+    return r;
+}
+Reference exact_attention(const Case& c) { return attention<double>(c, DType::fp32, true); }
+Reference plain_attention(const Case& c) { return attention<float>(c, c.shape.dtype, false); }
+
+// ------------------------------------------------------------------------------------------------- layouts
+
+enum class Layout { packed, separate, cache };
+
+/// Memory of several heads tensors. Every element that belongs to no view holds a pattern that must survive.
+class Memory {
+  public:
+    Memory(DType dtype, size_t elements) : dtype_(dtype), bytes_(elements * size_of(dtype)), owned_(elements, false) {
+        for (auto& byte : bytes_) byte = static_cast<unsigned char>(random_int(0, 255));
+    }
+
+    void* at(size_t element) { return bytes_.data() + element * size_of(dtype_); }
+    double get(size_t element) const {
+        if (dtype_ == DType::bf16) {
+            bf16 x;
+            std::memcpy(&x, bytes_.data() + 2 * element, 2);
+            return to_float(x);
+        }
+        float x;
+        std::memcpy(&x, bytes_.data() + 4 * element, 4);
+        return x;
+    }
+    void set(size_t element, double value) {
+        const bf16 half(static_cast<float>(value));
+        const float single = static_cast<float>(value);
+        std::memcpy(at(element), dtype_ == DType::bf16 ? static_cast<const void*>(&half) : &single, size_of(dtype_));
+    }
+    void own(size_t element) { owned_[element] = true; }
+    const std::vector<unsigned char>& bytes() const { return bytes_; }
+    /// True when nothing but owned elements differs from `before`.
+    bool others_unchanged(const std::vector<unsigned char>& before) const {
+        const size_t size = size_of(dtype_);
+        for (size_t i = 0; i < owned_.size(); ++i) {
+            if (!owned_[i] && std::memcmp(&bytes_[i * size], &before[i * size], size) != 0) return false;
+        }
+        return true;
+    }
+
+  private:
+    DType dtype_;
+    std::vector<unsigned char> bytes_;
+    std::vector<bool> owned_;
+};
+
+/// One tensor [B, T, heads, D] somewhere in a Memory.
+struct Placed {
+    std::shared_ptr<Memory> memory;
+    size_t origin = 0;
+    HeadsView view;
+    int B = 0, T = 0, heads = 0, D = 0;
+
+    template <class F>
+    void each(F&& f) const {
+        size_t i = 0;
+        for (int b = 0; b < B; ++b)
+            for (int t = 0; t < T; ++t)
+                for (int h = 0; h < heads; ++h)
+                    for (int d = 0; d < D; ++d)
+                        f(origin + static_cast<size_t>(b * view.batch + t * view.token + h * view.head + d), i++);
+    }
+    void fill(const Values& values) const {
+        each([&](size_t at, size_t i) { memory->set(at, values[i]); });
+    }
+    Values read() const {
+        Values values;
+        each([&](size_t at, size_t) { values.push_back(memory->get(at)); });
+        return values;
+    }
+    void poison() const {
+        each([&](size_t at, size_t) {
+            memory->set(at, std::numeric_limits<double>::quiet_NaN());
+            memory->own(at);
+        });
+    }
+};
+
+Placed place(std::shared_ptr<Memory> memory, size_t origin, int B, int T, int heads, int D, int64_t batch,
+             int64_t token, int64_t head) {
+    Placed p{memory, origin, {memory->at(origin), batch, token, head}, B, T, heads, D};
+    return p;
+}
+
+/// A tensor of its own: [B, T, heads, D] or, as a cache, [B, heads, more than T, D], with random gaps and a margin.
+Placed place_alone(const AttentionShape& s, int T, int heads, Layout layout) {
+    const int64_t margin = random_int(0, 40), gap = random_int(0, 3);
+    int64_t token, head, batch;
+    if (layout == Layout::cache) {
+        token = s.D + gap;
+        head = (T + random_int(0, 5)) * token;
+        batch = heads * head + gap;
+    } else {
+        head = s.D + gap;
+        token = heads * head + random_int(0, 9);
+        batch = T * token;
+    }
+    auto memory = std::make_shared<Memory>(s.dtype, static_cast<size_t>(2 * margin + s.B * batch));
+    return place(memory, static_cast<size_t>(margin), s.B, T, heads, s.D, batch, token, head);
+}
+
+/// Three tensors in one, [B, T, H + 2·H_kv, D].
+std::vector<Placed> place_packed(const AttentionShape& s) {
+    const int64_t margin = random_int(0, 40), token = static_cast<int64_t>(s.H + 2 * s.H_kv) * s.D;
+    auto memory = std::make_shared<Memory>(s.dtype, static_cast<size_t>(2 * margin + s.B * s.T * token));
+    const auto part = [&](int first, int heads) {
+        return place(memory, static_cast<size_t>(margin + static_cast<int64_t>(first) * s.D), s.B, s.T, heads, s.D,
+                     s.T * token, token, s.D);
+    };
+    return {part(0, s.H), part(s.H, s.H_kv), part(s.H + s.H_kv, s.H_kv)};
+}
+
+std::vector<Placed> place_qkv(const AttentionShape& s, Layout layout) {
+    if (layout == Layout::packed && s.T == s.S) return place_packed(s);
+    return {place_alone(s, s.T, s.H, Layout::separate), place_alone(s, s.S, s.H_kv, layout),
+            place_alone(s, s.S, s.H_kv, layout)};
+}
+
+/// A stream whose scratch is exactly what the contract asks for, full of noise.
+struct TestStream {
+    std::vector<unsigned char> memory;
+    Stream stream;
+    size_t bytes;
+
+    explicit TestStream(const AttentionShape& shape) : bytes(attention_scratch_bytes({}, shape)) {
+        memory.resize(bytes + 64 + 64);
+        for (size_t i = 0; i < memory.size(); ++i) memory[i] = i % 4 == 3 ? 0x7f : 0xff;  // NaN as float and as bf16
+        const size_t skew = (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+        stream.scratch = memory.data() + skew;
+        stream.scratch_bytes = bytes;
+    }
+    bool within_bounds() const {
+        const auto* end = static_cast<const unsigned char*>(stream.scratch) + bytes;
+        for (const auto* p = end; p < memory.data() + memory.size(); ++p) {
+            if (*p != ((p - memory.data()) % 4 == 3 ? 0x7f : 0xff)) return false;
+        }
+        return true;
+    }
+};
+
+/// One run of the kernels on a case; outputs poisoned before, surroundings checked after.
+struct Run {
+    Values out, dq, dk, dv;
+    std::vector<float> lse;
+};
+
+Run run(const Case& c, Layout layout, bool want_lse = true) {
+    const AttentionShape shape = c.given();
+    const bool backward = !c.dout.empty();
+    TestStream scratch(shape);
+    auto qkv = place_qkv(shape, layout);
+    const Placed out = place_alone(shape, shape.T, shape.H, Layout::separate);
+    qkv[0].fill(c.q);
+    qkv[1].fill(c.k);
+    qkv[2].fill(c.v);
+    out.poison();
+    Run result;
+    constexpr size_t guard = 16;
+    const float mark = 1234.5f;
+    const size_t rows = static_cast<size_t>(shape.B) * shape.H * shape.T;
+    std::vector<float> lse(rows + 2 * guard, mark);
+    std::fill_n(lse.begin() + guard, rows, std::numeric_limits<float>::quiet_NaN());
+
+    const auto qkv_before = qkv[0].memory->bytes();
+    const auto k_before = qkv[1].memory->bytes(), v_before = qkv[2].memory->bytes();
+    const auto out_before = out.memory->bytes();
+    AttentionForward forward{shape, qkv[0].view, qkv[1].view, qkv[2].view, out.view, want_lse ? lse.data() + guard : nullptr};
+    attention_forward(scratch.stream, forward);
+    result.out = out.read();
+    result.lse.assign(lse.begin() + guard, lse.end() - guard);
+    REQUIRE(out.memory->others_unchanged(out_before));
+    REQUIRE(scratch.within_bounds());
+    for (size_t i = 0; i < guard; ++i) REQUIRE((lse[i] == mark && lse[lse.size() - 1 - i] == mark));
+
+    if (backward) {
+        const Placed dout = place_alone(shape, shape.T, shape.H, Layout::separate);
+        dout.fill(c.dout);
+        auto grads = place_qkv(shape, layout);
+        for (auto& g : grads) g.poison();
+        std::vector<std::vector<unsigned char>> before;
+        for (auto& g : grads) before.push_back(g.memory->bytes());
+        TestStream fresh(shape);
+        attention_backward(fresh.stream, {shape, qkv[0].view, qkv[1].view, qkv[2].view, out.view, dout.view,
+                                          lse.data() + guard, grads[0].view, grads[1].view, grads[2].view});
+        for (size_t i = 0; i < grads.size(); ++i) REQUIRE(grads[i].memory->others_unchanged(before[i]));
+        REQUIRE(fresh.within_bounds());
+        result.dq = grads[0].read();
+        result.dk = grads[1].read();
+        result.dv = grads[2].read();
+    }
+    REQUIRE(qkv[0].memory->bytes() == qkv_before);
+    REQUIRE(qkv[1].memory->bytes() == k_before);
+    REQUIRE(qkv[2].memory->bytes() == v_before);
+    return result;
+}
+
+// --------------------------------------------------------------------------------------------------- inputs
+
+Values random_values(size_t n, DType dtype, float stddev = 1.0f) {
+    Values values;
+    for (float x : random_normal(n, stddev)) values.push_back(rounded(x, dtype));
+    return values;
+}
+
+struct Wish {
+    DType dtype = DType::fp32;
+    int T = 0, extra_keys = 0, D = 0;  // 0: any T, any D
+    int B = 0, H = 0, H_kv = 0;        // 0: a few
+    bool documents = false, backward = true;
+    float size = 1;
+};
+
+Case random_case(const Wish& wish) {
+    Case c;
+    AttentionShape& s = c.shape;
+    s.dtype = wish.dtype;
+    s.B = wish.B ? wish.B : static_cast<int>(random_int(1, 2));
+    s.T = wish.T ? wish.T : static_cast<int>(random_int(1, 150));
+    s.S = s.T + wish.extra_keys;
+    s.D = wish.D ? wish.D : static_cast<int>(random_int(1, random_int(0, 3) ? 80 : 256));
+    s.H_kv = wish.H_kv ? wish.H_kv : static_cast<int>(random_int(1, 2));
+    s.H = wish.H ? wish.H : s.H_kv * static_cast<int>(random_int(1, 3));
+    s.scale = 1 / std::sqrt(static_cast<float>(s.D));
+    if (wish.documents) {
+        for (int b = 0; b < s.B; ++b) {
+            int start = static_cast<int>(random_int(0, std::max(0, s.S - s.T)));
+            const int64_t mean_length = random_int(1, s.T);
+            for (int t = 0; t < s.T; ++t) {
+                if (random_int(1, mean_length) == 1) start = t + s.S - s.T;
+                c.doc_start.push_back(start);
+            }
+        }
+    }
+    const size_t q_size = static_cast<size_t>(s.B) * s.T * s.H * s.D, k_size = static_cast<size_t>(s.B) * s.S * s.H_kv * s.D;
+    c.q = random_values(q_size, s.dtype, wish.size);
+    c.k = random_values(k_size, s.dtype, wish.size);
+    c.v = random_values(k_size, s.dtype);
+    if (wish.backward && s.T == s.S) c.dout = random_values(q_size, s.dtype);
+    return c;
+}
+
+std::string describe(const Case& c) {
+    const AttentionShape& s = c.shape;
+    return concat(name_of(s.dtype), " B", s.B, " T", s.T, " S", s.S, " H", s.H, " H_kv", s.H_kv, " D", s.D,
+                  c.doc_start.empty() ? "" : " documents");
+}
+
+// --------------------------------------------------------------------------------------------------- errors
+
+double root_mean_square(const Values& a) {
+    double sum = 0;
+    for (double x : a) sum += x * x;
+    return a.empty() ? 0 : std::sqrt(sum / static_cast<double>(a.size()));
+}
+struct ErrorSize {
+    double rms = 0, max = 0;
+};
+ErrorSize error_of(const Values& a, const Values& exact) {
+    REQUIRE(a.size() == exact.size());
+    Values difference;
+    ErrorSize e;
+    for (size_t i = 0; i < a.size(); ++i) {
+        difference.push_back(a[i] - exact[i]);
+        e.max = std::isfinite(difference[i]) ? std::max(e.max, std::abs(difference[i]))
+                                             : std::numeric_limits<double>::infinity();
+    }
+    e.rms = root_mean_square(difference);
+    return e;
+}
+
+/// Errors against those of a plain implementation with the same storage and fp32 arithmetic. Where gradients cancel (one key
+/// only, say) the exact value may be 0 and the plain one 0 too: an absolute error of some fp32 roundings of inputs of
+/// order 1 is always allowed. The largest error of a bf16 tensor may be one more rounding of its own size.
+void check_tensor(const std::string& name, const Case& c, const Values& ours, const Values& plain, const Values& exact) {
+    const ErrorSize error = error_of(ours, exact), usual = error_of(plain, exact);
+    const double size = root_mean_square(exact);
+    CAPTURE(name, describe(c), size, error.rms, error.max, usual.rms, usual.max);
+    if (c.shape.dtype == DType::fp32) {
+        CHECK(error.rms <= 1e-6 * size + 2 * usual.rms + 1e-6);
+        CHECK(error.max <= 5e-6 * size + 3 * usual.max + 4e-6);
+    } else if (exact.size() >= 1000) {
+        CHECK(error.rms <= 2 * usual.rms + 1e-6);
+        CHECK(error.max <= 3 * usual.max + size / 128 + 1e-6);
+    } else {
+        // Few elements make no statistics: one rounding of P or dS may weigh more than all roundings of the result.
+        CHECK(error.rms <= 4 * usual.rms + size / 128 + 1e-6);
+        CHECK(error.max <= 6 * usual.max + size / 64 + 1e-6);
+    }
+}
+
+void check_case(const Case& c, Layout layout) {
+    const Run ours = run(c, layout);
+    const Reference exact = exact_attention(c), plain = plain_attention(c);
+    check_tensor("out", c, ours.out, plain.out, exact.out);
+    for (size_t i = 0; i < ours.lse.size(); ++i) {
+        CAPTURE(describe(c), i);
+        REQUIRE(std::abs(ours.lse[i] - exact.lse[i]) <= 3e-6 * (1 + std::abs(exact.lse[i])));
+    }
+    if (c.dout.empty()) return;
+    check_tensor("dq", c, ours.dq, plain.dq, exact.dq);
+    check_tensor("dk", c, ours.dk, plain.dk, exact.dk);
+    check_tensor("dv", c, ours.dv, plain.dv, exact.dv);
+}
+
+Layout any_layout() { return static_cast<Layout>(random_int(0, 2)); }
+
+/// Sets the OpenMP team size and puts the old one back.
+struct Threads {
+    int before = omp_get_max_threads();
+    explicit Threads(int n) { omp_set_num_threads(n); }
+    ~Threads() { omp_set_num_threads(before); }
+};
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+bool same_bits(const Run& a, const Run& b) {
+    return same_bits(a.out, b.out) && same_bits(a.lse, b.lse) && same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) &&
+           same_bits(a.dv, b.dv);
+}
+
+const std::vector<DType> dtypes = {DType::fp32, DType::bf16};
+
+}  // namespace
+
+TEST_CASE("attention forward and backward match float64 on random shapes, layouts and groups of heads") {
+    for (DType dtype : dtypes) {
+        for (int i = 0; i < 24; ++i) {
+            Wish wish;
+            wish.dtype = dtype;
+            wish.documents = i % 3 == 2;
+            check_case(random_case(wish), any_layout());
+        }
+    }
+}
+
+TEST_CASE("attention matches float64 at the edges of its tiles and blocks") {
+    for (DType dtype : dtypes) {
+        for (int T : {1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 128, 255, 256, 257, 300}) {
+            Wish wish;
+            wish.dtype = dtype;
+            wish.B = 1;
+            wish.T = T;
+            wish.H_kv = 1;
+            wish.H = T > 128 ? 1 : 2;
+            wish.D = std::vector<int>{1, 8, 16, 17, 31, 32, 48, 64}[static_cast<size_t>(random_int(0, 7))];
+            wish.documents = random_int(0, 3) == 0;
+            check_case(random_case(wish), any_layout());
+        }
+        for (int D : {1, 2, 7, 33, 64, 80, 96, 112, 127, 128, 129, 200, 255, 256}) {
+            Wish wish;
+            wish.dtype = dtype;
+            wish.T = static_cast<int>(random_int(60, 70));
+            wish.D = D;
+            check_case(random_case(wish), any_layout());
+        }
+    }
+}
+
+TEST_CASE("attention over a cache sees the keys before its queries") {
+    for (DType dtype : dtypes) {
+        for (int i = 0; i < 24; ++i) {
+            Wish wish;
+            wish.dtype = dtype;
+            wish.T = i < 12 ? static_cast<int>(random_int(1, 4)) : static_cast<int>(random_int(1, 90));
+            wish.extra_keys = static_cast<int>(random_int(1, 300));
+            wish.documents = i % 2 == 1;
+            check_case(random_case(wish), i % 3 ? Layout::cache : Layout::separate);
+        }
+    }
+}
+
+TEST_CASE("the float64 attention gradients that the kernels are tested against match numerical ones") {
+    for (int i = 0; i < 6; ++i) {
+        Wish wish;
+        wish.T = static_cast<int>(random_int(1, 9));
+        wish.D = static_cast<int>(random_int(1, 6));
+        wish.documents = i % 2 == 1;
+        Case c = random_case(wish);
+        const Reference exact = exact_attention(c);
+        const auto loss = [&] {
+            Case forward = c;
+            forward.dout.clear();
+            const Values out = exact_attention(forward).out;
+            double sum = 0;
+            for (size_t j = 0; j < out.size(); ++j) sum += out[j] * c.dout[j];
+            return sum;
+        };
+        const auto compare = [&](Values& x, const Values& gradient) {
+            for (int sample = 0; sample < 12; ++sample) {
+                const auto j = static_cast<size_t>(random_int(0, static_cast<int64_t>(x.size()) - 1));
+                const double kept = x[j], step = 1e-5;
+                x[j] = kept + step;
+                const double above = loss();
+                x[j] = kept - step;
+                const double below = loss();
+                x[j] = kept;
+                CHECK(std::abs((above - below) / (2 * step) - gradient[j]) < 1e-7 * (1 + std::abs(gradient[j])));
+            }
+        };
+        compare(c.q, exact.dq);
+        compare(c.k, exact.dk);
+        compare(c.v, exact.dv);
+    }
+}
+
+TEST_CASE("a query that sees one key returns its value exactly") {
+    for (DType dtype : dtypes) {
+        Wish wish;
+        wish.dtype = dtype;
+        wish.T = static_cast<int>(random_int(5, 100));
+        Case c = random_case(wish);
+        const AttentionShape& s = c.shape;
+        const int alone = static_cast<int>(random_int(0, s.T - 1));
+        for (int b = 0; b < s.B; ++b) {
+            for (int t = 0; t < s.T; ++t) c.doc_start.push_back(t < alone ? 0 : alone);
+        }
+        const Run r = run(c, any_layout());
+        for (int b = 0; b < s.B; ++b) {
+            for (int h = 0; h < s.H; ++h) {
+                for (int t : {0, alone}) {
+                    for (int d = 0; d < s.D; ++d) {
+                        REQUIRE(r.out[c.q_at(b, t, h) + d] == c.v[c.k_at(b, t, h / (s.H / s.H_kv)) + d]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("attention stays finite and right for very large scores") {
+    for (DType dtype : dtypes) {
+        for (int T : {static_cast<int>(random_int(1, 3)), static_cast<int>(random_int(20, 140))}) {
+            Wish wish;
+            wish.dtype = dtype;
+            wish.T = T;
+            wish.D = 64;
+            wish.size = 300;  // scores of the order of 10^5: each row is decided by its largest
+            Case c = random_case(wish);
+            const Run r = run(c, Layout::separate);
+            const Reference exact = exact_attention(c);
+            // The score of the winner is known to a relative 2⁻²⁴ · √D or so; rows whose two best are closer are few.
+            size_t wrong = 0;
+            for (size_t i = 0; i < r.out.size(); ++i) {
+                REQUIRE(std::isfinite(r.out[i]));
+                wrong += std::abs(r.out[i] - exact.out[i]) > (dtype == DType::bf16 ? 0.02 : 0.01) * (1 + std::abs(exact.out[i]));
+            }
+            CHECK(static_cast<double>(wrong) <= 0.01 * static_cast<double>(r.out.size()));
+            for (const Values* g : {&r.dq, &r.dk, &r.dv}) {
+                for (double x : *g) REQUIRE(std::isfinite(x));
+            }
+        }
+    }
+}
+
+TEST_CASE("attention gives the same bits again, whatever the number of threads and the layout") {
+    for (DType dtype : dtypes) {
+        for (int i = 0; i < 3; ++i) {
+            Wish wish;
+            wish.dtype = dtype;
+            wish.B = 1;
+            wish.H_kv = 1 + i % 2;
+            wish.H = 2;
+            wish.T = i == 2 ? static_cast<int>(random_int(1, 3)) : static_cast<int>(random_int(257, 800));
+            wish.D = static_cast<int>(random_int(8, 40));
+            wish.documents = i == 1;
+            const Case c = random_case(wish);
+            CAPTURE(describe(c));
+            std::unique_ptr<Run> first;
+            for (int threads : {1, 1, 2, 3, 8}) {
+                const Threads team(threads);
+                Run r = run(c, any_layout());
+                if (!first) first = std::make_unique<Run>(r);
+                CAPTURE(threads);
+                CHECK(same_bits(*first, r));
+            }
+        }
+    }
+}
+
+TEST_CASE("a NaN reaches every query that sees it and none of another head") {
+    for (DType dtype : dtypes) {
+        for (int which = 0; which < 3; ++which) {
+            for (int T : {static_cast<int>(random_int(1, 3)), static_cast<int>(random_int(10, 200))}) {
+                Wish wish;
+                wish.dtype = dtype;
+                wish.T = T;
+                wish.H_kv = 2;
+                Case c = random_case(wish);
+                const AttentionShape& s = c.shape;
+                const int b = static_cast<int>(random_int(0, s.B - 1)), t = static_cast<int>(random_int(0, s.T - 1));
+                const int d = static_cast<int>(random_int(0, s.D - 1));
+                const int h = static_cast<int>(random_int(0, s.H - 1)), g = h / (s.H / s.H_kv);
+                Values& x = which == 0 ? c.q : which == 1 ? c.k : c.v;
+                x[(which == 0 ? c.q_at(b, t, h) : c.k_at(b, t, g)) + d] = std::numeric_limits<double>::quiet_NaN();
+                const Run r = run(c, any_layout());
+                const auto any_nan = [&](const Values& values, size_t start) {
+                    return std::any_of(values.begin() + start, values.begin() + start + s.D,
+                                       [](double value) { return std::isnan(value); });
+                };
+                for (int row = 0; row < s.T; ++row) {
+                    CAPTURE(describe(c), which, row, t);
+                    const bool seen = which == 0 ? row == t : row >= t;
+                    if (seen) {
+                        CHECK(any_nan(r.out, c.q_at(b, row, h)));
+                        CHECK(any_nan(r.dq, c.q_at(b, row, h)));
+                        if (which < 2) CHECK(std::isnan(r.lse[c.lse_at(b, h, row)]));
+                    }
+                    const int other = (h + s.H / s.H_kv) % s.H;  // has another key head
+                    CHECK_FALSE(any_nan(r.out, c.q_at(b, row, other)));
+                    CHECK_FALSE(any_nan(r.dq, c.q_at(b, row, other)));
+                }
+                CHECK(any_nan(r.dk, c.k_at(b, t, g)));
+            }
+        }
+    }
+}
+
+TEST_CASE("attention without lse gives the same output") {
+    for (DType dtype : dtypes) {
+        Wish wish;
+        wish.dtype = dtype;
+        wish.backward = false;
+        const Case c = random_case(wish);
+        CHECK(same_bits(run(c, Layout::separate).out, run(c, Layout::separate, false).out));
+    }
+}
+
+TEST_CASE("attention refuses what it cannot compute, in a sentence") {
+    Wish wish;
+    wish.backward = false;
+    wish.T = 8;
+    wish.H_kv = 2;
+    wish.H = 4;
+    wish.D = 8;
+    Case c = random_case(wish);
+    const auto error = [&] {
+        try {
+            run(c, Layout::separate);
+        } catch (const Error& e) {
+            return std::string(e.what());
+        }
+        return std::string();
+    };
+    REQUIRE(error().empty());
+    SECTION("heads that do not divide") {
+        c.shape.H_kv = 3;
+        CHECK(error().find("multiple") != std::string::npos);
+    }
+    SECTION("a document that starts after its token") {
+        c.doc_start.assign(static_cast<size_t>(c.shape.B) * 8, 0);
+        c.doc_start[2] = 3;
+        CHECK(error().find("doc_start of sequence 0, token 2 is 3") != std::string::npos);
+    }
+    SECTION("a dtype that is no floating type") {
+        c.shape.dtype = DType::int32;
+        CHECK(error().find("int32") != std::string::npos);
+    }
+    SECTION("a head too large, too little scratch, a missing tensor, a cache in the backward pass") {
+        AttentionShape shape = c.shape;
+        TestStream scratch(shape);
+        std::vector<float> x(4096);
+        const HeadsView view{x.data(), 0, 0, 0};
+        shape.D = 257;
+        CHECK_THROWS_AS(attention_scratch_bytes({}, shape), Error);
+        CHECK_THROWS_AS(attention_forward(scratch.stream, {shape, view, view, view, view, nullptr}), Error);
+        CHECK_THROWS_AS(attention_forward(scratch.stream, {c.shape, view, {}, view, view, nullptr}), Error);
+        scratch.stream.scratch_bytes = 64;
+        CHECK_THROWS_AS(attention_forward(scratch.stream, {c.shape, view, view, view, view, nullptr}), Error);
+        shape = c.shape;
+        shape.S = 9;
+        CHECK_THROWS_AS(attention_backward(scratch.stream, {shape, view, view, view, view, view, x.data(), view, view, view}),
+                        Error);
+    }
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,105 @@
+#include "kernels/gelu.h"
+
+#include "kernels/gelu_math.h"
+#include "test/kernels/kernel_test.h"
+
+namespace train_gpt {
+
+namespace {
+
+double gelu_reference(double x) {
+    return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+double derivative_reference(double x) {
+    const double u = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x), t = std::tanh(u);
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+}
+
+/// Values where GELU bends, where it is nearly 0 or x, and of every magnitude.
+std::vector<float> interesting_values() {
+    std::vector<float> values = random_normal(20000, 3.0f);
+    for (float x : random_normal(2000)) values.push_back(std::exp(10 * x));
+    for (float x : random_normal(2000)) values.push_back(-std::exp(10 * x));
+    for (float x : {0.0f, -0.0f, 1e-40f, -1e-40f, 10.0f, -10.0f, 1e30f, -1e30f})
+        values.push_back(x);
+    return values;
+}
+
+}  // namespace
+
+TEST_CASE("gelu in fp32 is within 1.5e-7 of |x|") {
+    const std::vector<float> values = interesting_values();
+    const Buffer x(DType::fp32, {static_cast<int64_t>(values.size())}, values);
+    const Buffer out(DType::fp32, {static_cast<int64_t>(values.size())});
+    CpuStream stream;
+    gelu_forward(stream, out, x);
+    double worst = 0;
+    bool finite = true;
+    for (size_t i = 0; i < values.size(); ++i) {
+        const double error = std::abs(out[i] - gelu_reference(x[i]));
+        finite = finite && std::isfinite(out[i]);
+        worst = std::max(worst, error / std::max(std::abs(x[i]), 1e-37));
+    }
+    CHECK(finite);
+    CHECK(worst < 1.5e-7);
+}
+
+TEST_CASE("gelu of every finite bf16 is rounded correctly up to the fp32 error") {
+    std::vector<float> values;
+    for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+        const float value = std::bit_cast<float>(bits << 16);
+        if (std::isfinite(value)) values.push_back(value);
+    }
+    const Buffer x(DType::bf16, {static_cast<int64_t>(values.size())}, values);
+    const Buffer out(DType::bf16, {static_cast<int64_t>(values.size())});
+    CpuStream stream;
+    gelu_forward(stream, out, x);
+    int wrong = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+        const double reference = gelu_reference(x[i]);
+        const double bound = 0x1p-8 * std::abs(reference) + 2e-7 * std::abs(x[i]) + 1e-38;
+        if (!(std::abs(out[i] - reference) <= bound)) ++wrong;
+    }
+    CHECK(wrong == 0);
+}
+
+TEST_CASE("gelu may overwrite its input, for any number of elements") {
+    for (int64_t n : {1, 2, 15, 16, 17, 31, 33, 255, 1001}) {
+        CAPTURE(n);
+        for (DType dtype : {DType::fp32, DType::bf16}) {
+            const std::vector<float> values = random_normal(static_cast<size_t>(n), 2.0f);
+            const Buffer x(dtype, {n}, values), out(dtype, {n});
+            CpuStream stream;
+            gelu_forward(stream, out, x);
+            gelu_forward(stream, x, x);
+            CHECK((x.bytes() == out.bytes()));
+        }
+    }
+}
+
+TEST_CASE("gelu and its derivative keep a NaN") {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    CHECK(std::isnan(gelu(nan)));
+    CHECK(std::isnan(gelu_derivative(nan)));
+}
+
+TEST_CASE(
+    "the derivative of gelu is within 2.5e-7 of the exact one and matches its difference "
+    "quotient") {
+    double worst = 0, worst_quotient = 0;
+    for (float x : interesting_values()) {
+        const double reference =
+            derivative_reference(std::clamp(static_cast<double>(x), -1e3, 1e3));
+        worst = std::max(worst, std::abs(gelu_derivative(x) - reference));
+        if (!(std::isfinite(gelu_derivative(x)))) worst = INFINITY;
+        if (std::abs(x) > 20) continue;
+        const double step = 1e-5;
+        const double quotient = (gelu_reference(x + step) - gelu_reference(x - step)) / (2 * step);
+        worst_quotient = std::max(worst_quotient, std::abs(gelu_derivative(x) - quotient));
+    }
+    CHECK(worst < 2.5e-7);
+    CHECK(worst_quotient < 1e-6);
+}
+
+}  // namespace train_gpt

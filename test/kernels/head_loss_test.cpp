@@ -1,0 +1,337 @@
+#include "kernels/head_loss.h"
+
+#include "kernels/exp_math.h"
+#include "test/kernels/kernel_test.h"
+
+namespace train_gpt {
+
+namespace {
+
+struct Problem {
+    DType dtype;
+    int64_t R = random_int(1, 40), C = random_int(1, 70), V = random_int(2, 300), Vp = V + random_int(0, 70);
+    Buffer x, w;
+    std::vector<int32_t> targets;
+
+    /// The padded rows of w are zero, as the parameter registry keeps them.
+    static std::vector<float> padded_weights(int64_t V, int64_t Vp, int64_t C) {
+        std::vector<float> values = random_normal(static_cast<size_t>(V * C));
+        values.resize(static_cast<size_t>(Vp * C));
+        return values;
+    }
+    explicit Problem(DType dtype_)
+        : dtype(dtype_),
+          x(dtype, {R, C}, random_normal(static_cast<size_t>(R * C), 0.7f)),
+          w(dtype, {Vp, C}, padded_weights(V, Vp, C)) {
+        for (int64_t row = 0; row < R; ++row) {
+            targets.push_back(static_cast<int32_t>(random_int(0, 4) == 0 ? -1 : random_int(0, V - 1)));
+        }
+    }
+    bool ignored(size_t row) const { return targets[row] == -1; }
+};
+
+struct Results {
+    std::vector<double> losses, dz, dx, dw;
+};
+
+/// The formulas of head_loss.h in Real; with `store`, the logits, dz and dx are rounded as the dtype stores them.
+template <class Real>
+Results textbook(const Problem& p, bool store) {
+    const size_t R = static_cast<size_t>(p.R), C = static_cast<size_t>(p.C), V = static_cast<size_t>(p.V);
+    const auto rounded = [&](Real value) { return store && p.dtype == DType::bf16 ? static_cast<Real>(to_float(bf16(static_cast<float>(value)))) : value; };
+    Results r;
+    r.losses.resize(R);
+    r.dz.resize(R * static_cast<size_t>(p.Vp));
+    std::vector<Real> dx(R * C), dw(static_cast<size_t>(p.Vp) * C);
+    for (size_t row = 0; row < R; ++row) {
+        if (p.ignored(row)) continue;
+        std::vector<Real> z(V);
+        Real max = -std::numeric_limits<Real>::infinity(), sum = 0;
+        for (size_t j = 0; j < V; ++j) {
+            Real product = 0;
+            for (size_t c = 0; c < C; ++c) product += static_cast<Real>(p.x[row * C + c]) * static_cast<Real>(p.w[j * C + c]);
+            z[j] = rounded(product);
+            max = std::max(max, z[j]);
+        }
+        for (size_t j = 0; j < V; ++j) sum += std::exp(z[j] - max);
+        const size_t target = static_cast<size_t>(p.targets[row]);
+        r.losses[row] = std::log(sum) + (max - z[target]);
+        for (size_t j = 0; j < V; ++j) {
+            const Real dz = rounded(std::exp(z[j] - max) / sum - (j == target ? Real(1) : Real(0)));
+            r.dz[row * static_cast<size_t>(p.Vp) + j] = dz;
+            for (size_t c = 0; c < C; ++c) {
+                dx[row * C + c] += dz * static_cast<Real>(p.w[j * C + c]);
+                dw[j * C + c] += dz * static_cast<Real>(p.x[row * C + c]);
+            }
+        }
+    }
+    for (Real value : dx) r.dx.push_back(rounded(value));
+    r.dw.assign(dw.begin(), dw.end());
+    return r;
+}
+
+struct Outputs {
+    Buffer losses, dx, dw;
+    explicit Outputs(const Problem& p)
+        : losses(DType::fp32, {p.R}), dx(p.dtype, {p.R, p.C}), dw(DType::fp32, {p.Vp, p.C}) {}
+};
+
+void run(const Problem& p, const Outputs& out, int64_t chunk, bool backward, bool accumulate = false) {
+    const Buffer logits(p.dtype, {chunk, p.Vp});
+    CpuStream stream(head_loss_scratch_bytes({}, p.dtype, chunk, p.Vp, p.C));
+    head_loss(stream, {.x = p.x,
+                       .w = p.w,
+                       .logits = logits,
+                       .V = p.V,
+                       .targets = p.targets.data(),
+                       .losses = out.losses.as<float>(),
+                       .dx = backward ? out.dx.tensor() : Tensor{},
+                       .dw = backward ? out.dw.sink(accumulate) : GradientSink{}});
+}
+
+}  // namespace
+
+TEST_CASE("fast_exp is within one unit in the last place over its range and keeps limits and NaN") {
+    double worst = 0;
+    for (int i = 0; i < 200000; ++i) {
+        const float x = static_cast<float>(random_int(-87000000, 88000000)) * 1e-6f;
+        const double exact = std::exp(static_cast<double>(x));
+        worst = std::max(worst, std::abs(static_cast<double>(fast_exp(x)) - exact) / exact);
+    }
+    CHECK(worst < 0x1p-23);
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    CHECK(fast_exp(0) == 1);
+    CHECK(fast_exp(-infinity) == 0);
+    CHECK(fast_exp(-1e30f) == 0);
+    CHECK(fast_exp(infinity) == infinity);
+    CHECK(std::isnan(fast_exp(std::numeric_limits<float>::quiet_NaN())));
+}
+
+TEST_CASE("head_loss gives the losses and gradients of the formula in float64") {
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        for (int repeat = 0; repeat < 8; ++repeat) {
+            const Problem p(dtype);
+            CAPTURE(name_of(dtype), p.R, p.C, p.V, p.Vp);
+            const Outputs out(p);
+            run(p, out, p.R, true);
+            const Results exact = textbook<double>(p, false), plain = textbook<float>(p, true);
+            check_accuracy("losses", DType::fp32, out.losses.values(), plain.losses, exact.losses);
+            check_accuracy("dx", dtype, out.dx.values(), plain.dx, exact.dx);
+            check_accuracy("dw", DType::fp32, out.dw.values(), plain.dw, exact.dw);
+
+            for (size_t row = 0; row < p.targets.size(); ++row) {
+                if (!p.ignored(row)) continue;
+                CHECK(out.losses[row] == 0);
+                for (int64_t c = 0; c < p.C; ++c) {
+                    CHECK(out.dx[row * static_cast<size_t>(p.C) + static_cast<size_t>(c)] == 0);
+                }
+            }
+            bool padding_is_zero = true;
+            for (size_t i = static_cast<size_t>(p.V * p.C); i < static_cast<size_t>(p.Vp * p.C); ++i) {
+                padding_is_zero = padding_is_zero && out.dw[i] == 0;
+            }
+            CHECK(padding_is_zero);
+        }
+    }
+}
+
+TEST_CASE("head_loss in chunks of rows equals head_loss in one piece") {
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        for (int repeat = 0; repeat < 4; ++repeat) {
+            const Problem p(dtype);
+            const int64_t chunk = random_int(1, p.R);
+            CAPTURE(name_of(dtype), p.R, p.C, p.V, p.Vp, chunk);
+            const Outputs whole(p), pieces(p);
+            run(p, whole, p.R, true);
+            run(p, pieces, chunk, true);
+            const Results exact = textbook<double>(p, false);
+            check_accuracy("losses", DType::fp32, pieces.losses.values(), whole.losses.values(), exact.losses);
+            check_accuracy("dx", dtype, pieces.dx.values(), whole.dx.values(), exact.dx);
+            check_accuracy("dw", DType::fp32, pieces.dw.values(), whole.dw.values(), exact.dw);
+        }
+    }
+}
+
+TEST_CASE("head_loss accumulates the weight gradient over all chunks when the sink says so") {
+    const Problem p(DType::fp32);
+    const Outputs once(p), twice(p);
+    run(p, once, p.R, true);
+    run(p, twice, random_int(1, p.R), true, false);
+    run(p, twice, random_int(1, p.R), true, true);
+    std::vector<double> expected = once.dw.values();
+    for (double& value : expected) value *= 2;
+    std::vector<double> plain = stored_as(DType::fp32, expected);
+    const Results exact = textbook<double>(p, false);
+    double worst = 0, largest = 0;
+    for (size_t i = 0; i < expected.size(); ++i) {
+        worst = std::max(worst, std::abs(twice.dw[i] - expected[i]));
+        largest = std::max(largest, std::abs(exact.dw[i]));
+    }
+    CHECK(worst <= 1e-5 * largest);
+}
+
+TEST_CASE("head_loss for evaluation gives the losses of training and touches no gradient") {
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        const Problem p(dtype);
+        const Outputs training(p), evaluation(p);
+        const std::string dx = evaluation.dx.bytes(), dw = evaluation.dw.bytes();
+        run(p, training, p.R, true);
+        run(p, evaluation, p.R, false);
+        CHECK((training.losses.bytes() == evaluation.losses.bytes()));
+        CHECK((dx == evaluation.dx.bytes()));
+        CHECK((dw == evaluation.dw.bytes()));
+    }
+}
+
+TEST_CASE("head_loss matches the numerical gradient along random directions") {
+    Problem p(DType::fp32);
+    const Outputs out(p);
+    run(p, out, p.R, true);
+    const auto check = [&](Buffer& input, const Buffer& gradient, size_t n) {
+        const std::vector<double> at = input.values();
+        const std::vector<float> direction = random_normal(n);
+        const double h = 2e-3;
+        double expected = 0, norm = 0, difference = 0;
+        for (int sign : {1, -1}) {
+            for (size_t i = 0; i < n; ++i) input.set(i, static_cast<float>(at[i] + sign * h * direction[i]));
+            const Outputs moved(p);
+            run(p, moved, p.R, false);
+            for (double loss : moved.losses.values()) difference += sign * loss / (2 * h);
+        }
+        for (size_t i = 0; i < n; ++i) {
+            input.set(i, static_cast<float>(at[i]));
+            expected += gradient[i] * direction[i];
+            norm += gradient[i] * gradient[i];
+        }
+        CAPTURE(p.R, p.C, p.V, expected, difference);
+        CHECK(std::abs(expected - difference) <= 2e-2 * std::sqrt(norm) + 1e-2);
+    };
+    check(p.x, out.dx, static_cast<size_t>(p.R * p.C));
+    check(p.w, out.dw, static_cast<size_t>(p.V * p.C));
+}
+
+TEST_CASE("softmax statistics of a vocabulary in two halves combine to those of the whole, and so do the gradients") {
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        const int64_t R = random_int(1, 20), V = random_int(2, 400), first = random_int(1, V - 1);
+        const int64_t widths[] = {first + random_int(0, 9), V - first + random_int(0, 9)};
+        const int64_t starts[] = {0, first}, columns[] = {first, V - first};
+        const std::vector<float> z = random_normal(static_cast<size_t>(R * V), 3);
+        std::vector<int32_t> targets;
+        for (int64_t row = 0; row < R; ++row) targets.push_back(static_cast<int32_t>(random_int(-1, V - 1)));
+        CAPTURE(name_of(dtype), R, V, first);
+
+        // Columns beyond those of a half are left poisoned: nothing may read them.
+        std::unique_ptr<Buffer> halves[2], stats[2];
+        CpuStream stream;
+        for (int half : {0, 1}) {
+            halves[half] = std::make_unique<Buffer>(dtype, std::initializer_list<int64_t>{R, widths[half]});
+            stats[half] = std::make_unique<Buffer>(DType::fp32, std::initializer_list<int64_t>{R, 3});
+            for (int64_t row = 0; row < R; ++row) {
+                for (int64_t j = 0; j < columns[half]; ++j) {
+                    halves[half]->set(static_cast<size_t>(row * widths[half] + j), z[static_cast<size_t>(row * V + starts[half] + j)]);
+                }
+            }
+            softmax_stats(stream, *stats[half], *halves[half], targets.data(), starts[half], columns[half]);
+        }
+        const Buffer combined(DType::fp32, {R, 3});
+        for (size_t row = 0; row < static_cast<size_t>(R); ++row) {
+            const Buffer &a = *stats[0], &b = *stats[1];
+            const double max = std::max(a[3 * row], b[3 * row]);
+            combined.as<float>()[3 * row] = static_cast<float>(max);
+            combined.as<float>()[3 * row + 1] = static_cast<float>(a[3 * row + 1] * std::exp(a[3 * row] - max) +
+                                                                   b[3 * row + 1] * std::exp(b[3 * row] - max));
+            combined.as<float>()[3 * row + 2] = static_cast<float>(std::max(a[3 * row + 2], b[3 * row + 2]));
+        }
+        for (int half : {0, 1}) {
+            std::vector<double> exact, plain;
+            for (int64_t row = 0; row < R; ++row) {
+                double max = -1e30, sum = 0;
+                const auto logit = [&](int64_t j) {
+                    const float value = z[static_cast<size_t>(row * V + j)];
+                    return static_cast<double>(dtype == DType::bf16 ? to_float(bf16(value)) : value);
+                };
+                for (int64_t j = 0; j < V; ++j) max = std::max(max, logit(j));
+                for (int64_t j = 0; j < V; ++j) sum += std::exp(logit(j) - max);
+                const int32_t target = targets[static_cast<size_t>(row)];
+                const size_t at = 3 * static_cast<size_t>(row);
+                CHECK(combined[at] == max);
+                CHECK(std::abs(combined[at + 1] - sum) <= 1e-5 * sum);
+                const double expected_logit = target < 0 ? -std::numeric_limits<double>::infinity() : logit(target);
+                CHECK(combined[at + 2] == expected_logit);
+                for (int64_t j = 0; j < widths[half]; ++j) {
+                    const int64_t column = starts[half] + j;
+                    const bool inside = j < columns[half] && target >= 0;
+                    const double dz = inside ? std::exp(logit(column) - max) / sum - (column == target) : 0.0;
+                    exact.push_back(dz);
+                    plain.push_back(inside ? static_cast<double>(std::exp(static_cast<float>(logit(column) - max)) / static_cast<float>(sum) - static_cast<float>(column == target)) : 0.0);
+                }
+            }
+            softmax_backward(stream, *halves[half], combined, targets.data(), starts[half], columns[half]);
+            check_accuracy("dz", dtype, halves[half]->values(), stored_as(dtype, plain), exact);
+        }
+    }
+}
+
+TEST_CASE("large and infinite logits give finite losses, and a NaN among them shows in the loss") {
+    constexpr int64_t V = 37;
+    const auto loss_with = [](float special, int32_t target) {
+        std::vector<float> z(V, 0.0f);
+        z[5] = special;
+        const Buffer logits(DType::fp32, {1, V}, z), stats(DType::fp32, {1, 3});
+        CpuStream stream;
+        softmax_stats(stream, stats, logits, &target, 0, V);
+        return std::log(stats[1]) + stats[0] - stats[2];
+    };
+    CHECK(loss_with(1e30f, 5) == 0);
+    CHECK(loss_with(1e30f, 6) == 1e30f);
+    CHECK(std::abs(loss_with(-std::numeric_limits<float>::infinity(), 6) - std::log(36.0)) < 1e-6);
+    CHECK(std::isnan(loss_with(std::numeric_limits<float>::quiet_NaN(), 6)));
+}
+
+TEST_CASE("head_logits are the products with the vocabulary, without its padding") {
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        const Problem p(dtype);
+        const Buffer out(DType::fp32, {p.R, p.V}), scratch(dtype, {p.R, p.Vp});
+        CpuStream stream(head_loss_scratch_bytes({}, dtype, p.R, p.Vp, p.C));
+        head_logits(stream, out, p.x, p.w, scratch);
+        std::vector<double> exact;
+        std::vector<double> plain;
+        for (int64_t row = 0; row < p.R; ++row) {
+            for (int64_t j = 0; j < p.V; ++j) {
+                double sum = 0;
+                float sum_float = 0;
+                for (int64_t c = 0; c < p.C; ++c) {
+                    const double x = p.x[static_cast<size_t>(row * p.C + c)], w = p.w[static_cast<size_t>(j * p.C + c)];
+                    sum += x * w;
+                    sum_float += static_cast<float>(x) * static_cast<float>(w);
+                }
+                exact.push_back(sum);
+                plain.push_back(sum_float);
+            }
+        }
+        check_accuracy("logits", dtype, out.values(), stored_as(dtype, plain), exact);
+    }
+}
+
+TEST_CASE("softmax gives the same bits whatever the number of threads, and losses add up in double") {
+    const int64_t R = random_int(5, 60), V = random_int(2, 900);
+    const std::vector<float> z = random_normal(static_cast<size_t>(R * V));
+    std::vector<int32_t> targets;
+    for (int64_t row = 0; row < R; ++row) targets.push_back(static_cast<int32_t>(random_int(-1, V - 1)));
+    check_thread_independence([&] {
+        const Buffer logits(DType::bf16, {R, V}, z), stats(DType::fp32, {R, 3});
+        CpuStream stream;
+        softmax_stats(stream, stats, logits, targets.data(), 0, V);
+        softmax_backward(stream, logits, stats, targets.data(), 0, V);
+        return logits.bytes() + stats.bytes();
+    });
+    double total = std::numeric_limits<double>::quiet_NaN(), expected = 0;
+    for (float value : z) expected += static_cast<double>(value);
+    CpuStream stream;
+    accumulate_loss(stream, &total, z.data(), static_cast<int64_t>(z.size()), false);
+    CHECK(std::abs(total - expected) <= 1e-9);
+    accumulate_loss(stream, &total, z.data(), static_cast<int64_t>(z.size()), true);
+    CHECK(std::abs(total - 2 * expected) <= 1e-9);
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,244 @@
+#include "kernels/layernorm.h"
+
+#include "test/kernels/kernel_test.h"
+
+namespace train_gpt {
+
+namespace {
+
+struct Problem {
+    DType dtype;
+    int64_t M, C;
+    Buffer x, w, b, dy, dres;
+    bool overwrite_dres = false;
+    float epsilon = 1e-5f;
+
+    static std::vector<float> around(size_t n, float centre, float stddev) {
+        std::vector<float> values = random_normal(n, stddev);
+        for (float& value : values) value += centre;
+        return values;
+    }
+    Problem(DType dtype_, int64_t M_, int64_t C_)
+        : dtype(dtype_),
+          M(M_),
+          C(C_),
+          x(dtype, {M, C}, around(static_cast<size_t>(M * C), 0.5f, 2.0f)),
+          w(dtype, {C}, around(static_cast<size_t>(C), 1.0f, 0.3f)),
+          b(dtype, {C}, random_normal(static_cast<size_t>(C))),
+          dy(dtype, {M, C}, random_normal(static_cast<size_t>(M * C))),
+          dres(dtype, {M, C}, random_normal(static_cast<size_t>(M * C))) {}
+};
+
+struct Results {
+    std::vector<double> out, dres, dw, db;
+};
+
+/// The formulas of layernorm.h, one element after the other, in Real; out and dres as the dtype stores them if `store`.
+template <class Real>
+Results textbook(const Problem& p, bool store) {
+    const size_t M = static_cast<size_t>(p.M), C = static_cast<size_t>(p.C);
+    Results r{std::vector<double>(M * C), std::vector<double>(M * C), {}, {}};
+    std::vector<Real> dw(C), db(C);
+    for (size_t row = 0; row < M; ++row) {
+        const size_t at = row * C;
+        Real mean = 0, variance = 0, mean_g = 0, mean_gx = 0;
+        for (size_t c = 0; c < C; ++c) mean += static_cast<Real>(p.x[at + c]);
+        mean /= static_cast<Real>(C);
+        for (size_t c = 0; c < C; ++c) {
+            const Real centred = static_cast<Real>(p.x[at + c]) - mean;
+            variance += centred * centred;
+        }
+        variance /= static_cast<Real>(C);
+        const Real rstd = Real(1) / std::sqrt(variance + static_cast<Real>(p.epsilon));
+        for (size_t c = 0; c < C; ++c) {
+            const Real normal = (static_cast<Real>(p.x[at + c]) - mean) * rstd, dy = static_cast<Real>(p.dy[at + c]);
+            const Real w = static_cast<Real>(p.w[c]);
+            r.out[at + c] = normal * w + static_cast<Real>(p.b[c]);
+            mean_g += dy * w;
+            mean_gx += dy * w * normal;
+            dw[c] += dy * normal;
+            db[c] += dy;
+        }
+        mean_g /= static_cast<Real>(C);
+        mean_gx /= static_cast<Real>(C);
+        for (size_t c = 0; c < C; ++c) {
+            const Real normal = (static_cast<Real>(p.x[at + c]) - mean) * rstd;
+            const Real g = static_cast<Real>(p.dy[at + c]) * static_cast<Real>(p.w[c]);
+            const Real before = p.overwrite_dres ? Real(0) : static_cast<Real>(p.dres[at + c]);
+            r.dres[at + c] = before + rstd * (g - mean_g - normal * mean_gx);
+        }
+    }
+    r.dw.assign(dw.begin(), dw.end());
+    r.db.assign(db.begin(), db.end());
+    if (store) {
+        r.out = stored_as(p.dtype, r.out);
+        r.dres = stored_as(p.dtype, r.dres);
+    }
+    return r;
+}
+
+void run_forward(const Problem& p, const Buffer& out, const Buffer& stats) {
+    CpuStream stream;
+    layernorm_forward(stream, {.out = out, .stats = stats, .x = p.x, .w = p.w, .b = p.b, .epsilon = p.epsilon});
+}
+
+Problem random_problem(DType dtype) { return {dtype, random_int(1, 150), random_int(8, 400)}; }
+
+}  // namespace
+
+TEST_CASE("layernorm forward matches the formula in float64") {
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        for (int repeat = 0; repeat < 8; ++repeat) {
+            const Problem p = random_problem(dtype);
+            CAPTURE(name_of(dtype), p.M, p.C);
+            const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2});
+            run_forward(p, out, stats);
+            check_accuracy("out", dtype, out.values(), textbook<float>(p, true).out, textbook<double>(p, false).out);
+        }
+    }
+}
+
+TEST_CASE("layernorm of a constant row is the bias, also with one channel") {
+    for (int64_t C : {int64_t{1}, random_int(2, 100)}) {
+        Problem p(DType::fp32, 3, C);
+        for (size_t i = 0; i < static_cast<size_t>(3 * C); ++i) p.x.set(i, 0.75f);
+        const Buffer out(DType::fp32, {3, C}), stats(DType::fp32, {3, 2});
+        run_forward(p, out, stats);
+        for (size_t i = 0; i < static_cast<size_t>(3 * C); ++i) CHECK(out[i] == p.b[i % static_cast<size_t>(C)]);
+        CHECK(stats[0] == 0.75);
+        CHECK(std::abs(stats[1] - 1 / std::sqrt(1e-5)) < 1e-4);
+    }
+}
+
+TEST_CASE("layernorm forward without statistics gives the same output") {
+    const Problem p = random_problem(DType::bf16);
+    const Buffer with(p.dtype, {p.M, p.C}), without(p.dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2});
+    run_forward(p, with, stats);
+    CpuStream stream;
+    layernorm_forward(stream, {.out = without, .stats = {}, .x = p.x, .w = p.w, .b = p.b, .epsilon = p.epsilon});
+    CHECK((with.bytes() == without.bytes()));
+}
+
+TEST_CASE("layernorm backward matches the formula in float64, writing or adding to every output as asked") {
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        for (int repeat = 0; repeat < 12; ++repeat) {
+            Problem p = random_problem(dtype);
+            p.overwrite_dres = repeat % 3 == 0;
+            const bool accumulate = repeat % 2 == 0;
+            CAPTURE(name_of(dtype), p.M, p.C, p.overwrite_dres, accumulate);
+            const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2});
+            run_forward(p, out, stats);
+            Results reference = textbook<double>(p, false), plain = textbook<float>(p, true);
+
+            const std::vector<float> before = random_normal(static_cast<size_t>(p.C));
+            const auto gradient = [&] {
+                return accumulate ? std::make_unique<Buffer>(DType::fp32, std::initializer_list<int64_t>{p.C}, before)
+                                  : std::make_unique<Buffer>(DType::fp32, std::initializer_list<int64_t>{p.C});
+            };
+            const auto dw = gradient(), db = gradient(), dbias = gradient();
+            const Buffer poisoned(dtype, {p.M, p.C});
+            const Tensor dres = p.overwrite_dres ? poisoned : p.dres;
+            CpuStream stream(layernorm_scratch_bytes({}, p.M, p.C));
+            layernorm_backward(stream, {.dres = dres,
+                                        .dw = dw->sink(accumulate),
+                                        .db = db->sink(accumulate),
+                                        .dy = p.dy,
+                                        .x = p.x,
+                                        .w = p.w,
+                                        .stats = stats,
+                                        .dbias = dbias->sink(accumulate),
+                                        .overwrite_dres = p.overwrite_dres});
+
+            // The bias gradient is a sum of what was stored.
+            const std::vector<double> stored = (p.overwrite_dres ? poisoned : p.dres).values();
+            const size_t C = static_cast<size_t>(p.C);
+            std::vector<double> dbias_reference(C);
+            std::vector<float> dbias_float(C);
+            for (size_t i = 0; i < stored.size(); ++i) {
+                dbias_reference[i % C] += stored[i];
+                dbias_float[i % C] += static_cast<float>(stored[i]);
+            }
+            std::vector<double> dbias_plain(dbias_float.begin(), dbias_float.end());
+            if (accumulate) {
+                for (auto* sum : {&reference.dw, &plain.dw, &reference.db, &plain.db, &dbias_reference, &dbias_plain}) {
+                    for (size_t c = 0; c < C; ++c) (*sum)[c] += static_cast<double>(before[c]);
+                }
+            }
+            check_accuracy("dres", dtype, stored, plain.dres, reference.dres);
+            check_accuracy("dw", DType::fp32, dw->values(), plain.dw, reference.dw);
+            check_accuracy("db", DType::fp32, db->values(), plain.db, reference.db);
+            check_accuracy("dbias", DType::fp32, dbias->values(), dbias_plain, dbias_reference);
+        }
+    }
+}
+
+TEST_CASE("layernorm backward matches the numerical gradient along random directions") {
+    for (int repeat = 0; repeat < 4; ++repeat) {
+        const int64_t M = random_int(1, 40), C = random_int(8, 200);
+        Problem p(DType::fp32, M, C);
+        const Buffer out(DType::fp32, {M, C}), stats(DType::fp32, {M, 2});
+        run_forward(p, out, stats);
+        const Buffer dx(DType::fp32, {M, C}), dw(DType::fp32, {C}), db(DType::fp32, {C});
+        CpuStream stream(layernorm_scratch_bytes({}, M, C));
+        layernorm_backward(stream, {.dres = dx,
+                                    .dw = dw.sink(false),
+                                    .db = db.sink(false),
+                                    .dy = p.dy,
+                                    .x = p.x,
+                                    .w = p.w,
+                                    .stats = stats,
+                                    .overwrite_dres = true});
+
+        const auto objective = [&] {
+            run_forward(p, out, stats);
+            double sum = 0;
+            for (size_t i = 0; i < static_cast<size_t>(M * C); ++i) sum += p.dy[i] * out[i];
+            return sum;
+        };
+        const auto check = [&](Buffer& input, const Buffer& gradient) {
+            const std::vector<double> at = input.values();
+            const std::vector<float> direction = random_normal(at.size());
+            const double h = 1e-2;
+            double expected = 0, norm = 0, difference = 0;
+            for (int sign : {1, -1}) {
+                for (size_t i = 0; i < at.size(); ++i) input.set(i, static_cast<float>(at[i] + sign * h * direction[i]));
+                difference += sign * objective() / (2 * h);
+            }
+            for (size_t i = 0; i < at.size(); ++i) {
+                input.set(i, static_cast<float>(at[i]));
+                expected += gradient[i] * direction[i];
+                norm += gradient[i] * gradient[i];
+            }
+            CAPTURE(M, C, expected, difference);
+            CHECK(std::abs(expected - difference) <= 5e-3 * std::sqrt(norm));
+        };
+        check(p.x, dx);
+        check(p.w, dw);
+        check(p.b, db);
+    }
+}
+
+TEST_CASE("layernorm gives the same bits whatever the number of threads") {
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        const Problem p(dtype, random_int(100, 500), random_int(65, 300));
+        const std::vector<double> dres_before = p.dres.values();
+        const std::vector<float> before(dres_before.begin(), dres_before.end());
+        check_thread_independence([&] {
+            const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2}), dres(dtype, {p.M, p.C}, before);
+            const Buffer dw(DType::fp32, {p.C}), db(DType::fp32, {p.C}), dbias(DType::fp32, {p.C});
+            run_forward(p, out, stats);
+            CpuStream stream(layernorm_scratch_bytes({}, p.M, p.C));
+            layernorm_backward(stream, {.dres = dres,
+                                        .dw = dw.sink(false),
+                                        .db = db.sink(false),
+                                        .dy = p.dy,
+                                        .x = p.x,
+                                        .w = p.w,
+                                        .stats = stats,
+                                        .dbias = dbias.sink(false)});
+            return out.bytes() + stats.bytes() + dres.bytes() + dw.bytes() + db.bytes() + dbias.bytes();
+        });
+    }
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,348 @@
+// The whole model against PyTorch in float64 (test/fixtures/gpt2-tiny, made by scripts/model_fixtures.py), and against itself.
+#include "model/gpt.h"
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "test/catch.h"
+#include "test/model/tiny_model.h"
+#include "test/random.h"
+#include "training/safetensors.h"
+
+using namespace train_gpt;
+
+namespace {
+
+const std::string fixture = "test/fixtures/gpt2-tiny";
+
+std::vector<float> read(const SafetensorsFile& file, const std::string& name) {
+    const TensorInfo& info = file.at(name);
+    std::vector<float> values(static_cast<size_t>(info.numel()));
+    file.read_floats(info, values.data());
+    return values;
+}
+
+double read_metadata(const SafetensorsFile& file, const std::string& name) { return std::stod(file.metadata().at(name)); }
+
+/// Hugging Face's layout of a gradient to ours.
+std::vector<float> to_our_layout(const std::vector<float>& values, const Parameter& p) {
+    if (!p.transposed) return values;
+    const size_t out = static_cast<size_t>(p.shape[0]), in = static_cast<size_t>(p.shape[1]);
+    std::vector<float> result(values.size());
+    for (size_t o = 0; o < out; ++o)
+        for (size_t i = 0; i < in; ++i) result[o * in + i] = values[i * out + o];
+    return result;
+}
+
+struct Difference {
+    double greatest = 0, relative = 0;  // max |a − b|, ‖a − b‖ / ‖b‖
+};
+
+Difference difference(const std::vector<float>& ours, const std::vector<float>& reference, double scale = 1) {
+    REQUIRE(ours.size() == reference.size());
+    double square = 0, norm = 0;
+    Difference d;
+    for (size_t i = 0; i < ours.size(); ++i) {
+        const double delta = scale * double{ours[i]} - double{reference[i]};
+        if (!std::isfinite(delta)) return {INFINITY, INFINITY};
+        d.greatest = std::max(d.greatest, std::fabs(delta));
+        square += delta * delta;
+        norm += double{reference[i]} * double{reference[i]};
+    }
+    d.relative = std::sqrt(square / std::max(norm, 1e-300));
+    return d;
+}
+
+/// What a tensor may differ from the float64 reference: rounding of fp32, or 3 times what PyTorch's own bf16 differs.
+void check_close(const SafetensorsFile& expected, const std::string& name, DType dtype, Difference d) {
+    INFO(name << " in " << name_of(dtype) << ": greatest difference " << d.greatest << ", relative " << d.relative);
+    if (dtype == DType::fp32) {
+        CHECK(d.relative < 2e-5);
+        return;
+    }
+    const std::vector<float> bound = read(expected, "pure.error." + name);
+    INFO("PyTorch's bf16: " << bound[0] << ", " << bound[1]);
+    CHECK(d.relative <= 3 * bound[1]);
+    CHECK(d.greatest <= 3 * bound[0]);
+}
+
+struct Fixture {
+    SafetensorsFile expected{fixture + "/expected.safetensors"};
+    std::vector<int32_t> tokens = expected.read_integers(expected.at("tokens"));
+    std::vector<int32_t> targets = expected.read_integers(expected.at("targets"));
+    int B = static_cast<int>(expected.at("tokens").shape[0]), T = static_cast<int>(expected.at("tokens").shape[1]);
+    GPTShape shape = read_model_shape(fixture);
+    double valid = static_cast<double>(std::count_if(targets.begin(), targets.end(), [](int t) { return t >= 0; }));
+
+    TinyModel model(DType dtype, Recompute recompute = Recompute::none) const {
+        TinyModel m(shape, B, T, dtype, recompute);
+        load_weights(fixture, *m.parameters);
+        return m;
+    }
+};
+
+GPTShape random_shape() {
+    const int n_head = static_cast<int>(random_int(1, 4));
+    return {.n_layer = static_cast<int>(random_int(1, 3)),
+            .n_head = n_head,
+            .n_embd = n_head * static_cast<int>(random_int(1, 3)) * 8,
+            .n_ctx = static_cast<int>(random_int(20, 40)),
+            .vocab_size = random_int(50, 300)};
+}
+
+std::vector<int32_t> random_tokens(size_t n, int64_t vocab_size) {
+    std::vector<int32_t> tokens(n);
+    for (int32_t& token : tokens) token = static_cast<int32_t>(random_int(0, vocab_size - 1));
+    return tokens;
+}
+
+const DType dtypes[] = {DType::fp32, DType::bf16};
+const Recompute levels[] = {Recompute::none, Recompute::elementwise, Recompute::block};
+
+}  // namespace
+
+TEST_CASE("loss and every gradient equal PyTorch's float64", "[model]") {
+    const Fixture f;
+    REQUIRE(f.T < f.shape.n_ctx);
+    for (DType dtype : dtypes)
+        for (Recompute level : levels) {
+            CAPTURE(name_of(dtype), name_of(level));
+            TinyModel m = f.model(dtype, level);
+            const double loss = m.run(f.tokens.data(), f.targets.data()) / f.valid;
+            const double reference = read(f.expected, "loss")[0];
+            const double bound = dtype == DType::fp32 ? 1e-6 * reference
+                                                      : 3 * double{read(f.expected, "pure.error.loss")[0]};
+            CHECK(std::fabs(loss - reference) <= bound);
+
+            const float* losses = m.model->losses();
+            check_close(f.expected, "token_losses", dtype,
+                        difference({losses, losses + f.targets.size()}, read(f.expected, "token_losses")));
+            for (int i = 0; i < m.count(); ++i) {
+                const std::string name = "gradient." + m.parameter(i).name;
+                check_close(f.expected, name, dtype,
+                            difference(m.gradient(i), to_our_layout(read(f.expected, name), m.parameter(i)), 1 / f.valid));
+            }
+        }
+}
+
+TEST_CASE("logits with a key-value cache equal PyTorch's float64", "[model]") {
+    const Fixture f;
+    const std::vector<float> reference = read(f.expected, "logits");
+    const size_t V = static_cast<size_t>(f.shape.vocab_size);
+    for (DType dtype : dtypes) {
+        TinyModel m = f.model(dtype);
+        std::vector<float> ours;
+        for (int b = 0; b < f.B; ++b) {
+            m.generator->reset();
+            // Pieces of random length: the cache may not show.
+            for (int t = 0; t < f.T; ++t) {
+                m.generator->feed(m.stream, {f.tokens.data() + b * f.T + t, 1});
+                const auto logits = m.generator->logits();
+                REQUIRE(logits.size() == V);
+                ours.insert(ours.end(), logits.begin(), logits.end());
+            }
+        }
+        check_close(f.expected, "logits", dtype, difference(ours, reference));
+
+        const int last = f.T - 1, first_piece = static_cast<int>(random_int(1, f.T - 1));
+        m.generator->reset();
+        m.generator->feed(m.stream, {f.tokens.data(), static_cast<size_t>(first_piece)});
+        m.generator->feed(m.stream, {f.tokens.data() + first_piece, static_cast<size_t>(f.T - first_piece)});
+        const auto logits = m.generator->logits();
+        const auto row = reference.begin() + static_cast<std::ptrdiff_t>(V) * last;
+        check_close(f.expected, "logits", dtype,
+                    difference({logits.begin(), logits.end()}, {row, row + static_cast<std::ptrdiff_t>(V)}));
+    }
+}
+
+TEST_CASE("ten AdamW steps follow PyTorch's losses", "[model]") {
+    const Fixture f;
+    const std::vector<int32_t> tokens = f.expected.read_integers(f.expected.at("steps.tokens"));
+    const std::vector<int32_t> targets = f.expected.read_integers(f.expected.at("steps.targets"));
+    const std::vector<float> losses = read(f.expected, "steps.losses"), norms = read(f.expected, "steps.norms");
+    const std::vector<float> torch_bf16 = read(f.expected, "pure.steps.losses");
+    const size_t batch = static_cast<size_t>(f.B * f.T);
+    // How far PyTorch's bf16 strays over these steps: the scale that ours may have.
+    double torch_stray = 0;
+    for (size_t s = 0; s < losses.size(); ++s)
+        torch_stray = std::max(torch_stray, std::fabs(double{torch_bf16[s]} - double{losses[s]}));
+
+    for (DType dtype : dtypes) {
+        TinyModel m = f.model(dtype);
+        for (int i = 0; i < m.count(); ++i)
+            for (float* moment : {m.parameters->moment1(i), m.parameters->moment2(i)})
+                std::fill_n(moment, m.parameter(i).padded_numel(), 0.0f);
+        for (size_t s = 0; s < losses.size(); ++s) {
+            CAPTURE(name_of(dtype), s);
+            const int32_t* t = targets.data() + s * batch;
+            const double valid = static_cast<double>(std::count_if(t, t + batch, [](int x) { return x >= 0; }));
+            const double loss = m.run(tokens.data() + s * batch, t) / valid;
+            const auto number = [&](const char* key) { return static_cast<float>(read_metadata(f.expected, key)); };
+            m.optimizer->update(m.stream,
+                                {.learning_rate = number("learning_rate"),
+                                 .beta1 = number("beta1"),
+                                 .beta2 = number("beta2"),
+                                 .epsilon = number("epsilon"),
+                                 .weight_decay = number("weight_decay"),
+                                 .step = static_cast<int64_t>(s) + 1},
+                                static_cast<float>(1 / valid), number("grad_clip"));
+            CHECK(std::fabs(loss - losses[s]) <= (dtype == DType::fp32 ? 1e-4 : 3 * torch_stray));
+            if (dtype == DType::fp32) CHECK(m.optimizer->state().norm == Approx(norms[s]).epsilon(1e-3));
+        }
+    }
+}
+
+TEST_CASE("recomputation changes no bit of any gradient", "[model]") {
+    const GPTShape shape = random_shape();
+    const int B = static_cast<int>(random_int(1, 3)), T = static_cast<int>(random_int(1, shape.n_ctx));
+    const auto tokens = random_tokens(static_cast<size_t>(B * T), shape.vocab_size);
+    const auto targets = random_tokens(static_cast<size_t>(B * T), shape.vocab_size);
+    const uint64_t seed = test_rng()();
+    for (DType dtype : dtypes) {
+        TinyModel plain(shape, B, T, dtype);
+        plain.parameters->initialize(seed);
+        plain.run(tokens.data(), targets.data());
+        for (Recompute level : {Recompute::elementwise, Recompute::block}) {
+            TinyModel other(shape, B, T, dtype, level);
+            other.parameters->initialize(seed);
+            other.run(tokens.data(), targets.data());
+            for (int i = 0; i < plain.count(); ++i) {
+                CAPTURE(name_of(dtype), name_of(level), plain.parameter(i).name);
+                CHECK(plain.gradient(i) == other.gradient(i));
+            }
+        }
+    }
+}
+
+TEST_CASE("accumulated micro-batches add up to the gradient of both", "[model]") {
+    const GPTShape shape = random_shape();
+    const int B = static_cast<int>(random_int(1, 3)), T = static_cast<int>(random_int(1, shape.n_ctx));
+    const size_t n = static_cast<size_t>(B * T);
+    const auto tokens = random_tokens(2 * n, shape.vocab_size), targets = random_tokens(2 * n, shape.vocab_size);
+    const uint64_t seed = test_rng()();
+    TinyModel m(shape, B, T, DType::fp32);
+    m.parameters->initialize(seed);
+    std::vector<std::vector<float>> parts[2];
+    for (int part : {0, 1}) {
+        m.run(tokens.data() + static_cast<size_t>(part) * n, targets.data() + static_cast<size_t>(part) * n);
+        for (int i = 0; i < m.count(); ++i) parts[part].push_back(m.gradient(i));
+    }
+    m.run(tokens.data(), targets.data(), true, false);
+    m.run(tokens.data() + n, targets.data() + n, false, true);
+    for (int i = 0; i < m.count(); ++i) {
+        auto& first = parts[0][static_cast<size_t>(i)];
+        const auto& second = parts[1][static_cast<size_t>(i)];
+        for (size_t k = 0; k < first.size(); ++k) first[k] += second[k];
+        CAPTURE(m.parameter(i).name);
+        CHECK(difference(m.gradient(i), first).relative < 1e-5);
+    }
+}
+
+TEST_CASE("padding of the vocabulary stays zero and weights of positions beyond T stay as they decay", "[model]") {
+    GPTShape shape = random_shape();
+    shape.vocab_size = random_int(129, 250);  // padded to 256
+    const int B = 2, T = shape.n_ctx / 2;
+    for (DType dtype : dtypes) {
+        TinyModel m(shape, B, T, dtype);
+        m.parameters->initialize(test_rng()());
+        const int wpe = m.parameters->index_of("wpe.weight"), wte = m.parameters->index_of("wte.weight");
+        const int64_t C = shape.n_embd;
+        const float before = m.parameters->master(wpe)[T * C];
+        for (int step = 1; step <= 3; ++step) {
+            const auto tokens = random_tokens(static_cast<size_t>(B * T), shape.vocab_size);
+            m.run(tokens.data(), tokens.data());
+            m.optimizer->update(m.stream,
+                                {.learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f,
+                                 .weight_decay = 0.5f, .step = step},
+                                1.0f / static_cast<float>(B * T), 1.0f);
+        }
+        const float* rows = m.parameters->master(wte);
+        bool all_zero = true;
+        for (int64_t i = shape.vocab_size * C; i < shape.padded_vocab() * C; ++i) all_zero &= rows[i] == 0;
+        CHECK(all_zero);
+        CHECK(m.parameters->master(wpe)[T * C] == Approx(before * 0.95 * 0.95 * 0.95).epsilon(1e-5));
+    }
+}
+
+TEST_CASE("one batch is learnt by heart within 200 steps", "[model]") {
+    const GPTShape shape{.n_layer = 2, .n_head = 2, .n_embd = 64, .n_ctx = 32, .vocab_size = 128};
+    const int B = 4, T = 32;
+    const auto text = random_tokens(static_cast<size_t>(B * (T + 1)), shape.vocab_size);
+    std::vector<int32_t> tokens, targets;
+    for (int b = 0; b < B; ++b)
+        for (int t = 0; t < T; ++t) {
+            tokens.push_back(text[static_cast<size_t>(b * (T + 1) + t)]);
+            targets.push_back(text[static_cast<size_t>(b * (T + 1) + t + 1)]);
+        }
+    for (DType dtype : dtypes) {
+        CAPTURE(name_of(dtype));
+        TinyModel m(shape, B, T, dtype);
+        m.parameters->initialize(test_rng()());
+        double loss = INFINITY;
+        for (int step = 1; step <= 200 && loss >= 0.01; ++step) {
+            loss = m.run(tokens.data(), targets.data()) / (B * T);
+            m.optimizer->update(m.stream,
+                                {.learning_rate = 3e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .step = step},
+                                1.0f / (B * T), 1.0f);
+        }
+        CHECK(loss < 0.01);
+    }
+}
+
+TEST_CASE("a gradient that is not finite stops the optimizer for good and is named", "[model]") {
+    const GPTShape shape = random_shape();
+    TinyModel m(shape, 1, 4, DType::bf16);
+    m.parameters->initialize(1);
+    const auto tokens = random_tokens(4, shape.vocab_size);
+    m.run(tokens.data(), tokens.data());
+    const int bad = static_cast<int>(random_int(0, m.count() - 1));
+    m.parameters->gradient(bad)[random_int(0, m.parameter(bad).numel() - 1)] = INFINITY;
+    const std::vector<float> before(m.parameters->master(0), m.parameters->master(0) + m.parameter(0).numel());
+    const AdamWStep step{.learning_rate = 1, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .step = 1};
+    m.optimizer->update(m.stream, step, 1, 1);
+    CHECK(m.optimizer->state().stop != 0);
+    CHECK(m.optimizer->bad_parameter() == m.parameter(bad).name);
+    m.run(tokens.data(), tokens.data());
+    m.optimizer->update(m.stream, step, 1, 1);
+    CHECK(m.optimizer->bad_parameter() == m.parameter(bad).name);
+    CHECK(std::equal(before.begin(), before.end(), m.parameters->master(0)));
+}
+
+TEST_CASE("parameter counts are those of the published GPT-2 models", "[model]") {
+    const auto parameters = [](int n_layer, int n_head, int n_embd) {
+        int64_t n = 0;
+        for (const Parameter& p : gpt_parameters(
+                 {.n_layer = n_layer, .n_head = n_head, .n_embd = n_embd, .n_ctx = 1024, .vocab_size = 50257}))
+            n += p.numel();
+        return n;
+    };
+    CHECK(parameters(12, 12, 768) == 124439808);
+    CHECK(parameters(24, 16, 1024) == 354823168);
+    CHECK(parameters(36, 20, 1280) == 774030080);
+    CHECK(parameters(48, 25, 1600) == 1557611200);
+}
+
+TEST_CASE("initial weights have GPT-2's spread", "[model]") {
+    const GPTShape shape{.n_layer = 8, .n_head = 2, .n_embd = 128, .n_ctx = 128, .vocab_size = 1000};
+    TinyModel m(shape, 1, 1, DType::fp32);
+    m.parameters->initialize(test_rng()());
+    for (int i = 0; i < m.count(); ++i) {
+        const Parameter& p = m.parameter(i);
+        std::vector<float> values(static_cast<size_t>(p.numel()));
+        m.parameters->get(i, values);
+        const double n = static_cast<double>(values.size());
+        const double mean = std::accumulate(values.begin(), values.end(), 0.0) / n;
+        double variance = 0;
+        for (float v : values) variance += (v - mean) * (v - mean) / n;
+        const bool norm_weight = p.name.find("ln_") != std::string::npos && p.shape.size() == 1 &&
+                                 p.name.find("weight") != std::string::npos;
+        const double expected_std = p.name == "wpe.weight"                             ? 0.01
+                                    : p.shape.size() == 1                              ? 0.0
+                                    : p.name.find("c_proj") != std::string::npos ? 0.02 / 4  // √(2·8)
+                                                                                 : 0.02;
+        CAPTURE(p.name);
+        CHECK(mean == Approx(norm_weight ? 1.0 : 0.0).margin(6 * expected_std / std::sqrt(n)));
+        CHECK(std::sqrt(variance) == Approx(expected_std).epsilon(0.06));
+    }
+}
