@@ -158,7 +158,8 @@ PRECOMPILED := $(O)/test/precompiled/catch.h.gch
 $(PRECOMPILED): test/catch.h $(B)/flags
 	@mkdir -p $(@D)
 	@echo "compile $<"
-	@$(COMPILE) -MMD -MP -MF $(O)/test/catch.d -x c++-header -c $< -o $@
+	@echo '#include "$<"' > $(@:.gch=)
+	@$(COMPILE) -MMD -MP -MF $(O)/test/catch.d -x c++-header -c $(@:.gch=) -o $@
 $(filter-out %/main.o,$(TEST_OBJECTS)): private CPPFLAGS += -include $(PRECOMPILED:.gch=)
 $(filter-out %/main.o,$(TEST_OBJECTS)): $(PRECOMPILED)
 endif

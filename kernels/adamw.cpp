@@ -52,7 +52,8 @@ void update(const AdamWSegment& segment, int64_t first, int64_t count, const Con
         const float g = k.multiplier * gradient[i];
         const float m_i = k.beta1 * m[i] + k.one_minus_beta1 * g;
         const float v_i = k.beta2 * v[i] + k.one_minus_beta2 * (g * g);
-        const float direction = (m_i * k.m_correction) / (std::sqrt(v_i * k.v_correction) + k.epsilon);
+        const float direction =
+            (m_i * k.m_correction) / (std::sqrt(v_i * k.v_correction) + k.epsilon);
         const float theta = master[i] - k.learning_rate * (direction + decay * master[i]);
         m[i] = m_i;
         v[i] = v_i;
@@ -66,12 +67,13 @@ void update(const AdamWSegment& segment, int64_t first, int64_t count, const Con
 void norm_partials(Stream&, std::span<const NormSegment> segments) {
     for_each_block(segments, [](const NormSegment& segment, int64_t first, int64_t count) {
         const float* g = segment.gradient + first;
-        segment.partials[first / norm_block] = lane_sum<double>(count, [=](int64_t i) { return g[i] * g[i]; });
+        segment.partials[first / norm_block] =
+            lane_sum<double>(count, [=](int64_t i) { return g[i] * g[i]; });
     });
 }
 
-void finish_norm(Stream&, StepState* state, const double* partials, std::span<const int64_t> counts, float scale,
-                 float clip) {
+void finish_norm(Stream&, StepState* state, const double* partials, std::span<const int64_t> counts,
+                 float scale, float clip) {
     double total = 0;
     int32_t bad_segment = -1;
     for (size_t segment = 0; segment < counts.size(); ++segment) {
@@ -99,8 +101,10 @@ void adamw(Stream&, std::span<const AdamWSegment> segments, const AdamWStep& arg
         .beta2 = args.beta2,
         .one_minus_beta1 = 1.0f - args.beta1,
         .one_minus_beta2 = 1.0f - args.beta2,
-        .m_correction = static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(args.beta1), t))),
-        .v_correction = static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(args.beta2), t))),
+        .m_correction =
+            static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(args.beta1), t))),
+        .v_correction =
+            static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(args.beta2), t))),
         .learning_rate = args.learning_rate,
         .epsilon = args.epsilon,
         .weight_decay = args.weight_decay,

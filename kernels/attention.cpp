@@ -1,24 +1,29 @@
 // Causal attention on the CPU, in tiles that stay in the first two levels of cache.
 //
-// Work is cut into blocks of up to 256 queries of one head, and these into tiles of 64 queries × 64 keys. Every product of a
-// tile is one of two register-blocked micro-kernels over packed operands:
+// Work is cut into blocks of up to 256 queries of one head, and these into tiles of 64 queries × 64
+// keys. Every product of a tile is one of two register-blocked micro-kernels over packed operands:
 //   rows:     C[m, n] = Σ_k A[m, k]·B[k, n]    S = Q·Kᵀ, dP = dO·Vᵀ, O += P·V, dQ += dS·K
 //   columns:  C[m, n] = Σ_k A[k, m]·B[k, n]    dV += Pᵀ·dO, dK += dSᵀ·Q
-// Vectors run along n; A is broadcast element by element. "Packed" means: contiguous, zero-padded, and for fp32 nothing
-// else. With AVX512_BF16 an operand is made of 32-bit words that each hold two bf16 neighbours along k, which is what
-// the dot-product instruction multiplies; P and dS are rounded to bf16 for it. Everything else is fp32.
+// Vectors run along n; A is broadcast element by element. "Packed" means: contiguous, zero-padded,
+// and for fp32 nothing else. With AVX512_BF16 an operand is made of 32-bit words that each hold two
+// bf16 neighbours along k, which is what the dot-product instruction multiplies; P and dS are
+// rounded to bf16 for it. Everything else is fp32.
 //
-// Each element of a result is one chain of fused multiply-adds in the order of k, whoever computes it: the bits
-// depend neither on the number of threads nor on how blocks are shared among them.
+// Each element of a result is one chain of fused multiply-adds in the order of k, whoever computes
+// it: the bits depend neither on the number of threads nor on how blocks are shared among them.
+//
+// Products go over panels of four queries, with P = 0 where one of them does not see a key that
+// another one sees. So a NaN or an infinity in a value also reaches up to three queries before it
+// (and 0·∞ = NaN there).
 #include "kernels/attention.h"
-
-#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
+
+#include <omp.h>
 
 #if defined(__AVX512F__)
 // GCC 11 and 12 take the undefined operand inside their own intrinsics for a mistake.
@@ -33,8 +38,10 @@
 
 #include "kernels/error.h"
 
-// Processors with AMX run the bf16 dot product at half the rate of fp32 multiply-adds; the others at twice that rate.
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+// Processors with AMX run the bf16 dot product at half the rate of fp32 multiply-adds; the others
+// at twice that rate.
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__) && \
+    !defined(__AMX_BF16__)
 #define TRAIN_GPT_BF16_PAIRS 1
 #else
 #define TRAIN_GPT_BF16_PAIRS 0
@@ -45,10 +52,12 @@ namespace {
 
 // ---------------------------------------------------------------------------------------------------- vectors
 
+// lanes: floats in a vector. max_columns: vectors in a row of a micro-kernel's accumulator; with 16
+// registers, 4 × 3 accumulators, 3 vectors of B and one of A take all of them.
 #if defined(__AVX512F__)
-constexpr int lanes = 16, max_columns = 4;  // columns: vectors per row of a micro-kernel's accumulator
+constexpr int lanes = 16, max_columns = 4;
 #elif defined(__AVX__)
-constexpr int lanes = 8, max_columns = 3;  // 4 × 3 accumulators, 3 vectors of B and one of A: all 16 registers
+constexpr int lanes = 8, max_columns = 3;
 #elif defined(__aarch64__)
 constexpr int lanes = 4, max_columns = 4;
 #else
@@ -77,7 +86,8 @@ inline vfloat load_unaligned(const bf16* p) {
 /// A NaN in a is ignored, a NaN in b is not: max(limit, x) keeps it.
 inline vfloat max(vfloat a, vfloat b) {
 #if defined(__AVX512F__)
-    return reinterpret_cast<vfloat>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+    return reinterpret_cast<vfloat>(
+        _mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
 #else
     return a > b ? a : b;
 #endif
@@ -89,8 +99,9 @@ vint make_iota(std::integer_sequence<int, I...>) {
 }
 inline vint iota() { return make_iota(std::make_integer_sequence<int, lanes>{}); }
 
-/// Transposes one bit of (row, lane) between rows a and b = a + step: the low result holds a's lanes with that bit clear
-/// and, in the lanes where it is set, b's; the high result holds what is left.
+/// Transposes one bit of (row, lane) between rows a and b = a + step: the low result holds a's
+/// lanes with that bit clear and, in the lanes where it is set, b's; the high result holds what is
+/// left.
 template <int step, bool high, int... I>
 inline vfloat exchange(vfloat a, vfloat b, std::integer_sequence<int, I...>) {
     constexpr auto source = [](int lane) {
@@ -137,14 +148,16 @@ constexpr auto take_max = [](vfloat a, vfloat b) { return max(a, b); };
 constexpr float log2_e = 1.44269504088896341f, ln_2 = 0.693147180559945309f;
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
-/// 2^x, 0 for x < −126, NaN for a NaN; meant for x <= 127. Exact at integers. x = n + r with integer n, |r| <= ½, and
-/// 2^r = 1 + r·P(r) with the polynomial whose largest relative error is least: 9·10⁻⁸ (degree 5 in r), or 3·10⁻⁶ (degree 4)
-/// where the result is about to be rounded to bf16.
+/// 2^x, 0 for x < −126, NaN for a NaN; meant for x <= 127. Exact at integers. x = n + r with
+/// integer n, |r| <= ½, and 2^r = 1 + r·P(r) with the polynomial whose largest relative error is
+/// least: 9·10⁻⁸ (degree 5 in r), or 3·10⁻⁶ (degree 4) where the result is about to be rounded to
+/// bf16.
 template <bool coarse>
 [[gnu::always_inline]] inline vfloat exp2(vfloat x) {
 #if defined(__AVX512F__)
     const __m512 bounded = _mm512_max_ps(_mm512_set1_ps(-200.0f), reinterpret_cast<__m512>(x));
-    const __m512 whole = _mm512_roundscale_ps(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 whole =
+        _mm512_roundscale_ps(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const vfloat r = reinterpret_cast<vfloat>(_mm512_sub_ps(bounded, whole));
 #else
     constexpr float round_to_integer = 12582912.0f;  // 1.5·2²³: its last place is 1
@@ -176,15 +189,15 @@ template <bool coarse>
 
 // --------------------------------------------------------------------------------------------- micro-kernels
 
-/// Rows of a micro-kernel's accumulator. It divides the tile and the vector length, so that a panel of four rows never
-/// straddles a vector of keys that was not computed.
+/// Rows of a micro-kernel's accumulator. It divides the tile and the vector length, so that a panel
+/// of four rows never straddles a vector of keys that was not computed.
 constexpr int panel = 4;
 
 /// Operands as plain floats.
 struct Fp32 {
     using Element = float;
-    using Word = float;               // what one step of the summed dimension reads
-    static constexpr int depth = 1;   // elements of the summed dimension in a word
+    using Word = float;              // what one step of the summed dimension reads
+    static constexpr int depth = 1;  // elements of the summed dimension in a word
     using Vector = vfloat;
 
     [[gnu::always_inline]] static void multiply_add(vfloat& acc, Word a, Vector b) { acc += a * b; }
@@ -205,7 +218,8 @@ struct Bf16Pairs {
 };
 #endif
 
-/// Compilers like to read a row of B anew for each multiply-add that uses it, which makes loads the limit.
+/// Compilers like to read a row of B anew for each multiply-add that uses it, which makes loads the
+/// limit.
 template <class Vector>
 [[gnu::always_inline]] inline void keep_in_register(Vector& x) {
 #if defined(__AVX512F__)
@@ -267,19 +281,27 @@ template <class Engine, A order, C update, int N>
 template <class Engine, A order, C update, class... Args>
 inline void multiply_columns(int columns, Args... args) {
     switch (columns) {
-        case 1: return multiply_panel<Engine, order, update, 1>(args...);
-        case 2: return multiply_panel<Engine, order, update, 2>(args...);
-        case 3: return multiply_panel<Engine, order, update, 3>(args...);
-        default: return multiply_panel<Engine, order, update, max_columns>(args...);
+        case 1:
+            return multiply_panel<Engine, order, update, 1>(args...);
+        case 2:
+            return multiply_panel<Engine, order, update, 2>(args...);
+        case 3:
+            return multiply_panel<Engine, order, update, 3>(args...);
+        default:
+            return multiply_panel<Engine, order, update, max_columns>(args...);
     }
 }
 
 // ------------------------------------------------------------------------------------------------- tile sizes
 
-constexpr int tile = 64;          // queries and keys of a tile: a 64 × 64 operand is half of a 32 KiB first-level cache
-constexpr int block_rows = 256;   // queries that share one packing of the keys; with 64 columns, 64 KiB per operand
+// Queries and keys of a tile: a 64 × 64 operand is half of a first-level cache of 32 KiB.
+constexpr int tile = 64;
+// Queries that share one packing of the keys: with 64 columns, 64 KiB per operand, all of them in
+// the second-level cache.
+constexpr int block_rows = 256;
 constexpr int max_head = 256;
-static_assert(tile % lanes == 0 && tile % panel == 0 && lanes % panel == 0 && block_rows % tile == 0);
+static_assert(tile % lanes == 0 && tile % panel == 0 && lanes % panel == 0 &&
+              block_rows % tile == 0);
 
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 int padded_head(int D) { return static_cast<int>(round_up(D, lanes)); }
@@ -291,22 +313,25 @@ inline T* at(const HeadsView& view, int64_t b, int64_t t, int64_t h) {
     return static_cast<T*>(view.data) + b * view.batch + t * view.token + h * view.head;
 }
 
-/// Rows of the tensors that will be read or written soon. A head's rows lie far apart, where no hardware prefetcher follows;
-/// brought into the second-level cache a few with each panel of a product, they cost nothing. What was added last is
-/// wanted first. Only a hint: what does not fit is forgotten.
+/// Rows of the tensors that will be read or written soon. A head's rows lie far apart, where no
+/// hardware prefetcher follows; brought into the second-level cache a few with each panel of a
+/// product, they cost nothing. What was added last is wanted first. Only a hint: what does not fit
+/// is forgotten.
 class Prefetch {
   public:
     template <class Storage>
     void add(const HeadsView& view, int64_t b, int64_t t, int64_t h, int64_t rows, int D) {
         if (count_ == capacity || rows <= 0) return;
         parts_[count_++] = {reinterpret_cast<const char*>(at<const Storage>(view, b, t, h)),
-                            view.token * static_cast<int64_t>(sizeof(Storage)), rows, D * static_cast<int>(sizeof(Storage))};
+                            view.token * static_cast<int64_t>(sizeof(Storage)), rows,
+                            D * static_cast<int>(sizeof(Storage))};
     }
 
     void some() {
         for (int i = 0; i < rows_at_once && count_ > 0; ++i) {
             Part& part = parts_[count_ - 1];
-            for (int offset = 0; offset < part.bytes; offset += 64) __builtin_prefetch(part.row + offset, 0, 2);
+            for (int offset = 0; offset < part.bytes; offset += 64)
+                __builtin_prefetch(part.row + offset, 0, 2);
             __builtin_prefetch(part.row + part.bytes - 1, 0, 2);
             part.row += part.stride;
             if (--part.rows == 0) --count_;
@@ -315,7 +340,8 @@ class Prefetch {
 
   private:
     static constexpr int capacity = 16;
-    static constexpr int rows_at_once = 4;  // a block's panels are as many as a third of the rows it touches
+    // A block's products have about a third as many panels as it touches rows.
+    static constexpr int rows_at_once = 4;
     struct Part {
         const char* row;
         int64_t stride, rows;
@@ -327,18 +353,26 @@ class Prefetch {
 
 // ---------------------------------------------------------------------------------------------------- packing
 
-inline void convert(float* dst, const float* src, int n) { std::memcpy(dst, src, sizeof(float) * static_cast<size_t>(n)); }
-inline void convert(bf16* dst, const bf16* src, int n) { std::memcpy(dst, src, sizeof(bf16) * static_cast<size_t>(n)); }
+inline void convert(float* dst, const float* src, int n) {
+    std::memcpy(dst, src, sizeof(float) * static_cast<size_t>(n));
+}
+inline void convert(bf16* dst, const bf16* src, int n) {
+    std::memcpy(dst, src, sizeof(bf16) * static_cast<size_t>(n));
+}
 inline void convert(float* dst, const bf16* src, int n) {
     for (int i = 0; i < n; ++i) dst[i] = to_float(src[i]);
 }
 
-/// dst[r, 0..padded) = src[r·stride + 0..D), zeros in the padding and in the rows from `rows` up to `padded_rows`.
+/// dst[r, 0..padded) = src[r·stride + 0..D), zeros in the padding and in the rows from `rows` up to
+/// `padded_rows`.
 template <class Element, class Storage>
-void pack_rows(Element* dst, int padded, const Storage* src, int64_t stride, int rows, int padded_rows, int D) {
+void pack_rows(Element* dst, int padded, const Storage* src, int64_t stride, int rows,
+               int padded_rows, int D) {
     for (int r = 0; r < rows; ++r, dst += padded, src += stride) {
         convert(dst, src, D);
-        if (D < padded) std::memset(static_cast<void*>(dst + D), 0, sizeof(Element) * static_cast<size_t>(padded - D));
+        if (D < padded)
+            std::memset(static_cast<void*>(dst + D), 0,
+                        sizeof(Element) * static_cast<size_t>(padded - D));
     }
     if (rows < padded_rows) {
         const size_t rest = static_cast<size_t>(padded_rows - rows) * static_cast<size_t>(padded);
@@ -346,12 +380,14 @@ void pack_rows(Element* dst, int padded, const Storage* src, int64_t stride, int
     }
 }
 
-/// dst[k, r] = src[r, k] in words, for a tile of keys: B of a product over the head dimension. dst rows are `tile` wide.
+/// dst[k, r] = src[r, k] in words, for a tile of keys: B of a product over the head dimension. dst
+/// rows are `tile` wide.
 void pack_transposed(float* dst, const float* src, int words, int keys) {
     for (int r = 0; r < keys; r += lanes) {
         for (int k = 0; k < words; k += lanes) {
             vfloat square[lanes];
-            const int depth = std::min(lanes, words - k);  // pairs: half of the padded head size, a multiple of lanes / 2
+            // Pairs: words is half of the padded head size, a multiple of lanes / 2.
+            const int depth = std::min(lanes, words - k);
 #pragma GCC unroll 16
             for (int i = 0; i < lanes; ++i) square[i] = load_unaligned(src + (r + i) * words + k);
             transpose(square);
@@ -366,21 +402,25 @@ inline const float* pack_depth(float*, const float* src, int, int) { return src;
 #if TRAIN_GPT_BF16_PAIRS
 /// Word i holds lane i of two vectors, rounded to bf16: `low` in its lower half.
 [[gnu::always_inline]] inline __m512i pair_up(vfloat low, vfloat high) {
-    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(high), reinterpret_cast<__m512>(low));
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                           5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i halves =
+        (__m512i)_mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(high), reinterpret_cast<__m512>(low));
+    const __m512i order =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, halves);
 }
 
 /// dst[r / 2, n] = (src[r, n], src[r + 1, n]) for even r.
 const bf16* pack_depth(bf16* dst, const bf16* src, int rows, int padded) {
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                           5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i order =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     bf16* out = dst;
     for (int r = 0; r < rows; r += 2, src += 2 * padded) {
         for (int n = 0; n < padded; n += lanes, out += 2 * lanes) {
             const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + n));
-            const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + padded + n));
+            const __m256i high =
+                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + padded + n));
             const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
             _mm512_store_si512(out, _mm512_permutexvar_epi16(order, both));
         }
@@ -394,13 +434,15 @@ inline void write_row(Storage* __restrict dst, const float* __restrict src, floa
     for (int d = 0; d < D; ++d) dst[d] = Storage(src[d] * factor);
 }
 template <class Storage>
-void write_rows(Storage* dst, int64_t stride, const float* src, int padded, float factor, int rows, int D) {
+void write_rows(Storage* dst, int64_t stride, const float* src, int padded, float factor, int rows,
+                int D) {
     for (int r = 0; r < rows; ++r) write_row(dst + r * stride, src + r * padded, factor, D);
 }
 
 /// dst[r] = Σ_d a[r, d]·b[r, d]
 template <class Storage>
-void row_products(float* dst, const Storage* a, int64_t a_stride, const Storage* b, int64_t b_stride, int rows, int D) {
+void row_products(float* dst, const Storage* a, int64_t a_stride, const Storage* b,
+                  int64_t b_stride, int rows, int D) {
     for (int r0 = 0; r0 < rows; r0 += lanes) {
         const int count = std::min(lanes, rows - r0);
         vfloat sums[lanes] = {};
@@ -409,7 +451,8 @@ void row_products(float* dst, const Storage* a, int64_t a_stride, const Storage*
             const Storage* x = a + (r0 + i) * a_stride;
             const Storage* y = b + (r0 + i) * b_stride;
             int d = 0;
-            for (; d + lanes <= D; d += lanes) sums[i] += load_unaligned(x + d) * load_unaligned(y + d);
+            for (; d + lanes <= D; d += lanes)
+                sums[i] += load_unaligned(x + d) * load_unaligned(y + d);
             for (; d < D; ++d) rest[i] += to_float(x[d]) * to_float(y[d]);
         }
         store(total, reduce_rows(sums, take_sum));
@@ -426,7 +469,8 @@ class Pieces {
 
     template <class T>
     T* take(int64_t count) {
-        // Two extra lines keep buffers whose sizes are powers of two from meeting in the same sets of the cache.
+        // Two extra lines keep buffers whose sizes are powers of two from meeting in the same sets
+        // of the cache.
         const size_t start = used_;
         used_ += static_cast<size_t>(round_up(count * static_cast<int64_t>(sizeof(T)), 64)) + 128;
         return base_ ? reinterpret_cast<T*>(base_ + start) : nullptr;
@@ -438,7 +482,9 @@ class Pieces {
     size_t used_ = 0;
 };
 
-int block_height(int T) { return static_cast<int>(std::min<int64_t>(block_rows, round_up(T, lanes))); }
+int block_height(int T) {
+    return static_cast<int>(std::min<int64_t>(block_rows, round_up(T, lanes)));
+}
 
 template <class Engine>
 struct ForwardScratch {
@@ -463,7 +509,8 @@ struct ForwardScratch {
 template <class Engine>
 struct BackwardScratch {
     using Element = typename Engine::Element;
-    Element *q, *q_deep, *dout, *dout_deep, *key_rows, *key_columns, *keys_deep, *value_rows, *value_columns;
+    Element *q, *q_deep, *dout, *dout_deep, *key_rows, *key_columns, *keys_deep, *value_rows,
+        *value_columns;
     Element *p_columns, *ds_rows, *ds_columns;
     float *dq, *dk, *dv, *scores, *dp, *delta, *lse;
 
@@ -495,12 +542,13 @@ struct BackwardScratch {
 
 // ------------------------------------------------------------------------------------------------- visibility
 
-/// Which keys of a tile the queries of a tile see: query row r sees keys [first(r), end(r)) of the tile.
+/// Which keys of a tile the queries of a tile see: query row r sees keys [first(r), end(r)) of the
+/// tile.
 struct Visibility {
-    int64_t position;           // of row 0, minus the tile's first key
-    int rows;                   // real rows; those behind them are padding and take the last one's part
-    int keys;                   // real keys of the tile
-    const int32_t* doc_start;   // of row 0, or null
+    int64_t position;  // of row 0, minus the tile's first key
+    int rows;          // real rows; those behind them are padding and take the last one's part
+    int keys;          // real keys of the tile
+    const int32_t* doc_start;  // of row 0, or null
     int64_t key0;
 
     int end(int r) const {
@@ -508,7 +556,8 @@ struct Visibility {
     }
     int first(int r) const {
         if (!doc_start) return 0;
-        return static_cast<int>(std::clamp<int64_t>(doc_start[std::min(r, rows - 1)] - key0, 0, tile));
+        return static_cast<int>(
+            std::clamp<int64_t>(doc_start[std::min(r, rows - 1)] - key0, 0, tile));
     }
     /// Keys that rows [r, r + panel) see, in whole vectors.
     int vectors(int r) const { return (end(r + panel - 1) + lanes - 1) / lanes; }
@@ -540,10 +589,12 @@ int64_t first_key(const AttentionShape& shape, int64_t b, int64_t t0, int rows) 
 
 // ----------------------------------------------------------------------------------------------------- forward
 
-/// c = factor·(a·b) for the vectors of each panel that someone sees: scores, or dP. `words` spans the head dimension.
+/// c = factor·(a·b) for the vectors of each panel that someone sees: scores, or dP. `words` spans
+/// the head dimension.
 template <class Engine>
-void multiply_visible(const Visibility& view, int rows, int words, const typename Engine::Element* a,
-                      const typename Engine::Element* b, float* c, float factor, Prefetch& prefetch) {
+void multiply_visible(const Visibility& view, int rows, int words,
+                      const typename Engine::Element* a, const typename Engine::Element* b,
+                      float* c, float factor, Prefetch& prefetch) {
     using Word = const typename Engine::Word;
     for (int v = 0; v < tile / lanes; v += max_columns) {
         for (int r = 0; r < rows; r += panel) {
@@ -551,9 +602,10 @@ void multiply_visible(const Visibility& view, int rows, int words, const typenam
             if (columns <= 0) continue;
             prefetch.some();
             multiply_columns<Engine, A::rows, C::scale>(
-                columns, words, reinterpret_cast<Word*>(a) + r * words, static_cast<ptrdiff_t>(words),
-                reinterpret_cast<Word*>(b) + v * lanes, static_cast<ptrdiff_t>(tile), c + r * tile + v * lanes,
-                static_cast<ptrdiff_t>(tile), const_cast<const float*>(&factor));
+                columns, words, reinterpret_cast<Word*>(a) + r * words,
+                static_cast<ptrdiff_t>(words), reinterpret_cast<Word*>(b) + v * lanes,
+                static_cast<ptrdiff_t>(tile), c + r * tile + v * lanes,
+                static_cast<ptrdiff_t>(tile), &std::as_const(factor));
         }
     }
 }
@@ -561,7 +613,8 @@ void multiply_visible(const Visibility& view, int rows, int words, const typenam
 /// c[r, :] = rescale[r]·c[r, :] + Σ over visible keys of a[r, key]·b[key, :]: O, or dQ.
 template <class Engine>
 void multiply_keys(const Visibility& view, int rows, int head, const typename Engine::Element* a,
-                   const typename Engine::Element* b, float* c, const float* rescale, Prefetch& prefetch) {
+                   const typename Engine::Element* b, float* c, const float* rescale,
+                   Prefetch& prefetch) {
     using Word = const typename Engine::Word;
     const int vectors = head / lanes;
     for (int v = 0; v < vectors; v += max_columns) {
@@ -572,8 +625,9 @@ void multiply_keys(const Visibility& view, int rows, int head, const typename En
             prefetch.some();
             multiply_columns<Engine, A::rows, C::accumulate>(
                 columns, words, reinterpret_cast<Word*>(a) + r * (tile / Engine::depth),
-                static_cast<ptrdiff_t>(tile / Engine::depth), reinterpret_cast<Word*>(b) + v * lanes,
-                static_cast<ptrdiff_t>(head), c + r * head + v * lanes, static_cast<ptrdiff_t>(head),
+                static_cast<ptrdiff_t>(tile / Engine::depth),
+                reinterpret_cast<Word*>(b) + v * lanes, static_cast<ptrdiff_t>(head),
+                c + r * head + v * lanes, static_cast<ptrdiff_t>(head),
                 rescale ? rescale + r : nullptr);
         }
     }
@@ -594,21 +648,23 @@ void multiply_rows(const Visibility& view, int rows, int head, const typename En
             multiply_columns<Engine, A::columns, C::accumulate>(
                 columns, words - first, reinterpret_cast<Word*>(a) + first * tile + key,
                 static_cast<ptrdiff_t>(tile), reinterpret_cast<Word*>(b) + first * head + v * lanes,
-                static_cast<ptrdiff_t>(head), c + key * head + v * lanes, static_cast<ptrdiff_t>(head),
-                static_cast<const float*>(nullptr));
+                static_cast<ptrdiff_t>(head), c + key * head + v * lanes,
+                static_cast<ptrdiff_t>(head), static_cast<const float*>(nullptr));
         }
     }
 }
 
 #if TRAIN_GPT_BF16_PAIRS
 inline void store_probabilities(bf16* row, int v, vfloat even, vfloat odd) {
-    _mm512_store_si512(row + v * lanes, (__m512i)_mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(odd),
-                                                                     reinterpret_cast<__m512>(even)));
+    _mm512_store_si512(row + v * lanes,
+                       (__m512i)_mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(odd),
+                                                    reinterpret_cast<__m512>(even)));
 }
 #endif
 
-/// One online-softmax step of a tile: scores (in units of log 2) become probabilities relative to the rows' new maxima;
-/// rescale[r] is what sums over earlier keys must be multiplied with. bf16 rows overwrite the scores row by row.
+/// One online-softmax step of a tile: scores (in units of log 2) become probabilities relative to
+/// the rows' new maxima; rescale[r] is what sums over earlier keys must be multiplied with. bf16
+/// rows overwrite the scores row by row.
 template <class Engine>
 void softmax_step(const Visibility& view, int rows, float* scores, float* row_max, float* row_sum,
                   float* rescale) {
@@ -620,7 +676,8 @@ void softmax_step(const Visibility& view, int rows, float* scores, float* row_ma
             largest[i] = all(minus_infinity);
             if (r >= rows) continue;
             float* row = scores + r * tile;
-            const int end = view.end(r), first = view.first(r), vectors = view.vectors(r / panel * panel);
+            const int end = view.end(r), first = view.first(r),
+                      vectors = view.vectors(r / panel * panel);
             for (int v = 0; v < vectors; ++v) {
                 vfloat s = load(row + v * lanes);
                 if (first > v * lanes || end < (v + 1) * lanes) {
@@ -632,7 +689,8 @@ void softmax_step(const Visibility& view, int rows, float* scores, float* row_ma
         }
         const vfloat old_max = load(row_max + r0);
         const vfloat new_max = max(reduce_rows(largest, take_max), old_max);
-        // While a row has seen no key its maximum is −∞; any finite reference gives the zeros it needs.
+        // While a row has seen no key its maximum is −∞; any finite reference gives the zeros it
+        // needs.
         const vfloat reference = new_max == minus_infinity ? vfloat{} : new_max;
         store(row_max + r0, new_max);
         store(rescale + r0, exp2<false>(old_max - reference));
@@ -656,7 +714,8 @@ void softmax_step(const Visibility& view, int rows, float* scores, float* row_ma
                 for (int v = 0; v < vectors; v += 2) {
                     const vfloat even = exp2<coarse>(load(row + v * lanes) - references[i]);
                     vfloat odd = {};
-                    if (v + 1 < vectors) odd = exp2<coarse>(load(row + (v + 1) * lanes) - references[i]);
+                    if (v + 1 < vectors)
+                        odd = exp2<coarse>(load(row + (v + 1) * lanes) - references[i]);
                     sum += even + odd;
                     store_probabilities(packed, v, even, odd);
                 }
@@ -674,7 +733,8 @@ struct ForwardBlock {
 
 /// next: what this thread does afterwards, or null.
 template <class Engine, class Storage>
-void forward_block(const AttentionForward& args, const ForwardBlock& block, const ForwardBlock* next, char* memory) {
+void forward_block(const AttentionForward& args, const ForwardBlock& block,
+                   const ForwardBlock* next, char* memory) {
     using Element = typename Engine::Element;
     const AttentionShape& shape = args.shape;
     Pieces pieces(memory);
@@ -695,19 +755,23 @@ void forward_block(const AttentionForward& args, const ForwardBlock& block, cons
     if (next) {
         prefetch.add<Storage>(args.k, next->b, 0, next->h / group, std::min(tile, shape.S), D);
         prefetch.add<Storage>(args.v, next->b, 0, next->h / group, std::min(tile, shape.S), D);
-        prefetch.add<Storage>(args.q, next->b, next->t0, next->h, std::min<int64_t>(block_rows, shape.T - next->t0), D);
+        prefetch.add<Storage>(args.q, next->b, next->t0, next->h,
+                              std::min<int64_t>(block_rows, shape.T - next->t0), D);
     }
     prefetch.add<Storage>(args.out, b, t0, h, rows, D);
 
     const int64_t keys_end = t0 + rows + offset;
-    for (int64_t key0 = first_key(shape, b, t0, rows) / tile * tile; key0 < keys_end; key0 += tile) {
+    for (int64_t key0 = first_key(shape, b, t0, rows) / tile * tile; key0 < keys_end;
+         key0 += tile) {
         const int keys = static_cast<int>(std::min<int64_t>(tile, keys_end - key0));
         const int padded_keys = static_cast<int>(round_up(keys, lanes));
-        pack_rows(my.key_rows, head, at<const Storage>(args.k, b, key0, h_kv), args.k.token, keys, padded_keys, D);
-        pack_transposed(reinterpret_cast<float*>(my.key_columns), reinterpret_cast<const float*>(my.key_rows), words,
-                        padded_keys);
+        pack_rows(my.key_rows, head, at<const Storage>(args.k, b, key0, h_kv), args.k.token, keys,
+                  padded_keys, D);
+        pack_transposed(reinterpret_cast<float*>(my.key_columns),
+                        reinterpret_cast<const float*>(my.key_rows), words, padded_keys);
         Element* value_rows = Engine::depth > 1 ? my.key_rows : my.values;
-        pack_rows(value_rows, head, at<const Storage>(args.v, b, key0, h_kv), args.v.token, keys, padded_keys, D);
+        pack_rows(value_rows, head, at<const Storage>(args.v, b, key0, h_kv), args.v.token, keys,
+                  padded_keys, D);
         const Element* values = pack_depth(my.values, value_rows, padded_keys, head);
         const int64_t after = key0 + tile;
         prefetch.add<Storage>(args.v, b, after, h_kv, std::min<int64_t>(tile, keys_end - after), D);
@@ -715,14 +779,16 @@ void forward_block(const AttentionForward& args, const ForwardBlock& block, cons
 
         for (int r0 = 0; r0 < rows; r0 += tile) {
             const int here = std::min(tile, padded_rows - r0);
-            const Visibility view{t0 + r0 + offset - key0, std::min(here, rows - r0), keys,
-                                  shape.doc_start ? shape.doc_start + b * shape.T + t0 + r0 : nullptr, key0};
+            const Visibility view{
+                t0 + r0 + offset - key0, std::min(here, rows - r0), keys,
+                shape.doc_start ? shape.doc_start + b * shape.T + t0 + r0 : nullptr, key0};
             if (view.empty()) continue;
             multiply_visible<Engine>(view, here, words, my.q + r0 * head, my.key_columns, my.scores,
                                      shape.scale * log2_e, prefetch);
-            softmax_step<Engine>(view, here, my.scores, my.row_max + r0, my.row_sum + r0 * lanes, my.rescale);
-            multiply_keys<Engine>(view, here, head, reinterpret_cast<const Element*>(my.scores), values,
-                                  my.out + r0 * head, my.rescale, prefetch);
+            softmax_step<Engine>(view, here, my.scores, my.row_max + r0, my.row_sum + r0 * lanes,
+                                 my.rescale);
+            multiply_keys<Engine>(view, here, head, reinterpret_cast<const Element*>(my.scores),
+                                  values, my.out + r0 * head, my.rescale, prefetch);
         }
     }
 
@@ -734,15 +800,17 @@ void forward_block(const AttentionForward& args, const ForwardBlock& block, cons
         for (int i = 0; i < lanes && r0 + i < rows; ++i) {
             const int r = r0 + i;
             write_row(at<Storage>(args.out, b, t0 + r, h), my.out + r * head, 1.0f / total[i], D);
-            if (args.lse) args.lse[(b * shape.H + h) * shape.T + t0 + r] = my.row_max[r] * ln_2 + std::log(total[i]);
+            if (args.lse)
+                args.lse[(b * shape.H + h) * shape.T + t0 + r] =
+                    my.row_max[r] * ln_2 + std::log(total[i]);
         }
     }
 }
 
 // ---------------------------------------------------------------------------------------------------- decoding
 
-/// A step of generation has so few queries that packing the keys would cost more than using them; below this many
-/// each query walks over keys and values where they lie.
+/// A step of generation has so few queries that packing the keys would cost more than using them;
+/// below this many each query walks over keys and values where they lie.
 constexpr int few_queries = 4;
 
 struct DecodeScratch {
@@ -771,13 +839,15 @@ void forward_query(const AttentionForward& args, int64_t b, int64_t h, int64_t t
 
     float row_max = minus_infinity;
     vfloat sum = {};
-    const auto attend = [&](auto* k, int64_t k_stride, auto* v, int64_t v_stride, int skip, int keys) {
+    const auto attend = [&](auto* k, int64_t k_stride, auto* v, int64_t v_stride, int skip,
+                            int keys) {
         for (int j = 0; j < keys; j += lanes) {
             vfloat products[lanes];
             for (int i = 0; i < lanes; ++i) {
                 const auto* row = k + std::min(j + i, keys - 1) * k_stride;
                 vfloat dot = load(q) * load_unaligned(row);
-                for (int n = 1; n < vectors; ++n) dot += load(q + n * lanes) * load_unaligned(row + n * lanes);
+                for (int n = 1; n < vectors; ++n)
+                    dot += load(q + n * lanes) * load_unaligned(row + n * lanes);
                 products[i] = dot;
             }
             const vfloat s = reduce_rows(products, take_sum);
@@ -802,11 +872,13 @@ void forward_query(const AttentionForward& args, int64_t b, int64_t h, int64_t t
             if (columns == 4) {
                 for (int j = skip; j < keys; ++j, row += v_stride) {
 #pragma GCC unroll 4
-                    for (int c = 0; c < 4; ++c) acc[c] += scores[j] * load_unaligned(row + c * lanes);
+                    for (int c = 0; c < 4; ++c)
+                        acc[c] += scores[j] * load_unaligned(row + c * lanes);
                 }
             } else {
                 for (int j = skip; j < keys; ++j, row += v_stride) {
-                    for (int c = 0; c < columns; ++c) acc[c] += scores[j] * load_unaligned(row + c * lanes);
+                    for (int c = 0; c < columns; ++c)
+                        acc[c] += scores[j] * load_unaligned(row + c * lanes);
                 }
             }
             for (int c = 0; c < columns; ++c) store(out + (n + c) * lanes, acc[c]);
@@ -823,7 +895,8 @@ void forward_query(const AttentionForward& args, int64_t b, int64_t h, int64_t t
         } else {
             pack_rows(my.k, head, k, args.k.token, keys, keys, D);
             pack_rows(my.v, head, v, args.v.token, keys, keys, D);
-            attend(static_cast<const float*>(my.k), head, static_cast<const float*>(my.v), head, skip, keys);
+            attend(static_cast<const float*>(my.k), head, static_cast<const float*>(my.v), head,
+                   skip, keys);
         }
     }
     float total = 0;
@@ -836,8 +909,8 @@ void forward_query(const AttentionForward& args, int64_t b, int64_t h, int64_t t
 
 /// P = 2^(scores − lse) and dS = P ⊙ (dP − δ), in place of scores and dP.
 template <class Engine>
-void softmax_backward_step(const Visibility& view, int rows, const BackwardScratch<Engine>& my, const float* lse,
-                           const float* delta) {
+void softmax_backward_step(const Visibility& view, int rows, const BackwardScratch<Engine>& my,
+                           const float* lse, const float* delta) {
     constexpr bool coarse = Engine::depth > 1;
     for (int r = 0; r < rows; r += Engine::depth) {
         const int vectors = view.vectors(r / panel * panel);
@@ -871,7 +944,8 @@ void softmax_backward_step(const Visibility& view, int rows, const BackwardScrat
         if constexpr (Engine::depth > 1) {
             for (int i = 0; i < Engine::depth; ++i) {
                 for (int v = 0; v < vectors; v += 2) {
-                    store_probabilities(my.ds_rows + (r + i) * tile, v, ds_of[i][v], ds_of[i][v + 1]);
+                    store_probabilities(my.ds_rows + (r + i) * tile, v, ds_of[i][v],
+                                        ds_of[i][v + 1]);
                 }
             }
         }
@@ -879,15 +953,16 @@ void softmax_backward_step(const Visibility& view, int rows, const BackwardScrat
     }
 }
 
-/// What one call of backward_range computes: gradients of the queries [t0, t1) of heads [h0, h1), which share key head h_kv,
-/// and what these queries add to the gradients of keys [s0, s1).
+/// What one call of backward_range computes: gradients of the queries [t0, t1) of heads [h0, h1),
+/// which share key head h_kv, and what these queries add to the gradients of keys [s0, s1).
 struct BackwardRange {
     int64_t b, h_kv, h0, h1, t0, t1, s0, s1;
 };
 
 /// next: what this thread does afterwards, or null.
 template <class Engine, class Storage, bool want_dq, bool want_dkv>
-void backward_range(const AttentionBackward& args, const BackwardRange& range, const BackwardRange* next, char* memory) {
+void backward_range(const AttentionBackward& args, const BackwardRange& range,
+                    const BackwardRange* next, char* memory) {
     using Element = typename Engine::Element;
     const AttentionShape& shape = args.shape;
     Pieces pieces(memory);
@@ -903,13 +978,17 @@ void backward_range(const AttentionBackward& args, const BackwardRange& range, c
         for (int64_t t0 = range.t0; t0 < range.t1; t0 += block_rows) {
             const int rows = static_cast<int>(std::min<int64_t>(block_rows, range.t1 - t0));
             const int padded_rows = static_cast<int>(round_up(rows, lanes));
-            const int64_t keys_begin = std::max(range.s0, first_key(shape, b, t0, rows) / tile * tile);
+            const int64_t keys_begin =
+                std::max(range.s0, first_key(shape, b, t0, rows) / tile * tile);
             const int64_t keys_end = std::min(range.s1, t0 + rows);
-            const bool last_of_head = t0 + block_rows >= range.t1, last = last_of_head && h + 1 == range.h1;
+            const bool last_of_head = t0 + block_rows >= range.t1,
+                       last = last_of_head && h + 1 == range.h1;
 
             Prefetch prefetch;
-            const auto expect_block = [&](int64_t b2, int64_t h2, int64_t t2, int64_t end, int64_t s2) {
-                const int64_t more = std::min<int64_t>(block_rows, end - t2), keys = std::min<int64_t>(tile, end - s2);
+            const auto expect_block = [&](int64_t b2, int64_t h2, int64_t t2, int64_t end,
+                                          int64_t s2) {
+                const int64_t more = std::min<int64_t>(block_rows, end - t2),
+                              keys = std::min<int64_t>(tile, end - s2);
                 prefetch.add<Storage>(args.v, b2, s2, h2 / group, keys, D);
                 prefetch.add<Storage>(args.k, b2, s2, h2 / group, keys, D);
                 prefetch.add<Storage>(args.out, b2, t2, h2, more, D);
@@ -917,31 +996,39 @@ void backward_range(const AttentionBackward& args, const BackwardRange& range, c
                 prefetch.add<Storage>(args.q, b2, t2, h2, more, D);
             };
             if (!last) {
-                expect_block(b, last_of_head ? h + 1 : h, last_of_head ? range.t0 : t0 + block_rows, range.t1, range.s0);
+                expect_block(b, last_of_head ? h + 1 : h, last_of_head ? range.t0 : t0 + block_rows,
+                             range.t1, range.s0);
             } else if (next) {
                 expect_block(next->b, next->h0, next->t0, next->t1, next->s0);
             }
             if (want_dq) prefetch.add<Storage>(args.dq, b, t0, h, rows, D);
 
-            pack_rows(my.q, head, at<const Storage>(args.q, b, t0, h), args.q.token, rows, padded_rows, D);
-            pack_rows(my.dout, head, at<const Storage>(args.dout, b, t0, h), args.dout.token, rows, padded_rows, D);
+            pack_rows(my.q, head, at<const Storage>(args.q, b, t0, h), args.q.token, rows,
+                      padded_rows, D);
+            pack_rows(my.dout, head, at<const Storage>(args.dout, b, t0, h), args.dout.token, rows,
+                      padded_rows, D);
             const Element* q_deep = pack_depth(my.q_deep, my.q, padded_rows, head);
             const Element* dout_deep = pack_depth(my.dout_deep, my.dout, padded_rows, head);
             std::fill_n(my.delta, padded_rows, 0.0f);
             std::fill_n(my.lse, padded_rows, 0.0f);
             row_products(my.delta, at<const Storage>(args.out, b, t0, h), args.out.token,
                          at<const Storage>(args.dout, b, t0, h), args.dout.token, rows, D);
-            for (int r = 0; r < rows; ++r) my.lse[r] = args.lse[(b * shape.H + h) * shape.T + t0 + r] * log2_e;
+            for (int r = 0; r < rows; ++r)
+                my.lse[r] = args.lse[(b * shape.H + h) * shape.T + t0 + r] * log2_e;
             if (want_dq) std::fill_n(my.dq, static_cast<int64_t>(padded_rows) * head, 0.0f);
 
-            // The last block goes over all keys of the range, seen or not, for after it their gradients are complete.
+            // The last block goes over all keys of the range, seen or not, for after it their
+            // gradients are complete.
             const bool finish = want_dkv && last;
-            for (int64_t key0 = finish ? range.s0 : keys_begin; key0 < (finish ? range.s1 : keys_end); key0 += tile) {
+            for (int64_t key0 = finish ? range.s0 : keys_begin;
+                 key0 < (finish ? range.s1 : keys_end); key0 += tile) {
                 float* dk = my.dk + (key0 - range.s0) * head;
                 float* dv = my.dv + (key0 - range.s0) * head;
                 if (finish) {
-                    prefetch.add<Storage>(args.dv, b, key0, h_kv, std::min<int64_t>(tile, range.s1 - key0), D);
-                    prefetch.add<Storage>(args.dk, b, key0, h_kv, std::min<int64_t>(tile, range.s1 - key0), D);
+                    prefetch.add<Storage>(args.dv, b, key0, h_kv,
+                                          std::min<int64_t>(tile, range.s1 - key0), D);
+                    prefetch.add<Storage>(args.dk, b, key0, h_kv,
+                                          std::min<int64_t>(tile, range.s1 - key0), D);
                 }
                 if (key0 >= keys_begin && key0 < keys_end) {
                     const int keys = static_cast<int>(std::min<int64_t>(tile, keys_end - key0));
@@ -951,48 +1038,62 @@ void backward_range(const AttentionBackward& args, const BackwardRange& range, c
                     pack_rows(my.key_rows, head, k, args.k.token, keys, padded_keys, D);
                     pack_rows(my.value_rows, head, v, args.v.token, keys, padded_keys, D);
                     pack_transposed(reinterpret_cast<float*>(my.key_columns),
-                                    reinterpret_cast<const float*>(my.key_rows), words, padded_keys);
+                                    reinterpret_cast<const float*>(my.key_rows), words,
+                                    padded_keys);
                     pack_transposed(reinterpret_cast<float*>(my.value_columns),
-                                    reinterpret_cast<const float*>(my.value_rows), words, padded_keys);
-                    const Element* keys_deep = pack_depth(my.keys_deep, my.key_rows, padded_keys, head);
+                                    reinterpret_cast<const float*>(my.value_rows), words,
+                                    padded_keys);
+                    const Element* keys_deep =
+                        pack_depth(my.keys_deep, my.key_rows, padded_keys, head);
                     const int64_t after = key0 + tile;
-                    prefetch.add<Storage>(args.v, b, after, h_kv, std::min<int64_t>(tile, keys_end - after), D);
-                    prefetch.add<Storage>(args.k, b, after, h_kv, std::min<int64_t>(tile, keys_end - after), D);
+                    prefetch.add<Storage>(args.v, b, after, h_kv,
+                                          std::min<int64_t>(tile, keys_end - after), D);
+                    prefetch.add<Storage>(args.k, b, after, h_kv,
+                                          std::min<int64_t>(tile, keys_end - after), D);
 
                     for (int r0 = 0; r0 < rows; r0 += tile) {
                         const int here = std::min(tile, padded_rows - r0);
-                        const Visibility view{t0 + r0 - key0, std::min(here, rows - r0), keys,
-                                              shape.doc_start ? shape.doc_start + b * shape.T + t0 + r0 : nullptr, key0};
+                        const Visibility view{
+                            t0 + r0 - key0, std::min(here, rows - r0), keys,
+                            shape.doc_start ? shape.doc_start + b * shape.T + t0 + r0 : nullptr,
+                            key0};
                         if (view.empty()) continue;
-                        multiply_visible<Engine>(view, here, words, my.q + r0 * head, my.key_columns, my.scores,
-                                                 shape.scale * log2_e, prefetch);
-                        multiply_visible<Engine>(view, here, words, my.dout + r0 * head, my.value_columns, my.dp, 1.0f,
+                        multiply_visible<Engine>(view, here, words, my.q + r0 * head,
+                                                 my.key_columns, my.scores, shape.scale * log2_e,
                                                  prefetch);
+                        multiply_visible<Engine>(view, here, words, my.dout + r0 * head,
+                                                 my.value_columns, my.dp, 1.0f, prefetch);
                         softmax_backward_step<Engine>(view, here, my, my.lse + r0, my.delta + r0);
 
-                        const Element *p_columns = my.p_columns, *ds_columns = my.ds_columns, *ds_rows = my.ds_rows;
+                        const Element *p_columns = my.p_columns, *ds_columns = my.ds_columns,
+                                      *ds_rows = my.ds_rows;
                         if constexpr (Engine::depth == 1) {
                             p_columns = my.scores;
                             ds_columns = ds_rows = my.dp;
                         }
                         if (want_dkv) {
-                            multiply_rows<Engine>(view, here, head, p_columns, dout_deep + r0 * head, dv, prefetch);
-                            multiply_rows<Engine>(view, here, head, ds_columns, q_deep + r0 * head, dk, prefetch);
+                            multiply_rows<Engine>(view, here, head, p_columns,
+                                                  dout_deep + r0 * head, dv, prefetch);
+                            multiply_rows<Engine>(view, here, head, ds_columns, q_deep + r0 * head,
+                                                  dk, prefetch);
                         }
                         if (want_dq) {
-                            multiply_keys<Engine>(view, here, head, ds_rows, keys_deep, my.dq + r0 * head, nullptr,
-                                                  prefetch);
+                            multiply_keys<Engine>(view, here, head, ds_rows, keys_deep,
+                                                  my.dq + r0 * head, nullptr, prefetch);
                         }
                     }
                 }
                 if (finish) {
                     const int keys = static_cast<int>(std::min<int64_t>(tile, range.s1 - key0));
-                    write_rows(at<Storage>(args.dk, b, key0, h_kv), args.dk.token, dk, head, shape.scale, keys, D);
-                    write_rows(at<Storage>(args.dv, b, key0, h_kv), args.dv.token, dv, head, 1.0f, keys, D);
+                    write_rows(at<Storage>(args.dk, b, key0, h_kv), args.dk.token, dk, head,
+                               shape.scale, keys, D);
+                    write_rows(at<Storage>(args.dv, b, key0, h_kv), args.dv.token, dv, head, 1.0f,
+                               keys, D);
                 }
             }
             if (want_dq) {
-                write_rows(at<Storage>(args.dq, b, t0, h), args.dq.token, my.dq, head, shape.scale, rows, D);
+                write_rows(at<Storage>(args.dq, b, t0, h), args.dq.token, my.dq, head, shape.scale,
+                           rows, D);
             }
         }
     }
@@ -1002,12 +1103,15 @@ void backward_range(const AttentionBackward& args, const BackwardRange& range, c
 
 int64_t blocks_of(int64_t T) { return (T + block_rows - 1) / block_rows; }
 
-/// Whether the backward pass gives each thread whole key heads (five products per tile), or goes over queries and then over
-/// keys in blocks (seven products, but more pieces to share): whichever ends first on this many threads.
+/// Whether the backward pass gives each thread whole key heads (five products per tile), or goes
+/// over queries and then over keys in blocks (seven products, but more pieces to share): whichever
+/// ends first on this many threads.
 bool backward_in_blocks(const AttentionShape& shape, int threads) {
-    const double heads = static_cast<double>(shape.B) * shape.H_kv, blocks = static_cast<double>(blocks_of(shape.T));
+    const double heads = static_cast<double>(shape.B) * shape.H_kv,
+                 blocks = static_cast<double>(blocks_of(shape.T));
     const double whole = 5 * std::ceil(heads / threads);
-    const double longest_block = 2 / (blocks + 1);  // a causal block's share of its head grows with its position
+    // A causal block's share of its head grows with its position.
+    const double longest_block = 2 / (blocks + 1);
     return 7 * std::max(heads / threads, longest_block) < whole;
 }
 
@@ -1026,7 +1130,8 @@ size_t bytes_per_thread(const AttentionShape& shape, int threads) {
     }
     if (shape.T == shape.S) {
         Pieces pieces(nullptr);
-        BackwardScratch<Engine>(pieces, shape, backward_in_blocks(shape, threads) ? block_rows : shape.S);
+        BackwardScratch<Engine>(pieces, shape,
+                                backward_in_blocks(shape, threads) ? block_rows : shape.S);
         bytes = std::max(bytes, pieces.used());
     }
     return bytes;
@@ -1042,8 +1147,9 @@ decltype(auto) with_engine(DType dtype, F&& f) {
 #endif
 }
 
-/// Runs task(i, next, memory) for 0 <= i < count, where `next` is what the same thread will run afterwards, or −1. Each task
-/// writes its own part of the outputs, so that who runs it does not matter.
+/// Runs task(i, next, memory) for 0 <= i < count, where `next` is what the same thread will run
+/// afterwards, or −1. Each task writes its own part of the outputs, so that who runs it does not
+/// matter.
 template <class Task>
 void share(int64_t count, int threads, char* scratch, size_t bytes, const Task& task) {
     threads = static_cast<int>(std::min<int64_t>(threads, count));
@@ -1065,34 +1171,41 @@ void share(int64_t count, int threads, char* scratch, size_t bytes, const Task& 
     }
 }
 
-int team_size() { return omp_in_parallel() ? 1 : omp_get_max_threads(); }
+int team_size(int64_t pieces) {
+    return omp_in_parallel() ? 1
+                             : static_cast<int>(std::min<int64_t>(omp_get_max_threads(), pieces));
+}
 
 void check(const AttentionShape& shape, const char* where) {
     if (shape.dtype != DType::fp32 && shape.dtype != DType::bf16) {
         throw Error(where, ": dtype ", name_of(shape.dtype), " is not supported; use fp32 or bf16");
     }
     if (shape.D < 1 || shape.D > max_head) {
-        throw Error(where, ": head size ", shape.D, " is out of range; it must be between 1 and ", max_head);
+        throw Error(where, ": head size ", shape.D, " is out of range; it must be between 1 and ",
+                    max_head);
     }
     if (shape.H < 1 || shape.H_kv < 1 || shape.H % shape.H_kv != 0) {
         throw Error(where, ": ", shape.H, " query heads cannot share ", shape.H_kv,
                     " key heads; the first must be a multiple of the second");
     }
     if (shape.B < 0 || shape.T < 0 || shape.S < shape.T) {
-        throw Error(where, ": B = ", shape.B, ", T = ", shape.T, ", S = ", shape.S, " is no valid shape; 0 <= T <= S and 0 <= B");
+        throw Error(where, ": B = ", shape.B, ", T = ", shape.T, ", S = ", shape.S,
+                    " is no valid shape; 0 <= T <= S and 0 <= B");
     }
     if (!shape.doc_start) return;
     for (int64_t i = 0; i < int64_t{shape.B} * shape.T; ++i) {
         const int64_t position = i % shape.T + shape.S - shape.T;
         if (shape.doc_start[i] < 0 || shape.doc_start[i] > position) {
-            throw Error(where, ": doc_start of sequence ", i / shape.T, ", token ", i % shape.T, " is ", shape.doc_start[i],
+            throw Error(where, ": doc_start of sequence ", i / shape.T, ", token ", i % shape.T,
+                        " is ", shape.doc_start[i],
                         "; it must be between 0 and the token's own position ", position);
         }
     }
 }
 
 void check(const HeadsView& view, const char* name, const char* where) {
-    if (!view.data) throw Error(where, ": ", name, " is missing; every tensor but lse must be given");
+    if (!view.data)
+        throw Error(where, ": ", name, " is missing; every tensor but lse must be given");
 }
 
 }  // namespace
@@ -1101,9 +1214,17 @@ size_t attention_scratch_bytes(const Device&, const AttentionShape& shape) {
     AttentionShape known = shape;
     known.doc_start = nullptr;
     check(known, "attention_scratch_bytes");
-    const int threads = omp_get_max_threads();
-    return static_cast<size_t>(threads) *
-           with_engine(shape.dtype, [&](auto engine, auto) { return bytes_per_thread<decltype(engine)>(shape, threads); });
+    const int64_t pieces =
+        int64_t{shape.B} * shape.H * (shape.T < few_queries ? shape.T : blocks_of(shape.T));
+    const auto threads = static_cast<int>(std::min<int64_t>(omp_get_max_threads(), pieces));
+    return with_engine(shape.dtype, [&](auto engine, auto) {
+        size_t bytes = 0;  // a smaller team may need more each, where it gets whole heads
+        for (int n = 1; n <= threads; ++n) {
+            bytes = std::max(bytes,
+                             static_cast<size_t>(n) * bytes_per_thread<decltype(engine)>(shape, n));
+        }
+        return bytes;
+    });
 }
 
 void attention_forward(Stream& stream, const AttentionForward& args) {
@@ -1118,12 +1239,12 @@ void attention_forward(Stream& stream, const AttentionForward& args) {
     with_engine(shape.dtype, [&](auto engine, auto storage) {
         using Engine = decltype(engine);
         using Storage = decltype(storage);
-        const int threads = team_size();
-        const size_t bytes = bytes_per_thread<Engine>(shape, threads);
         const int64_t heads = int64_t{shape.B} * shape.H;
         const bool few = shape.T < few_queries;
         const int64_t blocks = few ? shape.T : blocks_of(shape.T), count = heads * blocks;
-        char* scratch = stream.scratch_for<char>(bytes * static_cast<size_t>(std::min<int64_t>(threads, count)));
+        const int threads = team_size(count);
+        const size_t bytes = bytes_per_thread<Engine>(shape, threads);
+        char* scratch = stream.scratch_for<char>(bytes * static_cast<size_t>(threads));
         if (few) {
             share(count, threads, scratch, bytes, [&](int64_t i, int64_t, char* memory) {
                 forward_query<Storage>(args, i / shape.H % shape.B, i % shape.H, i / heads, memory);
@@ -1132,7 +1253,8 @@ void attention_forward(Stream& stream, const AttentionForward& args) {
         }
         // The last blocks see most keys: they go first, so that threads end together.
         const auto block = [&](int64_t i) {
-            return ForwardBlock{i % heads / shape.H, i % shape.H, (blocks - 1 - i / heads) * block_rows};
+            return ForwardBlock{i % heads / shape.H, i % shape.H,
+                                (blocks - 1 - i / heads) * block_rows};
         };
         share(count, threads, scratch, bytes, [&](int64_t i, int64_t next, char* memory) {
             const ForwardBlock mine = block(i), other = block(std::max<int64_t>(next, 0));
@@ -1162,16 +1284,16 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
     with_engine(shape.dtype, [&](auto engine, auto storage) {
         using Engine = decltype(engine);
         using Storage = decltype(storage);
-        const int threads = team_size();
-        const size_t bytes = bytes_per_thread<Engine>(shape, threads);
         const int64_t T = shape.T, group = shape.H / shape.H_kv, blocks = blocks_of(T);
         const int64_t key_heads = int64_t{shape.B} * shape.H_kv, heads = int64_t{shape.B} * shape.H;
+        const int threads = team_size(heads * (T < few_queries ? T : blocks));
         const bool in_blocks = backward_in_blocks(shape, threads);
-        const int64_t most = in_blocks ? heads * blocks : key_heads;
-        char* scratch = stream.scratch_for<char>(bytes * static_cast<size_t>(std::min<int64_t>(threads, most)));
+        const size_t bytes = bytes_per_thread<Engine>(shape, threads);
+        char* scratch = stream.scratch_for<char>(bytes * static_cast<size_t>(threads));
         const auto run = [&](int64_t count, auto range_of, auto compute) {
             share(count, threads, scratch, bytes, [&](int64_t i, int64_t next, char* memory) {
-                const BackwardRange mine = range_of(i), other = range_of(std::max<int64_t>(next, 0));
+                const BackwardRange mine = range_of(i),
+                                    other = range_of(std::max<int64_t>(next, 0));
                 compute(args, mine, next < 0 ? nullptr : &other, memory);
             });
         };
@@ -1184,13 +1306,28 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
             return;
         }
         const auto queries = [&](int64_t i) {
-            const int64_t head = i % heads, h = head % shape.H, t0 = (blocks - 1 - i / heads) * block_rows;
-            return BackwardRange{head / shape.H, h / group, h, h + 1, t0, std::min<int64_t>(T, t0 + block_rows), 0, T};
+            const int64_t head = i % heads, h = head % shape.H,
+                          t0 = (blocks - 1 - i / heads) * block_rows;
+            return BackwardRange{head / shape.H,
+                                 h / group,
+                                 h,
+                                 h + 1,
+                                 t0,
+                                 std::min<int64_t>(T, t0 + block_rows),
+                                 0,
+                                 T};
         };
         const auto keys = [&](int64_t i) {
-            const int64_t head = i % key_heads, h = head % shape.H_kv, s0 = i / key_heads * block_rows;
-            return BackwardRange{head / shape.H_kv, h, h * group, (h + 1) * group, s0, T,
-                                 s0, std::min<int64_t>(T, s0 + block_rows)};
+            const int64_t head = i % key_heads, h = head % shape.H_kv,
+                          s0 = i / key_heads * block_rows;
+            return BackwardRange{head / shape.H_kv,
+                                 h,
+                                 h * group,
+                                 (h + 1) * group,
+                                 s0,
+                                 T,
+                                 s0,
+                                 std::min<int64_t>(T, s0 + block_rows)};
         };
         run(heads * blocks, queries, backward_range<Engine, Storage, true, false>);
         run(key_heads * blocks, keys, backward_range<Engine, Storage, false, true>);

@@ -121,9 +121,11 @@ int core_quota() {
     for (const fs::path& folder : control_groups("cpu")) {
         double quota = 0, period = 0;
         std::ifstream version2(folder / "cpu.max");  // "max 100000" or "150000 100000"
-        if (version2 >> quota >> period && quota > 0 && period > 0) cores = std::min(cores, quota / period);
+        if (version2 >> quota >> period && quota > 0 && period > 0)
+            cores = std::min(cores, quota / period);
         std::ifstream quota1(folder / "cpu.cfs_quota_us"), period1(folder / "cpu.cfs_period_us");
-        if (quota1 >> quota && period1 >> period && quota > 0 && period > 0) cores = std::min(cores, quota / period);
+        if (quota1 >> quota && period1 >> period && quota > 0 && period > 0)
+            cores = std::min(cores, quota / period);
     }
     return std::max(1, static_cast<int>(cores));
 }
@@ -179,7 +181,8 @@ std::string cpu_model() {
     std::string line;
     while (std::getline(file, line)) {
         const size_t colon = line.find(": ");
-        if (colon != std::string::npos && line.compare(0, 10, "model name") == 0) return line.substr(colon + 2);
+        if (colon != std::string::npos && line.compare(0, 10, "model name") == 0)
+            return line.substr(colon + 2);
     }
     return "unknown CPU";
 }
@@ -216,7 +219,8 @@ uint64_t cpu_instruction_sets() {
         if (ymm && bit(b, 5)) sets |= isa_avx2;
         if (bit(c, 8)) sets |= isa_gfni;
         if (zmm) {
-            if (bit(b, 16) && bit(b, 17) && bit(b, 28) && bit(b, 30) && bit(b, 31)) sets |= isa_avx512;
+            if (bit(b, 16) && bit(b, 17) && bit(b, 28) && bit(b, 30) && bit(b, 31))
+                sets |= isa_avx512;
             if (bit(b, 21)) sets |= isa_avx512_ifma;
             if (bit(c, 1)) sets |= isa_avx512_vbmi;
             if (bit(c, 6)) sets |= isa_avx512_vbmi2;
@@ -253,21 +257,26 @@ void require_instruction_sets(uint64_t needed, uint64_t present) {
     const uint64_t missing = needed & ~present;
     if (missing == 0) return;
     throw Error("this binary's kernels use ", names_of(missing),
-                ", which this CPU lacks; rebuild on this machine with make MARCH=native or MARCH=x86-64-v3");
+                ", which this CPU lacks; rebuild on this machine with make MARCH=native or "
+                "MARCH=x86-64-v3");
 }
 
-void require_cpu_features() { require_instruction_sets(compiled_instruction_sets, cpu_instruction_sets()); }
+void require_cpu_features() {
+    require_instruction_sets(compiled_instruction_sets, cpu_instruction_sets());
+}
 
 void Stream::require_scratch(size_t bytes) const {
     if (bytes <= scratch_bytes) return;
-    throw Error("a kernel needs ", format_bytes(bytes), " of scratch memory, but its stream was planned with ",
-                format_bytes(scratch_bytes), "; this is a fault of the program, please report it with the configuration");
+    throw Error("a kernel needs ", format_bytes(bytes),
+                " of scratch memory, but its stream was planned with ", format_bytes(scratch_bytes),
+                "; this is a fault of the program, please report it with the configuration");
 }
 
 Device open_device(const std::string& wanted) {
     if (wanted == "cuda") {
         throw Error(
-            "device \"cuda\" cannot be used: this build has no CUDA kernels; set device to \"auto\" or \"cpu\", or "
+            "device \"cuda\" cannot be used: this build has no CUDA kernels; set device to "
+            "\"auto\" or \"cpu\", or "
             "rebuild on a machine with nvcc");
     }
     if (wanted != "auto" && wanted != "cpu") {
@@ -286,10 +295,12 @@ std::string device_name(const Device&) {
 
 std::string describe_devices() {
     const CpuInfo info = cpu_info();
-    std::string text = concat("CPU     ", info.model, ", ", info.threads, info.threads == 1 ? " thread, " : " threads, ",
-                              format_bytes(info.memory_total), " of memory (", format_bytes(info.memory_available),
-                              " available)\n");
-    const std::string has = names_of(cpu_instruction_sets()), uses = names_of(compiled_instruction_sets);
+    std::string text =
+        concat("CPU     ", info.model, ", ", info.threads,
+               info.threads == 1 ? " thread, " : " threads, ", format_bytes(info.memory_total),
+               " of memory (", format_bytes(info.memory_available), " available)\n");
+    const std::string has = names_of(cpu_instruction_sets()),
+                      uses = names_of(compiled_instruction_sets);
     text += "        has " + (has.empty() ? "no x86 extensions" : has) + "\n";
     text += "        kernels compiled for " + (uses.empty() ? "the baseline" : uses) + "\n";
 #ifdef TRAIN_GPT_ONEDNN

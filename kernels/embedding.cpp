@@ -12,7 +12,8 @@ namespace {
 
 template <class T>
 void forward(const EmbeddingForward& args) {
-    const int64_t rows = args.out.rows(), C = args.out.cols(), T_ = args.out.shape[args.out.rank - 2];
+    const int64_t rows = args.out.rows(), C = args.out.cols(),
+                  T_ = args.out.shape[args.out.rank - 2];
     const T *wte = args.wte.as<T>(), *wpe = args.wpe.as<T>();
     T* out = args.out.as<T>();
 
@@ -37,8 +38,10 @@ void add_row(float* sum, const T* row, int64_t columns) {
 /// One part of the work: a slice of the columns, and of the rows of dwte and dwpe those with index % parts == part.
 /// It visits the tokens in order, so that each element is summed in order whatever the number of parts.
 template <class T>
-void backward_part(const EmbeddingBackward& args, int64_t first_column, int64_t columns, int64_t part, int64_t parts) {
-    const int64_t rows = args.dout.rows(), C = args.dout.cols(), T_ = args.dout.shape[args.dout.rank - 2];
+void backward_part(const EmbeddingBackward& args, int64_t first_column, int64_t columns,
+                   int64_t part, int64_t parts) {
+    const int64_t rows = args.dout.rows(), C = args.dout.cols(),
+                  T_ = args.dout.shape[args.dout.rank - 2];
     const T* dout = args.dout.as<T>() + first_column;
     float* dwte = args.dwte ? static_cast<float*>(args.dwte.data) + first_column : nullptr;
     float* dwpe = args.dwpe ? static_cast<float*>(args.dwpe.data) + first_column : nullptr;
@@ -79,7 +82,8 @@ void embedding_backward(Stream&, const EmbeddingBackward& args) {
 #pragma omp parallel for schedule(static)
         for (int64_t item = 0; item < slices * parts; ++item) {
             const int64_t first_column = item % slices * slice;
-            backward_part<T>(args, first_column, std::min(slice, C - first_column), item / slices, parts);
+            backward_part<T>(args, first_column, std::min(slice, C - first_column), item / slices,
+                             parts);
         }
     });
 }

@@ -12,7 +12,8 @@ namespace train_gpt {
 inline float fast_exp(float x) {
     constexpr float log2_e = 1.44269504f;
     constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;  // n·ln2_high is exact
-    constexpr float round_to_integer = 12582912.0f;  // 1.5·2²³: its last place is 1, its lowest 9 bits are 0
+    constexpr float round_to_integer =
+        12582912.0f;  // 1.5·2²³: its last place is 1, its lowest 9 bits are 0
 
     const float shifted = x * log2_e + round_to_integer;
     const float n = shifted - round_to_integer;
@@ -24,7 +25,8 @@ inline float fast_exp(float x) {
     p = p * r + 0.49999994f;
     p = (p * r) * r + r;
     p = p + 1.0f;
-    const float scaled = std::bit_cast<float>(std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(shifted) << 23));
+    const float scaled =
+        std::bit_cast<float>(std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(shifted) << 23));
     const float not_below = x < -87.0f ? 0.0f : scaled;
     return x > 88.0f ? std::numeric_limits<float>::infinity() : not_below;
 }

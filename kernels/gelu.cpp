@@ -1,6 +1,7 @@
 #include "kernels/gelu.h"
 
 #include "kernels/gelu_math.h"
+#include "kernels/lanes.h"
 
 namespace train_gpt {
 
@@ -12,7 +13,7 @@ void gelu_forward(Stream&, Tensor out, Tensor x) {
         const T* in = x.as<T>();
         T* result = out.as<T>();
 #pragma omp parallel for simd schedule(static)
-        for (int64_t i = 0; i < count; ++i) result[i] = static_cast<T>(gelu(to_float(in[i])));
+        for (int64_t i = 0; i < count; ++i) store(result[i], gelu(to_float(in[i])));
     });
 }
 

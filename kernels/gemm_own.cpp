@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "kernels/gemm.h"
+#include "kernels/lanes.h"
 
 namespace train_gpt {
 
@@ -58,16 +61,81 @@ struct Blocking {
     size_t sum_floats() const { return sums ? static_cast<size_t>(rows * cols) : 0; }
 };
 
+/// a0 b0 a1 b1 … from the lower (half = 0) or upper (half = 1) halves of a and b.
+template <int half, int... lane>
+Vector interleave(Vector a, Vector b, std::integer_sequence<int, lane...>) {
+#if __has_builtin(__builtin_shufflevector)
+    return __builtin_shufflevector(
+        a, b, (half * vector_floats / 2 + lane / 2 + lane % 2 * vector_floats)...);
+#else
+    typedef int Lanes __attribute__((vector_size(sizeof(Vector))));
+    return __builtin_shuffle(
+        a, b, Lanes{(half * vector_floats / 2 + lane / 2 + lane % 2 * vector_floats)...});
+#endif
+}
+
+/// Transposes a square of vectors. Interleaving row i with row i + size / 2 rotates the bits of an element's index
+/// (row, column) by one; log2(size) times exchange row and column.
+void transpose(Vector (&rows)[vector_floats]) {
+    constexpr std::make_integer_sequence<int, vector_floats> lanes;
+#pragma GCC unroll 4
+    for (int done = 1; done < vector_floats; done *= 2) {
+        Vector shuffled[vector_floats];
+#pragma GCC unroll 8
+        for (int i = 0; i < vector_floats / 2; ++i) {
+            shuffled[2 * i] = interleave<0>(rows[i], rows[i + vector_floats / 2], lanes);
+            shuffled[2 * i + 1] = interleave<1>(rows[i], rows[i + vector_floats / 2], lanes);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < vector_floats; ++i) rows[i] = shuffled[i];
+    }
+}
+
+/// The first vector_floats elements of a line.
+template <class T>
+Vector load(const T* line) {
+    Vector vector;
+    if constexpr (std::is_same_v<T, float>) {
+        std::memcpy(&vector, line, sizeof(vector));
+    } else {
+        typedef uint16_t Halves __attribute__((vector_size(vector_floats * sizeof(uint16_t))));
+        typedef uint32_t Words __attribute__((vector_size(sizeof(Vector))));
+        Halves halves;
+        std::memcpy(&halves, line, sizeof(halves));
+        const Words words = __builtin_convertvector(halves, Words) << 16;
+        std::memcpy(&vector, &words, sizeof(vector));
+    }
+    return vector;
+}
+
 /// Packs `count` (at most `width`) lines of length `depth` as panel[d·width + i], padded with zeros to `width` lines.
 /// Element d of line i is source[i·ld + d].
 template <int width, class T>
 void pack_across(float* panel, const T* source, int64_t ld, int64_t count, int64_t depth) {
-    for (int64_t i = 0; i < count; ++i) {
-        const T* line = source + i * ld;
-        for (int64_t d = 0; d < depth; ++d) panel[d * width + i] = to_float(line[d]);
-    }
-    for (int64_t i = count; i < width; ++i) {
-        for (int64_t d = 0; d < depth; ++d) panel[d * width + i] = 0.0f;
+    constexpr int used = std::min(width, vector_floats);  // of each transposed vector
+    static_assert(width % used == 0);
+    for (int64_t i = 0; i < width; i += used) {
+        const int64_t lines = std::clamp<int64_t>(count - i, 0, used);
+        int64_t d = 0;
+        for (; d + vector_floats <= depth; d += vector_floats) {
+            Vector square[vector_floats] = {};
+            if (lines == used) {
+#pragma GCC unroll 16
+                for (int l = 0; l < used; ++l) square[l] = load(source + (i + l) * ld + d);
+            } else {
+                for (int64_t l = 0; l < lines; ++l) square[l] = load(source + (i + l) * ld + d);
+            }
+            transpose(square);
+#pragma GCC unroll 16
+            for (int l = 0; l < vector_floats; ++l) {
+                std::memcpy(panel + (d + l) * width + i, &square[l], used * sizeof(float));
+            }
+        }
+        for (; d < depth; ++d) {
+            for (int64_t l = 0; l < used; ++l) {
+                panel[d * width + i + l] = l < lines ? to_float(source[(i + l) * ld + d]) : 0.0f;
+            }
+        }
     }
 }
 
@@ -143,7 +211,7 @@ struct RowFinish {
             for (int64_t j = 0; j < cols; ++j) row[j] += to_float(c[j]);
         }
 #pragma omp simd
-        for (int64_t j = 0; j < cols; ++j) c[j] = static_cast<Out>(row[j]);
+        for (int64_t j = 0; j < cols; ++j) store(c[j], row[j]);
     }
 };
 

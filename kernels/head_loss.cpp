@@ -65,7 +65,8 @@ void chunk_loss(Tensor logits, int64_t V, const int32_t* targets, float* losses,
 
 void head_loss(Stream& stream, const HeadLoss& args) {
     const int64_t R = args.x.rows(), chunk = args.logits.rows();
-    assert(args.w.cols() == args.x.cols() && args.logits.cols() == args.w.rows() && args.V <= args.w.rows());
+    assert(args.w.cols() == args.x.cols() && args.logits.cols() == args.w.rows() &&
+           args.V <= args.w.rows());
     GradientSink dw = args.dw;
     for (int64_t first = 0; first < R; first += chunk) {
         const int64_t rows = std::min(chunk, R - first);
@@ -76,7 +77,8 @@ void head_loss(Stream& stream, const HeadLoss& args) {
                                        static_cast<bool>(args.dx));
         });
         if (!args.dx) continue;
-        linear_backward_input(stream, {.dx = args.dx.row_range(first, rows), .dy = logits, .w = args.w});
+        linear_backward_input(stream,
+                              {.dx = args.dx.row_range(first, rows), .dy = logits, .w = args.w});
         if (!dw) continue;
         linear_backward_weight(stream, {.dw = dw, .x = x, .dy = logits});
         dw.accumulate = true;
@@ -98,14 +100,15 @@ void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_
     });
 }
 
-void softmax_stats(Stream&, Tensor stats, Tensor logits, const int32_t* targets, int64_t first_column,
-                   int64_t columns) {
+void softmax_stats(Stream&, Tensor stats, Tensor logits, const int32_t* targets,
+                   int64_t first_column, int64_t columns) {
     const int64_t rows = logits.rows(), Vp = logits.cols();
     with_float_type(logits.dtype, [&](auto type) {
         using T = decltype(type);
 #pragma omp parallel for schedule(static)
         for (int64_t row = 0; row < rows; ++row) {
-            const RowStats of_row = row_stats(logits.as<T>() + row * Vp, columns, targets[row] - first_column);
+            const RowStats of_row =
+                row_stats(logits.as<T>() + row * Vp, columns, targets[row] - first_column);
             float* out = stats.as<float>() + 3 * row;
             out[0] = of_row.max;
             out[1] = of_row.sum;
@@ -114,8 +117,8 @@ void softmax_stats(Stream&, Tensor stats, Tensor logits, const int32_t* targets,
     });
 }
 
-void softmax_backward(Stream&, Tensor logits, Tensor stats, const int32_t* targets, int64_t first_column,
-                      int64_t columns) {
+void softmax_backward(Stream&, Tensor logits, Tensor stats, const int32_t* targets,
+                      int64_t first_column, int64_t columns) {
     const int64_t rows = logits.rows(), Vp = logits.cols();
     with_float_type(logits.dtype, [&](auto type) {
         using T = decltype(type);
@@ -139,7 +142,8 @@ void accumulate_loss(Stream&, double* total, const float* losses, int64_t n, boo
     *total = (accumulate ? *total : 0.0) + sum;
 }
 
-size_t head_loss_scratch_bytes(const Device& device, DType dtype, int64_t chunk, int64_t Vp, int64_t C) {
+size_t head_loss_scratch_bytes(const Device& device, DType dtype, int64_t chunk, int64_t Vp,
+                               int64_t C) {
     return linear_scratch_bytes(device, dtype, chunk, Vp, C);
 }
 

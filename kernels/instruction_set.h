@@ -26,7 +26,8 @@ enum InstructionSet : uint64_t {
     isa_avx512_vpopcntdq = 1 << 18,
     isa_avx512_bf16 = 1 << 19,
     isa_avx512_fp16 = 1 << 20,
-    isa_amx_bf16 = 1 << 21,  // TILE and BF16; the kernels ask for it at run time, so it is never a requirement
+    isa_amx_bf16 =
+        1 << 21,  // TILE and BF16; the kernels ask for it at run time, so it is never a requirement
 };
 
 /// Set at compile time; data and not a function, so that reading it runs none of the instructions in question.

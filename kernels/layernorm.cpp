@@ -13,7 +13,9 @@ namespace {
 // took which block. 32 rows make the blocks' own traffic small beside that of the rows, 256 blocks bound the scratch.
 constexpr int64_t min_block_rows = 32, max_blocks = 256;
 
-int64_t rows_per_block(int64_t M) { return std::max(min_block_rows, (M + max_blocks - 1) / max_blocks); }
+int64_t rows_per_block(int64_t M) {
+    return std::max(min_block_rows, (M + max_blocks - 1) / max_blocks);
+}
 int64_t block_count(int64_t M) { return (M + rows_per_block(M) - 1) / rows_per_block(M); }
 
 template <class T>
@@ -28,7 +30,8 @@ void forward(const LayerNormForward& args) {
     for (int64_t row = 0; row < M; ++row) {
         const T* x_row = x + row * C;
         T* out_row = out + row * C;
-        const float mean = lane_sum(C, [=](int64_t c) { return to_float(x_row[c]); }) / static_cast<float>(C);
+        const float mean =
+            lane_sum(C, [=](int64_t c) { return to_float(x_row[c]); }) / static_cast<float>(C);
         const float variance = lane_sum(C,
                                         [=](int64_t c) {
                                             const float centred = to_float(x_row[c]) - mean;
@@ -53,7 +56,8 @@ struct ColumnSums {
 };
 
 template <class T, bool overwrite>
-void backward_rows(const LayerNormBackward& args, int64_t first, int64_t last, const ColumnSums& sums) {
+void backward_rows(const LayerNormBackward& args, int64_t first, int64_t last,
+                   const ColumnSums& sums) {
     const int64_t C = args.x.cols();
     const T* w = args.w.as<T>();
     const float* stats = args.stats.as<float>();
@@ -67,10 +71,12 @@ void backward_rows(const LayerNormBackward& args, int64_t first, int64_t last, c
         T* dres = args.dres.as<T>() + row * C;
         const float mean = stats[2 * row], rstd = stats[2 * row + 1];
         const float scale = 1.0f / static_cast<float>(C);
-        const float mean_g = scale * lane_sum(C, [=](int64_t c) { return to_float(dy[c]) * to_float(w[c]); });
-        const float mean_gx = scale * lane_sum(C, [=](int64_t c) {
-                                  return to_float(dy[c]) * to_float(w[c]) * ((to_float(x[c]) - mean) * rstd);
-                              });
+        const float mean_g =
+            scale * lane_sum(C, [=](int64_t c) { return to_float(dy[c]) * to_float(w[c]); });
+        const float mean_gx =
+            scale * lane_sum(C, [=](int64_t c) {
+                return to_float(dy[c]) * to_float(w[c]) * ((to_float(x[c]) - mean) * rstd);
+            });
 #pragma omp simd
         for (int64_t c = 0; c < C; ++c) {
             const float normal = (to_float(x[c]) - mean) * rstd, dy_c = to_float(dy[c]);
@@ -85,8 +91,8 @@ void backward_rows(const LayerNormBackward& args, int64_t first, int64_t last, c
 }
 
 /// sink (+)= Σ_block partials[block], columns [first, last).
-void reduce(const GradientSink& sink, const float* partials, int64_t blocks, int64_t stride, int64_t first,
-            int64_t last) {
+void reduce(const GradientSink& sink, const float* partials, int64_t blocks, int64_t stride,
+            int64_t first, int64_t last) {
     if (!sink) return;
     assert(sink.dtype == DType::fp32);
     float* out = static_cast<float*>(sink.data);

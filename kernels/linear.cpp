@@ -6,6 +6,7 @@
 #include "kernels/error.h"
 #include "kernels/gelu_math.h"
 #include "kernels/gemm.h"
+#include "kernels/lanes.h"
 
 namespace train_gpt {
 
@@ -56,7 +57,7 @@ void gemm(const Stream& stream, const GemmShape& shape, const GemmOperands& oper
 /// Rows of a product that are finished before an element-wise pass goes over them: few enough that they are still in the
 /// cache, enough that the library's copy of the weight, made anew for each product, does not count.
 int64_t epilogue_rows(int64_t cols, DType dtype) {
-    constexpr int64_t cache_bytes = 2 << 20;
+    constexpr int64_t cache_bytes = 4 << 20;
     return std::max<int64_t>(256, cache_bytes / (cols * static_cast<int64_t>(size_of(dtype))));
 }
 
@@ -147,7 +148,7 @@ void linear_forward(Stream& stream, const LinearForward& args) {
             const T* in = preact.as<T>();
             T* out = args.out.row_range(row, rows).template as<T>();
 #pragma omp parallel for simd schedule(static)
-            for (int64_t i = 0; i < rows * N; ++i) out[i] = static_cast<T>(gelu(to_float(in[i])));
+            for (int64_t i = 0; i < rows * N; ++i) store(out[i], gelu(to_float(in[i])));
         });
     }
 }
@@ -177,8 +178,7 @@ void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
             T* gradient = dx.as<T>();
 #pragma omp parallel for simd schedule(static)
             for (int64_t i = 0; i < rows * K; ++i) {
-                gradient[i] =
-                    static_cast<T>(to_float(gradient[i]) * gelu_derivative(to_float(preact[i])));
+                store(gradient[i], to_float(gradient[i]) * gelu_derivative(to_float(preact[i])));
             }
         });
     }

@@ -27,7 +27,8 @@ constexpr size_t stagger_from = 4096;
 constexpr uintptr_t counting_base = uintptr_t{1} << 62;
 
 [[noreturn]] void fail_overflow(Purpose purpose) {
-    throw Error("the ", name_of(purpose), " of this configuration exceed what a 64-bit machine can address; make the ",
+    throw Error("the ", name_of(purpose),
+                " of this configuration exceed what a 64-bit machine can address; make the ",
                 "model or the batch smaller");
 }
 
@@ -35,16 +36,26 @@ constexpr uintptr_t counting_base = uintptr_t{1} << 62;
 
 const char* name_of(Purpose purpose) {
     switch (purpose) {
-        case Purpose::parameters: return "parameters";
-        case Purpose::gradients: return "gradients";
-        case Purpose::masters: return "masters";
-        case Purpose::moments: return "moments";
-        case Purpose::activations: return "activations";
-        case Purpose::buffers: return "buffers";
-        case Purpose::kv_cache: return "kv_cache";
-        case Purpose::workspaces: return "workspaces";
-        case Purpose::staging: return "staging";
-        case Purpose::count: break;
+        case Purpose::parameters:
+            return "parameters";
+        case Purpose::gradients:
+            return "gradients";
+        case Purpose::masters:
+            return "masters";
+        case Purpose::moments:
+            return "moments";
+        case Purpose::activations:
+            return "activations";
+        case Purpose::buffers:
+            return "buffers";
+        case Purpose::kv_cache:
+            return "kv_cache";
+        case Purpose::workspaces:
+            return "workspaces";
+        case Purpose::staging:
+            return "staging";
+        case Purpose::count:
+            break;
     }
     return "memory";
 }
@@ -53,19 +64,24 @@ Arena Arena::counting(Device device) { return Arena(device); }
 
 Arena::Arena(Device device, const Arena& plan) : device_(device) {
     if (device.kind != Device::Kind::cpu) {
-        throw Error("memory on a CUDA device was asked for, but this build has no CUDA; set device to \"cpu\"");
+        throw Error(
+            "memory on a CUDA device was asked for, but this build has no CUDA; set device to "
+            "\"cpu\"");
     }
     const size_t wanted = std::max(plan.used_, alignment);
     const uint64_t available = cpu_info().memory_available;
     if (available > 0 && wanted > available) {
-        throw Error("this run needs ", format_bytes(wanted), " of memory, but only ", format_bytes(available),
-                    " are available; make batch.micro_batch, batch.sequence_length or the model smaller, or raise ",
+        throw Error("this run needs ", format_bytes(wanted), " of memory, but only ",
+                    format_bytes(available),
+                    " are available; make batch.micro_batch, batch.sequence_length or the model "
+                    "smaller, or raise ",
                     "precision.recompute");
     }
-    void* memory =
-        ::mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory = ::mmap(nullptr, wanted, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
-        throw Error("the system refused ", format_bytes(wanted), " of memory (", std::strerror(errno),
+        throw Error("the system refused ", format_bytes(wanted), " of memory (",
+                    std::strerror(errno),
                     "); check ulimit -v, or make batch.micro_batch or the model smaller");
     }
     base_ = static_cast<std::byte*>(memory);
@@ -89,9 +105,11 @@ void* Arena::take(size_t bytes, Purpose purpose) {
     size_t taken = (bytes + alignment - 1) / alignment * alignment;
     if (bytes >= stagger_from) taken += stagger;
     if (base_ && taken > capacity_ - used_) {
-        throw Error("out of planned memory: ", format_bytes(bytes), " for ", name_of(purpose), " were asked for, but ",
-                    format_bytes(capacity_ - used_), " of the planned ", format_bytes(capacity_),
-                    " are left; this is a fault of the program, please report it with the configuration");
+        throw Error(
+            "out of planned memory: ", format_bytes(bytes), " for ", name_of(purpose),
+            " were asked for, but ", format_bytes(capacity_ - used_), " of the planned ",
+            format_bytes(capacity_),
+            " are left; this is a fault of the program, please report it with the configuration");
     }
     void* start = base_ ? base_ + used_ : reinterpret_cast<std::byte*>(counting_base + used_);
     used_ += taken;

@@ -14,8 +14,10 @@ inline uint32x4 philox(std::array<uint32_t, 2> key, uint32x4 counter) {
     for (int round = 0; round < 10; ++round) {
         const uint64_t product0 = uint64_t{0xd2511f53u} * counter[0];
         const uint64_t product1 = uint64_t{0xcd9e8d57u} * counter[2];
-        counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(product1),
-                   static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(product0)};
+        counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0],
+                   static_cast<uint32_t>(product1),
+                   static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1],
+                   static_cast<uint32_t>(product0)};
         key[0] += 0x9e3779b9u;  // the golden ratio
         key[1] += 0xbb67ae85u;  // √3 − 1
     }
@@ -37,11 +39,13 @@ class RandomStream {
     float normal(uint64_t index) const;
 
     /// out[i] = mean + stddev·normal(first_index + i), by all threads.
-    void fill_normal(float* out, int64_t n, float stddev, float mean = 0.0f, uint64_t first_index = 0) const;
+    void fill_normal(float* out, int64_t n, float stddev, float mean = 0.0f,
+                     uint64_t first_index = 0) const;
 
   private:
     uint32x4 block(uint64_t number) const {
-        return philox(key_, {static_cast<uint32_t>(number), static_cast<uint32_t>(number >> 32), high_[0], high_[1]});
+        return philox(key_, {static_cast<uint32_t>(number), static_cast<uint32_t>(number >> 32),
+                             high_[0], high_[1]});
     }
 
     std::array<uint32_t, 2> key_, high_;

@@ -8,12 +8,16 @@ set -u
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+# What an apt line names; libdnnl-dev may be left out where it is not available.
+all_packages="g++ nlohmann-json3-dev libcli11-dev libxxhash-dev libdnnl-dev"
+
 say() { printf '  %-9s %s\n' "$1" "$2" >&2; }
 stop() { printf 'error: %s\n' "$1" >&2; exit 1; }
 
 # --- the compiler -----------------------------------------------------------------------------------------------------
 command -v "${CXX%% *}" > /dev/null ||
-    stop "there is no C++ compiler ($CXX); install what the build needs with: scripts/setup.sh"
+    stop "there is no C++ compiler ($CXX); install what the build needs with: scripts/setup.sh
+       (on Debian and Ubuntu: sudo apt-get install --no-install-recommends $all_packages)"
 cat > "$work/compiler.cpp" <<'TXT'
 #include <numbers>
 #include <span>

@@ -3,6 +3,8 @@
 //
 // A neighbour on the same machine slows everything down for a while. A canary, a short loop of multiply-adds on every
 // thread, runs before and after each sample; when it is slower than 0.85 of the fastest seen, the sample does not count.
+// A round of training steps does not count either when other processes, or other guests of the host, took more than 5 % of
+// the processor time meanwhile.
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -17,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <sstream>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -139,11 +142,12 @@ double fma_rate(const FmaKind& kind, int64_t rounds, int threads) {
     return kind.flops_per_round * static_cast<double>(rounds) * threads / slowest;
 }
 
-/// Tells whether the cores are this process's own at the moment.
+/// Tells whether the cores are this process's own at the moment. A look takes 4 to 8 ms: longer than a time slice, so that
+/// other processes of this machine show as well.
 class Canary {
   public:
     Canary(const CpuInfo& cpu) : kind_(fma_kind(cpu)), threads_(cpu.threads) {
-        while (rounds_ < int64_t{1} << 40 && seconds() < 1e-3) rounds_ *= 2;
+        while (rounds_ < int64_t{1} << 40 && seconds() < 4e-3) rounds_ *= 2;
         for (const double end = now() + 0.5; now() < end;) quiet();
     }
 
@@ -600,6 +604,19 @@ class Child {
         if (!reaped_ && ::waitpid(pid_, nullptr, WNOHANG) == pid_) reaped_ = true;
         return !reaped_;
     }
+    /// Processor time of all its threads so far, in clock ticks.
+    int64_t ticks() const {
+        std::ifstream file(concat("/proc/", pid_, "/stat"));
+        std::string text;
+        std::getline(file, text);
+        // The second field is the name in parentheses, which may hold spaces; user and system time are the 14th and 15th.
+        std::istringstream fields(text.substr(std::min(text.rfind(')') + 1, text.size())));
+        std::string skipped;
+        for (int i = 3; i < 14; ++i) fields >> skipped;
+        int64_t user = 0, system = 0;
+        fields >> user >> system;
+        return user + system;
+    }
     uint64_t peak_rss() const {
         std::ifstream status(concat("/proc/", pid_, "/status"));
         for (std::string line; std::getline(status, line);)
@@ -675,6 +692,7 @@ class OurRun {
         return {all.begin() + first, all.begin() + first + n};
     }
     uint64_t peak_rss() const { return child_->peak_rss(); }
+    int64_t ticks() const { return child_->ticks(); }
 
   private:
     std::vector<double> read_metrics() {
@@ -722,6 +740,7 @@ class PeerRun {
         return answer["ms"].get<std::vector<double>>();
     }
     uint64_t peak_rss() const { return peak_rss_; }
+    int64_t ticks() const { return child_->ticks(); }
     const std::string& label() const { return label_; }
     const std::string& version() const { return version_; }
 
@@ -731,6 +750,15 @@ class PeerRun {
     uint64_t peak_rss_ = 0;
 };
 
+/// Processor time that all cores spent on anything, or that the host took from them, in clock ticks.
+int64_t machine_ticks() {
+    std::ifstream file("/proc/stat");
+    std::string name;
+    int64_t user = 0, nice = 0, system = 0, idle = 0, waiting = 0, irq = 0, soft_irq = 0, steal = 0;
+    file >> name >> user >> nice >> system >> idle >> waiting >> irq >> soft_irq >> steal;
+    return user + nice + system + irq + soft_irq + steal;
+}
+
 /// Times of steps, those of quiet rounds apart.
 struct Rounds {
     std::vector<double> good, all;
@@ -739,10 +767,16 @@ struct Rounds {
     template <class Run>
     void add(Canary& canary, Run& run, int steps) {
         const bool before = canary.wait_for_quiet(5);
+        const double start = now();
+        const int64_t others = machine_ticks() - run.ticks();
         const std::vector<double> ms = run.steps(steps);
+        const auto taken = static_cast<double>(machine_ticks() - run.ticks() - others);
+        const double available =
+            (now() - start) *
+            static_cast<double>(::sysconf(_SC_CLK_TCK) * ::sysconf(_SC_NPROCESSORS_ONLN));
         ++rounds;
         all.insert(all.end(), ms.begin(), ms.end());
-        if (!before || !canary.quiet()) return;
+        if (!before || taken > 0.05 * available || !canary.quiet()) return;
         ++good_rounds;
         good.insert(good.end(), ms.begin(), ms.end());
     }

@@ -22,6 +22,25 @@ uint64_t& test_seed() {
     return seed;
 }
 
+#if CATCH_VERSION_MAJOR >= 3
+using Listener = Catch::EventListenerBase;
+#else
+using Listener = Catch::TestEventListenerBase;
+#endif
+
+/// Counts the test cases of the run, for the closing line.
+struct Counter : Listener {
+    using Listener::Listener;
+    static Catch::Counts& counts() {
+        static Catch::Counts counts;
+        return counts;
+    }
+    void testRunEnded(const Catch::TestRunStats& stats) override {
+        counts() = stats.totals.testCases;
+    }
+};
+CATCH_REGISTER_LISTENER(Counter)
+
 }  // namespace
 
 std::mt19937_64& test_rng() {
@@ -56,5 +75,10 @@ int main(int argc, char** argv) {
     std::printf("TEST_SEED=%llu repeats this run's random inputs\n",
                 static_cast<unsigned long long>(train_gpt::test_seed()));
     std::fflush(stdout);
-    return Catch::Session().run(argc, argv);
+    const int status = Catch::Session().run(argc, argv);
+    const Catch::Counts& counts = train_gpt::Counter::counts();
+    std::printf("%llu passed, %llu failed\n",
+                static_cast<unsigned long long>(counts.passed + counts.failedButOk),
+                static_cast<unsigned long long>(counts.failed));
+    return status;
 }

@@ -16,7 +16,8 @@ struct Parameters {
         Buffer m{DType::fp32, {n}, std::vector<float>(static_cast<size_t>(n))};
         Buffer v{DType::fp32, {n}, std::vector<float>(static_cast<size_t>(n))};
         Buffer gradient{DType::fp32, {n}};
-        std::vector<double> exact_master = master.values(), exact_m = m.values(), exact_v = v.values();
+        std::vector<double> exact_master = master.values(), exact_m = m.values(),
+                            exact_v = v.values();
     };
     std::vector<std::unique_ptr<One>> all;
 
@@ -66,7 +67,8 @@ Norm norm_of(const Parameters& parameters, float scale, float clip) {
     std::vector<NormSegment> segments;
     int64_t first = 0;
     for (size_t i = 0; i < norm.counts.size(); ++i) {
-        segments.push_back({parameters.all[i]->gradient.as<float>(), parameters.all[i]->n, norm.partials.data() + first});
+        segments.push_back({parameters.all[i]->gradient.as<float>(), parameters.all[i]->n,
+                            norm.partials.data() + first});
         first += norm.counts[i];
     }
     CpuStream stream;
@@ -77,7 +79,9 @@ Norm norm_of(const Parameters& parameters, float scale, float clip) {
 
 }  // namespace
 
-TEST_CASE("norm partials are the blocks' sums of squares, and the norm is scaled and clipped as the contract says") {
+TEST_CASE(
+    "norm partials are the blocks' sums of squares, and the norm is scaled and clipped as the "
+    "contract says") {
     for (int repeat = 0; repeat < 5; ++repeat) {
         Parameters parameters;
         parameters.new_gradients(0.3f);
@@ -102,7 +106,8 @@ TEST_CASE("norm partials are the blocks' sums of squares, and the norm is scaled
         CHECK(norm.state.stop == 0);
 
         const float half = norm.state.norm / 2;
-        CHECK(std::abs(norm_of(parameters, scale, half).state.multiplier - scale / 2) <= 1e-6f * scale);
+        CHECK(std::abs(norm_of(parameters, scale, half).state.multiplier - scale / 2) <=
+              1e-6f * scale);
         CHECK(norm_of(parameters, scale, 4 * half).state.multiplier == scale);
     }
 }
@@ -116,12 +121,15 @@ TEST_CASE("the norm of zero gradients is zero and nothing is clipped") {
     CHECK(state.stop == 0);
 }
 
-TEST_CASE("a norm that is not finite stops the optimizer for good and names the first bad segment") {
-    for (float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
-                      -std::numeric_limits<float>::infinity()}) {
+TEST_CASE(
+    "a norm that is not finite stops the optimizer for good and names the first bad segment") {
+    for (float bad :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+          -std::numeric_limits<float>::infinity()}) {
         Parameters parameters;
         parameters.new_gradients(1);
-        const size_t first = static_cast<size_t>(random_int(0, static_cast<int64_t>(parameters.all.size()) - 1));
+        const size_t first =
+            static_cast<size_t>(random_int(0, static_cast<int64_t>(parameters.all.size()) - 1));
         for (size_t i = first; i < parameters.all.size(); ++i) {
             auto& one = *parameters.all[i];
             one.gradient.set(static_cast<size_t>(random_int(0, one.n - 1)), bad);
@@ -139,16 +147,28 @@ TEST_CASE("a norm that is not finite stops the optimizer for good and names the 
         CHECK(norm.state.bad_segment == static_cast<int32_t>(first));
 
         const std::string before = parameters.bytes();
-        adamw(stream, parameters.segments(), {.learning_rate = 1, .beta1 = 0.9f, .beta2 = 0.99f, .epsilon = 1e-8f,
-                                              .weight_decay = 1, .step = 1, .state = &norm.state});
+        adamw(stream, parameters.segments(),
+              {.learning_rate = 1,
+               .beta1 = 0.9f,
+               .beta2 = 0.99f,
+               .epsilon = 1e-8f,
+               .weight_decay = 1,
+               .step = 1,
+               .state = &norm.state});
         CHECK((parameters.bytes() == before));
     }
 }
 
-TEST_CASE("adamw follows the float64 recurrence over several steps, decays only where asked, and rounds to bf16") {
+TEST_CASE(
+    "adamw follows the float64 recurrence over several steps, decays only where asked, and rounds "
+    "to bf16") {
     for (int repeat = 0; repeat < 3; ++repeat) {
         Parameters parameters;
-        AdamWStep args{.learning_rate = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f};
+        AdamWStep args{.learning_rate = 0.01f,
+                       .beta1 = 0.9f,
+                       .beta2 = 0.95f,
+                       .epsilon = 1e-8f,
+                       .weight_decay = 0.1f};
         const int steps = 6;
         for (args.step = 1; args.step <= steps; ++args.step) {
             parameters.new_gradients(0.1f);
@@ -157,16 +177,20 @@ TEST_CASE("adamw follows the float64 recurrence over several steps, decays only 
             CpuStream stream;
             adamw(stream, parameters.segments(), args);
 
-            const double lr = args.learning_rate, beta1 = args.beta1, beta2 = args.beta2, t = static_cast<double>(args.step);
+            const double lr = args.learning_rate, beta1 = args.beta1, beta2 = args.beta2,
+                         t = static_cast<double>(args.step);
             for (auto& one : parameters.all) {
                 for (size_t i = 0; i < static_cast<size_t>(one->n); ++i) {
                     const double g = norm.state.multiplier * one->gradient[i];
-                    double &m = one->exact_m[i], &v = one->exact_v[i], &theta = one->exact_master[i];
+                    double &m = one->exact_m[i], &v = one->exact_v[i],
+                           &theta = one->exact_master[i];
                     m = beta1 * m + (1 - beta1) * g;
                     v = beta2 * v + (1 - beta2) * g * g;
-                    const double m_hat = m / (1 - std::pow(beta1, t)), v_hat = v / (1 - std::pow(beta2, t));
+                    const double m_hat = m / (1 - std::pow(beta1, t)),
+                                 v_hat = v / (1 - std::pow(beta2, t));
                     const double decay = one->decay ? static_cast<double>(args.weight_decay) : 0.0;
-                    theta -= lr * (m_hat / (std::sqrt(v_hat) + static_cast<double>(args.epsilon)) + decay * theta);
+                    theta -= lr * (m_hat / (std::sqrt(v_hat) + static_cast<double>(args.epsilon)) +
+                                   decay * theta);
                 }
             }
         }
@@ -175,14 +199,17 @@ TEST_CASE("adamw follows the float64 recurrence over several steps, decays only 
             bool rounded = true;
             for (size_t i = 0; i < static_cast<size_t>(one->n); ++i) {
                 // Each step rounds θ once and changes it by at most a few learning rates, known to a few fp32 roundings.
-                const double allowed = steps * (0x1p-24 * std::abs(one->exact_master[i]) + 0x1p-19 * 0.01);
-                worst_master = std::max(worst_master, std::abs(one->master[i] - one->exact_master[i]) / allowed);
+                const double allowed =
+                    steps * (0x1p-24 * std::abs(one->exact_master[i]) + 0x1p-19 * 0.01);
+                worst_master = std::max(worst_master,
+                                        std::abs(one->master[i] - one->exact_master[i]) / allowed);
                 worst_m = std::max(worst_m, std::abs(one->m[i] - one->exact_m[i]));
                 worst_v = std::max(worst_v, std::abs(one->v[i] - one->exact_v[i]));
                 largest_m = std::max(largest_m, std::abs(one->exact_m[i]));
                 largest_v = std::max(largest_v, one->exact_v[i]);
                 const bf16 expected(one->master.as<float>()[i]);
-                rounded = rounded && (!one->has_weights || one->weights.as<bf16>()[i].bits == expected.bits);
+                rounded = rounded &&
+                          (!one->has_weights || one->weights.as<bf16>()[i].bits == expected.bits);
             }
             CAPTURE(one->n, one->decay);
             CHECK(worst_master <= 1.5);
@@ -230,10 +257,17 @@ TEST_CASE("norms and adamw give the same bits whatever the number of threads") {
         CpuStream stream;
         norm_partials(stream, norm_segments);
         finish_norm(stream, &state, partials.data(), counts, 1, 1);
-        adamw(stream, segments, {.learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f,
-                                 .weight_decay = 0.1f, .step = 3, .state = &state});
+        adamw(stream, segments,
+              {.learning_rate = 0.1f,
+               .beta1 = 0.9f,
+               .beta2 = 0.95f,
+               .epsilon = 1e-8f,
+               .weight_decay = 0.1f,
+               .step = 3,
+               .state = &state});
         std::string bytes(reinterpret_cast<const char*>(&state), sizeof state);
-        bytes.append(reinterpret_cast<const char*>(partials.data()), partials.size() * sizeof(double));
+        bytes.append(reinterpret_cast<const char*>(partials.data()),
+                     partials.size() * sizeof(double));
         for (auto& one : buffers) bytes += one->bytes();
         return bytes;
     });

@@ -1,8 +1,6 @@
 // Attention against a reference in float64, on random shapes, layouts and document boundaries.
 #include "kernels/attention.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,6 +8,8 @@
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <omp.h>
 
 #include "kernels/error.h"
 #include "test/catch.h"
@@ -37,8 +37,12 @@ struct Case {
     size_t k_at(int b, int s, int h) const {
         return ((static_cast<size_t>(b) * shape.S + s) * shape.H_kv + h) * shape.D;
     }
-    size_t lse_at(int b, int h, int t) const { return (static_cast<size_t>(b) * shape.H + h) * shape.T + t; }
-    int first(int b, int t) const { return doc_start.empty() ? 0 : doc_start[static_cast<size_t>(b) * shape.T + t]; }
+    size_t lse_at(int b, int h, int t) const {
+        return (static_cast<size_t>(b) * shape.H + h) * shape.T + t;
+    }
+    int first(int b, int t) const {
+        return doc_start.empty() ? 0 : doc_start[static_cast<size_t>(b) * shape.T + t];
+    }
     int last(int t) const { return t + shape.S - shape.T; }
     AttentionShape given() const {
         AttentionShape copy = shape;
@@ -52,12 +56,15 @@ float rounded(double x, DType dtype) {
     return dtype == DType::bf16 ? to_float(bf16(single)) : single;
 }
 
-// The mathematics, in Real arithmetic. `stored` is what is kept in tensors: double for the reference itself; for a plain
-// bf16 implementation out, dq, dk and dv are rounded where they are stored and the backward pass reads the rounded out.
+// The mathematics, in Real arithmetic. `stored` is what is kept in tensors: double for the
+// reference itself; for a plain bf16 implementation out, dq, dk and dv are rounded where they are
+// stored and the backward pass reads the rounded out.
 template <class Real>
 Reference attention(const Case& c, DType stored, bool exact) {
     const AttentionShape& s = c.shape;
-    const auto keep = [&](Real x) { return exact ? static_cast<double>(x) : static_cast<double>(rounded(x, stored)); };
+    const auto keep = [&](Real x) {
+        return exact ? static_cast<double>(x) : static_cast<double>(rounded(x, stored));
+    };
     Reference r;
     r.out.resize(c.q.size());
     r.lse.resize(static_cast<size_t>(s.B) * s.H * s.T);
@@ -71,7 +78,8 @@ Reference attention(const Case& c, DType stored, bool exact) {
                 Real max = -std::numeric_limits<Real>::infinity(), sum = 0;
                 for (int j = first; j <= last; ++j) {
                     Real dot = 0;
-                    for (int d = 0; d < s.D; ++d) dot += Real(c.q[qi + d]) * Real(c.k[c.k_at(b, j, g) + d]);
+                    for (int d = 0; d < s.D; ++d)
+                        dot += Real(c.q[qi + d]) * Real(c.k[c.k_at(b, j, g) + d]);
                     p[j] = dot * Real(s.scale);
                     max = std::max(max, p[j]);
                 }
@@ -117,10 +125,12 @@ Reference plain_attention(const Case& c) { return attention<float>(c, c.shape.dt
 
 enum class Layout { packed, separate, cache };
 
-/// Memory of several heads tensors. Every element that belongs to no view holds a pattern that must survive.
+/// Memory of several heads tensors. Every element that belongs to no view holds a pattern that must
+/// survive.
 class Memory {
   public:
-    Memory(DType dtype, size_t elements) : dtype_(dtype), bytes_(elements * size_of(dtype)), owned_(elements, false) {
+    Memory(DType dtype, size_t elements)
+        : dtype_(dtype), bytes_(elements * size_of(dtype)), owned_(elements, false) {
         for (auto& byte : bytes_) byte = static_cast<unsigned char>(random_int(0, 255));
     }
 
@@ -138,7 +148,8 @@ class Memory {
     void set(size_t element, double value) {
         const bf16 half(static_cast<float>(value));
         const float single = static_cast<float>(value);
-        std::memcpy(at(element), dtype_ == DType::bf16 ? static_cast<const void*>(&half) : &single, size_of(dtype_));
+        std::memcpy(at(element), dtype_ == DType::bf16 ? static_cast<const void*>(&half) : &single,
+                    size_of(dtype_));
     }
     void own(size_t element) { owned_[element] = true; }
     const std::vector<unsigned char>& bytes() const { return bytes_; }
@@ -146,7 +157,8 @@ class Memory {
     bool others_unchanged(const std::vector<unsigned char>& before) const {
         const size_t size = size_of(dtype_);
         for (size_t i = 0; i < owned_.size(); ++i) {
-            if (!owned_[i] && std::memcmp(&bytes_[i * size], &before[i * size], size) != 0) return false;
+            if (!owned_[i] && std::memcmp(&bytes_[i * size], &before[i * size], size) != 0)
+                return false;
         }
         return true;
     }
@@ -171,7 +183,9 @@ struct Placed {
             for (int t = 0; t < T; ++t)
                 for (int h = 0; h < heads; ++h)
                     for (int d = 0; d < D; ++d)
-                        f(origin + static_cast<size_t>(b * view.batch + t * view.token + h * view.head + d), i++);
+                        f(origin + static_cast<size_t>(b * view.batch + t * view.token +
+                                                       h * view.head + d),
+                          i++);
     }
     void fill(const Values& values) const {
         each([&](size_t at, size_t i) { memory->set(at, values[i]); });
@@ -189,13 +203,14 @@ struct Placed {
     }
 };
 
-Placed place(std::shared_ptr<Memory> memory, size_t origin, int B, int T, int heads, int D, int64_t batch,
-             int64_t token, int64_t head) {
+Placed place(std::shared_ptr<Memory> memory, size_t origin, int B, int T, int heads, int D,
+             int64_t batch, int64_t token, int64_t head) {
     Placed p{memory, origin, {memory->at(origin), batch, token, head}, B, T, heads, D};
     return p;
 }
 
-/// A tensor of its own: [B, T, heads, D] or, as a cache, [B, heads, more than T, D], with random gaps and a margin.
+/// A tensor of its own: [B, T, heads, D] or, as a cache, [B, heads, more than T, D], with random
+/// gaps and a margin.
 Placed place_alone(const AttentionShape& s, int T, int heads, Layout layout) {
     const int64_t margin = random_int(0, 40), gap = random_int(0, 3);
     int64_t token, head, batch;
@@ -215,10 +230,11 @@ Placed place_alone(const AttentionShape& s, int T, int heads, Layout layout) {
 /// Three tensors in one, [B, T, H + 2·H_kv, D].
 std::vector<Placed> place_packed(const AttentionShape& s) {
     const int64_t margin = random_int(0, 40), token = static_cast<int64_t>(s.H + 2 * s.H_kv) * s.D;
-    auto memory = std::make_shared<Memory>(s.dtype, static_cast<size_t>(2 * margin + s.B * s.T * token));
+    auto memory =
+        std::make_shared<Memory>(s.dtype, static_cast<size_t>(2 * margin + s.B * s.T * token));
     const auto part = [&](int first, int heads) {
-        return place(memory, static_cast<size_t>(margin + static_cast<int64_t>(first) * s.D), s.B, s.T, heads, s.D,
-                     s.T * token, token, s.D);
+        return place(memory, static_cast<size_t>(margin + static_cast<int64_t>(first) * s.D), s.B,
+                     s.T, heads, s.D, s.T * token, token, s.D);
     };
     return {part(0, s.H), part(s.H, s.H_kv), part(s.H + s.H_kv, s.H_kv)};
 }
@@ -237,7 +253,8 @@ struct TestStream {
 
     explicit TestStream(const AttentionShape& shape) : bytes(attention_scratch_bytes({}, shape)) {
         memory.resize(bytes + 64 + 64);
-        for (size_t i = 0; i < memory.size(); ++i) memory[i] = i % 4 == 3 ? 0x7f : 0xff;  // NaN as float and as bf16
+        for (size_t i = 0; i < memory.size(); ++i)
+            memory[i] = i % 4 == 3 ? 0x7f : 0xff;  // NaN as float and as bf16
         const size_t skew = (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
         stream.scratch = memory.data() + skew;
         stream.scratch_bytes = bytes;
@@ -277,7 +294,8 @@ Run run(const Case& c, Layout layout, bool want_lse = true) {
     const auto qkv_before = qkv[0].memory->bytes();
     const auto k_before = qkv[1].memory->bytes(), v_before = qkv[2].memory->bytes();
     const auto out_before = out.memory->bytes();
-    AttentionForward forward{shape, qkv[0].view, qkv[1].view, qkv[2].view, out.view, want_lse ? lse.data() + guard : nullptr};
+    AttentionForward forward{shape,       qkv[0].view, qkv[1].view,
+                             qkv[2].view, out.view,    want_lse ? lse.data() + guard : nullptr};
     attention_forward(scratch.stream, forward);
     result.out = out.read();
     result.lse.assign(lse.begin() + guard, lse.end() - guard);
@@ -293,9 +311,11 @@ Run run(const Case& c, Layout layout, bool want_lse = true) {
         std::vector<std::vector<unsigned char>> before;
         for (auto& g : grads) before.push_back(g.memory->bytes());
         TestStream fresh(shape);
-        attention_backward(fresh.stream, {shape, qkv[0].view, qkv[1].view, qkv[2].view, out.view, dout.view,
-                                          lse.data() + guard, grads[0].view, grads[1].view, grads[2].view});
-        for (size_t i = 0; i < grads.size(); ++i) REQUIRE(grads[i].memory->others_unchanged(before[i]));
+        attention_backward(fresh.stream,
+                           {shape, qkv[0].view, qkv[1].view, qkv[2].view, out.view, dout.view,
+                            lse.data() + guard, grads[0].view, grads[1].view, grads[2].view});
+        for (size_t i = 0; i < grads.size(); ++i)
+            REQUIRE(grads[i].memory->others_unchanged(before[i]));
         REQUIRE(fresh.within_bounds());
         result.dq = grads[0].read();
         result.dk = grads[1].read();
@@ -344,7 +364,8 @@ Case random_case(const Wish& wish) {
             }
         }
     }
-    const size_t q_size = static_cast<size_t>(s.B) * s.T * s.H * s.D, k_size = static_cast<size_t>(s.B) * s.S * s.H_kv * s.D;
+    const size_t q_size = static_cast<size_t>(s.B) * s.T * s.H * s.D,
+                 k_size = static_cast<size_t>(s.B) * s.S * s.H_kv * s.D;
     c.q = random_values(q_size, s.dtype, wish.size);
     c.k = random_values(k_size, s.dtype, wish.size);
     c.v = random_values(k_size, s.dtype);
@@ -354,8 +375,8 @@ Case random_case(const Wish& wish) {
 
 std::string describe(const Case& c) {
     const AttentionShape& s = c.shape;
-    return concat(name_of(s.dtype), " B", s.B, " T", s.T, " S", s.S, " H", s.H, " H_kv", s.H_kv, " D", s.D,
-                  c.doc_start.empty() ? "" : " documents");
+    return concat(name_of(s.dtype), " B", s.B, " T", s.T, " S", s.S, " H", s.H, " H_kv", s.H_kv,
+                  " D", s.D, c.doc_start.empty() ? "" : " documents");
 }
 
 // --------------------------------------------------------------------------------------------------- errors
@@ -381,10 +402,12 @@ ErrorSize error_of(const Values& a, const Values& exact) {
     return e;
 }
 
-/// Errors against those of a plain implementation with the same storage and fp32 arithmetic. Where gradients cancel (one key
-/// only, say) the exact value may be 0 and the plain one 0 too: an absolute error of some fp32 roundings of inputs of
-/// order 1 is always allowed. The largest error of a bf16 tensor may be one more rounding of its own size.
-void check_tensor(const std::string& name, const Case& c, const Values& ours, const Values& plain, const Values& exact) {
+/// Errors against those of a plain implementation with the same storage and fp32 arithmetic. Where
+/// gradients cancel (one key only, say) the exact value may be 0 and the plain one 0 too: an
+/// absolute error of some fp32 roundings of inputs of order 1 is always allowed. The largest error
+/// of a bf16 tensor may be one more rounding of its own size.
+void check_tensor(const std::string& name, const Case& c, const Values& ours, const Values& plain,
+                  const Values& exact) {
     const ErrorSize error = error_of(ours, exact), usual = error_of(plain, exact);
     const double size = root_mean_square(exact);
     CAPTURE(name, describe(c), size, error.rms, error.max, usual.rms, usual.max);
@@ -395,7 +418,8 @@ void check_tensor(const std::string& name, const Case& c, const Values& ours, co
         CHECK(error.rms <= 2 * usual.rms + 1e-6);
         CHECK(error.max <= 3 * usual.max + size / 128 + 1e-6);
     } else {
-        // Few elements make no statistics: one rounding of P or dS may weigh more than all roundings of the result.
+        // Few elements make no statistics: one rounding of P or dS may weigh more than all
+        // roundings of the result.
         CHECK(error.rms <= 4 * usual.rms + size / 128 + 1e-6);
         CHECK(error.max <= 6 * usual.max + size / 64 + 1e-6);
     }
@@ -429,15 +453,16 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 bool same_bits(const Run& a, const Run& b) {
-    return same_bits(a.out, b.out) && same_bits(a.lse, b.lse) && same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) &&
-           same_bits(a.dv, b.dv);
+    return same_bits(a.out, b.out) && same_bits(a.lse, b.lse) && same_bits(a.dq, b.dq) &&
+           same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv);
 }
 
 const std::vector<DType> dtypes = {DType::fp32, DType::bf16};
 
 }  // namespace
 
-TEST_CASE("attention forward and backward match float64 on random shapes, layouts and groups of heads") {
+TEST_CASE(
+    "attention forward and backward match float64 on random shapes, layouts and groups of heads") {
     for (DType dtype : dtypes) {
         for (int i = 0; i < 24; ++i) {
             Wish wish;
@@ -457,7 +482,8 @@ TEST_CASE("attention matches float64 at the edges of its tiles and blocks") {
             wish.T = T;
             wish.H_kv = 1;
             wish.H = T > 128 ? 1 : 2;
-            wish.D = std::vector<int>{1, 8, 16, 17, 31, 32, 48, 64}[static_cast<size_t>(random_int(0, 7))];
+            wish.D = std::vector<int>{
+                1, 8, 16, 17, 31, 32, 48, 64}[static_cast<size_t>(random_int(0, 7))];
             wish.documents = random_int(0, 3) == 0;
             check_case(random_case(wish), any_layout());
         }
@@ -476,7 +502,8 @@ TEST_CASE("attention over a cache sees the keys before its queries") {
         for (int i = 0; i < 24; ++i) {
             Wish wish;
             wish.dtype = dtype;
-            wish.T = i < 12 ? static_cast<int>(random_int(1, 4)) : static_cast<int>(random_int(1, 90));
+            wish.T =
+                i < 12 ? static_cast<int>(random_int(1, 4)) : static_cast<int>(random_int(1, 90));
             wish.extra_keys = static_cast<int>(random_int(1, 300));
             wish.documents = i % 2 == 1;
             check_case(random_case(wish), i % 3 ? Layout::cache : Layout::separate);
@@ -484,7 +511,8 @@ TEST_CASE("attention over a cache sees the keys before its queries") {
     }
 }
 
-TEST_CASE("the float64 attention gradients that the kernels are tested against match numerical ones") {
+TEST_CASE(
+    "the float64 attention gradients that the kernels are tested against match numerical ones") {
     for (int i = 0; i < 6; ++i) {
         Wish wish;
         wish.T = static_cast<int>(random_int(1, 9));
@@ -502,14 +530,16 @@ TEST_CASE("the float64 attention gradients that the kernels are tested against m
         };
         const auto compare = [&](Values& x, const Values& gradient) {
             for (int sample = 0; sample < 12; ++sample) {
-                const auto j = static_cast<size_t>(random_int(0, static_cast<int64_t>(x.size()) - 1));
+                const auto j =
+                    static_cast<size_t>(random_int(0, static_cast<int64_t>(x.size()) - 1));
                 const double kept = x[j], step = 1e-5;
                 x[j] = kept + step;
                 const double above = loss();
                 x[j] = kept - step;
                 const double below = loss();
                 x[j] = kept;
-                CHECK(std::abs((above - below) / (2 * step) - gradient[j]) < 1e-7 * (1 + std::abs(gradient[j])));
+                CHECK(std::abs((above - below) / (2 * step) - gradient[j]) <
+                      1e-7 * (1 + std::abs(gradient[j])));
             }
         };
         compare(c.q, exact.dq);
@@ -534,7 +564,8 @@ TEST_CASE("a query that sees one key returns its value exactly") {
             for (int h = 0; h < s.H; ++h) {
                 for (int t : {0, alone}) {
                     for (int d = 0; d < s.D; ++d) {
-                        REQUIRE(r.out[c.q_at(b, t, h) + d] == c.v[c.k_at(b, t, h / (s.H / s.H_kv)) + d]);
+                        REQUIRE(r.out[c.q_at(b, t, h) + d] ==
+                                c.v[c.k_at(b, t, h / (s.H / s.H_kv)) + d]);
                     }
                 }
             }
@@ -553,11 +584,13 @@ TEST_CASE("attention stays finite and right for very large scores") {
             Case c = random_case(wish);
             const Run r = run(c, Layout::separate);
             const Reference exact = exact_attention(c);
-            // The score of the winner is known to a relative 2⁻²⁴ · √D or so; rows whose two best are closer are few.
+            // The score of the winner is known to a relative 2⁻²⁴ · √D or so; rows whose two best
+            // are closer are few.
             size_t wrong = 0;
             for (size_t i = 0; i < r.out.size(); ++i) {
                 REQUIRE(std::isfinite(r.out[i]));
-                wrong += std::abs(r.out[i] - exact.out[i]) > (dtype == DType::bf16 ? 0.02 : 0.01) * (1 + std::abs(exact.out[i]));
+                wrong += std::abs(r.out[i] - exact.out[i]) >
+                         (dtype == DType::bf16 ? 0.02 : 0.01) * (1 + std::abs(exact.out[i]));
             }
             CHECK(static_cast<double>(wrong) <= 0.01 * static_cast<double>(r.out.size()));
             for (const Values* g : {&r.dq, &r.dk, &r.dv}) {
@@ -575,7 +608,8 @@ TEST_CASE("attention gives the same bits again, whatever the number of threads a
             wish.B = 1;
             wish.H_kv = 1 + i % 2;
             wish.H = 2;
-            wish.T = i == 2 ? static_cast<int>(random_int(1, 3)) : static_cast<int>(random_int(257, 800));
+            wish.T = i == 2 ? static_cast<int>(random_int(1, 3))
+                            : static_cast<int>(random_int(257, 800));
             wish.D = static_cast<int>(random_int(8, 40));
             wish.documents = i == 1;
             const Case c = random_case(wish);
@@ -595,18 +629,21 @@ TEST_CASE("attention gives the same bits again, whatever the number of threads a
 TEST_CASE("a NaN reaches every query that sees it and none of another head") {
     for (DType dtype : dtypes) {
         for (int which = 0; which < 3; ++which) {
-            for (int T : {static_cast<int>(random_int(1, 3)), static_cast<int>(random_int(10, 200))}) {
+            for (int T :
+                 {static_cast<int>(random_int(1, 3)), static_cast<int>(random_int(10, 200))}) {
                 Wish wish;
                 wish.dtype = dtype;
                 wish.T = T;
                 wish.H_kv = 2;
                 Case c = random_case(wish);
                 const AttentionShape& s = c.shape;
-                const int b = static_cast<int>(random_int(0, s.B - 1)), t = static_cast<int>(random_int(0, s.T - 1));
+                const int b = static_cast<int>(random_int(0, s.B - 1)),
+                          t = static_cast<int>(random_int(0, s.T - 1));
                 const int d = static_cast<int>(random_int(0, s.D - 1));
                 const int h = static_cast<int>(random_int(0, s.H - 1)), g = h / (s.H / s.H_kv);
                 Values& x = which == 0 ? c.q : which == 1 ? c.k : c.v;
-                x[(which == 0 ? c.q_at(b, t, h) : c.k_at(b, t, g)) + d] = std::numeric_limits<double>::quiet_NaN();
+                x[(which == 0 ? c.q_at(b, t, h) : c.k_at(b, t, g)) + d] =
+                    std::numeric_limits<double>::quiet_NaN();
                 const Run r = run(c, any_layout());
                 const auto any_nan = [&](const Values& values, size_t start) {
                     return std::any_of(values.begin() + start, values.begin() + start + s.D,
@@ -670,20 +707,25 @@ TEST_CASE("attention refuses what it cannot compute, in a sentence") {
         c.shape.dtype = DType::int32;
         CHECK(error().find("int32") != std::string::npos);
     }
-    SECTION("a head too large, too little scratch, a missing tensor, a cache in the backward pass") {
+    SECTION(
+        "a head too large, too little scratch, a missing tensor, a cache in the backward pass") {
         AttentionShape shape = c.shape;
         TestStream scratch(shape);
         std::vector<float> x(4096);
         const HeadsView view{x.data(), 0, 0, 0};
         shape.D = 257;
         CHECK_THROWS_AS(attention_scratch_bytes({}, shape), Error);
-        CHECK_THROWS_AS(attention_forward(scratch.stream, {shape, view, view, view, view, nullptr}), Error);
-        CHECK_THROWS_AS(attention_forward(scratch.stream, {c.shape, view, {}, view, view, nullptr}), Error);
+        CHECK_THROWS_AS(attention_forward(scratch.stream, {shape, view, view, view, view, nullptr}),
+                        Error);
+        CHECK_THROWS_AS(attention_forward(scratch.stream, {c.shape, view, {}, view, view, nullptr}),
+                        Error);
         scratch.stream.scratch_bytes = 64;
-        CHECK_THROWS_AS(attention_forward(scratch.stream, {c.shape, view, view, view, view, nullptr}), Error);
+        CHECK_THROWS_AS(
+            attention_forward(scratch.stream, {c.shape, view, view, view, view, nullptr}), Error);
         shape = c.shape;
         shape.S = 9;
-        CHECK_THROWS_AS(attention_backward(scratch.stream, {shape, view, view, view, view, view, x.data(), view, view, view}),
+        CHECK_THROWS_AS(attention_backward(scratch.stream, {shape, view, view, view, view, view,
+                                                            x.data(), view, view, view}),
                         Error);
     }
 }

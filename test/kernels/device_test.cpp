@@ -31,9 +31,10 @@ TEST_CASE("cpu_info describes a machine that can exist") {
     CHECK((info.avx512 || !info.avx512_bf16));
 #ifdef __x86_64__
     CHECK(info.avx2 == (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")));
-    CHECK(info.avx512 == (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                          __builtin_cpu_supports("avx512cd")));
+    CHECK(info.avx512 ==
+          (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512cd")));
 #endif
 }
 
@@ -61,8 +62,8 @@ TEST_CASE("the thread count follows OMP_NUM_THREADS, or else the cores this proc
 TEST_CASE("kernels that the CPU cannot run are refused by name, others are not") {
     CHECK_NOTHROW(require_cpu_features());
     CHECK_NOTHROW(require_instruction_sets(isa_avx2 | isa_fma, isa_avx2 | isa_fma | isa_avx512));
-    const std::string message =
-        message_of([] { require_instruction_sets(isa_avx2 | isa_avx512 | isa_avx512_bf16, isa_avx2); });
+    const std::string message = message_of(
+        [] { require_instruction_sets(isa_avx2 | isa_avx512 | isa_avx512_bf16, isa_avx2); });
     CHECK(message.find("AVX-512, AVX512_BF16, which this CPU lacks") != std::string::npos);
     CHECK(message.find("MARCH=native") != std::string::npos);
 }
@@ -82,7 +83,8 @@ TEST_CASE("a stream with too little scratch memory is an error that says how muc
     CpuStream owner(100);
     Stream& stream = owner;
     CHECK(stream.scratch_for<float>(100) == stream.scratch);
-    CHECK(message_of([&] { stream.scratch_for<float>(2048); }).find("2.00 KiB") != std::string::npos);
+    CHECK(message_of([&] { stream.scratch_for<float>(2048); }).find("2.00 KiB") !=
+          std::string::npos);
 }
 
 }  // namespace train_gpt

@@ -8,7 +8,8 @@ namespace {
 
 struct Problem {
     int64_t B = random_int(1, 5), T = random_int(1, 40), C = random_int(1, 300);
-    int64_t n_ctx = T + random_int(0, 9), vocab = random_int(1, 60), padded = vocab + random_int(0, 5);
+    int64_t n_ctx = T + random_int(0, 9), vocab = random_int(1, 60),
+            padded = vocab + random_int(0, 5);
     std::vector<int32_t> tokens, doc_start;
     std::vector<float> wte, wpe, dout;
 
@@ -49,8 +50,9 @@ TEST_CASE("embedding forward adds the token's and the position's row, rounded on
             std::vector<double> expected;
             for (size_t row = 0; row < p.tokens.size(); ++row) {
                 for (int64_t c = 0; c < p.C; ++c) {
-                    expected.push_back(wte[static_cast<size_t>(p.tokens[row] * p.C + c)] +
-                                       wpe[static_cast<size_t>(p.position(row, documents) * p.C + c)]);
+                    expected.push_back(
+                        wte[static_cast<size_t>(p.tokens[row] * p.C + c)] +
+                        wpe[static_cast<size_t>(p.position(row, documents) * p.C + c)]);
                 }
             }
             CHECK((out.values() == stored_as(dtype, expected)));
@@ -73,7 +75,8 @@ TEST_CASE("embedding forward continues at first_position") {
     CHECK((row.substr(row.size() - last.bytes().size()) == last.bytes()));
 }
 
-TEST_CASE("embedding backward always adds to dwte, and writes every row of dwpe unless it accumulates") {
+TEST_CASE(
+    "embedding backward always adds to dwte, and writes every row of dwpe unless it accumulates") {
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (int repeat = 0; repeat < 8; ++repeat) {
             const Problem p;
@@ -81,7 +84,8 @@ TEST_CASE("embedding backward always adds to dwte, and writes every row of dwpe 
             CAPTURE(name_of(dtype), p.B, p.T, p.C, p.n_ctx, documents, accumulate);
             const Buffer dout(dtype, {p.B, p.T, p.C}, p.dout);
             const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte);
-            const Buffer filled(DType::fp32, {p.n_ctx, p.C}, p.wpe), poisoned(DType::fp32, {p.n_ctx, p.C});
+            const Buffer filled(DType::fp32, {p.n_ctx, p.C}, p.wpe),
+                poisoned(DType::fp32, {p.n_ctx, p.C});
             const Buffer& dwpe = accumulate ? filled : poisoned;
 
             // Sums in token order, in both precisions; the kernel's order is the same, so fp32 must agree in every bit.
@@ -91,9 +95,11 @@ TEST_CASE("embedding backward always adds to dwte, and writes every row of dwpe 
             std::vector<double> wpe_exact(wpe_plain.begin(), wpe_plain.end());
             for (size_t row = 0; row < p.tokens.size(); ++row) {
                 for (int64_t c = 0; c < p.C; ++c) {
-                    const double gradient = dout[row * static_cast<size_t>(p.C) + static_cast<size_t>(c)];
+                    const double gradient =
+                        dout[row * static_cast<size_t>(p.C) + static_cast<size_t>(c)];
                     const size_t token = static_cast<size_t>(p.tokens[row] * p.C + c);
-                    const size_t position = static_cast<size_t>(p.position(row, documents) * p.C + c);
+                    const size_t position =
+                        static_cast<size_t>(p.position(row, documents) * p.C + c);
                     wte_exact[token] += gradient;
                     wpe_exact[position] += gradient;
                     wte_plain[token] += static_cast<float>(gradient);
@@ -107,8 +113,10 @@ TEST_CASE("embedding backward always adds to dwte, and writes every row of dwpe 
                                         .tokens = p.tokens.data(),
                                         .n_ctx = p.n_ctx,
                                         .doc_start = documents ? p.doc_start.data() : nullptr});
-            check_accuracy("dwte", DType::fp32, dwte.values(), {wte_plain.begin(), wte_plain.end()}, wte_exact);
-            check_accuracy("dwpe", DType::fp32, dwpe.values(), {wpe_plain.begin(), wpe_plain.end()}, wpe_exact);
+            check_accuracy("dwte", DType::fp32, dwte.values(), {wte_plain.begin(), wte_plain.end()},
+                           wte_exact);
+            check_accuracy("dwpe", DType::fp32, dwpe.values(), {wpe_plain.begin(), wpe_plain.end()},
+                           wpe_exact);
         }
     }
 }
@@ -118,7 +126,8 @@ TEST_CASE("embedding backward gives the same bits whatever the number of threads
         const Problem p;
         const Buffer dout(DType::bf16, {p.B, p.T, p.C}, p.dout);
         check_thread_independence([&] {
-            const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte), dwpe(DType::fp32, {p.n_ctx, p.C});
+            const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte),
+                dwpe(DType::fp32, {p.n_ctx, p.C});
             CpuStream stream(embedding_scratch_bytes({}, p.B * p.T, p.padded));
             embedding_backward(stream, {.dwte = dwte.sink(true),
                                         .dwpe = dwpe.sink(false),

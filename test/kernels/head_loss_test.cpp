@@ -9,7 +9,8 @@ namespace {
 
 struct Problem {
     DType dtype;
-    int64_t R = random_int(1, 40), C = random_int(1, 70), V = random_int(2, 300), Vp = V + random_int(0, 70);
+    int64_t R = random_int(1, 40), C = random_int(1, 70), V = random_int(2, 300),
+            Vp = V + random_int(0, 70);
     Buffer x, w;
     std::vector<int32_t> targets;
 
@@ -24,7 +25,8 @@ struct Problem {
           x(dtype, {R, C}, random_normal(static_cast<size_t>(R * C), 0.7f)),
           w(dtype, {Vp, C}, padded_weights(V, Vp, C)) {
         for (int64_t row = 0; row < R; ++row) {
-            targets.push_back(static_cast<int32_t>(random_int(0, 4) == 0 ? -1 : random_int(0, V - 1)));
+            targets.push_back(
+                static_cast<int32_t>(random_int(0, 4) == 0 ? -1 : random_int(0, V - 1)));
         }
     }
     bool ignored(size_t row) const { return targets[row] == -1; }
@@ -37,8 +39,13 @@ struct Results {
 /// The formulas of head_loss.h in Real; with `store`, the logits, dz and dx are rounded as the dtype stores them.
 template <class Real>
 Results textbook(const Problem& p, bool store) {
-    const size_t R = static_cast<size_t>(p.R), C = static_cast<size_t>(p.C), V = static_cast<size_t>(p.V);
-    const auto rounded = [&](Real value) { return store && p.dtype == DType::bf16 ? static_cast<Real>(to_float(bf16(static_cast<float>(value)))) : value; };
+    const size_t R = static_cast<size_t>(p.R), C = static_cast<size_t>(p.C),
+                 V = static_cast<size_t>(p.V);
+    const auto rounded = [&](Real value) {
+        return store && p.dtype == DType::bf16
+                   ? static_cast<Real>(to_float(bf16(static_cast<float>(value))))
+                   : value;
+    };
     Results r;
     r.losses.resize(R);
     r.dz.resize(R * static_cast<size_t>(p.Vp));
@@ -49,7 +56,8 @@ Results textbook(const Problem& p, bool store) {
         Real max = -std::numeric_limits<Real>::infinity(), sum = 0;
         for (size_t j = 0; j < V; ++j) {
             Real product = 0;
-            for (size_t c = 0; c < C; ++c) product += static_cast<Real>(p.x[row * C + c]) * static_cast<Real>(p.w[j * C + c]);
+            for (size_t c = 0; c < C; ++c)
+                product += static_cast<Real>(p.x[row * C + c]) * static_cast<Real>(p.w[j * C + c]);
             z[j] = rounded(product);
             max = std::max(max, z[j]);
         }
@@ -76,7 +84,8 @@ struct Outputs {
         : losses(DType::fp32, {p.R}), dx(p.dtype, {p.R, p.C}), dw(DType::fp32, {p.Vp, p.C}) {}
 };
 
-void run(const Problem& p, const Outputs& out, int64_t chunk, bool backward, bool accumulate = false) {
+void run(const Problem& p, const Outputs& out, int64_t chunk, bool backward,
+         bool accumulate = false) {
     const Buffer logits(p.dtype, {chunk, p.Vp});
     CpuStream stream(head_loss_scratch_bytes({}, p.dtype, chunk, p.Vp, p.C));
     head_loss(stream, {.x = p.x,
@@ -127,7 +136,8 @@ TEST_CASE("head_loss gives the losses and gradients of the formula in float64") 
                 }
             }
             bool padding_is_zero = true;
-            for (size_t i = static_cast<size_t>(p.V * p.C); i < static_cast<size_t>(p.Vp * p.C); ++i) {
+            for (size_t i = static_cast<size_t>(p.V * p.C); i < static_cast<size_t>(p.Vp * p.C);
+                 ++i) {
                 padding_is_zero = padding_is_zero && out.dw[i] == 0;
             }
             CHECK(padding_is_zero);
@@ -145,7 +155,8 @@ TEST_CASE("head_loss in chunks of rows equals head_loss in one piece") {
             run(p, whole, p.R, true);
             run(p, pieces, chunk, true);
             const Results exact = textbook<double>(p, false);
-            check_accuracy("losses", DType::fp32, pieces.losses.values(), whole.losses.values(), exact.losses);
+            check_accuracy("losses", DType::fp32, pieces.losses.values(), whole.losses.values(),
+                           exact.losses);
             check_accuracy("dx", dtype, pieces.dx.values(), whole.dx.values(), exact.dx);
             check_accuracy("dw", DType::fp32, pieces.dw.values(), whole.dw.values(), exact.dw);
         }
@@ -193,7 +204,8 @@ TEST_CASE("head_loss matches the numerical gradient along random directions") {
         const double h = 2e-3;
         double expected = 0, norm = 0, difference = 0;
         for (int sign : {1, -1}) {
-            for (size_t i = 0; i < n; ++i) input.set(i, static_cast<float>(at[i] + sign * h * direction[i]));
+            for (size_t i = 0; i < n; ++i)
+                input.set(i, static_cast<float>(at[i] + sign * h * direction[i]));
             const Outputs moved(p);
             run(p, moved, p.R, false);
             for (double loss : moved.losses.values()) difference += sign * loss / (2 * h);
@@ -210,37 +222,46 @@ TEST_CASE("head_loss matches the numerical gradient along random directions") {
     check(p.w, out.dw, static_cast<size_t>(p.V * p.C));
 }
 
-TEST_CASE("softmax statistics of a vocabulary in two halves combine to those of the whole, and so do the gradients") {
+TEST_CASE(
+    "softmax statistics of a vocabulary in two halves combine to those of the whole, and so do the "
+    "gradients") {
     for (DType dtype : {DType::fp32, DType::bf16}) {
         const int64_t R = random_int(1, 20), V = random_int(2, 400), first = random_int(1, V - 1);
         const int64_t widths[] = {first + random_int(0, 9), V - first + random_int(0, 9)};
         const int64_t starts[] = {0, first}, columns[] = {first, V - first};
         const std::vector<float> z = random_normal(static_cast<size_t>(R * V), 3);
         std::vector<int32_t> targets;
-        for (int64_t row = 0; row < R; ++row) targets.push_back(static_cast<int32_t>(random_int(-1, V - 1)));
+        for (int64_t row = 0; row < R; ++row)
+            targets.push_back(static_cast<int32_t>(random_int(-1, V - 1)));
         CAPTURE(name_of(dtype), R, V, first);
 
         // Columns beyond those of a half are left poisoned: nothing may read them.
         std::unique_ptr<Buffer> halves[2], stats[2];
         CpuStream stream;
         for (int half : {0, 1}) {
-            halves[half] = std::make_unique<Buffer>(dtype, std::initializer_list<int64_t>{R, widths[half]});
-            stats[half] = std::make_unique<Buffer>(DType::fp32, std::initializer_list<int64_t>{R, 3});
+            halves[half] =
+                std::make_unique<Buffer>(dtype, std::initializer_list<int64_t>{R, widths[half]});
+            stats[half] =
+                std::make_unique<Buffer>(DType::fp32, std::initializer_list<int64_t>{R, 3});
             for (int64_t row = 0; row < R; ++row) {
                 for (int64_t j = 0; j < columns[half]; ++j) {
-                    halves[half]->set(static_cast<size_t>(row * widths[half] + j), z[static_cast<size_t>(row * V + starts[half] + j)]);
+                    halves[half]->set(static_cast<size_t>(row * widths[half] + j),
+                                      z[static_cast<size_t>(row * V + starts[half] + j)]);
                 }
             }
-            softmax_stats(stream, *stats[half], *halves[half], targets.data(), starts[half], columns[half]);
+            softmax_stats(stream, *stats[half], *halves[half], targets.data(), starts[half],
+                          columns[half]);
         }
         const Buffer combined(DType::fp32, {R, 3});
         for (size_t row = 0; row < static_cast<size_t>(R); ++row) {
             const Buffer &a = *stats[0], &b = *stats[1];
             const double max = std::max(a[3 * row], b[3 * row]);
             combined.as<float>()[3 * row] = static_cast<float>(max);
-            combined.as<float>()[3 * row + 1] = static_cast<float>(a[3 * row + 1] * std::exp(a[3 * row] - max) +
-                                                                   b[3 * row + 1] * std::exp(b[3 * row] - max));
-            combined.as<float>()[3 * row + 2] = static_cast<float>(std::max(a[3 * row + 2], b[3 * row + 2]));
+            combined.as<float>()[3 * row + 1] =
+                static_cast<float>(a[3 * row + 1] * std::exp(a[3 * row] - max) +
+                                   b[3 * row + 1] * std::exp(b[3 * row] - max));
+            combined.as<float>()[3 * row + 2] =
+                static_cast<float>(std::max(a[3 * row + 2], b[3 * row + 2]));
         }
         for (int half : {0, 1}) {
             std::vector<double> exact, plain;
@@ -248,7 +269,8 @@ TEST_CASE("softmax statistics of a vocabulary in two halves combine to those of 
                 double max = -1e30, sum = 0;
                 const auto logit = [&](int64_t j) {
                     const float value = z[static_cast<size_t>(row * V + j)];
-                    return static_cast<double>(dtype == DType::bf16 ? to_float(bf16(value)) : value);
+                    return static_cast<double>(dtype == DType::bf16 ? to_float(bf16(value))
+                                                                    : value);
                 };
                 for (int64_t j = 0; j < V; ++j) max = std::max(max, logit(j));
                 for (int64_t j = 0; j < V; ++j) sum += std::exp(logit(j) - max);
@@ -256,17 +278,24 @@ TEST_CASE("softmax statistics of a vocabulary in two halves combine to those of 
                 const size_t at = 3 * static_cast<size_t>(row);
                 CHECK(combined[at] == max);
                 CHECK(std::abs(combined[at + 1] - sum) <= 1e-5 * sum);
-                const double expected_logit = target < 0 ? -std::numeric_limits<double>::infinity() : logit(target);
+                const double expected_logit =
+                    target < 0 ? -std::numeric_limits<double>::infinity() : logit(target);
                 CHECK(combined[at + 2] == expected_logit);
                 for (int64_t j = 0; j < widths[half]; ++j) {
                     const int64_t column = starts[half] + j;
                     const bool inside = j < columns[half] && target >= 0;
-                    const double dz = inside ? std::exp(logit(column) - max) / sum - (column == target) : 0.0;
+                    const double dz =
+                        inside ? std::exp(logit(column) - max) / sum - (column == target) : 0.0;
                     exact.push_back(dz);
-                    plain.push_back(inside ? static_cast<double>(std::exp(static_cast<float>(logit(column) - max)) / static_cast<float>(sum) - static_cast<float>(column == target)) : 0.0);
+                    plain.push_back(inside ? static_cast<double>(
+                                                 std::exp(static_cast<float>(logit(column) - max)) /
+                                                     static_cast<float>(sum) -
+                                                 static_cast<float>(column == target))
+                                           : 0.0);
                 }
             }
-            softmax_backward(stream, *halves[half], combined, targets.data(), starts[half], columns[half]);
+            softmax_backward(stream, *halves[half], combined, targets.data(), starts[half],
+                             columns[half]);
             check_accuracy("dz", dtype, halves[half]->values(), stored_as(dtype, plain), exact);
         }
     }
@@ -301,7 +330,8 @@ TEST_CASE("head_logits are the products with the vocabulary, without its padding
                 double sum = 0;
                 float sum_float = 0;
                 for (int64_t c = 0; c < p.C; ++c) {
-                    const double x = p.x[static_cast<size_t>(row * p.C + c)], w = p.w[static_cast<size_t>(j * p.C + c)];
+                    const double x = p.x[static_cast<size_t>(row * p.C + c)],
+                                 w = p.w[static_cast<size_t>(j * p.C + c)];
                     sum += x * w;
                     sum_float += static_cast<float>(x) * static_cast<float>(w);
                 }
@@ -313,11 +343,13 @@ TEST_CASE("head_logits are the products with the vocabulary, without its padding
     }
 }
 
-TEST_CASE("softmax gives the same bits whatever the number of threads, and losses add up in double") {
+TEST_CASE(
+    "softmax gives the same bits whatever the number of threads, and losses add up in double") {
     const int64_t R = random_int(5, 60), V = random_int(2, 900);
     const std::vector<float> z = random_normal(static_cast<size_t>(R * V));
     std::vector<int32_t> targets;
-    for (int64_t row = 0; row < R; ++row) targets.push_back(static_cast<int32_t>(random_int(-1, V - 1)));
+    for (int64_t row = 0; row < R; ++row)
+        targets.push_back(static_cast<int32_t>(random_int(-1, V - 1)));
     check_thread_independence([&] {
         const Buffer logits(DType::bf16, {R, V}, z), stats(DType::fp32, {R, 3});
         CpuStream stream;

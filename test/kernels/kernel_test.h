@@ -25,7 +25,8 @@ class Buffer {
         auto address = reinterpret_cast<uintptr_t>(bytes_.data());
         tensor_.data = bytes_.data() + (64 - address % 64) % 64;
     }
-    Buffer(DType dtype, std::initializer_list<int64_t> shape, const std::vector<float>& values) : Buffer(dtype, shape) {
+    Buffer(DType dtype, std::initializer_list<int64_t> shape, const std::vector<float>& values)
+        : Buffer(dtype, shape) {
         REQUIRE(static_cast<int64_t>(values.size()) == tensor_.numel());
         for (size_t i = 0; i < values.size(); ++i) set(i, values[i]);
     }
@@ -48,7 +49,8 @@ class Buffer {
         }
     }
     double operator[](size_t i) const {
-        return tensor_.dtype == DType::bf16 ? to_float(tensor_.as<bf16>()[i]) : tensor_.as<float>()[i];
+        return tensor_.dtype == DType::bf16 ? to_float(tensor_.as<bf16>()[i])
+                                            : tensor_.as<float>()[i];
     }
     /// The elements as stored, exactly.
     std::vector<double> values() const {
@@ -66,7 +68,8 @@ class Buffer {
 /// A CPU stream with exactly so much scratch, poisoned.
 class CpuStream {
   public:
-    explicit CpuStream(size_t scratch_bytes = 0) : scratch_(DType::fp32, {static_cast<int64_t>(scratch_bytes / 4 + 1)}) {
+    explicit CpuStream(size_t scratch_bytes = 0)
+        : scratch_(DType::fp32, {static_cast<int64_t>(scratch_bytes / 4 + 1)}) {
         stream_.scratch = scratch_.tensor().data;
         stream_.scratch_bytes = scratch_bytes;
     }
@@ -93,10 +96,12 @@ inline void check_accuracy(const std::string& what, DType dtype, const std::vect
                            const std::vector<double>& plain, const std::vector<double>& reference) {
     REQUIRE(ours.size() == reference.size());
     REQUIRE(plain.size() == reference.size());
-    double ours_sum = 0, plain_sum = 0, reference_sum = 0, ours_worst = 0, plain_worst = 0, largest = 0;
+    double ours_sum = 0, plain_sum = 0, reference_sum = 0, ours_worst = 0, plain_worst = 0,
+           largest = 0;
     bool finite = true;
     for (size_t i = 0; i < reference.size(); ++i) {
-        const double ours_error = std::abs(ours[i] - reference[i]), plain_error = std::abs(plain[i] - reference[i]);
+        const double ours_error = std::abs(ours[i] - reference[i]),
+                     plain_error = std::abs(plain[i] - reference[i]);
         finite = finite && std::isfinite(ours[i]);
         ours_sum += ours_error * ours_error;
         plain_sum += plain_error * plain_error;
@@ -109,7 +114,8 @@ inline void check_accuracy(const std::string& what, DType dtype, const std::vect
     const double rounding = dtype == DType::bf16 ? 0x1p-9 : 0x1p-22;
     CAPTURE(what, reference.size(), ours_worst, plain_worst, largest);
     CHECK(finite);
-    CHECK(std::sqrt(ours_sum / n) <= 2.5 * std::sqrt(plain_sum / n) + rounding * std::sqrt(reference_sum / n));
+    CHECK(std::sqrt(ours_sum / n) <=
+          2.5 * std::sqrt(plain_sum / n) + rounding * std::sqrt(reference_sum / n));
     CHECK(ours_worst <= 2.5 * plain_worst + 2 * rounding * largest);
 }
 

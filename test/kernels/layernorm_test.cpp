@@ -51,7 +51,8 @@ Results textbook(const Problem& p, bool store) {
         variance /= static_cast<Real>(C);
         const Real rstd = Real(1) / std::sqrt(variance + static_cast<Real>(p.epsilon));
         for (size_t c = 0; c < C; ++c) {
-            const Real normal = (static_cast<Real>(p.x[at + c]) - mean) * rstd, dy = static_cast<Real>(p.dy[at + c]);
+            const Real normal = (static_cast<Real>(p.x[at + c]) - mean) * rstd,
+                       dy = static_cast<Real>(p.dy[at + c]);
             const Real w = static_cast<Real>(p.w[c]);
             r.out[at + c] = normal * w + static_cast<Real>(p.b[c]);
             mean_g += dy * w;
@@ -79,7 +80,8 @@ Results textbook(const Problem& p, bool store) {
 
 void run_forward(const Problem& p, const Buffer& out, const Buffer& stats) {
     CpuStream stream;
-    layernorm_forward(stream, {.out = out, .stats = stats, .x = p.x, .w = p.w, .b = p.b, .epsilon = p.epsilon});
+    layernorm_forward(
+        stream, {.out = out, .stats = stats, .x = p.x, .w = p.w, .b = p.b, .epsilon = p.epsilon});
 }
 
 Problem random_problem(DType dtype) { return {dtype, random_int(1, 150), random_int(8, 400)}; }
@@ -93,7 +95,8 @@ TEST_CASE("layernorm forward matches the formula in float64") {
             CAPTURE(name_of(dtype), p.M, p.C);
             const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2});
             run_forward(p, out, stats);
-            check_accuracy("out", dtype, out.values(), textbook<float>(p, true).out, textbook<double>(p, false).out);
+            check_accuracy("out", dtype, out.values(), textbook<float>(p, true).out,
+                           textbook<double>(p, false).out);
         }
     }
 }
@@ -104,7 +107,8 @@ TEST_CASE("layernorm of a constant row is the bias, also with one channel") {
         for (size_t i = 0; i < static_cast<size_t>(3 * C); ++i) p.x.set(i, 0.75f);
         const Buffer out(DType::fp32, {3, C}), stats(DType::fp32, {3, 2});
         run_forward(p, out, stats);
-        for (size_t i = 0; i < static_cast<size_t>(3 * C); ++i) CHECK(out[i] == p.b[i % static_cast<size_t>(C)]);
+        for (size_t i = 0; i < static_cast<size_t>(3 * C); ++i)
+            CHECK(out[i] == p.b[i % static_cast<size_t>(C)]);
         CHECK(stats[0] == 0.75);
         CHECK(std::abs(stats[1] - 1 / std::sqrt(1e-5)) < 1e-4);
     }
@@ -112,14 +116,18 @@ TEST_CASE("layernorm of a constant row is the bias, also with one channel") {
 
 TEST_CASE("layernorm forward without statistics gives the same output") {
     const Problem p = random_problem(DType::bf16);
-    const Buffer with(p.dtype, {p.M, p.C}), without(p.dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2});
+    const Buffer with(p.dtype, {p.M, p.C}), without(p.dtype, {p.M, p.C}),
+        stats(DType::fp32, {p.M, 2});
     run_forward(p, with, stats);
     CpuStream stream;
-    layernorm_forward(stream, {.out = without, .stats = {}, .x = p.x, .w = p.w, .b = p.b, .epsilon = p.epsilon});
+    layernorm_forward(
+        stream, {.out = without, .stats = {}, .x = p.x, .w = p.w, .b = p.b, .epsilon = p.epsilon});
     CHECK((with.bytes() == without.bytes()));
 }
 
-TEST_CASE("layernorm backward matches the formula in float64, writing or adding to every output as asked") {
+TEST_CASE(
+    "layernorm backward matches the formula in float64, writing or adding to every output as "
+    "asked") {
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (int repeat = 0; repeat < 12; ++repeat) {
             Problem p = random_problem(dtype);
@@ -132,8 +140,10 @@ TEST_CASE("layernorm backward matches the formula in float64, writing or adding 
 
             const std::vector<float> before = random_normal(static_cast<size_t>(p.C));
             const auto gradient = [&] {
-                return accumulate ? std::make_unique<Buffer>(DType::fp32, std::initializer_list<int64_t>{p.C}, before)
-                                  : std::make_unique<Buffer>(DType::fp32, std::initializer_list<int64_t>{p.C});
+                return accumulate ? std::make_unique<Buffer>(
+                                        DType::fp32, std::initializer_list<int64_t>{p.C}, before)
+                                  : std::make_unique<Buffer>(DType::fp32,
+                                                             std::initializer_list<int64_t>{p.C});
             };
             const auto dw = gradient(), db = gradient(), dbias = gradient();
             const Buffer poisoned(dtype, {p.M, p.C});
@@ -160,7 +170,8 @@ TEST_CASE("layernorm backward matches the formula in float64, writing or adding 
             }
             std::vector<double> dbias_plain(dbias_float.begin(), dbias_float.end());
             if (accumulate) {
-                for (auto* sum : {&reference.dw, &plain.dw, &reference.db, &plain.db, &dbias_reference, &dbias_plain}) {
+                for (auto* sum : {&reference.dw, &plain.dw, &reference.db, &plain.db,
+                                  &dbias_reference, &dbias_plain}) {
                     for (size_t c = 0; c < C; ++c) (*sum)[c] += static_cast<double>(before[c]);
                 }
             }
@@ -201,7 +212,8 @@ TEST_CASE("layernorm backward matches the numerical gradient along random direct
             const double h = 1e-2;
             double expected = 0, norm = 0, difference = 0;
             for (int sign : {1, -1}) {
-                for (size_t i = 0; i < at.size(); ++i) input.set(i, static_cast<float>(at[i] + sign * h * direction[i]));
+                for (size_t i = 0; i < at.size(); ++i)
+                    input.set(i, static_cast<float>(at[i] + sign * h * direction[i]));
                 difference += sign * objective() / (2 * h);
             }
             for (size_t i = 0; i < at.size(); ++i) {
@@ -224,7 +236,8 @@ TEST_CASE("layernorm gives the same bits whatever the number of threads") {
         const std::vector<double> dres_before = p.dres.values();
         const std::vector<float> before(dres_before.begin(), dres_before.end());
         check_thread_independence([&] {
-            const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2}), dres(dtype, {p.M, p.C}, before);
+            const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2}),
+                dres(dtype, {p.M, p.C}, before);
             const Buffer dw(DType::fp32, {p.C}), db(DType::fp32, {p.C}), dbias(DType::fp32, {p.C});
             run_forward(p, out, stats);
             CpuStream stream(layernorm_scratch_bytes({}, p.M, p.C));
@@ -236,7 +249,8 @@ TEST_CASE("layernorm gives the same bits whatever the number of threads") {
                                         .w = p.w,
                                         .stats = stats,
                                         .dbias = dbias.sink(false)});
-            return out.bytes() + stats.bytes() + dres.bytes() + dw.bytes() + db.bytes() + dbias.bytes();
+            return out.bytes() + stats.bytes() + dres.bytes() + dw.bytes() + db.bytes() +
+                   dbias.bytes();
         });
     }
 }

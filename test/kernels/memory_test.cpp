@@ -17,8 +17,10 @@ struct Request {
 std::vector<Request> random_requests() {
     std::vector<Request> requests;
     for (int64_t i = random_int(5, 30); i > 0; --i) {
-        const size_t bytes = static_cast<size_t>(random_int(0, 3) == 0 ? random_int(0, 100) : random_int(1, 300000));
-        requests.push_back({bytes, static_cast<Purpose>(random_int(0, static_cast<int64_t>(Purpose::count) - 1))});
+        const size_t bytes =
+            static_cast<size_t>(random_int(0, 3) == 0 ? random_int(0, 100) : random_int(1, 300000));
+        requests.push_back(
+            {bytes, static_cast<Purpose>(random_int(0, static_cast<int64_t>(Purpose::count) - 1))});
     }
     return requests;
 }
@@ -42,7 +44,8 @@ TEST_CASE("an arena gives exactly the memory that its plan counted") {
     CHECK(arena.total_bytes() == 0);
     std::vector<unsigned char*> starts;
     for (size_t i = 0; i < requests.size(); ++i) {
-        auto* memory = static_cast<unsigned char*>(arena.take(requests[i].bytes, requests[i].purpose));
+        auto* memory =
+            static_cast<unsigned char*>(arena.take(requests[i].bytes, requests[i].purpose));
         CHECK(reinterpret_cast<uintptr_t>(memory) % 64 == 0);
         std::memset(memory, static_cast<int>(i), requests[i].bytes);
         starts.push_back(memory);
@@ -84,7 +87,9 @@ TEST_CASE("tensors of whole pages do not start at the same offset of a page") {
     CHECK(offsets.size() == 64);
 }
 
-TEST_CASE("sizes that overflow, are negative or exceed the machine's memory are errors, not wrong numbers") {
+TEST_CASE(
+    "sizes that overflow, are negative or exceed the machine's memory are errors, not wrong "
+    "numbers") {
     constexpr int64_t huge = int64_t{1} << 40;
     Arena plan = Arena::counting({});
     CHECK_THROWS_AS(plan.tensor(DType::fp32, {huge, huge}, Purpose::parameters), Error);

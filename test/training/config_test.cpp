@@ -374,7 +374,7 @@ TEST_CASE("the presets named after published models have their number of paramet
 }
 
 TEST_CASE("configs/schema.json is what the binary writes", "[config]") {
-    INFO("write it anew: build/train_gpt config-schema > configs/schema.json");
+    INFO("write it anew: build/train_gpt config --schema > configs/schema.json");
     const bool current = read(repository() / "configs/schema.json") == config_schema();
     CHECK(current);
 }
