@@ -12,9 +12,8 @@
 // Each element of a result is one chain of fused multiply-adds in the order of k, whoever computes
 // it: the bits depend neither on the number of threads nor on how blocks are shared among them.
 //
-// Products go over panels of four queries, with P = 0 where one of them does not see a key that
-// another one sees. So a NaN or an infinity in a value also reaches up to three queries before it
-// (and 0·∞ = NaN there).
+// A product covers whole panels of queries and, at document boundaries, whole tiles, with P = 0
+// where a query does not see a key: a NaN or an infinity also reaches such neighbours (0·∞ = NaN).
 #include "kernels/attention.h"
 
 #include <algorithm>
@@ -50,7 +49,7 @@
 namespace train_gpt {
 namespace {
 
-// ---------------------------------------------------------------------------------------------------- vectors
+// ----------------------------------------------------------------------------------------- vectors
 
 // lanes: floats in a vector. max_columns: vectors in a row of a micro-kernel's accumulator; with 16
 // registers, 4 × 3 accumulators, 3 vectors of B and one of A take all of them.
@@ -187,7 +186,7 @@ template <bool coarse>
 #endif
 }
 
-// --------------------------------------------------------------------------------------------- micro-kernels
+// ----------------------------------------------------------------------------------- micro-kernels
 
 /// Rows of a micro-kernel's accumulator. It divides the tile and the vector length, so that a panel
 /// of four rows never straddles a vector of keys that was not computed.
@@ -292,7 +291,7 @@ inline void multiply_columns(int columns, Args... args) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------- tile sizes
+// -------------------------------------------------------------------------------------- tile sizes
 
 // Queries and keys of a tile: a 64 × 64 operand is half of a first-level cache of 32 KiB.
 constexpr int tile = 64;
@@ -306,7 +305,7 @@ static_assert(tile % lanes == 0 && tile % panel == 0 && lanes % panel == 0 &&
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 int padded_head(int D) { return static_cast<int>(round_up(D, lanes)); }
 
-// ------------------------------------------------------------------------------------------------ prefetching
+// ------------------------------------------------------------------------------------- prefetching
 
 template <class T>
 inline T* at(const HeadsView& view, int64_t b, int64_t t, int64_t h) {
@@ -351,7 +350,7 @@ class Prefetch {
     int count_ = 0;
 };
 
-// ---------------------------------------------------------------------------------------------------- packing
+// ----------------------------------------------------------------------------------------- packing
 
 inline void convert(float* dst, const float* src, int n) {
     std::memcpy(dst, src, sizeof(float) * static_cast<size_t>(n));
@@ -460,7 +459,7 @@ void row_products(float* dst, const Storage* a, int64_t a_stride, const Storage*
     }
 }
 
-// ---------------------------------------------------------------------------------------------------- scratch
+// ----------------------------------------------------------------------------------------- scratch
 
 /// Hands out 64-byte aligned pieces of one thread's share; over a null base it only counts.
 class Pieces {
@@ -540,7 +539,7 @@ struct BackwardScratch {
     }
 };
 
-// ------------------------------------------------------------------------------------------------- visibility
+// -------------------------------------------------------------------------------------- visibility
 
 /// Which keys of a tile the queries of a tile see: query row r sees keys [first(r), end(r)) of the
 /// tile.
@@ -587,7 +586,7 @@ int64_t first_key(const AttentionShape& shape, int64_t b, int64_t t0, int rows) 
     return *std::min_element(start, start + rows);
 }
 
-// ----------------------------------------------------------------------------------------------------- forward
+// ----------------------------------------------------------------------------------------- forward
 
 /// c = factor·(a·b) for the vectors of each panel that someone sees: scores, or dP. `words` spans
 /// the head dimension.
@@ -807,7 +806,7 @@ void forward_block(const AttentionForward& args, const ForwardBlock& block,
     }
 }
 
-// ---------------------------------------------------------------------------------------------------- decoding
+// ---------------------------------------------------------------------------------------- decoding
 
 /// A step of generation has so few queries that packing the keys would cost more than using them;
 /// below this many each query walks over keys and values where they lie.
@@ -905,7 +904,7 @@ void forward_query(const AttentionForward& args, int64_t b, int64_t h, int64_t t
     if (args.lse) args.lse[(b * shape.H + h) * shape.T + t] = row_max * ln_2 + std::log(total);
 }
 
-// ---------------------------------------------------------------------------------------------------- backward
+// ---------------------------------------------------------------------------------------- backward
 
 /// P = 2^(scores − lse) and dS = P ⊙ (dP − δ), in place of scores and dP.
 template <class Engine>
@@ -1099,7 +1098,7 @@ void backward_range(const AttentionBackward& args, const BackwardRange& range,
     }
 }
 
-// ------------------------------------------------------------------------------------------------------ sharing
+// ----------------------------------------------------------------------------------------- sharing
 
 int64_t blocks_of(int64_t T) { return (T + block_rows - 1) / block_rows; }
 

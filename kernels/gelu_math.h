@@ -1,10 +1,12 @@
-// GELU (gelu.h) and its derivative for one number: branch-free float arithmetic that compilers turn into vector code.
+// GELU (gelu.h) and its derivative for one number: branch-free float arithmetic that compilers turn
+// into vector code.
 #pragma once
 #include "kernels/exp_math.h"
 
 namespace train_gpt {
 
-/// gelu(x) = x·σ(2u), u = √(2/π)·(x + 0.044715·x³), because ½·(1 + tanh u) = σ(2u). |error| < 1.5·10⁻⁷·|x|.
+/// gelu(x) = x·σ(2u), u = √(2/π)·(x + 0.044715·x³), because ½·(1 + tanh u) = σ(2u).
+/// |error| < 1.5·10⁻⁷·|x|.
 inline float gelu(float x) {
     const float two_u = x * (1.595769122f + 0.07135481283f * (x * x));
     return x / (1.0f + fast_exp(-two_u));
@@ -12,7 +14,7 @@ inline float gelu(float x) {
 
 /// gelu'(x) = σ + x·σ·(1 − σ)·2u', σ = σ(2u), 2u' = √(8/π)·(1 + 3·0.044715·x²). |error| < 2.5·10⁻⁷.
 inline float gelu_derivative(float x) {
-    // Beyond ±10 the derivative is 0 or 1 far below the error; inside, nothing overflows. A NaN stays.
+    // Beyond ±10 the derivative is 0 or 1; inside, nothing overflows. A NaN passes both comparisons.
     const float above = x < -10.0f ? -10.0f : x;
     const float z = above > 10.0f ? 10.0f : above;
     const float z2 = z * z;

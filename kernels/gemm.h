@@ -1,5 +1,6 @@
-// Matrix products on the CPU: what linear.cpp asks of the libraries behind it. Matrices are row-major and contiguous;
-// sums are taken in fp32. Two back ends: oneDNN where the build found it, and a kernel of our own that is always there.
+// Matrix products on the CPU: what linear.cpp asks of the libraries behind it. Matrices are
+// row-major and contiguous; sums are taken in fp32. Two back ends: oneDNN where the build found it,
+// and a kernel of our own that is always there.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +15,8 @@ enum class GemmOp : uint8_t {
     tn,  // C = Aᵀ·B    A [k, m], B [k, n]    gradient of the weight: dyᵀ·x
 };
 
-/// Everything about a product but its addresses. a, b, bias [n] and residual [m, n] are of dtype `in`, c of dtype `out`.
+/// Everything about a product but its addresses. a, b, bias [n] and residual [m, n] are of dtype
+/// `in`, c of dtype `out`.
 ///   c = A∘B (+ bias) (+ residual) (+ c, where accumulate; c is then fp32)
 struct GemmShape {
     GemmOp op = GemmOp::nt;
@@ -31,16 +33,18 @@ struct GemmOperands {
     const void *bias = nullptr, *residual = nullptr;
 };
 
-/// The own kernel: any shape. Each element of c is summed in an order that depends on k alone: not on m, n, the thread
-/// count or the address. scratch: own_gemm_scratch_bytes(shape), 64-byte aligned; c overlaps nothing else.
+/// The own kernel: any shape. Each element of c is summed in an order that depends on k alone: not
+/// on m, n, the thread count or the address. scratch: own_gemm_scratch_bytes(shape), 64-byte
+/// aligned; c overlaps nothing else.
 void own_gemm(const GemmShape& shape, const GemmOperands& operands, void* scratch);
 size_t own_gemm_scratch_bytes(const GemmShape& shape);
 
 #ifdef TRAIN_GPT_ONEDNN
-/// False where oneDNN has no fast implementation of this product for this CPU (bf16 on a CPU with AVX2 only, say).
+/// False where oneDNN has no fast implementation of this product for this CPU (bf16 on a CPU with
+/// AVX2 only, say).
 bool onednn_supports(const GemmShape& shape);
-/// Requires onednn_supports(shape). Repeatable bit for bit with the same shape and thread count; the order of sums may
-/// depend on m and n. Safe to call from several threads.
+/// Requires onednn_supports(shape). Repeatable bit for bit with the same shape and thread count;
+/// the order of sums may depend on m and n. Safe to call from several threads.
 void onednn_gemm(const GemmShape& shape, const GemmOperands& operands, void* scratch);
 size_t onednn_gemm_scratch_bytes(const GemmShape& shape);
 #endif

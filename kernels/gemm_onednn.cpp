@@ -27,7 +27,8 @@ memory::desc matrix(int64_t rows, int64_t cols, DType dtype, bool transposed) {
     return {memory::dims{rows, cols}, library_type(dtype), strides};
 }
 
-/// A product for one shape and team size. Planning needs the description only; the code is compiled at the first use.
+/// A product for one shape and team size. Planning needs the description only; the code is compiled
+/// at the first use.
 struct Product {
     memory::desc a, b, c, bias, residual, scratchpad;
     dnnl::matmul::primitive_desc descriptor;
@@ -73,7 +74,7 @@ Product describe_product(const dnnl::engine& engine, const GemmShape& shape) {
         if (error.status != dnnl_unimplemented) {
             throw Error("oneDNN cannot prepare a matrix product of ", shape.m, "×", shape.k, "×",
                         shape.n, " in ", name_of(shape.in), ": ", error.what(),
-                        "; set kernels.cpu_gemm to \"own\" to do without it.");
+                        "; set kernels.gemm to \"own\" to do without it.");
         }
     }
     return product;

@@ -1,6 +1,6 @@
-// A blocked matrix product in the manner of Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
-// (TOMS 2008): tiles of C in registers, panels of A and B copied ("packed") so that the inner loop reads both in order.
-// bf16 operands become fp32 while they are packed.
+// A blocked matrix product in the manner of Goto & van de Geijn, "Anatomy of High-Performance
+// Matrix Multiplication" (TOMS 2008): tiles of C in registers, panels of A and B copied ("packed")
+// so that the inner loop reads both in order. bf16 operands become fp32 while they are packed.
 #include <algorithm>
 #include <cassert>
 #include <cstring>
@@ -14,8 +14,8 @@ namespace train_gpt {
 
 namespace {
 
-// One vector register of floats, and the tile of C that the inner loop keeps in registers: tile_rows × tile_vectors
-// accumulators, tile_vectors of B, and one broadcast element of A.
+// One vector register of floats, and the tile of C that the inner loop keeps in registers:
+// tile_rows × tile_vectors accumulators, tile_vectors of B, and one broadcast element of A.
 #if defined(__AVX512F__)
 constexpr int vector_floats = 16, tile_rows = 14, tile_vectors = 2;  // 28 + 2 + 1 of 32 registers
 #elif defined(__AVX__)
@@ -29,13 +29,13 @@ constexpr int tile_cols = vector_floats * tile_vectors;
 
 typedef float Vector __attribute__((vector_size(vector_floats * sizeof(float))));
 
-// A depth_block × tile_cols panel of B stays in the first-level cache while the tiles of one group of A panels, which
-// stays in the second-level cache, pass over it.
+// A depth_block × tile_cols panel of B stays in the first-level cache while the tiles of one group
+// of A panels, which stays in the second-level cache, pass over it.
 constexpr int64_t depth_block = 384;
 constexpr int64_t group_rows = (168 / tile_rows) * tile_rows;
 constexpr int64_t group_cols = (128 / tile_cols) * tile_cols;
-// All threads work on one block of C at a time, whose packed panels of A and B they share. A packed element is used
-// about 1024 times.
+// All threads work on one block of C at a time, whose packed panels of A and B they share. A packed
+// element is used about 1024 times.
 constexpr int64_t block_edge = 1024;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -74,8 +74,8 @@ Vector interleave(Vector a, Vector b, std::integer_sequence<int, lane...>) {
 #endif
 }
 
-/// Transposes a square of vectors. Interleaving row i with row i + size / 2 rotates the bits of an element's index
-/// (row, column) by one; log2(size) times exchange row and column.
+/// Transposes a square of vectors. Interleaving row i with row i + size / 2 rotates the bits of an
+/// element's index (row, column) by one; log2(size) times exchange row and column.
 void transpose(Vector (&rows)[vector_floats]) {
     constexpr std::make_integer_sequence<int, vector_floats> lanes;
 #pragma GCC unroll 4
@@ -108,8 +108,8 @@ Vector load(const T* line) {
     return vector;
 }
 
-/// Packs `count` (at most `width`) lines of length `depth` as panel[d·width + i], padded with zeros to `width` lines.
-/// Element d of line i is source[i·ld + d].
+/// Packs `count` (at most `width`) lines of length `depth` as panel[d·width + i], padded with zeros
+/// to `width` lines. Element d of line i is source[i·ld + d].
 template <int width, class T>
 void pack_across(float* panel, const T* source, int64_t ld, int64_t count, int64_t depth) {
     constexpr int used = std::min(width, vector_floats);  // of each transposed vector
@@ -181,13 +181,14 @@ void multiply_panels(float* tile, const float* a, const float* b, int64_t depth)
     }
 }
 
-/// What happens to one row of a tile: added to what earlier slices of k left, and finished behind the last one.
+/// What happens to one row of a tile: added to what earlier slices of k left, and finished behind
+/// the last one.
 template <class In, class Out>
 struct RowFinish {
     Out* c;
     float* sums;  // partial sums: c itself in fp32
     const In *bias, *residual;
-    bool add_sums, add_c, last;
+    bool add_sums, last;
 
     void operator()(float* row, int64_t cols) const {
         if (add_sums) {
@@ -205,10 +206,6 @@ struct RowFinish {
         if (residual) {
 #pragma omp simd
             for (int64_t j = 0; j < cols; ++j) row[j] += to_float(residual[j]);
-        }
-        if (add_c) {
-#pragma omp simd
-            for (int64_t j = 0; j < cols; ++j) row[j] += to_float(c[j]);
         }
 #pragma omp simd
         for (int64_t j = 0; j < cols; ++j) store(c[j], row[j]);
@@ -260,7 +257,8 @@ void run(const GemmShape& shape, const GemmOperands& operands, float* scratch) {
                         pack_across<tile_rows>(panel, A + (row + i) * K + k, K, count, depth);
                     }
                 }
-                // Whoever is free takes the next group: one thread sums a whole element, so this decides no bits.
+                // Whoever is free takes the next group: one thread sums a whole element, so this
+                // decides no bits.
 #pragma omp for collapse(2) schedule(dynamic, 1)
                 for (int64_t group_i = 0; group_i < rows; group_i += group_rows) {
                     for (int64_t group_j = 0; group_j < cols; group_j += group_cols) {
@@ -287,7 +285,6 @@ void run(const GemmShape& shape, const GemmOperands& operands, float* scratch) {
                                         bias ? bias + col + j : nullptr,
                                         residual ? residual + at : nullptr,
                                         !first || shape.accumulate,
-                                        false,
                                         last,
                                     }(tile + r * tile_cols, width);
                                 }
@@ -303,7 +300,8 @@ void run(const GemmShape& shape, const GemmOperands& operands, float* scratch) {
 }  // namespace
 
 size_t own_gemm_scratch_bytes(const GemmShape& shape) {
-    // Blocks of a larger m can be smaller; the bound for the largest blocks up to m serves every m below, too.
+    // Blocks of a larger m can be smaller; the bound for the largest blocks up to m serves every m
+    // below, too.
     Blocking block(shape);
     block.rows = round_up(std::min(shape.m, block_edge), tile_rows);
     return (block.a_floats() + block.b_floats() + block.sum_floats()) * sizeof(float);

@@ -21,16 +21,22 @@ std::atomic<Library>& chosen_library() {
 }
 
 #ifdef TRAIN_GPT_ONEDNN
-/// On some Xeons oneDNN's fp32 product loses two thirds of its speed when the rows of B are a multiple of a page apart, as
-/// they are with 3072 columns; the own kernel copies B and does not care.
-bool rows_of_b_alias(const GemmShape& shape) {
-    return shape.in == DType::fp32 && shape.op != GemmOp::nt && shape.n % 1024 == 0;
+/// Products in fp32 that oneDNN, which reads B as it lies, is slow at; the own kernel copies B and
+/// loses nothing.
+bool onednn_is_slow(const GemmShape& shape) {
+    if (shape.in != DType::fp32 || shape.op == GemmOp::nt) return false;
+    // Rows of B that are a multiple of a page apart fall into the same cache sets: on some Xeons
+    // two thirds of the speed.
+    const bool rows_alias = shape.n % 1024 == 0;
+    // dx of the head sums over the vocabulary: 15 to 30 %, unless few rows leave the copy unpaid.
+    const bool deep = shape.op == GemmOp::nn && shape.k > 8192 && shape.m >= 128;
+    return rows_alias || deep;
 }
 
 bool use_onednn(const GemmShape& shape) {
     const Library library = chosen_library();
     if (library == Library::own || !onednn_supports(shape)) return false;
-    return library == Library::onednn || !rows_of_b_alias(shape);
+    return library == Library::onednn || !onednn_is_slow(shape);
 }
 
 size_t gemm_scratch_bytes(const GemmShape& shape) {
@@ -54,14 +60,16 @@ void gemm(const Stream& stream, const GemmShape& shape, const GemmOperands& oper
 }
 #endif
 
-/// Rows of a product that are finished before an element-wise pass goes over them: few enough that they are still in the
-/// cache, enough that the library's copy of the weight, made anew for each product, does not count.
+/// Rows of a product that are finished before an element-wise pass goes over them: few enough that
+/// they are still in the cache, enough that the library's copy of the weight, made anew for each
+/// product, does not count.
 int64_t epilogue_rows(int64_t cols, DType dtype) {
     constexpr int64_t cache_bytes = 4 << 20;
     return std::max<int64_t>(256, cache_bytes / (cols * static_cast<int64_t>(size_of(dtype))));
 }
 
-// Column sums: slabs of rows are summed into fp32 partials, then the partials, always in the same order.
+// Column sums: slabs of rows are summed into fp32 partials, then the partials, always in the same
+// order.
 constexpr int64_t slab_rows = 128, slab_cols = 256;
 
 int64_t slab_count(int64_t M) { return (M + slab_rows - 1) / slab_rows; }

@@ -256,7 +256,8 @@ TEST_CASE("linear backward of weight and bias overwrites or accumulates in fp32"
 }
 
 TEST_CASE("two linear layers with GELU between them match their numerical gradient") {
-    // L = Σ g ⊙ (gelu(x·w1ᵀ + b1)·w2ᵀ + b2 + x), differentiated along a random direction of each parameter.
+    // L = Σ g ⊙ (gelu(x·w1ᵀ + b1)·w2ᵀ + b2 + x), differentiated along a random direction of each
+    // parameter.
     const int64_t M = random_int(3, 40), C = random_int(3, 40), F = random_int(3, 80);
     for (const std::string& name : libraries()) {
         const Library library(name);
@@ -313,7 +314,8 @@ TEST_CASE("two linear layers with GELU between them match their numerical gradie
                 parameter.set(i, static_cast<float>(before[i]));
             const double quotient = difference / (2 * step);
             CAPTURE(what, quotient, expected);
-            // The quotient's own error: rounding of out (2⁻²⁴ over the step) and the third derivative.
+            // The quotient's own error: rounding of out (2⁻²⁴ over the step) and the third
+            // derivative.
             CHECK(std::abs(quotient - expected) <= 0.01 * std::sqrt(scale) + 0.02);
         };
         check_direction("x", *x, dx);
