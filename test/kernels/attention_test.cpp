@@ -435,8 +435,8 @@ void check_tensor(const std::string& name, const Case& c, const Values& ours, co
     // bf16: P and dS may be rounded too. Where few elements make no statistics, one such rounding
     // can outweigh all roundings of the result; the bound is then the rounding itself.
     const bool few = c.shape.dtype == DType::bf16 && (exact.size() < 2000 || c.shape.D < 8);
-    CHECK(error.rms <= 2 * usual.rms + (few ? 1.0 / 256 : 1e-6) * terms_rms);
-    CHECK(error.max <= 3 * usual.max + (few ? 1.0 / 256 : 4e-6) * terms_max +
+    CHECK(error.rms <= 2 * usual.rms + (few ? 1.0 / 256 : 3e-7) * terms_rms);
+    CHECK(error.max <= 3 * usual.max + (few ? 1.0 / 256 : 1e-6) * terms_max +
                            (c.shape.dtype == DType::bf16 ? size / 128 : 0));
 }
 
