@@ -8,6 +8,7 @@
 #     WERROR=1             warnings are errors                  PREFIX= DESTDIR=     where `make install` copies to
 
 SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .DEFAULT_GOAL := all
@@ -26,8 +27,8 @@ CUDA_HOME ?=
 PREFIX ?= /usr/local
 TEST_ARGS ?=
 
-# All cores, unless the user or a make above this one says how many jobs.
-ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
+# All cores; a -j of the user's, or of the make above this one, stands.
+ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc)
 endif
 
@@ -42,7 +43,7 @@ O := $(B)/objects
 ROOMS := tokenizer dataloader kernels model parallel training
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(ROOMS))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(ROOMS))))
-TEST_SOURCES := $(sort $(wildcard test/*.cpp test/*/*.cpp))
+TEST_SOURCES := $(filter-out test/bench.cpp,$(sort $(wildcard test/*.cpp test/*/*.cpp)))
 HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(ROOMS)) test/*.h test/*/*.h))
 
 # --- what this machine has -----------------------------------------------------------------------------------------
@@ -124,8 +125,9 @@ all: $(B)/train_gpt
 
 $(B)/train_gpt: $(O)/train_gpt.o $(OBJECTS)
 $(B)/test: $(TEST_OBJECTS) $(OBJECTS)
+$(B)/bench: $(O)/test/bench.o $(OBJECTS)
 $(B)/test: LIBRARIES := $(if $(filter 3,$(CATCH2)),-lCatch2) $(LIBRARIES)
-$(B)/train_gpt $(B)/test: $(B)/flags
+$(B)/train_gpt $(B)/test $(B)/bench: $(B)/flags
 	@echo "link $@"
 	@$(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) $(filter %.o,$^) $(LIBRARIES) -o $@
 
@@ -169,11 +171,11 @@ ifeq ($(VARIANT),)
 $(addprefix $(O)/,$(patsubst %.cpp,%.o,$(shell grep -lE '<(nlohmann|CLI)/' $(SOURCES)))) $(TEST_OBJECTS) $(PRECOMPILED): private FLAGS += -O1
 endif
 
--include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d $(O)/test/catch.d
+-include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d $(O)/test/bench.d $(O)/test/catch.d
 
 # --- what one can ask for --------------------------------------------------------------------------------------------
 
-.PHONY: all setup quickstart test test-full bench format lint install clean help FORCE
+.PHONY: all setup quickstart test test-full bench format lint install clean help FORCE has-clang-format has-clang-tidy
 
 setup:
 	@scripts/setup.sh
@@ -201,17 +203,23 @@ test: $(B)/train_gpt $(B)/test
 test-full:
 	@scripts/test-full.sh
 
-bench: $(B)/train_gpt
-	@scripts/bench.sh
+bench: $(B)/train_gpt $(B)/bench
+	@BUILD=$(B) scripts/bench.sh
 
-format:
-	clang-format -i train_gpt.cu $(SOURCES) $(CUDA_SOURCES) $(TEST_SOURCES) $(HEADERS)
+format: | has-clang-format
+	clang-format -i train_gpt.cu $(SOURCES) $(CUDA_SOURCES) $(TEST_SOURCES) test/bench.cpp $(HEADERS)
 
-LINTED := $(addprefix lint/,$(SOURCES) $(TEST_SOURCES))
+# clang reads the compiler's own omp.h, but its own intrinsics.
+LINTED := $(addprefix lint/,train_gpt.cu $(SOURCES) $(TEST_SOURCES))
 .PHONY: $(LINTED)
 lint: $(LINTED)
-$(LINTED): lint/%: %
-	@clang-tidy --quiet $< -- $(DEFINES) $(filter-out -Werror,$(FLAGS)) $(if $(filter kernels/%,$<),$(KERNEL_FLAGS)) 2> /dev/null
+$(LINTED): lint/%: % | has-clang-tidy
+	@echo "lint $<"
+	@clang-tidy --quiet $< -- -x c++ $(DEFINES) $(filter-out -Werror -Wno-restrict,$(FLAGS)) -idirafter $(shell $(CXX) -print-file-name=include) \
+	    $(if $(filter kernels/%,$<),$(KERNEL_FLAGS)) 2>&1 | sed '/warnings\{0,1\} generated/d'
+
+has-clang-format has-clang-tidy: has-%:
+	@command -v $* > /dev/null || { echo 'error: there is no $*; on Debian and Ubuntu: apt-get install $*' >&2; exit 1; }
 
 install: $(B)/train_gpt
 	install -D -m 755 $(B)/train_gpt $(DESTDIR)$(PREFIX)/bin/train_gpt

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -21,8 +22,8 @@
 #include "training/command_line.h"
 #include "training/config.h"
 #include "training/evaluation.h"
-#include "training/interrupt.h"
 #include "training/inference_session.h"
+#include "training/interrupt.h"
 #include "training/peak.h"
 #include "training/plan.h"
 #include "training/progress.h"
@@ -43,8 +44,8 @@ double seconds_since(Clock::time_point start) {
 /// Why the loop ended; the exit code follows from it.
 enum class Ending { finished, stopped, interrupted, out_of_time, not_finite };
 
-void print_samples(Trainer& run, const Tokenizer& tokenizer, const Config& config, uint64_t first, int count,
-                   Progress& progress) {
+void print_samples(Trainer& run, const Tokenizer& tokenizer, const Config& config, uint64_t first,
+                   int count, Progress& progress) {
     const auto& s = config.sampling;
     const SamplingOptions options{.max_tokens = s.max_tokens,
                                   .temperature = s.temperature,
@@ -59,19 +60,21 @@ void print_samples(Trainer& run, const Tokenizer& tokenizer, const Config& confi
 }
 
 /// Validation loss, and HellaSwag where the configuration names it: printed and logged.
-void evaluate_and_log(Trainer& run, const ValidationWindows& windows, const Tokenizer* tokenizer, const Config& config,
-                      int64_t step, Progress& progress, MetricsLog& metrics) {
-    const ValidationResult v = evaluate(run.stream, run.model, windows, tokenizer, run.evaluation_batch);
-    MetricsLog::Fields fields{{"step", step}, {"val_loss", v.nats_per_token}, {"val_tokens", v.tokens}};
+void evaluate_and_log(Trainer& run, const ValidationWindows& windows, const Tokenizer* tokenizer,
+                      const HellaSwag* hellaswag, int64_t step, Progress& progress,
+                      MetricsLog& metrics) {
+    const ValidationResult v =
+        evaluate(run.stream, run.model, windows, tokenizer, run.evaluation_batch);
+    MetricsLog::Fields fields{
+        {"step", step}, {"val_loss", v.nats_per_token}, {"val_tokens", v.tokens}};
     std::string text = concat("step ", step, ": validation loss ", v.nats_per_token, " nats/token");
     if (std::isfinite(v.bits_per_byte)) {
         text += concat(", ", v.bits_per_byte, " bits/byte");
         fields.emplace_back("val_bits_per_byte", v.bits_per_byte);
     }
     text += concat(" over ", v.tokens, " tokens");
-    if (!config.evaluation.hellaswag.empty() && tokenizer) {
-        const HellaSwagResult h = evaluate_hellaswag(run.stream, run.model, *tokenizer, config.evaluation.hellaswag, 0,
-                                                     run.evaluation_batch);
+    if (hellaswag) {
+        const HellaSwagResult h = hellaswag->evaluate(run.stream, run.model, run.evaluation_batch);
         text += concat("; HellaSwag ", h.accuracy, ", length-normalised ", h.accuracy_normalised);
         fields.emplace_back("hellaswag", h.accuracy);
         fields.emplace_back("hellaswag_normalised", h.accuracy_normalised);
@@ -80,24 +83,55 @@ void evaluate_and_log(Trainer& run, const ValidationWindows& windows, const Toke
     metrics.write(fields);
 }
 
-/// Restores the newest whole checkpoint of the run folder and returns its step, or 0 when there is none.
-int64_t resume(const std::filesystem::path& run_dir, const Config& config, const GPTShape& shape, Trainer& run,
-               Progress& progress) {
-    for (const auto& checkpoint : list_checkpoints(run_dir)) {
-        try {
-            verify_checkpoint(checkpoint);
-        } catch (const Error& error) {
-            std::fprintf(stderr, "warning: %s; trying the one before\n", error.what());
-            continue;
-        }
-        require_same_model(checkpoint, read_model_shape(checkpoint), shape);
-        for (const std::string& change : config_differences(checkpoint_config(checkpoint), config))
-            progress.say("note: since this checkpoint " + change);
-        load_training_state(checkpoint, run.parameters);
-        progress.say("resuming from " + checkpoint.string());
-        return checkpoint_step(checkpoint);
-    }
-    return 0;
+/// Restores the newest whole checkpoint of the run folder and returns its step; nothing when the run is new.
+std::optional<int64_t> resume(const Config& config, const GPTShape& shape, Trainer& run,
+                              Progress& progress) {
+    const auto checkpoint = recover_newest_checkpoint(
+        config.run_dir, [&](const std::string& text) { progress.warn(text); });
+    if (!checkpoint) return {};
+    require_same_model(*checkpoint, read_model_shape(*checkpoint), shape);
+    for (const std::string& change : config_differences(checkpoint_config(*checkpoint), config))
+        progress.say("note: since this checkpoint " + change);
+    load_training_state(*checkpoint, run.parameters);
+    progress.say("resuming from " + checkpoint->string());
+    return checkpoint_step(*checkpoint);
+}
+
+/// The weights that a new run starts from: random, or those of model.init_from.
+void start(const Config& config, const GPTShape& shape, Trainer& run, Progress& progress) {
+    run.parameters.initialize(config.seed);
+    if (config.model.init_from.empty()) return;
+    const auto source = find_checkpoint(config.model.init_from);
+    if (std::filesystem::exists(source / "manifest.json")) verify_checkpoint(source, Verify::model);
+    require_same_model(source, read_model_shape(source), shape);
+    load_weights(source, run.parameters);
+    progress.say("starting from the weights of " + source.string());
+}
+
+/// AdamW's constants for the update behind `step` steps.
+AdamWStep adamw_step(const Config& config, int64_t step, double rate) {
+    const auto& o = config.optimizer;
+    return {.learning_rate = static_cast<float>(rate),
+            .beta1 = static_cast<float>(o.beta1),
+            .beta2 = static_cast<float>(o.beta2),
+            .epsilon = static_cast<float>(o.epsilon),
+            .weight_decay = static_cast<float>(o.weight_decay),
+            .step = step + 1};
+}
+
+/// A step's line on the terminal and in metrics.jsonl.
+void report_and_log(const StepReport& r, double data_wait_seconds, Progress& progress,
+                    MetricsLog& metrics) {
+    progress.report(r);
+    metrics.write({{"step", r.step},
+                   {"loss", r.loss},
+                   {"grad_norm", r.grad_norm},
+                   {"learning_rate", r.learning_rate},
+                   {"ms", 1e3 * r.seconds},
+                   {"tokens_per_second", r.tokens_per_second},
+                   {"flops_per_second", r.flops_per_second},
+                   {"peak_fraction", r.flops_per_second / r.peak_flops_per_second},
+                   {"data_wait_ms", 1e3 * data_wait_seconds}});
 }
 
 int train(const CommandLine& line) {
@@ -107,6 +141,11 @@ int train(const CommandLine& line) {
         return 0;
     }
     join_world();
+    if (config.run_dir.empty())
+        throw Error(line.config,
+                    ": run_dir is not set; name the folder that the run shall write to");
+    if (config.data.train.empty())
+        throw Error(line.config, ": data.train is not set; name token shards to train on");
     const Device device = open_device(config.device);
     select_cpu_gemm(config.kernels.gemm);
     const DType dtype = resolve_dtype(config.precision.dtype, device);
@@ -119,34 +158,37 @@ int train(const CommandLine& line) {
     const GPTShape shape = shape_of(config, vocab_size_of(config));
     if (vocabulary && vocabulary->vocab_size() > shape.vocab_size)
         throw Error("the tokenizer ", config.tokenizer.path, " has ", vocabulary->vocab_size(),
-                    " tokens, but model.vocab_size is ", shape.vocab_size, "; set model.vocab_size=0 to take the tokenizer's");
-    const auto shards = std::make_shared<TokenShards>(config.data.train, static_cast<uint32_t>(shape.vocab_size));
+                    " tokens, but model.vocab_size is ", shape.vocab_size,
+                    "; set model.vocab_size=0 to take the tokenizer's");
+    const auto shards =
+        std::make_shared<TokenShards>(config.data.train, static_cast<uint32_t>(shape.vocab_size));
     std::unique_ptr<ValidationWindows> validation;
     if (!config.data.val.empty())
         validation = std::make_unique<ValidationWindows>(
             std::make_shared<TokenShards>(config.data.val, static_cast<uint32_t>(shape.vocab_size)),
             config.sequence_length(), config.evaluation.max_tokens);
+    std::optional<HellaSwag> hellaswag;
+    if (!config.evaluation.hellaswag.empty()) {
+        if (!vocabulary || !validation)
+            throw Error(line.config,
+                        ": evaluation.hellaswag needs tokenizer.path and data.val; set them too");
+        hellaswag.emplace(config.evaluation.hellaswag, *vocabulary, 0);
+    }
     const int T = config.sequence_length();
     const int64_t steps = total_steps(config, count_windows(*shards, T) * T);
 
     // Memory: all of it, now
-    RunFolder folder(config.run_dir);
     const Recompute recompute = recompute_from(config.precision.recompute);
     const Arena plan = plan_memory(config, shape, dtype, recompute, device);
     Arena arena = allocate(plan);
     Trainer run(config, shape, dtype, recompute, arena);
 
     // Weights
-    int64_t step = resume(config.run_dir, config, shape, run, progress);
-    if (step == 0) {
-        run.parameters.initialize(config.seed);
-        if (!config.model.init_from.empty()) {
-            const auto source = find_checkpoint(config.model.init_from);
-            require_same_model(source, read_model_shape(source), shape);
-            load_weights(source, run.parameters);
-            progress.say("starting from the weights of " + source.string());
-        }
-    }
+    RunFolder folder(config.run_dir);
+    const std::optional<int64_t> resumed = resume(config, shape, run, progress);
+    if (!resumed) start(config, shape, run, progress);
+    const int64_t first_step = resumed.value_or(0);
+    int64_t step = first_step;
     folder.describe(config);
     MetricsLog metrics(config.run_dir, step);
 
@@ -157,124 +199,134 @@ int train(const CommandLine& line) {
     const double peak = measure_peak_flops(device, dtype);
     const double flops_per_step =
         shape.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step);
-    progress.say(concat("training ", run.parameters.logical_numel(), " parameters in ", name_of(dtype), " on ",
-                        device_name(device), ", ", steps, " steps of ", config.batch.tokens_per_step, " tokens (",
-                        micro_batches, " micro-batch", micro_batches == 1 ? "" : "es", "), ",
-                        format_bytes(plan.total_bytes()), ", into ", config.run_dir));
-
     catch_interrupts();
-    const auto start = Clock::now();
+    progress.say(concat("training ", run.parameters.logical_numel(), " parameters in ",
+                        name_of(dtype), " on ", device_name(device), ", ", steps, " steps of ",
+                        config.batch.tokens_per_step, " tokens (", micro_batches, " micro-batch",
+                        micro_batches == 1 ? "" : "es", "), ", format_bytes(plan.total_bytes()),
+                        ", into ", config.run_dir));
+
+    const auto start_time = Clock::now();
     double waited = 0;
-    int64_t saved_step = step > 0 ? step : -1;
-    const auto save = [&] {
-        if (saved_step == step) return;
-        save_checkpoint(config.run_dir, step, config, shape, run.parameters, vocabulary);
+    int64_t saved_step = resumed.value_or(-1);
+    // Why the checkpoint of this step could not be written; empty when it is there.
+    const auto save = [&]() -> std::string {
+        if (saved_step == step) return "";
+        try {
+            save_checkpoint(config.run_dir, step, config, shape, run.parameters, vocabulary);
+        } catch (const Error& error) {
+            return concat("step ", step, " of ", steps, " is not saved: ", error.what());
+        }
         prune_checkpoints(config.run_dir, config.checkpoint.keep);
         saved_step = step;
+        return "";
+    };
+    const auto evaluate_now = [&] {
+        evaluate_and_log(run, *validation, vocabulary, hellaswag ? &*hellaswag : nullptr, step,
+                         progress, metrics);
     };
     const auto due = [&](int64_t every) { return every > 0 && step % every == 0 && step < steps; };
 
-    Ending ending = Ending::finished;
-    while (step < steps) {
-        const auto step_start = Clock::now();
+    Ending ending = line.stop_at > 0 && step >= line.stop_at ? Ending::stopped : Ending::finished;
+    try {
+        while (step < steps && ending == Ending::finished) {
+            const auto step_start = Clock::now();
 
-        // One step: gradients of all micro-batches summed, then one update
-        int64_t targets = 0;
-        for (int i = 0; i < micro_batches; ++i) {
-            const HostBatch& host = loader.next();
-            const TokenBatch batch{.tokens = host.tokens.data(), .targets = host.targets.data()};
-            targets += static_cast<int64_t>(host.targets.size());
-            run.parameters.begin_micro_batch(i == 0, i == micro_batches - 1);
-            run.model.forward(run.stream, batch);
-            run.model.backward(run.stream, batch);
-            accumulate_loss(run.stream, run.loss_sum, run.model.losses(), std::ssize(host.targets), i > 0);
-        }
-        const double rate = learning_rate(config, step, steps);
-        run.optimizer.update(run.stream,
-                             {.learning_rate = static_cast<float>(rate),
-                              .beta1 = static_cast<float>(config.optimizer.beta1),
-                              .beta2 = static_cast<float>(config.optimizer.beta2),
-                              .epsilon = static_cast<float>(config.optimizer.epsilon),
-                              .weight_decay = static_cast<float>(config.optimizer.weight_decay),
-                              .step = step + 1},
-                             1.0f / static_cast<float>(targets), static_cast<float>(config.optimizer.grad_clip));
-        if (run.optimizer.state().stop) {
-            ending = Ending::not_finite;
-            break;
-        }
-        ++step;
+            // One step: gradients of all micro-batches summed, then one update
+            int64_t targets = 0;
+            int i = 0;
+            for (; i < micro_batches && !interrupted(); ++i) {
+                const HostBatch& host = loader.next();
+                const TokenBatch batch{.tokens = host.tokens.data(),
+                                       .targets = host.targets.data()};
+                targets += static_cast<int64_t>(host.targets.size());
+                run.parameters.begin_micro_batch(i == 0, i == micro_batches - 1);
+                run.model.forward(run.stream, batch);
+                run.model.backward(run.stream, batch);
+                accumulate_loss(run.stream, run.loss_sum, run.model.losses(),
+                                std::ssize(host.targets), i > 0);
+            }
+            if (i < micro_batches) {  // nothing of this step has been applied: it comes again
+                ending = Ending::interrupted;
+                break;
+            }
+            const double rate = learning_rate(config, step, steps);
+            run.optimizer.update(run.stream, adamw_step(config, step, rate),
+                                 1.0f / static_cast<float>(targets),
+                                 static_cast<float>(config.optimizer.grad_clip));
+            if (run.optimizer.state().stop) {
+                ending = Ending::not_finite;
+                break;
+            }
+            ++step;
 
-        // What came of it
-        const double seconds = seconds_since(step_start);
-        const double loss = *run.loss_sum / static_cast<double>(targets);
-        if (step % config.log.every == 0 || step == steps) {
-            const StepReport report{.step = step,
-                                    .steps = steps,
-                                    .loss = loss,
-                                    .grad_norm = run.optimizer.state().norm,
-                                    .learning_rate = rate,
-                                    .seconds = seconds,
-                                    .tokens_per_second = static_cast<double>(targets) / seconds,
-                                    .flops_per_second = flops_per_step / seconds,
-                                    .peak_flops_per_second = peak,
-                                    .memory = plan.total_bytes()};
-            progress.report(report);
-            metrics.write({{"step", step},
-                           {"loss", loss},
-                           {"grad_norm", report.grad_norm},
-                           {"learning_rate", rate},
-                           {"ms", 1e3 * seconds},
-                           {"tokens_per_second", report.tokens_per_second},
-                           {"flops_per_second", report.flops_per_second},
-                           {"peak_fraction", report.flops_per_second / peak},
-                           {"data_wait_ms", 1e3 * (loader.wait_seconds() - waited)}});
-            waited = loader.wait_seconds();
-        }
-        if (due(config.checkpoint.every)) save();
-        if (validation && due(config.evaluation.every))
-            evaluate_and_log(run, *validation, vocabulary, config, step, progress, metrics);
-        if (vocabulary && due(config.sampling.every))
-            print_samples(run, *vocabulary, config, static_cast<uint64_t>(step), 1, progress);
+            // What came of it
+            if (step % config.log.every == 0 || step == steps) {
+                const double seconds = seconds_since(step_start);
+                report_and_log({.step = step,
+                                .steps = steps,
+                                .loss = *run.loss_sum / static_cast<double>(targets),
+                                .grad_norm = run.optimizer.state().norm,
+                                .learning_rate = rate,
+                                .seconds = seconds,
+                                .tokens_per_second = static_cast<double>(targets) / seconds,
+                                .flops_per_second = flops_per_step / seconds,
+                                .peak_flops_per_second = peak,
+                                .memory = plan.total_bytes()},
+                               loader.wait_seconds() - waited, progress, metrics);
+                waited = loader.wait_seconds();
+            }
+            if (validation && due(config.evaluation.every)) evaluate_now();
+            if (vocabulary && due(config.sampling.every))
+                print_samples(run, *vocabulary, config, static_cast<uint64_t>(step), 1, progress);
+            // Behind the rest of the step, so that what the log says up to a checkpoint is complete
+            if (due(config.checkpoint.every))
+                if (const std::string trouble = save(); !trouble.empty())
+                    progress.warn(
+                        trouble +
+                        "; training goes on and the next checkpoint is tried in its turn");
 
-        // Ends before the schedule's
-        if (interrupted()) {
-            ending = Ending::interrupted;
-        } else if (step == line.stop_at) {
-            ending = Ending::stopped;
-        } else if (config.schedule.max_minutes > 0 && seconds_since(start) > 60 * config.schedule.max_minutes) {
-            ending = Ending::out_of_time;
+            // Ends before the schedule's
+            if (step == line.stop_at)
+                ending = Ending::stopped;
+            else if (config.schedule.max_minutes > 0 &&
+                     seconds_since(start_time) > 60 * config.schedule.max_minutes)
+                ending = Ending::out_of_time;
         }
-        if (ending != Ending::finished && step < steps) break;
-        ending = Ending::finished;
+    } catch (const std::exception&) {
+        // Bad data, say. What was learnt up to here is not lost.
+        if (step > first_step)
+            if (const std::string trouble = save(); !trouble.empty()) progress.warn(trouble);
+        throw;
     }
 
-    save();
-    const std::string saved = concat("step ", step, " of ", steps, " is saved in ", config.run_dir);
-    switch (ending) {
-        case Ending::not_finite:
-            throw Error("the gradient of step ", step + 1, " is not finite (first in ", run.optimizer.bad_parameter(),
-                        "); the update was not applied, and ", saved,
-                        "; lower optimizer.learning_rate or start from an earlier checkpoint");
-        case Ending::interrupted:
-            progress.say(concat(interrupted(), ": ", saved, "; the same command goes on from there"));
-            return 0;
-        case Ending::out_of_time:
-            progress.say(concat("schedule.max_minutes is over: ", saved, "; the same command goes on from there"));
-            return 0;
-        case Ending::stopped:
-            progress.say(saved + "; the same command without --stop-at goes on from there");
-            return 0;
-        case Ending::finished: break;
+    const std::string trouble = save();
+    const std::string saved =
+        trouble.empty() ? concat("step ", step, " of ", steps, " is saved in ", config.run_dir)
+                        : trouble;
+    if (ending == Ending::not_finite)
+        throw Error("the gradient of step ", step + 1, " is not finite (first in ",
+                    run.optimizer.bad_parameter(), "), so its update was not applied; ", saved,
+                    "; lower optimizer.learning_rate or start from an earlier checkpoint");
+    if (!trouble.empty()) throw Error(trouble);
+    if (step < steps) {
+        const std::string why = ending == Ending::interrupted   ? concat(interrupted(), ": ")
+                                : ending == Ending::out_of_time ? "schedule.max_minutes is over: "
+                                                                : "";
+        progress.say(concat(why, saved, "; the same command ",
+                            ending == Ending::stopped ? "without --stop-at " : "",
+                            "goes on from there"));
+        return 0;
     }
-    if (validation && metrics.last_evaluation() < steps)
-        evaluate_and_log(run, *validation, vocabulary, config, step, progress, metrics);
+    if (validation && metrics.last_evaluation() < steps) evaluate_now();
     if (vocabulary) print_samples(run, *vocabulary, config, 0, config.sampling.samples, progress);
     progress.say(saved);
     return 0;
 }
 
 int sample(const CommandLine& line) {
-    InferenceSession session(line.checkpoint, line.device, line.dtype, InferenceSession::For::sampling);
+    InferenceSession session(line.checkpoint, line.device, line.dtype,
+                             InferenceSession::For::sampling);
     const auto print = [](std::string_view text) {
         std::fwrite(text.data(), 1, text.size(), stdout);
         std::fflush(stdout);
@@ -282,33 +334,37 @@ int sample(const CommandLine& line) {
     for (int i = 0; i < line.samples; ++i) {
         if (i > 0) print("\n---\n");
         print(line.prompt);
-        sample_text(session.stream(), session.generator(), session.tokenizer(), line.prompt, line.sampling,
-                    static_cast<uint64_t>(i), print);
+        sample_text(session.stream(), session.generator(), session.tokenizer(), line.prompt,
+                    line.sampling, static_cast<uint64_t>(i), print);
     }
     print("\n");
     return 0;
 }
 
 int eval(const CommandLine& line) {
-    InferenceSession session(line.checkpoint, line.device, line.dtype, InferenceSession::For::evaluation);
+    InferenceSession session(line.checkpoint, line.device, line.dtype,
+                             InferenceSession::For::evaluation);
     const std::string data = !line.data.empty() ? line.data : session.validation_data();
     if (data.empty() && line.hellaswag.empty())
-        throw UsageError("nothing to evaluate: the checkpoint names no validation data; give --data GLOB or --hellaswag FILE");
+        throw UsageError(
+            "nothing to evaluate: the checkpoint names no validation data; give --data GLOB or "
+            "--hellaswag FILE");
     if (!data.empty()) {
         const ValidationWindows windows(
             std::make_shared<TokenShards>(data, static_cast<uint32_t>(session.shape().vocab_size)),
             session.model().options().T, line.max_tokens);
-        const ValidationResult v =
-            evaluate(session.stream(), session.model(), windows, session.tokenizer_or_null(), session.batch());
+        const ValidationResult v = evaluate(session.stream(), session.model(), windows,
+                                            session.tokenizer_or_null(), session.batch());
         std::printf("validation loss %.6f nats/token", v.nats_per_token);
         if (std::isfinite(v.bits_per_byte)) std::printf(", %.6f bits/byte", v.bits_per_byte);
         std::printf(" over %lld tokens of %s\n", static_cast<long long>(v.tokens), data.c_str());
     }
     if (!line.hellaswag.empty()) {
-        const HellaSwagResult h = evaluate_hellaswag(session.stream(), session.model(), session.tokenizer(),
-                                                     line.hellaswag, line.max_examples, session.batch());
-        std::printf("HellaSwag accuracy %.4f, length-normalised %.4f, over %lld examples\n", h.accuracy,
-                    h.accuracy_normalised, static_cast<long long>(h.examples));
+        const HellaSwag hellaswag(line.hellaswag, session.tokenizer(), line.max_examples);
+        const HellaSwagResult h =
+            hellaswag.evaluate(session.stream(), session.model(), session.batch());
+        std::printf("HellaSwag accuracy %.4f, length-normalised %.4f, over %lld examples\n",
+                    h.accuracy, h.accuracy_normalised, static_cast<long long>(h.examples));
     }
     return 0;
 }
@@ -320,11 +376,14 @@ int run(int argc, char** argv) {
         return 0;
     }
     switch (line.command) {
-        case CommandLine::Command::tokenize: prepare(line.prepare, stdout); return 0;
+        case CommandLine::Command::tokenize:
+            prepare(line.prepare, stdout);
+            return 0;
         case CommandLine::Command::config:
             std::fputs((line.schema ? config_schema() : config_reference()).c_str(), stdout);
             return 0;
-        default: break;
+        default:
+            break;
     }
     require_cpu_features();
     switch (line.command) {
@@ -333,9 +392,12 @@ int run(int argc, char** argv) {
             std::fputs(plan_report(config, open_device(config.device), line.world).c_str(), stdout);
             return 0;
         }
-        case CommandLine::Command::sample: return sample(line);
-        case CommandLine::Command::eval: return eval(line);
-        default: return train(line);
+        case CommandLine::Command::sample:
+            return sample(line);
+        case CommandLine::Command::eval:
+            return eval(line);
+        default:
+            return train(line);
     }
 }
 
@@ -343,13 +405,18 @@ int run(int argc, char** argv) {
 }  // namespace train_gpt
 
 int main(int argc, char** argv) {
+    train_gpt::limit_openmp_spinning(argv);
+    // A file beyond `ulimit -f` is an error of write(), as a full disk is.
+    std::signal(SIGXFSZ, SIG_IGN);
     try {
         return train_gpt::run(argc, argv);
     } catch (const train_gpt::UsageError& error) {
         std::fprintf(stderr, "train_gpt: %s\n", error.what());
         return 2;
     } catch (const std::bad_alloc&) {
-        std::fprintf(stderr, "train_gpt: out of memory; use a smaller model or batch, or close other programs\n");
+        std::fprintf(
+            stderr,
+            "train_gpt: out of memory; use a smaller model or batch, or close other programs\n");
     } catch (const std::exception& error) {
         std::fprintf(stderr, "train_gpt: %s\n", error.what());
     }

@@ -14,6 +14,7 @@
 
 #include <omp.h>
 #include <sched.h>
+#include <unistd.h>
 #ifdef __x86_64__
 #include <cpuid.h>
 #endif
@@ -270,6 +271,12 @@ void Stream::require_scratch(size_t bytes) const {
     throw Error("a kernel needs ", format_bytes(bytes),
                 " of scratch memory, but its stream was planned with ", format_bytes(scratch_bytes),
                 "; this is a fault of the program, please report it with the configuration");
+}
+
+void limit_openmp_spinning(char** argv) {
+    if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
+    ::setenv("GOMP_SPINCOUNT", "1000", 1);
+    ::execv("/proc/self/exe", argv);  // returns only where it is not possible: then all stays as it was
 }
 
 Device open_device(const std::string& wanted) {

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 build=${BUILD:-build}
 cores=$(nproc)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores < 2 ? cores : 2))}
-export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$PWD/$build/bench-runs/inductor}
+export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$(realpath -m "$build/bench-runs/inductor")}
 
 has_torch() { "$1" -c 'import torch' > /dev/null 2>&1; }
 

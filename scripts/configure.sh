@@ -22,13 +22,13 @@ cat > "$work/compiler.cpp" <<'TXT'
 #include <numbers>
 #include <span>
 #include <version>
-#if defined(__clang__) ? __clang_major__ < 14 : __GNUC__ < 11
+#if defined(__clang__) ? __clang_major__ < 16 : __GNUC__ < 11
 #error too old
 #endif
 int main() { return 0; }
 TXT
 $CXX ${CPPFLAGS-} ${CXXFLAGS-} -std=c++20 -fsyntax-only "$work/compiler.cpp" 2> "$work/log" ||
-    { head -3 "$work/log" >&2; stop "$CXX does not compile C++20; use g++ 11 or clang 14 or newer (make CXX=g++-12)"; }
+    { head -3 "$work/log" >&2; stop "$CXX does not compile C++20; use g++ 11 or clang 16 or newer (make CXX=g++-12)"; }
 printf 'int main() { return 0; }\n' > "$work/openmp.cpp"
 $CXX ${CXXFLAGS-} ${LDFLAGS-} -fopenmp "$work/openmp.cpp" -o "$work/openmp" 2> /dev/null ||
     stop "$CXX cannot build with OpenMP (-fopenmp); install its OpenMP library (g++ brings libgomp, clang wants libomp-dev)"

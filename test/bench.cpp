@@ -28,6 +28,7 @@
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
 #include <poll.h>
+#include <sys/times.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #if defined(__x86_64__)
@@ -59,6 +60,38 @@ double median(std::vector<double> values) {
     const size_t half = values.size() / 2;
     return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
+
+/// Processor time that all cores spent on anything, or that the host took from them, in clock ticks.
+int64_t machine_ticks() {
+    std::ifstream file("/proc/stat");
+    std::string name;
+    int64_t user = 0, nice = 0, system = 0, idle = 0, waiting = 0, irq = 0, soft_irq = 0, steal = 0;
+    file >> name >> user >> nice >> system >> idle >> waiting >> irq >> soft_irq >> steal;
+    return user + nice + system + irq + soft_irq + steal;
+}
+
+/// The share of all processor time since construction that went neither to this process nor to another whose own time,
+/// before and after, is given.
+class OthersShare {
+  public:
+    explicit OthersShare(int64_t own_ticks = 0) : start_(now()), taken_(taken(own_ticks)) {}
+    double operator()(int64_t own_ticks = 0) const {
+        const double available =
+            (now() - start_) *
+            static_cast<double>(::sysconf(_SC_CLK_TCK) * ::sysconf(_SC_NPROCESSORS_ONLN));
+        // One tick either way is the precision of these numbers.
+        return static_cast<double>(std::max<int64_t>(0, taken(own_ticks) - taken_ - 2)) / available;
+    }
+
+  private:
+    static int64_t taken(int64_t own_ticks) {
+        tms self{};
+        ::times(&self);
+        return machine_ticks() - self.tms_utime - self.tms_stime - own_ticks;
+    }
+    double start_;
+    int64_t taken_;
+};
 
 // --- multiply-adds: the canary and the peak ----------------------------------------------------------------------------
 
@@ -191,6 +224,7 @@ struct Timing {
 
     double operator()(const std::function<void()>& work) {
         work();
+        const OthersShare others;
         std::vector<double> good, all;
         const double end = now() + limit;
         while (static_cast<int>(good.size()) < samples && (all.size() < 2 || now() < end)) {
@@ -202,7 +236,7 @@ struct Timing {
             if (before && canary.quiet()) good.push_back(seconds);
         }
         ++measured;
-        disturbed += good.empty();
+        disturbed += good.empty() || others() > 0.1;
         return median(good.empty() ? all : good);
     }
 };
@@ -750,15 +784,6 @@ class PeerRun {
     uint64_t peak_rss_ = 0;
 };
 
-/// Processor time that all cores spent on anything, or that the host took from them, in clock ticks.
-int64_t machine_ticks() {
-    std::ifstream file("/proc/stat");
-    std::string name;
-    int64_t user = 0, nice = 0, system = 0, idle = 0, waiting = 0, irq = 0, soft_irq = 0, steal = 0;
-    file >> name >> user >> nice >> system >> idle >> waiting >> irq >> soft_irq >> steal;
-    return user + nice + system + irq + soft_irq + steal;
-}
-
 /// Times of steps, those of quiet rounds apart.
 struct Rounds {
     std::vector<double> good, all;
@@ -767,16 +792,12 @@ struct Rounds {
     template <class Run>
     void add(Canary& canary, Run& run, int steps) {
         const bool before = canary.wait_for_quiet(5);
-        const double start = now();
-        const int64_t others = machine_ticks() - run.ticks();
+        const OthersShare others(run.ticks());
         const std::vector<double> ms = run.steps(steps);
-        const auto taken = static_cast<double>(machine_ticks() - run.ticks() - others);
-        const double available =
-            (now() - start) *
-            static_cast<double>(::sysconf(_SC_CLK_TCK) * ::sysconf(_SC_NPROCESSORS_ONLN));
+        const double share = others(run.ticks());
         ++rounds;
         all.insert(all.end(), ms.begin(), ms.end());
-        if (!before || taken > 0.05 * available || !canary.quiet()) return;
+        if (!before || share > 0.05 || !canary.quiet()) return;
         ++good_rounds;
         good.insert(good.end(), ms.begin(), ms.end());
     }
@@ -936,7 +957,9 @@ void bench(const Options& options) {
     std::printf("\n");
     print_cells(cells);
     std::printf(
-        "\nMedians over the steps of quiet rounds, the two programs taking turns. GiB: peak "
+        "\nMedians over the steps of quiet rounds, the two programs taking turns; without any "
+        "quiet "
+        "round, of all steps, and then the numbers hold only roughly. GiB: peak "
         "resident memory.\n"
         "%s%s",
         floor_rule, products.c_str());

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "test/catch.h"
+#include "kernels/device.h"
 #include "test/random.h"
 
 namespace train_gpt {
@@ -72,6 +73,7 @@ TemporaryDirectory::~TemporaryDirectory() {
 }  // namespace train_gpt
 
 int main(int argc, char** argv) {
+    train_gpt::limit_openmp_spinning(argv);
     std::printf("TEST_SEED=%llu repeats this run's random inputs\n",
                 static_cast<unsigned long long>(train_gpt::test_seed()));
     std::fflush(stdout);

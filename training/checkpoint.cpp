@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <type_traits>
 
 #include <nlohmann/json.hpp>
 
@@ -29,11 +30,27 @@ std::string step_name(int64_t step) {
     return name;
 }
 
-/// The step in "step-00000123", or −1.
+/// The step in "step-00000123", or −1. Steps of more than eight digits have longer names.
 int64_t step_of_name(const std::string& name) {
-    if (name.size() != 13 || name.compare(0, 5, "step-") != 0) return -1;
+    if (name.size() < 13 || name.size() > 21 || name.compare(0, 5, "step-") != 0) return -1;
     if (name.find_first_not_of("0123456789", 5) != std::string::npos) return -1;
     return std::stoll(name.substr(5));
+}
+
+/// The folders step-NNNNNNNN of a run, whole or not, newest first.
+std::vector<fs::path> step_folders(const fs::path& run_dir) {
+    std::vector<std::pair<int64_t, fs::path>> found;
+    std::error_code code;
+    for (fs::directory_iterator entry(run_dir, code), end; !code && entry != end;
+         entry.increment(code))
+        if (const int64_t step = step_of_name(entry->path().filename().string()); step >= 0)
+            found.emplace_back(-step, entry->path());
+    if (code && code != std::errc::no_such_file_or_directory)
+        throw Error("cannot read the run folder ", run_dir.string(), ": ", code.message());
+    std::sort(found.begin(), found.end());
+    std::vector<fs::path> folders;
+    for (auto& [step, path] : found) folders.push_back(std::move(path));
+    return folders;
 }
 
 Json read_json(const fs::path& path) {
@@ -48,24 +65,40 @@ Json read_json(const fs::path& path) {
 template <class T>
 T field(const Json& json, const char* key, const fs::path& path) {
     try {
-        return json.at(key).get<T>();
+        const Json& value = json.at(key);
+        // The library would take 2.5, true and numbers that do not fit for integers.
+        if (!std::is_integral_v<T> || std::is_same_v<T, bool> || value.is_number_integer())
+            return value.get<T>();
     } catch (const Json::exception&) {
-        throw Error(path.string(), " has no valid \"", key, "\"; is this the folder of a GPT-2 model or checkpoint?");
     }
+    throw Error(path.string(), " has no valid \"", key,
+                "\"; is this the folder of a GPT-2 model or checkpoint?");
 }
 
-/// out[c, r] = in[r, c] of a rows × cols matrix.
-void transpose(const float* in, float* out, int64_t rows, int64_t cols) {
+/// The value of a key that may be missing or null.
+template <class T>
+T optional_field(const Json& json, const char* key, T fallback, const fs::path& path) {
+    if (!json.contains(key) || json[key].is_null()) return fallback;
+    return field<T>(json, key, path);
+}
+
+/// out[c, r] = in[r, c] for rows × cols elements; rows of `in` are in_stride apart, those of `out` follow each other.
+void transpose(const float* in, int64_t in_stride, float* out, int64_t rows, int64_t cols) {
     constexpr int64_t tile = 32;
 #pragma omp parallel for schedule(static)
     for (int64_t r0 = 0; r0 < rows; r0 += tile)
         for (int64_t c0 = 0; c0 < cols; c0 += tile)
             for (int64_t r = r0; r < std::min(rows, r0 + tile); ++r)
-                for (int64_t c = c0; c < std::min(cols, c0 + tile); ++c) out[c * rows + r] = in[r * cols + c];
+                for (int64_t c = c0; c < std::min(cols, c0 + tile); ++c)
+                    out[c * rows + r] = in[r * in_stride + c];
 }
 
 std::vector<int64_t> hugging_face_shape(const Parameter& p) {
     return p.transposed ? std::vector<int64_t>{p.shape[1], p.shape[0]} : p.shape;
+}
+
+bool is_optimizer_file(const std::string& name) {
+    return name.starts_with("optimizer-") && name.ends_with(".safetensors");
 }
 
 void write_weights(const fs::path& path, const ParameterStore& parameters) {
@@ -76,23 +109,34 @@ void write_weights(const fs::path& path, const ParameterStore& parameters) {
                            .dtype = rounded ? "BF16" : "F32",
                            .shape = hugging_face_shape(p)});
     SafetensorsWriter writer(path, std::move(tensors));
-    std::vector<float> values, transposed;
+    // In pieces of rows, so that a checkpoint needs no memory to speak of.
+    constexpr int64_t piece_elements = 1 << 18;
+    std::vector<float> values;
     std::vector<bf16> halves;
     for (int i = 0; i < static_cast<int>(parameters.parameters().size()); ++i) {
         const Parameter& p = parameters.parameters()[static_cast<size_t>(i)];
-        values.resize(static_cast<size_t>(p.numel()));
-        parameters.get(i, values);
-        if (p.transposed) {
-            transposed.resize(values.size());
-            transpose(values.data(), transposed.data(), p.shape[0], p.shape[1]);
-            std::swap(values, transposed);
-        }
-        if (rounded) {
-            halves.resize(values.size());
-            std::transform(values.begin(), values.end(), halves.begin(), [](float v) { return bf16(v); });
-            writer.append(std::as_bytes(std::span(halves)));
-        } else {
-            writer.append(std::as_bytes(std::span(values)));
+        const float* master = parameters.master(i);
+        const int64_t rows = hugging_face_shape(p)[0], cols = p.numel() / rows;
+        const int64_t rows_at_once = std::max<int64_t>(1, piece_elements / cols);
+        for (int64_t first = 0; first < rows; first += rows_at_once) {
+            const int64_t n = std::min(rows_at_once, rows - first);
+            values.resize(static_cast<size_t>(n * cols));
+            if (p.transposed)
+                transpose(master + first, rows, values.data(), cols, n);
+            else
+                std::copy_n(master + first * cols, n * cols, values.begin());
+            halves.resize(rounded ? values.size() : 0);
+            std::transform(values.begin(), values.begin() + std::ssize(halves), halves.begin(),
+                           [](float v) { return bf16(v); });
+            const bool finite = std::all_of(values.begin(), values.end(),
+                                            [](float v) { return std::isfinite(v); }) &&
+                                std::all_of(halves.begin(), halves.end(),
+                                            [](bf16 v) { return std::isfinite(to_float(v)); });
+            if (!finite)
+                throw Error("the weights hold numbers that are not finite (first in ", p.name,
+                            "); a checkpoint of them is of no use");
+            writer.append(rounded ? std::as_bytes(std::span(halves))
+                                  : std::as_bytes(std::span(values)));
         }
     }
     writer.commit();
@@ -110,7 +154,8 @@ void write_optimizer(const fs::path& path, const ParameterStore& parameters) {
     const int count = static_cast<int>(parameters.parameters().size());
     for (auto state : {&ParameterStore::master, &ParameterStore::moment1, &ParameterStore::moment2})
         for (int i = 0; i < count; ++i) {
-            const size_t n = static_cast<size_t>(parameters.parameters()[static_cast<size_t>(i)].numel());
+            const size_t n =
+                static_cast<size_t>(parameters.parameters()[static_cast<size_t>(i)].numel());
             writer.append(std::as_bytes(std::span((parameters.*state)(i), n)));
         }
     writer.commit();
@@ -144,16 +189,18 @@ Json hugging_face_config(const GPTShape& shape, DType dtype, const Tokenizer* to
 
 }  // namespace
 
-fs::path save_checkpoint(const fs::path& run_dir, int64_t step, const Config& config, const GPTShape& shape,
-                         const ParameterStore& parameters, const Tokenizer* tokenizer) {
+fs::path save_checkpoint(const fs::path& run_dir, int64_t step, const Config& config,
+                         const GPTShape& shape, const ParameterStore& parameters,
+                         const Tokenizer* tokenizer) {
     const fs::path final_path = run_dir / step_name(step);
     const fs::path directory = run_dir / (step_name(step) + ".tmp");
-    fs::remove_all(directory);
-    make_directory(directory);
     try {
+        fs::remove_all(directory);
+        make_directory(directory);
         write_weights(directory / "model.safetensors", parameters);
         write_optimizer(directory / "optimizer-00000-of-00001.safetensors", parameters);
-        write_file(directory / "config.json", hugging_face_config(shape, parameters.dtype(), tokenizer).dump(2) + "\n");
+        write_file(directory / "config.json",
+                   hugging_face_config(shape, parameters.dtype(), tokenizer).dump(2) + "\n");
         write_file(directory / "train_gpt.json", to_json(config));
         if (tokenizer) tokenizer->save(directory / "tokenizer.json");
 
@@ -166,7 +213,8 @@ fs::path save_checkpoint(const fs::path& run_dir, int64_t step, const Config& co
         for (const auto& entry : fs::directory_iterator(directory)) files.push_back(entry.path());
         std::sort(files.begin(), files.end());
         for (const fs::path& file : files)
-            manifest["files"][file.filename().string()] = {{"bytes", fs::file_size(file)}, {"xxh3", hash_file(file)}};
+            manifest["files"][file.filename().string()] = {{"bytes", fs::file_size(file)},
+                                                           {"xxh3", hash_file(file)}};
         write_file(directory / "manifest.json", manifest.dump(2) + "\n");
         sync_directory(directory);
 
@@ -177,7 +225,8 @@ fs::path save_checkpoint(const fs::path& run_dir, int64_t step, const Config& co
     } catch (const fs::filesystem_error& error) {
         std::error_code ignored;
         fs::remove_all(directory, ignored);
-        throw Error("cannot write the checkpoint ", final_path.string(), ": ", error.code().message());
+        throw Error("cannot write the checkpoint ", final_path.string(), ": ",
+                    error.code().message());
     } catch (...) {
         std::error_code ignored;
         fs::remove_all(directory, ignored);
@@ -187,23 +236,18 @@ fs::path save_checkpoint(const fs::path& run_dir, int64_t step, const Config& co
 }
 
 std::vector<fs::path> list_checkpoints(const fs::path& run_dir) {
-    std::vector<fs::path> found;
-    if (!fs::is_directory(run_dir)) return found;
-    for (const auto& entry : fs::directory_iterator(run_dir))
-        if (step_of_name(entry.path().filename().string()) >= 0 && fs::exists(entry.path() / "manifest.json"))
-            found.push_back(entry.path());
-    std::sort(found.rbegin(), found.rend());
+    std::vector<fs::path> found = step_folders(run_dir);
+    std::erase_if(found, [](const fs::path& path) { return !fs::exists(path / "manifest.json"); });
     return found;
 }
 
 void prune_checkpoints(const fs::path& run_dir, int keep) {
     std::error_code ignored;
     std::vector<fs::path> doomed;
-    for (const auto& entry : fs::directory_iterator(run_dir)) {
-        const std::string name = entry.path().filename().string();
-        if (entry.path().extension() == ".tmp" && step_of_name(entry.path().stem().string()) >= 0)
-            doomed.push_back(entry.path());
-    }
+    for (fs::directory_iterator entry(run_dir, ignored), end; entry != end;
+         entry.increment(ignored))
+        if (entry->path().extension() == ".tmp" && step_of_name(entry->path().stem().string()) >= 0)
+            doomed.push_back(entry->path());
     const auto checkpoints = list_checkpoints(run_dir);
     for (size_t i = static_cast<size_t>(keep); keep > 0 && i < checkpoints.size(); ++i) {
         // Without its manifest it is no checkpoint any more, whatever interrupts the rest.
@@ -213,43 +257,93 @@ void prune_checkpoints(const fs::path& run_dir, int keep) {
     for (const fs::path& path : doomed) fs::remove_all(path, ignored);
 }
 
+std::optional<fs::path> recover_newest_checkpoint(
+    const fs::path& run_dir, const std::function<void(const std::string&)>& warn) {
+    std::vector<fs::path> damaged;
+    for (const fs::path& checkpoint : step_folders(run_dir)) {
+        try {
+            verify_checkpoint(checkpoint, Verify::everything);
+        } catch (const Error& error) {
+            warn(concat(error.what(), "; trying the checkpoint before it"));
+            damaged.push_back(checkpoint);
+            continue;
+        }
+        for (const fs::path& path : damaged) {
+            std::error_code code;
+            fs::path aside = path;
+            aside += ".damaged";
+            fs::remove_all(aside, code);
+            fs::rename(path, aside, code);
+            if (code)
+                throw Error("cannot move ", path.string(), " out of the way: ", code.message(),
+                            "; move it yourself");
+        }
+        return checkpoint;
+    }
+    if (damaged.empty()) return {};
+    throw Error(
+        "none of the ", damaged.size(), " checkpoints in ", run_dir.string(),
+        " is whole; restore one of them from a copy, or choose another run_dir to start afresh");
+}
+
 fs::path find_checkpoint(const fs::path& path) {
-    if (!fs::exists(path)) throw Error("there is no checkpoint at ", path.string(), "; check the path");
+    if (!fs::exists(path))
+        throw Error("there is no checkpoint at ", path.string(), "; check the path");
     if (fs::exists(path / "model.safetensors")) return path;
     const auto checkpoints = list_checkpoints(path);
     if (checkpoints.empty())
-        throw Error(path.string(), " holds no complete checkpoint (no model.safetensors and no step-NNNNNNNN folder)",
-                    "; name a run's folder or one of its checkpoints");
+        throw Error(
+            path.string(),
+            " holds no complete checkpoint (no model.safetensors and no step-NNNNNNNN folder)",
+            "; name a run's folder or one of its checkpoints");
     return checkpoints.front();
 }
 
-void verify_checkpoint(const fs::path& checkpoint) {
+void verify_checkpoint(const fs::path& checkpoint, Verify what) {
+    const char* advice = ": the checkpoint is damaged; restore it from a copy or use another one";
     const fs::path path = checkpoint / "manifest.json";
+    if (!fs::exists(path)) throw Error(checkpoint.string(), " has no manifest.json", advice);
     const Json manifest = read_json(path);
-    if (field<int>(manifest, "format_version", path) > format_version)
+    if (field<int64_t>(manifest, "format_version", path) > format_version)
         throw Error(checkpoint.string(), " was written by a newer version of this program (",
-                    manifest.value("program", "unknown"), "); use that version, or a newer one");
-    const Json files = field<Json>(manifest, "files", path);
-    for (const auto& [name, recorded] : files.items()) {
+                    optional_field<std::string>(manifest, "program", "unknown", path),
+                    "); use that version, or a newer one");
+    const int64_t named = step_of_name(checkpoint.filename().string());
+    if (const int64_t step = field<int64_t>(manifest, "step", path);
+        step < 0 || (named >= 0 && named != step))
+        throw Error(path.string(), " speaks of step ", step, advice);
+    const auto files = field<std::map<std::string, Json>>(manifest, "files", path);
+    for (const char* name : {"config.json", "model.safetensors", "train_gpt.json"})
+        if (!files.count(name)) throw Error(path.string(), " does not list ", name, advice);
+    for (const auto& [name, recorded] : files) {
         const fs::path file = checkpoint / name;
-        if (!fs::exists(file)) throw Error("the checkpoint ", checkpoint.string(), " lacks its file ", name);
-        if (fs::file_size(file) != field<uint64_t>(recorded, "bytes", path))
-            throw Error(file.string(), " has ", fs::file_size(file), " bytes instead of ",
-                        recorded["bytes"].dump(), ": the checkpoint is damaged");
+        if (what == Verify::model && is_optimizer_file(name)) continue;
+        std::error_code code;
+        const uintmax_t bytes = fs::is_regular_file(file) ? fs::file_size(file, code) : 0;
+        if (code || !fs::is_regular_file(file))
+            throw Error(checkpoint.string(), " lacks its file ", name, advice);
+        if (bytes != field<uint64_t>(recorded, "bytes", path))
+            throw Error(file.string(), " has ", bytes, " bytes instead of ",
+                        recorded["bytes"].dump(), advice);
         if (hash_file(file) != field<std::string>(recorded, "xxh3", path))
-            throw Error(file.string(), " differs from the hash in manifest.json: the checkpoint is damaged");
+            throw Error(file.string(), " differs from its hash in manifest.json", advice);
     }
 }
 
 int64_t checkpoint_step(const fs::path& checkpoint) {
-    return field<int64_t>(read_json(checkpoint / "manifest.json"), "step", checkpoint / "manifest.json");
+    return field<int64_t>(read_json(checkpoint / "manifest.json"), "step",
+                          checkpoint / "manifest.json");
 }
 
-Config checkpoint_config(const fs::path& checkpoint) { return load_config(checkpoint / "train_gpt.json", {}); }
+Config checkpoint_config(const fs::path& checkpoint) {
+    return load_config(checkpoint / "train_gpt.json", {});
+}
 
 void load_training_state(const fs::path& checkpoint, ParameterStore& parameters) {
     std::vector<float> values;
-    const auto files = glob_files((checkpoint / "optimizer-*-of-*.safetensors").string());
+    std::vector<fs::path> files;
+    for (const auto& entry : fs::directory_iterator(checkpoint))
+        if (is_optimizer_file(entry.path().filename().string())) files.push_back(entry.path());
     const int count = static_cast<int>(parameters.parameters().size());
     std::vector<int64_t> covered(static_cast<size_t>(count), 0);
     for (const fs::path& path : files) {
@@ -259,10 +353,10 @@ void load_training_state(const fs::path& checkpoint, ParameterStore& parameters)
             const auto range = file.metadata().find("range/" + p.name);
             if (range == file.metadata().end()) continue;
             long long first = -1, end = -1;
-            if (std::sscanf(range->second.c_str(), "%lld-%lld", &first, &end) != 2 || first < 0 || first > end ||
-                end > p.numel())
-                throw Error(path.string(), " has the impossible range \"", range->second, "\" for ", p.name,
-                            ", a tensor of ", p.numel(), " elements");
+            if (std::sscanf(range->second.c_str(), "%lld-%lld", &first, &end) != 2 || first < 0 ||
+                first > end || end > p.numel())
+                throw Error(path.string(), " has the impossible range \"", range->second, "\" for ",
+                            p.name, ", a tensor of ", p.numel(), " elements");
             const std::vector<int64_t> shape{end - first};
             file.read_floats(file.at("master/" + p.name, shape), parameters.master(i) + first);
             file.read_floats(file.at("m/" + p.name, shape), parameters.moment1(i) + first);
@@ -273,8 +367,9 @@ void load_training_state(const fs::path& checkpoint, ParameterStore& parameters)
     for (int i = 0; i < count; ++i) {
         const Parameter& p = parameters.parameters()[static_cast<size_t>(i)];
         if (covered[static_cast<size_t>(i)] != p.numel())
-            throw Error("the optimizer files of ", checkpoint.string(), " hold ", covered[static_cast<size_t>(i)],
-                        " of the ", p.numel(), " elements of ", p.name, ": one of them is missing");
+            throw Error("the optimizer files of ", checkpoint.string(), " hold ",
+                        covered[static_cast<size_t>(i)], " of the ", p.numel(), " elements of ",
+                        p.name, ": one of them is missing");
         values.assign(parameters.master(i), parameters.master(i) + p.numel());
         parameters.set(i, values);
         for (float* moment : {parameters.moment1(i), parameters.moment2(i)})
@@ -286,42 +381,50 @@ GPTShape read_model_shape(const fs::path& directory) {
     const fs::path path = directory / "config.json";
     const Json json = read_json(path);
     if (field<std::string>(json, "model_type", path) != "gpt2")
-        throw Error(path.string(), " describes a model of type ", json["model_type"].dump(), "; only gpt2 is supported");
-    const std::string activation = json.value("activation_function", "gelu_new");
+        throw Error(path.string(), " has model_type = ", json["model_type"].dump(),
+                    "; only \"gpt2\" is supported");
+    const auto activation =
+        optional_field<std::string>(json, "activation_function", "gelu_new", path);
     if (activation != "gelu_new" && activation != "gelu_pytorch_tanh")
-        throw Error(path.string(), " asks for the activation function \"", activation,
-                    "\"; only gelu_new (tanh approximation) is supported");
-    const GPTShape shape{.n_layer = field<int>(json, "n_layer", path),
-                         .n_head = field<int>(json, "n_head", path),
-                         .n_embd = field<int>(json, "n_embd", path),
-                         .n_ctx = json.contains("n_positions") ? field<int>(json, "n_positions", path)
-                                                               : field<int>(json, "n_ctx", path),
-                         .vocab_size = field<int64_t>(json, "vocab_size", path)};
-    const auto in_range = [&](const char* name, int64_t value, int64_t most) {
+        throw Error(path.string(), " has activation_function = \"", activation,
+                    "\"; only \"gelu_new\" (tanh approximation) is supported");
+    const auto size = [&](const char* key, int64_t most) {
+        const int64_t value = field<int64_t>(json, key, path);
         if (value < 1 || value > most)
-            throw Error(path.string(), " has ", name, " = ", value, "; it must lie between 1 and ", most);
+            throw Error(path.string(), " has ", key, " = ", value, "; it must lie between 1 and ",
+                        most);
+        return static_cast<int>(value);
     };
-    in_range("n_layer", shape.n_layer, 10000);
-    in_range("n_head", shape.n_head, 10000);
-    in_range("n_embd", shape.n_embd, 1 << 20);
-    in_range("n_positions", shape.n_ctx, 1 << 24);
-    in_range("vocab_size", shape.vocab_size, 1 << 24);
+    const GPTShape shape{
+        .n_layer = size("n_layer", 10000),
+        .n_head = size("n_head", 10000),
+        .n_embd = size("n_embd", 1 << 20),
+        .n_ctx = size(json.contains("n_positions") ? "n_positions" : "n_ctx", 1 << 24),
+        .vocab_size = size("vocab_size", 1 << 24)};
     if (shape.n_embd % shape.n_head != 0 || shape.head_size() > 256)
         throw Error(path.string(), " has n_embd = ", shape.n_embd, " and n_head = ", shape.n_head,
                     "; heads must divide channels and be at most 256 wide");
-    if (json.contains("n_inner") && !json["n_inner"].is_null() && json["n_inner"] != 4 * shape.n_embd)
-        throw Error(path.string(), " has n_inner = ", json["n_inner"].dump(), "; only 4·n_embd is supported");
-    if (std::fabs(json.value("layer_norm_epsilon", 1e-5) - 1e-5) > 1e-9)
-        throw Error(path.string(), " has layer_norm_epsilon = ", json["layer_norm_epsilon"].dump(),
-                    "; only 1e-5 is supported");
+    // What would make the same weights another function.
+    const auto only = [&](const char* key, auto supported) {
+        if (optional_field(json, key, supported, path) != supported)
+            throw Error(path.string(), " has ", key, " = ", json[key].dump(), "; only ",
+                        Json(supported).dump(), " is supported");
+    };
+    only("n_inner", int64_t{4} * shape.n_embd);
+    only("layer_norm_epsilon", 1e-5);
+    only("scale_attn_weights", true);
+    only("scale_attn_by_inverse_layer_idx", false);
+    only("tie_word_embeddings", true);
+    only("add_cross_attention", false);
     return shape;
 }
 
 void require_same_model(const fs::path& checkpoint, const GPTShape& found, const GPTShape& wanted) {
     const auto require = [&](const char* key, int64_t have, int64_t want) {
         if (have != want)
-            throw Error("the model in ", checkpoint.string(), " has ", key, " = ", have, ", but the configuration says ",
-                        want, "; change the configuration back, or start afresh with another run_dir");
+            throw Error("the model in ", checkpoint.string(), " has ", key, " = ", have,
+                        ", but the configuration says ", want,
+                        "; change the configuration back, or start afresh with another run_dir");
     };
     require("n_layer", found.n_layer, wanted.n_layer);
     require("n_head", found.n_head, wanted.n_head);
@@ -332,7 +435,8 @@ void require_same_model(const fs::path& checkpoint, const GPTShape& found, const
 
 DType read_model_dtype(const fs::path& directory) {
     const SafetensorsFile file(directory / "model.safetensors");
-    return !file.tensors().empty() && file.tensors().front().dtype == "BF16" ? DType::bf16 : DType::fp32;
+    return !file.tensors().empty() && file.tensors().front().dtype == "BF16" ? DType::bf16
+                                                                             : DType::fp32;
 }
 
 void load_weights(const fs::path& directory, ParameterStore& parameters) {
@@ -342,12 +446,13 @@ void load_weights(const fs::path& directory, ParameterStore& parameters) {
         const Parameter& p = parameters.parameters()[static_cast<size_t>(i)];
         // save_pretrained writes the prefix, the published gpt2 files have none.
         const bool prefixed = file.find(hugging_face_prefix + p.name) != nullptr;
-        const TensorInfo& info = file.at(prefixed ? hugging_face_prefix + p.name : p.name, hugging_face_shape(p));
+        const TensorInfo& info =
+            file.at(prefixed ? hugging_face_prefix + p.name : p.name, hugging_face_shape(p));
         values.resize(static_cast<size_t>(p.numel()));
         file.read_floats(info, values.data());
         if (p.transposed) {
             transposed.resize(values.size());
-            transpose(values.data(), transposed.data(), p.shape[1], p.shape[0]);
+            transpose(values.data(), p.shape[0], transposed.data(), p.shape[1], p.shape[0]);
             std::swap(values, transposed);
         }
         parameters.set(i, values);

@@ -12,6 +12,8 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,11 +23,11 @@
 
 namespace train_gpt {
 
-/// Writes RUN_DIR/step-NNNNNNNN and returns its path. tokenizer may be null (synthetic data). Throws Error
-/// (disk full, …) with nothing left behind and older checkpoints as they were.
-std::filesystem::path save_checkpoint(const std::filesystem::path& run_dir, int64_t step, const Config& config,
-                                      const GPTShape& shape, const ParameterStore& parameters,
-                                      const Tokenizer* tokenizer);
+/// Writes RUN_DIR/step-NNNNNNNN from a training store and returns its path. tokenizer may be null (synthetic data).
+/// Throws Error (disk full, weights that are not finite, …) with nothing left behind and older checkpoints as they were.
+std::filesystem::path save_checkpoint(const std::filesystem::path& run_dir, int64_t step,
+                                      const Config& config, const GPTShape& shape,
+                                      const ParameterStore& parameters, const Tokenizer* tokenizer);
 
 /// Deletes all but the newest `keep` complete checkpoints of a run (0: keeps all), and what interrupted saves left.
 void prune_checkpoints(const std::filesystem::path& run_dir, int keep);
@@ -37,8 +39,16 @@ std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path&
 /// is none.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
-/// Compares every file with the manifest's size and hash; throws Error naming the first that differs.
-void verify_checkpoint(const std::filesystem::path& checkpoint);
+/// The newest checkpoint of a run whose files are all as they were written, for the run to go on from; nothing when the
+/// run has none yet. Damaged ones that are newer are told to `warn` and renamed to step-NNNNNNNN.damaged, so that they
+/// are not counted as checkpoints any more. Throws Error when there are checkpoints but none is whole: a run does not
+/// start from scratch over what may be mended.
+std::optional<std::filesystem::path> recover_newest_checkpoint(
+    const std::filesystem::path& run_dir, const std::function<void(const std::string&)>& warn);
+
+enum class Verify { everything, model /* all but the optimizer's state */ };
+/// Compares files with the manifest's sizes and hashes; throws Error naming the first that differs.
+void verify_checkpoint(const std::filesystem::path& checkpoint, Verify what);
 
 /// Step of a checkpoint of ours, from its manifest.
 int64_t checkpoint_step(const std::filesystem::path& checkpoint);
@@ -53,7 +63,8 @@ void load_training_state(const std::filesystem::path& checkpoint, ParameterStore
 GPTShape read_model_shape(const std::filesystem::path& directory);
 
 /// Throws Error naming what differs when a checkpoint's model is not the one wanted.
-void require_same_model(const std::filesystem::path& checkpoint, const GPTShape& found, const GPTShape& wanted);
+void require_same_model(const std::filesystem::path& checkpoint, const GPTShape& found,
+                        const GPTShape& wanted);
 
 /// DType of the weights in a model folder ("fp32" unless they are bf16).
 DType read_model_dtype(const std::filesystem::path& directory);

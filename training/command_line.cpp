@@ -1,5 +1,7 @@
 #include "training/command_line.h"
 
+#include <cstdlib>
+
 #include <CLI/CLI.hpp>
 
 #include "kernels/error.h"
@@ -11,12 +13,28 @@ namespace {
 
 using Command = CommandLine::Command;
 
+// A bound for counts, so that messages name one that can be read.
+constexpr int64_t most = int64_t{1} << 53;
+
+/// A check of numbers. CLI11's own lets NaN through, and negative numbers where the type has no sign.
+CLI::Validator from_to(double low, double high) {
+    return CLI::Validator(
+        [=](const std::string& text) -> std::string {
+            char* end = nullptr;
+            const double value = std::strtod(text.c_str(), &end);
+            if (end != text.c_str() && *end == '\0' && value >= low && value <= high) return "";
+            return concat("\"", text, "\" is not a number from ", low, " to ", high);
+        },
+        "");
+}
+
 void add_config(CLI::App* app, CommandLine& line) {
     app->add_option("config", line.config, "JSON configuration, such as configs/gpt2-124m.json")
         ->required()
         ->type_name("CONFIG");
-    app->add_option("--set", line.overrides,
-                    "Override a key: --set optimizer.learning_rate=3e-4 (may be given several times)")
+    app->add_option(
+           "--set", line.overrides,
+           "Override a key: --set optimizer.learning_rate=3e-4 (may be given several times)")
         ->type_name("KEY=VALUE")
         ->expected(1)
         ->take_all()
@@ -25,13 +43,15 @@ void add_config(CLI::App* app, CommandLine& line) {
 
 void add_checkpoint(CLI::App* app, CommandLine& line) {
     app->add_option("checkpoint", line.checkpoint,
-                    "A checkpoint, a run's folder (its newest checkpoint), or the folder of a Hugging Face GPT-2 model")
+                    "A checkpoint, a run's folder (its newest checkpoint), or the folder of a "
+                    "Hugging Face GPT-2 model")
         ->required()
         ->type_name("CHECKPOINT");
     app->add_option("--device", line.device, "auto, cpu or cuda")
         ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
         ->capture_default_str();
-    app->add_option("--dtype", line.dtype, "auto (bf16 where the device multiplies it natively), bf16 or fp32")
+    app->add_option("--dtype", line.dtype,
+                    "auto (bf16 where the device multiplies it natively), bf16 or fp32")
         ->check(CLI::IsMember({"auto", "bf16", "fp32"}))
         ->capture_default_str();
 }
@@ -40,43 +60,62 @@ void add_checkpoint(CLI::App* app, CommandLine& line) {
 
 CommandLine parse_command_line(int argc, char** argv) {
     CommandLine line;
-    CLI::App app("Pretrains GPT language models: one executable from raw text to a trained model.", "train_gpt");
+    CLI::App app("Pretrains GPT language models: one executable from raw text to a trained model.",
+                 "train_gpt");
     app.footer("Every command explains itself: train_gpt train --help");
     app.require_subcommand(0, 1);
     bool version_wanted = false;
     app.add_flag("--version", version_wanted, "Version, build, libraries and devices found");
 
-    CLI::App* tokenize = app.add_subcommand("tokenize", "Turn text into token shards (and train a vocabulary)");
-    tokenize->add_option("texts", line.prepare.texts, "Text files (UTF-8)")->required()->type_name("TEXT");
-    auto* vocab = tokenize->add_option("--train-vocab", line.prepare.train_vocab,
-                                       "Train a byte-level BPE vocabulary of at most this many tokens on the text")
-                      ->type_name("N");
-    tokenize->add_option("--tokenizer", line.prepare.tokenizer,
-                         "Use this vocabulary: tokenizer.json, *.tiktoken, or a folder with one of them or with "
-                         "vocab.json and merges.txt")
+    CLI::App* tokenize =
+        app.add_subcommand("tokenize", "Turn text into token shards (and train a vocabulary)");
+    tokenize->add_option("texts", line.prepare.texts, "Text files (UTF-8)")
+        ->required()
+        ->type_name("TEXT");
+    auto* vocab =
+        tokenize
+            ->add_option(
+                "--train-vocab", line.prepare.train_vocab,
+                "Train a byte-level BPE vocabulary of at most this many tokens on the text")
+            ->type_name("N");
+    tokenize
+        ->add_option(
+            "--tokenizer", line.prepare.tokenizer,
+            "Use this vocabulary: tokenizer.json, *.tiktoken, or a folder with one of them or with "
+            "vocab.json and merges.txt")
         ->type_name("PATH")
         ->excludes(vocab);
-    tokenize->add_option("--out", line.prepare.out, "Folder for tokenizer.json, train_*.bin, val_*.bin and data.json")
+    tokenize
+        ->add_option("--out", line.prepare.out,
+                     "Folder for tokenizer.json, train_*.bin, val_*.bin and data.json")
         ->required()
         ->type_name("DIR");
-    tokenize->add_option("--val-fraction", line.prepare.val_fraction,
-                         "Share of the text, taken from its end, that is kept for validation")
+    tokenize
+        ->add_option("--val-fraction", line.prepare.val_fraction,
+                     "Share of the text, taken from its end, that is kept for validation")
         ->capture_default_str()
         ->type_name("F");
     tokenize->add_option("--shard-tokens", line.prepare.shard_tokens, "Tokens of each shard")
         ->capture_default_str()
         ->type_name("N");
 
-    CLI::App* train = app.add_subcommand("train", "Train a model, or go on where its run folder left off");
+    CLI::App* train =
+        app.add_subcommand("train", "Train a model, or go on where its run folder left off");
     add_config(train, line);
-    train->add_option("--stop-at", line.stop_at, "End behind a checkpoint after this step, the schedule unchanged")
+    train
+        ->add_option("--stop-at", line.stop_at,
+                     "End behind a checkpoint after this step, the schedule unchanged")
         ->type_name("STEP")
-        ->check(CLI::PositiveNumber);
-    train->add_flag("--print-config", line.print_config, "Print the resolved configuration and exit");
+        ->check(CLI::Range(int64_t{1}, most));
+    train->add_flag("--print-config", line.print_config,
+                    "Print the resolved configuration and exit");
 
-    CLI::App* plan = app.add_subcommand("plan", "Parameters, FLOPs and memory of a run, without starting it");
+    CLI::App* plan =
+        app.add_subcommand("plan", "Parameters, FLOPs and memory of a run, without starting it");
     add_config(plan, line);
-    plan->add_option("--world", line.world, "Ranks")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+    plan->add_option("--world", line.world, "Ranks")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
 
     CLI::App* sample = app.add_subcommand("sample", "Write text with a trained model");
     add_checkpoint(sample, line);
@@ -85,31 +124,44 @@ CommandLine parse_command_line(int argc, char** argv) {
         ->check(CLI::Range(1, 1 << 24))
         ->capture_default_str();
     sample->add_option("--temperature", line.sampling.temperature, "0: always the likeliest token")
-        ->check(CLI::Range(0.0, 1000.0))
+        ->check(from_to(0, 1000))
         ->capture_default_str();
-    sample->add_option("--top-k", line.sampling.top_k, "Draw from the k likeliest tokens; 0: from all")
+    sample
+        ->add_option("--top-k", line.sampling.top_k,
+                     "Draw from the k likeliest tokens; 0: from all")
         ->check(CLI::Range(0, 1 << 24))
         ->capture_default_str();
-    sample->add_option("--top-p", line.sampling.top_p, "Draw from the likeliest tokens with this probability together")
-        ->check(CLI::Range(1e-9, 1.0))
+    sample
+        ->add_option("--top-p", line.sampling.top_p,
+                     "Draw from the likeliest tokens with this probability together")
+        ->check(from_to(1e-9, 1))
         ->capture_default_str();
-    sample->add_option("--seed", line.sampling.seed, "Seed of the random numbers")->capture_default_str();
-    sample->add_option("--samples", line.samples, "How many texts")->check(CLI::Range(1, 1000))->capture_default_str();
+    sample->add_option("--seed", line.sampling.seed, "Seed of the random numbers")
+        ->check(from_to(0, 18446744073709551615.0))
+        ->capture_default_str();
+    sample->add_option("--samples", line.samples, "How many texts")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
 
-    CLI::App* eval = app.add_subcommand("eval", "Validation loss and HellaSwag accuracy of a model");
+    CLI::App* eval =
+        app.add_subcommand("eval", "Validation loss and HellaSwag accuracy of a model");
     add_checkpoint(eval, line);
-    eval->add_option("--data", line.data, "Token shards; default: data.val of the run that wrote the checkpoint")
+    eval->add_option("--data", line.data,
+                     "Token shards; default: data.val of the run that wrote the checkpoint")
         ->type_name("GLOB");
     eval->add_option("--max-tokens", line.max_tokens, "Tokens to evaluate at most; 0: all")
-        ->check(CLI::NonNegativeNumber)
+        ->check(CLI::Range(int64_t{0}, most))
         ->capture_default_str();
-    eval->add_option("--hellaswag", line.hellaswag, "HellaSwag's published JSONL")->type_name("FILE");
+    eval->add_option("--hellaswag", line.hellaswag, "HellaSwag's published JSONL")
+        ->type_name("FILE");
     eval->add_option("--max-examples", line.max_examples, "HellaSwag examples at most; 0: all")
-        ->check(CLI::NonNegativeNumber)
+        ->check(CLI::Range(int64_t{0}, most))
         ->capture_default_str();
 
-    CLI::App* config = app.add_subcommand("config", "Print the reference table of all configuration keys");
-    config->add_flag("--schema", line.schema, "Print the JSON Schema instead (configs/schema.json)");
+    CLI::App* config =
+        app.add_subcommand("config", "Print the reference table of all configuration keys");
+    config->add_flag("--schema", line.schema,
+                     "Print the JSON Schema instead (configs/schema.json)");
 
     try {
         app.parse(argc, argv);
@@ -119,20 +171,26 @@ CommandLine parse_command_line(int argc, char** argv) {
         return line;
     } catch (const CLI::ParseError& error) {
         const auto chosen = app.get_subcommands();
-        throw UsageError(error.what(), "; see train_gpt ", chosen.empty() ? "" : chosen.front()->get_name() + " ",
-                         "--help");
+        throw UsageError(error.what(), "; see train_gpt ",
+                         chosen.empty() ? "" : chosen.front()->get_name() + " ", "--help");
     }
     if (version_wanted) {
         line.output = version_report();
     } else if (app.get_subcommands().empty()) {
         line.output = app.help();
     }
-    for (const auto& [subcommand, command] :
-         {std::pair{tokenize, Command::tokenize}, {train, Command::train}, {plan, Command::plan},
-          {sample, Command::sample}, {eval, Command::eval}, {config, Command::config}})
+    for (const auto& [subcommand, command] : {std::pair{tokenize, Command::tokenize},
+                                              {train, Command::train},
+                                              {plan, Command::plan},
+                                              {sample, Command::sample},
+                                              {eval, Command::eval},
+                                              {config, Command::config}})
         if (!version_wanted && subcommand->parsed()) line.command = command;
-    if (line.command == Command::tokenize && line.prepare.train_vocab == 0 && line.prepare.tokenizer.empty())
-        throw UsageError("tokenize needs a vocabulary: give --train-vocab N to train one on the text, or --tokenizer PATH");
+    if (line.command == Command::tokenize && line.prepare.train_vocab == 0 &&
+        line.prepare.tokenizer.empty())
+        throw UsageError(
+            "tokenize needs a vocabulary: give --train-vocab N to train one on the text, or "
+            "--tokenizer PATH");
     return line;
 }
 

@@ -12,7 +12,8 @@ namespace train_gpt {
 struct CommandLine {
     enum class Command { none, tokenize, train, plan, sample, eval, config };
 
-    Command command = Command::none;  // none: help or the version was asked for, and `output` answers it
+    Command command =
+        Command::none;  // none: help or the version was asked for, and `output` answers it
     std::string output;
 
     // train, plan

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
+#include <string_view>
 
 #include <nlohmann/json.hpp>
 
@@ -12,8 +14,8 @@
 
 namespace train_gpt {
 
-ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& windows, const Tokenizer* tokenizer,
-                          EvaluationBatch batch) {
+ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& windows,
+                          const Tokenizer* tokenizer, EvaluationBatch batch) {
     const int B = model.options().B, T = model.options().T;
     const TokenBatch device_batch{.tokens = batch.tokens, .targets = batch.targets};
     double nats = 0;
@@ -26,7 +28,8 @@ ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& w
         for (int64_t i = 0; tokenizer && i < int64_t{B} * T; ++i) {
             const int32_t target = batch.targets[i];
             if (target >= 0 && !tokenizer->is_special(static_cast<uint32_t>(target)))
-                bytes += static_cast<int64_t>(tokenizer->token_bytes(static_cast<uint32_t>(target)).size());
+                bytes += static_cast<int64_t>(
+                    tokenizer->token_bytes(static_cast<uint32_t>(target)).size());
         }
     }
     return {.nats_per_token = nats / static_cast<double>(windows.target_tokens()),
@@ -37,122 +40,117 @@ ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& w
 
 namespace {
 
-constexpr int endings_per_example = 4;
-
-/// One ending of one example, as a row of a batch.
-struct Choice {
-    size_t example;
-    int ending;
-    std::vector<int32_t> tokens;  // context and ending
-    size_t context_tokens;
-};
-
-struct Example {
-    int label = 0;
-    double loss[endings_per_example] = {};
-    int64_t tokens[endings_per_example] = {};
-};
-
 std::vector<int32_t> encode(const Tokenizer& tokenizer, const std::string& text) {
     const std::vector<uint32_t> ids = tokenizer.encode(text);
     return {ids.begin(), ids.end()};
 }
 
-int best_ending(const Example& example, bool per_token) {
-    const auto score = [&](int i) {
-        return per_token ? example.loss[i] / static_cast<double>(std::max<int64_t>(example.tokens[i], 1))
-                         : example.loss[i];
-    };
-    int best = 0;
-    for (int i = 1; i < endings_per_example; ++i)
-        if (score(i) < score(best)) best = i;
-    return best;
+/// 0 to 3, as a number or (in the published file's older editions) as a text; -1 where it is neither.
+int read_label(const nlohmann::json& label) {
+    if (label.is_number_integer())
+        return label.get<int64_t>() >= 0 && label.get<int64_t>() <= 3 ? label.get<int>() : -1;
+    const std::string text = label.is_string() ? label.get<std::string>() : "";
+    return text.size() == 1 && text[0] >= '0' && text[0] <= '3' ? text[0] - '0' : -1;
 }
 
 }  // namespace
 
-HellaSwagResult evaluate_hellaswag(Stream& stream, GPT& model, const Tokenizer& tokenizer,
-                                   const std::filesystem::path& jsonl, int64_t max_examples, EvaluationBatch batch) {
-    const int B = model.options().B;
-    const size_t T = static_cast<size_t>(model.options().T);
+HellaSwag::HellaSwag(const std::filesystem::path& jsonl, const Tokenizer& tokenizer,
+                     int64_t max_examples)
+    : path_(jsonl) {
     const MappedFile file(jsonl);
-    std::vector<Example> examples;
-    std::vector<Choice> row_queue;
-
-    const auto run_rows = [&] {
-        std::fill_n(batch.tokens, static_cast<size_t>(B) * T, 0);
-        std::fill_n(batch.targets, static_cast<size_t>(B) * T, -1);
-        for (size_t r = 0; r < row_queue.size(); ++r) {
-            const Choice& c = row_queue[r];
-            for (size_t t = 0; t + 1 < c.tokens.size(); ++t) {
-                batch.tokens[r * T + t] = c.tokens[t];
-                if (t + 1 >= c.context_tokens) batch.targets[r * T + t] = c.tokens[t + 1];
-            }
-        }
-        const TokenBatch device_batch{.tokens = batch.tokens, .targets = batch.targets};
-        model.forward(stream, device_batch);
-        model.evaluate_head(stream, device_batch);
-        for (size_t r = 0; r < row_queue.size(); ++r) {
-            Example& example = examples[row_queue[r].example];
-            for (size_t t = 0; t < T; ++t) {
-                if (batch.targets[r * T + t] < 0) continue;
-                example.loss[row_queue[r].ending] += model.losses()[r * T + t];
-                example.tokens[row_queue[r].ending] += 1;
-            }
-        }
-        row_queue.clear();
-    };
-
     std::string_view rest = file.text();
     for (int64_t line_number = 1; !rest.empty(); ++line_number) {
-        if (max_examples > 0 && static_cast<int64_t>(examples.size()) == max_examples) break;
+        if (max_examples > 0 && size() == max_examples) break;
         const std::string_view line = rest.substr(0, rest.find('\n'));
         rest.remove_prefix(std::min(rest.size(), line.size() + 1));
         if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-        std::string context;
-        std::vector<std::string> endings;
-        Example example;
-        try {
-            const auto json = nlohmann::json::parse(line);
-            context = json.at("ctx").get<std::string>();
-            endings = json.at("endings").get<std::vector<std::string>>();
-            example.label = json.at("label").is_string() ? std::stoi(json.at("label").get<std::string>())
-                                                         : json.at("label").get<int>();
-        } catch (const std::exception& error) {
-            throw Error(jsonl.string(), ", line ", line_number, " is not a HellaSwag example (", error.what(),
-                        "); the published file has \"ctx\", \"endings\" and \"label\" in each line");
-        }
-        if (endings.size() != endings_per_example || example.label < 0 || example.label >= endings_per_example)
-            throw Error(jsonl.string(), ", line ", line_number, " has ", endings.size(), " endings and the label ",
-                        example.label, "; an example has 4 endings and a label from 0 to 3");
-        const std::vector<int32_t> context_ids = encode(tokenizer, context);
-        examples.push_back(example);
-        for (int i = 0; i < endings_per_example; ++i) {
-            std::vector<int32_t> ending = encode(tokenizer, " " + endings[static_cast<size_t>(i)]);
-            if (ending.empty()) ending.push_back(0);
-            if (ending.size() > T) ending.resize(T);
-            Choice choice{.example = examples.size() - 1, .ending = i, .tokens = context_ids,
-                          .context_tokens = context_ids.size()};
-            // T inputs predict T tokens: at most T + 1 tokens, the oldest context given up first.
-            const size_t room = T + 1 - ending.size();
-            if (choice.tokens.size() > room)
-                choice.tokens.erase(choice.tokens.begin(), choice.tokens.end() - static_cast<std::ptrdiff_t>(room));
-            choice.context_tokens = choice.tokens.size();
-            choice.tokens.insert(choice.tokens.end(), ending.begin(), ending.end());
-            row_queue.push_back(std::move(choice));
-            if (row_queue.size() == static_cast<size_t>(B)) run_rows();
-        }
-    }
-    if (!row_queue.empty()) run_rows();
-    if (examples.empty()) throw Error(jsonl.string(), " holds no HellaSwag example; check the path");
 
-    HellaSwagResult result{.examples = static_cast<int64_t>(examples.size())};
-    for (const Example& example : examples) {
-        result.accuracy += best_ending(example, false) == example.label;
-        result.accuracy_normalised += best_ending(example, true) == example.label;
+        const auto bad = [&](const char* what) -> Error {
+            return Error(jsonl.string(), ", line ", line_number, " is no HellaSwag example: ", what,
+                         "; the published file has \"ctx\", \"endings\" (4) and \"label\" (0 to 3) "
+                         "in each line");
+        };
+        const auto json = nlohmann::json::parse(line, nullptr, false);
+        if (json.is_discarded()) throw bad("it is not valid JSON");
+        if (!json.is_object()) throw bad("it is not a JSON object");
+        for (const char* key : {"ctx", "endings", "label"})
+            if (!json.contains(key)) throw bad(concat("it has no \"", key, "\"").c_str());
+        const auto &context = json["ctx"], &endings = json["endings"];
+        if (!context.is_string()) throw bad("its \"ctx\" is not a text");
+        if (!endings.is_array() || endings.size() != endings_per_example ||
+            !std::all_of(endings.begin(), endings.end(),
+                         [](const auto& ending) { return ending.is_string(); }))
+            throw bad("its \"endings\" are not 4 texts");
+
+        Example& example = examples_.emplace_back();
+        example.label = read_label(json["label"]);
+        if (example.label < 0) throw bad("its \"label\" is not a number from 0 to 3");
+        example.context = encode(tokenizer, context.get<std::string>());
+        if (example.context.empty())
+            example.context.push_back(static_cast<int32_t>(tokenizer.end_of_text().value_or(0)));
+        for (size_t i = 0; i < endings_per_example; ++i)
+            example.endings[i] = encode(tokenizer, " " + endings[i].get<std::string>());
     }
-    result.accuracy /= static_cast<double>(examples.size());
-    result.accuracy_normalised /= static_cast<double>(examples.size());
+    if (examples_.empty())
+        throw Error(jsonl.string(), " holds no HellaSwag example; check the path");
+}
+
+HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, EvaluationBatch batch) const {
+    const size_t B = static_cast<size_t>(model.options().B),
+                 T = static_cast<size_t>(model.options().T);
+    const TokenBatch device_batch{.tokens = batch.tokens, .targets = batch.targets};
+    const auto checked = [&](int32_t token) {
+        if (token >= model.shape().vocab_size)
+            throw Error("the tokenizer has token ", token, ", but the model knows only ",
+                        model.shape().vocab_size,
+                        "; use the tokenizer that the model was trained with");
+        return token;
+    };
+    HellaSwagResult result{.examples = size()};
+    double loss[endings_per_example] = {}, tokens[endings_per_example] = {};
+    // Row number r holds ending r mod 4 of example r / 4.
+    const size_t rows = examples_.size() * endings_per_example;
+    for (size_t first = 0; first < rows; first += B) {
+        const size_t count = std::min(B, rows - first);
+        std::fill_n(batch.tokens, B * T, 0);
+        std::fill_n(batch.targets, B * T, -1);
+        for (size_t r = 0; r < count; ++r) {
+            const Example& example = examples_[(first + r) / endings_per_example];
+            const std::vector<int32_t>& ending = example.endings[(first + r) % endings_per_example];
+            // T inputs predict T tokens: T + 1 tokens at most, one of the context at least.
+            const size_t scored = std::min(ending.size(), T);
+            const size_t given = std::min(example.context.size(), T + 1 - scored);
+            for (size_t i = 0; i < given; ++i)
+                batch.tokens[r * T + i] =
+                    checked(example.context[example.context.size() - given + i]);
+            for (size_t i = 0; i < scored; ++i) {
+                batch.targets[r * T + given - 1 + i] = checked(ending[i]);
+                if (given + i < T) batch.tokens[r * T + given + i] = ending[i];
+            }
+        }
+        model.forward(stream, device_batch);
+        model.evaluate_head(stream, device_batch);
+        for (size_t r = 0; r < count; ++r) {
+            const size_t i = (first + r) % endings_per_example;
+            loss[i] = tokens[i] = 0;
+            for (size_t t = r * T; t < (r + 1) * T; ++t) {
+                loss[i] += batch.targets[t] >= 0 ? model.losses()[t] : 0.0;
+                tokens[i] += batch.targets[t] >= 0;
+            }
+            if (i + 1 < endings_per_example) continue;
+            const auto best = [&](auto score) {
+                int least = 0;
+                for (int e = 1; e < endings_per_example; ++e)
+                    if (score(e) < score(least)) least = e;
+                return least == examples_[(first + r) / endings_per_example].label;
+            };
+            result.accuracy += best([&](int e) { return loss[e]; });
+            result.accuracy_normalised += best([&](int e) { return loss[e] / tokens[e]; });
+        }
+    }
+    result.accuracy /= static_cast<double>(size());
+    result.accuracy_normalised /= static_cast<double>(size());
     return result;
 }
 

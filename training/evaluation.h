@@ -2,8 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
-#include <span>
-#include <string>
+#include <iterator>
 #include <vector>
 
 #include "dataloader/loader.h"
@@ -25,8 +24,8 @@ struct EvaluationBatch {
 
 /// Mean loss over all targets of the validation windows, and the same in bits per byte of the text those targets
 /// stand for: Σ loss / (ln 2 · Σ bytes). The end-of-text token stands for no bytes.
-ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& windows, const Tokenizer* tokenizer,
-                          EvaluationBatch batch);
+ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& windows,
+                          const Tokenizer* tokenizer, EvaluationBatch batch);
 
 struct HellaSwagResult {
     int64_t examples = 0;
@@ -34,10 +33,27 @@ struct HellaSwagResult {
     double accuracy_normalised = 0;  // … with the lowest loss per token of the ending
 };
 
-/// HellaSwag (Zellers et al. 2019, arXiv 1905.07830) from its published JSONL: lines with "ctx", "endings" (4) and "label".
-/// Each ending is scored behind " " as the continuation of ctx. Examples longer than the model's T lose the start of their
-/// context. max_examples = 0: all. Throws Error naming file and line of bad input.
-HellaSwagResult evaluate_hellaswag(Stream& stream, GPT& model, const Tokenizer& tokenizer,
-                                   const std::filesystem::path& jsonl, int64_t max_examples, EvaluationBatch batch);
+/// HellaSwag (Zellers et al. 2019, arXiv 1905.07830): four endings for each context, of which one is right.
+class HellaSwag {
+  public:
+    /// Reads the published JSONL, lines with "ctx", "endings" (4) and "label", and encodes it: ending e as " " + e behind
+    /// ctx. max_examples = 0: all. Throws Error naming file and line of bad input.
+    HellaSwag(const std::filesystem::path& jsonl, const Tokenizer& tokenizer, int64_t max_examples);
+
+    int64_t size() const { return std::ssize(examples_); }
+    /// Scores every ending as the continuation of its context. Rows longer than the model's T lose the start of their
+    /// context; an ending longer than T, its end.
+    HellaSwagResult evaluate(Stream& stream, GPT& model, EvaluationBatch batch) const;
+
+  private:
+    static constexpr int endings_per_example = 4;
+    struct Example {
+        std::vector<int32_t> context, endings[endings_per_example];
+        int label = 0;
+    };
+
+    std::filesystem::path path_;
+    std::vector<Example> examples_;
+};
 
 }  // namespace train_gpt

@@ -18,14 +18,17 @@ constexpr int evaluation_batch_size = 8;
 
 InferenceSession::InferenceSession(const std::string& path, const std::string& device_wanted,
                                    const std::string& dtype_wanted, For use)
-    : path_(find_checkpoint(path)), shape_(read_model_shape(path_)), sequence_length_(shape_.n_ctx) {
-    if (fs::exists(path_ / "manifest.json")) verify_checkpoint(path_);
+    : path_(find_checkpoint(path)),
+      shape_(read_model_shape(path_)),
+      sequence_length_(shape_.n_ctx) {
+    if (fs::exists(path_ / "manifest.json")) verify_checkpoint(path_, Verify::model);
     if (fs::exists(path_ / "train_gpt.json")) {
         const Config config = checkpoint_config(path_);
         sequence_length_ = config.sequence_length();
         validation_data_ = config.data.val;
     }
-    if (fs::exists(path_ / "tokenizer.json") || fs::exists(path_ / "vocab.json")) tokenizer_ = Tokenizer::load(path_);
+    if (fs::exists(path_ / "tokenizer.json") || fs::exists(path_ / "vocab.json"))
+        tokenizer_ = Tokenizer::load(path_);
 
     const Device device = open_device(device_wanted);
     // What was trained in fp32 is used in fp32; what was trained in bf16 where the device multiplies it natively.
@@ -41,16 +44,19 @@ InferenceSession::InferenceSession(const std::string& path, const std::string& d
 
 void InferenceSession::build(Arena& arena, DType dtype, For use) {
     stream_ = Stream{.device = arena.device()};
-    parameters_ = std::make_unique<ParameterStore>(arena, gpt_parameters(shape_), dtype, ParameterStore::Use::inference);
+    parameters_ = std::make_unique<ParameterStore>(arena, gpt_parameters(shape_), dtype,
+                                                   ParameterStore::Use::inference);
     if (use == For::sampling) {
         generator_ = std::make_unique<Generator>(shape_, *parameters_, arena);
         stream_.scratch_bytes = generator_->scratch_bytes();
     } else {
-        const GPTOptions options{.B = evaluation_batch_size, .T = sequence_length_,
+        const GPTOptions options{.B = evaluation_batch_size,
+                                 .T = sequence_length_,
                                  .use = ParameterStore::Use::inference};
         model_ = std::make_unique<GPT>(shape_, options, *parameters_, arena);
         stream_.scratch_bytes = model_->scratch_bytes();
-        const size_t bytes = static_cast<size_t>(options.B) * static_cast<size_t>(options.T) * sizeof(int32_t);
+        const size_t bytes =
+            static_cast<size_t>(options.B) * static_cast<size_t>(options.T) * sizeof(int32_t);
         batch_.tokens = static_cast<int32_t*>(arena.take(bytes, Purpose::staging));
         batch_.targets = static_cast<int32_t*>(arena.take(bytes, Purpose::staging));
     }
@@ -59,7 +65,9 @@ void InferenceSession::build(Arena& arena, DType dtype, For use) {
 
 const Tokenizer& InferenceSession::tokenizer() const {
     if (!tokenizer_)
-        throw Error(path_.string(), " has no tokenizer.json; copy the tokenizer the model was trained with into it");
+        throw Error(
+            path_.string(),
+            " has no tokenizer.json; copy the tokenizer the model was trained with into it");
     return *tokenizer_;
 }
 

@@ -17,13 +17,14 @@ class InferenceSession {
     enum class For { sampling, evaluation };
 
     /// path: a checkpoint, a run's folder, or a Hugging Face GPT-2 folder. Throws Error when it cannot be used.
-    InferenceSession(const std::string& path, const std::string& device, const std::string& dtype, For use);
+    InferenceSession(const std::string& path, const std::string& device, const std::string& dtype,
+                     For use);
 
     const GPTShape& shape() const { return shape_; }
     Stream& stream() { return stream_; }
-    Generator& generator() { return *generator_; }     // For::sampling
-    GPT& model() { return *model_; }                   // For::evaluation
-    EvaluationBatch batch() const { return batch_; }   // For::evaluation
+    Generator& generator() { return *generator_; }    // For::sampling
+    GPT& model() { return *model_; }                  // For::evaluation
+    EvaluationBatch batch() const { return batch_; }  // For::evaluation
     /// Throws Error when the folder has no tokenizer.
     const Tokenizer& tokenizer() const;
     const Tokenizer* tokenizer_or_null() const { return tokenizer_ ? &*tokenizer_ : nullptr; }

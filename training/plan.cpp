@@ -13,7 +13,8 @@ namespace {
 
 std::string with_separators(int64_t n) {
     std::string digits = std::to_string(n);
-    for (int i = static_cast<int>(digits.size()) - 3; i > 0; i -= 3) digits.insert(static_cast<size_t>(i), ",");
+    for (int i = static_cast<int>(digits.size()) - 3; i > 0; i -= 3)
+        digits.insert(static_cast<size_t>(i), ",");
     return digits;
 }
 
@@ -24,24 +25,29 @@ std::string formatted(const char* format, Args... args) {
     return text;
 }
 
-constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise, Recompute::block};
+constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
+                                          Recompute::block};
 
 }  // namespace
 
 int64_t vocab_size_of(const Config& config) {
     if (config.model.vocab_size > 0) return config.model.vocab_size;
     if (config.tokenizer.path.empty())
-        throw Error("model.vocab_size is 0 and there is no tokenizer.path to take it from; set one of them");
+        throw Error(
+            "model.vocab_size is 0 and there is no tokenizer.path to take it from; set one of "
+            "them");
     return Tokenizer::load(config.tokenizer.path).vocab_size();
 }
 
 DType resolve_dtype(const std::string& wanted, const Device& device) {
     if (wanted == "bf16") return DType::bf16;
     if (wanted == "fp32") return DType::fp32;
-    return device.kind == Device::Kind::cuda || cpu_info().native_bf16() ? DType::bf16 : DType::fp32;
+    return device.kind == Device::Kind::cuda || cpu_info().native_bf16() ? DType::bf16
+                                                                         : DType::fp32;
 }
 
-Arena plan_memory(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute, const Device& device) {
+Arena plan_memory(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute,
+                  const Device& device) {
     Arena plan = Arena::counting(device);
     const Trainer counted(config, shape, dtype, recompute, plan);
     return plan;
@@ -60,7 +66,8 @@ std::string memory_table(const Arena& plan) {
     for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i) {
         const auto purpose = static_cast<Purpose>(i);
         if (plan.bytes(purpose) == 0) continue;
-        table += formatted("  %-12s %12s\n", name_of(purpose), format_bytes(plan.bytes(purpose)).c_str());
+        table += formatted("  %-12s %12s\n", name_of(purpose),
+                           format_bytes(plan.bytes(purpose)).c_str());
     }
     return table + formatted("  %-12s %12s\n", "total", format_bytes(plan.total_bytes()).c_str());
 }
@@ -79,31 +86,42 @@ std::string plan_report(const Config& config, const Device& device, int world) {
     const double flops = shape.flops_per_token(T);
 
     std::string report;
-    report += formatted("model        %d layers, %d heads of %d, %d channels, %lld positions, vocabulary %lld (%lld in "
-                        "memory)\n",
-                        shape.n_layer, shape.n_head, shape.head_size(), shape.n_embd, static_cast<long long>(shape.n_ctx),
-                        static_cast<long long>(shape.vocab_size), static_cast<long long>(shape.padded_vocab()));
+    report += formatted(
+        "model        %d layers, %d heads of %d, %d channels, %lld positions, vocabulary %lld "
+        "(%lld in "
+        "memory)\n",
+        shape.n_layer, shape.n_head, shape.head_size(), shape.n_embd,
+        static_cast<long long>(shape.n_ctx), static_cast<long long>(shape.vocab_size),
+        static_cast<long long>(shape.padded_vocab()));
     report += formatted("parameters   %s\n", with_separators(parameters).c_str());
-    report += formatted("FLOPs        %.4g per token (6·N + 6·L·C·T, causal attention counted half), %.4g per step\n",
-                        flops, flops * static_cast<double>(config.batch.tokens_per_step));
-    report += formatted("step         %s tokens = %lld micro-batches of %d × %d tokens, on %d rank%s: %lld to %lld each\n",
-                        with_separators(config.batch.tokens_per_step).c_str(), static_cast<long long>(micro_batches),
-                        config.batch.micro_batch, T, world, world == 1 ? "" : "s",
-                        static_cast<long long>(micro_batches / world),
-                        static_cast<long long>((micro_batches + world - 1) / world));
+    report += formatted(
+        "FLOPs        %.4g per token (6·N + 6·L·C·T, causal attention counted half), %.4g per "
+        "step\n",
+        flops, flops * static_cast<double>(config.batch.tokens_per_step));
+    report += formatted(
+        "step         %s tokens = %lld micro-batches of %d × %d tokens, on %d rank%s: %lld to %lld "
+        "each\n",
+        with_separators(config.batch.tokens_per_step).c_str(),
+        static_cast<long long>(micro_batches), config.batch.micro_batch, T, world,
+        world == 1 ? "" : "s", static_cast<long long>(micro_batches / world),
+        static_cast<long long>((micro_batches + world - 1) / world));
     if (config.schedule.epochs == 0)
-        report += formatted("run          %s steps, %s tokens\n", with_separators(total_steps(config, 0)).c_str(),
-                            with_separators(total_steps(config, 0) * config.batch.tokens_per_step).c_str());
-    report += formatted("device       %s, %s\n", device.kind == Device::Kind::cuda ? "CUDA" : "CPU", name_of(dtype));
+        report += formatted(
+            "run          %s steps, %s tokens\n", with_separators(total_steps(config, 0)).c_str(),
+            with_separators(total_steps(config, 0) * config.batch.tokens_per_step).c_str());
+    report += formatted("device       %s, %s\n", device.kind == Device::Kind::cuda ? "CUDA" : "CPU",
+                        name_of(dtype));
 
     std::vector<Arena> plans;
-    for (Recompute level : recompute_levels) plans.push_back(plan_memory(config, shape, dtype, level, device));
+    for (Recompute level : recompute_levels)
+        plans.push_back(plan_memory(config, shape, dtype, level, device));
     report += "\nmemory of each rank, by what is recomputed in the backward pass\n";
-    report += formatted("  %-14s %14s %14s %14s\n", "", name_of(Recompute::none), name_of(Recompute::elementwise),
-                        name_of(Recompute::block));
+    report += formatted("  %-14s %14s %14s %14s\n", "", name_of(Recompute::none),
+                        name_of(Recompute::elementwise), name_of(Recompute::block));
     const auto row = [&](const char* name, auto bytes) {
-        report += formatted("  %-14s %14s %14s %14s\n", name, format_bytes(bytes(plans[0])).c_str(),
-                            format_bytes(bytes(plans[1])).c_str(), format_bytes(bytes(plans[2])).c_str());
+        report +=
+            formatted("  %-14s %14s %14s %14s\n", name, format_bytes(bytes(plans[0])).c_str(),
+                      format_bytes(bytes(plans[1])).c_str(), format_bytes(bytes(plans[2])).c_str());
     };
     for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i) {
         const auto purpose = static_cast<Purpose>(i);
@@ -112,10 +130,14 @@ std::string plan_report(const Config& config, const Device& device, int world) {
     }
     row("total", [](const Arena& plan) { return plan.total_bytes(); });
     const uint64_t available = cpu_info().memory_available;
-    const size_t chosen = plans[static_cast<size_t>(recompute_from(config.precision.recompute))].total_bytes();
-    report += formatted("\nprecision.recompute = %s: %s of %s available here%s\n", config.precision.recompute.c_str(),
-                        format_bytes(chosen).c_str(), format_bytes(available).c_str(),
-                        chosen > available ? ": DOES NOT FIT; lower batch.micro_batch or raise precision.recompute" : "");
+    const size_t chosen =
+        plans[static_cast<size_t>(recompute_from(config.precision.recompute))].total_bytes();
+    report += formatted("\nprecision.recompute = %s: %s of %s available here%s\n",
+                        config.precision.recompute.c_str(), format_bytes(chosen).c_str(),
+                        format_bytes(available).c_str(),
+                        chosen > available
+                            ? ": DOES NOT FIT; lower batch.micro_batch or raise precision.recompute"
+                            : "");
     return report;
 }
 

@@ -16,7 +16,8 @@ int64_t vocab_size_of(const Config& config);
 DType resolve_dtype(const std::string& wanted, const Device& device);
 
 /// Memory of one rank: Trainer over a counting arena.
-Arena plan_memory(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute, const Device& device);
+Arena plan_memory(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute,
+                  const Device& device);
 
 /// The memory of a plan. Where there is not enough, the Error says what takes how much.
 Arena allocate(const Arena& plan);

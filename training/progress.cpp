@@ -23,16 +23,20 @@ std::string format_duration(double seconds) {
 
 void Progress::report(const StepReport& r) {
     // The first step pays for what is made once; later ones count little by little.
-    smoothed_seconds_ = r.step <= 2 || smoothed_seconds_ == 0 ? r.seconds : 0.9 * smoothed_seconds_ + 0.1 * r.seconds;
+    smoothed_seconds_ = r.step <= 2 || smoothed_seconds_ == 0
+                            ? r.seconds
+                            : 0.9 * smoothed_seconds_ + 0.1 * r.seconds;
     const double left = static_cast<double>(r.steps - r.step) * smoothed_seconds_;
     char line[320];
-    std::snprintf(line, sizeof line,
-                  "step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %.0f tok/s | %.3f TFLOP/s (%.0f%% of "
-                  "peak) | %s | ETA %s",
-                  static_cast<long long>(r.step), static_cast<long long>(r.steps), r.loss, r.grad_norm, r.learning_rate,
-                  1e3 * r.seconds, r.tokens_per_second, 1e-12 * r.flops_per_second,
-                  r.peak_flops_per_second > 0 ? 100 * r.flops_per_second / r.peak_flops_per_second : 0.0,
-                  format_bytes(r.memory).c_str(), format_duration(left).c_str());
+    std::snprintf(
+        line, sizeof line,
+        "step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %.0f tok/s | %.3f TFLOP/s "
+        "(%.0f%% of "
+        "peak) | %s | ETA %s",
+        static_cast<long long>(r.step), static_cast<long long>(r.steps), r.loss, r.grad_norm,
+        r.learning_rate, 1e3 * r.seconds, r.tokens_per_second, 1e-12 * r.flops_per_second,
+        r.peak_flops_per_second > 0 ? 100 * r.flops_per_second / r.peak_flops_per_second : 0.0,
+        format_bytes(r.memory).c_str(), format_duration(left).c_str());
     if (rewrite_) {
         std::printf("\r\033[K%s", line);
         line_open_ = true;
@@ -43,9 +47,19 @@ void Progress::report(const StepReport& r) {
 }
 
 void Progress::say(const std::string& line) {
+    end_line();
+    std::printf("%s\n", line.c_str());
+    std::fflush(stdout);
+}
+
+void Progress::warn(const std::string& line) {
+    end_line();
+    std::fprintf(stderr, "warning: %s\n", line.c_str());
+}
+
+void Progress::end_line() {
     if (line_open_) std::printf("\n");
     line_open_ = false;
-    std::printf("%s\n", line.c_str());
     std::fflush(stdout);
 }
 

@@ -10,21 +10,28 @@ struct StepReport {
     int64_t step = 0, steps = 0;  // steps done, of
     double loss = 0;              // nats per token
     double grad_norm = 0, learning_rate = 0;
-    double seconds = 0;           // of this step
+    double seconds = 0;  // of this step
     double tokens_per_second = 0, flops_per_second = 0;
     double peak_flops_per_second = 0;  // measured on this machine
-    uint64_t memory = 0;          // bytes, planned
+    uint64_t memory = 0;               // bytes, planned
 };
 
 class Progress {
   public:
     /// style: "auto" (a rewritten line when stdout is a terminal, else lines), "line" or "lines".
     explicit Progress(const std::string& style);
+    ~Progress() { end_line(); }
+    Progress(const Progress&) = delete;
+    Progress& operator=(const Progress&) = delete;
     void report(const StepReport& report);
     /// Prints a line of its own, behind the progress line.
     void say(const std::string& line);
+    /// The same on stderr, as a warning.
+    void warn(const std::string& line);
 
   private:
+    void end_line();
+
     bool rewrite_;
     bool line_open_ = false;
     double smoothed_seconds_ = 0;

@@ -1,6 +1,7 @@
 #include "training/run_folder.h"
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 #include <fcntl.h>
@@ -27,7 +28,11 @@ RunFolder::RunFolder(const fs::path& path) : path_(path) {
         throw Error("cannot write into the run folder ", path.string(), ": ", std::strerror(errno),
                     "; choose another run_dir");
     if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+        const int code = errno;
         ::close(lock_);
+        if (code != EWOULDBLOCK)
+            throw Error("cannot lock ", file.string(), ": ", std::strerror(code),
+                        "; choose a run_dir on another disk");
         throw Error("another run is writing into ", path.string(),
                     "; wait for it, stop it, or choose another folder with --set run_dir=…");
     }
@@ -74,16 +79,20 @@ void RunFolder::describe(const Config& config) {
     write_file(path_ / "manifest.json", manifest.dump(2) + "\n");
 }
 
-MetricsLog::MetricsLog(const fs::path& run_dir, int64_t resume_step) : path_(run_dir / "metrics.jsonl") {
+MetricsLog::MetricsLog(const fs::path& run_dir, int64_t resume_step)
+    : path_(run_dir / "metrics.jsonl") {
     if (fs::exists(path_)) {
         std::string kept;
         {
             const MappedFile file(path_);
             std::string_view rest = file.text();
-            for (size_t end; (end = rest.find('\n')) != std::string_view::npos; rest.remove_prefix(end + 1)) {
+            for (size_t end; (end = rest.find('\n')) != std::string_view::npos;
+                 rest.remove_prefix(end + 1)) {
                 const std::string_view line = rest.substr(0, end);
                 const Json json = Json::parse(line, nullptr, false);
-                if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) continue;
+                if (!json.is_object() || !json.contains("step") ||
+                    !json["step"].is_number_integer())
+                    continue;
                 const int64_t step = json["step"].get<int64_t>();
                 if (step > resume_step) continue;
                 kept.append(line).push_back('\n');
@@ -92,20 +101,31 @@ MetricsLog::MetricsLog(const fs::path& run_dir, int64_t resume_step) : path_(run
         }
         write_file(path_, kept);
     }
-    file_.open(path_, std::ios::app);
-    if (!file_)
-        throw Error("cannot write ", path_.string(), ": ", std::strerror(errno), "; choose another run_dir");
+    file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (file_ < 0)
+        throw Error("cannot write ", path_.string(), ": ", std::strerror(errno),
+                    "; choose another run_dir");
 }
+
+MetricsLog::~MetricsLog() { ::close(file_); }
 
 void MetricsLog::write(const Fields& fields) {
     Json json;
-    for (const auto& [name, value] : fields) std::visit([&, &key = name](const auto& v) { json[key] = v; }, value);
-    file_ << json.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n' << std::flush;
-    if (!file_ && !failed_) {
-        failed_ = true;
-        std::fprintf(stderr, "warning: cannot write %s (%s); training goes on without it\n", path_.c_str(),
-                     std::strerror(errno));
-    }
+    for (const auto& [name, value] : fields)
+        std::visit([&, &key = name](const auto& v) { json[key] = v; }, value);
+    const std::string line = json.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+    const off_t before = ::lseek(file_, 0, SEEK_END);
+    const ssize_t written = ::write(file_, line.data(), line.size());
+    if (written == static_cast<ssize_t>(line.size())) return;
+    const char* reason = written < 0 ? std::strerror(errno) : "the disk is full";
+    // Half a line would spoil the file for its readers.
+    const bool cut = written <= 0 || ::ftruncate(file_, before) == 0;
+    if (!failed_)
+        std::fprintf(stderr,
+                     "warning: cannot write %s (%s); training goes on, without the lines that do "
+                     "not fit%s\n",
+                     path_.c_str(), reason, cut ? "" : "; its last line is incomplete");
+    failed_ = true;
 }
 
 }  // namespace train_gpt

@@ -8,7 +8,6 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <variant>
@@ -44,16 +43,20 @@ class MetricsLog {
     /// Keeps the lines of steps <= resume_step of an earlier run in this folder, and drops the rest: those steps
     /// come again. A half-written last line is dropped.
     MetricsLog(const std::filesystem::path& run_dir, int64_t resume_step);
+    ~MetricsLog();
+    MetricsLog(const MetricsLog&) = delete;
+    MetricsLog& operator=(const MetricsLog&) = delete;
 
     /// The last step <= resume_step whose evaluation an earlier run wrote, or −1.
     int64_t last_evaluation() const { return last_evaluation_; }
 
-    /// Appends one line. A disk that is full does not end the run: it is said once on stderr.
+    /// Appends one line. A disk that is full does not end the run: it is said once on stderr, and lines are missing
+    /// until there is room again.
     void write(const Fields& fields);
 
   private:
     std::filesystem::path path_;
-    std::ofstream file_;
+    int file_ = -1;
     int64_t last_evaluation_ = -1;
     bool failed_ = false;
 };

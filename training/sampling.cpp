@@ -38,14 +38,16 @@ int32_t draw_token(std::span<const float> logits, const SamplingOptions& options
     if (options.top_k > 0) kept = std::min(kept, static_cast<size_t>(options.top_k));
     // Sorting is needed only where a likeliest few are asked for.
     if (kept < ids.size() || options.top_p < 1) {
-        std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(kept), ids.end(), more_likely);
+        std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(kept), ids.end(),
+                          more_likely);
         ids.resize(kept);
     }
     const double highest = *std::max_element(logits.begin(), logits.end());
     std::vector<double> weights(ids.size());
     double total = 0;
     for (size_t i = 0; i < ids.size(); ++i) {
-        weights[i] = std::exp((logits[static_cast<size_t>(ids[i])] - highest) / options.temperature);
+        weights[i] =
+            std::exp((logits[static_cast<size_t>(ids[i])] - highest) / options.temperature);
         total += weights[i];
     }
     if (options.top_p < 1) {
@@ -63,19 +65,26 @@ int32_t draw_token(std::span<const float> logits, const SamplingOptions& options
     return ids[weights.size() - 1];
 }
 
-std::string sample_text(Stream& stream, Generator& generator, const Tokenizer& tokenizer, const std::string& prompt,
-                        const SamplingOptions& options, uint64_t sample,
+std::string sample_text(Stream& stream, Generator& generator, const Tokenizer& tokenizer,
+                        const std::string& prompt, const SamplingOptions& options, uint64_t sample,
                         const std::function<void(std::string_view)>& emit) {
     const size_t n_ctx = static_cast<size_t>(generator.shape().n_ctx);
     std::vector<int32_t> context;
     for (uint32_t id : tokenizer.encode(prompt)) {
         if (id >= generator.shape().vocab_size)
-            throw Error("the tokenizer gives the prompt the token ", id, ", but the model's vocabulary has only ",
-                        generator.shape().vocab_size, "; use the tokenizer that the model was trained with");
+            throw Error("the tokenizer gives the prompt the token ", id,
+                        ", but the model's vocabulary has only ", generator.shape().vocab_size,
+                        "; use the tokenizer that the model was trained with");
         context.push_back(static_cast<int32_t>(id));
     }
-    if (context.empty()) context.push_back(static_cast<int32_t>(tokenizer.end_of_text().value_or(0)));
+    if (context.empty())
+        context.push_back(static_cast<int32_t>(tokenizer.end_of_text().value_or(0)));
 
+    // A model may have more rows than its tokenizer has tokens, to round the vocabulary up: those stand for no text.
+    const auto logits = [&] {
+        const std::span<const float> all = generator.logits();
+        return all.first(std::min<size_t>(all.size(), tokenizer.vocab_size()));
+    };
     const RandomStream random(options.seed, RandomPurpose::sampling, 0, sample);
     std::string text;
     size_t emitted = 0;
@@ -88,7 +97,7 @@ std::string sample_text(Stream& stream, Generator& generator, const Tokenizer& t
         }
         generator.feed(stream, std::span(context).last(unfed));
         const double uniform = random.uniform(static_cast<uint64_t>(i));
-        const int32_t token = draw_token(generator.logits(), options, uniform);
+        const int32_t token = draw_token(logits(), options, uniform);
         const auto end_of_text = tokenizer.end_of_text();
         if (end_of_text && token == static_cast<int32_t>(*end_of_text)) break;
         context.push_back(token);

@@ -15,7 +15,8 @@ struct SamplingOptions {
     int max_tokens = 64;
     double temperature = 0.8;  // 0: always the likeliest token
     int top_k = 0;             // draw from the k likeliest; 0: from all
-    double top_p = 1.0;        // draw from the smallest set of likeliest tokens with this probability together (nucleus)
+    double top_p =
+        1.0;  // draw from the smallest set of likeliest tokens with this probability together (nucleus)
     uint64_t seed = 1;
 };
 
@@ -26,8 +27,8 @@ int32_t draw_token(std::span<const float> logits, const SamplingOptions& options
 /// Continues `prompt` (empty: the start of a document) until max_tokens or the end of the document, and returns the new text.
 /// Token i of sample number `sample` is decided by Philox keyed by (seed, sample, i). Behind n_ctx tokens the model goes on
 /// with the newer half of its context. `emit` receives the text as it comes, in whole UTF-8 characters.
-std::string sample_text(Stream& stream, Generator& generator, const Tokenizer& tokenizer, const std::string& prompt,
-                        const SamplingOptions& options, uint64_t sample,
+std::string sample_text(Stream& stream, Generator& generator, const Tokenizer& tokenizer,
+                        const std::string& prompt, const SamplingOptions& options, uint64_t sample,
                         const std::function<void(std::string_view)>& emit = {});
 
 }  // namespace train_gpt

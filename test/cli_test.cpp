@@ -1,0 +1,1011 @@
+// The program as a user drives it: its commands, what they print and where, their exit codes, and what they leave behind.
+// TRAIN_GPT_BINARY (or TRAIN_GPT, as the Makefile sets it) names the program; without it, build/train_gpt.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <nlohmann/json.hpp>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "test/catch.h"
+#include "test/random.h"
+#include "training/safetensors.h"
+
+using namespace train_gpt;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Arguments = std::vector<std::string>;
+using Json = nlohmann::json;
+
+std::string read(const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void write(const fs::path& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}
+
+std::string binary() {
+    for (const char* name : {"TRAIN_GPT_BINARY", "TRAIN_GPT"})
+        if (const char* path = std::getenv(name)) return path;
+    return "build/train_gpt";
+}
+
+/// What a process starts with besides its arguments.
+struct Surroundings {
+    Arguments environment = {};  // "NAME=value"
+    rlim_t file_bytes =
+        RLIM_INFINITY;  // the largest file it may write: to it, the disk is full there
+    bool bound_by_permissions = false;  // also when the tests run as root
+};
+
+struct Outcome {
+    int code = 0;  // exit code, or minus the signal that ended it
+    std::string out, err;
+};
+
+class Process {
+  public:
+    explicit Process(const Arguments& arguments, const Surroundings& surroundings = {}) {
+        const std::string program = binary();
+        if (!fs::exists(program)) FAIL("there is no program " << program << "; build it with make");
+        std::vector<char*> argv{const_cast<char*>(program.c_str())};
+        for (const std::string& argument : arguments)
+            argv.push_back(const_cast<char*>(argument.c_str()));
+        argv.push_back(nullptr);
+        Arguments environment = surroundings.environment;
+        environment.push_back("OMP_NUM_THREADS=1");
+        for (char** variable = environ; *variable; ++variable) environment.push_back(*variable);
+        std::vector<char*> envp;
+        std::set<std::string> names;
+        for (const std::string& variable : environment)
+            if (names.insert(variable.substr(0, variable.find('='))).second)
+                envp.push_back(const_cast<char*>(variable.c_str()));
+        envp.push_back(nullptr);
+        const int out = ::open(out_path().c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+        const int err = ::open(err_path().c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+        pid_ = ::fork();
+        REQUIRE(pid_ >= 0);
+        if (pid_ == 0) {
+            ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
+            ::dup2(out, STDOUT_FILENO);
+            ::dup2(err, STDERR_FILENO);
+            const rlimit limit{surroundings.file_bytes, RLIM_INFINITY};
+            ::setrlimit(RLIMIT_FSIZE, &limit);
+            if (surroundings.bound_by_permissions)
+                for (unsigned long capability :
+                     {1ul, 2ul})  // CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+                    if (::geteuid() == 0 && ::prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0)
+                        ::_exit(99);
+            ::execve(program.c_str(), argv.data(), envp.data());
+            ::_exit(127);
+        }
+        ::close(out);
+        ::close(err);
+    }
+    ~Process() {
+        if (!over_) {
+            ::kill(pid_, SIGKILL);
+            finish();
+        }
+    }
+    Process(const Process&) = delete;
+    Process& operator=(const Process&) = delete;
+
+    pid_t pid() const { return pid_; }
+    std::string out() const { return read(out_path()); }
+    std::string err() const { return read(err_path()); }
+    void signal(int number) { ::kill(pid_, number); }
+
+    /// Waits until the condition holds; false when the process ended without it, or after two minutes.
+    bool wait_until(const std::function<bool()>& condition) {
+        const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+        while (!condition()) {
+            int status = 0;
+            if (!over_ && ::waitpid(pid_, &status, WNOHANG) == pid_) {
+                over_ = true;
+                status_ = status;
+            }
+            if (over_ || std::chrono::steady_clock::now() > deadline) return condition();
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        }
+        return true;
+    }
+    bool wait_for_step(int64_t step) {
+        return wait_until([&] { return contains(out(), "step " + std::to_string(step) + "/"); });
+    }
+
+    Outcome finish() {
+        if (!over_) {
+            ::waitpid(pid_, &status_, 0);
+            over_ = true;
+        }
+        return {WIFEXITED(status_) ? WEXITSTATUS(status_) : -WTERMSIG(status_), out(), err()};
+    }
+
+  private:
+    std::string out_path() const { return output_ / "out"; }
+    std::string err_path() const { return output_ / "err"; }
+
+    TemporaryDirectory output_;
+    pid_t pid_ = -1;
+    int status_ = 0;
+    bool over_ = false;
+};
+
+Outcome train_gpt_with(const Arguments& arguments, const Surroundings& surroundings = {}) {
+    Process process(arguments, surroundings);
+    return process.finish();
+}
+
+/// Checks a failure: the exit code, nothing but one line on stderr, and what that line names.
+void check_refused(const Outcome& outcome, int code, const Arguments& parts) {
+    CAPTURE(outcome.out, outcome.err);
+    CHECK(outcome.code == code);
+    CHECK(outcome.err.starts_with("train_gpt: "));
+    CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+    CHECK(outcome.err.ends_with("\n"));
+    for (const std::string& part : parts) {
+        CAPTURE(part);
+        CHECK(contains(outcome.err, part));
+    }
+}
+
+Outcome check_succeeds(const Outcome& outcome) {
+    INFO("stdout: " << outcome.out << "\nstderr: " << outcome.err);
+    REQUIRE(outcome.code == 0);
+    return outcome;
+}
+
+/// A text of a few invented words, tokenized, and a configuration that trains a tiny model on it. Made once.
+class Workplace {
+  public:
+    static const Workplace& get() {
+        static const Workplace workplace;
+        return workplace;
+    }
+
+    std::string data(const std::string& name) const { return directory_ / ("data/" + name); }
+    std::string text() const { return directory_ / "text.txt"; }
+    std::string config() const { return directory_ / "config.json"; }
+
+    Arguments train(const std::string& run_dir, const Arguments& more = {}) const {
+        Arguments arguments{"train", config(), "--set", "run_dir=" + run_dir};
+        arguments.insert(arguments.end(), more.begin(), more.end());
+        return arguments;
+    }
+
+  private:
+    Workplace() {
+        std::vector<std::string> words;
+        for (int i = 0; i < 60; ++i) {
+            std::string& word = words.emplace_back();
+            for (int64_t n = random_int(2, 7); n > 0; --n)
+                word += static_cast<char>('a' + random_int(0, 25));
+        }
+        std::string text;
+        while (text.size() < 40000) {
+            for (int64_t n = random_int(3, 9); n > 0; --n)
+                text += words[static_cast<size_t>(random_int(0, 59) * random_int(0, 59) / 59)] +
+                        (n > 1 ? " " : ".\n");
+        }
+        write(this->text(), text);
+        check_succeeds(train_gpt_with(
+            {"tokenize", this->text(), "--train-vocab", "300", "--out", directory_ / "data"}));
+        const Json config = {
+            {"run_dir", directory_ / "unused"},
+            {"model", {{"n_layer", 2}, {"n_head", 2}, {"n_embd", 32}, {"n_ctx", 48}}},
+            {"tokenizer", {{"path", data("tokenizer.json")}}},
+            {"data", {{"train", data("train_*.bin")}, {"val", data("val_*.bin")}}},
+            {"batch", {{"tokens_per_step", 256}, {"micro_batch", 4}, {"sequence_length", 32}}},
+            {"optimizer", {{"learning_rate", 0.003}}},
+            {"schedule", {{"steps", 12}, {"warmup_steps", 3}}},
+            {"precision", {{"dtype", "fp32"}}},
+            {"checkpoint", {{"every", 0}, {"keep", 0}}},
+            {"evaluation", {{"every", 5}}},
+            {"sampling", {{"every", 4}, {"prompt", "a"}, {"max_tokens", 10}, {"samples", 1}}}};
+        write(this->config(), config.dump(4));
+    }
+
+    TemporaryDirectory directory_;
+};
+
+std::string step_folder(int64_t step) {
+    char name[32];
+    std::snprintf(name, sizeof name, "step-%08lld", static_cast<long long>(step));
+    return name;
+}
+
+/// The names of a folder's entries.
+std::set<std::string> names_in(const fs::path& folder) {
+    std::set<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder))
+        names.insert(entry.path().filename().string());
+    return names;
+}
+
+/// The steps of a run's checkpoints; anything that only begins like one is a failure.
+std::vector<int64_t> checkpoints_in(const fs::path& run_dir) {
+    std::vector<int64_t> steps;
+    for (const std::string& name : names_in(run_dir)) {
+        if (!name.starts_with("step-")) continue;
+        CAPTURE(name);
+        CHECK(name.size() == 13);
+        steps.push_back(std::stoll(name.substr(5)));
+    }
+    return steps;
+}
+
+/// metrics.jsonl without what depends on the clock. Every line must be a JSON object, and of every kind of line there is
+/// one for a step, in order.
+std::vector<Json> metrics_of(const fs::path& run_dir) {
+    const std::string text = read(run_dir / "metrics.jsonl");
+    CHECK((text.empty() || text.back() == '\n'));
+    std::vector<Json> lines;
+    std::map<bool, int64_t> last;
+    size_t begin = 0;
+    for (size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+        Json line = Json::parse(text.substr(begin, end - begin), nullptr, false);
+        CAPTURE(text.substr(begin, end - begin));
+        REQUIRE(line.is_object());
+        const int64_t step = line.at("step");
+        int64_t& before = last[line.contains("val_loss")];
+        CHECK(step > before);
+        before = step;
+        for (const char* key :
+             {"ms", "tokens_per_second", "flops_per_second", "peak_fraction", "data_wait_ms"})
+            line.erase(key);
+        lines.push_back(line);
+    }
+    return lines;
+}
+
+const char* const optimizer_file = "optimizer-00000-of-00001.safetensors";
+
+/// Two runs have the same weights, optimizer state and metrics at a step, bit for bit.
+void check_same_state(const fs::path& a, const fs::path& b, int64_t step) {
+    for (const std::string& name :
+         {std::string("model.safetensors"), std::string(optimizer_file)}) {
+        const std::string bytes = read(a / step_folder(step) / name);
+        CAPTURE(a.string(), b.string(), step, name);
+        REQUIRE_FALSE(bytes.empty());
+        CHECK((bytes == read(b / step_folder(step) / name)));
+    }
+    CHECK(metrics_of(a) == metrics_of(b));
+}
+
+void check_finite_weights(const fs::path& checkpoint) {
+    const SafetensorsFile file(checkpoint / "model.safetensors");
+    for (const TensorInfo& info : file.tensors()) {
+        std::vector<float> values(static_cast<size_t>(info.numel()));
+        file.read_floats(info, values.data());
+        CHECK(std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); }));
+    }
+}
+
+/// A finished run of the workplace's configuration, made once; its checkpoints are of steps 4, 8 and 12.
+const std::string& finished_run() {
+    static const TemporaryDirectory directory;
+    static const std::string run = [] {
+        const std::string path = directory / "run";
+        check_succeeds(
+            train_gpt_with(Workplace::get().train(path, {"--set", "checkpoint.every=4"})));
+        return path;
+    }();
+    return run;
+}
+
+/// The number behind `label` in a text.
+double number_after(const std::string& text, const std::string& label) {
+    const size_t at = text.find(label);
+    CAPTURE(text, label);
+    REQUIRE(at != std::string::npos);
+    return std::strtod(text.c_str() + at + label.size(), nullptr);
+}
+
+Arguments operator+(Arguments a, const Arguments& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+// A run that does not end by itself.
+const Arguments endless{"--set", "schedule.steps=1000000"};
+
+// A run whose every step takes about a second.
+const Arguments slow{"--set", "model.n_layer=4",
+                     "--set", "model.n_embd=256",
+                     "--set", "model.n_head=4",
+                     "--set", "model.n_ctx=128",
+                     "--set", "batch.sequence_length=128",
+                     "--set", "batch.micro_batch=32",
+                     "--set", "batch.tokens_per_step=4096"};
+
+}  // namespace
+
+// ---- The command line -------------------------------------------------------------------------------------------------
+
+TEST_CASE("every command explains itself, and the version names build, libraries and devices",
+          "[cli]") {
+    const std::map<std::string, std::string> options{
+        {"tokenize", "--train-vocab"}, {"train", "--stop-at"},  {"plan", "--world"},
+        {"sample", "--top-p"},         {"eval", "--hellaswag"}, {"config", "--schema"}};
+    for (const auto& [command, option] : options) {
+        const Outcome help = check_succeeds(train_gpt_with({command, "--help"}));
+        CHECK(contains(help.out, option));
+        CHECK(help.err.empty());
+        CHECK(contains(check_succeeds(train_gpt_with({"--help"})).out, command));
+    }
+    CHECK(contains(check_succeeds(train_gpt_with({})).out, "Usage"));
+    const std::string version = check_succeeds(train_gpt_with({"--version"})).out;
+    CHECK(version.starts_with("train_gpt "));
+    CHECK(contains(version, "oneDNN"));
+    CHECK(contains(version, "CPU"));
+}
+
+TEST_CASE("a command line that cannot be understood ends with exit code 2 and one line", "[cli]") {
+    check_refused(train_gpt_with({"trian"}), 2, {"trian"});
+    check_refused(train_gpt_with({"--verbose"}), 2, {"--verbose"});
+    check_refused(train_gpt_with({"train"}), 2, {"config", "train_gpt train --help"});
+    check_refused(train_gpt_with({"train", "a.json", "--stop"}), 2, {"--stop"});
+    check_refused(train_gpt_with({"train", "a.json", "b.json"}), 2, {"b.json"});
+    check_refused(train_gpt_with({"train", "a.json", "--stop-at", "0"}), 2, {"--stop-at", "0"});
+    check_refused(train_gpt_with({"train", "a.json", "--stop-at", "soon"}), 2,
+                  {"--stop-at", "soon"});
+    check_refused(train_gpt_with({"train", Workplace::get().config(), "--set", "seed"}), 2,
+                  {"seed", "key=value"});
+    check_refused(train_gpt_with({"plan", "a.json", "--world", "-1"}), 2, {"--world"});
+    check_refused(train_gpt_with({"sample"}), 2, {"checkpoint"});
+    check_refused(train_gpt_with({"sample", "x", "--device", "tpu"}), 2, {"--device", "tpu"});
+    for (const char* number : {"nan", "inf", "warm", "-1", "1e9", ""})
+        check_refused(train_gpt_with({"sample", "x", "--temperature", number}), 2,
+                      {"--temperature"});
+    for (const char* number : {"nan", "0", "1.1", "all"})
+        check_refused(train_gpt_with({"sample", "x", "--top-p", number}), 2, {"--top-p"});
+    for (const char* number : {"-1", "1.5", "x", "18446744073709551616000"})
+        check_refused(train_gpt_with({"sample", "x", "--seed", number}), 2, {"--seed"});
+    check_refused(train_gpt_with({"tokenize", "a.txt"}), 2, {"--out"});
+    check_refused(train_gpt_with({"tokenize", "a.txt", "--out", "x"}), 2,
+                  {"--train-vocab", "--tokenizer"});
+    check_refused(train_gpt_with({"tokenize", "a.txt", "--out", "x", "--train-vocab", "-300"}), 2,
+                  {"--train-vocab"});
+    check_refused(train_gpt_with({"eval", "test/fixtures/gpt2-tiny"}), 2, {"--data"});
+}
+
+TEST_CASE("configurations are refused with the key, the value and the nearest valid key", "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const auto refused = [&](const Arguments& overrides, const Arguments& parts) {
+        Arguments arguments = w.train(directory / "run");
+        for (const std::string& text : overrides) arguments = arguments + Arguments{"--set", text};
+        check_refused(train_gpt_with(arguments), 1, parts);
+        CHECK_FALSE(fs::exists(directory / "run"));
+    };
+    refused({"model.n_layers=2"}, {"model.n_layers", "\"model.n_layer\""});
+    refused({"model.n_layer=two"}, {"model.n_layer = two", "whole number"});
+    refused({"optimizer.learning_rate=NaN"}, {"optimizer.learning_rate", "NaN"});
+    refused({"optimizer.learning_rate=-1"}, {"optimizer.learning_rate", "greater than 0"});
+    refused({"model.n_embd=33"}, {"model.n_embd = 33", "model.n_head = 2"});
+    refused({"batch.micro_batch=0"}, {"batch.micro_batch = 0"});
+    refused({"batch.tokens_per_step=255"}, {"batch.tokens_per_step = 255"});
+    refused({"run_dir="}, {"run_dir"});
+    refused({"data.train="}, {"data.train"});
+    refused({"model.vocab_size=280"}, {"model.vocab_size", "280"});
+    refused({"tokenizer.path="}, {"tokenizer.path"});
+    refused({"evaluation.hellaswag=x.jsonl", "data.val="}, {"evaluation.hellaswag", "data.val"});
+    refused({"schedule.epochs=2"}, {"schedule.steps", "schedule.epochs"});
+    refused({"device=cuda"}, {"cuda"});
+}
+
+TEST_CASE("the printed configuration reads back equal", "[cli]") {
+    const TemporaryDirectory directory;
+    const Arguments overrides{
+        "--set", "seed=18446744073709551615",      "--set",         "optimizer.learning_rate=0.1",
+        "--set", "sampling.prompt=\"quoted\" = é", "--print-config"};
+    const std::string printed =
+        check_succeeds(train_gpt_with(Workplace::get().train(directory / "run", overrides))).out;
+    write(directory / "printed.json", printed);
+    CHECK(check_succeeds(train_gpt_with({"train", directory / "printed.json", "--print-config"}))
+              .out == printed);
+    CHECK(Json::parse(printed)["seed"] == 18446744073709551615u);
+    CHECK_FALSE(fs::exists(directory / "run"));
+}
+
+// ---- Bad input --------------------------------------------------------------------------------------------------------
+
+TEST_CASE("missing, unreadable and misplaced files are named in one line", "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const std::string run = directory / "run", empty = directory / "empty",
+                      none = directory / "none";
+    write(empty, "");
+    check_refused(train_gpt_with({"train", none}), 1, {none, "No such file"});
+    check_refused(train_gpt_with({"train", directory.path()}), 1, {directory.path(), "directory"});
+    check_refused(train_gpt_with({"train", empty}), 1, {empty, "empty"});
+    check_refused(train_gpt_with(w.train(run, {"--set", "data.train=" + none})), 1, {none});
+    check_refused(train_gpt_with(w.train(run, {"--set", "data.train=" + directory.path()})), 1,
+                  {directory.path()});
+    check_refused(train_gpt_with(w.train(run, {"--set", "data.val=" + empty})), 1,
+                  {empty, "shard"});
+    check_refused(train_gpt_with(w.train(run, {"--set", "data.train=" + w.text()})), 1,
+                  {w.text(), "shard"});
+    check_refused(train_gpt_with(w.train(run, {"--set", "tokenizer.path=" + none})), 1, {none});
+    check_refused(train_gpt_with(w.train(run, {"--set", "tokenizer.path=" + w.text()})), 1,
+                  {w.text()});
+    check_refused(train_gpt_with(w.train(run, {"--set", "evaluation.hellaswag=" + none})), 1,
+                  {none});
+    check_refused(train_gpt_with(w.train(run, {"--set", "model.init_from=" + none})), 1, {none});
+    check_refused(train_gpt_with(w.train(empty)), 1, {empty});
+    check_refused(train_gpt_with({"sample", none}), 1, {none});
+    check_refused(train_gpt_with({"sample", directory.path()}), 1,
+                  {directory.path(), "checkpoint"});
+    check_refused(train_gpt_with({"eval", finished_run(), "--data", none}), 1, {none});
+    check_refused(train_gpt_with({"eval", finished_run(), "--hellaswag", empty}), 1, {empty});
+    check_refused(train_gpt_with({"tokenize", none, "--train-vocab", "300", "--out", run}), 1,
+                  {none});
+    check_refused(
+        train_gpt_with({"tokenize", directory.path(), "--train-vocab", "300", "--out", run}), 1,
+        {directory.path(), "directory"});
+    check_refused(train_gpt_with({"tokenize", w.text(), "--train-vocab", "300", "--out", w.text()}),
+                  1, {w.text()});
+    check_refused(train_gpt_with({"tokenize", w.text(), "--train-vocab", "300", "--out", run,
+                                  "--val-fraction", "nan"}),
+                  1, {"--val-fraction"});
+
+    const std::string tokenizer = read(w.data("tokenizer.json"));
+    write(directory / "tokenizer.json", tokenizer.substr(0, tokenizer.size() / 2));
+    check_refused(
+        train_gpt_with(w.train(run, {"--set", "tokenizer.path=" + (directory / "tokenizer.json")})),
+        1, {directory / "tokenizer.json"});
+
+    const std::string locked = directory / "locked.json";
+    fs::copy_file(w.config(), locked);
+    fs::permissions(locked, fs::perms::none);
+    const Outcome unreadable = train_gpt_with({"plan", locked}, {.bound_by_permissions = true});
+    if (unreadable.code != 99) check_refused(unreadable, 1, {locked, "Permission denied"});
+    fs::create_directory(directory / "read-only");
+    fs::permissions(directory / "read-only", fs::perms::owner_read | fs::perms::owner_exec);
+    const Outcome unwritable =
+        train_gpt_with(w.train(directory / "read-only/run"), {.bound_by_permissions = true});
+    if (unwritable.code != 99)
+        check_refused(unwritable, 1, {directory / "read-only/run", "Permission denied"});
+}
+
+TEST_CASE(
+    "a token id beyond the vocabulary stops the run, names file and byte, and keeps what was "
+    "learnt",
+    "[cli]") {
+    const TemporaryDirectory directory;
+    std::string shard = read(Workplace::get().data("train_000000.bin"));
+    // Within the first epoch every window of 32 tokens comes once: one of these four stops a run of one epoch.
+    const size_t tokens = (shard.size() - 1024) / 2 / 32 * 32;
+    std::set<std::string> bytes;
+    for (size_t quarter = 1; quarter <= 4; ++quarter) {
+        const size_t at = 1024 + 2 * (tokens * quarter / 4 - 16);
+        shard[at] = shard[at + 1] = '\x77';
+        bytes.insert("byte " + std::to_string(at));
+    }
+    write(directory / "train.bin", shard);
+    const Outcome outcome = train_gpt_with(Workplace::get().train(
+        directory / "run",
+        {"--set", "data.train=" + (directory / "train.bin"), "--set", "schedule.steps=500"}));
+    check_refused(outcome, 1, {directory / "train.bin", "30583"});
+    CHECK(std::any_of(bytes.begin(), bytes.end(),
+                      [&](const auto& byte) { return contains(outcome.err, byte); }));
+    int64_t done = 0;
+    while (contains(outcome.out, "step " + std::to_string(done + 1) + "/")) ++done;
+    CHECK(checkpoints_in(directory / "run") ==
+          (done > 0 ? std::vector<int64_t>{done} : std::vector<int64_t>{}));
+}
+
+TEST_CASE(
+    "a model that cannot fit is refused with the plan of its memory, and nothing is left behind",
+    "[cli]") {
+    const TemporaryDirectory directory;
+    for (const char* embd : {"12288", "262144"}) {
+        const Outcome outcome = train_gpt_with(Workplace::get().train(
+            directory / "run", {"--set", "model.n_layer=500", "--set", "model.n_head=2048",
+                                "--set", std::string("model.n_embd=") + embd}));
+        CAPTURE(outcome.err);
+        CHECK(outcome.code == 1);
+        for (const char* part :
+             {"memory", "parameters", "gradients", "moments", "activations", "total"})
+            CHECK(contains(outcome.err, part));
+        CHECK_FALSE(fs::exists(directory / "run"));
+    }
+}
+
+TEST_CASE("a launcher with several ranks is refused", "[cli]") {
+    const TemporaryDirectory directory;
+    for (const char* variable :
+         {"OMPI_COMM_WORLD_SIZE=2", "PMI_SIZE=8", "SLURM_STEP_NUM_TASKS=3"}) {
+        const std::string name = std::string(variable).substr(0, std::string(variable).find('='));
+        check_refused(
+            train_gpt_with(Workplace::get().train(directory / "run"), {.environment = {variable}}),
+            1, {name, "rank"});
+    }
+    CHECK_FALSE(fs::exists(directory / "run"));
+}
+
+// ---- Plan -------------------------------------------------------------------------------------------------------------
+
+TEST_CASE("the plan is what the run takes", "[cli]") {
+    const TemporaryDirectory directory;
+    for (const char* level : {"none", "elementwise", "block"}) {
+        const Arguments overrides{"--set", std::string("precision.recompute=") + level,
+                                  "--set", "schedule.steps=1",
+                                  "--set", "schedule.warmup_steps=0"};
+        const std::string plan =
+            check_succeeds(train_gpt_with(Arguments{"plan", Workplace::get().config()} + overrides))
+                .out;
+        const std::string run =
+            check_succeeds(train_gpt_with(Workplace::get().train(directory / level, overrides)))
+                .out;
+        const std::string label = std::string("precision.recompute = ") + level + ": ";
+        const size_t at = plan.find(label);
+        CAPTURE(plan, run);
+        REQUIRE(at != std::string::npos);
+        const std::string total =
+            plan.substr(at + label.size(), plan.find(" of ", at) - at - label.size());
+        CHECK(contains(total, "MiB"));
+        CHECK(contains(run, ", " + total + ", into "));
+    }
+    const std::string two =
+        check_succeeds(train_gpt_with({"plan", Workplace::get().config(), "--world", "2"})).out;
+    CHECK(contains(two, "2 ranks"));
+    CHECK(contains(two, "1 to 1 each"));
+    check_refused(train_gpt_with({"plan", Workplace::get().config(), "--world", "3"}), 1,
+                  {"3", "batch.tokens_per_step"});
+}
+
+// ---- Training and resuming --------------------------------------------------------------------------------------------
+
+TEST_CASE(
+    "a run ends with a checkpoint, an evaluation and samples, and its folder says what it was",
+    "[cli]") {
+    const fs::path run = finished_run();
+    CHECK(checkpoints_in(run) == std::vector<int64_t>{4, 8, 12});
+    const auto metrics = metrics_of(run);
+    REQUIRE(metrics.size() == 12 + 3);  // evaluated behind steps 5, 10 and 12
+    CHECK(metrics.back()["step"] == 12);
+    CHECK(metrics.back()["val_loss"].get<double>() < metrics[0]["loss"].get<double>());
+    CHECK(Json::parse(read(run / "config.json"))["run_dir"] == run.string());
+    const Json manifest = Json::parse(read(run / "manifest.json"));
+    const Json data = Json::parse(read(Workplace::get().data("data.json")));
+    CHECK(manifest["train"][0]["xxh3"] == data["files"][0]["hash"]);
+    for (const char* key : {"program", "host", "seed"}) CHECK(manifest.contains(key));
+
+    // The same command again finds nothing left to do.
+    const auto before = read(run / "metrics.jsonl");
+    const Outcome again = check_succeeds(
+        train_gpt_with(Workplace::get().train(run, {"--set", "checkpoint.every=4"})));
+    CHECK_FALSE(contains(again.out, "step 12/12"));
+    CHECK(contains(again.out, "resuming from"));
+    CHECK(read(run / "metrics.jsonl") == before);
+}
+
+TEST_CASE("k steps, a stop and the rest equal all steps at once, bit for bit", "[cli]") {
+    const Workplace& w = Workplace::get();
+    for (const char* dtype : {"fp32", "bf16"}) {
+        const TemporaryDirectory directory;
+        const Surroundings two_threads{
+            .environment = {"OMP_NUM_THREADS=2", "OMP_WAIT_POLICY=passive"}};
+        const Arguments options{"--set", std::string("precision.dtype=") + dtype, "--set",
+                                "precision.recompute=elementwise"};
+        check_succeeds(train_gpt_with(w.train(directory / "whole", options), two_threads));
+        const std::string stop = std::to_string(random_int(1, 11));
+        CAPTURE(dtype, stop);
+        const auto stopped = check_succeeds(train_gpt_with(
+            w.train(directory / "parts", options + Arguments{"--stop-at", stop}), two_threads));
+        CHECK(contains(stopped.out, "without --stop-at"));
+        CHECK(checkpoints_in(directory / "parts") == std::vector<int64_t>{std::stoll(stop)});
+        // A stop that is already behind is a stop.
+        check_succeeds(train_gpt_with(
+            w.train(directory / "parts", options + Arguments{"--stop-at", stop}), two_threads));
+        CHECK(checkpoints_in(directory / "parts").size() == 1);
+        check_succeeds(train_gpt_with(w.train(directory / "parts", options), two_threads));
+        check_same_state(directory / "whole", directory / "parts", 12);
+    }
+}
+
+TEST_CASE("SIGINT, SIGTERM and SIGUSR1 end behind a checkpoint from which the same command goes on",
+          "[cli]") {
+    const Workplace& w = Workplace::get();
+    for (const auto& [number, name] :
+         {std::pair{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}}) {
+        const TemporaryDirectory directory;
+        const std::string run = directory / "run";
+        int64_t done = 0;
+        {
+            Process process(w.train(run, endless));
+            REQUIRE(process.wait_for_step(3));
+            process.signal(number);
+            const Outcome outcome = check_succeeds(process.finish());
+            CAPTURE(outcome.out);
+            CHECK(contains(outcome.out, std::string(name) + ": step "));
+            CHECK(contains(outcome.out, "the same command goes on"));
+            REQUIRE(checkpoints_in(run).size() == 1);
+            done = checkpoints_in(run)[0];
+            CHECK(done >= 3);
+        }
+        const std::string stop = std::to_string(done + 4);
+        check_succeeds(train_gpt_with(w.train(run, endless + Arguments{"--stop-at", stop})));
+        check_succeeds(
+            train_gpt_with(w.train(directory / "whole", endless + Arguments{"--stop-at", stop})));
+        check_same_state(directory / "whole", run, done + 4);
+    }
+}
+
+TEST_CASE("one run at a time writes into a folder, and a second signal ends it at once", "[cli]") {
+    const TemporaryDirectory directory;
+    const Arguments arguments = Workplace::get().train(directory / "run", slow);
+    Process process(arguments);
+    REQUIRE(process.wait_until([&] { return contains(process.out(), "training "); }));
+    check_refused(train_gpt_with(arguments), 1, {"another run", directory / "run"});
+    process.signal(SIGINT);
+    REQUIRE(process.wait_until([&] { return contains(process.err(), "second signal"); }));
+    process.signal(SIGTERM);
+    CHECK(process.finish().code == 128 + SIGTERM);
+    // Nothing was saved, and the lock went with the process.
+    CHECK(checkpoints_in(directory / "run").empty());
+    check_succeeds(train_gpt_with(Workplace::get().train(directory / "run", {"--stop-at", "1"})));
+}
+
+TEST_CASE("a killed run goes on from its newest checkpoint as if nothing had been", "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const std::string run = directory / "run";
+    const Arguments options =
+        endless + Arguments{"--set", "checkpoint.every=7", "--set", "checkpoint.keep=2"};
+    Process process(w.train(run, options));
+    REQUIRE(process.wait_for_step(random_int(15, 40)));
+    process.signal(SIGKILL);
+    CHECK(process.finish().code == -SIGKILL);
+    {
+        // What a kill in mid-write leaves.
+        std::ofstream(run + "/metrics.jsonl", std::ios::app) << R"({"step": 9999999, "lo)";
+        fs::create_directory(run + "/step-99999999.tmp");
+    }
+    int64_t newest = 0;
+    for (const std::string& name : names_in(run))
+        if (name.starts_with("step-") && !name.ends_with(".tmp"))
+            newest = std::max<int64_t>(newest, std::stoll(name.substr(5)));
+    REQUIRE(newest >= 14);
+    const Arguments stop{"--stop-at", std::to_string(newest + 9)};
+    const Outcome outcome = check_succeeds(train_gpt_with(w.train(run, options + stop)));
+    CHECK(contains(outcome.out, "resuming from " + run + "/" + step_folder(newest)));
+    CHECK(checkpoints_in(run) == std::vector<int64_t>{newest + 7, newest + 9});
+    check_succeeds(train_gpt_with(w.train(directory / "whole", options + stop)));
+    check_same_state(directory / "whole", run, newest + 9);
+}
+
+TEST_CASE("a run ends behind a checkpoint when its time is over", "[cli]") {
+    const TemporaryDirectory directory;
+    const Outcome outcome = check_succeeds(train_gpt_with(Workplace::get().train(
+        directory / "run", endless + Arguments{"--set", "schedule.max_minutes=0.001"})));
+    CHECK(contains(outcome.out, "schedule.max_minutes"));
+    CHECK(contains(outcome.out, "the same command goes on"));
+    CHECK(checkpoints_in(directory / "run").size() == 1);
+}
+
+TEST_CASE(
+    "a run with init_from starts at step 1 with the weights of a checkpoint and a fresh optimizer",
+    "[cli]") {
+    const TemporaryDirectory directory;
+    const Arguments options{"--set",     "model.init_from=" + finished_run(),
+                            "--set",     "optimizer.learning_rate=1e-30",
+                            "--stop-at", "1"};
+    const Outcome outcome =
+        check_succeeds(train_gpt_with(Workplace::get().train(directory / "run", options)));
+    CHECK(contains(outcome.out,
+                   "starting from the weights of " + finished_run() + "/" + step_folder(12)));
+    CHECK(contains(outcome.out, "step 1/12"));
+    CHECK((read(directory / "run" + "/" + step_folder(1) + "/model.safetensors") ==
+           read(finished_run() + "/" + step_folder(12) + "/model.safetensors")));
+    check_refused(train_gpt_with(Workplace::get().train(
+                      directory / "other", options + Arguments{"--set", "model.n_layer=3"})),
+                  1, {"n_layer = 2", "3"});
+}
+
+TEST_CASE(
+    "another model in the configuration of a resumed run is refused and other changes are told",
+    "[cli]") {
+    const TemporaryDirectory directory;
+    const std::string run = directory / "run";
+    fs::copy(finished_run(), run, fs::copy_options::recursive);
+    const auto train = [&](const Arguments& more) {
+        return train_gpt_with(Workplace::get().train(run, more));
+    };
+    check_refused(train({"--set", "model.n_layer=3"}), 1, {"n_layer = 2", "3"});
+    check_refused(train({"--set", "model.n_ctx=64"}), 1, {"n_ctx = 48", "64"});
+    check_refused(train({"--set", "model.vocab_size=400"}), 1, {"vocab_size", "400"});
+    const Outcome longer =
+        check_succeeds(train({"--set", "schedule.steps=13", "--set", "batch.micro_batch=8"}));
+    CHECK(contains(longer.out, "schedule.steps changed from 12 to 13"));
+    CHECK(contains(longer.out, "batch.micro_batch changed from 4 to 8"));
+    CHECK(contains(longer.out, "step 13/13"));
+}
+
+TEST_CASE(
+    "a learning rate that blows up stops the run with the step, the tensor and the last good "
+    "weights",
+    "[cli]") {
+    const TemporaryDirectory directory;
+    for (const char* dtype : {"fp32", "bf16"}) {
+        const fs::path run = directory / dtype;
+        const Arguments options{"--set", "optimizer.learning_rate=1e30", "--set",
+                                std::string("precision.dtype=") + dtype};
+        const Outcome outcome = train_gpt_with(Workplace::get().train(run, options));
+        check_refused(outcome, 1, {"not finite", "first in ", "optimizer.learning_rate"});
+        const auto steps = checkpoints_in(run);
+        REQUIRE(steps.size() == 1);
+        CHECK(contains(outcome.err, "step " + std::to_string(steps[0] + 1) + " "));
+        CHECK(contains(outcome.err, "step " + std::to_string(steps[0]) + " of 12 is saved"));
+        check_finite_weights(run / step_folder(steps[0]));
+        CHECK(static_cast<int64_t>(metrics_of(run).size()) >= steps[0]);
+    }
+    // Weights beyond what fp32 holds are no last good weights: nothing is saved, and an older checkpoint stays.
+    fs::copy(finished_run(), directory / "older", fs::copy_options::recursive);
+    const Outcome outcome = train_gpt_with(Workplace::get().train(
+        directory / "older",
+        {"--set", "optimizer.learning_rate=1e300", "--set", "schedule.steps=20", "--set",
+         "schedule.decay=constant", "--set", "checkpoint.every=1", "--set", "checkpoint.keep=1"}));
+    CAPTURE(outcome.out, outcome.err);
+    CHECK(outcome.code == 1);
+    CHECK(contains(outcome.err, "not saved"));
+    CHECK(checkpoints_in(directory / "older") == std::vector<int64_t>{4, 8, 12});
+}
+
+// ---- Damaged checkpoints and full disks -------------------------------------------------------------------------------
+
+TEST_CASE(
+    "a damaged newest checkpoint gives way to the one before, and no damage ends a run in silence",
+    "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    check_succeeds(train_gpt_with(w.train(directory / "whole", {"--stop-at", "9"})));
+    check_succeeds(train_gpt_with(
+        w.train(directory / "base", {"--set", "checkpoint.every=4", "--stop-at", "8"})));
+
+    int number = 0;
+    const auto check_mended = [&](const std::function<void(const fs::path&)>& damage,
+                                  bool may_be_harmless) {
+        const std::string run = directory / ("run-" + std::to_string(number++));
+        fs::copy(directory / "base", run, fs::copy_options::recursive);
+        damage(fs::path(run) / step_folder(8));
+        const Outcome outcome = check_succeeds(train_gpt_with(w.train(run, {"--stop-at", "9"})));
+        CAPTURE(outcome.out, outcome.err);
+        const bool fell_back = contains(outcome.out, "resuming from " + run + "/" + step_folder(4));
+        if (!may_be_harmless) CHECK(fell_back);
+        if (fell_back) {
+            CHECK(outcome.err.starts_with("warning: "));
+            CHECK(contains(outcome.err, step_folder(8)));
+            // What was damaged stays for who wants to look at it, out of the way.
+            CHECK(fs::exists(run + "/" + step_folder(8) + ".damaged"));
+            fs::remove_all(run + "/" + step_folder(8) + ".damaged");
+        }
+        check_same_state(directory / "whole", run, 9);
+    };
+    const auto names = names_in(directory / ("base/" + step_folder(8)));
+    CHECK(names == std::set<std::string>{"config.json", "manifest.json", "model.safetensors",
+                                         optimizer_file, "tokenizer.json", "train_gpt.json"});
+    for (const std::string& name : names) {
+        CAPTURE(name);
+        check_mended(
+            [&](const fs::path& checkpoint) {
+                std::string bytes = read(checkpoint / name);
+                bytes[static_cast<size_t>(random_int(0, static_cast<int64_t>(bytes.size()) - 1))] ^=
+                    static_cast<char>(1 << random_int(0, 7));
+                write(checkpoint / name, bytes);
+            },
+            name == "manifest.json");
+    }
+    for (const char* name : {"manifest.json", optimizer_file}) {
+        CAPTURE(name);
+        check_mended(
+            [&](const fs::path& checkpoint) {
+                fs::resize_file(
+                    checkpoint / name,
+                    static_cast<uintmax_t>(
+                        random_int(0, static_cast<int64_t>(fs::file_size(checkpoint / name)) - 2)));
+            },
+            false);
+        check_mended([&](const fs::path& checkpoint) { fs::remove(checkpoint / name); }, false);
+    }
+
+    SECTION("when none is whole, the run does not start from scratch over them") {
+        const std::string run = directory / "all";
+        fs::copy(directory / "base", run, fs::copy_options::recursive);
+        fs::remove(run + "/" + step_folder(8) + "/model.safetensors");
+        fs::resize_file(run + "/" + step_folder(4) + "/tokenizer.json", 10);
+        const auto before = names_in(run);
+        const std::string metrics = read(run + "/metrics.jsonl");
+        const Outcome outcome = train_gpt_with(w.train(run));
+        CAPTURE(outcome.out, outcome.err);
+        CHECK(outcome.code == 1);
+        CHECK(contains(outcome.err, "train_gpt: none of the 2 checkpoints in " + run));
+        CHECK(names_in(run) == before);
+        CHECK(read(run + "/metrics.jsonl") == metrics);
+    }
+    SECTION("sampling from a damaged checkpoint is refused") {
+        std::string bytes = read(directory / ("base/" + step_folder(8) + "/model.safetensors"));
+        bytes.back() ^= 1;
+        write(directory / ("base/" + step_folder(8) + "/model.safetensors"), bytes);
+        check_refused(train_gpt_with({"sample", directory / "base"}), 1,
+                      {"model.safetensors", "damaged"});
+        check_succeeds(train_gpt_with({"sample", directory / ("base/" + step_folder(4))}));
+    }
+}
+
+TEST_CASE(
+    "a full disk is told, older checkpoints stay whole, and the next one is tried in its turn",
+    "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const std::string run = directory / "run";
+    const Arguments options{"--set", "checkpoint.every=4", "--set", "checkpoint.keep=1"};
+    check_succeeds(train_gpt_with(w.train(run, options + Arguments{"--stop-at", "4"})));
+    const uintmax_t optimizer_bytes =
+        fs::file_size(run + "/" + step_folder(4) + "/" + optimizer_file);
+    const Surroundings full{.file_bytes = static_cast<rlim_t>(optimizer_bytes - 1)};
+
+    const Outcome outcome = train_gpt_with(w.train(run, options), full);
+    CAPTURE(outcome.out, outcome.err);
+    CHECK(outcome.code == 1);
+    CHECK(contains(outcome.err, "warning: step 8 of 12 is not saved"));
+    CHECK(contains(outcome.err, "train_gpt: step 12 of 12 is not saved: cannot write"));
+    CHECK(checkpoints_in(run) == std::vector<int64_t>{4});
+    check_succeeds(train_gpt_with(w.train(run, options)));
+    check_succeeds(train_gpt_with(w.train(directory / "whole", options)));
+    check_same_state(directory / "whole", run, 12);
+
+    SECTION("room that comes back is used") {
+        Process process(w.train(directory / "later", options + endless), full);
+        REQUIRE(process.wait_until([&] { return contains(process.err(), "is not saved"); }));
+        const rlimit unlimited{RLIM_INFINITY, RLIM_INFINITY};
+        REQUIRE(::prlimit(process.pid(), RLIMIT_FSIZE, &unlimited, nullptr) == 0);
+        REQUIRE(process.wait_until([&] {
+            const auto names = names_in(directory / "later");
+            return std::any_of(names.begin(), names.end(), [](const auto& name) {
+                return name.size() == 13 && name.starts_with("step-");
+            });
+        }));
+        process.signal(SIGTERM);
+        check_succeeds(process.finish());
+    }
+    SECTION("a metrics file without room does not end the run and keeps whole lines") {
+        const fs::path finished = finished_run();
+        const uintmax_t smallest = std::max(fs::file_size(finished / "config.json"),
+                                            fs::file_size(finished / "manifest.json"));
+        const Outcome crowded = train_gpt_with(w.train(directory / "crowded"),
+                                               {.file_bytes = static_cast<rlim_t>(smallest + 100)});
+        CHECK(contains(crowded.err, "metrics.jsonl"));
+        CHECK(crowded.code == 1);  // the last checkpoint does not fit either
+        const std::string text = read(directory / "crowded/metrics.jsonl");
+        CHECK_FALSE(text.empty());
+        metrics_of(directory / "crowded");
+    }
+}
+
+// ---- Sampling and evaluation ------------------------------------------------------------------------------------------
+
+TEST_CASE("samples follow prompt, temperature, top-k, top-p and seed", "[cli]") {
+    const auto sample = [&](const Arguments& more) {
+        return check_succeeds(
+                   train_gpt_with(Arguments{"sample", finished_run(), "--max-tokens", "40"} + more))
+            .out;
+    };
+    const Arguments prompt{"--prompt", "hello there"};
+    const std::string greedy = sample(prompt + Arguments{"--temperature", "0"});
+    CHECK(greedy.starts_with("hello there"));
+    CHECK(greedy.size() > std::string("hello there\n").size());
+    CHECK(sample(prompt + Arguments{"--temperature", "0", "--seed", "7"}) == greedy);
+    CHECK(sample(prompt + Arguments{"--top-k", "1", "--seed", "8"}) == greedy);
+    CHECK(sample(prompt + Arguments{"--top-p", "1e-9", "--seed", "9"}) == greedy);
+
+    const std::string warm = sample(prompt + Arguments{"--temperature", "1.5", "--seed", "3"});
+    CHECK(sample(prompt + Arguments{"--temperature", "1.5", "--seed", "3"}) == warm);
+    CHECK(sample(prompt + Arguments{"--temperature", "1.5", "--seed", "4"}) != warm);
+    const std::string two =
+        sample(prompt + Arguments{"--temperature", "1.5", "--seed", "3", "--samples", "2"});
+    CHECK(two.starts_with(warm.substr(0, warm.size() - 1) + "\n---\nhello there"));
+
+    CHECK(sample({}).size() > 1);
+    CHECK(sample({"--prompt", ""}) == sample({}));
+    std::string long_prompt;
+    for (int i = 0; i < 500; ++i) long_prompt += "word ";  // many times n_ctx
+    CHECK(sample({"--prompt", long_prompt}).starts_with(long_prompt));
+    const std::string bytes = "\xff\xfe \xc3( \xe2\x82";
+    CHECK(sample({"--prompt", bytes}).starts_with(bytes));
+    CHECK(sample(prompt + Arguments{"--dtype", "bf16", "--temperature", "0"})
+              .starts_with("hello there"));
+}
+
+TEST_CASE("a model with more rows than its tokenizer has tokens writes text", "[cli]") {
+    const TemporaryDirectory directory;
+    const Outcome outcome = check_succeeds(train_gpt_with(Workplace::get().train(
+        directory / "run", {"--set", "model.vocab_size=3000", "--set", "schedule.steps=3", "--set",
+                            "sampling.samples=3", "--set", "sampling.temperature=3"})));
+    CHECK(contains(outcome.out, "--- sample\na"));
+    check_succeeds(train_gpt_with({"sample", directory / "run", "--temperature", "3"}));
+}
+
+TEST_CASE("eval gives the last validation loss of the run, also from a plain Hugging Face folder",
+          "[cli]") {
+    const auto metrics = metrics_of(finished_run());
+    const double expected = metrics.back()["val_loss"], bits = metrics.back()["val_bits_per_byte"];
+    const std::string out = check_succeeds(train_gpt_with({"eval", finished_run()})).out;
+    CHECK(number_after(out, "validation loss ") == Approx(expected).epsilon(1e-5));
+    CHECK(number_after(out, "nats/token, ") == Approx(bits).epsilon(1e-5));
+    CHECK(number_after(out, " over ") == metrics.back()["val_tokens"].get<double>());
+
+    const TemporaryDirectory directory;
+    const fs::path plain = directory / "plain";
+    fs::copy(fs::path(finished_run()) / step_folder(12), plain, fs::copy_options::recursive);
+    for (const char* name : {"manifest.json", "train_gpt.json", optimizer_file})
+        fs::remove(plain / name);
+    const std::string windows = check_succeeds(train_gpt_with({"eval", plain, "--data",
+                                                               Workplace::get().data("val_*.bin")}))
+                                    .out;
+    CHECK(number_after(windows, "validation loss ") ==
+          Approx(expected).epsilon(0.05));  // windows of n_ctx, not of 32
+    CHECK(number_after(windows, " over ") == metrics.back()["val_tokens"].get<double>());
+    CHECK(contains(check_succeeds(train_gpt_with({"eval", "test/fixtures/gpt2-tiny", "--data",
+                                                  "synthetic", "--max-tokens", "100"}))
+                       .out,
+                   " over 100 tokens"));
+    check_refused(train_gpt_with({"sample", "test/fixtures/gpt2-tiny"}), 1, {"tokenizer"});
+}
+
+TEST_CASE("HellaSwag accuracy is reported by eval and by a run that names the file", "[cli]") {
+    const TemporaryDirectory directory;
+    std::string jsonl;
+    for (int i = 0; i < 5; ++i)
+        jsonl += Json{{"ctx", "a man"},
+                      {"endings", {"one", "two words", "three", "four"}},
+                      {"label", i % 4}}
+                     .dump() +
+                 "\n";
+    write(directory / "h.jsonl", jsonl);
+    const std::string out =
+        check_succeeds(train_gpt_with({"eval", finished_run(), "--hellaswag", directory / "h.jsonl",
+                                       "--max-examples", "4"}))
+            .out;
+    CHECK(number_after(out, "HellaSwag accuracy ") ==
+          0.25);  // the same four endings, each the right one once
+    CHECK(contains(out, "over 4 examples"));
+    check_succeeds(train_gpt_with(Workplace::get().train(
+        directory / "run", {"--set", "evaluation.hellaswag=" + (directory / "h.jsonl"), "--set",
+                            "schedule.steps=3"})));
+    CHECK(metrics_of(directory / "run").back().contains("hellaswag_normalised"));
+
+    write(directory / "bad.jsonl", jsonl + "{\"ctx\": \"a\"}\n");
+    check_refused(train_gpt_with({"eval", finished_run(), "--hellaswag", directory / "bad.jsonl"}),
+                  1, {"bad.jsonl", "line 6"});
+    // A run finds out before it trains.
+    const Outcome refused = train_gpt_with(Workplace::get().train(
+        directory / "other", {"--set", "evaluation.hellaswag=" + (directory / "bad.jsonl")}));
+    check_refused(refused, 1, {"line 6"});
+    CHECK_FALSE(contains(refused.out, "step 1/"));
+}

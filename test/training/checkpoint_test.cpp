@@ -1,0 +1,448 @@
+#include "training/checkpoint.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/error.h"
+#include "test/catch.h"
+#include "test/model/tiny_model.h"
+#include "test/random.h"
+#include "training/safetensors.h"
+
+using namespace train_gpt;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Json = nlohmann::json;
+
+const std::string fixture = "test/fixtures/gpt2-tiny";
+const char* const optimizer_file = "optimizer-00000-of-00001.safetensors";
+
+std::string read(const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void write(const fs::path& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+}
+
+std::string error_of(const std::function<void()>& action) {
+    try {
+        action();
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "";
+}
+
+bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}
+
+GPTShape random_shape() {
+    const int n_head = static_cast<int>(random_int(1, 3));
+    return {.n_layer = static_cast<int>(random_int(1, 2)),
+            .n_head = n_head,
+            .n_embd = n_head * static_cast<int>(random_int(1, 3)) * 8,
+            .n_ctx = static_cast<int>(random_int(3, 20)),
+            .vocab_size = random_int(50, 300)};
+}
+
+/// A model whose weights and moments are random, in padding zero.
+TinyModel random_model(const GPTShape& shape, DType dtype) {
+    TinyModel model(shape, 1, 2, dtype);
+    for (int i = 0; i < model.count(); ++i) {
+        const size_t n = static_cast<size_t>(model.parameter(i).numel());
+        model.parameters->set(i, random_normal(n));
+        for (float* moment : {model.parameters->moment1(i), model.parameters->moment2(i)}) {
+            const auto values = random_normal(n, 1e-3f);
+            std::fill_n(moment, model.parameter(i).padded_numel(), 0.0f);
+            std::copy(values.begin(), values.end(), moment);
+        }
+    }
+    return model;
+}
+
+/// Fills everything that a checkpoint restores with NaN.
+void poison(TinyModel& model) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    for (int i = 0; i < model.count(); ++i) {
+        const int64_t n = model.parameter(i).padded_numel();
+        for (float* state : {model.parameters->master(i), model.parameters->moment1(i),
+                             model.parameters->moment2(i)})
+            std::fill_n(state, n, nan);
+        if (bf16* weight = model.parameters->rounded_weight(i)) std::fill_n(weight, n, bf16(nan));
+    }
+}
+
+void check_equal(const TinyModel& a, const TinyModel& b) {
+    for (int i = 0; i < a.count(); ++i) {
+        CAPTURE(a.parameter(i).name);
+        const size_t n = static_cast<size_t>(a.parameter(i).padded_numel());
+        const auto same = [&](const void* x, const void* y, size_t bytes) {
+            return std::memcmp(x, y, n * bytes) == 0;
+        };
+        CHECK(same(a.parameters->master(i), b.parameters->master(i), sizeof(float)));
+        CHECK(same(a.parameters->moment1(i), b.parameters->moment1(i), sizeof(float)));
+        CHECK(same(a.parameters->moment2(i), b.parameters->moment2(i), sizeof(float)));
+        if (a.parameters->dtype() == DType::bf16)
+            CHECK(same(a.parameters->rounded_weight(i), b.parameters->rounded_weight(i),
+                       sizeof(bf16)));
+    }
+}
+
+/// A run's folder with checkpoints of these steps, all of one model.
+void save_steps(const fs::path& run_dir, const std::vector<int64_t>& steps) {
+    const GPTShape shape{.n_layer = 1, .n_head = 1, .n_embd = 8, .n_ctx = 4, .vocab_size = 20};
+    const TinyModel model = random_model(shape, DType::fp32);
+    for (int64_t step : steps)
+        save_checkpoint(run_dir, step, Config{}, shape, *model.parameters, nullptr);
+}
+
+std::vector<std::string> names(const std::vector<fs::path>& paths) {
+    std::vector<std::string> result;
+    for (const fs::path& path : paths) result.push_back(path.filename().string());
+    return result;
+}
+
+std::set<std::string> names_in(const fs::path& folder) {
+    std::set<std::string> result;
+    for (const auto& entry : fs::directory_iterator(folder))
+        result.insert(entry.path().filename().string());
+    return result;
+}
+
+using Names = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("a checkpoint restores masters, moments and weights bit for bit", "[checkpoint]") {
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        const GPTShape shape = random_shape();
+        CAPTURE(name_of(dtype), shape.n_embd, shape.vocab_size);
+        const TemporaryDirectory directory;
+        const TinyModel model = random_model(shape, dtype);
+        const int64_t step = random_int(0, 99999999);
+        Config config;
+        config.schedule.steps = 7;
+        const fs::path path =
+            save_checkpoint(directory.path(), step, config, shape, *model.parameters, nullptr);
+        verify_checkpoint(path, Verify::everything);
+        CHECK(checkpoint_step(path) == step);
+        CHECK(config_differences(checkpoint_config(path), config).empty());
+        require_same_model(path, read_model_shape(path), shape);
+        CHECK(read_model_dtype(path) == dtype);
+
+        TinyModel other(shape, 1, 2, dtype);
+        poison(other);
+        load_training_state(path, *other.parameters);
+        check_equal(model, other);
+
+        // The weights alone are the masters in fp32, and their rounding in bf16.
+        TinyModel weights(shape, 1, 2, dtype);
+        poison(weights);
+        load_weights(path, *weights.parameters);
+        for (int i = 0; i < model.count(); ++i)
+            for (int64_t k = 0; k < model.parameter(i).padded_numel(); ++k) {
+                const float wanted = model.parameters->master(i)[k],
+                            found = weights.parameters->master(i)[k];
+                REQUIRE(found == (dtype == DType::bf16 ? to_float(bf16(wanted)) : wanted));
+            }
+    }
+}
+
+TEST_CASE("weights lie in model.safetensors as Hugging Face stores them", "[checkpoint]") {
+    const GPTShape shape = read_model_shape(fixture);
+    TinyModel model(shape, 1, 2, DType::fp32);
+    model.parameters->initialize(test_rng()());
+    load_weights(fixture, *model.parameters);
+    const SafetensorsFile theirs(fs::path(fixture) / "model.safetensors");
+
+    // c_attn is [in, out] there, and [out, in] here.
+    const int qkv = model.parameters->index_of("h.0.attn.c_attn.weight");
+    const int64_t C = shape.n_embd;
+    const TensorInfo* info = theirs.find("transformer.h.0.attn.c_attn.weight");
+    if (!info) info = &theirs.at("h.0.attn.c_attn.weight");
+    REQUIRE(info->shape == std::vector<int64_t>{C, 3 * C});
+    std::vector<float> stored(static_cast<size_t>(3 * C * C));
+    theirs.read_floats(*info, stored.data());
+    for (int64_t in = 0; in < C; ++in)
+        for (int64_t out = 0; out < 3 * C; ++out)
+            REQUIRE(model.parameters->master(qkv)[out * C + in] ==
+                    stored[static_cast<size_t>(in * 3 * C + out)]);
+
+    // Written again, every tensor is there under its name, with its shape and its numbers.
+    const TemporaryDirectory directory;
+    const fs::path path =
+        save_checkpoint(directory.path(), 1, Config{}, shape, *model.parameters, nullptr);
+    const SafetensorsFile ours(path / "model.safetensors");
+    CHECK(static_cast<int>(ours.tensors().size()) == model.count());
+    for (const TensorInfo& tensor : ours.tensors()) {
+        REQUIRE(tensor.name.starts_with("transformer."));
+        const TensorInfo* same = theirs.find(tensor.name);
+        if (!same) same = theirs.find(tensor.name.substr(std::string("transformer.").size()));
+        CAPTURE(tensor.name);
+        REQUIRE(same);
+        CHECK(same->shape == tensor.shape);
+        std::vector<float> a(static_cast<size_t>(tensor.numel())), b(a.size());
+        ours.read_floats(tensor, a.data());
+        theirs.read_floats(*same, b.data());
+        CHECK(a == b);
+    }
+    const Json config = Json::parse(read(path / "config.json")),
+               original = Json::parse(read(fixture + "/config.json"));
+    for (const char* key : {"model_type", "n_layer", "n_head", "n_embd", "n_positions",
+                            "vocab_size", "activation_function", "layer_norm_epsilon"}) {
+        CAPTURE(key);
+        CHECK(config.at(key) == original.at(key));
+    }
+}
+
+TEST_CASE("optimizer state that several ranks wrote loads into one", "[checkpoint]") {
+    const TemporaryDirectory directory;
+    const GPTShape shape = random_shape();
+    const TinyModel model = random_model(shape, DType::fp32);
+    const fs::path path =
+        save_checkpoint(directory.path(), 1, Config{}, shape, *model.parameters, nullptr);
+    fs::remove(path / optimizer_file);
+    const int ranks = static_cast<int>(random_int(2, 4));
+    const auto write_rank = [&](int rank) {
+        std::vector<TensorInfo> tensors;
+        std::map<std::string, std::string> metadata;
+        std::vector<float> bytes;
+        for (const char* kind : {"master/", "m/", "v/"})
+            for (int i = 0; i < model.count(); ++i) {
+                const Parameter& p = model.parameter(i);
+                const int64_t first = p.numel() * rank / ranks,
+                              end = p.numel() * (rank + 1) / ranks;
+                const float* state = kind[1] == 'a'   ? model.parameters->master(i)
+                                     : kind[0] == 'm' ? model.parameters->moment1(i)
+                                                      : model.parameters->moment2(i);
+                tensors.push_back({.name = kind + p.name, .dtype = "F32", .shape = {end - first}});
+                metadata["range/" + p.name] = std::to_string(first) + "-" + std::to_string(end);
+                bytes.insert(bytes.end(), state + first, state + end);
+            }
+        SafetensorsWriter writer(path / ("optimizer-" + std::to_string(rank) + "-of-n.safetensors"),
+                                 tensors, metadata);
+        writer.append(std::as_bytes(std::span(bytes)));
+        writer.commit();
+    };
+    for (int rank = 0; rank < ranks; ++rank) write_rank(rank);
+    TinyModel other(shape, 1, 2, DType::fp32);
+    poison(other);
+    load_training_state(path, *other.parameters);
+    check_equal(model, other);
+
+    fs::remove(path / "optimizer-1-of-n.safetensors");
+    CHECK(contains(error_of([&] { load_training_state(path, *other.parameters); }),
+                   "one of them is missing"));
+}
+
+TEST_CASE("any flipped bit, missing byte or missing file of a checkpoint is found",
+          "[checkpoint]") {
+    const TemporaryDirectory directory;
+    save_steps(directory.path(), {3});
+    const fs::path path = fs::path(directory.path()) / "step-00000003";
+    verify_checkpoint(path, Verify::everything);
+    for (const std::string& name : names_in(path)) {
+        const std::string good = read(path / name);
+        const auto refused = [&](const std::string& bytes) {
+            write(path / name, bytes);
+            const std::string error =
+                error_of([&] { verify_checkpoint(path, Verify::everything); });
+            write(path / name, good);
+            return contains(error, path.string());
+        };
+        CAPTURE(name);
+        for (int i = 0; i < 20; ++i) {
+            std::string bytes = good;
+            const size_t at =
+                static_cast<size_t>(random_int(0, static_cast<int64_t>(bytes.size()) - 1));
+            bytes[at] ^= static_cast<char>(1 << random_int(0, 7));
+            CAPTURE(at);
+            // The manifest itself may change without harm (the version that it names); it may only not name another step.
+            if (name != "manifest.json") CHECK(refused(bytes));
+            CHECK(refused(good.substr(0, std::min(at, good.size() - 2))));  // a line break may go
+        }
+        fs::remove(path / name);
+        CHECK(contains(error_of([&] { verify_checkpoint(path, Verify::everything); }),
+                       path.string()));
+        if (name == optimizer_file)
+            CHECK(error_of([&] { verify_checkpoint(path, Verify::model); }).empty());
+        fs::create_directory(path / name);
+        CHECK(contains(error_of([&] { verify_checkpoint(path, Verify::everything); }),
+                       path.string()));
+        fs::remove(path / name);
+        write(path / name, good);
+    }
+    const Json manifest = Json::parse(read(path / "manifest.json"));
+    const auto edited = [&](const std::function<void(Json&)>& edit) {
+        Json other = manifest;
+        edit(other);
+        write(path / "manifest.json", other.dump());
+        return error_of([&] { verify_checkpoint(path, Verify::everything); });
+    };
+    CHECK(edited([](Json&) {}).empty());
+    CHECK(contains(edited([](Json& m) { m["step"] = 4; }), "step 4"));
+    CHECK(contains(edited([](Json& m) { m["format_version"] = 1000; }), "newer version"));
+    CHECK(contains(edited([](Json& m) { m["files"] = 5; }), "files"));
+    CHECK(contains(edited([](Json& m) { m["files"].erase("model.safetensors"); }),
+                   "model.safetensors"));
+    CHECK(contains(edited([](Json& m) { m["files"]["config.json"] = nullptr; }), "bytes"));
+    CHECK(contains(edited([](Json& m) { m = Json::array(); }), "format_version"));
+}
+
+TEST_CASE(
+    "the newest whole checkpoint is found, damaged ones are set aside, and none whole is an error",
+    "[checkpoint]") {
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    Names warnings;
+    const auto recover = [&] {
+        warnings.clear();
+        const auto found = recover_newest_checkpoint(
+            run, [&](const std::string& text) { warnings.push_back(text); });
+        return found ? found->filename().string() : "";
+    };
+    CHECK(recover() == "");
+    fs::create_directory(run);
+    CHECK(recover() == "");
+    save_steps(run, {2, 99999999, 100000000});  // nine digits are newer than eight
+    CHECK(recover() == "step-100000000");
+    CHECK(warnings.empty());
+    fs::remove(run / "step-100000000/manifest.json");
+    fs::resize_file(run / "step-99999999/model.safetensors", 100);
+    CHECK(recover() == "step-00000002");
+    CHECK(warnings.size() == 2);
+    CHECK(names_in(run) == std::set<std::string>{"step-00000002", "step-99999999.damaged",
+                                                 "step-100000000.damaged"});
+    CHECK(recover() == "step-00000002");
+    CHECK(warnings.empty());
+    fs::remove(run / "step-00000002/config.json");
+    const auto before = names_in(run);
+    CHECK(contains(error_of([&] { recover(); }), "none of the 1 checkpoints"));
+    CHECK(names_in(run) == before);
+}
+
+TEST_CASE("the newest checkpoints are kept, and nothing else is touched", "[checkpoint]") {
+    const TemporaryDirectory directory;
+    const fs::path run = directory.path();
+    save_steps(run, {1, 5, 10, 200000000});
+    write(run / "metrics.jsonl", "x");
+    for (const char* name : {"step-00000001.damaged", "step-abc", "step-00000007.tmp", "notes.tmp"})
+        fs::create_directory(run / name);
+    const std::set<std::string> others{"metrics.jsonl", "step-00000001.damaged", "step-abc",
+                                       "notes.tmp"};
+    const auto with = [&](std::set<std::string> names) {
+        names.insert(others.begin(), others.end());
+        return names;
+    };
+    prune_checkpoints(run, 0);
+    CHECK(names_in(run) ==
+          with({"step-00000001", "step-00000005", "step-00000010", "step-200000000"}));
+    prune_checkpoints(run, 5);
+    CHECK(names(list_checkpoints(run)) ==
+          Names{"step-200000000", "step-00000010", "step-00000005", "step-00000001"});
+    prune_checkpoints(run, 2);
+    CHECK(names_in(run) == with({"step-00000010", "step-200000000"}));
+    CHECK(find_checkpoint(run) == run / "step-200000000");
+    prune_checkpoints(run, 1);
+    CHECK(names_in(run) == with({"step-200000000"}));
+    prune_checkpoints(directory / "none", 1);
+    CHECK(list_checkpoints(directory / "none").empty());
+}
+
+TEST_CASE("a checkpoint that cannot be written leaves the others as they were", "[checkpoint]") {
+    const TemporaryDirectory directory;
+    const GPTShape shape{.n_layer = 1, .n_head = 1, .n_embd = 8, .n_ctx = 4, .vocab_size = 20};
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        const fs::path run = directory / name_of(dtype);
+        TinyModel model = random_model(shape, dtype);
+        save_checkpoint(run, 1, Config{}, shape, *model.parameters, nullptr);
+        const int bad = static_cast<int>(random_int(0, model.count() - 1));
+        float& value =
+            model.parameters->master(bad)[random_int(0, model.parameter(bad).numel() - 1)];
+        // 3.4e38 is finite in fp32 and rounds to infinity in bf16.
+        for (float number : {NAN, INFINITY, dtype == DType::bf16 ? 3.4e38f : -INFINITY}) {
+            value = number;
+            const std::string error = error_of(
+                [&] { save_checkpoint(run, 2, Config{}, shape, *model.parameters, nullptr); });
+            CHECK(contains(error, model.parameter(bad).name));
+            CHECK(names_in(run) == std::set<std::string>{"step-00000001"});
+        }
+        value = 1;
+        write(run / "step-00000003.tmp", "a file in the way is replaced");
+        save_checkpoint(run, 3, Config{}, shape, *model.parameters, nullptr);
+        CHECK(names_in(run) == std::set<std::string>{"step-00000001", "step-00000003"});
+    }
+}
+
+TEST_CASE("a model folder that is not GPT-2 as known here is refused with the key",
+          "[checkpoint]") {
+    const TemporaryDirectory directory;
+    const Json good = Json::parse(read(fixture + "/config.json"));
+    const auto refused = [&](const char* key, const Json& value) {
+        Json config = good;
+        config[key] = value;
+        write(directory / "config.json", config.dump());
+        const std::string error = error_of([&] { read_model_shape(directory.path()); });
+        CAPTURE(key, value.dump(), error);
+        CHECK(contains(error, directory / "config.json"));
+        CHECK(contains(error, key));
+        CHECK_FALSE(contains(error, "json.exception"));
+    };
+    refused("model_type", "llama");
+    refused("model_type", 3);
+    for (const char* key : {"n_layer", "n_head", "n_embd", "n_positions", "vocab_size"})
+        for (const Json& value : {Json(0), Json(-1), Json("2"), Json(nullptr), Json(2.5),
+                                  Json(true), Json((1LL << 32) + 2)})
+            refused(key, value);
+    refused("n_embd", good.at("n_head").get<int>() * 8 + 1);
+    refused("activation_function", "relu");
+    refused("activation_function", 1);
+    refused("n_inner", 7);
+    refused("layer_norm_epsilon", 1e-6);
+    refused("tie_word_embeddings", false);
+    refused("scale_attn_weights", false);
+    refused("scale_attn_by_inverse_layer_idx", true);
+    write(directory / "config.json", "{");
+    CHECK(contains(error_of([&] { read_model_shape(directory.path()); }), "not valid JSON"));
+    CHECK(contains(error_of([&] { read_model_shape(directory / "none"); }), directory / "none"));
+
+    const GPTShape shape{.n_layer = 2, .n_head = 2, .n_embd = 8, .n_ctx = 4, .vocab_size = 20};
+    GPTShape other = shape;
+    other.n_ctx = 8;
+    CHECK(contains(error_of([&] { require_same_model("here", other, shape); }), "n_ctx = 8"));
+}
+
+TEST_CASE("a checkpoint is named by itself or by its run", "[checkpoint]") {
+    const TemporaryDirectory directory;
+    CHECK(contains(error_of([&] { find_checkpoint(directory / "none"); }), "no checkpoint"));
+    CHECK(contains(error_of([&] { find_checkpoint(directory.path()); }), "no complete checkpoint"));
+    save_steps(directory.path(), {1, 2});
+    CHECK(find_checkpoint(directory.path()).filename() == "step-00000002");
+    CHECK(find_checkpoint(directory / "step-00000001").filename() == "step-00000001");
+    CHECK(find_checkpoint(fixture) == fixture);
+}
+
+TEST_CASE("differences of two configurations name the key, the old and the new value",
+          "[checkpoint]") {
+    Config before, after;
+    CHECK(config_differences(before, after).empty());
+    after.optimizer.learning_rate = 0.25;
+    after.data.train = "b";
+    CHECK(config_differences(before, after) ==
+          Names{"data.train changed from \"\" to \"b\"",
+                "optimizer.learning_rate changed from 0.0006 to 0.25"});
+}

@@ -1,0 +1,213 @@
+#include "training/evaluation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <numeric>
+
+#include <nlohmann/json.hpp>
+
+#include "test/dataloader/shard_files.h"
+#include "test/model/tiny_model.h"
+
+using namespace train_gpt;
+
+namespace {
+
+using Json = nlohmann::json;
+
+void write(const std::string& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+}
+
+/// Words of few letters.
+std::string random_text(int64_t words) {
+    std::string text;
+    for (; words > 0; --words) {
+        for (int64_t n = random_int(1, 4); n > 0; --n)
+            text += static_cast<char>('a' + random_int(0, 4));
+        text += words > 1 ? " " : "";
+    }
+    return text;
+}
+
+Tokenizer small_tokenizer() {
+    const std::string text = random_text(500);
+    return Tokenizer::train(std::vector<std::string_view>{text}, 300);
+}
+
+/// A model with random weights, large enough that its predictions differ. The same for the same seed.
+TinyModel random_model(int64_t vocab_size, int B, int T, uint64_t seed) {
+    TinyModel model(
+        {.n_layer = 2, .n_head = 2, .n_embd = 16, .n_ctx = 40, .vocab_size = vocab_size}, B, T,
+        DType::fp32);
+    model.parameters->initialize(seed);
+    for (int i = 0; i < model.count(); ++i) {
+        std::vector<float> values(static_cast<size_t>(model.parameter(i).numel()));
+        model.parameters->get(i, values);
+        for (float& value : values) value *= 12;
+        model.parameters->set(i, values);
+    }
+    return model;
+}
+
+struct Batch {
+    explicit Batch(const TinyModel& model)
+        : tokens(static_cast<size_t>(model.model->options().B * model.model->options().T)),
+          targets(tokens.size()) {}
+    operator EvaluationBatch() { return {tokens.data(), targets.data()}; }
+
+    std::vector<int32_t> tokens, targets;
+};
+
+/// −log of the probability of `token` behind what the generator was fed.
+double loss_of(const Generator& generator, int32_t token) {
+    const auto logits = generator.logits();
+    const double highest = *std::max_element(logits.begin(), logits.end());
+    double sum = 0;
+    for (float logit : logits) sum += std::exp(logit - highest);
+    return std::log(sum) + highest - logits[static_cast<size_t>(token)];
+}
+
+}  // namespace
+
+TEST_CASE("validation loss is the mean over all targets, whatever the batch", "[evaluation]") {
+    const Tokenizer tokenizer = small_tokenizer();
+    const uint32_t V = tokenizer.vocab_size();
+    const int T = static_cast<int>(random_int(3, 20));
+    const uint64_t seed = test_rng()();
+    const TemporaryDirectory directory;
+    std::vector<std::vector<uint32_t>> streams;
+    for (int i = 0; i < 3; ++i) {
+        streams.push_back(random_tokens(random_int(2, 90), V));
+        for (uint32_t& token : streams.back())
+            if (random_int(0, 9) == 0) token = *tokenizer.end_of_text();
+    }
+    const auto shards =
+        std::make_shared<TokenShards>(write_shards(directory.path(), streams, V), V);
+
+    // Token after token through the key-value cache: every window of T targets begins with an empty context.
+    TinyModel naive = random_model(V, 1, T, seed);
+    double nats = 0, bytes = 0;
+    int64_t targets = 0;
+    for (const auto& stream : streams)
+        for (size_t t = 0; t + 1 < stream.size(); ++t) {
+            if (t % static_cast<size_t>(T) == 0) naive.generator->reset();
+            const auto input = static_cast<int32_t>(stream[t]);
+            naive.generator->feed(naive.stream, {&input, 1});
+            nats += loss_of(*naive.generator, static_cast<int32_t>(stream[t + 1]));
+            if (stream[t + 1] != *tokenizer.end_of_text())
+                bytes += static_cast<double>(tokenizer.token_bytes(stream[t + 1]).size());
+            ++targets;
+        }
+    const ValidationWindows windows(shards, T, 0);
+    for (int B : {1, 2, 5}) {
+        TinyModel m = random_model(V, B, T, seed);
+        Batch batch(m);
+        const ValidationResult result = evaluate(m.stream, *m.model, windows, &tokenizer, batch);
+        CAPTURE(B, T, targets);
+        CHECK(result.tokens == targets);
+        CHECK(result.nats_per_token == Approx(nats / static_cast<double>(targets)).epsilon(1e-5));
+        CHECK(result.bits_per_byte == Approx(nats / std::log(2.0) / bytes).epsilon(1e-5));
+        CHECK(std::isnan(evaluate(m.stream, *m.model, windows, nullptr, batch).bits_per_byte));
+        CHECK(
+            evaluate(m.stream, *m.model, ValidationWindows(shards, T, 1), nullptr, batch).tokens ==
+            1);
+    }
+}
+
+TEST_CASE("HellaSwag scores every ending as a continuation of its context", "[evaluation]") {
+    const Tokenizer tokenizer = small_tokenizer();
+    const uint64_t seed = test_rng()();
+    const size_t T = 24;
+    TinyModel naive = random_model(tokenizer.vocab_size(), 1, static_cast<int>(T), seed);
+    const TemporaryDirectory directory;
+    std::string jsonl;
+    int right = 0, right_per_token = 0;
+    const int examples = 12;
+    for (int i = 0; i < examples; ++i) {
+        // Contexts from none to more than T tokens, endings too.
+        const std::string context = i == 0 ? "" : random_text(random_int(1, 25));
+        std::vector<std::string> endings;
+        double loss[4], per_token[4];
+        for (int e = 0; e < 4; ++e) {
+            endings.push_back(random_text(i == 1 ? 40 : random_int(1, 8)));
+            const auto ending = tokenizer.encode(" " + endings.back());
+            const size_t scored = std::min(ending.size(), T);
+            auto given = tokenizer.encode(context);
+            if (given.empty()) given.push_back(*tokenizer.end_of_text());
+            if (given.size() > T + 1 - scored)
+                given.erase(given.begin(),
+                            given.end() - static_cast<std::ptrdiff_t>(T + 1 - scored));
+            naive.generator->reset();
+            for (uint32_t token : given) {
+                const auto input = static_cast<int32_t>(token);
+                naive.generator->feed(naive.stream, {&input, 1});
+            }
+            loss[e] = 0;
+            for (size_t t = 0; t < scored; ++t) {
+                const auto token = static_cast<int32_t>(ending[t]);
+                loss[e] += loss_of(*naive.generator, token);
+                if (t + 1 < scored) naive.generator->feed(naive.stream, {&token, 1});
+            }
+            per_token[e] = loss[e] / static_cast<double>(scored);
+        }
+        const int label = static_cast<int>(random_int(0, 3));
+        right += std::min_element(loss, loss + 4) - loss == label;
+        right_per_token += std::min_element(per_token, per_token + 4) - per_token == label;
+        Json line{{"ind", i}, {"ctx", context}, {"endings", endings}, {"label", label}};
+        if (random_int(0, 1)) line["label"] = std::to_string(label);
+        jsonl += line.dump() + (random_int(0, 1) ? "\n" : "\r\n\n");
+    }
+    write(directory / "h.jsonl", jsonl);
+    const HellaSwag hellaswag(directory / "h.jsonl", tokenizer, 0);
+    CHECK(hellaswag.size() == examples);
+    for (int B : {1, 3, 4, 8}) {
+        TinyModel m = random_model(tokenizer.vocab_size(), B, static_cast<int>(T), seed);
+        Batch batch(m);
+        const HellaSwagResult result = hellaswag.evaluate(m.stream, *m.model, batch);
+        CAPTURE(B);
+        CHECK(result.examples == examples);
+        CHECK(result.accuracy == Approx(right / double{examples}));
+        CHECK(result.accuracy_normalised == Approx(right_per_token / double{examples}));
+    }
+    CHECK(HellaSwag(directory / "h.jsonl", tokenizer, 5).size() == 5);
+
+    // A model that knows fewer tokens than the tokenizer has is told apart from one that can be scored.
+    TinyModel small = random_model(100, 2, static_cast<int>(T), seed);
+    Batch batch(small);
+    CHECK(contains(error_of([&] { hellaswag.evaluate(small.stream, *small.model, batch); }),
+                   "the tokenizer"));
+}
+
+TEST_CASE("a malformed line of HellaSwag is named with file, number and fault", "[evaluation]") {
+    const Tokenizer tokenizer = small_tokenizer();
+    const TemporaryDirectory directory;
+    const std::string path = directory / "h.jsonl";
+    const std::string good = R"({"ctx": "a", "endings": ["a", "b", "c", "d"], "label": 2})";
+    const auto refused = [&](const std::string& line, const std::string& fault) {
+        write(path, good + "\n\n" + line + "\n" + good + "\n");
+        const std::string error = error_of([&] { HellaSwag(path, tokenizer, 0); });
+        CAPTURE(line, error);
+        CHECK(contains(error, path + ", line 3"));
+        CHECK(contains(error, fault));
+    };
+    refused("{", "JSON");
+    refused("[1]", "object");
+    refused("\xff\xfe", "JSON");
+    refused(R"({"endings": ["a", "b", "c", "d"], "label": 2})", "\"ctx\"");
+    refused(R"({"ctx": 1, "endings": ["a", "b", "c", "d"], "label": 2})", "\"ctx\"");
+    refused(R"({"ctx": "a", "label": 2})", "\"endings\"");
+    refused(R"({"ctx": "a", "endings": ["a", "b", "c"], "label": 2})", "\"endings\"");
+    refused(R"({"ctx": "a", "endings": ["a", "b", "c", 4], "label": 2})", "\"endings\"");
+    refused(R"({"ctx": "a", "endings": ["a", "b", "c", "d"]})", "\"label\"");
+    for (const char* label : {"4", "-1", "\"\"", "\"1x\"", "1.5", "null", "1099511627776"})
+        refused(
+            R"({"ctx": "a", "endings": ["a", "b", "c", "d"], "label": )" + std::string(label) + "}",
+            "\"label\"");
+    write(path, "\n\n");
+    CHECK(contains(error_of([&] { HellaSwag(path, tokenizer, 0); }), path));
+    CHECK(contains(error_of([&] { HellaSwag(directory / "none", tokenizer, 0); }), "none"));
+}

@@ -1,0 +1,131 @@
+#include "training/run_folder.h"
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <memory>
+
+#include <nlohmann/json.hpp>
+
+#include "dataloader/prepare.h"
+#include "kernels/error.h"
+#include "test/catch.h"
+#include "test/random.h"
+
+using namespace train_gpt;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Json = nlohmann::json;
+
+std::string read(const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void write(const fs::path& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+}
+
+}  // namespace
+
+TEST_CASE("a run's folder belongs to one run at a time", "[run_folder]") {
+    const TemporaryDirectory directory;
+    const std::string path = directory / "runs/a";
+    auto first = std::make_unique<RunFolder>(path);
+    CHECK_THROWS_AS(RunFolder(path), Error);
+    CHECK_NOTHROW(RunFolder(directory / "runs/b"));
+    first.reset();
+    CHECK_NOTHROW(RunFolder(path));
+    write(directory / "file", "");
+    CHECK_THROWS_AS(RunFolder(directory / "file"), Error);
+    CHECK_THROWS_AS(RunFolder(directory / "file/below"), Error);
+}
+
+TEST_CASE("a run's folder says what the run was", "[run_folder]") {
+    const TemporaryDirectory directory;
+    std::string text;
+    for (int i = 0; i < 500; ++i) text += "line of text number " + std::to_string(i) + "\n";
+    write(directory / "text", text);
+    PrepareOptions options;
+    options.texts = {directory / "text"};
+    options.train_vocab = 300;
+    options.out = directory / "data";
+    options.shard_tokens = 1000;
+    prepare(options, nullptr);
+
+    Config config;
+    config.seed = test_rng()();
+    config.data.train = directory / "data/train_*.bin";
+    config.data.val = "synthetic";
+    RunFolder folder(directory / "run");
+    folder.describe(config);
+    CHECK(read(directory / "run/config.json") == to_json(config));
+    const Json manifest = Json::parse(read(directory / "run/manifest.json"));
+    CHECK(manifest.at("seed") == config.seed);
+    CHECK(manifest.at("val") == "synthetic");
+    const DataManifest data = read_data_manifest(directory / "data");
+    size_t shards = 0;
+    for (const PreparedShard& shard : data.shards) {
+        if (shard.split != "train") continue;
+        const Json& entry = manifest.at("train").at(shards++);
+        CHECK(entry.at("path") == directory / ("data/" + shard.name));
+        CHECK(entry.at("tokens") == shard.tokens);
+        CHECK(entry.at("xxh3") == shard.hash);
+    }
+    CHECK(shards > 1);
+    CHECK(manifest.at("train").size() == shards);
+
+    fs::remove(directory / "data/data.json");  // shards of other origin
+    folder.describe(config);
+    CHECK_FALSE(
+        Json::parse(read(directory / "run/manifest.json")).at("train").at(0).contains("xxh3"));
+}
+
+TEST_CASE("metrics are one JSON object a line, whatever the numbers and texts", "[run_folder]") {
+    const TemporaryDirectory directory;
+    MetricsLog log(directory.path(), 0);
+    const double nan = std::numeric_limits<double>::quiet_NaN(),
+                 infinity = std::numeric_limits<double>::infinity();
+    log.write(
+        {{"step", int64_t{1}}, {"loss", 1.0 / 3}, {"text", std::string("\"quoted\"\n\xff\\")}});
+    log.write({{"step", int64_t{2}}, {"loss", nan}, {"norm", -infinity}});
+    const std::string text = read(directory / "metrics.jsonl");
+    const size_t end = text.find('\n');
+    const Json first = Json::parse(text.substr(0, end)), second = Json::parse(text.substr(end + 1));
+    CHECK(first.at("loss").get<double>() == 1.0 / 3);
+    CHECK(first.begin().key() == "loss");
+    CHECK(text.starts_with("{\"step\":1,"));
+    CHECK(second.at("loss").is_null());
+    CHECK(second.at("norm").is_null());
+}
+
+TEST_CASE("a resumed run keeps the metrics up to its step and drops what comes again",
+          "[run_folder]") {
+    const TemporaryDirectory directory;
+    const std::string kept =
+        "{\"step\":1,\"loss\":5.0}\n{\"step\":2,\"loss\":4.0}\n{\"step\":2,\"val_loss\":4.5}\n{"
+        "\"step\":3,\"loss\":3.0}\n";
+    const std::string dropped = "{\"step\":4,\"loss\":2.0}\n{\"step\":4,\"val_loss\":2.5}\n";
+    const std::string broken =
+        "not json\n{\"loss\": 1}\n{\"step\": \"3\"}\n[3]\n\n{\"step\":3,\"lo";
+    write(directory / "metrics.jsonl", kept + dropped + broken);
+    {
+        MetricsLog log(directory.path(), 3);
+        CHECK(log.last_evaluation() == 2);
+        CHECK(read(directory / "metrics.jsonl") == kept);
+        log.write({{"step", int64_t{4}}});
+        CHECK(read(directory / "metrics.jsonl") == kept + "{\"step\":4}\n");
+    }
+    CHECK(MetricsLog(directory.path(), 1).last_evaluation() == -1);
+    CHECK(read(directory / "metrics.jsonl") == "{\"step\":1,\"loss\":5.0}\n");
+    MetricsLog(directory.path(), 0);
+    CHECK(read(directory / "metrics.jsonl").empty());
+
+    fs::remove(directory / "metrics.jsonl");
+    fs::create_directory(directory / "metrics.jsonl");
+    CHECK_THROWS_AS(MetricsLog(directory.path(), 0), Error);
+}
