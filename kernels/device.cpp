@@ -13,7 +13,6 @@
 #include <vector>
 
 #include <omp.h>
-#include <sched.h>
 #include <unistd.h>
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -131,27 +130,14 @@ int core_quota() {
     return std::max(1, static_cast<int>(cores));
 }
 
-/// Cores that the scheduler may run this process on.
-int cores_in_affinity_mask() {
-    for (size_t cpus = 1024; cpus <= (1u << 20); cpus *= 4) {
-        cpu_set_t* set = CPU_ALLOC(cpus);
-        if (!set) break;
-        const size_t bytes = CPU_ALLOC_SIZE(cpus);
-        const bool fits = sched_getaffinity(0, bytes, set) == 0;
-        const int count = fits ? CPU_COUNT_S(bytes, set) : 0;
-        CPU_FREE(set);
-        if (fits) return std::max(1, count);
-    }
-    return 1;
-}
-
 int team_size() {
     // "4" or, with nesting, "4,2": the first number is the outer team's.
     if (const char* wanted = std::getenv("OMP_NUM_THREADS")) {
         const long threads = std::strtol(wanted, nullptr, 10);
         if (threads > 0 && threads < 100000) return static_cast<int>(threads);
     }
-    return std::min(cores_in_affinity_mask(), core_quota());
+    // What libgomp counted when it was loaded: with OMP_PROC_BIND it has bound this thread to one core since.
+    return std::min(omp_get_num_procs(), core_quota());
 }
 
 void find_memory(CpuInfo& info) {
@@ -276,7 +262,8 @@ void Stream::require_scratch(size_t bytes) const {
 void limit_openmp_spinning(char** argv) {
     if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
     ::setenv("GOMP_SPINCOUNT", "1000", 1);
-    ::execv("/proc/self/exe", argv);  // returns only where it is not possible: then all stays as it was
+    ::execv("/proc/self/exe",
+            argv);  // returns only where it is not possible: then all stays as it was
 }
 
 Device open_device(const std::string& wanted) {

@@ -192,7 +192,7 @@ Json hugging_face_config(const GPTShape& shape, DType dtype, const Tokenizer* to
 fs::path save_checkpoint(const fs::path& run_dir, int64_t step, const Config& config,
                          const GPTShape& shape, const ParameterStore& parameters,
                          const Tokenizer* tokenizer) {
-    const fs::path final_path = run_dir / step_name(step);
+    fs::path final_path = run_dir / step_name(step);
     const fs::path directory = run_dir / (step_name(step) + ".tmp");
     try {
         fs::remove_all(directory);

@@ -1,5 +1,6 @@
 #include "training/progress.h"
 
+#include <cmath>
 #include <cstdio>
 
 #include <unistd.h>
@@ -12,7 +13,7 @@ Progress::Progress(const std::string& style)
     : rewrite_(style == "line" || (style == "auto" && ::isatty(STDOUT_FILENO))) {}
 
 std::string format_duration(double seconds) {
-    const long long s = seconds > 0 ? static_cast<long long>(seconds + 0.5) : 0;
+    const long long s = seconds > 0 ? std::llround(seconds) : 0;
     char text[48];
     if (s >= 3600)
         std::snprintf(text, sizeof text, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);

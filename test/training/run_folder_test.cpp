@@ -65,16 +65,16 @@ TEST_CASE("a run's folder says what the run was", "[run_folder]") {
     folder.describe(config);
     CHECK(read(directory / "run/config.json") == to_json(config));
     const Json manifest = Json::parse(read(directory / "run/manifest.json"));
-    CHECK(manifest.at("seed") == config.seed);
-    CHECK(manifest.at("val") == "synthetic");
+    CHECK(manifest.at("seed").get<uint64_t>() == config.seed);
+    CHECK(manifest.at("val").get<std::string>() == "synthetic");
     const DataManifest data = read_data_manifest(directory / "data");
     size_t shards = 0;
     for (const PreparedShard& shard : data.shards) {
         if (shard.split != "train") continue;
         const Json& entry = manifest.at("train").at(shards++);
-        CHECK(entry.at("path") == directory / ("data/" + shard.name));
-        CHECK(entry.at("tokens") == shard.tokens);
-        CHECK(entry.at("xxh3") == shard.hash);
+        CHECK(entry.at("path").get<std::string>() == directory / ("data/" + shard.name));
+        CHECK(entry.at("tokens").get<int64_t>() == shard.tokens);
+        CHECK(entry.at("xxh3").get<std::string>() == shard.hash);
     }
     CHECK(shards > 1);
     CHECK(manifest.at("train").size() == shards);
@@ -122,7 +122,7 @@ TEST_CASE("a resumed run keeps the metrics up to its step and drops what comes a
     }
     CHECK(MetricsLog(directory.path(), 1).last_evaluation() == -1);
     CHECK(read(directory / "metrics.jsonl") == "{\"step\":1,\"loss\":5.0}\n");
-    MetricsLog(directory.path(), 0);
+    CHECK(MetricsLog(directory.path(), 0).last_evaluation() == -1);
     CHECK(read(directory / "metrics.jsonl").empty());
 
     fs::remove(directory / "metrics.jsonl");

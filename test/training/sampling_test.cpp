@@ -151,9 +151,7 @@ TEST_CASE("a sample is a function of seed and number, and comes in whole charact
     CHECK(sample("", o, 1) == sample("", o, 1));
     std::string long_prompt;
     for (int i = 0; i < 10; ++i) long_prompt += "the rat ";
-    CHECK_FALSE(sample(long_prompt, {.temperature = 1.2, .seed = 1}, 0) +
-                    sample(long_prompt, {.temperature = 1.2, .seed = 2}, 0) ==
-                "");
+    CHECK(sample(long_prompt, o, 1) != text);
 
     for (uint64_t number = 0; number < 4; ++number) {
         std::vector<std::string> pieces;
