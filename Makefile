@@ -52,7 +52,7 @@ HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(ROOMS)) test/*.h test/*/*.h))
 CONFIGURE = CXX='$(CXX)' CPPFLAGS='$(CPPFLAGS)' CXXFLAGS='$(CXXFLAGS)' LDFLAGS='$(LDFLAGS)' MARCH='$(MARCH)' \
     CUDA='$(CUDA)' MPI='$(MPI)' CUDA_HOME='$(CUDA_HOME)' GPU_ARCHS='$(GPU_ARCHS)' CUDA_KERNELS='$(words $(CUDA_SOURCES))'
 
-ifneq ($(filter-out clean help format setup quickstart,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out clean help format setup quickstart test test-full,$(or $(MAKECMDGOALS),all)),)
 MACHINE := $(shell command -v $(CXX) nvcc mpicxx; { cat scripts/configure.sh; $(CXX) -dumpfullversion; \
     grep -m1 ^flags /proc/cpuinfo; } 2> /dev/null | cksum) \
     $(wildcard $(foreach header,dnnl.hpp xxhash.h CLI/CLI.hpp nlohmann/json.hpp catch2/catch.hpp catch2/catch_all.hpp, \
@@ -175,7 +175,7 @@ endif
 
 # --- what one can ask for --------------------------------------------------------------------------------------------
 
-.PHONY: all setup quickstart test test-full bench format lint install clean help FORCE has-clang-format has-clang-tidy
+.PHONY: all setup quickstart test run-tests test-full bench format lint install clean help FORCE has-clang-format has-clang-tidy
 
 setup:
 	@scripts/setup.sh
@@ -183,7 +183,7 @@ setup:
 quickstart:
 	@MAKE='$(MAKE)' DATA='$(DATA)' scripts/quickstart.sh
 
-ifneq ($(filter test test-full $(B)/test,$(MAKECMDGOALS)),)
+ifneq ($(filter run-tests $(B)/test,$(MAKECMDGOALS)),)
 ifeq ($(CATCH2),)
 $(B)/test: test-needs-catch2
 .PHONY: test-needs-catch2
@@ -193,8 +193,12 @@ $(TEST_OBJECTS) $(PRECOMPILED): | test-needs-catch2
 endif
 endif
 
-# The last line that it prints is "N passed, M failed", in test cases.
-test: $(B)/train_gpt $(B)/test
+# Installs what is missing first. The last line that it prints is "N passed, M failed", in test cases.
+test:
+	@scripts/setup.sh build test
+	@$(MAKE) --no-print-directory run-tests
+
+run-tests: $(B)/train_gpt $(B)/test
 	@$(if $(filter 1,$(ONEDNN)),,echo 'skipped: matrix products through oneDNN, which was not found; the own kernel is tested';) \
 	 $(if $(filter 1,$(HAVE_CUDA)),,echo 'skipped: GPUs, since this version trains on the CPU';) \
 	 $(if $(TEST_ARGS),,echo 'skipped: long cases and sanitizers, which make test-full runs';) \
@@ -233,7 +237,7 @@ help:
 	@echo 'make             builds build/train_gpt'
 	@echo 'make quickstart  installs what is missing, builds, prepares a text, trains on it and shows the result (DATA=my.txt)'
 	@echo 'make setup       installs missing packages'
-	@echo 'make test        builds and runs the tests that this machine can run'
+	@echo 'make test        installs what is missing, builds and runs the tests that this machine can run'
 	@echo 'make test-full   the same, the long ones, and all under sanitizers'
 	@echo 'make bench       measures speed and memory beside PyTorch'
 	@echo 'make format      lays out the sources with clang-format'

@@ -6,7 +6,7 @@
 namespace train_gpt {
 
 /// FLOP/s (2·M·N·K per product) of the fastest of several large matrix products in this dtype through linear_forward.
-/// Takes about a quarter of a second.
+/// Takes a quarter of a second to two seconds.
 double measure_peak_flops(const Device& device, DType dtype);
 
 }  // namespace train_gpt
