@@ -519,10 +519,10 @@ void prepare(const PrepareOptions& options, std::FILE* log) {
     const std::set<std::string> old = replaceable(out, keeps_tokenizer);
 
     const Clock tokenizer_clock;
-    const Tokenizer tokenizer = [&] {
+    const Tokenizer tokenizer = [&options, &documents = train.documents] {
         if (!options.tokenizer.empty()) return Tokenizer::load(options.tokenizer);
         std::vector<std::string_view> texts;
-        for (const Document& document : train.documents) texts.push_back(document.text);
+        for (const Document& document : documents) texts.push_back(document.text);
         return Tokenizer::train(texts, options.train_vocab);
     }();
     say(log, "tokenizer: ", tokenizer.vocab_size(), " tokens, ",

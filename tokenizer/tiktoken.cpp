@@ -21,11 +21,11 @@ namespace {
 std::optional<std::string> decode_base64(std::string_view text) {
     constexpr std::string_view digits =
         "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    static const std::array<int8_t, 256> values = [&] {
-        std::array<int8_t, 256> table;
+    static const std::array<int, 256> values = [&] {
+        std::array<int, 256> table;
         table.fill(-1);
         for (size_t i = 0; i < digits.size(); ++i)
-            table[static_cast<uint8_t>(digits[i])] = static_cast<int8_t>(i);
+            table[static_cast<uint8_t>(digits[i])] = static_cast<int>(i);
         return table;
     }();
     if (text.empty() || text.size() % 4 != 0) return std::nullopt;
