@@ -214,22 +214,29 @@ TEST_CASE("linear backward of weight and bias overwrites or accumulates in fp32"
     for_each_layer([](const Layer& p) {
         const Values dw_exact = textbook_product<double>(p.dy, true, p.x, false, p.N, p.K, p.M);
         const Values dw_plain = textbook_product<float>(p.dy, true, p.x, false, p.N, p.K, p.M);
-        Values db_exact(static_cast<size_t>(p.N)), db_plain(static_cast<size_t>(p.N));
+        Values db_exact(static_cast<size_t>(p.N)), db_terms(static_cast<size_t>(p.N));
         for (size_t j = 0; j < db_exact.size(); ++j) {
-            float sum = 0;
             for (size_t i = 0; i < static_cast<size_t>(p.M); ++i) {
                 const double value = p.dy[i * static_cast<size_t>(p.N) + j];
                 db_exact[j] += value;
-                sum += static_cast<float>(value);
+                db_terms[j] += std::abs(value);
             }
-            db_plain[j] = sum;
         }
+        // Each term goes through at most this many fp32 additions: 34 in a slab of 128 rows, one for each slab, one to accumulate.
+        const double additions = 36.0 + static_cast<double>(p.M) / 128;
+        const auto check_sums = [&](const Values& sums, const Values& before) {
+            for (size_t j = 0; j < sums.size(); ++j) {
+                CAPTURE(j, p.M, p.N);
+                CHECK(std::abs(sums[j] - db_exact[j] - before[j]) <=
+                      additions * 0x1p-24 * (db_terms[j] + std::abs(before[j])));
+            }
+        };
         for_each_library([&] {
             CpuStream stream(p.scratch_bytes());
             const Buffer dw(DType::fp32, {p.N, p.K}), db(DType::fp32, {p.N});
             linear_backward_weight(stream, {dw.sink(false), p.x, p.dy, db.sink(false)});
             check_accuracy("dw", DType::fp32, dw.values(), rounded_to_float(dw_plain), dw_exact);
-            check_accuracy("dbias", DType::fp32, db.values(), rounded_to_float(db_plain), db_exact);
+            check_sums(db.values(), Values(static_cast<size_t>(p.N)));
 
             const Buffer dw_only(DType::fp32, {p.N, p.K});
             linear_backward_weight(stream, {dw_only.sink(false), p.x, p.dy});
@@ -249,8 +256,7 @@ TEST_CASE("linear backward of weight and bias overwrites or accumulates in fp32"
             linear_backward_weight(stream, {dw_sum.sink(true), p.x, p.dy, db_sum.sink(true)});
             check_accuracy("dw accumulated", DType::fp32, dw_sum.values(),
                            added(dw_plain, dw_before, true), added(dw_exact, dw_before, false));
-            check_accuracy("dbias accumulated", DType::fp32, db_sum.values(),
-                           added(db_plain, db_before, true), added(db_exact, db_before, false));
+            check_sums(db_sum.values(), db_before);
         });
     });
 }
