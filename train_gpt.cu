@@ -178,9 +178,10 @@ int train(const CommandLine& line) {
     const int64_t steps = total_steps(config, count_windows(*shards, T) * T);
 
     // Memory: all of it, now
-    const Recompute recompute = recompute_from(config.precision.recompute);
+    const Recompute recompute = resolve_recompute(config, shape, dtype, device);
+    const double peak = measure_peak_flops(device, dtype);
     const Arena plan = plan_memory(config, shape, dtype, recompute, device);
-    Arena arena = allocate(plan);
+    Arena arena = allocate(plan, config, shape, dtype);
     Trainer run(config, shape, dtype, recompute, arena);
 
     // Weights
@@ -196,7 +197,6 @@ int train(const CommandLine& line) {
     if (vocabulary) loading.end_of_text = vocabulary->end_of_text();
     TrainLoader loader(shards, loading, [&](size_t) { return run.loader_memory; });
     const int micro_batches = loading.micro_batches_per_step;
-    const double peak = measure_peak_flops(device, dtype);
     const double flops_per_step =
         shape.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step);
     catch_interrupts();
@@ -228,63 +228,83 @@ int train(const CommandLine& line) {
     const auto due = [&](int64_t every) { return every > 0 && step % every == 0 && step < steps; };
 
     Ending ending = line.stop_at > 0 && step >= line.stop_at ? Ending::stopped : Ending::finished;
+    std::string bad_parameter;
+    int64_t targets = 0;       // of each step
+    auto mark = Clock::now();  // the last step's end
+    // Steps submitted whose outcome the host has not seen; a GPU computes one while the host submits the next.
+    int64_t in_flight = 0;
+    const int64_t in_flight_at_most = device.is_cuda() ? 1 : 0;
+    const auto settle = [&](int64_t may_remain) {
+        for (; in_flight > may_remain; --in_flight) {
+            const StepOutcome outcome = run.outcomes.pop();
+            const int64_t of_step = step - in_flight + 1;
+            if (outcome.state.stop) {  // neither this update nor a later one was applied
+                bad_parameter = run.optimizer.bad_parameter(outcome.state);
+                ending = Ending::not_finite;
+                step = of_step - 1;
+                in_flight = 0;
+                return;
+            }
+            const double seconds = seconds_since(mark);
+            mark = Clock::now();
+            if (of_step % config.log.every != 0 && of_step != steps) continue;
+            report_and_log({.step = of_step,
+                            .steps = steps,
+                            .loss = outcome.loss_sum / static_cast<double>(targets),
+                            .grad_norm = outcome.state.norm,
+                            .learning_rate = learning_rate(config, of_step - 1, steps),
+                            .seconds = seconds,
+                            .tokens_per_second = static_cast<double>(targets) / seconds,
+                            .flops_per_second = flops_per_step / seconds,
+                            .peak_flops_per_second = peak,
+                            .memory = plan.total_bytes()},
+                           loader.wait_seconds() - waited, progress, metrics);
+            waited = loader.wait_seconds();
+        }
+    };
     try {
         while (step < steps && ending == Ending::finished) {
-            const auto step_start = Clock::now();
-
             // One step: gradients of all micro-batches summed, then one update
-            int64_t targets = 0;
+            targets = 0;
             int i = 0;
             for (; i < micro_batches && !interrupted(); ++i) {
-                const HostBatch& host = loader.next();
-                const TokenBatch batch{.tokens = host.tokens.data(),
-                                       .targets = host.targets.data()};
-                targets += static_cast<int64_t>(host.targets.size());
+                const TokenBatch batch = run.feed.next(run.stream, loader);
+                targets += run.feed.targets();
                 run.parameters.begin_micro_batch(i == 0, i == micro_batches - 1);
                 run.model.forward(run.stream, batch);
                 run.model.backward(run.stream, batch);
-                accumulate_loss(run.stream, run.loss_sum, run.model.losses(),
-                                std::ssize(host.targets), i > 0);
+                accumulate_loss(run.stream, run.loss_sum, run.model.losses(), run.feed.targets(),
+                                i > 0);
             }
             if (i < micro_batches) {  // nothing of this step has been applied: it comes again
                 ending = Ending::interrupted;
                 break;
             }
-            const double rate = learning_rate(config, step, steps);
-            run.optimizer.update(run.stream, adamw_step(config, step, rate),
+            run.optimizer.update(run.stream,
+                                 adamw_step(config, step, learning_rate(config, step, steps)),
                                  1.0f / static_cast<float>(targets),
                                  static_cast<float>(config.optimizer.grad_clip));
-            if (run.optimizer.state().stop) {
-                ending = Ending::not_finite;
-                break;
-            }
+            run.outcomes.push(run.stream, run.optimizer.state_on_device(), run.loss_sum);
             ++step;
+            ++in_flight;
 
-            // What came of it
-            if (step % config.log.every == 0 || step == steps) {
-                const double seconds = seconds_since(step_start);
-                report_and_log({.step = step,
-                                .steps = steps,
-                                .loss = *run.loss_sum / static_cast<double>(targets),
-                                .grad_norm = run.optimizer.state().norm,
-                                .learning_rate = rate,
-                                .seconds = seconds,
-                                .tokens_per_second = static_cast<double>(targets) / seconds,
-                                .flops_per_second = flops_per_step / seconds,
-                                .peak_flops_per_second = peak,
-                                .memory = plan.total_bytes()},
-                               loader.wait_seconds() - waited, progress, metrics);
-                waited = loader.wait_seconds();
-            }
-            if (validation && due(config.evaluation.every)) evaluate_now();
-            if (vocabulary && due(config.sampling.every))
+            // What came of the steps so far
+            const bool evaluating = validation && due(config.evaluation.every);
+            const bool sampling = vocabulary && due(config.sampling.every);
+            const bool saving = due(config.checkpoint.every);
+            const bool pausing = evaluating || sampling || saving || step == line.stop_at;
+            settle(pausing ? 0 : in_flight_at_most);
+            if (ending == Ending::not_finite) break;
+            if (evaluating) evaluate_now();
+            if (sampling)
                 print_samples(run, *vocabulary, config, static_cast<uint64_t>(step), 1, progress);
             // Behind the rest of the step, so that what the log says up to a checkpoint is complete
-            if (due(config.checkpoint.every))
+            if (saving)
                 if (const std::string trouble = save(); !trouble.empty())
                     progress.warn(
                         trouble +
                         "; training goes on and the next checkpoint is tried in its turn");
+            if (pausing) mark = Clock::now();
 
             // Ends before the schedule's
             if (step == line.stop_at)
@@ -293,8 +313,10 @@ int train(const CommandLine& line) {
                      seconds_since(start_time) > 60 * config.schedule.max_minutes)
                 ending = Ending::out_of_time;
         }
+        settle(0);
     } catch (const std::exception&) {
-        // Bad data, say. What was learnt up to here is not lost.
+        // Bad data, say. What was learnt up to here is not lost, if the device still answers.
+        settle(0);
         if (step > first_step)
             if (const std::string trouble = save(); !trouble.empty()) progress.warn(trouble);
         throw;
@@ -306,7 +328,7 @@ int train(const CommandLine& line) {
                         : trouble;
     if (ending == Ending::not_finite)
         throw Error("the gradient of step ", step + 1, " is not finite (first in ",
-                    run.optimizer.bad_parameter(), "), so its update was not applied; ", saved,
+                    bad_parameter, "), so its update was not applied; ", saved,
                     "; lower optimizer.learning_rate or start from an earlier checkpoint");
     if (!trouble.empty()) throw Error(trouble);
     if (step < steps) {

@@ -5,6 +5,7 @@
 
 #include <omp.h>
 
+#include "kernels/cuda_kernels.h"
 #include "kernels/lanes.h"
 
 namespace train_gpt {
@@ -64,7 +65,8 @@ void update(const AdamWSegment& segment, int64_t first, int64_t count, const Con
 
 }  // namespace
 
-void norm_partials(Stream&, std::span<const NormSegment> segments) {
+void norm_partials(Stream& stream, std::span<const NormSegment> segments) {
+    TRAIN_GPT_ON_CUDA(stream.device, norm_partials(stream, segments));
     for_each_block(segments, [](const NormSegment& segment, int64_t first, int64_t count) {
         const float* g = segment.gradient + first;
         segment.partials[first / norm_block] =
@@ -72,8 +74,9 @@ void norm_partials(Stream&, std::span<const NormSegment> segments) {
     });
 }
 
-void finish_norm(Stream&, StepState* state, const double* partials, std::span<const int64_t> counts,
+void finish_norm(Stream& stream, StepState* state, const double* partials, std::span<const int64_t> counts,
                  float scale, float clip) {
+    TRAIN_GPT_ON_CUDA(stream.device, finish_norm(stream, state, partials, counts, scale, clip));
     double total = 0;
     int32_t bad_segment = -1;
     for (size_t segment = 0; segment < counts.size(); ++segment) {
@@ -92,7 +95,8 @@ void finish_norm(Stream&, StepState* state, const double* partials, std::span<co
     state->multiplier = scale * factor;
 }
 
-void adamw(Stream&, std::span<const AdamWSegment> segments, const AdamWStep& args) {
+void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWStep& args) {
+    TRAIN_GPT_ON_CUDA(stream.device, adamw(stream, segments, args));
     if (args.state->stop) return;
     const double t = static_cast<double>(args.step);
     const Constants constants{

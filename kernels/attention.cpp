@@ -35,6 +35,7 @@
 #pragma GCC diagnostic pop
 #endif
 
+#include "kernels/cuda_kernels.h"
 #include "kernels/error.h"
 
 // Processors with AMX run the bf16 dot product at half the rate of fp32 multiply-adds; the others
@@ -1209,7 +1210,8 @@ void check(const HeadsView& view, const char* name, const char* where) {
 
 }  // namespace
 
-size_t attention_scratch_bytes(const Device&, const AttentionShape& shape) {
+size_t attention_scratch_bytes(const Device& device, const AttentionShape& shape) {
+    TRAIN_GPT_ON_CUDA(device, attention_scratch_bytes(shape));
     AttentionShape known = shape;
     known.doc_start = nullptr;
     check(known, "attention_scratch_bytes");
@@ -1227,6 +1229,7 @@ size_t attention_scratch_bytes(const Device&, const AttentionShape& shape) {
 }
 
 void attention_forward(Stream& stream, const AttentionForward& args) {
+    TRAIN_GPT_ON_CUDA(stream.device, attention_forward(stream, args));
     const AttentionShape& shape = args.shape;
     check(shape, "attention_forward");
     if (shape.B == 0 || shape.T == 0) return;
@@ -1263,6 +1266,7 @@ void attention_forward(Stream& stream, const AttentionForward& args) {
 }
 
 void attention_backward(Stream& stream, const AttentionBackward& args) {
+    TRAIN_GPT_ON_CUDA(stream.device, attention_backward(stream, args));
     const AttentionShape& shape = args.shape;
     check(shape, "attention_backward");
     if (shape.T != shape.S) {

@@ -6,6 +6,7 @@
 #include "kernels/device.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -21,6 +22,7 @@
 #include <oneapi/dnnl/dnnl.h>
 #endif
 
+#include "kernels/cuda.h"
 #include "kernels/error.h"
 #include "kernels/instruction_set.h"
 #include "kernels/memory.h"
@@ -266,23 +268,59 @@ void limit_openmp_spinning(char** argv) {
             argv);  // returns only where it is not possible: then all stays as it was
 }
 
+Stream::Stream(Device device_, [[maybe_unused]] bool planning) : device(device_) {
+#ifdef TRAIN_GPT_CUDA
+    if (device.is_cuda() && !planning) queue = cuda::open_queue(device);
+#endif
+}
+
+void Stream::synchronize() { TRAIN_GPT_ON_CUDA(device, synchronize(*this)); }
+
+Event::Event(Device device) : device_(device) {
+#ifdef TRAIN_GPT_CUDA
+    if (device_.is_cuda()) event_ = cuda::create_event(device_);
+#endif
+}
+
+void Event::record([[maybe_unused]] Stream& stream) {
+    TRAIN_GPT_ON_CUDA(device_, record(event_.get(), stream));
+}
+
+void Event::wait() const { TRAIN_GPT_ON_CUDA(device_, wait(event_.get())); }
+
+void Event::hold([[maybe_unused]] Stream& stream) const {
+    TRAIN_GPT_ON_CUDA(device_, hold(event_.get(), stream));
+}
+
 Device open_device(const std::string& wanted) {
-    if (wanted == "cuda") {
-        throw Error(
-            "device \"cuda\" cannot be used: this build has no CUDA kernels; set device to "
-            "\"auto\" or \"cpu\", or "
-            "rebuild on a machine with nvcc");
-    }
-    if (wanted != "auto" && wanted != "cpu") {
+    if (wanted != "auto" && wanted != "cpu" && wanted != "cuda") {
         throw Error("device is \"", wanted, "\", but must be \"auto\", \"cpu\" or \"cuda\"");
     }
     require_cpu_features();
     // libgomp by itself follows OMP_NUM_THREADS and the affinity mask, but not a container's share of time.
     omp_set_num_threads(team_size());
-    return {Device::Kind::cpu, 0};
+    if (wanted == "cpu") return {};
+#ifdef TRAIN_GPT_CUDA
+    const std::string obstacle = cuda::obstacle(0);
+    if (obstacle.empty()) return {Device::Kind::cuda, 0};
+    if (wanted == "auto")
+        std::fprintf(stderr, "train_gpt: running on the CPU, since %s\n", obstacle.c_str());
+#else
+    const std::string obstacle =
+        "this build has no CUDA kernels; rebuild on a machine with nvcc (the CUDA toolkit)";
+#endif
+    if (wanted == "auto") return {};
+    throw Error("device \"cuda\" cannot be used: ", obstacle,
+                "; or set device to \"auto\" or \"cpu\"");
 }
 
-std::string device_name(const Device&) {
+uint64_t memory_available(const Device& device) {
+    TRAIN_GPT_ON_CUDA(device, memory_available(device));
+    return cpu_info().memory_available;
+}
+
+std::string device_name(const Device& device) {
+    TRAIN_GPT_ON_CUDA(device, device_name(device));
     const CpuInfo info = cpu_info();
     return concat(info.model, ", ", info.threads, info.threads == 1 ? " thread" : " threads");
 }
@@ -303,7 +341,11 @@ std::string describe_devices() {
 #else
     text += "oneDNN  not in this build; the CPU's matrix products are our own\n";
 #endif
+#ifdef TRAIN_GPT_CUDA
+    text += cuda::describe_devices();
+#else
     text += "CUDA    not in this build\n";
+#endif
     return text;
 }
 

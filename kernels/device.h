@@ -1,9 +1,19 @@
-// Devices and streams. A stream is an ordered queue of work on one device, with scratch memory that
-// the work on it shares. On the CPU work runs when it is submitted, by an OpenMP team.
+// Devices and streams. A stream is an ordered queue of work on one device, with scratch memory that the work on it
+// shares. On the CPU work runs when it is submitted, by an OpenMP team; on CUDA later, while the host goes on.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
+
+// X.cpp holds the CPU implementation of a contract and X.cu the CUDA one, in namespace cuda. The public function begins
+// with this macro, which hands the call on where the device is a GPU.
+#ifdef TRAIN_GPT_CUDA
+#define TRAIN_GPT_ON_CUDA(device_, call) \
+    if ((device_).is_cuda()) return cuda::call
+#else
+#define TRAIN_GPT_ON_CUDA(device_, call) static_cast<void>(device_)
+#endif
 
 namespace train_gpt {
 
@@ -11,13 +21,22 @@ struct Device {
     enum class Kind : uint8_t { cpu, cuda };
     Kind kind = Kind::cpu;
     int index = 0;
+
+    bool is_cuda() const { return kind == Kind::cuda; }
+    bool operator==(const Device&) const = default;
 };
+
+namespace cuda {
+class Queue;  // a cudaStream_t and the library handles that work on it needs; cuda.h
+}
 
 struct Stream {
     Device device;
-    void* native = nullptr;    // cudaStream_t on CUDA, unused on the CPU
-    void* scratch = nullptr;   // 64-byte aligned; contents are undefined between kernels
+    void* scratch = nullptr;   // 256-byte aligned; contents are undefined between kernels
     size_t scratch_bytes = 0;  // the largest X_scratch_bytes() of the kernels that run on it
+
+    /// On CUDA opens a queue on the device, unless the stream is only to be planned with.
+    explicit Stream(Device device = {}, bool planning = false);
 
     /// The scratch memory, after a check that it is large enough.
     template <class T>
@@ -25,9 +44,29 @@ struct Stream {
         require_scratch(bytes);
         return static_cast<T*>(scratch);
     }
+    /// Returns when all work submitted so far is done. Throws Error when some of it failed.
+    void synchronize();
+
+    std::shared_ptr<cuda::Queue> queue;  // null on the CPU
 
   private:
     void require_scratch(size_t bytes) const;
+};
+
+/// A point in the work of a stream. On the CPU it has always been reached.
+class Event {
+  public:
+    explicit Event(Device device = {});
+    /// The point behind all work submitted to the stream so far.
+    void record(Stream& stream);
+    /// The host waits until the recorded point is reached; at once when none was recorded.
+    void wait() const;
+    /// Later work of the stream waits for the recorded point.
+    void hold(Stream& stream) const;
+
+  private:
+    Device device_;
+    std::shared_ptr<void> event_;  // a cudaEvent_t
 };
 
 /// What the CPU can do, by feature bits, and what of it this process may use.
@@ -51,8 +90,12 @@ void limit_openmp_spinning(char** argv);
 /// Throws Error when the kernels of this build use instructions that this CPU lacks.
 void require_cpu_features();
 
-/// "auto", "cpu" or "cuda" to a device; throws Error with the reason when it cannot be used.
+/// "auto", "cpu" or "cuda" to a device; throws Error with the reason when it cannot be used. "auto" takes the first GPU
+/// that can be used, else the CPU, and then says why on stderr where the build has CUDA.
 Device open_device(const std::string& wanted);
+
+/// Bytes that can still be allocated: of the GPU's memory, or of this process's share of the machine's.
+uint64_t memory_available(const Device& device);
 
 /// "AMD EPYC 9B14, 2 threads"
 std::string device_name(const Device& device);

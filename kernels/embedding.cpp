@@ -4,6 +4,7 @@
 
 #include <omp.h>
 
+#include "kernels/cuda_kernels.h"
 #include "kernels/lanes.h"
 
 namespace train_gpt {
@@ -62,11 +63,13 @@ void backward_part(const EmbeddingBackward& args, int64_t first_column, int64_t 
 
 }  // namespace
 
-void embedding_forward(Stream&, const EmbeddingForward& args) {
+void embedding_forward(Stream& stream, const EmbeddingForward& args) {
+    TRAIN_GPT_ON_CUDA(stream.device, embedding_forward(stream, args));
     with_float_type(args.out.dtype, [&](auto type) { forward<decltype(type)>(args); });
 }
 
-void embedding_backward(Stream&, const EmbeddingBackward& args) {
+void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
+    TRAIN_GPT_ON_CUDA(stream.device, embedding_backward(stream, args));
     assert(args.dwte.dtype == DType::fp32 && args.dwpe.dtype == DType::fp32);
     // Column slices need no look at other threads' tokens; only when there are more threads than slices of whole
     // cache lines are worth having, the rows are divided as well.
@@ -88,6 +91,10 @@ void embedding_backward(Stream&, const EmbeddingBackward& args) {
     });
 }
 
-size_t embedding_scratch_bytes(const Device&, int64_t, int64_t) { return 0; }
+size_t embedding_scratch_bytes(const Device& device, [[maybe_unused]] int64_t rows,
+                               [[maybe_unused]] int64_t vocab_rows) {
+    TRAIN_GPT_ON_CUDA(device, embedding_scratch_bytes(rows, vocab_rows));
+    return 0;
+}
 
 }  // namespace train_gpt

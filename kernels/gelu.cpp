@@ -1,11 +1,13 @@
 #include "kernels/gelu.h"
 
+#include "kernels/cuda_kernels.h"
 #include "kernels/gelu_math.h"
 #include "kernels/lanes.h"
 
 namespace train_gpt {
 
-void gelu_forward(Stream&, Tensor out, Tensor x) {
+void gelu_forward(Stream& stream, Tensor out, Tensor x) {
+    TRAIN_GPT_ON_CUDA(stream.device, gelu_forward(stream, out, x));
     assert(out.dtype == x.dtype && out.numel() == x.numel());
     with_float_type(x.dtype, [&](auto type) {
         using T = decltype(type);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/cuda_kernels.h"
 #include "kernels/exp_math.h"
 #include "kernels/lanes.h"
 #include "kernels/linear.h"
@@ -64,6 +65,7 @@ void chunk_loss(Tensor logits, int64_t V, const int32_t* targets, float* losses,
 }  // namespace
 
 void head_loss(Stream& stream, const HeadLoss& args) {
+    TRAIN_GPT_ON_CUDA(stream.device, head_loss(stream, args));
     const int64_t R = args.x.rows(), chunk = args.logits.rows();
     assert(args.w.cols() == args.x.cols() && args.logits.cols() == args.w.rows() &&
            args.V <= args.w.rows());
@@ -86,6 +88,7 @@ void head_loss(Stream& stream, const HeadLoss& args) {
 }
 
 void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_logits) {
+    TRAIN_GPT_ON_CUDA(stream.device, head_logits(stream, out, x, w, scratch_logits));
     const int64_t R = x.rows(), V = out.cols(), Vp = w.rows();
     const Tensor logits = scratch_logits.row_range(0, R);
     linear_forward(stream, {.out = logits, .x = x, .w = w});
@@ -100,8 +103,9 @@ void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_
     });
 }
 
-void softmax_stats(Stream&, Tensor stats, Tensor logits, const int32_t* targets,
+void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets,
                    int64_t first_column, int64_t columns) {
+    TRAIN_GPT_ON_CUDA(stream.device, softmax_stats(stream, stats, logits, targets, first_column, columns));
     const int64_t rows = logits.rows(), Vp = logits.cols();
     with_float_type(logits.dtype, [&](auto type) {
         using T = decltype(type);
@@ -117,8 +121,9 @@ void softmax_stats(Stream&, Tensor stats, Tensor logits, const int32_t* targets,
     });
 }
 
-void softmax_backward(Stream&, Tensor logits, Tensor stats, const int32_t* targets,
+void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets,
                       int64_t first_column, int64_t columns) {
+    TRAIN_GPT_ON_CUDA(stream.device, softmax_backward(stream, logits, stats, targets, first_column, columns));
     const int64_t rows = logits.rows(), Vp = logits.cols();
     with_float_type(logits.dtype, [&](auto type) {
         using T = decltype(type);
@@ -135,7 +140,8 @@ void softmax_backward(Stream&, Tensor logits, Tensor stats, const int32_t* targe
     });
 }
 
-void accumulate_loss(Stream&, double* total, const float* losses, int64_t n, bool accumulate) {
+void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n, bool accumulate) {
+    TRAIN_GPT_ON_CUDA(stream.device, accumulate_loss(stream, total, losses, n, accumulate));
     // A few thousand additions: one thread does them sooner than a team would start.
     double sum = 0;
     for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(losses[i]);
@@ -144,6 +150,7 @@ void accumulate_loss(Stream&, double* total, const float* losses, int64_t n, boo
 
 size_t head_loss_scratch_bytes(const Device& device, DType dtype, int64_t chunk, int64_t Vp,
                                int64_t C) {
+    TRAIN_GPT_ON_CUDA(device, head_loss_scratch_bytes(dtype, chunk, Vp, C));
     return linear_scratch_bytes(device, dtype, chunk, Vp, C);
 }
 

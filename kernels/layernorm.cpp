@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cuda_kernels.h"
 #include "kernels/lanes.h"
 
 namespace train_gpt {
@@ -106,12 +107,14 @@ void reduce(const GradientSink& sink, const float* partials, int64_t blocks, int
 
 }  // namespace
 
-void layernorm_forward(Stream&, const LayerNormForward& args) {
+void layernorm_forward(Stream& stream, const LayerNormForward& args) {
+    TRAIN_GPT_ON_CUDA(stream.device, layernorm_forward(stream, args));
     assert(args.x.dtype == args.out.dtype && args.out.data != args.x.data);
     with_float_type(args.x.dtype, [&](auto type) { forward<decltype(type)>(args); });
 }
 
 void layernorm_backward(Stream& stream, const LayerNormBackward& args) {
+    TRAIN_GPT_ON_CUDA(stream.device, layernorm_backward(stream, args));
     const int64_t M = args.x.rows(), C = args.x.cols();
     const int64_t blocks = block_count(M), block_rows = rows_per_block(M), stride = 3 * C;
     constexpr int64_t columns = 64;  // per item of the reduction: whole cache lines
@@ -143,7 +146,8 @@ void layernorm_backward(Stream& stream, const LayerNormBackward& args) {
     });
 }
 
-size_t layernorm_scratch_bytes(const Device&, int64_t M, int64_t C) {
+size_t layernorm_scratch_bytes(const Device& device, int64_t M, int64_t C) {
+    TRAIN_GPT_ON_CUDA(device, layernorm_scratch_bytes(M, C));
     return static_cast<size_t>(block_count(M) * 3 * C) * sizeof(float);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "kernels/cuda_kernels.h"
 #include "kernels/error.h"
 #include "kernels/gelu_math.h"
 #include "kernels/gemm.h"
@@ -130,6 +131,7 @@ bool is_matrix(const Tensor& tensor, int64_t rows, int64_t cols, DType dtype) {
 }  // namespace
 
 void linear_forward(Stream& stream, const LinearForward& args) {
+    TRAIN_GPT_ON_CUDA(stream.device, linear_forward(stream, args));
     const DType dtype = args.x.dtype;
     const int64_t M = args.x.rows(), K = args.x.cols(), N = args.w.rows();
     assert(is_matrix(args.w, N, K, dtype) && is_matrix(args.out, M, N, dtype));
@@ -162,6 +164,7 @@ void linear_forward(Stream& stream, const LinearForward& args) {
 }
 
 void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
+    TRAIN_GPT_ON_CUDA(stream.device, linear_backward_input(stream, args));
     const DType dtype = args.dy.dtype;
     const int64_t M = args.dy.rows(), N = args.dy.cols(), K = args.w.cols();
     assert(is_matrix(args.w, N, K, dtype) && is_matrix(args.dx, M, K, dtype));
@@ -193,6 +196,7 @@ void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
 }
 
 void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
+    TRAIN_GPT_ON_CUDA(stream.device, linear_backward_weight(stream, args));
     const DType dtype = args.dy.dtype;
     const int64_t M = args.dy.rows(), N = args.dy.cols(), K = args.x.cols();
     assert(is_matrix(args.x, M, K, dtype) && args.dw.dtype == DType::fp32);
@@ -202,7 +206,8 @@ void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
     if (args.dbias) column_sums(stream, args.dbias, args.dy);
 }
 
-size_t linear_scratch_bytes(const Device&, DType dtype, int64_t M, int64_t N, int64_t K) {
+size_t linear_scratch_bytes(const Device& device, DType dtype, int64_t M, int64_t N, int64_t K) {
+    TRAIN_GPT_ON_CUDA(device, linear_scratch_bytes(dtype, M, N, K));
     size_t bytes = column_sum_scratch_bytes(M, N);
     const auto cover = [&](const GemmShape& shape) {
         bytes = std::max(bytes, gemm_scratch_bytes(shape));

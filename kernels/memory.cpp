@@ -9,18 +9,20 @@
 
 #include <sys/mman.h>
 
+#include "kernels/cuda.h"
 #include "kernels/error.h"
 
 namespace train_gpt {
 
 namespace {
 
-constexpr size_t alignment = 64;
+constexpr size_t cpu_alignment = 64;    // a cache line
+constexpr size_t cuda_alignment = 256;  // what cudaMalloc gives, and the widest that libraries ask for
 
 // Tensors whose sizes are multiples of 4 KiB would all start at the same offset in a page, and a load would wait for an
 // earlier store to the same offset of another tensor (4K aliasing). 13 cache lines behind each of them move the next
 // start; 13 and 64 have no common divisor, so that 64 tensors in a row start at 64 different offsets.
-constexpr size_t stagger = 13 * alignment;
+constexpr size_t stagger = 13 * cpu_alignment;
 constexpr size_t stagger_from = 4096;
 
 // The addresses that counting hands out: not null, and outside of what user space maps.
@@ -62,57 +64,87 @@ const char* name_of(Purpose purpose) {
 
 Arena Arena::counting(Device device) { return Arena(device); }
 
-Arena::Arena(Device device, const Arena& plan) : device_(device) {
-    if (device.kind != Device::Kind::cpu) {
-        throw Error(
-            "memory on a CUDA device was asked for, but this build has no CUDA; set device to "
-            "\"cpu\"");
+namespace {
+
+std::byte* map_host_memory(size_t bytes) {
+    void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+        throw Error("the system refused ", format_bytes(bytes), " of memory (", std::strerror(errno),
+                    "); check ulimit -v, or make batch.micro_batch or the model smaller");
     }
-    const size_t wanted = std::max(plan.used_, alignment);
-    const uint64_t available = cpu_info().memory_available;
+    return static_cast<std::byte*>(memory);
+}
+
+}  // namespace
+
+Arena::Arena(Device device, const Arena& plan) : device_(device) {
+    const size_t wanted = std::max(plan.device_memory_.used, cuda_alignment);
+    const uint64_t available = memory_available(device);
     if (available > 0 && wanted > available) {
-        throw Error("this run needs ", format_bytes(wanted), " of memory, but only ",
+        throw Error("this run needs ", format_bytes(wanted), device.is_cuda() ? " of GPU memory" : " of memory", ", but only ",
                     format_bytes(available),
                     " are available; make batch.micro_batch, batch.sequence_length or the model "
                     "smaller, or raise ",
                     "precision.recompute");
     }
-    void* memory = ::mmap(nullptr, wanted, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) {
-        throw Error("the system refused ", format_bytes(wanted), " of memory (",
-                    std::strerror(errno),
-                    "); check ulimit -v, or make batch.micro_batch or the model smaller");
+    device_memory_.capacity = wanted;
+    pinned_.capacity = plan.pinned_.used;
+#ifdef TRAIN_GPT_CUDA
+    if (device.is_cuda()) {
+        device_memory_.base = static_cast<std::byte*>(cuda::allocate(device, wanted));
+        if (!device_memory_.base)
+            throw Error("the GPU refused ", format_bytes(wanted), " of memory in one piece, though ", format_bytes(available),
+                        " are free; see with nvidia-smi who else uses it, or make batch.micro_batch smaller");
+        if (pinned_.capacity > 0) {
+            pinned_.base = static_cast<std::byte*>(cuda::allocate_pinned(device, pinned_.capacity));
+            if (!pinned_.base) {
+                cuda::release(device, device_memory_.base);
+                throw Error("the system refused ", format_bytes(pinned_.capacity),
+                            " of pinned host memory; check ulimit -l, or close other programs");
+            }
+        }
+        return;
     }
-    base_ = static_cast<std::byte*>(memory);
-    capacity_ = wanted;
+#endif
+    device_memory_.base = map_host_memory(wanted);
 }
 
 Arena::~Arena() {
-    if (base_) ::munmap(base_, capacity_);
+    if (!device_memory_.base) return;
+#ifdef TRAIN_GPT_CUDA
+    if (device_.is_cuda()) {
+        cuda::release(device_, device_memory_.base);
+        if (pinned_.base) cuda::release_pinned(pinned_.base);
+        return;
+    }
+#endif
+    ::munmap(device_memory_.base, device_memory_.capacity);
 }
 
 Arena::Arena(Arena&& other) noexcept
     : device_(other.device_),
-      base_(std::exchange(other.base_, nullptr)),
-      capacity_(std::exchange(other.capacity_, 0)),
-      used_(std::exchange(other.used_, 0)),
+      device_memory_(std::exchange(other.device_memory_, {})),
+      pinned_(std::exchange(other.pinned_, {})),
       by_purpose_(std::exchange(other.by_purpose_, {})) {}
 
 void* Arena::take(size_t bytes, Purpose purpose) {
+    Region& region = region_of(purpose);
     constexpr size_t largest = std::numeric_limits<size_t>::max() / 4;
-    if (bytes > largest || used_ > largest) fail_overflow(purpose);
+    if (bytes > largest || region.used > largest) fail_overflow(purpose);
+    const size_t alignment = device_.is_cuda() ? cuda_alignment : cpu_alignment;
     size_t taken = (bytes + alignment - 1) / alignment * alignment;
-    if (bytes >= stagger_from) taken += stagger;
-    if (base_ && taken > capacity_ - used_) {
+    if (bytes >= stagger_from && !device_.is_cuda()) taken += stagger;
+    if (!is_counting() && taken > region.capacity - region.used) {
         throw Error(
             "out of planned memory: ", format_bytes(bytes), " for ", name_of(purpose),
-            " were asked for, but ", format_bytes(capacity_ - used_), " of the planned ",
-            format_bytes(capacity_),
+            " were asked for, but ", format_bytes(region.capacity - region.used), " of the planned ",
+            format_bytes(region.capacity),
             " are left; this is a fault of the program, please report it with the configuration");
     }
-    void* start = base_ ? base_ + used_ : reinterpret_cast<std::byte*>(counting_base + used_);
-    used_ += taken;
+    void* start = is_counting() ? reinterpret_cast<std::byte*>(counting_base + region.used)
+                                : region.base + region.used;
+    region.used += taken;
     by_purpose_[static_cast<size_t>(purpose)] += taken;
     return start;
 }

@@ -22,7 +22,7 @@ enum class Purpose : uint8_t {
     buffers,      // gradients of activations, logits
     kv_cache,     // sampling
     workspaces,   // scratch of kernels and libraries
-    staging,      // host memory: token batches, checkpoint staging
+    staging,      // host memory, pinned where the device is a GPU: token batches, what is read back
     count
 };
 const char* name_of(Purpose purpose);
@@ -38,21 +38,30 @@ class Arena {
     Arena(Arena&& other) noexcept;
     Arena& operator=(Arena&&) = delete;
 
-    /// 64-byte aligned memory. On the CPU it is not touched: pages come with the first write.
+    /// 64-byte aligned memory, on a GPU 256-byte aligned; host memory for Purpose::staging, else the device's. It is not
+    /// touched: on the CPU pages come with the first write.
     void* take(size_t bytes, Purpose purpose);
     Tensor tensor(DType dtype, std::initializer_list<int64_t> shape, Purpose purpose);
 
-    bool is_counting() const { return base_ == nullptr; }
+    bool is_counting() const { return device_memory_.base == nullptr; }
     Device device() const { return device_; }
     size_t bytes(Purpose purpose) const { return by_purpose_[static_cast<size_t>(purpose)]; }
-    size_t total_bytes() const { return used_; }
+    /// Of the device's memory.
+    size_t total_bytes() const { return device_memory_.used; }
 
   private:
+    struct Region {
+        std::byte* base = nullptr;
+        size_t capacity = 0, used = 0;
+    };
+
     explicit Arena(Device device) : device_(device) {}
+    Region& region_of(Purpose purpose) {
+        return device_.is_cuda() && purpose == Purpose::staging ? pinned_ : device_memory_;
+    }
 
     Device device_;
-    std::byte* base_ = nullptr;
-    size_t capacity_ = 0, used_ = 0;
+    Region device_memory_, pinned_;  // on the CPU all is in the first
     std::array<size_t, static_cast<size_t>(Purpose::count)> by_purpose_{};
 };
 

@@ -48,6 +48,9 @@ Generator::Generator(const GPTShape& shape, ParameterStore& parameters, Arena& a
     cache_ = buffer(int64_t{shape_.n_layer} * 2 * shape_.n_ctx, C, dtype);
     logits_ = buffer(1, shape_.vocab_size, DType::fp32);
     logits_scratch_ = buffer(1, shape_.padded_vocab(), dtype);
+    tokens_ = buffer(1, chunk_, DType::int32);
+    host_tokens_ = arena.tensor(DType::int32, {chunk_}, Purpose::staging);
+    host_logits_ = arena.tensor(DType::fp32, {shape_.vocab_size}, Purpose::staging);
 }
 
 size_t Generator::scratch_bytes() const {
@@ -98,9 +101,12 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
         a.*member = (activations_.*member).row_range(0, T);
     Tensor out = x_next_.row_range(0, T);
 
+    stream.synchronize();  // the chunk before has been copied
+    std::copy(tokens.begin(), tokens.end(), host_tokens_.as<int32_t>());
+    copy(stream, tokens_.data, host_tokens_.data, tokens.size_bytes());
     parameters_.acquire(0);
     embedding_forward(stream, {.out = a.x.reshaped({1, T, C}),
-                               .tokens = tokens.data(),
+                               .tokens = tokens_.as<int32_t>(),
                                .wte = parameters_.weight(parameters_.index_of("wte.weight")),
                                .wpe = parameters_.weight(parameters_.index_of("wpe.weight")),
                                .doc_start = nullptr,
@@ -140,6 +146,8 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
     parameters_.acquire(0);
     head_logits(stream, logits_, lnf_, parameters_.weight(parameters_.index_of("wte.weight")), logits_scratch_);
     parameters_.release(0);
+    copy(stream, host_logits_.data, logits_.data, logits_.bytes());
+    stream.synchronize();
 }
 
 }  // namespace train_gpt

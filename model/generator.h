@@ -21,7 +21,7 @@ class Generator {
     void feed(Stream& stream, std::span<const int32_t> tokens);
     /// Logits [V] for the next token, after feed().
     std::span<const float> logits() const {
-        return {logits_.as<float>(), static_cast<size_t>(shape_.vocab_size)};
+        return {host_logits_.as<float>(), static_cast<size_t>(shape_.vocab_size)};
     }
     const GPTShape& shape() const { return shape_; }
     size_t scratch_bytes() const;
@@ -37,7 +37,8 @@ class Generator {
     Device device_;
     std::vector<BlockParameters> block_parameters_;
     BlockActivations activations_;  // [chunk, …]
-    Tensor x_next_, lnf_, cache_, logits_, logits_scratch_;
+    Tensor x_next_, lnf_, cache_, tokens_, logits_, logits_scratch_;
+    Tensor host_tokens_, host_logits_;
     int chunk_ = 0, position_ = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 
+#include "kernels/copy.h"
 #include "kernels/random.h"
 
 namespace train_gpt {
@@ -25,7 +26,7 @@ int64_t Parameter::padded_numel() const { return product(padded); }
 
 ParameterStore::ParameterStore(Arena& arena, std::vector<Parameter> parameters, DType dtype,
                                Use use)
-    : parameters_(std::move(parameters)), dtype_(dtype), use_(use) {
+    : parameters_(std::move(parameters)), dtype_(dtype), use_(use), device_(arena.device()) {
     for (const Parameter& p : parameters_) {
         offsets_.push_back(flat_numel_);
         flat_numel_ += (p.padded_numel() + alignment - 1) / alignment * alignment;
@@ -74,38 +75,88 @@ bf16* ParameterStore::rounded_weight(int i) const {
     return dtype_ == DType::bf16 ? weights_ + offsets_[static_cast<size_t>(i)] : nullptr;
 }
 
+float* ParameterStore::state(State state, int i) const {
+    switch (state) {
+        case State::master:
+            return master(i);
+        case State::moment1:
+            return moment1(i);
+        case State::moment2:
+            return moment2(i);
+        case State::gradient:
+            break;
+    }
+    return gradient(i);
+}
+
 void ParameterStore::initialize(uint64_t seed) {
     std::vector<float> values;
+    clear_padding();
     for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
         const Parameter& p = parameters_[static_cast<size_t>(i)];
         const RandomStream random(seed, RandomPurpose::init, static_cast<uint32_t>(i), 0);
         values.assign(static_cast<size_t>(p.numel()), p.init_mean);
         if (p.init_std > 0) random.fill_normal(values.data(), p.numel(), p.init_std, p.init_mean);
         set(i, values);
-        for (float* moment : {moment1(i), moment2(i)})
-            if (moment) std::fill_n(moment, p.padded_numel(), 0.0f);
+        if (!training()) continue;
+        std::fill(values.begin(), values.end(), 0.0f);
+        write(State::moment1, i, 0, values);
+        write(State::moment2, i, 0, values);
+    }
+}
+
+void ParameterStore::clear_padding() {
+    constexpr int64_t piece_elements = 1 << 16;
+    const std::vector<float> zeros(piece_elements, 0.0f);
+    for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
+        const Parameter& p = parameters_[static_cast<size_t>(i)];
+        for (int64_t first = p.numel(); first < p.padded_numel(); first += piece_elements) {
+            const auto piece = std::span(zeros).first(
+                static_cast<size_t>(std::min(piece_elements, p.padded_numel() - first)));
+            write(State::master, i, first, piece);
+            if (!training()) continue;
+            write(State::moment1, i, first, piece);
+            write(State::moment2, i, first, piece);
+        }
     }
 }
 
 void ParameterStore::set(int i, std::span<const float> values) {
-    const Parameter& p = parameters_[static_cast<size_t>(i)];
-    const int64_t n = p.numel();
-    assert(static_cast<int64_t>(values.size()) == n);
-    if (float* to = master(i)) {
-        std::copy(values.begin(), values.end(), to);
-        std::fill(to + n, to + p.padded_numel(), 0.0f);
-    }
-    if (bf16* to = rounded_weight(i)) {
+    assert(static_cast<int64_t>(values.size()) == parameters_[static_cast<size_t>(i)].numel());
+    write(State::master, i, 0, values);
+}
+
+void ParameterStore::write(State which, int i, int64_t first, std::span<const float> values) {
+    if (float* to = state(which, i)) copy_now(device_, to + first, values.data(), values.size_bytes());
+    if (which != State::master || dtype_ != DType::bf16) return;
+    constexpr size_t piece_elements = 1 << 20;
+    std::vector<bf16> rounded(std::min(piece_elements, values.size()));
+    for (size_t done = 0; done < values.size(); done += rounded.size()) {
+        const size_t n = std::min(rounded.size(), values.size() - done);
 #pragma omp parallel for schedule(static)
-        for (int64_t k = 0; k < n; ++k) to[k] = bf16(values[static_cast<size_t>(k)]);
-        std::fill(to + n, to + p.padded_numel(), bf16());
+        for (size_t k = 0; k < n; ++k) rounded[k] = bf16(values[done + k]);
+        copy_now(device_, rounded_weight(i) + first + done, rounded.data(), n * sizeof(bf16));
     }
 }
 
-void ParameterStore::get(int i, std::span<float> values) const {
-    const float* from = master(i);
-    const bf16* rounded = rounded_weight(i);
-    for (size_t k = 0; k < values.size(); ++k) values[k] = from ? from[k] : to_float(rounded[k]);
+void ParameterStore::read(State which, int i, int64_t first, std::span<float> values) const {
+    if (const float* from = state(which, i)) {
+        copy_now(device_, values.data(), from + first, values.size_bytes());
+        return;
+    }
+    std::vector<bf16> rounded(values.size());  // an inference store in bf16
+    copy_now(device_, rounded.data(), rounded_weight(i) + first, rounded.size() * sizeof(bf16));
+    std::transform(rounded.begin(), rounded.end(), values.begin(), [](bf16 v) { return to_float(v); });
+}
+
+void ParameterStore::get(int i, std::span<float> values) const { read(State::master, i, 0, values); }
+
+std::span<const float> ParameterStore::host_view(State which, int i, std::vector<float>& copied) const {
+    const size_t n = static_cast<size_t>(parameters_[static_cast<size_t>(i)].numel());
+    if (!device_.is_cuda()) return {state(which, i), n};
+    copied.resize(n);
+    read(which, i, 0, copied);
+    return copied;
 }
 
 }  // namespace train_gpt

@@ -62,7 +62,7 @@ class ParameterStore {
     /// All gradients of a unit have been written for this micro-batch.
     void gradients_ready(int /*unit*/) {}
 
-    /// fp32 state of parameter i, in memory layout; null where the store holds none.
+    /// fp32 state of parameter i in the device's memory; null where the store holds none.
     float* master(int i) const { return at(master_, i); }
     float* moment1(int i) const { return at(m_, i); }
     float* moment2(int i) const { return at(v_, i); }
@@ -78,16 +78,28 @@ class ParameterStore {
     /// The logical elements of parameter i in fp32: the master where there is one.
     void get(int i, std::span<float> values) const;
 
+    enum class State : uint8_t { master, moment1, moment2, gradient };
+    /// Elements first … of a state of parameter i, from and to the host, behind all work on the device. What is written to
+    /// the masters is rounded into the weights.
+    void read(State state, int i, int64_t first, std::span<float> values) const;
+    void write(State state, int i, int64_t first, std::span<const float> values);
+    /// The logical elements of a state for the host to read: in place, or from a GPU copied into `copied`.
+    std::span<const float> host_view(State state, int i, std::vector<float>& copied) const;
+    /// Zeroes what lies behind the logical elements of weights and states.
+    void clear_padding();
+
   private:
     float* at(float* buffer, int i) const {
         return buffer ? buffer + offsets_[static_cast<size_t>(i)] : nullptr;
     }
+    float* state(State state, int i) const;
 
     std::vector<Parameter> parameters_;
     std::vector<int64_t> offsets_;  // elements, of each parameter in every flat buffer
     int64_t flat_numel_ = 0;
     DType dtype_;
     Use use_;
+    Device device_;
     bf16* weights_ = nullptr;
     float *master_ = nullptr, *m_ = nullptr, *v_ = nullptr, *gradient_ = nullptr;
     bool first_micro_batch_ = true, last_micro_batch_ = true;

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Looks for what a build can use. Prints make variables on stdout and, on stderr, what was found and what that means.
 # The Makefile calls it and keeps its answer in build/config.mk.
-# Environment: CXX, CXXFLAGS, CPPFLAGS, LDFLAGS, MARCH, CUDA, MPI, CUDA_HOME, GPU_ARCHS, CUDA_KERNELS (number of .cu files
-# besides train_gpt.cu).
+# Environment: CXX, CXXFLAGS, CPPFLAGS, LDFLAGS, MARCH, CUDA, MPI, CUDA_HOME, GPU_ARCHS.
 set -u
 
 work=$(mktemp -d)
@@ -107,14 +106,12 @@ elif [ -z "$nvcc" ]; then
 else
     release=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
     cuda_home=$(cd "$(dirname "$nvcc")/.." && pwd)
-    if [ "$CUDA_KERNELS" = 0 ]; then
-        say CUDA "nvcc $release found ($cuda_home); this version trains on the CPU"
-    else
-        cuda=1
-        archs=${GPU_ARCHS:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | tr -d . | sort -u | tr '\n' ' ')}
-        archs=${archs:-80 90}
-        say CUDA "nvcc $release ($cuda_home): this build trains on GPUs of architecture ${archs% } (GPU_ARCHS=) and on the CPU"
-    fi
+    [ -e "$cuda_home/include/cublasLt.h" ] || [ -e /usr/include/cublasLt.h ] ||
+        stop "there is nvcc in $cuda_home, but not cuBLASLt's header; install the whole CUDA toolkit (libcublas-dev), or build with CUDA=0"
+    cuda=1
+    archs=${GPU_ARCHS:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | tr -d . | sort -un | tr '\n' ' ')}
+    archs=${archs:-80 90}
+    say CUDA "nvcc $release ($cuda_home): this build trains on GPUs of architecture ${archs% } (GPU_ARCHS=) and on the CPU"
     header() {  # header NAME: its path in the toolkit or among the system's headers
         local folder
         for folder in "$cuda_home/include" /usr/include /usr/include/x86_64-linux-gnu /usr/include/aarch64-linux-gnu; do
@@ -122,7 +119,7 @@ else
         done
     }
     value() { sed -n "s/^#define $2 *\([0-9]*\).*/\1/p" "$1" | head -n 1; }
-    meaning=$([ $cuda = 1 ] && echo "loaded at run time when it is there" || echo "not used by this version")
+    meaning="not used by this version"
     path=$(header cudnn_version.h)
     [ -z "$path" ] || say cuDNN "$(value "$path" CUDNN_MAJOR).$(value "$path" CUDNN_MINOR).$(value "$path" CUDNN_PATCHLEVEL): $meaning"
     path=$(header nccl.h)

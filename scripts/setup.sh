@@ -40,7 +40,8 @@ for part in "${parts[@]}"; do
             [ -n "${DATA:-}" ] || command -v bible > /dev/null || want bible-kjv
             command -v gnuplot > /dev/null || want gnuplot-nox ;;
         test)
-            compiles catch2/catch_all.hpp || compiles catch2/catch.hpp || want catch2 ;;
+            compiles catch2/catch_all.hpp || compiles catch2/catch.hpp || want catch2
+            [ -z "${GPUSIM:-}" ] || compiles zstd.h || want libzstd-dev ;;  # the simulator reads compressed kernels
     esac
 done
 [ $((${#needed[@]} + ${#optional[@]})) -gt 0 ] || exit 0

@@ -409,7 +409,7 @@ class LibraryProduct {
 ProductTimes measure_product(Timing& timing, Product product, DType dtype, const Linear& l) {
     Buffers memory;
     const Device cpu;
-    Stream stream{cpu};
+    Stream stream(cpu);
     stream.scratch_bytes = linear_scratch_bytes(cpu, dtype, l.M, l.N, l.K);
     stream.scratch = memory.take(stream.scratch_bytes);
     const Tensor x = memory.random(dtype, {l.M, l.K}), w = memory.random(dtype, {l.N, l.K}),
@@ -484,7 +484,7 @@ double measure_attention(Timing& timing, const Model& m, DType dtype) {
     shape.H = shape.H_kv = m.n_head;
     shape.D = static_cast<int>(D);
     shape.scale = 0.125f;
-    Stream stream{cpu};
+    Stream stream(cpu);
     stream.scratch_bytes = attention_scratch_bytes(cpu, shape);
     stream.scratch = memory.take(stream.scratch_bytes);
     const auto part = [&](const Tensor& packed, int64_t i) {

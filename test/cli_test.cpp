@@ -116,7 +116,12 @@ class Process {
 
     pid_t pid() const { return pid_; }
     std::string out() const { return read(out_path()); }
-    std::string err() const { return read(err_path()); }
+    /// Without the note that there is no GPU.
+    std::string err() const {
+        std::string text = read(err_path());
+        if (text.starts_with("train_gpt: running on the CPU, since ")) text.erase(0, text.find('\n') + 1);
+        return text;
+    }
     void signal(int number) { ::kill(pid_, number); }
 
     /// Waits until the condition holds; false when the process ended without it, or after two minutes.

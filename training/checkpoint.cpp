@@ -111,11 +111,12 @@ void write_weights(const fs::path& path, const ParameterStore& parameters) {
     SafetensorsWriter writer(path, std::move(tensors));
     // In pieces of rows, so that a checkpoint needs no memory to speak of.
     constexpr int64_t piece_elements = 1 << 18;
-    std::vector<float> values;
+    std::vector<float> values, copied;
     std::vector<bf16> halves;
     for (int i = 0; i < static_cast<int>(parameters.parameters().size()); ++i) {
         const Parameter& p = parameters.parameters()[static_cast<size_t>(i)];
-        const float* master = parameters.master(i);
+        const float* master =
+            parameters.host_view(ParameterStore::State::master, i, copied).data();
         const int64_t rows = hugging_face_shape(p)[0], cols = p.numel() / rows;
         const int64_t rows_at_once = std::max<int64_t>(1, piece_elements / cols);
         for (int64_t first = 0; first < rows; first += rows_at_once) {
@@ -142,22 +143,28 @@ void write_weights(const fs::path& path, const ParameterStore& parameters) {
     writer.commit();
 }
 
+struct SavedState {
+    const char* prefix;  // of the names in an optimizer file
+    ParameterStore::State state;
+};
+constexpr SavedState saved_states[] = {{"master/", ParameterStore::State::master},
+                                       {"m/", ParameterStore::State::moment1},
+                                       {"v/", ParameterStore::State::moment2}};
+
 void write_optimizer(const fs::path& path, const ParameterStore& parameters) {
     std::vector<TensorInfo> tensors;
     std::map<std::string, std::string> metadata{{"format", "pt"}};
-    for (const char* kind : {"master/", "m/", "v/"})
+    for (const SavedState& state : saved_states)
         for (const Parameter& p : parameters.parameters())
-            tensors.push_back({.name = kind + p.name, .dtype = "F32", .shape = {p.numel()}});
+            tensors.push_back({.name = state.prefix + p.name, .dtype = "F32", .shape = {p.numel()}});
     for (const Parameter& p : parameters.parameters())
         metadata["range/" + p.name] = "0-" + std::to_string(p.numel());
     SafetensorsWriter writer(path, std::move(tensors), metadata);
     const int count = static_cast<int>(parameters.parameters().size());
-    for (auto state : {&ParameterStore::master, &ParameterStore::moment1, &ParameterStore::moment2})
-        for (int i = 0; i < count; ++i) {
-            const size_t n =
-                static_cast<size_t>(parameters.parameters()[static_cast<size_t>(i)].numel());
-            writer.append(std::as_bytes(std::span((parameters.*state)(i), n)));
-        }
+    std::vector<float> copied;
+    for (const SavedState& state : saved_states)
+        for (int i = 0; i < count; ++i)
+            writer.append(std::as_bytes(parameters.host_view(state.state, i, copied)));
     writer.commit();
 }
 
@@ -358,9 +365,11 @@ void load_training_state(const fs::path& checkpoint, ParameterStore& parameters)
                 throw Error(path.string(), " has the impossible range \"", range->second, "\" for ",
                             p.name, ", a tensor of ", p.numel(), " elements");
             const std::vector<int64_t> shape{end - first};
-            file.read_floats(file.at("master/" + p.name, shape), parameters.master(i) + first);
-            file.read_floats(file.at("m/" + p.name, shape), parameters.moment1(i) + first);
-            file.read_floats(file.at("v/" + p.name, shape), parameters.moment2(i) + first);
+            values.resize(static_cast<size_t>(end - first));
+            for (const SavedState& state : saved_states) {
+                file.read_floats(file.at(state.prefix + p.name, shape), values.data());
+                parameters.write(state.state, i, first, values);
+            }
             covered[static_cast<size_t>(i)] += end - first;
         }
     }
@@ -370,11 +379,8 @@ void load_training_state(const fs::path& checkpoint, ParameterStore& parameters)
             throw Error("the optimizer files of ", checkpoint.string(), " hold ",
                         covered[static_cast<size_t>(i)], " of the ", p.numel(), " elements of ",
                         p.name, ": one of them is missing");
-        values.assign(parameters.master(i), parameters.master(i) + p.numel());
-        parameters.set(i, values);
-        for (float* moment : {parameters.moment1(i), parameters.moment2(i)})
-            std::fill(moment + p.numel(), moment + p.padded_numel(), 0.0f);
     }
+    parameters.clear_padding();
 }
 
 GPTShape read_model_shape(const fs::path& directory) {
@@ -457,6 +463,7 @@ void load_weights(const fs::path& directory, ParameterStore& parameters) {
         }
         parameters.set(i, values);
     }
+    parameters.clear_padding();
 }
 
 }  // namespace train_gpt

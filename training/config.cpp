@@ -139,10 +139,10 @@ const std::vector<Key>& keys() {
          "Type of parameters and activations; masters, moments and gradients are fp32 always. "
          "`auto`: bf16 where the "
          "device multiplies it natively."},
-        {KEY(precision.recompute), one_of({"none", "elementwise", "block"}),
+        {KEY(precision.recompute), one_of({"auto", "none", "elementwise", "block"}),
          "What the backward pass computes again instead of keeping: nothing, the cheap "
          "element-wise results, or whole "
-         "blocks. Saves memory, costs time."},
+         "blocks. Saves memory, costs time. `auto`: the least with which the run fits."},
 
         {KEY(checkpoint.every), between(0, kMaxSteps),
          "Steps between checkpoints; 0: only at the end."},

@@ -58,7 +58,7 @@ struct Config {
     struct Precision {
         std::string dtype =
             "auto";  // auto (bf16 where the device multiplies it natively) | bf16 | fp32
-        std::string recompute = "none";  // none | elementwise | block
+        std::string recompute = "auto";  // auto (the least that fits) | none | elementwise | block
     } precision;
 
     struct Checkpoint {

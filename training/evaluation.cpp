@@ -8,30 +8,74 @@
 
 #include <nlohmann/json.hpp>
 
+#include "kernels/copy.h"
 #include "kernels/error.h"
 #include "kernels/file.h"
 #include "kernels/head_loss.h"
 
 namespace train_gpt {
 
+EvaluationBatch::EvaluationBatch(Arena& arena, int B, int T) {
+    const size_t n = static_cast<size_t>(B) * static_cast<size_t>(T);
+    const auto host = [&](size_t bytes) { return arena.take(bytes, Purpose::staging); };
+    tokens = {static_cast<int32_t*>(host(n * sizeof(int32_t))), n};
+    targets = {static_cast<int32_t*>(host(n * sizeof(int32_t))), n};
+    total_ = static_cast<double*>(host(sizeof(double)));
+    if (arena.device().is_cuda()) {
+        device_tokens_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
+        device_targets_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
+        device_total_ = static_cast<double*>(arena.take(sizeof(double), Purpose::buffers));
+        losses_ = static_cast<float*>(host(n * sizeof(float)));
+    } else {
+        device_tokens_ = Tensor(tokens.data(), DType::int32, {B, T});
+        device_targets_ = Tensor(targets.data(), DType::int32, {B, T});
+        device_total_ = total_;
+    }
+}
+
+void EvaluationBatch::run(Stream& stream, GPT& model) const {
+    if (stream.device.is_cuda()) {
+        copy(stream, device_tokens_.data, tokens.data(), tokens.size_bytes());
+        copy(stream, device_targets_.data, targets.data(), targets.size_bytes());
+    }
+    const TokenBatch batch{.tokens = device_tokens_.as<int32_t>(), .targets = device_targets_.as<int32_t>()};
+    model.forward(stream, batch);
+    model.evaluate_head(stream, batch);
+}
+
+void EvaluationBatch::add_losses(Stream& stream, const GPT& model, bool accumulate) const {
+    accumulate_loss(stream, device_total_, model.losses(), std::ssize(tokens), accumulate);
+}
+
+double EvaluationBatch::total(Stream& stream) const {
+    if (stream.device.is_cuda()) copy(stream, total_, device_total_, sizeof *total_);
+    stream.synchronize();
+    return *total_;
+}
+
+std::span<const float> EvaluationBatch::losses(Stream& stream, const GPT& model) const {
+    if (!stream.device.is_cuda()) return {model.losses(), tokens.size()};
+    copy(stream, losses_, model.losses(), tokens.size() * sizeof(float));
+    stream.synchronize();
+    return {losses_, tokens.size()};
+}
+
 ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& windows,
-                          const Tokenizer* tokenizer, EvaluationBatch batch) {
-    const int B = model.options().B, T = model.options().T;
-    const TokenBatch device_batch{.tokens = batch.tokens, .targets = batch.targets};
-    double nats = 0;
+                          const Tokenizer* tokenizer, const EvaluationBatch& batch) {
+    const int B = model.options().B;
     int64_t bytes = 0;
     for (int64_t first = 0; first < windows.count(); first += B) {
-        windows.fill(first, B, batch.tokens, batch.targets, nullptr, {});
-        model.forward(stream, device_batch);
-        model.evaluate_head(stream, device_batch);
-        accumulate_loss(stream, &nats, model.losses(), int64_t{B} * T, first > 0);
-        for (int64_t i = 0; tokenizer && i < int64_t{B} * T; ++i) {
-            const int32_t target = batch.targets[i];
+        stream.synchronize();  // the device has read the batch before
+        windows.fill(first, B, batch.tokens.data(), batch.targets.data(), nullptr, {});
+        batch.run(stream, model);
+        batch.add_losses(stream, model, first > 0);
+        if (!tokenizer) continue;
+        for (const int32_t target : batch.targets)
             if (target >= 0 && !tokenizer->is_special(static_cast<uint32_t>(target)))
                 bytes += static_cast<int64_t>(
                     tokenizer->token_bytes(static_cast<uint32_t>(target)).size());
-        }
     }
+    const double nats = batch.total(stream);
     return {.nats_per_token = nats / static_cast<double>(windows.target_tokens()),
             .bits_per_byte = bytes ? nats / (std::log(2.0) * static_cast<double>(bytes))
                                    : std::numeric_limits<double>::quiet_NaN(),
@@ -96,10 +140,9 @@ HellaSwag::HellaSwag(const std::filesystem::path& jsonl, const Tokenizer& tokeni
         throw Error(jsonl.string(), " holds no HellaSwag example; check the path");
 }
 
-HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, EvaluationBatch batch) const {
+HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, const EvaluationBatch& batch) const {
     const size_t B = static_cast<size_t>(model.options().B),
                  T = static_cast<size_t>(model.options().T);
-    const TokenBatch device_batch{.tokens = batch.tokens, .targets = batch.targets};
     const auto checked = [&](int32_t token) {
         if (token >= model.shape().vocab_size)
             throw Error("the tokenizer has token ", token, ", but the model knows only ",
@@ -113,8 +156,8 @@ HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, EvaluationBatch 
     const size_t rows = examples_.size() * endings_per_example;
     for (size_t first = 0; first < rows; first += B) {
         const size_t count = std::min(B, rows - first);
-        std::fill_n(batch.tokens, B * T, 0);
-        std::fill_n(batch.targets, B * T, -1);
+        std::fill(batch.tokens.begin(), batch.tokens.end(), 0);
+        std::fill(batch.targets.begin(), batch.targets.end(), -1);
         for (size_t r = 0; r < count; ++r) {
             const Example& example = examples_[(first + r) / endings_per_example];
             const std::vector<int32_t>& ending = example.endings[(first + r) % endings_per_example];
@@ -129,13 +172,13 @@ HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, EvaluationBatch 
                 if (given + i < T) batch.tokens[r * T + given + i] = ending[i];
             }
         }
-        model.forward(stream, device_batch);
-        model.evaluate_head(stream, device_batch);
+        batch.run(stream, model);
+        const std::span<const float> losses = batch.losses(stream, model);
         for (size_t r = 0; r < count; ++r) {
             const size_t i = (first + r) % endings_per_example;
             loss[i] = tokens[i] = 0;
             for (size_t t = r * T; t < (r + 1) * T; ++t) {
-                loss[i] += batch.targets[t] >= 0 ? model.losses()[t] : 0.0;
+                loss[i] += batch.targets[t] >= 0 ? losses[t] : 0.0;
                 tokens[i] += batch.targets[t] >= 0;
             }
             if (i + 1 < endings_per_example) continue;

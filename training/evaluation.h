@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <iterator>
+#include <span>
 #include <vector>
 
 #include "dataloader/loader.h"
@@ -17,15 +18,32 @@ struct ValidationResult {
     int64_t tokens = 0;
 };
 
-/// One batch of evaluation: host-visible memory for tokens and targets, each [B, T] of the model.
-struct EvaluationBatch {
-    int32_t *tokens = nullptr, *targets = nullptr;
+/// One batch of evaluation: tokens and targets, each [B, T] of the model, that the host fills in, and what comes back.
+class EvaluationBatch {
+  public:
+    EvaluationBatch() = default;
+    EvaluationBatch(Arena& arena, int B, int T);
+
+    std::span<int32_t> tokens, targets;  // host memory
+
+    /// Runs the model on what the host has filled in. Losses per token then lie in the device's memory.
+    void run(Stream& stream, GPT& model) const;
+    /// total (+)= the sum of the batch's losses, on the device.
+    void add_losses(Stream& stream, const GPT& model, bool accumulate) const;
+    double total(Stream& stream) const;
+    /// Each token's loss, for the host.
+    std::span<const float> losses(Stream& stream, const GPT& model) const;
+
+  private:
+    Tensor device_tokens_, device_targets_;  // on the CPU the host's
+    double *device_total_ = nullptr, *total_ = nullptr;
+    float* losses_ = nullptr;
 };
 
 /// Mean loss over all targets of the validation windows, and the same in bits per byte of the text those targets
 /// stand for: Σ loss / (ln 2 · Σ bytes). The end-of-text token stands for no bytes.
 ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& windows,
-                          const Tokenizer* tokenizer, EvaluationBatch batch);
+                          const Tokenizer* tokenizer, const EvaluationBatch& batch);
 
 struct HellaSwagResult {
     int64_t examples = 0;
@@ -43,7 +61,7 @@ class HellaSwag {
     int64_t size() const { return std::ssize(examples_); }
     /// Scores every ending as the continuation of its context. Rows longer than the model's T lose the start of their
     /// context; an ending longer than T, its end.
-    HellaSwagResult evaluate(Stream& stream, GPT& model, EvaluationBatch batch) const;
+    HellaSwagResult evaluate(Stream& stream, GPT& model, const EvaluationBatch& batch) const;
 
   private:
     static constexpr int endings_per_example = 4;

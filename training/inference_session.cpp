@@ -43,7 +43,7 @@ InferenceSession::InferenceSession(const std::string& path, const std::string& d
 }
 
 void InferenceSession::build(Arena& arena, DType dtype, For use) {
-    stream_ = Stream{.device = arena.device()};
+    stream_ = Stream(arena.device(), arena.is_counting());
     parameters_ = std::make_unique<ParameterStore>(arena, gpt_parameters(shape_), dtype,
                                                    ParameterStore::Use::inference);
     if (use == For::sampling) {
@@ -55,10 +55,7 @@ void InferenceSession::build(Arena& arena, DType dtype, For use) {
                                  .use = ParameterStore::Use::inference};
         model_ = std::make_unique<GPT>(shape_, options, *parameters_, arena);
         stream_.scratch_bytes = model_->scratch_bytes();
-        const size_t bytes =
-            static_cast<size_t>(options.B) * static_cast<size_t>(options.T) * sizeof(int32_t);
-        batch_.tokens = static_cast<int32_t*>(arena.take(bytes, Purpose::staging));
-        batch_.targets = static_cast<int32_t*>(arena.take(bytes, Purpose::staging));
+        batch_ = EvaluationBatch(arena, options.B, options.T);
     }
     stream_.scratch = arena.take(stream_.scratch_bytes, Purpose::workspaces);
 }

@@ -24,7 +24,7 @@ class InferenceSession {
     Stream& stream() { return stream_; }
     Generator& generator() { return *generator_; }    // For::sampling
     GPT& model() { return *model_; }                  // For::evaluation
-    EvaluationBatch batch() const { return batch_; }  // For::evaluation
+    const EvaluationBatch& batch() const { return batch_; }  // For::evaluation
     /// Throws Error when the folder has no tokenizer.
     const Tokenizer& tokenizer() const;
     const Tokenizer* tokenizer_or_null() const { return tokenizer_ ? &*tokenizer_ : nullptr; }

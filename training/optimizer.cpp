@@ -1,8 +1,11 @@
 #include "training/optimizer.h"
 
+#include "kernels/copy.h"
+
 namespace train_gpt {
 
-Optimizer::Optimizer(ParameterStore& parameters, Arena& arena) : parameters_(parameters) {
+Optimizer::Optimizer(ParameterStore& parameters, Arena& arena)
+    : parameters_(parameters), device_(arena.device()) {
     const int count = static_cast<int>(parameters_.parameters().size());
     int64_t blocks = 0;
     for (int i = 0; i < count; ++i) {
@@ -14,7 +17,8 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena) : parameters_(par
     state_ = static_cast<StepState*>(arena.take(sizeof(StepState), Purpose::workspaces));
     if (arena.is_counting()) return;
 
-    *state_ = {};
+    const StepState fresh;
+    copy_now(device_, state_, &fresh, sizeof fresh);
     double* partials = partials_;
     for (int i = 0; i < count; ++i) {
         const Parameter& p = parameters_.parameters()[static_cast<size_t>(i)];
@@ -38,8 +42,14 @@ void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) 
     adamw(stream, adamw_segments_, args);
 }
 
-std::string Optimizer::bad_parameter() const {
-    const int i = state_->bad_segment;
+StepState Optimizer::state() const {
+    StepState state;
+    copy_now(device_, &state, state_, sizeof state);
+    return state;
+}
+
+std::string Optimizer::bad_parameter(const StepState& state) const {
+    const int i = state.bad_segment;
     return i < 0 ? "" : parameters_.parameters()[static_cast<size_t>(i)].name;
 }
 

@@ -17,13 +17,16 @@ class Optimizer {
     /// in all later calls.
     void update(Stream& stream, AdamWStep args, float scale, float clip);
 
-    /// The device's view of the last update; on the CPU valid at once.
-    const StepState& state() const { return *state_; }
+    /// What the last update decided, in the device's memory.
+    const StepState* state_on_device() const { return state_; }
+    /// The same for the host, behind all work on the device.
+    StepState state() const;
     /// Name of the first parameter whose gradient was not finite.
-    std::string bad_parameter() const;
+    std::string bad_parameter(const StepState& state) const;
 
   private:
     ParameterStore& parameters_;
+    Device device_;
     std::vector<NormSegment> norm_segments_;
     std::vector<AdamWSegment> adamw_segments_;
     std::vector<int64_t> partial_counts_;

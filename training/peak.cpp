@@ -2,16 +2,20 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <vector>
 
+#include "kernels/copy.h"
 #include "kernels/linear.h"
 #include "kernels/memory.h"
+#include "kernels/random.h"
 
 namespace train_gpt {
 
-double measure_peak_flops(const Device& device, DType dtype) {
-    constexpr int64_t n = 1024;
-    Stream stream{.device = device};
+namespace {
+
+/// FLOP/s of n×n×n products of random matrices.
+double product_rate(const Device& device, DType dtype, int64_t n) {
+    Stream stream(device);
     const auto matrices = [&](Arena& arena, Tensor (&m)[3]) {
         for (Tensor& t : m) t = arena.tensor(dtype, {n, n}, Purpose::workspaces);
         stream.scratch_bytes = linear_scratch_bytes(device, dtype, n, n, n);
@@ -22,7 +26,12 @@ double measure_peak_flops(const Device& device, DType dtype) {
     matrices(plan, m);
     Arena arena(device, plan);
     matrices(arena, m);
-    for (Tensor& t : m) std::memset(t.data, 0, t.bytes());
+    // Random numbers, since zeros switch few transistors and are multiplied faster where power is the limit.
+    std::vector<float> values(static_cast<size_t>(n * n));
+    RandomStream(0, RandomPurpose::synthetic, 0, 0).fill_normal(values.data(), n * n, 1.0f);
+    const std::vector<bf16> rounded = dtype == DType::bf16 ? std::vector<bf16>(values.begin(), values.end()) : std::vector<bf16>();
+    const void* data = dtype == DType::bf16 ? static_cast<const void*>(rounded.data()) : values.data();
+    for (const Tensor& t : {m[1], m[2]}) copy_now(device, t.data, data, t.bytes());
 
     // A young process's threads may share one core until the scheduler has spread them: on until nothing gets faster.
     using Clock = std::chrono::steady_clock;
@@ -36,11 +45,22 @@ double measure_peak_flops(const Device& device, DType dtype) {
     while (seconds_since(improved) < patience && seconds_since(start) < limit) {
         const auto before = Clock::now();
         linear_forward(stream, {.out = m[0], .x = m[1], .w = m[2]});
+        stream.synchronize();
         const double rate = 2.0 * n * n * n / seconds_since(before);
         if (rate > 1.02 * best) improved = Clock::now();
         best = std::max(best, rate);
     }
     return best;
+}
+
+}  // namespace
+
+double measure_peak_flops(const Device& device, DType dtype) {
+    constexpr int64_t small = 1024, large = 8192;
+    const double rate = product_rate(device, dtype, small);
+    // A product that takes less than a millisecond does not fill the device.
+    constexpr double seconds = 1e-3;
+    return 2.0 * small * small * small / rate < seconds && device.is_cuda() ? product_rate(device, dtype, large) : rate;
 }
 
 }  // namespace train_gpt

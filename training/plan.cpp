@@ -53,6 +53,41 @@ Arena plan_memory(const Config& config, const GPTShape& shape, DType dtype, Reco
     return plan;
 }
 
+Recompute resolve_recompute(const Config& config, const GPTShape& shape, DType dtype, const Device& device) {
+    if (config.precision.recompute != "auto") return recompute_from(config.precision.recompute);
+    const uint64_t available = memory_available(device);
+    for (const Recompute level : recompute_levels)
+        if (plan_memory(config, shape, dtype, level, device).total_bytes() <= available) return level;
+    return Recompute::block;
+}
+
+std::string change_that_fits(const Config& config, const GPTShape& shape, DType dtype, const Device& device,
+                             uint64_t available) {
+    const auto fits = [&](const Config& changed, Recompute level) {
+        return plan_memory(changed, shape, dtype, level, device).total_bytes() <= available;
+    };
+    for (const Recompute level : recompute_levels)
+        if (fits(config, level))
+            return formatted("precision.recompute=%s fits", name_of(level));
+    // The step must stay whole micro-batches: smaller ones divide the present one.
+    Config smaller = config;
+    for (int& B = smaller.batch.micro_batch; --B > 0;) {
+        if (config.batch.micro_batch % B != 0) continue;
+        for (const Recompute level : recompute_levels)
+            if (fits(smaller, level))
+                return formatted("batch.micro_batch=%d with precision.recompute=%s fits", B, name_of(level));
+    }
+    return "no micro-batch of this model fits; take a smaller model or a shorter batch.sequence_length";
+}
+
+Arena allocate(const Arena& plan, const Config& config, const GPTShape& shape, DType dtype) {
+    try {
+        return allocate(plan);
+    } catch (const Error& error) {
+        throw Error(error.what(), "  ", change_that_fits(config, shape, dtype, plan.device(), memory_available(plan.device())));
+    }
+}
+
 Arena allocate(const Arena& plan) {
     try {
         return Arena(plan.device(), plan);
@@ -129,16 +164,14 @@ std::string plan_report(const Config& config, const Device& device, int world) {
             row(name_of(purpose), [&](const Arena& plan) { return plan.bytes(purpose); });
     }
     row("total", [](const Arena& plan) { return plan.total_bytes(); });
-    const uint64_t available = cpu_info().memory_available;
-    const size_t chosen =
-        plans[static_cast<size_t>(recompute_from(config.precision.recompute))].total_bytes();
-    report += formatted("\nprecision.recompute = %s: %s of %s available here%s\n",
-                        config.precision.recompute.c_str(), format_bytes(chosen).c_str(),
-                        format_bytes(available).c_str(),
-                        chosen > available
-                            ? ": DOES NOT FIT; lower batch.micro_batch or raise precision.recompute"
-                            : "");
-    return report;
+    const uint64_t available = memory_available(device);
+    const Recompute level = resolve_recompute(config, shape, dtype, device);
+    const size_t chosen = plans[static_cast<size_t>(level)].total_bytes();
+    report += formatted("\nprecision.recompute = %s: %s of %s available here", name_of(level), format_bytes(chosen).c_str(),
+                        format_bytes(available).c_str());
+    if (chosen > available)
+        report += ": DOES NOT FIT; " + change_that_fits(config, shape, dtype, device, available);
+    return report + "\n";
 }
 
 }  // namespace train_gpt

@@ -19,6 +19,16 @@ DType resolve_dtype(const std::string& wanted, const Device& device);
 Arena plan_memory(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute,
                   const Device& device);
 
+/// precision.recompute, and for "auto" the least recomputation whose plan fits into the device's memory as it is now; the most
+/// where none fits.
+Recompute resolve_recompute(const Config& config, const GPTShape& shape, DType dtype, const Device& device);
+
+/// The smallest change to the configuration with which it fits into `available` bytes, as a sentence.
+std::string change_that_fits(const Config& config, const GPTShape& shape, DType dtype, const Device& device, uint64_t available);
+
+/// The memory of a run's plan. Where there is not enough, the Error says what takes how much and what would fit.
+Arena allocate(const Arena& plan, const Config& config, const GPTShape& shape, DType dtype);
+
 /// The memory of a plan. Where there is not enough, the Error says what takes how much.
 Arena allocate(const Arena& plan);
 

@@ -1,6 +1,9 @@
 #include "training/trainer.h"
 
 #include <algorithm>
+#include <cassert>
+
+#include "kernels/copy.h"
 
 namespace train_gpt {
 
@@ -23,7 +26,7 @@ LoaderOptions loader_options(const Config& config, int64_t first_step) {
 }
 
 Trainer::Trainer(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute, Arena& arena)
-    : stream{.device = arena.device()},
+    : stream(arena.device(), arena.is_counting()),
       parameters(arena, gpt_parameters(shape), dtype, ParameterStore::Use::training),
       model(shape,
             {.B = config.batch.micro_batch,
@@ -32,15 +35,34 @@ Trainer::Trainer(const Config& config, const GPTShape& shape, DType dtype, Recom
              .use = ParameterStore::Use::training},
             parameters, arena),
       generator(shape, parameters, arena),
-      optimizer(parameters, arena) {
+      optimizer(parameters, arena),
+      feed(arena, config.batch.micro_batch, config.sequence_length()),
+      evaluation_batch(arena, config.batch.micro_batch, config.sequence_length()),
+      outcomes(arena) {
     stream.scratch_bytes = std::max(model.scratch_bytes(), generator.scratch_bytes());
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     loss_sum = static_cast<double*>(arena.take(sizeof(double), Purpose::workspaces));
     loader_memory = arena.take(TrainLoader::buffer_bytes(loader_options(config, 0)), Purpose::staging);
-    const size_t batch_tokens = static_cast<size_t>(config.batch.micro_batch) *
-                                static_cast<size_t>(config.sequence_length());
-    evaluation_batch.tokens = static_cast<int32_t*>(arena.take(batch_tokens * sizeof(int32_t), Purpose::staging));
-    evaluation_batch.targets = static_cast<int32_t*>(arena.take(batch_tokens * sizeof(int32_t), Purpose::staging));
+}
+
+OutcomeQueue::OutcomeQueue(Arena& arena)
+    : outcomes_(static_cast<StepOutcome*>(arena.take(capacity * sizeof(StepOutcome), Purpose::staging))) {
+    if (arena.is_counting()) return;
+    for (Event& event : arrived_) event = Event(arena.device());
+}
+
+void OutcomeQueue::push(Stream& stream, const StepState* state, const double* loss_sum) {
+    assert(pushed_ - popped_ < capacity);
+    StepOutcome& to = outcomes_[pushed_ % capacity];
+    copy(stream, &to.state, state, sizeof *state);
+    copy(stream, &to.loss_sum, loss_sum, sizeof *loss_sum);
+    arrived_[pushed_++ % capacity].record(stream);
+}
+
+StepOutcome OutcomeQueue::pop() {
+    assert(popped_ < pushed_);
+    arrived_[popped_ % capacity].wait();
+    return outcomes_[popped_++ % capacity];
 }
 
 }  // namespace train_gpt

@@ -4,13 +4,38 @@
 #include <memory>
 
 #include "dataloader/loader.h"
+#include "kernels/adamw.h"
 #include "model/generator.h"
 #include "model/gpt.h"
+#include "training/batch_feed.h"
 #include "training/config.h"
 #include "training/evaluation.h"
 #include "training/optimizer.h"
 
 namespace train_gpt {
+
+/// What the device found out in a step.
+struct StepOutcome {
+    StepState state;
+    double loss_sum = 0;  // nats, over the tokens of the step
+};
+
+/// Outcomes of steps on their way to the host, which may be a step ahead of the device.
+class OutcomeQueue {
+  public:
+    explicit OutcomeQueue(Arena& arena);
+    /// Enqueues the copy of a step's outcome. At most `capacity` outcomes may be on their way.
+    void push(Stream& stream, const StepState* state, const double* loss_sum);
+    /// Waits for the oldest.
+    StepOutcome pop();
+
+    static constexpr int capacity = 2;
+
+  private:
+    StepOutcome* outcomes_ = nullptr;  // [capacity] in host memory
+    Event arrived_[capacity];
+    int64_t pushed_ = 0, popped_ = 0;
+};
 
 struct Trainer {
     /// vocab_size: config.model.vocab_size, or the tokenizer's where that is 0.
@@ -21,10 +46,11 @@ struct Trainer {
     GPT model;
     Generator generator;
     Optimizer optimizer;
+    BatchFeed feed;
+    EvaluationBatch evaluation_batch;
+    OutcomeQueue outcomes;
     void* loader_memory = nullptr;  // TrainLoader's ring of batches
-    double* loss_sum = nullptr;     // nats, over the tokens of a step
-
-    EvaluationBatch evaluation_batch;  // each [B, T]
+    double* loss_sum = nullptr;     // in the device's memory: nats, over the tokens of a step
 };
 
 GPTShape shape_of(const Config& config, int64_t vocab_size);

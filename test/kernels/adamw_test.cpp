@@ -71,7 +71,7 @@ Norm norm_of(const Parameters& parameters, float scale, float clip) {
                             norm.partials.data() + first});
         first += norm.counts[i];
     }
-    CpuStream stream;
+    TestStream stream;
     norm_partials(stream, segments);
     finish_norm(stream, &norm.state, norm.partials.data(), norm.counts, scale, clip);
     return norm;
@@ -141,7 +141,7 @@ TEST_CASE(
 
         // A later, sound norm changes neither.
         std::fill(norm.partials.begin(), norm.partials.end(), 1.0);
-        CpuStream stream;
+        TestStream stream;
         finish_norm(stream, &norm.state, norm.partials.data(), norm.counts, 1, 1);
         CHECK(norm.state.stop == 1);
         CHECK(norm.state.bad_segment == static_cast<int32_t>(first));
@@ -174,7 +174,7 @@ TEST_CASE(
             parameters.new_gradients(0.1f);
             const Norm norm = norm_of(parameters, 0.25f, 0.5f);
             args.state = &norm.state;
-            CpuStream stream;
+            TestStream stream;
             adamw(stream, parameters.segments(), args);
 
             const double lr = args.learning_rate, beta1 = args.beta1, beta2 = args.beta2,
@@ -254,7 +254,7 @@ TEST_CASE("norms and adamw give the same bits whatever the number of threads") {
             next += counts.back();
         }
         StepState state;
-        CpuStream stream;
+        TestStream stream;
         norm_partials(stream, norm_segments);
         finish_norm(stream, &state, partials.data(), counts, 1, 1);
         adamw(stream, segments,

@@ -80,7 +80,7 @@ TEST_CASE("open_device takes auto and cpu, and says why others cannot be used") 
 }
 
 TEST_CASE("a stream with too little scratch memory is an error that says how much is missing") {
-    CpuStream owner(100);
+    TestStream owner(100);
     Stream& stream = owner;
     CHECK(stream.scratch_for<float>(100) == stream.scratch);
     CHECK(message_of([&] { stream.scratch_for<float>(2048); }).find("2.00 KiB") !=

@@ -41,7 +41,7 @@ TEST_CASE("embedding forward adds the token's and the position's row, rounded on
             CAPTURE(name_of(dtype), p.B, p.T, p.C, documents);
             const Buffer wte(dtype, {p.padded, p.C}, p.wte), wpe(dtype, {p.n_ctx, p.C}, p.wpe);
             const Buffer out(dtype, {p.B, p.T, p.C});
-            CpuStream stream;
+            TestStream stream;
             embedding_forward(stream, {.out = out,
                                        .tokens = p.tokens.data(),
                                        .wte = wte,
@@ -64,7 +64,7 @@ TEST_CASE("embedding forward continues at first_position") {
     const Problem p;
     const Buffer wte(DType::fp32, {p.padded, p.C}, p.wte), wpe(DType::fp32, {p.n_ctx, p.C}, p.wpe);
     const Buffer whole(DType::fp32, {1, p.T, p.C}), last(DType::fp32, {1, 1, p.C});
-    CpuStream stream;
+    TestStream stream;
     embedding_forward(stream, {.out = whole, .tokens = p.tokens.data(), .wte = wte, .wpe = wpe});
     embedding_forward(stream, {.out = last,
                                .tokens = p.tokens.data() + p.T - 1,
@@ -106,7 +106,7 @@ TEST_CASE(
                     wpe_plain[position] += static_cast<float>(gradient);
                 }
             }
-            CpuStream stream(embedding_scratch_bytes({}, p.B * p.T, p.padded));
+            TestStream stream(embedding_scratch_bytes({}, p.B * p.T, p.padded));
             embedding_backward(stream, {.dwte = dwte.sink(random_int(0, 1) == 1),
                                         .dwpe = dwpe.sink(accumulate),
                                         .dout = dout,
@@ -128,7 +128,7 @@ TEST_CASE("embedding backward gives the same bits whatever the number of threads
         check_thread_independence([&] {
             const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte),
                 dwpe(DType::fp32, {p.n_ctx, p.C});
-            CpuStream stream(embedding_scratch_bytes({}, p.B * p.T, p.padded));
+            TestStream stream(embedding_scratch_bytes({}, p.B * p.T, p.padded));
             embedding_backward(stream, {.dwte = dwte.sink(true),
                                         .dwpe = dwpe.sink(false),
                                         .dout = dout,

@@ -32,7 +32,7 @@ TEST_CASE("gelu in fp32 is within 1.5e-7 of |x|") {
     const std::vector<float> values = interesting_values();
     const Buffer x(DType::fp32, {static_cast<int64_t>(values.size())}, values);
     const Buffer out(DType::fp32, {static_cast<int64_t>(values.size())});
-    CpuStream stream;
+    TestStream stream;
     gelu_forward(stream, out, x);
     double worst = 0;
     bool finite = true;
@@ -53,7 +53,7 @@ TEST_CASE("gelu of every finite bf16 is rounded correctly up to the fp32 error")
     }
     const Buffer x(DType::bf16, {static_cast<int64_t>(values.size())}, values);
     const Buffer out(DType::bf16, {static_cast<int64_t>(values.size())});
-    CpuStream stream;
+    TestStream stream;
     gelu_forward(stream, out, x);
     int wrong = 0;
     for (size_t i = 0; i < values.size(); ++i) {
@@ -70,7 +70,7 @@ TEST_CASE("gelu may overwrite its input, for any number of elements") {
         for (DType dtype : {DType::fp32, DType::bf16}) {
             const std::vector<float> values = random_normal(static_cast<size_t>(n), 2.0f);
             const Buffer x(dtype, {n}, values), out(dtype, {n});
-            CpuStream stream;
+            TestStream stream;
             gelu_forward(stream, out, x);
             gelu_forward(stream, x, x);
             CHECK((x.bytes() == out.bytes()));

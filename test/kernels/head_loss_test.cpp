@@ -87,7 +87,7 @@ struct Outputs {
 void run(const Problem& p, const Outputs& out, int64_t chunk, bool backward,
          bool accumulate = false) {
     const Buffer logits(p.dtype, {chunk, p.Vp});
-    CpuStream stream(head_loss_scratch_bytes({}, p.dtype, chunk, p.Vp, p.C));
+    TestStream stream(head_loss_scratch_bytes({}, p.dtype, chunk, p.Vp, p.C));
     head_loss(stream, {.x = p.x,
                        .w = p.w,
                        .logits = logits,
@@ -237,7 +237,7 @@ TEST_CASE(
 
         // Columns beyond those of a half are left poisoned: nothing may read them.
         std::unique_ptr<Buffer> halves[2], stats[2];
-        CpuStream stream;
+        TestStream stream;
         for (int half : {0, 1}) {
             halves[half] =
                 std::make_unique<Buffer>(dtype, std::initializer_list<int64_t>{R, widths[half]});
@@ -307,7 +307,7 @@ TEST_CASE("large and infinite logits give finite losses, and a NaN among them sh
         std::vector<float> z(V, 0.0f);
         z[5] = special;
         const Buffer logits(DType::fp32, {1, V}, z), stats(DType::fp32, {1, 3});
-        CpuStream stream;
+        TestStream stream;
         softmax_stats(stream, stats, logits, &target, 0, V);
         return std::log(stats[1]) + stats[0] - stats[2];
     };
@@ -321,7 +321,7 @@ TEST_CASE("head_logits are the products with the vocabulary, without its padding
     for (DType dtype : {DType::fp32, DType::bf16}) {
         const Problem p(dtype);
         const Buffer out(DType::fp32, {p.R, p.V}), scratch(dtype, {p.R, p.Vp});
-        CpuStream stream(head_loss_scratch_bytes({}, dtype, p.R, p.Vp, p.C));
+        TestStream stream(head_loss_scratch_bytes({}, dtype, p.R, p.Vp, p.C));
         head_logits(stream, out, p.x, p.w, scratch);
         std::vector<double> exact;
         std::vector<double> plain;
@@ -352,14 +352,14 @@ TEST_CASE(
         targets.push_back(static_cast<int32_t>(random_int(-1, V - 1)));
     check_thread_independence([&] {
         const Buffer logits(DType::bf16, {R, V}, z), stats(DType::fp32, {R, 3});
-        CpuStream stream;
+        TestStream stream;
         softmax_stats(stream, stats, logits, targets.data(), 0, V);
         softmax_backward(stream, logits, stats, targets.data(), 0, V);
         return logits.bytes() + stats.bytes();
     });
     double total = std::numeric_limits<double>::quiet_NaN(), expected = 0;
     for (float value : z) expected += static_cast<double>(value);
-    CpuStream stream;
+    TestStream stream;
     accumulate_loss(stream, &total, z.data(), static_cast<int64_t>(z.size()), false);
     CHECK(std::abs(total - expected) <= 1e-9);
     accumulate_loss(stream, &total, z.data(), static_cast<int64_t>(z.size()), true);

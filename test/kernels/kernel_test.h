@@ -1,4 +1,5 @@
-// What the tests of kernels share: owned tensors that start poisoned, a CPU stream, and error bounds that come from the dtype.
+// What the tests of kernels share: the device they run on, owned tensors that start poisoned, a stream, and error bounds
+// that come from the dtype.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -13,17 +14,17 @@
 #include "kernels/device.h"
 #include "kernels/tensor.h"
 #include "test/catch.h"
+#include "test/kernels/test_device.h"
 #include "test/random.h"
 
 namespace train_gpt {
 
-/// A tensor that owns its memory. Without values its bytes are all ones: a NaN in both floating dtypes.
+/// A tensor that owns its memory on the device under test, where the host can read and write it too. Without values its
+/// bytes are all ones: a NaN in both floating dtypes. Reading waits for the device.
 class Buffer {
   public:
-    Buffer(DType dtype, std::initializer_list<int64_t> shape) : tensor_(nullptr, dtype, shape) {
-        bytes_.assign(tensor_.bytes() + 64, 0xff);
-        auto address = reinterpret_cast<uintptr_t>(bytes_.data());
-        tensor_.data = bytes_.data() + (64 - address % 64) % 64;
+    Buffer(DType dtype, std::initializer_list<int64_t> shape) : tensor_(nullptr, dtype, shape), memory_(tensor_.bytes()) {
+        tensor_.data = memory_.data();
     }
     Buffer(DType dtype, std::initializer_list<int64_t> shape, const std::vector<float>& values)
         : Buffer(dtype, shape) {
@@ -38,6 +39,7 @@ class Buffer {
     GradientSink sink(bool accumulate) const { return {tensor_.data, tensor_.dtype, accumulate}; }
     template <class T>
     T* as() const {
+        memory_.settle();
         return tensor_.as<T>();
     }
 
@@ -49,34 +51,41 @@ class Buffer {
         }
     }
     double operator[](size_t i) const {
-        return tensor_.dtype == DType::bf16 ? to_float(tensor_.as<bf16>()[i])
-                                            : tensor_.as<float>()[i];
+        memory_.settle();
+        return stored(i);
     }
     /// The elements as stored, exactly.
     std::vector<double> values() const {
+        memory_.settle();
         std::vector<double> result(static_cast<size_t>(tensor_.numel()));
-        for (size_t i = 0; i < result.size(); ++i) result[i] = (*this)[i];
+        for (size_t i = 0; i < result.size(); ++i) result[i] = stored(i);
         return result;
     }
-    std::string bytes() const { return {static_cast<const char*>(tensor_.data), tensor_.bytes()}; }
+    std::string bytes() const {
+        memory_.settle();
+        return {static_cast<const char*>(tensor_.data), tensor_.bytes()};
+    }
 
   private:
-    std::vector<unsigned char> bytes_;
+    double stored(size_t i) const {
+        return tensor_.dtype == DType::bf16 ? to_float(tensor_.as<bf16>()[i]) : tensor_.as<float>()[i];
+    }
+
     Tensor tensor_;
+    TestMemory memory_;
 };
 
-/// A CPU stream with exactly so much scratch, poisoned.
-class CpuStream {
+/// A stream on the device under test with exactly so much scratch, poisoned.
+class TestStream {
   public:
-    explicit CpuStream(size_t scratch_bytes = 0)
-        : scratch_(DType::fp32, {static_cast<int64_t>(scratch_bytes / 4 + 1)}) {
-        stream_.scratch = scratch_.tensor().data;
+    explicit TestStream(size_t scratch_bytes = 0) : scratch_(scratch_bytes), stream_(test_device()) {
+        stream_.scratch = scratch_.data();
         stream_.scratch_bytes = scratch_bytes;
     }
     operator Stream&() { return stream_; }
 
   private:
-    Buffer scratch_;
+    TestMemory scratch_;
     Stream stream_;
 };
 
@@ -119,7 +128,8 @@ inline void check_accuracy(const std::string& what, DType dtype, const std::vect
     CHECK(ours_worst <= 2.5 * plain_worst + 2 * rounding * largest);
 }
 
-/// run() gives the bytes of all results; they must be the same with teams of 1, 2, 3 and 7 threads.
+/// run() gives the bytes of all results; they must be the same with teams of 1, 2, 3 and 7 threads, and on CUDA in
+/// repeated runs.
 inline void check_thread_independence(const std::function<std::string()>& run) {
     const int threads_before = omp_get_max_threads();
     omp_set_num_threads(1);

@@ -79,7 +79,7 @@ Results textbook(const Problem& p, bool store) {
 }
 
 void run_forward(const Problem& p, const Buffer& out, const Buffer& stats) {
-    CpuStream stream;
+    TestStream stream;
     layernorm_forward(
         stream, {.out = out, .stats = stats, .x = p.x, .w = p.w, .b = p.b, .epsilon = p.epsilon});
 }
@@ -119,7 +119,7 @@ TEST_CASE("layernorm forward without statistics gives the same output") {
     const Buffer with(p.dtype, {p.M, p.C}), without(p.dtype, {p.M, p.C}),
         stats(DType::fp32, {p.M, 2});
     run_forward(p, with, stats);
-    CpuStream stream;
+    TestStream stream;
     layernorm_forward(
         stream, {.out = without, .stats = {}, .x = p.x, .w = p.w, .b = p.b, .epsilon = p.epsilon});
     CHECK((with.bytes() == without.bytes()));
@@ -148,7 +148,7 @@ TEST_CASE(
             const auto dw = gradient(), db = gradient(), dbias = gradient();
             const Buffer poisoned(dtype, {p.M, p.C});
             const Tensor dres = p.overwrite_dres ? poisoned : p.dres;
-            CpuStream stream(layernorm_scratch_bytes({}, p.M, p.C));
+            TestStream stream(layernorm_scratch_bytes({}, p.M, p.C));
             layernorm_backward(stream, {.dres = dres,
                                         .dw = dw->sink(accumulate),
                                         .db = db->sink(accumulate),
@@ -190,7 +190,7 @@ TEST_CASE("layernorm backward matches the numerical gradient along random direct
         const Buffer out(DType::fp32, {M, C}), stats(DType::fp32, {M, 2});
         run_forward(p, out, stats);
         const Buffer dx(DType::fp32, {M, C}), dw(DType::fp32, {C}), db(DType::fp32, {C});
-        CpuStream stream(layernorm_scratch_bytes({}, M, C));
+        TestStream stream(layernorm_scratch_bytes({}, M, C));
         layernorm_backward(stream, {.dres = dx,
                                     .dw = dw.sink(false),
                                     .db = db.sink(false),
@@ -240,7 +240,7 @@ TEST_CASE("layernorm gives the same bits whatever the number of threads") {
                 dres(dtype, {p.M, p.C}, before);
             const Buffer dw(DType::fp32, {p.C}), db(DType::fp32, {p.C}), dbias(DType::fp32, {p.C});
             run_forward(p, out, stats);
-            CpuStream stream(layernorm_scratch_bytes({}, p.M, p.C));
+            TestStream stream(layernorm_scratch_bytes({}, p.M, p.C));
             layernorm_backward(stream, {.dres = dres,
                                         .dw = dw.sink(false),
                                         .db = db.sink(false),

@@ -139,7 +139,7 @@ TEST_CASE("linear forward with each epilogue is as accurate as a plain loop") {
                 single = stored_as(p.dtype, single);
                 for_each_library([&] {
                     const Buffer out(p.dtype, {p.M, p.N});
-                    CpuStream stream(p.scratch_bytes());
+                    TestStream stream(p.scratch_bytes());
                     LinearForward args{out, p.x, p.w};
                     if (bias) args.bias = p.bias;
                     if (residual) args.residual = p.residual;
@@ -162,7 +162,7 @@ TEST_CASE("linear forward with GELU keeps the preactivation and takes GELU of wh
         }
         for_each_library([&] {
             const Buffer out(p.dtype, {p.M, p.N}), preact(p.dtype, {p.M, p.N});
-            CpuStream stream(p.scratch_bytes());
+            TestStream stream(p.scratch_bytes());
             LinearForward args{out, p.x, p.w, p.bias};
             args.preact = preact;
             linear_forward(stream, args);
@@ -201,7 +201,7 @@ TEST_CASE(
         sloped_plain = stored_as(p.dtype, sloped_plain);
         for_each_library([&] {
             const Buffer dx(p.dtype, {p.M, p.K}), dpreact(p.dtype, {p.M, p.K});
-            CpuStream stream(p.scratch_bytes());
+            TestStream stream(p.scratch_bytes());
             linear_backward_input(stream, {dx, p.dy, p.w});
             check_accuracy("dx", p.dtype, dx.values(), plain, reference);
             linear_backward_input(stream, {dpreact, p.dy, p.w, p.input_preact});
@@ -232,7 +232,7 @@ TEST_CASE("linear backward of weight and bias overwrites or accumulates in fp32"
             }
         };
         for_each_library([&] {
-            CpuStream stream(p.scratch_bytes());
+            TestStream stream(p.scratch_bytes());
             const Buffer dw(DType::fp32, {p.N, p.K}), db(DType::fp32, {p.N});
             linear_backward_weight(stream, {dw.sink(false), p.x, p.dy, db.sink(false)});
             check_accuracy("dw", DType::fp32, dw.values(), rounded_to_float(dw_plain), dw_exact);
@@ -276,7 +276,7 @@ TEST_CASE("two linear layers with GELU between them match their numerical gradie
         const float w_stddev = 1.0f / std::sqrt(static_cast<float>(C));
         const auto x = make(M, C, 1), w1 = make(F, C, w_stddev), b1 = make(1, F, 1),
                    w2 = make(C, F, w_stddev), b2 = make(1, C, 1), g = make(M, C, 1);
-        CpuStream stream(std::max(linear_scratch_bytes({}, DType::fp32, M, F, C),
+        TestStream stream(std::max(linear_scratch_bytes({}, DType::fp32, M, F, C),
                                   linear_scratch_bytes({}, DType::fp32, M, C, F)));
         const Buffer preact(DType::fp32, {M, F}), hidden(DType::fp32, {M, F}),
             out(DType::fp32, {M, C});
@@ -339,7 +339,7 @@ TEST_CASE("a linear layer gives the same bits when it is run again") {
             const Layer p(dtype, random_int(1, 300), random_int(1, 300), random_int(1, 300));
             CAPTURE(name, name_of(dtype), p.M, p.N, p.K);
             const auto run = [&] {
-                CpuStream stream(p.scratch_bytes());
+                TestStream stream(p.scratch_bytes());
                 const Buffer out(dtype, {p.M, p.N}), preact(dtype, {p.M, p.N}),
                     dx(dtype, {p.M, p.K});
                 const Buffer dw(DType::fp32, {p.N, p.K}), db(DType::fp32, {p.N});
@@ -362,7 +362,7 @@ TEST_CASE(
         const Layer p(dtype, random_int(2, 300), random_int(1, 300), random_int(300, 900));
         const int64_t cut = random_int(1, p.M - 1);
         CAPTURE(name_of(dtype), p.M, p.N, p.K, cut);
-        CpuStream stream(p.scratch_bytes());
+        TestStream stream(p.scratch_bytes());
         const Buffer whole(dtype, {p.M, p.N}), parts(dtype, {p.M, p.N});
         linear_forward(stream, {whole, p.x, p.w, p.bias, p.residual, {}});
         for (const auto& [first, count] : {std::pair{int64_t{0}, cut}, std::pair{cut, p.M - cut}}) {
@@ -383,7 +383,7 @@ TEST_CASE("scratch for M rows serves every smaller number of rows") {
             const Library library(name);
             const int64_t most = random_int(1025, 1100), N = random_int(1, 40),
                           K = random_int(1, 40);
-            CpuStream stream(linear_scratch_bytes({}, dtype, most, N, K));
+            TestStream stream(linear_scratch_bytes({}, dtype, most, N, K));
             for (int64_t M :
                  {most, int64_t{1025}, int64_t{1024}, random_int(1, 1024), int64_t{1}}) {
                 const Layer p(dtype, M, N, K);
@@ -402,7 +402,7 @@ TEST_CASE("scratch for M rows serves every smaller number of rows") {
 
 TEST_CASE("the automatic choice of a matrix product serves rows a page apart") {
     const Layer p(DType::fp32, random_int(1, 40), random_int(1, 40), 1024);
-    CpuStream stream(p.scratch_bytes());
+    TestStream stream(p.scratch_bytes());
     const Buffer dx(p.dtype, {p.M, p.K}), dw(p.dtype, {p.N, p.K});
     linear_backward_input(stream, {dx, p.dy, p.w});
     check_accuracy("dx", p.dtype, dx.values(),

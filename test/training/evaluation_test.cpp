@@ -53,13 +53,21 @@ TinyModel random_model(int64_t vocab_size, int B, int T, uint64_t seed) {
     return model;
 }
 
+/// A batch with its memory.
 struct Batch {
     explicit Batch(const TinyModel& model)
-        : tokens(static_cast<size_t>(model.model->options().B * model.model->options().T)),
-          targets(tokens.size()) {}
-    operator EvaluationBatch() { return {tokens.data(), targets.data()}; }
+        : arena(model.stream.device, planned(model)), batch(arena, model.model->options().B, model.model->options().T) {}
+    operator const EvaluationBatch&() { return batch; }
 
-    std::vector<int32_t> tokens, targets;
+  private:
+    static Arena planned(const TinyModel& model) {
+        Arena plan = Arena::counting(model.stream.device);
+        EvaluationBatch(plan, model.model->options().B, model.model->options().T);
+        return plan;
+    }
+
+    Arena arena;
+    EvaluationBatch batch;
 };
 
 /// −log of the probability of `token` behind what the generator was fed.

@@ -1,0 +1,87 @@
+// The CUDA device: what device.cpp, memory.cpp and copy.cpp hand on to, and, where nvcc compiles, what every X.cu stands
+// on: checked calls and the queue behind a Stream.
+#pragma once
+#ifdef TRAIN_GPT_CUDA
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "kernels/device.h"
+
+#ifdef __CUDACC__
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+
+#include "kernels/error.h"
+
+/// A call of the CUDA runtime; throws Error with the call's text, CUDA's reason and the place.
+#define CUDA_CHECK(call) ::train_gpt::cuda::check(call, #call, __FILE__, __LINE__)
+/// Behind every kernel launch.
+#define CUDA_CHECK_LAUNCH() CUDA_CHECK(cudaGetLastError())
+#endif
+
+namespace train_gpt::cuda {
+
+/// Why GPU `index` cannot be used, as the end of a sentence; empty when it can.
+std::string obstacle(int index);
+std::string device_name(const Device& device);
+std::string describe_devices();
+uint64_t memory_available(const Device& device);
+
+std::shared_ptr<Queue> open_queue(const Device& device);
+void synchronize(Stream& stream);
+std::shared_ptr<void> create_event(const Device& device);
+void record(void* event, Stream& stream);
+void wait(void* event);
+void hold(void* event, Stream& stream);
+
+/// Null when the device, or for pinned memory the host, has not enough.
+void* allocate(const Device& device, size_t bytes);
+void release(const Device& device, void* memory);
+void* allocate_pinned(const Device& device, size_t bytes);
+void release_pinned(void* memory);
+
+#ifdef __CUDACC__
+
+inline void check(cudaError_t status, const char* call, const char* file, int line) {
+    if (status == cudaSuccess) return;
+    throw Error(cudaGetErrorString(status), " (", cudaGetErrorName(status), "), reported by ", call, " at ", file, ":", line,
+                status == cudaErrorMemoryAllocation || status == cudaErrorInvalidValue
+                    ? ""
+                    : "; the GPU can do nothing more for this process: see dmesg for Xid messages, and start again "
+                      "from the last checkpoint");
+}
+
+/// What CUDA can tell about a device that kernels choose by.
+struct DeviceLimits {
+    int multiprocessors = 0;
+    int architecture = 0;  // 80, 90, …
+    size_t shared_bytes_per_block = 0;  // with opt-in
+    size_t l2_bytes = 0;
+};
+
+class Queue {
+  public:
+    explicit Queue(const Device& device);
+    ~Queue();
+    Queue(const Queue&) = delete;
+    Queue& operator=(const Queue&) = delete;
+
+    cudaStream_t stream() const { return stream_; }
+    cublasLtHandle_t cublas() const { return cublas_; }
+    const DeviceLimits& limits() const { return limits_; }
+
+  private:
+    cudaStream_t stream_ = nullptr;
+    cublasLtHandle_t cublas_ = nullptr;
+    DeviceLimits limits_;
+};
+
+inline cudaStream_t stream_of(const Stream& stream) { return stream.queue->stream(); }
+inline const DeviceLimits& limits_of(const Stream& stream) { return stream.queue->limits(); }
+
+#endif  // __CUDACC__
+
+}  // namespace train_gpt::cuda
+#endif  // TRAIN_GPT_CUDA

@@ -1,0 +1,104 @@
+// What CUDA kernels share: 16-byte packs of elements, conversions, sums over a warp and over a block in a fixed order.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "kernels/dtype.h"
+
+namespace train_gpt::cuda {
+
+constexpr int warp_size = 32;
+
+/// The device's own type for an element: float, or __nv_bfloat16 for train_gpt::bf16.
+template <class T>
+struct ElementOf {
+    using type = T;
+};
+template <>
+struct ElementOf<bf16> {
+    using type = __nv_bfloat16;
+};
+
+/// Calls f(float{}) or f(__nv_bfloat16{}): turns a run-time floating dtype into the device's type.
+template <class F>
+decltype(auto) with_element_type(DType dtype, F&& f) {
+    return dtype == DType::bf16 ? f(__nv_bfloat16{}) : f(float{});
+}
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+/// Rounds to nearest, ties to even.
+template <class T>
+__device__ __forceinline__ T from_float(float value) {
+    if constexpr (sizeof(T) == 2)
+        return __float2bfloat16_rn(value);
+    else
+        return value;
+}
+
+/// 16 bytes of elements, moved by one instruction. Addresses are multiples of 16 bytes.
+template <class T>
+struct alignas(16) Pack {
+    static constexpr int size = 16 / static_cast<int>(sizeof(T));
+    T values[size];
+
+    __device__ T& operator[](int i) { return values[i]; }
+    __device__ const T& operator[](int i) const { return values[i]; }
+
+    static __device__ __forceinline__ Pack load(const T* from) {
+        return from_bits(*reinterpret_cast<const uint4*>(from));
+    }
+    /// For data that no other block reads again soon: it goes first from the caches.
+    static __device__ __forceinline__ Pack load_streaming(const T* from) {
+        return from_bits(__ldcs(reinterpret_cast<const uint4*>(from)));
+    }
+    __device__ __forceinline__ void store(T* to) const { *reinterpret_cast<uint4*>(to) = bits(); }
+    __device__ __forceinline__ void store_streaming(T* to) const { __stcs(reinterpret_cast<uint4*>(to), bits()); }
+
+  private:
+    static __device__ __forceinline__ Pack from_bits(uint4 bits) {
+        Pack pack;
+        __builtin_memcpy(&pack, &bits, sizeof pack);
+        return pack;
+    }
+    __device__ __forceinline__ uint4 bits() const {
+        uint4 result;
+        __builtin_memcpy(&result, this, sizeof result);
+        return result;
+    }
+};
+
+/// Sum over the lanes of a full warp, the same in every lane.
+template <class T>
+__device__ __forceinline__ T warp_sum(T value) {
+#pragma unroll
+    for (int distance = warp_size / 2; distance > 0; distance /= 2)
+        value += __shfl_xor_sync(0xffffffffu, value, distance);
+    return value;
+}
+
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+    for (int distance = warp_size / 2; distance > 0; distance /= 2)
+        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, distance));
+    return value;
+}
+
+/// Sum over a block of whole warps, the same in every thread. `shared` holds one element per warp and may be used again
+/// after the next __syncthreads().
+template <class T>
+__device__ __forceinline__ T block_sum(T value, T* shared) {
+    value = warp_sum(value);
+    if (threadIdx.x % warp_size == 0) shared[threadIdx.x / warp_size] = value;
+    __syncthreads();
+    T total = 0;
+    for (unsigned warp = 0; warp < blockDim.x / warp_size; ++warp) total += shared[warp];
+    return total;
+}
+
+template <class T>
+constexpr T ceil_div(T a, T b) {
+    return (a + b - 1) / b;
+}
+
+}  // namespace train_gpt::cuda

@@ -1,0 +1,161 @@
+// The CUDA side of device.h and memory.h: finding a GPU that can be used, queues, events and memory.
+#include "kernels/cuda.h"
+
+#include <cstdio>
+
+namespace train_gpt::cuda {
+
+namespace {
+
+constexpr int oldest_architecture = 80;  // bf16 tensor cores, cp.async
+
+__global__ void probe() {}
+
+std::string version_text(int version) { return concat(version / 1000, ".", version % 1000 / 10); }
+
+int architecture_of(const cudaDeviceProp& properties) { return 10 * properties.major + properties.minor; }
+
+}  // namespace
+
+std::string obstacle(int index) {
+    int count = 0;
+    const cudaError_t status = cudaGetDeviceCount(&count);
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    cudaGetLastError();  // what was reported is answered here
+    if (status == cudaErrorInsufficientDriver)
+        return driver == 0 ? std::string("there is no NVIDIA driver here")
+                           : concat("the NVIDIA driver is too old: it speaks CUDA ", version_text(driver), ", this build needs ",
+                                    version_text(CUDART_VERSION), "; install a newer driver");
+    if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0)) return "there is no NVIDIA GPU here";
+    if (status != cudaSuccess) return concat("CUDA reports: ", cudaGetErrorString(status));
+    if (index >= count) return concat("GPU ", index, " was asked for, but there are only ", count);
+
+    cudaDeviceProp properties{};
+    if (const cudaError_t failure = cudaGetDeviceProperties(&properties, index); failure != cudaSuccess)
+        return concat("CUDA reports: ", cudaGetErrorString(failure));
+    const int architecture = architecture_of(properties);
+    if (architecture < oldest_architecture)
+        return concat("GPU ", index, " (", properties.name, ", sm_", architecture, ") is too old; sm_", oldest_architecture,
+                      " (Ampere) or newer is needed");
+    cudaFuncAttributes attributes{};
+    const cudaError_t image = [&] {
+        if (const cudaError_t failure = cudaSetDevice(index); failure != cudaSuccess) return failure;
+        return cudaFuncGetAttributes(&attributes, probe);
+    }();
+    cudaGetLastError();
+    if (image == cudaErrorNoKernelImageForDevice || image == cudaErrorInvalidDeviceFunction || image == cudaErrorUnsupportedPtxVersion)
+        return concat("this build has no kernels for GPU ", index, " (", properties.name, ", sm_", architecture,
+                      "); rebuild with make GPU_ARCHS=", architecture);
+    if (image != cudaSuccess) return concat("GPU ", index, " (", properties.name, ") does not start: ", cudaGetErrorString(image));
+    return "";
+}
+
+std::string device_name(const Device& device) {
+    cudaDeviceProp properties{};
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index));
+    return properties.name;
+}
+
+std::string describe_devices() {
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    std::string text = concat("CUDA    ", version_text(CUDART_VERSION), ", cuBLASLt ", cublasLtGetVersion(), ", driver ",
+                              driver ? version_text(driver) : "none", "\n");
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+    cudaGetLastError();
+    for (int i = 0; i < count; ++i) {
+        cudaDeviceProp p{};
+        if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
+        const std::string trouble = obstacle(i);
+        text += concat("GPU ", i, "   ", p.name, ", sm_", architecture_of(p), ", ", p.multiProcessorCount,
+                       " multiprocessors, ", p.totalGlobalMem >> 20, " MiB", trouble.empty() ? "" : ": " + trouble, "\n");
+    }
+    if (count == 0) text += "        no GPU: " + obstacle(0) + "\n";
+    return text;
+}
+
+uint64_t memory_available(const Device& device) {
+    CUDA_CHECK(cudaSetDevice(device.index));
+    size_t free = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return free;
+}
+
+Queue::Queue(const Device& device) {
+    CUDA_CHECK(cudaSetDevice(device.index));
+    cudaDeviceProp properties{};
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index));
+    limits_ = {.multiprocessors = properties.multiProcessorCount,
+               .architecture = architecture_of(properties),
+               .shared_bytes_per_block = properties.sharedMemPerBlockOptin,
+               .l2_bytes = static_cast<size_t>(properties.l2CacheSize)};
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    if (const cublasStatus_t status = cublasLtCreate(&cublas_); status != CUBLAS_STATUS_SUCCESS)
+        throw Error("cuBLASLt does not start: ", cublasLtGetStatusString(status));
+}
+
+// Errors were reported by the call before; a destructor has nobody to tell.
+Queue::~Queue() {
+    if (cublas_) cublasLtDestroy(cublas_);
+    if (stream_) cudaStreamDestroy(stream_);
+}
+
+std::shared_ptr<Queue> open_queue(const Device& device) { return std::make_shared<Queue>(device); }
+
+void synchronize(Stream& stream) { CUDA_CHECK(cudaStreamSynchronize(stream_of(stream))); }
+
+std::shared_ptr<void> create_event(const Device& device) {
+    CUDA_CHECK(cudaSetDevice(device.index));
+    cudaEvent_t event = nullptr;
+    CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    return {event, [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); }};
+}
+
+void record(void* event, Stream& stream) {
+    CUDA_CHECK(cudaEventRecord(static_cast<cudaEvent_t>(event), stream_of(stream)));
+}
+
+void wait(void* event) { CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(event))); }
+
+void hold(void* event, Stream& stream) {
+    CUDA_CHECK(cudaStreamWaitEvent(stream_of(stream), static_cast<cudaEvent_t>(event), 0));
+}
+
+namespace {
+
+/// An allocation's result; out of memory gives null, anything else that is wrong is an Error.
+void* or_null(cudaError_t status, void* memory) {
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        return nullptr;
+    }
+    CUDA_CHECK(status);
+    return memory;
+}
+
+}  // namespace
+
+void* allocate(const Device& device, size_t bytes) {
+    CUDA_CHECK(cudaSetDevice(device.index));
+    void* memory = nullptr;
+    const cudaError_t status = cudaMalloc(&memory, bytes);
+    return or_null(status, memory);
+}
+
+void release(const Device& device, void* memory) {
+    cudaSetDevice(device.index);
+    cudaFree(memory);
+}
+
+void* allocate_pinned(const Device& device, size_t bytes) {
+    CUDA_CHECK(cudaSetDevice(device.index));
+    void* memory = nullptr;
+    const cudaError_t status = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);
+    return or_null(status, memory);
+}
+
+void release_pinned(void* memory) { cudaFreeHost(memory); }
+
+}  // namespace train_gpt::cuda

@@ -1,0 +1,53 @@
+// The device a test runs on.
+#pragma once
+#include <cstddef>
+#include <vector>
+
+#include "kernels/device.h"
+
+namespace train_gpt {
+
+/// The CPU, and the first GPU (real or simulated) where there is one.
+const std::vector<Device>& test_devices();
+
+/// The device under test; the CPU outside of ON_EACH_DEVICE.
+const Device& test_device();
+
+/// While it lives, test_device() is this device.
+class DeviceUnderTest {
+  public:
+    explicit DeviceUnderTest(Device device);
+    ~DeviceUnderTest();
+    DeviceUnderTest(const DeviceUnderTest&) = delete;
+    DeviceUnderTest& operator=(const DeviceUnderTest&) = delete;
+};
+
+/// First line of a test case: runs the rest of it once on each device. The tag [cuda] selects such tests.
+#define ON_EACH_DEVICE()                                                                          \
+    const ::train_gpt::DeviceUnderTest device_under_test(                                         \
+        GENERATE(::Catch::Generators::from_range(::train_gpt::test_devices())));                  \
+    INFO("on " << (::train_gpt::test_device().is_cuda() ? "CUDA" : "the CPU"))
+
+/// True under the simulated CUDA device, where kernels run thousands of times slower: shapes must be small.
+bool device_is_simulated();
+
+/// Memory of the device under test that the host can use too, filled with ones (NaN). On CUDA it is managed memory of
+/// exactly this size, so that what is written behind it is found.
+class TestMemory {
+  public:
+    explicit TestMemory(size_t bytes);
+    ~TestMemory();
+    TestMemory(const TestMemory&) = delete;
+    TestMemory& operator=(const TestMemory&) = delete;
+
+    void* data() const { return data_; }
+    /// Returns when the device has done all work submitted to it.
+    void settle() const;
+
+  private:
+    Device device_;
+    void* data_ = nullptr;
+    std::vector<unsigned char> host_;
+};
+
+}  // namespace train_gpt
