@@ -30,6 +30,7 @@
 #include "training/run_folder.h"
 #include "training/sampling.h"
 #include "training/schedule.h"
+#include "training/step_profile.h"
 #include "training/trainer.h"
 
 namespace train_gpt {
@@ -180,6 +181,7 @@ int train(const CommandLine& line) {
     // Memory: all of it, now
     const Recompute recompute = resolve_recompute(config, shape, dtype, device);
     const double peak = measure_peak_flops(device, dtype);
+    StepProfile profile(device, line.profile, peak);
     const Arena plan = plan_memory(config, shape, dtype, recompute, device);
     Arena arena = allocate(plan, config, shape, dtype);
     Trainer run(config, shape, dtype, recompute, arena);
@@ -264,6 +266,11 @@ int train(const CommandLine& line) {
     };
     try {
         while (step < steps && ending == Ending::finished) {
+            if (profile.starts_before(step - first_step)) {
+                settle(0);
+                profile.start(run.stream);
+            }
+
             // One step: gradients of all micro-batches summed, then one update
             targets = 0;
             int i = 0;
@@ -292,9 +299,11 @@ int train(const CommandLine& line) {
             const bool evaluating = validation && due(config.evaluation.every);
             const bool sampling = vocabulary && due(config.sampling.every);
             const bool saving = due(config.checkpoint.every);
-            const bool pausing = evaluating || sampling || saving || step == line.stop_at;
+            const bool profiled = profile.ends_behind(step - first_step);
+            const bool pausing = evaluating || sampling || saving || profiled || step == line.stop_at;
             settle(pausing ? 0 : in_flight_at_most);
             if (ending == Ending::not_finite) break;
+            if (profiled) progress.say(profile.finish(run.stream));
             if (evaluating) evaluate_now();
             if (sampling)
                 print_samples(run, *vocabulary, config, static_cast<uint64_t>(step), 1, progress);

@@ -6,6 +6,7 @@
 #include <omp.h>
 
 #include "kernels/cuda_kernels.h"
+#include "kernels/profile.h"
 #include "kernels/lanes.h"
 
 namespace train_gpt {
@@ -66,6 +67,7 @@ void update(const AdamWSegment& segment, int64_t first, int64_t count, const Con
 }  // namespace
 
 void norm_partials(Stream& stream, std::span<const NormSegment> segments) {
+    const Profiled profiled(stream, work_of(segments));
     TRAIN_GPT_ON_CUDA(stream.device, norm_partials(stream, segments));
     for_each_block(segments, [](const NormSegment& segment, int64_t first, int64_t count) {
         const float* g = segment.gradient + first;
@@ -96,6 +98,7 @@ void finish_norm(Stream& stream, StepState* state, const double* partials, std::
 }
 
 void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWStep& args) {
+    const Profiled profiled(stream, work_of(segments));
     TRAIN_GPT_ON_CUDA(stream.device, adamw(stream, segments, args));
     if (args.state->stop) return;
     const double t = static_cast<double>(args.step);

@@ -37,6 +37,7 @@
 
 #include "kernels/cuda_kernels.h"
 #include "kernels/error.h"
+#include "kernels/profile.h"
 
 // Processors with AMX run the bf16 dot product at half the rate of fp32 multiply-adds; the others
 // at twice that rate.
@@ -1229,6 +1230,7 @@ size_t attention_scratch_bytes(const Device& device, const AttentionShape& shape
 }
 
 void attention_forward(Stream& stream, const AttentionForward& args) {
+    const Profiled profiled(stream, work_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, attention_forward(stream, args));
     const AttentionShape& shape = args.shape;
     check(shape, "attention_forward");
@@ -1266,6 +1268,7 @@ void attention_forward(Stream& stream, const AttentionForward& args) {
 }
 
 void attention_backward(Stream& stream, const AttentionBackward& args) {
+    const Profiled profiled(stream, work_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, attention_backward(stream, args));
     const AttentionShape& shape = args.shape;
     check(shape, "attention_backward");

@@ -31,10 +31,12 @@ uint64_t memory_available(const Device& device);
 
 std::shared_ptr<Queue> open_queue(const Device& device);
 void synchronize(Stream& stream);
-std::shared_ptr<void> create_event(const Device& device);
+std::shared_ptr<void> create_event(const Device& device, bool timing = false);
 void record(void* event, Stream& stream);
 void wait(void* event);
 void hold(void* event, Stream& stream);
+/// Waits for both, which were created with timing.
+double seconds_between(void* first, void* last);
 
 /// Null when the device, or for pinned memory the host, has not enough.
 void* allocate(const Device& device, size_t bytes);

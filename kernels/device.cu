@@ -106,10 +106,10 @@ std::shared_ptr<Queue> open_queue(const Device& device) { return std::make_share
 
 void synchronize(Stream& stream) { CUDA_CHECK(cudaStreamSynchronize(stream_of(stream))); }
 
-std::shared_ptr<void> create_event(const Device& device) {
+std::shared_ptr<void> create_event(const Device& device, bool timing) {
     CUDA_CHECK(cudaSetDevice(device.index));
     cudaEvent_t event = nullptr;
-    CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&event, timing ? cudaEventDefault : cudaEventDisableTiming));
     return {event, [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); }};
 }
 
@@ -121,6 +121,13 @@ void wait(void* event) { CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t
 
 void hold(void* event, Stream& stream) {
     CUDA_CHECK(cudaStreamWaitEvent(stream_of(stream), static_cast<cudaEvent_t>(event), 0));
+}
+
+double seconds_between(void* first, void* last) {
+    wait(last);
+    float milliseconds = 0;
+    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(first), static_cast<cudaEvent_t>(last)));
+    return 1e-3 * milliseconds;
 }
 
 namespace {

@@ -26,6 +26,8 @@ struct Device {
     bool operator==(const Device&) const = default;
 };
 
+class Profiler;  // profile.h
+
 namespace cuda {
 class Queue;  // a cudaStream_t and the library handles that work on it needs; cuda.h
 }
@@ -48,6 +50,7 @@ struct Stream {
     void synchronize();
 
     std::shared_ptr<cuda::Queue> queue;  // null on the CPU
+    Profiler* profiler = nullptr;        // who times the kernels; null: nobody
 
   private:
     void require_scratch(size_t bytes) const;

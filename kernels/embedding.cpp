@@ -5,6 +5,7 @@
 #include <omp.h>
 
 #include "kernels/cuda_kernels.h"
+#include "kernels/profile.h"
 #include "kernels/lanes.h"
 
 namespace train_gpt {
@@ -64,11 +65,13 @@ void backward_part(const EmbeddingBackward& args, int64_t first_column, int64_t 
 }  // namespace
 
 void embedding_forward(Stream& stream, const EmbeddingForward& args) {
+    const Profiled profiled(stream, work_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, embedding_forward(stream, args));
     with_float_type(args.out.dtype, [&](auto type) { forward<decltype(type)>(args); });
 }
 
 void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
+    const Profiled profiled(stream, work_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, embedding_backward(stream, args));
     assert(args.dwte.dtype == DType::fp32 && args.dwpe.dtype == DType::fp32);
     // Column slices need no look at other threads' tokens; only when there are more threads than slices of whole

@@ -1,12 +1,14 @@
 #include "kernels/gelu.h"
 
 #include "kernels/cuda_kernels.h"
+#include "kernels/profile.h"
 #include "kernels/gelu_math.h"
 #include "kernels/lanes.h"
 
 namespace train_gpt {
 
 void gelu_forward(Stream& stream, Tensor out, Tensor x) {
+    const Profiled profiled(stream, {"gelu_forward", 2.0 * static_cast<double>(x.bytes()), 0});
     TRAIN_GPT_ON_CUDA(stream.device, gelu_forward(stream, out, x));
     assert(out.dtype == x.dtype && out.numel() == x.numel());
     with_float_type(x.dtype, [&](auto type) {

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "kernels/cuda_kernels.h"
+#include "kernels/profile.h"
 #include "kernels/exp_math.h"
 #include "kernels/lanes.h"
 #include "kernels/linear.h"
@@ -65,6 +66,7 @@ void chunk_loss(Tensor logits, int64_t V, const int32_t* targets, float* losses,
 }  // namespace
 
 void head_loss(Stream& stream, const HeadLoss& args) {
+    const Profiled profiled(stream, work_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, head_loss(stream, args));
     const int64_t R = args.x.rows(), chunk = args.logits.rows();
     assert(args.w.cols() == args.x.cols() && args.logits.cols() == args.w.rows() &&

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/cuda_kernels.h"
+#include "kernels/profile.h"
 #include "kernels/lanes.h"
 
 namespace train_gpt {
@@ -108,12 +109,14 @@ void reduce(const GradientSink& sink, const float* partials, int64_t blocks, int
 }  // namespace
 
 void layernorm_forward(Stream& stream, const LayerNormForward& args) {
+    const Profiled profiled(stream, work_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, layernorm_forward(stream, args));
     assert(args.x.dtype == args.out.dtype && args.out.data != args.x.data);
     with_float_type(args.x.dtype, [&](auto type) { forward<decltype(type)>(args); });
 }
 
 void layernorm_backward(Stream& stream, const LayerNormBackward& args) {
+    const Profiled profiled(stream, work_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, layernorm_backward(stream, args));
     const int64_t M = args.x.rows(), C = args.x.cols();
     const int64_t blocks = block_count(M), block_rows = rows_per_block(M), stride = 3 * C;

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda_kernels.h"
 #include "kernels/error.h"
+#include "kernels/profile.h"
 #include "kernels/gelu_math.h"
 #include "kernels/gemm.h"
 #include "kernels/lanes.h"
@@ -131,6 +132,7 @@ bool is_matrix(const Tensor& tensor, int64_t rows, int64_t cols, DType dtype) {
 }  // namespace
 
 void linear_forward(Stream& stream, const LinearForward& args) {
+    const Profiled profiled(stream, work_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, linear_forward(stream, args));
     const DType dtype = args.x.dtype;
     const int64_t M = args.x.rows(), K = args.x.cols(), N = args.w.rows();
@@ -164,6 +166,7 @@ void linear_forward(Stream& stream, const LinearForward& args) {
 }
 
 void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
+    const Profiled profiled(stream, work_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, linear_backward_input(stream, args));
     const DType dtype = args.dy.dtype;
     const int64_t M = args.dy.rows(), N = args.dy.cols(), K = args.w.cols();
@@ -196,6 +199,7 @@ void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
 }
 
 void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
+    const Profiled profiled(stream, work_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, linear_backward_weight(stream, args));
     const DType dtype = args.dy.dtype;
     const int64_t M = args.dy.rows(), N = args.dy.cols(), K = args.x.cols();

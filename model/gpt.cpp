@@ -7,6 +7,7 @@
 #include "kernels/head_loss.h"
 #include "kernels/layernorm.h"
 #include "kernels/linear.h"
+#include "kernels/profile.h"
 
 namespace train_gpt {
 
@@ -208,6 +209,7 @@ void GPT::embed(Stream& stream, const TokenBatch& batch) {
 
 void GPT::forward_blocks(Stream& stream, const TokenBatch& batch, int first, int last) {
     for (int l = first; l < last; ++l) {
+        const NamedRange range(stream.device, "forward layer", l);
         parameters_.acquire(l + 1);
         const size_t i = static_cast<size_t>(l);
         const Tensor out = l + 1 < shape_.n_layer ? blocks_[i + 1].x : x_out_;
@@ -255,6 +257,7 @@ void GPT::backward(Stream& stream, const TokenBatch& batch) {
 
 void GPT::backward_blocks(Stream& stream, const TokenBatch& batch, int first, int last) {
     for (int l = last - 1; l >= first; --l) {
+        const NamedRange range(stream.device, "backward layer", l);
         parameters_.acquire(l + 1);
         const size_t i = static_cast<size_t>(l);
         const GradientSink bias_before =

@@ -61,7 +61,7 @@ std::vector<float> random_normal(size_t n, float stddev) {
 }
 
 TemporaryDirectory::TemporaryDirectory() {
-    path_ = (std::filesystem::temp_directory_path() / "train_gpt-test-XXXXXX").string();
+    path_ = (std::filesystem::temp_directory_path() / ("train_gpt-test-" + std::string(6, 'X'))).string();
     if (!::mkdtemp(path_.data())) std::abort();
 }
 

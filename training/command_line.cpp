@@ -107,6 +107,11 @@ CommandLine parse_command_line(int argc, char** argv) {
                      "End behind a checkpoint after this step, the schedule unchanged")
         ->type_name("STEP")
         ->check(CLI::Range(int64_t{1}, most));
+    train
+        ->add_option("--profile", line.profile,
+                     "Print where the time of that many steps goes, behind two that warm up")
+        ->type_name("STEPS")
+        ->check(CLI::Range(int64_t{1}, int64_t{10000}));
     train->add_flag("--print-config", line.print_config,
                     "Print the resolved configuration and exit");
 

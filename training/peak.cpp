@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <vector>
 
 #include "kernels/copy.h"
@@ -61,6 +62,35 @@ double measure_peak_flops(const Device& device, DType dtype) {
     // A product that takes less than a millisecond does not fill the device.
     constexpr double seconds = 1e-3;
     return 2.0 * small * small * small / rate < seconds && device.is_cuda() ? product_rate(device, dtype, large) : rate;
+}
+
+double measure_bandwidth(const Device& device) {
+    const size_t bytes = size_t{device.is_cuda() ? 1024u : 128u} << 20;
+    Arena plan = Arena::counting(device);
+    for (int i = 0; i < 2; ++i) plan.take(bytes, Purpose::workspaces);
+    Arena arena(device, plan);
+    char* from = static_cast<char*>(arena.take(bytes, Purpose::workspaces));
+    char* to = static_cast<char*>(arena.take(bytes, Purpose::workspaces));
+    Stream stream(device);
+    clear(stream, from, bytes);
+    clear(stream, to, bytes);
+    constexpr int repeats = 5;
+    double best = 0;
+    for (int i = 0; i < repeats; ++i) {
+        stream.synchronize();
+        const auto start = std::chrono::steady_clock::now();
+        if (device.is_cuda()) {
+            copy(stream, to, from, bytes);
+            stream.synchronize();
+        } else {
+            constexpr size_t piece = 1 << 20;
+#pragma omp parallel for schedule(static)
+            for (size_t first = 0; first < bytes; first += piece) std::memcpy(to + first, from + first, piece);
+        }
+        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        best = std::max(best, 2.0 * static_cast<double>(bytes) / seconds);
+    }
+    return best;
 }
 
 }  // namespace train_gpt

@@ -9,4 +9,7 @@ namespace train_gpt {
 /// Takes a quarter of a second to two seconds.
 double measure_peak_flops(const Device& device, DType dtype);
 
+/// Bytes per second, read and written, of a copy that no cache holds. Takes a fraction of a second.
+double measure_bandwidth(const Device& device);
+
 }  // namespace train_gpt
