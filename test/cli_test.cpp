@@ -24,6 +24,7 @@
 
 #include "test/catch.h"
 #include "test/random.h"
+#include "test/text.h"
 #include "training/safetensors.h"
 
 using namespace train_gpt;
@@ -33,19 +34,6 @@ namespace {
 
 using Arguments = std::vector<std::string>;
 using Json = nlohmann::json;
-
-std::string read(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
-
-void write(const fs::path& path, const std::string& bytes) {
-    std::ofstream(path, std::ios::binary) << bytes;
-}
-
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-}
 
 std::string binary() {
     for (const char* name : {"TRAIN_GPT_BINARY", "TRAIN_GPT"})

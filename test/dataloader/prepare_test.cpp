@@ -14,20 +14,12 @@
 #include "test/dataloader/shard_files.h"
 #include "tokenizer/pretokenize.h"
 #include "tokenizer/tokenizer.h"
+#include "test/text.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;
 
 namespace {
-
-std::string read(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
-
-void write(const fs::path& path, const std::string& bytes) {
-    std::ofstream(path, std::ios::binary) << bytes;
-}
 
 /// Words of few letters, so that byte pairs repeat, and everything that text may hold between them.
 std::string random_text(size_t bytes) {

@@ -11,6 +11,7 @@
 #include "kernels/file.h"
 #include "test/catch.h"
 #include "test/random.h"
+#include "test/text.h"
 
 namespace train_gpt {
 
@@ -36,22 +37,6 @@ inline std::string write_shards(const std::string& folder,
         std::filesystem::rename(files[0].path, std::filesystem::path(folder) / name);
     }
     return folder + "/train_*.bin";
-}
-
-/// The message of the Error that `action` throws; fails the test when it throws none.
-template <class Action>
-std::string error_of(Action action) {
-    try {
-        action();
-    } catch (const Error& error) {
-        return error.what();
-    }
-    FAIL("no Error was thrown");
-    return {};
-}
-
-inline bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
 }
 
 }  // namespace train_gpt

@@ -5,20 +5,12 @@
 #include <iterator>
 
 #include "test/dataloader/shard_files.h"
+#include "test/text.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;
 
 namespace {
-
-std::string read(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
-
-void write(const fs::path& path, const std::string& bytes) {
-    std::ofstream(path, std::ios::binary) << bytes;
-}
 
 std::string words(const std::vector<uint32_t>& values) {
     return {reinterpret_cast<const char*>(values.data()), values.size() * 4};

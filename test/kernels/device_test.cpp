@@ -5,21 +5,9 @@
 #include "kernels/error.h"
 #include "kernels/instruction_set.h"
 #include "test/kernels/kernel_test.h"
+#include "test/text.h"
 
 namespace train_gpt {
-
-namespace {
-
-std::string message_of(const std::function<void()>& action) {
-    try {
-        action();
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "";
-}
-
-}  // namespace
 
 TEST_CASE("cpu_info describes a machine that can exist") {
     const CpuInfo info = cpu_info();
@@ -62,7 +50,7 @@ TEST_CASE("the thread count follows OMP_NUM_THREADS, or else the cores this proc
 TEST_CASE("kernels that the CPU cannot run are refused by name, others are not") {
     CHECK_NOTHROW(require_cpu_features());
     CHECK_NOTHROW(require_instruction_sets(isa_avx2 | isa_fma, isa_avx2 | isa_fma | isa_avx512));
-    const std::string message = message_of(
+    const std::string message = error_of(
         [] { require_instruction_sets(isa_avx2 | isa_avx512 | isa_avx512_bf16, isa_avx2); });
     CHECK(message.find("AVX-512, AVX512_BF16, which this CPU lacks") != std::string::npos);
     CHECK(message.find("MARCH=native") != std::string::npos);
@@ -74,8 +62,8 @@ TEST_CASE("open_device takes auto and cpu, and says why others cannot be used") 
     CHECK(omp_get_max_threads() == cpu_info().threads);
     CHECK_NOTHROW(open_device("auto"));
     omp_set_num_threads(threads_before);
-    CHECK(message_of([] { open_device("tpu"); }).find("\"tpu\"") != std::string::npos);
-    CHECK(message_of([] { open_device(""); }).find("must be") != std::string::npos);
+    CHECK(error_of([] { open_device("tpu"); }).find("\"tpu\"") != std::string::npos);
+    CHECK(error_of([] { open_device(""); }).find("must be") != std::string::npos);
     CHECK(describe_devices().find("CPU") == 0);
 }
 
@@ -83,7 +71,7 @@ TEST_CASE("a stream with too little scratch memory is an error that says how muc
     TestStream owner(100);
     Stream& stream = owner;
     CHECK(stream.scratch_for<float>(100) == stream.scratch);
-    CHECK(message_of([&] { stream.scratch_for<float>(2048); }).find("2.00 KiB") !=
+    CHECK(error_of([&] { stream.scratch_for<float>(2048); }).find("2.00 KiB") !=
           std::string::npos);
 }
 

@@ -4,6 +4,7 @@
 
 #include "kernels/error.h"
 #include "test/catch.h"
+#include "test/text.h"
 #include "test/tokenizer/reference.h"
 #include "tokenizer/byte_alphabet.h"
 #include "tokenizer/tokenizer.h"
@@ -36,10 +37,6 @@ Tokenizer load_json(const json& tokenizer) {
     const TemporaryDirectory folder;
     write_file(folder / "tokenizer.json", tokenizer.dump());
     return Tokenizer::load(folder.path());
-}
-
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
 }
 
 json trained() { return read_fixture("trained.json"); }

@@ -16,6 +16,7 @@
 #include "test/catch.h"
 #include "test/model/tiny_model.h"
 #include "test/random.h"
+#include "test/text.h"
 #include "training/safetensors.h"
 
 using namespace train_gpt;
@@ -27,28 +28,6 @@ using Json = nlohmann::json;
 
 const std::string fixture = "test/fixtures/gpt2-tiny";
 const char* const optimizer_file = "optimizer-00000-of-00001.safetensors";
-
-std::string read(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
-
-void write(const fs::path& path, const std::string& bytes) {
-    std::ofstream(path, std::ios::binary) << bytes;
-}
-
-std::string error_of(const std::function<void()>& action) {
-    try {
-        action();
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-}
 
 GPTShape random_shape() {
     const int n_head = static_cast<int>(random_int(1, 3));

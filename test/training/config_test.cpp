@@ -14,6 +14,7 @@
 #include "kernels/file.h"
 #include "test/catch.h"
 #include "test/random.h"
+#include "test/text.h"
 
 using namespace train_gpt;
 
@@ -36,10 +37,6 @@ std::string override_refusal(const std::vector<std::string>& overrides) {
     return refusal(R"({"schedule": {"steps": 100}})", overrides);
 }
 
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-}
-
 /// Checks that a message is one sentence on one line that names the file or flag and each of the
 /// parts.
 void check_names(const std::string& message, const std::vector<std::string>& parts) {
@@ -56,8 +53,6 @@ void check_names(const std::string& message, const std::vector<std::string>& par
 std::filesystem::path repository() {
     return std::filesystem::path(__FILE__).parent_path() / ".." / "..";
 }
-
-std::string read(const std::filesystem::path& file) { return std::string(MappedFile(file).text()); }
 
 std::vector<std::filesystem::path> presets() {
     std::vector<std::filesystem::path> files;

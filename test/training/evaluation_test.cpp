@@ -11,16 +11,13 @@
 
 #include "test/dataloader/shard_files.h"
 #include "test/model/tiny_model.h"
+#include "test/text.h"
 
 using namespace train_gpt;
 
 namespace {
 
 using Json = nlohmann::json;
-
-void write(const std::string& path, const std::string& bytes) {
-    std::ofstream(path, std::ios::binary) << bytes;
-}
 
 /// Words of few letters.
 std::string random_text(int64_t words) {

@@ -5,6 +5,7 @@
 #include "kernels/error.h"
 #include "test/catch.h"
 #include "test/random.h"
+#include "test/text.h"
 #include "training/trainer.h"
 
 using namespace train_gpt;
@@ -23,10 +24,6 @@ Config random_config() {
     config.batch.tokens_per_step = 4ll * config.batch.micro_batch * config.batch.sequence_length;
     config.schedule.steps = 10;
     return config;
-}
-
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
 }
 
 std::string error_of(const Config& config, int world) {

@@ -13,6 +13,7 @@
 #include "kernels/error.h"
 #include "test/catch.h"
 #include "test/random.h"
+#include "test/text.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;
@@ -20,15 +21,6 @@ namespace fs = std::filesystem;
 namespace {
 
 using Json = nlohmann::json;
-
-std::string read(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
-
-void write(const fs::path& path, const std::string& bytes) {
-    std::ofstream(path, std::ios::binary) << bytes;
-}
 
 }  // namespace
 

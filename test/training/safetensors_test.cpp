@@ -9,6 +9,7 @@
 #include "kernels/error.h"
 #include "test/catch.h"
 #include "test/random.h"
+#include "test/text.h"
 
 namespace train_gpt {
 
@@ -38,10 +39,6 @@ std::string error_of(const std::string& path) {
 template <class T>
 std::span<const std::byte> bytes_of(const std::vector<T>& values) {
     return std::as_bytes(std::span(values));
-}
-
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
 }
 
 }  // namespace
