@@ -102,7 +102,8 @@ const Recompute levels[] = {Recompute::none, Recompute::elementwise, Recompute::
 
 }  // namespace
 
-TEST_CASE("loss and every gradient equal PyTorch's float64", "[model]") {
+TEST_CASE("loss and every gradient equal PyTorch's float64", "[model][cuda]") {
+    ON_EACH_DEVICE();
     const Fixture f;
     REQUIRE(f.T < f.shape.n_ctx);
     for (DType dtype : dtypes)
@@ -115,9 +116,7 @@ TEST_CASE("loss and every gradient equal PyTorch's float64", "[model]") {
                                                       : 3 * double{read(f.expected, "pure.error.loss")[0]};
             CHECK(std::fabs(loss - reference) <= bound);
 
-            const float* losses = m.model->losses();
-            check_close(f.expected, "token_losses", dtype,
-                        difference({losses, losses + f.targets.size()}, read(f.expected, "token_losses")));
+            check_close(f.expected, "token_losses", dtype, difference(m.losses(), read(f.expected, "token_losses")));
             for (int i = 0; i < m.count(); ++i) {
                 const std::string name = "gradient." + m.parameter(i).name;
                 check_close(f.expected, name, dtype,
@@ -126,7 +125,8 @@ TEST_CASE("loss and every gradient equal PyTorch's float64", "[model]") {
         }
 }
 
-TEST_CASE("logits with a key-value cache equal PyTorch's float64", "[model]") {
+TEST_CASE("logits with a key-value cache equal PyTorch's float64", "[model][cuda]") {
+    ON_EACH_DEVICE();
     const Fixture f;
     const std::vector<float> reference = read(f.expected, "logits");
     const size_t V = static_cast<size_t>(f.shape.vocab_size);
@@ -156,7 +156,8 @@ TEST_CASE("logits with a key-value cache equal PyTorch's float64", "[model]") {
     }
 }
 
-TEST_CASE("ten AdamW steps follow PyTorch's losses", "[model]") {
+TEST_CASE("ten AdamW steps follow PyTorch's losses", "[model][cuda]") {
+    ON_EACH_DEVICE();
     const Fixture f;
     const std::vector<int32_t> tokens = f.expected.read_integers(f.expected.at("steps.tokens"));
     const std::vector<int32_t> targets = f.expected.read_integers(f.expected.at("steps.targets"));
@@ -171,8 +172,8 @@ TEST_CASE("ten AdamW steps follow PyTorch's losses", "[model]") {
     for (DType dtype : dtypes) {
         TinyModel m = f.model(dtype);
         for (int i = 0; i < m.count(); ++i)
-            for (float* moment : {m.parameters->moment1(i), m.parameters->moment2(i)})
-                std::fill_n(moment, m.parameter(i).padded_numel(), 0.0f);
+            for (const auto moment : {ParameterStore::State::moment1, ParameterStore::State::moment2})
+                m.set_state(moment, i, 0);
         for (size_t s = 0; s < losses.size(); ++s) {
             CAPTURE(name_of(dtype), s);
             const int32_t* t = targets.data() + s * batch;
@@ -193,7 +194,8 @@ TEST_CASE("ten AdamW steps follow PyTorch's losses", "[model]") {
     }
 }
 
-TEST_CASE("recomputation changes no bit of any gradient", "[model]") {
+TEST_CASE("recomputation changes no bit of any gradient", "[model][cuda]") {
+    ON_EACH_DEVICE();
     const GPTShape shape = random_shape();
     const int B = static_cast<int>(random_int(1, 3)), T = static_cast<int>(random_int(1, shape.n_ctx));
     const auto tokens = random_tokens(static_cast<size_t>(B * T), shape.vocab_size);
@@ -209,13 +211,18 @@ TEST_CASE("recomputation changes no bit of any gradient", "[model]") {
             other.run(tokens.data(), targets.data());
             for (int i = 0; i < plain.count(); ++i) {
                 CAPTURE(name_of(dtype), name_of(level), plain.parameter(i).name);
-                CHECK(plain.gradient(i) == other.gradient(i));
+                // On CUDA a product's epilogue takes GELU of the sum before it is rounded, recomputation behind it.
+                if (level == Recompute::elementwise && test_device().is_cuda())
+                    CHECK(difference(other.gradient(i), plain.gradient(i)).relative < (dtype == DType::fp32 ? 1e-5 : 0.02));
+                else
+                    CHECK(plain.gradient(i) == other.gradient(i));
             }
         }
     }
 }
 
-TEST_CASE("accumulated micro-batches add up to the gradient of both", "[model]") {
+TEST_CASE("accumulated micro-batches add up to the gradient of both", "[model][cuda]") {
+    ON_EACH_DEVICE();
     const GPTShape shape = random_shape();
     const int B = static_cast<int>(random_int(1, 3)), T = static_cast<int>(random_int(1, shape.n_ctx));
     const size_t n = static_cast<size_t>(B * T);
@@ -239,7 +246,8 @@ TEST_CASE("accumulated micro-batches add up to the gradient of both", "[model]")
     }
 }
 
-TEST_CASE("padding of the vocabulary stays zero and weights of positions beyond T stay as they decay", "[model]") {
+TEST_CASE("padding of the vocabulary stays zero and weights of positions beyond T stay as they decay", "[model][cuda]") {
+    ON_EACH_DEVICE();
     GPTShape shape = random_shape();
     shape.vocab_size = random_int(129, 250);  // padded to 256
     const int B = 2, T = shape.n_ctx / 2;
@@ -248,7 +256,8 @@ TEST_CASE("padding of the vocabulary stays zero and weights of positions beyond 
         m.parameters->initialize(test_rng()());
         const int wpe = m.parameters->index_of("wpe.weight"), wte = m.parameters->index_of("wte.weight");
         const int64_t C = shape.n_embd;
-        const float before = m.parameters->master(wpe)[T * C];
+        const auto at = static_cast<size_t>(T * C);
+        const float before = m.state(ParameterStore::State::master, wpe)[at];
         for (int step = 1; step <= 3; ++step) {
             const auto tokens = random_tokens(static_cast<size_t>(B * T), shape.vocab_size);
             m.run(tokens.data(), tokens.data());
@@ -257,17 +266,20 @@ TEST_CASE("padding of the vocabulary stays zero and weights of positions beyond 
                                  .weight_decay = 0.5f, .step = step},
                                 1.0f / static_cast<float>(B * T), 1.0f);
         }
-        const float* rows = m.parameters->master(wte);
+        const std::vector<float> rows = m.state(ParameterStore::State::master, wte);
         bool all_zero = true;
-        for (int64_t i = shape.vocab_size * C; i < shape.padded_vocab() * C; ++i) all_zero &= rows[i] == 0;
+        for (int64_t i = shape.vocab_size * C; i < shape.padded_vocab() * C; ++i) all_zero &= rows[static_cast<size_t>(i)] == 0;
         CHECK(all_zero);
-        CHECK(m.parameters->master(wpe)[T * C] == Approx(before * 0.95 * 0.95 * 0.95).epsilon(1e-5));
+        CHECK(m.state(ParameterStore::State::master, wpe)[at] == Approx(before * 0.95 * 0.95 * 0.95).epsilon(1e-5));
     }
 }
 
-TEST_CASE("one batch is learnt by heart within 200 steps", "[model]") {
-    const GPTShape shape{.n_layer = 2, .n_head = 2, .n_embd = 64, .n_ctx = 32, .vocab_size = 128};
-    const int B = 4, T = 32;
+TEST_CASE("one batch is learnt by heart within 200 steps", "[model][cuda]") {
+    ON_EACH_DEVICE();
+    // A simulated GPU takes a minute for 200 steps of the larger model.
+    const bool small = device_is_simulated();
+    const GPTShape shape{.n_layer = small ? 1 : 2, .n_head = 2, .n_embd = 64, .n_ctx = 32, .vocab_size = 128};
+    const int B = small ? 1 : 4, T = small ? 16 : 32;
     const auto text = random_tokens(static_cast<size_t>(B * (T + 1)), shape.vocab_size);
     std::vector<int32_t> tokens, targets;
     for (int b = 0; b < B; ++b)
@@ -290,15 +302,17 @@ TEST_CASE("one batch is learnt by heart within 200 steps", "[model]") {
     }
 }
 
-TEST_CASE("a gradient that is not finite stops the optimizer for good and is named", "[model]") {
+TEST_CASE("a gradient that is not finite stops the optimizer for good and is named", "[model][cuda]") {
+    ON_EACH_DEVICE();
     const GPTShape shape = random_shape();
     TinyModel m(shape, 1, 4, DType::bf16);
     m.parameters->initialize(1);
     const auto tokens = random_tokens(4, shape.vocab_size);
     m.run(tokens.data(), tokens.data());
     const int bad = static_cast<int>(random_int(0, m.count() - 1));
-    m.parameters->gradient(bad)[random_int(0, m.parameter(bad).numel() - 1)] = INFINITY;
-    const std::vector<float> before(m.parameters->master(0), m.parameters->master(0) + m.parameter(0).numel());
+    const float infinity = INFINITY;
+    m.parameters->write(ParameterStore::State::gradient, bad, random_int(0, m.parameter(bad).numel() - 1), {&infinity, 1});
+    const std::vector<float> before = m.state(ParameterStore::State::master, 0);
     const AdamWStep step{.learning_rate = 1, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .step = 1};
     m.optimizer->update(m.stream, step, 1, 1);
     CHECK(m.optimizer->state().stop != 0);
@@ -306,7 +320,7 @@ TEST_CASE("a gradient that is not finite stops the optimizer for good and is nam
     m.run(tokens.data(), tokens.data());
     m.optimizer->update(m.stream, step, 1, 1);
     CHECK(m.optimizer->bad_parameter(m.optimizer->state()) == m.parameter(bad).name);
-    CHECK(std::equal(before.begin(), before.end(), m.parameters->master(0)));
+    CHECK((before == m.state(ParameterStore::State::master, 0)));
 }
 
 TEST_CASE("parameter counts are those of the published GPT-2 models", "[model]") {

@@ -1,4 +1,4 @@
-// A small GPT with its own memory, for tests.
+// A small GPT with its own memory on the device under test, for tests.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "kernels/copy.h"
 #include "kernels/head_loss.h"
 #include "model/generator.h"
 #include "model/gpt.h"
+#include "test/kernels/test_device.h"
 #include "training/checkpoint.h"
 #include "training/optimizer.h"
 
@@ -21,7 +23,7 @@ struct TinyModel {
         build(arena_, shape, B, T, dtype, recompute);
         // Nothing may be read before it is written, gradients least of all.
         for (int i = 0; i < count(); ++i)
-            std::fill_n(parameters->gradient(i), parameter(i).padded_numel(), std::numeric_limits<float>::quiet_NaN());
+            set_state(ParameterStore::State::gradient, i, std::numeric_limits<float>::quiet_NaN());
     }
 
     int count() const { return static_cast<int>(parameters->parameters().size()); }
@@ -29,18 +31,37 @@ struct TinyModel {
 
     /// Forward and backward of one micro-batch; returns the sum of losses.
     double run(const int32_t* tokens, const int32_t* targets, bool first = true, bool last = true) {
-        const TokenBatch batch{.tokens = tokens, .targets = targets};
+        const size_t bytes = tokens_.bytes();
+        copy_now(stream.device, tokens_.data, tokens, bytes);
+        copy_now(stream.device, targets_.data, targets, bytes);
+        const TokenBatch batch{.tokens = tokens_.as<int32_t>(), .targets = targets_.as<int32_t>()};
         parameters->begin_micro_batch(first, last);
         model->forward(stream, batch);
         model->backward(stream, batch);
+        accumulate_loss(stream, loss_, model->losses(), tokens_.numel(), false);
         double loss = 0;
-        accumulate_loss(stream, &loss, model->losses(), int64_t{model->options().B} * model->options().T, false);
+        copy_now(stream.device, &loss, loss_, sizeof loss);
         return loss;
     }
 
+    /// Each token's loss in the last run.
+    std::vector<float> losses() const {
+        std::vector<float> values(static_cast<size_t>(tokens_.numel()));
+        copy_now(stream.device, values.data(), model->losses(), values.size() * sizeof(float));
+        return values;
+    }
+    std::vector<float> state(ParameterStore::State which, int i) const {
+        std::vector<float> values(static_cast<size_t>(parameter(i).padded_numel()));
+        parameters->read(which, i, 0, values);
+        return values;
+    }
+    void set_state(ParameterStore::State which, int i, float value) {
+        parameters->write(which, i, 0, std::vector<float>(static_cast<size_t>(parameter(i).padded_numel()), value));
+    }
     std::vector<float> gradient(int i) const {
-        const float* g = parameters->gradient(i);
-        return {g, g + parameter(i).numel()};
+        std::vector<float> values = state(ParameterStore::State::gradient, i);
+        values.resize(static_cast<size_t>(parameter(i).numel()));
+        return values;
     }
 
     Stream stream;
@@ -51,9 +72,9 @@ struct TinyModel {
 
   private:
     Arena allocate(const GPTShape& shape, int B, int T, DType dtype, Recompute recompute) {
-        Arena plan = Arena::counting(Device{});
+        Arena plan = Arena::counting(test_device());
         build(plan, shape, B, T, dtype, recompute);
-        return Arena(Device{}, plan);
+        return Arena(test_device(), plan);
     }
 
     void build(Arena& arena, const GPTShape& shape, int B, int T, DType dtype, Recompute recompute) {
@@ -66,11 +87,16 @@ struct TinyModel {
             arena);
         generator = std::make_unique<Generator>(shape, *parameters, arena);
         optimizer = std::make_unique<Optimizer>(*parameters, arena);
-        stream = Stream{};
+        tokens_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
+        targets_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
+        loss_ = static_cast<double*>(arena.take(sizeof(double), Purpose::buffers));
+        stream = Stream(arena.device(), arena.is_counting());
         stream.scratch_bytes = std::max(model->scratch_bytes(), generator->scratch_bytes());
         stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     }
 
+    Tensor tokens_, targets_;
+    double* loss_ = nullptr;
     Arena arena_;
 };
 
