@@ -42,4 +42,12 @@ fi
 mkdir -p "$build/bench-runs"
 "$build/bench" "$@" --program "$build/train_gpt" --folder "$build/bench-runs" ${python:+--python "$python"} |
     tee "$build/bench.md"
-exit "${PIPESTATUS[0]}"
+status=${PIPESTATUS[0]}
+if nvidia-smi > /dev/null 2>&1; then
+    {
+        python3 scripts/bench_gpu.py --program "$build/train_gpt" --folder "$build/bench-runs" ${python:+--python "$python"} &&
+            "$build/compare" --all
+    } | tee -a "$build/bench.md"
+    [ "${PIPESTATUS[0]}" = 0 ] || status=1
+fi
+exit "$status"

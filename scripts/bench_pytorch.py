@@ -3,6 +3,7 @@
 
     scripts/bench_pytorch.py --n-layer 6 --n-embd 384 --n-head 6 --vocab 4096 --batch 8 --sequence 256 \\
         --dtype fp32|autocast|masters [--compile] --threads 2 [--steps 10 | --server]
+        [--device cuda [--sdpa auto|flash|cudnn]]
 
 GPT-2 with scaled_dot_product_attention and a tied head, cross-entropy, gradient clipping at 1.0, fused AdamW (older
 versions of PyTorch: what they have), synthetic data. In every dtype the optimizer's weights are fp32:
@@ -12,6 +13,8 @@ versions of PyTorch: what they have), synthetic data. In every dtype the optimiz
 
 Prints one JSON line when it is ready, then one for --steps, or in --server mode one for each line "go N" on stdin:
     {"ms": [of each of N steps], "loss": of the last, "peak_rss": bytes, of the steps alone}
+On a GPU "peak_rss" is the most that PyTorch had allocated there, --vocab is padded to a multiple of 128 as fast programs
+do, and steps follow each other without waiting for the host.
 """
 import argparse
 import json
@@ -25,10 +28,14 @@ for option in ("--n-layer", "--n-embd", "--n-head", "--vocab", "--batch", "--seq
     parser.add_argument(option, type=int, required=True)
 parser.add_argument("--dtype", choices=("fp32", "autocast", "masters"), required=True)
 parser.add_argument("--compile", action="store_true")
+parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+parser.add_argument("--sdpa", choices=("auto", "flash", "cudnn"), default="auto")
 parser.add_argument("--warmup", type=int, default=2)
 parser.add_argument("--steps", type=int, default=10)
 parser.add_argument("--server", action="store_true")
 args = parser.parse_args()
+if args.device == "cuda":
+    args.vocab = (args.vocab + 127) // 128 * 128
 os.environ["OMP_NUM_THREADS"] = str(args.threads)  # before OpenMP starts
 
 import torch  # noqa: E402
@@ -85,7 +92,12 @@ class Trainer:
     def __init__(self):
         torch.set_num_threads(args.threads)
         torch.manual_seed(1)
-        model = GPT()
+        if args.device == "cuda" and args.sdpa != "auto":
+            backends = {"flash": torch.backends.cuda.enable_flash_sdp, "cudnn": torch.backends.cuda.enable_cudnn_sdp}
+            for name, enable in backends.items():
+                enable(name == args.sdpa)
+            torch.backends.cuda.enable_mem_efficient_sdp(False)
+        model = GPT().to(args.device)
         if args.dtype == "masters":
             model = model.bfloat16()
         self.weights = list(model.parameters())
@@ -103,7 +115,9 @@ class Trainer:
 
     def step(self):
         data = torch.randint(0, args.vocab, (args.batch, args.sequence + 1), generator=self.generator)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.dtype == "autocast"):
+        if args.device == "cuda":
+            data = data.pin_memory().to("cuda", non_blocking=True)
+        with torch.autocast(args.device, dtype=torch.bfloat16, enabled=args.dtype == "autocast"):
             loss = self.model(data[:, :-1].contiguous(), data[:, 1:].contiguous())
         loss.backward()
         if args.dtype == "masters":
@@ -119,18 +133,31 @@ class Trainer:
                 else:
                     for weight, master in zip(self.weights, self.masters):
                         weight.copy_(master)
-        return loss.item()
+        return loss.detach()
 
     def run(self, steps):
         times, loss = [], math.nan
-        for _ in range(steps):
-            start = time.perf_counter()
-            loss = self.step()
-            times.append((time.perf_counter() - start) * 1e3)
+        if args.device == "cuda":
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+            events[0].record()
+            for event in events[1:]:
+                loss = self.step()
+                event.record()
+            torch.cuda.synchronize()
+            times = [a.elapsed_time(b) for a, b in zip(events, events[1:])]
+            loss = loss.item()
+        else:
+            for _ in range(steps):
+                start = time.perf_counter()
+                loss = self.step().item()
+                times.append((time.perf_counter() - start) * 1e3)
         print(json.dumps({"ms": [round(t, 2) for t in times], "loss": round(loss, 6), "peak_rss": peak_rss()}), flush=True)
 
 
 def reset_peak_rss():
+    if args.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return
     try:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")
@@ -139,6 +166,8 @@ def reset_peak_rss():
 
 
 def peak_rss():
+    if args.device == "cuda":
+        return torch.cuda.max_memory_allocated()
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
 
