@@ -12,6 +12,7 @@
 
 #include "dataloader/loader.h"
 #include "dataloader/prepare.h"
+#include "kernels/choices.h"
 #include "kernels/device.h"
 #include "kernels/error.h"
 #include "kernels/head_loss.h"
@@ -82,6 +83,15 @@ void evaluate_and_log(Trainer& run, const ValidationWindows& windows, const Toke
     }
     progress.say(text);
     metrics.write(fields);
+}
+
+/// What the newest checkpoint of the run folder was computed with; nothing when the run is new.
+Choices kept_choices(const std::filesystem::path& run_dir) {
+    for (const auto& checkpoint : list_checkpoints(run_dir)) try {
+            return read_choices(checkpoint);
+        } catch (const Error&) {  // resume() says what is wrong with it
+        }
+    return {};
 }
 
 /// Restores the newest whole checkpoint of the run folder and returns its step; nothing when the run is new.
@@ -179,12 +189,18 @@ int train(const CommandLine& line) {
     const int64_t steps = total_steps(config, count_windows(*shards, T) * T);
 
     // Memory: all of it, now
-    const Recompute recompute = resolve_recompute(config, shape, dtype, device);
+    const Choices kept = kept_choices(config.run_dir);
+    const Recompute recompute = config.precision.recompute == "auto" && !kept.recompute.empty()
+                                    ? recompute_from(kept.recompute)
+                                    : resolve_recompute(config, shape, dtype, device);
     const double peak = measure_peak_flops(device, dtype);
     StepProfile profile(device, line.profile, peak);
     const Arena plan = plan_memory(config, shape, dtype, recompute, device);
     Arena arena = allocate(plan, config, shape, dtype);
     Trainer run(config, shape, dtype, recompute, arena);
+    set_kernel_settings(run.stream, {.autotune = config.kernels.autotune == "on",
+                                     .tf32 = config.precision.tf32 == "on"});
+    set_kernel_choices(run.stream, kept.kernels);
 
     // Weights
     RunFolder folder(config.run_dir);
@@ -193,6 +209,9 @@ int train(const CommandLine& line) {
     const int64_t first_step = resumed.value_or(0);
     int64_t step = first_step;
     folder.describe(config);
+    if (device.is_cuda()) run.warm_up();
+    const auto choices = [&] { return Choices{name_of(recompute), kernel_choices(run.stream)}; };
+    write_choices(config.run_dir, choices());
     MetricsLog metrics(config.run_dir, step);
 
     LoaderOptions loading = loader_options(config, step);
@@ -215,7 +234,7 @@ int train(const CommandLine& line) {
     const auto save = [&]() -> std::string {
         if (saved_step == step) return "";
         try {
-            save_checkpoint(config.run_dir, step, config, shape, run.parameters, vocabulary);
+            save_checkpoint(config.run_dir, step, config, shape, run.parameters, vocabulary, choices());
         } catch (const Error& error) {
             return concat("step ", step, " of ", steps, " is not saved: ", error.what());
         }

@@ -3,6 +3,8 @@
 
 #include <cstdio>
 
+#include "kernels/gemm_cublas.h"
+
 namespace train_gpt::cuda {
 
 namespace {
@@ -94,6 +96,7 @@ Queue::Queue(const Device& device) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     if (const cublasStatus_t status = cublasLtCreate(&cublas_); status != CUBLAS_STATUS_SUCCESS)
         throw Error("cuBLASLt does not start: ", cublasLtGetStatusString(status));
+    gemm_plans_ = std::make_unique<GemmPlans>();
 }
 
 // Errors were reported by the call before; a destructor has nobody to tell.

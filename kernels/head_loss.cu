@@ -1,15 +1,368 @@
+// The head's loss. The products go through linear.h; here are softmax and cross-entropy over rows of logits, which are
+// as long as the vocabulary. While training, a row is read from memory once and written once.
+#include <algorithm>
+#include <climits>
+#include <cstdint>
+
+#include <cuda_pipeline.h>
+
 #include "kernels/cuda.h"
+#include "kernels/cuda_block.cuh"
 #include "kernels/cuda_kernels.h"
 
 namespace train_gpt::cuda {
 
-void head_loss(Stream& stream, const HeadLoss& args) { throw Error("head_loss: there is no CUDA kernel yet"); }
-void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_logits) { throw Error("head_logits: there is no CUDA kernel yet"); }
+namespace {
+
+constexpr int32_t ignored_target = -1;
+constexpr float infinity = __builtin_huge_valf();
+
+// Blocks of 512 threads, a row each. A row of 50257 bf16 logits takes 99 KiB of shared memory, so that two blocks
+// share an H200's multiprocessor: one copies its row in, or writes, while the other computes. All of a block's copies
+// are under way at once, far more than the 30 KiB per multiprocessor that keep the memory busy.
+constexpr int row_threads = 512;
+constexpr int row_warps = row_threads / warp_size;
+static_assert(row_threads % warp_size == 0);
+
+/// e^x with a relative error of 2⁻²²·max(1, |x|), 0 where that is below 2⁻¹²⁶: one multiplication and one MUFU.EX2. The
+/// error matters little, since x <= 0 here and e^x is small where |x| is large.
+__device__ __forceinline__ float exp_below(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+    return result;
+}
+
+/// Maximum over the block, the same in every thread; a NaN is passed over. `shared` as in block_sum.
+__device__ __forceinline__ float block_max(float value, float* shared) {
+    value = warp_max(value);
+    if (threadIdx.x % warp_size == 0) shared[threadIdx.x / warp_size] = value;
+    __syncthreads();
+    float largest = shared[0];
+#pragma unroll
+    for (int warp = 1; warp < row_warps; ++warp) largest = fmaxf(largest, shared[warp]);
+    return largest;
+}
+
+/// A row of logits as a sequence of packs; the last may end in padding, which is from column `columns` on. Rows of a
+/// padded vocabulary begin at multiples of 16 bytes. Where they do not, packs are moved element by element, and each
+/// thread still gets the same ones: the sums do not depend on the address.
+template <class T>
+struct Row {
+    static constexpr int size = Pack<T>::size;
+    T* data;
+    int columns, padded, packs;
+    bool aligned;
+
+    __device__ Row(T* logits, int columns_, int padded_)
+        : data(logits + int64_t{blockIdx.x} * padded_),
+          columns(columns_),
+          padded(padded_),
+          packs((columns_ + size - 1) / size),
+          aligned(reinterpret_cast<uintptr_t>(data) % 16 == 0) {}
+
+    __device__ __forceinline__ bool is_whole(int pack) const { return aligned && (pack + 1) * size <= columns; }
+
+    /// What is no column of the row counts as −∞.
+    __device__ __forceinline__ Pack<T> load(int pack) const {
+        return pack < packs && is_whole(pack) ? Pack<T>::load(data + pack * size) : load_elements(pack);
+    }
+    __device__ Pack<T> load_elements(int pack) const {
+        Pack<T> result;
+#pragma unroll
+        for (int e = 0; e < size; ++e) {
+            const int column = pack * size + e;
+            result[e] = column < columns ? data[column] : from_float<T>(-infinity);
+        }
+        return result;
+    }
+    /// Columns of padding become 0.
+    __device__ __forceinline__ void store(int pack, const Pack<T>& values) const {
+        if (is_whole(pack)) {
+            values.store(data + pack * size);
+            return;
+        }
+#pragma unroll
+        for (int e = 0; e < size; ++e) {
+            const int column = pack * size + e;
+            if (column < padded) data[column] = column < columns ? values[e] : from_float<T>(0.0f);
+        }
+    }
+    /// The padding behind the last pack.
+    __device__ void clear_padding() const {
+        for (int column = packs * size + static_cast<int>(threadIdx.x); column < padded; column += row_threads)
+            data[column] = from_float<T>(0.0f);
+    }
+    __device__ void clear() const {
+        Pack<T> zero;
+#pragma unroll
+        for (int e = 0; e < size; ++e) zero[e] = from_float<T>(0.0f);
+        for (int pack = threadIdx.x; pack < packs; pack += row_threads) store(pack, zero);
+        clear_padding();
+    }
+};
+
+template <class T>
+__device__ __forceinline__ float max_of(const Pack<T>& logits, float max) {
+#pragma unroll
+    for (int e = 0; e < Pack<T>::size; ++e) max = fmaxf(max, to_float(logits[e]));
+    return max;
+}
+
+/// sum + Σ exp(z − max)
+template <class T>
+__device__ __forceinline__ float sum_of(const Pack<T>& logits, float max, float sum) {
+#pragma unroll
+    for (int e = 0; e < Pack<T>::size; ++e) sum += exp_below(to_float(logits[e]) - max);
+    return sum;
+}
+
+template <class T>
+__device__ __forceinline__ Pack<T> softmax_of(const Pack<T>& logits, float max, float scale) {
+    Pack<T> result;
+#pragma unroll
+    for (int e = 0; e < Pack<T>::size; ++e) result[e] = from_float<T>(exp_below(to_float(logits[e]) - max) * scale);
+    return result;
+}
+
+/// Writes dz of a row: softmax, and behind it by the same thread the target's column, where it is one of the row's.
+/// pack_at(i) is pack i of the logits.
+template <class T, class PackAt>
+__device__ __forceinline__ void write_gradient(const Row<T>& row, float max, float sum, int64_t target,
+                                               float target_logit, PackAt&& pack_at) {
+    const float scale = 1.0f / sum;
+    for (int pack = threadIdx.x; pack < row.packs; pack += row_threads)
+        row.store(pack, softmax_of(pack_at(pack), max, scale));
+    if (target >= 0 && target < row.columns && target / Row<T>::size % row_threads == threadIdx.x)
+        row.data[target] = from_float<T>(exp_below(target_logit - max) * scale - 1.0f);
+    row.clear_padding();
+}
+
+/// Losses of a chunk of rows and, where wanted, dz in place of the logits [rows, Vp]. A block takes a row, which waits
+/// in `shared_packs` until its maximum and its sum are known; each thread works on packs that it has copied itself.
+template <class T>
+__global__ void __launch_bounds__(row_threads, 2)
+    loss_in_shared_memory(T* logits, int Vp, int V, const int32_t* targets, float* losses, bool backward) {
+    extern __shared__ uint4 shared_packs[];
+    __shared__ float maxima[row_warps], sums[row_warps];
+    const Row<T> row(logits, V, Vp);
+    const int32_t target = targets[blockIdx.x];
+    if (target == ignored_target) {
+        if (threadIdx.x == 0) losses[blockIdx.x] = 0;
+        if (backward) row.clear();
+        return;
+    }
+    T* const z = reinterpret_cast<T*>(shared_packs);
+    for (int pack = threadIdx.x; pack < row.packs; pack += row_threads) {
+        T* const to = z + pack * Row<T>::size;
+        if (row.is_whole(pack))
+            __pipeline_memcpy_async(to, row.data + pack * Row<T>::size, 16);
+        else
+            row.load_elements(pack).store(to);
+    }
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+
+    const auto pack_at = [&](int pack) { return Pack<T>::load(z + pack * Row<T>::size); };
+    float max = -infinity;
+    for (int pack = threadIdx.x; pack < row.packs; pack += row_threads) max = max_of(pack_at(pack), max);
+    max = block_max(max, maxima);
+    const bool here = target >= 0 && target < V;
+    const float target_logit = here ? to_float(z[target]) : -infinity;
+
+    float sum = 0;
+    for (int pack = threadIdx.x; pack < row.packs; pack += row_threads) sum = sum_of(pack_at(pack), max, sum);
+    sum = block_sum(sum, sums);
+    if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + (max - target_logit);
+    if (backward) write_gradient(row, max, sum, target, target_logit, pack_at);
+}
+
+/// Row statistics (max, Σ exp(z − max), z_target) over the first `columns` of logits [rows, Vp], and the losses that
+/// follow from them where they are wanted. Reads each row once: a thread keeps a running maximum and rescales its sum
+/// when that grows.
+template <class T>
+__global__ void __launch_bounds__(row_threads)
+    row_statistics(float* stats, float* losses, T* logits, int Vp, int columns, const int32_t* targets,
+                   int64_t first_column) {
+    constexpr int packs_at_once = 4;  // 32 KiB in flight for each block
+    __shared__ float maxima[row_warps], sums[row_warps];
+    const Row<T> row(logits, columns, Vp);
+    float max = -infinity, sum = 0;
+    // exp(−∞ − base) is 0 also while all that was seen is −∞.
+    const auto base = [](float of) { return of == -infinity ? 0.0f : of; };
+    for (int from = threadIdx.x; from < row.packs; from += packs_at_once * row_threads) {
+        Pack<T> packs[packs_at_once];
+#pragma unroll
+        for (int i = 0; i < packs_at_once; ++i) packs[i] = row.load(from + i * row_threads);
+        const float max_before = max;
+#pragma unroll
+        for (int i = 0; i < packs_at_once; ++i) max = max_of(packs[i], max);
+        sum *= exp_below(max_before - base(max));
+#pragma unroll
+        for (int i = 0; i < packs_at_once; ++i) sum = sum_of(packs[i], base(max), sum);
+    }
+    const float row_max = block_max(max, maxima);
+    const float row_sum = block_sum(sum * exp_below(max - base(row_max)), sums);
+    if (threadIdx.x != 0) return;
+    const int32_t target = targets[blockIdx.x];
+    const int64_t column = target - first_column;
+    const bool here = target != ignored_target && column >= 0 && column < columns;
+    const float target_logit = here ? to_float(row.data[column]) : -infinity;
+    float* const out = stats + 3 * int64_t{blockIdx.x};
+    out[0] = row_max;
+    out[1] = row_sum;
+    out[2] = target_logit;
+    if (losses) losses[blockIdx.x] = target == ignored_target ? 0.0f : logf(row_sum) + (row_max - target_logit);
+}
+
+/// dz in place of logits [rows, Vp], from row statistics over the whole vocabulary.
+template <class T>
+__global__ void __launch_bounds__(row_threads)
+    row_gradient(T* logits, const float* stats, int Vp, int columns, const int32_t* targets, int64_t first_column) {
+    const Row<T> row(logits, columns, Vp);
+    const int32_t target = targets[blockIdx.x];
+    if (target == ignored_target) {
+        row.clear();
+        return;
+    }
+    const float* const of_row = stats + 3 * int64_t{blockIdx.x};
+    write_gradient(row, of_row[0], of_row[1], target - first_column, of_row[2],
+                   [&](int pack) { return row.load(pack); });
+}
+
+/// out [R, V] = logits [R, Vp] without the padding, in fp32. Blocks of (row, tile of columns).
+constexpr int cast_threads = 256, cast_columns = 4 * cast_threads;
+template <class T>
+__global__ void __launch_bounds__(cast_threads) cast_rows(float* out, const T* logits, int64_t V, int64_t Vp) {
+    const int64_t row = blockIdx.x, tile = int64_t{blockIdx.y} * cast_columns;
+#pragma unroll
+    for (int i = 0; i < cast_columns; i += cast_threads) {
+        const int64_t column = tile + i + threadIdx.x;
+        if (column < V) out[row * V + column] = to_float(logits[row * Vp + column]);
+    }
+}
+
+/// total (+)= Σ losses[0..n): one block, so that the order is always the same; some ten thousand numbers take
+/// microseconds.
+constexpr int sum_threads = 1024;
+__global__ void __launch_bounds__(sum_threads)
+    sum_losses(double* total, const float* losses, int64_t n, bool accumulate) {
+    __shared__ double sums[sum_threads / warp_size];
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t i = threadIdx.x; i < n; i += sum_threads) sum += static_cast<double>(losses[i]);
+    sum = block_sum(sum, sums);
+    if (threadIdx.x == 0) *total = (accumulate ? *total : 0.0) + sum;
+}
+
+unsigned blocks_for(const Tensor& logits) {
+    assert(logits.rows() <= INT_MAX && logits.cols() <= INT_MAX);
+    return static_cast<unsigned>(logits.rows());
+}
+
+void launch_statistics(Stream& stream, float* stats, float* losses, Tensor logits, const int32_t* targets,
+                       int64_t first_column, int64_t columns) {
+    with_element_type(logits.dtype, [&](auto type) {
+        using T = decltype(type);
+        row_statistics<T><<<blocks_for(logits), row_threads, 0, stream_of(stream)>>>(
+            stats, losses, static_cast<T*>(logits.data), static_cast<int>(logits.cols()), static_cast<int>(columns),
+            targets, first_column);
+        CUDA_CHECK_LAUNCH();
+    });
+}
+
+void launch_gradient(Stream& stream, Tensor logits, const float* stats, const int32_t* targets, int64_t first_column,
+                     int64_t columns) {
+    with_element_type(logits.dtype, [&](auto type) {
+        using T = decltype(type);
+        row_gradient<T><<<blocks_for(logits), row_threads, 0, stream_of(stream)>>>(
+            static_cast<T*>(logits.data), stats, static_cast<int>(logits.cols()), static_cast<int>(columns), targets,
+            first_column);
+        CUDA_CHECK_LAUNCH();
+    });
+}
+
+size_t shared_row_bytes(int64_t V, DType dtype) {
+    return ceil_div<size_t>(static_cast<size_t>(V) * size_of(dtype), 16) * 16;
+}
+
+bool row_fits(const Stream& stream, int64_t V, DType dtype) {
+    constexpr size_t reductions = 2 * row_warps * sizeof(float);
+    return shared_row_bytes(V, dtype) + reductions <= limits_of(stream).shared_bytes_per_block;
+}
+
+size_t stats_bytes(int64_t rows) { return static_cast<size_t>(3 * rows) * sizeof(float); }
+
+/// Losses of one chunk of rows and, if wanted, dz in place of the logits. Which way is taken depends on the vocabulary
+/// and the GPU alone, so that an evaluation gives the bits of a training step.
+void chunk_loss(Stream& stream, Tensor logits, int64_t V, const int32_t* targets, float* losses, bool backward) {
+    if (!row_fits(stream, V, logits.dtype)) {
+        auto* stats = stream.scratch_for<float>(stats_bytes(logits.rows()));
+        launch_statistics(stream, stats, losses, logits, targets, 0, V);
+        if (backward) launch_gradient(stream, logits, stats, targets, 0, V);
+        return;
+    }
+    with_element_type(logits.dtype, [&](auto type) {
+        using T = decltype(type);
+        const size_t shared = shared_row_bytes(V, logits.dtype);
+        CUDA_CHECK(cudaFuncSetAttribute(loss_in_shared_memory<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(shared)));
+        CUDA_CHECK(cudaFuncSetAttribute(loss_in_shared_memory<T>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                        cudaSharedmemCarveoutMaxShared));
+        loss_in_shared_memory<T><<<blocks_for(logits), row_threads, shared, stream_of(stream)>>>(
+            static_cast<T*>(logits.data), static_cast<int>(logits.cols()), static_cast<int>(V), targets, losses,
+            backward);
+        CUDA_CHECK_LAUNCH();
+    });
+}
+
+}  // namespace
+
+void head_loss(Stream& stream, const HeadLoss& args) {
+    const int64_t R = args.x.rows(), chunk = args.logits.rows();
+    GradientSink dw = args.dw;
+    for (int64_t first = 0; first < R; first += chunk) {
+        const int64_t rows = std::min(chunk, R - first);
+        const Tensor x = args.x.row_range(first, rows), logits = args.logits.row_range(0, rows);
+        cuda::linear_forward(stream, {.out = logits, .x = x, .w = args.w});
+        chunk_loss(stream, logits, args.V, args.targets + first, args.losses + first, static_cast<bool>(args.dx));
+        if (!args.dx) continue;
+        cuda::linear_backward_input(stream, {.dx = args.dx.row_range(first, rows), .dy = logits, .w = args.w});
+        if (!dw) continue;
+        cuda::linear_backward_weight(stream, {.dw = dw, .x = x, .dy = logits});
+        dw.accumulate = true;
+    }
+}
+
+void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_logits) {
+    const int64_t R = x.rows(), V = out.cols(), Vp = w.rows();
+    const Tensor logits = scratch_logits.row_range(0, R);
+    cuda::linear_forward(stream, {.out = logits, .x = x, .w = w});
+    with_element_type(logits.dtype, [&](auto type) {
+        using T = decltype(type);
+        const dim3 blocks(static_cast<unsigned>(R), static_cast<unsigned>(ceil_div<int64_t>(V, cast_columns)));
+        cast_rows<T><<<blocks, cast_threads, 0, stream_of(stream)>>>(static_cast<float*>(out.data),
+                                                                     static_cast<const T*>(logits.data), V, Vp);
+        CUDA_CHECK_LAUNCH();
+    });
+}
+
 void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets, int64_t first_column,
-                   int64_t columns) { throw Error("softmax_stats: there is no CUDA kernel yet"); }
+                   int64_t columns) {
+    launch_statistics(stream, stats.as<float>(), nullptr, logits, targets, first_column, columns);
+}
+
 void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets, int64_t first_column,
-                      int64_t columns) { throw Error("softmax_backward: there is no CUDA kernel yet"); }
-void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n, bool accumulate) { throw Error("accumulate_loss: there is no CUDA kernel yet"); }
-size_t head_loss_scratch_bytes(DType dtype, int64_t chunk, int64_t Vp, int64_t C) { return 0; }
+                      int64_t columns) {
+    launch_gradient(stream, logits, stats.as<float>(), targets, first_column, columns);
+}
+
+void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n, bool accumulate) {
+    sum_losses<<<1, sum_threads, 0, stream_of(stream)>>>(total, losses, n, accumulate);
+    CUDA_CHECK_LAUNCH();
+}
+
+size_t head_loss_scratch_bytes(DType dtype, int64_t chunk, int64_t Vp, int64_t C) {
+    return std::max(cuda::linear_scratch_bytes(dtype, chunk, Vp, C), stats_bytes(chunk));
+}
 
 }  // namespace train_gpt::cuda

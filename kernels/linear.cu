@@ -1,11 +1,328 @@
+// Linear layers: products through cuBLASLt, with its epilogues where it has them; the kernels here do what it lacks.
+#include <algorithm>
+#include <cstdint>
+
 #include "kernels/cuda.h"
+#include "kernels/cuda_block.cuh"
 #include "kernels/cuda_kernels.h"
+#include "kernels/gemm_cublas.h"
 
 namespace train_gpt::cuda {
 
-void linear_forward(Stream& stream, const LinearForward& args) { throw Error("linear_forward: there is no CUDA kernel yet"); }
-void linear_backward_input(Stream& stream, const LinearBackwardInput& args) { throw Error("linear_backward_input: there is no CUDA kernel yet"); }
-void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) { throw Error("linear_backward_weight: there is no CUDA kernel yet"); }
-size_t linear_scratch_bytes(DType dtype, int64_t M, int64_t N, int64_t K) { return 0; }
+namespace {
+
+// --- element-wise ----------------------------------------------------------------------------------------------------
+
+/// gelu.h's formula: x·σ(2u), because ½·(1 + tanh u) = σ(2u).
+__device__ __forceinline__ float gelu_of(float x) {
+    const float two_u = x * (1.595769122f + 0.07135481283f * (x * x));
+    return x / (1.0f + expf(-two_u));
+}
+
+/// gelu'(x) = σ + x·σ·(1 − σ)·2u'.
+__device__ __forceinline__ float gelu_slope(float x) {
+    // Beyond ±10 it is 0 or 1; inside, nothing overflows. A NaN passes both comparisons.
+    const float above = x < -10.0f ? -10.0f : x;
+    const float z = above > 10.0f ? 10.0f : above;
+    const float e = expf(-z * (1.595769122f + 0.07135481283f * (z * z)));
+    const float sigma = 1.0f / (1.0f + e);
+    return sigma + z * (sigma * (e * sigma)) * (1.595769122f + 0.2140644385f * (z * z));
+}
+
+constexpr int threads_per_block = 256;
+
+/// A run of `width` elements, moved by one instruction; address alignment: the run's size.
+template <class T, int width>
+struct Run {
+    T values[width];
+
+    static __device__ __forceinline__ Run load(const T* from) {
+        Run run;
+        if constexpr (width == Pack<T>::size) {
+            const Pack<T> pack = Pack<T>::load(from);
+            __builtin_memcpy(&run, &pack, sizeof run);
+        } else {
+            static_assert(width == 1);
+            run.values[0] = *from;
+        }
+        return run;
+    }
+    __device__ __forceinline__ void store(T* to) const {
+        if constexpr (width == Pack<T>::size) {
+            Pack<T> pack;
+            __builtin_memcpy(&pack, this, sizeof *this);
+            pack.store(to);
+        } else {
+            *to = values[0];
+        }
+    }
+};
+
+bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
+
+/// Calls f(integral_constant) with the widest run that divides the columns of a row.
+template <class T, class F>
+void with_width(int64_t cols, bool aligned, F&& f) {
+    if (aligned && cols % Pack<T>::size == 0)
+        f(std::integral_constant<int, Pack<T>::size>{});
+    else
+        f(std::integral_constant<int, 1>{});
+}
+
+/// Blocks for `count` independent pieces of work, one for each thread; more are taken in turn.
+int grid_for(const Stream& stream, int64_t count) {
+    constexpr int blocks_per_multiprocessor = 8;  // 2048 threads
+    return static_cast<int>(std::min<int64_t>(ceil_div<int64_t>(count, threads_per_block),
+                                              limits_of(stream).multiprocessors * blocks_per_multiprocessor));
+}
+
+/// What the product's epilogue could not do: values [rows, cols] += bias [cols] where there is one, and
+/// activated = gelu(values) where it is wanted. Reads and writes each element once; cols is a multiple of width.
+template <class T, int width>
+__global__ void __launch_bounds__(threads_per_block)
+    finish_forward(T* values, T* activated, const T* bias, int64_t count, int64_t cols) {
+    const int64_t stride = int64_t{gridDim.x} * threads_per_block * width;
+    for (int64_t i = (int64_t{blockIdx.x} * threads_per_block + threadIdx.x) * width; i < count; i += stride) {
+        Run<T, width> run = Run<T, width>::load(values + i);
+        if (bias) {
+            const Run<T, width> addend = Run<T, width>::load(bias + i % cols);
+#pragma unroll
+            for (int e = 0; e < width; ++e)
+                run.values[e] = from_float<T>(to_float(run.values[e]) + to_float(addend.values[e]));
+            run.store(values + i);
+        }
+        if (activated) {
+#pragma unroll
+            for (int e = 0; e < width; ++e) run.values[e] = from_float<T>(gelu_of(to_float(run.values[e])));
+            run.store(activated + i);
+        }
+    }
+}
+
+/// gradient [count] ⊙= gelu'(preact [count]); count is a multiple of width.
+template <class T, int width>
+__global__ void __launch_bounds__(threads_per_block) multiply_by_slope(T* gradient, const T* preact, int64_t count) {
+    const int64_t stride = int64_t{gridDim.x} * threads_per_block * width;
+    for (int64_t i = (int64_t{blockIdx.x} * threads_per_block + threadIdx.x) * width; i < count; i += stride) {
+        Run<T, width> run = Run<T, width>::load(gradient + i);
+        const Run<T, width> at = Run<T, width>::load(preact + i);
+#pragma unroll
+        for (int e = 0; e < width; ++e)
+            run.values[e] = from_float<T>(to_float(run.values[e]) * gelu_slope(to_float(at.values[e])));
+        run.store(gradient + i);
+    }
+}
+
+void launch_finish_forward(Stream& stream, Tensor values, Tensor activated, Tensor bias) {
+    with_element_type(values.dtype, [&](auto type) {
+        using T = decltype(type);
+        const int64_t count = values.numel(), cols = values.cols();
+        const bool aligned = is_aligned(values.data) && is_aligned(activated.data) && is_aligned(bias.data);
+        with_width<T>(bias ? cols : count, aligned, [&](auto width) {
+            finish_forward<T, width><<<grid_for(stream, count / width), threads_per_block, 0, stream_of(stream)>>>(
+                static_cast<T*>(values.data), static_cast<T*>(activated.data), static_cast<const T*>(bias.data), count,
+                cols);
+            CUDA_CHECK_LAUNCH();
+        });
+    });
+}
+
+void launch_multiply_by_slope(Stream& stream, Tensor gradient, Tensor preact) {
+    with_element_type(gradient.dtype, [&](auto type) {
+        using T = decltype(type);
+        const int64_t count = gradient.numel();
+        with_width<T>(count, is_aligned(gradient.data) && is_aligned(preact.data), [&](auto width) {
+            multiply_by_slope<T, width><<<grid_for(stream, count / width), threads_per_block, 0, stream_of(stream)>>>(
+                static_cast<T*>(gradient.data), static_cast<const T*>(preact.data), count);
+            CUDA_CHECK_LAUNCH();
+        });
+    });
+}
+
+// --- column sums -----------------------------------------------------------------------------------------------------
+// In two passes: slices of rows are summed into fp32 partials, then the partials, always in the same order. How the
+// rows are divided depends on M alone, so the bits do not depend on the GPU.
+
+/// Long enough that the partials are 1/64 of bf16 gradients, short enough that 16k rows of 768 columns fill an H200.
+constexpr int64_t slice_rows = 128;
+constexpr int slice_warps = threads_per_block / warp_size;
+
+int64_t slice_count(int64_t M) { return ceil_div(M, slice_rows); }
+
+/// partials [slices, N] = sums over slices of slice_rows rows of dy [M, N]. A block takes one slice and 32·width
+/// columns: a warp reads whole runs of a row (512 bytes where width is a pack's), its rows are slice_warps apart. N is
+/// a multiple of width.
+template <class T, int width>
+__global__ void __launch_bounds__(threads_per_block)
+    sum_slices(float* partials, const T* dy, int64_t M, int64_t N, int64_t tiles) {
+    constexpr int columns = warp_size * width;
+    // Element e of all lanes lies together, then a gap, so that both the writes and the reads in column order touch
+    // each bank once.
+    constexpr int stride = warp_size + warp_size / width;
+    __shared__ float shared[slice_warps][width * stride];
+    const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
+    const int64_t slice = blockIdx.x / tiles, tile = blockIdx.x % tiles;
+    const int64_t column = tile * columns + lane * width;
+    const int64_t first = slice * slice_rows, last = first + slice_rows < M ? first + slice_rows : M;
+
+    float sums[width] = {};
+    if (column < N) {
+        // Four loads of 16 bytes are under way in each thread, 80 KiB and more on a multiprocessor.
+        constexpr int rows_at_once = 4;
+        for (int64_t row = first + warp; row < last; row += rows_at_once * slice_warps) {
+            Run<T, width> runs[rows_at_once] = {};
+#pragma unroll
+            for (int i = 0; i < rows_at_once; ++i)
+                if (row + i * slice_warps < last) runs[i] = Run<T, width>::load(dy + (row + i * slice_warps) * N + column);
+#pragma unroll
+            for (int i = 0; i < rows_at_once; ++i) {
+#pragma unroll
+                for (int e = 0; e < width; ++e) sums[e] += to_float(runs[i].values[e]);
+            }
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < width; ++e) shared[warp][e * stride + lane] = sums[e];
+    __syncthreads();
+    if (threadIdx.x < columns && tile * columns + threadIdx.x < N) {
+        const int at = static_cast<int>(threadIdx.x) % width * stride + static_cast<int>(threadIdx.x) / width;
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < slice_warps; ++w) total += shared[w][at];
+        partials[slice * N + tile * columns + threadIdx.x] = total;
+    }
+}
+
+/// out [N] (+)= column sums of partials [slices, N]. A block takes 32 columns; its warps take the slices in turn.
+constexpr int partial_warps = 32;
+__global__ void __launch_bounds__(partial_warps* warp_size)
+    sum_partials(float* out, const float* partials, int64_t slices, int64_t N, bool accumulate) {
+    __shared__ float shared[partial_warps][warp_size];
+    const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
+    const int64_t column = int64_t{blockIdx.x} * warp_size + lane;
+    float sum = 0;
+    if (column < N) {
+#pragma unroll 4
+        for (int64_t slice = warp; slice < slices; slice += partial_warps) sum += partials[slice * N + column];
+    }
+    shared[warp][lane] = sum;
+    __syncthreads();
+    if (warp != 0 || column >= N) return;
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < partial_warps; ++w) total += shared[w][lane];
+    out[column] = accumulate ? out[column] + total : total;
+}
+
+size_t column_sum_scratch_bytes(int64_t M, int64_t N) {
+    return static_cast<size_t>(slice_count(M) * N) * sizeof(float);
+}
+
+/// sink (+)= column sums of dy [M, N]
+void column_sums(Stream& stream, const GradientSink& sink, const Tensor& dy) {
+    const int64_t M = dy.rows(), N = dy.cols(), slices = slice_count(M);
+    auto* partials = stream.scratch_for<float>(column_sum_scratch_bytes(M, N));
+    with_element_type(dy.dtype, [&](auto type) {
+        using T = decltype(type);
+        with_width<T>(N, is_aligned(dy.data), [&](auto width) {
+            const int64_t tiles = ceil_div<int64_t>(N, warp_size * width);
+            sum_slices<T, width><<<static_cast<unsigned>(slices * tiles), threads_per_block, 0, stream_of(stream)>>>(
+                partials, static_cast<const T*>(dy.data), M, N, tiles);
+            CUDA_CHECK_LAUNCH();
+        });
+    });
+    sum_partials<<<static_cast<unsigned>(ceil_div<int64_t>(N, warp_size)), partial_warps * warp_size, 0,
+                   stream_of(stream)>>>(static_cast<float*>(sink.data), partials, slices, N, sink.accumulate);
+    CUDA_CHECK_LAUNCH();
+}
+
+/// Whether the product that makes dw sums the columns of dy by the way, which saves reading dy once more. cuBLASLt can
+/// only overwrite with such sums. Which is faster is to be measured: the algorithms that have this epilogue are fewer.
+bool product_sums_columns(const Stream& stream, const LinearBackwardWeight& args) {
+    return args.dbias && !args.dbias.accumulate && stream.queue->gemm_plans().settings.bias_gradient_epilogue;
+}
+
+}  // namespace
+
+void linear_forward(Stream& stream, const LinearForward& args) {
+    const DType dtype = args.x.dtype;
+    const Tensor product = args.preact ? args.preact : args.out;
+    Gemm call{.op = GemmOp::nt,
+              .in = dtype,
+              .out = dtype,
+              .m = args.x.rows(),
+              .n = args.w.rows(),
+              .k = args.x.cols(),
+              .d = product.data,
+              .a = args.x.data,
+              .b = args.w.data,
+              .residual = args.residual.data,
+              .vector = args.bias.data};
+    // cuBLASLt takes GELU of the sum in fp32, before it is rounded into preact. In fp32 nothing is said about the
+    // accuracy of its tanh, so that only bf16 uses it.
+    if (args.preact && dtype == DType::bf16) {
+        Gemm fused = call;
+        fused.epilogue = args.bias ? Epilogue::bias_gelu : Epilogue::gelu;
+        fused.d = args.out.data;
+        fused.aux = args.preact.data;
+        if (gemm(stream, fused)) return;
+    }
+    Tensor missing_bias;
+    call.epilogue = args.bias ? Epilogue::bias : Epilogue::none;
+    if (!gemm(stream, call)) {
+        missing_bias = args.bias;
+        call.epilogue = Epilogue::none;
+        call.vector = nullptr;
+        gemm(stream, call);
+    }
+    if (missing_bias || args.preact)
+        launch_finish_forward(stream, product, args.preact ? args.out : Tensor{}, missing_bias);
+}
+
+void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
+    const DType dtype = args.dy.dtype;
+    Gemm call{.op = GemmOp::nn,
+              .in = dtype,
+              .out = dtype,
+              .m = args.dy.rows(),
+              .n = args.w.cols(),
+              .k = args.dy.cols(),
+              .d = args.dx.data,
+              .a = args.dy.data,
+              .b = args.w.data};
+    if (args.preact && dtype == DType::bf16) {
+        Gemm fused = call;
+        fused.epilogue = Epilogue::dgelu;
+        fused.aux = args.preact.data;
+        if (gemm(stream, fused)) return;
+    }
+    gemm(stream, call);
+    if (args.preact) launch_multiply_by_slope(stream, args.dx, args.preact);
+}
+
+void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
+    Gemm call{.op = GemmOp::tn,
+              .in = args.dy.dtype,
+              .out = DType::fp32,
+              .m = args.dy.cols(),
+              .n = args.x.cols(),
+              .k = args.dy.rows(),
+              .accumulate = args.dw.accumulate,
+              .d = args.dw.data,
+              .a = args.dy.data,
+              .b = args.x.data};
+    if (product_sums_columns(stream, args)) {
+        Gemm fused = call;
+        fused.epilogue = Epilogue::column_sums;
+        fused.vector = args.dbias.data;
+        if (gemm(stream, fused)) return;
+    }
+    gemm(stream, call);
+    if (args.dbias) column_sums(stream, args.dbias, args.dy);
+}
+
+size_t linear_scratch_bytes(DType, int64_t M, int64_t N, int64_t) {
+    return std::max(gemm_workspace_bytes, column_sum_scratch_bytes(M, N));
+}
 
 }  // namespace train_gpt::cuda

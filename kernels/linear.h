@@ -11,7 +11,8 @@ namespace train_gpt {
 /// out = x·wᵀ (+ bias) (+ residual)               without preact
 /// preact = x·wᵀ (+ bias), out = gelu(preact)     with preact (then no residual)
 /// x [M, K], w [N, K], out, residual and preact [M, N], bias [N]. gelu is the tanh approximation
-/// (gelu.h), taken of the stored preact. residual may not alias out. Rows may be any number >= 1.
+/// (gelu.h), taken of the stored preact (on CUDA in bf16 possibly of the value before it is rounded). residual
+/// may not alias out. Rows may be any number >= 1.
 struct LinearForward {
     Tensor out, x, w;
     Tensor bias = {}, residual = {}, preact = {};

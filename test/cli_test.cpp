@@ -801,8 +801,9 @@ TEST_CASE(
         check_same_state(directory / "whole", run, 9);
     };
     const auto names = names_in(directory / ("base/" + step_folder(8)));
-    CHECK(names == std::set<std::string>{"config.json", "manifest.json", "model.safetensors",
-                                         optimizer_file, "tokenizer.json", "train_gpt.json"});
+    CHECK(names == std::set<std::string>{"choices.json", "config.json", "manifest.json",
+                                         "model.safetensors", optimizer_file, "tokenizer.json",
+                                         "train_gpt.json"});
     for (const std::string& name : names) {
         CAPTURE(name);
         check_mended(

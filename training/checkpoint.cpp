@@ -198,7 +198,7 @@ Json hugging_face_config(const GPTShape& shape, DType dtype, const Tokenizer* to
 
 fs::path save_checkpoint(const fs::path& run_dir, int64_t step, const Config& config,
                          const GPTShape& shape, const ParameterStore& parameters,
-                         const Tokenizer* tokenizer) {
+                         const Tokenizer* tokenizer, const Choices& choices) {
     fs::path final_path = run_dir / step_name(step);
     const fs::path directory = run_dir / (step_name(step) + ".tmp");
     try {
@@ -209,6 +209,7 @@ fs::path save_checkpoint(const fs::path& run_dir, int64_t step, const Config& co
         write_file(directory / "config.json",
                    hugging_face_config(shape, parameters.dtype(), tokenizer).dump(2) + "\n");
         write_file(directory / "train_gpt.json", to_json(config));
+        write_choices(directory, choices);
         if (tokenizer) tokenizer->save(directory / "tokenizer.json");
 
         Json manifest = {{"format", "train_gpt checkpoint"},

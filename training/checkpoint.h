@@ -6,6 +6,7 @@
 //   optimizer-RRRRR-of-WWWWW.safetensors   fp32 masters and moments: "master/NAME", "m/NAME", "v/NAME", flat ranges of the
 //                                          logical, unpadded tensor in this project's layout; metadata "range/NAME" = "first-end"
 //   train_gpt.json                         the configuration of the run
+//   choices.json                           what the run picked by itself: choices.h
 //   manifest.json                          step, and size and hash of every other file; written last
 //
 // A checkpoint is written beside its place and renamed when whole: a folder step-NNNNNNNN without a manifest is none.
@@ -19,6 +20,7 @@
 
 #include "model/gpt.h"
 #include "tokenizer/tokenizer.h"
+#include "training/choices.h"
 #include "training/config.h"
 
 namespace train_gpt {
@@ -27,7 +29,7 @@ namespace train_gpt {
 /// Throws Error (disk full, weights that are not finite, …) with nothing left behind and older checkpoints as they were.
 std::filesystem::path save_checkpoint(const std::filesystem::path& run_dir, int64_t step,
                                       const Config& config, const GPTShape& shape,
-                                      const ParameterStore& parameters, const Tokenizer* tokenizer);
+                                      const ParameterStore& parameters, const Tokenizer* tokenizer, const Choices& choices = {});
 
 /// Deletes all but the newest `keep` complete checkpoints of a run (0: keeps all), and what interrupted saves left.
 void prune_checkpoints(const std::filesystem::path& run_dir, int keep);

@@ -143,6 +143,9 @@ const std::vector<Key>& keys() {
          "What the backward pass computes again instead of keeping: nothing, the cheap "
          "element-wise results, or whole "
          "blocks. Saves memory, costs time. `auto`: the least with which the run fits."},
+        {KEY(precision.tf32), one_of({"on", "off"}),
+         "On a GPU, with `precision.dtype` fp32: matrix products on tensor cores, their operands rounded to TF32's 10 bits of "
+         "mantissa. Several times faster, for comparisons less exact."},
 
         {KEY(checkpoint.every), between(0, kMaxSteps),
          "Steps between checkpoints; 0: only at the end."},
@@ -183,6 +186,9 @@ const std::vector<Key>& keys() {
          "Matrix products on the CPU: oneDNN (where the build found it), the project's own kernel, "
          "or the first that "
          "is there."},
+        {KEY(kernels.autotune), one_of({"on", "off"}),
+         "On a GPU: time the algorithms that cuBLASLt offers for each shape before the first step and keep the fastest, or "
+         "take its first. A run that goes on uses what it chose before."},
     };
     return table;
 }

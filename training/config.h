@@ -59,6 +59,7 @@ struct Config {
         std::string dtype =
             "auto";  // auto (bf16 where the device multiplies it natively) | bf16 | fp32
         std::string recompute = "auto";  // auto (the least that fits) | none | elementwise | block
+        std::string tf32 = "off";  // on | off
     } precision;
 
     struct Checkpoint {
@@ -90,7 +91,8 @@ struct Config {
     } log;
 
     struct Kernels {
-        std::string gemm = "auto";  // auto | onednn | own
+        std::string gemm = "auto";     // CPU: auto | onednn | own
+        std::string autotune = "on";   // CUDA: on | off
     } kernels;
 
     int sequence_length() const {

@@ -38,9 +38,8 @@ void EvaluationBatch::run(Stream& stream, GPT& model) const {
         copy(stream, device_tokens_.data, tokens.data(), tokens.size_bytes());
         copy(stream, device_targets_.data, targets.data(), targets.size_bytes());
     }
-    const TokenBatch batch{.tokens = device_tokens_.as<int32_t>(), .targets = device_targets_.as<int32_t>()};
-    model.forward(stream, batch);
-    model.evaluate_head(stream, batch);
+    model.forward(stream, on_device());
+    model.evaluate_head(stream, on_device());
 }
 
 void EvaluationBatch::add_losses(Stream& stream, const GPT& model, bool accumulate) const {

@@ -26,6 +26,10 @@ class EvaluationBatch {
 
     std::span<int32_t> tokens, targets;  // host memory
 
+    /// Where run() copies them.
+    TokenBatch on_device() const {
+        return {.tokens = device_tokens_.as<int32_t>(), .targets = device_targets_.as<int32_t>()};
+    }
     /// Runs the model on what the host has filled in. Losses per token then lie in the device's memory.
     void run(Stream& stream, GPT& model) const;
     /// total (+)= the sum of the batch's losses, on the device.

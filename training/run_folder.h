@@ -2,6 +2,7 @@
 //
 //   config.json        the resolved configuration
 //   manifest.json      version, host, seed, data files with sizes and the hashes that `tokenize` recorded
+//   choices.json       what the run picked by itself: choices.h
 //   metrics.jsonl      one JSON object a line: training steps, evaluations
 //   step-NNNNNNNN/     checkpoints
 //   lock               held while a run is going on

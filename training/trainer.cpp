@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <vector>
 
 #include "kernels/copy.h"
 
@@ -43,6 +44,24 @@ Trainer::Trainer(const Config& config, const GPTShape& shape, DType dtype, Recom
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     loss_sum = static_cast<double*>(arena.take(sizeof(double), Purpose::workspaces));
     loader_memory = arena.take(TrainLoader::buffer_bytes(loader_options(config, 0)), Purpose::staging);
+}
+
+void Trainer::warm_up() {
+    std::fill(evaluation_batch.tokens.begin(), evaluation_batch.tokens.end(), 0);
+    std::fill(evaluation_batch.targets.begin(), evaluation_batch.targets.end(), 0);
+    evaluation_batch.run(stream, model);
+    for (const bool first : {true, false}) {
+        parameters.begin_micro_batch(first, true);
+        model.forward(stream, evaluation_batch.on_device());
+        model.backward(stream, evaluation_batch.on_device());
+    }
+    const std::vector<int32_t> prompt(2, 0);
+    for (const size_t n : {size_t{1}, prompt.size()}) {
+        generator.reset();
+        if (static_cast<int>(n) <= generator.shape().n_ctx) generator.feed(stream, std::span(prompt).first(n));
+    }
+    generator.reset();
+    stream.synchronize();
 }
 
 OutcomeQueue::OutcomeQueue(Arena& arena)

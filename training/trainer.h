@@ -41,6 +41,10 @@ struct Trainer {
     /// vocab_size: config.model.vocab_size, or the tokenizer's where that is 0.
     Trainer(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute, Arena& arena);
 
+    /// Walks every path of a step, an evaluation and a sample once and applies nothing: libraries load their kernels and
+    /// choose among them now, not within a step. The gradients that it leaves are overwritten by the first micro-batch.
+    void warm_up();
+
     Stream stream;
     ParameterStore parameters;
     GPT model;

@@ -1,5 +1,7 @@
 #include "kernels/head_loss.h"
 
+#include <algorithm>
+
 #include "kernels/exp_math.h"
 #include "test/kernels/kernel_test.h"
 
@@ -7,12 +9,32 @@ namespace train_gpt {
 
 namespace {
 
+/// Target tokens where the device can read them.
+class Targets {
+  public:
+    explicit Targets(const std::vector<int32_t>& values) : memory_(values.size() * sizeof(int32_t)) {
+        std::copy(values.begin(), values.end(), static_cast<int32_t*>(memory_.data()));
+    }
+    const int32_t* data() const { return static_cast<const int32_t*>(memory_.data()); }
+    int32_t operator[](size_t row) const { return data()[row]; }
+
+  private:
+    TestMemory memory_;
+};
+
+/// One in five is ignored.
+std::vector<int32_t> random_targets(int64_t R, int64_t V) {
+    std::vector<int32_t> targets;
+    for (int64_t row = 0; row < R; ++row)
+        targets.push_back(static_cast<int32_t>(random_int(0, 4) == 0 ? -1 : random_int(0, V - 1)));
+    return targets;
+}
+
 struct Problem {
     DType dtype;
-    int64_t R = random_int(1, 40), C = random_int(1, 70), V = random_int(2, 300),
-            Vp = V + random_int(0, 70);
+    int64_t R, C, V, Vp;
     Buffer x, w;
-    std::vector<int32_t> targets;
+    Targets targets;
 
     /// The padded rows of w are zero, as the parameter registry keeps them.
     static std::vector<float> padded_weights(int64_t V, int64_t Vp, int64_t C) {
@@ -21,14 +43,16 @@ struct Problem {
         return values;
     }
     explicit Problem(DType dtype_)
+        : Problem(dtype_, random_int(1, 40), random_int(1, 70), random_int(2, 300), random_int(0, 70)) {}
+    Problem(DType dtype_, int64_t R_, int64_t C_, int64_t V_, int64_t padding)
         : dtype(dtype_),
+          R(R_),
+          C(C_),
+          V(V_),
+          Vp(V + padding),
           x(dtype, {R, C}, random_normal(static_cast<size_t>(R * C), 0.7f)),
-          w(dtype, {Vp, C}, padded_weights(V, Vp, C)) {
-        for (int64_t row = 0; row < R; ++row) {
-            targets.push_back(
-                static_cast<int32_t>(random_int(0, 4) == 0 ? -1 : random_int(0, V - 1)));
-        }
-    }
+          w(dtype, {Vp, C}, padded_weights(V, Vp, C)),
+          targets(random_targets(R, V)) {}
     bool ignored(size_t row) const { return targets[row] == -1; }
 };
 
@@ -87,7 +111,7 @@ struct Outputs {
 void run(const Problem& p, const Outputs& out, int64_t chunk, bool backward,
          bool accumulate = false) {
     const Buffer logits(p.dtype, {chunk, p.Vp});
-    TestStream stream(head_loss_scratch_bytes({}, p.dtype, chunk, p.Vp, p.C));
+    TestStream stream(head_loss_scratch_bytes(test_device(), p.dtype, chunk, p.Vp, p.C));
     head_loss(stream, {.x = p.x,
                        .w = p.w,
                        .logits = logits,
@@ -116,7 +140,8 @@ TEST_CASE("fast_exp is within one unit in the last place over its range and keep
     CHECK(std::isnan(fast_exp(std::numeric_limits<float>::quiet_NaN())));
 }
 
-TEST_CASE("head_loss gives the losses and gradients of the formula in float64") {
+TEST_CASE("head_loss gives the losses and gradients of the formula in float64", "[cuda]") {
+    ON_EACH_DEVICE();
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (int repeat = 0; repeat < 8; ++repeat) {
             const Problem p(dtype);
@@ -128,7 +153,7 @@ TEST_CASE("head_loss gives the losses and gradients of the formula in float64") 
             check_accuracy("dx", dtype, out.dx.values(), plain.dx, exact.dx);
             check_accuracy("dw", DType::fp32, out.dw.values(), plain.dw, exact.dw);
 
-            for (size_t row = 0; row < p.targets.size(); ++row) {
+            for (size_t row = 0; row < static_cast<size_t>(p.R); ++row) {
                 if (!p.ignored(row)) continue;
                 CHECK(out.losses[row] == 0);
                 for (int64_t c = 0; c < p.C; ++c) {
@@ -145,7 +170,8 @@ TEST_CASE("head_loss gives the losses and gradients of the formula in float64") 
     }
 }
 
-TEST_CASE("head_loss in chunks of rows equals head_loss in one piece") {
+TEST_CASE("head_loss in chunks of rows equals head_loss in one piece", "[cuda]") {
+    ON_EACH_DEVICE();
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (int repeat = 0; repeat < 4; ++repeat) {
             const Problem p(dtype);
@@ -163,7 +189,8 @@ TEST_CASE("head_loss in chunks of rows equals head_loss in one piece") {
     }
 }
 
-TEST_CASE("head_loss accumulates the weight gradient over all chunks when the sink says so") {
+TEST_CASE("head_loss accumulates the weight gradient over all chunks when the sink says so", "[cuda]") {
+    ON_EACH_DEVICE();
     const Problem p(DType::fp32);
     const Outputs once(p), twice(p);
     run(p, once, p.R, true);
@@ -181,7 +208,8 @@ TEST_CASE("head_loss accumulates the weight gradient over all chunks when the si
     CHECK(worst <= 1e-5 * largest);
 }
 
-TEST_CASE("head_loss for evaluation gives the losses of training and touches no gradient") {
+TEST_CASE("head_loss for evaluation gives the losses of training and touches no gradient", "[cuda]") {
+    ON_EACH_DEVICE();
     for (DType dtype : {DType::fp32, DType::bf16}) {
         const Problem p(dtype);
         const Outputs training(p), evaluation(p);
@@ -194,7 +222,8 @@ TEST_CASE("head_loss for evaluation gives the losses of training and touches no 
     }
 }
 
-TEST_CASE("head_loss matches the numerical gradient along random directions") {
+TEST_CASE("head_loss matches the numerical gradient along random directions", "[cuda]") {
+    ON_EACH_DEVICE();
     Problem p(DType::fp32);
     const Outputs out(p);
     run(p, out, p.R, true);
@@ -224,15 +253,15 @@ TEST_CASE("head_loss matches the numerical gradient along random directions") {
 
 TEST_CASE(
     "softmax statistics of a vocabulary in two halves combine to those of the whole, and so do the "
-    "gradients") {
+    "gradients",
+    "[cuda]") {
+    ON_EACH_DEVICE();
     for (DType dtype : {DType::fp32, DType::bf16}) {
         const int64_t R = random_int(1, 20), V = random_int(2, 400), first = random_int(1, V - 1);
         const int64_t widths[] = {first + random_int(0, 9), V - first + random_int(0, 9)};
         const int64_t starts[] = {0, first}, columns[] = {first, V - first};
         const std::vector<float> z = random_normal(static_cast<size_t>(R * V), 3);
-        std::vector<int32_t> targets;
-        for (int64_t row = 0; row < R; ++row)
-            targets.push_back(static_cast<int32_t>(random_int(-1, V - 1)));
+        const Targets targets(random_targets(R, V));
         CAPTURE(name_of(dtype), R, V, first);
 
         // Columns beyond those of a half are left poisoned: nothing may read them.
@@ -301,14 +330,16 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("large and infinite logits give finite losses, and a NaN among them shows in the loss") {
+TEST_CASE("large and infinite logits give finite losses, and a NaN among them shows in the loss", "[cuda]") {
+    ON_EACH_DEVICE();
     constexpr int64_t V = 37;
     const auto loss_with = [](float special, int32_t target) {
         std::vector<float> z(V, 0.0f);
         z[5] = special;
         const Buffer logits(DType::fp32, {1, V}, z), stats(DType::fp32, {1, 3});
+        const Targets targets({target});
         TestStream stream;
-        softmax_stats(stream, stats, logits, &target, 0, V);
+        softmax_stats(stream, stats, logits, targets.data(), 0, V);
         return std::log(stats[1]) + stats[0] - stats[2];
     };
     CHECK(loss_with(1e30f, 5) == 0);
@@ -317,11 +348,12 @@ TEST_CASE("large and infinite logits give finite losses, and a NaN among them sh
     CHECK(std::isnan(loss_with(std::numeric_limits<float>::quiet_NaN(), 6)));
 }
 
-TEST_CASE("head_logits are the products with the vocabulary, without its padding") {
+TEST_CASE("head_logits are the products with the vocabulary, without its padding", "[cuda]") {
+    ON_EACH_DEVICE();
     for (DType dtype : {DType::fp32, DType::bf16}) {
         const Problem p(dtype);
         const Buffer out(DType::fp32, {p.R, p.V}), scratch(dtype, {p.R, p.Vp});
-        TestStream stream(head_loss_scratch_bytes({}, dtype, p.R, p.Vp, p.C));
+        TestStream stream(head_loss_scratch_bytes(test_device(), dtype, p.R, p.Vp, p.C));
         head_logits(stream, out, p.x, p.w, scratch);
         std::vector<double> exact;
         std::vector<double> plain;
@@ -344,12 +376,12 @@ TEST_CASE("head_logits are the products with the vocabulary, without its padding
 }
 
 TEST_CASE(
-    "softmax gives the same bits whatever the number of threads, and losses add up in double") {
+    "softmax gives the same bits whatever the number of threads, and losses add up in double",
+    "[cuda]") {
+    ON_EACH_DEVICE();
     const int64_t R = random_int(5, 60), V = random_int(2, 900);
     const std::vector<float> z = random_normal(static_cast<size_t>(R * V));
-    std::vector<int32_t> targets;
-    for (int64_t row = 0; row < R; ++row)
-        targets.push_back(static_cast<int32_t>(random_int(-1, V - 1)));
+    const Targets targets(random_targets(R, V));
     check_thread_independence([&] {
         const Buffer logits(DType::bf16, {R, V}, z), stats(DType::fp32, {R, 3});
         TestStream stream;
@@ -357,13 +389,98 @@ TEST_CASE(
         softmax_backward(stream, logits, stats, targets.data(), 0, V);
         return logits.bytes() + stats.bytes();
     });
-    double total = std::numeric_limits<double>::quiet_NaN(), expected = 0;
+    double expected = 0;
     for (float value : z) expected += static_cast<double>(value);
+    const Buffer losses(DType::fp32, {static_cast<int64_t>(z.size())}, z);
+    const TestMemory memory(sizeof(double));
+    auto* const total = static_cast<double*>(memory.data());
     TestStream stream;
-    accumulate_loss(stream, &total, z.data(), static_cast<int64_t>(z.size()), false);
-    CHECK(std::abs(total - expected) <= 1e-9);
-    accumulate_loss(stream, &total, z.data(), static_cast<int64_t>(z.size()), true);
-    CHECK(std::abs(total - 2 * expected) <= 1e-9);
+    for (int times : {1, 2}) {
+        accumulate_loss(stream, total, losses.as<float>(), static_cast<int64_t>(z.size()), times > 1);
+        memory.settle();
+        CHECK(std::abs(*total - times * expected) <= 1e-9);
+    }
+}
+
+TEST_CASE("head_loss takes vocabularies of any size, with rows that begin anywhere", "[cuda]") {
+    ON_EACH_DEVICE();
+    // On a GPU a row of up to 227 KiB waits on chip; a longer one is read twice.
+    struct Case {
+        DType dtype;
+        int64_t V, padding;
+    };
+    for (const auto& [dtype, V, padding] :
+         {Case{DType::bf16, 50257, 47}, Case{DType::bf16, 50257, 0}, Case{DType::bf16, 70001, 3},
+          Case{DType::bf16, 120001, 5}, Case{DType::fp32, 50257, 1}, Case{DType::fp32, 65537, 2}}) {
+        const Problem p(dtype, random_int(1, 3), 3, V, padding);
+        CAPTURE(name_of(dtype), p.R, p.V, p.Vp);
+        const Outputs training(p), evaluation(p);
+        run(p, training, random_int(1, p.R), true);
+        run(p, evaluation, p.R, false);
+        const Results exact = textbook<double>(p, false), plain = textbook<float>(p, true);
+        check_accuracy("losses", DType::fp32, training.losses.values(), plain.losses, exact.losses);
+        check_accuracy("dx", dtype, training.dx.values(), plain.dx, exact.dx);
+        check_accuracy("dw", DType::fp32, training.dw.values(), plain.dw, exact.dw);
+        CHECK((training.losses.bytes() == evaluation.losses.bytes()));
+    }
+}
+
+TEST_CASE("the loss of a row with a NaN or without a finite logit is no number, and other rows stay as they are", "[cuda]") {
+    ON_EACH_DEVICE();
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    for (float special : {std::numeric_limits<float>::quiet_NaN(), infinity, -infinity}) {
+        Problem p(DType::fp32, 3, 1, 20, 4);
+        // Row 1 of the logits is special·w.
+        for (size_t row = 0; row < 3; ++row) p.x.set(row, row == 1 ? special : 0.5f);
+        for (size_t j = 0; j < 20; ++j) p.w.set(j, 1.0f);
+        const Targets targets({3, 4, -1});
+        const Buffer losses(DType::fp32, {3}), logits(DType::fp32, {3, p.Vp}), dx(DType::fp32, {3, 1});
+        TestStream stream(head_loss_scratch_bytes(test_device(), p.dtype, 3, p.Vp, p.C));
+        head_loss(stream, {.x = p.x, .w = p.w, .logits = logits, .V = p.V, .targets = targets.data(),
+                           .losses = losses.as<float>(), .dx = dx});
+        CAPTURE(special);
+        CHECK(std::abs(losses[0] - std::log(20.0)) < 1e-6);
+        CHECK(std::isnan(losses[1]));
+        CHECK(losses[2] == 0);
+        for (size_t row = 0; row < 3; ++row) {
+            for (size_t j = 0; j < static_cast<size_t>(p.Vp); ++j) {
+                const double dz = logits[row * static_cast<size_t>(p.Vp) + j];
+                if (row == 2 || j >= 20)
+                    CHECK(dz == 0);
+                else
+                    CHECK(std::isnan(dz) == (row == 1));
+            }
+        }
+    }
+}
+
+TEST_CASE("head_loss on a GPU is as accurate as on the CPU", "[cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        const Problem p(dtype);
+        CAPTURE(name_of(dtype), p.R, p.C, p.V, p.Vp);
+        const Outputs ours(p), cpu(p);
+        run(p, ours, p.R, true);
+
+        const Buffer logits(dtype, {p.R, p.Vp});
+        std::vector<char> scratch(head_loss_scratch_bytes({}, dtype, p.R, p.Vp, p.C) + 64);
+        Stream host;
+        host.scratch = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
+        host.scratch_bytes = scratch.size() - 64;
+        head_loss(host, {.x = p.x,
+                         .w = p.w,
+                         .logits = logits,
+                         .V = p.V,
+                         .targets = p.targets.data(),
+                         .losses = cpu.losses.as<float>(),
+                         .dx = cpu.dx,
+                         .dw = cpu.dw.sink(false)});
+        const Results exact = textbook<double>(p, false);
+        check_accuracy("losses", DType::fp32, ours.losses.values(), cpu.losses.values(), exact.losses);
+        check_accuracy("dx", dtype, ours.dx.values(), cpu.dx.values(), exact.dx);
+        check_accuracy("dw", DType::fp32, ours.dw.values(), cpu.dw.values(), exact.dw);
+    }
 }
 
 }  // namespace train_gpt

@@ -1,0 +1,316 @@
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <sstream>
+
+#include "kernels/gemm_cublas.h"
+
+namespace train_gpt::cuda {
+
+namespace {
+
+constexpr int most_candidates = 8;
+constexpr int timed_runs = 5;
+
+void require(cublasStatus_t status, const char* what) {
+    if (status != CUBLAS_STATUS_SUCCESS) throw Error("cuBLASLt, ", what, ": ", cublasLtGetStatusString(status));
+}
+
+template <class Value>
+void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, const Value& value) {
+    require(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value), "describing a product");
+}
+
+template <class Value>
+void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, const Value& value) {
+    require(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value), "asking for algorithms");
+}
+
+cudaDataType_t cuda_type(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+
+cublasComputeType_t compute_type(bool tf32) { return tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F; }
+
+/// cuBLASLt stores columns, so that it sees the transpose of each matrix here and is asked for dᵀ = bᵀ∘aᵀ: its A is b.
+cublasLtEpilogue_t cublas_epilogue(Epilogue epilogue) {
+    switch (epilogue) {
+        case Epilogue::bias:
+            return CUBLASLT_EPILOGUE_BIAS;
+        case Epilogue::gelu:
+            return CUBLASLT_EPILOGUE_GELU_AUX;
+        case Epilogue::bias_gelu:
+            return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+        case Epilogue::dgelu:
+            return CUBLASLT_EPILOGUE_DGELU;
+        case Epilogue::column_sums:
+            return CUBLASLT_EPILOGUE_BGRADB;
+        case Epilogue::none:
+            break;
+    }
+    return CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+bool reads_bias(Epilogue epilogue) { return epilogue == Epilogue::bias || epilogue == Epilogue::bias_gelu; }
+bool has_aux(Epilogue epilogue) {
+    return epilogue == Epilogue::gelu || epilogue == Epilogue::bias_gelu || epilogue == Epilogue::dgelu;
+}
+
+int alignment_of(const void* address) {
+    return 1 << std::min(4, std::countr_zero(reinterpret_cast<uintptr_t>(address)));
+}
+
+/// Sums over parts of k must be kept in fp32 and added in a fixed order. INPLACE and OUTPUT_TYPE keep them in the
+/// output's dtype, and nothing is said about the order in which INPLACE adds them.
+constexpr uint32_t allowed_reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // or none, always
+
+bool reduction_is_allowed(const cublasLtMatmulAlgo_t& algorithm) {
+    uint32_t scheme = 0;
+    require(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
+                                                 sizeof scheme, nullptr),
+            "reading an algorithm");
+    return (scheme & ~allowed_reductions) == 0;
+}
+
+bool is_usable(const cublasLtMatmulAlgo_t& algorithm, const cublasLtMatmulHeuristicResult_t& checked) {
+    return checked.state == CUBLAS_STATUS_SUCCESS && checked.workspaceSize <= gemm_workspace_bytes &&
+           reduction_is_allowed(algorithm);
+}
+
+/// A moment of the device's time.
+class TimePoint {
+  public:
+    TimePoint() { CUDA_CHECK(cudaEventCreate(&event_)); }
+    ~TimePoint() { cudaEventDestroy(event_); }
+    TimePoint(const TimePoint&) = delete;
+    TimePoint& operator=(const TimePoint&) = delete;
+
+    void record(cudaStream_t stream) { CUDA_CHECK(cudaEventRecord(event_, stream)); }
+    /// Waits until the point is reached.
+    float milliseconds_since(const TimePoint& start) const {
+        CUDA_CHECK(cudaEventSynchronize(event_));
+        float result = 0;
+        CUDA_CHECK(cudaEventElapsedTime(&result, start.event_, event_));
+        return result;
+    }
+
+  private:
+    cudaEvent_t event_ = nullptr;
+};
+
+// The words of a line of choices.
+constexpr const char* op_names[] = {"nt", "nn", "tn"};
+constexpr const char* epilogue_names[] = {"none", "bias", "gelu", "bias_gelu", "dgelu", "column_sums"};
+constexpr const char* dtype_names[] = {"fp32", "bf16"};
+constexpr const char* residual_names[] = {"-", "residual"};
+constexpr const char* tf32_names[] = {"-", "tf32"};
+
+template <class Value, size_t n>
+void read_name(std::istream& from, Value& value, const char* const (&names)[n]) {
+    std::string word;
+    from >> word;
+    const auto found = std::find(std::begin(names), std::end(names), word);
+    if (found == std::end(names))
+        from.setstate(std::ios::failbit);
+    else
+        value = static_cast<Value>(found - std::begin(names));
+}
+
+}  // namespace
+
+GemmPlans::Problem GemmPlans::problem_of(const Gemm& args, bool tf32) {
+    return {.op = args.op,
+            .epilogue = args.epilogue,
+            .in = args.in,
+            .out = args.out,
+            .residual = args.residual != nullptr,
+            .tf32 = tf32 && args.in == DType::fp32,
+            .m = args.m,
+            .n = args.n,
+            .k = args.k,
+            .alignment = {alignment_of(args.a), alignment_of(args.b), alignment_of(args.residual), alignment_of(args.d),
+                          alignment_of(args.vector)}};
+}
+
+/// Fills in everything but the algorithm and the addresses.
+void GemmPlans::describe(Plan& plan, const Problem& p) {
+    const bool a_transposed = p.op == GemmOp::tn, b_transposed = p.op == GemmOp::nt;
+    require(cublasLtMatmulDescInit(&plan.operation, compute_type(p.tf32), CUDA_R_32F), "describing a product");
+    set(&plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(&plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(&plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, cublas_epilogue(p.epilogue));
+    if (reads_bias(p.epilogue)) set(&plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(p.out));
+    if (p.epilogue == Epilogue::column_sums) set(&plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
+    if (has_aux(p.epilogue)) set(&plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.n);
+
+    const auto layout = [](cublasLtMatrixLayoutOpaque_t& matrix, DType dtype, int64_t rows, int64_t cols) {
+        require(cublasLtMatrixLayoutInit(&matrix, cuda_type(dtype), static_cast<uint64_t>(cols),
+                                         static_cast<uint64_t>(rows), cols),
+                "describing a matrix");
+    };
+    layout(plan.a, p.in, a_transposed ? p.k : p.m, a_transposed ? p.m : p.k);
+    layout(plan.b, p.in, b_transposed ? p.n : p.k, b_transposed ? p.k : p.n);
+    layout(plan.d, p.out, p.m, p.n);
+}
+
+/// Tells the plan's descriptor the addresses that are not arguments of cublasLtMatmul.
+static void set_addresses(cublasLtMatmulDesc_t operation, const Gemm& args) {
+    if (args.vector) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, args.vector);
+    if (args.aux) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, args.aux);
+}
+
+cublasStatus_t GemmPlans::launch(Stream& stream, const Gemm& args, Plan& plan) {
+    const float one = 1, beta = args.accumulate || args.residual ? 1 : 0;
+    const void* addend = args.residual ? args.residual : args.d;
+    return cublasLtMatmul(stream.queue->cublas(), &plan.operation, &one, args.b, &plan.b, args.a, &plan.a, &beta,
+                          addend, &plan.d, args.d, &plan.d, &plan.algorithm.bits,
+                          stream.scratch_for<void>(plan.algorithm.workspace_bytes), plan.algorithm.workspace_bytes,
+                          stream_of(stream));
+}
+
+std::vector<GemmPlans::Algorithm> GemmPlans::candidates(Stream& stream, Plan& plan, const Problem& p) {
+    cublasLtMatmulPreferenceOpaque_t preference{};
+    require(cublasLtMatmulPreferenceInit(&preference), "asking for algorithms");
+    const auto alignment = [&](int which) { return static_cast<uint32_t>(p.alignment[static_cast<size_t>(which)]); };
+    set(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{gemm_workspace_bytes});
+    set(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, allowed_reductions);
+    set(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(1));
+    set(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(0));
+    set(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.residual ? alignment(2) : alignment(3));
+    set(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(3));
+
+    cublasLtMatmulHeuristicResult_t found[most_candidates] = {};
+    int count = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(stream.queue->cublas(), &plan.operation, &plan.b, &plan.a, &plan.d, &plan.d,
+                                       &preference, most_candidates, found, &count);
+    // An epilogue that is not there for these shapes is reported as either.
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
+    require(status, "asking for algorithms");
+    std::vector<Algorithm> usable;
+    for (int i = 0; i < count; ++i)
+        if (is_usable(found[i].algo, found[i])) usable.push_back({found[i].algo, found[i].workspaceSize});
+    return usable;
+}
+
+/// The candidate that takes the least time. The product is done many times over: it must not accumulate.
+GemmPlans::Algorithm GemmPlans::fastest(Stream& stream, const Gemm& args, Plan plan,
+                                        const std::vector<Algorithm>& candidates) {
+    TimePoint start, end;
+    float least = std::numeric_limits<float>::infinity();
+    Algorithm best = candidates.front();
+    for (const Algorithm& candidate : candidates) {
+        plan.algorithm = candidate;
+        if (launch(stream, args, plan) != CUBLAS_STATUS_SUCCESS)
+            continue;  // cuBLASLt does not promise that its guess runs
+        start.record(stream_of(stream));
+        for (int run = 0; run < timed_runs; ++run) require(launch(stream, args, plan), "timing a product");
+        end.record(stream_of(stream));
+        const float time = end.milliseconds_since(start);
+        if (time < least) {
+            least = time;
+            best = candidate;
+        }
+    }
+    return best;
+}
+
+bool GemmPlans::take_kept(Stream& stream, Plan& plan, const Problem& problem) const {
+    const auto kept = kept_.find(problem);
+    if (kept == kept_.end() || kept->second.version != cublasLtGetVersion()) return false;
+    const cublasLtMatmulAlgo_t& bits = kept->second.bits;
+    cublasLtMatmulHeuristicResult_t checked{};
+    const cublasStatus_t status = cublasLtMatmulAlgoCheck(stream.queue->cublas(), &plan.operation, &plan.b, &plan.a,
+                                                          &plan.d, &plan.d, &bits, &checked);
+    if (status != CUBLAS_STATUS_SUCCESS || !is_usable(bits, checked)) return false;
+    plan.algorithm = {bits, checked.workspaceSize};
+    return true;
+}
+
+GemmPlans::Plan GemmPlans::make_plan(Stream& stream, const Gemm& args, const Problem& problem) const {
+    Plan plan;
+    describe(plan, problem);
+    set_addresses(&plan.operation, args);
+    plan.supported = take_kept(stream, plan, problem);
+    if (plan.supported) return plan;
+
+    const std::vector<Algorithm> found = candidates(stream, plan, problem);
+    plan.supported = !found.empty();
+    if (!plan.supported) return plan;
+    // A product that accumulates cannot be repeated. Where one is seen before its like that overwrites, it takes the
+    // first.
+    const bool timed = settings.autotune && !args.accumulate && found.size() > 1;
+    plan.algorithm = timed ? fastest(stream, args, plan, found) : found.front();
+    return plan;
+}
+
+bool GemmPlans::run(Stream& stream, const Gemm& args) {
+    // What cuBLASLt demands of aux; refusals are not left to it, since some versions notice only when they run.
+    if (has_aux(args.epilogue) && (args.n % 8 != 0 || alignment_of(args.aux) < 16)) return false;
+
+    const Problem problem = problem_of(args, settings.tf32);
+    auto found = plans_.find(problem);
+    if (found == plans_.end()) found = plans_.emplace(problem, make_plan(stream, args, problem)).first;
+    Plan& plan = found->second;
+    if (plan.supported) {
+        set_addresses(&plan.operation, args);
+        require(launch(stream, args, plan), "multiplying matrices");
+    } else if (args.epilogue == Epilogue::none) {
+        throw Error("cuBLASLt ", cublasLtGetVersion(), " has no algorithm for a matrix product of ", args.m, "×",
+                    args.k, " by ", args.k, "×", args.n, " (", name_of(args.in), " to ", name_of(args.out), ")");
+    }
+    return plan.supported;
+}
+
+void GemmPlans::write(std::string& text, const Problem& p, const Kept& kept) {
+    std::ostringstream line;
+    line << op_names[static_cast<int>(p.op)] << ' ' << dtype_names[static_cast<int>(p.in)] << ' '
+         << dtype_names[static_cast<int>(p.out)] << ' ' << epilogue_names[static_cast<int>(p.epilogue)] << ' '
+         << residual_names[p.residual] << ' ' << tf32_names[p.tf32] << ' ' << p.m << ' ' << p.n << ' ' << p.k;
+    for (int alignment : p.alignment) line << ' ' << alignment;
+    line << ' ' << kept.version << std::hex;
+    for (uint64_t word : kept.bits.data) line << ' ' << word;
+    text += line.str() + '\n';
+}
+
+std::string GemmPlans::choices() const {
+    std::map<Problem, Kept> chosen = kept_;
+    for (const auto& [problem, plan] : plans_)
+        if (plan.supported) chosen[problem] = {cublasLtGetVersion(), plan.algorithm.bits};
+    std::string text;
+    for (const auto& [problem, kept] : chosen) write(text, problem, kept);
+    return text;
+}
+
+void GemmPlans::set_choices(const std::string& text) {
+    std::map<Problem, Kept> all;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+        std::istringstream from(line);
+        Problem p{};
+        Kept kept;
+        read_name(from, p.op, op_names);
+        read_name(from, p.in, dtype_names);
+        read_name(from, p.out, dtype_names);
+        read_name(from, p.epilogue, epilogue_names);
+        read_name(from, p.residual, residual_names);
+        read_name(from, p.tf32, tf32_names);
+        from >> p.m >> p.n >> p.k;
+        for (int& alignment : p.alignment) from >> alignment;
+        from >> kept.version >> std::hex;
+        for (uint64_t& word : kept.bits.data) from >> word;
+        std::string rest;
+        if (!from || from >> rest)
+            throw Error("The choices of matrix algorithms are damaged in the line \"", line,
+                        "\"; remove them to choose anew.");
+        all[p] = kept;
+    }
+    kept_ = std::move(all);
+    plans_.clear();
+}
+
+bool gemm(Stream& stream, const Gemm& args) { return stream.queue->gemm_plans().run(stream, args); }
+
+void set_gemm_settings(Queue& queue, const GemmSettings& settings) { queue.gemm_plans().settings = settings; }
+std::string gemm_choices(const Queue& queue) { return queue.gemm_plans().choices(); }
+void set_gemm_choices(Queue& queue, const std::string& choices) { queue.gemm_plans().set_choices(choices); }
+
+}  // namespace train_gpt::cuda

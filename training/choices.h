@@ -1,0 +1,18 @@
+// What a run picked by itself, by measuring or by what fits: kept in its folder and in each checkpoint, and used again when
+// it goes on, so that it has the same bits.
+#pragma once
+#include <filesystem>
+#include <string>
+
+namespace train_gpt {
+
+struct Choices {
+    std::string recompute;  // the level behind precision.recompute = auto; empty: not chosen yet
+    std::string kernels;    // kernel_choices()
+};
+
+/// FOLDER/choices.json. Reading gives nothing where there is none, and throws Error when it is damaged.
+Choices read_choices(const std::filesystem::path& folder);
+void write_choices(const std::filesystem::path& folder, const Choices& choices);
+
+}  // namespace train_gpt
