@@ -101,6 +101,9 @@ NVCC_FLAGS := -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr -ccbin $(firstwo
     -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS)) \
     $(if $(filter-out 0,$(WERROR)),-Werror all-warnings) -Xcompiler=-fopenmp,-Wall,-Wextra
 LIBRARIES += -L$(CUDA_PATH)/lib64 -Wl,-rpath,$(CUDA_PATH)/lib64 -lcublasLt -lcudart
+ifeq ($(VARIANT),portable)
+LIBRARIES += -Wl,-rpath,'$$ORIGIN':/usr/local/cuda/lib64
+endif
 endif
 
 VERSION := $(shell git describe --always --dirty --tags 2> /dev/null || cat VERSION 2> /dev/null || echo unknown)
@@ -177,7 +180,7 @@ endif
 
 # --- what one can ask for --------------------------------------------------------------------------------------------
 
-.PHONY: all setup quickstart test run-tests test-full bench format lint install clean help FORCE has-clang-format has-clang-tidy
+.PHONY: all setup quickstart test run-tests test-full bench format lint install bundle clean help FORCE has-clang-format has-clang-tidy
 
 setup:
 	@scripts/setup.sh
@@ -240,6 +243,13 @@ install: $(B)/train_gpt
 	install -d $(DESTDIR)$(PREFIX)/share/train_gpt/configs
 	install -m 644 configs/*.json $(DESTDIR)$(PREFIX)/share/train_gpt/configs
 
+# For nodes without packages: every architecture that nvcc knows from 80 on, and processors with AVX2.
+bundle:
+	@$(MAKE) --no-print-directory VARIANT=portable MARCH=x86-64-v3 MPI=0 \
+	    GPU_ARCHS='$(or $(GPU_ARCHS),$(shell $(or $(NVCC),nvcc) --list-gpu-arch 2> /dev/null | sed -n 's/^compute_\([89].\|1..\)$$/\1/p'))' \
+	    build/portable/train_gpt
+	@CUDA_LIBRARIES=$(CUDA_PATH)/lib64 scripts/bundle.sh build/portable/train_gpt build/bundle
+
 clean:
 	rm -rf build
 
@@ -253,6 +263,7 @@ help:
 	@echo 'make format      lays out the sources with clang-format'
 	@echo 'make lint        checks the sources with clang-tidy'
 	@echo 'make install     copies the program and its configurations to PREFIX (now $(PREFIX)), below DESTDIR'
+	@echo 'make bundle      puts the program and its libraries into build/bundle, which runs after a copy'
 	@echo 'make clean       removes build/'
 	@echo
 	@sed -n '3,9s/^# \{0,1\}//p' Makefile

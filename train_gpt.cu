@@ -85,12 +85,16 @@ void evaluate_and_log(Trainer& run, const ValidationWindows& windows, const Toke
     metrics.write(fields);
 }
 
-/// What the newest checkpoint of the run folder was computed with; nothing when the run is new.
+/// What the newest whole checkpoint of the run folder was computed with; nothing when the run is new.
 Choices kept_choices(const std::filesystem::path& run_dir) {
-    for (const auto& checkpoint : list_checkpoints(run_dir)) try {
+    for (const auto& checkpoint : list_checkpoints(run_dir)) {
+        try {
+            verify_checkpoint(checkpoint, Verify::choices);
             return read_choices(checkpoint);
-        } catch (const Error&) {  // resume() says what is wrong with it
+        } catch (const Error&) {
+            // resume() says what is wrong with it, and goes back to the one before.
         }
+    }
     return {};
 }
 

@@ -4,6 +4,7 @@
 #ifdef TRAIN_GPT_CUDA
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -28,6 +29,10 @@ std::string obstacle(int index);
 std::string device_name(const Device& device);
 std::string describe_devices();
 uint64_t memory_available(const Device& device);
+
+/// Records what `submit` submits to the stream as a graph and runs that. Throws Error where it allocates or waits for the
+/// device, which a step may not.
+void run_captured(Stream& stream, const std::function<void()>& submit);
 
 std::shared_ptr<Queue> open_queue(const Device& device);
 void synchronize(Stream& stream);

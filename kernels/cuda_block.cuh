@@ -30,8 +30,9 @@ __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat
 /// Rounds to nearest, ties to even.
 template <class T>
 __device__ __forceinline__ T from_float(float value) {
+    // Conversion by pairs is one fast instruction; that of a single number is a slow one on sm_90.
     if constexpr (sizeof(T) == 2)
-        return __float2bfloat16_rn(value);
+        return __low2bfloat16(__floats2bfloat162_rn(value, 0.0f));
     else
         return value;
 }
@@ -67,6 +68,36 @@ struct alignas(16) Pack {
         return result;
     }
 };
+
+/// The elements of a pack as floats: one instruction for each of bf16.
+__device__ __forceinline__ void unpack(float (&to)[4], const Pack<float>& from) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = from[i];
+}
+__device__ __forceinline__ void unpack(float (&to)[8], const Pack<__nv_bfloat16>& from) {
+    unsigned words[4];
+    __builtin_memcpy(words, &from, sizeof words);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        to[2 * i] = __uint_as_float(words[i] << 16);
+        to[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+}
+/// The floats rounded to nearest, ties to even; half an instruction for each of bf16.
+template <class T>
+__device__ __forceinline__ Pack<T> pack(const float (&from)[Pack<T>::size]) {
+    Pack<T> result;
+    if constexpr (sizeof(T) == 2) {
+        __nv_bfloat162 pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pairs[i] = __floats2bfloat162_rn(from[2 * i], from[2 * i + 1]);
+        __builtin_memcpy(&result, pairs, sizeof result);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) result[i] = from[i];
+    }
+    return result;
+}
 
 /// Sum over the lanes of a full warp, the same in every lane.
 template <class T>

@@ -105,6 +105,25 @@ Queue::~Queue() {
     if (stream_) cudaStreamDestroy(stream_);
 }
 
+void run_captured(Stream& stream, const std::function<void()>& submit) {
+    CUDA_CHECK(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal));
+    cudaGraph_t graph = nullptr;
+    try {
+        submit();
+    } catch (...) {
+        cudaStreamEndCapture(stream_of(stream), &graph);
+        if (graph) cudaGraphDestroy(graph);
+        throw;
+    }
+    CUDA_CHECK(cudaStreamEndCapture(stream_of(stream), &graph));
+    const std::unique_ptr<CUgraph_st, decltype(&cudaGraphDestroy)> graph_owner(graph, cudaGraphDestroy);
+    cudaGraphExec_t executable = nullptr;
+    CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    const std::unique_ptr<CUgraphExec_st, decltype(&cudaGraphExecDestroy)> executable_owner(executable, cudaGraphExecDestroy);
+    CUDA_CHECK(cudaGraphLaunch(executable, stream_of(stream)));
+    CUDA_CHECK(cudaStreamSynchronize(stream_of(stream)));
+}
+
 std::shared_ptr<Queue> open_queue(const Device& device) { return std::make_shared<Queue>(device); }
 
 void synchronize(Stream& stream) { CUDA_CHECK(cudaStreamSynchronize(stream_of(stream))); }

@@ -1,10 +1,482 @@
+#include <algorithm>
+#include <type_traits>
+
 #include "kernels/cuda.h"
+#include "kernels/cuda_block.cuh"
 #include "kernels/cuda_kernels.h"
 
 namespace train_gpt::cuda {
 
-void layernorm_forward(Stream& stream, const LayerNormForward& args) { throw Error("layernorm_forward: there is no CUDA kernel yet"); }
-void layernorm_backward(Stream& stream, const LayerNormBackward& args) { throw Error("layernorm_backward: there is no CUDA kernel yet"); }
-size_t layernorm_scratch_bytes(int64_t M, int64_t C) { return 0; }
+namespace {
+
+// Both passes are bound by memory: they read each row once, in 16-byte packs, and keep it in registers. Rows that packs
+// do not fit (C not a multiple of the pack, a view that starts anywhere) or that are too long for registers go through
+// the *_any kernels, which visit a row several times and rely on the caches.
+
+/// Forward: a row belongs to one warp of up to 8 packs a lane (C <= 2048 in bf16), else to a block of 4 packs a thread
+/// (C <= 32768). Eight warps a block leave 100 KB and more of loads in flight on a multiprocessor.
+constexpr int warp_packs = 8, block_packs = 4, max_block_threads = 1024, rows_per_block = 8;
+
+/// Backward: each thread holds three fp32 column sums per element of its part of a row. With 8 elements 80 registers
+/// are enough, and two blocks of 384 threads run on a multiprocessor; rows of more than 3072 elements take 16 and 128
+/// registers. Rows on their way wait in shared memory: while one is in work, `stages` − 1 are being read. Several
+/// rows side by side fill a block, which keeps the number of partial sums small.
+struct ShortRows {
+    static constexpr int elements = 8, stages = 3, max_threads = 384, blocks_per_multiprocessor = 2;
+    static constexpr int max_columns = elements * max_threads;
+};
+struct LongRows {
+    static constexpr int elements = 16, stages = 2, max_threads = 512, blocks_per_multiprocessor = 1;
+    static constexpr int max_columns = elements * max_threads;
+};
+
+constexpr int any_threads = 256;
+
+/// Blocks that sum columns: no more than this, which bounds the scratch; it holds three blocks on each of 160
+/// multiprocessors.
+int max_backward_blocks(int64_t C) { return C <= 2048 ? 512 : 256; }
+
+/// Calls f(std::integral_constant<int, n>{}) for 1 <= n <= most.
+template <int most, class F>
+void with_count(int64_t n, F&& f) {
+    if constexpr (most > 1) {
+        if (n < most) return with_count<most - 1>(n, f);
+    }
+    f(std::integral_constant<int, most>{});
+}
+
+template <class T>
+struct ForwardArgs {
+    T* out;
+    float* stats;  // may be null
+    const T *x, *w, *b;
+    int64_t M;
+    int C;
+    float epsilon;
+
+    __device__ void store_stats(int64_t row, float mean, float rstd) const {
+        if (!stats) return;
+        stats[2 * row] = mean;
+        stats[2 * row + 1] = rstd;
+    }
+};
+
+/// One row per warp (one_warp) or per block: C <= threads · packs · pack size. Reads x once, writes out and stats.
+template <class T, int packs, bool one_warp>
+__global__ void __launch_bounds__(one_warp ? rows_per_block * warp_size : max_block_threads)
+    forward_rows(ForwardArgs<T> args) {
+    __shared__ float shared[2][max_block_threads / warp_size];
+    constexpr int size = Pack<T>::size;
+    const int lanes = one_warp ? warp_size : static_cast<int>(blockDim.x), lane = static_cast<int>(threadIdx.x) % lanes;
+    const int64_t row = one_warp ? int64_t{blockIdx.x} * rows_per_block + threadIdx.x / warp_size : blockIdx.x;
+    if (row >= args.M) return;
+    const auto column = [&](int pack) { return (pack * lanes + lane) * size; };
+    const auto row_sum = [&](float value, float* partials) {
+        return one_warp ? warp_sum(value) : block_sum(value, partials);
+    };
+
+    Pack<T> row_packs[packs];
+#pragma unroll
+    for (int k = 0; k < packs; ++k)
+        if (column(k) < args.C) row_packs[k] = Pack<T>::load(args.x + row * args.C + column(k));
+
+    float x[packs][size], sum = 0, squares = 0;
+#pragma unroll
+    for (int k = 0; k < packs; ++k) {
+        if (column(k) >= args.C) continue;
+        unpack(x[k], row_packs[k]);
+#pragma unroll
+        for (int i = 0; i < size; ++i) sum += x[k][i];
+    }
+    const float mean = row_sum(sum, shared[0]) / static_cast<float>(args.C);
+#pragma unroll
+    for (int k = 0; k < packs; ++k) {
+        if (column(k) >= args.C) continue;
+#pragma unroll
+        for (int i = 0; i < size; ++i) {
+            x[k][i] -= mean;
+            squares += x[k][i] * x[k][i];
+        }
+    }
+    const float rstd = rsqrtf(row_sum(squares, shared[1]) / static_cast<float>(args.C) + args.epsilon);
+    if (lane == 0) args.store_stats(row, mean, rstd);
+
+#pragma unroll
+    for (int k = 0; k < packs; ++k) {
+        if (column(k) >= args.C) continue;
+        float w[size], b[size];
+        unpack(w, Pack<T>::load(args.w + column(k)));
+        unpack(b, Pack<T>::load(args.b + column(k)));
+#pragma unroll
+        for (int i = 0; i < size; ++i) x[k][i] = x[k][i] * rstd * w[i] + b[i];
+        pack<T>(x[k]).store(args.out + row * args.C + column(k));
+    }
+}
+
+/// One row per block, any C and alignment; x is read three times.
+template <class T>
+__global__ void __launch_bounds__(any_threads) forward_any(ForwardArgs<T> args) {
+    __shared__ float shared[2][any_threads / warp_size];
+    const int64_t row = blockIdx.x;
+    const T* x = args.x + row * args.C;
+    float sum = 0, squares = 0;
+    for (int c = static_cast<int>(threadIdx.x); c < args.C; c += any_threads) sum += to_float(x[c]);
+    const float mean = block_sum(sum, shared[0]) / static_cast<float>(args.C);
+    for (int c = static_cast<int>(threadIdx.x); c < args.C; c += any_threads) {
+        const float centred = to_float(x[c]) - mean;
+        squares += centred * centred;
+    }
+    const float rstd = rsqrtf(block_sum(squares, shared[1]) / static_cast<float>(args.C) + args.epsilon);
+    if (threadIdx.x == 0) args.store_stats(row, mean, rstd);
+    for (int c = static_cast<int>(threadIdx.x); c < args.C; c += any_threads)
+        args.out[row * args.C + c] =
+            from_float<T>((to_float(x[c]) - mean) * rstd * to_float(args.w[c]) + to_float(args.b[c]));
+}
+
+template <class T>
+struct BackwardArgs {
+    T* dres;
+    const T *dy, *x, *w;
+    const float* stats;
+    float* partials;  // [blocks, 3, C]: each block's column sums for dw, db and dbias
+    int64_t M;
+    int C;
+};
+
+/// Sums two values over a warp at once: lanes 0–15 return the total of a, lanes 16–31 that of b.
+__device__ __forceinline__ float warp_sum_pair(float a, float b) {
+    const bool upper = threadIdx.x & 16;
+    float kept = upper ? b : a;
+    kept += __shfl_xor_sync(0xffffffffu, upper ? a : b, 16);
+#pragma unroll
+    for (int distance = 8; distance > 0; distance /= 2) kept += __shfl_xor_sync(0xffffffffu, kept, distance);
+    return kept;
+}
+
+/// Sums pairs over the warps of a row: sums[2i] and sums[2i + 1] come from warp i of up to 16.
+__device__ __forceinline__ float2 sum_of_pairs(const float* sums, int warps) {
+    const int lane = static_cast<int>(threadIdx.x) % warp_size;
+    float own = lane < 2 * warps ? sums[lane] : 0.0f;
+#pragma unroll
+    for (int distance = 2; distance < warp_size; distance *= 2) own += __shfl_xor_sync(0xffffffffu, own, distance);
+    const float other = __shfl_xor_sync(0xffffffffu, own, 1);
+    return lane % 2 == 0 ? float2{own, other} : float2{other, own};
+}
+
+/// Waits for the threads of one row, which are whole warps.
+__device__ __forceinline__ void row_barrier() {
+    if (blockDim.x == warp_size)
+        __syncwarp();
+    else
+        asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
+}
+
+/// Begins to copy a pack to shared memory. If not `wanted`, nothing is read and zeros are written.
+template <class T>
+__device__ __forceinline__ void copy_async(Pack<T>* to, const T* from, bool wanted) {
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+        "l"(from), "r"(wanted ? 16 : 0)
+        : "memory");
+}
+
+/// A block has blockDim.y rows in work, each in blockDim.x threads: whole warps with C <= blockDim.x · elements. It
+/// takes every gridDim.x-th group of rows, reads dy, x and dres once, writes dres, and at the end its column sums.
+/// Dynamic shared memory: Pack<T>[blockDim.y][stages][3][packs][blockDim.x]; a thread reads only what it copied itself.
+template <class T, class Shape, bool overwrite>
+__global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multiprocessor)
+    backward_rows(BackwardArgs<T> args) {
+    constexpr int size = Pack<T>::size, packs = Shape::elements / size;
+    static_assert(Shape::elements % size == 0);
+    __shared__ float warp_sums[2][2 * Shape::max_threads / warp_size];
+    extern __shared__ uint4 dynamic_shared[];
+    const int lanes = static_cast<int>(blockDim.x), lane = static_cast<int>(threadIdx.x),
+              group = static_cast<int>(threadIdx.y);
+    const auto column = [&](int pack) { return (pack * lanes + lane) * size; };
+
+    // The thread's first element of the row in work, and where in shared memory that row and the next to be copied are.
+    const int64_t first_row = int64_t{blockIdx.x} * blockDim.y + group, stride = int64_t{gridDim.x} * blockDim.y;
+    const int64_t stride_elements = stride * args.C;
+    const int rows = first_row < args.M ? static_cast<int>(ceil_div(args.M - first_row, stride)) : 0;
+    int64_t at = first_row * args.C + column(0);
+    const int stage_packs = 3 * packs * lanes;
+    Pack<T>* const staged = reinterpret_cast<Pack<T>*>(dynamic_shared) + group * Shape::stages * stage_packs + lane;
+    int stage = 0, next_stage = 0;
+    const auto advance = [&](int& of) { of = of == (Shape::stages - 1) * stage_packs ? 0 : of + stage_packs; };
+    const auto copy_row = [&](int64_t next_at, bool wanted) {
+        if (wanted) {
+            Pack<T>* const to = staged + next_stage;
+#pragma unroll
+            for (int k = 0; k < packs; ++k) {
+                const bool inside = column(k) < args.C;
+                const int64_t from = next_at + k * lanes * size;
+                copy_async(to + k * lanes, args.dy + from, inside);
+                copy_async(to + (packs + k) * lanes, args.x + from, inside);
+                if (!overwrite) copy_async(to + (2 * packs + k) * lanes, args.dres + from, inside);
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        advance(next_stage);
+    };
+
+#pragma unroll
+    for (int i = 0; i + 1 < Shape::stages; ++i) copy_row(at + i * stride_elements, i < rows);
+    const float2* stats = reinterpret_cast<const float2*>(args.stats) + first_row;
+    float2 next_stats = rows > 0 ? *stats : float2{};
+
+    const int warps = lanes / warp_size;
+    const float scale = 1.0f / static_cast<float>(args.C);
+    float dw[packs][size] = {}, db[packs][size] = {}, dbias[packs][size] = {};
+    for (int left = rows; left > 0; --left) {
+        const auto [mean, rstd] = next_stats;
+        stats += stride;
+        if (left > 1) next_stats = *stats;
+        copy_row(at + (Shape::stages - 1) * stride_elements, left >= Shape::stages);
+        Pack<T> w_packs[packs] = {};  // read for each row: it is in L1, and there are no registers to keep it in
+#pragma unroll
+        for (int k = 0; k < packs; ++k)
+            if (column(k) < args.C) w_packs[k] = Pack<T>::load(args.w + column(k));
+        asm volatile("cp.async.wait_group %0;" ::"n"(Shape::stages - 1) : "memory");
+        const Pack<T>* const from = staged + stage;
+
+        float g[packs][size], normal[packs][size], sum_g = 0, sum_gx = 0;
+#pragma unroll
+        for (int k = 0; k < packs; ++k) {
+            float w[size], dy[size];
+            unpack(w, w_packs[k]);
+            unpack(dy, from[k * lanes]);
+            unpack(normal[k], from[(packs + k) * lanes]);
+#pragma unroll
+            for (int i = 0; i < size; ++i) {
+                normal[k][i] = (normal[k][i] - mean) * rstd;
+                g[k][i] = dy[i] * w[i];
+                sum_g += g[k][i];
+                sum_gx += g[k][i] * normal[k][i];
+                dw[k][i] += dy[i] * normal[k][i];
+                db[k][i] += dy[i];
+            }
+        }
+        // One barrier a row is enough, because the next row uses other sums.
+        float* const row_sums = warp_sums[left % 2] + group * 2 * warps;
+        const float pair = warp_sum_pair(sum_g, sum_gx);
+        if (lane % 16 == 0) row_sums[lane / 16] = pair;
+        row_barrier();
+        const float2 totals = sum_of_pairs(row_sums, warps);
+        const float mean_g = scale * totals.x, mean_gx = scale * totals.y;
+
+#pragma unroll
+        for (int k = 0; k < packs; ++k) {
+            float dres[size];
+            if (!overwrite) unpack(dres, from[(2 * packs + k) * lanes]);
+#pragma unroll
+            for (int i = 0; i < size; ++i) {
+                const float dx = rstd * (g[k][i] - mean_g - normal[k][i] * mean_gx);
+                dres[i] = overwrite ? dx : dres[i] + dx;
+            }
+            const Pack<T> stored = pack<T>(dres);
+            if (column(k) < args.C) stored.store(args.dres + at + k * lanes * size);
+            unpack(dres, stored);
+#pragma unroll
+            for (int i = 0; i < size; ++i) dbias[k][i] += dres[i];
+        }
+        at += stride_elements;
+        advance(stage);
+    }
+
+    // The groups add their sums one after the other, where rows were staged; the last writes them out.
+    float* const block_sums = reinterpret_cast<float*>(dynamic_shared);
+    float* const partials = args.partials + int64_t{blockIdx.x} * 3 * args.C;
+    const int last = static_cast<int>(blockDim.y) - 1;
+    for (int turn = 0; turn <= last; ++turn) {
+        if (last > 0) __syncthreads();
+        if (group != turn) continue;
+        const auto add = [&](int kind, const float (&sums)[packs][size]) {
+#pragma unroll
+            for (int k = 0; k < packs; ++k) {
+                if (column(k) >= args.C) continue;
+#pragma unroll
+                for (int i = 0; i < size; i += Pack<float>::size) {
+                    const int place = kind * args.C + column(k) + i;
+                    Pack<float> sum = {};
+                    if (turn > 0) sum = Pack<float>::load(block_sums + place);
+#pragma unroll
+                    for (int j = 0; j < Pack<float>::size; ++j) sum[j] += sums[k][i + j];
+                    sum.store((turn < last ? block_sums : partials) + place);
+                }
+            }
+        };
+        add(0, dw);
+        add(1, db);
+        add(2, dbias);
+    }
+}
+
+/// Any C and alignment: a block takes every gridDim.x-th row and visits it twice; a thread owns every any_threads-th
+/// column and adds to that column's sums in the partials, which the caches hold.
+template <class T, bool overwrite>
+__global__ void __launch_bounds__(any_threads) backward_any(BackwardArgs<T> args) {
+    __shared__ float shared[2][any_threads / warp_size];
+    const float scale = 1.0f / static_cast<float>(args.C);
+    float* partials = args.partials + int64_t{blockIdx.x} * 3 * args.C;
+    for (int64_t row = blockIdx.x; row < args.M; row += gridDim.x) {
+        const T *x = args.x + row * args.C, *dy = args.dy + row * args.C;
+        T* dres = args.dres + row * args.C;
+        const float mean = args.stats[2 * row], rstd = args.stats[2 * row + 1];
+        float sum_g = 0, sum_gx = 0;
+        for (int c = static_cast<int>(threadIdx.x); c < args.C; c += any_threads) {
+            const float g = to_float(dy[c]) * to_float(args.w[c]);
+            sum_g += g;
+            sum_gx += g * ((to_float(x[c]) - mean) * rstd);
+        }
+        const float mean_g = scale * block_sum(sum_g, shared[0]), mean_gx = scale * block_sum(sum_gx, shared[1]);
+        for (int c = static_cast<int>(threadIdx.x); c < args.C; c += any_threads) {
+            const float normal = (to_float(x[c]) - mean) * rstd, dy_c = to_float(dy[c]);
+            const float dx = rstd * (dy_c * to_float(args.w[c]) - mean_g - normal * mean_gx);
+            dres[c] = from_float<T>(overwrite ? dx : to_float(dres[c]) + dx);
+            const float terms[3] = {dy_c * normal, dy_c, to_float(dres[c])};
+            for (int kind = 0; kind < 3; ++kind) {
+                float& sum = partials[kind * args.C + c];
+                sum = (row == blockIdx.x ? 0.0f : sum) + terms[kind];
+            }
+        }
+    }
+}
+
+struct Sinks {
+    GradientSink of[3];  // dw, db, dbias
+};
+
+/// sink (+)= Σ_block partials[block]: 32 columns of sink blockIdx.y per block. Slice s of 32 adds blocks s, s + 32, …;
+/// then the slices are added in order.
+constexpr int reduce_slices = 32;
+__global__ void __launch_bounds__(warp_size* reduce_slices) reduce_partials(
+    const __grid_constant__ Sinks sinks, const float* partials, int blocks, int C) {
+    __shared__ float shared[reduce_slices][warp_size];
+    const GradientSink& sink = sinks.of[blockIdx.y];
+    if (!sink.data) return;
+    const int c = static_cast<int>(blockIdx.x) * warp_size + static_cast<int>(threadIdx.x);
+    float sum = 0;
+    if (c < C) {
+#pragma unroll 4
+        for (int block = static_cast<int>(threadIdx.y); block < blocks; block += reduce_slices)
+            sum += partials[(int64_t{block} * 3 + blockIdx.y) * C + c];
+    }
+    shared[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || c >= C) return;
+    float* out = static_cast<float*>(sink.data) + c;
+    float total = sink.accumulate ? *out : 0.0f;
+    for (int slice = 0; slice < reduce_slices; ++slice) total += shared[slice][threadIdx.x];
+    *out = total;
+}
+
+/// Whether rows of C elements that begin at these addresses are made of whole packs.
+template <class T, class... Tensors>
+bool rows_are_packed(int64_t C, const Tensors&... tensors) {
+    return C % Pack<T>::size == 0 && ((reinterpret_cast<uintptr_t>(tensors.data) % sizeof(Pack<T>) == 0) && ...);
+}
+
+template <class T>
+void forward(Stream& stream, const LayerNormForward& args) {
+    const int64_t M = args.x.rows(), C = args.x.cols(), packs = ceil_div<int64_t>(C, Pack<T>::size);
+    const ForwardArgs<T> kernel_args{.out = static_cast<T*>(args.out.data),
+                                     .stats = static_cast<float*>(args.stats.data),
+                                     .x = static_cast<const T*>(args.x.data),
+                                     .w = static_cast<const T*>(args.w.data),
+                                     .b = static_cast<const T*>(args.b.data),
+                                     .M = M,
+                                     .C = static_cast<int>(C),
+                                     .epsilon = args.epsilon};
+    if (!rows_are_packed<T>(C, args.x, args.out, args.w, args.b) || packs > block_packs * max_block_threads) {
+        forward_any<T><<<static_cast<unsigned>(M), any_threads, 0, stream_of(stream)>>>(kernel_args);
+    } else if (packs <= warp_packs * warp_size) {
+        with_count<warp_packs>(ceil_div<int64_t>(packs, warp_size), [&](auto per_lane) {
+            forward_rows<T, per_lane.value, true><<<static_cast<unsigned>(ceil_div<int64_t>(M, rows_per_block)),
+                                                    rows_per_block * warp_size, 0, stream_of(stream)>>>(kernel_args);
+        });
+    } else {
+        const int64_t threads = ceil_div<int64_t>(packs, block_packs * warp_size) * warp_size;
+        forward_rows<T, block_packs, false>
+            <<<static_cast<unsigned>(M), static_cast<unsigned>(threads), 0, stream_of(stream)>>>(kernel_args);
+    }
+    CUDA_CHECK_LAUNCH();
+}
+
+/// How backward_rows is launched for rows of C elements; a multiprocessor gets `resident` blocks.
+struct BackwardLaunch {
+    int64_t threads, groups, resident;
+    size_t shared_bytes;
+};
+
+template <class T, class Shape>
+BackwardLaunch backward_launch(int64_t M, int64_t C) {
+    constexpr int packs = Shape::elements / Pack<T>::size;
+    const int64_t threads = ceil_div<int64_t>(C, Shape::elements * warp_size) * warp_size;
+    const int64_t groups = std::clamp<int64_t>(Shape::max_threads / threads, 1, M);
+    return {threads, groups, Shape::max_threads * Shape::blocks_per_multiprocessor / (threads * groups),
+            static_cast<size_t>(groups * Shape::stages * 3 * packs * threads) * sizeof(Pack<T>)};
+}
+
+/// Launches what writes dres and the partials; returns the number of blocks that wrote some. It depends on the number
+/// of multiprocessors, and with it the order of the sums.
+template <class T, bool overwrite>
+int backward(Stream& stream, const LayerNormBackward& args, const BackwardArgs<T>& kernel_args) {
+    const int64_t M = kernel_args.M, C = kernel_args.C;
+    const DeviceLimits& limits = limits_of(stream);
+    const bool packed = rows_are_packed<T>(C, args.dy, args.x, args.dres, args.w) &&
+                        reinterpret_cast<uintptr_t>(args.stats.data) % sizeof(float2) == 0;
+    const bool is_short = C <= ShortRows::max_columns;
+    const BackwardLaunch launch = is_short ? backward_launch<T, ShortRows>(M, C) : backward_launch<T, LongRows>(M, C);
+    constexpr size_t static_shared_bytes = 1024;  // at most; warp_sums
+    if (!packed || C > LongRows::max_columns ||
+        launch.shared_bytes + static_shared_bytes > limits.shared_bytes_per_block) {
+        const int64_t blocks = std::min<int64_t>({M, limits.multiprocessors, max_backward_blocks(C)});
+        backward_any<T, overwrite><<<static_cast<unsigned>(blocks), any_threads, 0, stream_of(stream)>>>(kernel_args);
+        CUDA_CHECK_LAUNCH();
+        return static_cast<int>(blocks);
+    }
+    const int64_t blocks = std::min<int64_t>(
+        {ceil_div(M, launch.groups), limits.multiprocessors * launch.resident, max_backward_blocks(C)});
+    const auto kernel = is_short ? backward_rows<T, ShortRows, overwrite> : backward_rows<T, LongRows, overwrite>;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(launch.shared_bytes)));
+    const dim3 block(static_cast<unsigned>(launch.threads), static_cast<unsigned>(launch.groups));
+    kernel<<<static_cast<unsigned>(blocks), block, launch.shared_bytes, stream_of(stream)>>>(kernel_args);
+    CUDA_CHECK_LAUNCH();
+    return static_cast<int>(blocks);
+}
+
+}  // namespace
+
+void layernorm_forward(Stream& stream, const LayerNormForward& args) {
+    assert(args.x.dtype == args.out.dtype && args.out.data != args.x.data);
+    with_element_type(args.x.dtype, [&](auto type) { forward<decltype(type)>(stream, args); });
+}
+
+void layernorm_backward(Stream& stream, const LayerNormBackward& args) {
+    const int64_t M = args.x.rows(), C = args.x.cols();
+    float* partials = stream.scratch_for<float>(layernorm_scratch_bytes(M, C));
+    const int blocks = with_element_type(args.x.dtype, [&](auto type) {
+        using T = decltype(type);
+        const BackwardArgs<T> kernel_args{.dres = static_cast<T*>(args.dres.data),
+                                          .dy = static_cast<const T*>(args.dy.data),
+                                          .x = static_cast<const T*>(args.x.data),
+                                          .w = static_cast<const T*>(args.w.data),
+                                          .stats = args.stats.as<float>(),
+                                          .partials = partials,
+                                          .M = M,
+                                          .C = static_cast<int>(C)};
+        return args.overwrite_dres ? backward<T, true>(stream, args, kernel_args)
+                                   : backward<T, false>(stream, args, kernel_args);
+    });
+    const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(C, warp_size)), 3);
+    reduce_partials<<<grid, dim3(warp_size, reduce_slices), 0, stream_of(stream)>>>(
+        Sinks{{args.dw, args.db, args.dbias}}, partials, blocks, static_cast<int>(C));
+    CUDA_CHECK_LAUNCH();
+}
+
+size_t layernorm_scratch_bytes(int64_t M, int64_t C) {
+    return static_cast<size_t>(std::min<int64_t>(M, max_backward_blocks(C)) * 3 * C) * sizeof(float);
+}
 
 }  // namespace train_gpt::cuda

@@ -5,6 +5,7 @@
 #include "kernels/cuda.h"
 #include "kernels/cuda_block.cuh"
 #include "kernels/cuda_kernels.h"
+#include "kernels/gelu_math.cuh"
 #include "kernels/gemm_cublas.h"
 
 namespace train_gpt::cuda {
@@ -12,22 +13,6 @@ namespace train_gpt::cuda {
 namespace {
 
 // --- element-wise ----------------------------------------------------------------------------------------------------
-
-/// gelu.h's formula: x·σ(2u), because ½·(1 + tanh u) = σ(2u).
-__device__ __forceinline__ float gelu_of(float x) {
-    const float two_u = x * (1.595769122f + 0.07135481283f * (x * x));
-    return x / (1.0f + expf(-two_u));
-}
-
-/// gelu'(x) = σ + x·σ·(1 − σ)·2u'.
-__device__ __forceinline__ float gelu_slope(float x) {
-    // Beyond ±10 it is 0 or 1; inside, nothing overflows. A NaN passes both comparisons.
-    const float above = x < -10.0f ? -10.0f : x;
-    const float z = above > 10.0f ? 10.0f : above;
-    const float e = expf(-z * (1.595769122f + 0.07135481283f * (z * z)));
-    const float sigma = 1.0f / (1.0f + e);
-    return sigma + z * (sigma * (e * sigma)) * (1.595769122f + 0.2140644385f * (z * z));
-}
 
 constexpr int threads_per_block = 256;
 
@@ -93,7 +78,7 @@ __global__ void __launch_bounds__(threads_per_block)
         }
         if (activated) {
 #pragma unroll
-            for (int e = 0; e < width; ++e) run.values[e] = from_float<T>(gelu_of(to_float(run.values[e])));
+            for (int e = 0; e < width; ++e) run.values[e] = from_float<T>(gelu<T>(to_float(run.values[e])));
             run.store(activated + i);
         }
     }
@@ -108,7 +93,7 @@ __global__ void __launch_bounds__(threads_per_block) multiply_by_slope(T* gradie
         const Run<T, width> at = Run<T, width>::load(preact + i);
 #pragma unroll
         for (int e = 0; e < width; ++e)
-            run.values[e] = from_float<T>(to_float(run.values[e]) * gelu_slope(to_float(at.values[e])));
+            run.values[e] = from_float<T>(to_float(run.values[e]) * gelu_derivative<T>(to_float(at.values[e])));
         run.store(gradient + i);
     }
 }

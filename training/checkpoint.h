@@ -48,7 +48,7 @@ std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 std::optional<std::filesystem::path> recover_newest_checkpoint(
     const std::filesystem::path& run_dir, const std::function<void(const std::string&)>& warn);
 
-enum class Verify { everything, model /* all but the optimizer's state */ };
+enum class Verify { everything, model /* all but the optimizer's state */, choices /* alone */ };
 /// Compares files with the manifest's sizes and hashes; throws Error naming the first that differs.
 void verify_checkpoint(const std::filesystem::path& checkpoint, Verify what);
 

@@ -25,6 +25,11 @@ std::string formatted(const char* format, Args... args) {
     return text;
 }
 
+/// "staging" lies in the host's memory where the device is a GPU.
+std::string label_of(Purpose purpose, const Device& device) {
+    return concat(name_of(purpose), purpose == Purpose::staging && device.is_cuda() ? " (host)" : "");
+}
+
 constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
                                           Recompute::block};
 
@@ -101,10 +106,10 @@ std::string memory_table(const Arena& plan) {
     for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i) {
         const auto purpose = static_cast<Purpose>(i);
         if (plan.bytes(purpose) == 0) continue;
-        table += formatted("  %-12s %12s\n", name_of(purpose),
+        table += formatted("  %-14s %12s\n", label_of(purpose, plan.device()).c_str(),
                            format_bytes(plan.bytes(purpose)).c_str());
     }
-    return table + formatted("  %-12s %12s\n", "total", format_bytes(plan.total_bytes()).c_str());
+    return table + formatted("  %-14s %12s\n", "total", format_bytes(plan.total_bytes()).c_str());
 }
 
 std::string plan_report(const Config& config, const Device& device, int world) {
@@ -153,15 +158,15 @@ std::string plan_report(const Config& config, const Device& device, int world) {
     report += "\nmemory of each rank, by what is recomputed in the backward pass\n";
     report += formatted("  %-14s %14s %14s %14s\n", "", name_of(Recompute::none),
                         name_of(Recompute::elementwise), name_of(Recompute::block));
-    const auto row = [&](const char* name, auto bytes) {
+    const auto row = [&](const std::string& name, auto bytes) {
         report +=
-            formatted("  %-14s %14s %14s %14s\n", name, format_bytes(bytes(plans[0])).c_str(),
+            formatted("  %-14s %14s %14s %14s\n", name.c_str(), format_bytes(bytes(plans[0])).c_str(),
                       format_bytes(bytes(plans[1])).c_str(), format_bytes(bytes(plans[2])).c_str());
     };
     for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i) {
         const auto purpose = static_cast<Purpose>(i);
         if (plans[0].bytes(purpose))
-            row(name_of(purpose), [&](const Arena& plan) { return plan.bytes(purpose); });
+            row(label_of(purpose, device), [&](const Arena& plan) { return plan.bytes(purpose); });
     }
     row("total", [](const Arena& plan) { return plan.total_bytes(); });
     const uint64_t available = memory_available(device);

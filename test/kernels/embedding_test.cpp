@@ -6,14 +6,30 @@ namespace train_gpt {
 
 namespace {
 
+/// Integers that kernels read.
+class Integers {
+  public:
+    explicit Integers(const std::vector<int32_t>& values) : memory_(values.size() * sizeof(int32_t)) {
+        std::memcpy(memory_.data(), values.data(), values.size() * sizeof(int32_t));
+    }
+    const int32_t* data() const { return static_cast<const int32_t*>(memory_.data()); }
+
+  private:
+    TestMemory memory_;
+};
+
 struct Problem {
-    int64_t B = random_int(1, 5), T = random_int(1, 40), C = random_int(1, 300);
+    int64_t B = random_int(1, 5), T = random_int(1, 40),
+            C = random_int(0, 1) ? random_int(1, 300) : 8 * random_int(1, 40);
     int64_t n_ctx = T + random_int(0, 9), vocab = random_int(1, 60),
             padded = vocab + random_int(0, 5);
     std::vector<int32_t> tokens, doc_start;
     std::vector<float> wte, wpe, dout;
 
-    Problem() {
+    Problem() { fill(); }
+    Problem(int64_t B_, int64_t T_, int64_t C_) : B(B_), T(T_), C(C_) { fill(); }
+
+    void fill() {
         for (int64_t b = 0; b < B; ++b) {
             int32_t start = 0;
             for (int64_t t = 0; t < T; ++t) {
@@ -31,9 +47,51 @@ struct Problem {
     }
 };
 
+/// Runs the backward pass and judges both gradients.
+void check_backward(const Problem& p, DType dtype, bool documents, bool accumulate) {
+    CAPTURE(name_of(dtype), p.B, p.T, p.C, p.n_ctx, documents, accumulate);
+    const Buffer dout(dtype, {p.B, p.T, p.C}, p.dout);
+    const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte);
+    const Buffer filled(DType::fp32, {p.n_ctx, p.C}, p.wpe),
+        poisoned(DType::fp32, {p.n_ctx, p.C});
+    const Buffer& dwpe = accumulate ? filled : poisoned;
+
+    // Sums in token order, in both precisions.
+    std::vector<float> wte_plain(p.wte), wpe_plain(p.wpe.size());
+    if (accumulate) wpe_plain = p.wpe;
+    std::vector<double> wte_exact(wte_plain.begin(), wte_plain.end());
+    std::vector<double> wpe_exact(wpe_plain.begin(), wpe_plain.end());
+    for (size_t row = 0; row < p.tokens.size(); ++row) {
+        for (int64_t c = 0; c < p.C; ++c) {
+            const double gradient =
+                dout[row * static_cast<size_t>(p.C) + static_cast<size_t>(c)];
+            const size_t token = static_cast<size_t>(p.tokens[row] * p.C + c);
+            const size_t position =
+                static_cast<size_t>(p.position(row, documents) * p.C + c);
+            wte_exact[token] += gradient;
+            wpe_exact[position] += gradient;
+            wte_plain[token] += static_cast<float>(gradient);
+            wpe_plain[position] += static_cast<float>(gradient);
+        }
+    }
+    const Integers tokens(p.tokens), doc_start(p.doc_start);
+    TestStream stream(embedding_scratch_bytes(test_device(), p.B * p.T, p.padded));
+    embedding_backward(stream, {.dwte = dwte.sink(random_int(0, 1) == 1),
+                                .dwpe = dwpe.sink(accumulate),
+                                .dout = dout,
+                                .tokens = tokens.data(),
+                                .n_ctx = p.n_ctx,
+                                .doc_start = documents ? doc_start.data() : nullptr});
+    check_accuracy("dwte", DType::fp32, dwte.values(), {wte_plain.begin(), wte_plain.end()},
+                   wte_exact);
+    check_accuracy("dwpe", DType::fp32, dwpe.values(), {wpe_plain.begin(), wpe_plain.end()},
+                   wpe_exact);
+}
+
 }  // namespace
 
-TEST_CASE("embedding forward adds the token's and the position's row, rounded once") {
+TEST_CASE("embedding forward adds the token's and the position's row, rounded once", "[cuda]") {
+    ON_EACH_DEVICE();
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (int repeat = 0; repeat < 6; ++repeat) {
             const Problem p;
@@ -41,12 +99,13 @@ TEST_CASE("embedding forward adds the token's and the position's row, rounded on
             CAPTURE(name_of(dtype), p.B, p.T, p.C, documents);
             const Buffer wte(dtype, {p.padded, p.C}, p.wte), wpe(dtype, {p.n_ctx, p.C}, p.wpe);
             const Buffer out(dtype, {p.B, p.T, p.C});
+            const Integers tokens(p.tokens), doc_start(p.doc_start);
             TestStream stream;
             embedding_forward(stream, {.out = out,
-                                       .tokens = p.tokens.data(),
+                                       .tokens = tokens.data(),
                                        .wte = wte,
                                        .wpe = wpe,
-                                       .doc_start = documents ? p.doc_start.data() : nullptr});
+                                       .doc_start = documents ? doc_start.data() : nullptr});
             std::vector<double> expected;
             for (size_t row = 0; row < p.tokens.size(); ++row) {
                 for (int64_t c = 0; c < p.C; ++c) {
@@ -60,14 +119,16 @@ TEST_CASE("embedding forward adds the token's and the position's row, rounded on
     }
 }
 
-TEST_CASE("embedding forward continues at first_position") {
+TEST_CASE("embedding forward continues at first_position", "[cuda]") {
+    ON_EACH_DEVICE();
     const Problem p;
     const Buffer wte(DType::fp32, {p.padded, p.C}, p.wte), wpe(DType::fp32, {p.n_ctx, p.C}, p.wpe);
     const Buffer whole(DType::fp32, {1, p.T, p.C}), last(DType::fp32, {1, 1, p.C});
+    const Integers tokens(p.tokens);
     TestStream stream;
-    embedding_forward(stream, {.out = whole, .tokens = p.tokens.data(), .wte = wte, .wpe = wpe});
+    embedding_forward(stream, {.out = whole, .tokens = tokens.data(), .wte = wte, .wpe = wpe});
     embedding_forward(stream, {.out = last,
-                               .tokens = p.tokens.data() + p.T - 1,
+                               .tokens = tokens.data() + p.T - 1,
                                .wte = wte,
                                .wpe = wpe,
                                .first_position = static_cast<int>(p.T - 1)});
@@ -76,65 +137,133 @@ TEST_CASE("embedding forward continues at first_position") {
 }
 
 TEST_CASE(
-    "embedding backward always adds to dwte, and writes every row of dwpe unless it accumulates") {
+    "embedding backward always adds to dwte, and writes every row of dwpe unless it accumulates", "[cuda]") {
+    ON_EACH_DEVICE();
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (int repeat = 0; repeat < 8; ++repeat) {
-            const Problem p;
-            const bool documents = repeat % 2 == 1, accumulate = repeat / 2 % 2 == 1;
-            CAPTURE(name_of(dtype), p.B, p.T, p.C, p.n_ctx, documents, accumulate);
-            const Buffer dout(dtype, {p.B, p.T, p.C}, p.dout);
-            const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte);
-            const Buffer filled(DType::fp32, {p.n_ctx, p.C}, p.wpe),
-                poisoned(DType::fp32, {p.n_ctx, p.C});
-            const Buffer& dwpe = accumulate ? filled : poisoned;
-
-            // Sums in token order, in both precisions; the kernel's order is the same, so fp32 must agree in every bit.
-            std::vector<float> wte_plain(p.wte), wpe_plain(p.wpe.size());
-            if (accumulate) wpe_plain = p.wpe;
-            std::vector<double> wte_exact(wte_plain.begin(), wte_plain.end());
-            std::vector<double> wpe_exact(wpe_plain.begin(), wpe_plain.end());
-            for (size_t row = 0; row < p.tokens.size(); ++row) {
-                for (int64_t c = 0; c < p.C; ++c) {
-                    const double gradient =
-                        dout[row * static_cast<size_t>(p.C) + static_cast<size_t>(c)];
-                    const size_t token = static_cast<size_t>(p.tokens[row] * p.C + c);
-                    const size_t position =
-                        static_cast<size_t>(p.position(row, documents) * p.C + c);
-                    wte_exact[token] += gradient;
-                    wpe_exact[position] += gradient;
-                    wte_plain[token] += static_cast<float>(gradient);
-                    wpe_plain[position] += static_cast<float>(gradient);
-                }
-            }
-            TestStream stream(embedding_scratch_bytes({}, p.B * p.T, p.padded));
-            embedding_backward(stream, {.dwte = dwte.sink(random_int(0, 1) == 1),
-                                        .dwpe = dwpe.sink(accumulate),
-                                        .dout = dout,
-                                        .tokens = p.tokens.data(),
-                                        .n_ctx = p.n_ctx,
-                                        .doc_start = documents ? p.doc_start.data() : nullptr});
-            check_accuracy("dwte", DType::fp32, dwte.values(), {wte_plain.begin(), wte_plain.end()},
-                           wte_exact);
-            check_accuracy("dwpe", DType::fp32, dwpe.values(), {wpe_plain.begin(), wpe_plain.end()},
-                           wpe_exact);
+            check_backward(Problem(), dtype, repeat % 2 == 1, repeat / 2 % 2 == 1);
         }
     }
 }
 
-TEST_CASE("embedding backward gives the same bits whatever the number of threads") {
+TEST_CASE("embedding backward sums tokens that fill the batch, and runs of every length", "[cuda]") {
+    ON_EACH_DEVICE();
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        for (int repeat = 0; repeat < 6; ++repeat) {
+            const int64_t T = random_int(100, 400);
+            Problem p(random_int(3, 6), T, repeat % 2 ? random_int(1, 20) : 8 * random_int(1, 20));
+            const int64_t length =
+                std::vector<int64_t>{1 << 20, 31, 32, 33, 64, random_int(1, 200)}[static_cast<size_t>(repeat)];
+            int32_t token = 0;
+            for (size_t row = 0; row < p.tokens.size(); ++row) {
+                // Runs of `length` rows of one token, spread over the batch by the stride.
+                const size_t at = row * 7 % p.tokens.size();
+                if (static_cast<int64_t>(row) % length == length - 1)
+                    token = static_cast<int32_t>((token + 1) % p.vocab);
+                p.tokens[at] = token;
+            }
+            CAPTURE(length);
+            check_backward(p, dtype, repeat % 3 == 1, random_int(0, 1) == 1);
+        }
+    }
+}
+
+TEST_CASE("embedding backward sorts more tokens than one thread block does", "[cuda]") {
+    ON_EACH_DEVICE();
+    const Problem p(random_int(3, 5), random_int(6000, 7000), 3);
+    check_backward(p, DType::fp32, true, false);
+    check_backward(p, DType::bf16, false, true);
+}
+
+TEST_CASE("embedding backward adds up a position that every token has", "[cuda]") {
+    ON_EACH_DEVICE();
+    Problem p(2, random_int(50, 300), 8 * random_int(1, 10));
+    for (size_t row = 0; row < p.doc_start.size(); ++row)
+        p.doc_start[row] = static_cast<int32_t>(static_cast<int64_t>(row) % p.T);
+    check_backward(p, DType::bf16, true, false);
+}
+
+TEST_CASE("embedding takes views that begin at any element", "[cuda]") {
+    ON_EACH_DEVICE();
+    const Problem p(2, 9, 16);
+    const Integers tokens(p.tokens);
+    const auto view = [&](const Buffer& memory, std::initializer_list<int64_t> shape) {
+        return Tensor(memory.as<float>() + 1, DType::fp32, shape);
+    };
+    const auto shifted = [](std::vector<float> values) {
+        values.insert(values.begin(), 0.0f);
+        return values;
+    };
+    const Buffer wte(DType::fp32, {p.padded * p.C + 1}, shifted(p.wte)),
+        wpe(DType::fp32, {p.n_ctx * p.C + 1}, shifted(p.wpe));
+    const Buffer out(DType::fp32, {18 * p.C + 1});
+    TestStream stream(embedding_scratch_bytes(test_device(), 18, p.padded));
+    embedding_forward(stream, {.out = view(out, {2, 9, p.C}),
+                               .tokens = tokens.data(),
+                               .wte = view(wte, {p.padded, p.C}),
+                               .wpe = view(wpe, {p.n_ctx, p.C})});
+    std::vector<float> expected;
+    for (size_t row = 0; row < 18; ++row) {
+        for (int64_t c = 0; c < p.C; ++c)
+            expected.push_back(p.wte[static_cast<size_t>(p.tokens[row] * p.C + c)] +
+                               p.wpe[static_cast<size_t>(p.position(row, false) * p.C + c)]);
+    }
+    CHECK((std::memcmp(out.as<float>() + 1, expected.data(), expected.size() * sizeof(float)) == 0));
+    CHECK(std::isnan(out[0]));
+
+    const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte), dwte_expected(DType::fp32, {p.padded, p.C}, p.wte);
+    const Buffer dout(DType::fp32, {18 * p.C + 1}, shifted(p.dout)), dout_aligned(DType::fp32, {2, 9, p.C}, p.dout);
+    const auto backward = [&](const Buffer& to, Tensor from) {
+        embedding_backward(
+            stream, {.dwte = to.sink(true), .dwpe = {}, .dout = from, .tokens = tokens.data(), .n_ctx = p.n_ctx});
+    };
+    backward(dwte, view(dout, {2, 9, p.C}));
+    backward(dwte_expected, dout_aligned);
+    CHECK((dwte.bytes() == dwte_expected.bytes()));
+}
+
+TEST_CASE("embedding on the GPU agrees with the CPU", "[cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    const Problem p;
+    const Integers tokens(p.tokens), doc_start(p.doc_start);
+    const Buffer dout(DType::bf16, {p.B, p.T, p.C}, p.dout);
+    const auto run = [&](Stream& stream) {
+        const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte), dwpe(DType::fp32, {p.n_ctx, p.C});
+        embedding_backward(stream, {.dwte = dwte.sink(true),
+                                    .dwpe = dwpe.sink(false),
+                                    .dout = dout,
+                                    .tokens = tokens.data(),
+                                    .n_ctx = p.n_ctx,
+                                    .doc_start = doc_start.data()});
+        std::vector<double> values = dwte.values(), positions = dwpe.values();
+        values.insert(values.end(), positions.begin(), positions.end());
+        return values;
+    };
+    TestStream gpu(embedding_scratch_bytes(test_device(), p.B * p.T, p.padded));
+    Stream cpu;
+    const std::vector<double> ours = run(gpu), expected = run(cpu);
+    double worst = 0;
+    for (size_t i = 0; i < ours.size(); ++i) worst = std::max(worst, std::abs(ours[i] - expected[i]));
+    CHECK(worst <= 0x1p-24 * 200 * 20);  // at most 200 terms, with partial sums below 20 times their deviation
+}
+
+TEST_CASE("embedding backward gives the same bits whatever the number of threads, and in every run", "[cuda]") {
+    ON_EACH_DEVICE();
     for (int repeat = 0; repeat < 4; ++repeat) {
         const Problem p;
         const Buffer dout(DType::bf16, {p.B, p.T, p.C}, p.dout);
+        const Integers tokens(p.tokens), doc_start(p.doc_start);
         check_thread_independence([&] {
             const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte),
                 dwpe(DType::fp32, {p.n_ctx, p.C});
-            TestStream stream(embedding_scratch_bytes({}, p.B * p.T, p.padded));
+            TestStream stream(embedding_scratch_bytes(test_device(), p.B * p.T, p.padded));
             embedding_backward(stream, {.dwte = dwte.sink(true),
                                         .dwpe = dwpe.sink(false),
                                         .dout = dout,
-                                        .tokens = p.tokens.data(),
+                                        .tokens = tokens.data(),
                                         .n_ctx = p.n_ctx,
-                                        .doc_start = p.doc_start.data()});
+                                        .doc_start = doc_start.data()});
             return dwte.bytes() + dwpe.bytes();
         });
     }

@@ -28,7 +28,8 @@ std::vector<float> interesting_values() {
 
 }  // namespace
 
-TEST_CASE("gelu in fp32 is within 1.5e-7 of |x|") {
+TEST_CASE("gelu in fp32 is within 1.5e-7 of |x|", "[cuda]") {
+    ON_EACH_DEVICE();
     const std::vector<float> values = interesting_values();
     const Buffer x(DType::fp32, {static_cast<int64_t>(values.size())}, values);
     const Buffer out(DType::fp32, {static_cast<int64_t>(values.size())});
@@ -45,7 +46,8 @@ TEST_CASE("gelu in fp32 is within 1.5e-7 of |x|") {
     CHECK(worst < 1.5e-7);
 }
 
-TEST_CASE("gelu of every finite bf16 is rounded correctly up to the fp32 error") {
+TEST_CASE("gelu of every finite bf16 is rounded correctly up to the fp32 error", "[cuda]") {
+    ON_EACH_DEVICE();
     std::vector<float> values;
     for (uint32_t bits = 0; bits < 0x10000; ++bits) {
         const float value = std::bit_cast<float>(bits << 16);
@@ -64,8 +66,9 @@ TEST_CASE("gelu of every finite bf16 is rounded correctly up to the fp32 error")
     CHECK(wrong == 0);
 }
 
-TEST_CASE("gelu may overwrite its input, for any number of elements") {
-    for (int64_t n : {1, 2, 15, 16, 17, 31, 33, 255, 1001}) {
+TEST_CASE("gelu may overwrite its input, for any number of elements", "[cuda]") {
+    ON_EACH_DEVICE();
+    for (int64_t n : {1, 2, 15, 16, 17, 31, 33, 255, 1001, 8192, 8193}) {
         CAPTURE(n);
         for (DType dtype : {DType::fp32, DType::bf16}) {
             const std::vector<float> values = random_normal(static_cast<size_t>(n), 2.0f);
@@ -75,6 +78,48 @@ TEST_CASE("gelu may overwrite its input, for any number of elements") {
             gelu_forward(stream, x, x);
             CHECK((x.bytes() == out.bytes()));
         }
+    }
+}
+
+TEST_CASE("gelu takes tensors that begin at any element and writes nothing beside them", "[cuda]") {
+    ON_EACH_DEVICE();
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        const int64_t n = random_int(1, 5000);
+        const std::vector<float> values = random_normal(static_cast<size_t>(n) + 2, 2.0f);
+        for (int64_t shift : {0, 1}) {
+            const Buffer x(dtype, {n + 2}, values), out(dtype, {n + 2});
+            const auto view = [&](const Buffer& memory, int64_t first) {
+                return memory.tensor().reshaped({n + 2, 1}).row_range(first, n);
+            };
+            TestStream stream;
+            gelu_forward(stream, view(out, 1), view(x, shift));
+            double worst = 0;
+            for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
+                const double input = x[i + static_cast<size_t>(shift)], reference = gelu_reference(input);
+                worst = std::max(worst, std::abs(out[i + 1] - reference) / (std::abs(input) + 1e-30));
+            }
+            CAPTURE(n, shift, name_of(dtype));
+            CHECK(worst <= (dtype == DType::bf16 ? 0x1p-8 : 2e-7));
+            CHECK(std::isnan(out[0]));
+            CHECK(std::isnan(out[static_cast<size_t>(n) + 1]));
+        }
+    }
+}
+
+TEST_CASE("gelu on the GPU agrees with the CPU", "[cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        const std::vector<float> values = random_normal(3000, 3.0f);
+        const Buffer x(dtype, {3000}, values), ours(dtype, {3000}), expected(dtype, {3000});
+        TestStream gpu;
+        Stream cpu;
+        gelu_forward(gpu, ours, x);
+        gelu_forward(cpu, expected, x);
+        double worst = 0;
+        for (size_t i = 0; i < values.size(); ++i)
+            worst = std::max(worst, (std::abs(ours[i] - expected[i]) - 1e-6) / std::abs(expected[i]));
+        CHECK(worst <= (dtype == DType::bf16 ? 0x1p-7 : 1e-6));
     }
 }
 

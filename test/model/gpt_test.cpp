@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "kernels/cuda.h"
 #include "test/catch.h"
 #include "test/model/tiny_model.h"
 #include "test/random.h"
@@ -322,6 +323,41 @@ TEST_CASE("a gradient that is not finite stops the optimizer for good and is nam
     CHECK(m.optimizer->bad_parameter(m.optimizer->state()) == m.parameter(bad).name);
     CHECK((before == m.state(ParameterStore::State::master, 0)));
 }
+
+#ifdef TRAIN_GPT_CUDA
+TEST_CASE("a step neither allocates nor waits for the device: it can be captured, and then does the same", "[model][cuda]") {
+    if (test_devices().size() < 2) return;
+    const DeviceUnderTest on_cuda(test_devices()[1]);
+    const GPTShape shape = random_shape();
+    const int B = 2, T = static_cast<int>(random_int(1, shape.n_ctx));
+    const uint64_t seed = test_rng()();
+    const auto tokens = random_tokens(static_cast<size_t>(B * T), shape.vocab_size);
+    const auto targets = random_tokens(static_cast<size_t>(B * T), shape.vocab_size);
+    for (DType dtype : dtypes) {
+        CAPTURE(name_of(dtype));
+        std::vector<std::vector<float>> masters[2];
+        for (const bool captured : {false, true}) {
+            TinyModel m(shape, B, T, dtype);
+            m.parameters->initialize(seed);
+            m.set_batch(tokens.data(), targets.data());
+            m.submit();  // the first step chooses algorithms
+            const auto step = [&] {
+                m.submit(true, false);
+                m.submit(false, true);
+                m.optimizer->update(m.stream, {.learning_rate = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f},
+                                    0.5f / static_cast<float>(B * T), 1.0f);
+            };
+            if (captured)
+                cuda::run_captured(m.stream, step);
+            else
+                step();
+            for (int i = 0; i < m.count(); ++i)
+                masters[captured].push_back(m.state(ParameterStore::State::master, i));
+        }
+        CHECK((masters[0] == masters[1]));
+    }
+}
+#endif
 
 TEST_CASE("parameter counts are those of the published GPT-2 models", "[model]") {
     const auto parameters = [](int n_layer, int n_head, int n_embd) {

@@ -31,17 +31,24 @@ struct TinyModel {
 
     /// Forward and backward of one micro-batch; returns the sum of losses.
     double run(const int32_t* tokens, const int32_t* targets, bool first = true, bool last = true) {
-        const size_t bytes = tokens_.bytes();
-        copy_now(stream.device, tokens_.data, tokens, bytes);
-        copy_now(stream.device, targets_.data, targets, bytes);
+        set_batch(tokens, targets);
+        submit(first, last);
+        double loss = 0;
+        copy_now(stream.device, &loss, loss_, sizeof loss);
+        return loss;
+    }
+
+    void set_batch(const int32_t* tokens, const int32_t* targets) {
+        copy_now(stream.device, tokens_.data, tokens, tokens_.bytes());
+        copy_now(stream.device, targets_.data, targets, targets_.bytes());
+    }
+    /// The work of run() alone.
+    void submit(bool first = true, bool last = true) {
         const TokenBatch batch{.tokens = tokens_.as<int32_t>(), .targets = targets_.as<int32_t>()};
         parameters->begin_micro_batch(first, last);
         model->forward(stream, batch);
         model->backward(stream, batch);
         accumulate_loss(stream, loss_, model->losses(), tokens_.numel(), false);
-        double loss = 0;
-        copy_now(stream.device, &loss, loss_, sizeof loss);
-        return loss;
     }
 
     /// Each token's loss in the last run.
