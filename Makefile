@@ -6,7 +6,8 @@
 #     MPI=0|1              without, or not without, MPI         CUDA_HOME=/opt/cuda  where the CUDA toolkit is
 #     DEBUG=1              no optimisation, checked library     SANITIZE=address,undefined|thread
 #     WERROR=1             warnings are errors                  PREFIX= DESTDIR=     where `make install` copies to
-#     GPUSIM=folder        tests run GPU kernels on a simulated CUDA device, whose sources are in this folder
+#     GPUSIM=folder        tests run on a simulated GPU too, whose sources are in this folder
+#     MEMCHECK=1           tests of kernels run under compute-sanitizer
 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -25,6 +26,7 @@ SANITIZE ?=
 WERROR ?=
 GPU_ARCHS ?=
 GPUSIM ?=
+MEMCHECK ?=
 CUDA_HOME ?=
 PREFIX ?= /usr/local
 TEST_ARGS ?=
@@ -215,10 +217,11 @@ run-tests: $(B)/train_gpt $(B)/test $(if $(GPUSIM),simulator)
 	@$(if $(filter 1,$(ONEDNN)),,echo 'skipped: matrix products through oneDNN, which was not found; the own kernel is tested';) \
 	 $(if $(filter 1,$(HAVE_CUDA)),,echo 'skipped: GPU kernels, since there is no nvcc to build them';) \
 	 $(if $(TEST_ARGS),,echo 'skipped: long cases and sanitizers, which make test-full runs';) \
-	 $(if $(GPUSIM),LD_LIBRARY_PATH=$(abspath $(SIMULATOR)/lib)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH}) TRAIN_GPT=$(B)/train_gpt $(B)/test $(TEST_ARGS)
+	 $(if $(and $(filter 1,$(HAVE_CUDA)),$(if $(GPUSIM),,1)),nvidia-smi > /dev/null 2>&1 || echo 'skipped: GPU kernels: there is no GPU to run them (GPUSIM=folder simulates one)';) \
+	 GPUSIM='$(if $(GPUSIM),$(abspath $(SIMULATOR)/lib))' MEMCHECK='$(MEMCHECK)' TRAIN_GPT=$(B)/train_gpt scripts/run-tests.sh $(B)/test $(TEST_ARGS)
 
 test-full:
-	@scripts/test-full.sh
+	@GPUSIM='$(GPUSIM)' scripts/test-full.sh
 
 bench: $(B)/train_gpt $(B)/bench
 	@BUILD=$(B) scripts/bench.sh
@@ -266,4 +269,4 @@ help:
 	@echo 'make bundle      puts the program and its libraries into build/bundle, which runs after a copy'
 	@echo 'make clean       removes build/'
 	@echo
-	@sed -n '3,9s/^# \{0,1\}//p' Makefile
+	@sed -n '3,10s/^# \{0,1\}//p' Makefile

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Every test: the suite as `make test` runs it, its long cases, all of it under AddressSanitizer and UBSan, and the data
-# loader under ThreadSanitizer (the rest runs on OpenMP teams, whose barriers ThreadSanitizer does not see).
+# loader under ThreadSanitizer (the rest runs on OpenMP teams, whose barriers ThreadSanitizer does not see). With GPUSIM
+# (a simulated GPU) also GPU kernels, with its checks for races and for missing dependencies between streams.
 # The last line that it prints is "N passed, M failed" over all of these.
 set -u
 cd "$(dirname "$0")/.."
@@ -27,10 +28,16 @@ run() {  # run LABEL MAKE-ARGUMENTS…
     failed=$((failed + ${counts#* }))
 }
 set -o pipefail
-run "as built"
+run "as built" GPUSIM="${GPUSIM:-}"
+if [ -n "${GPUSIM:-}" ]; then
+    GPUSIM_RACECHECK=1 run "races between threads of a block" GPUSIM="$GPUSIM" TEST_ARGS='[cuda]'
+    for seed in 0 1 2 3; do
+        GPUSIM_STREAMS=lazy GPUSIM_SEED=$seed run "streams in an adverse order, seed $seed" GPUSIM="$GPUSIM" TEST_ARGS='[cuda]'
+    done
+fi
 if grep -rq --include='*_test.cpp' '\[long\]' test; then run "long cases" TEST_ARGS='[long]'; fi
-run "AddressSanitizer and UBSan" SANITIZE=address,undefined
-run "ThreadSanitizer" SANITIZE=thread TEST_ARGS='-# [#loader_test],[#shard_test],[#permutation_test]'
+run "AddressSanitizer and UBSan" SANITIZE=address,undefined CUDA=0
+run "ThreadSanitizer" SANITIZE=thread CUDA=0 TEST_ARGS='-# [#loader_test],[#shard_test],[#permutation_test]'
 echo "$passed passed, $failed failed"
 [ $failed = 0 ] && exit $status
 exit 1
