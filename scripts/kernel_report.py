@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""What can be said of the CUDA kernels without a GPU, as Markdown: registers, spills and shared memory from ptxas; from a
+training step on a simulated GPU the bytes that each kernel moved beside the least that it must, sectors per request beside
+the ideal, and the degree of bank conflicts.
+
+    scripts/kernel_report.py --simulator LIBRARIES [--program build/train_gpt] [--nvcc nvcc] > kernels/REPORT.md
+
+The step: one layer of GPT-2 124M (C = 768, 12 heads of 64, vocabulary 50257), B = 2, T = 512, bf16.
+"""
+import argparse
+import glob
+import os
+import re
+import subprocess
+import tempfile
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--simulator", required=True)
+parser.add_argument("--program", default="build/train_gpt")
+parser.add_argument("--nvcc", default="nvcc")
+args = parser.parse_args()
+
+B, T, C, H, V = 2, 512, 768, 12, 50257
+M, VP = B * T, (V + 127) // 128 * 128
+PARAMETERS = VP * C + T * C + 12 * C * C + 13 * C + 2 * C
+U = 2 * M * C  # bytes of B·T·C elements in bf16
+
+# The least that a launch must read and write, in bytes; None: it depends on the data or is a small second pass.
+LEAST = [
+    (r"layernorm.*forward_rows", 2 * U), (r"layernorm.*backward_rows", 4 * U),
+    (r"attention.*forward", 4 * U), (r"attention.*(key|dkv|dk)", 6 * U), (r"attention.*(query|dq)", 5 * U),
+    (r"attention.*(delta|dot)", 2 * U), (r"loss_in_shared_memory", 2 * 2 * M * V), (r"embedding.*forward", 2 * U),
+    (r"adamw", 30 * PARAMETERS), (r"sum_squares", 4 * PARAMETERS),
+]
+
+
+def demangled(name):
+    """A kernel's name with the types that it is instantiated for."""
+    text = subprocess.run(["c++filt", name], capture_output=True, text=True).stdout.strip()
+    source = re.search(r"_(\d+)_(\w+?)_cu_[0-9a-f]+", name)
+    text = re.sub(r"\(anonymous namespace\)::|train_gpt::cuda::|_GLOBAL__N__\w+::", "", text)
+    text = text.replace("__nv_bfloat16", "bf16").removeprefix("void ")
+    depth, end = 0, len(text)
+    for i, letter in enumerate(text):  # up to the argument list
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and depth == 0 and i > 0 and not text[i:].startswith("(bool)") and not text[i:].startswith("(int)"):
+            end = i
+            break
+    return (source.group(2) + ": " if source else "") + re.sub(r"\((bool|int)\)", "", text[:end])
+
+
+def resources():
+    """{kernel: (registers, spilled bytes, static shared bytes)} on sm_90."""
+    found = {}
+    for source in sorted(glob.glob("kernels/*.cu")):
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as out:
+            log = subprocess.run([args.nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-I.", "-DTRAIN_GPT_CUDA", "-gencode",
+                                  "arch=compute_90,code=sm_90", "-Xptxas", "-v", "-cubin", "-o", out.name, source],
+                                 capture_output=True, text=True, check=True).stderr
+        for entry in re.split(r"Compiling entry function ", log)[1:]:
+            name = demangled(re.match(r"'(\S+)'", entry).group(1))
+            registers = int(re.search(r"Used (\d+) registers", entry).group(1))
+            spills = sum(map(int, re.findall(r"(\d+) bytes spill", entry)))
+            shared = re.search(r"(\d+) bytes smem", entry)
+            found[name] = (registers, spills, int(shared.group(1)) if shared else 0)
+    return found
+
+
+def statistics():
+    """{kernel: (launches, read, written, sectors per load, ideal, sectors per store, ideal, bank conflicts)}"""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"run_dir": folder + "/run", "device": "cuda", "model.n_layer": 1, "model.n_head": H, "model.n_embd": C,
+                    "model.n_ctx": T, "model.vocab_size": V, "data.train": "synthetic", "data.val": "", "tokenizer.path": "",
+                    "batch.micro_batch": B, "batch.sequence_length": T, "batch.tokens_per_step": M, "precision.dtype": "bf16",
+                    "schedule.steps": 1, "schedule.tokens": 0, "schedule.warmup_steps": 0, "sampling.every": 0,
+                    "kernels.autotune": "off", "kernels.attention": "own"}
+        overrides = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        environment = dict(os.environ, LD_LIBRARY_PATH=args.simulator, GPUSIM_STATS="1")
+        run = subprocess.run([args.program, "train", "configs/gpt2-124m.json", *overrides], capture_output=True, text=True,
+                             env=environment)
+    if run.returncode != 0:
+        raise SystemExit(run.stderr)
+    found = {}
+    for block in run.stderr.split("gpusim stats: ")[1:]:
+        name = demangled(block.split("\n", 1)[0].strip())
+        launches = int(re.search(r"launches (\d+)", block).group(1))
+        loads = re.search(r"global loads: (\d+) bytes, \d+ requests, ([\d.]+) sectors/request \(ideal ([\d.]+)\)", block)
+        stores = re.search(r"global stores: (\d+) bytes, \d+ requests, ([\d.]+) sectors/request \(ideal ([\d.]+)\)", block)
+        conflicts = re.search(r"bank conflict degree ([\d.]+)", block)
+        found[name] = (launches, int(loads.group(1)), int(stores.group(1)), float(loads.group(2)), float(loads.group(3)),
+                       float(stores.group(2)), float(stores.group(3)), float(conflicts.group(1)))
+    return found
+
+
+compiled, moved = resources(), statistics()
+print("# CUDA kernels without a GPU\n")
+print("Made by `scripts/kernel_report.py`: registers, spills and static shared memory as ptxas gives them for sm_90, and what a")
+print(f"simulated GPU counted in a training step of one layer of GPT-2 124M (C = {C}, {H} heads, vocabulary {V}, B = {B}, T = {T}, bf16)")
+print("and the warm-up before it. Bytes are those that threads ask for in a launch on average, whether a cache has them or not; the least is")
+print("what must be read and written once. Efficiency is ideal sectors over sectors; a bank conflict degree of 1 is none. No times: there")
+print("was no GPU.\n")
+print("| kernel | registers | spills | shared B | MB moved | least MB | load efficiency | store efficiency | bank conflicts |")
+print("|---|---|---|---|---|---|---|---|---|")
+for name in sorted(moved):
+    launches, read, written, load, load_ideal, store, store_ideal, conflicts = moved[name]
+    registers, spills, shared = compiled.get(name, ("–", "–", "–"))
+    least = next((bytes for pattern, bytes in LEAST if re.search(pattern, name)), None)
+    efficiency = ["–" if sectors == 0 else f"{100 * ideal / sectors:.0f} %" for sectors, ideal in ((load, load_ideal), (store, store_ideal))]
+    print(f"| `{name}` | {registers} | {spills} | {shared} | {(read + written) / launches / 1e6:.2f} | "
+          f"{'' if least is None else format(least / 1e6, '.2f')} | {efficiency[0]} | {efficiency[1]} | "
+          f"{'–' if conflicts == 0 else format(conflicts, '.2f')} |")
+others = sorted(set(compiled) - set(moved))
+print(f"\nKernels that this step does not use ({len(others)}): registers and spills.\n")
+print("| kernel | registers | spills | shared B |")
+print("|---|---|---|---|")
+for name in others:
+    print(f"| `{name}` | {compiled[name][0]} | {compiled[name][1]} | {compiled[name][2]} |")
