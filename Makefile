@@ -60,7 +60,8 @@ ifneq ($(filter-out clean help format setup quickstart test test-full,$(or $(MAK
 MACHINE := $(shell command -v $(CXX) nvcc mpicxx; { cat scripts/configure.sh; $(CXX) -dumpfullversion; \
     grep -m1 ^flags /proc/cpuinfo; } 2> /dev/null | cksum) \
     $(wildcard $(foreach header,dnnl.hpp xxhash.h CLI/CLI.hpp nlohmann/json.hpp catch2/catch.hpp catch2/catch_all.hpp, \
-        /usr/include/$(header) /usr/include/*/$(header) /usr/local/include/$(header)) /usr/local/cuda/bin/nvcc)
+        /usr/include/$(header) /usr/include/*/$(header) /usr/local/include/$(header)) /usr/local/cuda/bin/nvcc \
+        $(addsuffix /cudnn_frontend.h,third_party/*/include /usr/local/cuda/include /usr/include))
 SETTINGS := $(subst $(comma),;,$(CONFIGURE) $(MACHINE))
 include $(B)/config.mk
 ifneq ($(CONFIGURED),$(SETTINGS))
@@ -118,6 +119,7 @@ $(1): FORCE
 endef
 $(eval $(call stamp,$(B)/flags,$(COMPILE) $(KERNEL_FLAGS) $(NVCC_FLAGS) $(LIBRARIES) $(LDFLAGS)))
 $(eval $(call stamp,$(B)/version,$(VERSION)))
+$(eval $(call stamp,$(B)/cudnn,$(CUDNN_FRONTEND)))
 FORCE:
 
 # kernels/ comes last: where the same inline function is in several objects the linker keeps the first, which must run on
@@ -157,9 +159,13 @@ else
 	@$(COMPILE) -MMD -MP -x c++ -c $< -o $@
 endif
 
-$(filter-out $(addprefix $(O)/kernels/,device.o file.o memory.o),$(filter $(O)/kernels/%,$(OBJECTS))): private FLAGS += $(KERNEL_FLAGS)
+NO_MATHEMATICS := $(addprefix $(O)/kernels/,attention_cudnn.o attention_engine.o device.o file.o memory.o)
+$(filter-out $(NO_MATHEMATICS),$(filter $(O)/kernels/%,$(OBJECTS))): private FLAGS += $(KERNEL_FLAGS)
 $(O)/training/version.o: private CPPFLAGS += -DTRAIN_GPT_VERSION='"$(VERSION)"'
 $(O)/training/version.o: $(B)/version
+# cuDNN's headers are read by one file; what it needs of the library it finds at run time.
+$(O)/kernels/attention_cudnn.o: private CPPFLAGS += $(if $(CUDNN_FRONTEND),-DTRAIN_GPT_CUDNN -isystem $(CUDNN_FRONTEND))
+$(O)/kernels/attention_cudnn.o: $(B)/cudnn
 
 # Catch2 is large: its header is compiled once, for all tests (with GCC; other compilers read it each time).
 ifneq ($(findstring Free Software Foundation,$(shell $(CXX) --version 2> /dev/null)),)
@@ -172,10 +178,10 @@ $(PRECOMPILED): test/catch.h $(B)/flags
 $(filter-out %/main.o,$(TEST_OBJECTS)): private CPPFLAGS += -include $(PRECOMPILED:.gch=)
 $(filter-out %/main.o,$(TEST_OBJECTS)): $(PRECOMPILED)
 endif
-# Optimising the templates of the JSON and command line libraries and of Catch2 takes long and speeds up nothing that
-# matters: files that read settings and tests get by with -O1.
+# Optimising the templates of the JSON and command line libraries, of cuDNN's headers and of Catch2 takes long and speeds up
+# nothing that matters: files that read settings and tests get by with -O1.
 ifeq ($(VARIANT),)
-$(addprefix $(O)/,$(patsubst %.cpp,%.o,$(shell grep -lE '<(nlohmann|CLI)/' $(SOURCES)))) $(TEST_OBJECTS) $(PRECOMPILED): private FLAGS += -O1
+$(addprefix $(O)/,$(patsubst %.cpp,%.o,$(shell grep -lE '<(nlohmann/|CLI/|cudnn_frontend)' $(SOURCES)))) $(TEST_OBJECTS) $(PRECOMPILED): private FLAGS += -O1
 endif
 
 -include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d $(O)/test/bench.d $(O)/test/catch.d

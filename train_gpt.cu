@@ -12,6 +12,7 @@
 
 #include "dataloader/loader.h"
 #include "dataloader/prepare.h"
+#include "kernels/attention_engine.h"
 #include "kernels/choices.h"
 #include "kernels/device.h"
 #include "kernels/error.h"
@@ -149,6 +150,13 @@ void report_and_log(const StepReport& r, double data_wait_seconds, Progress& pro
                    {"data_wait_ms", 1e3 * data_wait_seconds}});
 }
 
+/// Before anything is planned.
+void select_kernels(const Config& config) {
+    const auto& k = config.kernels;
+    select_cpu_gemm(k.gemm);
+    select_attention(k.attention == "auto" && k.autotune == "off" ? "own" : k.attention);
+}
+
 int train(const CommandLine& line) {
     const Config config = load_config(line.config, line.overrides);
     if (line.print_config) {
@@ -162,7 +170,7 @@ int train(const CommandLine& line) {
     if (config.data.train.empty())
         throw Error(line.config, ": data.train is not set; name token shards to train on");
     const Device device = open_device(config.device);
-    select_cpu_gemm(config.kernels.gemm);
+    select_kernels(config);
     const DType dtype = resolve_dtype(config.precision.dtype, device);
     Progress progress(config.log.progress);
 
@@ -443,6 +451,7 @@ int run(int argc, char** argv) {
     switch (line.command) {
         case CommandLine::Command::plan: {
             const Config config = load_config(line.config, line.overrides);
+            select_kernels(config);
             std::fputs(plan_report(config, open_device(config.device), line.world).c_str(), stdout);
             return 0;
         }

@@ -1193,6 +1193,10 @@ void check(const AttentionShape& shape, const char* where) {
         throw Error(where, ": B = ", shape.B, ", T = ", shape.T, ", S = ", shape.S,
                     " is no valid shape; 0 <= T <= S and 0 <= B");
     }
+}
+
+// Where the document of each query starts; on a GPU the host does not see it.
+void check_documents(const AttentionShape& shape, const char* where) {
     if (!shape.doc_start) return;
     for (int64_t i = 0; i < int64_t{shape.B} * shape.T; ++i) {
         const int64_t position = i % shape.T + shape.S - shape.T;
@@ -1212,10 +1216,8 @@ void check(const HeadsView& view, const char* name, const char* where) {
 }  // namespace
 
 size_t attention_scratch_bytes(const Device& device, const AttentionShape& shape) {
+    check(shape, "attention_scratch_bytes");
     TRAIN_GPT_ON_CUDA(device, attention_scratch_bytes(shape));
-    AttentionShape known = shape;
-    known.doc_start = nullptr;
-    check(known, "attention_scratch_bytes");
     const int64_t pieces =
         int64_t{shape.B} * shape.H * (shape.T < few_queries ? shape.T : blocks_of(shape.T));
     const auto threads = static_cast<int>(std::min<int64_t>(omp_get_max_threads(), pieces));
@@ -1231,7 +1233,6 @@ size_t attention_scratch_bytes(const Device& device, const AttentionShape& shape
 
 void attention_forward(Stream& stream, const AttentionForward& args) {
     const Profiled profiled(stream, work_of(args));
-    TRAIN_GPT_ON_CUDA(stream.device, attention_forward(stream, args));
     const AttentionShape& shape = args.shape;
     check(shape, "attention_forward");
     if (shape.B == 0 || shape.T == 0) return;
@@ -1239,6 +1240,8 @@ void attention_forward(Stream& stream, const AttentionForward& args) {
     check(args.k, "k", "attention_forward");
     check(args.v, "v", "attention_forward");
     check(args.out, "out", "attention_forward");
+    TRAIN_GPT_ON_CUDA(stream.device, attention_forward(stream, args));
+    check_documents(shape, "attention_forward");
 
     with_engine(shape.dtype, [&](auto engine, auto storage) {
         using Engine = decltype(engine);
@@ -1269,7 +1272,6 @@ void attention_forward(Stream& stream, const AttentionForward& args) {
 
 void attention_backward(Stream& stream, const AttentionBackward& args) {
     const Profiled profiled(stream, work_of(args));
-    TRAIN_GPT_ON_CUDA(stream.device, attention_backward(stream, args));
     const AttentionShape& shape = args.shape;
     check(shape, "attention_backward");
     if (shape.T != shape.S) {
@@ -1286,6 +1288,8 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
     check(args.dk, "dk", "attention_backward");
     check(args.dv, "dv", "attention_backward");
     if (!args.lse) throw Error("attention_backward: lse is missing; the forward pass must save it");
+    TRAIN_GPT_ON_CUDA(stream.device, attention_backward(stream, args));
+    check_documents(shape, "attention_backward");
 
     with_engine(shape.dtype, [&](auto engine, auto storage) {
         using Engine = decltype(engine);

@@ -1,10 +1,54 @@
+// Attention on CUDA: chooses between tensor cores, the general kernels and cuDNN. attention.cpp has checked the arguments.
+#include <algorithm>
+
+#include "kernels/attention_cuda.h"
+#include "kernels/attention_engine.h"
 #include "kernels/cuda.h"
 #include "kernels/cuda_kernels.h"
 
 namespace train_gpt::cuda {
 
-void attention_forward(Stream& stream, const AttentionForward& args) { throw Error("attention_forward: there is no CUDA kernel yet"); }
-void attention_backward(Stream& stream, const AttentionBackward& args) { throw Error("attention_backward: there is no CUDA kernel yet"); }
-size_t attention_scratch_bytes(const AttentionShape& shape) { return 0; }
+namespace {
+
+constexpr int largest_tiled_head = 128;
+
+/// Fewer queries than the 16 rows of a tensor core's operand are left to the general kernels, which share the keys of
+/// one query among many warps: sampling.
+constexpr int fewest_tiled_queries = 16;
+
+bool can_be_tiled(const AttentionShape& shape, std::initializer_list<HeadsView> views) {
+    const auto aligned = [](const HeadsView& view) {
+        return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && view.batch % 8 == 0 && view.token % 8 == 0 &&
+               view.head % 8 == 0;
+    };
+    return shape.dtype == DType::bf16 && shape.D % 8 == 0 && shape.D <= largest_tiled_head &&
+           shape.T >= fewest_tiled_queries && shape.scale > 0 && std::ranges::all_of(views, aligned);
+}
+
+}  // namespace
+
+void attention_forward(Stream& stream, const AttentionForward& args) {
+    stream.queue->attention_engines().forward(stream, args, [&] {
+        if (can_be_tiled(args.shape, {args.q, args.k, args.v, args.out}))
+            attention_forward_tiled(stream, args);
+        else
+            attention_forward_general(stream, args);
+    });
+}
+
+void attention_backward(Stream& stream, const AttentionBackward& args) {
+    stream.queue->attention_engines().backward(stream, args, [&] {
+        if (can_be_tiled(args.shape, {args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv}))
+            attention_backward_tiled(stream, args);
+        else
+            attention_backward_general(stream, args);
+    });
+}
+
+size_t attention_scratch_bytes(const AttentionShape& shape) {
+    if (shape.T != shape.S) return 0;  // the forward pass needs none
+    return std::max({attention_backward_tiled_scratch_bytes(shape), attention_backward_general_scratch_bytes(shape),
+                     attention_library_scratch_bytes(shape)});
+}
 
 }  // namespace train_gpt::cuda

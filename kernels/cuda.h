@@ -57,6 +57,10 @@ std::string gemm_choices(const Queue& queue);
 /// cuBLASLt has them; what was chosen before is forgotten. Throws Error when the text is damaged.
 void set_gemm_choices(Queue& queue, const std::string& choices);
 
+/// AttentionEngines::choices() and set_choices() of the queue.
+std::string attention_choices(const Queue& queue);
+void set_attention_choices(Queue& queue, const std::string& choices);
+
 /// Null when the device, or for pinned memory the host, has not enough.
 void* allocate(const Device& device, size_t bytes);
 void release(const Device& device, void* memory);
@@ -82,7 +86,8 @@ struct DeviceLimits {
     size_t l2_bytes = 0;
 };
 
-class GemmPlans;  // gemm_cublas.h
+class AttentionEngines;  // attention_engine.h
+class GemmPlans;         // gemm_cublas.h
 
 class Queue {
   public:
@@ -95,12 +100,14 @@ class Queue {
     cublasLtHandle_t cublas() const { return cublas_; }
     const DeviceLimits& limits() const { return limits_; }
     GemmPlans& gemm_plans() const { return *gemm_plans_; }
+    AttentionEngines& attention_engines() const { return *attention_engines_; }
 
   private:
     cudaStream_t stream_ = nullptr;
     cublasLtHandle_t cublas_ = nullptr;
     DeviceLimits limits_;
     std::unique_ptr<GemmPlans> gemm_plans_;
+    std::unique_ptr<AttentionEngines> attention_engines_;
 };
 
 inline cudaStream_t stream_of(const Stream& stream) { return stream.queue->stream(); }

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 
+#include "kernels/attention_engine.h"
 #include "kernels/gemm_cublas.h"
 
 namespace train_gpt::cuda {
@@ -97,10 +98,12 @@ Queue::Queue(const Device& device) {
     if (const cublasStatus_t status = cublasLtCreate(&cublas_); status != CUBLAS_STATUS_SUCCESS)
         throw Error("cuBLASLt does not start: ", cublasLtGetStatusString(status));
     gemm_plans_ = std::make_unique<GemmPlans>();
+    attention_engines_ = std::make_unique<AttentionEngines>(stream_);
 }
 
 // Errors were reported by the call before; a destructor has nobody to tell.
 Queue::~Queue() {
+    attention_engines_.reset();  // before the stream that a library was opened for
     if (cublas_) cublasLtDestroy(cublas_);
     if (stream_) cudaStreamDestroy(stream_);
 }
@@ -125,6 +128,9 @@ void run_captured(Stream& stream, const std::function<void()>& submit) {
 }
 
 std::shared_ptr<Queue> open_queue(const Device& device) { return std::make_shared<Queue>(device); }
+
+std::string attention_choices(const Queue& queue) { return queue.attention_engines().choices(); }
+void set_attention_choices(Queue& queue, const std::string& choices) { queue.attention_engines().set_choices(choices); }
 
 void synchronize(Stream& stream) { CUDA_CHECK(cudaStreamSynchronize(stream_of(stream))); }
 

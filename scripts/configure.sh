@@ -98,6 +98,7 @@ for candidate in "${CUDA_HOME:+$CUDA_HOME/bin/nvcc}" "$(command -v nvcc)" /usr/l
     [ -n "$candidate" ] && [ -x "$candidate" ] && { nvcc=$candidate; break; }
 done
 cuda=0
+cudnn_frontend=
 if [ "$CUDA" = 0 ]; then
     say CUDA "not wanted (CUDA=0)"
 elif [ -z "$nvcc" ]; then
@@ -121,7 +122,20 @@ else
     value() { sed -n "s/^#define $2 *\([0-9]*\).*/\1/p" "$1" | head -n 1; }
     meaning="not used by this version"
     path=$(header cudnn_version.h)
-    [ -z "$path" ] || say cuDNN "$(value "$path" CUDNN_MAJOR).$(value "$path" CUDNN_MINOR).$(value "$path" CUDNN_PATCHLEVEL): $meaning"
+    if [ -n "$path" ]; then
+        version="$(value "$path" CUDNN_MAJOR).$(value "$path" CUDNN_MINOR).$(value "$path" CUDNN_PATCHLEVEL)"
+        # Older frontends cannot say all that attention needs.
+        printf '#include <cudnn_frontend_version.h>\n#if CUDNN_FRONTEND_VERSION < 11300\n#error\n#endif\n' > "$work/frontend.cpp"
+        for folder in third_party/cudnn-frontend-*/include "$cuda_home/include" /usr/include; do
+            [ -e "$folder/cudnn_frontend.h" ] && $CXX -I "$folder" -E "$work/frontend.cpp" > /dev/null 2>&1 &&
+                { cudnn_frontend=$folder; break; }
+        done
+        if [ -n "$cudnn_frontend" ]; then
+            say cuDNN "$version: attention on GPUs can use it where it is found at run time (frontend in $cudnn_frontend)"
+        else
+            say cuDNN "$version: not used, since its frontend headers are missing (scripts/setup.sh build fetches them)"
+        fi
+    fi
     path=$(header nccl.h)
     [ -z "$path" ] || say NCCL "$(value "$path" NCCL_MAJOR).$(value "$path" NCCL_MINOR).$(value "$path" NCCL_PATCH): $meaning"
 fi
@@ -150,4 +164,5 @@ HAVE_CUDA := $cuda
 NVCC := $nvcc
 CUDA_PATH := ${cuda_home-}
 CUDA_ARCHS := ${archs-}
+CUDNN_FRONTEND := $cudnn_frontend
 TXT

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the packages that are missing here.
+# Installs the packages that are missing here, and fetches cuDNN's headers where a build for GPUs can use them.
 #   usage: scripts/setup.sh [-y] [build] [quickstart] [test]      all three when none is named; -y: do not ask
 # Installs through apt (Debian, Ubuntu), asking first unless it runs as root, with -y or with CI=true; on other systems it
 # says what to install. Exits with 0 when everything that is needed is there.
@@ -22,6 +22,37 @@ compiles() {  # compiles HEADER: whether the compiler finds it
     command -v "${CXX:-g++}" > /dev/null &&
         printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | ${CXX:-g++} -E -x c++ - > /dev/null 2>&1
 }
+
+# The headers with which attention on GPUs can use cuDNN. No package of Debian has them; NVIDIA's package for Python does,
+# the same in each of its builds. They are left out where they cannot be fetched.
+frontend=1.32.0
+frontend_sha256=c6006556017a4d1c914c52a556c71b1267f2d6a0500f742e7b4edef539878df0
+fetch_cudnn_frontend() {
+    local cuda folder work
+    folder=$(dirname "$0")/../third_party
+    for cuda in "${CUDA_HOME:-}" "$(dirname "$(command -v nvcc)")/.." /usr/local/cuda; do
+        [ -x "$cuda/bin/nvcc" ] && break
+    done
+    [ -x "$cuda/bin/nvcc" ] && { [ -e "$cuda/include/cudnn.h" ] || compiles cudnn.h; } || return
+    [ ! -e "$folder/cudnn-frontend-$frontend" ] || return
+    printf '#include <cudnn_frontend_version.h>\n#if CUDNN_FRONTEND_VERSION < 11300\n#error\n#endif\n' |
+        ${CXX:-g++} -I "$cuda/include" -E -x c++ - > /dev/null 2>&1 && return
+
+    echo "fetching cuDNN's frontend headers (nvidia-cudnn-frontend $frontend) into third_party/"
+    work=$(mktemp -d)
+    echo "nvidia-cudnn-frontend==$frontend --hash=sha256:$frontend_sha256" > "$work/wanted"
+    if python3 -m pip download --disable-pip-version-check --retries 1 --no-deps --only-binary=:all: --python-version 3.11 \
+        --platform manylinux_2_28_x86_64 --require-hashes -r "$work/wanted" -d "$work" > "$work/log" 2>&1 &&
+        python3 -m zipfile -e "$work"/*.whl "$work/unpacked" 2>> "$work/log"; then
+        rm -rf "$folder"/cudnn-frontend-*
+        mkdir -p "$folder/cudnn-frontend-$frontend"
+        mv "$work/unpacked/include" "$folder/cudnn-frontend-$frontend/"
+    else
+        echo "they could not be fetched, so attention on GPUs will do without cuDNN: $(tail -n 1 "$work/log")"
+    fi
+    rm -rf "$work"
+}
+case " ${parts[*]} " in *" build "*) fetch_cudnn_frontend ;; esac
 
 # What is missing, by Debian's names of the packages.
 needed=()

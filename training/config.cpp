@@ -186,9 +186,14 @@ const std::vector<Key>& keys() {
          "Matrix products on the CPU: oneDNN (where the build found it), the project's own kernel, "
          "or the first that "
          "is there."},
+        {KEY(kernels.attention), one_of({"auto", "own", "cudnn"}),
+         "Attention on GPUs: the project's own kernels; cuDNN, where it is found and can compute it (bf16, without a mask "
+         "of documents), for whose backward pass up to 2 GiB of scratch memory are planned; or the faster of the two, as "
+         "timed at the start of the run."},
         {KEY(kernels.autotune), one_of({"on", "off"}),
-         "On a GPU: time the algorithms that cuBLASLt offers for each shape before the first step and keep the fastest, or "
-         "take its first. A run that goes on uses what it chose before."},
+         "On a GPU: time the algorithms that cuBLASLt offers for each shape, and where `kernels.attention` is `auto` both "
+         "attentions, before the first step and keep the fastest; or take cuBLASLt's first and our own attention. A run that goes "
+         "on uses what it chose before."},
     };
     return table;
 }

@@ -91,8 +91,9 @@ struct Config {
     } log;
 
     struct Kernels {
-        std::string gemm = "auto";     // CPU: auto | onednn | own
-        std::string autotune = "on";   // CUDA: on | off
+        std::string gemm = "auto";       // on the CPU: auto | onednn | own
+        std::string attention = "auto";  // on CUDA: auto (the faster one) | own | cudnn
+        std::string autotune = "on";     // on CUDA: on | off
     } kernels;
 
     int sequence_length() const {

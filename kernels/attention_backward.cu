@@ -1,0 +1,325 @@
+// The backward pass of attention on tensor cores, in two kernels: one holds queries and sums dq, one holds keys and sums dk
+// and dv. Both compute the scores again; in return every sum has one owner and a fixed order, and probabilities never
+// leave the registers. Dao, arXiv 2307.08691.
+#include <numbers>
+
+#include "kernels/attention_cuda.h"
+#include "kernels/attention_tile.cuh"
+
+namespace train_gpt::cuda {
+
+namespace {
+
+using namespace tiles;
+
+/// What the sums of a query's products start from, so that p = exp(scale·scores) and ds = p·dp. The first kernel leaves it
+/// for the second in the scratch memory, [B, H, stats_rows(T)].
+struct RowStats {
+    float scores;  // −lse / scale; −∞ for rows from T on, which makes their probabilities zero
+    float dp;      // −Σ dout·out
+};
+constexpr int stats_rows(int T) { return ceil_div(T, 128) * 128; }
+
+/// Queries and dout, two stages of keys and values, RowStats of the queries.
+template <int head>
+constexpr int queries_shared_bytes =
+    Tile<head>::bytes(2 * backward_queries_cut(head).rows() + 2 * 2 * backward_queries_cut(head).streamed) +
+    backward_queries_cut(head).rows() * int{sizeof(RowStats)};
+
+/// Keys and values, two stages of queries, dout and RowStats.
+template <int head>
+constexpr int keys_shared_bytes =
+    Tile<head>::bytes(2 * backward_keys_cut(head).rows() + 2 * 2 * backward_keys_cut(head).streamed) +
+    2 * backward_keys_cut(head).streamed * int{sizeof(RowStats)};
+
+template <int row_tiles>
+__device__ __forceinline__ void to_probabilities(float (&scores)[row_tiles][2][4], float scale) {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) scores[m][n][i] = power_of_2(scores[m][n][i] * scale);
+}
+template <int row_tiles>
+__device__ __forceinline__ void multiply_elements(float (&ds)[row_tiles][2][4], const float (&p)[row_tiles][2][4]) {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) ds[m][n][i] *= p[m][n][i];
+}
+
+/// One block computes dq and RowStats of a tile of queries of one head; it streams the tiles of keys and values that they
+/// see. `scale` is the shape's in units of log 2.
+template <int head>
+__global__ void __launch_bounds__(threads, backward_queries_cut(head).blocks)
+    backward_queries_kernel(const AttentionBackward args, const float scale, RowStats* all_stats, const Order order) {
+    constexpr Cut cut = backward_queries_cut(head);
+    constexpr int row_tiles = cut.warp_rows / 16;
+    constexpr uint32_t held_bytes = Tile<head>::bytes(cut.rows()), tile_bytes = Tile<head>::bytes(cut.streamed);
+    static_assert(queries_shared_bytes<head> <= shared_bytes_limit);
+    static_assert(128 % cut.rows() == 0 && cut.rows() <= threads);
+
+    extern __shared__ __align__(128) char memory[];
+    auto* const stats = reinterpret_cast<RowStats*>(memory);
+    const uint32_t queries = shared_address(stats + cut.rows()), douts = queries + held_bytes, stages = douts + held_bytes;
+
+    const AttentionShape& shape = args.shape;
+    const auto work = order(blockIdx.x);
+    const int b = work.head / shape.H, h = work.head % shape.H, h_kv = h / (shape.H / shape.H_kv);
+    const int first_row = (order.tiles - 1 - work.rank) * cut.rows(), end_row = min(first_row + cut.rows(), shape.T);
+    const int warp = warp_index(), lane = lane_index();
+    const int warp_row = first_row + warp * cut.warp_rows;
+    const int32_t* doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * shape.T : nullptr;
+    const int2 documents = doc_start ? range_of(doc_start + first_row, end_row - first_row) : int2{0, 0};
+    const int first_tile = documents.x / cut.streamed, last_tile = (end_row - 1) / cut.streamed;
+
+    const Element *k = head_of(args.k, b, h_kv), *v = head_of(args.v, b, h_kv);
+    const auto load = [&](int tile) {
+        const uint32_t stage = stages + tile % 2 * 2 * tile_bytes;
+        load_tile<head, cut.streamed>(stage, k, args.k.token, tile * cut.streamed, shape.S, shape.D);
+        load_tile<head, cut.streamed>(stage + tile_bytes, v, args.v.token, tile * cut.streamed, shape.S, shape.D);
+    };
+    load_tile<head, cut.rows()>(queries, head_of(args.q, b, h), args.q.token, first_row, end_row, shape.D);
+    load_tile<head, cut.rows()>(douts, head_of(args.dout, b, h), args.dout.token, first_row, end_row, shape.D);
+    load(first_tile);
+    wait_for_copies();
+    __syncthreads();
+
+    if (const int i = thread_index(), row = first_row + i; i < cut.rows()) {
+        RowStats mine{-std::numeric_limits<float>::infinity(), 0};
+        if (row < end_row) {
+            mine.scores = -args.lse[int64_t{work.head} * shape.T + row] / shape.scale;
+            const Element* out = head_of(args.out, b, h) + row * args.out.token;
+            for (int chunk = 0; chunk * 8 < shape.D; ++chunk) {
+                const auto o = Pack<Element>::load(out + chunk * 8);
+                const auto g = load_shared<Pack<Element>>(douts + Tile<head>::offset(i, chunk));
+#pragma unroll
+                for (int j = 0; j < 8; ++j) mine.dp -= to_float(o[j]) * to_float(g[j]);
+            }
+        }
+        stats[i] = mine;
+        all_stats[int64_t{work.head} * stats_rows(shape.T) + row] = mine;
+    }
+    __syncthreads();
+
+    const Held<head, cut.warp_rows, cut.in_registers> held_queries(queries, warp, lane);
+    const Held<head, cut.warp_rows, cut.in_registers - row_tiles> held_douts(douts, warp, lane);
+    const uint32_t right = lane_offset_right<head>(lane), down = lane_offset_down<head>(lane);
+    RowStats row_stats[row_tiles][2];
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            row_stats[m][half] = stats[warp * cut.warp_rows + m * 16 + half * 8 + lane / 4];
+    float dq[row_tiles][head / 8][4] = {};
+
+#pragma unroll 1
+    for (int tile = first_tile; tile <= last_tile; ++tile) {
+        wait_for_copies();
+        __syncthreads();  // the tile is there for all, and none reads the one before
+        if (tile < last_tile) load(tile + 1);
+#pragma unroll 1
+        for (int row16 = 0; row16 < cut.streamed / 16; ++row16) {
+            const int key = tile * cut.streamed + row16 * 16;
+            const uint32_t key_rows = stages + tile % 2 * 2 * tile_bytes + row16 * Tile<head>::bytes(16);
+            if (key > warp_row + cut.warp_rows - 1) break;  // the warp sees no more
+            float p[row_tiles][2][4], ds[row_tiles][2][4];
+#pragma unroll
+            for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+                for (int n = 0; n < 2; ++n) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        p[m][n][i] = row_stats[m][i / 2].scores;
+                        ds[m][n][i] = row_stats[m][i / 2].dp;
+                    }
+                }
+            }
+            multiply<head>(p, held_queries, key_rows + right);
+            multiply<head>(ds, held_douts, key_rows + tile_bytes + right);
+            to_probabilities(p, scale);
+            if (key + 15 > warp_row || key < documents.y) {
+#pragma unroll
+                for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const int row = warp_row + m * 16 + i / 2 * 8 + lane / 4;
+                        const int first = doc_start ? doc_start[min(row, shape.T - 1)] : 0;
+#pragma unroll
+                        for (int n = 0; n < 2; ++n) {
+                            const int at = key + n * 8 + lane % 4 * 2 + i % 2;
+                            if (at < first || at > row) p[m][n][i] = 0;
+                        }
+                    }
+                }
+            }
+            multiply_elements(ds, p);
+            uint32_t weights[row_tiles][4];
+#pragma unroll
+            for (int m = 0; m < row_tiles; ++m) to_weights(weights[m], ds[m][0], ds[m][1]);
+            add_product<head>(dq, weights, key_rows + down);
+        }
+    }
+
+    float factor[row_tiles][2];
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) factor[m][0] = factor[m][1] = shape.scale;
+    store_rows<head>(head_of(args.dq, b, h) + warp_row * args.dq.token, args.dq.token, end_row - warp_row, shape.D, lane, dq,
+                     factor);
+}
+
+/// One block computes dk and dv of a tile of keys of one key head; for each query head that shares it, it streams the
+/// tiles of queries and dout that see the keys. Scores are transposed: a warp's rows are keys.
+template <int head>
+__global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
+    backward_keys_kernel(const AttentionBackward args, const float scale, const RowStats* all_stats, const Order order) {
+    constexpr Cut cut = backward_keys_cut(head);
+    constexpr int row_tiles = cut.warp_rows / 16;
+    constexpr uint32_t held_bytes = Tile<head>::bytes(cut.rows()), tile_bytes = Tile<head>::bytes(cut.streamed);
+    constexpr int stats_chunks = cut.streamed * int{sizeof(RowStats)} / 16;
+    constexpr uint32_t stage_bytes = 2 * tile_bytes + stats_chunks * 16;
+    static_assert(keys_shared_bytes<head> <= shared_bytes_limit);
+    static_assert(backward_queries_cut(head).rows() % cut.streamed == 0);  // the stats of a streamed tile are all written
+    static_assert(stats_chunks <= threads && cut.rows() % cut.streamed == 0);
+
+    extern __shared__ __align__(128) char memory[];
+    const uint32_t keys = shared_address(memory), values = keys + held_bytes, stages = values + held_bytes;
+
+    const AttentionShape& shape = args.shape;
+    const int T = shape.T, group = shape.H / shape.H_kv;
+    const auto work = order(blockIdx.x);
+    const int b = work.head / shape.H_kv, h_kv = work.head % shape.H_kv;
+    const int first_row = work.rank * cut.rows(), end_row = min(first_row + cut.rows(), T);
+    const int warp = warp_index(), lane = lane_index();
+    const int warp_row = first_row + warp * cut.warp_rows;
+    const int32_t* doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * T : nullptr;
+
+    // The next tile of queries: from the one at the first key's position on, head after head. Those that see none of the keys
+    // are passed over.
+    const int end_head = (h_kv + 1) * group;
+    int next_head = end_head - group, next_query = first_row;
+    const auto advance = [&] {
+        do {
+            next_query += cut.streamed;
+            if (next_query >= T) {
+                next_query = first_row;
+                ++next_head;
+            }
+        } while (doc_start && next_head < end_head &&
+                 range_of(doc_start + next_query, min(cut.streamed, T - next_query)).x >= first_row + cut.rows());
+    };
+    const auto load_next = [&](uint32_t to) {
+        load_tile<head, cut.streamed>(to, head_of(args.q, b, next_head), args.q.token, next_query, T, shape.D);
+        load_tile<head, cut.streamed>(to + tile_bytes, head_of(args.dout, b, next_head), args.dout.token, next_query, T, shape.D);
+        if (const int i = thread_index(); i < stats_chunks)
+            copy_async(to + 2 * tile_bytes + i * 16,
+                       all_stats + (int64_t{b} * shape.H + next_head) * stats_rows(T) + next_query + i * 2, true);
+    };
+    load_tile<head, cut.rows()>(keys, head_of(args.k, b, h_kv), args.k.token, first_row, end_row, shape.D);
+    load_tile<head, cut.rows()>(values, head_of(args.v, b, h_kv), args.v.token, first_row, end_row, shape.D);
+    load_next(stages);  // the query at a key's position sees it: the first tile is never passed over
+    wait_for_copies();
+    __syncthreads();
+
+    const Held<head, cut.warp_rows, cut.in_registers> held_keys(keys, warp, lane);
+    const Held<head, cut.warp_rows, cut.in_registers - row_tiles> held_values(values, warp, lane);
+    const uint32_t right = lane_offset_right<head>(lane), down = lane_offset_down<head>(lane);
+    float dk[row_tiles][head / 8][4] = {}, dv[row_tiles][head / 8][4] = {};
+
+#pragma unroll 1
+    for (uint32_t stage = stages; next_head < end_head; stage = 2 * stages + stage_bytes - stage) {
+        const int tile_query = next_query;
+        advance();
+        wait_for_copies();
+        __syncthreads();  // the tile is there for all, and none reads the one before
+        if (next_head < end_head) load_next(2 * stages + stage_bytes - stage);
+#pragma unroll 1
+        for (int query = tile_query; query < tile_query + cut.streamed; query += 16) {
+            const int row = query % cut.streamed;
+            const uint32_t stats = stage + 2 * tile_bytes + row * int{sizeof(RowStats)}, query_rows = stage + Tile<head>::bytes(row);
+            if (query + 15 < warp_row) continue;  // none sees the warp's keys
+            float p[row_tiles][2][4], ds[row_tiles][2][4];
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                struct alignas(16) Two {
+                    RowStats of[2];
+                };
+                const auto columns = load_shared<Two>(stats + (n * 8 + lane % 4 * 2) * int{sizeof(RowStats)});
+#pragma unroll
+                for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        p[m][n][i] = columns.of[i % 2].scores;
+                        ds[m][n][i] = columns.of[i % 2].dp;
+                    }
+                }
+            }
+            multiply<head>(p, held_keys, query_rows + right);
+            multiply<head>(ds, held_values, query_rows + tile_bytes + right);
+            to_probabilities(p, scale);
+            const int first_key = doc_start ? doc_start[min(query + lane % 16, T - 1)] : 0;  // that lane % 16 sees
+            if (query < warp_row + cut.warp_rows - 1 || __any_sync(all_lanes, first_key > warp_row)) {
+#pragma unroll
+                for (int n = 0; n < 2; ++n) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const int at = query + n * 8 + lane % 4 * 2 + i % 2;
+                        const int first = __shfl_sync(all_lanes, first_key, at - query);
+#pragma unroll
+                        for (int m = 0; m < row_tiles; ++m) {
+                            const int key = warp_row + m * 16 + i / 2 * 8 + lane / 4;
+                            if (key < first || key > at) p[m][n][i] = 0;
+                        }
+                    }
+                }
+            }
+            multiply_elements(ds, p);
+            uint32_t weights[row_tiles][4];
+#pragma unroll
+            for (int m = 0; m < row_tiles; ++m) to_weights(weights[m], p[m][0], p[m][1]);
+            add_product<head>(dv, weights, query_rows + tile_bytes + down);
+#pragma unroll
+            for (int m = 0; m < row_tiles; ++m) to_weights(weights[m], ds[m][0], ds[m][1]);
+            add_product<head>(dk, weights, query_rows + down);
+        }
+    }
+
+    float factor[row_tiles][2];
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) factor[m][0] = factor[m][1] = 1;
+    store_rows<head>(head_of(args.dv, b, h_kv) + warp_row * args.dv.token, args.dv.token, end_row - warp_row, shape.D, lane, dv,
+                     factor);
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) factor[m][0] = factor[m][1] = shape.scale;
+    store_rows<head>(head_of(args.dk, b, h_kv) + warp_row * args.dk.token, args.dk.token, end_row - warp_row, shape.D, lane, dk,
+                     factor);
+}
+
+}  // namespace
+
+size_t attention_backward_tiled_scratch_bytes(const AttentionShape& shape) {
+    return sizeof(RowStats) * static_cast<size_t>(shape.B) * static_cast<size_t>(shape.H) *
+           static_cast<size_t>(stats_rows(shape.T));
+}
+
+void attention_backward_tiled(Stream& stream, const AttentionBackward& args) {
+    const AttentionShape& shape = args.shape;
+    auto* const stats = stream.scratch_for<RowStats>(attention_backward_tiled_scratch_bytes(shape));
+    const float scale = shape.scale * std::numbers::log2e_v<float>;
+    with_padded_head(shape.D, [&](auto padded) {
+        constexpr int head = padded;
+        const int64_t bytes = int64_t{2} * shape.T * shape.D * sizeof(Element);
+        const int group = shape.H / shape.H_kv;
+        launch(stream, backward_queries_kernel<head>,
+               order_of(stream, shape.B * shape.H, ceil_div(shape.T, backward_queries_cut(head).rows()), bytes / group),
+               queries_shared_bytes<head>, args, scale, stats);
+        launch(stream, backward_keys_kernel<head>,
+               order_of(stream, shape.B * shape.H_kv, ceil_div(shape.T, backward_keys_cut(head).rows()), bytes * group),
+               keys_shared_bytes<head>, args, scale, stats);
+    });
+}
+
+}  // namespace train_gpt::cuda

@@ -1,0 +1,297 @@
+// TRAIN_GPT_CUDNN is defined where the build found cuDNN's frontend: headers that describe the operation as a graph to
+// whichever version of the library is there at run time. Nothing of cuDNN is linked.
+#include "kernels/attention_cudnn.h"
+
+#ifdef TRAIN_GPT_CUDA
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <initializer_list>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "kernels/attention_engine.h"
+#include "kernels/error.h"
+
+#ifdef TRAIN_GPT_CUDNN
+#include <dlfcn.h>
+
+#define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
+#define CUDNN_FRONTEND_SKIP_JSON_LIB
+#include <cudnn_frontend.h>
+
+namespace cudnn_frontend {
+void* cudnn_dlhandle = nullptr;  // where the frontend looks up the functions of the library
+}
+#endif
+
+namespace train_gpt::cuda {
+
+namespace {
+
+/// Other lengths than multiples of 128 the frontend pads by a mask, which it copies from the host in every call to many
+/// versions of cuDNN.
+bool is_supported(const AttentionShape& s) {
+    return s.dtype == DType::bf16 && !s.doc_start && s.T == s.S && s.T % 128 == 0 && s.D % 8 == 0 && s.D <= 128 &&
+           s.H % s.H_kv == 0;
+}
+
+bool are_aligned(std::initializer_list<HeadsView> views) {
+    return std::ranges::all_of(views, [](const HeadsView& view) {
+        return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && view.batch % 8 == 0 && view.token % 8 == 0 &&
+               view.head % 8 == 0;
+    });
+}
+
+/// As many as the logits may take.
+constexpr size_t most_workspace_bytes = size_t{2} << 30;
+
+}  // namespace
+
+bool cudnn_supports(const AttentionForward& args) {
+    return is_supported(args.shape) && args.lse && are_aligned({args.q, args.k, args.v, args.out});
+}
+
+bool cudnn_supports(const AttentionBackward& args) {
+    return is_supported(args.shape) &&
+           are_aligned({args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv});
+}
+
+const std::string& cudnn_obstacle() {
+    static const std::string obstacle = cudnn_obstacle("libcudnn.so.9");
+    return obstacle;
+}
+
+// cuDNN alone knows what a pass needs, but only once the pass is built, which takes a second; a plan counts this many
+// times. So this is what was seen with cuDNN 9.19, which other versions may exceed at the price of not being used.
+// Forward: 256 bytes. Backward: Σ dout·out of each row; where heads share keys and values, their gradients for each query
+// head; and, since the deterministic algorithm adds up dq in order, the scores' gradient as a matrix, on all GPUs but the
+// Blackwells of data centers. Where that matrix is too large it is not granted, and our own kernels, which have none, do
+// the pass.
+size_t cudnn_workspace_bytes(const AttentionShape& s) {
+    if (!is_supported(s) || !cudnn_obstacle().empty()) return 0;
+    const size_t T = static_cast<size_t>(s.T), D = static_cast<size_t>(s.D),
+                 heads = static_cast<size_t>(s.B) * static_cast<size_t>(s.H);
+    const size_t sums = heads * T * sizeof(float), shared = s.H_kv < s.H ? 2 * heads * T * D * sizeof(float) : 0,
+                 scores = heads * T * T * size_of(DType::bf16);
+    const size_t little = 4096 + sums, all = little + shared + scores;
+    return all <= most_workspace_bytes ? all : little;
+}
+
+#ifndef TRAIN_GPT_CUDNN
+
+std::string cudnn_obstacle(const char*) {
+    return "this build was made without cuDNN's frontend headers (scripts/setup.sh fetches them)";
+}
+
+std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st*) { throw Error(cudnn_obstacle()); }
+
+#else
+
+namespace {
+
+namespace fe = cudnn_frontend;
+
+constexpr size_t oldest_version = 90000;
+
+/// Errors of graphs list every plan that was tried; the first line says what is wrong.
+void require(fe::error_t status) {
+    if (status.is_good()) return;
+    const std::string text = status.get_message();
+    throw Error("cuDNN reports: ", text.substr(0, text.find('\n')));
+}
+
+void require(cudnnStatus_t status, const char* what) {
+    if (status != CUDNN_STATUS_SUCCESS)
+        throw Error("cuDNN does not ", what, ": ", fe::detail::get_error_string(status));
+}
+
+enum Uid : int64_t { uid_q = 1, uid_k, uid_v, uid_out, uid_lse, uid_dout, uid_dq, uid_dk, uid_dv };
+
+using Tensor = fe::graph::Tensor_attributes;
+
+/// [B, H, T, D], as cuDNN orders the dimensions of whatever order in memory.
+void describe(Tensor& tensor, Uid uid, const AttentionShape& s, int H, const HeadsView& view) {
+    tensor.set_uid(uid).set_dim({s.B, H, s.T, s.D}).set_stride({view.batch, view.head, view.token, 1});
+}
+
+void describe_lse(Tensor& tensor, const AttentionShape& s) {
+    tensor.set_uid(uid_lse)
+        .set_dim({s.B, s.H, s.T, 1})
+        .set_stride({int64_t{s.H} * s.T, s.T, 1, 1})
+        .set_data_type(fe::DataType_t::FLOAT);
+}
+
+struct Graph {
+    fe::graph::Graph graph;
+    size_t workspace_bytes = 0;
+
+    Graph() {
+        graph.set_io_data_type(fe::DataType_t::BFLOAT16)
+            .set_intermediate_data_type(fe::DataType_t::FLOAT)
+            .set_compute_data_type(fe::DataType_t::FLOAT);
+    }
+
+    std::shared_ptr<Tensor> input(Uid uid, const AttentionShape& s, int H, const HeadsView& view) {
+        Tensor tensor;
+        describe(tensor, uid, s, H, view);
+        return graph.tensor(tensor);
+    }
+
+    static void output(Tensor& tensor, Uid uid, const AttentionShape& s, int H, const HeadsView& view) {
+        describe(tensor, uid, s, H, view);
+        tensor.set_output(true);
+    }
+
+    /// Takes the first plan of cuDNN's heuristics, which depends on the shape, the GPU and the version alone.
+    void build(cudnnHandle_t handle) {
+        require(graph.build(handle, {fe::HeurMode_t::A}));
+        int64_t bytes = 0;
+        require(graph.get_workspace_size(bytes));
+        workspace_bytes = static_cast<size_t>(bytes);
+    }
+};
+
+void describe(Graph& g, const AttentionForward& args) {
+    const AttentionShape& s = args.shape;
+    auto [out, lse] = g.graph.sdpa(g.input(uid_q, s, s.H, args.q), g.input(uid_k, s, s.H_kv, args.k),
+                                   g.input(uid_v, s, s.H_kv, args.v),
+                                   fe::graph::SDPA_attributes()
+                                       .set_name("attention_forward")
+                                       .set_generate_stats(true)
+                                       .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+                                       .set_diagonal_band_right_bound(0)
+                                       .set_attn_scale(s.scale));
+    Graph::output(*out, uid_out, s, s.H, args.out);
+    describe_lse(*lse, s);
+    lse->set_output(true);
+}
+
+void describe(Graph& g, const AttentionBackward& args) {
+    const AttentionShape& s = args.shape;
+    Tensor lse;
+    describe_lse(lse, s);
+    auto [dq, dk, dv] = g.graph.sdpa_backward(g.input(uid_q, s, s.H, args.q), g.input(uid_k, s, s.H_kv, args.k),
+                                              g.input(uid_v, s, s.H_kv, args.v), g.input(uid_out, s, s.H, args.out),
+                                              g.input(uid_dout, s, s.H, args.dout), g.graph.tensor(lse),
+                                              fe::graph::SDPA_backward_attributes()
+                                                  .set_name("attention_backward")
+                                                  .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+                                                  .set_diagonal_band_right_bound(0)
+                                                  .set_attn_scale(s.scale)
+                                                  .set_deterministic_algorithm(true));
+    Graph::output(*dq, uid_dq, s, s.H, args.dq);
+    Graph::output(*dk, uid_dk, s, s.H_kv, args.dk);
+    Graph::output(*dv, uid_dv, s, s.H_kv, args.dv);
+}
+
+class Handle {
+  public:
+    Handle() { require(fe::detail::create_handle(&handle_), "start"); }
+    ~Handle() { fe::detail::destroy_handle(handle_); }
+    Handle(const Handle&) = delete;
+    Handle& operator=(const Handle&) = delete;
+    operator cudnnHandle_t() const { return handle_; }
+
+  private:
+    cudnnHandle_t handle_ = nullptr;
+};
+
+class CudnnAttention : public AttentionLibrary {
+  public:
+    explicit CudnnAttention(cudaStream_t stream) {
+        require(fe::detail::set_stream(handle_, stream), "take the stream");
+    }
+
+    void forward(const AttentionForward& args, void* workspace, size_t workspace_bytes) override {
+        execute(forward_graphs_, args, {args.q, args.k, args.v, args.out},
+                {{uid_q, args.q.data},
+                 {uid_k, args.k.data},
+                 {uid_v, args.v.data},
+                 {uid_out, args.out.data},
+                 {uid_lse, args.lse}},
+                workspace, workspace_bytes);
+    }
+
+    void backward(const AttentionBackward& args, void* workspace, size_t workspace_bytes) override {
+        execute(backward_graphs_, args, {args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv},
+                {{uid_q, args.q.data},
+                 {uid_k, args.k.data},
+                 {uid_v, args.v.data},
+                 {uid_out, args.out.data},
+                 {uid_lse, const_cast<float*>(args.lse)},
+                 {uid_dout, args.dout.data},
+                 {uid_dq, args.dq.data},
+                 {uid_dk, args.dk.data},
+                 {uid_dv, args.dv.data}},
+                workspace, workspace_bytes);
+    }
+
+  private:
+    /// All that a graph depends on.
+    using Key = std::vector<int64_t>;
+    using Graphs = std::map<Key, Graph>;
+
+    static Key key_of(const AttentionShape& s, std::initializer_list<HeadsView> views) {
+        Key key{s.B, s.T, s.H, s.H_kv, s.D, std::bit_cast<int32_t>(s.scale)};
+        for (const HeadsView& view : views) key.insert(key.end(), {view.batch, view.token, view.head});
+        return key;
+    }
+
+    template <class Args>
+    void execute(Graphs& graphs, const Args& args, std::initializer_list<HeadsView> views,
+                 std::unordered_map<int64_t, void*> addresses, void* workspace, size_t workspace_bytes) {
+        const auto [found, is_new] = graphs.try_emplace(key_of(args.shape, views));
+        Graph& g = found->second;
+        if (is_new) {
+            describe(g, args);
+            g.build(handle_);
+        }
+        if (g.workspace_bytes > workspace_bytes)
+            throw Error("cuDNN needs ", (g.workspace_bytes >> 20) + 1, " MiB of scratch memory for it and ",
+                        workspace_bytes >> 20, " MiB are planned");
+        require(g.graph.execute(handle_, addresses, workspace));
+    }
+
+    Handle handle_;
+    Graphs forward_graphs_, backward_graphs_;
+};
+
+template <class Function>
+Function* function_of(void* library, const char* name) {
+    return reinterpret_cast<Function*>(dlsym(library, name));
+}
+
+}  // namespace
+
+// The frontend remembers the functions that it has looked up, missing ones too: it is not used before they are known to
+// be there.
+std::string cudnn_obstacle(const char* name) {
+    void* library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+    if (!library) return concat("cuDNN cannot be loaded (", dlerror(), ")");
+    const auto version_of = function_of<decltype(cudnnGetVersion)>(library, "cudnnGetVersion");
+    if (!version_of) return concat(name, " is not cuDNN");
+    const size_t version = version_of();
+    if (version < oldest_version) return concat("cuDNN ", version, " is too old; 9.0 or newer is needed");
+    fe::cudnn_dlhandle = library;
+
+    // Else the frontend loads the first of several versions that it knows by name.
+    setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", concat("libcudart.so.", CUDART_VERSION / 1000).c_str(), 0);
+    try {
+        const Handle handle;
+    } catch (const std::exception& error) {
+        return error.what();
+    }
+    return "";
+}
+
+std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st* stream) {
+    if (!cudnn_obstacle().empty()) throw Error(cudnn_obstacle());
+    return std::make_unique<CudnnAttention>(stream);
+}
+
+#endif  // TRAIN_GPT_CUDNN
+
+}  // namespace train_gpt::cuda
+#endif  // TRAIN_GPT_CUDA

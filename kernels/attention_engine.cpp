@@ -1,0 +1,167 @@
+#include "kernels/attention_engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <set>
+#include <sstream>
+
+#include "kernels/attention_cudnn.h"
+#include "kernels/cuda.h"
+#include "kernels/error.h"
+
+namespace train_gpt {
+
+namespace {
+
+enum class Wanted { automatic, own, cudnn };
+
+/// What select_attention chose.
+std::atomic<Wanted>& wanted() {
+    static std::atomic<Wanted> engine{Wanted::automatic};
+    return engine;
+}
+
+}  // namespace
+
+void select_attention(const std::string& name) {
+    if (name == "auto")
+        wanted() = Wanted::automatic;
+    else if (name == "own")
+        wanted() = Wanted::own;
+    else if (name == "cudnn")
+        wanted() = Wanted::cudnn;
+    else
+        throw Error("There is no attention called \"", name, "\"; choose \"auto\", \"own\" or \"cudnn\".");
+}
+
+#ifdef TRAIN_GPT_CUDA
+namespace cuda {
+
+namespace {
+
+constexpr const char* direction_names[] = {"forward", "backward"};
+constexpr const char* engine_names[] = {"own", "cudnn"};
+
+/// Queues fail alike: what one has said, another need not say again.
+void say_once(const std::string& line) {
+    static std::set<std::string> said;
+    if (said.insert(line).second) std::fprintf(stderr, "train_gpt: %s\n", line.c_str());
+}
+
+double median_seconds(Stream& stream, const AttentionEngines::Work& work) {
+    const std::shared_ptr<void> first = create_event(stream.device, true), last = create_event(stream.device, true);
+    std::array<double, 5> seconds{};
+    for (double& time : seconds) {
+        record(first.get(), stream);
+        work();
+        record(last.get(), stream);
+        time = seconds_between(first.get(), last.get());
+    }
+    std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
+    return seconds[seconds.size() / 2];
+}
+
+/// The value whose name the next word is; a word that is no name fails the stream.
+template <class Value, size_t n>
+Value read_name(std::istream& from, const char* const (&names)[n]) {
+    std::string word;
+    from >> word;
+    const auto found = std::find(std::begin(names), std::end(names), word);
+    if (found == std::end(names)) from.setstate(std::ios::failbit);
+    return static_cast<Value>(found - std::begin(names));
+}
+
+}  // namespace
+
+void AttentionEngines::forward(Stream& stream, const AttentionForward& args, const Work& own) {
+    if (!cudnn_supports(args)) return own();
+    run(forward_pass, stream, own, [&] { library().forward(args, stream.scratch, stream.scratch_bytes); });
+}
+
+void AttentionEngines::backward(Stream& stream, const AttentionBackward& args, const Work& own) {
+    if (!cudnn_supports(args)) return own();
+    run(backward_pass, stream, own, [&] { library().backward(args, stream.scratch, stream.scratch_bytes); });
+}
+
+void AttentionEngines::run(Direction direction, Stream& stream, const Work& own, const Work& by_library) {
+    const Pass& pass = passes_[direction];
+    if (wanted() == Wanted::own || pass.failed) return own();
+    if (wanted() == Wanted::automatic) {
+        if (!pass.chosen) choose(direction, stream, own, by_library);
+        if (pass.chosen == Engine::own) return own();
+    }
+    if (!attempt(direction, by_library)) own();
+}
+
+/// Both passes write the same outputs however often they run, so that the arguments themselves are timed with.
+void AttentionEngines::choose(Direction direction, Stream& stream, const Work& own, const Work& by_library) {
+    Pass& pass = passes_[direction];
+    pass.chosen = Engine::own;
+    if (!attempt(direction, by_library)) return;
+    own();  // what is done the first time only is done now
+    const double library_seconds = median_seconds(stream, [&] { attempt(direction, by_library); });
+    const double own_seconds = median_seconds(stream, own);
+    if (!pass.failed && library_seconds < own_seconds) pass.chosen = Engine::library;
+}
+
+/// False when the library failed, here or before.
+bool AttentionEngines::attempt(Direction direction, const Work& by_library) {
+    Pass& pass = passes_[direction];
+    if (pass.failed) return false;
+    try {
+        by_library();
+        return true;
+    } catch (const std::exception& reason) {
+        say_once(concat(direction == forward_pass ? "attention" : "the backward pass of attention",
+                        " runs on our own kernels, since ", reason.what()));
+    }
+    pass.failed = true;
+    // Without a forward pass, nothing is expected of the other; the reverse is common, since it needs more memory.
+    if (direction == forward_pass) passes_[backward_pass].failed = true;
+    for (Pass& each : passes_)
+        if (each.failed && wanted() == Wanted::automatic) each.chosen = Engine::own;
+    return false;
+}
+
+AttentionLibrary& AttentionEngines::library() {
+    if (!library_) library_ = open_(stream_);
+    return *library_;
+}
+
+std::string AttentionEngines::choices() const {
+    std::string text;
+    for (const Direction direction : {forward_pass, backward_pass}) {
+        const Pass& pass = passes_[direction];
+        if (pass.chosen)
+            text += concat("attention ", direction_names[direction], " ", engine_names[static_cast<int>(*pass.chosen)],
+                           "\n");
+    }
+    return text;
+}
+
+void AttentionEngines::set_choices(const std::string& text) {
+    std::array<std::optional<Engine>, 2> chosen;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+        std::istringstream from(line);
+        std::string subject, rest;
+        from >> subject;
+        const auto direction = read_name<Direction>(from, direction_names);
+        const auto engine = read_name<Engine>(from, engine_names);
+        if (!from || subject != "attention" || from >> rest)
+            throw Error("The choices of attention engines are damaged in the line \"", line,
+                        "\"; remove them to choose anew.");
+        chosen[direction] = engine;
+    }
+    for (const Direction direction : {forward_pass, backward_pass}) passes_[direction].chosen = chosen[direction];
+}
+
+size_t attention_library_scratch_bytes(const AttentionShape& shape) {
+    return wanted() == Wanted::own ? 0 : cudnn_workspace_bytes(shape);
+}
+
+}  // namespace cuda
+#endif
+
+}  // namespace train_gpt

@@ -1,0 +1,339 @@
+// What the tensor-core kernels of attention share: how they are cut into tiles, tiles of heads in shared memory, the
+// products of a warp, and the order of the blocks.
+//
+// A block holds the rows of one operand (queries, or keys in the pass for dk and dv) and streams the rows of the other
+// past it. Each warp owns some of the held rows and all streamed ones, so that scores stay in its registers: the
+// accumulator of the first product has the layout of the left operand of the second.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/attention.h"
+#include "kernels/cuda.h"
+#include "kernels/cuda_block.cuh"
+
+namespace train_gpt::cuda::tiles {
+
+using Element = __nv_bfloat16;
+
+constexpr int warps = 4, threads = warps * warp_size;
+constexpr unsigned all_lanes = 0xffffffffu;
+
+/// How a kernel is cut for a head size, which is padded to the next of 16, 32, 64, 96, 128.
+struct Cut {
+    int warp_rows;     // held rows of a warp
+    int streamed;      // rows of a streamed tile; two stages of such tiles are in shared memory
+    int in_registers;  // of the 16-row pieces of the held operands, how many a warp keeps in registers; it reads the others
+                       // again each time
+    int blocks;        // per multiprocessor, which bounds the registers of a thread to 512 / blocks
+
+    constexpr int rows() const { return warps * warp_rows; }
+};
+
+/// 32 rows per warp where registers allow: each fragment that is read from shared memory then feeds two products. With 16
+/// rows a 64×64 step reads as long as it multiplies: 128 bytes per clock against the rate of mma.sync on Hopper. Registers
+/// per thread for 32 rows of D = 64: out 64, scores 64, queries 32. For a larger D the queries stay in shared memory.
+constexpr Cut forward_cut(int head) { return head <= 64 ? Cut{32, 64, 2, 2} : Cut{32, 32, 0, 2}; }
+
+/// The pass for dq holds queries and dout. Scores are made and used up 16 keys at a time: they need few registers.
+/// D = 64, 32 rows: dq 64, queries and dout 64, scores and their gradients 32.
+constexpr Cut backward_queries_cut(int head) { return head <= 64 ? Cut{32, 64, 4, 2} : Cut{16, 64, 2, 2}; }
+
+/// The pass for dk and dv holds keys and values and has two sums. D = 64, 32 rows: dk and dv 128, keys and half of the values
+/// 48, scores 32.
+constexpr Cut backward_keys_cut(int head) {
+    return head <= 32 ? Cut{32, 64, 4, 2} : head <= 64 ? Cut{32, 64, 4, 2} : head <= 96 ? Cut{16, 64, 2, 2} : Cut{16, 64, 1, 2};
+}
+
+/// Read anew each time, which costs less than the registers that would keep what is computed from it through the loops.
+__device__ __forceinline__ int thread_index() {
+    unsigned index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return static_cast<int>(index % threads);  // not negative, as the compiler can see now: a quotient is a shift
+}
+__device__ __forceinline__ int warp_index() { return static_cast<int>(threadIdx.x % threads) / warp_size; }
+__device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x % warp_size); }
+
+/// Of the smallest GPUs that are supported (sm_86, sm_89), with opt-in.
+constexpr int shared_bytes_limit = 99 << 10;
+
+// ------------------------------------------------------------------------------------------------------------- tiles
+
+/// Rows of `head` elements in shared memory. ldmatrix reads 8 rows of 16 bytes at once: the 16-byte chunks of a row are
+/// permuted so that these lie in different banks, by flipping bits of the chunk's number; `period` is how many chunks that
+/// moves about.
+template <int head>
+struct Tile {
+    static_assert(head % 16 == 0);
+    static constexpr int row_bytes = head * int{sizeof(Element)}, chunks = row_bytes / 16;
+    static constexpr int period = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
+
+    static constexpr int bytes(int rows) { return rows * row_bytes; }
+
+    static __device__ __forceinline__ uint32_t offset(int row, int chunk) {
+        return row * row_bytes + (chunk ^ (row / (8 / period) % period)) * 16;
+    }
+    /// From an address in the 16×16 submatrix at the tile's origin to the one in another; tiles begin at multiples of 128.
+    static __device__ __forceinline__ uint32_t moved(uint32_t address, int row16, int column16) {
+        return (address ^ (column16 * 2 % period * 16)) + column16 * 2 / period * period * 16 + row16 * bytes(16);
+    }
+};
+
+__device__ __forceinline__ uint32_t shared_address(const void* memory) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(memory));
+}
+
+/// Reads 16 bytes.
+template <class T>
+__device__ __forceinline__ T load_shared(uint32_t from) {
+    static_assert(sizeof(T) == 16);
+    uint4 bits;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w) : "r"(from) : "memory");
+    T result;
+    __builtin_memcpy(&result, &bits, sizeof bits);
+    return result;
+}
+
+/// Starts to copy 16 bytes to shared memory, or to clear them there.
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+/// Starts to copy `rows` rows from row `first` of a head, zeros for rows from `end` on and for elements from D on.
+template <int head, int rows>
+__device__ __forceinline__ void load_tile(uint32_t tile, const Element* from, int64_t stride, int first, int end, int D) {
+    using To = Tile<head>;
+    constexpr int rows_at_once = threads / To::period;
+    static_assert(rows % rows_at_once == 0 && rows_at_once % 8 == 0);  // the permutation repeats every 8 rows
+    const int thread = thread_index(), row = thread / To::period, chunk = thread % To::period;
+    const uint32_t to = tile + To::offset(row, chunk);
+    const Element* mine = from + (first + row) * stride + chunk * 8;
+#pragma unroll
+    for (int i = 0; i < rows; i += rows_at_once, mine += rows_at_once * stride) {
+#pragma unroll
+        for (int j = 0; j < To::chunks; j += To::period) {
+            const bool valid = first + row + i < end && (chunk + j) * 8 < D;
+            copy_async(to + To::bytes(i) + j * 16, valid ? mine + j * 8 : from, valid);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------- products
+// Of mma.sync.m16n8k16: lane l has, of an accumulator, columns 2·(l % 4) and the next, in rows l / 4 and l / 4 + 8.
+
+__device__ __forceinline__ void load_fragment(uint32_t (&to)[4], uint32_t from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void load_fragment_transposed(uint32_t (&to)[4], uint32_t from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ uint32_t packed(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    uint32_t bits;
+    __builtin_memcpy(&bits, &pair, sizeof bits);
+    return bits;
+}
+/// 2^x, to 2 ulp.
+__device__ __forceinline__ float power_of_2(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+/// Where a lane points ldmatrix in a 16×16 submatrix, whose four 8×8 matrices come in this order: down, then right, for a
+/// left operand and for the transpose of a right one...
+template <int head>
+__device__ __forceinline__ uint32_t lane_offset_down(int lane) {
+    return Tile<head>::offset(lane % 16, lane / 16);
+}
+/// ...and right, then down, for a right operand whose columns are the rows of the tile.
+template <int head>
+__device__ __forceinline__ uint32_t lane_offset_right(int lane) {
+    return Tile<head>::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+}
+
+/// The warp's rows of a held operand, in 16-row pieces, of which the first `in_registers` are in registers.
+template <int head, int warp_rows, int in_registers>
+class Held {
+  public:
+    static constexpr int row_tiles = warp_rows / 16, depth = head / 16, kept = std::clamp(in_registers, 0, row_tiles);
+
+    /// The tile has arrived.
+    __device__ __forceinline__ Held(uint32_t tile, int warp, int lane)
+        : from_(tile + Tile<head>::bytes(warp * warp_rows) + lane_offset_down<head>(lane)) {
+#pragma unroll
+        for (int k = 0; k < depth; ++k)
+#pragma unroll
+            for (int m = 0; m < kept; ++m) load_fragment(fragments_[k][m], Tile<head>::moved(from_, m, k));
+    }
+    /// Columns 16·k and on.
+    __device__ __forceinline__ void get(uint32_t (&to)[row_tiles][4], int k) const {
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m) {
+            if (m >= kept) {
+                load_fragment(to[m], Tile<head>::moved(from_, m, k));
+                continue;
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) to[m][i] = fragments_[k][m][i];
+        }
+    }
+
+  private:
+    uint32_t from_;
+    uint32_t fragments_[depth][std::max(kept, 1)][4];
+};
+
+/// scores[m][n] += held · tileᵀ, for 8·columns rows of the tile from the 16 in which `from` is, a lane_offset_right.
+template <int head, int row_tiles, int columns, class HeldOperand>
+__device__ __forceinline__ void multiply(float (&scores)[row_tiles][columns][4], const HeldOperand& held, uint32_t from) {
+    static_assert(columns % 2 == 0);
+#pragma unroll
+    for (int k = 0; k < head / 16; ++k) {
+        uint32_t a[row_tiles][4];
+        held.get(a, k);
+#pragma unroll
+        for (int n = 0; n < columns; n += 2) {
+            uint32_t b[4];
+            load_fragment(b, Tile<head>::moved(from, n / 2, k));
+#pragma unroll
+            for (int m = 0; m < row_tiles; ++m) {
+                multiply_add(scores[m][n], a[m], b[0], b[1]);
+                multiply_add(scores[m][n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+/// sums += weights · tile, over the 16 rows of the tile in which `from` is, a lane_offset_down.
+template <int head, int row_tiles>
+__device__ __forceinline__ void add_product(float (&sums)[row_tiles][head / 8][4], const uint32_t (&weights)[row_tiles][4],
+                                            uint32_t from) {
+#pragma unroll
+    for (int d = 0; d < head / 16; ++d) {
+        uint32_t b[4];
+        load_fragment_transposed(b, Tile<head>::moved(from, 0, d));
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m) {
+            multiply_add(sums[m][2 * d], weights[m], b[0], b[1]);
+            multiply_add(sums[m][2 * d + 1], weights[m], b[2], b[3]);
+        }
+    }
+}
+
+/// Two neighbouring accumulators as left operand.
+__device__ __forceinline__ void to_weights(uint32_t (&weights)[4], const float (&left)[4], const float (&right)[4]) {
+    weights[0] = packed(left[0], left[1]);
+    weights[1] = packed(left[2], left[3]);
+    weights[2] = packed(right[0], right[1]);
+    weights[3] = packed(right[2], right[3]);
+}
+
+/// Writes factor[row]·sums to the first `rows` rows. Neighbouring lanes exchange values, so that each has four neighbours
+/// and a row's 16 columns fill a 32-byte sector.
+template <int head, int row_tiles>
+__device__ __forceinline__ void store_rows(Element* to, int64_t stride, int rows, int D, int lane,
+                                           const float (&sums)[row_tiles][head / 8][4], const float (&factor)[row_tiles][2]) {
+    const bool odd = lane % 2;
+    const int column = (odd ? 8 : 0) + lane % 4 / 2 * 4;
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = m * 16 + half * 8 + lane / 4;
+            const float f = factor[m][half];
+#pragma unroll
+            for (int d = 0; d < head / 16; ++d) {
+                const float(&left)[4] = sums[m][2 * d], (&right)[4] = sums[m][2 * d + 1];
+                const uint32_t mine = packed(left[2 * half] * f, left[2 * half + 1] * f),
+                               other = packed(right[2 * half] * f, right[2 * half + 1] * f);
+                const uint32_t received = __shfl_xor_sync(all_lanes, odd ? mine : other, 1);
+                if (row < rows && d * 16 + column < D)
+                    *reinterpret_cast<uint2*>(to + row * stride + d * 16 + column) =
+                        odd ? uint2{received, other} : uint2{mine, received};
+            }
+        }
+    }
+}
+
+/// Over the four lanes that share a row of an accumulator.
+__device__ __forceinline__ float row_max_of_lanes(float value) {
+    value = fmaxf(value, __shfl_xor_sync(all_lanes, value, 1));
+    return fmaxf(value, __shfl_xor_sync(all_lanes, value, 2));
+}
+__device__ __forceinline__ float row_sum_of_lanes(float value) {
+    value += __shfl_xor_sync(all_lanes, value, 1);
+    return value + __shfl_xor_sync(all_lanes, value, 2);
+}
+
+// ---------------------------------------------------------------------------------------------- documents and order
+
+/// The smallest and the largest of `count` first keys; the same in all lanes of a full warp.
+__device__ __forceinline__ int2 range_of(const int32_t* first_keys, int count) {
+    int least = std::numeric_limits<int>::max(), most = 0;
+#pragma unroll 1
+    for (int i = lane_index(); i < count; i += warp_size) {
+        least = min(least, first_keys[i]);
+        most = max(most, first_keys[i]);
+    }
+    return {__reduce_min_sync(all_lanes, least), __reduce_max_sync(all_lanes, most)};
+}
+
+/// Which block does what. Heads go through in groups whose streamed operands the L2 cache holds; within a group, the tiles
+/// with most work go first, so that blocks end together. The order changes no result.
+struct Order {
+    int heads, tiles, group;
+
+    struct Work {
+        int head, rank;  // rank 0: the tiles with most work
+    };
+    __device__ __forceinline__ Work operator()(unsigned block) const {
+        const int group_blocks = group * tiles, at = static_cast<int>(block) / group_blocks, in_group = static_cast<int>(block) % group_blocks;
+        const int size = min(group, heads - at * group);
+        return {at * group + in_group % size, in_group / size};
+    }
+};
+
+/// `heads` heads of `tiles` tiles; `bytes` are streamed for a head.
+inline Order order_of(const Stream& stream, int heads, int tiles, int64_t bytes) {
+    const auto fitting = static_cast<int64_t>(limits_of(stream).l2_bytes) / 2 / std::max<int64_t>(bytes, 1);
+    return {heads, tiles, static_cast<int>(std::clamp<int64_t>(fitting, 1, heads))};
+}
+
+template <class Kernel, class... Arguments>
+void launch(const Stream& stream, Kernel* kernel, const Order& order, int shared_bytes, const Arguments&... arguments) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+    kernel<<<static_cast<unsigned>(order.heads) * static_cast<unsigned>(order.tiles), threads, static_cast<size_t>(shared_bytes),
+             stream_of(stream)>>>(arguments..., order);
+    CUDA_CHECK_LAUNCH();
+}
+
+/// Calls f with the head size, padded, as a compile-time constant.
+template <class F>
+void with_padded_head(int D, F&& f) {
+    if (D <= 16) return f(std::integral_constant<int, 16>{});
+    if (D <= 32) return f(std::integral_constant<int, 32>{});
+    if (D <= 64) return f(std::integral_constant<int, 64>{});
+    if (D <= 96) return f(std::integral_constant<int, 96>{});
+    return f(std::integral_constant<int, 128>{});
+}
+
+/// Row 0 of a head.
+__device__ __forceinline__ Element* head_of(const HeadsView& view, int b, int h) {
+    return static_cast<Element*>(view.data) + b * view.batch + h * view.head;
+}
+
+}  // namespace train_gpt::cuda::tiles

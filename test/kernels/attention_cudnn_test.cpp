@@ -1,0 +1,488 @@
+// cuDNN as a second implementation of attention: the choice between the two with a library that stands in for it, and
+// cuDNN itself where it is found.
+#include "kernels/attention_cudnn.h"
+
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
+
+#include "kernels/attention_engine.h"
+#include "kernels/cuda.h"
+#include "kernels/error.h"
+#include "test/catch.h"
+#include "test/kernels/kernel_test.h"
+#include "test/random.h"
+#include "test/text.h"
+
+#ifdef TRAIN_GPT_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace train_gpt {
+namespace {
+
+/// select_attention, until the end of a scope.
+struct Selected {
+    explicit Selected(const std::string& name) { select_attention(name); }
+    ~Selected() { select_attention("auto"); }
+};
+
+}  // namespace
+
+TEST_CASE("an unknown attention is refused by name") {
+    const std::string error = error_of([] { select_attention("flash"); });
+    CHECK(contains(error, "\"flash\""));
+    CHECK(contains(error, "\"cudnn\""));
+    for (const char* name : {"own", "cudnn", "auto"}) CHECK_NOTHROW(Selected(name));
+}
+
+#ifdef TRAIN_GPT_CUDA
+namespace {
+
+AttentionShape small_shape() {
+    return {.dtype = DType::bf16, .B = 2, .T = 128, .S = 128, .H = 4, .H_kv = 2, .D = 16, .scale = 0.25f};
+}
+
+/// Views that no kernel touches.
+struct Untouched {
+    alignas(16) char bytes[16];
+    float lse = 0;
+    HeadsView view{bytes, 128 * 64, 64, 16};
+
+    AttentionForward forward(const AttentionShape& shape = small_shape()) {
+        return {shape, view, view, view, view, &lse};
+    }
+    AttentionBackward backward(const AttentionShape& shape = small_shape()) {
+        return {shape, view, view, view, view, view, &lse, view, view, view};
+    }
+};
+
+/// A library whose behaviour each test sets, and a count of what reached it.
+struct Script {
+    std::string open_failure, forward_failure, backward_failure;
+    int milliseconds = 0;
+    int opened = 0, forwards = 0, backwards = 0;
+};
+Script script;
+
+class ScriptedLibrary : public cuda::AttentionLibrary {
+  public:
+    void forward(const AttentionForward&, void*, size_t) override {
+        if (!script.forward_failure.empty()) throw Error(script.forward_failure);
+        ++script.forwards;
+        ::usleep(static_cast<useconds_t>(1000 * script.milliseconds));
+    }
+    void backward(const AttentionBackward&, void*, size_t) override {
+        if (!script.backward_failure.empty()) throw Error(script.backward_failure);
+        ++script.backwards;
+        ::usleep(static_cast<useconds_t>(1000 * script.milliseconds));
+    }
+};
+
+std::unique_ptr<cuda::AttentionLibrary> open_scripted(CUstream_st*) {
+    ++script.opened;
+    if (!script.open_failure.empty()) throw Error(script.open_failure);
+    return std::make_unique<ScriptedLibrary>();
+}
+
+/// A reason that no line has named before.
+std::string fresh_reason() { return "the test says so, number " + std::to_string(random_int(1, int64_t{1} << 60)); }
+
+/// What is written to stderr while it lives.
+class Stderr {
+  public:
+    Stderr() : file_(std::tmpfile()), kept_(::dup(2)) {
+        std::fflush(stderr);
+        ::dup2(::fileno(file_), 2);
+    }
+    ~Stderr() { restore(); }
+    Stderr(const Stderr&) = delete;
+    Stderr& operator=(const Stderr&) = delete;
+
+    std::string text() {
+        restore();
+        std::rewind(file_);
+        std::string all;
+        for (int c = std::fgetc(file_); c != EOF; c = std::fgetc(file_)) all += static_cast<char>(c);
+        return all;
+    }
+
+  private:
+    void restore() {
+        if (kept_ < 0) return;
+        std::fflush(stderr);
+        ::dup2(kept_, 2);
+        ::close(std::exchange(kept_, -1));
+    }
+    std::FILE* file_;
+    int kept_;
+};
+
+/// The engines of a queue, whose own kernels only count.
+struct Engines {
+    cuda::AttentionEngines engines{nullptr, open_scripted};
+    Stream stream{test_device()};
+    Untouched memory;
+    int own_forwards = 0, own_backwards = 0;
+    int own_milliseconds = 0;
+
+    void forward() { forward(memory.forward()); }
+    void forward(const AttentionForward& args) {
+        engines.forward(stream, args,
+                        [&] { ++own_forwards, ::usleep(static_cast<useconds_t>(1000 * own_milliseconds)); });
+    }
+    void backward() {
+        engines.backward(stream, memory.backward(),
+                         [&] { ++own_backwards, ::usleep(static_cast<useconds_t>(1000 * own_milliseconds)); });
+    }
+};
+
+}  // namespace
+
+TEST_CASE("cuDNN is asked for bf16 heads of whole sequences without documents, in aligned views", "[cuda]") {
+    Untouched memory;
+    const auto supported = [&](const AttentionShape& shape) {
+        const bool forward = cuda::cudnn_supports(memory.forward(shape));
+        CHECK(cuda::cudnn_supports(memory.backward(shape)) == forward);
+        return forward;
+    };
+    CHECK(supported(small_shape()));
+    const auto changed = [&](auto change) {
+        AttentionShape shape = small_shape();
+        change(shape);
+        return supported(shape);
+    };
+    CHECK(changed([](AttentionShape& s) { s.D = 128; }));
+    CHECK(changed([](AttentionShape& s) { s.H_kv = 1; }));
+    CHECK(changed([](AttentionShape& s) { s.T = s.S = 1024; }));
+    CHECK_FALSE(changed([](AttentionShape& s) { s.dtype = DType::fp32; }));
+    CHECK_FALSE(changed([](AttentionShape& s) { s.D = 136; }));
+    CHECK_FALSE(changed([](AttentionShape& s) { s.D = 12; }));
+    CHECK_FALSE(changed([](AttentionShape& s) { s.H_kv = 3; }));
+    CHECK_FALSE(changed([](AttentionShape& s) { s.S = 256; }));
+    CHECK_FALSE(changed([](AttentionShape& s) { s.T = s.S = 1000; }));
+    const int32_t documents[2 * 128] = {};
+    CHECK_FALSE(changed([&](AttentionShape& s) { s.doc_start = documents; }));
+
+    AttentionForward sampling = memory.forward();
+    sampling.lse = nullptr;
+    CHECK_FALSE(cuda::cudnn_supports(sampling));
+    for (HeadsView AttentionForward::*view :
+         {&AttentionForward::q, &AttentionForward::k, &AttentionForward::v, &AttentionForward::out}) {
+        AttentionForward args = memory.forward();
+        (args.*view).data = memory.bytes + 2;
+        CHECK_FALSE(cuda::cudnn_supports(args));
+        args = memory.forward();
+        (args.*view).token = 68;
+        CHECK_FALSE(cuda::cudnn_supports(args));
+    }
+    for (HeadsView AttentionBackward::*view :
+         {&AttentionBackward::q, &AttentionBackward::k, &AttentionBackward::v, &AttentionBackward::out,
+          &AttentionBackward::dout, &AttentionBackward::dq, &AttentionBackward::dk, &AttentionBackward::dv}) {
+        AttentionBackward args = memory.backward();
+        (args.*view).head = 20;
+        CHECK_FALSE(cuda::cudnn_supports(args));
+    }
+}
+
+TEST_CASE("what keeps cuDNN from being used is said as the end of a sentence", "[cuda]") {
+    const std::string missing = cuda::cudnn_obstacle("libcudnn-that-is-nowhere.so.9"),
+                      other = cuda::cudnn_obstacle("libm.so.6");
+    if (contains(missing, "scripts/setup.sh")) {  // a build without cuDNN says only that
+        CHECK(other == missing);
+        return;
+    }
+    CHECK(contains(missing, "cuDNN cannot be loaded (libcudnn-that-is-nowhere.so.9: "));
+    CHECK(other == "libm.so.6 is not cuDNN");
+    const DeviceUnderTest gpu(test_devices().back());
+    if (device_is_simulated()) CHECK(cuda::cudnn_obstacle() == "cuDNN does not start: CUDNN_STATUS_NOT_INITIALIZED");
+}
+
+TEST_CASE("scratch is granted to cuDNN only where it can be used", "[cuda]") {
+    AttentionShape shape = small_shape();
+    const bool usable = cuda::cudnn_obstacle().empty();
+    CHECK((cuda::cudnn_workspace_bytes(shape) > 0) == usable);
+    CHECK((cuda::attention_library_scratch_bytes(shape) > 0) == usable);
+    {
+        const Selected own("own");
+        CHECK(cuda::attention_library_scratch_bytes(shape) == 0);
+    }
+    shape.dtype = DType::fp32;
+    CHECK(cuda::cudnn_workspace_bytes(shape) == 0);
+    shape = small_shape();
+    shape.T = shape.S = 1 << 20;
+    CHECK(cuda::cudnn_workspace_bytes(shape) < size_t{1} << 30);  // no matrix of 2^20 × 2^20 scores for each head
+}
+
+TEST_CASE("own attention does not open the library, wanted cuDNN does not try our own", "[cuda]") {
+    script = {};
+    Engines e;
+    {
+        const Selected own("own");
+        e.forward();
+        e.backward();
+        CHECK(std::pair(e.own_forwards, e.own_backwards) == std::pair(1, 1));
+        CHECK(script.opened == 0);
+    }
+    const Selected library("cudnn");
+    for (int i = 0; i < 3; ++i) {
+        e.forward();
+        e.backward();
+    }
+    CHECK(std::pair(e.own_forwards, e.own_backwards) == std::pair(1, 1));
+    CHECK(std::pair(script.forwards, script.backwards) == std::pair(3, 3));
+    CHECK(script.opened == 1);
+    CHECK(e.engines.choices().empty());
+
+    const int32_t documents[2 * 128] = {};
+    AttentionShape masked = small_shape();
+    masked.doc_start = documents;
+    e.forward(e.memory.forward(masked));
+    CHECK(e.own_forwards == 2);
+    e.forward();
+    CHECK(script.forwards == 4);
+}
+
+TEST_CASE("where the library cannot be opened our own attention computes, and one line says why", "[cuda]") {
+    const std::string wanted = GENERATE("auto", "cudnn");
+    CAPTURE(wanted);
+    const Selected selected(wanted);
+    script = {};
+    script.open_failure = fresh_reason();
+    Stderr captured;
+    Engines first, second;
+    for (Engines* e : {&first, &second}) {
+        for (int i = 0; i < 2; ++i) {
+            e->forward();
+            e->backward();
+        }
+    }
+    CHECK(captured.text() == "train_gpt: attention runs on our own kernels, since " + script.open_failure + "\n");
+    for (Engines* e : {&first, &second}) {
+        CHECK(std::pair(e->own_forwards, e->own_backwards) == std::pair(2, 2));
+        CHECK(e->engines.choices() == (wanted == "auto" ? "attention forward own\nattention backward own\n" : ""));
+    }
+    CHECK(script.opened == 2);
+}
+
+TEST_CASE("a pass in which the library fails is done by our own kernels from then on", "[cuda]") {
+    const Selected selected("cudnn");
+    script = {};
+    Engines e;
+    e.forward();
+    SECTION("backward") {
+        script.backward_failure = fresh_reason();
+        Stderr captured;
+        e.backward();
+        e.backward();
+        e.forward();
+        CHECK(captured.text() == "train_gpt: the backward pass of attention runs on our own kernels, since " +
+                                     script.backward_failure + "\n");
+        CHECK(std::pair(e.own_forwards, e.own_backwards) == std::pair(0, 2));
+        CHECK(script.forwards == 2);
+    }
+    SECTION("forward, and then the backward pass with it") {
+        script.forward_failure = fresh_reason();
+        Stderr captured;
+        e.forward();
+        e.backward();
+        CHECK(captured.text() ==
+              "train_gpt: attention runs on our own kernels, since " + script.forward_failure + "\n");
+        CHECK(std::pair(e.own_forwards, e.own_backwards) == std::pair(1, 1));
+        CHECK(script.backwards == 0);
+    }
+}
+
+TEST_CASE("the faster engine of each pass is chosen once", "[cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    script = {};
+    Engines e;
+    script.milliseconds = 5;
+    e.forward();
+    CHECK(e.engines.choices() == "attention forward own\n");
+    script.milliseconds = 0;
+    e.own_milliseconds = 5;
+    e.backward();
+    CHECK(e.engines.choices() == "attention forward own\nattention backward cudnn\n");
+
+    const Script before = script;
+    const int forwards = e.own_forwards, backwards = e.own_backwards;
+    for (int i = 0; i < 3; ++i) {
+        e.forward();
+        e.backward();
+    }
+    CHECK(std::pair(e.own_forwards - forwards, e.own_backwards - backwards) == std::pair(3, 0));
+    CHECK(std::pair(script.forwards - before.forwards, script.backwards - before.backwards) == std::pair(0, 3));
+    CHECK(script.opened == 1);
+
+    // Another queue takes these choices without timing.
+    Engines again;
+    script = {};
+    again.engines.set_choices(e.engines.choices());
+    CHECK(again.engines.choices() == e.engines.choices());
+    again.forward();
+    again.backward();
+    CHECK(std::pair(again.own_forwards, again.own_backwards) == std::pair(1, 0));
+    CHECK(std::pair(script.forwards, script.backwards) == std::pair(0, 1));
+}
+
+TEST_CASE("a library that fails while it is timed, or after it was chosen, is given up", "[cuda]") {
+    script = {};
+    script.forward_failure = fresh_reason();
+    Engines e;
+    Stderr captured;
+    e.engines.set_choices("attention forward cudnn\nattention backward cudnn\n");
+    e.forward();
+    e.backward();
+    CHECK(contains(captured.text(), script.forward_failure));
+    CHECK(e.engines.choices() == "attention forward own\nattention backward own\n");
+    CHECK(std::pair(e.own_forwards, e.own_backwards) == std::pair(1, 1));
+}
+
+TEST_CASE("damaged choices of attention engines are refused", "[cuda]") {
+    cuda::AttentionEngines engines(nullptr, open_scripted);
+    engines.set_choices("attention backward cudnn\n");
+    for (const char* damaged : {"attention backward\n", "attention sideways own\n", "attention forward flash\n",
+                                "retention forward own\n", "attention forward own own\n", "\n"})
+        CHECK(contains(error_of([&] { engines.set_choices(damaged); }), "damaged"));
+    CHECK(engines.choices() == "attention backward cudnn\n");
+    engines.set_choices("");
+    CHECK(engines.choices().empty());
+}
+
+TEST_CASE("a queue's choices of attention engines are kept and taken as text", "[cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    Stream stream(test_device());
+    CHECK(cuda::attention_choices(*stream.queue).empty());
+    cuda::set_attention_choices(*stream.queue, "attention forward own\nattention backward own\n");
+    CHECK(cuda::attention_choices(*stream.queue) == "attention forward own\nattention backward own\n");
+}
+
+namespace {
+
+/// Root mean squares.
+double size_of_values(const std::vector<double>& values) {
+    double sum = 0;
+    for (double value : values) sum += value * value;
+    return std::sqrt(sum / static_cast<double>(values.size()));
+}
+double distance(std::vector<double> from, const std::vector<double>& to) {
+    for (size_t i = 0; i < from.size(); ++i) from[i] -= to[i];
+    return size_of_values(from);
+}
+
+/// Attention on a packed tensor [B, T, H + 2·H_kv, D], as in a model.
+struct Problem {
+    AttentionShape shape;
+    Buffer qkv, out, lse, dout, dqkv;
+
+    Problem(AttentionShape s, const std::vector<float>& qkv_values, const std::vector<float>& dout_values)
+        : shape(s),
+          qkv(s.dtype, {s.B, s.T, s.H + 2 * s.H_kv, s.D}, qkv_values),
+          out(s.dtype, {s.B, s.T, s.H, s.D}),
+          lse(DType::fp32, {s.B, s.H, s.T}),
+          dout(s.dtype, {s.B, s.T, s.H, s.D}, dout_values),
+          dqkv(s.dtype, {s.B, s.T, s.H + 2 * s.H_kv, s.D}) {}
+
+    HeadsView packed(const Buffer& buffer, int first_head) const {
+        const int64_t token = int64_t{shape.H + 2 * shape.H_kv} * shape.D;
+        auto* start =
+            static_cast<char*>(buffer.tensor().data) + static_cast<size_t>(first_head * shape.D) * size_of(shape.dtype);
+        return {start, shape.T * token, token, shape.D};
+    }
+    HeadsView plain(const Buffer& buffer) const {
+        const int64_t token = int64_t{shape.H} * shape.D;
+        return {buffer.tensor().data, shape.T * token, token, shape.D};
+    }
+    AttentionForward forward() const {
+        return {shape,      packed(qkv, 0), packed(qkv, shape.H), packed(qkv, shape.H + shape.H_kv),
+                plain(out), lse.as<float>()};
+    }
+    AttentionBackward backward() const {
+        return {shape,
+                packed(qkv, 0),
+                packed(qkv, shape.H),
+                packed(qkv, shape.H + shape.H_kv),
+                plain(out),
+                plain(dout),
+                lse.as<float>(),
+                packed(dqkv, 0),
+                packed(dqkv, shape.H),
+                packed(dqkv, shape.H + shape.H_kv)};
+    }
+};
+
+}  // namespace
+
+TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits again", "[cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda() || !cuda::cudnn_obstacle().empty()) return;
+    const AttentionShape shapes[] = {
+        {.dtype = DType::bf16, .B = 2, .T = 1024, .S = 1024, .H = 3, .H_kv = 3, .D = 64, .scale = 0.125f},
+        {.dtype = DType::bf16, .B = 3, .T = 384, .S = 384, .H = 6, .H_kv = 2, .D = 128, .scale = 0.1f},
+        {.dtype = DType::bf16, .B = 2, .T = 256, .S = 256, .H = 2, .H_kv = 2, .D = 40, .scale = 0.2f}};
+    const Device device = test_device();
+    for (const AttentionShape& shape : shapes) {
+        const DeviceUnderTest gpu(device);
+        CAPTURE(shape.B, shape.T, shape.H, shape.H_kv, shape.D);
+        const auto random_bf16 = [](int64_t n) {
+            std::vector<float> values = random_normal(static_cast<size_t>(n), 1.0f);
+            for (float& value : values) value = to_float(bf16(value));
+            return values;
+        };
+        const int64_t rows = int64_t{shape.B} * shape.T;
+        const std::vector<float> qkv = random_bf16(rows * (shape.H + 2 * shape.H_kv) * shape.D),
+                                 dout = random_bf16(rows * shape.H * shape.D);
+
+        const Problem ours(shape, qkv, dout);
+        cudaStream_t stream = nullptr;
+        REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+        const size_t workspace_bytes = cuda::cudnn_workspace_bytes(shape);
+        const TestMemory workspace(workspace_bytes);
+        {
+            const auto library = cuda::open_cudnn_attention(stream);
+            library->forward(ours.forward(), workspace.data(), workspace_bytes);
+            library->backward(ours.backward(), workspace.data(), workspace_bytes);
+            const std::string bytes = ours.out.bytes() + ours.lse.bytes() + ours.dqkv.bytes();
+            for (int again = 0; again < 3; ++again) {
+                library->forward(ours.forward(), workspace.data(), workspace_bytes);
+                library->backward(ours.backward(), workspace.data(), workspace_bytes);
+                CHECK((ours.out.bytes() + ours.lse.bytes() + ours.dqkv.bytes() == bytes));
+            }
+        }
+        cudaStreamDestroy(stream);
+
+        const DeviceUnderTest cpu{Device{}};
+        AttentionShape exact_shape = shape;
+        exact_shape.dtype = DType::fp32;
+        const Problem plain(shape, qkv, dout), exact(exact_shape, qkv, dout);
+        for (const Problem* p : {&plain, &exact}) {
+            TestStream host(attention_scratch_bytes({}, p->shape));
+            attention_forward(host, p->forward());
+            attention_backward(host, p->backward());
+        }
+        // cuDNN rounds the probabilities and the scores' gradient before it multiplies with them, each about as much as
+        // the result itself is rounded.
+        const auto check = [&](const char* what, const Buffer Problem::*buffer) {
+            const std::vector<double> reference = (exact.*buffer).values();
+            const double error = distance((ours.*buffer).values(), reference),
+                         plain_error = distance((plain.*buffer).values(), reference);
+            CAPTURE(what, error, plain_error);
+            CHECK(error <= 2.5 * plain_error + 0x1p-8 * size_of_values(reference));
+        };
+        check("out", &Problem::out);
+        check("dqkv", &Problem::dqkv);
+        CHECK(distance(ours.lse.values(), exact.lse.values()) <= 1e-3);
+    }
+}
+#endif  // TRAIN_GPT_CUDA
+
+}  // namespace train_gpt
