@@ -1,7 +1,7 @@
 // The CUDA side of device.h and memory.h: finding a GPU that can be used, queues, events and memory.
 #include "kernels/cuda.h"
 
-#include <cstdio>
+#include <algorithm>
 
 #include "kernels/attention_engine.h"
 #include "kernels/gemm_cublas.h"
@@ -83,7 +83,9 @@ uint64_t memory_available(const Device& device) {
     CUDA_CHECK(cudaSetDevice(device.index));
     size_t free = 0, total = 0;
     CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    return free;
+    // Kernels are loaded into the same memory when they first run, ours and the libraries'.
+    constexpr size_t for_kernels = size_t{512} << 20;
+    return free - std::min(free, for_kernels);
 }
 
 Queue::Queue(const Device& device) {

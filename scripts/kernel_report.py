@@ -27,10 +27,10 @@ U = 2 * M * C  # bytes of B·T·C elements in bf16
 
 # The least that a launch must read and write, in bytes; None: it depends on the data or is a small second pass.
 LEAST = [
-    (r"layernorm.*forward_rows", 2 * U), (r"layernorm.*backward_rows", 4 * U),
-    (r"attention.*forward", 4 * U), (r"attention.*(key|dkv|dk)", 6 * U), (r"attention.*(query|dq)", 5 * U),
-    (r"attention.*(delta|dot)", 2 * U), (r"loss_in_shared_memory", 2 * 2 * M * V), (r"embedding.*forward", 2 * U),
-    (r"adamw", 30 * PARAMETERS), (r"sum_squares", 4 * PARAMETERS),
+    (r"layernorm: forward_rows", 2 * U), (r"layernorm: backward_rows", 4 * U), (r"attention_forward: forward", 4 * U),
+    (r"attention_backward: backward_keys", 6 * U), (r"attention_backward: backward_queries", 6 * U),
+    (r"loss_in_shared_memory", 2 * 2 * M * V), (r"add_embeddings", 2 * U), (r"update_parameters", 30 * PARAMETERS),
+    (r"sum_squares", 4 * PARAMETERS),
 ]
 
 
@@ -97,7 +97,7 @@ print("# CUDA kernels without a GPU\n")
 print("Made by `scripts/kernel_report.py`: registers, spills and static shared memory as ptxas gives them for sm_90, and what a")
 print(f"simulated GPU counted in a training step of one layer of GPT-2 124M (C = {C}, {H} heads, vocabulary {V}, B = {B}, T = {T}, bf16)")
 print("and the warm-up before it. Bytes are those that threads ask for in a launch on average, whether a cache has them or not; the least is")
-print("what must be read and written once. Efficiency is ideal sectors over sectors; a bank conflict degree of 1 is none. No times: there")
+print("what must be read and written once; where segments are looked up or rows of weights are read again, threads ask for more. Efficiency is ideal sectors over sectors; a bank conflict degree of 1 is none. No times: there")
 print("was no GPU.\n")
 print("| kernel | registers | spills | shared B | MB moved | least MB | load efficiency | store efficiency | bank conflicts |")
 print("|---|---|---|---|---|---|---|---|---|")
@@ -105,7 +105,7 @@ for name in sorted(moved):
     launches, read, written, load, load_ideal, store, store_ideal, conflicts = moved[name]
     registers, spills, shared = compiled.get(name, ("–", "–", "–"))
     least = next((bytes for pattern, bytes in LEAST if re.search(pattern, name)), None)
-    efficiency = ["–" if sectors == 0 else f"{100 * ideal / sectors:.0f} %" for sectors, ideal in ((load, load_ideal), (store, store_ideal))]
+    efficiency = ["–" if sectors == 0 else f"{min(100, 100 * ideal / sectors):.0f} %" for sectors, ideal in ((load, load_ideal), (store, store_ideal))]
     print(f"| `{name}` | {registers} | {spills} | {shared} | {(read + written) / launches / 1e6:.2f} | "
           f"{'' if least is None else format(least / 1e6, '.2f')} | {efficiency[0]} | {efficiency[1]} | "
           f"{'–' if conflicts == 0 else format(conflicts, '.2f')} |")
