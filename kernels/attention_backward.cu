@@ -1,5 +1,5 @@
-// The backward pass of attention on tensor cores, in two kernels: one holds queries and sums dq, one holds keys and sums dk
-// and dv. Both compute the scores again; in return every sum has one owner and a fixed order, and probabilities never
+// The backward pass of attention on tensor cores, in two kernels: one holds queries and sums dq, one holds keys and sums
+// dk and dv. Both compute the scores again; in return every sum has one owner and a fixed order, and probabilities never
 // leave the registers. Dao, arXiv 2307.08691.
 #include <numbers>
 
@@ -12,8 +12,8 @@ namespace {
 
 using namespace tiles;
 
-/// What the sums of a query's products start from, so that p = exp(scale·scores) and ds = p·dp. The first kernel leaves it
-/// for the second in the scratch memory, [B, H, stats_rows(T)].
+/// What the sums of a query's products start from, so that p = exp(scale·scores) and ds = p·dp. The first kernel leaves
+/// it for the second in the scratch memory, [B, H, stats_rows(T)].
 struct RowStats {
     float scores;  // −lse / scale; −∞ for rows from T on, which makes their probabilities zero
     float dp;      // −Σ dout·out
@@ -22,15 +22,15 @@ constexpr int stats_rows(int T) { return ceil_div(T, 128) * 128; }
 
 /// Queries and dout, two stages of keys and values, RowStats of the queries.
 template <int head>
-constexpr int queries_shared_bytes =
-    Tile<head>::bytes(2 * backward_queries_cut(head).rows() + 2 * 2 * backward_queries_cut(head).streamed) +
-    backward_queries_cut(head).rows() * int{sizeof(RowStats)};
+constexpr int queries_shared_bytes = Tile<head>::bytes(2 * backward_queries_cut(head).rows() +
+                                                       2 * 2 * backward_queries_cut(head).streamed) +
+                                     int{sizeof(RowStats)} * backward_queries_cut(head).rows();
 
 /// Keys and values, two stages of queries, dout and RowStats.
 template <int head>
-constexpr int keys_shared_bytes =
-    Tile<head>::bytes(2 * backward_keys_cut(head).rows() + 2 * 2 * backward_keys_cut(head).streamed) +
-    2 * backward_keys_cut(head).streamed * int{sizeof(RowStats)};
+constexpr int keys_shared_bytes = Tile<head>::bytes(2 * backward_keys_cut(head).rows() +
+                                                    2 * 2 * backward_keys_cut(head).streamed) +
+                                  int{sizeof(RowStats)} * 2 * backward_keys_cut(head).streamed;
 
 template <int row_tiles>
 __device__ __forceinline__ void to_probabilities(float (&scores)[row_tiles][2][4], float scale) {
@@ -64,7 +64,8 @@ __global__ void __launch_bounds__(threads, backward_queries_cut(head).blocks)
 
     extern __shared__ __align__(128) char memory[];
     auto* const stats = reinterpret_cast<RowStats*>(memory);
-    const uint32_t queries = shared_address(stats + cut.rows()), douts = queries + held_bytes, stages = douts + held_bytes;
+    const uint32_t queries = shared_address(stats + cut.rows()), douts = queries + held_bytes,
+                   stages = douts + held_bytes;
 
     const AttentionShape& shape = args.shape;
     const auto work = order(blockIdx.x);
@@ -167,23 +168,25 @@ __global__ void __launch_bounds__(threads, backward_queries_cut(head).blocks)
     float factor[row_tiles][2];
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) factor[m][0] = factor[m][1] = shape.scale;
-    store_rows<head>(head_of(args.dq, b, h) + warp_row * args.dq.token, args.dq.token, end_row - warp_row, shape.D, lane, dq,
-                     factor);
+    store_rows<head>(head_of(args.dq, b, h) + warp_row * args.dq.token, args.dq.token, end_row - warp_row, shape.D,
+                     lane, dq, factor);
 }
 
 /// One block computes dk and dv of a tile of keys of one key head; for each query head that shares it, it streams the
 /// tiles of queries and dout that see the keys. Scores are transposed: a warp's rows are keys.
 template <int head>
 __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
-    backward_keys_kernel(const AttentionBackward args, const float scale, const RowStats* all_stats, const Order order) {
+    backward_keys_kernel(const AttentionBackward args, const float scale, const RowStats* all_stats,
+                         const Order order) {
     constexpr Cut cut = backward_keys_cut(head);
     constexpr int row_tiles = cut.warp_rows / 16;
     constexpr uint32_t held_bytes = Tile<head>::bytes(cut.rows()), tile_bytes = Tile<head>::bytes(cut.streamed);
     constexpr int stats_chunks = cut.streamed * int{sizeof(RowStats)} / 16;
     constexpr uint32_t stage_bytes = 2 * tile_bytes + stats_chunks * 16;
     static_assert(keys_shared_bytes<head> <= shared_bytes_limit);
-    static_assert(backward_queries_cut(head).rows() % cut.streamed == 0);  // the stats of a streamed tile are all written
     static_assert(stats_chunks <= threads && cut.rows() % cut.streamed == 0);
+    // The other kernel has written the stats of all rows of a streamed tile.
+    static_assert(backward_queries_cut(head).rows() % cut.streamed == 0);
 
     extern __shared__ __align__(128) char memory[];
     const uint32_t keys = shared_address(memory), values = keys + held_bytes, stages = values + held_bytes;
@@ -197,8 +200,8 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
     const int warp_row = first_row + warp * cut.warp_rows;
     const int32_t* doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * T : nullptr;
 
-    // The next tile of queries: from the one at the first key's position on, head after head. Those that see none of the keys
-    // are passed over.
+    // The next tile of queries: from the one at the first key's position on, head after head. Those that see none of the
+    // keys are passed over.
     const int end_head = (h_kv + 1) * group;
     int next_head = end_head - group, next_query = first_row;
     const auto advance = [&] {
@@ -213,7 +216,8 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
     };
     const auto load_next = [&](uint32_t to) {
         load_tile<head, cut.streamed>(to, head_of(args.q, b, next_head), args.q.token, next_query, T, shape.D);
-        load_tile<head, cut.streamed>(to + tile_bytes, head_of(args.dout, b, next_head), args.dout.token, next_query, T, shape.D);
+        load_tile<head, cut.streamed>(to + tile_bytes, head_of(args.dout, b, next_head), args.dout.token, next_query, T,
+                                      shape.D);
         if (const int i = thread_index(); i < stats_chunks)
             copy_async(to + 2 * tile_bytes + i * 16,
                        all_stats + (int64_t{b} * shape.H + next_head) * stats_rows(T) + next_query + i * 2, true);
@@ -239,8 +243,9 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
 #pragma unroll 1
         for (int query = tile_query; query < tile_query + cut.streamed; query += 16) {
             const int row = query % cut.streamed;
-            const uint32_t stats = stage + 2 * tile_bytes + row * int{sizeof(RowStats)}, query_rows = stage + Tile<head>::bytes(row);
-            if (query + 15 < warp_row) continue;  // none sees the warp's keys
+            const uint32_t stats = stage + 2 * tile_bytes + row * int{sizeof(RowStats)},
+                           query_rows = stage + Tile<head>::bytes(row);
+            if (query < warp_row) continue;  // none of the 16 sees the warp's keys
             float p[row_tiles][2][4], ds[row_tiles][2][4];
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
@@ -290,12 +295,12 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
     float factor[row_tiles][2];
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) factor[m][0] = factor[m][1] = 1;
-    store_rows<head>(head_of(args.dv, b, h_kv) + warp_row * args.dv.token, args.dv.token, end_row - warp_row, shape.D, lane, dv,
-                     factor);
+    store_rows<head>(head_of(args.dv, b, h_kv) + warp_row * args.dv.token, args.dv.token, end_row - warp_row, shape.D,
+                     lane, dv, factor);
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) factor[m][0] = factor[m][1] = shape.scale;
-    store_rows<head>(head_of(args.dk, b, h_kv) + warp_row * args.dk.token, args.dk.token, end_row - warp_row, shape.D, lane, dk,
-                     factor);
+    store_rows<head>(head_of(args.dk, b, h_kv) + warp_row * args.dk.token, args.dk.token, end_row - warp_row, shape.D,
+                     lane, dk, factor);
 }
 
 }  // namespace

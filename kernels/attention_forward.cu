@@ -134,11 +134,12 @@ __global__ void __launch_bounds__(threads, forward_cut(head).blocks)
             factor[m][half] = 1 / sum;
             const int row = warp_row + m * 16 + half * 8 + lane / 4;
             if (args.lse && lane % 4 == 0 && row < end_row)
-                args.lse[int64_t{work.head} * shape.T + row] = (row_max[m][half] + log2f(sum)) * std::numbers::ln2_v<float>;
+                args.lse[int64_t{work.head} * shape.T + row] =
+                    (row_max[m][half] + log2f(sum)) * std::numbers::ln2_v<float>;
         }
     }
-    store_rows<head>(head_of(args.out, b, h) + warp_row * args.out.token, args.out.token, end_row - warp_row, shape.D, lane,
-                     out, factor);
+    store_rows<head>(head_of(args.out, b, h) + warp_row * args.out.token, args.out.token, end_row - warp_row, shape.D,
+                     lane, out, factor);
 }
 
 }  // namespace
@@ -149,8 +150,8 @@ void attention_forward_tiled(Stream& stream, const AttentionForward& args) {
         constexpr int head = padded;
         const int tiles = ceil_div(shape.T, forward_cut(head).rows());
         const int64_t bytes = int64_t{2} * shape.S * shape.D * sizeof(Element) / (shape.H / shape.H_kv);
-        launch(stream, forward_kernel<head>, order_of(stream, shape.B * shape.H, tiles, bytes), forward_shared_bytes<head>, args,
-               shape.scale * std::numbers::log2e_v<float>);
+        launch(stream, forward_kernel<head>, order_of(stream, shape.B * shape.H, tiles, bytes),
+               forward_shared_bytes<head>, args, shape.scale * std::numbers::log2e_v<float>);
     });
 }
 

@@ -37,36 +37,36 @@ struct alignas(rows * sizeof(float)) Weights {
     float of[rows];
 };
 
-template <class T>
-__device__ __forceinline__ const T* row_of(const HeadsView& view, int b, int h, int t) {
-    return static_cast<const T*>(view.data) + b * view.batch + h * view.head + t * view.token;
+template <class Element>
+__device__ __forceinline__ const Element* row_of(const HeadsView& view, int b, int h, int t) {
+    return static_cast<const Element*>(view.data) + b * view.batch + h * view.head + t * view.token;
 }
 
 /// Rows t, t + 1, … of a head as floats in shared memory; zeros from row `end` and element D on.
-template <class T>
+template <class Element>
 __device__ void stage_rows(float* to, const HeadsView& view, int b, int h, int t, int rows, int end, int D) {
     for (int i = static_cast<int>(threadIdx.x); i < rows * padded(D); i += static_cast<int>(blockDim.x)) {
         const int row = t + i / padded(D), d = i % padded(D);
-        to[i] = row < end && d < D ? to_float(row_of<T>(view, b, h, row)[d]) : 0;
+        to[i] = row < end && d < D ? to_float(row_of<Element>(view, b, h, row)[d]) : 0;
     }
 }
 
 /// products[r] = Σ rows[r]·other. Packed: `other` may be read four elements at a time.
-template <int rows, bool packed, class T>
-__device__ __forceinline__ void multiply(float (&products)[rows], const float* staged, const T* other, int D) {
+template <int rows, bool packed, class Element>
+__device__ __forceinline__ void multiply(float (&products)[rows], const float* staged, const Element* other, int D) {
 #pragma unroll
     for (int r = 0; r < rows; ++r) products[r] = 0;
     if constexpr (packed) {
 #pragma unroll 4
         for (int d = 0; d < D; d += 4) {
-            struct alignas(4 * sizeof(T)) Four {
-                T x[4];
+            struct alignas(4 * sizeof(Element)) Four {
+                Element x[4];
             } four = *reinterpret_cast<const Four*>(other + d);
 #pragma unroll
             for (int r = 0; r < rows; ++r) {
                 const float4 mine = *reinterpret_cast<const float4*>(staged + r * padded(D) + d);
-                products[r] += mine.x * to_float(four.x[0]) + mine.y * to_float(four.x[1]) + mine.z * to_float(four.x[2]) +
-                               mine.w * to_float(four.x[3]);
+                products[r] += mine.x * to_float(four.x[0]) + mine.y * to_float(four.x[1]) +
+                               mine.z * to_float(four.x[2]) + mine.w * to_float(four.x[3]);
             }
         }
     } else {
@@ -79,9 +79,9 @@ __device__ __forceinline__ void multiply(float (&products)[rows], const float* s
 }
 
 /// sums[r][i] += Σ weights[j].of[r]·(element 32·i + lane of row j), over `count` rows.
-template <int rows, class T>
-__device__ __forceinline__ void add_rows(float (&sums)[rows][lane_elements], const Weights<rows>* weights, const T* others,
-                                         int64_t stride, int count, int D, int lane) {
+template <int rows, class Element>
+__device__ __forceinline__ void add_rows(float (&sums)[rows][lane_elements], const Weights<rows>* weights,
+                                         const Element* others, int64_t stride, int count, int D, int lane) {
 #pragma unroll 4
     for (int j = 0; j < count; ++j) {
         const Weights<rows> w = weights[j];
@@ -107,13 +107,14 @@ __device__ __forceinline__ void put_sums(float* to, const float (&sums)[rows][la
 }
 
 /// Adds up the warps' sums and writes factor·sum to rows t, t + 1, … before `end`.
-template <int rows, int warps, class T>
-__device__ void merge_and_store(const HeadsView& view, int b, int h, int t, int end, const float* warp_sums, float factor, int D) {
+template <int rows, int warps, class Element>
+__device__ void merge_and_store(const HeadsView& view, int b, int h, int t, int end, const float* warp_sums,
+                                float factor, int D) {
     for (int i = static_cast<int>(threadIdx.x); i < rows * D && t + i / D < end; i += static_cast<int>(blockDim.x)) {
         float sum = 0;
         for (int warp = 0; warp < warps; ++warp) sum += warp_sums[warp * rows * D + i];
-        static_cast<T*>(view.data)[b * view.batch + h * view.head + (t + i / D) * view.token + i % D] =
-            from_float<T>(factor * sum);
+        static_cast<Element*>(view.data)[b * view.batch + h * view.head + (t + i / D) * view.token + i % D] =
+            from_float<Element>(factor * sum);
     }
 }
 
@@ -150,13 +151,15 @@ size_t forward_shared_bytes(int D) {
 
 /// out and lse of Cut::rows queries of one head. Shared: the queries, and for each warp 32 weights per query, its sums of
 /// values, and its row maxima and sums.
-template <class T, class Cut, bool packed>
+template <class Element, class Cut, bool packed>
 __global__ void __launch_bounds__(Cut::threads, Cut::warps <= 4 ? 2 : 1) forward_kernel(const AttentionForward args) {
     constexpr int rows = Cut::rows;
     const AttentionShape& shape = args.shape;
-    const int D = shape.D, warp = static_cast<int>(threadIdx.x / warp_size), lane = static_cast<int>(threadIdx.x % warp_size);
+    const int D = shape.D, warp = static_cast<int>(threadIdx.x / warp_size),
+              lane = static_cast<int>(threadIdx.x % warp_size);
     const Place place(shape.H, shape.T, rows, true);
-    const int b = place.b, h = place.h, h_kv = h / (shape.H / shape.H_kv), end_row = min(place.first_row + rows, shape.T);
+    const int b = place.b, h = place.h, h_kv = h / (shape.H / shape.H_kv),
+              end_row = min(place.first_row + rows, shape.T);
 
     extern __shared__ float4 memory[];
     auto* const queries = reinterpret_cast<float*>(memory);
@@ -165,7 +168,7 @@ __global__ void __launch_bounds__(Cut::threads, Cut::warps <= 4 ? 2 : 1) forward
     auto* const warp_sums = reinterpret_cast<float*>(all_weights + Cut::warps * warp_size);
     float *const warp_max = warp_sums + Cut::warps * rows * D, *const warp_total = warp_max + Cut::warps * rows;
 
-    stage_rows<T>(queries, args.q, b, h, place.first_row, rows, shape.T, D);
+    stage_rows<Element>(queries, args.q, b, h, place.first_row, rows, shape.T, D);
     __syncthreads();
 
     const int last_key = end_row - 1 + shape.S - shape.T;
@@ -179,7 +182,7 @@ __global__ void __launch_bounds__(Cut::threads, Cut::warps <= 4 ? 2 : 1) forward
     for (int key0 = first_key + warp * warp_size; key0 <= last_key; key0 += Cut::warps * warp_size) {
         const int key = key0 + lane;
         float scores[rows];
-        multiply<rows, packed>(scores, queries, row_of<T>(args.k, b, h_kv, min(key, last_key)), D);
+        multiply<rows, packed>(scores, queries, row_of<Element>(args.k, b, h_kv, min(key, last_key)), D);
         Weights<rows> mine;
 #pragma unroll
         for (int r = 0; r < rows; ++r) {
@@ -194,7 +197,8 @@ __global__ void __launch_bounds__(Cut::threads, Cut::warps <= 4 ? 2 : 1) forward
         }
         weights[lane] = mine;
         __syncwarp();
-        add_rows(sums, weights, row_of<T>(args.v, b, h_kv, key0), args.v.token, min(warp_size, last_key + 1 - key0), D, lane);
+        add_rows(sums, weights, row_of<Element>(args.v, b, h_kv, key0), args.v.token,
+                 min(warp_size, last_key + 1 - key0), D, lane);
         __syncwarp();
     }
     put_sums(warp_sums + warp * rows * D, sums, D, lane);
@@ -221,7 +225,7 @@ __global__ void __launch_bounds__(Cut::threads, Cut::warps <= 4 ? 2 : 1) forward
     for (int i = static_cast<int>(threadIdx.x); i < rows * D; i += static_cast<int>(blockDim.x))
         for (int w = 0; w < Cut::warps; ++w) warp_sums[w * rows * D + i] *= warp_total[w * rows + i / D];
     __syncthreads();
-    merge_and_store<rows, Cut::warps, T>(args.out, b, h, place.first_row, end_row, warp_sums, 1, D);
+    merge_and_store<rows, Cut::warps, Element>(args.out, b, h, place.first_row, end_row, warp_sums, 1, D);
 }
 
 // ---------------------------------------------------------------------------------------------------------- backward
@@ -233,15 +237,17 @@ size_t queries_shared_bytes(int D) {
 
 /// dq of QueriesCut::rows queries of one head, and their delta = Σ dout·out for the other kernel. Shared: queries, dout, for
 /// each warp 32 weights per query and its sums, and lse and delta.
-template <class T, bool packed>
+template <class Element, bool packed>
 __global__ void __launch_bounds__(QueriesCut::threads, 2)
     backward_queries_kernel(const AttentionBackward args, float* deltas) {
     using Cut = QueriesCut;
     constexpr int rows = Cut::rows;
     const AttentionShape& shape = args.shape;
-    const int D = shape.D, warp = static_cast<int>(threadIdx.x / warp_size), lane = static_cast<int>(threadIdx.x % warp_size);
+    const int D = shape.D, warp = static_cast<int>(threadIdx.x / warp_size),
+              lane = static_cast<int>(threadIdx.x % warp_size);
     const Place place(shape.H, shape.T, rows, true);
-    const int b = place.b, h = place.h, h_kv = h / (shape.H / shape.H_kv), end_row = min(place.first_row + rows, shape.T);
+    const int b = place.b, h = place.h, h_kv = h / (shape.H / shape.H_kv),
+              end_row = min(place.first_row + rows, shape.T);
 
     extern __shared__ float4 memory[];
     auto* const queries = reinterpret_cast<float*>(memory);
@@ -251,13 +257,14 @@ __global__ void __launch_bounds__(QueriesCut::threads, 2)
     auto* const warp_sums = reinterpret_cast<float*>(all_weights + Cut::warps * warp_size);
     float *const lse = warp_sums + Cut::warps * rows * D, *const delta = lse + rows;
 
-    stage_rows<T>(queries, args.q, b, h, place.first_row, rows, shape.T, D);
-    stage_rows<T>(douts, args.dout, b, h, place.first_row, rows, shape.T, D);
+    stage_rows<Element>(queries, args.q, b, h, place.first_row, rows, shape.T, D);
+    stage_rows<Element>(douts, args.dout, b, h, place.first_row, rows, shape.T, D);
     __syncthreads();
     for (int r = warp; r < rows; r += Cut::warps) {
         const int t = min(place.first_row + r, end_row - 1);
         float sum = 0;
-        for (int d = lane; d < D; d += warp_size) sum += douts[r * padded(D) + d] * to_float(row_of<T>(args.out, b, h, t)[d]);
+        for (int d = lane; d < D; d += warp_size)
+            sum += douts[r * padded(D) + d] * to_float(row_of<Element>(args.out, b, h, t)[d]);
         sum = warp_sum(sum);
         if (lane == 0) {
             const int64_t at = (int64_t{b} * shape.H + h) * shape.T + t;
@@ -276,8 +283,8 @@ __global__ void __launch_bounds__(QueriesCut::threads, 2)
     for (int key0 = first_key + warp * warp_size; key0 <= last_key; key0 += Cut::warps * warp_size) {
         const int key = key0 + lane;
         float scores[rows], dp[rows];
-        multiply<rows, packed>(scores, queries, row_of<T>(args.k, b, h_kv, min(key, last_key)), D);
-        multiply<rows, packed>(dp, douts, row_of<T>(args.v, b, h_kv, min(key, last_key)), D);
+        multiply<rows, packed>(scores, queries, row_of<Element>(args.k, b, h_kv, min(key, last_key)), D);
+        multiply<rows, packed>(dp, douts, row_of<Element>(args.v, b, h_kv, min(key, last_key)), D);
         Weights<rows> mine;
 #pragma unroll
         for (int r = 0; r < rows; ++r) {
@@ -286,12 +293,13 @@ __global__ void __launch_bounds__(QueriesCut::threads, 2)
         }
         weights[lane] = mine;
         __syncwarp();
-        add_rows(sums, weights, row_of<T>(args.k, b, h_kv, key0), args.k.token, min(warp_size, last_key + 1 - key0), D, lane);
+        add_rows(sums, weights, row_of<Element>(args.k, b, h_kv, key0), args.k.token,
+                 min(warp_size, last_key + 1 - key0), D, lane);
         __syncwarp();
     }
     put_sums(warp_sums + warp * rows * D, sums, D, lane);
     __syncthreads();
-    merge_and_store<rows, Cut::warps, T>(args.dq, b, h, place.first_row, end_row, warp_sums, shape.scale, D);
+    merge_and_store<rows, Cut::warps, Element>(args.dq, b, h, place.first_row, end_row, warp_sums, shape.scale, D);
 }
 
 size_t keys_shared_bytes(int D) {
@@ -301,13 +309,13 @@ size_t keys_shared_bytes(int D) {
 
 /// dk and dv of KeysCut::rows keys of one key head. Shared: keys, values, and for each warp 32 weights per key and its sums,
 /// of dk and of dv.
-template <class T, bool packed>
+template <class Element, bool packed>
 __global__ void __launch_bounds__(KeysCut::threads, 2)
     backward_keys_kernel(const AttentionBackward args, const float* deltas) {
     using Cut = KeysCut;
     constexpr int rows = Cut::rows;
     const AttentionShape& shape = args.shape;
-    const int D = shape.D, T_ = shape.T, warp = static_cast<int>(threadIdx.x / warp_size),
+    const int D = shape.D, T = shape.T, warp = static_cast<int>(threadIdx.x / warp_size),
               lane = static_cast<int>(threadIdx.x % warp_size);
     const Place place(shape.H_kv, shape.S, rows, false);
     const int b = place.b, h_kv = place.h, group = shape.H / shape.H_kv, end_row = min(place.first_row + rows, shape.S);
@@ -316,46 +324,49 @@ __global__ void __launch_bounds__(KeysCut::threads, 2)
     auto* const keys = reinterpret_cast<float*>(memory);
     float* const values = keys + rows * padded(D);
     auto* const all_weights = reinterpret_cast<Weights<rows>*>(values + rows * padded(D));
-    Weights<rows>*const k_weights = all_weights + warp * warp_size, *const v_weights = k_weights + Cut::warps * warp_size;
-    auto *const dk_sums = reinterpret_cast<float*>(all_weights + 2 * Cut::warps * warp_size), *const dv_sums = dk_sums + Cut::warps * rows * D;
+    Weights<rows>*const k_weights = all_weights + warp * warp_size, *const v_weights =
+                                                                        k_weights + Cut::warps * warp_size;
+    auto *const dk_sums = reinterpret_cast<float*>(all_weights + 2 * Cut::warps * warp_size), *const dv_sums =
+                                                                                                  dk_sums +
+                                                                                                  Cut::warps * rows * D;
 
-    stage_rows<T>(keys, args.k, b, h_kv, place.first_row, rows, shape.S, D);
-    stage_rows<T>(values, args.v, b, h_kv, place.first_row, rows, shape.S, D);
+    stage_rows<Element>(keys, args.k, b, h_kv, place.first_row, rows, shape.S, D);
+    stage_rows<Element>(values, args.v, b, h_kv, place.first_row, rows, shape.S, D);
     __syncthreads();
 
     float dk[rows][lane_elements] = {}, dv[rows][lane_elements] = {};
     for (int h = h_kv * group; h < (h_kv + 1) * group; ++h) {
-        for (int query0 = place.first_row + warp * warp_size; query0 < T_; query0 += Cut::warps * warp_size) {
-            const int query = min(query0 + lane, T_ - 1);
+        for (int query0 = place.first_row + warp * warp_size; query0 < T; query0 += Cut::warps * warp_size) {
+            const int query = min(query0 + lane, T - 1);
             const Range range(shape, b, query);
-            const bool sees_one = query0 + lane < T_ && range.first < end_row && range.last >= place.first_row;
+            const bool sees_one = query0 + lane < T && range.first < end_row && range.last >= place.first_row;
             if (!__any_sync(all_lanes, sees_one)) continue;
             float scores[rows], dp[rows];
-            multiply<rows, packed>(scores, keys, row_of<T>(args.q, b, h, query), D);
-            multiply<rows, packed>(dp, values, row_of<T>(args.dout, b, h, query), D);
-            const int64_t at = (int64_t{b} * shape.H + h) * T_ + query;
+            multiply<rows, packed>(scores, keys, row_of<Element>(args.q, b, h, query), D);
+            multiply<rows, packed>(dp, values, row_of<Element>(args.dout, b, h, query), D);
+            const int64_t at = (int64_t{b} * shape.H + h) * T + query;
             const float lse = args.lse[at], delta = deltas[at];
             Weights<rows> k_mine, v_mine;
 #pragma unroll
             for (int r = 0; r < rows; ++r) {
-                const bool seen = query0 + lane < T_ && range.contains(place.first_row + r);
+                const bool seen = query0 + lane < T && range.contains(place.first_row + r);
                 v_mine.of[r] = seen ? expf(scores[r] * shape.scale - lse) : 0;
                 k_mine.of[r] = seen ? v_mine.of[r] * (dp[r] - delta) : 0;
             }
             k_weights[lane] = k_mine;
             v_weights[lane] = v_mine;
             __syncwarp();
-            const int count = min(warp_size, T_ - query0);
-            add_rows(dk, k_weights, row_of<T>(args.q, b, h, query0), args.q.token, count, D, lane);
-            add_rows(dv, v_weights, row_of<T>(args.dout, b, h, query0), args.dout.token, count, D, lane);
+            const int count = min(warp_size, T - query0);
+            add_rows(dk, k_weights, row_of<Element>(args.q, b, h, query0), args.q.token, count, D, lane);
+            add_rows(dv, v_weights, row_of<Element>(args.dout, b, h, query0), args.dout.token, count, D, lane);
             __syncwarp();
         }
     }
     put_sums(dk_sums + warp * rows * D, dk, D, lane);
     put_sums(dv_sums + warp * rows * D, dv, D, lane);
     __syncthreads();
-    merge_and_store<rows, Cut::warps, T>(args.dk, b, h_kv, place.first_row, end_row, dk_sums, shape.scale, D);
-    merge_and_store<rows, Cut::warps, T>(args.dv, b, h_kv, place.first_row, end_row, dv_sums, 1, D);
+    merge_and_store<rows, Cut::warps, Element>(args.dk, b, h_kv, place.first_row, end_row, dk_sums, shape.scale, D);
+    merge_and_store<rows, Cut::warps, Element>(args.dv, b, h_kv, place.first_row, end_row, dv_sums, 1, D);
 }
 
 // ------------------------------------------------------------------------------------------------------------ launch
@@ -366,8 +377,8 @@ void with_access(const AttentionShape& shape, std::initializer_list<HeadsView> v
     with_element_type(shape.dtype, [&](auto element) {
         bool packed = shape.D % 4 == 0;
         for (const HeadsView& view : views)
-            packed = packed && reinterpret_cast<uintptr_t>(view.data) % (4 * sizeof element) == 0 && view.batch % 4 == 0 &&
-                     view.token % 4 == 0 && view.head % 4 == 0;
+            packed = packed && reinterpret_cast<uintptr_t>(view.data) % (4 * sizeof element) == 0 &&
+                     view.batch % 4 == 0 && view.token % 4 == 0 && view.head % 4 == 0;
         if (packed)
             f(element, std::true_type{});
         else
@@ -376,10 +387,12 @@ void with_access(const AttentionShape& shape, std::initializer_list<HeadsView> v
 }
 
 template <class Cut, class Kernel, class... Arguments>
-void launch(const Stream& stream, Kernel* kernel, int64_t heads, int length, size_t shared_bytes, const Arguments&... arguments) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
-    kernel<<<static_cast<unsigned>(heads * ceil_div(length, Cut::rows)), Cut::threads, shared_bytes, stream_of(stream)>>>(
-        arguments...);
+void launch(const Stream& stream, Kernel* kernel, int64_t heads, int length, size_t shared_bytes,
+            const Arguments&... arguments) {
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+    kernel<<<static_cast<unsigned>(heads * ceil_div(length, Cut::rows)), Cut::threads, shared_bytes,
+             stream_of(stream)>>>(arguments...);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -404,10 +417,10 @@ void attention_backward_general(Stream& stream, const AttentionBackward& args) {
     const AttentionShape& shape = args.shape;
     auto* const deltas = stream.scratch_for<float>(attention_backward_general_scratch_bytes(shape));
     with_access(shape, {args.q, args.k, args.v, args.dout}, [&](auto element, auto packed) {
-        using T = decltype(element);
-        launch<QueriesCut>(stream, backward_queries_kernel<T, packed>, int64_t{shape.B} * shape.H, shape.T,
+        using Element = decltype(element);
+        launch<QueriesCut>(stream, backward_queries_kernel<Element, packed>, int64_t{shape.B} * shape.H, shape.T,
                            queries_shared_bytes(shape.D), args, deltas);
-        launch<KeysCut>(stream, backward_keys_kernel<T, packed>, int64_t{shape.B} * shape.H_kv, shape.S,
+        launch<KeysCut>(stream, backward_keys_kernel<Element, packed>, int64_t{shape.B} * shape.H_kv, shape.S,
                         keys_shared_bytes(shape.D), args, deltas);
     });
 }

@@ -24,8 +24,7 @@ constexpr unsigned all_lanes = 0xffffffffu;
 struct Cut {
     int warp_rows;     // held rows of a warp
     int streamed;      // rows of a streamed tile; two stages of such tiles are in shared memory
-    int in_registers;  // of the 16-row pieces of the held operands, how many a warp keeps in registers; it reads the others
-                       // again each time
+    int in_registers;  // of the held operands' 16-row pieces, how many a warp keeps in registers; others it reads again
     int blocks;        // per multiprocessor, which bounds the registers of a thread to 512 / blocks
 
     constexpr int rows() const { return warps * warp_rows; }
@@ -40,10 +39,10 @@ constexpr Cut forward_cut(int head) { return head <= 64 ? Cut{32, 64, 2, 2} : Cu
 /// D = 64, 32 rows: dq 64, queries and dout 64, scores and their gradients 32.
 constexpr Cut backward_queries_cut(int head) { return head <= 64 ? Cut{32, 64, 4, 2} : Cut{16, 64, 2, 2}; }
 
-/// The pass for dk and dv holds keys and values and has two sums. D = 64, 32 rows: dk and dv 128, keys and half of the values
-/// 48, scores 32.
+/// The pass for dk and dv holds keys and values and has two sums. D = 64, 32 rows: dk and dv 128, keys and values 64,
+/// scores and their gradients 32: all there are.
 constexpr Cut backward_keys_cut(int head) {
-    return head <= 32 ? Cut{32, 64, 4, 2} : head <= 64 ? Cut{32, 64, 4, 2} : head <= 96 ? Cut{16, 64, 2, 2} : Cut{16, 64, 1, 2};
+    return head <= 64 ? Cut{32, 64, 4, 2} : head <= 96 ? Cut{16, 64, 2, 2} : Cut{16, 64, 1, 2};
 }
 
 /// Read anew each time, which costs less than the registers that would keep what is computed from it through the loops.
@@ -89,7 +88,10 @@ template <class T>
 __device__ __forceinline__ T load_shared(uint32_t from) {
     static_assert(sizeof(T) == 16);
     uint4 bits;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w) : "r"(from) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+                 : "r"(from)
+                 : "memory");
     T result;
     __builtin_memcpy(&result, &bits, sizeof bits);
     return result;
@@ -103,7 +105,8 @@ __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_
 
 /// Starts to copy `rows` rows from row `first` of a head, zeros for rows from `end` on and for elements from D on.
 template <int head, int rows>
-__device__ __forceinline__ void load_tile(uint32_t tile, const Element* from, int64_t stride, int first, int end, int D) {
+__device__ __forceinline__ void load_tile(uint32_t tile, const Element* from, int64_t stride, int first, int end,
+                                          int D) {
     using To = Tile<head>;
     constexpr int rows_at_once = threads / To::period;
     static_assert(rows % rows_at_once == 0 && rows_at_once % 8 == 0);  // the permutation repeats every 8 rows
@@ -136,9 +139,11 @@ __device__ __forceinline__ void load_fragment_transposed(uint32_t (&to)[4], uint
                  : "memory");
 }
 __device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 __device__ __forceinline__ uint32_t packed(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
@@ -199,7 +204,8 @@ class Held {
 
 /// scores[m][n] += held · tileᵀ, for 8·columns rows of the tile from the 16 in which `from` is, a lane_offset_right.
 template <int head, int row_tiles, int columns, class HeldOperand>
-__device__ __forceinline__ void multiply(float (&scores)[row_tiles][columns][4], const HeldOperand& held, uint32_t from) {
+__device__ __forceinline__ void multiply(float (&scores)[row_tiles][columns][4], const HeldOperand& held,
+                                         uint32_t from) {
     static_assert(columns % 2 == 0);
 #pragma unroll
     for (int k = 0; k < head / 16; ++k) {
@@ -220,8 +226,8 @@ __device__ __forceinline__ void multiply(float (&scores)[row_tiles][columns][4],
 
 /// sums += weights · tile, over the 16 rows of the tile in which `from` is, a lane_offset_down.
 template <int head, int row_tiles>
-__device__ __forceinline__ void add_product(float (&sums)[row_tiles][head / 8][4], const uint32_t (&weights)[row_tiles][4],
-                                            uint32_t from) {
+__device__ __forceinline__ void add_product(float (&sums)[row_tiles][head / 8][4],
+                                            const uint32_t (&weights)[row_tiles][4], uint32_t from) {
 #pragma unroll
     for (int d = 0; d < head / 16; ++d) {
         uint32_t b[4];
@@ -246,7 +252,8 @@ __device__ __forceinline__ void to_weights(uint32_t (&weights)[4], const float (
 /// and a row's 16 columns fill a 32-byte sector.
 template <int head, int row_tiles>
 __device__ __forceinline__ void store_rows(Element* to, int64_t stride, int rows, int D, int lane,
-                                           const float (&sums)[row_tiles][head / 8][4], const float (&factor)[row_tiles][2]) {
+                                           const float (&sums)[row_tiles][head / 8][4],
+                                           const float (&factor)[row_tiles][2]) {
     const bool odd = lane % 2;
     const int column = (odd ? 8 : 0) + lane % 4 / 2 * 4;
 #pragma unroll
@@ -301,9 +308,9 @@ struct Order {
         int head, rank;  // rank 0: the tiles with most work
     };
     __device__ __forceinline__ Work operator()(unsigned block) const {
-        const int group_blocks = group * tiles, at = static_cast<int>(block) / group_blocks, in_group = static_cast<int>(block) % group_blocks;
-        const int size = min(group, heads - at * group);
-        return {at * group + in_group % size, in_group / size};
+        const int index = static_cast<int>(block), first_head = index / (group * tiles) * group;
+        const int in_group = index % (group * tiles), size = min(group, heads - first_head);
+        return {first_head + in_group % size, in_group / size};
     }
 };
 
@@ -316,8 +323,8 @@ inline Order order_of(const Stream& stream, int heads, int tiles, int64_t bytes)
 template <class Kernel, class... Arguments>
 void launch(const Stream& stream, Kernel* kernel, const Order& order, int shared_bytes, const Arguments&... arguments) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
-    kernel<<<static_cast<unsigned>(order.heads) * static_cast<unsigned>(order.tiles), threads, static_cast<size_t>(shared_bytes),
-             stream_of(stream)>>>(arguments..., order);
+    kernel<<<static_cast<unsigned>(order.heads) * static_cast<unsigned>(order.tiles), threads,
+             static_cast<size_t>(shared_bytes), stream_of(stream)>>>(arguments..., order);
     CUDA_CHECK_LAUNCH();
 }
 
