@@ -52,7 +52,7 @@ TEST_CASE("an arena gives exactly the memory that its plan counted") {
     }
     for (size_t i = 0; i < requests.size(); ++i) {
         const std::vector<unsigned char> expected(requests[i].bytes, static_cast<unsigned char>(i));
-        CHECK((std::memcmp(starts[i], expected.data(), expected.size()) == 0));
+        CHECK(std::equal(expected.begin(), expected.end(), starts[i]));
     }
     size_t by_purpose = 0;
     for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i) {
