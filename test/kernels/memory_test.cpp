@@ -1,5 +1,6 @@
 #include "kernels/memory.h"
 
+#include <algorithm>
 #include <set>
 
 #include "kernels/error.h"
