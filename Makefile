@@ -47,7 +47,8 @@ O := $(B)/objects
 ROOMS := tokenizer dataloader kernels model parallel training
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(ROOMS))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(ROOMS))))
-TEST_SOURCES := $(filter-out test/bench.cpp,$(sort $(wildcard test/*.cpp test/*/*.cpp)))
+PROGRAMS := test/bench.cpp test/compare.cpp
+TEST_SOURCES := $(filter-out $(PROGRAMS),$(sort $(wildcard test/*.cpp test/*/*.cpp)))
 HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(ROOMS)) test/*.h test/*/*.h))
 
 # --- what this machine has -----------------------------------------------------------------------------------------
@@ -129,14 +130,17 @@ ifeq ($(HAVE_CUDA),1)
 OBJECTS += $(patsubst %,$(O)/%.o,$(CUDA_SOURCES))
 endif
 TEST_OBJECTS := $(addprefix $(O)/,$(TEST_SOURCES:.cpp=.o))
+# Tests share these with build/compare, which knows no Catch2.
+COMPARE_OBJECTS := $(filter $(addprefix $(O)/test/,compare/%.o kernels/reference.o kernels/test_device.o),$(TEST_OBJECTS))
 
 all: $(B)/train_gpt
 
 $(B)/train_gpt: $(O)/train_gpt.o $(OBJECTS)
 $(B)/test: $(TEST_OBJECTS) $(OBJECTS)
 $(B)/bench: $(O)/test/bench.o $(OBJECTS)
+$(B)/compare: $(O)/test/compare.o $(COMPARE_OBJECTS) $(OBJECTS)
 $(B)/test: LIBRARIES := $(if $(filter 3,$(CATCH2)),-lCatch2) $(LIBRARIES)
-$(B)/train_gpt $(B)/test $(B)/bench: $(B)/flags
+$(B)/train_gpt $(B)/test $(B)/bench $(B)/compare: $(B)/flags
 	@echo "link $@"
 	@$(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) $(filter %.o,$^) $(LIBRARIES) -o $@
 
@@ -175,20 +179,20 @@ $(PRECOMPILED): test/catch.h $(B)/flags
 	@echo "compile $<"
 	@echo '#include "$<"' > $(@:.gch=)
 	@$(COMPILE) -MMD -MP -MF $(O)/test/catch.d -x c++-header -c $(@:.gch=) -o $@
-$(filter-out %/main.o,$(TEST_OBJECTS)): private CPPFLAGS += -include $(PRECOMPILED:.gch=)
-$(filter-out %/main.o,$(TEST_OBJECTS)): $(PRECOMPILED)
+$(filter-out %/main.o $(COMPARE_OBJECTS),$(TEST_OBJECTS)): private CPPFLAGS += -include $(PRECOMPILED:.gch=)
+$(filter-out %/main.o $(COMPARE_OBJECTS),$(TEST_OBJECTS)): $(PRECOMPILED)
 endif
 # Optimising the templates of the JSON and command line libraries, of cuDNN's headers and of Catch2 takes long and speeds up
 # nothing that matters: files that read settings and tests get by with -O1.
 ifeq ($(VARIANT),)
-$(addprefix $(O)/,$(patsubst %.cpp,%.o,$(shell grep -lE '<(nlohmann/|CLI/|cudnn_frontend)' $(SOURCES)))) $(TEST_OBJECTS) $(PRECOMPILED): private FLAGS += -O1
+$(addprefix $(O)/,$(patsubst %.cpp,%.o,$(shell grep -lE '<(nlohmann/|CLI/|cudnn_frontend)' $(SOURCES)))) $(TEST_OBJECTS) $(O)/test/compare.o $(PRECOMPILED): private FLAGS += -O1
 endif
 
--include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d $(O)/test/bench.d $(O)/test/catch.d
+-include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d $(O)/test/bench.d $(O)/test/compare.d $(O)/test/catch.d
 
 # --- what one can ask for --------------------------------------------------------------------------------------------
 
-.PHONY: all setup quickstart test run-tests test-full bench format lint install bundle clean help FORCE has-clang-format has-clang-tidy
+.PHONY: all setup quickstart test run-tests test-full bench compare format lint install bundle clean help FORCE has-clang-format has-clang-tidy
 
 setup:
 	@scripts/setup.sh
@@ -202,7 +206,7 @@ $(B)/test: test-needs-catch2
 .PHONY: test-needs-catch2
 test-needs-catch2:
 	@echo 'error: the tests need Catch2; install it with: scripts/setup.sh test' >&2; exit 1
-$(TEST_OBJECTS) $(PRECOMPILED): | test-needs-catch2
+$(filter-out $(COMPARE_OBJECTS),$(TEST_OBJECTS)) $(PRECOMPILED): | test-needs-catch2
 endif
 endif
 
@@ -219,12 +223,12 @@ simulator:
 	@$(MAKE) --no-print-directory -C $(GPUSIM) BUILD=$(abspath $(SIMULATOR)) LIBDIR=$(abspath $(SIMULATOR)/lib) CUDA=$(CUDA_PATH) > $(SIMULATOR).log 2>&1 || \
 	    { tail -n 20 $(SIMULATOR).log >&2; exit 1; }
 
-run-tests: $(B)/train_gpt $(B)/test $(if $(GPUSIM),simulator)
+run-tests: $(B)/train_gpt $(B)/compare $(B)/test $(if $(GPUSIM),simulator)
 	@$(if $(filter 1,$(ONEDNN)),,echo 'skipped: matrix products through oneDNN, which was not found; the own kernel is tested';) \
 	 $(if $(filter 1,$(HAVE_CUDA)),,echo 'skipped: GPU kernels, since there is no nvcc to build them';) \
 	 $(if $(TEST_ARGS),,echo 'skipped: long cases and sanitizers, which make test-full runs';) \
 	 $(if $(and $(filter 1,$(HAVE_CUDA)),$(if $(GPUSIM),,1)),nvidia-smi > /dev/null 2>&1 || echo 'skipped: GPU kernels: there is no GPU to run them (GPUSIM=folder simulates one)';) \
-	 GPUSIM='$(if $(GPUSIM),$(abspath $(SIMULATOR)/lib))' MEMCHECK='$(MEMCHECK)' TRAIN_GPT=$(B)/train_gpt scripts/run-tests.sh $(B)/test $(TEST_ARGS)
+	 GPUSIM='$(if $(GPUSIM),$(abspath $(SIMULATOR)/lib))' MEMCHECK='$(MEMCHECK)' TRAIN_GPT=$(B)/train_gpt COMPARE=$(B)/compare scripts/run-tests.sh $(B)/test $(TEST_ARGS)
 
 test-full:
 	@GPUSIM='$(GPUSIM)' scripts/test-full.sh
@@ -232,11 +236,13 @@ test-full:
 bench: $(B)/train_gpt $(B)/bench
 	@BUILD=$(B) scripts/bench.sh
 
+compare: $(B)/compare
+
 format: | has-clang-format
-	clang-format -i train_gpt.cu $(SOURCES) $(CUDA_SOURCES) $(TEST_SOURCES) test/bench.cpp $(HEADERS)
+	clang-format -i train_gpt.cu $(SOURCES) $(CUDA_SOURCES) $(TEST_SOURCES) $(PROGRAMS) $(HEADERS)
 
 # clang reads the compiler's own omp.h, but its own intrinsics.
-LINTED := $(addprefix lint/,train_gpt.cu $(SOURCES) $(TEST_SOURCES))
+LINTED := $(addprefix lint/,train_gpt.cu $(SOURCES) $(TEST_SOURCES) test/compare.cpp)
 .PHONY: $(LINTED)
 lint: $(LINTED)
 $(LINTED): lint/%: % | has-clang-tidy
@@ -269,6 +275,7 @@ help:
 	@echo 'make test        installs what is missing, builds and runs the tests that this machine can run'
 	@echo 'make test-full   the same, the long ones, and all under sanitizers'
 	@echo 'make bench       measures speed and memory beside PyTorch'
+	@echo 'make compare     builds build/compare, which compares results and speed of the kernels; it has --help'
 	@echo 'make format      lays out the sources with clang-format'
 	@echo 'make lint        checks the sources with clang-tidy'
 	@echo 'make install     copies the program and its configurations to PREFIX (now $(PREFIX)), below DESTDIR'

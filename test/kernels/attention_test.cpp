@@ -13,42 +13,17 @@
 
 #include "kernels/error.h"
 #include "test/catch.h"
+#include "test/kernels/reference.h"
 #include "test/kernels/test_device.h"
 #include "test/random.h"
 
 namespace train_gpt {
 namespace {
 
-using Values = std::vector<double>;  // [B, T or S, heads, D], dense
-
 // --------------------------------------------------------------------------------------- reference
 
-/// The *_terms are sums of the absolute values of what is added up for each element: what rounding
-/// errors of the intermediate steps are relative to.
-struct Reference {
-    Values out, lse, dq, dk, dv;
-    Values out_terms, dq_terms, dk_terms, dv_terms;
-};
-
-struct Case {
-    AttentionShape shape;
-    std::vector<int32_t> doc_start;
-    Values q, k, v, dout;
+struct Case : AttentionProblem {
     bool aligned = false;  // all views, to 8 elements: what the tensor cores' kernels need
-
-    size_t q_at(int b, int t, int h) const {
-        return ((static_cast<size_t>(b) * shape.T + t) * shape.H + h) * shape.D;
-    }
-    size_t k_at(int b, int s, int h) const {
-        return ((static_cast<size_t>(b) * shape.S + s) * shape.H_kv + h) * shape.D;
-    }
-    size_t lse_at(int b, int h, int t) const {
-        return (static_cast<size_t>(b) * shape.H + h) * shape.T + t;
-    }
-    int first(int b, int t) const {
-        return doc_start.empty() ? 0 : doc_start[static_cast<size_t>(b) * shape.T + t];
-    }
-    int last(int t) const { return t + shape.S - shape.T; }
 };
 
 float rounded(double x, DType dtype) {
@@ -56,93 +31,12 @@ float rounded(double x, DType dtype) {
     return dtype == DType::bf16 ? to_float(bf16(single)) : single;
 }
 
-// The mathematics, in Real arithmetic. `stored` is what is kept in tensors: double for the
-// reference itself; for a plain bf16 implementation out, dq, dk and dv are rounded where they are
-// stored and the backward pass reads the rounded out. Matrix units take bf16 operands: where there
-// are some, a plain implementation rounds P and dS too.
-template <class Real>
-Reference attention(const Case& c, DType stored, bool exact) {
-    const AttentionShape& s = c.shape;
-    const auto keep = [&](Real x) {
-        return exact ? static_cast<double>(x) : static_cast<double>(rounded(x, stored));
-    };
+AttentionReference exact_attention(const Case& c) { return attention_reference<double>(c); }
+/// Matrix units take bf16 operands: where there are some, a plain implementation rounds P and dS too.
+AttentionReference plain_attention(const Case& c) {
     const bool matrix_units = test_device().is_cuda() || cpu_info().native_bf16();
-    const auto operand = [&](Real x) {
-        return exact || !matrix_units ? x : static_cast<Real>(rounded(x, stored));
-    };
-    Reference r;
-    r.out.resize(c.q.size());
-    for (Values* terms : {&r.out_terms, &r.dq_terms}) terms->resize(c.q.size());
-    for (Values* terms : {&r.dk_terms, &r.dv_terms}) terms->resize(c.k.size());
-    r.lse.resize(static_cast<size_t>(s.B) * s.H * s.T);
-    std::vector<Real> dq(c.q.size()), dk(c.k.size()), dv(c.v.size()), p(s.S);
-    for (int b = 0; b < s.B; ++b) {
-        for (int h = 0; h < s.H; ++h) {
-            const int g = h / (s.H / s.H_kv);
-            for (int t = 0; t < s.T; ++t) {
-                const int first = c.first(b, t), last = c.last(t);
-                const size_t qi = c.q_at(b, t, h);
-                Real max = -std::numeric_limits<Real>::infinity(), sum = 0;
-                for (int j = first; j <= last; ++j) {
-                    Real dot = 0;
-                    for (int d = 0; d < s.D; ++d)
-                        dot += Real(c.q[qi + d]) * Real(c.k[c.k_at(b, j, g) + d]);
-                    p[j] = dot * Real(s.scale);
-                    max = std::max(max, p[j]);
-                }
-                for (int j = first; j <= last; ++j) sum += p[j] = std::exp(p[j] - max);
-                for (int j = first; j <= last; ++j) p[j] /= sum;
-                r.lse[c.lse_at(b, h, t)] = static_cast<double>(max + std::log(sum));
-                Real delta = 0, delta_terms = 0;
-                for (int d = 0; d < s.D; ++d) {
-                    Real o = 0, terms = 0;
-                    for (int j = first; j <= last; ++j) {
-                        const Real term = operand(p[j]) * Real(c.v[c.k_at(b, j, g) + d]);
-                        o += term;
-                        terms += std::abs(term);
-                    }
-                    r.out[qi + d] = keep(o);
-                    r.out_terms[qi + d] = terms;
-                    if (c.dout.empty()) continue;
-                    const Real term = Real(r.out[qi + d]) * Real(c.dout[qi + d]);
-                    delta += term;
-                    delta_terms += std::abs(term);
-                }
-                if (c.dout.empty()) continue;
-                for (int j = first; j <= last; ++j) {
-                    const size_t kj = c.k_at(b, j, g);
-                    Real dp = 0, dp_terms = 0;
-                    for (int d = 0; d < s.D; ++d) {
-                        const Real term = Real(c.dout[qi + d]) * Real(c.v[kj + d]);
-                        dp += term;
-                        dp_terms += std::abs(term);
-                    }
-                    const Real ds = p[j] * (dp - delta) * Real(s.scale);
-                    const Real ds_terms = p[j] * (dp_terms + delta_terms) * Real(s.scale);
-                    for (int d = 0; d < s.D; ++d) {
-                        dv[kj + d] += operand(p[j]) * Real(c.dout[qi + d]);
-                        dq[qi + d] += operand(ds) * Real(c.k[kj + d]);
-                        dk[kj + d] += operand(ds) * Real(c.q[qi + d]);
-                        r.dv_terms[kj + d] += p[j] * std::abs(c.dout[qi + d]);
-                        r.dq_terms[qi + d] += ds_terms * std::abs(c.k[kj + d]);
-                        r.dk_terms[kj + d] += ds_terms * std::abs(c.q[qi + d]);
-                    }
-                }
-            }
-        }
-    }
-    const auto keep_all = [&](const std::vector<Real>& from, Values& to) {
-        for (Real x : from) to.push_back(keep(x));
-    };
-    if (!c.dout.empty()) {
-        keep_all(dq, r.dq);
-        keep_all(dk, r.dk);
-        keep_all(dv, r.dv);
-    }
-    return r;
+    return attention_reference<float>(c, c.shape.dtype, matrix_units ? c.shape.dtype : DType::fp32);
 }
-Reference exact_attention(const Case& c) { return attention<double>(c, DType::fp32, true); }
-Reference plain_attention(const Case& c) { return attention<float>(c, c.shape.dtype, false); }
 
 // ----------------------------------------------------------------------------------------- layouts
 
@@ -186,7 +80,8 @@ class Memory {
         const size_t size = size_of(dtype_);
         settle();
         for (size_t i = 0; i < owned_.size(); ++i) {
-            if (!owned_[i] && std::memcmp(at(i), &before[i * size], size) != 0) return false;
+            if (!owned_[i] && std::memcmp(at(i), &before[i * size], size) != 0)
+                return false;
         }
         return true;
     }
@@ -234,7 +129,7 @@ struct Placed {
     }
 };
 
-Placed place(std::shared_ptr<Memory> memory, size_t origin, int B, int T, int heads, int D,
+Placed place(const std::shared_ptr<Memory>& memory, size_t origin, int B, int T, int heads, int D,
              int64_t batch, int64_t token, int64_t head) {
     Placed p{memory, origin, {memory->at(origin), batch, token, head}, B, T, heads, D};
     return p;
@@ -281,17 +176,15 @@ std::vector<Placed> place_qkv(const Case& c, Layout layout) {
             place_alone(c, s.S, s.H_kv, layout)};
 }
 
-/// A stream whose scratch is exactly what the contract asks for, full of NaNs. On CUDA a write behind
-/// it is an error, on the CPU it is found by within_bounds().
+/// A stream whose scratch is exactly what the contract asks for, full of NaNs. On CUDA a write behind it is an error, on
+/// the CPU it is found by within_bounds().
 struct TestStream {
     size_t bytes;
     TestMemory memory;
     Stream stream;
 
     explicit TestStream(const AttentionShape& shape)
-        : bytes(attention_scratch_bytes(test_device(), shape)),
-          memory(bytes + guard()),
-          stream(test_device()) {
+        : bytes(attention_scratch_bytes(test_device(), shape)), memory(bytes + guard()), stream(test_device()) {
         stream.scratch = memory.data();
         stream.scratch_bytes = bytes;
     }
@@ -443,8 +336,7 @@ ErrorSize error_of(const Values& a, const Values& exact, const Values& terms) {
     for (size_t i = 0; i < a.size(); ++i) {
         difference.push_back(a[i] - exact[i]);
         const double relative = std::abs(difference[i]) / (terms[i] + 1e-30);
-        e.max = std::isfinite(relative) ? std::max(e.max, relative)
-                                        : std::numeric_limits<double>::infinity();
+        e.max = std::isfinite(relative) ? std::max(e.max, relative) : std::numeric_limits<double>::infinity();
     }
     e.rms = root_mean_square(difference);
     return e;
@@ -452,8 +344,7 @@ ErrorSize error_of(const Values& a, const Values& exact, const Values& terms) {
 
 /// Errors may be twice (root mean square) or three times (largest) those of a plain implementation
 /// with the same storage and fp32 arithmetic, and some roundings of the terms that are summed.
-/// `lse` is the largest that probabilities were computed from, in the backward pass: its rounding is
-/// relative to its size.
+/// `lse` is the largest that probabilities were computed from, in the backward pass: its rounding is relative to its size.
 void check_tensor(const std::string& name, const Case& c, const Values& ours, const Values& plain,
                   const Values& exact, const Values& terms, double lse = 0) {
     const ErrorSize error = error_of(ours, exact, terms), usual = error_of(plain, exact, terms);
@@ -469,7 +360,7 @@ void check_tensor(const std::string& name, const Case& c, const Values& ours, co
 
 void check_case(const Case& c, Layout layout) {
     const Run ours = run(c, layout);
-    const Reference exact = exact_attention(c), plain = plain_attention(c);
+    const AttentionReference exact = exact_attention(c), plain = plain_attention(c);
     check_tensor("out", c, ours.out, plain.out, exact.out, exact.out_terms);
     for (size_t i = 0; i < ours.lse.size(); ++i) {
         CAPTURE(describe(c), i);
@@ -524,8 +415,7 @@ TEST_CASE("attention matches float64 at the edges of its tiles and blocks", "[cu
     ON_EACH_DEVICE();
     for (DType dtype : dtypes) {
         for (bool aligned : {false, true}) {
-            for (int T :
-                 {1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 300}) {
+            for (int T : {1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 300}) {
                 if (device_is_simulated() && T > 65 && !(aligned && dtype == DType::bf16)) continue;
                 Wish wish;
                 wish.dtype = dtype;
@@ -534,17 +424,14 @@ TEST_CASE("attention matches float64 at the edges of its tiles and blocks", "[cu
                 wish.T = T;
                 wish.H_kv = 1;
                 wish.H = T > 128 ? 1 : 2;
-                wish.D =
-                    aligned
-                        ? 8 * static_cast<int>(random_int(1, 16))
-                        : std::vector<int>{
-                              1, 8, 16, 17, 31, 32, 48, 64}[static_cast<size_t>(random_int(0, 7))];
+                wish.D = aligned ? 8 * static_cast<int>(random_int(1, 16))
+                                 : std::vector<int>{1, 8, 16, 17, 31, 32, 48, 64}[static_cast<size_t>(
+                                       random_int(0, 7))];
                 wish.documents = random_int(0, 3) == 0;
                 check_case(random_case(wish), any_layout());
             }
         }
-        for (int D :
-             {1, 2, 7, 8, 16, 24, 32, 33, 40, 64, 80, 96, 112, 127, 128, 129, 200, 255, 256}) {
+        for (int D : {1, 2, 7, 8, 16, 24, 32, 33, 40, 64, 80, 96, 112, 127, 128, 129, 200, 255, 256}) {
             Wish wish;
             wish.dtype = dtype;
             wish.aligned = D % 8 == 0;
@@ -600,7 +487,7 @@ TEST_CASE(
         wish.D = static_cast<int>(random_int(1, 6));
         wish.documents = i % 2 == 1;
         Case c = random_case(wish);
-        const Reference exact = exact_attention(c);
+        const AttentionReference exact = exact_attention(c);
         const auto loss = [&] {
             Case forward = c;
             forward.dout.clear();
@@ -669,7 +556,7 @@ TEST_CASE("attention stays finite and right for very large scores", "[cuda]") {
             wish.size = 300;  // scores of the order of 10^5: each row is decided by its largest
             Case c = random_case(wish);
             const Run r = run(c, Layout::separate);
-            const Reference exact = exact_attention(c);
+            const AttentionReference exact = exact_attention(c);
             // The score of the winner is known to a relative 2⁻²⁴ · √D or so; rows whose two best
             // are closer are few.
             size_t wrong = 0;
@@ -697,7 +584,7 @@ TEST_CASE("attention gives the same bits again, whatever the number of threads a
             wish.B = 1;
             wish.H_kv = 1 + i % 2;
             wish.H = 2;
-            wish.T = i == 2                  ? static_cast<int>(random_int(1, 3))
+            wish.T = i == 2 ? static_cast<int>(random_int(1, 3))
                      : device_is_simulated() ? static_cast<int>(random_int(129, 150))
                                              : static_cast<int>(random_int(257, 800));
             wish.D = test_device().is_cuda() ? 8 * static_cast<int>(random_int(1, 5))
@@ -722,8 +609,9 @@ TEST_CASE("a NaN reaches every query that sees it and none of another head", "[c
     ON_EACH_DEVICE();
     for (DType dtype : dtypes) {
         for (int which = 0; which < 3; ++which) {
-            for (int T : {static_cast<int>(random_int(1, 3)),
-                          static_cast<int>(random_int(16, device_is_simulated() ? 70 : 200))}) {
+            for (int T :
+                 {static_cast<int>(random_int(1, 3)),
+                  static_cast<int>(random_int(16, device_is_simulated() ? 70 : 200))}) {
                 Wish wish;
                 wish.dtype = dtype;
                 wish.aligned = random_int(0, 1);
@@ -791,7 +679,7 @@ TEST_CASE("the CPU and CUDA compute the same attention", "[cuda]") {
         const Run cuda = run(c, Layout::packed);
         // In bf16 one or both round P and dS, and the results.
         const double bound = dtype == DType::bf16 ? 1.0 / 128 : 3e-6;
-        const Reference exact = exact_attention(c);
+        const AttentionReference exact = exact_attention(c);
         const auto compare = [&](const Values& ours, const Values& theirs, const Values& terms) {
             CHECK(error_of(ours, theirs, terms).max <= bound);
         };
@@ -851,13 +739,12 @@ TEST_CASE("attention refuses what it cannot compute, in a sentence", "[cuda]") {
         CHECK_THROWS_AS(attention_backward(scratch.stream, {c.shape, view, view, view, view, view,
                                                             x, view, view, view}),
                         Error);
-        CHECK_THROWS_AS(attention_backward(scratch.stream, {c.shape, view, view, view, view, view,
-                                                            nullptr, view, view, view}),
-                        Error);
+        CHECK_THROWS_AS(
+            attention_backward(scratch.stream, {c.shape, view, view, view, view, view, nullptr, view, view, view}), Error);
         shape = c.shape;
         shape.S = 9;
-        CHECK_THROWS_AS(attention_backward(scratch.stream, {shape, view, view, view, view, view, x,
-                                                            view, view, view}),
+        CHECK_THROWS_AS(attention_backward(scratch.stream, {shape, view, view, view, view, view,
+                                                            x, view, view, view}),
                         Error);
     }
 }

@@ -1,6 +1,7 @@
 #include "kernels/embedding.h"
 
 #include "test/kernels/kernel_test.h"
+#include "test/kernels/reference.h"
 
 namespace train_gpt {
 
@@ -42,8 +43,8 @@ struct Problem {
         wpe = random_normal(static_cast<size_t>(n_ctx * C));
         dout = random_normal(static_cast<size_t>(B * T * C));
     }
-    int64_t position(size_t row, bool documents) const {
-        return static_cast<int64_t>(row) % T - (documents ? doc_start[row] : 0);
+    EmbeddingRows rows(bool documents) const {
+        return {.T = T, .C = C, .tokens = tokens, .doc_start = documents ? doc_start : std::vector<int32_t>()};
     }
 };
 
@@ -56,24 +57,11 @@ void check_backward(const Problem& p, DType dtype, bool documents, bool accumula
         poisoned(DType::fp32, {p.n_ctx, p.C});
     const Buffer& dwpe = accumulate ? filled : poisoned;
 
-    // Sums in token order, in both precisions.
-    std::vector<float> wte_plain(p.wte), wpe_plain(p.wpe.size());
-    if (accumulate) wpe_plain = p.wpe;
-    std::vector<double> wte_exact(wte_plain.begin(), wte_plain.end());
-    std::vector<double> wpe_exact(wpe_plain.begin(), wpe_plain.end());
-    for (size_t row = 0; row < p.tokens.size(); ++row) {
-        for (int64_t c = 0; c < p.C; ++c) {
-            const double gradient =
-                dout[row * static_cast<size_t>(p.C) + static_cast<size_t>(c)];
-            const size_t token = static_cast<size_t>(p.tokens[row] * p.C + c);
-            const size_t position =
-                static_cast<size_t>(p.position(row, documents) * p.C + c);
-            wte_exact[token] += gradient;
-            wpe_exact[position] += gradient;
-            wte_plain[token] += static_cast<float>(gradient);
-            wpe_plain[position] += static_cast<float>(gradient);
-        }
-    }
+    Values wte_exact(p.wte.begin(), p.wte.end()), wpe_exact(p.wpe.size());
+    if (accumulate) wpe_exact.assign(p.wpe.begin(), p.wpe.end());
+    Values wte_plain = wte_exact, wpe_plain = wpe_exact;
+    embedding_backward_reference<double>(p.rows(documents), dout.values(), wte_exact, wpe_exact);
+    embedding_backward_reference<float>(p.rows(documents), dout.values(), wte_plain, wpe_plain);
     const Integers tokens(p.tokens), doc_start(p.doc_start);
     TestStream stream(embedding_scratch_bytes(test_device(), p.B * p.T, p.padded));
     embedding_backward(stream, {.dwte = dwte.sink(random_int(0, 1) == 1),
@@ -82,10 +70,8 @@ void check_backward(const Problem& p, DType dtype, bool documents, bool accumula
                                 .tokens = tokens.data(),
                                 .n_ctx = p.n_ctx,
                                 .doc_start = documents ? doc_start.data() : nullptr});
-    check_accuracy("dwte", DType::fp32, dwte.values(), {wte_plain.begin(), wte_plain.end()},
-                   wte_exact);
-    check_accuracy("dwpe", DType::fp32, dwpe.values(), {wpe_plain.begin(), wpe_plain.end()},
-                   wpe_exact);
+    check_accuracy("dwte", DType::fp32, dwte.values(), wte_plain, wte_exact);
+    check_accuracy("dwpe", DType::fp32, dwpe.values(), wpe_plain, wpe_exact);
 }
 
 }  // namespace
@@ -106,14 +92,7 @@ TEST_CASE("embedding forward adds the token's and the position's row, rounded on
                                        .wte = wte,
                                        .wpe = wpe,
                                        .doc_start = documents ? doc_start.data() : nullptr});
-            std::vector<double> expected;
-            for (size_t row = 0; row < p.tokens.size(); ++row) {
-                for (int64_t c = 0; c < p.C; ++c) {
-                    expected.push_back(
-                        wte[static_cast<size_t>(p.tokens[row] * p.C + c)] +
-                        wpe[static_cast<size_t>(p.position(row, documents) * p.C + c)]);
-                }
-            }
+            const Values expected = embedding_forward_reference(p.rows(documents), wte.values(), wpe.values());
             CHECK((out.values() == stored_as(dtype, expected)));
         }
     }
@@ -202,12 +181,9 @@ TEST_CASE("embedding takes views that begin at any element", "[cuda]") {
                                .tokens = tokens.data(),
                                .wte = view(wte, {p.padded, p.C}),
                                .wpe = view(wpe, {p.n_ctx, p.C})});
-    std::vector<float> expected;
-    for (size_t row = 0; row < 18; ++row) {
-        for (int64_t c = 0; c < p.C; ++c)
-            expected.push_back(p.wte[static_cast<size_t>(p.tokens[row] * p.C + c)] +
-                               p.wpe[static_cast<size_t>(p.position(row, false) * p.C + c)]);
-    }
+    const Values exact = embedding_forward_reference(p.rows(false), {p.wte.begin(), p.wte.end()},
+                                                     {p.wpe.begin(), p.wpe.end()});
+    const std::vector<float> expected(exact.begin(), exact.end());
     CHECK((std::memcmp(out.as<float>() + 1, expected.data(), expected.size() * sizeof(float)) == 0));
     CHECK(std::isnan(out[0]));
 
@@ -244,7 +220,7 @@ TEST_CASE("embedding on the GPU agrees with the CPU", "[cuda]") {
     Stream cpu;
     const std::vector<double> ours = run(gpu), expected = run(cpu);
     double worst = 0;
-    for (size_t i = 0; i < ours.size(); ++i) worst = std::max(worst, std::abs(ours[i] - expected[i]));
+    for (size_t i = 0; i < ours.size(); ++i) worst = worse(worst, std::abs(ours[i] - expected[i]));
     CHECK(worst <= 0x1p-24 * 200 * 20);  // at most 200 terms, with partial sums below 20 times their deviation
 }
 

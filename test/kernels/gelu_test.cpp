@@ -2,19 +2,11 @@
 
 #include "kernels/gelu_math.h"
 #include "test/kernels/kernel_test.h"
+#include "test/kernels/reference.h"
 
 namespace train_gpt {
 
 namespace {
-
-double gelu_reference(double x) {
-    return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-}
-
-double derivative_reference(double x) {
-    const double u = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x), t = std::tanh(u);
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
-}
 
 /// Values where GELU bends, where it is nearly 0 or x, and of every magnitude.
 std::vector<float> interesting_values() {
@@ -40,7 +32,7 @@ TEST_CASE("gelu in fp32 is within 1.5e-7 of |x|", "[cuda]") {
     for (size_t i = 0; i < values.size(); ++i) {
         const double error = std::abs(out[i] - gelu_reference(x[i]));
         finite = finite && std::isfinite(out[i]);
-        worst = std::max(worst, error / std::max(std::abs(x[i]), 1e-37));
+        worst = worse(worst, error / std::max(std::abs(x[i]), 1e-37));
     }
     CHECK(finite);
     CHECK(worst < 1.5e-7);
@@ -96,7 +88,7 @@ TEST_CASE("gelu takes tensors that begin at any element and writes nothing besid
             double worst = 0;
             for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
                 const double input = x[i + static_cast<size_t>(shift)], reference = gelu_reference(input);
-                worst = std::max(worst, std::abs(out[i + 1] - reference) / (std::abs(input) + 1e-30));
+                worst = worse(worst, std::abs(out[i + 1] - reference) / (std::abs(input) + 1e-30));
             }
             CAPTURE(n, shift, name_of(dtype));
             CHECK(worst <= (dtype == DType::bf16 ? 0x1p-8 : 2e-7));
@@ -118,7 +110,7 @@ TEST_CASE("gelu on the GPU agrees with the CPU", "[cuda]") {
         gelu_forward(cpu, expected, x);
         double worst = 0;
         for (size_t i = 0; i < values.size(); ++i)
-            worst = std::max(worst, (std::abs(ours[i] - expected[i]) - 1e-6) / std::abs(expected[i]));
+            worst = worse(worst, (std::abs(ours[i] - expected[i]) - 1e-6) / std::abs(expected[i]));
         CHECK(worst <= (dtype == DType::bf16 ? 0x1p-7 : 1e-6));
     }
 }
@@ -135,13 +127,13 @@ TEST_CASE(
     double worst = 0, worst_quotient = 0;
     for (float x : interesting_values()) {
         const double reference =
-            derivative_reference(std::clamp(static_cast<double>(x), -1e3, 1e3));
-        worst = std::max(worst, std::abs(gelu_derivative(x) - reference));
+            gelu_derivative_reference(std::clamp(static_cast<double>(x), -1e3, 1e3));
+        worst = worse(worst, std::abs(gelu_derivative(x) - reference));
         if (!(std::isfinite(gelu_derivative(x)))) worst = INFINITY;
         if (std::abs(x) > 20) continue;
         const double step = 1e-5;
         const double quotient = (gelu_reference(x + step) - gelu_reference(x - step)) / (2 * step);
-        worst_quotient = std::max(worst_quotient, std::abs(gelu_derivative(x) - quotient));
+        worst_quotient = worse(worst_quotient, std::abs(gelu_derivative(x) - quotient));
     }
     CHECK(worst < 2.5e-7);
     CHECK(worst_quotient < 1e-6);

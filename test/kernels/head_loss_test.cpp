@@ -4,6 +4,7 @@
 
 #include "kernels/exp_math.h"
 #include "test/kernels/kernel_test.h"
+#include "test/kernels/reference.h"
 
 namespace train_gpt {
 
@@ -56,50 +57,16 @@ struct Problem {
     bool ignored(size_t row) const { return targets[row] == -1; }
 };
 
-struct Results {
-    std::vector<double> losses, dz, dx, dw;
-};
-
-/// The formulas of head_loss.h in Real; with `store`, the logits, dz and dx are rounded as the dtype stores them.
+/// The formulas of head_loss.h in Real; with `store`, as the dtype stores what is stored.
 template <class Real>
-Results textbook(const Problem& p, bool store) {
-    const size_t R = static_cast<size_t>(p.R), C = static_cast<size_t>(p.C),
-                 V = static_cast<size_t>(p.V);
-    const auto rounded = [&](Real value) {
-        return store && p.dtype == DType::bf16
-                   ? static_cast<Real>(to_float(bf16(static_cast<float>(value))))
-                   : value;
-    };
-    Results r;
-    r.losses.resize(R);
-    r.dz.resize(R * static_cast<size_t>(p.Vp));
-    std::vector<Real> dx(R * C), dw(static_cast<size_t>(p.Vp) * C);
-    for (size_t row = 0; row < R; ++row) {
-        if (p.ignored(row)) continue;
-        std::vector<Real> z(V);
-        Real max = -std::numeric_limits<Real>::infinity(), sum = 0;
-        for (size_t j = 0; j < V; ++j) {
-            Real product = 0;
-            for (size_t c = 0; c < C; ++c)
-                product += static_cast<Real>(p.x[row * C + c]) * static_cast<Real>(p.w[j * C + c]);
-            z[j] = rounded(product);
-            max = std::max(max, z[j]);
-        }
-        for (size_t j = 0; j < V; ++j) sum += std::exp(z[j] - max);
-        const size_t target = static_cast<size_t>(p.targets[row]);
-        r.losses[row] = std::log(sum) + (max - z[target]);
-        for (size_t j = 0; j < V; ++j) {
-            const Real dz = rounded(std::exp(z[j] - max) / sum - (j == target ? Real(1) : Real(0)));
-            r.dz[row * static_cast<size_t>(p.Vp) + j] = dz;
-            for (size_t c = 0; c < C; ++c) {
-                dx[row * C + c] += dz * static_cast<Real>(p.w[j * C + c]);
-                dw[j * C + c] += dz * static_cast<Real>(p.x[row * C + c]);
-            }
-        }
-    }
-    for (Real value : dx) r.dx.push_back(rounded(value));
-    r.dw.assign(dw.begin(), dw.end());
-    return r;
+HeadLossReference textbook(const Problem& p, bool store) {
+    return head_loss_reference<Real>({.R = p.R,
+                                      .C = p.C,
+                                      .V = p.V,
+                                      .x = p.x.values(),
+                                      .w = p.w.values(),
+                                      .targets = {p.targets.data(), p.targets.data() + p.R}},
+                                     store ? p.dtype : DType::fp32);
 }
 
 struct Outputs {
@@ -129,7 +96,7 @@ TEST_CASE("fast_exp is within one unit in the last place over its range and keep
     for (int i = 0; i < 200000; ++i) {
         const float x = static_cast<float>(random_int(-87000000, 88000000)) * 1e-6f;
         const double exact = std::exp(static_cast<double>(x));
-        worst = std::max(worst, std::abs(static_cast<double>(fast_exp(x)) - exact) / exact);
+        worst = worse(worst, std::abs(static_cast<double>(fast_exp(x)) - exact) / exact);
     }
     CHECK(worst < 0x1p-23);
     constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -148,7 +115,7 @@ TEST_CASE("head_loss gives the losses and gradients of the formula in float64", 
             CAPTURE(name_of(dtype), p.R, p.C, p.V, p.Vp);
             const Outputs out(p);
             run(p, out, p.R, true);
-            const Results exact = textbook<double>(p, false), plain = textbook<float>(p, true);
+            const HeadLossReference exact = textbook<double>(p, false), plain = textbook<float>(p, true);
             check_accuracy("losses", DType::fp32, out.losses.values(), plain.losses, exact.losses);
             check_accuracy("dx", dtype, out.dx.values(), plain.dx, exact.dx);
             check_accuracy("dw", DType::fp32, out.dw.values(), plain.dw, exact.dw);
@@ -180,7 +147,7 @@ TEST_CASE("head_loss in chunks of rows equals head_loss in one piece", "[cuda]")
             const Outputs whole(p), pieces(p);
             run(p, whole, p.R, true);
             run(p, pieces, chunk, true);
-            const Results exact = textbook<double>(p, false);
+            const HeadLossReference exact = textbook<double>(p, false);
             check_accuracy("losses", DType::fp32, pieces.losses.values(), whole.losses.values(),
                            exact.losses);
             check_accuracy("dx", dtype, pieces.dx.values(), whole.dx.values(), exact.dx);
@@ -199,10 +166,10 @@ TEST_CASE("head_loss accumulates the weight gradient over all chunks when the si
     std::vector<double> expected = once.dw.values();
     for (double& value : expected) value *= 2;
     std::vector<double> plain = stored_as(DType::fp32, expected);
-    const Results exact = textbook<double>(p, false);
+    const HeadLossReference exact = textbook<double>(p, false);
     double worst = 0, largest = 0;
     for (size_t i = 0; i < expected.size(); ++i) {
-        worst = std::max(worst, std::abs(twice.dw[i] - expected[i]));
+        worst = worse(worst, std::abs(twice.dw[i] - expected[i]));
         largest = std::max(largest, std::abs(exact.dw[i]));
     }
     CHECK(worst <= 1e-5 * largest);
@@ -417,7 +384,7 @@ TEST_CASE("head_loss takes vocabularies of any size, with rows that begin anywhe
         const Outputs training(p), evaluation(p);
         run(p, training, random_int(1, p.R), true);
         run(p, evaluation, p.R, false);
-        const Results exact = textbook<double>(p, false), plain = textbook<float>(p, true);
+        const HeadLossReference exact = textbook<double>(p, false), plain = textbook<float>(p, true);
         check_accuracy("losses", DType::fp32, training.losses.values(), plain.losses, exact.losses);
         check_accuracy("dx", dtype, training.dx.values(), plain.dx, exact.dx);
         check_accuracy("dw", DType::fp32, training.dw.values(), plain.dw, exact.dw);
@@ -476,7 +443,7 @@ TEST_CASE("head_loss on a GPU is as accurate as on the CPU", "[cuda]") {
                          .losses = cpu.losses.as<float>(),
                          .dx = cpu.dx,
                          .dw = cpu.dw.sink(false)});
-        const Results exact = textbook<double>(p, false);
+        const HeadLossReference exact = textbook<double>(p, false);
         check_accuracy("losses", DType::fp32, ours.losses.values(), cpu.losses.values(), exact.losses);
         check_accuracy("dx", dtype, ours.dx.values(), cpu.dx.values(), exact.dx);
         check_accuracy("dw", DType::fp32, ours.dw.values(), cpu.dw.values(), exact.dw);

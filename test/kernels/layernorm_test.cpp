@@ -1,6 +1,7 @@
 #include "kernels/layernorm.h"
 
 #include "test/kernels/kernel_test.h"
+#include "test/kernels/reference.h"
 
 namespace train_gpt {
 
@@ -29,53 +30,18 @@ struct Problem {
           dres(dtype, {M, C}, random_normal(static_cast<size_t>(M * C))) {}
 };
 
-struct Results {
-    std::vector<double> out, dres, dw, db;
-};
-
-/// The formulas of layernorm.h, one element after the other, in Real; out and dres as the dtype stores them if `store`.
+/// The formulas of layernorm.h in Real; with `store`, as the dtype stores what is stored.
 template <class Real>
-Results textbook(const Problem& p, bool store) {
-    const size_t M = static_cast<size_t>(p.M), C = static_cast<size_t>(p.C);
-    Results r{std::vector<double>(M * C), std::vector<double>(M * C), {}, {}};
-    std::vector<Real> dw(C), db(C);
-    for (size_t row = 0; row < M; ++row) {
-        const size_t at = row * C;
-        Real mean = 0, variance = 0, mean_g = 0, mean_gx = 0;
-        for (size_t c = 0; c < C; ++c) mean += static_cast<Real>(p.x[at + c]);
-        mean /= static_cast<Real>(C);
-        for (size_t c = 0; c < C; ++c) {
-            const Real centred = static_cast<Real>(p.x[at + c]) - mean;
-            variance += centred * centred;
-        }
-        variance /= static_cast<Real>(C);
-        const Real rstd = Real(1) / std::sqrt(variance + static_cast<Real>(p.epsilon));
-        for (size_t c = 0; c < C; ++c) {
-            const Real normal = (static_cast<Real>(p.x[at + c]) - mean) * rstd,
-                       dy = static_cast<Real>(p.dy[at + c]);
-            const Real w = static_cast<Real>(p.w[c]);
-            r.out[at + c] = normal * w + static_cast<Real>(p.b[c]);
-            mean_g += dy * w;
-            mean_gx += dy * w * normal;
-            dw[c] += dy * normal;
-            db[c] += dy;
-        }
-        mean_g /= static_cast<Real>(C);
-        mean_gx /= static_cast<Real>(C);
-        for (size_t c = 0; c < C; ++c) {
-            const Real normal = (static_cast<Real>(p.x[at + c]) - mean) * rstd;
-            const Real g = static_cast<Real>(p.dy[at + c]) * static_cast<Real>(p.w[c]);
-            const Real before = p.overwrite_dres ? Real(0) : static_cast<Real>(p.dres[at + c]);
-            r.dres[at + c] = before + rstd * (g - mean_g - normal * mean_gx);
-        }
-    }
-    r.dw.assign(dw.begin(), dw.end());
-    r.db.assign(db.begin(), db.end());
-    if (store) {
-        r.out = stored_as(p.dtype, r.out);
-        r.dres = stored_as(p.dtype, r.dres);
-    }
-    return r;
+LayerNormReference textbook(const Problem& p, bool store) {
+    return layernorm_reference<Real>({.M = p.M,
+                                      .C = p.C,
+                                      .x = p.x.values(),
+                                      .w = p.w.values(),
+                                      .b = p.b.values(),
+                                      .dy = p.dy.values(),
+                                      .dres = p.overwrite_dres ? Values() : p.dres.values(),
+                                      .epsilon = static_cast<double>(p.epsilon)},
+                                     store ? p.dtype : DType::fp32);
 }
 
 void run_forward(const Problem& p, const Buffer& out, const Buffer& stats) {
@@ -94,7 +60,7 @@ void check_backward(const Problem& p, bool accumulate) {
     CAPTURE(name_of(dtype), p.M, p.C, p.overwrite_dres, accumulate);
     const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2});
     run_forward(p, out, stats);
-    Results reference = textbook<double>(p, false), plain = textbook<float>(p, true);
+    LayerNormReference reference = textbook<double>(p, false), plain = textbook<float>(p, true);
 
     const std::vector<float> before = random_normal(static_cast<size_t>(p.C));
     const auto gradient = [&] {
@@ -245,7 +211,7 @@ TEST_CASE("layernorm takes views that begin at any element", "[cuda]") {
                                     .x = x_view,
                                     .w = w_view,
                                     .stats = stats});
-        const Results reference = textbook<double>(p, false), plain = textbook<float>(p, true);
+        const LayerNormReference reference = textbook<double>(p, false), plain = textbook<float>(p, true);
         check_accuracy("out", dtype, behind_first(out), plain.out, reference.out);
         check_accuracy("dres", dtype, behind_first(dres), plain.dres, reference.dres);
         check_accuracy("dw", DType::fp32, dw.values(), plain.dw, reference.dw);
@@ -288,7 +254,7 @@ TEST_CASE("layernorm on the GPU agrees with the CPU", "[cuda]") {
             double worst = 0;
             for (size_t i = 0; i < ours[result].size(); ++i) {
                 const double terms = result < 3 ? 1.0 : 4 * std::sqrt(static_cast<double>(p.M));
-                worst = std::max(
+                worst = worse(
                     worst, std::abs(ours[result][i] - expected[result][i]) / (std::abs(expected[result][i]) + terms));
             }
             CAPTURE(name_of(dtype), p.M, p.C, result);

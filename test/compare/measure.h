@@ -1,0 +1,57 @@
+// How build/compare judges results and takes times.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "test/compare/operations.h"
+
+namespace train_gpt::compare {
+
+/// How far numbers are from those they should be; a NaN among either makes all three NaN.
+struct Difference {
+    double max = 0, mean = 0;  // of |ours − theirs|
+    double relative = 0;       // ‖ours − theirs‖ / ‖theirs‖; where theirs are all zero, max
+};
+Difference difference(const Values& ours, const Values& theirs);
+
+/// What a device reaches at best, in bytes and FLOPs per second.
+struct Limits {
+    double bandwidth = 0;
+    std::map<DType, double> flops;
+};
+Limits measure_limits(const Device& device, const std::vector<DType>& dtypes);
+
+/// A call's time and its work.
+struct Speed {
+    double seconds = 0, bytes = 0, flops = 0;
+};
+
+/// Memory for calls of an operation on a device, and a stream to run them on.
+class Workplace {
+  public:
+    Workplace(const Operation& operation, const Operands& operands, const Device& device, int64_t copies = 1);
+
+    /// The results of one call, by name.
+    std::map<std::string, Values> results();
+    /// The median of `repeats` calls, each on the next copy of the operands, behind a few that warm up.
+    Speed speed(int repeats);
+
+  private:
+    void take(Arena& arena, int64_t copies);
+
+    const Operation& operation_;
+    const Operands& operands_;
+    std::unique_ptr<Arena> arena_;
+    std::vector<Call> calls_;
+    Stream stream_;
+};
+
+/// Copies of the operands that together are in no cache any more when their turn comes; not for operands so small that
+/// starting the call takes longer than they do.
+int64_t copies_beyond_caches(const Operands& operands);
+constexpr size_t beyond_caches = size_t{256} << 20;
+constexpr int warm_up_calls = 3;
+
+}  // namespace train_gpt::compare

@@ -1,0 +1,149 @@
+// What build/compare compares: every contract of kernels/*.h in each form that training uses, one struct each.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/device.h"
+#include "kernels/memory.h"
+#include "kernels/tensor.h"
+
+namespace train_gpt::compare {
+
+using Values = std::vector<double>;
+using Dims = std::vector<int64_t>;
+
+/// The extent of each letter: B T C H D V M N K as in the contracts.
+using Shape = std::map<char, int64_t>;
+
+/// How well a result can be known: it is rounded to the compute dtype so often on its way, and is a sum of so many terms in
+/// fp32.
+struct Accuracy {
+    int roundings = 0;
+    int64_t terms = 1;
+
+    /// Of the relative L2 error. A rounding has a relative error of at most u, a sum of n random terms in fp32 one of about
+    /// √n·2⁻²⁴; independent errors add up as squares. 16 terms more are for roots, exponentials and quotients, the factor 2
+    /// for what is not random. A statement about many elements: a single sum whose terms cancel may be less exact.
+    double bound(DType dtype) const;
+};
+constexpr const char* bound_formula =
+    "2·√(r·u² + (n + 16)·2⁻⁴⁸) after r roundings (u = 2⁻⁹ in bf16, 2⁻²⁴ in fp32) and sums of n terms in fp32";
+
+/// One operand in the host's memory, its elements as tensors keep them.
+struct Operand {
+    std::string name;
+    Dims dims;
+    DType dtype = DType::fp32;
+    bool is_double = false;          // in spite of its dtype
+    std::vector<std::byte> content;  // before the call; empty: NaN
+    bool is_result = false;
+    Accuracy accuracy = {};
+
+    size_t bytes() const;
+    /// The numbers in `memory`, which holds such an operand.
+    Values values(const std::byte* memory) const;
+};
+
+/// The operands of an operation with a shape and a dtype.
+class Operands {
+  public:
+    Operands(Shape shape, DType dtype, uint64_t seed) : shape_(std::move(shape)), dtype_(dtype), seed_(seed) {}
+
+    int64_t operator[](char letter) const { return shape_.at(letter); }
+    DType dtype() const { return dtype_; }
+
+    // What declares them. Throw Error where memory does not suffice.
+    /// Independent normal values, of the compute dtype or of another. They repeat after four million.
+    void normal(const std::string& name, const Dims& dims, float stddev = 1, float mean = 0);
+    void normal(const std::string& name, const Dims& dims, DType dtype, float stddev = 1, float mean = 0);
+    /// int32 in [0, below); one in ten is −1 where some may be ignored.
+    void integers(const std::string& name, const Dims& dims, int64_t below, bool ignored = false);
+    /// Something else that the call reads, n words long.
+    void words(const std::string& name, const void* content, int64_t n);
+    /// What is written but not judged: room to work in, or what prepare() computes.
+    void room(const std::string& name, const Dims& dims, DType dtype);
+    /// What the call computes.
+    void result(const std::string& name, const Dims& dims, DType dtype, const Accuracy& accuracy);
+    void double_result(const std::string& name, const Dims& dims, const Accuracy& accuracy);
+    /// What the call changes, an operand declared before.
+    void changes(const std::string& name, const Accuracy& accuracy);
+
+    const std::vector<Operand>& all() const { return operands_; }
+    size_t total_bytes() const;
+    bool has(const std::string& name) const { return find(name) != nullptr; }
+    /// What an operand holds before the call.
+    Values values(const std::string& name) const;
+    std::vector<int32_t> integer_values(const std::string& name) const;
+
+  private:
+    Operand& declare(const std::string& name, const Dims& dims, DType dtype, bool is_double = false);
+    const Operand* find(const std::string& name) const;
+    Shape shape_;
+    DType dtype_;
+    uint64_t seed_;
+    std::vector<Operand> operands_;
+};
+
+/// The operands in a device's memory.
+class Call {
+  public:
+    Call(const Operands& operands, Arena& arena);
+    /// They hold again what they hold before the call.
+    void reset() const;
+
+    int64_t operator[](char letter) const { return operands_[letter]; }
+    DType dtype() const { return operands_.dtype(); }
+    /// Absent where the operation has no such operand.
+    Tensor operator[](const char* name) const;
+    GradientSink sink(const char* name, bool accumulate = false) const;
+    template <class T>
+    T* data(const char* name) const {
+        return static_cast<T*>((*this)[name].data);
+    }
+    /// Waits for the device.
+    Values values(const Operand& operand) const;
+
+  private:
+    const Operands& operands_;
+    Device device_;
+    std::map<std::string, Tensor> tensors_;
+};
+
+/// A letter of an operation's shape.
+struct Letter {
+    char name = 0;
+    int64_t small = 1;         // by default: the float64 reference takes a second at most
+    int64_t cpu = 1, gpu = 1;  // GPT-2 124M's, with B = 4, T = 256 on the CPU and B = 64, T = 1024 on a GPU
+    int64_t least = 1;         // where smaller ones have no bound
+};
+
+/// One of the ways of computing an operation on a device.
+struct Implementation {
+    std::string name;
+    void (*choose)() = [] {};  // from here on
+};
+std::vector<Implementation> only_one(const Operands& o, const Device& device);
+
+struct Operation {
+    std::string name, computes;
+    std::vector<Letter> letters;
+    bool fp32_only = false;
+    std::vector<Implementation> (*implementations)(const Operands& o, const Device& device) = only_one;
+
+    void (*declare)(Operands& o) = nullptr;
+    size_t (*scratch_bytes)(const Device& device, const Operands& o) = [](const Device&, const Operands&) {
+        return size_t{0};
+    };
+    /// What other contracts have computed before in training.
+    void (*prepare)(Stream& stream, const Call& c) = [](Stream&, const Call&) {};
+    /// One call of the contract, which tells the stream's profiler its work (work_of in profile.h) and its time.
+    void (*run)(Stream& stream, const Call& c) = nullptr;
+    /// The results in float64.
+    std::map<std::string, Values> (*reference)(const Operands& o) = nullptr;
+};
+const std::vector<Operation>& operations();
+
+}  // namespace train_gpt::compare

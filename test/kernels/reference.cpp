@@ -1,0 +1,255 @@
+#include "test/kernels/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace train_gpt {
+
+namespace {
+
+/// As a tensor of the dtype keeps it; fp32 stands for no rounding.
+template <class Real>
+Real kept(Real value, DType dtype) {
+    return dtype == DType::bf16 ? static_cast<Real>(to_float(bf16(static_cast<float>(value)))) : value;
+}
+
+template <class Real>
+Values kept_values(const std::vector<Real>& values, DType dtype) {
+    Values result;
+    result.reserve(values.size());
+    for (Real value : values) result.push_back(static_cast<double>(kept(value, dtype)));
+    return result;
+}
+
+}  // namespace
+
+double gelu_reference(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+
+double gelu_derivative_reference(double x) {
+    const double u = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x), t = std::tanh(u);
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+}
+
+template <class Real>
+Values product_reference(GemmOp op, const Values& a, const Values& b, int64_t m, int64_t n, int64_t k) {
+    // Rows that are multiplied lie side by side.
+    std::vector<Real> left(static_cast<size_t>(m * k)), right(static_cast<size_t>(n * k));
+    for (int64_t i = 0; i < m; ++i)
+        for (int64_t d = 0; d < k; ++d)
+            left[static_cast<size_t>(i * k + d)] =
+                static_cast<Real>(a[static_cast<size_t>(op == GemmOp::tn ? d * m + i : i * k + d)]);
+    for (int64_t j = 0; j < n; ++j)
+        for (int64_t d = 0; d < k; ++d)
+            right[static_cast<size_t>(j * k + d)] =
+                static_cast<Real>(b[static_cast<size_t>(op == GemmOp::nt ? j * k + d : d * n + j)]);
+    Values c(static_cast<size_t>(m * n));
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < m; ++i) {
+        for (int64_t j = 0; j < n; ++j) {
+            const Real *x = &left[static_cast<size_t>(i * k)], *y = &right[static_cast<size_t>(j * k)];
+            Real sum = 0;
+            for (int64_t d = 0; d < k; ++d) sum += x[d] * y[d];
+            c[static_cast<size_t>(i * n + j)] = sum;
+        }
+    }
+    return c;
+}
+
+template <class Real>
+LayerNormReference layernorm_reference(const LayerNormProblem& p, DType stored) {
+    const size_t M = static_cast<size_t>(p.M), C = static_cast<size_t>(p.C);
+    std::vector<Real> out(M * C), dres(p.dy.size()), dw(C), db(C);
+    LayerNormReference r;
+    for (size_t row = 0; row < M; ++row) {
+        const size_t at = row * C;
+        Real mean = 0, variance = 0, mean_g = 0, mean_gx = 0;
+        for (size_t c = 0; c < C; ++c) mean += static_cast<Real>(p.x[at + c]);
+        mean /= static_cast<Real>(C);
+        for (size_t c = 0; c < C; ++c) {
+            const Real centred = static_cast<Real>(p.x[at + c]) - mean;
+            variance += centred * centred;
+        }
+        variance /= static_cast<Real>(C);
+        const Real rstd = Real(1) / std::sqrt(variance + static_cast<Real>(p.epsilon));
+        r.stats.push_back(mean);
+        r.stats.push_back(rstd);
+        const auto normal = [&](size_t c) { return (static_cast<Real>(p.x[at + c]) - mean) * rstd; };
+        for (size_t c = 0; c < C; ++c) out[at + c] = normal(c) * static_cast<Real>(p.w[c]) + static_cast<Real>(p.b[c]);
+        if (p.dy.empty()) continue;
+        for (size_t c = 0; c < C; ++c) {
+            const Real dy = static_cast<Real>(p.dy[at + c]), g = dy * static_cast<Real>(p.w[c]);
+            mean_g += g;
+            mean_gx += g * normal(c);
+            dw[c] += dy * normal(c);
+            db[c] += dy;
+        }
+        mean_g /= static_cast<Real>(C);
+        mean_gx /= static_cast<Real>(C);
+        for (size_t c = 0; c < C; ++c) {
+            const Real g = static_cast<Real>(p.dy[at + c]) * static_cast<Real>(p.w[c]);
+            const Real before = p.dres.empty() ? Real(0) : static_cast<Real>(p.dres[at + c]);
+            dres[at + c] = before + rstd * (g - mean_g - normal(c) * mean_gx);
+        }
+    }
+    r.out = kept_values(out, stored);
+    r.dres = kept_values(dres, stored);
+    r.dw.assign(dw.begin(), dw.end());
+    r.db.assign(db.begin(), db.end());
+    return r;
+}
+
+template <class Real>
+AttentionReference attention_reference(const AttentionProblem& c, DType stored, DType operands) {
+    const AttentionShape& s = c.shape;
+    AttentionReference r;
+    r.out.resize(c.q.size());
+    for (Values* terms : {&r.out_terms, &r.dq_terms}) terms->resize(c.q.size());
+    for (Values* terms : {&r.dk_terms, &r.dv_terms}) terms->resize(c.k.size());
+    r.lse.resize(static_cast<size_t>(s.B) * s.H * s.T);
+    std::vector<Real> dq(c.q.size()), dk(c.k.size()), dv(c.v.size()), p(s.S);
+    for (int b = 0; b < s.B; ++b) {
+        for (int h = 0; h < s.H; ++h) {
+            const int g = h / (s.H / s.H_kv);
+            for (int t = 0; t < s.T; ++t) {
+                const int first = c.first(b, t), last = c.last(t);
+                const size_t qi = c.q_at(b, t, h);
+                Real max = -std::numeric_limits<Real>::infinity(), sum = 0;
+                for (int j = first; j <= last; ++j) {
+                    Real dot = 0;
+                    for (int d = 0; d < s.D; ++d) dot += Real(c.q[qi + d]) * Real(c.k[c.k_at(b, j, g) + d]);
+                    p[j] = dot * Real(s.scale);
+                    max = std::max(max, p[j]);
+                }
+                for (int j = first; j <= last; ++j) sum += p[j] = std::exp(p[j] - max);
+                for (int j = first; j <= last; ++j) p[j] /= sum;
+                r.lse[c.lse_at(b, h, t)] = static_cast<double>(max + std::log(sum));
+                Real delta = 0, delta_terms = 0;
+                for (int d = 0; d < s.D; ++d) {
+                    Real o = 0, terms = 0;
+                    for (int j = first; j <= last; ++j) {
+                        const Real term = kept(p[j], operands) * Real(c.v[c.k_at(b, j, g) + d]);
+                        o += term;
+                        terms += std::abs(term);
+                    }
+                    r.out[qi + d] = static_cast<double>(kept(o, stored));
+                    r.out_terms[qi + d] = terms;
+                    if (c.dout.empty()) continue;
+                    const Real term = Real(r.out[qi + d]) * Real(c.dout[qi + d]);
+                    delta += term;
+                    delta_terms += std::abs(term);
+                }
+                if (c.dout.empty()) continue;
+                for (int j = first; j <= last; ++j) {
+                    const size_t kj = c.k_at(b, j, g);
+                    Real dp = 0, dp_terms = 0;
+                    for (int d = 0; d < s.D; ++d) {
+                        const Real term = Real(c.dout[qi + d]) * Real(c.v[kj + d]);
+                        dp += term;
+                        dp_terms += std::abs(term);
+                    }
+                    const Real ds = p[j] * (dp - delta) * Real(s.scale);
+                    const Real ds_terms = p[j] * (dp_terms + delta_terms) * Real(s.scale);
+                    for (int d = 0; d < s.D; ++d) {
+                        dv[kj + d] += kept(p[j], operands) * Real(c.dout[qi + d]);
+                        dq[qi + d] += kept(ds, operands) * Real(c.k[kj + d]);
+                        dk[kj + d] += kept(ds, operands) * Real(c.q[qi + d]);
+                        r.dv_terms[kj + d] += p[j] * std::abs(c.dout[qi + d]);
+                        r.dq_terms[qi + d] += ds_terms * std::abs(c.k[kj + d]);
+                        r.dk_terms[kj + d] += ds_terms * std::abs(c.q[qi + d]);
+                    }
+                }
+            }
+        }
+    }
+    if (!c.dout.empty()) {
+        r.dq = kept_values(dq, stored);
+        r.dk = kept_values(dk, stored);
+        r.dv = kept_values(dv, stored);
+    }
+    return r;
+}
+
+Values embedding_forward_reference(const EmbeddingRows& rows, const Values& wte, const Values& wpe) {
+    const size_t C = static_cast<size_t>(rows.C);
+    Values out;
+    for (size_t row = 0; row < rows.tokens.size(); ++row)
+        for (size_t c = 0; c < C; ++c) out.push_back(wte[rows.token_at(row) + c] + wpe[rows.position_at(row) + c]);
+    return out;
+}
+
+template <class Real>
+void embedding_backward_reference(const EmbeddingRows& rows, const Values& dout, Values& dwte, Values& dwpe) {
+    const size_t C = static_cast<size_t>(rows.C);
+    for (size_t row = 0; row < rows.tokens.size(); ++row) {
+        for (size_t c = 0; c < C; ++c) {
+            const Real term = static_cast<Real>(dout[row * C + c]);
+            for (double* sum : {&dwte[rows.token_at(row) + c], &dwpe[rows.position_at(row) + c]})
+                *sum = static_cast<Real>(*sum) + term;
+        }
+    }
+}
+
+template <class Real>
+HeadLossReference head_loss_reference(const HeadLossProblem& p, DType stored) {
+    const size_t R = static_cast<size_t>(p.R), C = static_cast<size_t>(p.C), V = static_cast<size_t>(p.V);
+    HeadLossReference r;
+    r.losses.resize(R);
+    std::vector<Real> dx(R * C), dw(p.w.size()), z(V);
+    for (size_t row = 0; row < R; ++row) {
+        if (p.targets[row] == -1) continue;
+        Real max = -std::numeric_limits<Real>::infinity(), sum = 0;
+        for (size_t j = 0; j < V; ++j) {
+            Real product = 0;
+            for (size_t c = 0; c < C; ++c)
+                product += static_cast<Real>(p.x[row * C + c]) * static_cast<Real>(p.w[j * C + c]);
+            z[j] = kept(product, stored);
+            max = std::max(max, z[j]);
+        }
+        for (size_t j = 0; j < V; ++j) sum += std::exp(z[j] - max);
+        const size_t target = static_cast<size_t>(p.targets[row]);
+        r.losses[row] = std::log(sum) + (max - z[target]);
+        for (size_t j = 0; j < V; ++j) {
+            const Real dz = kept(std::exp(z[j] - max) / sum - (j == target ? Real(1) : Real(0)), stored);
+            for (size_t c = 0; c < C; ++c) {
+                dx[row * C + c] += dz * static_cast<Real>(p.w[j * C + c]);
+                dw[j * C + c] += dz * static_cast<Real>(p.x[row * C + c]);
+            }
+        }
+    }
+    r.dx = kept_values(dx, stored);
+    r.dw.assign(dw.begin(), dw.end());
+    return r;
+}
+
+Values norm_partials_reference(const Values& gradient) {
+    Values partials((gradient.size() + norm_block - 1) / norm_block);
+    for (size_t i = 0; i < gradient.size(); ++i) partials[i / norm_block] += gradient[i] * gradient[i];
+    return partials;
+}
+
+AdamWReference adamw_reference(const AdamWReference& before, double gradient, double multiplier, bool decay,
+                               const AdamWStep& args) {
+    const double beta1 = args.beta1, beta2 = args.beta2, t = static_cast<double>(args.step), g = multiplier * gradient;
+    AdamWReference r = before;
+    r.m = beta1 * r.m + (1 - beta1) * g;
+    r.v = beta2 * r.v + (1 - beta2) * g * g;
+    const double m_hat = r.m / (1 - std::pow(beta1, t)), v_hat = r.v / (1 - std::pow(beta2, t));
+    const double weight_decay = decay ? static_cast<double>(args.weight_decay) : 0.0;
+    r.master -= static_cast<double>(args.learning_rate) *
+                (m_hat / (std::sqrt(v_hat) + static_cast<double>(args.epsilon)) + weight_decay * r.master);
+    return r;
+}
+
+template Values product_reference<float>(GemmOp, const Values&, const Values&, int64_t, int64_t, int64_t);
+template Values product_reference<double>(GemmOp, const Values&, const Values&, int64_t, int64_t, int64_t);
+template LayerNormReference layernorm_reference<float>(const LayerNormProblem&, DType);
+template LayerNormReference layernorm_reference<double>(const LayerNormProblem&, DType);
+template AttentionReference attention_reference<float>(const AttentionProblem&, DType, DType);
+template AttentionReference attention_reference<double>(const AttentionProblem&, DType, DType);
+template void embedding_backward_reference<float>(const EmbeddingRows&, const Values&, Values&, Values&);
+template void embedding_backward_reference<double>(const EmbeddingRows&, const Values&, Values&, Values&);
+template HeadLossReference head_loss_reference<float>(const HeadLossProblem&, DType);
+template HeadLossReference head_loss_reference<double>(const HeadLossProblem&, DType);
+
+}  // namespace train_gpt
