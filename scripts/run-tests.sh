@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the built tests: on this machine's processors and GPU, and with GPUSIM on a simulated GPU as well. `make test` calls it.
 #   usage: scripts/run-tests.sh TEST [ARGUMENTS…]        TEST: the test program; ARGUMENTS: Catch2's
-#   GPUSIM=LIBRARIES   folder of the libraries that simulate a GPU: what runs kernels runs once more on it
+#   GPUSIM=LIBRARIES   folder of the libraries that simulate a GPU: the tests with the tag [cuda] run once more on it
 #   MEMCHECK=1         under NVIDIA's compute-sanitizer, the tests of kernels alone
 # The last line that it prints is "N passed, M failed", in test cases, over all of it.
 set -uo pipefail
@@ -35,8 +35,7 @@ if [ -n "${MEMCHECK:-}" ] && [ "$MEMCHECK" != 0 ]; then
 else
     run "$test" "$@"
     if [ -n "${GPUSIM:-}" ]; then
-        # All that computes on a device; the rest has just run.
-        [ $# -gt 0 ] || set -- '[cuda],[cli]'
+        [ $# -gt 0 ] || set -- '[cuda]'
         echo "== on a simulated GPU: $*"
         run env LD_LIBRARY_PATH="$GPUSIM${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$test" "$@"
     fi

@@ -30,6 +30,7 @@ run() {  # run LABEL MAKE-ARGUMENTS…
 set -o pipefail
 run "as built" GPUSIM="${GPUSIM:-}"
 if [ -n "${GPUSIM:-}" ]; then
+    run "the program on a simulated GPU" GPUSIM="$GPUSIM" TEST_ARGS='[cli]'
     GPUSIM_RACECHECK=1 run "races between threads of a block" GPUSIM="$GPUSIM" TEST_ARGS='[cuda]'
     for seed in 0 1 2 3; do
         GPUSIM_STREAMS=lazy GPUSIM_SEED=$seed run "streams in an adverse order, seed $seed" GPUSIM="$GPUSIM" TEST_ARGS='[cuda]'

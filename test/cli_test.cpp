@@ -340,7 +340,7 @@ const Arguments slow{"--set", "model.n_layer=4",
 // ---- The command line -------------------------------------------------------------------------------------------------
 
 TEST_CASE("every command explains itself, and the version names build, libraries and devices",
-          "[cli]") {
+          "[cli][cuda]") {
     const std::map<std::string, std::string> options{
         {"tokenize", "--train-vocab"}, {"train", "--stop-at"},  {"plan", "--world"},
         {"sample", "--top-p"},         {"eval", "--hellaswag"}, {"config", "--schema"}};
@@ -515,7 +515,7 @@ TEST_CASE(
 
 TEST_CASE(
     "a model that cannot fit is refused with the plan of its memory, and nothing is left behind",
-    "[cli]") {
+    "[cli][cuda]") {
     const TemporaryDirectory directory;
     for (const char* embd : {"12288", "262144"}) {
         const Outcome outcome = train_gpt_with(Workplace::get().train(
@@ -544,7 +544,7 @@ TEST_CASE("a launcher with several ranks is refused", "[cli]") {
 
 // ---- Plan -------------------------------------------------------------------------------------------------------------
 
-TEST_CASE("the plan is what the run takes", "[cli]") {
+TEST_CASE("the plan is what the run takes", "[cli][cuda]") {
     const TemporaryDirectory directory;
     for (const char* level : {"none", "elementwise", "block"}) {
         const Arguments overrides{"--set", std::string("precision.recompute=") + level,
@@ -577,7 +577,7 @@ TEST_CASE("the plan is what the run takes", "[cli]") {
 
 TEST_CASE(
     "a run ends with a checkpoint, an evaluation and samples, and its folder says what it was",
-    "[cli]") {
+    "[cli][cuda]") {
     const fs::path run = finished_run();
     CHECK(checkpoints_in(run) == std::vector<int64_t>{4, 8, 12});
     const auto metrics = metrics_of(run);
@@ -599,7 +599,7 @@ TEST_CASE(
     CHECK(read(run / "metrics.jsonl") == before);
 }
 
-TEST_CASE("k steps, a stop and the rest equal all steps at once, bit for bit", "[cli]") {
+TEST_CASE("k steps, a stop and the rest equal all steps at once, bit for bit", "[cli][cuda]") {
     const Workplace& w = Workplace::get();
     for (const char* dtype : {"fp32", "bf16"}) {
         const TemporaryDirectory directory;
@@ -624,7 +624,7 @@ TEST_CASE("k steps, a stop and the rest equal all steps at once, bit for bit", "
 }
 
 TEST_CASE("SIGINT, SIGTERM and SIGUSR1 end behind a checkpoint from which the same command goes on",
-          "[cli]") {
+          "[cli][cuda]") {
     const Workplace& w = Workplace::get();
     for (const auto& [number, name] :
          {std::pair{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}}) {
@@ -744,7 +744,7 @@ TEST_CASE(
 TEST_CASE(
     "a learning rate that blows up stops the run with the step, the tensor and the last good "
     "weights",
-    "[cli]") {
+    "[cli][cuda]") {
     const TemporaryDirectory directory;
     for (const char* dtype : {"fp32", "bf16"}) {
         const fs::path run = directory / dtype;
@@ -906,7 +906,7 @@ TEST_CASE(
 
 // ---- Sampling and evaluation ------------------------------------------------------------------------------------------
 
-TEST_CASE("samples follow prompt, temperature, top-k, top-p and seed", "[cli]") {
+TEST_CASE("samples follow prompt, temperature, top-k, top-p and seed", "[cli][cuda]") {
     const auto sample = [&](const Arguments& more) {
         return check_succeeds(
                    train_gpt_with(Arguments{"sample", finished_run(), "--max-tokens", "40"} + more))
@@ -948,7 +948,7 @@ TEST_CASE("a model with more rows than its tokenizer has tokens writes text", "[
 }
 
 TEST_CASE("eval gives the last validation loss of the run, also from a plain Hugging Face folder",
-          "[cli]") {
+          "[cli][cuda]") {
     const auto metrics = metrics_of(finished_run());
     const double expected = metrics.back()["val_loss"], bits = metrics.back()["val_bits_per_byte"];
     const std::string out = check_succeeds(train_gpt_with({"eval", finished_run()})).out;
@@ -974,7 +974,7 @@ TEST_CASE("eval gives the last validation loss of the run, also from a plain Hug
     check_refused(train_gpt_with({"sample", "test/fixtures/gpt2-tiny"}), 1, {"tokenizer"});
 }
 
-TEST_CASE("HellaSwag accuracy is reported by eval and by a run that names the file", "[cli]") {
+TEST_CASE("HellaSwag accuracy is reported by eval and by a run that names the file", "[cli][cuda]") {
     const TemporaryDirectory directory;
     std::string jsonl;
     for (int i = 0; i < 5; ++i)
