@@ -296,7 +296,7 @@ TEST_CASE("one batch is learnt by heart within 200 steps", "[model][cuda]") {
         for (int step = 1; step <= 200 && loss >= 0.01; ++step) {
             loss = m.run(tokens.data(), targets.data()) / (B * T);
             m.optimizer->update(m.stream,
-                                {.learning_rate = 3e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .step = step},
+                                {.learning_rate = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .step = step},
                                 1.0f / (B * T), 1.0f);
         }
         CHECK(loss < 0.01);
