@@ -116,8 +116,13 @@ AttentionReference attention_reference(const AttentionProblem& c, DType stored, 
                 const size_t qi = c.q_at(b, t, h);
                 Real max = -std::numeric_limits<Real>::infinity(), sum = 0;
                 for (int j = first; j <= last; ++j) {
-                    Real dot = 0;
-                    for (int d = 0; d < s.D; ++d) dot += Real(c.q[qi + d]) * Real(c.k[c.k_at(b, j, g) + d]);
+                    Real dot = 0, terms = 0;
+                    for (int d = 0; d < s.D; ++d) {
+                        const Real term = Real(c.q[qi + d]) * Real(c.k[c.k_at(b, j, g) + d]);
+                        dot += term;
+                        terms += std::abs(term);
+                    }
+                    r.score_terms = std::max<double>(r.score_terms, terms * Real(s.scale));
                     p[j] = dot * Real(s.scale);
                     max = std::max(max, p[j]);
                 }

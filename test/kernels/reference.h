@@ -60,6 +60,7 @@ struct AttentionProblem {
 struct AttentionReference {
     Values out, lse, dq, dk, dv;
     Values out_terms, dq_terms, dk_terms, dv_terms;
+    double score_terms = 0;  // the largest of any score
 };
 /// p = softmax(scale·q·kᵀ + mask), out = p·v, lse = log Σ exp of the scores; with dp = dout·vᵀ, δ = Σ out ⊙ dout and
 /// ds = scale·p ⊙ (dp − δ): dq = ds·k, dk = dsᵀ·q, dv = pᵀ·dout. The backward pass reads out as stored; p and ds are rounded
