@@ -102,6 +102,8 @@ print("was no GPU.\n")
 print("| kernel | registers | spills | shared B | MB moved | least MB | load efficiency | store efficiency | bank conflicts |")
 print("|---|---|---|---|---|---|---|---|---|")
 for name in sorted(moved):
+    if name.startswith("cub::"):  # CUDA's own sort
+        continue
     launches, read, written, load, load_ideal, store, store_ideal, conflicts = moved[name]
     registers, spills, shared = compiled.get(name, ("–", "–", "–"))
     least = next((bytes for pattern, bytes in LEAST if re.search(pattern, name)), None)
@@ -109,7 +111,7 @@ for name in sorted(moved):
     print(f"| `{name}` | {registers} | {spills} | {shared} | {(read + written) / launches / 1e6:.2f} | "
           f"{'' if least is None else format(least / 1e6, '.2f')} | {efficiency[0]} | {efficiency[1]} | "
           f"{'–' if conflicts == 0 else format(conflicts, '.2f')} |")
-others = sorted(set(compiled) - set(moved))
+others = sorted(name for name in set(compiled) - set(moved) if not name.startswith("cub::"))
 print(f"\nKernels that this step does not use ({len(others)}): registers and spills.\n")
 print("| kernel | registers | spills | shared B |")
 print("|---|---|---|---|")
