@@ -98,7 +98,8 @@ print("Made by `scripts/kernel_report.py`: registers, spills and static shared m
 print(f"simulated GPU counted in a training step of one layer of GPT-2 124M (C = {C}, {H} heads, vocabulary {V}, B = {B}, T = {T}, bf16)")
 print("and the warm-up before it. Bytes are those that threads ask for in a launch on average, whether a cache has them or not; the least is")
 print("what must be read and written once; where segments are looked up or rows of weights are read again, threads ask for more. Efficiency is ideal sectors over sectors; a bank conflict degree of 1 is none. No times: there")
-print("was no GPU.\n")
+print("was no GPU. The simulator counts the bytes of asynchronous copies to shared memory (attention, the head, the backward pass of layer")
+print("norm) but not their sectors, so that load efficiency there speaks of the other loads alone.\n")
 print("| kernel | registers | spills | shared B | MB moved | least MB | load efficiency | store efficiency | bank conflicts |")
 print("|---|---|---|---|---|---|---|---|---|")
 for name in sorted(moved):
