@@ -49,19 +49,6 @@ void say_once(const std::string& line) {
     if (said.insert(line).second) std::fprintf(stderr, "train_gpt: %s\n", line.c_str());
 }
 
-double median_seconds(Stream& stream, const AttentionEngines::Work& work) {
-    const std::shared_ptr<void> first = create_event(stream.device, true), last = create_event(stream.device, true);
-    std::array<double, 5> seconds{};
-    for (double& time : seconds) {
-        record(first.get(), stream);
-        work();
-        record(last.get(), stream);
-        time = seconds_between(first.get(), last.get());
-    }
-    std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
-    return seconds[seconds.size() / 2];
-}
-
 /// The value whose name the next word is; a word that is no name fails the stream.
 template <class Value, size_t n>
 Value read_name(std::istream& from, const char* const (&names)[n]) {
@@ -73,6 +60,19 @@ Value read_name(std::istream& from, const char* const (&names)[n]) {
 }
 
 }  // namespace
+
+double AttentionEngines::median_seconds(Stream& stream, const Work& work) {
+    const std::shared_ptr<void> first = create_event(stream.device, true), last = create_event(stream.device, true);
+    std::array<double, 5> seconds{};
+    for (double& time : seconds) {
+        record(first.get(), stream);
+        work();
+        record(last.get(), stream);
+        time = seconds_between(first.get(), last.get());
+    }
+    std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
+    return seconds[seconds.size() / 2];
+}
 
 void AttentionEngines::forward(Stream& stream, const AttentionForward& args, const Work& own) {
     if (!cudnn_supports(args)) return own();
@@ -100,8 +100,8 @@ void AttentionEngines::choose(Direction direction, Stream& stream, const Work& o
     pass.chosen = Engine::own;
     if (!attempt(direction, by_library)) return;
     own();  // what is done the first time only is done now
-    const double library_seconds = median_seconds(stream, [&] { attempt(direction, by_library); });
-    const double own_seconds = median_seconds(stream, own);
+    const double library_seconds = time_(stream, [&] { attempt(direction, by_library); });
+    const double own_seconds = time_(stream, own);
     if (!pass.failed && library_seconds < own_seconds) pass.chosen = Engine::library;
 }
 

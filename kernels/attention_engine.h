@@ -41,8 +41,10 @@ class AttentionEngines {
   public:
     using Work = std::function<void()>;  // submits our own kernels
     using Open = std::unique_ptr<AttentionLibrary> (*)(CUstream_st*);
+    using Time = double (*)(Stream&, const Work&);  // seconds that the device takes for the work
 
-    explicit AttentionEngines(CUstream_st* stream, Open open = open_cudnn_attention) : stream_(stream), open_(open) {}
+    explicit AttentionEngines(CUstream_st* stream, Open open = open_cudnn_attention, Time time = median_seconds)
+        : stream_(stream), open_(open), time_(time) {}
 
     /// The arguments have been checked. The host waits for the device only while it times, the first time.
     void forward(Stream& stream, const AttentionForward& args, const Work& own);
@@ -66,9 +68,11 @@ class AttentionEngines {
     void choose(Direction direction, Stream& stream, const Work& own, const Work& by_library);
     bool attempt(Direction direction, const Work& by_library);
     AttentionLibrary& library();
+    static double median_seconds(Stream& stream, const Work& work);
 
     CUstream_st* stream_;
     Open open_;
+    Time time_;
     std::unique_ptr<AttentionLibrary> library_;
     std::array<Pass, 2> passes_;
 };
