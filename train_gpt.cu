@@ -262,7 +262,7 @@ int train(const CommandLine& line) {
 
     Ending ending = line.stop_at > 0 && step >= line.stop_at ? Ending::stopped : Ending::finished;
     std::string bad_parameter;
-    int64_t targets = 0;       // of each step
+    const int64_t targets = micro_batches * run.feed.targets();  // of each step
     auto mark = Clock::now();  // the last step's end
     // Steps submitted whose outcome the host has not seen; a GPU computes one while the host submits the next.
     int64_t in_flight = 0;
@@ -303,11 +303,9 @@ int train(const CommandLine& line) {
             }
 
             // One step: gradients of all micro-batches summed, then one update
-            targets = 0;
             int i = 0;
             for (; i < micro_batches && !interrupted(); ++i) {
                 const TokenBatch batch = run.feed.next(run.stream, loader);
-                targets += run.feed.targets();
                 run.parameters.begin_micro_batch(i == 0, i == micro_batches - 1);
                 run.model.forward(run.stream, batch);
                 run.model.backward(run.stream, batch);

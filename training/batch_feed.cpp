@@ -7,7 +7,7 @@ namespace train_gpt {
 BatchFeed::BatchFeed(Arena& arena, int B, int T) : B_(B), T_(T), copies_(arena.device(), arena.is_counting()) {
     if (!arena.device().is_cuda()) return;
     for (Slot& slot : slots_) {
-        for (Tensor Slot::*member : {&Slot::tokens, &Slot::targets, &Slot::doc_start})
+        for (Tensor Slot::*member : {&Slot::tokens, &Slot::targets})
             slot.*member = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
         if (arena.is_counting()) continue;
         slot.copied = Event(arena.device());
@@ -27,7 +27,6 @@ TokenBatch BatchFeed::next(Stream& compute, TrainLoader& loader) {
     slot.used.hold(copies_);
     copy(copies_, slot.tokens.data, host.tokens.data(), host.tokens.size_bytes());
     copy(copies_, slot.targets.data, host.targets.data(), host.targets.size_bytes());
-    copy(copies_, slot.doc_start.data, host.doc_start.data(), host.doc_start.size_bytes());
     slot.copied.record(copies_);
     slot.copied.hold(compute);
     return {.tokens = slot.tokens.as<int32_t>(), .targets = slot.targets.as<int32_t>()};

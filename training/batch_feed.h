@@ -16,13 +16,13 @@ class BatchFeed {
 
     /// The loader's next batch, for work submitted to `compute` until the next call.
     TokenBatch next(Stream& compute, TrainLoader& loader);
-    /// Its targets for the loss: all of them, since training windows are whole.
+    /// Targets of each batch: all of them, since training windows are whole.
     int64_t targets() const { return int64_t{B_} * T_; }
 
   private:
     static constexpr int slots = 2;
     struct Slot {
-        Tensor tokens, targets, doc_start;
+        Tensor tokens, targets;
         Event copied, used;
     };
 
