@@ -49,7 +49,7 @@ struct Problem {
 };
 
 /// Runs the backward pass and judges both gradients.
-void check_backward(const Problem& p, DType dtype, bool documents, bool accumulate) {
+void check_backward(Accuracy& accuracy, const Problem& p, DType dtype, bool documents, bool accumulate) {
     CAPTURE(name_of(dtype), p.B, p.T, p.C, p.n_ctx, documents, accumulate);
     const Buffer dout(dtype, {p.B, p.T, p.C}, p.dout);
     const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte);
@@ -70,8 +70,8 @@ void check_backward(const Problem& p, DType dtype, bool documents, bool accumula
                                 .tokens = tokens.data(),
                                 .n_ctx = p.n_ctx,
                                 .doc_start = documents ? doc_start.data() : nullptr});
-    check_accuracy("dwte", DType::fp32, dwte.values(), wte_plain, wte_exact);
-    check_accuracy("dwpe", DType::fp32, dwpe.values(), wpe_plain, wpe_exact);
+    accuracy.check("dwte", DType::fp32, dwte.values(), wte_plain, wte_exact);
+    accuracy.check("dwpe", DType::fp32, dwpe.values(), wpe_plain, wpe_exact);
 }
 
 }  // namespace
@@ -118,15 +118,17 @@ TEST_CASE("embedding forward continues at first_position", "[cuda]") {
 TEST_CASE(
     "embedding backward always adds to dwte, and writes every row of dwpe unless it accumulates", "[cuda]") {
     ON_EACH_DEVICE();
+    Accuracy accuracy;
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (int repeat = 0; repeat < 8; ++repeat) {
-            check_backward(Problem(), dtype, repeat % 2 == 1, repeat / 2 % 2 == 1);
+            check_backward(accuracy, Problem(), dtype, repeat % 2 == 1, repeat / 2 % 2 == 1);
         }
     }
 }
 
 TEST_CASE("embedding backward sums tokens that fill the batch, and runs of every length", "[cuda]") {
     ON_EACH_DEVICE();
+    Accuracy accuracy;
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (int repeat = 0; repeat < 6; ++repeat) {
             const int64_t T = random_int(100, 400);
@@ -142,24 +144,26 @@ TEST_CASE("embedding backward sums tokens that fill the batch, and runs of every
                 p.tokens[at] = token;
             }
             CAPTURE(length);
-            check_backward(p, dtype, repeat % 3 == 1, random_int(0, 1) == 1);
+            check_backward(accuracy, p, dtype, repeat % 3 == 1, random_int(0, 1) == 1);
         }
     }
 }
 
 TEST_CASE("embedding backward sorts more tokens than one thread block does", "[cuda]") {
     ON_EACH_DEVICE();
+    Accuracy accuracy;
     const Problem p(random_int(3, 5), random_int(6000, 7000), 3);
-    check_backward(p, DType::fp32, true, false);
-    check_backward(p, DType::bf16, false, true);
+    check_backward(accuracy, p, DType::fp32, true, false);
+    check_backward(accuracy, p, DType::bf16, false, true);
 }
 
 TEST_CASE("embedding backward adds up a position that every token has", "[cuda]") {
     ON_EACH_DEVICE();
+    Accuracy accuracy;
     Problem p(2, random_int(50, 300), 8 * random_int(1, 10));
     for (size_t row = 0; row < p.doc_start.size(); ++row)
         p.doc_start[row] = static_cast<int32_t>(static_cast<int64_t>(row) % p.T);
-    check_backward(p, DType::bf16, true, false);
+    check_backward(accuracy, p, DType::bf16, true, false);
 }
 
 TEST_CASE("embedding takes views that begin at any element", "[cuda]") {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,7 +24,8 @@ namespace train_gpt {
 /// bytes are all ones: a NaN in both floating dtypes. Reading waits for the device.
 class Buffer {
   public:
-    Buffer(DType dtype, std::initializer_list<int64_t> shape) : tensor_(nullptr, dtype, shape), memory_(tensor_.bytes()) {
+    Buffer(DType dtype, std::initializer_list<int64_t> shape)
+        : tensor_(nullptr, dtype, shape), memory_(tensor_.bytes()) {
         tensor_.data = memory_.data();
     }
     Buffer(DType dtype, std::initializer_list<int64_t> shape, const std::vector<float>& values)
@@ -68,7 +70,8 @@ class Buffer {
 
   private:
     double stored(size_t i) const {
-        return tensor_.dtype == DType::bf16 ? to_float(tensor_.as<bf16>()[i]) : tensor_.as<float>()[i];
+        return tensor_.dtype == DType::bf16 ? to_float(tensor_.as<bf16>()[i])
+                                            : tensor_.as<float>()[i];
     }
 
     Tensor tensor_;
@@ -78,7 +81,8 @@ class Buffer {
 /// A stream on the device under test with exactly so much scratch, poisoned.
 class TestStream {
   public:
-    explicit TestStream(size_t scratch_bytes = 0) : scratch_(scratch_bytes), stream_(test_device()) {
+    explicit TestStream(size_t scratch_bytes = 0)
+        : scratch_(scratch_bytes), stream_(test_device()) {
         stream_.scratch = scratch_.data();
         stream_.scratch_bytes = scratch_bytes;
     }
@@ -98,35 +102,73 @@ inline std::vector<double> stored_as(DType dtype, std::vector<double> values) {
     return values;
 }
 
-/// `ours` must be no worse than 2.5 times `plain` (a straightforward computation in fp32, stored in dtype) as measured
-/// against the float64 reference, in the root mean square and at the worst element; plus one rounding of bf16 or four of
-/// fp32, because few plain results, or those of short sums, may be exact by luck. A NaN fails.
+/// Errors of results against the float64 reference, beside those of a straightforward computation in fp32 that is stored in
+/// the dtype, "plain".
+class Errors {
+  public:
+    void add(const std::vector<double>& ours, const std::vector<double>& plain,
+             const std::vector<double>& reference) {
+        REQUIRE(ours.size() == reference.size());
+        REQUIRE(plain.size() == reference.size());
+        for (size_t i = 0; i < reference.size(); ++i) {
+            const double ours_error = std::abs(ours[i] - reference[i]),
+                         plain_error = std::abs(plain[i] - reference[i]);
+            finite_ = finite_ && std::isfinite(ours[i]);
+            ours_sum_ += ours_error * ours_error;
+            plain_sum_ += plain_error * plain_error;
+            reference_sum_ += reference[i] * reference[i];
+            ours_worst_ = std::max(ours_worst_, ours_error);
+            plain_worst_ = std::max(plain_worst_, plain_error);
+            largest_ = std::max(largest_, std::abs(reference[i]));
+        }
+        count_ += reference.size();
+    }
+    /// Ours must be no worse than 2.5 times the plain ones, in the root mean square and at the worst element; plus one
+    /// rounding of bf16 or four of fp32, because short sums may be exact. A NaN fails.
+    void check(const std::string& what, DType dtype) const {
+        const double n = static_cast<double>(std::max<size_t>(count_, 1));
+        const double rounding = dtype == DType::bf16 ? 0x1p-9 : 0x1p-22;
+        CAPTURE(what, name_of(dtype), count_, ours_worst_, plain_worst_, largest_);
+        CHECK(finite_);
+        CHECK(std::sqrt(ours_sum_ / n) <=
+              2.5 * std::sqrt(plain_sum_ / n) + rounding * std::sqrt(reference_sum_ / n));
+        CHECK(ours_worst_ <= 2.5 * plain_worst_ + 2 * rounding * largest_);
+    }
+
+  private:
+    double ours_sum_ = 0, plain_sum_ = 0, reference_sum_ = 0, ours_worst_ = 0, plain_worst_ = 0,
+           largest_ = 0;
+    size_t count_ = 0;
+    bool finite_ = true;
+};
+
+/// Judges results of many elements.
 inline void check_accuracy(const std::string& what, DType dtype, const std::vector<double>& ours,
                            const std::vector<double>& plain, const std::vector<double>& reference) {
-    REQUIRE(ours.size() == reference.size());
-    REQUIRE(plain.size() == reference.size());
-    double ours_sum = 0, plain_sum = 0, reference_sum = 0, ours_worst = 0, plain_worst = 0,
-           largest = 0;
-    bool finite = true;
-    for (size_t i = 0; i < reference.size(); ++i) {
-        const double ours_error = std::abs(ours[i] - reference[i]),
-                     plain_error = std::abs(plain[i] - reference[i]);
-        finite = finite && std::isfinite(ours[i]);
-        ours_sum += ours_error * ours_error;
-        plain_sum += plain_error * plain_error;
-        reference_sum += reference[i] * reference[i];
-        ours_worst = std::max(ours_worst, ours_error);
-        plain_worst = std::max(plain_worst, plain_error);
-        largest = std::max(largest, std::abs(reference[i]));
-    }
-    const double n = static_cast<double>(std::max<size_t>(reference.size(), 1));
-    const double rounding = dtype == DType::bf16 ? 0x1p-9 : 0x1p-22;
-    CAPTURE(what, reference.size(), ours_worst, plain_worst, largest);
-    CHECK(finite);
-    CHECK(std::sqrt(ours_sum / n) <=
-          2.5 * std::sqrt(plain_sum / n) + rounding * std::sqrt(reference_sum / n));
-    CHECK(ours_worst <= 2.5 * plain_worst + 2 * rounding * largest);
+    Errors errors;
+    errors.add(ours, plain, reference);
+    errors.check(what, dtype);
 }
+
+/// Judges the results of several problems, among them some of a few elements. The plain errors of those may all be small
+/// by luck; so they are judged together with all others of their name, in the end.
+class Accuracy {
+  public:
+    Accuracy() = default;
+    Accuracy(const Accuracy&) = delete;
+    Accuracy& operator=(const Accuracy&) = delete;
+    ~Accuracy() {
+        for (const auto& [of, errors] : all_) errors.check("all " + of.first, of.second);
+    }
+    void check(const std::string& what, DType dtype, const std::vector<double>& ours,
+               const std::vector<double>& plain, const std::vector<double>& reference) {
+        all_[{what, dtype}].add(ours, plain, reference);
+        if (reference.size() >= 64) check_accuracy(what, dtype, ours, plain, reference);
+    }
+
+  private:
+    std::map<std::pair<std::string, DType>, Errors> all_;
+};
 
 /// run() gives the bytes of all results; they must be the same with teams of 1, 2, 3 and 7 threads, and on CUDA in
 /// repeated runs.

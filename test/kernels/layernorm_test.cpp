@@ -55,7 +55,7 @@ Problem random_problem(DType dtype) {
 }
 
 /// Runs the backward pass of p, adding to or writing every sink, and judges all that it gives.
-void check_backward(const Problem& p, bool accumulate) {
+void check_backward(Accuracy& accuracy, const Problem& p, bool accumulate) {
     const DType dtype = p.dtype;
     CAPTURE(name_of(dtype), p.M, p.C, p.overwrite_dres, accumulate);
     const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2});
@@ -99,23 +99,24 @@ void check_backward(const Problem& p, bool accumulate) {
             for (size_t c = 0; c < C; ++c) (*sum)[c] += static_cast<double>(before[c]);
         }
     }
-    check_accuracy("dres", dtype, stored, plain.dres, reference.dres);
-    check_accuracy("dw", DType::fp32, dw->values(), plain.dw, reference.dw);
-    check_accuracy("db", DType::fp32, db->values(), plain.db, reference.db);
-    check_accuracy("dbias", DType::fp32, dbias->values(), dbias_plain, dbias_reference);
+    accuracy.check("dres", dtype, stored, plain.dres, reference.dres);
+    accuracy.check("dw", DType::fp32, dw->values(), plain.dw, reference.dw);
+    accuracy.check("db", DType::fp32, db->values(), plain.db, reference.db);
+    accuracy.check("dbias", DType::fp32, dbias->values(), dbias_plain, dbias_reference);
 }
 
 }  // namespace
 
 TEST_CASE("layernorm forward matches the formula in float64", "[cuda]") {
     ON_EACH_DEVICE();
+    Accuracy accuracy;
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (int repeat = 0; repeat < 8; ++repeat) {
             const Problem p = random_problem(dtype);
             CAPTURE(name_of(dtype), p.M, p.C);
             const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2});
             run_forward(p, out, stats);
-            check_accuracy("out", dtype, out.values(), textbook<float>(p, true).out,
+            accuracy.check("out", dtype, out.values(), textbook<float>(p, true).out,
                            textbook<double>(p, false).out);
         }
     }
@@ -151,17 +152,19 @@ TEST_CASE(
     "layernorm backward matches the formula in float64, writing or adding to every output as "
     "asked", "[cuda]") {
     ON_EACH_DEVICE();
+    Accuracy accuracy;
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (int repeat = 0; repeat < 12; ++repeat) {
             Problem p = random_problem(dtype);
             p.overwrite_dres = repeat % 3 == 0;
-            check_backward(p, repeat % 2 == 0);
+            check_backward(accuracy, p, repeat % 2 == 0);
         }
     }
 }
 
 TEST_CASE("layernorm takes rows of any length", "[cuda]") {
     ON_EACH_DEVICE();
+    Accuracy accuracy;
     // Lengths around those where the CUDA kernels take another path: a warp or a block to a row, registers or not.
     for (int64_t C : {5, 7, 8, 33, 255, 264, 768, 1001, 1600, 2048, 2056, 3072, 3080, 8192, 8200, 16384, 32776}) {
         for (DType dtype : {DType::fp32, DType::bf16}) {
@@ -170,21 +173,23 @@ TEST_CASE("layernorm takes rows of any length", "[cuda]") {
             const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2});
             run_forward(p, out, stats);
             CAPTURE(C, p.M);
-            check_accuracy("out", dtype, out.values(), textbook<float>(p, true).out, textbook<double>(p, false).out);
-            check_backward(p, random_int(0, 1) == 1);
+            accuracy.check("out", dtype, out.values(), textbook<float>(p, true).out, textbook<double>(p, false).out);
+            check_backward(accuracy, p, random_int(0, 1) == 1);
         }
     }
 }
 
 TEST_CASE("layernorm backward adds up more rows than fit into one round of thread blocks", "[cuda]") {
     ON_EACH_DEVICE();
+    Accuracy accuracy;
     Problem p(DType::bf16, random_int(1100, 1500), 8 * random_int(2, 5));
-    check_backward(p, false);
-    check_backward(Problem(DType::fp32, random_int(1100, 1500), 25), true);
+    check_backward(accuracy, p, false);
+    check_backward(accuracy, Problem(DType::fp32, random_int(1100, 1500), 25), true);
 }
 
 TEST_CASE("layernorm takes views that begin at any element", "[cuda]") {
     ON_EACH_DEVICE();
+    Accuracy accuracy;
     for (DType dtype : {DType::fp32, DType::bf16}) {
         const Problem p(dtype, random_int(1, 9), 8 * random_int(1, 40));
         const int64_t n = p.M * p.C;
@@ -212,10 +217,10 @@ TEST_CASE("layernorm takes views that begin at any element", "[cuda]") {
                                     .w = w_view,
                                     .stats = stats});
         const LayerNormReference reference = textbook<double>(p, false), plain = textbook<float>(p, true);
-        check_accuracy("out", dtype, behind_first(out), plain.out, reference.out);
-        check_accuracy("dres", dtype, behind_first(dres), plain.dres, reference.dres);
-        check_accuracy("dw", DType::fp32, dw.values(), plain.dw, reference.dw);
-        check_accuracy("db", DType::fp32, db.values(), plain.db, reference.db);
+        accuracy.check("out", dtype, behind_first(out), plain.out, reference.out);
+        accuracy.check("dres", dtype, behind_first(dres), plain.dres, reference.dres);
+        accuracy.check("dw", DType::fp32, dw.values(), plain.dw, reference.dw);
+        accuracy.check("db", DType::fp32, db.values(), plain.db, reference.db);
         CHECK(std::isnan(out[0]));
         CHECK(std::isnan(dres[0]));
     }

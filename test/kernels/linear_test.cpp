@@ -146,7 +146,8 @@ class HostStream {
 
 TEST_CASE("linear forward with each epilogue is as accurate as a plain loop", "[cuda]") {
     ON_EACH_DEVICE();
-    for_each_layer([](const Layer& p) {
+    Accuracy accuracy;
+    for_each_layer([&](const Layer& p) {
         const Values exact = p.forward<double>(), plain = p.forward<float>();
         for (bool bias : {false, true}) {
             for (bool residual : {false, true}) {
@@ -167,7 +168,7 @@ TEST_CASE("linear forward with each epilogue is as accurate as a plain loop", "[
                     if (bias) args.bias = p.bias;
                     if (residual) args.residual = p.residual;
                     linear_forward(stream, args);
-                    check_accuracy("out", p.dtype, out.values(), single, reference);
+                    accuracy.check("out", p.dtype, out.values(), single, reference);
                 });
             }
         }
@@ -176,7 +177,8 @@ TEST_CASE("linear forward with each epilogue is as accurate as a plain loop", "[
 
 TEST_CASE("linear forward with GELU keeps the preactivation and takes GELU of what it stored", "[cuda]") {
     ON_EACH_DEVICE();
-    for_each_layer([](const Layer& p) {
+    Accuracy accuracy;
+    for_each_layer([&](const Layer& p) {
         Values reference = p.forward<double>(), plain = p.forward<float>();
         for (size_t i = 0; i < reference.size(); ++i) {
             const double addition = p.bias[i % static_cast<size_t>(p.N)];
@@ -189,7 +191,7 @@ TEST_CASE("linear forward with GELU keeps the preactivation and takes GELU of wh
             LinearForward args{out, p.x, p.w, p.bias};
             args.preact = preact;
             linear_forward(stream, args);
-            check_accuracy("preact", p.dtype, preact.values(), stored_as(p.dtype, plain),
+            accuracy.check("preact", p.dtype, preact.values(), stored_as(p.dtype, plain),
                            reference);
 
             // What cuBLASLt takes GELU of is not rounded to bf16 yet, so that `out` is not a function of preact alone.
@@ -197,7 +199,7 @@ TEST_CASE("linear forward with GELU keeps the preactivation and takes GELU of wh
                 Values exact = reference, rounded = stored_as(p.dtype, plain);
                 for (double& value : exact) value = gelu_reference(value);
                 for (double& value : rounded) value = gelu_reference(value);
-                check_accuracy("out", p.dtype, out.values(), stored_as(p.dtype, rounded), exact);
+                accuracy.check("out", p.dtype, out.values(), stored_as(p.dtype, rounded), exact);
                 return;
             }
             Values activated = preact.values();
@@ -220,7 +222,8 @@ TEST_CASE(
     "loop",
     "[cuda]") {
     ON_EACH_DEVICE();
-    for_each_layer([](const Layer& p) {
+    Accuracy accuracy;
+    for_each_layer([&](const Layer& p) {
         const Values reference = p.backward_input<double>();
         // Where the library has no epilogue for GELU's derivative, the product is rounded before it is multiplied.
         const Values plain = stored_as(p.dtype, p.backward_input<float>());
@@ -236,16 +239,17 @@ TEST_CASE(
             const Buffer dx(p.dtype, {p.M, p.K}), dpreact(p.dtype, {p.M, p.K});
             TestStream stream(p.scratch_bytes());
             linear_backward_input(stream, {dx, p.dy, p.w});
-            check_accuracy("dx", p.dtype, dx.values(), plain, reference);
+            accuracy.check("dx", p.dtype, dx.values(), plain, reference);
             linear_backward_input(stream, {dpreact, p.dy, p.w, p.input_preact});
-            check_accuracy("dx behind GELU", p.dtype, dpreact.values(), sloped_plain, sloped);
+            accuracy.check("dx behind GELU", p.dtype, dpreact.values(), sloped_plain, sloped);
         });
     });
 }
 
 TEST_CASE("linear backward of weight and bias overwrites or accumulates in fp32", "[cuda]") {
     ON_EACH_DEVICE();
-    for_each_layer([](const Layer& p) {
+    Accuracy accuracy;
+    for_each_layer([&](const Layer& p) {
         const Values dw_exact = p.backward_weight<double>(), dw_plain = p.backward_weight<float>();
         Values db_exact(static_cast<size_t>(p.N)), db_terms(static_cast<size_t>(p.N));
         for (size_t j = 0; j < db_exact.size(); ++j) {
@@ -269,7 +273,7 @@ TEST_CASE("linear backward of weight and bias overwrites or accumulates in fp32"
             choice.apply(stream);
             const Buffer dw(DType::fp32, {p.N, p.K}), db(DType::fp32, {p.N});
             linear_backward_weight(stream, {dw.sink(false), p.x, p.dy, db.sink(false)});
-            check_accuracy("dw", DType::fp32, dw.values(), rounded_to_float(dw_plain), dw_exact);
+            accuracy.check("dw", DType::fp32, dw.values(), rounded_to_float(dw_plain), dw_exact);
             check_sums(db.values(), Values(static_cast<size_t>(p.N)));
 
             const Buffer dw_only(DType::fp32, {p.N, p.K});
@@ -288,7 +292,7 @@ TEST_CASE("linear backward of weight and bias overwrites or accumulates in fp32"
             const Buffer db_sum(DType::fp32, {p.N}, random_normal(static_cast<size_t>(p.N), 5.0f));
             const Values dw_before = dw_sum.values(), db_before = db_sum.values();
             linear_backward_weight(stream, {dw_sum.sink(true), p.x, p.dy, db_sum.sink(true)});
-            check_accuracy("dw accumulated", DType::fp32, dw_sum.values(),
+            accuracy.check("dw accumulated", DType::fp32, dw_sum.values(),
                            added(dw_plain, dw_before, true), added(dw_exact, dw_before, false));
             check_sums(db_sum.values(), db_before);
         });
@@ -415,6 +419,7 @@ TEST_CASE(
 
 TEST_CASE("scratch for M rows serves every smaller number of rows", "[cuda]") {
     ON_EACH_DEVICE();
+    Accuracy accuracy;
     for (const std::string& name : libraries()) {
         for (DType dtype : {DType::fp32, DType::bf16}) {
             const Library library(name);
@@ -431,20 +436,21 @@ TEST_CASE("scratch for M rows serves every smaller number of rows", "[cuda]") {
                 linear_backward_weight(stream, {dw.sink(false), p.x, p.dy});
                 const Values exact = p.backward_weight<double>();
                 const Values plain = p.backward_weight<float>();
-                check_accuracy("dw", DType::fp32, dw.values(), plain, exact);
+                accuracy.check("dw", DType::fp32, dw.values(), plain, exact);
             }
         }
     }
 }
 
 TEST_CASE("the automatic choice of a matrix product serves rows a page apart") {
+    Accuracy accuracy;
     const Layer p(DType::fp32, random_int(1, 40), random_int(1, 40), 1024);
     TestStream stream(p.scratch_bytes());
     const Buffer dx(p.dtype, {p.M, p.K}), dw(p.dtype, {p.N, p.K});
     linear_backward_input(stream, {dx, p.dy, p.w});
-    check_accuracy("dx", p.dtype, dx.values(), p.backward_input<float>(), p.backward_input<double>());
+    accuracy.check("dx", p.dtype, dx.values(), p.backward_input<float>(), p.backward_input<double>());
     linear_backward_weight(stream, {dw.sink(false), p.x, p.dy});
-    check_accuracy("dw", p.dtype, dw.values(), p.backward_weight<float>(), p.backward_weight<double>());
+    accuracy.check("dw", p.dtype, dw.values(), p.backward_weight<float>(), p.backward_weight<double>());
 }
 
 TEST_CASE("an unknown matrix product is refused by name") {
@@ -461,6 +467,7 @@ TEST_CASE("an unknown matrix product is refused by name") {
 
 TEST_CASE("a linear layer on a GPU is as accurate as on the CPU", "[cuda]") {
     ON_EACH_DEVICE();
+    Accuracy accuracy;
     if (!test_device().is_cuda()) return;
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (const auto& [M, N, K] : {Extent{24, 40, 72}, Extent{19, 37, 50}}) {
@@ -503,19 +510,20 @@ TEST_CASE("a linear layer on a GPU is as accurate as on the CPU", "[cuda]") {
             Values dw = p.backward_weight<double>(), db(static_cast<size_t>(N));
             for (double& value : dw) value *= 2;
             for (size_t i = 0; i < product.size(); ++i) db[i % static_cast<size_t>(N)] += 2 * p.dy[i];
-            check_accuracy("out", dtype, ours.out.values(), cpu.out.values(), sum);
-            check_accuracy("preact", dtype, ours.preact.values(), cpu.preact.values(), product);
-            check_accuracy("gelu", dtype, ours.gelu.values(), cpu.gelu.values(), activated);
-            check_accuracy("dx", dtype, ours.dx.values(), cpu.dx.values(), dx);
-            check_accuracy("dpreact", dtype, ours.dpreact.values(), cpu.dpreact.values(), dpreact);
-            check_accuracy("dw", DType::fp32, ours.dw.values(), cpu.dw.values(), dw);
-            check_accuracy("db", DType::fp32, ours.db.values(), cpu.db.values(), db);
+            accuracy.check("out", dtype, ours.out.values(), cpu.out.values(), sum);
+            accuracy.check("preact", dtype, ours.preact.values(), cpu.preact.values(), product);
+            accuracy.check("gelu", dtype, ours.gelu.values(), cpu.gelu.values(), activated);
+            accuracy.check("dx", dtype, ours.dx.values(), cpu.dx.values(), dx);
+            accuracy.check("dpreact", dtype, ours.dpreact.values(), cpu.dpreact.values(), dpreact);
+            accuracy.check("dw", DType::fp32, ours.dw.values(), cpu.dw.values(), dw);
+            accuracy.check("db", DType::fp32, ours.db.values(), cpu.db.values(), db);
         }
     }
 }
 
 TEST_CASE("linear layers take rows of larger matrices, which begin at any element", "[cuda]") {
     ON_EACH_DEVICE();
+    Accuracy accuracy;
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (const Extent& e : {Extent{9, 17, 23}, Extent{9, 16, 24}, Extent{5, 12, 3}}) {
             const int64_t M = e.M, N = e.N, K = e.K;
@@ -549,7 +557,7 @@ TEST_CASE("linear layers take rows of larger matrices, which begin at any elemen
                     finished_exact.push_back(epilogue(i, exact[i]));
                     finished_plain.push_back(epilogue(i, plain[i]));
                 }
-                check_accuracy(what, dtype, last_rows(ours.values()), last_rows(stored_as(dtype, finished_plain)),
+                accuracy.check(what, dtype, last_rows(ours.values()), last_rows(stored_as(dtype, finished_plain)),
                                last_rows(finished_exact));
                 untouched(ours);
             };
@@ -572,7 +580,7 @@ TEST_CASE("linear layers take rows of larger matrices, which begin at any elemen
                 for (int64_t i = 1; i < M; ++i) column += p.dy[static_cast<size_t>(i * N + j)];
                 CHECK(std::abs(db[static_cast<size_t>(j)] - column) <= 1e-5);
             }
-            check_accuracy("dw", DType::fp32, dw.values(), rounded_to_float(dw_exact), dw_exact);
+            accuracy.check("dw", DType::fp32, dw.values(), rounded_to_float(dw_exact), dw_exact);
         }
     }
 }
