@@ -5,7 +5,8 @@
 #     CUDA=0|1             without, or not without, CUDA        GPU_ARCHS="80 90"    GPU architectures; default: those present
 #     MPI=0|1              without, or not without, MPI         CUDA_HOME=/opt/cuda  where the CUDA toolkit is
 #     DEBUG=1              no optimisation, checked library     SANITIZE=address,undefined|thread
-#     WERROR=1             warnings are errors                  PREFIX= DESTDIR=     where `make install` copies to
+#     ONEDNN=0             without oneDNN                       PREFIX= DESTDIR=     where `make install` copies to
+#     WERROR=1             warnings are errors
 #     GPUSIM=folder        tests run on a simulated GPU too, whose sources are in this folder
 #     MEMCHECK=1           tests of kernels run under compute-sanitizer
 
@@ -21,6 +22,7 @@ endif
 MARCH ?= native
 CUDA ?=
 MPI ?=
+ONEDNN ?=
 DEBUG ?=
 SANITIZE ?=
 WERROR ?=
@@ -55,13 +57,14 @@ HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(ROOMS)) test/*.h test/*/*.h))
 # scripts/configure.sh looks once; it looks again when a variable below, a tool or a library has changed.
 
 CONFIGURE = CXX='$(CXX)' CPPFLAGS='$(CPPFLAGS)' CXXFLAGS='$(CXXFLAGS)' LDFLAGS='$(LDFLAGS)' MARCH='$(MARCH)' \
-    CUDA='$(CUDA)' MPI='$(MPI)' CUDA_HOME='$(CUDA_HOME)' GPU_ARCHS='$(GPU_ARCHS)'
+    CUDA='$(CUDA)' MPI='$(MPI)' ONEDNN='$(ONEDNN)' CUDA_HOME='$(CUDA_HOME)' GPU_ARCHS='$(GPU_ARCHS)'
 
 ifneq ($(filter-out clean help format setup quickstart test test-full,$(or $(MAKECMDGOALS),all)),)
 MACHINE := $(shell command -v $(CXX) nvcc mpicxx; { cat scripts/configure.sh; $(CXX) -dumpfullversion; \
     grep -m1 ^flags /proc/cpuinfo; } 2> /dev/null | cksum) \
     $(wildcard $(foreach header,dnnl.hpp xxhash.h CLI/CLI.hpp nlohmann/json.hpp catch2/catch.hpp catch2/catch_all.hpp, \
         /usr/include/$(header) /usr/include/*/$(header) /usr/local/include/$(header)) /usr/local/cuda/bin/nvcc \
+        $(addsuffix /nccl.h,/usr/local/cuda/include /usr/include) \
         $(addsuffix /cudnn_frontend.h,third_party/*/include /usr/local/cuda/include /usr/include))
 SETTINGS := $(subst $(comma),;,$(CONFIGURE) $(MACHINE))
 include $(B)/config.mk
@@ -89,14 +92,15 @@ ifneq ($(filter-out 0,$(DEBUG)),)
 OPTIMISE := -Og -g -D_GLIBCXX_ASSERTIONS $(filter -fsanitize% -fno-%,$(OPTIMISE))
 endif
 
-DEFINES := -I. $(if $(filter 1,$(ONEDNN)),-DTRAIN_GPT_ONEDNN) $(if $(filter 1,$(HAVE_CUDA)),-DTRAIN_GPT_CUDA)
+DEFINES := -I. $(if $(filter 1,$(HAVE_ONEDNN)),-DTRAIN_GPT_ONEDNN) $(if $(filter 1,$(HAVE_CUDA)),-DTRAIN_GPT_CUDA) \
+    $(if $(filter 1,$(HAVE_MPI)),-DTRAIN_GPT_MPI)
 FLAGS := -std=c++20 $(OPTIMISE) -fopenmp -ffp-contract=fast -Wall -Wextra $(if $(filter-out 0,$(WERROR)),-Werror)
 ifneq ($(filter 12 12.%,$(shell $(CXX) -dumpversion 2> /dev/null)),)
 FLAGS += -Wno-restrict  # GCC 12 sees overlaps in std::string that are none (GCC bug 105651)
 endif
 KERNEL_FLAGS := -march=$(MARCH) -fno-math-errno -fno-trapping-math
 COMPILE = $(CXX) $(DEFINES) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS)
-LIBRARIES := $(if $(filter 1,$(ONEDNN)),-ldnnl) -lxxhash -lpthread -ldl
+LIBRARIES := $(if $(filter 1,$(HAVE_ONEDNN)),-ldnnl) $(if $(filter 1,$(HAVE_MPI)),$(MPI_LIBRARIES)) -lxxhash -lpthread -ldl
 
 ifeq ($(HAVE_CUDA),1)
 DEFINES += -isystem $(CUDA_PATH)/include
@@ -121,6 +125,8 @@ endef
 $(eval $(call stamp,$(B)/flags,$(COMPILE) $(KERNEL_FLAGS) $(NVCC_FLAGS) $(LIBRARIES) $(LDFLAGS)))
 $(eval $(call stamp,$(B)/version,$(VERSION)))
 $(eval $(call stamp,$(B)/cudnn,$(CUDNN_FRONTEND)))
+$(eval $(call stamp,$(B)/nccl,$(NCCL)))
+$(eval $(call stamp,$(B)/mpi,$(MPI_INCLUDES)))
 FORCE:
 
 # kernels/ comes last: where the same inline function is in several objects the linker keeps the first, which must run on
@@ -170,6 +176,12 @@ $(O)/training/version.o: $(B)/version
 # cuDNN's headers are read by one file; what it needs of the library it finds at run time.
 $(O)/kernels/attention_cudnn.o: private CPPFLAGS += $(if $(CUDNN_FRONTEND),-DTRAIN_GPT_CUDNN -isystem $(CUDNN_FRONTEND))
 $(O)/kernels/attention_cudnn.o: $(B)/cudnn
+# So it is with NCCL. MPI's headers are read by what joins the ranks.
+$(O)/parallel/communicator_nccl.cu.o: private CPPFLAGS += $(if $(NCCL),-DTRAIN_GPT_NCCL $(addprefix -isystem ,$(filter-out /usr/include,$(NCCL))))
+$(O)/parallel/communicator_nccl.cu.o: $(B)/nccl
+MPI_OBJECTS := $(addprefix $(O)/parallel/,world.o communicator_mpi.o)
+$(MPI_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_MPI)),$(MPI_INCLUDES))
+$(MPI_OBJECTS): $(B)/mpi
 
 # Catch2 is large: its header is compiled once, for all tests (with GCC; other compilers read it each time).
 ifneq ($(findstring Free Software Foundation,$(shell $(CXX) --version 2> /dev/null)),)
@@ -224,7 +236,7 @@ simulator:
 	    { tail -n 20 $(SIMULATOR).log >&2; exit 1; }
 
 run-tests: $(B)/train_gpt $(B)/compare $(B)/test $(if $(GPUSIM),simulator)
-	@$(if $(filter 1,$(ONEDNN)),,echo 'skipped: matrix products through oneDNN, which was not found; the own kernel is tested';) \
+	@$(if $(filter 1,$(HAVE_ONEDNN)),,echo 'skipped: matrix products through oneDNN, which was not found; the own kernel is tested';) \
 	 $(if $(filter 1,$(HAVE_CUDA)),,echo 'skipped: GPU kernels, since there is no nvcc to build them';) \
 	 $(if $(TEST_ARGS),,echo 'skipped: long cases and sanitizers, which make test-full runs';) \
 	 $(if $(and $(filter 1,$(HAVE_CUDA)),$(if $(GPUSIM),,1)),nvidia-smi > /dev/null 2>&1 || echo 'skipped: GPU kernels: there is no GPU to run them (GPUSIM=folder simulates one)';) \
@@ -247,7 +259,7 @@ LINTED := $(addprefix lint/,train_gpt.cu $(SOURCES) $(TEST_SOURCES) test/compare
 lint: $(LINTED)
 $(LINTED): lint/%: % | has-clang-tidy
 	@echo "lint $<"
-	@clang-tidy --quiet $< -- -x c++ $(DEFINES) $(filter-out -Werror -Wno-restrict,$(FLAGS)) -idirafter $(shell $(CXX) -print-file-name=include) \
+	@clang-tidy --quiet $< -- -x c++ $(DEFINES) $(MPI_INCLUDES) $(filter-out -Werror -Wno-restrict,$(FLAGS)) -idirafter $(shell $(CXX) -print-file-name=include) \
 	    $(if $(filter kernels/%,$<),$(KERNEL_FLAGS)) 2>&1 | sed '/warnings\{0,1\} generated/d'
 
 has-clang-format has-clang-tidy: has-%:
@@ -260,7 +272,7 @@ install: $(B)/train_gpt
 
 # For nodes without packages: every architecture that nvcc knows from 80 on, and processors with AVX2.
 bundle:
-	@$(MAKE) --no-print-directory VARIANT=portable MARCH=x86-64-v3 MPI=0 \
+	@$(MAKE) --no-print-directory VARIANT=portable MARCH=x86-64-v3 MPI=0 ONEDNN=0 \
 	    GPU_ARCHS='$(or $(GPU_ARCHS),$(shell $(or $(NVCC),nvcc) --list-gpu-arch 2> /dev/null | sed -n 's/^compute_\([89].\|1..\)$$/\1/p'))' \
 	    build/portable/train_gpt
 	@CUDA_LIBRARIES=$(CUDA_PATH)/lib64 scripts/bundle.sh build/portable/train_gpt build/bundle
@@ -282,4 +294,4 @@ help:
 	@echo 'make bundle      puts the program and its libraries into build/bundle, which runs after a copy'
 	@echo 'make clean       removes build/'
 	@echo
-	@sed -n '3,10s/^# \{0,1\}//p' Makefile
+	@sed -n '3,11s/^# \{0,1\}//p' Makefile

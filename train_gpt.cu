@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -16,8 +18,11 @@
 #include "kernels/choices.h"
 #include "kernels/device.h"
 #include "kernels/error.h"
+#include "kernels/file.h"
 #include "kernels/head_loss.h"
 #include "kernels/linear.h"
+#include "parallel/communicator.h"
+#include "parallel/together.h"
 #include "parallel/world.h"
 #include "tokenizer/tokenizer.h"
 #include "training/checkpoint.h"
@@ -32,8 +37,10 @@
 #include "training/run_folder.h"
 #include "training/sampling.h"
 #include "training/schedule.h"
+#include "training/step_accounting.h"
 #include "training/step_profile.h"
 #include "training/trainer.h"
+#include "training/version.h"
 
 namespace train_gpt {
 namespace {
@@ -62,12 +69,18 @@ void print_samples(Trainer& run, const Tokenizer& tokenizer, const Config& confi
     }
 }
 
-/// Validation loss, and HellaSwag where the configuration names it: printed and logged.
-void evaluate_and_log(Trainer& run, const ValidationWindows& windows, const Tokenizer* tokenizer,
-                      const HellaSwag* hellaswag, int64_t step, Progress& progress,
+/// What a run is evaluated on.
+struct Evaluations {
+    std::unique_ptr<ValidationWindows> validation;  // null: none
+    std::optional<HellaSwag> hellaswag;
+    const Tokenizer* tokenizer = nullptr;
+};
+
+/// Validation loss, and HellaSwag where the configuration names it: by all ranks; printed and logged.
+void evaluate_and_log(Trainer& run, const Evaluations& on, int64_t step, const World& world, Progress& progress,
                       MetricsLog& metrics) {
     const ValidationResult v =
-        evaluate(run.stream, run.model, windows, tokenizer, run.evaluation_batch);
+        evaluate(run.stream, run.model, *on.validation, on.tokenizer, run.evaluation_batch, world);
     MetricsLog::Fields fields{
         {"step", step}, {"val_loss", v.nats_per_token}, {"val_tokens", v.tokens}};
     std::string text = concat("step ", step, ": validation loss ", v.nats_per_token, " nats/token");
@@ -76,8 +89,8 @@ void evaluate_and_log(Trainer& run, const ValidationWindows& windows, const Toke
         fields.emplace_back("val_bits_per_byte", v.bits_per_byte);
     }
     text += concat(" over ", v.tokens, " tokens");
-    if (hellaswag) {
-        const HellaSwagResult h = hellaswag->evaluate(run.stream, run.model, run.evaluation_batch);
+    if (on.hellaswag) {
+        const HellaSwagResult h = on.hellaswag->evaluate(run.stream, run.model, run.evaluation_batch, world);
         text += concat("; HellaSwag ", h.accuracy, ", length-normalised ", h.accuracy_normalised);
         fields.emplace_back("hellaswag", h.accuracy);
         fields.emplace_back("hellaswag_normalised", h.accuracy_normalised);
@@ -100,17 +113,25 @@ Choices kept_choices(const std::filesystem::path& run_dir) {
 }
 
 /// Restores the newest whole checkpoint of the run folder and returns its step; nothing when the run is new.
-std::optional<int64_t> resume(const Config& config, const GPTShape& shape, Trainer& run,
+std::optional<int64_t> resume(const Config& config, const GPTShape& shape, Trainer& run, const World& world,
                               Progress& progress) {
-    const auto checkpoint = recover_newest_checkpoint(
-        config.run_dir, [&](const std::string& text) { progress.warn(text); });
-    if (!checkpoint) return {};
-    require_same_model(*checkpoint, read_model_shape(*checkpoint), shape);
-    for (const std::string& change : config_differences(checkpoint_config(*checkpoint), config))
-        progress.say("note: since this checkpoint " + change);
-    load_training_state(*checkpoint, run.parameters);
-    progress.say("resuming from " + checkpoint->string());
-    return checkpoint_step(*checkpoint);
+    const std::filesystem::path checkpoint = first_for_all(world, [&]() -> std::string {
+        const auto found = recover_newest_checkpoint(
+            config.run_dir, [&](const std::string& text) { progress.warn(text); });
+        if (!found) return "";
+        require_same_model(*found, read_model_shape(*found), shape);
+        for (const std::string& change : config_differences(checkpoint_config(*found), config))
+            progress.say("note: since this checkpoint " + change);
+        return found->string();
+    });
+    if (checkpoint.empty()) return {};
+    together(world, [&] {
+        load_training_state(checkpoint, run.parameters);
+        return "";
+    });
+    run.parameters.gather_all(run.stream);
+    progress.say("resuming from " + checkpoint.string());
+    return checkpoint_step(checkpoint);
 }
 
 /// The weights that a new run starts from: random, or those of model.init_from.
@@ -136,18 +157,22 @@ AdamWStep adamw_step(const Config& config, int64_t step, double rate) {
 }
 
 /// A step's line on the terminal and in metrics.jsonl.
-void report_and_log(const StepReport& r, double data_wait_seconds, Progress& progress,
-                    MetricsLog& metrics) {
+void report_and_log(const StepReport& r, Progress& progress, MetricsLog& metrics) {
     progress.report(r);
-    metrics.write({{"step", r.step},
-                   {"loss", r.loss},
-                   {"grad_norm", r.grad_norm},
-                   {"learning_rate", r.learning_rate},
-                   {"ms", 1e3 * r.seconds},
-                   {"tokens_per_second", r.tokens_per_second},
-                   {"flops_per_second", r.flops_per_second},
-                   {"peak_fraction", r.flops_per_second / r.peak_flops_per_second},
-                   {"data_wait_ms", 1e3 * data_wait_seconds}});
+    MetricsLog::Fields fields{{"step", r.step},
+                              {"loss", r.loss},
+                              {"grad_norm", r.grad_norm},
+                              {"learning_rate", r.learning_rate},
+                              {"ms", 1e3 * r.seconds},
+                              {"tokens_per_second", r.tokens_per_second},
+                              {"flops_per_second", r.flops_per_second},
+                              {"peak_fraction", r.flops_per_second / r.peak_flops_per_second}};
+    for (const auto& [phase, name] : {std::pair{StepPhase::compute, "compute_ms"},
+                                      {StepPhase::communication, "communication_ms"},
+                                      {StepPhase::data, "data_wait_ms"},
+                                      {StepPhase::optimizer, "optimizer_ms"}})
+        fields.emplace_back(name, 1e3 * r.times[phase]);
+    metrics.write(fields);
 }
 
 /// Before anything is planned.
@@ -157,22 +182,33 @@ void select_kernels(const Config& config) {
     select_attention(k.attention == "auto" && k.autotune == "off" ? "own" : k.attention);
 }
 
-int train(const CommandLine& line) {
+/// What all ranks must have in common before they begin.
+std::map<std::string, std::string> facts_of(const Config& config, const Device& device, const Tokenizer* tokenizer,
+                                            const TokenShards& shards) {
+    std::map<std::string, std::string> facts = config_values(config);
+    facts["program"] = version();
+    facts["device"] = device.is_cuda() ? "cuda" : "cpu";
+    facts["tokenizer"] = tokenizer ? hash_text(tokenizer->to_json()) : "none";
+    facts["training data"] = shards.fingerprint();
+    return facts;
+}
+
+int train(const CommandLine& line, const World& world) {
     const Config config = load_config(line.config, line.overrides);
     if (line.print_config) {
-        std::fputs(to_json(config).c_str(), stdout);
+        if (world.rank() == 0) std::fputs(to_json(config).c_str(), stdout);
         return 0;
     }
-    join_world();
     if (config.run_dir.empty())
         throw Error(line.config,
                     ": run_dir is not set; name the folder that the run shall write to");
     if (config.data.train.empty())
         throw Error(line.config, ": data.train is not set; name token shards to train on");
-    const Device device = open_device(config.device);
+    const bool first_rank = world.rank() == 0;
+    const int ranks = world.size();
+    const Device device = device_of_rank(world, config.device);
     select_kernels(config);
-    const DType dtype = resolve_dtype(config.precision.dtype, device);
-    Progress progress(config.log.progress);
+    Progress progress(config.log.progress, first_rank);
 
     // Data
     std::optional<Tokenizer> tokenizer;
@@ -185,84 +221,108 @@ int train(const CommandLine& line) {
                     "; set model.vocab_size=0 to take the tokenizer's");
     const auto shards =
         std::make_shared<TokenShards>(config.data.train, static_cast<uint32_t>(shape.vocab_size));
-    std::unique_ptr<ValidationWindows> validation;
+    Evaluations evaluations{.validation = nullptr, .hellaswag = {}, .tokenizer = vocabulary};
     if (!config.data.val.empty())
-        validation = std::make_unique<ValidationWindows>(
+        evaluations.validation = std::make_unique<ValidationWindows>(
             std::make_shared<TokenShards>(config.data.val, static_cast<uint32_t>(shape.vocab_size)),
             config.sequence_length(), config.evaluation.max_tokens);
-    std::optional<HellaSwag> hellaswag;
     if (!config.evaluation.hellaswag.empty()) {
-        if (!vocabulary || !validation)
+        if (!vocabulary || !evaluations.validation)
             throw Error(line.config,
                         ": evaluation.hellaswag needs tokenizer.path and data.val; set them too");
-        hellaswag.emplace(config.evaluation.hellaswag, *vocabulary, 0);
+        evaluations.hellaswag.emplace(config.evaluation.hellaswag, *vocabulary, 0);
     }
     const int T = config.sequence_length();
     const int64_t steps = total_steps(config, count_windows(*shards, T) * T);
+    require_same(world, facts_of(config, device, vocabulary, *shards));
 
-    // Memory: all of it, now
-    const Choices kept = kept_choices(config.run_dir);
-    const Recompute recompute = config.precision.recompute == "auto" && !kept.recompute.empty()
-                                    ? recompute_from(kept.recompute)
-                                    : resolve_recompute(config, shape, dtype, device);
+    // Memory: all of it, now. What a machine decides by itself the first rank decides for all.
+    const auto decided = [&](const std::function<std::string()>& decide) { return first_for_all(world, decide); };
+    const DType dtype = decided([&] { return name_of(resolve_dtype(config.precision.dtype, device)); }) == name_of(DType::bf16)
+                            ? DType::bf16
+                            : DType::fp32;
+    const Choices kept = choices_from_json(decided([&] { return to_json(kept_choices(config.run_dir)); }));
+    const uint64_t available =
+        memory_available(device) / static_cast<uint64_t>(device.is_cuda() ? 1 : world.local_size());
+    const Recompute recompute =
+        config.precision.recompute == "auto" && !kept.recompute.empty()
+            ? recompute_from(kept.recompute)
+            : recompute_from(decided([&] {
+                  return name_of(resolve_recompute(config, shape, dtype, device, available, ranks));
+              }));
     const double peak = measure_peak_flops(device, dtype);
     StepProfile profile(device, line.profile, peak);
-    const Arena plan = plan_memory(config, shape, dtype, recompute, device);
-    Arena arena = allocate(plan, config, shape, dtype);
-    Trainer run(config, shape, dtype, recompute, arena);
+    const Arena plan = plan_memory(config, shape, dtype, recompute, device, ranks);
+    Arena arena = allocate(plan, config, shape, dtype, ranks);
+    Trainer run(config, shape, dtype, recompute, arena, sharding_of(config, world.rank(), ranks));
     set_kernel_settings(run.stream, {.autotune = config.kernels.autotune == "on",
                                      .tf32 = config.precision.tf32 == "on"});
     set_kernel_choices(run.stream, kept.kernels);
+    const auto choices = [&] { return Choices{name_of(recompute), kernel_choices(run.stream)}; };
+    if (first_rank && device.is_cuda()) run.warm_up();
+    const Choices made = choices_from_json(decided([&] { return to_json(choices()); }));
+    if (!first_rank && device.is_cuda()) {
+        set_kernel_choices(run.stream, made.kernels);
+        run.warm_up();
+    }
+    Activity activity;
+    const std::unique_ptr<Communicator> group = open_communicator(world, device, activity);
+    run.parameters.connect(*group, &run.clock);
 
     // Weights
-    RunFolder folder(config.run_dir);
-    const std::optional<int64_t> resumed = resume(config, shape, run, progress);
+    const RunFolder folder(config.run_dir, world);
+    const std::optional<int64_t> resumed = resume(config, shape, run, world, progress);
     if (!resumed) start(config, shape, run, progress);
     const int64_t first_step = resumed.value_or(0);
     int64_t step = first_step;
-    folder.describe(config);
-    if (device.is_cuda()) run.warm_up();
-    const auto choices = [&] { return Choices{name_of(recompute), kernel_choices(run.stream)}; };
-    write_choices(config.run_dir, choices());
-    MetricsLog metrics(config.run_dir, step);
+    if (first_rank) {
+        folder.describe(config);
+        write_choices(config.run_dir, made);
+    }
+    MetricsLog metrics(config.run_dir, step, first_rank);
 
-    LoaderOptions loading = loader_options(config, step);
+    LoaderOptions loading = loader_options(config, step, world.rank(), ranks);
     if (vocabulary) loading.end_of_text = vocabulary->end_of_text();
     TrainLoader loader(shards, loading, [&](size_t) { return run.loader_memory; });
-    const int micro_batches = loading.micro_batches_per_step;
+    const int of_step = loading.micro_batches_per_step, micro_batches = loader.micro_batches();
+    const int most_micro_batches = (of_step + ranks - 1) / ranks;  // of any rank
     const double flops_per_step =
         shape.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step);
     catch_interrupts();
     progress.say(concat("training ", run.parameters.logical_numel(), " parameters in ",
-                        name_of(dtype), " on ", device_name(device), ", ", steps, " steps of ",
-                        config.batch.tokens_per_step, " tokens (", micro_batches, " micro-batch",
-                        micro_batches == 1 ? "" : "es", "), ", format_bytes(plan.total_bytes()),
+                        name_of(dtype), " on ", ranks > 1 ? concat(ranks, " × ") : "", device_name(device), ", ", steps, " steps of ",
+                        config.batch.tokens_per_step, " tokens (", of_step, " micro-batch",
+                        of_step == 1 ? "" : "es", "), ", format_bytes(plan.total_bytes()), ranks > 1 ? " each" : "",
                         ", into ", config.run_dir));
 
     const auto start_time = Clock::now();
-    double waited = 0;
+    const auto out_of_time = [&] {
+        return config.schedule.max_minutes > 0 && seconds_since(start_time) > 60 * config.schedule.max_minutes;
+    };
     int64_t saved_step = resumed.value_or(-1);
     // Why the checkpoint of this step could not be written; empty when it is there.
     const auto save = [&]() -> std::string {
         if (saved_step == step) return "";
+        activity.phase = "checkpoint";
         try {
-            save_checkpoint(config.run_dir, step, config, shape, run.parameters, vocabulary, choices());
+            save_checkpoint(config.run_dir, {step, config, shape, run.parameters, vocabulary, made}, world);
         } catch (const Error& error) {
             return concat("step ", step, " of ", steps, " is not saved: ", error.what());
         }
-        prune_checkpoints(config.run_dir, config.checkpoint.keep);
+        if (first_rank) prune_checkpoints(config.run_dir, config.checkpoint.keep);
         saved_step = step;
         return "";
     };
     const auto evaluate_now = [&] {
-        evaluate_and_log(run, *validation, vocabulary, hellaswag ? &*hellaswag : nullptr, step,
-                         progress, metrics);
+        activity.phase = "evaluation";
+        evaluate_and_log(run, evaluations, step, world, progress, metrics);
     };
     const auto due = [&](int64_t every) { return every > 0 && step % every == 0 && step < steps; };
 
     Ending ending = line.stop_at > 0 && step >= line.stop_at ? Ending::stopped : Ending::finished;
     std::string bad_parameter;
-    const int64_t targets = micro_batches * run.feed.targets();  // of each step
+    StepAccounting accounting;
+    const int64_t targets = of_step * run.feed.targets();  // of each step
     auto mark = Clock::now();  // the last step's end
     // Steps submitted whose outcome the host has not seen; a GPU computes one while the host submits the next.
     int64_t in_flight = 0;
@@ -270,29 +330,34 @@ int train(const CommandLine& line) {
     const auto settle = [&](int64_t may_remain) {
         for (; in_flight > may_remain; --in_flight) {
             const StepOutcome outcome = run.outcomes.pop();
-            const int64_t of_step = step - in_flight + 1;
+            const int64_t number = step - in_flight + 1;
             if (outcome.state.stop) {  // neither this update nor a later one was applied
                 bad_parameter = run.optimizer.bad_parameter(outcome.state);
                 ending = Ending::not_finite;
-                step = of_step - 1;
+                step = number - 1;
                 in_flight = 0;
                 return;
             }
+            if (outcome.sums.stop_requests > 0 && ending == Ending::finished)
+                ending = out_of_time() && !interrupted() ? Ending::out_of_time : Ending::interrupted;
             const double seconds = seconds_since(mark);
             mark = Clock::now();
-            if (of_step % config.log.every != 0 && of_step != steps) continue;
-            report_and_log({.step = of_step,
+            const StepTimes times = run.clock.pop();
+            accounting.add(times);
+            if (number % config.log.every != 0 && number != steps) continue;
+            report_and_log({.step = number,
                             .steps = steps,
-                            .loss = outcome.loss_sum / static_cast<double>(targets),
+                            .loss = outcome.sums.loss / static_cast<double>(targets),
                             .grad_norm = outcome.state.norm,
-                            .learning_rate = learning_rate(config, of_step - 1, steps),
+                            .learning_rate = learning_rate(config, number - 1, steps),
                             .seconds = seconds,
                             .tokens_per_second = static_cast<double>(targets) / seconds,
                             .flops_per_second = flops_per_step / seconds,
-                            .peak_flops_per_second = peak,
-                            .memory = plan.total_bytes()},
-                           loader.wait_seconds() - waited, progress, metrics);
-            waited = loader.wait_seconds();
+                            .peak_flops_per_second = peak * ranks,
+                            .memory = plan.total_bytes(),
+                            .ranks = ranks,
+                            .times = times},
+                           progress, metrics);
         }
     };
     try {
@@ -301,31 +366,34 @@ int train(const CommandLine& line) {
                 settle(0);
                 profile.start(run.stream);
             }
+            activity.phase = "training";
+            activity.step = step + 1;
+            // A rank by itself stops at once; several agree on the step behind which they stop.
+            if (ranks > 1 && (interrupted() || (first_rank && out_of_time()))) run.request_stop();
 
             // One step: gradients of all micro-batches summed, then one update
+            run.clock.begin(run.stream);
             int i = 0;
-            for (; i < micro_batches && !interrupted(); ++i) {
-                const TokenBatch batch = run.feed.next(run.stream, loader);
-                run.parameters.begin_micro_batch(i == 0, i == micro_batches - 1);
-                run.model.forward(run.stream, batch);
-                run.model.backward(run.stream, batch);
-                accumulate_loss(run.stream, run.loss_sum, run.model.losses(), run.feed.targets(),
-                                i > 0);
+            for (; i < micro_batches && !(ranks == 1 && interrupted()); ++i) {
+                const TokenBatch batch = run.next_batch(loader);
+                const StepSubmission submission;
+                run.micro_batch(batch, i == 0, i == micro_batches - 1);
+                activity.pulse();
             }
             if (i < micro_batches) {  // nothing of this step has been applied: it comes again
                 ending = Ending::interrupted;
+                run.clock.drop();
                 break;
             }
-            run.optimizer.update(run.stream,
-                                 adamw_step(config, step, learning_rate(config, step, steps)),
-                                 1.0f / static_cast<float>(targets),
-                                 static_cast<float>(config.optimizer.grad_clip));
-            run.outcomes.push(run.stream, run.optimizer.state_on_device(), run.loss_sum);
+            for (; i < most_micro_batches; ++i) run.parameters.skip_micro_batch(run.stream);
+            run.update(adamw_step(config, step, learning_rate(config, step, steps)),
+                       1.0f / static_cast<float>(targets), static_cast<float>(config.optimizer.grad_clip));
+            run.clock.end(run.stream);
             ++step;
             ++in_flight;
 
             // What came of the steps so far
-            const bool evaluating = validation && due(config.evaluation.every);
+            const bool evaluating = evaluations.validation && due(config.evaluation.every);
             const bool sampling = vocabulary && due(config.sampling.every);
             const bool saving = due(config.checkpoint.every);
             const bool profiled = profile.ends_behind(step - first_step);
@@ -334,7 +402,7 @@ int train(const CommandLine& line) {
             if (ending == Ending::not_finite) break;
             if (profiled) progress.say(profile.finish(run.stream));
             if (evaluating) evaluate_now();
-            if (sampling)
+            if (sampling && first_rank)
                 print_samples(run, *vocabulary, config, static_cast<uint64_t>(step), 1, progress);
             // Behind the rest of the step, so that what the log says up to a checkpoint is complete
             if (saving)
@@ -345,15 +413,16 @@ int train(const CommandLine& line) {
             if (pausing) mark = Clock::now();
 
             // Ends before the schedule's
+            if (ending != Ending::finished) break;
             if (step == line.stop_at)
                 ending = Ending::stopped;
-            else if (config.schedule.max_minutes > 0 &&
-                     seconds_since(start_time) > 60 * config.schedule.max_minutes)
+            else if (ranks == 1 && out_of_time())
                 ending = Ending::out_of_time;
         }
         settle(0);
     } catch (const std::exception&) {
-        // Bad data, say. What was learnt up to here is not lost, if the device still answers.
+        // Bad data, say. What was learnt up to here is not lost, if the device still answers and no other rank is needed.
+        if (ranks > 1) throw;
         settle(0);
         if (step > first_step)
             if (const std::string trouble = save(); !trouble.empty()) progress.warn(trouble);
@@ -365,12 +434,13 @@ int train(const CommandLine& line) {
         trouble.empty() ? concat("step ", step, " of ", steps, " is saved in ", config.run_dir)
                         : trouble;
     if (ending == Ending::not_finite)
-        throw Error("the gradient of step ", step + 1, " is not finite (first in ",
+        throw SharedError("the gradient of step ", step + 1, " is not finite (first in ",
                     bad_parameter, "), so its update was not applied; ", saved,
                     "; lower optimizer.learning_rate or start from an earlier checkpoint");
-    if (!trouble.empty()) throw Error(trouble);
+    if (!trouble.empty()) throw SharedError(trouble);
+    if (const std::string summary = accounting.summary(world); !summary.empty()) progress.say(summary);
     if (step < steps) {
-        const std::string why = ending == Ending::interrupted   ? concat(interrupted(), ": ")
+        const std::string why = ending == Ending::interrupted   ? concat(interrupted() ? interrupted() : "a signal to another rank", ": ")
                                 : ending == Ending::out_of_time ? "schedule.max_minutes is over: "
                                                                 : "";
         progress.say(concat(why, saved, "; the same command ",
@@ -378,10 +448,26 @@ int train(const CommandLine& line) {
                             "goes on from there"));
         return 0;
     }
-    if (validation && metrics.last_evaluation() < steps) evaluate_now();
-    if (vocabulary) print_samples(run, *vocabulary, config, 0, config.sampling.samples, progress);
+    const bool evaluated = first_for_all(world, [&] { return std::to_string(metrics.last_evaluation()); }) == std::to_string(steps);
+    if (evaluations.validation && !evaluated) evaluate_now();
+    if (vocabulary && first_rank) print_samples(run, *vocabulary, config, 0, config.sampling.samples, progress);
     progress.say(saved);
     return 0;
+}
+
+/// Training in the world that a launcher made. What goes wrong on one rank ends all.
+int train(const CommandLine& line) {
+    const World world = World::join();
+    if (world.size() == 1) return train(line, world);
+    try {
+        return train(line, world);
+    } catch (const SharedError& error) {
+        if (world.rank() == 0) std::fprintf(stderr, "train_gpt: %s\n", error.what());
+        return 1;
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "train_gpt: rank %d (host %s): %s\n", world.rank(), world.host().c_str(), error.what());
+        world.abort(1);
+    }
 }
 
 int sample(const CommandLine& line) {

@@ -79,6 +79,8 @@ class TrainLoader {
     const HostBatch& next();
 
     int64_t windows_per_epoch() const { return windows_; }
+    /// Of each step, this rank's.
+    int micro_batches() const { return rank_micro_batches_; }
     /// Seconds that next() has waited for data so far.
     double wait_seconds() const { return wait_seconds_; }
 

@@ -208,4 +208,15 @@ void TokenShards::copy(int shard_index, int64_t offset, int64_t n, int32_t* out)
                         "; it is damaged or was made with another tokenizer");
 }
 
+std::string TokenShards::fingerprint() const {
+    if (synthetic_) return "synthetic";
+    constexpr size_t page = 4096;
+    std::string sample;
+    for (const Shard& shard : shards_) {
+        const std::string_view text = shard.file.text();
+        sample += concat(text.size(), " ", text.substr(0, page), text.substr(text.size() - std::min(text.size(), page)));
+    }
+    return concat(shards_.size(), " shards of ", total_tokens_, " tokens, xxh3 ", hash_text(sample));
+}
+
 }  // namespace train_gpt

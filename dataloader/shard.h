@@ -75,6 +75,9 @@ class TokenShards {
         return shards_[static_cast<size_t>(shard)].file.path();
     }
 
+    /// Tells data apart without reading all of it: sizes of all shards, and a hash of each one's first and last pages.
+    std::string fingerprint() const;
+
     /// out[0..n) = tokens [offset, offset + n) of a shard; the range must lie inside it. Safe from
     /// several threads at once. Throws Error for an id >= vocab_size (file and byte offset) and
     /// when the file vanished or changed its size since it was mapped.

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/device.h"
 
@@ -26,6 +27,8 @@ namespace train_gpt::cuda {
 
 /// Why GPU `index` cannot be used, as the end of a sentence; empty when it can.
 std::string obstacle(int index);
+/// A name for each GPU that this process can see, by index: the same in all processes of a host, whatever they can see.
+std::vector<std::string> identities();
 std::string device_name(const Device& device);
 std::string describe_devices();
 uint64_t memory_available(const Device& device);
@@ -34,7 +37,7 @@ uint64_t memory_available(const Device& device);
 /// device, which a step may not.
 void run_captured(Stream& stream, const std::function<void()>& submit);
 
-std::shared_ptr<Queue> open_queue(const Device& device);
+std::shared_ptr<Queue> open_queue(const Device& device, bool high_priority = false);
 void synchronize(Stream& stream);
 std::shared_ptr<void> create_event(const Device& device, bool timing = false);
 void record(void* event, Stream& stream);
@@ -91,7 +94,7 @@ class GemmPlans;         // gemm_cublas.h
 
 class Queue {
   public:
-    explicit Queue(const Device& device);
+    explicit Queue(const Device& device, bool high_priority = false);
     ~Queue();
     Queue(const Queue&) = delete;
     Queue& operator=(const Queue&) = delete;

@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
+#include "kernels/convert.h"
 #include "kernels/copy.h"
 #include "kernels/embedding.h"
 #include "kernels/gelu.h"
@@ -17,6 +18,9 @@ void copy_rows(Stream& stream, void* to, size_t to_stride, const void* from, siz
 void copy(Stream& stream, void* to, const void* from, size_t bytes);
 void copy_now(const Device& device, void* to, const void* from, size_t bytes);
 void clear(Stream& stream, void* memory, size_t bytes);
+
+void round_to_bf16(Stream& stream, bf16* to, const float* from, int64_t n);
+void widen(Stream& stream, float* to, const void* from, DType from_dtype, int64_t n, bool accumulate);
 
 void linear_forward(Stream& stream, const LinearForward& args);
 void linear_backward_input(Stream& stream, const LinearBackwardInput& args);

@@ -268,22 +268,23 @@ void limit_openmp_spinning(char** argv) {
             argv);  // returns only where it is not possible: then all stays as it was
 }
 
-Stream::Stream(Device device_, [[maybe_unused]] bool planning) : device(device_) {
+Stream::Stream(Device device_, [[maybe_unused]] bool planning, [[maybe_unused]] Priority priority) : device(device_) {
 #ifdef TRAIN_GPT_CUDA
-    if (device.is_cuda() && !planning) queue = cuda::open_queue(device);
+    if (device.is_cuda() && !planning) queue = cuda::open_queue(device, priority == Priority::high);
 #endif
 }
 
 void Stream::synchronize() { TRAIN_GPT_ON_CUDA(device, synchronize(*this)); }
 
-Event::Event(Device device) : device_(device) {
+Event::Event(Device device, [[maybe_unused]] Kind kind) : device_(device) {
 #ifdef TRAIN_GPT_CUDA
-    if (device_.is_cuda()) event_ = cuda::create_event(device_);
+    if (device_.is_cuda()) event_ = cuda::create_event(device_, kind == Kind::timing);
 #endif
 }
 
 void Event::record([[maybe_unused]] Stream& stream) {
     TRAIN_GPT_ON_CUDA(device_, record(event_.get(), stream));
+    at_ = std::chrono::steady_clock::now();
 }
 
 void Event::wait() const { TRAIN_GPT_ON_CUDA(device_, wait(event_.get())); }
@@ -292,7 +293,26 @@ void Event::hold([[maybe_unused]] Stream& stream) const {
     TRAIN_GPT_ON_CUDA(device_, hold(event_.get(), stream));
 }
 
-Device open_device(const std::string& wanted) {
+double Event::seconds_since(const Event& earlier) const {
+    TRAIN_GPT_ON_CUDA(device_, seconds_between(earlier.event_.get(), event_.get()));
+    return std::chrono::duration<double>(at_ - earlier.at_).count();
+}
+
+namespace {
+
+thread_local int step_submissions = 0;
+
+}  // namespace
+
+StepSubmission::StepSubmission() { ++step_submissions; }
+StepSubmission::~StepSubmission() { --step_submissions; }
+
+void StepSubmission::require_none(const char* what) {
+    if (step_submissions > 0)
+        throw Error(what, " within a step, which holds the GPU up; this is a fault of the program, please report it");
+}
+
+Device open_device(const std::string& wanted, [[maybe_unused]] int gpu) {
     if (wanted != "auto" && wanted != "cpu" && wanted != "cuda") {
         throw Error("device is \"", wanted, "\", but must be \"auto\", \"cpu\" or \"cuda\"");
     }
@@ -301,8 +321,8 @@ Device open_device(const std::string& wanted) {
     omp_set_num_threads(team_size());
     if (wanted == "cpu") return {};
 #ifdef TRAIN_GPT_CUDA
-    const std::string obstacle = cuda::obstacle(0);
-    if (obstacle.empty()) return {Device::Kind::cuda, 0};
+    const std::string obstacle = cuda::obstacle(gpu);
+    if (obstacle.empty()) return {Device::Kind::cuda, gpu};
     if (wanted == "auto")
         std::fprintf(stderr, "train_gpt: running on the CPU, since %s\n", obstacle.c_str());
 #else

@@ -2,6 +2,7 @@
 #include "kernels/cuda.h"
 
 #include <algorithm>
+#include <sstream>
 
 #include "kernels/attention_engine.h"
 #include "kernels/gemm_cublas.h"
@@ -54,6 +55,23 @@ std::string obstacle(int index) {
     return "";
 }
 
+std::vector<std::string> identities() {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+    cudaGetLastError();
+    std::vector<std::string> names;
+    for (int i = 0; i < count; ++i) {
+        cudaDeviceProp properties{};
+        CUDA_CHECK(cudaGetDeviceProperties(&properties, i));
+        // The slot tells GPUs apart, the number also parts of one (MIG).
+        std::ostringstream name;
+        name << std::hex << properties.pciDomainID << ':' << properties.pciBusID << '.' << properties.pciDeviceID << ' ';
+        for (const char byte : properties.uuid.bytes) name << static_cast<int>(static_cast<unsigned char>(byte)) << '-';
+        names.push_back(name.str());
+    }
+    return names;
+}
+
 std::string device_name(const Device& device) {
     cudaDeviceProp properties{};
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index));
@@ -88,7 +106,7 @@ uint64_t memory_available(const Device& device) {
     return free - std::min(free, for_kernels);
 }
 
-Queue::Queue(const Device& device) {
+Queue::Queue(const Device& device, bool high_priority) {
     CUDA_CHECK(cudaSetDevice(device.index));
     cudaDeviceProp properties{};
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index));
@@ -96,7 +114,9 @@ Queue::Queue(const Device& device) {
                .architecture = architecture_of(properties),
                .shared_bytes_per_block = properties.sharedMemPerBlockOptin,
                .l2_bytes = static_cast<size_t>(properties.l2CacheSize)};
-    CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    int lowest = 0, highest = 0;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, high_priority ? highest : lowest));
     if (const cublasStatus_t status = cublasLtCreate(&cublas_); status != CUBLAS_STATUS_SUCCESS)
         throw Error("cuBLASLt does not start: ", cublasLtGetStatusString(status));
     gemm_plans_ = std::make_unique<GemmPlans>();
@@ -129,12 +149,17 @@ void run_captured(Stream& stream, const std::function<void()>& submit) {
     CUDA_CHECK(cudaStreamSynchronize(stream_of(stream)));
 }
 
-std::shared_ptr<Queue> open_queue(const Device& device) { return std::make_shared<Queue>(device); }
+std::shared_ptr<Queue> open_queue(const Device& device, bool high_priority) {
+    return std::make_shared<Queue>(device, high_priority);
+}
 
 std::string attention_choices(const Queue& queue) { return queue.attention_engines().choices(); }
 void set_attention_choices(Queue& queue, const std::string& choices) { queue.attention_engines().set_choices(choices); }
 
-void synchronize(Stream& stream) { CUDA_CHECK(cudaStreamSynchronize(stream_of(stream))); }
+void synchronize(Stream& stream) {
+    StepSubmission::require_none("waiting for the GPU");
+    CUDA_CHECK(cudaStreamSynchronize(stream_of(stream)));
+}
 
 std::shared_ptr<void> create_event(const Device& device, bool timing) {
     CUDA_CHECK(cudaSetDevice(device.index));
@@ -147,7 +172,10 @@ void record(void* event, Stream& stream) {
     CUDA_CHECK(cudaEventRecord(static_cast<cudaEvent_t>(event), stream_of(stream)));
 }
 
-void wait(void* event) { CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(event))); }
+void wait(void* event) {
+    StepSubmission::require_none("waiting for an event");
+    CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
+}
 
 void hold(void* event, Stream& stream) {
     CUDA_CHECK(cudaStreamWaitEvent(stream_of(stream), static_cast<cudaEvent_t>(event), 0));
@@ -175,6 +203,7 @@ void* or_null(cudaError_t status, void* memory) {
 }  // namespace
 
 void* allocate(const Device& device, size_t bytes) {
+    StepSubmission::require_none("allocating memory");
     CUDA_CHECK(cudaSetDevice(device.index));
     void* memory = nullptr;
     const cudaError_t status = cudaMalloc(&memory, bytes);
@@ -187,6 +216,7 @@ void release(const Device& device, void* memory) {
 }
 
 void* allocate_pinned(const Device& device, size_t bytes) {
+    StepSubmission::require_none("allocating host memory");
     CUDA_CHECK(cudaSetDevice(device.index));
     void* memory = nullptr;
     const cudaError_t status = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);

@@ -1,6 +1,7 @@
 // Devices and streams. A stream is an ordered queue of work on one device, with scratch memory that the work on it
 // shares. On the CPU work runs when it is submitted, by an OpenMP team; on CUDA later, while the host goes on.
 #pragma once
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -37,8 +38,10 @@ struct Stream {
     void* scratch = nullptr;   // 256-byte aligned; contents are undefined between kernels
     size_t scratch_bytes = 0;  // the largest X_scratch_bytes() of the kernels that run on it
 
+    enum class Priority : uint8_t { normal, high };  // of a GPU's streams, when several have work
+
     /// On CUDA opens a queue on the device, unless the stream is only to be planned with.
-    explicit Stream(Device device = {}, bool planning = false);
+    explicit Stream(Device device = {}, bool planning = false, Priority priority = Priority::normal);
 
     /// The scratch memory, after a check that it is large enough.
     template <class T>
@@ -59,17 +62,34 @@ struct Stream {
 /// A point in the work of a stream. On the CPU it has always been reached.
 class Event {
   public:
-    explicit Event(Device device = {});
+    enum class Kind : uint8_t { order, timing };
+
+    explicit Event(Device device = {}, Kind kind = Kind::order);
     /// The point behind all work submitted to the stream so far.
     void record(Stream& stream);
     /// The host waits until the recorded point is reached; at once when none was recorded.
     void wait() const;
     /// Later work of the stream waits for the recorded point.
     void hold(Stream& stream) const;
+    /// From one recorded point to this one, both of events for timing; waits for them.
+    double seconds_since(const Event& earlier) const;
 
   private:
     Device device_;
+    std::chrono::steady_clock::time_point at_;  // on the CPU
     std::shared_ptr<void> event_;  // a cudaEvent_t
+};
+
+/// While it lives this thread submits a step, in which it may neither wait for a GPU nor allocate: what tries to is an Error.
+class StepSubmission {
+  public:
+    StepSubmission();
+    ~StepSubmission();
+    StepSubmission(const StepSubmission&) = delete;
+    StepSubmission& operator=(const StepSubmission&) = delete;
+
+    /// Throws Error, which names what was tried, where such an object lives.
+    static void require_none(const char* what);
 };
 
 /// What the CPU can do, by feature bits, and what of it this process may use.
@@ -93,9 +113,9 @@ void limit_openmp_spinning(char** argv);
 /// Throws Error when the kernels of this build use instructions that this CPU lacks.
 void require_cpu_features();
 
-/// "auto", "cpu" or "cuda" to a device; throws Error with the reason when it cannot be used. "auto" takes the first GPU
-/// that can be used, else the CPU, and then says why on stderr where the build has CUDA.
-Device open_device(const std::string& wanted);
+/// "auto", "cpu" or "cuda" to a device; throws Error with the reason when it cannot be used. "auto" takes GPU `gpu` where it
+/// can be used, else the CPU, and then says why on stderr where the build has CUDA.
+Device open_device(const std::string& wanted, int gpu = 0);
 
 /// Bytes that can still be allocated: of the GPU's memory, or of this process's share of the machine's.
 uint64_t memory_available(const Device& device);

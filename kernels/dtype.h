@@ -6,11 +6,21 @@
 
 namespace train_gpt {
 
-enum class DType : uint8_t { fp32, bf16, int32 };
+enum class DType : uint8_t { fp32, bf16, int32, fp64 };  // fp64: for collectives; no kernel takes it
 
-constexpr size_t size_of(DType dtype) { return dtype == DType::bf16 ? 2 : 4; }
+constexpr size_t size_of(DType dtype) { return dtype == DType::bf16 ? 2 : dtype == DType::fp64 ? 8 : 4; }
 constexpr const char* name_of(DType dtype) {
-    return dtype == DType::fp32 ? "fp32" : dtype == DType::bf16 ? "bf16" : "int32";
+    switch (dtype) {
+        case DType::fp32:
+            return "fp32";
+        case DType::bf16:
+            return "bf16";
+        case DType::int32:
+            return "int32";
+        case DType::fp64:
+            break;
+    }
+    return "fp64";
 }
 
 /// bfloat16: the upper half of an IEEE-754 binary32. Storage only; arithmetic happens in float.
@@ -38,6 +48,8 @@ template <>
 inline constexpr DType dtype_of<bf16> = DType::bf16;
 template <>
 inline constexpr DType dtype_of<int32_t> = DType::int32;
+template <>
+inline constexpr DType dtype_of<double> = DType::fp64;
 
 /// Calls f(float{}) or f(bf16{}): turns a run-time floating dtype into a type.
 template <class F>

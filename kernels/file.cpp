@@ -149,14 +149,13 @@ std::vector<fs::path> glob_files(const std::string& pattern) {
     return files;
 }
 
-std::string hash_file(const fs::path& path) {
-    const MappedFile file(path);
+std::string hash_text(std::string_view bytes) {
     char hex[17];
-    std::snprintf(
-        hex, sizeof hex, "%016llx",
-        static_cast<unsigned long long>(XXH3_64bits(file.bytes().data(), file.bytes().size())));
+    std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(XXH3_64bits(bytes.data(), bytes.size())));
     return hex;
 }
+
+std::string hash_file(const fs::path& path) { return hash_text(MappedFile(path).text()); }
 
 void make_directory(const fs::path& directory) {
     std::error_code code;

@@ -69,7 +69,8 @@ void sync_directory(const std::filesystem::path& directory);
 /// directory.
 std::vector<std::filesystem::path> glob_files(const std::string& pattern);
 
-/// 64-bit xxHash (XXH3) of a file's bytes as 16 hex digits.
+/// 64-bit xxHash (XXH3) of bytes, and of a file's, as 16 hex digits.
+std::string hash_text(std::string_view bytes);
 std::string hash_file(const std::filesystem::path& path);
 
 /// Makes a folder and its parents; throws Error with the reason when that is not possible.

@@ -104,7 +104,7 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
     stream.synchronize();  // the chunk before has been copied
     std::copy(tokens.begin(), tokens.end(), host_tokens_.as<int32_t>());
     copy(stream, tokens_.data, host_tokens_.data, tokens.size_bytes());
-    parameters_.acquire(0);
+    parameters_.acquire(stream, 0);
     embedding_forward(stream, {.out = a.x.reshaped({1, T, C}),
                                .tokens = tokens_.as<int32_t>(),
                                .wte = parameters_.weight(parameters_.index_of("wte.weight")),
@@ -114,7 +114,7 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
     parameters_.release(0);
     for (int l = 0; l < shape_.n_layer; ++l) {
         const BlockParameters& p = block_parameters_[static_cast<size_t>(l)];
-        parameters_.acquire(l + 1);
+        parameters_.acquire(stream, l + 1);
         block_before_attention(stream, parameters_, p, a);
         for (int part = 0; part < 2; ++part) {
             const HeadsView fresh = packed_view(a.qkv, 1 + part, T, H, D);
@@ -136,14 +136,14 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
     if (!with_logits) return;
 
     const int unit = parameters_.units() - 1;
-    parameters_.acquire(unit);
+    parameters_.acquire(stream, unit);
     layernorm_forward(stream, {.out = lnf_,
                                .stats = {},
                                .x = a.x.row_range(T - 1, 1),
                                .w = parameters_.weight(parameters_.index_of("ln_f.weight")),
                                .b = parameters_.weight(parameters_.index_of("ln_f.bias"))});
     parameters_.release(unit);
-    parameters_.acquire(0);
+    parameters_.acquire(stream, 0);
     head_logits(stream, logits_, lnf_, parameters_.weight(parameters_.index_of("wte.weight")), logits_scratch_);
     parameters_.release(0);
     copy(stream, host_logits_.data, logits_.data, logits_.bytes());

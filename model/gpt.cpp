@@ -187,7 +187,7 @@ void GPT::forward(Stream& stream, const TokenBatch& batch) {
     embed(stream, batch);
     forward_blocks(stream, batch, 0, shape_.n_layer);
     const int unit = parameters_.units() - 1;
-    parameters_.acquire(unit);
+    parameters_.acquire(stream, unit);
     layernorm_forward(stream, {.out = lnf_,
                                .stats = stats_f_,
                                .x = x_out_,
@@ -197,7 +197,7 @@ void GPT::forward(Stream& stream, const TokenBatch& batch) {
 }
 
 void GPT::embed(Stream& stream, const TokenBatch& batch) {
-    parameters_.acquire(0);
+    parameters_.acquire(stream, 0);
     embedding_forward(stream,
                       {.out = blocks_[0].x.reshaped({options_.B, options_.T, shape_.n_embd}),
                        .tokens = batch.tokens,
@@ -210,7 +210,7 @@ void GPT::embed(Stream& stream, const TokenBatch& batch) {
 void GPT::forward_blocks(Stream& stream, const TokenBatch& batch, int first, int last) {
     for (int l = first; l < last; ++l) {
         const NamedRange range(stream.device, "forward layer", l);
-        parameters_.acquire(l + 1);
+        parameters_.acquire(stream, l + 1);
         const size_t i = static_cast<size_t>(l);
         const Tensor out = l + 1 < shape_.n_layer ? blocks_[i + 1].x : x_out_;
         block_forward(stream, parameters_, block_parameters_[i], blocks_[i], attention_shape(batch),
@@ -220,7 +220,7 @@ void GPT::forward_blocks(Stream& stream, const TokenBatch& batch, int first, int
 }
 
 void GPT::head(Stream& stream, const TokenBatch& batch, bool backward) {
-    parameters_.acquire(0);
+    parameters_.acquire(stream, 0);
     head_loss(stream, {.x = lnf_,
                        .w = parameters_.weight(wte_),
                        .logits = logits_,
@@ -235,10 +235,11 @@ void GPT::head(Stream& stream, const TokenBatch& batch, bool backward) {
 void GPT::evaluate_head(Stream& stream, const TokenBatch& batch) { head(stream, batch, false); }
 
 void GPT::backward(Stream& stream, const TokenBatch& batch) {
+    parameters_.begin_backward(stream);
     head(stream, batch, true);
 
     const int unit = parameters_.units() - 1;
-    parameters_.acquire(unit);
+    parameters_.acquire(stream, unit);
     layernorm_backward(stream, {.dres = gradients_.dres,
                                 .dw = parameters_.sink(lnf_w_),
                                 .db = parameters_.sink(lnf_b_),
@@ -249,7 +250,7 @@ void GPT::backward(Stream& stream, const TokenBatch& batch) {
                                 .dbias = parameters_.sink(block_parameters_.back().fcproj_b),
                                 .overwrite_dres = true});
     parameters_.release(unit);
-    parameters_.gradients_ready(unit);
+    parameters_.gradients_ready(stream, unit);
 
     backward_blocks(stream, batch, 0, shape_.n_layer);
     backward_embedding(stream, batch);
@@ -258,14 +259,14 @@ void GPT::backward(Stream& stream, const TokenBatch& batch) {
 void GPT::backward_blocks(Stream& stream, const TokenBatch& batch, int first, int last) {
     for (int l = last - 1; l >= first; --l) {
         const NamedRange range(stream.device, "backward layer", l);
-        parameters_.acquire(l + 1);
+        parameters_.acquire(stream, l + 1);
         const size_t i = static_cast<size_t>(l);
         const GradientSink bias_before =
             l > 0 ? parameters_.sink(block_parameters_[i - 1].fcproj_b) : GradientSink{};
         block_backward(stream, parameters_, block_parameters_[i], blocks_[i], gradients_,
                        attention_shape(batch), options_.recompute, bias_before);
         parameters_.release(l + 1);
-        parameters_.gradients_ready(l + 1);
+        parameters_.gradients_ready(stream, l + 1);
     }
 }
 
@@ -277,7 +278,7 @@ void GPT::backward_embedding(Stream& stream, const TokenBatch& batch) {
                         .tokens = batch.tokens,
                         .n_ctx = shape_.n_ctx,
                         .doc_start = batch.doc_start});
-    parameters_.gradients_ready(0);
+    parameters_.gradients_ready(stream, 0);
 }
 
 }  // namespace train_gpt

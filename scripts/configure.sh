@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Looks for what a build can use. Prints make variables on stdout and, on stderr, what was found and what that means.
 # The Makefile calls it and keeps its answer in build/config.mk.
-# Environment: CXX, CXXFLAGS, CPPFLAGS, LDFLAGS, MARCH, CUDA, MPI, CUDA_HOME, GPU_ARCHS.
+# Environment: CXX, CXXFLAGS, CPPFLAGS, LDFLAGS, MARCH, CUDA, MPI, ONEDNN, CUDA_HOME, GPU_ARCHS.
 set -u
 
 work=$(mktemp -d)
@@ -71,7 +71,9 @@ catch2=$(sed -n 's/^found catch2 //p' "$work/headers")
 
 # --- oneDNN -----------------------------------------------------------------------------------------------------------
 onednn=0
-if grep -q '^found dnnl' "$work/headers"; then
+if [ "${ONEDNN:-}" = 0 ]; then
+    say oneDNN "not wanted (ONEDNN=0): matrix products on the CPU use the project's own kernel"
+elif grep -q '^found dnnl' "$work/headers"; then
     cat > "$work/dnnl.cpp" <<'TXT'
 #include <dnnl.h>
 #include <cstdio>
@@ -99,6 +101,7 @@ for candidate in "${CUDA_HOME:+$CUDA_HOME/bin/nvcc}" "$(command -v nvcc)" /usr/l
 done
 cuda=0
 cudnn_frontend=
+nccl=
 if [ "$CUDA" = 0 ]; then
     say CUDA "not wanted (CUDA=0)"
 elif [ -z "$nvcc" ]; then
@@ -120,7 +123,6 @@ else
         done
     }
     value() { sed -n "s/^#define $2 *\([0-9]*\).*/\1/p" "$1" | head -n 1; }
-    meaning="not used by this version"
     path=$(header cudnn_version.h)
     if [ -n "$path" ]; then
         version="$(value "$path" CUDNN_MAJOR).$(value "$path" CUDNN_MINOR).$(value "$path" CUDNN_PATCHLEVEL)"
@@ -137,18 +139,60 @@ else
         fi
     fi
     path=$(header nccl.h)
-    [ -z "$path" ] || say NCCL "$(value "$path" NCCL_MAJOR).$(value "$path" NCCL_MINOR).$(value "$path" NCCL_PATCH): $meaning"
+    if [ -z "$path" ]; then
+        say NCCL "its header is not here: this build trains on one GPU at a time (libnccl-dev brings it)"
+    else
+        version="$(value "$path" NCCL_MAJOR).$(value "$path" NCCL_MINOR).$(value "$path" NCCL_PATCH)"
+        if [ "$(value "$path" NCCL_MAJOR)" = 2 ] && [ "$(value "$path" NCCL_MINOR)" -ge 18 ]; then  # ncclCommSplit
+            nccl=$(dirname "$path")
+            say NCCL "$version: several GPUs can train together where it is found at run time"
+        else
+            say NCCL "$version: too old (2.18 is needed): this build trains on one GPU at a time"
+        fi
+    fi
 fi
 
 # --- MPI --------------------------------------------------------------------------------------------------------------
-mpicxx=$(command -v mpicxx)
+# The compiler wrapper knows where the library is. Of what it would link, the C++ interface is left out: only C's is used.
+mpi_packages="libopenmpi-dev openmpi-bin"
+mpi=0
+mpi_includes=
+mpi_libraries=
+try_mpi() {  # try_mpi COMPILE-OPTIONS LINK-OPTIONS, as the wrapper prints them; whether a program builds with them
+    mpi_includes=$(printf '%s\n' $1 | sed -n 's/^-I/-isystem /p' | grep -vx -- '-isystem /usr/include' | tr '\n' ' ')
+    mpi_libraries=$(printf '%s\n' $2 | grep -E '^-(L|l|Wl,|pthread)' | grep -vxE -- '-l(mpi_cxx|mpicxx|mpichcxx|mpi\+\+)' | tr '\n' ' ')
+    $CXX ${CPPFLAGS-} ${CXXFLAGS-} $mpi_includes "$work/mpi.cpp" ${LDFLAGS-} $mpi_libraries -o "$work/mpi" 2> "$work/log"
+}
 if [ "$MPI" = 0 ]; then
-    say MPI "not wanted (MPI=0)"
-elif [ -n "$mpicxx" ]; then
-    say MPI "$mpicxx found; this version runs as one process"
+    say MPI "not wanted (MPI=0): this build trains as one process"
+elif ! mpicxx=$(command -v mpicxx); then
+    [ "$MPI" = 1 ] && stop "MPI=1, but there is no mpicxx in PATH; install an MPI library (apt-get install $mpi_packages)"
+    say MPI "not found: this build trains as one process (scripts/setup.sh mpi installs it)"
 else
-    [ "$MPI" = 1 ] && stop "MPI=1, but there is no mpicxx in PATH; install an MPI library (apt-get install libopenmpi-dev openmpi-bin)"
-    say MPI "not found; this version runs as one process"
+    cat > "$work/mpi.cpp" <<'TXT'
+#define OMPI_SKIP_MPICXX 1
+#define MPICH_SKIP_MPICXX 1
+#include <mpi.h>
+#include <cstdio>
+#if MPI_VERSION < 3
+#error too old
+#endif
+int main() {
+    char text[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length;
+    MPI_Get_library_version(text, &length);  // allowed before MPI_Init
+    for (int i = 0; i < length && text[i] != ',' && text[i] != '\n'; ++i) std::putchar(text[i] == '\t' ? ' ' : text[i]);
+}
+TXT
+    if try_mpi "$("$mpicxx" -showme:compile 2> /dev/null)" "$("$mpicxx" -showme:link 2> /dev/null)" ||
+        try_mpi "$("$mpicxx" -compile_info 2> /dev/null)" "$("$mpicxx" -link_info 2> /dev/null)" ||
+        try_mpi "$("$mpicxx" -show 2> /dev/null)" "$("$mpicxx" -show 2> /dev/null)"; then
+        mpi=1
+        say MPI "$("$work/mpi" 2> /dev/null || echo "$mpicxx"): mpirun and srun can start many ranks"
+    else
+        [ "$MPI" = 1 ] && { head -3 "$work/log" >&2; stop "MPI=1, but what $mpicxx says to compile and link with does not build a program"; }
+        say MPI "$mpicxx is here, but no program builds with what it says: this build trains as one process"
+    fi
 fi
 
 case $catch2 in
@@ -158,11 +202,15 @@ case $catch2 in
 esac
 
 cat <<TXT
-ONEDNN := $onednn
+HAVE_ONEDNN := $onednn
 CATCH2 := $catch2
 HAVE_CUDA := $cuda
 NVCC := $nvcc
 CUDA_PATH := ${cuda_home-}
 CUDA_ARCHS := ${archs-}
 CUDNN_FRONTEND := $cudnn_frontend
+NCCL := $nccl
+HAVE_MPI := $mpi
+MPI_INCLUDES := $mpi_includes
+MPI_LIBRARIES := $mpi_libraries
 TXT

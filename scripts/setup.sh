@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the packages that are missing here, and fetches cuDNN's headers where a build for GPUs can use them.
-#   usage: scripts/setup.sh [-y] [build] [quickstart] [test]      all three when none is named; -y: do not ask
+#   usage: scripts/setup.sh [-y] [build] [quickstart] [test] [mpi]      all four when none is named; -y: do not ask
 # Installs through apt (Debian, Ubuntu), asking first unless it runs as root, with -y or with CI=true; on other systems it
 # says what to install. Exits with 0 when everything that is needed is there.
 set -u
@@ -10,11 +10,11 @@ parts=()
 for argument in "$@"; do
     case $argument in
         -y) unattended=1 ;;
-        build | quickstart | test) parts+=("$argument") ;;
-        *) printf 'usage: scripts/setup.sh [-y] [build] [quickstart] [test]\n' >&2; exit 2 ;;
+        build | quickstart | test | mpi) parts+=("$argument") ;;
+        *) printf 'usage: scripts/setup.sh [-y] [build] [quickstart] [test] [mpi]\n' >&2; exit 2 ;;
     esac
 done
-[ ${#parts[@]} -gt 0 ] || parts=(build quickstart test)
+[ ${#parts[@]} -gt 0 ] || parts=(build quickstart test mpi)
 [ "${CI:-}" = true ] && unattended=1
 [ "$(id -u)" = 0 ] && unattended=1
 
@@ -57,7 +57,7 @@ case " ${parts[*]} " in *" build "*) fetch_cudnn_frontend ;; esac
 # What is missing, by Debian's names of the packages.
 needed=()
 optional=()
-want() { needed+=("$1"); }
+want() { needed+=("$@"); }
 for part in "${parts[@]}"; do
     case $part in
         build)
@@ -73,6 +73,8 @@ for part in "${parts[@]}"; do
         test)
             compiles catch2/catch_all.hpp || compiles catch2/catch.hpp || want catch2
             [ -z "${GPUSIM:-}" ] || compiles zstd.h || want libzstd-dev ;;  # the simulator reads compressed kernels
+        mpi)  # training with many ranks
+            { command -v mpicxx && command -v mpirun; } > /dev/null || want libopenmpi-dev openmpi-bin ;;
     esac
 done
 [ $((${#needed[@]} + ${#optional[@]})) -gt 0 ] || exit 0
@@ -82,9 +84,9 @@ if ! command -v apt-get > /dev/null; then
     cat >&2 << TXT
 error: this is no Debian or Ubuntu, so install what is missing yourself: ${needed[*]}
        (those are Debian's names; with oneDNN as well, training on the CPU is faster)
-  Fedora      dnf install gcc-c++ make json-devel cli11-devel xxhash-devel onednn-devel catch-devel gnuplot
-  Arch        pacman -S gcc make nlohmann-json cli11 xxhash onednn catch2 gnuplot
-  Homebrew    brew install gcc make nlohmann-json cli11 xxhash onednn catch2 gnuplot     (then make CXX=g++-14)
+  Fedora      dnf install gcc-c++ make json-devel cli11-devel xxhash-devel onednn-devel catch-devel gnuplot openmpi-devel
+  Arch        pacman -S gcc make nlohmann-json cli11 xxhash onednn catch2 gnuplot openmpi
+  Homebrew    brew install gcc make nlohmann-json cli11 xxhash onednn catch2 gnuplot open-mpi     (then make CXX=g++-14)
 The bible-kjv package is the quickstart's text only: DATA=my.txt make quickstart takes a text of yours instead.
 TXT
     exit 1

@@ -268,7 +268,8 @@ std::vector<Json> metrics_of(const fs::path& run_dir) {
         CHECK(step > before);
         before = step;
         for (const char* key :
-             {"ms", "tokens_per_second", "flops_per_second", "peak_fraction", "data_wait_ms"})
+             {"ms", "tokens_per_second", "flops_per_second", "peak_fraction", "compute_ms", "communication_ms",
+              "data_wait_ms", "optimizer_ms"})
             line.erase(key);
         lines.push_back(line);
     }

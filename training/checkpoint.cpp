@@ -11,6 +11,7 @@
 
 #include "kernels/error.h"
 #include "kernels/file.h"
+#include "parallel/together.h"
 #include "training/safetensors.h"
 #include "training/version.h"
 
@@ -109,33 +110,32 @@ void write_weights(const fs::path& path, const ParameterStore& parameters) {
                            .dtype = rounded ? "BF16" : "F32",
                            .shape = hugging_face_shape(p)});
     SafetensorsWriter writer(path, std::move(tensors));
-    // In pieces of rows, so that a checkpoint needs no memory to speak of.
+    // In pieces of rows, so that a checkpoint needs no more memory than its largest transposed tensor.
     constexpr int64_t piece_elements = 1 << 18;
-    std::vector<float> values, copied;
+    std::vector<float> values, whole;
     std::vector<bf16> halves;
     for (int i = 0; i < static_cast<int>(parameters.parameters().size()); ++i) {
         const Parameter& p = parameters.parameters()[static_cast<size_t>(i)];
-        const float* master =
-            parameters.host_view(ParameterStore::State::master, i, copied).data();
+        if (p.transposed) {
+            whole.resize(static_cast<size_t>(p.numel()));
+            parameters.read_weights(i, 0, whole);
+        }
         const int64_t rows = hugging_face_shape(p)[0], cols = p.numel() / rows;
         const int64_t rows_at_once = std::max<int64_t>(1, piece_elements / cols);
         for (int64_t first = 0; first < rows; first += rows_at_once) {
             const int64_t n = std::min(rows_at_once, rows - first);
             values.resize(static_cast<size_t>(n * cols));
             if (p.transposed)
-                transpose(master + first, rows, values.data(), cols, n);
+                transpose(whole.data() + first, rows, values.data(), cols, n);
             else
-                std::copy_n(master + first * cols, n * cols, values.begin());
+                parameters.read_weights(i, first * cols, values);
+            if (!std::all_of(values.begin(), values.end(),
+                             [](float v) { return std::isfinite(v); }))
+                throw Error("the weights hold numbers that are not finite (first in ", p.name,
+                            "); a checkpoint of them is of no use");
             halves.resize(rounded ? values.size() : 0);
             std::transform(values.begin(), values.begin() + std::ssize(halves), halves.begin(),
                            [](float v) { return bf16(v); });
-            const bool finite = std::all_of(values.begin(), values.end(),
-                                            [](float v) { return std::isfinite(v); }) &&
-                                std::all_of(halves.begin(), halves.end(),
-                                            [](bf16 v) { return std::isfinite(to_float(v)); });
-            if (!finite)
-                throw Error("the weights hold numbers that are not finite (first in ", p.name,
-                            "); a checkpoint of them is of no use");
             writer.append(rounded ? std::as_bytes(std::span(halves))
                                   : std::as_bytes(std::span(values)));
         }
@@ -150,21 +150,59 @@ struct SavedState {
 constexpr SavedState saved_states[] = {{"master/", ParameterStore::State::master},
                                        {"m/", ParameterStore::State::moment1},
                                        {"v/", ParameterStore::State::moment2}};
+constexpr const char* range_prefix = "range/";
+
+/// The logical elements of a piece.
+Range logical_range(const Parameter& p, const ParameterStore::Piece& piece) {
+    return intersection(piece.range, {0, p.numel()});
+}
+
+/// The name of a range of a tensor in an optimizer file.
+std::string range_key(const Parameter& p, const Range& range) {
+    return range == Range{0, p.numel()} ? p.name
+                                        : concat(p.name, "[", range.first, ":", range.end(), "]");
+}
 
 void write_optimizer(const fs::path& path, const ParameterStore& parameters) {
+    // Consecutive pieces of a tensor become one range.
+    struct Saved {
+        int parameter;
+        Range range;
+        std::vector<const ParameterStore::Piece*> pieces;
+    };
+    std::vector<Saved> ranges;
+    for (const ParameterStore::Piece& piece : parameters.pieces()) {
+        const Range range =
+            logical_range(parameters.parameters()[static_cast<size_t>(piece.parameter)], piece);
+        if (range.n == 0) continue;  // padding
+        if (!ranges.empty() && ranges.back().parameter == piece.parameter &&
+            ranges.back().range.end() == range.first)
+            ranges.back().range.n += range.n;
+        else
+            ranges.push_back({piece.parameter, range, {}});
+        ranges.back().pieces.push_back(&piece);
+    }
+    const auto parameter = [&](const Saved& saved) -> const Parameter& {
+        return parameters.parameters()[static_cast<size_t>(saved.parameter)];
+    };
     std::vector<TensorInfo> tensors;
     std::map<std::string, std::string> metadata{{"format", "pt"}};
     for (const SavedState& state : saved_states)
-        for (const Parameter& p : parameters.parameters())
-            tensors.push_back({.name = state.prefix + p.name, .dtype = "F32", .shape = {p.numel()}});
-    for (const Parameter& p : parameters.parameters())
-        metadata["range/" + p.name] = "0-" + std::to_string(p.numel());
+        for (const Saved& saved : ranges)
+            tensors.push_back({.name = state.prefix + range_key(parameter(saved), saved.range),
+                               .dtype = "F32",
+                               .shape = {saved.range.n}});
+    for (const Saved& saved : ranges)
+        metadata[range_prefix + range_key(parameter(saved), saved.range)] =
+            concat(saved.range.first, "-", saved.range.end());
     SafetensorsWriter writer(path, std::move(tensors), metadata);
-    const int count = static_cast<int>(parameters.parameters().size());
     std::vector<float> copied;
     for (const SavedState& state : saved_states)
-        for (int i = 0; i < count; ++i)
-            writer.append(std::as_bytes(parameters.host_view(state.state, i, copied)));
+        for (const Saved& saved : ranges)
+            for (const ParameterStore::Piece* piece : saved.pieces)
+                writer.append(std::as_bytes(
+                    parameters.host_view(*piece, state.state, copied)
+                        .first(static_cast<size_t>(logical_range(parameter(saved), *piece).n))));
     writer.commit();
 }
 
@@ -196,48 +234,73 @@ Json hugging_face_config(const GPTShape& shape, DType dtype, const Tokenizer* to
 
 }  // namespace
 
-fs::path save_checkpoint(const fs::path& run_dir, int64_t step, const Config& config,
-                         const GPTShape& shape, const ParameterStore& parameters,
-                         const Tokenizer* tokenizer, const Choices& choices) {
-    fs::path final_path = run_dir / step_name(step);
-    const fs::path directory = run_dir / (step_name(step) + ".tmp");
+fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& contents,
+                         const World& world) {
+    const fs::path final_path = run_dir / step_name(contents.step);
+    const fs::path directory = run_dir / (step_name(contents.step) + ".tmp");
+    const ParameterStore& parameters = contents.parameters;
+    const bool root = world.rank() == 0;
     try {
-        fs::remove_all(directory);
-        make_directory(directory);
-        write_weights(directory / "model.safetensors", parameters);
-        write_optimizer(directory / "optimizer-00000-of-00001.safetensors", parameters);
-        write_file(directory / "config.json",
-                   hugging_face_config(shape, parameters.dtype(), tokenizer).dump(2) + "\n");
-        write_file(directory / "train_gpt.json", to_json(config));
-        write_choices(directory, choices);
-        if (tokenizer) tokenizer->save(directory / "tokenizer.json");
+        first_for_all(world, [&] {
+            fs::remove_all(directory);
+            make_directory(directory);
+            return "";
+        });
+        const std::vector<std::string> entries = together(world, [&] {
+            std::vector<fs::path> files;
+            const auto add = [&](const std::string& name) {
+                return files.emplace_back(directory / name);
+            };
+            // Where every rank has all of the optimizer's state, one file of it is enough.
+            const int shards = parameters.sharding().zero == 0 ? 1 : world.size();
+            if (world.rank() < shards) {
+                char name[64];
+                std::snprintf(name, sizeof name, "optimizer-%05d-of-%05d.safetensors", world.rank(),
+                              shards);
+                write_optimizer(add(name), parameters);
+            }
+            if (root) {
+                write_weights(add("model.safetensors"), parameters);
+                write_file(
+                    add("config.json"),
+                    hugging_face_config(contents.shape, parameters.dtype(), contents.tokenizer)
+                            .dump(2) +
+                        "\n");
+                write_file(add("train_gpt.json"), to_json(contents.config));
+                write_choices(directory, contents.choices);
+                add("choices.json");
+                if (contents.tokenizer) contents.tokenizer->save(add("tokenizer.json"));
+            }
+            Json hashes = Json::object();
+            for (const fs::path& file : files)
+                hashes[file.filename().string()] = {{"bytes", fs::file_size(file)},
+                                                    {"xxh3", hash_file(file)}};
+            return hashes.dump();
+        });
+        first_for_all(world, [&] {
+            Json manifest = {{"format", "train_gpt checkpoint"},
+                             {"format_version", format_version},
+                             {"program", version()},
+                             {"step", contents.step},
+                             {"files", Json::object()}};
+            for (const std::string& entry : entries) manifest["files"].update(Json::parse(entry));
+            write_file(directory / "manifest.json", manifest.dump(2) + "\n");
+            sync_directory(directory);
 
-        Json manifest = {{"format", "train_gpt checkpoint"},
-                         {"format_version", format_version},
-                         {"program", version()},
-                         {"step", step},
-                         {"files", Json::object()}};
-        std::vector<fs::path> files;
-        for (const auto& entry : fs::directory_iterator(directory)) files.push_back(entry.path());
-        std::sort(files.begin(), files.end());
-        for (const fs::path& file : files)
-            manifest["files"][file.filename().string()] = {{"bytes", fs::file_size(file)},
-                                                           {"xxh3", hash_file(file)}};
-        write_file(directory / "manifest.json", manifest.dump(2) + "\n");
-        sync_directory(directory);
-
-        // A checkpoint of the same step (the run was resumed from an older one) gives way.
-        fs::remove_all(final_path);
-        fs::rename(directory, final_path);
-        sync_directory(run_dir);
+            // A checkpoint of the same step (the run was resumed from an older one) gives way.
+            fs::remove_all(final_path);
+            fs::rename(directory, final_path);
+            sync_directory(run_dir);
+            return "";
+        });
     } catch (const fs::filesystem_error& error) {
         std::error_code ignored;
-        fs::remove_all(directory, ignored);
+        if (root) fs::remove_all(directory, ignored);
         throw Error("cannot write the checkpoint ", final_path.string(), ": ",
                     error.code().message());
     } catch (...) {
         std::error_code ignored;
-        fs::remove_all(directory, ignored);
+        if (root) fs::remove_all(directory, ignored);
         throw;
     }
     return final_path;
@@ -353,34 +416,42 @@ void load_training_state(const fs::path& checkpoint, ParameterStore& parameters)
     std::vector<fs::path> files;
     for (const auto& entry : fs::directory_iterator(checkpoint))
         if (is_optimizer_file(entry.path().filename().string())) files.push_back(entry.path());
-    const int count = static_cast<int>(parameters.parameters().size());
-    std::vector<int64_t> covered(static_cast<size_t>(count), 0);
+    std::vector<int64_t> covered(parameters.parameters().size(), 0);
     for (const fs::path& path : files) {
         const SafetensorsFile file(path);
-        for (int i = 0; i < count; ++i) {
+        for (const auto& [entry, text] : file.metadata()) {
+            if (!entry.starts_with(range_prefix)) continue;
+            const std::string key = entry.substr(std::strlen(range_prefix)),
+                              name = key.substr(0, key.find('['));
+            const int i = parameters.index_of(name);
+            if (i < 0)
+                throw Error(path.string(), " has a tensor ", name, " that this model has not");
             const Parameter& p = parameters.parameters()[static_cast<size_t>(i)];
-            const auto range = file.metadata().find("range/" + p.name);
-            if (range == file.metadata().end()) continue;
             long long first = -1, end = -1;
-            if (std::sscanf(range->second.c_str(), "%lld-%lld", &first, &end) != 2 || first < 0 ||
+            if (std::sscanf(text.c_str(), "%lld-%lld", &first, &end) != 2 || first < 0 ||
                 first > end || end > p.numel())
-                throw Error(path.string(), " has the impossible range \"", range->second, "\" for ",
-                            p.name, ", a tensor of ", p.numel(), " elements");
-            const std::vector<int64_t> shape{end - first};
-            values.resize(static_cast<size_t>(end - first));
+                throw Error(path.string(), " has the impossible range \"", text, "\" for ", name,
+                            ", a tensor of ", p.numel(), " elements");
+            const Range saved{first, end - first};
+            const std::vector<int64_t> shape{saved.n};
             for (const SavedState& state : saved_states) {
-                file.read_floats(file.at(state.prefix + p.name, shape), values.data());
-                parameters.write(state.state, i, first, values);
+                const TensorInfo& tensor = file.at(state.prefix + key, shape);
+                for (const ParameterStore::Piece& piece : parameters.pieces_of(i)) {
+                    const Range wanted = intersection(piece.range, saved);
+                    if (wanted.n == 0) continue;
+                    values.resize(static_cast<size_t>(wanted.n));
+                    file.read_floats(tensor, values.data(), wanted.first - saved.first, wanted.n);
+                    parameters.write(state.state, i, wanted.first, values);
+                }
             }
-            covered[static_cast<size_t>(i)] += end - first;
+            covered[static_cast<size_t>(i)] += saved.n;
         }
     }
-    for (int i = 0; i < count; ++i) {
-        const Parameter& p = parameters.parameters()[static_cast<size_t>(i)];
-        if (covered[static_cast<size_t>(i)] != p.numel())
-            throw Error("the optimizer files of ", checkpoint.string(), " hold ",
-                        covered[static_cast<size_t>(i)], " of the ", p.numel(), " elements of ",
-                        p.name, ": one of them is missing");
+    for (size_t i = 0; i < covered.size(); ++i) {
+        const Parameter& p = parameters.parameters()[i];
+        if (covered[i] != p.numel())
+            throw Error("the optimizer files of ", checkpoint.string(), " hold ", covered[i],
+                        " of the ", p.numel(), " elements of ", p.name, ": one of them is missing");
     }
     parameters.clear_padding();
 }

@@ -3,8 +3,10 @@
 //   config.json                            Hugging Face's GPT2Config
 //   model.safetensors                      weights in the compute dtype under Hugging Face's names and layouts
 //   tokenizer.json                         where the run has one
-//   optimizer-RRRRR-of-WWWWW.safetensors   fp32 masters and moments: "master/NAME", "m/NAME", "v/NAME", flat ranges of the
-//                                          logical, unpadded tensor in this project's layout; metadata "range/NAME" = "first-end"
+//   optimizer-RRRRR-of-WWWWW.safetensors   fp32 masters and moments of rank R's shards: "master/KEY", "m/KEY", "v/KEY", flat
+//                                          ranges of a logical, unpadded tensor in this project's layout. KEY is the tensor's
+//                                          name, or NAME[first:end] for a part of it; metadata "range/KEY" = "first-end".
+//                                          Any number of ranks can read them.
 //   train_gpt.json                         the configuration of the run
 //   choices.json                           what the run picked by itself: choices.h
 //   manifest.json                          step, and size and hash of every other file; written last
@@ -19,17 +21,28 @@
 #include <vector>
 
 #include "model/gpt.h"
+#include "parallel/world.h"
 #include "tokenizer/tokenizer.h"
 #include "training/choices.h"
 #include "training/config.h"
 
 namespace train_gpt {
 
-/// Writes RUN_DIR/step-NNNNNNNN from a training store and returns its path. tokenizer may be null (synthetic data).
-/// Throws Error (disk full, weights that are not finite, …) with nothing left behind and older checkpoints as they were.
-std::filesystem::path save_checkpoint(const std::filesystem::path& run_dir, int64_t step,
-                                      const Config& config, const GPTShape& shape,
-                                      const ParameterStore& parameters, const Tokenizer* tokenizer, const Choices& choices = {});
+/// What a checkpoint is made of.
+struct CheckpointContents {
+    int64_t step = 0;
+    const Config& config;
+    const GPTShape& shape;
+    const ParameterStore& parameters;      // of a training run
+    const Tokenizer* tokenizer = nullptr;  // null: synthetic data
+    Choices choices = {};
+};
+
+/// Writes RUN_DIR/step-NNNNNNNN and returns its path. All ranks call it; each writes its shard of the optimizer's state.
+/// Throws Error (disk full, weights that are not finite, …), on all ranks when one fails, with nothing left behind and
+/// older checkpoints as they were.
+std::filesystem::path save_checkpoint(const std::filesystem::path& run_dir,
+                                      const CheckpointContents& contents, const World& world = {});
 
 /// Deletes all but the newest `keep` complete checkpoints of a run (0: keeps all), and what interrupted saves left.
 void prune_checkpoints(const std::filesystem::path& run_dir, int keep);
@@ -58,7 +71,8 @@ int64_t checkpoint_step(const std::filesystem::path& checkpoint);
 /// The configuration of the run that wrote a checkpoint.
 Config checkpoint_config(const std::filesystem::path& checkpoint);
 
-/// Masters and moments of the optimizer's files into a training store: after it a run goes on bit for bit.
+/// Masters and moments of the optimizer's files into a training store: after it a run goes on bit for bit. A store that
+/// holds shards takes those, from the files of any number of ranks; weights of others' shards have still to be gathered.
 void load_training_state(const std::filesystem::path& checkpoint, ParameterStore& parameters);
 
 /// Shape of a Hugging Face GPT-2 model folder, from its config.json. Throws Error for other architectures.

@@ -19,14 +19,12 @@ constexpr std::string_view file_name = "choices.json";
 
 }  // namespace
 
-Choices read_choices(const fs::path& folder) {
-    const fs::path path = folder / file_name;
-    if (!fs::exists(path)) return {};
-    const Json json = Json::parse(MappedFile(path).text(), nullptr, false);
+Choices choices_from_json(const std::string& text, const std::string& origin) {
+    const Json json = Json::parse(text, nullptr, false);
     Choices choices;
-    const auto damaged = [&] { return Error(path.string(), " is damaged; remove it to choose anew"); };
-    if (!json.is_object() || !json.contains("recompute") || !json["recompute"].is_string() || !json.contains("kernels") ||
-        !json["kernels"].is_array())
+    const auto damaged = [&] { return Error(origin, " is damaged; remove it to choose anew"); };
+    if (!json.is_object() || !json.contains("recompute") || !json["recompute"].is_string() ||
+        !json.contains("kernels") || !json["kernels"].is_array())
         throw damaged();
     choices.recompute = json["recompute"].get<std::string>();
     for (const Json& line : json["kernels"]) {
@@ -36,11 +34,21 @@ Choices read_choices(const fs::path& folder) {
     return choices;
 }
 
-void write_choices(const fs::path& folder, const Choices& choices) {
+std::string to_json(const Choices& choices) {
     Json json = {{"recompute", choices.recompute}, {"kernels", Json::array()}};
     std::istringstream lines(choices.kernels);
     for (std::string line; std::getline(lines, line);) json["kernels"].push_back(line);
-    write_file(folder / file_name, json.dump(2) + "\n");
+    return json.dump(2) + "\n";
+}
+
+Choices read_choices(const fs::path& folder) {
+    const fs::path path = folder / file_name;
+    if (!fs::exists(path)) return {};
+    return choices_from_json(std::string(MappedFile(path).text()), path.string());
+}
+
+void write_choices(const fs::path& folder, const Choices& choices) {
+    write_file(folder / file_name, to_json(choices));
 }
 
 }  // namespace train_gpt

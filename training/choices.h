@@ -11,6 +11,11 @@ struct Choices {
     std::string kernels;    // kernel_choices()
 };
 
+std::string to_json(const Choices& choices);
+/// Throws Error, which names the text's origin, when it is damaged.
+Choices choices_from_json(const std::string& text,
+                          const std::string& origin = "the first rank's choices");
+
 /// FOLDER/choices.json. Reading gives nothing where there is none, and throws Error when it is damaged.
 Choices read_choices(const std::filesystem::path& folder);
 void write_choices(const std::filesystem::path& folder, const Choices& choices);

@@ -194,6 +194,16 @@ const std::vector<Key>& keys() {
          "On a GPU: time the algorithms that cuBLASLt offers for each shape, and where `kernels.attention` is `auto` both "
          "attentions, before the first step and keep the fastest; or take cuBLASLt's first and our own attention. A run that goes "
          "on uses what it chose before."},
+
+        {KEY(parallel.zero), between(0, 2),
+         "What data parallelism splits over ranks (ZeRO's stages): 0: nothing; 1: optimizer state; 2: gradient sums as well, "
+         "which are then reduced in every micro-batch."},
+        {KEY(parallel.bucket_mb), greater_than(0),
+         "Gradients are reduced in buckets of whole blocks, at least so many MiB of fp32 each."},
+        {KEY(parallel.reduce_dtype), one_of({"fp32", "bf16"}),
+         "What gradients are sent as between ranks; `bf16` halves the traffic and rounds them."},
+        {KEY(parallel.timeout_seconds), greater_than(0),
+         "A rank that does nothing for so long is taken for hung, and the job ends."},
     };
     return table;
 }
@@ -635,6 +645,12 @@ std::vector<std::string> config_differences(const Config& from, const Config& to
                 concat(key.path, " changed from ", before.dump(), " to ", after.dump()));
     }
     return differences;
+}
+
+std::map<std::string, std::string> config_values(const Config& config) {
+    std::map<std::string, std::string> values;
+    for (const Key& key : keys()) values[key.path] = value_of(config, key).dump();
+    return values;
 }
 
 std::string config_reference() {

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -96,6 +97,13 @@ struct Config {
         std::string autotune = "on";     // on CUDA: on | off
     } kernels;
 
+    struct Parallel {
+        int zero = 1;                       // ZeRO's stage: 0, 1 or 2
+        double bucket_mb = 64;              // MiB of fp32 gradients
+        std::string reduce_dtype = "fp32";  // fp32 | bf16
+        double timeout_seconds = 300;
+    } parallel;
+
     int sequence_length() const {
         return batch.sequence_length ? batch.sequence_length : model.n_ctx;
     }
@@ -120,6 +128,9 @@ std::string to_json(const Config& config);
 
 /// The keys on which two configurations differ, each as "KEY changed from OLD to NEW".
 std::vector<std::string> config_differences(const Config& from, const Config& to);
+
+/// Every key with its value as JSON.
+std::map<std::string, std::string> config_values(const Config& config);
 
 /// The reference table of all keys as Markdown: key, type, default, rule, meaning.
 std::string config_reference();

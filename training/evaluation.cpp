@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <string_view>
 
@@ -42,11 +43,8 @@ void EvaluationBatch::run(Stream& stream, GPT& model) const {
     model.evaluate_head(stream, on_device());
 }
 
-void EvaluationBatch::add_losses(Stream& stream, const GPT& model, bool accumulate) const {
-    accumulate_loss(stream, device_total_, model.losses(), std::ssize(tokens), accumulate);
-}
-
-double EvaluationBatch::total(Stream& stream) const {
+double EvaluationBatch::total(Stream& stream, const GPT& model) const {
+    accumulate_loss(stream, device_total_, model.losses(), std::ssize(tokens), false);
     if (stream.device.is_cuda()) copy(stream, total_, device_total_, sizeof *total_);
     stream.synchronize();
     return *total_;
@@ -60,24 +58,27 @@ std::span<const float> EvaluationBatch::losses(Stream& stream, const GPT& model)
 }
 
 ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& windows,
-                          const Tokenizer* tokenizer, const EvaluationBatch& batch) {
-    const int B = model.options().B;
-    int64_t bytes = 0;
-    for (int64_t first = 0; first < windows.count(); first += B) {
-        stream.synchronize();  // the device has read the batch before
-        windows.fill(first, B, batch.tokens.data(), batch.targets.data(), nullptr, {});
+                          const Tokenizer* tokenizer, const EvaluationBatch& batch,
+                          const World& world) {
+    const int64_t B = model.options().B, batches = (windows.count() + B - 1) / B;
+    // Each batch's sum of losses, 0 where another rank computes it, and behind them the bytes: sums over ranks are exact.
+    std::vector<double> sums(static_cast<size_t>(batches) + 1);
+    for (int64_t i = world.rank(); i < batches; i += world.size()) {
+        windows.fill(i * B, static_cast<int>(B), batch.tokens.data(), batch.targets.data(), nullptr,
+                     {});
         batch.run(stream, model);
-        batch.add_losses(stream, model, first > 0);
+        sums[static_cast<size_t>(i)] = batch.total(stream, model);
         if (!tokenizer) continue;
         for (const int32_t target : batch.targets)
             if (target >= 0 && !tokenizer->is_special(static_cast<uint32_t>(target)))
-                bytes += static_cast<int64_t>(
+                sums.back() += static_cast<double>(
                     tokenizer->token_bytes(static_cast<uint32_t>(target)).size());
     }
-    const double nats = batch.total(stream);
+    world.all_reduce_sum(sums);
+    const double bytes = sums.back(), nats = std::accumulate(sums.begin(), sums.end() - 1, 0.0);
     return {.nats_per_token = nats / static_cast<double>(windows.target_tokens()),
-            .bits_per_byte = bytes ? nats / (std::log(2.0) * static_cast<double>(bytes))
-                                   : std::numeric_limits<double>::quiet_NaN(),
+            .bits_per_byte = bytes > 0 ? nats / (std::log(2.0) * bytes)
+                                       : std::numeric_limits<double>::quiet_NaN(),
             .tokens = windows.target_tokens()};
 }
 
@@ -139,7 +140,8 @@ HellaSwag::HellaSwag(const std::filesystem::path& jsonl, const Tokenizer& tokeni
         throw Error(jsonl.string(), " holds no HellaSwag example; check the path");
 }
 
-HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, const EvaluationBatch& batch) const {
+HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, const EvaluationBatch& batch,
+                                    const World& world) const {
     const size_t B = static_cast<size_t>(model.options().B),
                  T = static_cast<size_t>(model.options().T);
     const auto checked = [&](int32_t token) {
@@ -149,12 +151,16 @@ HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, const Evaluation
                         "; use the tokenizer that the model was trained with");
         return token;
     };
-    HellaSwagResult result{.examples = size()};
+    double right[2] = {};  // by the loss, by the loss per token
     double loss[endings_per_example] = {}, tokens[endings_per_example] = {};
     // Row number r holds ending r mod 4 of example r / 4.
-    const size_t rows = examples_.size() * endings_per_example;
-    for (size_t first = 0; first < rows; first += B) {
-        const size_t count = std::min(B, rows - first);
+    const auto first_row = [&](int rank) {
+        return examples_.size() * static_cast<size_t>(rank) / static_cast<size_t>(world.size()) *
+               endings_per_example;
+    };
+    const size_t end = first_row(world.rank() + 1);
+    for (size_t first = first_row(world.rank()); first < end; first += B) {
+        const size_t count = std::min(B, end - first);
         std::fill(batch.tokens.begin(), batch.tokens.end(), 0);
         std::fill(batch.targets.begin(), batch.targets.end(), -1);
         for (size_t r = 0; r < count; ++r) {
@@ -187,13 +193,13 @@ HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, const Evaluation
                     if (score(e) < score(least)) least = e;
                 return least == examples_[(first + r) / endings_per_example].label;
             };
-            result.accuracy += best([&](int e) { return loss[e]; });
-            result.accuracy_normalised += best([&](int e) { return loss[e] / tokens[e]; });
+            right[0] += best([&](int e) { return loss[e]; });
+            right[1] += best([&](int e) { return loss[e] / tokens[e]; });
         }
     }
-    result.accuracy /= static_cast<double>(size());
-    result.accuracy_normalised /= static_cast<double>(size());
-    return result;
+    world.all_reduce_sum(right);
+    const double n = static_cast<double>(size());
+    return {.examples = size(), .accuracy = right[0] / n, .accuracy_normalised = right[1] / n};
 }
 
 }  // namespace train_gpt

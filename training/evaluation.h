@@ -8,6 +8,7 @@
 
 #include "dataloader/loader.h"
 #include "model/gpt.h"
+#include "parallel/world.h"
 #include "tokenizer/tokenizer.h"
 
 namespace train_gpt {
@@ -32,9 +33,8 @@ class EvaluationBatch {
     }
     /// Runs the model on what the host has filled in. Losses per token then lie in the device's memory.
     void run(Stream& stream, GPT& model) const;
-    /// total (+)= the sum of the batch's losses, on the device.
-    void add_losses(Stream& stream, const GPT& model, bool accumulate) const;
-    double total(Stream& stream) const;
+    /// The sum of its losses; waits for the device.
+    double total(Stream& stream, const GPT& model) const;
     /// Each token's loss, for the host.
     std::span<const float> losses(Stream& stream, const GPT& model) const;
 
@@ -45,9 +45,11 @@ class EvaluationBatch {
 };
 
 /// Mean loss over all targets of the validation windows, and the same in bits per byte of the text those targets
-/// stand for: Σ loss / (ln 2 · Σ bytes). The end-of-text token stands for no bytes.
+/// stand for: Σ loss / (ln 2 · Σ bytes). The end-of-text token stands for no bytes. The ranks take turns with the batches; the
+/// result is that of one rank, bit for bit, on all of them.
 ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& windows,
-                          const Tokenizer* tokenizer, const EvaluationBatch& batch);
+                          const Tokenizer* tokenizer, const EvaluationBatch& batch,
+                          const World& world = {});
 
 struct HellaSwagResult {
     int64_t examples = 0;
@@ -64,8 +66,9 @@ class HellaSwag {
 
     int64_t size() const { return std::ssize(examples_); }
     /// Scores every ending as the continuation of its context. Rows longer than the model's T lose the start of their
-    /// context; an ending longer than T, its end.
-    HellaSwagResult evaluate(Stream& stream, GPT& model, const EvaluationBatch& batch) const;
+    /// context; an ending longer than T, its end. Each rank scores its share of the examples; all get the result.
+    HellaSwagResult evaluate(Stream& stream, GPT& model, const EvaluationBatch& batch,
+                             const World& world = {}) const;
 
   private:
     static constexpr int endings_per_example = 4;

@@ -4,42 +4,72 @@
 
 namespace train_gpt {
 
+namespace {
+
+constexpr int64_t sums_before_partials = sizeof(Optimizer::StepSums) / sizeof(double);
+
+double* partials_behind(Optimizer::StepSums* sums) { return reinterpret_cast<double*>(sums + 1); }
+
+}  // namespace
+
 Optimizer::Optimizer(ParameterStore& parameters, Arena& arena)
-    : parameters_(parameters), device_(arena.device()) {
-    const int count = static_cast<int>(parameters_.parameters().size());
-    int64_t blocks = 0;
-    for (int i = 0; i < count; ++i) {
-        const Parameter& p = parameters_.parameters()[static_cast<size_t>(i)];
+    : parameters_(parameters),
+      device_(arena.device()),
+      adamw_segments_(parameters.layout().buckets().size()) {
+    std::vector<int64_t> first_partial;
+    for (const Parameter& p : parameters_.parameters()) {
+        first_partial.push_back(partials_);
         partial_counts_.push_back((p.padded_numel() + norm_block - 1) / norm_block);
-        blocks += partial_counts_.back();
+        partials_ += partial_counts_.back();
     }
-    partials_ = static_cast<double*>(arena.take(static_cast<size_t>(blocks) * sizeof(double), Purpose::workspaces));
+    const size_t bytes = sizeof(StepSums) + static_cast<size_t>(partials_) * sizeof(double);
+    sums_of_rank_ = static_cast<StepSums*>(arena.take(bytes, Purpose::workspaces));
+    // In a group of one nobody adds anything.
+    sums_ = parameters_.sharding().size == 1
+                ? sums_of_rank_
+                : static_cast<StepSums*>(arena.take(bytes, Purpose::workspaces));
     state_ = static_cast<StepState*>(arena.take(sizeof(StepState), Purpose::workspaces));
     if (arena.is_counting()) return;
 
+    const std::vector<char> zeros(bytes);
+    copy_now(device_, sums_of_rank_, zeros.data(), bytes);
     const StepState fresh;
     copy_now(device_, state_, &fresh, sizeof fresh);
-    double* partials = partials_;
-    for (int i = 0; i < count; ++i) {
-        const Parameter& p = parameters_.parameters()[static_cast<size_t>(i)];
-        const int64_t n = p.padded_numel();
-        norm_segments_.push_back({.gradient = parameters_.gradient(i), .n = n, .partials = partials});
-        partials += partial_counts_[static_cast<size_t>(i)];
-        adamw_segments_.push_back({.weights = parameters_.rounded_weight(i),
-                                   .master = parameters_.master(i),
-                                   .m = parameters_.moment1(i),
-                                   .v = parameters_.moment2(i),
-                                   .gradient = parameters_.gradient(i),
-                                   .n = n,
-                                   .decay = p.decay});
+    for (const ParameterStore::Piece& piece : parameters_.pieces()) {
+        const size_t i = static_cast<size_t>(piece.parameter);
+        const int64_t block = piece.range.first / norm_block, n = piece.range.n;
+        norm_segments_.push_back(
+            {.gradient = piece.gradient,
+             .n = n,
+             .partials = partials_behind(sums_of_rank_) + first_partial[i] + block});
+        adamw_segments_[static_cast<size_t>(piece.bucket)].push_back(
+            {.weights = piece.weights,
+             .master = piece.master,
+             .m = piece.m,
+             .v = piece.v,
+             .gradient = piece.gradient,
+             .n = n,
+             .decay = parameters_.parameters()[i].decay});
     }
 }
 
 void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) {
+    parameters_.finish_gradients(stream);
     norm_partials(stream, norm_segments_);
-    finish_norm(stream, state_, partials_, partial_counts_, scale, clip);
+    if (sums_ != sums_of_rank_) {
+        // With ZeRO-0 every rank has all partials already.
+        const int64_t together =
+            sums_before_partials + (parameters_.sharding().zero == 0 ? 0 : partials_);
+        copy(stream, sums_, sums_of_rank_,
+             sizeof(StepSums) + static_cast<size_t>(partials_) * sizeof(double));
+        parameters_.sum_over_ranks(stream, reinterpret_cast<double*>(sums_), together);
+    }
+    finish_norm(stream, state_, partials_behind(sums_), partial_counts_, scale, clip);
     args.state = state_;
-    adamw(stream, adamw_segments_, args);
+    for (size_t b = 0; b < adamw_segments_.size(); ++b) {
+        adamw(stream, adamw_segments_[b], args);
+        parameters_.gather(stream, static_cast<int>(b));
+    }
 }
 
 StepState Optimizer::state() const {

@@ -1,4 +1,4 @@
-// AdamW over all parameters of a store: global gradient norm, clipping, update, each in one pass.
+// AdamW over the parameters of a store that are this rank's: global gradient norm, clipping, update, each in one pass.
 #pragma once
 #include <string>
 #include <vector>
@@ -12,12 +12,21 @@ class Optimizer {
   public:
     Optimizer(ParameterStore& parameters, Arena& arena);
 
+    /// Sums of this rank over a step, in the device's memory, which the ranks add up with the norm: of losses (nats), and of
+    /// whether this rank wants the run to stop behind this step.
+    struct StepSums {
+        double loss = 0, stop_requests = 0;
+    };
+    StepSums* sums_of_rank() { return sums_of_rank_; }
+    /// The same of all ranks, behind update().
+    const StepSums* sums() const { return sums_; }
+
     /// One update from the gradient sums in the store. scale: 1 / valid target tokens of the step; clip: largest global norm of
     /// the scaled gradient, 0 for none. args.state is filled in. When the norm is not finite nothing changes, now and
-    /// in all later calls.
+    /// in all later calls. Behind it the ranks gather the weights that each has updated.
     void update(Stream& stream, AdamWStep args, float scale, float clip);
 
-    /// What the last update decided, in the device's memory.
+    /// What the last update decided, in the device's memory; the same on all ranks.
     const StepState* state_on_device() const { return state_; }
     /// The same for the host, behind all work on the device.
     StepState state() const;
@@ -28,9 +37,11 @@ class Optimizer {
     ParameterStore& parameters_;
     Device device_;
     std::vector<NormSegment> norm_segments_;
-    std::vector<AdamWSegment> adamw_segments_;
-    std::vector<int64_t> partial_counts_;
-    double* partials_ = nullptr;
+    std::vector<std::vector<AdamWSegment>> adamw_segments_;  // of each bucket
+    std::vector<int64_t> partial_counts_;                    // of each parameter
+    // Each followed by the norm's partials, in the registry's order: this rank's, zero where another rank's are; all ranks'.
+    StepSums *sums_of_rank_ = nullptr, *sums_ = nullptr;
+    int64_t partials_ = 0;
     StepState* state_ = nullptr;
 };
 

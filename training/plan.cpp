@@ -27,7 +27,8 @@ std::string formatted(const char* format, Args... args) {
 
 /// "staging" lies in the host's memory where the device is a GPU.
 std::string label_of(Purpose purpose, const Device& device) {
-    return concat(name_of(purpose), purpose == Purpose::staging && device.is_cuda() ? " (host)" : "");
+    return concat(name_of(purpose),
+                  purpose == Purpose::staging && device.is_cuda() ? " (host)" : "");
 }
 
 constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
@@ -52,44 +53,49 @@ DType resolve_dtype(const std::string& wanted, const Device& device) {
 }
 
 Arena plan_memory(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute,
-                  const Device& device) {
+                  const Device& device, int ranks) {
     Arena plan = Arena::counting(device);
-    const Trainer counted(config, shape, dtype, recompute, plan);
+    const Trainer counted(config, shape, dtype, recompute, plan, sharding_of(config, 0, ranks));
     return plan;
 }
 
-Recompute resolve_recompute(const Config& config, const GPTShape& shape, DType dtype, const Device& device) {
+Recompute resolve_recompute(const Config& config, const GPTShape& shape, DType dtype,
+                            const Device& device, uint64_t available, int ranks) {
     if (config.precision.recompute != "auto") return recompute_from(config.precision.recompute);
-    const uint64_t available = memory_available(device);
     for (const Recompute level : recompute_levels)
-        if (plan_memory(config, shape, dtype, level, device).total_bytes() <= available) return level;
+        if (plan_memory(config, shape, dtype, level, device, ranks).total_bytes() <= available)
+            return level;
     return Recompute::block;
 }
 
-std::string change_that_fits(const Config& config, const GPTShape& shape, DType dtype, const Device& device,
-                             uint64_t available) {
+std::string change_that_fits(const Config& config, const GPTShape& shape, DType dtype,
+                             const Device& device, uint64_t available, int ranks) {
     const auto fits = [&](const Config& changed, Recompute level) {
-        return plan_memory(changed, shape, dtype, level, device).total_bytes() <= available;
+        return plan_memory(changed, shape, dtype, level, device, ranks).total_bytes() <= available;
     };
     for (const Recompute level : recompute_levels)
-        if (fits(config, level))
-            return formatted("precision.recompute=%s fits", name_of(level));
+        if (fits(config, level)) return formatted("precision.recompute=%s fits", name_of(level));
     // The step must stay whole micro-batches: smaller ones divide the present one.
     Config smaller = config;
     for (int& B = smaller.batch.micro_batch; --B > 0;) {
         if (config.batch.micro_batch % B != 0) continue;
         for (const Recompute level : recompute_levels)
             if (fits(smaller, level))
-                return formatted("batch.micro_batch=%d with precision.recompute=%s fits", B, name_of(level));
+                return formatted("batch.micro_batch=%d with precision.recompute=%s fits", B,
+                                 name_of(level));
     }
-    return "no micro-batch of this model fits; take a smaller model or a shorter batch.sequence_length";
+    return "no micro-batch of this model fits; take a smaller model or a shorter "
+           "batch.sequence_length";
 }
 
-Arena allocate(const Arena& plan, const Config& config, const GPTShape& shape, DType dtype) {
+Arena allocate(const Arena& plan, const Config& config, const GPTShape& shape, DType dtype,
+               int ranks) {
     try {
         return allocate(plan);
     } catch (const Error& error) {
-        throw Error(error.what(), "  ", change_that_fits(config, shape, dtype, plan.device(), memory_available(plan.device())));
+        throw Error(error.what(), "  ",
+                    change_that_fits(config, shape, dtype, plan.device(),
+                                     memory_available(plan.device()), ranks));
     }
 }
 
@@ -154,14 +160,14 @@ std::string plan_report(const Config& config, const Device& device, int world) {
 
     std::vector<Arena> plans;
     for (Recompute level : recompute_levels)
-        plans.push_back(plan_memory(config, shape, dtype, level, device));
+        plans.push_back(plan_memory(config, shape, dtype, level, device, world));
     report += "\nmemory of each rank, by what is recomputed in the backward pass\n";
     report += formatted("  %-14s %14s %14s %14s\n", "", name_of(Recompute::none),
                         name_of(Recompute::elementwise), name_of(Recompute::block));
     const auto row = [&](const std::string& name, auto bytes) {
-        report +=
-            formatted("  %-14s %14s %14s %14s\n", name.c_str(), format_bytes(bytes(plans[0])).c_str(),
-                      format_bytes(bytes(plans[1])).c_str(), format_bytes(bytes(plans[2])).c_str());
+        report += formatted(
+            "  %-14s %14s %14s %14s\n", name.c_str(), format_bytes(bytes(plans[0])).c_str(),
+            format_bytes(bytes(plans[1])).c_str(), format_bytes(bytes(plans[2])).c_str());
     };
     for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i) {
         const auto purpose = static_cast<Purpose>(i);
@@ -170,12 +176,13 @@ std::string plan_report(const Config& config, const Device& device, int world) {
     }
     row("total", [](const Arena& plan) { return plan.total_bytes(); });
     const uint64_t available = memory_available(device);
-    const Recompute level = resolve_recompute(config, shape, dtype, device);
+    const Recompute level = resolve_recompute(config, shape, dtype, device, available, world);
     const size_t chosen = plans[static_cast<size_t>(level)].total_bytes();
-    report += formatted("\nprecision.recompute = %s: %s of %s available here", name_of(level), format_bytes(chosen).c_str(),
-                        format_bytes(available).c_str());
+    report += formatted("\nprecision.recompute = %s: %s of %s available here", name_of(level),
+                        format_bytes(chosen).c_str(), format_bytes(available).c_str());
     if (chosen > available)
-        report += ": DOES NOT FIT; " + change_that_fits(config, shape, dtype, device, available);
+        report +=
+            ": DOES NOT FIT; " + change_that_fits(config, shape, dtype, device, available, world);
     return report + "\n";
 }
 

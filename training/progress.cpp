@@ -9,8 +9,8 @@
 
 namespace train_gpt {
 
-Progress::Progress(const std::string& style)
-    : rewrite_(style == "line" || (style == "auto" && ::isatty(STDOUT_FILENO))) {}
+Progress::Progress(const std::string& style, bool speaks)
+    : rewrite_(style == "line" || (style == "auto" && ::isatty(STDOUT_FILENO))), speaks_(speaks) {}
 
 std::string format_duration(double seconds) {
     const long long s = seconds > 0 ? std::llround(seconds) : 0;
@@ -23,6 +23,7 @@ std::string format_duration(double seconds) {
 }
 
 void Progress::report(const StepReport& r) {
+    if (!speaks_) return;
     // The first step pays for what is made once; later ones count little by little.
     smoothed_seconds_ = r.step <= 2 || smoothed_seconds_ == 0
                             ? r.seconds
@@ -38,22 +39,31 @@ void Progress::report(const StepReport& r) {
         r.learning_rate, 1e3 * r.seconds, r.tokens_per_second, 1e-12 * r.flops_per_second,
         r.peak_flops_per_second > 0 ? 100 * r.flops_per_second / r.peak_flops_per_second : 0.0,
         format_bytes(r.memory).c_str(), format_duration(left).c_str());
+    std::string text = line;
+    if (r.ranks > 1) {
+        std::snprintf(line, sizeof line, " | compute %.0f%%, communication %.0f%%",
+                      100 * r.times[StepPhase::compute] / r.times.total(),
+                      100 * r.times[StepPhase::communication] / r.times.total());
+        text += line;
+    }
     if (rewrite_) {
-        std::printf("\r\033[K%s", line);
+        std::printf("\r\033[K%s", text.c_str());
         line_open_ = true;
     } else {
-        std::printf("%s\n", line);
+        std::printf("%s\n", text.c_str());
     }
     std::fflush(stdout);
 }
 
 void Progress::say(const std::string& line) {
+    if (!speaks_) return;
     end_line();
     std::printf("%s\n", line.c_str());
     std::fflush(stdout);
 }
 
 void Progress::warn(const std::string& line) {
+    if (!speaks_) return;
     end_line();
     std::fprintf(stderr, "warning: %s\n", line.c_str());
 }

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <string>
 
+#include "parallel/step_clock.h"
+
 namespace train_gpt {
 
 /// What a line says about one step.
@@ -14,12 +16,15 @@ struct StepReport {
     double tokens_per_second = 0, flops_per_second = 0;
     double peak_flops_per_second = 0;  // measured on this machine
     uint64_t memory = 0;               // bytes, planned
+    int ranks = 1;
+    StepTimes times;  // of this rank
 };
 
 class Progress {
   public:
-    /// style: "auto" (a rewritten line when stdout is a terminal, else lines), "line" or "lines".
-    explicit Progress(const std::string& style);
+    /// style: "auto" (a rewritten line when stdout is a terminal, else lines), "line" or "lines". Of several ranks only one
+    /// speaks.
+    explicit Progress(const std::string& style, bool speaks = true);
     ~Progress() { end_line(); }
     Progress(const Progress&) = delete;
     Progress& operator=(const Progress&) = delete;
@@ -32,7 +37,7 @@ class Progress {
   private:
     void end_line();
 
-    bool rewrite_;
+    bool rewrite_, speaks_;
     bool line_open_ = false;
     double smoothed_seconds_ = 0;
 };

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <random>
 
 #include <fcntl.h>
 #include <nlohmann/json.hpp>
@@ -13,6 +14,7 @@
 #include "kernels/device.h"
 #include "kernels/error.h"
 #include "kernels/file.h"
+#include "parallel/together.h"
 #include "training/version.h"
 
 namespace train_gpt {
@@ -20,25 +22,46 @@ namespace train_gpt {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-RunFolder::RunFolder(const fs::path& path) : path_(path) {
-    make_directory(path);
-    const fs::path file = path / "lock";
-    lock_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (lock_ < 0)
-        throw Error("cannot write into the run folder ", path.string(), ": ", std::strerror(errno),
-                    "; choose another run_dir");
-    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-        const int code = errno;
-        ::close(lock_);
-        if (code != EWOULDBLOCK)
-            throw Error("cannot lock ", file.string(), ": ", std::strerror(code),
-                        "; choose a run_dir on another disk");
-        throw Error("another run is writing into ", path.string(),
-                    "; wait for it, stop it, or choose another folder with --set run_dir=…");
-    }
+RunFolder::RunFolder(const fs::path& path, const World& world) : path_(path) {
+    // A file that nobody else can have made tells whether other ranks see this folder, and not one of the same name.
+    const std::string token = first_for_all(world, [&]() -> std::string {
+        lock();
+        if (world.size() == 1) return "";
+        const std::string name =
+            concat(".seen-by-all-ranks-", std::random_device()(), "-", ::getpid());
+        write_file(path_ / name, world.host() + "\n");
+        return name;
+    });
+    if (token.empty()) return;
+    together(world, [&]() -> std::string {
+        if (fs::exists(path_ / token)) return "";
+        throw Error(
+            "the run folder ", fs::absolute(path_).string(), " on host ", world.host(),
+            " is not the one that rank 0 writes to; put run_dir on storage that all ranks share");
+    });
+    if (world.rank() == 0) fs::remove(path_ / token);
 }
 
-RunFolder::~RunFolder() { ::close(lock_); }
+void RunFolder::lock() {
+    make_directory(path_);
+    const fs::path file = path_ / "lock";
+    lock_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (lock_ < 0)
+        throw Error("cannot write into the run folder ", path_.string(), ": ", std::strerror(errno),
+                    "; choose another run_dir");
+    if (::flock(lock_, LOCK_EX | LOCK_NB) == 0) return;
+    const int code = errno;
+    ::close(lock_);
+    if (code != EWOULDBLOCK)
+        throw Error("cannot lock ", file.string(), ": ", std::strerror(code),
+                    "; choose a run_dir on another disk");
+    throw Error("another run is writing into ", path_.string(),
+                "; wait for it, stop it, or choose another folder with --set run_dir=…");
+}
+
+RunFolder::~RunFolder() {
+    if (lock_ >= 0) ::close(lock_);
+}
 
 namespace {
 
@@ -63,7 +86,7 @@ Json describe_data(const std::string& pattern) {
 
 }  // namespace
 
-void RunFolder::describe(const Config& config) {
+void RunFolder::describe(const Config& config) const {
     char host[256] = "unknown";
     ::gethostname(host, sizeof host - 1);
     const CpuInfo cpu = cpu_info();
@@ -79,8 +102,9 @@ void RunFolder::describe(const Config& config) {
     write_file(path_ / "manifest.json", manifest.dump(2) + "\n");
 }
 
-MetricsLog::MetricsLog(const fs::path& run_dir, int64_t resume_step)
+MetricsLog::MetricsLog(const fs::path& run_dir, int64_t resume_step, bool writes)
     : path_(run_dir / "metrics.jsonl") {
+    if (!writes) return;
     if (fs::exists(path_)) {
         std::string kept;
         {
@@ -107,9 +131,12 @@ MetricsLog::MetricsLog(const fs::path& run_dir, int64_t resume_step)
                     "; choose another run_dir");
 }
 
-MetricsLog::~MetricsLog() { ::close(file_); }
+MetricsLog::~MetricsLog() {
+    if (file_ >= 0) ::close(file_);
+}
 
 void MetricsLog::write(const Fields& fields) {
+    if (file_ < 0) return;
     Json json;
     for (const auto& [name, value] : fields)
         std::visit([&, &key = name](const auto& v) { json[key] = v; }, value);

@@ -14,23 +14,27 @@
 #include <variant>
 #include <vector>
 
+#include "parallel/world.h"
 #include "training/config.h"
 
 namespace train_gpt {
 
 class RunFolder {
   public:
-    /// Makes the folder where it does not exist and locks it. Throws Error when another run holds it.
-    explicit RunFolder(const std::filesystem::path& path);
+    /// Makes the folder where it does not exist and locks it. Throws Error when another run holds it. Of several ranks the
+    /// first does so, and all find out whether they see the same folder.
+    explicit RunFolder(const std::filesystem::path& path, const World& world = {});
     ~RunFolder();
     RunFolder(const RunFolder&) = delete;
     RunFolder& operator=(const RunFolder&) = delete;
 
     const std::filesystem::path& path() const { return path_; }
     /// Writes config.json and manifest.json.
-    void describe(const Config& config);
+    void describe(const Config& config) const;
 
   private:
+    void lock();
+
     std::filesystem::path path_;
     int lock_ = -1;
 };
@@ -42,8 +46,8 @@ class MetricsLog {
     using Fields = std::vector<std::pair<std::string, Value>>;
 
     /// Keeps the lines of steps <= resume_step of an earlier run in this folder, and drops the rest: those steps
-    /// come again. A half-written last line is dropped.
-    MetricsLog(const std::filesystem::path& run_dir, int64_t resume_step);
+    /// come again. A half-written last line is dropped. Of several ranks only one `writes`.
+    MetricsLog(const std::filesystem::path& run_dir, int64_t resume_step, bool writes = true);
     ~MetricsLog();
     MetricsLog(const MetricsLog&) = delete;
     MetricsLog& operator=(const MetricsLog&) = delete;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/copy.h"
+#include "kernels/head_loss.h"
 
 namespace train_gpt {
 
@@ -17,18 +18,30 @@ GPTShape shape_of(const Config& config, int64_t vocab_size) {
             .vocab_size = vocab_size};
 }
 
-LoaderOptions loader_options(const Config& config, int64_t first_step) {
+LoaderOptions loader_options(const Config& config, int64_t first_step, int rank, int ranks) {
     return {.seed = config.seed,
             .B = config.batch.micro_batch,
             .T = config.sequence_length(),
             .first_step = first_step,
             .micro_batches_per_step = static_cast<int>(config.micro_batches_per_step()),
+            .rank = rank,
+            .world = ranks,
             .end_of_text = {}};
 }
 
-Trainer::Trainer(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute, Arena& arena)
+Sharding sharding_of(const Config& config, int rank, int ranks) {
+    const auto& p = config.parallel;
+    return {.rank = rank,
+            .size = ranks,
+            .zero = p.zero,
+            .bucket_elements = static_cast<int64_t>(p.bucket_mb * (1 << 20) / sizeof(float)),
+            .reduce_dtype = p.reduce_dtype == "bf16" ? DType::bf16 : DType::fp32};
+}
+
+Trainer::Trainer(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute,
+                 Arena& arena, const Sharding& sharding)
     : stream(arena.device(), arena.is_counting()),
-      parameters(arena, gpt_parameters(shape), dtype, ParameterStore::Use::training),
+      parameters(arena, gpt_parameters(shape), dtype, ParameterStore::Use::training, sharding),
       model(shape,
             {.B = config.batch.micro_batch,
              .T = config.sequence_length(),
@@ -39,42 +52,64 @@ Trainer::Trainer(const Config& config, const GPTShape& shape, DType dtype, Recom
       optimizer(parameters, arena),
       feed(arena, config.batch.micro_batch, config.sequence_length()),
       evaluation_batch(arena, config.batch.micro_batch, config.sequence_length()),
-      outcomes(arena) {
+      outcomes(arena),
+      clock(arena.device()) {
     stream.scratch_bytes = std::max(model.scratch_bytes(), generator.scratch_bytes());
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
-    loss_sum = static_cast<double*>(arena.take(sizeof(double), Purpose::workspaces));
-    loader_memory = arena.take(TrainLoader::buffer_bytes(loader_options(config, 0)), Purpose::staging);
+    stop_request_ = static_cast<double*>(arena.take(sizeof(double), Purpose::staging));
+    if (!arena.is_counting()) *stop_request_ = 0;
+    loader_memory =
+        arena.take(TrainLoader::buffer_bytes(loader_options(config, 0)), Purpose::staging);
+}
+
+TokenBatch Trainer::next_batch(TrainLoader& loader) {
+    const StepClock::Interval interval(&clock, stream, StepPhase::data);
+    return feed.next(stream, loader);
+}
+
+void Trainer::micro_batch(const TokenBatch& batch, bool first, bool last) {
+    parameters.begin_micro_batch(first, last);
+    model.forward(stream, batch);
+    model.backward(stream, batch);
+    accumulate_loss(stream, &optimizer.sums_of_rank()->loss, model.losses(), feed.targets(),
+                    !first);
+}
+
+void Trainer::update(const AdamWStep& args, float scale, float clip) {
+    copy(stream, &optimizer.sums_of_rank()->stop_requests, stop_request_, sizeof *stop_request_);
+    const StepSubmission submission;
+    const StepClock::Interval interval(&clock, stream, StepPhase::optimizer);
+    optimizer.update(stream, args, scale, clip);
+    outcomes.push(stream, optimizer);
 }
 
 void Trainer::warm_up() {
     std::fill(evaluation_batch.tokens.begin(), evaluation_batch.tokens.end(), 0);
     std::fill(evaluation_batch.targets.begin(), evaluation_batch.targets.end(), 0);
     evaluation_batch.run(stream, model);
-    for (const bool first : {true, false}) {
-        parameters.begin_micro_batch(first, true);
-        model.forward(stream, evaluation_batch.on_device());
-        model.backward(stream, evaluation_batch.on_device());
-    }
+    for (const bool first : {true, false}) micro_batch(evaluation_batch.on_device(), first, !first);
     const std::vector<int32_t> prompt(2, 0);
     for (const size_t n : {size_t{1}, prompt.size()}) {
         generator.reset();
-        if (static_cast<int>(n) <= generator.shape().n_ctx) generator.feed(stream, std::span(prompt).first(n));
+        if (static_cast<int>(n) <= generator.shape().n_ctx)
+            generator.feed(stream, std::span(prompt).first(n));
     }
     generator.reset();
     stream.synchronize();
 }
 
 OutcomeQueue::OutcomeQueue(Arena& arena)
-    : outcomes_(static_cast<StepOutcome*>(arena.take(capacity * sizeof(StepOutcome), Purpose::staging))) {
+    : outcomes_(
+          static_cast<StepOutcome*>(arena.take(capacity * sizeof(StepOutcome), Purpose::staging))) {
     if (arena.is_counting()) return;
     for (Event& event : arrived_) event = Event(arena.device());
 }
 
-void OutcomeQueue::push(Stream& stream, const StepState* state, const double* loss_sum) {
+void OutcomeQueue::push(Stream& stream, const Optimizer& optimizer) {
     assert(pushed_ - popped_ < capacity);
     StepOutcome& to = outcomes_[pushed_ % capacity];
-    copy(stream, &to.state, state, sizeof *state);
-    copy(stream, &to.loss_sum, loss_sum, sizeof *loss_sum);
+    copy(stream, &to.state, optimizer.state_on_device(), sizeof to.state);
+    copy(stream, &to.sums, optimizer.sums(), sizeof to.sums);
     arrived_[pushed_++ % capacity].record(stream);
 }
 

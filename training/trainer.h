@@ -7,6 +7,7 @@
 #include "kernels/adamw.h"
 #include "model/generator.h"
 #include "model/gpt.h"
+#include "parallel/step_clock.h"
 #include "training/batch_feed.h"
 #include "training/config.h"
 #include "training/evaluation.h"
@@ -17,7 +18,7 @@ namespace train_gpt {
 /// What the device found out in a step.
 struct StepOutcome {
     StepState state;
-    double loss_sum = 0;  // nats, over the tokens of the step
+    Optimizer::StepSums sums;  // over all ranks
 };
 
 /// Outcomes of steps on their way to the host, which may be a step ahead of the device.
@@ -25,7 +26,7 @@ class OutcomeQueue {
   public:
     explicit OutcomeQueue(Arena& arena);
     /// Enqueues the copy of a step's outcome. At most `capacity` outcomes may be on their way.
-    void push(Stream& stream, const StepState* state, const double* loss_sum);
+    void push(Stream& stream, const Optimizer& optimizer);
     /// Waits for the oldest.
     StepOutcome pop();
 
@@ -38,8 +39,17 @@ class OutcomeQueue {
 };
 
 struct Trainer {
-    /// vocab_size: config.model.vocab_size, or the tokenizer's where that is 0.
-    Trainer(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute, Arena& arena);
+    Trainer(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute,
+            Arena& arena, const Sharding& sharding);
+
+    /// The run is to stop behind the step that comes: all ranks see it in that step's outcome.
+    void request_stop() { *stop_request_ = 1; }
+    /// The loader's next batch, on its way to the device.
+    TokenBatch next_batch(TrainLoader& loader);
+    /// One micro-batch: forward and backward, its losses added to the step's.
+    void micro_batch(const TokenBatch& batch, bool first, bool last);
+    /// The update behind a step's micro-batches.
+    void update(const AdamWStep& args, float scale, float clip);
 
     /// Walks every path of a step, an evaluation and a sample once and applies nothing: libraries load their kernels and
     /// choose among them now, not within a step. The gradients that it leaves are overwritten by the first micro-batch.
@@ -53,13 +63,18 @@ struct Trainer {
     BatchFeed feed;
     EvaluationBatch evaluation_batch;
     OutcomeQueue outcomes;
+    StepClock clock;
     void* loader_memory = nullptr;  // TrainLoader's ring of batches
-    double* loss_sum = nullptr;     // in the device's memory: nats, over the tokens of a step
+
+  private:
+    double* stop_request_ = nullptr;  // in host memory
 };
 
 GPTShape shape_of(const Config& config, int64_t vocab_size);
 
 /// What of LoaderOptions follows from the configuration.
-LoaderOptions loader_options(const Config& config, int64_t first_step);
+LoaderOptions loader_options(const Config& config, int64_t first_step, int rank = 0, int ranks = 1);
+
+Sharding sharding_of(const Config& config, int rank, int ranks);
 
 }  // namespace train_gpt

@@ -44,40 +44,30 @@ TinyModel random_model(const GPTShape& shape, DType dtype) {
     for (int i = 0; i < model.count(); ++i) {
         const size_t n = static_cast<size_t>(model.parameter(i).numel());
         model.parameters->set(i, random_normal(n));
-        for (float* moment : {model.parameters->moment1(i), model.parameters->moment2(i)}) {
-            const auto values = random_normal(n, 1e-3f);
-            std::fill_n(moment, model.parameter(i).padded_numel(), 0.0f);
-            std::copy(values.begin(), values.end(), moment);
+        for (const auto moment : {ParameterStore::State::moment1, ParameterStore::State::moment2}) {
+            model.set_state(moment, i, 0);
+            model.parameters->write(moment, i, 0, random_normal(n, 1e-3f));
         }
     }
     return model;
 }
 
+constexpr ParameterStore::State restored_states[] = {
+    ParameterStore::State::master, ParameterStore::State::moment1, ParameterStore::State::moment2};
+
 /// Fills everything that a checkpoint restores with NaN.
 void poison(TinyModel& model) {
     const float nan = std::numeric_limits<float>::quiet_NaN();
-    for (int i = 0; i < model.count(); ++i) {
-        const int64_t n = model.parameter(i).padded_numel();
-        for (float* state : {model.parameters->master(i), model.parameters->moment1(i),
-                             model.parameters->moment2(i)})
-            std::fill_n(state, n, nan);
-        if (bf16* weight = model.parameters->rounded_weight(i)) std::fill_n(weight, n, bf16(nan));
-    }
+    for (int i = 0; i < model.count(); ++i)
+        for (const auto state : restored_states) model.set_state(state, i, nan);
 }
 
 void check_equal(const TinyModel& a, const TinyModel& b) {
     for (int i = 0; i < a.count(); ++i) {
         CAPTURE(a.parameter(i).name);
-        const size_t n = static_cast<size_t>(a.parameter(i).padded_numel());
-        const auto same = [&](const void* x, const void* y, size_t bytes) {
-            return std::memcmp(x, y, n * bytes) == 0;
-        };
-        CHECK(same(a.parameters->master(i), b.parameters->master(i), sizeof(float)));
-        CHECK(same(a.parameters->moment1(i), b.parameters->moment1(i), sizeof(float)));
-        CHECK(same(a.parameters->moment2(i), b.parameters->moment2(i), sizeof(float)));
-        if (a.parameters->dtype() == DType::bf16)
-            CHECK(same(a.parameters->rounded_weight(i), b.parameters->rounded_weight(i),
-                       sizeof(bf16)));
+        for (const auto state : restored_states) CHECK(a.state(state, i) == b.state(state, i));
+        const Tensor x = a.parameters->weight(i), y = b.parameters->weight(i);
+        CHECK(std::memcmp(x.data, y.data, x.bytes()) == 0);
     }
 }
 
@@ -86,7 +76,7 @@ void save_steps(const fs::path& run_dir, const std::vector<int64_t>& steps) {
     const GPTShape shape{.n_layer = 1, .n_head = 1, .n_embd = 8, .n_ctx = 4, .vocab_size = 20};
     const TinyModel model = random_model(shape, DType::fp32);
     for (int64_t step : steps)
-        save_checkpoint(run_dir, step, Config{}, shape, *model.parameters, nullptr);
+        save_checkpoint(run_dir, {step, Config{}, shape, *model.parameters});
 }
 
 std::vector<std::string> names(const std::vector<fs::path>& paths) {
@@ -116,7 +106,7 @@ TEST_CASE("a checkpoint restores masters, moments and weights bit for bit", "[ch
         Config config;
         config.schedule.steps = 7;
         const fs::path path =
-            save_checkpoint(directory.path(), step, config, shape, *model.parameters, nullptr);
+            save_checkpoint(directory.path(), {step, config, shape, *model.parameters});
         verify_checkpoint(path, Verify::everything);
         CHECK(checkpoint_step(path) == step);
         CHECK(config_differences(checkpoint_config(path), config).empty());
@@ -132,12 +122,12 @@ TEST_CASE("a checkpoint restores masters, moments and weights bit for bit", "[ch
         TinyModel weights(shape, 1, 2, dtype);
         poison(weights);
         load_weights(path, *weights.parameters);
-        for (int i = 0; i < model.count(); ++i)
-            for (int64_t k = 0; k < model.parameter(i).padded_numel(); ++k) {
-                const float wanted = model.parameters->master(i)[k],
-                            found = weights.parameters->master(i)[k];
-                REQUIRE(found == (dtype == DType::bf16 ? to_float(bf16(wanted)) : wanted));
-            }
+        for (int i = 0; i < model.count(); ++i) {
+            std::vector<float> wanted = model.state(ParameterStore::State::master, i);
+            if (dtype == DType::bf16)
+                std::transform(wanted.begin(), wanted.end(), wanted.begin(), [](float v) { return to_float(bf16(v)); });
+            CHECK(weights.state(ParameterStore::State::master, i) == wanted);
+        }
     }
 }
 
@@ -156,15 +146,16 @@ TEST_CASE("weights lie in model.safetensors as Hugging Face stores them", "[chec
     REQUIRE(info->shape == std::vector<int64_t>{C, 3 * C});
     std::vector<float> stored(static_cast<size_t>(3 * C * C));
     theirs.read_floats(*info, stored.data());
+    const std::vector<float> weights = model.state(ParameterStore::State::master, qkv);
     for (int64_t in = 0; in < C; ++in)
         for (int64_t out = 0; out < 3 * C; ++out)
-            REQUIRE(model.parameters->master(qkv)[out * C + in] ==
+            REQUIRE(weights[static_cast<size_t>(out * C + in)] ==
                     stored[static_cast<size_t>(in * 3 * C + out)]);
 
     // Written again, every tensor is there under its name, with its shape and its numbers.
     const TemporaryDirectory directory;
     const fs::path path =
-        save_checkpoint(directory.path(), 1, Config{}, shape, *model.parameters, nullptr);
+        save_checkpoint(directory.path(), {1, Config{}, shape, *model.parameters});
     const SafetensorsFile ours(path / "model.safetensors");
     CHECK(static_cast<int>(ours.tensors().size()) == model.count());
     for (const TensorInfo& tensor : ours.tensors()) {
@@ -193,7 +184,7 @@ TEST_CASE("optimizer state that several ranks wrote loads into one", "[checkpoin
     const GPTShape shape = random_shape();
     const TinyModel model = random_model(shape, DType::fp32);
     const fs::path path =
-        save_checkpoint(directory.path(), 1, Config{}, shape, *model.parameters, nullptr);
+        save_checkpoint(directory.path(), {1, Config{}, shape, *model.parameters});
     fs::remove(path / optimizer_file);
     const int ranks = static_cast<int>(random_int(2, 4));
     const auto write_rank = [&](int rank) {
@@ -205,12 +196,14 @@ TEST_CASE("optimizer state that several ranks wrote loads into one", "[checkpoin
                 const Parameter& p = model.parameter(i);
                 const int64_t first = p.numel() * rank / ranks,
                               end = p.numel() * (rank + 1) / ranks;
-                const float* state = kind[1] == 'a'   ? model.parameters->master(i)
-                                     : kind[0] == 'm' ? model.parameters->moment1(i)
-                                                      : model.parameters->moment2(i);
+                const std::vector<float> state =
+                    model.state(kind[1] == 'a'   ? ParameterStore::State::master
+                                : kind[0] == 'm' ? ParameterStore::State::moment1
+                                                 : ParameterStore::State::moment2,
+                                i);
                 tensors.push_back({.name = kind + p.name, .dtype = "F32", .shape = {end - first}});
                 metadata["range/" + p.name] = std::to_string(first) + "-" + std::to_string(end);
-                bytes.insert(bytes.end(), state + first, state + end);
+                bytes.insert(bytes.end(), state.begin() + first, state.begin() + end);
             }
         SafetensorsWriter writer(path / ("optimizer-" + std::to_string(rank) + "-of-n.safetensors"),
                                  tensors, metadata);
@@ -348,21 +341,21 @@ TEST_CASE("a checkpoint that cannot be written leaves the others as they were", 
     for (DType dtype : {DType::fp32, DType::bf16}) {
         const fs::path run = directory / name_of(dtype);
         TinyModel model = random_model(shape, dtype);
-        save_checkpoint(run, 1, Config{}, shape, *model.parameters, nullptr);
+        save_checkpoint(run, {1, Config{}, shape, *model.parameters});
         const int bad = static_cast<int>(random_int(0, model.count() - 1));
-        float& value =
-            model.parameters->master(bad)[random_int(0, model.parameter(bad).numel() - 1)];
+        const int64_t at = random_int(0, model.parameter(bad).numel() - 1);
+        const auto set = [&](float value) { model.parameters->write(ParameterStore::State::master, bad, at, {&value, 1}); };
         // 3.4e38 is finite in fp32 and rounds to infinity in bf16.
         for (float number : {NAN, INFINITY, dtype == DType::bf16 ? 3.4e38f : -INFINITY}) {
-            value = number;
+            set(number);
             const std::string error = error_of(
-                [&] { save_checkpoint(run, 2, Config{}, shape, *model.parameters, nullptr); });
+                [&] { save_checkpoint(run, {2, Config{}, shape, *model.parameters}); });
             CHECK(contains(error, model.parameter(bad).name));
             CHECK(names_in(run) == std::set<std::string>{"step-00000001"});
         }
-        value = 1;
+        set(1);
         write(run / "step-00000003.tmp", "a file in the way is replaced");
-        save_checkpoint(run, 3, Config{}, shape, *model.parameters, nullptr);
+        save_checkpoint(run, {3, Config{}, shape, *model.parameters});
         CHECK(names_in(run) == std::set<std::string>{"step-00000001", "step-00000003"});
     }
 }

@@ -311,6 +311,7 @@ TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[
     };
     change(schema, changed);
     REQUIRE(keys > 40);
+    changed["parallel"]["zero"] = 2;
     changed["model"].update({{"n_head", 7}, {"n_embd", 7 * 11}});
     changed["seed"] = std::numeric_limits<uint64_t>::max() - 1;
     const int64_t micro = changed["batch"]["micro_batch"].get<int64_t>() *

@@ -1,0 +1,62 @@
+#include "parallel/communicator.h"
+
+#include "kernels/copy.h"
+#include "kernels/error.h"
+#include "parallel/communicator_kinds.h"
+
+namespace train_gpt {
+
+namespace {
+
+class GroupOfOne final : public Communicator {
+  public:
+    explicit GroupOfOne(Activity& activity) : Communicator(0, 1), activity_(activity) {}
+
+    void all_reduce(Stream&, void*, int64_t, DType) override { activity_.enter("all-reduce"); }
+    void reduce_scatter(Stream& stream, void* out, void* in, int64_t count, DType dtype) override {
+        activity_.enter("reduce-scatter");
+        if (out != in) copy(stream, out, in, static_cast<size_t>(count) * size_of(dtype));
+    }
+    void all_gather(Stream& stream, void* out, const void* in, int64_t count,
+                    DType dtype) override {
+        activity_.enter("all-gather");
+        if (out != in) copy(stream, out, in, static_cast<size_t>(count) * size_of(dtype));
+    }
+    void broadcast(Stream&, void*, int64_t, DType, int) override { activity_.enter("broadcast"); }
+    void send(Stream&, const void*, int64_t, DType, int to) override { refuse(to); }
+    void receive(Stream&, void*, int64_t, DType, int from) override { refuse(from); }
+    void barrier(Stream&) override { activity_.enter("barrier"); }
+    std::unique_ptr<Communicator> split(int, int) override {
+        activity_.enter("split");
+        return open_group_of_one(activity_);
+    }
+
+  private:
+    [[noreturn]] static void refuse(int peer) {
+        throw Error("a rank that is alone in its group cannot exchange anything with rank ", peer,
+                    " of it; this is a fault of the program, please report it");
+    }
+
+    Activity& activity_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> open_group_of_one(Activity& activity) {
+    return std::make_unique<GroupOfOne>(activity);
+}
+
+std::unique_ptr<Communicator> open_communicator(const World& world, const Device& device,
+                                                Activity& activity) {
+    if (world.size() == 1) return open_group_of_one(activity);
+    return device.is_cuda() ? open_nccl_communicator(world, device, activity)
+                            : open_mpi_communicator(world, activity);
+}
+
+#ifndef TRAIN_GPT_CUDA
+std::unique_ptr<Communicator> open_nccl_communicator(const World&, const Device&, Activity&) {
+    throw Error("this build has no CUDA, so its ranks cannot train on GPUs");
+}
+#endif
+
+}  // namespace train_gpt

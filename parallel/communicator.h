@@ -1,0 +1,63 @@
+// Collectives over a group of ranks: what a step moves between devices. NCCL's on GPUs, MPI's and shared memory on CPUs,
+// nothing in a group of one. The axes of parallelism are groups that split() makes; data parallelism is the first.
+#pragma once
+#include <cstdint>
+#include <memory>
+
+#include "kernels/device.h"
+#include "kernels/dtype.h"
+#include "parallel/activity.h"
+#include "parallel/world.h"
+
+namespace train_gpt {
+
+/// Collectives are submitted to a stream in the same order on all ranks of the group. On a GPU they run in the order of
+/// the stream's work, beside other streams (give them one of high priority, and events both ways); on the CPU at once.
+/// Buffers lie in the stream's device's memory. Sums of fp32 and fp64 are added in that dtype (on CPUs in the order of ranks, so
+/// that all_reduce and reduce_scatter + all_gather give the same bits); sums of bf16 are in fp32 on CPUs and rounded once,
+/// as NCCL does it on GPUs. A rank that is gone, or NCCL's asynchronous error, is an Error that names the collective.
+class Communicator {
+  public:
+    virtual ~Communicator() = default;
+    Communicator(const Communicator&) = delete;
+    Communicator& operator=(const Communicator&) = delete;
+
+    int rank() const { return rank_; }
+    int size() const { return size_; }
+
+    /// data[count] becomes its sum over ranks.
+    virtual void all_reduce(Stream& stream, void* data, int64_t count, DType dtype) = 0;
+    /// out[count] = Σ over ranks of in[rank·count …]; in is [size·count] and is destroyed. out may be in + rank·count.
+    virtual void reduce_scatter(Stream& stream, void* out, void* in, int64_t count,
+                                DType dtype) = 0;
+    /// out [size·count] = in[count] of all ranks, by rank. in may be out + rank·count.
+    virtual void all_gather(Stream& stream, void* out, const void* in, int64_t count,
+                            DType dtype) = 0;
+    virtual void broadcast(Stream& stream, void* data, int64_t count, DType dtype, int root) = 0;
+    virtual void send(Stream& stream, const void* data, int64_t count, DType dtype, int to) = 0;
+    virtual void receive(Stream& stream, void* data, int64_t count, DType dtype, int from) = 0;
+    virtual void barrier(Stream& stream) = 0;
+    /// The ranks of this group that give the same color, ordered by key, then rank. All ranks of the group call it.
+    virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+
+    /// Throws Error when a collective failed behind the host's back. Does not wait.
+    virtual void check() {}
+    /// Gives up collectives that wait for a rank that is gone, from any thread; the group is of no use any more.
+    virtual void abort() {}
+
+    /// Bytes that this rank has sent to others so far, as the algorithm moves them; for NCCL by its published volumes.
+    int64_t bytes_sent() const { return bytes_sent_; }
+
+  protected:
+    Communicator(int rank, int size) : rank_(rank), size_(size) {}
+    int64_t bytes_sent_ = 0;
+
+  private:
+    int rank_, size_;
+};
+
+/// The group of all ranks for buffers on `device`. Each collective that a rank enters is counted in `activity`.
+std::unique_ptr<Communicator> open_communicator(const World& world, const Device& device,
+                                                Activity& activity);
+
+}  // namespace train_gpt

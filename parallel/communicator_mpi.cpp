@@ -1,0 +1,487 @@
+// Collectives in the host's memory. Ranks of a node exchange data through memory that they share, nodes through MPI.
+//
+// The buffer of a collective is a row of blocks, one for each rank of the group. On every node each block has a handler: the
+// rank itself where it belongs to the node, else one of the node's ranks, which deals with the block's owner for all of them.
+//   reduce-scatter: the handler adds what the node's ranks have for the block and sends the sum to the owner, who adds the
+//                   nodes' sums.
+//   all-gather:     the owner sends its block to its handler on each other node, and every handler shows its blocks to its node.
+// So a block crosses between two nodes once, and an element's sum has one order, whatever block it lies in: within a node by
+// rank, then by node. Buffers flow through in turns, each of which moves an equal piece of every block through the shared
+// memory. Sums travel between nodes in the type they are added in, those of bf16 as fp32. All-reduce is both of them,
+// broadcast is an all-gather in which all blocks but the root's are empty.
+#include "kernels/error.h"
+#include "parallel/communicator_kinds.h"
+
+#ifdef TRAIN_GPT_MPI
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cassert>
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "parallel/mpi_world.h"
+
+namespace train_gpt {
+
+namespace {
+
+// What a rank shows to its node in one turn: large enough that meeting costs little beside copying, small enough to stay in
+// caches while others read it.
+constexpr size_t slot_bytes = size_t{1} << 20;
+constexpr size_t cache_line = 64;
+
+template <class T>
+using SumOf = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+
+/// Calls f with a value of the dtype's type.
+template <class F>
+void with_type(DType dtype, F&& f) {
+    switch (dtype) {
+        case DType::fp32:
+            return f(float{});
+        case DType::bf16:
+            return f(bf16{});
+        case DType::int32:
+            return f(int32_t{});
+        case DType::fp64:
+            return f(double{});
+    }
+}
+
+// Below this many elements a team of threads costs more than it brings.
+constexpr int64_t team_elements = 1 << 15;
+constexpr int64_t strip = 1024;  // elements whose sums stay in the first cache
+
+/// to[i] = from[0][i] + from[1][i] + …, in this order. `to` may be one of them.
+template <class In, class Out>
+void add(const std::vector<const void*>& from, Out* to, int64_t n) {
+    using Sum = SumOf<In>;
+#pragma omp parallel for schedule(static) if (n >= team_elements)
+    for (int64_t first = 0; first < n; first += strip) {
+        const int64_t m = std::min(strip, n - first);
+        std::array<Sum, strip> sum;
+        for (size_t j = 0; j < from.size(); ++j) {
+            const In* x = static_cast<const In*>(from[j]) + first;
+            if (j == 0) {
+                for (int64_t i = 0; i < m; ++i)
+                    sum[static_cast<size_t>(i)] = static_cast<Sum>(x[i]);
+            } else {
+                for (int64_t i = 0; i < m; ++i)
+                    sum[static_cast<size_t>(i)] += static_cast<Sum>(x[i]);
+            }
+        }
+        for (int64_t i = 0; i < m; ++i)
+            to[first + i] = static_cast<Out>(sum[static_cast<size_t>(i)]);
+    }
+}
+
+void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
+    constexpr int64_t part = int64_t{1} << 16;
+#pragma omp parallel for schedule(static) if (bytes >= 2 * part)
+    for (int64_t first = 0; first < bytes; first += part)
+        std::memcpy(to + first, from + first, static_cast<size_t>(std::min(part, bytes - first)));
+}
+
+int rank_in(MPI_Comm group) {
+    int rank = 0;
+    MPI_CHECK(MPI_Comm_rank(group, &rank));
+    return rank;
+}
+
+int size_of_group(MPI_Comm group) {
+    int size = 0;
+    MPI_CHECK(MPI_Comm_size(group, &size));
+    return size;
+}
+
+class MpiCommunicator final : public Communicator {
+  public:
+    /// Takes over `group`, whose ranks give the number of their node.
+    MpiCommunicator(std::shared_ptr<const World::Membership> membership, MPI_Comm group, int node,
+                    Activity& activity)
+        : Communicator(rank_in(group), size_of_group(group)),
+          membership_(std::move(membership)),
+          activity_(activity),
+          group_(group),
+          node_(node) {
+        MPI_CHECK(MPI_Comm_set_errhandler(group_, MPI_ERRORS_RETURN));
+        find_handlers();
+        allocate();
+    }
+
+    ~MpiCommunicator() override {
+        // Ranks wait for each other here, as at the end of a World.
+        if (membership_->is_broken || std::uncaught_exceptions() > 0) {
+            membership_->is_broken = true;
+            return;
+        }
+        MPI_Win_free(&window_);
+        MPI_Comm_free(&neighbours_);
+        MPI_Comm_free(&group_);
+    }
+
+    void all_reduce(Stream&, void* data, int64_t count, DType dtype) override {
+        activity_.enter("all-reduce");
+        reduce_everywhere(data, count, dtype);
+    }
+
+    void reduce_scatter(Stream&, void* out, void* in, int64_t count, DType dtype) override {
+        activity_.enter("reduce-scatter");
+        for_each_turn(count, dtype, [&](int64_t first, int64_t n) {
+            for (int b = 0; b < size(); ++b) piece(b) = {at(in, b * count + first, dtype), n};
+            sum_pieces(at(out, first, dtype), dtype);
+        });
+    }
+
+    void all_gather(Stream&, void* out, const void* in, int64_t count, DType dtype) override {
+        activity_.enter("all-gather");
+        std::byte* mine = at(out, rank() * count, dtype);
+        if (mine != in)
+            copy_bytes(mine, static_cast<const std::byte*>(in), bytes_of({mine, count}, dtype));
+        for_each_turn(count, dtype, [&](int64_t first, int64_t n) {
+            for (int b = 0; b < size(); ++b) piece(b) = {at(out, b * count + first, dtype), n};
+            share_pieces(dtype);
+        });
+    }
+
+    void broadcast(Stream&, void* data, int64_t count, DType dtype, int root) override {
+        activity_.enter("broadcast");
+        for_each_turn(count, dtype, [&](int64_t first, int64_t n) {
+            for (int b = 0; b < size(); ++b) piece(b) = {at(data, first, dtype), b == root ? n : 0};
+            share_pieces(dtype);
+        });
+    }
+
+    void send(Stream&, const void* data, int64_t count, DType dtype, int to) override {
+        activity_.enter("send");
+        const auto* bytes = static_cast<const std::byte*>(data);
+        const int64_t total = count * static_cast<int64_t>(size_of(dtype));
+        for (int64_t first = 0; first < total; first += most_message_bytes) {
+            post_send(bytes + first, std::min(most_message_bytes, total - first), to, Tag::message);
+            finish_messages();
+        }
+    }
+
+    void receive(Stream&, void* data, int64_t count, DType dtype, int from) override {
+        activity_.enter("receive");
+        auto* bytes = static_cast<std::byte*>(data);
+        const int64_t total = count * static_cast<int64_t>(size_of(dtype));
+        for (int64_t first = 0; first < total; first += most_message_bytes) {
+            post_receive(bytes + first, std::min(most_message_bytes, total - first), from,
+                         Tag::message);
+            finish_messages();
+        }
+    }
+
+    void barrier(Stream&) override {
+        activity_.enter("barrier");
+        int32_t nothing = 0;  // nobody has the sum before all have given their part
+        reduce_everywhere(&nothing, 1, DType::int32);
+    }
+
+    std::unique_ptr<Communicator> split(int color, int key) override {
+        activity_.enter("split");
+        assert(color >= 0);
+        MPI_Comm part = MPI_COMM_NULL;
+        MPI_CHECK(MPI_Comm_split(group_, color, key, &part));
+        if (size_of_group(part) > 1)
+            return std::make_unique<MpiCommunicator>(membership_, part, node_, activity_);
+        MPI_CHECK(MPI_Comm_free(&part));
+        return open_group_of_one(activity_);
+    }
+
+    void check() override {
+        if (is_aborted_)
+            throw Error("the collective ", activity_.collective.load(), " was given up by rank ",
+                        rank(), " of ", size(), ", since another rank is gone");
+    }
+
+    void abort() override {
+        membership_->is_broken = true;
+        is_aborted_ = true;
+    }
+
+  private:
+    /// What one turn moves of a block.
+    struct Piece {
+        std::byte* data = nullptr;
+        int64_t n = 0;
+    };
+    Piece& piece(int block) { return pieces_[static_cast<size_t>(block)]; }
+    static int64_t bytes_of(const Piece& piece, DType dtype) {
+        return piece.n * static_cast<int64_t>(size_of(dtype));
+    }
+    static std::byte* at(void* data, int64_t element, DType dtype) {
+        return static_cast<std::byte*>(data) + element * static_cast<int64_t>(size_of(dtype));
+    }
+
+    enum class Tag : int { piece, message };
+    static constexpr int64_t most_message_bytes = int64_t{1} << 30;  // MPI counts in int
+
+    /// How many turns a rank of the node has come to; other processes read it.
+    struct alignas(cache_line) Arrivals {
+        std::atomic<int64_t> turns{0};
+    };
+    static_assert(std::atomic<int64_t>::is_always_lock_free);
+
+    void find_handlers() {
+        std::vector<int> node_of(static_cast<size_t>(size()));
+        MPI_CHECK(MPI_Allgather(&node_, 1, MPI_INT, node_of.data(), 1, MPI_INT, group_));
+        std::vector<int> names;                 // of nodes, ordered by their first ranks
+        std::vector<std::vector<int>> members;  // ranks of each node
+        std::vector<size_t> place;              // of each rank among its node's
+        for (int r = 0; r < size(); ++r) {
+            const int name = node_of[static_cast<size_t>(r)];
+            const auto k = static_cast<size_t>(std::ranges::find(names, name) - names.begin());
+            if (k == names.size()) {
+                names.push_back(name);
+                members.emplace_back();
+            }
+            place.push_back(members[k].size());
+            members[k].push_back(r);
+        }
+        my_node_ = static_cast<size_t>(std::ranges::find(names, node_) - names.begin());
+        local_ = place[static_cast<size_t>(rank())];
+        locals_ = members[my_node_].size();
+        for (int b = 0; b < size(); ++b) {
+            handler_.push_back(place[static_cast<size_t>(b)] % locals_);
+            if (handler_.back() == local_ && b != rank()) guests_.push_back(b);
+        }
+        for (const std::vector<int>& ranks : members)
+            handler_on_node_.push_back(ranks[local_ % ranks.size()]);
+    }
+
+    void allocate() {
+        stride_ =
+            std::max(slot_bytes / static_cast<size_t>(size()) / cache_line, size_t{1}) * cache_line;
+        const size_t slot = stride_ * static_cast<size_t>(size());
+        MPI_CHECK(MPI_Comm_split(group_, static_cast<int>(my_node_), rank(), &neighbours_));
+        // Each rank's part in pages of its own, which the system puts near the processor that first writes to them.
+        MPI_Info info = MPI_INFO_NULL;
+        MPI_CHECK(MPI_Info_create(&info));
+        MPI_CHECK(MPI_Info_set(info, "alloc_shared_noncontig", "true"));
+        void* mine = nullptr;
+        MPI_CHECK(
+            MPI_Win_allocate_shared(static_cast<MPI_Aint>(cache_line + sizeof(Arrivals) + 2 * slot),
+                                    1, info, neighbours_, static_cast<void*>(&mine), &window_));
+        MPI_CHECK(MPI_Info_free(&info));
+        for (size_t j = 0; j < locals_; ++j) {
+            MPI_Aint bytes = 0;
+            int unit = 0;
+            void* part = nullptr;
+            MPI_CHECK(MPI_Win_shared_query(window_, static_cast<int>(j), &bytes, &unit,
+                                           static_cast<void*>(&part)));
+            // Addresses differ between processes, but by whole pages.
+            const size_t beyond = reinterpret_cast<uintptr_t>(part) % cache_line;
+            std::byte* begin = static_cast<std::byte*>(part) + (beyond ? cache_line - beyond : 0);
+            arrivals_.push_back(j == local_ ? new (begin) Arrivals
+                                            : reinterpret_cast<Arrivals*>(begin));
+            slots_.push_back({begin + sizeof(Arrivals), begin + sizeof(Arrivals) + slot});
+        }
+        MPI_CHECK(MPI_Barrier(neighbours_));
+
+        const size_t nodes = handler_on_node_.size();
+        pieces_.resize(static_cast<size_t>(size()));
+        requests_.reserve(nodes + guests_.size());
+        if (nodes > 1)
+            sums_.resize((nodes + guests_.size()) * 2 * stride_);  // of bf16 they are fp32
+    }
+
+    int64_t piece_elements(DType dtype) const {
+        return static_cast<int64_t>(stride_ / size_of(dtype));
+    }
+
+    /// Calls turn(first, n) for what each turn moves of blocks of `count` elements.
+    template <class Turn>
+    void for_each_turn(int64_t count, DType dtype, Turn&& turn) const {
+        const int64_t most = piece_elements(dtype);
+        for (int64_t first = 0; first < count; first += most)
+            turn(first, std::min(most, count - first));
+    }
+
+    void reduce_everywhere(void* data, int64_t count, DType dtype) {
+        const int64_t most = piece_elements(dtype) * size();
+        for (int64_t first = 0; first < count; first += most) {
+            const int64_t n = std::min(most, count - first), share = (n + size() - 1) / size();
+            for (int b = 0; b < size(); ++b) {
+                const int64_t begin = std::min(n, b * share), end = std::min(n, begin + share);
+                piece(b) = {at(data, first + begin, dtype), end - begin};
+            }
+            sum_pieces(piece(rank()).data, dtype);
+            share_pieces(dtype);
+        }
+    }
+
+    /// out = Σ over ranks of their piece of this rank's block.
+    void sum_pieces(std::byte* out, DType dtype) {
+        ++turn_;
+        for (int b = 0; b < size(); ++b) {
+            if (handler_[static_cast<size_t>(b)] != local_) show(b, dtype, 1);
+        }
+        meet();
+        with_type(dtype, [&]<class T>(T) {
+            using Sum = SumOf<T>;
+            const int64_t n = piece(rank()).n;
+            if (handler_on_node_.size() == 1) {
+                add<T>(neighbours_pieces(rank()), reinterpret_cast<T*>(out), n);
+                return;
+            }
+            // The nodes' sums for this rank's own block, then this node's sums for its guests.
+            std::byte* sum = sums_.data();
+            node_sums_.clear();
+            for (size_t k = 0; k < handler_on_node_.size(); ++k, sum += 2 * stride_) {
+                node_sums_.push_back(sum);
+                if (k == my_node_) {
+                    add<T>(neighbours_pieces(rank()), reinterpret_cast<Sum*>(sum), n);
+                } else {
+                    post_receive(sum, n * static_cast<int64_t>(sizeof(Sum)), handler_on_node_[k],
+                                 Tag::piece);
+                }
+            }
+            for (const int b : guests_) {
+                add<T>(neighbours_pieces(b), reinterpret_cast<Sum*>(sum), piece(b).n);
+                post_send(sum, piece(b).n * static_cast<int64_t>(sizeof(Sum)), b, Tag::piece);
+                sum += 2 * stride_;
+            }
+            finish_messages();
+            add<Sum>(node_sums_, reinterpret_cast<T*>(out), n);
+        });
+    }
+
+    /// Every rank's piece of its own block to all.
+    void share_pieces(DType dtype) {
+        ++turn_;
+        for (size_t k = 0; k < handler_on_node_.size(); ++k) {
+            if (k != my_node_)
+                post_send(piece(rank()).data, bytes_of(piece(rank()), dtype), handler_on_node_[k],
+                          Tag::piece);
+        }
+        for (const int b : guests_)
+            post_receive(piece(b).data, bytes_of(piece(b), dtype), b, Tag::piece);
+        finish_messages();
+        if (locals_ > 1) {
+            const auto readers = static_cast<int64_t>(locals_) - 1;
+            show(rank(), dtype, readers);
+            for (const int b : guests_) show(b, dtype, readers);
+        }
+        meet();
+        for (int b = 0; b < size(); ++b) {
+            const size_t handler = handler_[static_cast<size_t>(b)];
+            if (handler != local_)
+                copy_bytes(piece(b).data, slot(handler, b), bytes_of(piece(b), dtype));
+        }
+    }
+
+    /// Copies a block's piece to where the node's ranks see it.
+    void show(int block, DType dtype, int64_t readers) {
+        const int64_t bytes = bytes_of(piece(block), dtype);
+        copy_bytes(slot(local_, block), piece(block).data, bytes);
+        bytes_sent_ += readers * bytes;
+    }
+
+    /// The pieces of a block that this rank handles, of the node's ranks in their order.
+    const std::vector<const void*>& neighbours_pieces(int block) {
+        shown_.clear();
+        for (size_t j = 0; j < locals_; ++j)
+            shown_.push_back(j == local_ ? piece(block).data : slot(j, block));
+        return shown_;
+    }
+
+    /// Where a rank of the node shows a block in this turn. A slot is written again two turns later, when all have come to the
+    /// turn between and so have read it.
+    std::byte* slot(size_t local, int block) const {
+        return slots_[local][static_cast<size_t>(turn_ % 2)] + static_cast<size_t>(block) * stride_;
+    }
+
+    /// Returns when all ranks of the node have come to this turn.
+    void meet() {
+        arrivals_[local_]->turns.store(turn_, std::memory_order_release);
+        Patience patience;
+        for (const Arrivals* other : arrivals_) {
+            while (other->turns.load(std::memory_order_acquire) < turn_) {
+                check();
+                patience.pause();
+            }
+        }
+    }
+
+    void post_send(const std::byte* data, int64_t bytes, int to, Tag tag) {
+        if (bytes == 0) return;
+        requests_.push_back(MPI_REQUEST_NULL);
+        MPI_CHECK(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, static_cast<int>(tag),
+                            group_, &requests_.back()));
+        bytes_sent_ += bytes;
+    }
+
+    void post_receive(std::byte* data, int64_t bytes, int from, Tag tag) {
+        if (bytes == 0) return;
+        requests_.push_back(MPI_REQUEST_NULL);
+        MPI_CHECK(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, static_cast<int>(tag),
+                            group_, &requests_.back()));
+    }
+
+    void finish_messages() {
+        finish(requests_, [this] { check(); });
+        requests_.clear();
+    }
+
+    std::shared_ptr<const World::Membership> membership_;  // MPI stays as long as this does
+    Activity& activity_;
+    MPI_Comm group_;
+    int node_;
+    std::atomic<bool> is_aborted_{false};
+
+    size_t my_node_ = 0;             // among the group's nodes, ordered by their first ranks
+    size_t local_ = 0, locals_ = 1;  // this rank among the node's, and how many those are
+    std::vector<size_t> handler_;    // of each block on this node
+    std::vector<int> guests_;        // other nodes' ranks whose blocks this rank handles
+    std::vector<int>
+        handler_on_node_;  // the rank that handles this rank's block on each node; on its own it is itself
+
+    MPI_Comm neighbours_ = MPI_COMM_NULL;  // the node's ranks of this group
+    MPI_Win window_ = MPI_WIN_NULL;        // their shared memory: arrivals and two slots of each
+    std::vector<Arrivals*> arrivals_;
+    std::vector<std::array<std::byte*, 2>> slots_;
+    size_t stride_ = 0;  // bytes from block to block in a slot
+    int64_t turn_ = 0;
+
+    // Used anew in each turn.
+    std::vector<Piece> pieces_;
+    std::vector<const void*> shown_, node_sums_;
+    std::vector<MPI_Request> requests_;
+    std::vector<std::byte> sums_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> open_mpi_communicator(const World& world, Activity& activity,
+                                                    std::optional<int> node) {
+    const World::Membership& membership = *world.membership();
+    int first = world.rank();  // of the node's ranks, which names the node
+    MPI_CHECK(MPI_Bcast(&first, 1, MPI_INT, 0, membership.node));
+    MPI_Comm group = MPI_COMM_NULL;
+    MPI_CHECK(MPI_Comm_dup(membership.everyone, &group));
+    return std::make_unique<MpiCommunicator>(world.membership(), group, node.value_or(first),
+                                             activity);
+}
+
+}  // namespace train_gpt
+
+#else
+
+namespace train_gpt {
+
+std::unique_ptr<Communicator> open_mpi_communicator(const World&, Activity&, std::optional<int>) {
+    throw Error(
+        "this build has no MPI, so its ranks cannot exchange anything; rebuild where an MPI "
+        "library is installed");
+}
+
+}  // namespace train_gpt
+
+#endif

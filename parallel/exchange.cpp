@@ -1,0 +1,36 @@
+#include "parallel/exchange.h"
+
+namespace train_gpt {
+
+Exchange::Exchange(const Device& device, Communicator& communicator, int slots, StepClock* clock)
+    : communicator_(communicator),
+      stream_(device, communicator.size() == 1, Stream::Priority::high),
+      clock_(clock),
+      done_(static_cast<size_t>(slots)),
+      waited_for_(static_cast<size_t>(slots), true) {
+    if (!beside()) return;
+    submitted_ = Event(device);
+    for (Event& event : done_) event = Event(device);
+}
+
+void Exchange::submit(Stream& stream, int slot, const std::function<void(Stream&)>& work) {
+    if (!beside()) {
+        const StepClock::Interval interval(clock_, stream, StepPhase::communication);
+        work(stream);
+        return;
+    }
+    submitted_.record(stream);
+    submitted_.hold(stream_);
+    work(stream_);
+    done_[static_cast<size_t>(slot)].record(stream_);
+    waited_for_[static_cast<size_t>(slot)] = false;
+}
+
+void Exchange::hold(Stream& stream, int slot) {
+    if (waited_for_[static_cast<size_t>(slot)]) return;
+    const StepClock::Interval interval(clock_, stream, StepPhase::communication);
+    done_[static_cast<size_t>(slot)].hold(stream);
+    waited_for_[static_cast<size_t>(slot)] = true;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,152 @@
+#include "test/parallel/ranks.h"
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "kernels/error.h"
+#include "test/random.h"
+
+namespace train_gpt {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+    std::vector<char*> all;
+    for (std::string& text : texts) all.push_back(text.data());
+    all.push_back(nullptr);
+    return all;
+}
+
+std::vector<std::string> merged(const Environment& added) {
+    std::vector<std::string> all;
+    for (char** entry = ::environ; *entry; ++entry) {
+        const std::string text = *entry;
+        if (!added.contains(text.substr(0, text.find('=')))) all.push_back(text);
+    }
+    for (const auto& [name, value] : added) all.push_back(concat(name, "=", value));
+    return all;
+}
+
+bool is_open_mpi() {
+    static const bool is =
+        run_program({"mpirun", "--version"}).output.find("Open MPI") != std::string::npos;
+    return is;
+}
+
+}  // namespace
+
+std::string this_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
+
+const std::string& mpirun_obstacle() {
+    static const std::string obstacle = []() -> std::string {
+#ifdef TRAIN_GPT_MPI
+        if (run_program({"sh", "-c", "command -v mpirun"}).exit_code == 0) return "";
+        return "there is no mpirun";
+#else
+        return "this build has no MPI";
+#endif
+    }();
+    return obstacle;
+}
+
+bool skip_without_mpirun() {
+    if (mpirun_obstacle().empty()) return false;
+    static const bool said = [] {
+        std::printf("skipped: cases with many ranks, since %s\n", mpirun_obstacle().c_str());
+        std::fflush(stdout);
+        return true;
+    }();
+    return said;
+}
+
+ProgramResult run_program(const std::vector<std::string>& command, const Environment& environment,
+                          double deadline_seconds) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw Error("a test cannot make a pipe");
+    posix_spawn_file_actions_t files;
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_adddup2(&files, ends[1], STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&files, ends[1], STDERR_FILENO);
+    posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    posix_spawnattr_t attributes;  // a process group of its own, to end all of it
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+    std::vector<std::string> arguments = command, variables = merged(environment);
+    const Clock::time_point start = Clock::now();
+    const auto seconds = [&] {
+        return std::chrono::duration<double>(Clock::now() - start).count();
+    };
+    pid_t child = -1;
+    const int failure = ::posix_spawnp(&child, command[0].c_str(), &files, &attributes,
+                                       pointers(arguments).data(), pointers(variables).data());
+    posix_spawn_file_actions_destroy(&files);
+    posix_spawnattr_destroy(&attributes);
+    ::close(ends[1]);
+    if (failure != 0) {
+        ::close(ends[0]);
+        return {127, command[0] + " cannot be started", 0};
+    }
+
+    ProgramResult result;
+    bool is_late = false;
+    for (;;) {
+        // mpirun ends its ranks when it is asked to end; what does not end at once is killed.
+        const double limit = deadline_seconds + (is_late ? 5 : 0);
+        pollfd waiting{ends[0], POLLIN, 0};
+        const int ready =
+            ::poll(&waiting, 1, std::max(0, static_cast<int>(1e3 * (limit - seconds())) + 1));
+        if (ready < 0 && errno == EINTR) continue;
+        if (ready == 0) {
+            ::kill(-child, is_late ? SIGKILL : SIGTERM);
+            if (is_late) break;
+            is_late = true;
+            continue;
+        }
+        char text[4096];
+        const ssize_t n = ::read(ends[0], text, sizeof text);
+        if (n <= 0) break;
+        result.output.append(text, static_cast<size_t>(n));
+    }
+    ::close(ends[0]);
+    int status = 0;
+    while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
+    result.seconds = seconds();
+    result.exit_code = is_late               ? -1
+                       : WIFSIGNALED(status) ? 128 + WTERMSIG(status)
+                                             : WEXITSTATUS(status);
+    return result;
+}
+
+ProgramResult run_ranks(int n, const std::vector<std::string>& command, Environment environment,
+                        double deadline_seconds) {
+    std::vector<std::string> all{"mpirun", "-np", std::to_string(n)};
+    if (is_open_mpi()) {
+        all.insert(all.end(), {"--oversubscribe", "--bind-to", "none"});
+        if (::geteuid() == 0) all.push_back("--allow-run-as-root");
+    }
+    all.insert(all.end(), command.begin(), command.end());
+    environment.emplace("OMP_NUM_THREADS", "1");
+    environment.emplace("TEST_SEED", std::to_string(test_rng()() >> 1));
+    environment.emplace("ASAN_OPTIONS", "detect_leaks=0");  // MPI's library leaves memory behind
+    return run_program(all, environment, deadline_seconds);
+}
+
+ProgramResult run_case_on_ranks(int n, const std::string& test_case, Environment environment,
+                                double deadline_seconds) {
+    return run_ranks(n, {this_program(), test_case}, std::move(environment), deadline_seconds);
+}
+
+}  // namespace train_gpt

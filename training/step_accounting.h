@@ -1,0 +1,27 @@
+// Where the time of a run's steps went, on each rank.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "parallel/step_clock.h"
+#include "parallel/world.h"
+
+namespace train_gpt {
+
+class StepAccounting {
+  public:
+    /// The first steps of a process warm up and do not count.
+    void add(const StepTimes& times);
+
+    /// Collective: the mean step's shares over all ranks, and of several ranks which one computes longest and by how much more than the
+    /// median. Empty where there were too few steps.
+    std::string summary(const World& world) const;
+
+  private:
+    static constexpr int64_t warm_up = 2;
+
+    int64_t steps_ = 0;
+    StepTimes sum_;
+};
+
+}  // namespace train_gpt
