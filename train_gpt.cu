@@ -23,6 +23,7 @@
 #include "kernels/linear.h"
 #include "parallel/communicator.h"
 #include "parallel/together.h"
+#include "parallel/watchdog.h"
 #include "parallel/world.h"
 #include "tokenizer/tokenizer.h"
 #include "training/checkpoint.h"
@@ -193,20 +194,12 @@ std::map<std::string, std::string> facts_of(const Config& config, const Device& 
     return facts;
 }
 
-int train(const CommandLine& line, const World& world) {
-    const Config config = load_config(line.config, line.overrides);
-    if (line.print_config) {
-        if (world.rank() == 0) std::fputs(to_json(config).c_str(), stdout);
-        return 0;
-    }
-    if (config.run_dir.empty())
-        throw Error(line.config,
-                    ": run_dir is not set; name the folder that the run shall write to");
-    if (config.data.train.empty())
-        throw Error(line.config, ": data.train is not set; name token shards to train on");
+/// Trains as one of the world's ranks, with whom `group` exchanges.
+int train(const CommandLine& line, const Config& config, const Device& device, const World& world,
+          Communicator& group) {
     const bool first_rank = world.rank() == 0;
     const int ranks = world.size();
-    const Device device = device_of_rank(world, config.device);
+    Activity& activity = world.activity();
     select_kernels(config);
     Progress progress(config.log.progress, first_rank);
 
@@ -265,9 +258,7 @@ int train(const CommandLine& line, const World& world) {
         set_kernel_choices(run.stream, made.kernels);
         run.warm_up();
     }
-    Activity activity;
-    const std::unique_ptr<Communicator> group = open_communicator(world, device, activity);
-    run.parameters.connect(*group, &run.clock);
+    run.parameters.connect(group, &run.clock);
 
     // Weights
     const RunFolder folder(config.run_dir, world);
@@ -455,16 +446,58 @@ int train(const CommandLine& line, const World& world) {
     return 0;
 }
 
+/// An error that the watchdog has printed.
+class ReportedError : public Error {
+  public:
+    using Error::Error;
+};
+
 /// Training in the world that a launcher made. What goes wrong on one rank ends all.
 int train(const CommandLine& line) {
     const World world = World::join();
-    if (world.size() == 1) return train(line, world);
+    const bool first_rank = world.rank() == 0;
     try {
-        return train(line, world);
+        Config config;
+        together(world, [&] {
+            config = load_config(line.config, line.overrides);
+            if (line.print_config) return "";
+            if (config.run_dir.empty())
+                throw Error(line.config, ": run_dir is not set; name the folder that the run shall write to");
+            if (config.data.train.empty())
+                throw Error(line.config, ": data.train is not set; name token shards to train on");
+            return "";
+        });
+        if (line.print_config) {
+            if (first_rank) std::fputs(to_json(config).c_str(), stdout);
+            return 0;
+        }
+        const Device device = device_of_rank(world, config.device);
+        const std::unique_ptr<Communicator> group = open_communicator(world, device, world.activity());
+        Watchdog::Listener listener(world.rank(), world.size());
+        const std::string invitation = world.broadcast(listener.invitation());
+        Watchdog watchdog(std::move(listener), invitation, world.activity(),
+                          {.rank = world.rank(),
+                           .size = world.size(),
+                           .host = world.host(),
+                           .timeout_seconds = config.parallel.timeout_seconds,
+                           .check = [&] { group->check(); },
+                           .on_failure = [&](const char*) { group->abort(); }});
+        try {
+            return train(line, config, device, world, *group);
+        } catch (const SharedError& error) {
+            if (first_rank) std::fprintf(stderr, "train_gpt: %s\n", error.what());
+            return 1;
+        } catch (const std::exception& error) {
+            if (watchdog.report(error.what())) throw ReportedError(error.what());
+            throw;
+        }
     } catch (const SharedError& error) {
-        if (world.rank() == 0) std::fprintf(stderr, "train_gpt: %s\n", error.what());
+        if (first_rank) std::fprintf(stderr, "train_gpt: %s\n", error.what());
         return 1;
+    } catch (const ReportedError&) {
+        throw;
     } catch (const std::exception& error) {
+        if (world.size() == 1) throw;
         std::fprintf(stderr, "train_gpt: rank %d (host %s): %s\n", world.rank(), world.host().c_str(), error.what());
         world.abort(1);
     }
@@ -557,6 +590,8 @@ int main(int argc, char** argv) {
     std::signal(SIGXFSZ, SIG_IGN);
     try {
         return train_gpt::run(argc, argv);
+    } catch (const train_gpt::ReportedError&) {
+        return 1;
     } catch (const train_gpt::UsageError& error) {
         std::fprintf(stderr, "train_gpt: %s\n", error.what());
         return 2;

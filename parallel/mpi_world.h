@@ -25,6 +25,7 @@ namespace train_gpt {
 struct World::Membership {
     int rank = 0, size = 1, local_rank = 0, local_size = 1;
     std::string host;
+    mutable Activity activity;
 
     Membership();
     ~Membership();

@@ -152,11 +152,13 @@ int World::size() const { return membership_->size; }
 int World::local_rank() const { return membership_->local_rank; }
 int World::local_size() const { return membership_->local_size; }
 const std::string& World::host() const { return membership_->host; }
+Activity& World::activity() const { return membership_->activity; }
 
 #ifdef TRAIN_GPT_MPI
 
 void World::barrier() const {
     if (size() == 1) return;
+    activity().enter("a barrier of hosts");
     MPI_Request request = MPI_REQUEST_NULL;
     MPI_CHECK(MPI_Ibarrier(membership_->everyone, &request));
     complete(request);
@@ -164,6 +166,7 @@ void World::barrier() const {
 
 void World::all_reduce_sum(std::span<double> values) const {
     if (size() == 1) return;
+    activity().enter("a sum of hosts");
     const int n = length_of(static_cast<int64_t>(values.size()));
     std::vector<double> all(values.size() * static_cast<size_t>(size()));
     MPI_Request request = MPI_REQUEST_NULL;
@@ -176,6 +179,7 @@ void World::all_reduce_sum(std::span<double> values) const {
 
 std::string World::broadcast(const std::string& text, int root) const {
     if (size() == 1) return text;
+    activity().enter("a broadcast of hosts");
     int length = length_of(static_cast<int64_t>(text.size()));
     MPI_Request request = MPI_REQUEST_NULL;
     MPI_CHECK(MPI_Ibcast(&length, 1, MPI_INT, root, membership_->everyone, &request));
@@ -188,11 +192,13 @@ std::string World::broadcast(const std::string& text, int root) const {
 
 std::vector<std::string> World::all_gather(const std::string& text) const {
     if (size() == 1) return {text};
+    activity().enter("a gathering of hosts");
     return gather_texts(membership_->everyone, text);
 }
 
 std::vector<std::string> World::all_gather_local(const std::string& text) const {
     if (local_size() == 1) return {text};
+    activity().enter("a gathering of a host");
     return gather_texts(membership_->node, text);
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/device.h"
+#include "parallel/activity.h"
 
 namespace train_gpt {
 
@@ -36,6 +37,9 @@ class World {
     std::vector<std::string> all_gather(const std::string& text) const;
     /// The same among the ranks that share this one's memory, by local rank.
     std::vector<std::string> all_gather_local(const std::string& text) const;
+
+    /// What this rank is doing: whoever works for long without a collective says so there, pulse by pulse.
+    Activity& activity() const;
 
     /// Ends all ranks of the job now.
     [[noreturn]] void abort(int exit_code) const;

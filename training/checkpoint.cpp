@@ -102,7 +102,7 @@ bool is_optimizer_file(const std::string& name) {
     return name.starts_with("optimizer-") && name.ends_with(".safetensors");
 }
 
-void write_weights(const fs::path& path, const ParameterStore& parameters) {
+void write_weights(const fs::path& path, const ParameterStore& parameters, Activity& activity) {
     const bool rounded = parameters.dtype() == DType::bf16;
     std::vector<TensorInfo> tensors;
     for (const Parameter& p : parameters.parameters())
@@ -136,6 +136,7 @@ void write_weights(const fs::path& path, const ParameterStore& parameters) {
             halves.resize(rounded ? values.size() : 0);
             std::transform(values.begin(), values.begin() + std::ssize(halves), halves.begin(),
                            [](float v) { return bf16(v); });
+            activity.pulse();
             writer.append(rounded ? std::as_bytes(std::span(halves))
                                   : std::as_bytes(std::span(values)));
         }
@@ -163,7 +164,7 @@ std::string range_key(const Parameter& p, const Range& range) {
                                         : concat(p.name, "[", range.first, ":", range.end(), "]");
 }
 
-void write_optimizer(const fs::path& path, const ParameterStore& parameters) {
+void write_optimizer(const fs::path& path, const ParameterStore& parameters, Activity& activity) {
     // Consecutive pieces of a tensor become one range.
     struct Saved {
         int parameter;
@@ -199,10 +200,11 @@ void write_optimizer(const fs::path& path, const ParameterStore& parameters) {
     std::vector<float> copied;
     for (const SavedState& state : saved_states)
         for (const Saved& saved : ranges)
-            for (const ParameterStore::Piece* piece : saved.pieces)
-                writer.append(std::as_bytes(
-                    parameters.host_view(*piece, state.state, copied)
-                        .first(static_cast<size_t>(logical_range(parameter(saved), *piece).n))));
+            for (const ParameterStore::Piece* piece : saved.pieces) {
+                activity.pulse();
+                const auto n = static_cast<size_t>(logical_range(parameter(saved), *piece).n);
+                writer.append(std::as_bytes(parameters.host_view(*piece, state.state, copied).first(n)));
+            }
     writer.commit();
 }
 
@@ -257,10 +259,10 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
                 char name[64];
                 std::snprintf(name, sizeof name, "optimizer-%05d-of-%05d.safetensors", world.rank(),
                               shards);
-                write_optimizer(add(name), parameters);
+                write_optimizer(add(name), parameters, world.activity());
             }
             if (root) {
-                write_weights(add("model.safetensors"), parameters);
+                write_weights(add("model.safetensors"), parameters, world.activity());
                 write_file(
                     add("config.json"),
                     hugging_face_config(contents.shape, parameters.dtype(), contents.tokenizer)

@@ -68,6 +68,7 @@ ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& w
                      {});
         batch.run(stream, model);
         sums[static_cast<size_t>(i)] = batch.total(stream, model);
+        world.activity().pulse();
         if (!tokenizer) continue;
         for (const int32_t target : batch.targets)
             if (target >= 0 && !tokenizer->is_special(static_cast<uint32_t>(target)))
@@ -179,6 +180,7 @@ HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, const Evaluation
         }
         batch.run(stream, model);
         const std::span<const float> losses = batch.losses(stream, model);
+        world.activity().pulse();
         for (size_t r = 0; r < count; ++r) {
             const size_t i = (first + r) % endings_per_example;
             loss[i] = tokens[i] = 0;

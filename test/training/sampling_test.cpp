@@ -141,17 +141,23 @@ TEST_CASE("a sample is a function of seed and number, and comes in whole charact
         return sample_text(m.stream, *m.generator, tokenizer, prompt, o, number, emit);
     };
     const SamplingOptions o{.temperature = 1.2, .seed = test_rng()()};
+    // Several at a time: one may end at once, and so equal another.
+    const auto samples = [&](const std::string& prompt, const SamplingOptions& options, uint64_t first) {
+        std::string text;
+        for (uint64_t number = first; number < first + 8; ++number) text += sample(prompt, options, number) + "|";
+        return text;
+    };
     const std::string prompt = "the cat";
-    const std::string text = sample(prompt, o, 1);
-    CHECK(sample(prompt, o, 1) == text);
+    const std::string text = samples(prompt, o, 1);
+    CHECK(samples(prompt, o, 1) == text);
     SamplingOptions other = o;
     other.seed += 1;
-    std::set<std::string> texts{text, sample(prompt, o, 2), sample(prompt, other, 1)};
+    std::set<std::string> texts{text, samples(prompt, o, 9), samples(prompt, other, 1)};
     CHECK(texts.size() == 3);
     CHECK(sample("", o, 1) == sample("", o, 1));
     std::string long_prompt;
     for (int i = 0; i < 10; ++i) long_prompt += "the rat ";
-    CHECK(sample(long_prompt, o, 1) != text);
+    CHECK(samples(long_prompt, o, 1) != text);
 
     for (uint64_t number = 0; number < 4; ++number) {
         std::vector<std::string> pieces;
