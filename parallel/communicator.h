@@ -13,9 +13,10 @@ namespace train_gpt {
 
 /// Collectives are submitted to a stream in the same order on all ranks of the group. On a GPU they run in the order of
 /// the stream's work, beside other streams (give them one of high priority, and events both ways); on the CPU at once.
-/// Buffers lie in the stream's device's memory. Sums of fp32 and fp64 are added in that dtype (on CPUs in the order of ranks, so
-/// that all_reduce and reduce_scatter + all_gather give the same bits); sums of bf16 are in fp32 on CPUs and rounded once,
-/// as NCCL does it on GPUs. A rank that is gone, or NCCL's asynchronous error, is an Error that names the collective.
+/// Buffers lie in the stream's device's memory. Sums of fp32 and fp64 are added in that dtype; on CPUs by rank within each
+/// node and then by node, so that all_reduce and reduce_scatter + all_gather give the same bits. Sums of bf16 are in
+/// fp32 on CPUs and rounded once; NCCL may round each addition. A rank that is gone, or NCCL's asynchronous error, is an
+/// Error that names the collective.
 class Communicator {
   public:
     virtual ~Communicator() = default;

@@ -28,6 +28,6 @@ version=$(env -i LD_LIBRARY_PATH="${CUDA_LIBRARIES:-}" "$folder/train_gpt" --ver
 size=$(du -sm "$folder" | cut -f 1)
 echo "$folder: $version, $size MiB"
 if [ "$size" -gt $largest ]; then
-    echo "error: the bundle is larger than $largest MiB; leave out architectures with GPU_ARCHS, or oneDNN" >&2
+    echo "error: the bundle is larger than $largest MiB; leave out architectures with GPU_ARCHS" >&2
     exit 1
 fi

@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "test/catch.h"
+#include "test/parallel/ranks.h"
 #include "test/random.h"
 #include "test/text.h"
 #include "training/safetensors.h"
@@ -570,6 +571,7 @@ TEST_CASE("the plan is what the run takes", "[cli][cuda]") {
         check_succeeds(train_gpt_with({"plan", Workplace::get().config(), "--world", "2"})).out;
     CHECK(contains(two, "2 ranks"));
     CHECK(contains(two, "1 to 1 each"));
+    CHECK(contains(two, "ZeRO-1: "));
     check_refused(train_gpt_with({"plan", Workplace::get().config(), "--world", "3"}), 1,
                   {"3", "batch.tokens_per_step"});
 }
@@ -624,11 +626,12 @@ TEST_CASE("k steps, a stop and the rest equal all steps at once, bit for bit", "
     }
 }
 
-TEST_CASE("SIGINT, SIGTERM and SIGUSR1 end behind a checkpoint from which the same command goes on",
+TEST_CASE("SIGINT, SIGTERM, SIGUSR1 and SIGHUP end behind a checkpoint from which the same command goes on",
           "[cli][cuda]") {
     const Workplace& w = Workplace::get();
+    std::signal(SIGHUP, SIG_DFL);  // where the tests themselves ignore it, the program would
     for (const auto& [number, name] :
-         {std::pair{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}}) {
+         {std::pair{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}, {SIGHUP, "SIGHUP"}}) {
         const TemporaryDirectory directory;
         const std::string run = directory / "run";
         int64_t done = 0;
@@ -650,6 +653,14 @@ TEST_CASE("SIGINT, SIGTERM and SIGUSR1 end behind a checkpoint from which the sa
             train_gpt_with(w.train(directory / "whole", endless + Arguments{"--stop-at", stop})));
         check_same_state(directory / "whole", run, done + 4);
     }
+}
+
+TEST_CASE("a run goes on when whoever reads its output goes away", "[cli]") {
+    const TemporaryDirectory directory;
+    std::string command = binary();
+    for (const std::string& argument : Workplace::get().train(directory / "run")) command += " '" + argument + "'";
+    run_program({"sh", "-c", command + " | head -n 1"});
+    CHECK(checkpoints_in(directory / "run") == std::vector<int64_t>{12});
 }
 
 TEST_CASE("one run at a time writes into a folder, and a second signal ends it at once", "[cli]") {

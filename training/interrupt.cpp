@@ -26,7 +26,15 @@ void catch_interrupts() {
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
     ::sigemptyset(&action.sa_mask);
-    for (int signal : {SIGINT, SIGTERM, SIGUSR1}) ::sigaction(signal, &action, nullptr);
+    for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP}) {
+        struct sigaction before {};
+        ::sigaction(signal, nullptr, &before);
+        // nohup, say: who started the run wants it to go on.
+        if (signal == SIGHUP && before.sa_handler == SIG_IGN) continue;
+        ::sigaction(signal, &action, nullptr);
+    }
+    // A reader of the output that goes away does not end the run either.
+    std::signal(SIGPIPE, SIG_IGN);
 }
 
 const char* interrupted() {
@@ -37,6 +45,8 @@ const char* interrupted() {
             return "SIGINT";
         case SIGTERM:
             return "SIGTERM";
+        case SIGHUP:
+            return "SIGHUP";
         default:
             return "SIGUSR1";
     }

@@ -31,6 +31,28 @@ std::string label_of(Purpose purpose, const Device& device) {
                   purpose == Purpose::staging && device.is_cuda() ? " (host)" : "");
 }
 
+/// What each rank sends in a step, with P elements in all buckets, padding included, and d ranks: a reduction of gradients
+/// b·P·(d−1)/d bytes, where b is 4 or in bf16 2; as much for each micro-batch with ZeRO-2, twice as much with ZeRO-0; the gathering of
+/// weights in their dtype s·P·(d−1)/d, but with ZeRO-0.
+std::string traffic_line(const Config& config, const GPTShape& shape, DType dtype, int world) {
+    const Sharding sharding = sharding_of(config, 0, world);
+    const BucketLayout layout(gpt_parameters(shape), world, sharding.bucket_elements);
+    const int64_t micro_batches = (config.micro_batches_per_step() + world - 1) / world;
+    const double others = static_cast<double>(layout.numel()) * (world - 1) / world;
+    const double reductions = sharding.zero == 0   ? 2.0
+                              : sharding.zero == 1 ? 1.0
+                                                   : static_cast<double>(micro_batches);
+    const auto bytes = [](double n) { return format_bytes(static_cast<uint64_t>(n)); };
+    return formatted(
+        "traffic      of each rank and step, ZeRO-%d: %s of gradients in %s, %s of weights, in %zu "
+        "buckets\n",
+        sharding.zero,
+        bytes(reductions * others * static_cast<double>(size_of(sharding.reduce_dtype))).c_str(),
+        name_of(sharding.reduce_dtype),
+        bytes(sharding.zero == 0 ? 0.0 : others * static_cast<double>(size_of(dtype))).c_str(),
+        layout.buckets().size());
+}
+
 constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
                                           Recompute::block};
 
@@ -151,6 +173,7 @@ std::string plan_report(const Config& config, const Device& device, int world) {
         static_cast<long long>(micro_batches), config.batch.micro_batch, T, world,
         world == 1 ? "" : "s", static_cast<long long>(micro_batches / world),
         static_cast<long long>((micro_batches + world - 1) / world));
+    if (world > 1) report += traffic_line(config, shape, dtype, world);
     if (config.schedule.epochs == 0)
         report += formatted(
             "run          %s steps, %s tokens\n", with_separators(total_steps(config, 0)).c_str(),
