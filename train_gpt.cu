@@ -38,6 +38,7 @@
 #include "training/run_folder.h"
 #include "training/sampling.h"
 #include "training/schedule.h"
+#include "training/selfcheck.h"
 #include "training/step_accounting.h"
 #include "training/step_profile.h"
 #include "training/trainer.h"
@@ -452,11 +453,51 @@ class ReportedError : public Error {
     using Error::Error;
 };
 
-/// Training in the world that a launcher made. What goes wrong on one rank ends all.
-int train(const CommandLine& line) {
+/// Does `work` as one of the ranks that a launcher started. What goes wrong on one rank ends all.
+int run_as_rank(const std::function<int(const World&)>& work) {
     const World world = World::join();
-    const bool first_rank = world.rank() == 0;
     try {
+        return work(world);
+    } catch (const SharedError& error) {
+        if (world.rank() == 0) std::fprintf(stderr, "train_gpt: %s\n", error.what());
+        return 1;
+    } catch (const ReportedError&) {
+        throw;
+    } catch (const std::exception& error) {
+        if (world.size() == 1) throw;
+        std::fprintf(stderr, "train_gpt: rank %d (host %s): %s\n", world.rank(), world.host().c_str(), error.what());
+        world.abort(1);
+    }
+}
+
+/// Does `work` on this rank's device with the group of all ranks, while a watchdog sees to it that no rank waits for one that
+/// is gone.
+int run_watched(const World& world, const std::string& wanted_device, double timeout_seconds,
+                const std::function<int(const Device&, Communicator&)>& work) {
+    const Device device = device_of_rank(world, wanted_device);
+    const std::unique_ptr<Communicator> group = open_communicator(world, device, world.activity());
+    Watchdog::Listener listener(world.rank(), world.size());
+    const std::string invitation = world.broadcast(listener.invitation());
+    Watchdog watchdog(std::move(listener), invitation, world.activity(),
+                      {.rank = world.rank(),
+                       .size = world.size(),
+                       .host = world.host(),
+                       .timeout_seconds = timeout_seconds,
+                       .check = [&] { group->check(); },
+                       .on_failure = [&](const char*) { group->abort(); }});
+    try {
+        return work(device, *group);
+    } catch (const SharedError& error) {  // printed here: where no exception passes them, ranks say goodbye
+        if (world.rank() == 0) std::fprintf(stderr, "train_gpt: %s\n", error.what());
+        return 1;
+    } catch (const std::exception& error) {
+        if (watchdog.report(error.what())) throw ReportedError(error.what());
+        throw;
+    }
+}
+
+int train(const CommandLine& line) {
+    return run_as_rank([&](const World& world) {
         Config config;
         together(world, [&] {
             config = load_config(line.config, line.overrides);
@@ -468,39 +509,21 @@ int train(const CommandLine& line) {
             return "";
         });
         if (line.print_config) {
-            if (first_rank) std::fputs(to_json(config).c_str(), stdout);
+            if (world.rank() == 0) std::fputs(to_json(config).c_str(), stdout);
             return 0;
         }
-        const Device device = device_of_rank(world, config.device);
-        const std::unique_ptr<Communicator> group = open_communicator(world, device, world.activity());
-        Watchdog::Listener listener(world.rank(), world.size());
-        const std::string invitation = world.broadcast(listener.invitation());
-        Watchdog watchdog(std::move(listener), invitation, world.activity(),
-                          {.rank = world.rank(),
-                           .size = world.size(),
-                           .host = world.host(),
-                           .timeout_seconds = config.parallel.timeout_seconds,
-                           .check = [&] { group->check(); },
-                           .on_failure = [&](const char*) { group->abort(); }});
-        try {
-            return train(line, config, device, world, *group);
-        } catch (const SharedError& error) {
-            if (first_rank) std::fprintf(stderr, "train_gpt: %s\n", error.what());
-            return 1;
-        } catch (const std::exception& error) {
-            if (watchdog.report(error.what())) throw ReportedError(error.what());
-            throw;
-        }
-    } catch (const SharedError& error) {
-        if (first_rank) std::fprintf(stderr, "train_gpt: %s\n", error.what());
-        return 1;
-    } catch (const ReportedError&) {
-        throw;
-    } catch (const std::exception& error) {
-        if (world.size() == 1) throw;
-        std::fprintf(stderr, "train_gpt: rank %d (host %s): %s\n", world.rank(), world.host().c_str(), error.what());
-        world.abort(1);
-    }
+        return run_watched(world, config.device, config.parallel.timeout_seconds,
+                           [&](const Device& device, Communicator& group) { return train(line, config, device, world, group); });
+    });
+}
+
+int selfcheck(const CommandLine& line) {
+    constexpr double timeout_seconds = 60;  // no measurement takes as long
+    return run_as_rank([&](const World& world) {
+        return run_watched(world, line.device, timeout_seconds, [&](const Device& device, Communicator& group) {
+            return selfcheck(line.selfcheck, device, world, group);
+        });
+    });
 }
 
 int sample(const CommandLine& line) {
@@ -576,6 +599,8 @@ int run(int argc, char** argv) {
             return sample(line);
         case CommandLine::Command::eval:
             return eval(line);
+        case CommandLine::Command::selfcheck:
+            return selfcheck(line);
         default:
             return train(line);
     }

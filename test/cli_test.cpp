@@ -345,7 +345,8 @@ TEST_CASE("every command explains itself, and the version names build, libraries
           "[cli][cuda]") {
     const std::map<std::string, std::string> options{
         {"tokenize", "--train-vocab"}, {"train", "--stop-at"},  {"plan", "--world"},
-        {"sample", "--top-p"},         {"eval", "--hellaswag"}, {"config", "--schema"}};
+        {"sample", "--top-p"},         {"eval", "--hellaswag"}, {"config", "--schema"},
+        {"selfcheck", "--tolerance"}};
     for (const auto& [command, option] : options) {
         const Outcome help = check_succeeds(train_gpt_with({command, "--help"}));
         CHECK(contains(help.out, option));
@@ -386,6 +387,10 @@ TEST_CASE("a command line that cannot be understood ends with exit code 2 and on
     check_refused(train_gpt_with({"tokenize", "a.txt", "--out", "x", "--train-vocab", "-300"}), 2,
                   {"--train-vocab"});
     check_refused(train_gpt_with({"eval", "test/fixtures/gpt2-tiny"}), 2, {"--data"});
+    check_refused(train_gpt_with({"selfcheck", "--device", "tpu"}), 2, {"--device", "tpu"});
+    for (const char* percent : {"nan", "-1", "some"})
+        check_refused(train_gpt_with({"selfcheck", "--tolerance", percent}), 2, {"--tolerance"});
+    check_refused(train_gpt_with({"selfcheck", "--max-bytes", "65535"}), 2, {"--max-bytes", "65536"});
 }
 
 TEST_CASE("configurations are refused with the key, the value and the nearest valid key", "[cli]") {
@@ -1016,4 +1021,43 @@ TEST_CASE("HellaSwag accuracy is reported by eval and by a run that names the fi
         directory / "other", {"--set", "evaluation.hellaswag=" + (directory / "bad.jsonl")}));
     check_refused(refused, 1, {"line 6"});
     CHECK_FALSE(contains(refused.out, "step 1/"));
+}
+
+// ---- Selfcheck --------------------------------------------------------------------------------------------------------
+
+TEST_CASE("selfcheck of one rank prints what its device reaches and finds nothing wrong", "[cli]") {
+    const Outcome outcome = check_succeeds(train_gpt_with({"selfcheck", "--device", "cpu", "--tolerance", "0"}));
+    for (const char* part : {"rank", "bf16 TFLOP/s", "fp32 TFLOP/s", "memory GB/s", "1 thread", "nothing to compare"})
+        CHECK(contains(outcome.out, part));
+    CHECK_FALSE(contains(outcome.out, "GPU GB/s"));
+    CHECK_FALSE(contains(outcome.out, "collectives"));
+}
+
+TEST_CASE("selfcheck of two ranks compares them and measures collectives by size", "[cli]") {
+    if (skip_without_mpirun()) return;
+    const Arguments command{binary(), "selfcheck", "--device", "cpu", "--max-bytes", "300000", "--tolerance"};
+    const ProgramResult alike = run_ranks(2, command + Arguments{"1000"});
+    INFO(alike.output);
+    CHECK(alike.exit_code == 0);
+    for (const char* part : {"\n   0  ", "\n   1  ", "median", "over 2 ranks", "64 KiB", "256 KiB", "within 1000%"})
+        CHECK(contains(alike.output, part));
+    CHECK_FALSE(contains(alike.output, "1 MiB"));
+
+    // No two measurements are equal.
+    const ProgramResult different = run_ranks(2, command + Arguments{"0"});
+    INFO(different.output);
+    CHECK(different.exit_code == 1);
+    CHECK(contains(different.output, "\nrank 0 ("));
+    CHECK(contains(different.output, "\nrank 1 ("));
+    CHECK(contains(different.output, "train_gpt: 2 of 2 ranks are more than 0% off"));
+}
+
+TEST_CASE("selfcheck of two GPUs measures their copies and NCCL too", "[cli][cuda]") {
+    if (!contains(check_succeeds(train_gpt_with({"--version"})).out, "GPU 1") || skip_without_mpirun()) return;
+    const ProgramResult result =
+        run_ranks(2, {binary(), "selfcheck", "--device", "cuda", "--max-bytes", "65536", "--tolerance", "1000"});
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+    for (const char* part : {"to GPU GB/s", "from GPU GB/s", "over 2 ranks", "64 KiB", "within 1000%"})
+        CHECK(contains(result.output, part));
 }

@@ -41,15 +41,19 @@ void add_config(CLI::App* app, CommandLine& line) {
         ->allow_extra_args(false);
 }
 
+void add_device(CLI::App* app, CommandLine& line) {
+    app->add_option("--device", line.device, "auto, cpu or cuda")
+        ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+        ->capture_default_str();
+}
+
 void add_checkpoint(CLI::App* app, CommandLine& line) {
     app->add_option("checkpoint", line.checkpoint,
                     "A checkpoint, a run's folder (its newest checkpoint), or the folder of a "
                     "Hugging Face GPT-2 model")
         ->required()
         ->type_name("CHECKPOINT");
-    app->add_option("--device", line.device, "auto, cpu or cuda")
-        ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-        ->capture_default_str();
+    add_device(app, line);
     app->add_option("--dtype", line.dtype,
                     "auto (bf16 where the device multiplies it natively), bf16 or fp32")
         ->check(CLI::IsMember({"auto", "bf16", "fp32"}))
@@ -163,6 +167,24 @@ CommandLine parse_command_line(int argc, char** argv) {
         ->check(CLI::Range(int64_t{0}, most))
         ->capture_default_str();
 
+    CLI::App* selfcheck = app.add_subcommand(
+        "selfcheck",
+        "Speed of each rank's device and of the exchange between ranks, under mpirun or srun; ends with exit code 1 "
+        "where a rank is slower or faster than the others");
+    add_device(selfcheck, line);
+    selfcheck
+        ->add_option("--tolerance", line.selfcheck.tolerance,
+                     "Percent that a rank may be off the median of ranks")
+        ->check(from_to(0, 1000))
+        ->capture_default_str()
+        ->type_name("PERCENT");
+    selfcheck
+        ->add_option("--max-bytes", line.selfcheck.max_bytes,
+                     "Size of the largest buffer that is copied or exchanged")
+        ->check(CLI::Range(int64_t{1} << 16, int64_t{1} << 40))
+        ->capture_default_str()
+        ->type_name("BYTES");
+
     CLI::App* config =
         app.add_subcommand("config", "Print the reference table of all configuration keys");
     config->add_flag("--schema", line.schema,
@@ -189,6 +211,7 @@ CommandLine parse_command_line(int argc, char** argv) {
                                               {plan, Command::plan},
                                               {sample, Command::sample},
                                               {eval, Command::eval},
+                                              {selfcheck, Command::selfcheck},
                                               {config, Command::config}})
         if (!version_wanted && subcommand->parsed()) line.command = command;
     if (line.command == Command::tokenize && line.prepare.train_vocab == 0 &&

@@ -6,11 +6,12 @@
 
 #include "dataloader/prepare.h"
 #include "training/sampling.h"
+#include "training/selfcheck.h"
 
 namespace train_gpt {
 
 struct CommandLine {
-    enum class Command { none, tokenize, train, plan, sample, eval, config };
+    enum class Command { none, tokenize, train, plan, sample, eval, selfcheck, config };
 
     Command command =
         Command::none;  // none: help or the version was asked for, and `output` answers it
@@ -32,6 +33,9 @@ struct CommandLine {
     SamplingOptions sampling;
     int samples = 1;
     int64_t max_tokens = 0, max_examples = 0;
+
+    // selfcheck; and device
+    SelfcheckOptions selfcheck;
 
     // config
     bool schema = false;

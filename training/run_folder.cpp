@@ -33,13 +33,18 @@ RunFolder::RunFolder(const fs::path& path, const World& world) : path_(path) {
         return name;
     });
     if (token.empty()) return;
-    together(world, [&]() -> std::string {
-        if (fs::exists(path_ / token)) return "";
-        throw Error(
-            "the run folder ", fs::absolute(path_).string(), " on host ", world.host(),
-            " is not the one that rank 0 writes to; put run_dir on storage that all ranks share");
+    const std::vector<std::string> strangers = together(world, [&] {
+        return fs::exists(path_ / token)
+                   ? ""
+                   : concat("the run folder ", fs::absolute(path_).string(), " on host ",
+                            world.host());
     });
     if (world.rank() == 0) fs::remove(path_ / token);
+    for (size_t rank = 0; rank < strangers.size(); ++rank)
+        if (!strangers[rank].empty())
+            throw SharedError(
+                "rank ", rank, ": ", strangers[rank],
+                " is not the one that rank 0 writes to; put run_dir on storage that all ranks share");
 }
 
 void RunFolder::lock() {

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Trains on several hosts that ssh reaches without a password, ranks started by Open MPI's mpirun.
+#   usage: scripts/cluster/hostfile.sh CONFIG [ARGUMENTS of train_gpt train…]
+#          HOSTFILE=hosts scripts/cluster/hostfile.sh configs/gpt2-124m.json --set run_dir=runs/124m
+# HOSTFILE has a line for each host, with its number of ranks (GPUs; or sockets, where ranks train on CPUs):
+#   node1 slots=8
+#   node2 slots=8
+# Start it in the repository's folder, at the same path on all hosts and on storage that all see. It begins with a selfcheck, and
+# ends there when a rank is off the others' speed. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end the run behind a checkpoint; the same
+# command goes on from it.
+# Environment: HOSTFILE (hosts), TRAIN_GPT (the program; build/train_gpt), THREADS (cores of each rank; this host's cores
+# divided by the most slots of a host), SELFCHECK (its arguments, such as "--tolerance 25"), MPIRUN (more arguments of mpirun).
+# Tried: bash -n, shellcheck, and with Open MPI 4.1 and two ranks on the CPUs of one host: selfcheck, training, a signal, resume.
+# Not tried: several hosts, GPUs.
+set -euo pipefail
+hostfile=${HOSTFILE:-hosts}
+[ $# -ge 1 ] || { echo "usage: HOSTFILE=hosts $0 CONFIG [ARGUMENTS…]" >&2; exit 2; }
+[ -r "$hostfile" ] || { echo "error: there is no hostfile $hostfile; name yours with HOSTFILE=path" >&2; exit 2; }
+
+program=${TRAIN_GPT:-build/train_gpt}
+slots=$(sed -n 's/^[^#]*slots *= *\([0-9]*\).*/\1/p' "$hostfile" | sort -n | tail -n 1)
+cores=$(lscpu -p=SOCKET,CORE | grep -v '^#' | sort -u | wc -l)
+threads=${THREADS:-$((cores / ${slots:-1}))}
+[ "$threads" -ge 1 ] || threads=1
+export OMP_NUM_THREADS=$threads
+
+options=(
+    --hostfile "$hostfile"
+    # Consecutive ranks on consecutive cores: rank r of a host, which takes its GPU r, is mostly near it.
+    --map-by "slot:PE=$threads" --bind-to core
+    -x OMP_NUM_THREADS
+    # Where hosts have several networks, say which one to use:
+    #   --mca btl_tcp_if_include ib0 --mca oob_tcp_if_include ib0    MPI's messages; what ranks on CPUs exchange is among them
+    #   -x NCCL_SOCKET_IFNAME=ib0 -x NCCL_IB_HCA=mlx5                NCCL's; -x NCCL_DEBUG=INFO shows what it found
+)
+# shellcheck disable=SC2206  # the arguments are words
+options+=(${MPIRUN:-})
+
+# mpirun hands SIGUSR1 on to the ranks, which write a checkpoint and end. SIGTERM would not do: Open MPI passes that on too, but
+# kills them a second later. Its odls_base_sigkill_timeout is no help: it is waited out in full, twice, also when a rank has failed.
+launcher=
+trap 'kill -USR1 "$launcher" || true' INT TERM HUP USR1
+
+ranks() {  # ranks ARGUMENTS…: the program on each slot, where Ctrl-C does not reach it
+    setsid mpirun "${options[@]}" "$program" "$@" &
+    launcher=$!
+    while kill -0 "$launcher" 2> /dev/null; do wait "$launcher" || true; done  # a signal ends a wait, not the ranks
+    wait "$launcher"
+}
+
+# shellcheck disable=SC2086
+ranks selfcheck ${SELFCHECK:-}
+ranks train "$@"

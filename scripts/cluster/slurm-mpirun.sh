@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Trains on a Slurm cluster, ranks started by Open MPI's mpirun, where srun has no PMIx: one rank for each GPU.
+#   usage: sbatch [SBATCH OPTIONS] scripts/cluster/slurm-mpirun.sh CONFIG [ARGUMENTS of train_gpt train…]
+#          sbatch --nodes=4 scripts/cluster/slurm-mpirun.sh configs/gpt2-124m.json --set run_dir=runs/124m
+# Submit it in the repository's folder, on storage that all nodes see; edit the lines below for your cluster. It begins with a
+# selfcheck, and ends there when a rank is off the others' speed. Ten minutes before the time limit the ranks write a checkpoint,
+# and the job goes back into the queue to go on from it. A node that fails puts the job back too; an error ends it.
+# `scancel --batch --signal=TERM JOB` ends it behind a checkpoint.
+# Environment: TRAIN_GPT (the program; build/train_gpt), SELFCHECK (its arguments, such as "--tolerance 25"), MPIRUN (more
+# arguments of mpirun).
+# Tried: bash -n, shellcheck, and as a whole with Open MPI 4.1, two ranks on one machine and a stand-in for scontrol.
+# Not tried: Slurm itself, several nodes, GPUs.
+#
+#SBATCH --job-name=train_gpt
+#SBATCH --output=train_gpt-%j.log
+#SBATCH --open-mode=append
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@600
+#SBATCH --requeue
+# On CPUs: no --gpus-per-node, and a task for each socket or NUMA domain of a node.
+set -euo pipefail
+[ $# -ge 1 ] || { echo "usage: sbatch $0 CONFIG [ARGUMENTS…]" >&2; exit 2; }
+
+program=${TRAIN_GPT:-build/train_gpt}
+export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
+# Where nodes have several networks, say which one carries the gradients:
+#   export NCCL_SOCKET_IFNAME=ib0    the interface over which NCCL's ranks find each other (^docker0,lo: all but these)
+#   export NCCL_IB_HCA=mlx5          the InfiniBand adapters that it uses; NCCL_IB_DISABLE=1: none
+#   export NCCL_DEBUG=INFO           it says what it found
+# and take it to the other nodes with MPIRUN="-x NCCL_SOCKET_IFNAME -x NCCL_IB_HCA". Ranks on CPUs exchange through MPI:
+# MPIRUN="--mca btl_tcp_if_include ib0".
+
+ranks() {  # ranks ARGUMENTS…: the program on each task, on cores of its own; mpirun asks Slurm for nodes and tasks
+    # shellcheck disable=SC2086  # the arguments are words
+    mpirun --map-by "slot:PE=$OMP_NUM_THREADS" --bind-to core -x OMP_NUM_THREADS ${MPIRUN:-} "$program" "$@" &
+    launcher=$!
+    while kill -0 "$launcher" 2> /dev/null; do wait "$launcher" || true; done  # a signal ends a wait, not the ranks
+    wait "$launcher"
+}
+
+# Slurm signals this script alone, so that it knows why the ranks end; SIGUSR1 tells them to write a checkpoint.
+launcher=
+out_of_time=
+trap 'out_of_time=1; kill -USR1 "$launcher" || true' USR1
+trap 'kill -USR1 "$launcher" || true' TERM
+
+# shellcheck disable=SC2086
+ranks selfcheck ${SELFCHECK:-}
+ranks train "$@"
+[ -z "$out_of_time" ] || scontrol requeue "$SLURM_JOB_ID"

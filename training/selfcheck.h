@@ -1,0 +1,67 @@
+// A cluster before a long run: what each rank's device reaches, what the exchange between ranks reaches, and which rank is
+// slower than the others. A step waits for its slowest rank, so one bad node costs as much as all of them being bad.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/device.h"
+#include "parallel/communicator.h"
+#include "parallel/world.h"
+
+namespace train_gpt {
+
+struct SelfcheckOptions {
+    double tolerance = 15;                   // percent that a rank may be off the median of ranks
+    int64_t max_bytes = int64_t{256} << 20;  // of the largest buffer that is copied or exchanged
+};
+
+/// Measures on all ranks at the same time and prints the table on the first one. Gives 0 where all ranks are alike; else
+/// throws SharedError, behind the table that names those that are not. Takes 3 to 20 seconds.
+int selfcheck(const SelfcheckOptions& options, const Device& device, const World& world,
+              Communicator& group);
+
+// ---- What of it knows no devices ------------------------------------------------------------------------------------
+
+/// Something that each rank measured of its own device.
+struct RankRates {
+    std::string name;             // with the unit: "bf16 TFLOP/s"
+    std::vector<double> of_rank;  // the more the better
+};
+
+/// Bus bandwidths of the collectives for buffers of one size, bytes per second.
+struct CollectiveRates {
+    int64_t bytes = 0;
+    double reduce_scatter = 0, all_gather = 0, all_reduce = 0;
+};
+
+struct SelfcheckTable {
+    std::vector<std::string> hosts, devices;  // of each rank
+    std::vector<RankRates> rates;
+    std::vector<CollectiveRates> collectives;  // none in a world of one
+};
+
+/// What each rank's link carries per second when a collective over `ranks` ranks with a buffer of `bytes` (all_gather's output,
+/// reduce_scatter's input) takes `seconds`, as nccl-tests defines it, so that numbers compare with the hardware's and do not
+/// depend on the number of ranks: 2(n−1)/n · bytes / seconds for all_reduce, (n−1)/n · bytes / seconds for its two halves.
+double all_reduce_bandwidth(int ranks, int64_t bytes, double seconds);
+double half_reduce_bandwidth(int ranks, int64_t bytes, double seconds);
+
+/// 64 KiB, and four times as much as long as that is at most max_bytes.
+std::vector<int64_t> collective_sizes(int64_t max_bytes);
+
+struct Outlier {
+    int rank = 0;
+    std::string rate;
+    double value = 0, median = 0;
+};
+
+/// Ranks with a rate more than `tolerance` percent below or above the median of the ranks' (of an even number the mean of the
+/// two in the middle), by rank. A rate that is not a positive number is always one, and counts in no median.
+std::vector<Outlier> find_outliers(const SelfcheckTable& table, double tolerance);
+
+/// The table as text: ranks, medians, collectives, then what there is to say of the outliers.
+std::string format_selfcheck(const SelfcheckTable& table, const std::vector<Outlier>& outliers,
+                             double tolerance);
+
+}  // namespace train_gpt
