@@ -79,8 +79,8 @@ struct Evaluations {
 };
 
 /// Validation loss, and HellaSwag where the configuration names it: by all ranks; printed and logged.
-void evaluate_and_log(Trainer& run, const Evaluations& on, int64_t step, const World& world, Progress& progress,
-                      MetricsLog& metrics) {
+void evaluate_and_log(Trainer& run, const Evaluations& on, int64_t step, const World& world,
+                      Progress& progress, MetricsLog& metrics) {
     const ValidationResult v =
         evaluate(run.stream, run.model, *on.validation, on.tokenizer, run.evaluation_batch, world);
     MetricsLog::Fields fields{
@@ -92,7 +92,8 @@ void evaluate_and_log(Trainer& run, const Evaluations& on, int64_t step, const W
     }
     text += concat(" over ", v.tokens, " tokens");
     if (on.hellaswag) {
-        const HellaSwagResult h = on.hellaswag->evaluate(run.stream, run.model, run.evaluation_batch, world);
+        const HellaSwagResult h =
+            on.hellaswag->evaluate(run.stream, run.model, run.evaluation_batch, world);
         text += concat("; HellaSwag ", h.accuracy, ", length-normalised ", h.accuracy_normalised);
         fields.emplace_back("hellaswag", h.accuracy);
         fields.emplace_back("hellaswag_normalised", h.accuracy_normalised);
@@ -115,8 +116,8 @@ Choices kept_choices(const std::filesystem::path& run_dir) {
 }
 
 /// Restores the newest whole checkpoint of the run folder and returns its step; nothing when the run is new.
-std::optional<int64_t> resume(const Config& config, const GPTShape& shape, Trainer& run, const World& world,
-                              Progress& progress) {
+std::optional<int64_t> resume(const Config& config, const GPTShape& shape, Trainer& run,
+                              const World& world, Progress& progress) {
     const std::filesystem::path checkpoint = first_for_all(world, [&]() -> std::string {
         const auto found = recover_newest_checkpoint(
             config.run_dir, [&](const std::string& text) { progress.warn(text); });
@@ -185,8 +186,8 @@ void select_kernels(const Config& config) {
 }
 
 /// What all ranks must have in common before they begin.
-std::map<std::string, std::string> facts_of(const Config& config, const Device& device, const Tokenizer* tokenizer,
-                                            const TokenShards& shards) {
+std::map<std::string, std::string> facts_of(const Config& config, const Device& device,
+                                            const Tokenizer* tokenizer, const TokenShards& shards) {
     std::map<std::string, std::string> facts = config_values(config);
     facts["program"] = version();
     facts["device"] = device.is_cuda() ? "cuda" : "cpu";
@@ -202,7 +203,9 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
     const int ranks = world.size();
     Activity& activity = world.activity();
     select_kernels(config);
-    Progress progress(config.log.progress, first_rank);
+    // mpirun shows its ranks a terminal also where its own output goes to a file.
+    const bool is_auto = config.log.progress == "auto";
+    Progress progress(is_auto && ranks > 1 ? "lines" : config.log.progress, first_rank);
 
     // Data
     std::optional<Tokenizer> tokenizer;
@@ -231,11 +234,16 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
     require_same(world, facts_of(config, device, vocabulary, *shards));
 
     // Memory: all of it, now. What a machine decides by itself the first rank decides for all.
-    const auto decided = [&](const std::function<std::string()>& decide) { return first_for_all(world, decide); };
-    const DType dtype = decided([&] { return name_of(resolve_dtype(config.precision.dtype, device)); }) == name_of(DType::bf16)
+    const auto decided = [&](const std::function<std::string()>& decide) {
+        return first_for_all(world, decide);
+    };
+    const DType dtype = decided([&] {
+                            return name_of(resolve_dtype(config.precision.dtype, device));
+                        }) == name_of(DType::bf16)
                             ? DType::bf16
                             : DType::fp32;
-    const Choices kept = choices_from_json(decided([&] { return to_json(kept_choices(config.run_dir)); }));
+    const Choices kept =
+        choices_from_json(decided([&] { return to_json(kept_choices(config.run_dir)); }));
     const uint64_t available =
         memory_available(device) / static_cast<uint64_t>(device.is_cuda() ? 1 : world.local_size());
     const Recompute recompute =
@@ -282,14 +290,16 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
         shape.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step);
     catch_interrupts();
     progress.say(concat("training ", run.parameters.logical_numel(), " parameters in ",
-                        name_of(dtype), " on ", ranks > 1 ? concat(ranks, " × ") : "", device_name(device), ", ", steps, " steps of ",
+                        name_of(dtype), " on ", ranks > 1 ? concat(ranks, " × ") : "",
+                        device_name(device), ", ", steps, " steps of ",
                         config.batch.tokens_per_step, " tokens (", of_step, " micro-batch",
-                        of_step == 1 ? "" : "es", "), ", format_bytes(plan.total_bytes()), ranks > 1 ? " each" : "",
-                        ", into ", config.run_dir));
+                        of_step == 1 ? "" : "es", "), ", format_bytes(plan.total_bytes()),
+                        ranks > 1 ? " each" : "", ", into ", config.run_dir));
 
     const auto start_time = Clock::now();
     const auto out_of_time = [&] {
-        return config.schedule.max_minutes > 0 && seconds_since(start_time) > 60 * config.schedule.max_minutes;
+        return config.schedule.max_minutes > 0 &&
+               seconds_since(start_time) > 60 * config.schedule.max_minutes;
     };
     int64_t saved_step = resumed.value_or(-1);
     // Why the checkpoint of this step could not be written; empty when it is there.
@@ -297,7 +307,8 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
         if (saved_step == step) return "";
         activity.phase = "checkpoint";
         try {
-            save_checkpoint(config.run_dir, {step, config, shape, run.parameters, vocabulary, made}, world);
+            save_checkpoint(config.run_dir, {step, config, shape, run.parameters, vocabulary, made},
+                            world);
         } catch (const Error& error) {
             return concat("step ", step, " of ", steps, " is not saved: ", error.what());
         }
@@ -315,7 +326,7 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
     std::string bad_parameter;
     StepAccounting accounting;
     const int64_t targets = of_step * run.feed.targets();  // of each step
-    auto mark = Clock::now();  // the last step's end
+    auto mark = Clock::now();                              // the last step's end
     // Steps submitted whose outcome the host has not seen; a GPU computes one while the host submits the next.
     int64_t in_flight = 0;
     const int64_t in_flight_at_most = device.is_cuda() ? 1 : 0;
@@ -331,7 +342,8 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
                 return;
             }
             if (outcome.sums.stop_requests > 0 && ending == Ending::finished)
-                ending = out_of_time() && !interrupted() ? Ending::out_of_time : Ending::interrupted;
+                ending =
+                    out_of_time() && !interrupted() ? Ending::out_of_time : Ending::interrupted;
             const double seconds = seconds_since(mark);
             mark = Clock::now();
             const StepTimes times = run.clock.pop();
@@ -379,7 +391,8 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
             }
             for (; i < most_micro_batches; ++i) run.parameters.skip_micro_batch(run.stream);
             run.update(adamw_step(config, step, learning_rate(config, step, steps)),
-                       1.0f / static_cast<float>(targets), static_cast<float>(config.optimizer.grad_clip));
+                       1.0f / static_cast<float>(targets),
+                       static_cast<float>(config.optimizer.grad_clip));
             run.clock.end(run.stream);
             ++step;
             ++in_flight;
@@ -389,7 +402,8 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
             const bool sampling = vocabulary && due(config.sampling.every);
             const bool saving = due(config.checkpoint.every);
             const bool profiled = profile.ends_behind(step - first_step);
-            const bool pausing = evaluating || sampling || saving || profiled || step == line.stop_at;
+            const bool pausing =
+                evaluating || sampling || saving || profiled || step == line.stop_at;
             settle(pausing ? 0 : in_flight_at_most);
             if (ending == Ending::not_finite) break;
             if (profiled) progress.say(profile.finish(run.stream));
@@ -427,22 +441,28 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
                         : trouble;
     if (ending == Ending::not_finite)
         throw SharedError("the gradient of step ", step + 1, " is not finite (first in ",
-                    bad_parameter, "), so its update was not applied; ", saved,
-                    "; lower optimizer.learning_rate or start from an earlier checkpoint");
+                          bad_parameter, "), so its update was not applied; ", saved,
+                          "; lower optimizer.learning_rate or start from an earlier checkpoint");
     if (!trouble.empty()) throw SharedError(trouble);
-    if (const std::string summary = accounting.summary(world); !summary.empty()) progress.say(summary);
+    if (const std::string summary = accounting.summary(world); !summary.empty())
+        progress.say(summary);
     if (step < steps) {
-        const std::string why = ending == Ending::interrupted   ? concat(interrupted() ? interrupted() : "a signal to another rank", ": ")
-                                : ending == Ending::out_of_time ? "schedule.max_minutes is over: "
-                                                                : "";
+        const std::string why =
+            ending == Ending::interrupted
+                ? concat(interrupted() ? interrupted() : "a signal to another rank", ": ")
+            : ending == Ending::out_of_time ? "schedule.max_minutes is over: "
+                                            : "";
         progress.say(concat(why, saved, "; the same command ",
                             ending == Ending::stopped ? "without --stop-at " : "",
                             "goes on from there"));
         return 0;
     }
-    const bool evaluated = first_for_all(world, [&] { return std::to_string(metrics.last_evaluation()); }) == std::to_string(steps);
+    const bool evaluated = first_for_all(world, [&] {
+                               return std::to_string(metrics.last_evaluation());
+                           }) == std::to_string(steps);
     if (evaluations.validation && !evaluated) evaluate_now();
-    if (vocabulary && first_rank) print_samples(run, *vocabulary, config, 0, config.sampling.samples, progress);
+    if (vocabulary && first_rank)
+        print_samples(run, *vocabulary, config, 0, config.sampling.samples, progress);
     progress.say(saved);
     return 0;
 }
@@ -465,7 +485,8 @@ int run_as_rank(const std::function<int(const World&)>& work) {
         throw;
     } catch (const std::exception& error) {
         if (world.size() == 1) throw;
-        std::fprintf(stderr, "train_gpt: rank %d (host %s): %s\n", world.rank(), world.host().c_str(), error.what());
+        std::fprintf(stderr, "train_gpt: rank %d (host %s): %s\n", world.rank(),
+                     world.host().c_str(), error.what());
         world.abort(1);
     }
 }
@@ -487,7 +508,8 @@ int run_watched(const World& world, const std::string& wanted_device, double tim
                        .on_failure = [&](const char*) { group->abort(); }});
     try {
         return work(device, *group);
-    } catch (const SharedError& error) {  // printed here: where no exception passes them, ranks say goodbye
+    } catch (const SharedError&
+                 error) {  // printed here: where no exception passes them, ranks say goodbye
         if (world.rank() == 0) std::fprintf(stderr, "train_gpt: %s\n", error.what());
         return 1;
     } catch (const std::exception& error) {
@@ -503,7 +525,8 @@ int train(const CommandLine& line) {
             config = load_config(line.config, line.overrides);
             if (line.print_config) return "";
             if (config.run_dir.empty())
-                throw Error(line.config, ": run_dir is not set; name the folder that the run shall write to");
+                throw Error(line.config,
+                            ": run_dir is not set; name the folder that the run shall write to");
             if (config.data.train.empty())
                 throw Error(line.config, ": data.train is not set; name token shards to train on");
             return "";
@@ -513,16 +536,19 @@ int train(const CommandLine& line) {
             return 0;
         }
         return run_watched(world, config.device, config.parallel.timeout_seconds,
-                           [&](const Device& device, Communicator& group) { return train(line, config, device, world, group); });
+                           [&](const Device& device, Communicator& group) {
+                               return train(line, config, device, world, group);
+                           });
     });
 }
 
 int selfcheck(const CommandLine& line) {
     constexpr double timeout_seconds = 60;  // no measurement takes as long
     return run_as_rank([&](const World& world) {
-        return run_watched(world, line.device, timeout_seconds, [&](const Device& device, Communicator& group) {
-            return selfcheck(line.selfcheck, device, world, group);
-        });
+        return run_watched(world, line.device, timeout_seconds,
+                           [&](const Device& device, Communicator& group) {
+                               return selfcheck(line.selfcheck, device, world, group);
+                           });
     });
 }
 

@@ -33,6 +33,7 @@ gpusim=${GPUSIM:-}
 run "as built" GPUSIM="$gpusim"
 if [ -n "$gpusim" ]; then
     run "the program on a simulated GPU" GPUSIM="$gpusim" TEST_ARGS='[cli]'
+    run "long cases on a simulated GPU" GPUSIM="$gpusim" TEST_ARGS='[long][cuda]'
     GPUSIM_RACECHECK=1 run "races between threads of a block" GPUSIM="$gpusim" TEST_ARGS='[cuda]'
     for seed in 0 1 2 3; do
         GPUSIM_STREAMS=lazy GPUSIM_SEED=$seed run "streams in an adverse order, seed $seed" GPUSIM="$gpusim" TEST_ARGS='[cuda]'

@@ -1046,7 +1046,7 @@ TEST_CASE("selfcheck of two ranks compares them and measures collectives by size
     // No two measurements are equal.
     const ProgramResult different = run_ranks(2, command + Arguments{"0"});
     INFO(different.output);
-    CHECK(different.exit_code == 1);
+    CHECK(different.exit_code > 0);
     CHECK(contains(different.output, "\nrank 0 ("));
     CHECK(contains(different.output, "\nrank 1 ("));
     CHECK(contains(different.output, "train_gpt: 2 of 2 ranks are more than 0% off"));

@@ -88,7 +88,7 @@ struct Config {
     struct Log {
         int64_t every = 1;  // steps between lines
         std::string progress =
-            "auto";  // auto (a progress line on a terminal, lines elsewhere) | line | lines
+            "auto";  // auto (a progress line on a terminal, lines elsewhere and of several ranks) | line | lines
     } log;
 
     struct Kernels {

@@ -19,15 +19,14 @@ hostfile=${HOSTFILE:-hosts}
 
 program=${TRAIN_GPT:-build/train_gpt}
 slots=$(sed -n 's/^[^#]*slots *= *\([0-9]*\).*/\1/p' "$hostfile" | sort -n | tail -n 1)
-cores=$(lscpu -p=SOCKET,CORE | grep -v '^#' | sort -u | wc -l)
-threads=${THREADS:-$((cores / ${slots:-1}))}
-[ "$threads" -ge 1 ] || threads=1
-export OMP_NUM_THREADS=$threads
+cores() { lscpu -p=SOCKET,CORE | grep -v '^#' | sort -u | wc -l; }
+export OMP_NUM_THREADS=${THREADS:-$(($(cores) / ${slots:-1}))}
+[ "$OMP_NUM_THREADS" -ge 1 ] || OMP_NUM_THREADS=1
 
 options=(
     --hostfile "$hostfile"
     # Consecutive ranks on consecutive cores: rank r of a host, which takes its GPU r, is mostly near it.
-    --map-by "slot:PE=$threads" --bind-to core
+    --map-by "slot:PE=$OMP_NUM_THREADS" --bind-to core
     -x OMP_NUM_THREADS
     # Where hosts have several networks, say which one to use:
     #   --mca btl_tcp_if_include ib0 --mca oob_tcp_if_include ib0    MPI's messages; what ranks on CPUs exchange is among them

@@ -130,13 +130,18 @@ ProgramResult run_program(const std::vector<std::string>& command, const Environ
     return result;
 }
 
-ProgramResult run_ranks(int n, const std::vector<std::string>& command, Environment environment,
-                        double deadline_seconds) {
+std::vector<std::string> mpirun(int n) {
     std::vector<std::string> all{"mpirun", "-np", std::to_string(n)};
     if (is_open_mpi()) {
         all.insert(all.end(), {"--oversubscribe", "--bind-to", "none"});
         if (::geteuid() == 0) all.push_back("--allow-run-as-root");
     }
+    return all;
+}
+
+ProgramResult run_ranks(int n, const std::vector<std::string>& command, Environment environment,
+                        double deadline_seconds) {
+    std::vector<std::string> all = mpirun(n);
     all.insert(all.end(), command.begin(), command.end());
     environment.emplace("OMP_NUM_THREADS", "1");
     environment.emplace("TEST_SEED", std::to_string(test_rng()() >> 1));

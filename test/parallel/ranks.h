@@ -26,6 +26,9 @@ using Environment = std::map<std::string, std::string>;
 ProgramResult run_program(const std::vector<std::string>& command,
                           const Environment& environment = {}, double deadline_seconds = 120);
 
+/// The beginning of a command that starts n ranks on this machine, whatever its cores.
+std::vector<std::string> mpirun(int n);
+
 /// Runs it as n ranks under mpirun, each with one thread and all with the same TEST_SEED, unless `environment` says otherwise.
 ProgramResult run_ranks(int n, const std::vector<std::string>& command,
                         Environment environment = {}, double deadline_seconds = 120);

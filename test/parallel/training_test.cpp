@@ -1,5 +1,6 @@
-// The program on many ranks: whatever their number and ZeRO's stage, they train what one rank trains, agree before they begin, keep what
-// any others can go on from, and send and hold what the formulas say. TRAIN_GPT names the program, as in cli_test.cpp.
+// The program on many ranks: whatever their number and ZeRO's stage, they train what one rank trains, agree before they
+// begin, keep what any others can go on from, and send and hold what the formulas say. TRAIN_GPT names the program, as in
+// cli_test.cpp.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -61,21 +62,23 @@ std::vector<uint32_t> skewed_tokens(int64_t n, int64_t vocab_size) {
     return tokens;
 }
 
-// ---- Runs -------------------------------------------------------------------------------------------------------------
+// ---- Runs ---------------------------------------------------------------------------------------
 
 /// A tiny model of odd sizes and its data. Its runs differ only in what each is told.
 class Job {
   public:
     explicit Job(int micro_batches, Settings settings = {}) {
-        const int64_t vocab_size = settings.contains("model.vocab_size") ? std::stoll(settings["model.vocab_size"])
-                                                                         : random_int(900, 1000);
+        const int64_t vocab_size = settings.contains("model.vocab_size")
+                                       ? std::stoll(settings["model.vocab_size"])
+                                       : random_int(900, 1000);
         for (const char* split : {"train", "val"}) {
             fs::create_directory(directory_ / split);
             std::vector<std::vector<uint32_t>> shards;
             for (int64_t n : {random_int(900, 1500), random_int(100, 500)})
                 shards.push_back(skewed_tokens(n, vocab_size));
-            settings.emplace(concat("data.", split),
-                             write_shards(directory_ / split, shards, static_cast<uint32_t>(vocab_size)));
+            settings.emplace(
+                concat("data.", split),
+                write_shards(directory_ / split, shards, static_cast<uint32_t>(vocab_size)));
         }
         const int64_t T = random_int(9, 19), B = random_int(1, 2), C = 8 * random_int(4, 6);
         const Settings defaults{
@@ -90,8 +93,8 @@ class Job {
             {"batch.micro_batch", std::to_string(B)},
             {"batch.sequence_length", std::to_string(T)},
             {"optimizer.learning_rate", "0.003"},
-            // With a larger ε than usual an update is a smooth function of the gradient, and not the sign of its rounding errors
-            // where the gradient is none (the biases of keys).
+            // With a larger ε than usual an update is a smooth function of the gradient, and not the sign of its rounding
+            // errors where the gradient is none (the biases of keys).
             {"optimizer.epsilon", "0.001"},
             {"optimizer.grad_clip", "0.5"},
             {"schedule.steps", "20"},
@@ -110,8 +113,12 @@ class Job {
     }
 
     std::string path(const std::string& name) const { return directory_ / name; }
-    Config config(const Settings& more = {}) const { return parse_config("{}", "test", assignments(more)); }
-    std::vector<Parameter> parameters() const { return gpt_parameters(shape_of(config(), config().model.vocab_size)); }
+    Config config(const Settings& more = {}) const {
+        return parse_config("{}", "test", assignments(more));
+    }
+    std::vector<Parameter> parameters() const {
+        return gpt_parameters(shape_of(config(), config().model.vocab_size));
+    }
     BucketLayout layout(int ranks) const {
         return BucketLayout(parameters(), ranks, sharding_of(config(), 0, ranks).bucket_elements);
     }
@@ -119,23 +126,28 @@ class Job {
     Command command(const std::string& verb, const std::string& name, const Settings& more = {},
                     const Command& options = {}) const {
         Command all{program(), verb, config_path()};
-        for (const std::string& assignment : assignments(more)) all.insert(all.end(), {"--set", assignment});
-        all.insert(all.end(), {"--set", "run_dir=" + (more.contains("run_dir") ? more.at("run_dir") : path(name))});
+        for (const std::string& assignment : assignments(more))
+            all.insert(all.end(), {"--set", assignment});
+        all.insert(all.end(), {"--set", "run_dir=" + (more.contains("run_dir") ? more.at("run_dir")
+                                                                               : path(name))});
         all.insert(all.end(), options.begin(), options.end());
         return all;
     }
 
-    ProgramResult start(int ranks, const std::string& name, const Settings& more = {}, const Command& options = {},
-                        const Environment& environment = {}) const {
+    ProgramResult start(int ranks, const std::string& name, const Settings& more = {},
+                        const Command& options = {}, const Environment& environment = {}) const {
         return run_ranks(ranks, command("train", name, more, options), environment);
     }
 
-    /// Trains in the folder `name`, which is returned, as `ranks` ranks, one of them without a launcher; that must succeed.
-    std::string train(int ranks, const std::string& name, const Settings& more = {}, const Command& options = {},
-                      Environment environment = {}) const {
+    /// Trains in the folder `name`, which is returned, as `ranks` ranks, a single one without a launcher; it must succeed.
+    std::string train(int ranks, const std::string& name, const Settings& more = {},
+                      const Command& options = {}, Environment environment = {}) const {
         environment.emplace("OMP_NUM_THREADS", "1");
-        const ProgramResult result = ranks == 1 ? run_program(command("train", name, more, options), environment)
-                                                : start(ranks, name, more, options, environment);
+        // A real GPU begins a collective that only other ranks wait for; a simulated one whose streams run late needs this.
+        environment.emplace("GPUSIM_NCCL_PROGRESS_MS", "300");
+        const ProgramResult result =
+            ranks == 1 ? run_program(command("train", name, more, options), environment)
+                       : start(ranks, name, more, options, environment);
         INFO(name << " on " << ranks << " ranks, " << result.seconds << " s:\n" << result.output);
         REQUIRE(result.exit_code == 0);
         CHECK((ranks == 1 || contains(result.output, concat(" on ", ranks, " × "))));
@@ -161,16 +173,18 @@ Settings operator+(Settings a, const Settings& b) {
     return a;
 }
 
-const Settings in_bf16{{"precision.dtype", "bf16"}};
+const Settings in_bf16{{"precision.dtype", "bf16"}},
+    sent_in_bf16{{"parallel.reduce_dtype", "bf16"}};
 
 /// metrics.jsonl without what depends on the clock.
 std::vector<Json> metrics_of(const std::string& run) {
     std::vector<Json> lines;
     const std::string text = read(run + "/metrics.jsonl");
-    for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos;
+         begin = end + 1) {
         Json line = Json::parse(text.substr(begin, end - begin));
-        for (const char* key : {"ms", "tokens_per_second", "flops_per_second", "peak_fraction", "compute_ms",
-                                "communication_ms", "data_wait_ms", "optimizer_ms"})
+        for (const char* key : {"ms", "tokens_per_second", "flops_per_second", "peak_fraction",
+                                "compute_ms", "communication_ms", "data_wait_ms", "optimizer_ms"})
             line.erase(key);
         lines.push_back(std::move(line));
     }
@@ -179,8 +193,8 @@ std::vector<Json> metrics_of(const std::string& run) {
 
 using Tensors = std::map<std::string, std::vector<float>>;
 
-/// Weights ("weights/NAME"), and of all optimizer files together masters and moments ("master/NAME", "m/NAME", "v/NAME"), of which each element
-/// must be in one file.
+/// Weights ("weights/NAME"), and of all optimizer files together masters and moments ("master/NAME", "m/NAME", "v/NAME"),
+/// of which each element must be in exactly one.
 Tensors state_of(const std::string& run, int64_t step) {
     const fs::path checkpoint = fs::path(run) / step_folder(step);
     Tensors all;
@@ -212,7 +226,8 @@ Tensors state_of(const std::string& run, int64_t step) {
     }
     for (const auto& [name, values] : all) {
         INFO(name << " is in no optimizer file, or not finite");
-        REQUIRE(std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); }));
+        REQUIRE(
+            std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); }));
     }
     return all;
 }
@@ -233,21 +248,32 @@ void check_equal(const std::string& a, const std::string& b, int64_t step = 20) 
     CHECK(of_a.size() == of_b.size());
 }
 
-// How far two runs may lie apart that differ in the order of sums alone. A gradient is a sum over hundreds of tokens of products of vectors of
-// up to a thousand elements: its rounding errors in the dtype, of unit roundoff u, are of the size of √1000·u, and grow by a small factor over 20
-// steps. In the norm and in the loss they average out.
+// How far two runs may lie apart that differ in the order of sums alone. A gradient is a sum over hundreds of tokens, of
+// products of vectors of up to a thousand elements: its rounding errors in the dtype, of unit roundoff u, are of the size of
+// √1000·u, and grow by a small factor over 20 steps. In the norm and in the loss they average out.
 struct Bounds {
     double loss, norm, tensor;  // relative; of a tensor's elements together
 };
 // Losses and gradients are sums in fp32.
 constexpr double fp32_roundoff = 0x1p-24, bf16_roundoff = 0x1p-9;
-constexpr Bounds in_fp32_order{4 * fp32_roundoff, 16 * fp32_roundoff, 128 * fp32_roundoff};
-// A master that differs in its last bit may round to another bf16 weight, and every activation behind it to another one; of the rounding
-// errors of two whole bf16 runs the difference is a part, since most weights are the same.
-constexpr Bounds in_bf16_order{bf16_roundoff / 8, bf16_roundoff, 16 * bf16_roundoff};
+constexpr Bounds in_fp32_order{2 * fp32_roundoff, 16 * fp32_roundoff, 128 * fp32_roundoff};
+// A master that differs in its last bit may round to another bf16 weight, and activations behind it to others; sums are in
+// fp32 also here. Gradients that are sent in bf16 differ by one or two roundings each.
+constexpr Bounds in_bf16_order{bf16_roundoff / 4, 2 * bf16_roundoff, 16 * bf16_roundoff};
+
+/// What a model computes in.
+struct Dtype {
+    const char* name;
+    Bounds bounds;
+
+    Settings settings() const { return {{"precision.dtype", name}}; }
+};
+constexpr Dtype dtypes[] = {{"fp32", in_fp32_order}, {"bf16", in_bf16_order}};
+const Dtype& random_dtype() { return dtypes[random_int(0, 1)]; }
 
 /// The largest relative distance of two runs' tensors of equal names, and the name.
-std::pair<double, std::string> distance(const std::string& run, const std::string& reference, int64_t step) {
+std::pair<double, std::string> distance(const std::string& run, const std::string& reference,
+                                        int64_t step) {
     const Tensors tensors = state_of(run, step), others = state_of(reference, step);
     REQUIRE(tensors.size() == others.size());
     std::pair<double, std::string> largest;
@@ -265,52 +291,62 @@ std::pair<double, std::string> distance(const std::string& run, const std::strin
     return largest;
 }
 
-double worst[3];
-
-void check_close(const std::string& run, const std::string& reference, const Bounds& bounds, int64_t step = 20) {
+void check_close(const std::string& run, const std::string& reference, const Bounds& bounds,
+                 int64_t step = 20) {
     CAPTURE(run, reference);
     const std::vector<Json> lines = metrics_of(run), wanted = metrics_of(reference);
     REQUIRE(lines.size() == wanted.size());
     for (size_t i = 0; i < lines.size(); ++i) {
         REQUIRE(lines[i].size() == wanted[i].size());
         REQUIRE(lines[i].at("step") == wanted[i].at("step"));
-        for (const auto& [key, bound] : {std::pair{"loss", bounds.loss}, {"val_loss", bounds.loss},
-                                         {"grad_norm", bounds.norm}, {"learning_rate", 0.0}}) {
+        for (const auto& [key, bound] : {std::pair{"loss", bounds.loss},
+                                         {"val_loss", bounds.loss},
+                                         {"grad_norm", bounds.norm},
+                                         {"learning_rate", 0.0}}) {
             if (!wanted[i].contains(key)) continue;
             const double x = lines[i].at(key), y = wanted[i].at(key);
             CAPTURE(lines[i].dump(), wanted[i].dump(), key, bound);
-            if (bound > 0) worst[key[0] == 'g'] = std::max(worst[key[0] == 'g'], std::abs(x - y) / (bound * y));
             CHECK(std::abs(x - y) <= bound * std::abs(y));
         }
     }
     const auto [largest, name] = distance(run, reference, step);
     CAPTURE(name);
-    worst[2] = std::max(worst[2], largest / bounds.tensor);
     CHECK(largest <= bounds.tensor);
 }
 
 /// The entries of a folder.
 std::set<std::string> names_in(const fs::path& folder) {
     std::set<std::string> names;
-    for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename().string());
+    for (const auto& entry : fs::directory_iterator(folder))
+        names.insert(entry.path().filename().string());
     return names;
 }
 
-/// Trains on `ranks` ranks with every stage of ZeRO: all come close to one rank, and stages 0 and 1 are equal; stage 2 as well where no rank has
-/// a second micro-batch, whose sums it would add in another order.
-void check_stages(const Job& job, const std::string& one_rank, int ranks, const Settings& more, const Bounds& bounds,
-                  const Environment& environment = {}) {
+bool gpus_are_simulated() {
+    const DeviceUnderTest gpu({Device::Kind::cuda, 0});
+    return device_is_simulated();
+}
+
+/// Trains on `ranks` ranks with every stage of ZeRO: all come close to one rank, and where sums have a fixed order (NCCL may
+/// choose another one for all-reduce than for reduce-scatter) stages 0 and 1 are equal; stage 2 as well when no rank has a
+/// second micro-batch, whose sums it adds in another order.
+void check_stages(const Job& job, const std::string& one_rank, int ranks, const Settings& more,
+                  const Bounds& bounds, const Environment& environment = {}) {
     const int64_t steps = job.config().schedule.steps;
     const BucketLayout layout = job.layout(ranks);
     REQUIRE(layout.buckets()[1].first_unit == 0);  // the embedding is cut,
-    REQUIRE(layout.buckets().size() >= 6);         // and blocks are in more buckets than ZeRO-2 has room for at a time
+    REQUIRE(layout.buckets().size() >=
+            6);  // and blocks are in more buckets than ZeRO-2 has room for at a time
     std::string runs[3];
     for (const int stage : {0, 1, 2}) {
-        runs[stage] = job.train(ranks, concat(ranks, "-ranks-zero-", stage), more + zero(stage), {}, environment);
+        runs[stage] = job.train(ranks, concat(ranks, "-ranks-zero-", stage), more + zero(stage), {},
+                                environment);
         check_close(runs[stage], one_rank, bounds, steps);
     }
-    check_equal(runs[0], runs[1], steps);
-    if (job.config().micro_batches_per_step() == ranks) check_equal(runs[1], runs[2], steps);
+    if (job.config().device == "cpu" || gpus_are_simulated()) {
+        check_equal(runs[0], runs[1], steps);
+        if (job.config().micro_batches_per_step() == ranks) check_equal(runs[1], runs[2], steps);
+    }
     for (const std::string& run : runs) fs::remove_all(run);
 }
 
@@ -318,7 +354,8 @@ void check_stages(const Job& job, const std::string& one_rank, int ranks, const 
 std::string random_examples(int n) {
     const auto words = [](int64_t most) {
         std::string text = "a";
-        for (int64_t i = random_int(0, most - 1); i > 0; --i) text += random_int(0, 1) ? " b" : " ab";
+        for (int64_t i = random_int(0, most - 1); i > 0; --i)
+            text += random_int(0, 1) ? " b" : " ab";
         return text;
     };
     std::string jsonl;
@@ -357,14 +394,15 @@ void check_refused(const ProgramResult& result, const Command& parts) {
 
 }  // namespace
 
-// ---- The same training ------------------------------------------------------------------------------------------------
+// ---- The same training --------------------------------------------------------------------------
 
 TEST_CASE("ranks train what one rank trains, and ZeRO 0 and 1 give the same bits", "[training]") {
     if (skip_without_mpirun()) return;
     SECTION("in fp32, some with a micro-batch more than others") {
         const Job job(7);
         const std::string one = job.train(1, "one");
-        CHECK(metrics_of(one).back().at("val_loss").get<double>() < metrics_of(one)[0].at("loss").get<double>());
+        CHECK(metrics_of(one).back().at("val_loss").get<double>() <
+              metrics_of(one)[0].at("loss").get<double>());
         check_stages(job, one, 3, {}, in_fp32_order);
         check_equal(job.train(2, "once", zero(2)), job.train(2, "again", zero(2)));
     }
@@ -375,7 +413,6 @@ TEST_CASE("ranks train what one rank trains, and ZeRO 0 and 1 give the same bits
     SECTION("sums sent in bf16") {
         const Job job(6);
         const std::string one = job.train(1, "one");
-        const Settings sent_in_bf16{{"parallel.reduce_dtype", "bf16"}};
         check_stages(job, one, 2, sent_in_bf16, in_bf16_order);
         // They really are.
         CHECK(distance(job.train(2, "two", sent_in_bf16), one, 20).first > bf16_roundoff / 16);
@@ -384,21 +421,19 @@ TEST_CASE("ranks train what one rank trains, and ZeRO 0 and 1 give the same bits
 
 TEST_CASE("any number of ranks trains what one rank trains", "[training][.][long]") {
     if (skip_without_mpirun()) return;
-    for (const char* dtype : {"fp32", "bf16"})
+    for (const Dtype& dtype : dtypes)
         for (const int micro_batches : {8, 11}) {
-            const Job job(micro_batches, {{"precision.dtype", dtype}});
+            const Job job(micro_batches, dtype.settings());
             const std::string one = job.train(1, "one");
-            for (const int ranks : {2, 3, 4, 8})
-                for (const char* sent : {"fp32", "bf16"}) {
-                    CAPTURE(dtype, micro_batches, ranks, sent);
-                    const bool all_fp32 = std::string(dtype) == "fp32" && std::string(sent) == "fp32";
-                    check_stages(job, one, ranks, {{"parallel.reduce_dtype", sent}},
-                                 all_fp32 ? in_fp32_order : in_bf16_order);
-                }
+            for (const int ranks : {2, 3, 4, 8}) {
+                CAPTURE(dtype.name, micro_batches, ranks);
+                check_stages(job, one, ranks, {}, dtype.bounds);
+                check_stages(job, one, ranks, sent_in_bf16, in_bf16_order);
+            }
         }
 }
 
-// ---- Evaluation -------------------------------------------------------------------------------------------------------
+// ---- Evaluation ---------------------------------------------------------------------------------
 
 TEST_CASE("validation loss and HellaSwag are those of one rank, bit for bit", "[training]") {
     if (skip_without_mpirun()) return;
@@ -412,20 +447,22 @@ TEST_CASE("validation loss and HellaSwag are those of one rank, bit for bit", "[
                       {"evaluation.hellaswag", directory / "hellaswag.jsonl"},
                       {"evaluation.max_tokens", "0"},
                       {"sampling.samples", "0"},
-                      {"precision.dtype", random_int(0, 1) ? "fp32" : "bf16"}});
+                      {"precision.dtype", random_dtype().name}});
     const std::string trained = job.train(1, "trained");
     // A finished run without its metrics has only its last evaluation to do.
     const auto evaluated = [&](int ranks, const std::string& tokens) {
         const std::string name = concat(ranks, "-", tokens);
         fs::copy(trained, job.path(name), fs::copy_options::recursive);
         fs::remove(job.path(name) + "/metrics.jsonl");
-        const std::vector<Json> metrics = metrics_of(job.train(ranks, name, {{"evaluation.max_tokens", tokens}}));
+        const std::vector<Json> metrics =
+            metrics_of(job.train(ranks, name, {{"evaluation.max_tokens", tokens}}));
         REQUIRE(metrics.size() == 1);
         return metrics[0];
     };
     const Json all = evaluated(1, "0"), one_window = evaluated(1, "5");
     CHECK(all == metrics_of(trained).back());
-    for (const char* key : {"val_loss", "val_bits_per_byte", "val_tokens", "hellaswag", "hellaswag_normalised"})
+    for (const char* key :
+         {"val_loss", "val_bits_per_byte", "val_tokens", "hellaswag", "hellaswag_normalised"})
         CHECK(all.contains(key));
     CHECK(one_window.at("val_tokens") == 5);
     CHECK(evaluated(2, "0") == all);
@@ -433,11 +470,13 @@ TEST_CASE("validation loss and HellaSwag are those of one rank, bit for bit", "[
     CHECK(evaluated(3, "5") == one_window);  // two ranks have nothing to do
 }
 
-// ---- Checkpoints ------------------------------------------------------------------------------------------------------
+// ---- Checkpoints --------------------------------------------------------------------------------
 
 TEST_CASE("ranks go on from the checkpoints of any number of ranks at any stage", "[training]") {
     if (skip_without_mpirun()) return;
-    const Job job(5);
+    const Dtype dtype = random_dtype();
+    CAPTURE(dtype.name);
+    const Job job(5, dtype.settings());
     const auto stop = [](int64_t step) { return Command{"--stop-at", std::to_string(step)}; };
 
     // As many ranks as before go on as if nothing had been, also at another stage.
@@ -456,12 +495,13 @@ TEST_CASE("ranks go on from the checkpoints of any number of ranks at any stage"
     job.train(2, "chain", zero(0), stop(12));
     job.train(4, "chain", zero(1), stop(16));
     job.train(1, "chain");
-    check_close(chain, one, in_fp32_order);
+    check_close(chain, one, dtype.bounds);
 
     // Each lists what its ranks wrote, and holds nothing else.
     for (const auto& [saved, files] : {std::pair{4, 1}, {8, 3}, {12, 1}, {16, 4}, {20, 1}}) {
         const fs::path checkpoint = fs::path(chain) / step_folder(saved);
-        std::set<std::string> wanted{"choices.json", "config.json", "model.safetensors", "train_gpt.json"};
+        std::set<std::string> wanted{"choices.json", "config.json", "model.safetensors",
+                                     "train_gpt.json"};
         for (int i = 0; i < files; ++i) {
             char name[64];
             std::snprintf(name, sizeof name, "optimizer-%05d-of-%05d.safetensors", i, files);
@@ -478,42 +518,47 @@ TEST_CASE("ranks go on from the checkpoints of any number of ranks at any stage"
 
     // Without one rank's file the checkpoint counts as damaged, and the run goes on from the one before.
     fs::remove_all(fs::path(chain) / step_folder(20));
-    const std::string missing = concat("optimizer-", "0000", random_int(0, 3), "-of-00004.safetensors");
+    const std::string missing =
+        concat("optimizer-", "0000", random_int(0, 3), "-of-00004.safetensors");
     fs::remove(fs::path(chain) / step_folder(16) / missing);
     const ProgramResult mended = job.start(3, "chain", zero(1));
     CAPTURE(mended.output);
     CHECK(mended.exit_code == 0);
     CHECK(contains(mended.output, step_folder(16) + " lacks its file " + missing));
     CHECK(contains(mended.output, "resuming from " + chain + "/" + step_folder(12)));
-    check_close(chain, one, in_fp32_order);
+    check_close(chain, one, dtype.bounds);
 }
 
-TEST_CASE("ranks go on from every other number of ranks and every other stage", "[training][.][long]") {
+TEST_CASE("ranks go on from every other number of ranks and every other stage",
+          "[training][.][long]") {
     if (skip_without_mpirun()) return;
-    for (const char* dtype : {"fp32", "bf16"}) {
-        const Job job(8, {{"precision.dtype", dtype}});
+    for (const auto& [before, after] : {std::pair{1, 3}, {3, 1}, {2, 4}, {4, 2}, {8, 3}, {1, 8}}) {
+        const Dtype dtype = random_dtype();
+        const Job job(8, dtype.settings());
         const std::string one = job.train(1, "one");
-        for (const auto& [before, after] : {std::pair{1, 3}, {3, 1}, {2, 4}, {4, 2}, {8, 3}, {1, 8}})
-            for (const int stage : {0, 1, 2})
-                for (const int next : {0, 1, 2}) {
-                    CAPTURE(dtype, before, stage, after, next);
-                    job.train(before, "run", zero(stage), {"--stop-at", std::to_string(random_int(1, 19))});
-                    check_close(job.train(after, "run", zero(next)), one,
-                                std::string(dtype) == "fp32" ? in_fp32_order : in_bf16_order);
-                    fs::remove_all(job.path("run"));
-                }
+        for (const int stage : {0, 1, 2})
+            for (const int next : {0, 1, 2}) {
+                CAPTURE(dtype.name, before, stage, after, next);
+                job.train(before, "run", zero(stage),
+                          {"--stop-at", std::to_string(random_int(1, 19))});
+                check_close(job.train(after, "run", zero(next)), one, dtype.bounds);
+                fs::remove_all(job.path("run"));
+            }
     }
 }
 
-// ---- Before the first step --------------------------------------------------------------------------------------------
+// ---- Before the first step ----------------------------------------------------------------------
 
-TEST_CASE("ranks that do not agree end before they train, and are told who wants what", "[training]") {
+TEST_CASE("ranks that do not agree end before they train, and are told who wants what",
+          "[training]") {
     if (skip_without_mpirun()) return;
     const Job job(4);
     const std::string host = " (" + World().host() + ")", run = job.path("run");
-    check_refused(start_parts({1, job.command("train", "run", {{"seed", "71"}, {"optimizer.beta1", "0.5"}})},
-                              {2, job.command("train", "run", {{"seed", "17"}, {"optimizer.beta1", "0.5"}})}),
-                  {"the ranks do not agree", concat("\n  seed: 17 on ranks 1", host, ", 2", host, "; 71 on rank 0", host)});
+    check_refused(
+        start_parts({1, job.command("train", "run", {{"seed", "71"}, {"optimizer.beta1", "0.5"}})},
+                    {2, job.command("train", "run", {{"seed", "17"}, {"optimizer.beta1", "0.5"}})}),
+        {"the ranks do not agree",
+         concat("\n  seed: 17 on ranks 1", host, ", 2", host, "; 71 on rank 0", host)});
     CHECK_FALSE(fs::exists(run));
 
     // A path that means another file on each.
@@ -524,7 +569,8 @@ TEST_CASE("ranks that do not agree end before they train, and are told who wants
     }
     const Command other_data = job.command("train", "run", {{"data.train", "data/*.bin"}});
     const ProgramResult result = start_parts({1, other_data, a.path()}, {1, other_data, b.path()});
-    check_refused(result, {"the ranks do not agree", "\n  training data: ", " on rank 0" + host, " on rank 1" + host});
+    check_refused(result, {"the ranks do not agree", "\n  training data: ", " on rank 0" + host,
+                           " on rank 1" + host});
     CHECK_FALSE(contains(result.output, "seed"));
     CHECK_FALSE(fs::exists(run));
 
@@ -541,9 +587,10 @@ TEST_CASE("more ranks than micro-batches are refused", "[training]") {
     check_refused(job.start(3, "run"), {"a step of 2 micro-batches cannot feed 3 ranks"});
 }
 
-// ---- Memory -----------------------------------------------------------------------------------------------------------
+// ---- Memory -------------------------------------------------------------------------------------
 
-TEST_CASE("a rank holds of weights, gradients and optimizer what its stage of ZeRO leaves it", "[training][plan]") {
+TEST_CASE("a rank holds of weights, gradients and optimizer what its stage of ZeRO leaves it",
+          "[training][plan]") {
     const Job job(8);
     for (const char* dtype_name : {"fp32", "bf16"})
         for (const int stage : {0, 1, 2})
@@ -555,49 +602,67 @@ TEST_CASE("a rank holds of weights, gradients and optimizer what its stage of Ze
                 const BucketLayout layout = job.layout(ranks);
                 // A parameter takes, in bytes: its weight, 4 of gradient, 4 of master where the weight is rounded, 8 of moments.
                 const auto all = static_cast<size_t>(layout.numel());
-                const size_t shard = all / static_cast<size_t>(ranks), updated = stage == 0 ? all : shard;
-                int64_t embedding = 0, largest = 0;  // of the micro-batch's gradients, ZeRO-2 has room for these, the second three times
+                const size_t shard = all / static_cast<size_t>(ranks),
+                             updated = stage == 0 ? all : shard;
+                int64_t
+                    embedding = 0,
+                    largest =
+                        0;  // of the micro-batch's gradients, ZeRO-2 has room for these, the second three times
                 for (const Bucket& bucket : layout.buckets())
                     if (bucket.first_unit == 0)
                         embedding += bucket.range.n;
                     else
                         largest = std::max(largest, bucket.range.n);
-                const size_t in_turn = stage == 2 ? static_cast<size_t>(embedding + 3 * largest) : 0;
+                const size_t in_turn =
+                    stage == 2 ? static_cast<size_t>(embedding + 3 * largest) : 0;
                 const std::map<Purpose, size_t> wanted{
                     {Purpose::parameters, all * size_of(dtype)},
                     {Purpose::gradients, 4 * ((stage == 2 ? shard : all) + in_turn)},
                     {Purpose::masters, dtype == DType::bf16 ? 4 * updated : 0},
                     {Purpose::moments, 8 * updated}};
-                const Arena plan = plan_memory(config, shape, dtype, Recompute::none, Device{}, ranks);
+                const Arena plan =
+                    plan_memory(config, shape, dtype, Recompute::none, Device{}, ranks);
                 for (int rank = 0; rank < ranks; rank += ranks - 1) {
                     Arena arena = allocate(plan);
-                    const Trainer run(config, shape, dtype, Recompute::none, arena, sharding_of(config, rank, ranks));
+                    const Trainer run(config, shape, dtype, Recompute::none, arena,
+                                      sharding_of(config, rank, ranks));
                     CHECK(arena.total_bytes() == plan.total_bytes());
                     for (const auto& [purpose, bytes] : wanted) {
                         CAPTURE(name_of(purpose));
                         CHECK(arena.bytes(purpose) >= bytes);
-                        CHECK(arena.bytes(purpose) <= bytes + 5 * 1024);  // at most 5 buffers, which the arena aligns
+                        CHECK(arena.bytes(purpose) <=
+                              bytes + 5 * 1024);  // at most 5 buffers, which the arena aligns
                     }
                 }
             }
 
     // What is planned is what each rank of a run says that it takes.
     if (skip_without_mpirun()) return;
-    const Settings more =
-        zero(2) + Settings{{"precision.recompute", "none"}, {"schedule.steps", "1"}, {"schedule.warmup_steps", "0"}};
-    const ProgramResult plan = run_program(job.command("plan", "run", more, {"--world", "2"}), {{"OMP_NUM_THREADS", "1"}});
+    const Settings more = zero(2) + Settings{{"precision.recompute", "none"},
+                                             {"schedule.steps", "1"},
+                                             {"schedule.warmup_steps", "0"}};
+    const ProgramResult plan =
+        run_program(job.command("plan", "run", more, {"--world", "2"}), {{"OMP_NUM_THREADS", "1"}});
     const ProgramResult run = job.start(2, "run", more);
     CAPTURE(plan.output, run.output);
     const std::string label = "precision.recompute = none: ";
     const size_t at = plan.output.find(label);
     REQUIRE(at != std::string::npos);
     const size_t begin = at + label.size();
-    CHECK(contains(run.output, ", " + plan.output.substr(begin, plan.output.find(" of ", begin) - begin) + " each, into "));
+    CHECK(contains(run.output,
+                   ", " + plan.output.substr(begin, plan.output.find(" of ", begin) - begin) +
+                       " each, into "));
 }
 
-TEST_CASE("in a model of real size the bytes per parameter are those of the literature", "[training][plan]") {
+TEST_CASE("in a model of real size the bytes per parameter are those of the literature",
+          "[training][plan]") {
     Config config;
-    config.model = {.n_layer = 36, .n_head = 20, .n_embd = 1280, .n_ctx = 1024, .vocab_size = 50257, .init_from = ""};
+    config.model = {.n_layer = 36,
+                    .n_head = 20,
+                    .n_embd = 1280,
+                    .n_ctx = 1024,
+                    .vocab_size = 50257,
+                    .init_from = ""};
     config.batch.sequence_length = 16;  // activations do not count
     const GPTShape shape = shape_of(config, config.model.vocab_size);
     double parameters = 0;
@@ -605,9 +670,11 @@ TEST_CASE("in a model of real size the bytes per parameter are those of the lite
     for (const int ranks : {2, 8, 64})
         for (const int stage : {0, 1, 2}) {
             config.parallel.zero = stage;
-            const Arena plan = plan_memory(config, shape, DType::bf16, Recompute::block, Device{}, ranks);
+            const Arena plan =
+                plan_memory(config, shape, DType::bf16, Recompute::block, Device{}, ranks);
             double bytes = 0;
-            for (const Purpose purpose : {Purpose::parameters, Purpose::gradients, Purpose::masters, Purpose::moments})
+            for (const Purpose purpose :
+                 {Purpose::parameters, Purpose::gradients, Purpose::masters, Purpose::moments})
                 bytes += static_cast<double>(plan.bytes(purpose));
             const double shares = 1.0 / ranks;
             double wanted = stage == 0 ? 18 : stage == 1 ? 6 + 12 * shares : 2 + 16 * shares;
@@ -620,7 +687,7 @@ TEST_CASE("in a model of real size the bytes per parameter are those of the lite
         }
 }
 
-// ---- GPUs -------------------------------------------------------------------------------------------------------------
+// ---- GPUs ---------------------------------------------------------------------------------------
 
 #ifdef TRAIN_GPT_CUDA
 
@@ -630,12 +697,11 @@ bool skip_without_gpus(size_t n) {
     return test_devices().size() == 1 || cuda::identities().size() < n || skip_without_mpirun();
 }
 
-bool gpus_are_simulated() {
-    const DeviceUnderTest gpu({Device::Kind::cuda, 0});
-    return device_is_simulated();
-}
-
-const Settings on_gpus{{"device", "cuda"}, {"schedule.steps", "6"}, {"schedule.warmup_steps", "2"}, {"evaluation.every", "2"}, {"evaluation.max_tokens", "60"}};
+const Settings on_gpus{{"device", "cuda"},
+                       {"schedule.steps", "6"},
+                       {"schedule.warmup_steps", "2"},
+                       {"evaluation.every", "2"},
+                       {"evaluation.max_tokens", "60"}};
 
 /// On a simulated GPU: streams run as late as they may, and those that are free to run in an order that depends on `seed`.
 Environment adverse(int64_t seed) {
@@ -648,7 +714,8 @@ int64_t bytes_sent(const std::string& statistics, int rank) {
     size_t begin = 0;
     for (size_t end; (end = statistics.find('\n', begin)) != std::string::npos; begin = end + 1) {
         const std::string line = statistics.substr(begin, end - begin);
-        if (contains(line, concat(" rank=", rank, " "))) bytes += std::stoll(line.substr(line.find(" sent=") + 6));
+        if (contains(line, concat(" rank=", rank, " ")))
+            bytes += std::stoll(line.substr(line.find(" sent=") + 6));
     }
     return bytes;
 }
@@ -662,7 +729,8 @@ struct Traffic {
 void check_traffic(const Traffic& t) {
     constexpr int micro_batches = 5;
     const Job job(micro_batches, on_gpus + Settings{{"data.val", ""}});
-    const Settings settings = zero(t.stage) + Settings{{"precision.dtype", t.dtype}, {"parallel.reduce_dtype", t.sent}};
+    const Settings settings =
+        zero(t.stage) + Settings{{"precision.dtype", t.dtype}, {"parallel.reduce_dtype", t.sent}};
     std::string statistics[2];
     for (const int steps : {1, 2}) {
         const std::string file = job.path(concat("traffic-", steps));
@@ -682,7 +750,8 @@ void check_traffic(const Traffic& t) {
     CHECK(padding < norm_block * (std::ssize(job.parameters()) + d * std::ssize(layout.buckets())));
     const auto size = [](const std::string& dtype) { return dtype == "bf16" ? 2 : 4; };
     // Bytes times d, of which every rank sends 1/d: a ring reduces and gathers in d − 1 rounds each.
-    const int64_t reduced = size(t.sent) * elements * (d - 1), gathered = size(t.dtype) * elements * (d - 1);
+    const int64_t reduced = size(t.sent) * elements * (d - 1),
+                  gathered = size(t.dtype) * elements * (d - 1);
     const int64_t rounds = t.stage == 2 ? (micro_batches + d - 1) / d : 1;
     const int64_t sums = 8 * (2 + (t.stage == 0 ? 0 : partials)) * 2 * (d - 1);
     const int64_t step = t.stage == 0 ? 2 * reduced + sums : rounds * reduced + gathered + sums;
@@ -696,7 +765,8 @@ void check_traffic(const Traffic& t) {
 
 }  // namespace
 
-TEST_CASE("ranks on GPUs train what one rank trains, whatever order their streams run in", "[training][cuda]") {
+TEST_CASE("ranks on GPUs train what one rank trains, whatever order their streams run in",
+          "[training][cuda]") {
     if (skip_without_gpus(4)) return;
     const bool simulated = gpus_are_simulated();
     SECTION("in fp32") {
@@ -710,15 +780,17 @@ TEST_CASE("ranks on GPUs train what one rank trains, whatever order their stream
             check_close(runs[stage], one, in_fp32_order, 6);
         }
         check_equal(job.train(2, "at-once", zero(1)), runs[1], 6);
-        if (simulated) check_equal(runs[0], runs[1], 6);  // NCCL may choose other orders for all-reduce and reduce-scatter
+        if (simulated)
+            check_equal(runs[0], runs[1],
+                        6);  // NCCL may choose other orders for all-reduce and reduce-scatter
         check_close(job.train(4, "four", zero(1), {}, adverse(seed + 1)), one, in_fp32_order, 6);
     }
     SECTION("in bf16, on from a checkpoint") {
-        const Settings settings = in_bf16 + zero(2) + Settings{{"parallel.reduce_dtype", "bf16"}};
-        const Job job(4, on_gpus + settings);
+        const Job job(4, on_gpus + in_bf16 + sent_in_bf16 + zero(2));
         const int64_t seed = random_int(0, 1000);
         CAPTURE(seed);
-        const std::string one = job.train(1, "one"), whole = job.train(2, "whole", {}, {}, adverse(seed));
+        const std::string one = job.train(1, "one"),
+                          whole = job.train(2, "whole", {}, {}, adverse(seed));
         check_close(whole, one, in_bf16_order, 6);
         job.train(2, "parts", {}, {"--stop-at", "3"}, adverse(seed + 1));
         check_equal(job.train(2, "parts", {}, {}, adverse(seed + 2)), whole, 6);
@@ -727,19 +799,17 @@ TEST_CASE("ranks on GPUs train what one rank trains, whatever order their stream
 
 TEST_CASE("any number of GPUs trains what one trains", "[training][cuda][.][long]") {
     if (skip_without_gpus(8)) return;
-    for (const char* dtype : {"fp32", "bf16"})
-        for (const char* sent : {"fp32", "bf16"})
-            for (const int micro_batches : {8, 11}) {
-                const Job job(micro_batches,
-                              on_gpus + Settings{{"precision.dtype", dtype}, {"parallel.reduce_dtype", sent}});
-                const std::string one = job.train(1, "one");
-                for (const int ranks : {2, 3, 4, 8}) {
-                    const int64_t seed = random_int(0, 1000);
-                    CAPTURE(dtype, sent, micro_batches, ranks, seed);
-                    const bool all_fp32 = std::string(dtype) == "fp32" && std::string(sent) == "fp32";
-                    check_stages(job, one, ranks, {}, all_fp32 ? in_fp32_order : in_bf16_order, adverse(seed));
-                }
-            }
+    for (const Dtype& dtype : dtypes) {
+        const auto micro_batches = static_cast<int>(random_int(8, 11));
+        const Job job(micro_batches, on_gpus + dtype.settings());
+        const std::string one = job.train(1, "one");
+        for (const int ranks : {2, 3, 4, 8}) {
+            const int64_t seed = random_int(0, 1000);
+            CAPTURE(dtype.name, micro_batches, ranks, seed);
+            check_stages(job, one, ranks, {}, dtype.bounds, adverse(seed));
+            check_stages(job, one, ranks, sent_in_bf16, in_bf16_order, adverse(seed));
+        }
+    }
 }
 
 TEST_CASE("a step sends what the formula says", "[training][cuda]") {
@@ -749,12 +819,14 @@ TEST_CASE("a step sends what the formula says", "[training][cuda]") {
     check_traffic({3, 2, "fp32", "bf16"});
 }
 
-TEST_CASE("a step sends what the formula says, at every stage, in every dtype", "[training][cuda][.][long]") {
+TEST_CASE("a step sends what the formula says, at every stage, in every dtype",
+          "[training][cuda][.][long]") {
     if (skip_without_gpus(4) || !gpus_are_simulated()) return;
     for (const int ranks : {2, 3, 4})
         for (const int stage : {0, 1, 2})
             for (const char* dtype : {"fp32", "bf16"})
-                for (const char* sent : {"fp32", "bf16"}) check_traffic({ranks, stage, dtype, sent});
+                for (const char* sent : {"fp32", "bf16"})
+                    check_traffic({ranks, stage, dtype, sent});
 }
 
 #endif

@@ -1,0 +1,109 @@
+// The job files in scripts/cluster/, with stand-ins for what a cluster's launchers do. Real ranks are tested elsewhere.
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "test/catch.h"
+#include "test/parallel/ranks.h"
+#include "test/random.h"
+#include "test/text.h"
+
+using namespace train_gpt;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// A folder with programs that say how they were called. As srun and mpirun one lives until SIGUSR1 comes when it is to train,
+/// and fails at the selfcheck when SELFCHECK says so.
+class Cluster {
+  public:
+    Cluster() {
+        const std::string launcher = R"(#!/bin/sh
+echo "called: ${0##*/} $*"
+case "$*" in
+    *"selfcheck --fail"*) exit 1 ;;
+    *" train "*) ;;
+    *) exit 0 ;;
+esac
+trap 'echo told; exit 0' USR1
+touch "$READY"
+n=0
+while [ $n -lt 600 ]; do sleep 0.1; n=$((n + 1)); done
+)";
+        for (const char* name : {"srun", "mpirun"}) program(name, launcher);
+        program("scontrol", "#!/bin/sh\necho \"called: scontrol $*\"\n");
+        write(folder_ / "hosts", "# two nodes\nnode1 slots=8\nnode2 slots=4\n");
+    }
+
+    /// Runs a script and, when it trains, sends it the signal.
+    ProgramResult run(const std::string& script, const std::string& signal,
+                      const std::string& selfcheck = "--tolerance 20") const {
+        const std::string drive =
+            R"(bash "scripts/cluster/$0" configs/a.json --set 'data.train=x *.bin' & job=$!
+while kill -0 $job 2> /dev/null && ! [ -e "$READY" ]; do sleep 0.05; done
+kill -$1 $job 2> /dev/null
+wait $job)";
+        fs::remove(folder_ / "ready");
+        return run_program({"bash", "-c", drive, script, signal},
+                           {{"PATH", folder_.path() + ":" + std::getenv("PATH")},
+                            {"READY", folder_ / "ready"},
+                            {"HOSTFILE", folder_ / "hosts"},
+                            {"THREADS", "3"},
+                            {"TRAIN_GPT", "the/program"},
+                            {"SELFCHECK", selfcheck},
+                            {"SLURM_CPUS_PER_TASK", "3"},
+                            {"SLURM_JOB_ID", "4711"}});
+    }
+
+  private:
+    void program(const char* name, const std::string& text) const {
+        write(folder_ / name, text);
+        fs::permissions(folder_ / name, fs::perms::owner_all);
+    }
+
+    TemporaryDirectory folder_;
+};
+
+const std::vector<std::pair<std::string, std::string>> scripts{
+    {"slurm-srun.sh", "srun"}, {"slurm-mpirun.sh", "mpirun"}, {"hostfile.sh", "mpirun"}};
+
+}  // namespace
+
+TEST_CASE("job files check the ranks first, then train, and a signal reaches the ranks as SIGUSR1",
+          "[cluster]") {
+    const Cluster cluster;
+    for (const auto& [script, launcher] : scripts) {
+        for (const char* signal : {"USR1", "TERM"}) {
+            const ProgramResult result = cluster.run(script, signal);
+            INFO(script << ", SIG" << signal << ": " << result.output);
+            CHECK(result.exit_code == 0);
+            const size_t selfcheck = result.output.find("the/program selfcheck --tolerance 20\n"),
+                         train = result.output.find(
+                             "the/program train configs/a.json --set data.train=x *.bin\n");
+            CHECK(selfcheck < train);
+            CHECK(train < result.output.find("told"));
+            CHECK(contains(result.output, "called: " + launcher + " -"));
+            CHECK(contains(result.output,
+                           launcher == "srun" ? "--cpus-per-task=3" : "--map-by slot:PE=3"));
+            // Back into the queue when the time is over, not when it is to end.
+            CHECK(contains(result.output, "called: scontrol requeue 4711") ==
+                  (script.starts_with("slurm") && std::string(signal) == "USR1"));
+        }
+    }
+}
+
+TEST_CASE("job files do not train where the selfcheck fails, and explain themselves", "[cluster]") {
+    const Cluster cluster;
+    for (const auto& [script, launcher] : scripts) {
+        const ProgramResult result = cluster.run(script, "USR1", "--fail");
+        INFO(script << ": " << result.output);
+        CHECK(result.exit_code == 1);
+        CHECK_FALSE(contains(result.output, " train "));
+        CHECK_FALSE(contains(result.output, "requeue"));
+        const ProgramResult bare = run_program({"bash", "scripts/cluster/" + script});
+        CHECK(bare.exit_code == 2);
+        CHECK(contains(bare.output, "usage: "));
+    }
+}

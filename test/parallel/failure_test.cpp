@@ -1,0 +1,831 @@
+// What a job of several ranks does when something goes wrong in it: the real program under mpirun, on CPUs. No case can hang:
+// a job that does not end is ended at its deadline, and its exit code says so.
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <regex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "dataloader/shard.h"
+#include "test/catch.h"
+#include "test/parallel/ranks.h"
+#include "test/random.h"
+#include "test/text.h"
+#include "training/checkpoint.h"
+
+using namespace train_gpt;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+using Arguments = std::vector<std::string>;
+
+constexpr double timeout = 3;  // parallel.timeout_seconds
+constexpr double grace = 30;   // what ending may take beyond it, however busy the machine
+constexpr double deadline = 100;
+
+const Environment surroundings{
+    {"OMP_NUM_THREADS", "1"},
+    {"ASAN_OPTIONS", "detect_leaks=0"}};  // MPI's library leaves memory behind
+
+Arguments operator+(Arguments a, const Arguments& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+std::string binary() {
+    for (const char* name : {"TRAIN_GPT_BINARY", "TRAIN_GPT"})
+        if (const char* path = std::getenv(name)) return fs::absolute(path);
+    return fs::absolute("build/train_gpt");
+}
+
+/// A tiny model that trains for ever, with a checkpoint every fourth step.
+Arguments train(const fs::path& run, const Arguments& more = {}) {
+    static const TemporaryDirectory directory;
+    static const std::string path = [] {
+        const Json config = {
+            {"device", "cpu"},
+            {"model",
+             {{"n_layer", 2}, {"n_head", 2}, {"n_embd", 32}, {"n_ctx", 32}, {"vocab_size", 256}}},
+            {"data", {{"train", "synthetic"}, {"val", "synthetic"}}},
+            {"batch", {{"tokens_per_step", 512}, {"micro_batch", 4}, {"sequence_length", 32}}},
+            {"optimizer", {{"learning_rate", 0.003}}},
+            {"schedule", {{"steps", 1000000}, {"warmup_steps", 3}}},
+            {"precision", {{"dtype", "fp32"}}},
+            {"checkpoint", {{"every", 4}, {"keep", 2}}},
+            {"evaluation", {{"every", 0}, {"max_tokens", 1024}}},
+            {"parallel", {{"timeout_seconds", timeout}}},
+            {"log", {{"every", 1}, {"progress", "lines"}}}};
+        std::string path = directory / "config.json";
+        write(path, config.dump(4));
+        return path;
+    }();
+    return Arguments{binary(), "train", path, "--set", "run_dir=" + run.string()} + more;
+}
+
+/// The same, with arguments that one rank alone is given.
+Arguments train_with_one_different(const fs::path& run, int rank, const Arguments& its_arguments) {
+    std::string its;
+    for (const std::string& argument : its_arguments) its += " '" + argument + "'";
+    return Arguments{"sh", "-c",
+                     concat("if [ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = ", rank,
+                            " ]; then exec \"$@\"", its, "; fi; exec \"$@\""),
+                     "sh"} +
+           train(run);
+}
+
+// ---- Jobs -----------------------------------------------------------------------------------------------------------
+
+/// A process of a job, found by the run folder that its command line names.
+struct Process {
+    pid_t pid;
+    int rank;  // −1: the launcher
+};
+
+std::vector<Process> processes_of(const fs::path& run) {
+    std::vector<Process> found;
+    const std::string named = "run_dir=" + run.string() + '\0';
+    for (const auto& entry : fs::directory_iterator("/proc")) {
+        const std::string name = entry.path().filename();
+        if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+        const std::string arguments = read(entry.path() / "cmdline");
+        if (arguments.find(named) == std::string::npos) continue;
+        const std::string environment = '\0' + read(entry.path() / "environ");
+        Process process{static_cast<pid_t>(std::stol(name)), -1};
+        for (const std::string variable : {"OMPI_COMM_WORLD_RANK=", "PMI_RANK="}) {
+            const size_t at = environment.find('\0' + variable);
+            if (at != std::string::npos)
+                process.rank = std::atoi(&environment[at + 1 + variable.size()]);
+        }
+        found.push_back(process);
+    }
+    return found;
+}
+
+/// The last step that the run's metrics tell of.
+int64_t last_step(const fs::path& run) {
+    const std::string text = read(run / "metrics.jsonl");
+    const size_t end = text.rfind('\n');
+    if (end == std::string::npos || end == 0) return 0;
+    const size_t begin = text.rfind('\n', end - 1) + 1;  // npos + 1 is 0
+    const Json line = Json::parse(text.substr(begin, end - begin), nullptr, false);
+    return line.is_object() ? line.value("step", int64_t{0}) : 0;
+}
+
+class Job {
+  public:
+    Job(int ranks, const fs::path& run, const Arguments& more = {},
+        const Environment& environment = {})
+        : Job(run, mpirun(ranks) + train(run, more), environment) {}
+    Job(fs::path run, const Arguments& command, Environment environment = {})
+        : run_(std::move(run)) {
+        environment.insert(surroundings.begin(), surroundings.end());
+        // What MPI leaves when it is killed goes with this object.
+        for (const char* variable : {"TMPDIR", "OMPI_MCA_btl_vader_backing_directory"})
+            environment.emplace(variable, scratch_.path());
+        result_ = std::async(std::launch::async,
+                             [=] { return run_program(command, environment, deadline); });
+    }
+    ~Job() {
+        if (!result_.valid()) return;
+        for (const Process& process : processes_of(run_)) ::kill(process.pid, SIGKILL);
+        result_.get();
+    }
+
+    /// Waits until the condition holds; false when the job ended without it.
+    bool wait_until(const std::function<bool()>& condition) {
+        while (!condition())
+            if (result_.wait_for(std::chrono::microseconds(500)) == std::future_status::ready)
+                return condition();
+        return true;
+    }
+    bool wait_for_step(int64_t step) {
+        return wait_until([&] { return last_step(run_) >= step; });
+    }
+
+    /// Signals a rank, or the launcher (−1). False when there is no such process.
+    bool signal(int rank, int number) {
+        event_ = Clock::now();
+        for (const Process& process : processes_of(run_))
+            if (process.rank == rank) return ::kill(process.pid, number) == 0;
+        return false;
+    }
+    /// From here on the time is counted; signal() does it too.
+    void mark() { event_ = Clock::now(); }
+    double seconds_since_mark() const { return seconds_since(event_); }
+
+    ProgramResult finish() {
+        ProgramResult result = result_.get();
+        result.seconds = seconds_since_mark();
+        return result;
+    }
+
+  private:
+    TemporaryDirectory scratch_;
+    fs::path run_;
+    Clock::time_point event_ = Clock::now();
+    std::future<ProgramResult> result_;
+};
+
+size_t count(const std::string& text, const std::string& part) {
+    size_t n = 0;
+    for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++n;
+    return n;
+}
+
+/// Nothing of a job is left, or nothing of a kind; processes that end just now have the time for it.
+void check_gone(
+    const fs::path& run,
+    const std::function<bool(const Process&)>& counts = [](const Process&) { return true; }) {
+    const auto start = Clock::now();
+    const auto left = [&] {
+        const std::vector<Process> processes = processes_of(run);
+        return std::count_if(processes.begin(), processes.end(), counts);
+    };
+    while (left() > 0 && seconds_since(start) < timeout + grace)
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(left() == 0);
+}
+
+/// The job ended by itself, within the time that silence takes to be noticed, with an error, with a line that the expression
+/// matches, and with all its processes.
+void check_failed(Job& job, const fs::path& run, const std::string& expression) {
+    const ProgramResult result = job.finish();
+    INFO(result.output);
+    CHECK(result.exit_code > 0);
+    CHECK(result.seconds < timeout + grace);
+    CAPTURE(expression);
+    CHECK(std::regex_search(result.output, std::regex("(^|\n)train_gpt: " + expression)));
+    check_gone(run);
+}
+
+/// The job ended well, behind a checkpoint, and says the reason and how to go on.
+void check_saved(Job& job, const fs::path& run, const std::string& reason) {
+    const ProgramResult result = job.finish();
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+    CHECK(std::regex_search(
+        result.output,
+        std::regex("(^|\n)[^\n]*" + reason +
+                   "[^\n]*: step [0-9]+ of [^\n]*the same command goes on from there")));
+    CHECK(count(result.output, "train_gpt: ") == 0);
+    check_gone(run);
+}
+
+const std::string last_words =
+    "[^\n]*; its last collective was [a-z -]+ number [0-9]+, in step [0-9]+ \\([a-z]+\\)";
+
+/// The job of a command that ends well by itself.
+std::string check_succeeds(const Arguments& command) {
+    const ProgramResult result = run_program(command, surroundings, deadline);
+    INFO(result.output);
+    REQUIRE(result.exit_code == 0);
+    return result.output;
+}
+
+/// The step of the newest checkpoint; each that the run has must be whole.
+int64_t newest_whole_checkpoint(const fs::path& run) {
+    const std::vector<fs::path> checkpoints = list_checkpoints(run);
+    REQUIRE(!checkpoints.empty());
+    for (const fs::path& checkpoint : checkpoints) {
+        CAPTURE(checkpoint.string());
+        CHECK(error_of([&] { verify_checkpoint(checkpoint, Verify::everything); }) == "");
+    }
+    return checkpoint_step(checkpoints.front());
+}
+
+/// The same command goes on from the newest checkpoint, and arrives where a run arrives to which nothing happened.
+void check_goes_on(int ranks, const fs::path& run) {
+    const int64_t newest = newest_whole_checkpoint(run);
+    const Arguments stop{"--stop-at", std::to_string(newest + 3)};
+    CHECK(contains(check_succeeds(mpirun(ranks) + train(run, stop)),
+                   "resuming from " + list_checkpoints(run).front().string()));
+    REQUIRE(newest_whole_checkpoint(run) == newest + 3);
+
+    const TemporaryDirectory other;
+    const fs::path whole = other / "run";
+    check_succeeds(mpirun(ranks) + train(whole, stop));
+    REQUIRE(newest_whole_checkpoint(whole) == newest + 3);
+    size_t compared = 0;
+    for (const auto& entry : fs::directory_iterator(list_checkpoints(whole).front())) {
+        if (entry.path().extension() != ".safetensors") continue;
+        CAPTURE(entry.path().string());
+        CHECK(
+            (read(entry.path()) == read(list_checkpoints(run).front() / entry.path().filename())));
+        ++compared;
+    }
+    CHECK(compared == 1 + static_cast<size_t>(ranks));
+}
+
+}  // namespace
+
+// ---- Ranks that die, hang or fail -----------------------------------------------------------------------------------
+
+TEST_CASE(
+    "a rank that is killed ends the job with a line that names it, and the job goes on from whole "
+    "checkpoints",
+    "[failure]") {
+    if (skip_without_mpirun()) return;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    for (const int rank : {0, 1, 2}) {
+        CAPTURE(rank);
+        Job job(3, run);
+        REQUIRE(job.wait_for_step(last_step(run) + random_int(5, 12)));
+        REQUIRE(job.signal(rank, SIGKILL));
+        check_failed(job, run, concat("rank ", rank, " \\(host [^)]+\\) is dead: ", last_words));
+    }
+    check_goes_on(3, run);
+}
+
+namespace {
+
+void check_stopped_rank(int rank) {
+    CAPTURE(rank);
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    Job job(3, run);
+    REQUIRE(job.wait_for_step(random_int(5, 12)));
+    REQUIRE(job.signal(rank, SIGSTOP));
+    check_failed(job, run, concat("rank ", rank, " \\(host [^)]+\\) is hung: ", last_words));
+    newest_whole_checkpoint(run);
+}
+
+}  // namespace
+
+TEST_CASE("a rank that is stopped ends the job within the timeout", "[failure]") {
+    if (skip_without_mpirun()) return;
+    check_stopped_rank(2);
+}
+
+TEST_CASE("any rank that is stopped ends the job within the timeout", "[failure][.][long]") {
+    if (skip_without_mpirun()) return;
+    for (const int rank : {0, 1}) check_stopped_rank(rank);
+}
+
+namespace {
+
+/// A shard of eight steps' windows, one of which has a token that the model does not know.
+std::string bad_shard(const TemporaryDirectory& directory) {
+    constexpr int64_t T = 32, windows = 8 * 16;
+    std::vector<uint32_t> tokens(windows * T + 1);
+    for (uint32_t& token : tokens) token = static_cast<uint32_t>(random_int(0, 255));
+    tokens[static_cast<size_t>(random_int(0, windows - 1) * T + random_int(1, T - 1))] = 999;
+    ShardWriter writer(directory.path(), "bad", 1000, std::ssize(tokens));
+    writer.append(tokens);
+    return writer.finish().at(0).path.string();
+}
+
+const std::string bad_data =
+    "rank [0-2] \\(host [^)]+\\) failed: [^\n]*bad_000000.bin holds token id 999 ";
+
+}  // namespace
+
+TEST_CASE("a rank that alone meets bad data ends the job with the reason", "[failure]") {
+    if (skip_without_mpirun()) return;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    Job job(3, run, {"--set", "data.train=" + bad_shard(directory)});
+    check_failed(job, run, bad_data);
+    CHECK(last_step(run) < 8);
+}
+
+TEST_CASE("a rank that alone meets bad data in an evaluation ends the job with the reason",
+          "[failure][.][long]") {
+    if (skip_without_mpirun()) return;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    Job job(3, run,
+            {"--set", "data.val=" + bad_shard(directory), "--set", "evaluation.max_tokens=0",
+             "--set", "evaluation.every=6"});
+    check_failed(job, run, bad_data);
+    CHECK(last_step(run) == 6);
+    CHECK(newest_whole_checkpoint(run) == 4);
+}
+
+// ---- Signals --------------------------------------------------------------------------------------------------------
+
+TEST_CASE("ranks agree on the step behind which they stop when one of them is signalled",
+          "[failure]") {
+    if (skip_without_mpirun()) return;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    Job job(3, run, {"--set", "checkpoint.every=0"});
+    REQUIRE(job.wait_for_step(random_int(3, 12)));
+    REQUIRE(job.signal(1, SIGUSR1));
+    check_saved(job, run, "a signal to another rank");
+    CHECK(newest_whole_checkpoint(run) == last_step(run));
+}
+
+TEST_CASE("a signal to one rank during a save or an evaluation ends behind a checkpoint",
+          "[failure][.][long]") {
+    if (skip_without_mpirun()) return;
+    // A model that takes longer to be written, or to be evaluated, than to be trained for a step.
+    const Arguments larger{"--set", "model.n_embd=128", "--set", "model.vocab_size=8000"};
+    for (const int rank : {0, 2}) {
+        CAPTURE(rank);
+        const TemporaryDirectory directory;
+        const std::string reason = rank == 0 ? "SIGUSR1" : "a signal to another rank";
+        {
+            const fs::path run = directory / "saving";
+            Job job(3, run, larger + Arguments{"--set", "checkpoint.every=2"});
+            const int64_t step = 2 * random_int(1, 4);
+            char name[32];
+            std::snprintf(name, sizeof name, "step-%08d.tmp", static_cast<int>(step));
+            REQUIRE(job.wait_until([&] { return fs::exists(run / name); }));
+            REQUIRE(job.signal(rank, SIGUSR1));
+            check_saved(job, run, reason);
+            CHECK(newest_whole_checkpoint(run) >= step);
+            CHECK(newest_whole_checkpoint(run) == last_step(run));
+        }
+        {
+            const fs::path run = directory / "evaluating";
+            Job job(
+                3, run,
+                larger + Arguments{"--set", "evaluation.every=2", "--set",
+                                   "evaluation.max_tokens=30000", "--set", "checkpoint.every=0"});
+            const int64_t step = 2 * random_int(1, 3);
+            REQUIRE(job.wait_for_step(step));  // behind which it is evaluated
+            REQUIRE(job.signal(rank, SIGUSR1));
+            check_saved(job, run, reason);
+            CHECK(newest_whole_checkpoint(run) == last_step(run));
+        }
+    }
+}
+
+TEST_CASE("mpirun hands SIGUSR1 on, by which the job ends behind a checkpoint",
+          "[failure][.][long]") {
+    if (skip_without_mpirun()) return;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    Job job(3, run);
+    REQUIRE(job.wait_for_step(random_int(3, 12)));
+    REQUIRE(job.signal(-1, SIGUSR1));
+    check_saved(job, run, "SIGUSR1");
+    check_goes_on(3, run);
+}
+
+TEST_CASE("SIGTERM to mpirun ends the job and leaves whole checkpoints", "[failure]") {
+    if (skip_without_mpirun()) return;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    Job job(3, run);
+    REQUIRE(job.wait_for_step(random_int(5, 12)));
+    REQUIRE(job.signal(-1, SIGTERM));
+    const ProgramResult result = job.finish();
+    INFO(result.output);
+    CHECK(result.exit_code > 0);
+    CHECK(result.seconds < timeout + grace);
+    check_gone(run);
+    newest_whole_checkpoint(run);
+}
+
+TEST_CASE("SIGTERM to mpirun ends behind a checkpoint where mpirun leaves the time",
+          "[failure][.][long]") {
+    if (skip_without_mpirun()) return;
+    // Open MPI waits so long before it hands the signal on, and again before it kills; it reads no output meanwhile, and what a
+    // terminal takes is little.
+    constexpr int seconds = 4;
+    const Environment patience{{"OMPI_MCA_odls_base_sigkill_timeout", std::to_string(seconds)}};
+    const Arguments quiet{"--set", "log.every=1000000", "--set", "checkpoint.every=0"};
+    const Arguments evaluating{"--set", "evaluation.every=1", "--set",
+                               "evaluation.max_tokens=30000"};
+    const Arguments saving{"--set", "checkpoint.every=1"};
+    for (const Arguments& what : {Arguments{}, evaluating, saving}) {
+        const TemporaryDirectory directory;
+        const fs::path run = directory / "run";
+        Job job(3, run, quiet + what, patience);
+        REQUIRE(job.wait_until([&] { return fs::exists(run / "metrics.jsonl"); }));
+        std::this_thread::sleep_for(
+            std::chrono::milliseconds(random_int(300, 600)));  // in a step, or what comes behind it
+        REQUIRE(job.signal(-1, SIGTERM));
+        const ProgramResult result = job.finish();
+        INFO(result.output);
+        CHECK(result.exit_code >= 0);  // mpirun's own, which is 1
+        CHECK(result.seconds < 2 * seconds + grace);
+        CHECK(count(result.output, "train_gpt: ") == 0);
+        const int64_t saved = newest_whole_checkpoint(run);
+        CHECK(contains(result.output, concat("SIGTERM: step ", saved, " of 1000000 is saved in ",
+                                             run.string(), "; the same command goes on")));
+        check_gone(run);
+    }
+}
+
+TEST_CASE("a second signal ends a rank at once, and so the job", "[failure][.][long]") {
+    if (skip_without_mpirun()) return;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    Job job(3, run, {"--set", concat("parallel.timeout_seconds=", timeout + grace)});
+    REQUIRE(job.wait_for_step(random_int(5, 12)));
+    REQUIRE(job.signal(2, SIGSTOP));  // so that the first signal has no effect
+    REQUIRE(job.signal(1, SIGTERM));
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // two that come at once are one
+    REQUIRE(job.signal(1, SIGTERM));
+    check_failed(job, run, concat("rank 1 \\(host [^)]+\\) is dead: ", last_words));
+    newest_whole_checkpoint(run);
+}
+
+TEST_CASE("all ranks stop behind the same step when the time is over", "[failure]") {
+    if (skip_without_mpirun()) return;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    {
+        Job job(3, run, {"--set", "schedule.max_minutes=0.01"});
+        check_saved(job, run, "schedule.max_minutes is over");
+    }
+    CHECK(newest_whole_checkpoint(run) == last_step(run));
+}
+
+// ---- Weights, disks and data ----------------------------------------------------------------------------------------
+
+TEST_CASE(
+    "a gradient that is not finite stops all ranks with one sentence and the last good weights",
+    "[failure]") {
+    if (skip_without_mpirun()) return;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    Job job(3, run, {"--set", "optimizer.learning_rate=1e30"});
+    const ProgramResult result = job.finish();
+    INFO(result.output);
+    CHECK(result.exit_code == 1);
+    CHECK(count(result.output, "train_gpt: ") == 1);
+    CHECK(contains(result.output, "is not finite (first in "));
+    const int64_t saved =
+        newest_whole_checkpoint(run);  // which never holds weights that are not finite
+    CHECK(contains(result.output,
+                   concat("train_gpt: the gradient of step ", saved + 1, " is not finite")));
+    CHECK(contains(result.output,
+                   concat("; step ", saved, " of 1000000 is saved in ", run.string())));
+    check_gone(run);
+}
+
+TEST_CASE(
+    "a disk that is full for one rank is told, training goes on, and room that comes back is used",
+    "[failure]") {
+    if (skip_without_mpirun()) return;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    Job job(3, run);
+    REQUIRE(job.wait_for_step(1));
+    const auto limit = [&](rlim_t bytes) {
+        const rlimit wanted{bytes, RLIM_INFINITY};
+        for (const Process& process : processes_of(run))
+            if (process.rank == 1)
+                return ::prlimit(process.pid, RLIMIT_FSIZE, &wanted, nullptr) == 0;
+        return false;
+    };
+    REQUIRE(limit(1000));
+    REQUIRE(job.wait_for_step(last_step(run) + 9));  // beyond a checkpoint's turn
+    const auto before = list_checkpoints(run);
+    REQUIRE(limit(RLIM_INFINITY));
+    REQUIRE(job.wait_until([&] {
+        const auto now = list_checkpoints(run);
+        return !now.empty() && now != before;
+    }));
+    REQUIRE(job.signal(0, SIGUSR1));
+    const ProgramResult result = job.finish();
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+    CHECK(contains(result.output, "is not saved: rank 1: cannot write"));
+    CHECK(
+        contains(result.output, "; training goes on and the next checkpoint is tried in its turn"));
+    CHECK(contains(result.output, "the same command goes on from there"));
+    newest_whole_checkpoint(run);
+    check_gone(run);
+}
+
+TEST_CASE("a start that one rank cannot make is told in one sentence and ends all", "[failure]") {
+    if (skip_without_mpirun()) return;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    const auto check_refused = [&](const Arguments& command, const Arguments& parts) {
+        Job job(run, command);
+        const ProgramResult result = job.finish();
+        INFO(result.output);
+        CHECK(result.exit_code > 0);
+        CHECK(result.seconds < timeout + grace);
+        CHECK(count(result.output, "train_gpt: ") == 1);
+        for (const std::string& part : parts) CHECK(contains(result.output, part));
+        CHECK(last_step(run) == 0);
+        check_gone(run);
+    };
+    SECTION("its data is missing") {
+        const std::string missing = "data.train=" + (directory / "missing_*.bin");
+        check_refused(mpirun(3) + train_with_one_different(run, 1, {"--set", missing}),
+                      {"train_gpt: rank 1 (host ", directory / "missing_*.bin"});
+    }
+    SECTION("its configuration is another") {
+        check_refused(mpirun(3) + train_with_one_different(run, 2, {"--set", "seed=77"}),
+                      {"train_gpt: the ranks do not agree", "\n  seed: ", "77 on rank 2 (",
+                       "ranks 0 (", ", 1 ("});
+    }
+    SECTION("its configuration is wrong") {
+        check_refused(mpirun(3) + train_with_one_different(run, 1, {"--set", "model.n_layer=0"}),
+                      {"train_gpt: rank 1: ", "model.n_layer"});
+    }
+}
+
+TEST_CASE("a start that no rank can make is told in one sentence", "[failure][.][long]") {
+    if (skip_without_mpirun()) return;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    const auto check_refused = [&](const Arguments& more, const std::string& reason) {
+        const ProgramResult result =
+            run_program(mpirun(3) + train(run, more), surroundings, deadline);
+        INFO(result.output);
+        CHECK(result.exit_code > 0);
+        CHECK(count(result.output, "train_gpt: ") == 1);
+        CHECK(contains(result.output, reason));
+    };
+    check_refused({"--set", "data.train=" + (directory / "missing_*.bin")},
+                  directory / "missing_*.bin");
+    check_refused({"--set", "batch.micro_batch=8"}, "2 micro-batches cannot feed 3 ranks");
+    Job first(2, run);
+    REQUIRE(first.wait_for_step(5));
+    check_refused({}, "another run is writing into " + run.string());
+    REQUIRE(first.signal(0, SIGUSR1));
+    check_saved(first, run, "SIGUSR1");
+}
+
+// ---- Two hosts ------------------------------------------------------------------------------------------------------
+
+namespace {
+
+/// Two nodes with names, addresses and loopbacks of their own and a cable between them: network and UTS namespaces and a pair
+/// of veth devices. Open MPI takes them for two hosts; it starts its ranks there through an "rsh" that enters the namespaces.
+/// They go with the processes that live in them.
+class TwoNodes {
+  public:
+    TwoNodes() {
+        // The options below are those of Open MPI 4.
+        if (!contains(run_program({"mpirun", "--version"}).output, "(Open MPI) 4.")) {
+            obstacle_ = "mpirun is not that of Open MPI 4";
+            return;
+        }
+        for (const char* name : {"node-a", "node-b"})
+            if (obstacle_.empty()) hold(name);
+        if (!obstacle_.empty()) return;
+        const std::string a = std::to_string(holders_[0]), b = std::to_string(holders_[1]);
+        set_up({"ip", "link", "add", "cable", "netns", a, "type", "veth", "peer", "name", "cable",
+                "netns", b});
+        for (const size_t node : {0, 1}) {
+            set_up(inside(node, {"ip", "address", "add", concat("10.213.77.", node + 1, "/24"),
+                                 "dev", "cable"}));
+            for (const char* device : {"lo", "cable"})
+                set_up(inside(node, {"ip", "link", "set", device, "up"}));
+        }
+        write(agent(),
+              concat("#!/bin/sh\ncase $1 in node-a) node=", a, " ;; node-b) node=", b,
+                     " ;; *) exit 1 ;; esac\nshift\nexec nsenter -t $node -n -u sh -c \"$*\"\n"));
+        fs::permissions(agent(), fs::perms::owner_all);
+    }
+    ~TwoNodes() {
+        for (const pid_t holder : holders_) {
+            // With what else still lives there: MPI's daemon behind a cut cable, say.
+            for (const auto& entry : fs::directory_iterator("/proc")) {
+                const pid_t process = std::atoi(entry.path().filename().c_str());
+                if (process > 0 && network_of(process) == network_of(holder))
+                    ::kill(process, SIGKILL);
+            }
+            ::waitpid(holder, nullptr, 0);
+        }
+    }
+    TwoNodes(const TwoNodes&) = delete;
+    TwoNodes& operator=(const TwoNodes&) = delete;
+
+    /// Whether there are none here, which it prints.
+    bool skip() const {
+        if (!obstacle_.empty())
+            std::printf("skipped: ranks on two hosts, since %s\n", obstacle_.c_str());
+        std::fflush(stdout);
+        return !obstacle_.empty();
+    }
+
+    /// The beginning of a command that starts n ranks, half of them on each node.
+    Arguments launch(int n) const {
+        const auto set = [](const char* name, const std::string& value) {
+            return Arguments{"--mca", name, value};
+        };
+        return inside(
+            0, mpirun(n) + Arguments{"--host", concat("node-a:", n / 2, ",node-b:", n / 2)} +
+                   set("plm", "rsh") + set("plm_rsh_agent", agent()) + set("pml", "ob1") +
+                   set("btl", "tcp,vader,self") + set("btl_tcp_if_include", "10.213.77.0/24") +
+                   set("oob_tcp_if_include", "10.213.77.0/24"));
+    }
+
+    void cut() const { check_succeeds(inside(1, {"ip", "link", "set", "cable", "down"})); }
+    void mend() const { check_succeeds(inside(1, {"ip", "link", "set", "cable", "up"})); }
+
+    /// Makes the cable slow in both directions, and says how; empty when this kernel knows no way.
+    std::string slow_down() const {
+        const std::vector<std::pair<const char*, Arguments>> ways = {
+            {"a delay of 10 ms", {"netem", "delay", "10ms"}},
+            {"4 Mbit/s behind a queue",
+             {"tbf", "rate", "4mbit", "burst", "16kb", "latency", "200ms"}}};
+        for (const auto& [name, way] : ways) {
+            const Arguments command = Arguments{"tc", "qdisc", "add", "dev", "cable", "root"} + way;
+            if (run_program(inside(0, command)).exit_code != 0) continue;
+            check_succeeds(inside(1, command));
+            return name;
+        }
+        return "";
+    }
+
+  private:
+    /// A process that keeps a node alive.
+    void hold(const char* name) {
+        int ends[2];
+        REQUIRE(::pipe(ends) == 0);
+        const pid_t holder = ::fork();
+        REQUIRE(holder >= 0);
+        if (holder == 0) {
+            ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+            const bool done = ::unshare(CLONE_NEWNET | CLONE_NEWUTS) == 0 &&
+                              ::sethostname(name, std::strlen(name)) == 0;
+            const int reason = done ? 0 : errno;
+            if (::write(ends[1], &reason, sizeof reason) != sizeof reason || !done) ::_exit(1);
+            for (;;) ::pause();
+        }
+        ::close(ends[1]);
+        int reason = ECHILD;
+        if (::read(ends[0], &reason, sizeof reason) != sizeof reason) reason = ECHILD;
+        ::close(ends[0]);
+        if (reason == 0) {
+            holders_.push_back(holder);
+            return;
+        }
+        ::waitpid(holder, nullptr, 0);
+        obstacle_ =
+            concat("network namespaces are not permitted here (", std::strerror(reason), ")");
+    }
+    Arguments inside(size_t node, const Arguments& command) const {
+        return Arguments{"nsenter", "-t", std::to_string(holders_[node]), "-n", "-u"} + command;
+    }
+    void set_up(const Arguments& command) {
+        if (!obstacle_.empty()) return;
+        const ProgramResult result = run_program(command);
+        if (result.exit_code == 0) return;
+        obstacle_ = "this failed:";
+        for (const std::string& word : command) obstacle_ += " " + word;
+        obstacle_ += " (" + result.output.substr(0, result.output.find('\n')) + ")";
+    }
+    std::string agent() const { return directory_ / "enter"; }
+    /// Names a process's network namespace; empty when there is none to see.
+    static std::string network_of(pid_t process) {
+        std::error_code ignored;
+        return fs::read_symlink(concat("/proc/", process, "/ns/net"), ignored);
+    }
+
+    TemporaryDirectory directory_;
+    std::vector<pid_t> holders_;  // by node; in namespaces of their own
+    std::string obstacle_;
+};
+
+std::vector<double> losses_of(const fs::path& run) {
+    std::ifstream lines(run / "metrics.jsonl");
+    std::vector<double> losses;
+    for (std::string line; std::getline(lines, line);)
+        losses.push_back(Json::parse(line).at("loss"));
+    return losses;
+}
+
+}  // namespace
+
+TEST_CASE("a cable that is cut ends the ranks on both of its sides within the timeout",
+          "[failure]") {
+    if (skip_without_mpirun()) return;
+    const TwoNodes nodes;
+    if (nodes.skip()) return;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    Job job(run, nodes.launch(4) + train(run));
+    REQUIRE(job.wait_for_step(random_int(5, 12)));
+    nodes.cut();
+    job.mark();
+    check_gone(run, [](const Process& process) { return process.rank >= 0; });
+    CHECK(job.seconds_since_mark() < timeout + grace);
+    // mpirun itself waits for its daemon on the other side, at times as long as TCP does.
+    nodes.mend();
+    job.mark();
+    check_failed(job, run, "rank [23] \\(host node-b\\) is hung: " + last_words);
+    newest_whole_checkpoint(run);
+}
+
+TEST_CASE("a rank of another host that is killed ends the job", "[failure][.][long]") {
+    if (skip_without_mpirun()) return;
+    const TwoNodes nodes;
+    if (nodes.skip()) return;
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    for (const int rank : {0, 3}) {
+        Job job(run, nodes.launch(4) + train(run));
+        REQUIRE(job.wait_for_step(last_step(run) + random_int(5, 12)));
+        REQUIRE(job.signal(rank, SIGKILL));
+        check_failed(job, run,
+                     concat("rank ", rank, " \\(host node-", rank < 2 ? "a" : "b",
+                            "\\) is dead: ", last_words));
+    }
+    newest_whole_checkpoint(run);
+}
+
+TEST_CASE("the result depends on neither where ranks are nor how slow the network is",
+          "[failure][.][long]") {
+    if (skip_without_mpirun()) return;
+    const TwoNodes nodes;
+    if (nodes.skip()) return;
+    const TemporaryDirectory directory;
+    const auto trained = [&](const char* name, const Arguments& launch) {
+        const fs::path run = directory / name;
+        check_succeeds(launch + train(run, {"--stop-at", "12"}));
+        REQUIRE(newest_whole_checkpoint(run) == 12);
+        return run;
+    };
+    const auto check_same = [](const fs::path& a, const fs::path& b) {
+        CHECK((read(list_checkpoints(a).front() / "model.safetensors") ==
+               read(list_checkpoints(b).front() / "model.safetensors")));
+        CHECK(losses_of(a) == losses_of(b));
+    };
+    // Two numbers have one sum; of four, those of a node are added first.
+    check_same(trained("one-2", mpirun(2)), trained("two-2", nodes.launch(2)));
+    const fs::path fast = trained("two-4", nodes.launch(4));
+    const std::vector<double> expected = losses_of(trained("one-4", mpirun(4))),
+                              losses = losses_of(fast);
+    REQUIRE(expected.size() == 12);
+    REQUIRE(losses.size() == 12);
+    for (size_t i = 0; i < losses.size(); ++i)
+        CHECK(losses[i] == Approx(expected[i]).epsilon(1e-6));
+
+    const std::string how = nodes.slow_down();
+    if (how.empty()) {
+        std::printf(
+            "skipped: ranks with a slow network between them, since tc has neither netem nor tbf "
+            "here\n");
+        return;
+    }
+    std::printf("a slow network: %s\n", how.c_str());
+    check_same(fast, trained("slow-4", nodes.launch(4)));
+}
