@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -334,9 +335,9 @@ void check_stages(const Job& job, const std::string& one_rank, int ranks, const 
                   const Bounds& bounds, const Environment& environment = {}) {
     const int64_t steps = job.config().schedule.steps;
     const BucketLayout layout = job.layout(ranks);
-    REQUIRE(layout.buckets()[1].first_unit == 0);  // the embedding is cut,
-    REQUIRE(layout.buckets().size() >=
-            6);  // and blocks are in more buckets than ZeRO-2 has room for at a time
+    // The embedding is cut, and blocks are in more buckets than ZeRO-2 has room for at a time.
+    REQUIRE(layout.buckets()[1].first_unit == 0);
+    REQUIRE(layout.buckets().size() >= 6);
     std::string runs[3];
     for (const int stage : {0, 1, 2}) {
         runs[stage] = job.train(ranks, concat(ranks, "-ranks-zero-", stage), more + zero(stage), {},
