@@ -2,6 +2,7 @@
 # Runs the built tests: on this machine's processors and GPU, and with GPUSIM on a simulated GPU as well. `make test` calls it.
 #   usage: scripts/run-tests.sh TEST [ARGUMENTS…]        TEST: the test program; ARGUMENTS: Catch2's
 #   GPUSIM=LIBRARIES   folder of the libraries that simulate a GPU: the tests with the tag [cuda] run once more on it
+#   SIMULATED=only     on that alone
 #   MEMCHECK=1         under NVIDIA's compute-sanitizer, the tests of kernels alone
 # The last line that it prints is "N passed, M failed", in test cases, over all of it.
 set -uo pipefail
@@ -33,7 +34,7 @@ if [ -n "${MEMCHECK:-}" ] && [ "$MEMCHECK" != 0 ]; then
     [ $# -gt 0 ] || set -- '[cuda]'
     run compute-sanitizer --tool memcheck --error-exitcode 1 "$test" "$@"
 else
-    run "$test" "$@"
+    [ "${SIMULATED:-}" = only ] || run "$test" "$@"
     if [ -n "${GPUSIM:-}" ]; then
         [ $# -gt 0 ] || set -- '[cuda]'
         echo "== on a simulated GPU: $*"
