@@ -1,14 +1,11 @@
 #include "kernels/profile.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 
 #ifdef TRAIN_GPT_CUDA
 #include <nvtx3/nvToolsExt.h>
 #endif
-
-#include "kernels/cuda.h"
 
 namespace train_gpt {
 
@@ -19,7 +16,8 @@ double bytes_of(const Tensor& t) { return t ? static_cast<double>(t.bytes()) : 0
 /// Written, and read before where it accumulates.
 double bytes_of(const GradientSink& sink, int64_t n) {
     if (!sink) return 0;
-    return static_cast<double>(n) * static_cast<double>(size_of(sink.dtype)) * (sink.accumulate ? 2 : 1);
+    return static_cast<double>(n) * static_cast<double>(size_of(sink.dtype)) *
+           (sink.accumulate ? 2 : 1);
 }
 
 double product(const Tensor& rows, const Tensor& weight) {
@@ -40,47 +38,51 @@ double tokens_bytes(const AttentionShape& s, int heads, int tokens) {
 
 Work work_of(const LinearForward& a) {
     return {"linear_forward",
-            bytes_of(a.x) + bytes_of(a.w) + bytes_of(a.bias) + bytes_of(a.residual) + bytes_of(a.preact) + bytes_of(a.out),
+            bytes_of(a.x) + bytes_of(a.w) + bytes_of(a.bias) + bytes_of(a.residual) +
+                bytes_of(a.preact) + bytes_of(a.out),
             product(a.x, a.w)};
 }
 
 Work work_of(const LinearBackwardInput& a) {
-    return {"linear_backward_input", bytes_of(a.dy) + bytes_of(a.w) + bytes_of(a.preact) + bytes_of(a.dx),
+    return {"linear_backward_input",
+            bytes_of(a.dy) + bytes_of(a.w) + bytes_of(a.preact) + bytes_of(a.dx),
             product(a.dy, a.w)};
 }
 
 Work work_of(const LinearBackwardWeight& a) {
     const int64_t N = a.dy.cols(), K = a.x.cols();
-    return {"linear_backward_weight", bytes_of(a.x) + bytes_of(a.dy) + bytes_of(a.dw, N * K) + bytes_of(a.dbias, N),
+    return {"linear_backward_weight",
+            bytes_of(a.x) + bytes_of(a.dy) + bytes_of(a.dw, N * K) + bytes_of(a.dbias, N),
             2.0 * static_cast<double>(a.x.numel()) * static_cast<double>(N)};
 }
 
 Work work_of(const LayerNormForward& a) {
-    return {"layernorm_forward", bytes_of(a.x) + bytes_of(a.w) + bytes_of(a.b) + bytes_of(a.out) + bytes_of(a.stats), 0};
+    return {"layernorm_forward",
+            bytes_of(a.x) + bytes_of(a.w) + bytes_of(a.b) + bytes_of(a.out) + bytes_of(a.stats), 0};
 }
 
 Work work_of(const LayerNormBackward& a) {
     const int64_t C = a.x.cols();
     return {"layernorm_backward",
             bytes_of(a.dy) + bytes_of(a.x) + bytes_of(a.stats) + bytes_of(a.w) +
-                bytes_of(a.dres) * (a.overwrite_dres ? 1 : 2) + bytes_of(a.dw, C) + bytes_of(a.db, C) +
-                bytes_of(a.dbias, C),
+                bytes_of(a.dres) * (a.overwrite_dres ? 1 : 2) + bytes_of(a.dw, C) +
+                bytes_of(a.db, C) + bytes_of(a.dbias, C),
             0};
 }
 
 Work work_of(const AttentionForward& a) {
     const AttentionShape& s = a.shape;
-    return {"attention_forward", 2 * tokens_bytes(s, s.H, s.T) + 2 * tokens_bytes(s, s.H_kv, s.S), 4.0 * pairs(s) * s.D};
+    return {"attention_forward", 2 * tokens_bytes(s, s.H, s.T) + 2 * tokens_bytes(s, s.H_kv, s.S),
+            4.0 * pairs(s) * s.D};
 }
 
 Work work_of(const AttentionBackward& a) {
     const AttentionShape& s = a.shape;
-    return {"attention_backward", 4 * tokens_bytes(s, s.H, s.T) + 4 * tokens_bytes(s, s.H_kv, s.S), 10.0 * pairs(s) * s.D};
+    return {"attention_backward", 4 * tokens_bytes(s, s.H, s.T) + 4 * tokens_bytes(s, s.H_kv, s.S),
+            10.0 * pairs(s) * s.D};
 }
 
-Work work_of(const EmbeddingForward& a) {
-    return {"embedding_forward", 2 * bytes_of(a.out), 0};
-}
+Work work_of(const EmbeddingForward& a) { return {"embedding_forward", 2 * bytes_of(a.out), 0}; }
 
 Work work_of(const EmbeddingBackward& a) {
     const int64_t C = a.dout.cols();
@@ -90,10 +92,13 @@ Work work_of(const EmbeddingBackward& a) {
 
 Work work_of(const HeadLoss& a) {
     const double R = static_cast<double>(a.x.rows());
-    const double logits = R * static_cast<double>(a.w.rows()) * static_cast<double>(size_of(a.logits.dtype));
+    const double logits =
+        R * static_cast<double>(a.w.rows()) * static_cast<double>(size_of(a.logits.dtype));
     const double forward = product(a.x, a.w);
     if (!a.dx) return {"head_loss", bytes_of(a.x) + bytes_of(a.w) + 2 * logits, forward};
-    return {"head_loss", 2 * bytes_of(a.x) + 2 * bytes_of(a.w) + bytes_of(a.dx) + 5 * logits + bytes_of(a.dw, a.w.numel()),
+    return {"head_loss",
+            2 * bytes_of(a.x) + 2 * bytes_of(a.w) + bytes_of(a.dx) + 5 * logits +
+                bytes_of(a.dw, a.w.numel()),
             3 * forward};
 }
 
@@ -110,13 +115,10 @@ Work work_of(std::span<const AdamWSegment> segments) {
     return {"adamw", bytes, 0};
 }
 
-using Clock = std::chrono::steady_clock;
-
 struct Profiler::Calls {
     struct Call {
-        size_t total;                   // of its kind, in totals
-        Clock::time_point start, stop;  // on the CPU
-        std::shared_ptr<void> first, last;  // on CUDA: events around it
+        size_t total;  // of its kind, in totals
+        Event first, last;
     };
     Device device;
     std::vector<Total> totals;
@@ -126,43 +128,28 @@ struct Profiler::Calls {
 Profiler::Profiler(Device device) : calls_(std::make_unique<Calls>()) { calls_->device = device; }
 Profiler::~Profiler() = default;
 
-void Profiler::begin([[maybe_unused]] Stream& stream, const Work& work) {
+void Profiler::begin(Stream& stream, const Work& work) {
     if (depth_++ > 0) return;
     auto& totals = calls_->totals;
-    auto found = std::find_if(totals.begin(), totals.end(), [&](const Total& t) { return t.kind == work.kind; });
+    auto found = std::find_if(totals.begin(), totals.end(),
+                              [&](const Total& t) { return t.kind == work.kind; });
     if (found == totals.end()) found = totals.insert(totals.end(), Total{.kind = work.kind});
     ++found->calls;
     found->bytes += work.bytes;
     found->flops += work.flops;
-    Calls::Call call{.total = static_cast<size_t>(found - totals.begin()), .start = {}, .stop = {}, .first = {}, .last = {}};
-#ifdef TRAIN_GPT_CUDA
-    if (calls_->device.is_cuda()) {
-        call.first = cuda::create_event(calls_->device, true);
-        call.last = cuda::create_event(calls_->device, true);
-        cuda::record(call.first.get(), stream);
-    }
-#endif
-    call.start = Clock::now();
-    calls_->open.push_back(std::move(call));
+    const auto timing = [&] { return Event(calls_->device, Event::Kind::timing); };
+    calls_->open.push_back({static_cast<size_t>(found - totals.begin()), timing(), timing()});
+    calls_->open.back().first.record(stream);
 }
 
-void Profiler::end([[maybe_unused]] Stream& stream) {
+void Profiler::end(Stream& stream) {
     if (--depth_ > 0) return;
-    Calls::Call& call = calls_->open.back();
-    call.stop = Clock::now();
-#ifdef TRAIN_GPT_CUDA
-    if (calls_->device.is_cuda()) cuda::record(call.last.get(), stream);
-#endif
+    calls_->open.back().last.record(stream);
 }
 
 std::vector<Profiler::Total> Profiler::totals() {
-    for (const Calls::Call& call : calls_->open) {
-        double seconds = std::chrono::duration<double>(call.stop - call.start).count();
-#ifdef TRAIN_GPT_CUDA
-        if (calls_->device.is_cuda()) seconds = cuda::seconds_between(call.first.get(), call.last.get());
-#endif
-        calls_->totals[call.total].seconds += seconds;
-    }
+    for (const Calls::Call& call : calls_->open)
+        calls_->totals[call.total].seconds += call.last.seconds_since(call.first);
     calls_->open.clear();
     return calls_->totals;
 }
@@ -181,7 +168,8 @@ Profiled::~Profiled() {
 #endif
 }
 
-NamedRange::NamedRange(const Device& device, [[maybe_unused]] const char* phase, [[maybe_unused]] int number)
+NamedRange::NamedRange(const Device& device, [[maybe_unused]] const char* phase,
+                       [[maybe_unused]] int number)
     : open_(device.is_cuda()) {
 #ifdef TRAIN_GPT_CUDA
     if (!open_) return;

@@ -1,47 +1,33 @@
 #!/usr/bin/env bash
-# Every test: the suite as `make test` runs it, its long cases, all of it under AddressSanitizer and UBSan, and the data
-# loader and the watchdog under ThreadSanitizer (the rest runs on OpenMP teams, whose barriers ThreadSanitizer does not see). With GPUSIM
-# (a simulated GPU) also GPU kernels, with its checks for races and for missing dependencies between streams.
+# Every test: the suite as `make test` runs it, its long cases, all of it under AddressSanitizer and UBSan, and the data loader
+# and the watchdog under ThreadSanitizer (the rest runs on OpenMP teams, whose barriers ThreadSanitizer does not see). With
+# GPUSIM (a simulated GPU) also GPU kernels, with its checks for races and for missing dependencies between streams.
 # The last line that it prints is "N passed, M failed" over all of these.
-set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
+. scripts/count-tests.sh
 make=${MAKE:-make}
-mkdir -p build
-log=build/test-full.log
-passed=0
-failed=0
-status=0
-
-run() {  # run LABEL MAKE-ARGUMENTS…
-    local label=$1
-    shift
-    echo "== $label"
-    if ! $make --no-print-directory test GPUSIM= "$@" 2>&1 | tee "$log"; then status=1; fi
-    local counts
-    counts=$(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$log" | tail -n 1)
-    if [ -z "$counts" ]; then
-        echo "error: $label ended without a count of its tests"
-        status=1
-        counts="0 1"
-    fi
-    passed=$((passed + ${counts% *}))
-    failed=$((failed + ${counts#* }))
-}
-set -o pipefail
 gpusim=${GPUSIM:-}
-# Below only what names it sees it: builds under a sanitizer know no CUDA.
+
+run() {  # run LABEL MAKE-ARGUMENTS…: without the simulator, which builds under a sanitizer know nothing of
+    echo "== $1"
+    counted "$make" --no-print-directory test GPUSIM= "${@:2}"
+}
+simulated() {  # simulated LABEL TESTS: on the simulated GPU alone
+    echo "== $1"
+    SIMULATED=only counted "$make" --no-print-directory test GPUSIM="$gpusim" TEST_ARGS="$2"
+}
+
 run "as built" GPUSIM="$gpusim"
 if [ -n "$gpusim" ]; then
-    run "the program on a simulated GPU" GPUSIM="$gpusim" TEST_ARGS='[cli]'
-    run "long cases on a simulated GPU" GPUSIM="$gpusim" TEST_ARGS='[long][cuda]'
-    GPUSIM_RACECHECK=1 run "races between threads of a block" GPUSIM="$gpusim" TEST_ARGS='[cuda]'
+    simulated "the program on a simulated GPU" '[cli]'
+    simulated "long cases on a simulated GPU" '[long][cuda]'
+    # Ranks on several GPUs run in lazy order by themselves.
+    GPUSIM_RACECHECK=1 simulated "races between threads of a block" '[cuda]~[training]'
     for seed in 0 1 2 3; do
-        GPUSIM_STREAMS=lazy GPUSIM_SEED=$seed run "streams in an adverse order, seed $seed" GPUSIM="$gpusim" TEST_ARGS='[cuda]'
+        GPUSIM_STREAMS=lazy GPUSIM_SEED=$seed simulated "streams in an adverse order, seed $seed" '[cuda]~[training]'
     done
 fi
-if grep -rq --include='*_test.cpp' '\[long\]' test; then run "long cases" TEST_ARGS='[long]'; fi
+run "long cases" TEST_ARGS='[long]'
 run "AddressSanitizer and UBSan" SANITIZE=address,undefined CUDA=0
 run "ThreadSanitizer" SANITIZE=thread CUDA=0 TEST_ARGS='-# [#loader_test],[#shard_test],[#permutation_test],[#watchdog_test]'
-echo "$passed passed, $failed failed"
-[ $failed = 0 ] && exit $status
-exit 1
+finish

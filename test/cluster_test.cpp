@@ -38,7 +38,8 @@ while [ $n -lt 600 ]; do sleep 0.1; n=$((n + 1)); done
     }
 
     /// Runs a script and, when it trains, sends it the signal.
-    ProgramResult run(const std::string& script, const std::string& signal,
+    ProgramResult run(const std::string& script, const std::string& launcher,
+                      const std::string& signal,
                       const std::string& selfcheck = "--tolerance 20") const {
         const std::string drive =
             R"(bash "scripts/cluster/$0" configs/a.json --set 'data.train=x *.bin' & job=$!
@@ -50,6 +51,7 @@ wait $job)";
                            {{"PATH", folder_.path() + ":" + std::getenv("PATH")},
                             {"READY", folder_ / "ready"},
                             {"HOSTFILE", folder_ / "hosts"},
+                            {"LAUNCHER", launcher},
                             {"THREADS", "3"},
                             {"TRAIN_GPT", "the/program"},
                             {"SELFCHECK", selfcheck},
@@ -67,7 +69,7 @@ wait $job)";
 };
 
 const std::vector<std::pair<std::string, std::string>> scripts{
-    {"slurm-srun.sh", "srun"}, {"slurm-mpirun.sh", "mpirun"}, {"hostfile.sh", "mpirun"}};
+    {"slurm.sh", "srun"}, {"slurm.sh", "mpirun"}, {"hostfile.sh", "mpirun"}};
 
 }  // namespace
 
@@ -76,8 +78,8 @@ TEST_CASE("job files check the ranks first, then train, and a signal reaches the
     const Cluster cluster;
     for (const auto& [script, launcher] : scripts) {
         for (const char* signal : {"USR1", "TERM"}) {
-            const ProgramResult result = cluster.run(script, signal);
-            INFO(script << ", SIG" << signal << ": " << result.output);
+            const ProgramResult result = cluster.run(script, launcher, signal);
+            INFO(script << ", " << launcher << ", SIG" << signal << ": " << result.output);
             CHECK(result.exit_code == 0);
             const size_t selfcheck = result.output.find("the/program selfcheck --tolerance 20\n"),
                          train = result.output.find(
@@ -97,8 +99,8 @@ TEST_CASE("job files check the ranks first, then train, and a signal reaches the
 TEST_CASE("job files do not train where the selfcheck fails, and explain themselves", "[cluster]") {
     const Cluster cluster;
     for (const auto& [script, launcher] : scripts) {
-        const ProgramResult result = cluster.run(script, "USR1", "--fail");
-        INFO(script << ": " << result.output);
+        const ProgramResult result = cluster.run(script, launcher, "USR1", "--fail");
+        INFO(script << ", " << launcher << ": " << result.output);
         CHECK(result.exit_code == 1);
         CHECK_FALSE(contains(result.output, " train "));
         CHECK_FALSE(contains(result.output, "requeue"));
@@ -106,4 +108,11 @@ TEST_CASE("job files do not train where the selfcheck fails, and explain themsel
         CHECK(bare.exit_code == 2);
         CHECK(contains(bare.output, "usage: "));
     }
+}
+
+TEST_CASE("an unknown launcher is refused by name", "[cluster]") {
+    const ProgramResult result =
+        run_program({"bash", "scripts/cluster/slurm.sh", "configs/a.json"}, {{"LAUNCHER", "ssh"}});
+    CHECK(result.exit_code == 2);
+    CHECK(contains(result.output, "\"ssh\""));
 }

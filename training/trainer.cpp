@@ -58,8 +58,9 @@ Trainer::Trainer(const Config& config, const GPTShape& shape, DType dtype, Recom
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     stop_request_ = static_cast<double*>(arena.take(sizeof(double), Purpose::staging));
     if (!arena.is_counting()) *stop_request_ = 0;
-    loader_memory =
-        arena.take(TrainLoader::buffer_bytes(loader_options(config, 0)), Purpose::staging);
+    loader_memory = arena.take(
+        TrainLoader::buffer_bytes(loader_options(config, 0, sharding.rank, sharding.size)),
+        Purpose::staging);
 }
 
 TokenBatch Trainer::next_batch(TrainLoader& loader) {

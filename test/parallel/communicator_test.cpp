@@ -483,10 +483,6 @@ int64_t sum_behind(const std::string& text, const std::string& word) {
     return sum;
 }
 
-bool skip_without_gpus(size_t n) {
-    return test_devices().size() == 1 || cuda::identities().size() < n || skip_without_mpirun();
-}
-
 }  // namespace
 
 TEST_CASE("ranks: gpu collectives", "[.ranks]") {

@@ -13,7 +13,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kernels/cuda.h"
 #include "kernels/error.h"
+#include "test/kernels/test_device.h"
 #include "test/random.h"
 
 namespace train_gpt {
@@ -128,6 +130,14 @@ ProgramResult run_program(const std::vector<std::string>& command, const Environ
                        : WIFSIGNALED(status) ? 128 + WTERMSIG(status)
                                              : WEXITSTATUS(status);
     return result;
+}
+
+bool skip_without_gpus([[maybe_unused]] size_t n) {
+#ifdef TRAIN_GPT_CUDA
+    return test_devices().size() == 1 || cuda::identities().size() < n || skip_without_mpirun();
+#else
+    return true;
+#endif
 }
 
 std::vector<std::string> mpirun(int n) {

@@ -12,6 +12,9 @@ const std::string& mpirun_obstacle();
 /// Prints the obstacle, once in a run of the tests; whether there is one.
 bool skip_without_mpirun();
 
+/// The same for ranks that each want one of n GPUs; says nothing where the tests have no GPU at all.
+bool skip_without_gpus(size_t n);
+
 struct ProgramResult {
     int exit_code =
         0;  // 128 + the signal that ended it; −1 when it was still running at the deadline and was ended

@@ -694,10 +694,6 @@ TEST_CASE("in a model of real size the bytes per parameter are those of the lite
 
 namespace {
 
-bool skip_without_gpus(size_t n) {
-    return test_devices().size() == 1 || cuda::identities().size() < n || skip_without_mpirun();
-}
-
 const Settings on_gpus{{"device", "cuda"},
                        {"schedule.steps", "6"},
                        {"schedule.warmup_steps", "2"},

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Trains on a Slurm cluster, ranks started by srun: one rank for each GPU.
-#   usage: sbatch [SBATCH OPTIONS] scripts/cluster/slurm-srun.sh CONFIG [ARGUMENTS of train_gpt train…]
-#          sbatch --nodes=4 scripts/cluster/slurm-srun.sh configs/gpt2-124m.json --set run_dir=runs/124m
+# Trains on a Slurm cluster, one rank for each GPU, started by srun, or by Open MPI's mpirun where srun has no PMIx.
+#   usage: sbatch [SBATCH OPTIONS] scripts/cluster/slurm.sh CONFIG [ARGUMENTS of train_gpt train…]
+#          sbatch --nodes=4 scripts/cluster/slurm.sh configs/gpt2-124m.json --set run_dir=runs/124m
+#          LAUNCHER=mpirun sbatch scripts/cluster/slurm.sh configs/gpt2-124m.json
 # Submit it in the repository's folder, on storage that all nodes see; edit the lines below for your cluster. It begins with a
 # selfcheck, and ends there when a rank is off the others' speed. Ten minutes before the time limit the ranks write a checkpoint,
 # and the job goes back into the queue to go on from it. A node that fails puts the job back too; an error ends it.
 # `scancel --batch --signal=TERM JOB` ends it behind a checkpoint.
-# Environment: TRAIN_GPT (the program; build/train_gpt), SELFCHECK (its arguments, such as "--tolerance 25"), SRUN (more
-# arguments of srun).
-# Tried: bash -n, shellcheck, and as a whole with stand-ins for srun and scontrol that start two ranks on one machine.
+# Environment: LAUNCHER (srun, mpirun), LAUNCHER_OPTIONS (more arguments of it), TRAIN_GPT (the program; build/train_gpt),
+# SELFCHECK (its arguments, such as "--tolerance 25").
+# Tried: bash -n, shellcheck, and as a whole with two ranks on one machine: Open MPI 4.1, and stand-ins for srun and scontrol.
 # Not tried: Slurm itself, several nodes, GPUs.
 #
 #SBATCH --job-name=train_gpt
@@ -32,12 +33,20 @@ export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 #   export NCCL_SOCKET_IFNAME=ib0    the interface over which NCCL's ranks find each other (^docker0,lo: all but these)
 #   export NCCL_IB_HCA=mlx5          the InfiniBand adapters that it uses; NCCL_IB_DISABLE=1: none
 #   export NCCL_DEBUG=INFO           it says what it found
-# Ranks on CPUs exchange through MPI; with Open MPI: export OMPI_MCA_btl_tcp_if_include=ib0
+# and with mpirun take it to the other nodes with LAUNCHER_OPTIONS="-x NCCL_SOCKET_IFNAME -x NCCL_IB_HCA". Ranks on CPUs exchange
+# through MPI; with Open MPI: export OMPI_MCA_btl_tcp_if_include=ib0
 
-ranks() {  # ranks ARGUMENTS…: the program on each task. All ranks of a node see all its GPUs, and take one each.
-    # shellcheck disable=SC2086  # the arguments are words
-    srun --mpi=pmix --cpus-per-task="$OMP_NUM_THREADS" --cpu-bind=cores --gpu-bind=none --kill-on-bad-exit=1 ${SRUN:-} \
-        "$program" "$@" &
+# Each rank on cores of its own. All ranks of a node see all its GPUs, and take one each.
+case ${LAUNCHER:=srun} in
+    srun) launch=(srun --mpi=pmix --cpus-per-task="$OMP_NUM_THREADS" --cpu-bind=cores --gpu-bind=none --kill-on-bad-exit=1) ;;
+    mpirun) launch=(mpirun --map-by "slot:PE=$OMP_NUM_THREADS" --bind-to core -x OMP_NUM_THREADS) ;;
+    *) echo "error: LAUNCHER is \"$LAUNCHER\", but must be srun or mpirun" >&2; exit 2 ;;
+esac
+# shellcheck disable=SC2206  # the options are words
+launch+=(${LAUNCHER_OPTIONS:-})
+
+ranks() {  # ranks ARGUMENTS…: the program on each task
+    "${launch[@]}" "$program" "$@" &
     launcher=$!
     while kill -0 "$launcher" 2> /dev/null; do wait "$launcher" || true; done  # a signal ends a wait, not the ranks
     wait "$launcher"
