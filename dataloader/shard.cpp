@@ -214,9 +214,11 @@ std::string TokenShards::fingerprint() const {
     std::string sample;
     for (const Shard& shard : shards_) {
         const std::string_view text = shard.file.text();
-        sample += concat(text.size(), " ", text.substr(0, page), text.substr(text.size() - std::min(text.size(), page)));
+        sample += concat(text.size(), " ", text.substr(0, page),
+                         text.substr(text.size() - std::min(text.size(), page)));
     }
-    return concat(shards_.size(), " shards of ", total_tokens_, " tokens, xxh3 ", hash_text(sample));
+    return concat(shards_.size(), " shards of ", total_tokens_, " tokens, xxh3 ",
+                  hash_text(sample));
 }
 
 }  // namespace train_gpt

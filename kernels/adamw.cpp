@@ -6,8 +6,8 @@
 #include <omp.h>
 
 #include "kernels/cuda_kernels.h"
-#include "kernels/profile.h"
 #include "kernels/lanes.h"
+#include "kernels/profile.h"
 
 namespace train_gpt {
 
@@ -76,8 +76,8 @@ void norm_partials(Stream& stream, std::span<const NormSegment> segments) {
     });
 }
 
-void finish_norm(Stream& stream, StepState* state, const double* partials, std::span<const int64_t> counts,
-                 float scale, float clip) {
+void finish_norm(Stream& stream, StepState* state, const double* partials,
+                 std::span<const int64_t> counts, float scale, float clip) {
     TRAIN_GPT_ON_CUDA(stream.device, finish_norm(stream, state, partials, counts, scale, clip));
     double total = 0;
     int32_t bad_segment = -1;

@@ -14,12 +14,14 @@ namespace {
 constexpr int threads = 256;
 static_assert(norm_block == 4 * 4 * threads);
 
-constexpr size_t max_parameter_bytes = 32764 - 256;  // a kernel's, for sm_70 and newer; some are left for the others
+constexpr size_t max_parameter_bytes =
+    32764 - 256;  // a kernel's, for sm_70 and newer; some are left for the others
 
 /// As many segments as the parameters hold, and the number of each one's first thread block.
 template <class Segment>
 struct Group {
-    static constexpr int capacity = static_cast<int>(max_parameter_bytes / (sizeof(Segment) + sizeof(unsigned)));
+    static constexpr int capacity =
+        static_cast<int>(max_parameter_bytes / (sizeof(Segment) + sizeof(unsigned)));
 
     Segment segments[capacity];
     unsigned first_block[capacity];
@@ -71,7 +73,8 @@ __device__ __forceinline__ int packed(int count, const T*... addresses) {
 }
 
 /// One thread block per block of norm_block elements: Σ g², in fp32 over the 16 elements of a thread, then in double.
-__global__ void __launch_bounds__(threads) sum_squares(const __grid_constant__ Group<NormSegment> group) {
+__global__ void __launch_bounds__(threads)
+    sum_squares(const __grid_constant__ Group<NormSegment> group) {
     __shared__ double shared[threads / warp_size];
     const Range range = range_of(group, blockIdx.x);
     const NormSegment& segment = group.segments[range.segment];
@@ -135,7 +138,8 @@ static_assert(sizeof(Counts) <= max_parameter_bytes);
 /// One block, idle unless the optimizer stops for a segment that has no name yet. Goes through the segments in order
 /// until the norm of all so far is not finite. (Should rounding have hidden that, the last segment is named.)
 __global__ void __launch_bounds__(finish_threads)
-    find_bad_segment(const __grid_constant__ Counts counts, StepState* state, const double* partials, float scale) {
+    find_bad_segment(const __grid_constant__ Counts counts, StepState* state,
+                     const double* partials, float scale) {
     __shared__ double shared[2][finish_threads / warp_size];
     if (!state->stop || state->bad_segment >= 0) return;
     double total = sum_in_order(partials, counts.first_partial, shared[0]);
@@ -143,7 +147,8 @@ __global__ void __launch_bounds__(finish_threads)
     for (int segment = 0; segment < counts.count; ++segment) {
         total += sum_in_order(partials, counts.of[segment], shared[(segment + 1) % 2]);
         partials += counts.of[segment];
-        if (isfinite(norm_of(total, scale)) && !(counts.last && segment + 1 == counts.count)) continue;
+        if (isfinite(norm_of(total, scale)) && !(counts.last && segment + 1 == counts.count))
+            continue;
         if (threadIdx.x == 0) state->bad_segment = counts.first_segment + segment;
         return;
     }
@@ -155,7 +160,8 @@ struct Constants {
     float m_correction, v_correction;  // 1 / (1 − β₁ᵗ), 1 / (1 − β₂ᵗ)
     float learning_rate, epsilon, weight_decay;
 
-    __device__ __forceinline__ void update(float& master, float& m, float& v, float g, float decay) const {
+    __device__ __forceinline__ void update(float& master, float& m, float& v, float g,
+                                           float decay) const {
         m = beta1 * m + one_minus_beta1 * g;
         v = beta2 * v + one_minus_beta2 * (g * g);
         const float direction = (m * m_correction) / (sqrtf(v * v_correction) + epsilon);
@@ -165,25 +171,30 @@ struct Constants {
 
 /// One thread block per block of norm_block elements. Reads gradient, m, v, master and writes m, v, master and, where
 /// there are any, weights: 30 bytes per parameter.
-__global__ void __launch_bounds__(threads) update_parameters(const __grid_constant__ Group<AdamWSegment> group,
-                                                             const Constants constants, const StepState* state) {
+__global__ void __launch_bounds__(threads)
+    update_parameters(const __grid_constant__ Group<AdamWSegment> group, const Constants constants,
+                      const StepState* state) {
     if (state->stop) return;
     const float multiplier = state->multiplier;
     const Range range = range_of(group, blockIdx.x);
     const AdamWSegment& segment = group.segments[range.segment];
-    float *master = segment.master + range.first, *m = segment.m + range.first, *v = segment.v + range.first;
+    float *master = segment.master + range.first, *m = segment.m + range.first,
+          *v = segment.v + range.first;
     const float* gradient = segment.gradient + range.first;
     __nv_bfloat16* weights =
         segment.weights ? reinterpret_cast<__nv_bfloat16*>(segment.weights) + range.first : nullptr;
     const float decay = segment.decay ? constants.weight_decay : 0.0f;
-    const int in_packs = packed(range.count, master, m, v, gradient, weights), thread = static_cast<int>(threadIdx.x);
+    const int in_packs = packed(range.count, master, m, v, gradient, weights),
+              thread = static_cast<int>(threadIdx.x);
 
     for (int i = 4 * thread; i < in_packs; i += 4 * threads) {
         const Pack<float> g = Pack<float>::load_streaming(gradient + i);
-        Pack<float> master_pack = Pack<float>::load_streaming(master + i), m_pack = Pack<float>::load_streaming(m + i),
+        Pack<float> master_pack = Pack<float>::load_streaming(master + i),
+                    m_pack = Pack<float>::load_streaming(m + i),
                     v_pack = Pack<float>::load_streaming(v + i);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) constants.update(master_pack[j], m_pack[j], v_pack[j], multiplier * g[j], decay);
+        for (int j = 0; j < 4; ++j)
+            constants.update(master_pack[j], m_pack[j], v_pack[j], multiplier * g[j], decay);
         m_pack.store_streaming(m + i);
         v_pack.store_streaming(v + i);
         master_pack.store_streaming(master + i);
@@ -210,8 +221,8 @@ void norm_partials(Stream& stream, std::span<const NormSegment> segments) {
     });
 }
 
-void finish_norm(Stream& stream, StepState* state, const double* partials, std::span<const int64_t> counts, float scale,
-                 float clip) {
+void finish_norm(Stream& stream, StepState* state, const double* partials,
+                 std::span<const int64_t> counts, float scale, float clip) {
     int64_t total = 0;
     for (int64_t count : counts) total += count;
     finish<<<1, finish_threads, 0, stream_of(stream)>>>(state, partials, total, scale, clip);
@@ -222,7 +233,8 @@ void finish_norm(Stream& stream, StepState* state, const double* partials, std::
         group.of[group.count++] = counts[segment];
         group.last = segment + 1 == counts.size();
         if (group.count < Counts::capacity && !group.last) continue;
-        find_bad_segment<<<1, finish_threads, 0, stream_of(stream)>>>(group, state, partials, scale);
+        find_bad_segment<<<1, finish_threads, 0, stream_of(stream)>>>(group, state, partials,
+                                                                      scale);
         CUDA_CHECK_LAUNCH();
         for (int i = 0; i < group.count; ++i) group.first_partial += group.of[i];
         group.first_segment += group.count;
@@ -232,7 +244,9 @@ void finish_norm(Stream& stream, StepState* state, const double* partials, std::
 
 void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWStep& args) {
     const double t = static_cast<double>(args.step);
-    const auto correction = [&](float beta) { return static_cast<float>(1.0 / (1.0 - std::pow(double{beta}, t))); };
+    const auto correction = [&](float beta) {
+        return static_cast<float>(1.0 / (1.0 - std::pow(double{beta}, t)));
+    };
     const Constants constants{.beta1 = args.beta1,
                               .beta2 = args.beta2,
                               .one_minus_beta1 = 1.0f - args.beta1,
@@ -243,7 +257,8 @@ void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWSt
                               .epsilon = args.epsilon,
                               .weight_decay = args.weight_decay};
     for_each_group(segments, [&](const Group<AdamWSegment>& group) {
-        update_parameters<<<group.blocks, threads, 0, stream_of(stream)>>>(group, constants, args.state);
+        update_parameters<<<group.blocks, threads, 0, stream_of(stream)>>>(group, constants,
+                                                                           args.state);
         CUDA_CHECK_LAUNCH();
     });
 }

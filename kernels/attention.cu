@@ -18,11 +18,12 @@ constexpr int fewest_tiled_queries = 16;
 
 bool can_be_tiled(const AttentionShape& shape, std::initializer_list<HeadsView> views) {
     const auto aligned = [](const HeadsView& view) {
-        return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && view.batch % 8 == 0 && view.token % 8 == 0 &&
-               view.head % 8 == 0;
+        return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && view.batch % 8 == 0 &&
+               view.token % 8 == 0 && view.head % 8 == 0;
     };
     return shape.dtype == DType::bf16 && shape.D % 8 == 0 && shape.D <= largest_tiled_head &&
-           shape.T >= fewest_tiled_queries && shape.scale > 0 && std::ranges::all_of(views, aligned);
+           shape.T >= fewest_tiled_queries && shape.scale > 0 &&
+           std::ranges::all_of(views, aligned);
 }
 
 }  // namespace
@@ -38,7 +39,8 @@ void attention_forward(Stream& stream, const AttentionForward& args) {
 
 void attention_backward(Stream& stream, const AttentionBackward& args) {
     stream.queue->attention_engines().backward(stream, args, [&] {
-        if (can_be_tiled(args.shape, {args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv}))
+        if (can_be_tiled(args.shape,
+                         {args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv}))
             attention_backward_tiled(stream, args);
         else
             attention_backward_general(stream, args);
@@ -47,7 +49,8 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
 
 size_t attention_scratch_bytes(const AttentionShape& shape) {
     if (shape.T != shape.S) return 0;  // the forward pass needs none
-    return std::max({attention_backward_tiled_scratch_bytes(shape), attention_backward_general_scratch_bytes(shape),
+    return std::max({attention_backward_tiled_scratch_bytes(shape),
+                     attention_backward_general_scratch_bytes(shape),
                      attention_library_scratch_bytes(shape)});
 }
 

@@ -23,7 +23,8 @@ constexpr int stats_rows(int T) { return ceil_div(T, 128) * 128; }
 /// Queries and dout, two stages of keys and values, RowStats of the queries.
 template <int head>
 constexpr int queries_shared_bytes = Tile<head>::bytes(2 * backward_queries_cut(head).rows() +
-                                                       2 * 2 * backward_queries_cut(head).streamed) +
+                                                       2 * 2 *
+                                                           backward_queries_cut(head).streamed) +
                                      int{sizeof(RowStats)} * backward_queries_cut(head).rows();
 
 /// Keys and values, two stages of queries, dout and RowStats.
@@ -42,7 +43,8 @@ __device__ __forceinline__ void to_probabilities(float (&scores)[row_tiles][2][4
             for (int i = 0; i < 4; ++i) scores[m][n][i] = power_of_2(scores[m][n][i] * scale);
 }
 template <int row_tiles>
-__device__ __forceinline__ void multiply_elements(float (&ds)[row_tiles][2][4], const float (&p)[row_tiles][2][4]) {
+__device__ __forceinline__ void multiply_elements(float (&ds)[row_tiles][2][4],
+                                                  const float (&p)[row_tiles][2][4]) {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
@@ -55,10 +57,12 @@ __device__ __forceinline__ void multiply_elements(float (&ds)[row_tiles][2][4], 
 /// see. `scale` is the shape's in units of log 2.
 template <int head>
 __global__ void __launch_bounds__(threads, backward_queries_cut(head).blocks)
-    backward_queries_kernel(const AttentionBackward args, const float scale, RowStats* all_stats, const Order order) {
+    backward_queries_kernel(const AttentionBackward args, const float scale, RowStats* all_stats,
+                            const Order order) {
     constexpr Cut cut = backward_queries_cut(head);
     constexpr int row_tiles = cut.warp_rows / 16;
-    constexpr uint32_t held_bytes = Tile<head>::bytes(cut.rows()), tile_bytes = Tile<head>::bytes(cut.streamed);
+    constexpr uint32_t held_bytes = Tile<head>::bytes(cut.rows()),
+                       tile_bytes = Tile<head>::bytes(cut.streamed);
     static_assert(queries_shared_bytes<head> <= shared_bytes_limit);
     static_assert(128 % cut.rows() == 0 && cut.rows() <= threads);
 
@@ -70,21 +74,27 @@ __global__ void __launch_bounds__(threads, backward_queries_cut(head).blocks)
     const AttentionShape& shape = args.shape;
     const auto work = order(blockIdx.x);
     const int b = work.head / shape.H, h = work.head % shape.H, h_kv = h / (shape.H / shape.H_kv);
-    const int first_row = (order.tiles - 1 - work.rank) * cut.rows(), end_row = min(first_row + cut.rows(), shape.T);
+    const int first_row = (order.tiles - 1 - work.rank) * cut.rows(),
+              end_row = min(first_row + cut.rows(), shape.T);
     const int warp = warp_index(), lane = lane_index();
     const int warp_row = first_row + warp * cut.warp_rows;
     const int32_t* doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * shape.T : nullptr;
-    const int2 documents = doc_start ? range_of(doc_start + first_row, end_row - first_row) : int2{0, 0};
+    const int2 documents =
+        doc_start ? range_of(doc_start + first_row, end_row - first_row) : int2{0, 0};
     const int first_tile = documents.x / cut.streamed, last_tile = (end_row - 1) / cut.streamed;
 
     const Element *k = head_of(args.k, b, h_kv), *v = head_of(args.v, b, h_kv);
     const auto load = [&](int tile) {
         const uint32_t stage = stages + tile % 2 * 2 * tile_bytes;
-        load_tile<head, cut.streamed>(stage, k, args.k.token, tile * cut.streamed, shape.S, shape.D);
-        load_tile<head, cut.streamed>(stage + tile_bytes, v, args.v.token, tile * cut.streamed, shape.S, shape.D);
+        load_tile<head, cut.streamed>(stage, k, args.k.token, tile * cut.streamed, shape.S,
+                                      shape.D);
+        load_tile<head, cut.streamed>(stage + tile_bytes, v, args.v.token, tile * cut.streamed,
+                                      shape.S, shape.D);
     };
-    load_tile<head, cut.rows()>(queries, head_of(args.q, b, h), args.q.token, first_row, end_row, shape.D);
-    load_tile<head, cut.rows()>(douts, head_of(args.dout, b, h), args.dout.token, first_row, end_row, shape.D);
+    load_tile<head, cut.rows()>(queries, head_of(args.q, b, h), args.q.token, first_row, end_row,
+                                shape.D);
+    load_tile<head, cut.rows()>(douts, head_of(args.dout, b, h), args.dout.token, first_row,
+                                end_row, shape.D);
     load(first_tile);
     wait_for_copies();
     __syncthreads();
@@ -125,7 +135,8 @@ __global__ void __launch_bounds__(threads, backward_queries_cut(head).blocks)
 #pragma unroll 1
         for (int row16 = 0; row16 < cut.streamed / 16; ++row16) {
             const int key = tile * cut.streamed + row16 * 16;
-            const uint32_t key_rows = stages + tile % 2 * 2 * tile_bytes + row16 * Tile<head>::bytes(16);
+            const uint32_t key_rows =
+                stages + tile % 2 * 2 * tile_bytes + row16 * Tile<head>::bytes(16);
             if (key > warp_row + cut.warp_rows - 1) break;  // the warp sees no more
             float p[row_tiles][2][4], ds[row_tiles][2][4];
 #pragma unroll
@@ -168,8 +179,8 @@ __global__ void __launch_bounds__(threads, backward_queries_cut(head).blocks)
     float factor[row_tiles][2];
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) factor[m][0] = factor[m][1] = shape.scale;
-    store_rows<head>(head_of(args.dq, b, h) + warp_row * args.dq.token, args.dq.token, end_row - warp_row, shape.D,
-                     lane, dq, factor);
+    store_rows<head>(head_of(args.dq, b, h) + warp_row * args.dq.token, args.dq.token,
+                     end_row - warp_row, shape.D, lane, dq, factor);
 }
 
 /// One block computes dk and dv of a tile of keys of one key head; for each query head that shares it, it streams the
@@ -180,7 +191,8 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
                          const Order order) {
     constexpr Cut cut = backward_keys_cut(head);
     constexpr int row_tiles = cut.warp_rows / 16;
-    constexpr uint32_t held_bytes = Tile<head>::bytes(cut.rows()), tile_bytes = Tile<head>::bytes(cut.streamed);
+    constexpr uint32_t held_bytes = Tile<head>::bytes(cut.rows()),
+                       tile_bytes = Tile<head>::bytes(cut.streamed);
     constexpr int stats_chunks = cut.streamed * int{sizeof(RowStats)} / 16;
     constexpr uint32_t stage_bytes = 2 * tile_bytes + stats_chunks * 16;
     static_assert(keys_shared_bytes<head> <= shared_bytes_limit);
@@ -189,7 +201,8 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
     static_assert(backward_queries_cut(head).rows() % cut.streamed == 0);
 
     extern __shared__ __align__(128) char memory[];
-    const uint32_t keys = shared_address(memory), values = keys + held_bytes, stages = values + held_bytes;
+    const uint32_t keys = shared_address(memory), values = keys + held_bytes,
+                   stages = values + held_bytes;
 
     const AttentionShape& shape = args.shape;
     const int T = shape.T, group = shape.H / shape.H_kv;
@@ -212,19 +225,26 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
                 ++next_head;
             }
         } while (doc_start && next_head < end_head &&
-                 range_of(doc_start + next_query, min(cut.streamed, T - next_query)).x >= first_row + cut.rows());
+                 range_of(doc_start + next_query, min(cut.streamed, T - next_query)).x >=
+                     first_row + cut.rows());
     };
     const auto load_next = [&](uint32_t to) {
-        load_tile<head, cut.streamed>(to, head_of(args.q, b, next_head), args.q.token, next_query, T, shape.D);
-        load_tile<head, cut.streamed>(to + tile_bytes, head_of(args.dout, b, next_head), args.dout.token, next_query, T,
-                                      shape.D);
+        load_tile<head, cut.streamed>(to, head_of(args.q, b, next_head), args.q.token, next_query,
+                                      T, shape.D);
+        load_tile<head, cut.streamed>(to + tile_bytes, head_of(args.dout, b, next_head),
+                                      args.dout.token, next_query, T, shape.D);
         if (const int i = thread_index(); i < stats_chunks)
-            copy_async(to + 2 * tile_bytes + i * 16,
-                       all_stats + (int64_t{b} * shape.H + next_head) * stats_rows(T) + next_query + i * 2, true);
+            copy_async(
+                to + 2 * tile_bytes + i * 16,
+                all_stats + (int64_t{b} * shape.H + next_head) * stats_rows(T) + next_query + i * 2,
+                true);
     };
-    load_tile<head, cut.rows()>(keys, head_of(args.k, b, h_kv), args.k.token, first_row, end_row, shape.D);
-    load_tile<head, cut.rows()>(values, head_of(args.v, b, h_kv), args.v.token, first_row, end_row, shape.D);
-    load_next(stages);  // the query at a key's position sees it: the first tile is never passed over
+    load_tile<head, cut.rows()>(keys, head_of(args.k, b, h_kv), args.k.token, first_row, end_row,
+                                shape.D);
+    load_tile<head, cut.rows()>(values, head_of(args.v, b, h_kv), args.v.token, first_row, end_row,
+                                shape.D);
+    load_next(
+        stages);  // the query at a key's position sees it: the first tile is never passed over
     wait_for_copies();
     __syncthreads();
 
@@ -252,7 +272,8 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
                 struct alignas(16) Two {
                     RowStats of[2];
                 };
-                const auto columns = load_shared<Two>(stats + (n * 8 + lane % 4 * 2) * int{sizeof(RowStats)});
+                const auto columns =
+                    load_shared<Two>(stats + (n * 8 + lane % 4 * 2) * int{sizeof(RowStats)});
 #pragma unroll
                 for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
@@ -265,8 +286,10 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
             multiply<head>(p, held_keys, query_rows + right);
             multiply<head>(ds, held_values, query_rows + tile_bytes + right);
             to_probabilities(p, scale);
-            const int first_key = doc_start ? doc_start[min(query + lane % 16, T - 1)] : 0;  // that lane % 16 sees
-            if (query < warp_row + cut.warp_rows - 1 || __any_sync(all_lanes, first_key > warp_row)) {
+            const int first_key =
+                doc_start ? doc_start[min(query + lane % 16, T - 1)] : 0;  // that lane % 16 sees
+            if (query < warp_row + cut.warp_rows - 1 ||
+                __any_sync(all_lanes, first_key > warp_row)) {
 #pragma unroll
                 for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -295,12 +318,12 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
     float factor[row_tiles][2];
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) factor[m][0] = factor[m][1] = 1;
-    store_rows<head>(head_of(args.dv, b, h_kv) + warp_row * args.dv.token, args.dv.token, end_row - warp_row, shape.D,
-                     lane, dv, factor);
+    store_rows<head>(head_of(args.dv, b, h_kv) + warp_row * args.dv.token, args.dv.token,
+                     end_row - warp_row, shape.D, lane, dv, factor);
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) factor[m][0] = factor[m][1] = shape.scale;
-    store_rows<head>(head_of(args.dk, b, h_kv) + warp_row * args.dk.token, args.dk.token, end_row - warp_row, shape.D,
-                     lane, dk, factor);
+    store_rows<head>(head_of(args.dk, b, h_kv) + warp_row * args.dk.token, args.dk.token,
+                     end_row - warp_row, shape.D, lane, dk, factor);
 }
 
 }  // namespace
@@ -319,10 +342,12 @@ void attention_backward_tiled(Stream& stream, const AttentionBackward& args) {
         const int64_t bytes = int64_t{2} * shape.T * shape.D * sizeof(Element);
         const int group = shape.H / shape.H_kv;
         launch(stream, backward_queries_kernel<head>,
-               order_of(stream, shape.B * shape.H, ceil_div(shape.T, backward_queries_cut(head).rows()), bytes / group),
+               order_of(stream, shape.B * shape.H,
+                        ceil_div(shape.T, backward_queries_cut(head).rows()), bytes / group),
                queries_shared_bytes<head>, args, scale, stats);
         launch(stream, backward_keys_kernel<head>,
-               order_of(stream, shape.B * shape.H_kv, ceil_div(shape.T, backward_keys_cut(head).rows()), bytes * group),
+               order_of(stream, shape.B * shape.H_kv,
+                        ceil_div(shape.T, backward_keys_cut(head).rows()), bytes * group),
                keys_shared_bytes<head>, args, scale, stats);
     });
 }

@@ -33,14 +33,14 @@ namespace {
 /// Other lengths than multiples of 128 the frontend pads by a mask, which it copies from the host in every call to many
 /// versions of cuDNN.
 bool is_supported(const AttentionShape& s) {
-    return s.dtype == DType::bf16 && !s.doc_start && s.T == s.S && s.T % 128 == 0 && s.D % 8 == 0 && s.D <= 128 &&
-           s.H % s.H_kv == 0;
+    return s.dtype == DType::bf16 && !s.doc_start && s.T == s.S && s.T % 128 == 0 && s.D % 8 == 0 &&
+           s.D <= 128 && s.H % s.H_kv == 0;
 }
 
 bool are_aligned(std::initializer_list<HeadsView> views) {
     return std::ranges::all_of(views, [](const HeadsView& view) {
-        return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && view.batch % 8 == 0 && view.token % 8 == 0 &&
-               view.head % 8 == 0;
+        return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && view.batch % 8 == 0 &&
+               view.token % 8 == 0 && view.head % 8 == 0;
     });
 }
 
@@ -73,7 +73,8 @@ size_t cudnn_workspace_bytes(const AttentionShape& s) {
     if (!is_supported(s) || !cudnn_obstacle().empty()) return 0;
     const size_t T = static_cast<size_t>(s.T), D = static_cast<size_t>(s.D),
                  heads = static_cast<size_t>(s.B) * static_cast<size_t>(s.H);
-    const size_t sums = heads * T * sizeof(float), shared = s.H_kv < s.H ? 2 * heads * T * D * sizeof(float) : 0,
+    const size_t sums = heads * T * sizeof(float),
+                 shared = s.H_kv < s.H ? 2 * heads * T * D * sizeof(float) : 0,
                  scores = heads * T * T * size_of(DType::bf16);
     const size_t little = 4096 + sums, all = little + shared + scores;
     return all <= most_workspace_bytes ? all : little;
@@ -85,7 +86,9 @@ std::string cudnn_obstacle(const char*) {
     return "this build was made without cuDNN's frontend headers (scripts/setup.sh fetches them)";
 }
 
-std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st*) { throw Error(cudnn_obstacle()); }
+std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st*) {
+    throw Error(cudnn_obstacle());
+}
 
 #else
 
@@ -113,7 +116,9 @@ using Tensor = fe::graph::Tensor_attributes;
 
 /// [B, H, T, D], as cuDNN orders the dimensions of whatever order in memory.
 void describe(Tensor& tensor, Uid uid, const AttentionShape& s, int H, const HeadsView& view) {
-    tensor.set_uid(uid).set_dim({s.B, H, s.T, s.D}).set_stride({view.batch, view.head, view.token, 1});
+    tensor.set_uid(uid)
+        .set_dim({s.B, H, s.T, s.D})
+        .set_stride({view.batch, view.head, view.token, 1});
 }
 
 void describe_lse(Tensor& tensor, const AttentionShape& s) {
@@ -139,7 +144,8 @@ struct Graph {
         return graph.tensor(tensor);
     }
 
-    static void output(Tensor& tensor, Uid uid, const AttentionShape& s, int H, const HeadsView& view) {
+    static void output(Tensor& tensor, Uid uid, const AttentionShape& s, int H,
+                       const HeadsView& view) {
         describe(tensor, uid, s, H, view);
         tensor.set_output(true);
     }
@@ -155,14 +161,15 @@ struct Graph {
 
 void describe(Graph& g, const AttentionForward& args) {
     const AttentionShape& s = args.shape;
-    auto [out, lse] = g.graph.sdpa(g.input(uid_q, s, s.H, args.q), g.input(uid_k, s, s.H_kv, args.k),
-                                   g.input(uid_v, s, s.H_kv, args.v),
-                                   fe::graph::SDPA_attributes()
-                                       .set_name("attention_forward")
-                                       .set_generate_stats(true)
-                                       .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
-                                       .set_diagonal_band_right_bound(0)
-                                       .set_attn_scale(s.scale));
+    auto [out, lse] =
+        g.graph.sdpa(g.input(uid_q, s, s.H, args.q), g.input(uid_k, s, s.H_kv, args.k),
+                     g.input(uid_v, s, s.H_kv, args.v),
+                     fe::graph::SDPA_attributes()
+                         .set_name("attention_forward")
+                         .set_generate_stats(true)
+                         .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+                         .set_diagonal_band_right_bound(0)
+                         .set_attn_scale(s.scale));
     Graph::output(*out, uid_out, s, s.H, args.out);
     describe_lse(*lse, s);
     lse->set_output(true);
@@ -172,15 +179,16 @@ void describe(Graph& g, const AttentionBackward& args) {
     const AttentionShape& s = args.shape;
     Tensor lse;
     describe_lse(lse, s);
-    auto [dq, dk, dv] = g.graph.sdpa_backward(g.input(uid_q, s, s.H, args.q), g.input(uid_k, s, s.H_kv, args.k),
-                                              g.input(uid_v, s, s.H_kv, args.v), g.input(uid_out, s, s.H, args.out),
-                                              g.input(uid_dout, s, s.H, args.dout), g.graph.tensor(lse),
-                                              fe::graph::SDPA_backward_attributes()
-                                                  .set_name("attention_backward")
-                                                  .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
-                                                  .set_diagonal_band_right_bound(0)
-                                                  .set_attn_scale(s.scale)
-                                                  .set_deterministic_algorithm(true));
+    auto [dq, dk, dv] =
+        g.graph.sdpa_backward(g.input(uid_q, s, s.H, args.q), g.input(uid_k, s, s.H_kv, args.k),
+                              g.input(uid_v, s, s.H_kv, args.v), g.input(uid_out, s, s.H, args.out),
+                              g.input(uid_dout, s, s.H, args.dout), g.graph.tensor(lse),
+                              fe::graph::SDPA_backward_attributes()
+                                  .set_name("attention_backward")
+                                  .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+                                  .set_diagonal_band_right_bound(0)
+                                  .set_attn_scale(s.scale)
+                                  .set_deterministic_algorithm(true));
     Graph::output(*dq, uid_dq, s, s.H, args.dq);
     Graph::output(*dk, uid_dk, s, s.H_kv, args.dk);
     Graph::output(*dv, uid_dv, s, s.H_kv, args.dv);
@@ -215,7 +223,8 @@ class CudnnAttention : public AttentionLibrary {
     }
 
     void backward(const AttentionBackward& args, void* workspace, size_t workspace_bytes) override {
-        execute(backward_graphs_, args, {args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv},
+        execute(backward_graphs_, args,
+                {args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv},
                 {{uid_q, args.q.data},
                  {uid_k, args.k.data},
                  {uid_v, args.v.data},
@@ -235,13 +244,15 @@ class CudnnAttention : public AttentionLibrary {
 
     static Key key_of(const AttentionShape& s, std::initializer_list<HeadsView> views) {
         Key key{s.B, s.T, s.H, s.H_kv, s.D, std::bit_cast<int32_t>(s.scale)};
-        for (const HeadsView& view : views) key.insert(key.end(), {view.batch, view.token, view.head});
+        for (const HeadsView& view : views)
+            key.insert(key.end(), {view.batch, view.token, view.head});
         return key;
     }
 
     template <class Args>
     void execute(Graphs& graphs, const Args& args, std::initializer_list<HeadsView> views,
-                 std::unordered_map<int64_t, void*> addresses, void* workspace, size_t workspace_bytes) {
+                 std::unordered_map<int64_t, void*> addresses, void* workspace,
+                 size_t workspace_bytes) {
         const auto [found, is_new] = graphs.try_emplace(key_of(args.shape, views));
         Graph& g = found->second;
         if (is_new) {
@@ -249,8 +260,9 @@ class CudnnAttention : public AttentionLibrary {
             g.build(handle_);
         }
         if (g.workspace_bytes > workspace_bytes)
-            throw Error("cuDNN needs ", (g.workspace_bytes >> 20) + 1, " MiB of scratch memory for it and ",
-                        workspace_bytes >> 20, " MiB are planned");
+            throw Error("cuDNN needs ", (g.workspace_bytes >> 20) + 1,
+                        " MiB of scratch memory for it and ", workspace_bytes >> 20,
+                        " MiB are planned");
         require(g.graph.execute(handle_, addresses, workspace));
     }
 
@@ -273,11 +285,13 @@ std::string cudnn_obstacle(const char* name) {
     const auto version_of = function_of<decltype(cudnnGetVersion)>(library, "cudnnGetVersion");
     if (!version_of) return concat(name, " is not cuDNN");
     const size_t version = version_of();
-    if (version < oldest_version) return concat("cuDNN ", version, " is too old; 9.0 or newer is needed");
+    if (version < oldest_version)
+        return concat("cuDNN ", version, " is too old; 9.0 or newer is needed");
     fe::cudnn_dlhandle = library;
 
     // Else the frontend loads the first of several versions that it knows by name.
-    setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", concat("libcudart.so.", CUDART_VERSION / 1000).c_str(), 0);
+    setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", concat("libcudart.so.", CUDART_VERSION / 1000).c_str(),
+           0);
     try {
         const Handle handle;
     } catch (const std::exception& error) {

@@ -32,7 +32,8 @@ void select_attention(const std::string& name) {
     else if (name == "cudnn")
         wanted() = Wanted::cudnn;
     else
-        throw Error("There is no attention called \"", name, "\"; choose \"auto\", \"own\" or \"cudnn\".");
+        throw Error("There is no attention called \"", name,
+                    "\"; choose \"auto\", \"own\" or \"cudnn\".");
 }
 
 #ifdef TRAIN_GPT_CUDA
@@ -62,7 +63,8 @@ Value read_name(std::istream& from, const char* const (&names)[n]) {
 }  // namespace
 
 double AttentionEngines::median_seconds(Stream& stream, const Work& work) {
-    const std::shared_ptr<void> first = create_event(stream.device, true), last = create_event(stream.device, true);
+    const std::shared_ptr<void> first = create_event(stream.device, true),
+                                last = create_event(stream.device, true);
     std::array<double, 5> seconds{};
     for (double& time : seconds) {
         record(first.get(), stream);
@@ -76,15 +78,18 @@ double AttentionEngines::median_seconds(Stream& stream, const Work& work) {
 
 void AttentionEngines::forward(Stream& stream, const AttentionForward& args, const Work& own) {
     if (!cudnn_supports(args)) return own();
-    run(forward_pass, stream, own, [&] { library().forward(args, stream.scratch, stream.scratch_bytes); });
+    run(forward_pass, stream, own,
+        [&] { library().forward(args, stream.scratch, stream.scratch_bytes); });
 }
 
 void AttentionEngines::backward(Stream& stream, const AttentionBackward& args, const Work& own) {
     if (!cudnn_supports(args)) return own();
-    run(backward_pass, stream, own, [&] { library().backward(args, stream.scratch, stream.scratch_bytes); });
+    run(backward_pass, stream, own,
+        [&] { library().backward(args, stream.scratch, stream.scratch_bytes); });
 }
 
-void AttentionEngines::run(Direction direction, Stream& stream, const Work& own, const Work& by_library) {
+void AttentionEngines::run(Direction direction, Stream& stream, const Work& own,
+                           const Work& by_library) {
     const Pass& pass = passes_[direction];
     if (wanted() == Wanted::own || pass.failed) return own();
     if (wanted() == Wanted::automatic) {
@@ -95,7 +100,8 @@ void AttentionEngines::run(Direction direction, Stream& stream, const Work& own,
 }
 
 /// Both passes write the same outputs however often they run, so that the arguments themselves are timed with.
-void AttentionEngines::choose(Direction direction, Stream& stream, const Work& own, const Work& by_library) {
+void AttentionEngines::choose(Direction direction, Stream& stream, const Work& own,
+                              const Work& by_library) {
     Pass& pass = passes_[direction];
     pass.chosen = Engine::own;
     if (!attempt(direction, by_library)) return;
@@ -134,8 +140,8 @@ std::string AttentionEngines::choices() const {
     for (const Direction direction : {forward_pass, backward_pass}) {
         const Pass& pass = passes_[direction];
         if (pass.chosen)
-            text += concat("attention ", direction_names[direction], " ", engine_names[static_cast<int>(*pass.chosen)],
-                           "\n");
+            text += concat("attention ", direction_names[direction], " ",
+                           engine_names[static_cast<int>(*pass.chosen)], "\n");
     }
     return text;
 }
@@ -154,7 +160,8 @@ void AttentionEngines::set_choices(const std::string& text) {
                         "\"; remove them to choose anew.");
         chosen[direction] = engine;
     }
-    for (const Direction direction : {forward_pass, backward_pass}) passes_[direction].chosen = chosen[direction];
+    for (const Direction direction : {forward_pass, backward_pass})
+        passes_[direction].chosen = chosen[direction];
 }
 
 size_t attention_library_scratch_bytes(const AttentionShape& shape) {

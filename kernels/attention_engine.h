@@ -28,7 +28,8 @@ class AttentionLibrary {
   public:
     virtual ~AttentionLibrary() = default;
     virtual void forward(const AttentionForward& args, void* workspace, size_t workspace_bytes) = 0;
-    virtual void backward(const AttentionBackward& args, void* workspace, size_t workspace_bytes) = 0;
+    virtual void backward(const AttentionBackward& args, void* workspace,
+                          size_t workspace_bytes) = 0;
 };
 
 /// Opens cuDNN for a stream; throws the reason, which ends a sentence, where it cannot be used.
@@ -43,7 +44,8 @@ class AttentionEngines {
     using Open = std::unique_ptr<AttentionLibrary> (*)(CUstream_st*);
     using Time = double (*)(Stream&, const Work&);  // seconds that the device takes for the work
 
-    explicit AttentionEngines(CUstream_st* stream, Open open = open_cudnn_attention, Time time = median_seconds)
+    explicit AttentionEngines(CUstream_st* stream, Open open = open_cudnn_attention,
+                              Time time = median_seconds)
         : stream_(stream), open_(open), time_(time) {}
 
     /// The arguments have been checked. The host waits for the device only while it times, the first time.

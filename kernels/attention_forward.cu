@@ -12,7 +12,8 @@ using namespace tiles;
 
 /// The queries, and two stages of keys and values.
 template <int head>
-constexpr int forward_shared_bytes = Tile<head>::bytes(forward_cut(head).rows() + 2 * 2 * forward_cut(head).streamed);
+constexpr int forward_shared_bytes = Tile<head>::bytes(forward_cut(head).rows() +
+                                                       2 * 2 * forward_cut(head).streamed);
 
 /// One block computes the out and lse rows of a tile of queries of one head: it holds the queries and streams the tiles of
 /// keys and values that they see, from the first on. Scores live in registers; row maxima are of scores in units of
@@ -26,26 +27,33 @@ __global__ void __launch_bounds__(threads, forward_cut(head).blocks)
     static_assert(forward_shared_bytes<head> <= shared_bytes_limit);
 
     extern __shared__ __align__(128) char memory[];
-    const uint32_t queries = shared_address(memory), stages = queries + Tile<head>::bytes(cut.rows());
+    const uint32_t queries = shared_address(memory),
+                   stages = queries + Tile<head>::bytes(cut.rows());
 
     const AttentionShape& shape = args.shape;
     const auto work = order(blockIdx.x);
     const int b = work.head / shape.H, h = work.head % shape.H, h_kv = h / (shape.H / shape.H_kv);
-    const int first_row = (order.tiles - 1 - work.rank) * cut.rows(), end_row = min(first_row + cut.rows(), shape.T);
+    const int first_row = (order.tiles - 1 - work.rank) * cut.rows(),
+              end_row = min(first_row + cut.rows(), shape.T);
     const int warp = warp_index(), lane = lane_index();
     const int warp_row = first_row + warp * cut.warp_rows;
     const int position = shape.S - shape.T;  // of query 0
     const int32_t* doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * shape.T : nullptr;
-    const int2 documents = doc_start ? range_of(doc_start + first_row, end_row - first_row) : int2{0, 0};
-    const int first_tile = documents.x / cut.streamed, last_tile = (end_row - 1 + position) / cut.streamed;
+    const int2 documents =
+        doc_start ? range_of(doc_start + first_row, end_row - first_row) : int2{0, 0};
+    const int first_tile = documents.x / cut.streamed,
+              last_tile = (end_row - 1 + position) / cut.streamed;
 
     const Element *k = head_of(args.k, b, h_kv), *v = head_of(args.v, b, h_kv);
     const auto load = [&](int tile) {
         const uint32_t stage = stages + tile % 2 * 2 * tile_bytes;
-        load_tile<head, cut.streamed>(stage, k, args.k.token, tile * cut.streamed, shape.S, shape.D);
-        load_tile<head, cut.streamed>(stage + tile_bytes, v, args.v.token, tile * cut.streamed, shape.S, shape.D);
+        load_tile<head, cut.streamed>(stage, k, args.k.token, tile * cut.streamed, shape.S,
+                                      shape.D);
+        load_tile<head, cut.streamed>(stage + tile_bytes, v, args.v.token, tile * cut.streamed,
+                                      shape.S, shape.D);
     };
-    load_tile<head, cut.rows()>(queries, head_of(args.q, b, h), args.q.token, first_row, end_row, shape.D);
+    load_tile<head, cut.rows()>(queries, head_of(args.q, b, h), args.q.token, first_row, end_row,
+                                shape.D);
     load(first_tile);
     wait_for_copies();
     __syncthreads();
@@ -64,7 +72,8 @@ __global__ void __launch_bounds__(threads, forward_cut(head).blocks)
         if (tile < last_tile) load(tile + 1);
         const uint32_t stage = stages + tile % 2 * 2 * tile_bytes;
         const int key = tile * cut.streamed;
-        if (key > warp_row + cut.warp_rows - 1 + position) continue;  // the warp sees no more; others may
+        if (key > warp_row + cut.warp_rows - 1 + position)
+            continue;  // the warp sees no more; others may
 
         float scores[row_tiles][columns][4] = {};
         multiply<head>(scores, held, stage + right);
@@ -81,7 +90,8 @@ __global__ void __launch_bounds__(threads, forward_cut(head).blocks)
                         for (int i = 0; i < 2; ++i) {
                             const int at = key + n * 8 + lane % 4 * 2 + i;
                             if (at < first || at > row + position)
-                                scores[m][n][2 * half + i] = -std::numeric_limits<float>::infinity();
+                                scores[m][n][2 * half + i] =
+                                    -std::numeric_limits<float>::infinity();
                         }
                     }
                 }
@@ -94,8 +104,10 @@ __global__ void __launch_bounds__(threads, forward_cut(head).blocks)
                 float largest = scores[m][0][2 * half];
 #pragma unroll
                 for (int n = 0; n < columns; ++n)
-                    largest = fmaxf(fmaxf(largest, scores[m][n][2 * half]), scores[m][n][2 * half + 1]);
-                const float before = row_max[m][half], now = fmaxf(before, row_max_of_lanes(largest) * scale);
+                    largest =
+                        fmaxf(fmaxf(largest, scores[m][n][2 * half]), scores[m][n][2 * half + 1]);
+                const float before = row_max[m][half],
+                            now = fmaxf(before, row_max_of_lanes(largest) * scale);
                 const float correction = power_of_2(before - now);
                 float sum = 0;
 #pragma unroll
@@ -120,8 +132,10 @@ __global__ void __launch_bounds__(threads, forward_cut(head).blocks)
         for (int row16 = 0; row16 < cut.streamed / 16; ++row16) {
             uint32_t weights[row_tiles][4];
 #pragma unroll
-            for (int m = 0; m < row_tiles; ++m) to_weights(weights[m], scores[m][2 * row16], scores[m][2 * row16 + 1]);
-            add_product<head>(out, weights, stage + tile_bytes + down + row16 * Tile<head>::bytes(16));
+            for (int m = 0; m < row_tiles; ++m)
+                to_weights(weights[m], scores[m][2 * row16], scores[m][2 * row16 + 1]);
+            add_product<head>(out, weights,
+                              stage + tile_bytes + down + row16 * Tile<head>::bytes(16));
         }
     }
 
@@ -138,8 +152,8 @@ __global__ void __launch_bounds__(threads, forward_cut(head).blocks)
                     (row_max[m][half] + log2f(sum)) * std::numbers::ln2_v<float>;
         }
     }
-    store_rows<head>(head_of(args.out, b, h) + warp_row * args.out.token, args.out.token, end_row - warp_row, shape.D,
-                     lane, out, factor);
+    store_rows<head>(head_of(args.out, b, h) + warp_row * args.out.token, args.out.token,
+                     end_row - warp_row, shape.D, lane, out, factor);
 }
 
 }  // namespace
@@ -149,7 +163,8 @@ void attention_forward_tiled(Stream& stream, const AttentionForward& args) {
     with_padded_head(shape.D, [&](auto padded) {
         constexpr int head = padded;
         const int tiles = ceil_div(shape.T, forward_cut(head).rows());
-        const int64_t bytes = int64_t{2} * shape.S * shape.D * sizeof(Element) / (shape.H / shape.H_kv);
+        const int64_t bytes =
+            int64_t{2} * shape.S * shape.D * sizeof(Element) / (shape.H / shape.H_kv);
         launch(stream, forward_kernel<head>, order_of(stream, shape.B * shape.H, tiles, bytes),
                forward_shared_bytes<head>, args, shape.scale * std::numbers::log2e_v<float>);
     });

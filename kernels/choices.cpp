@@ -6,20 +6,25 @@
 
 namespace train_gpt {
 
-void set_kernel_settings([[maybe_unused]] Stream& stream, [[maybe_unused]] const KernelSettings& settings) {
+void set_kernel_settings([[maybe_unused]] Stream& stream,
+                         [[maybe_unused]] const KernelSettings& settings) {
 #ifdef TRAIN_GPT_CUDA
-    if (stream.queue) cuda::set_gemm_settings(*stream.queue, {.autotune = settings.autotune, .tf32 = settings.tf32});
+    if (stream.queue)
+        cuda::set_gemm_settings(*stream.queue,
+                                {.autotune = settings.autotune, .tf32 = settings.tf32});
 #endif
 }
 
 std::string kernel_choices([[maybe_unused]] const Stream& stream) {
 #ifdef TRAIN_GPT_CUDA
-    if (stream.queue) return cuda::gemm_choices(*stream.queue) + cuda::attention_choices(*stream.queue);
+    if (stream.queue)
+        return cuda::gemm_choices(*stream.queue) + cuda::attention_choices(*stream.queue);
 #endif
     return "";
 }
 
-void set_kernel_choices([[maybe_unused]] Stream& stream, [[maybe_unused]] const std::string& choices) {
+void set_kernel_choices([[maybe_unused]] Stream& stream,
+                        [[maybe_unused]] const std::string& choices) {
 #ifdef TRAIN_GPT_CUDA
     if (!stream.queue) return;
     std::string attention, products;

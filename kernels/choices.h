@@ -9,7 +9,8 @@ namespace train_gpt {
 
 struct KernelSettings {
     bool autotune = true;  // time the candidates when a shape is first seen; else take the first
-    bool tf32 = false;     // fp32 matrix products on tensor cores, their operands rounded to 10 bits of mantissa
+    bool tf32 =
+        false;  // fp32 matrix products on tensor cores, their operands rounded to 10 bits of mantissa
 };
 
 /// Before the stream's first kernel. The CPU has nothing to choose.

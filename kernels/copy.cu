@@ -1,13 +1,13 @@
 #include "kernels/copy.h"
-
 #include "kernels/cuda.h"
 
 namespace train_gpt::cuda {
 
-void copy_rows(Stream& stream, void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes,
-               int64_t rows) {
-    CUDA_CHECK(cudaMemcpy2DAsync(to, to_stride, from, from_stride, row_bytes, static_cast<size_t>(rows),
-                                 cudaMemcpyDeviceToDevice, stream_of(stream)));
+void copy_rows(Stream& stream, void* to, size_t to_stride, const void* from, size_t from_stride,
+               size_t row_bytes, int64_t rows) {
+    CUDA_CHECK(cudaMemcpy2DAsync(to, to_stride, from, from_stride, row_bytes,
+                                 static_cast<size_t>(rows), cudaMemcpyDeviceToDevice,
+                                 stream_of(stream)));
 }
 
 void copy(Stream& stream, void* to, const void* from, size_t bytes) {

@@ -9,8 +9,8 @@ namespace train_gpt {
 
 /// Copies `rows` rows of row_bytes each; rows start to_stride and from_stride bytes apart. Both on the stream's device. The
 /// ranges may not overlap.
-void copy_rows(Stream& stream, void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes,
-               int64_t rows);
+void copy_rows(Stream& stream, void* to, size_t to_stride, const void* from, size_t from_stride,
+               size_t row_bytes, int64_t rows);
 
 /// Copies bytes in the order of the stream's work; each address on the host (planned with Purpose::staging, so that the
 /// copy does not hold the host up) or on the stream's device.

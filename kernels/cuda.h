@@ -48,8 +48,10 @@ double seconds_between(void* first, void* last);
 
 /// How a queue multiplies matrices. Set before its first product.
 struct GemmSettings {
-    bool autotune = false;  // time cuBLASLt's candidates when a product is first seen; else take the first
-    bool tf32 = false;      // fp32 matrices in tensor cores, their elements rounded to 10 bits of mantissa
+    bool autotune =
+        false;  // time cuBLASLt's candidates when a product is first seen; else take the first
+    bool tf32 =
+        false;  // fp32 matrices in tensor cores, their elements rounded to 10 bits of mantissa
     /// The bias gradient as a by-product of the weight gradient's product, where it overwrites; else by a kernel.
     bool bias_gradient_epilogue = false;
 };
@@ -74,17 +76,19 @@ void release_pinned(void* memory);
 
 inline void check(cudaError_t status, const char* call, const char* file, int line) {
     if (status == cudaSuccess) return;
-    throw Error(cudaGetErrorString(status), " (", cudaGetErrorName(status), "), reported by ", call, " at ", file, ":", line,
+    throw Error(cudaGetErrorString(status), " (", cudaGetErrorName(status), "), reported by ", call,
+                " at ", file, ":", line,
                 status == cudaErrorMemoryAllocation || status == cudaErrorInvalidValue
                     ? ""
-                    : "; the GPU can do nothing more for this process: see dmesg for Xid messages, and start again "
+                    : "; the GPU can do nothing more for this process: see dmesg for Xid messages, "
+                      "and start again "
                       "from the last checkpoint");
 }
 
 /// What CUDA can tell about a device that kernels choose by.
 struct DeviceLimits {
     int multiprocessors = 0;
-    int architecture = 0;  // 80, 90, …
+    int architecture = 0;               // 80, 90, …
     size_t shared_bytes_per_block = 0;  // with opt-in
     size_t l2_bytes = 0;
 };

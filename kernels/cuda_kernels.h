@@ -13,14 +13,15 @@
 
 namespace train_gpt::cuda {
 
-void copy_rows(Stream& stream, void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes,
-               int64_t rows);
+void copy_rows(Stream& stream, void* to, size_t to_stride, const void* from, size_t from_stride,
+               size_t row_bytes, int64_t rows);
 void copy(Stream& stream, void* to, const void* from, size_t bytes);
 void copy_now(const Device& device, void* to, const void* from, size_t bytes);
 void clear(Stream& stream, void* memory, size_t bytes);
 
 void round_to_bf16(Stream& stream, bf16* to, const float* from, int64_t n);
-void widen(Stream& stream, float* to, const void* from, DType from_dtype, int64_t n, bool accumulate);
+void widen(Stream& stream, float* to, const void* from, DType from_dtype, int64_t n,
+           bool accumulate);
 
 void linear_forward(Stream& stream, const LinearForward& args);
 void linear_backward_input(Stream& stream, const LinearBackwardInput& args);
@@ -43,16 +44,17 @@ size_t embedding_scratch_bytes(int64_t rows, int64_t vocab_rows);
 
 void head_loss(Stream& stream, const HeadLoss& args);
 void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_logits);
-void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets, int64_t first_column,
-                   int64_t columns);
-void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets, int64_t first_column,
-                      int64_t columns);
-void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n, bool accumulate);
+void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets,
+                   int64_t first_column, int64_t columns);
+void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets,
+                      int64_t first_column, int64_t columns);
+void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,
+                     bool accumulate);
 size_t head_loss_scratch_bytes(DType dtype, int64_t chunk, int64_t Vp, int64_t C);
 
 void norm_partials(Stream& stream, std::span<const NormSegment> segments);
-void finish_norm(Stream& stream, StepState* state, const double* partials, std::span<const int64_t> counts, float scale,
-                 float clip);
+void finish_norm(Stream& stream, StepState* state, const double* partials,
+                 std::span<const int64_t> counts, float scale, float clip);
 void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWStep& args);
 
 }  // namespace train_gpt::cuda

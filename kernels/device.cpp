@@ -268,7 +268,8 @@ void limit_openmp_spinning(char** argv) {
             argv);  // returns only where it is not possible: then all stays as it was
 }
 
-Stream::Stream(Device device_, [[maybe_unused]] bool planning, [[maybe_unused]] Priority priority) : device(device_) {
+Stream::Stream(Device device_, [[maybe_unused]] bool planning, [[maybe_unused]] Priority priority)
+    : device(device_) {
 #ifdef TRAIN_GPT_CUDA
     if (device.is_cuda() && !planning) queue = cuda::open_queue(device, priority == Priority::high);
 #endif
@@ -309,7 +310,9 @@ StepSubmission::~StepSubmission() { --step_submissions; }
 
 void StepSubmission::require_none(const char* what) {
     if (step_submissions > 0)
-        throw Error(what, " within a step, which holds the GPU up; this is a fault of the program, please report it");
+        throw Error(what,
+                    " within a step, which holds the GPU up; this is a fault of the program, "
+                    "please report it");
 }
 
 Device open_device(const std::string& wanted, [[maybe_unused]] int gpu) {

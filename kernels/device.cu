@@ -1,10 +1,9 @@
 // The CUDA side of device.h and memory.h: finding a GPU that can be used, queues, events and memory.
-#include "kernels/cuda.h"
-
 #include <algorithm>
 #include <sstream>
 
 #include "kernels/attention_engine.h"
+#include "kernels/cuda.h"
 #include "kernels/gemm_cublas.h"
 
 namespace train_gpt::cuda {
@@ -17,7 +16,9 @@ __global__ void probe() {}
 
 std::string version_text(int version) { return concat(version / 1000, ".", version % 1000 / 10); }
 
-int architecture_of(const cudaDeviceProp& properties) { return 10 * properties.major + properties.minor; }
+int architecture_of(const cudaDeviceProp& properties) {
+    return 10 * properties.major + properties.minor;
+}
 
 }  // namespace
 
@@ -29,29 +30,36 @@ std::string obstacle(int index) {
     cudaGetLastError();  // what was reported is answered here
     if (status == cudaErrorInsufficientDriver)
         return driver == 0 ? std::string("there is no NVIDIA driver here")
-                           : concat("the NVIDIA driver is too old: it speaks CUDA ", version_text(driver), ", this build needs ",
+                           : concat("the NVIDIA driver is too old: it speaks CUDA ",
+                                    version_text(driver), ", this build needs ",
                                     version_text(CUDART_VERSION), "; install a newer driver");
-    if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0)) return "there is no NVIDIA GPU here";
+    if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0))
+        return "there is no NVIDIA GPU here";
     if (status != cudaSuccess) return concat("CUDA reports: ", cudaGetErrorString(status));
     if (index >= count) return concat("GPU ", index, " was asked for, but there are only ", count);
 
     cudaDeviceProp properties{};
-    if (const cudaError_t failure = cudaGetDeviceProperties(&properties, index); failure != cudaSuccess)
+    if (const cudaError_t failure = cudaGetDeviceProperties(&properties, index);
+        failure != cudaSuccess)
         return concat("CUDA reports: ", cudaGetErrorString(failure));
     const int architecture = architecture_of(properties);
     if (architecture < oldest_architecture)
-        return concat("GPU ", index, " (", properties.name, ", sm_", architecture, ") is too old; sm_", oldest_architecture,
-                      " (Ampere) or newer is needed");
+        return concat("GPU ", index, " (", properties.name, ", sm_", architecture,
+                      ") is too old; sm_", oldest_architecture, " (Ampere) or newer is needed");
     cudaFuncAttributes attributes{};
     const cudaError_t image = [&] {
-        if (const cudaError_t failure = cudaSetDevice(index); failure != cudaSuccess) return failure;
+        if (const cudaError_t failure = cudaSetDevice(index); failure != cudaSuccess)
+            return failure;
         return cudaFuncGetAttributes(&attributes, probe);
     }();
     cudaGetLastError();
-    if (image == cudaErrorNoKernelImageForDevice || image == cudaErrorInvalidDeviceFunction || image == cudaErrorUnsupportedPtxVersion)
-        return concat("this build has no kernels for GPU ", index, " (", properties.name, ", sm_", architecture,
-                      "); rebuild with make GPU_ARCHS=", architecture);
-    if (image != cudaSuccess) return concat("GPU ", index, " (", properties.name, ") does not start: ", cudaGetErrorString(image));
+    if (image == cudaErrorNoKernelImageForDevice || image == cudaErrorInvalidDeviceFunction ||
+        image == cudaErrorUnsupportedPtxVersion)
+        return concat("this build has no kernels for GPU ", index, " (", properties.name, ", sm_",
+                      architecture, "); rebuild with make GPU_ARCHS=", architecture);
+    if (image != cudaSuccess)
+        return concat("GPU ", index, " (", properties.name,
+                      ") does not start: ", cudaGetErrorString(image));
     return "";
 }
 
@@ -65,8 +73,10 @@ std::vector<std::string> identities() {
         CUDA_CHECK(cudaGetDeviceProperties(&properties, i));
         // The slot tells GPUs apart, the number also parts of one (MIG).
         std::ostringstream name;
-        name << std::hex << properties.pciDomainID << ':' << properties.pciBusID << '.' << properties.pciDeviceID << ' ';
-        for (const char byte : properties.uuid.bytes) name << static_cast<int>(static_cast<unsigned char>(byte)) << '-';
+        name << std::hex << properties.pciDomainID << ':' << properties.pciBusID << '.'
+             << properties.pciDeviceID << ' ';
+        for (const char byte : properties.uuid.bytes)
+            name << static_cast<int>(static_cast<unsigned char>(byte)) << '-';
         names.push_back(name.str());
     }
     return names;
@@ -81,8 +91,9 @@ std::string device_name(const Device& device) {
 std::string describe_devices() {
     int driver = 0;
     cudaDriverGetVersion(&driver);
-    std::string text = concat("CUDA    ", version_text(CUDART_VERSION), ", cuBLASLt ", cublasLtGetVersion(), ", driver ",
-                              driver ? version_text(driver) : "none", "\n");
+    std::string text =
+        concat("CUDA    ", version_text(CUDART_VERSION), ", cuBLASLt ", cublasLtGetVersion(),
+               ", driver ", driver ? version_text(driver) : "none", "\n");
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
     cudaGetLastError();
@@ -90,8 +101,9 @@ std::string describe_devices() {
         cudaDeviceProp p{};
         if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
         const std::string trouble = obstacle(i);
-        text += concat("GPU ", i, "   ", p.name, ", sm_", architecture_of(p), ", ", p.multiProcessorCount,
-                       " multiprocessors, ", p.totalGlobalMem >> 20, " MiB", trouble.empty() ? "" : ": " + trouble, "\n");
+        text += concat("GPU ", i, "   ", p.name, ", sm_", architecture_of(p), ", ",
+                       p.multiProcessorCount, " multiprocessors, ", p.totalGlobalMem >> 20, " MiB",
+                       trouble.empty() ? "" : ": " + trouble, "\n");
     }
     if (count == 0) text += "        no GPU: " + obstacle(0) + "\n";
     return text;
@@ -116,7 +128,8 @@ Queue::Queue(const Device& device, bool high_priority) {
                .l2_bytes = static_cast<size_t>(properties.l2CacheSize)};
     int lowest = 0, highest = 0;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-    CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, high_priority ? highest : lowest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking,
+                                            high_priority ? highest : lowest));
     if (const cublasStatus_t status = cublasLtCreate(&cublas_); status != CUBLAS_STATUS_SUCCESS)
         throw Error("cuBLASLt does not start: ", cublasLtGetStatusString(status));
     gemm_plans_ = std::make_unique<GemmPlans>();
@@ -141,10 +154,12 @@ void run_captured(Stream& stream, const std::function<void()>& submit) {
         throw;
     }
     CUDA_CHECK(cudaStreamEndCapture(stream_of(stream), &graph));
-    const std::unique_ptr<CUgraph_st, decltype(&cudaGraphDestroy)> graph_owner(graph, cudaGraphDestroy);
+    const std::unique_ptr<CUgraph_st, decltype(&cudaGraphDestroy)> graph_owner(graph,
+                                                                               cudaGraphDestroy);
     cudaGraphExec_t executable = nullptr;
     CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
-    const std::unique_ptr<CUgraphExec_st, decltype(&cudaGraphExecDestroy)> executable_owner(executable, cudaGraphExecDestroy);
+    const std::unique_ptr<CUgraphExec_st, decltype(&cudaGraphExecDestroy)> executable_owner(
+        executable, cudaGraphExecDestroy);
     CUDA_CHECK(cudaGraphLaunch(executable, stream_of(stream)));
     CUDA_CHECK(cudaStreamSynchronize(stream_of(stream)));
 }
@@ -154,7 +169,9 @@ std::shared_ptr<Queue> open_queue(const Device& device, bool high_priority) {
 }
 
 std::string attention_choices(const Queue& queue) { return queue.attention_engines().choices(); }
-void set_attention_choices(Queue& queue, const std::string& choices) { queue.attention_engines().set_choices(choices); }
+void set_attention_choices(Queue& queue, const std::string& choices) {
+    queue.attention_engines().set_choices(choices);
+}
 
 void synchronize(Stream& stream) {
     StepSubmission::require_none("waiting for the GPU");
@@ -164,7 +181,8 @@ void synchronize(Stream& stream) {
 std::shared_ptr<void> create_event(const Device& device, bool timing) {
     CUDA_CHECK(cudaSetDevice(device.index));
     cudaEvent_t event = nullptr;
-    CUDA_CHECK(cudaEventCreateWithFlags(&event, timing ? cudaEventDefault : cudaEventDisableTiming));
+    CUDA_CHECK(
+        cudaEventCreateWithFlags(&event, timing ? cudaEventDefault : cudaEventDisableTiming));
     return {event, [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); }};
 }
 
@@ -184,7 +202,8 @@ void hold(void* event, Stream& stream) {
 double seconds_between(void* first, void* last) {
     wait(last);
     float milliseconds = 0;
-    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(first), static_cast<cudaEvent_t>(last)));
+    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(first),
+                                    static_cast<cudaEvent_t>(last)));
     return 1e-3 * milliseconds;
 }
 

@@ -41,7 +41,8 @@ struct Stream {
     enum class Priority : uint8_t { normal, high };  // of a GPU's streams, when several have work
 
     /// On CUDA opens a queue on the device, unless the stream is only to be planned with.
-    explicit Stream(Device device = {}, bool planning = false, Priority priority = Priority::normal);
+    explicit Stream(Device device = {}, bool planning = false,
+                    Priority priority = Priority::normal);
 
     /// The scratch memory, after a check that it is large enough.
     template <class T>
@@ -77,7 +78,7 @@ class Event {
   private:
     Device device_;
     std::chrono::steady_clock::time_point at_;  // on the CPU
-    std::shared_ptr<void> event_;  // a cudaEvent_t
+    std::shared_ptr<void> event_;               // a cudaEvent_t
 };
 
 /// While it lives this thread submits a step, in which it may neither wait for a GPU nor allocate: what tries to is an Error.

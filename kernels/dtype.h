@@ -6,9 +6,16 @@
 
 namespace train_gpt {
 
-enum class DType : uint8_t { fp32, bf16, int32, fp64 };  // fp64: for collectives; no kernel takes it
+enum class DType : uint8_t {
+    fp32,
+    bf16,
+    int32,
+    fp64
+};  // fp64: for collectives; no kernel takes it
 
-constexpr size_t size_of(DType dtype) { return dtype == DType::bf16 ? 2 : dtype == DType::fp64 ? 8 : 4; }
+constexpr size_t size_of(DType dtype) {
+    return dtype == DType::bf16 ? 2 : dtype == DType::fp64 ? 8 : 4;
+}
 constexpr const char* name_of(DType dtype) {
     switch (dtype) {
         case DType::fp32:

@@ -5,8 +5,8 @@
 #include <omp.h>
 
 #include "kernels/cuda_kernels.h"
-#include "kernels/profile.h"
 #include "kernels/lanes.h"
+#include "kernels/profile.h"
 
 namespace train_gpt {
 

@@ -55,7 +55,8 @@ template <class T, int width>
 __global__ void __launch_bounds__(threads) add_embeddings(ForwardArgs<T> args) {
     const int64_t row = (int64_t{blockIdx.x} * threads + threadIdx.x) / warp_size;
     if (row >= args.rows) return;
-    const int64_t position = args.first_position + row % args.T_ - (args.doc_start ? args.doc_start[row] : 0);
+    const int64_t position =
+        args.first_position + row % args.T_ - (args.doc_start ? args.doc_start[row] : 0);
     const T *token = args.wte + args.tokens[row] * args.C, *place = args.wpe + position * args.C;
     T* out = args.out + row * args.C;
 #pragma unroll 4
@@ -90,7 +91,8 @@ __global__ void __launch_bounds__(threads)
 }
 
 /// The rows sorted by position, where position t occurs once in each of B sequences.
-__global__ void __launch_bounds__(threads) list_positions(uint32_t* keys, int32_t* rows, int64_t n, int T) {
+__global__ void __launch_bounds__(threads)
+    list_positions(uint32_t* keys, int32_t* rows, int64_t n, int T) {
     const int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x, B = n / T;
     if (i >= n) return;
     keys[i] = static_cast<uint32_t>(i / B);
@@ -100,14 +102,16 @@ __global__ void __launch_bounds__(threads) list_positions(uint32_t* keys, int32_
 /// sink[key] += Σ rows of the run, for runs of up to 32 rows. The warp of position i of the sorted rows does that when
 /// a run begins there.
 template <class T, int width>
-__global__ void __launch_bounds__(threads) add_short_runs(float* sink, const T* dout, SortedRows sorted, int64_t C) {
+__global__ void __launch_bounds__(threads)
+    add_short_runs(float* sink, const T* dout, SortedRows sorted, int64_t C) {
     const int64_t first = (int64_t{blockIdx.x} * threads + threadIdx.x) / warp_size;
     if (first >= sorted.n) return;
     const uint32_t key = sorted.keys[first];
     if (first > 0 && sorted.keys[first - 1] == key) return;
     const int lane = static_cast<int>(threadIdx.x) % warp_size;
     const int64_t next = first + 1 + lane;
-    const unsigned following = __ballot_sync(0xffffffffu, next < sorted.n && sorted.keys[next] == key);
+    const unsigned following =
+        __ballot_sync(0xffffffffu, next < sorted.n && sorted.keys[next] == key);
     if (following == 0xffffffffu) return;  // a long run
     const int count = 1 + __popc(following);
     const int32_t lanes_row = lane < count ? sorted.rows[first + lane] : 0;
@@ -143,7 +147,9 @@ __device__ Run long_run_at(const SortedRows& sorted, int64_t position) {
     const uint32_t key = sorted.keys[position];
     if (position > 0 && sorted.keys[position - warp_size] == key) return {};
     const int lane = static_cast<int>(threadIdx.x) % warp_size;
-    const auto holds = [&](int64_t at) { return at >= 0 && at < sorted.n && sorted.keys[at] == key; };
+    const auto holds = [&](int64_t at) {
+        return at >= 0 && at < sorted.n && sorted.keys[at] == key;
+    };
     const unsigned before = __ballot_sync(0xffffffffu, holds(position - 1 - lane));
     Run run{.first = position - __popc(before), .end = position + 1, .key = key};
     // The end lies in (run.end − 1, beyond]: 32 lanes probe it at equal distances.
@@ -171,7 +177,8 @@ __global__ void __launch_bounds__(long_threads)
     if (thread % warp_size == 0) runs[warp] = own;
     __syncthreads();
 
-    const int64_t first_column = int64_t{blockIdx.y} * slice, c = first_column + thread % lanes * width;
+    const int64_t first_column = int64_t{blockIdx.y} * slice,
+                  c = first_column + thread % lanes * width;
     for (const Run& run : runs) {
         if (run.end == 0) continue;
         float sum[width] = {};
@@ -215,13 +222,15 @@ void add_runs(Stream& stream, float* sink, const T* dout, const SortedRows& sort
 struct Scratch {
     size_t list_bytes, sort_bytes = 0;  // of each of the four lists; of cub's
 
-    explicit Scratch(int64_t n) : list_bytes(ceil_div<size_t>(static_cast<size_t>(n) * sizeof(int32_t), 256) * 256) {
+    explicit Scratch(int64_t n)
+        : list_bytes(ceil_div<size_t>(static_cast<size_t>(n) * sizeof(int32_t), 256) * 256) {
         CUDA_CHECK(sort(nullptr, nullptr, nullptr, n, nullptr));
     }
     size_t bytes() const { return 4 * list_bytes + sort_bytes; }
     template <class T>
     T* list(void* scratch, int index) const {
-        return reinterpret_cast<T*>(static_cast<char*>(scratch) + static_cast<size_t>(index) * list_bytes);
+        return reinterpret_cast<T*>(static_cast<char*>(scratch) +
+                                    static_cast<size_t>(index) * list_bytes);
     }
     uint32_t* keys(void* scratch) const { return list<uint32_t>(scratch, 0); }
     int32_t* rows(void* scratch) const { return list<int32_t>(scratch, 1); }
@@ -229,11 +238,12 @@ struct Scratch {
     int32_t* sorted_rows(void* scratch) const { return list<int32_t>(scratch, 3); }
 
     /// Sorts (keys, rows) into the sorted lists; without scratch memory only finds sort_bytes.
-    cudaError_t sort(void* scratch, const uint32_t* keys, const int32_t* rows, int64_t n, cudaStream_t on) {
+    cudaError_t sort(void* scratch, const uint32_t* keys, const int32_t* rows, int64_t n,
+                     cudaStream_t on) {
         constexpr int key_bits = 31;  // keys are not negative as int32
-        return cub::DeviceRadixSort::SortPairs(scratch ? list<void>(scratch, 4) : nullptr, sort_bytes, keys,
-                                               sorted_keys(scratch), rows, sorted_rows(scratch), static_cast<int>(n), 0,
-                                               key_bits, on);
+        return cub::DeviceRadixSort::SortPairs(
+            scratch ? list<void>(scratch, 4) : nullptr, sort_bytes, keys, sorted_keys(scratch),
+            rows, sorted_rows(scratch), static_cast<int>(n), 0, key_bits, on);
     }
 };
 
@@ -251,8 +261,10 @@ void embedding_forward(Stream& stream, const EmbeddingForward& args) {
                                          .C = args.out.cols(),
                                          .T_ = static_cast<int>(args.out.shape[args.out.rank - 2]),
                                          .first_position = args.first_position};
-        const auto blocks = static_cast<unsigned>(ceil_div<int64_t>(kernel_args.rows, threads / warp_size));
-        const bool packed = kernel_args.C % Pack<T>::size == 0 && aligned(args.out.data, args.wte.data, args.wpe.data);
+        const auto blocks =
+            static_cast<unsigned>(ceil_div<int64_t>(kernel_args.rows, threads / warp_size));
+        const bool packed = kernel_args.C % Pack<T>::size == 0 &&
+                            aligned(args.out.data, args.wte.data, args.wpe.data);
         const auto kernel = packed ? add_embeddings<T, Pack<T>::size> : add_embeddings<T, 1>;
         kernel<<<blocks, threads, 0, stream_of(stream)>>>(kernel_args);
         CUDA_CHECK_LAUNCH();
@@ -273,34 +285,39 @@ void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
     const auto add_to = [&](const GradientSink& sink) {
         with_element_type(args.dout.dtype, [&](auto type) {
             using T = decltype(type);
-            add_runs<T>(stream, static_cast<float*>(sink.data), static_cast<const T*>(args.dout.data), sorted, C);
+            add_runs<T>(stream, static_cast<float*>(sink.data),
+                        static_cast<const T*>(args.dout.data), sorted, C);
         });
     };
 
     if (args.dwte) {
-        number_rows<<<blocks, threads, 0, stream_of(stream)>>>(nullptr, scratch.rows(memory), nullptr, n, T_);
+        number_rows<<<blocks, threads, 0, stream_of(stream)>>>(nullptr, scratch.rows(memory),
+                                                               nullptr, n, T_);
         CUDA_CHECK_LAUNCH();
         sort(reinterpret_cast<const uint32_t*>(args.tokens));
         add_to(args.dwte);
     }
     if (args.dwpe) {
         if (!args.dwpe.accumulate)
-            CUDA_CHECK(cudaMemsetAsync(args.dwpe.data, 0, static_cast<size_t>(args.n_ctx * C) * sizeof(float),
+            CUDA_CHECK(cudaMemsetAsync(args.dwpe.data, 0,
+                                       static_cast<size_t>(args.n_ctx * C) * sizeof(float),
                                        stream_of(stream)));
         if (args.doc_start) {
-            number_rows<<<blocks, threads, 0, stream_of(stream)>>>(scratch.keys(memory), scratch.rows(memory),
-                                                                   args.doc_start, n, T_);
+            number_rows<<<blocks, threads, 0, stream_of(stream)>>>(
+                scratch.keys(memory), scratch.rows(memory), args.doc_start, n, T_);
             CUDA_CHECK_LAUNCH();
             sort(scratch.keys(memory));
         } else {
-            list_positions<<<blocks, threads, 0, stream_of(stream)>>>(scratch.sorted_keys(memory),
-                                                                      scratch.sorted_rows(memory), n, T_);
+            list_positions<<<blocks, threads, 0, stream_of(stream)>>>(
+                scratch.sorted_keys(memory), scratch.sorted_rows(memory), n, T_);
             CUDA_CHECK_LAUNCH();
         }
         add_to(args.dwpe);
     }
 }
 
-size_t embedding_scratch_bytes(int64_t rows, [[maybe_unused]] int64_t vocab_rows) { return Scratch(rows).bytes(); }
+size_t embedding_scratch_bytes(int64_t rows, [[maybe_unused]] int64_t vocab_rows) {
+    return Scratch(rows).bytes();
+}
 
 }  // namespace train_gpt::cuda

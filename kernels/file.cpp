@@ -151,7 +151,8 @@ std::vector<fs::path> glob_files(const std::string& pattern) {
 
 std::string hash_text(std::string_view bytes) {
     char hex[17];
-    std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(XXH3_64bits(bytes.data(), bytes.size())));
+    std::snprintf(hex, sizeof hex, "%016llx",
+                  static_cast<unsigned long long>(XXH3_64bits(bytes.data(), bytes.size())));
     return hex;
 }
 

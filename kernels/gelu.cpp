@@ -1,9 +1,9 @@
 #include "kernels/gelu.h"
 
 #include "kernels/cuda_kernels.h"
-#include "kernels/profile.h"
 #include "kernels/gelu_math.h"
 #include "kernels/lanes.h"
+#include "kernels/profile.h"
 
 namespace train_gpt {
 

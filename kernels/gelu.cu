@@ -12,7 +12,8 @@ constexpr int threads = 256, packs_per_thread = 4;
 /// out[i] = gelu(x[i]) for i < n; out may be x. The first `packs` packs are moved by 16-byte accesses, which need
 /// aligned tensors; the elements behind them one by one.
 template <class T>
-__global__ void __launch_bounds__(threads) gelu_elements(T* out, const T* x, int64_t packs, int64_t n) {
+__global__ void __launch_bounds__(threads)
+    gelu_elements(T* out, const T* x, int64_t packs, int64_t n) {
     const int64_t first = int64_t{blockIdx.x} * (threads * packs_per_thread) + threadIdx.x;
     Pack<T> values[packs_per_thread];
 #pragma unroll
@@ -42,7 +43,8 @@ void gelu_forward(Stream& stream, Tensor out, Tensor x) {
     with_element_type(x.dtype, [&](auto type) {
         using T = decltype(type);
         const int64_t n = x.numel();
-        const auto addresses = reinterpret_cast<uintptr_t>(out.data) | reinterpret_cast<uintptr_t>(x.data);
+        const auto addresses =
+            reinterpret_cast<uintptr_t>(out.data) | reinterpret_cast<uintptr_t>(x.data);
         const int64_t packs = addresses % sizeof(Pack<T>) == 0 ? n / Pack<T>::size : 0;
         const int64_t blocks = ceil_div<int64_t>(n, threads * packs_per_thread * Pack<T>::size);
         gelu_elements<<<static_cast<unsigned>(blocks), threads, 0, stream_of(stream)>>>(

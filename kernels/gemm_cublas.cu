@@ -13,22 +13,29 @@ constexpr int most_candidates = 8;
 constexpr int timed_runs = 5;
 
 void require(cublasStatus_t status, const char* what) {
-    if (status != CUBLAS_STATUS_SUCCESS) throw Error("cuBLASLt, ", what, ": ", cublasLtGetStatusString(status));
+    if (status != CUBLAS_STATUS_SUCCESS)
+        throw Error("cuBLASLt, ", what, ": ", cublasLtGetStatusString(status));
 }
 
 template <class Value>
-void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, const Value& value) {
-    require(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value), "describing a product");
+void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
+         const Value& value) {
+    require(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value),
+            "describing a product");
 }
 
 template <class Value>
-void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, const Value& value) {
-    require(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value), "asking for algorithms");
+void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
+         const Value& value) {
+    require(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
+            "asking for algorithms");
 }
 
 cudaDataType_t cuda_type(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
 
-cublasComputeType_t compute_type(bool tf32) { return tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F; }
+cublasComputeType_t compute_type(bool tf32) {
+    return tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+}
 
 /// cuBLASLt stores columns, so that it sees the transpose of each matrix here and is asked for dᵀ = bᵀ∘aᵀ: its A is b.
 cublasLtEpilogue_t cublas_epilogue(Epilogue epilogue) {
@@ -49,9 +56,12 @@ cublasLtEpilogue_t cublas_epilogue(Epilogue epilogue) {
     return CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-bool reads_bias(Epilogue epilogue) { return epilogue == Epilogue::bias || epilogue == Epilogue::bias_gelu; }
+bool reads_bias(Epilogue epilogue) {
+    return epilogue == Epilogue::bias || epilogue == Epilogue::bias_gelu;
+}
 bool has_aux(Epilogue epilogue) {
-    return epilogue == Epilogue::gelu || epilogue == Epilogue::bias_gelu || epilogue == Epilogue::dgelu;
+    return epilogue == Epilogue::gelu || epilogue == Epilogue::bias_gelu ||
+           epilogue == Epilogue::dgelu;
 }
 
 int alignment_of(const void* address) {
@@ -64,15 +74,16 @@ constexpr uint32_t allowed_reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; 
 
 bool reduction_is_allowed(const cublasLtMatmulAlgo_t& algorithm) {
     uint32_t scheme = 0;
-    require(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
-                                                 sizeof scheme, nullptr),
+    require(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+                                                 &scheme, sizeof scheme, nullptr),
             "reading an algorithm");
     return (scheme & ~allowed_reductions) == 0;
 }
 
-bool is_usable(const cublasLtMatmulAlgo_t& algorithm, const cublasLtMatmulHeuristicResult_t& checked) {
-    return checked.state == CUBLAS_STATUS_SUCCESS && checked.workspaceSize <= gemm_workspace_bytes &&
-           reduction_is_allowed(algorithm);
+bool is_usable(const cublasLtMatmulAlgo_t& algorithm,
+               const cublasLtMatmulHeuristicResult_t& checked) {
+    return checked.state == CUBLAS_STATUS_SUCCESS &&
+           checked.workspaceSize <= gemm_workspace_bytes && reduction_is_allowed(algorithm);
 }
 
 /// A moment of the device's time.
@@ -98,7 +109,8 @@ class TimePoint {
 
 // The words of a line of choices.
 constexpr const char* op_names[] = {"nt", "nn", "tn"};
-constexpr const char* epilogue_names[] = {"none", "bias", "gelu", "bias_gelu", "dgelu", "column_sums"};
+constexpr const char* epilogue_names[] = {"none",      "bias",  "gelu",
+                                          "bias_gelu", "dgelu", "column_sums"};
 constexpr const char* dtype_names[] = {"fp32", "bf16"};
 constexpr const char* residual_names[] = {"-", "residual"};
 constexpr const char* tf32_names[] = {"-", "tf32"};
@@ -126,22 +138,26 @@ GemmPlans::Problem GemmPlans::problem_of(const Gemm& args, bool tf32) {
             .m = args.m,
             .n = args.n,
             .k = args.k,
-            .alignment = {alignment_of(args.a), alignment_of(args.b), alignment_of(args.residual), alignment_of(args.d),
-                          alignment_of(args.vector)}};
+            .alignment = {alignment_of(args.a), alignment_of(args.b), alignment_of(args.residual),
+                          alignment_of(args.d), alignment_of(args.vector)}};
 }
 
 /// Fills in everything but the algorithm and the addresses.
 void GemmPlans::describe(Plan& plan, const Problem& p) {
     const bool a_transposed = p.op == GemmOp::tn, b_transposed = p.op == GemmOp::nt;
-    require(cublasLtMatmulDescInit(&plan.operation, compute_type(p.tf32), CUDA_R_32F), "describing a product");
+    require(cublasLtMatmulDescInit(&plan.operation, compute_type(p.tf32), CUDA_R_32F),
+            "describing a product");
     set(&plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(&plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(&plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, cublas_epilogue(p.epilogue));
-    if (reads_bias(p.epilogue)) set(&plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(p.out));
-    if (p.epilogue == Epilogue::column_sums) set(&plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
+    if (reads_bias(p.epilogue))
+        set(&plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(p.out));
+    if (p.epilogue == Epilogue::column_sums)
+        set(&plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
     if (has_aux(p.epilogue)) set(&plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.n);
 
-    const auto layout = [](cublasLtMatrixLayoutOpaque_t& matrix, DType dtype, int64_t rows, int64_t cols) {
+    const auto layout = [](cublasLtMatrixLayoutOpaque_t& matrix, DType dtype, int64_t rows,
+                           int64_t cols) {
         require(cublasLtMatrixLayoutInit(&matrix, cuda_type(dtype), static_cast<uint64_t>(cols),
                                          static_cast<uint64_t>(rows), cols),
                 "describing a matrix");
@@ -160,34 +176,39 @@ static void set_addresses(cublasLtMatmulDesc_t operation, const Gemm& args) {
 cublasStatus_t GemmPlans::launch(Stream& stream, const Gemm& args, Plan& plan) {
     const float one = 1, beta = args.accumulate || args.residual ? 1 : 0;
     const void* addend = args.residual ? args.residual : args.d;
-    return cublasLtMatmul(stream.queue->cublas(), &plan.operation, &one, args.b, &plan.b, args.a, &plan.a, &beta,
-                          addend, &plan.d, args.d, &plan.d, &plan.algorithm.bits,
-                          stream.scratch_for<void>(plan.algorithm.workspace_bytes), plan.algorithm.workspace_bytes,
-                          stream_of(stream));
+    return cublasLtMatmul(stream.queue->cublas(), &plan.operation, &one, args.b, &plan.b, args.a,
+                          &plan.a, &beta, addend, &plan.d, args.d, &plan.d, &plan.algorithm.bits,
+                          stream.scratch_for<void>(plan.algorithm.workspace_bytes),
+                          plan.algorithm.workspace_bytes, stream_of(stream));
 }
 
-std::vector<GemmPlans::Algorithm> GemmPlans::candidates(Stream& stream, Plan& plan, const Problem& p) {
+std::vector<GemmPlans::Algorithm> GemmPlans::candidates(Stream& stream, Plan& plan,
+                                                        const Problem& p) {
     cublasLtMatmulPreferenceOpaque_t preference{};
     require(cublasLtMatmulPreferenceInit(&preference), "asking for algorithms");
-    const auto alignment = [&](int which) { return static_cast<uint32_t>(p.alignment[static_cast<size_t>(which)]); };
+    const auto alignment = [&](int which) {
+        return static_cast<uint32_t>(p.alignment[static_cast<size_t>(which)]);
+    };
     set(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{gemm_workspace_bytes});
     set(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, allowed_reductions);
     set(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(1));
     set(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(0));
-    set(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.residual ? alignment(2) : alignment(3));
+    set(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+        p.residual ? alignment(2) : alignment(3));
     set(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(3));
 
     cublasLtMatmulHeuristicResult_t found[most_candidates] = {};
     int count = 0;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(stream.queue->cublas(), &plan.operation, &plan.b, &plan.a, &plan.d, &plan.d,
-                                       &preference, most_candidates, found, &count);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        stream.queue->cublas(), &plan.operation, &plan.b, &plan.a, &plan.d, &plan.d, &preference,
+        most_candidates, found, &count);
     // An epilogue that is not there for these shapes is reported as either.
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
     require(status, "asking for algorithms");
     std::vector<Algorithm> usable;
     for (int i = 0; i < count; ++i)
-        if (is_usable(found[i].algo, found[i])) usable.push_back({found[i].algo, found[i].workspaceSize});
+        if (is_usable(found[i].algo, found[i]))
+            usable.push_back({found[i].algo, found[i].workspaceSize});
     return usable;
 }
 
@@ -202,7 +223,8 @@ GemmPlans::Algorithm GemmPlans::fastest(Stream& stream, const Gemm& args, Plan p
         if (launch(stream, args, plan) != CUBLAS_STATUS_SUCCESS)
             continue;  // cuBLASLt does not promise that its guess runs
         start.record(stream_of(stream));
-        for (int run = 0; run < timed_runs; ++run) require(launch(stream, args, plan), "timing a product");
+        for (int run = 0; run < timed_runs; ++run)
+            require(launch(stream, args, plan), "timing a product");
         end.record(stream_of(stream));
         const float time = end.milliseconds_since(start);
         if (time < least) {
@@ -218,14 +240,16 @@ bool GemmPlans::take_kept(Stream& stream, Plan& plan, const Problem& problem) co
     if (kept == kept_.end() || kept->second.version != cublasLtGetVersion()) return false;
     const cublasLtMatmulAlgo_t& bits = kept->second.bits;
     cublasLtMatmulHeuristicResult_t checked{};
-    const cublasStatus_t status = cublasLtMatmulAlgoCheck(stream.queue->cublas(), &plan.operation, &plan.b, &plan.a,
-                                                          &plan.d, &plan.d, &bits, &checked);
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(stream.queue->cublas(), &plan.operation, &plan.b, &plan.a, &plan.d,
+                                &plan.d, &bits, &checked);
     if (status != CUBLAS_STATUS_SUCCESS || !is_usable(bits, checked)) return false;
     plan.algorithm = {bits, checked.workspaceSize};
     return true;
 }
 
-GemmPlans::Plan GemmPlans::make_plan(Stream& stream, const Gemm& args, const Problem& problem) const {
+GemmPlans::Plan GemmPlans::make_plan(Stream& stream, const Gemm& args,
+                                     const Problem& problem) const {
     Plan plan;
     describe(plan, problem);
     set_addresses(&plan.operation, args);
@@ -248,14 +272,16 @@ bool GemmPlans::run(Stream& stream, const Gemm& args) {
 
     const Problem problem = problem_of(args, settings.tf32);
     auto found = plans_.find(problem);
-    if (found == plans_.end()) found = plans_.emplace(problem, make_plan(stream, args, problem)).first;
+    if (found == plans_.end())
+        found = plans_.emplace(problem, make_plan(stream, args, problem)).first;
     Plan& plan = found->second;
     if (plan.supported) {
         set_addresses(&plan.operation, args);
         require(launch(stream, args, plan), "multiplying matrices");
     } else if (args.epilogue == Epilogue::none) {
-        throw Error("cuBLASLt ", cublasLtGetVersion(), " has no algorithm for a matrix product of ", args.m, "×",
-                    args.k, " by ", args.k, "×", args.n, " (", name_of(args.in), " to ", name_of(args.out), ")");
+        throw Error("cuBLASLt ", cublasLtGetVersion(), " has no algorithm for a matrix product of ",
+                    args.m, "×", args.k, " by ", args.k, "×", args.n, " (", name_of(args.in),
+                    " to ", name_of(args.out), ")");
     }
     return plan.supported;
 }
@@ -263,8 +289,9 @@ bool GemmPlans::run(Stream& stream, const Gemm& args) {
 void GemmPlans::write(std::string& text, const Problem& p, const Kept& kept) {
     std::ostringstream line;
     line << op_names[static_cast<int>(p.op)] << ' ' << dtype_names[static_cast<int>(p.in)] << ' '
-         << dtype_names[static_cast<int>(p.out)] << ' ' << epilogue_names[static_cast<int>(p.epilogue)] << ' '
-         << residual_names[p.residual] << ' ' << tf32_names[p.tf32] << ' ' << p.m << ' ' << p.n << ' ' << p.k;
+         << dtype_names[static_cast<int>(p.out)] << ' '
+         << epilogue_names[static_cast<int>(p.epilogue)] << ' ' << residual_names[p.residual] << ' '
+         << tf32_names[p.tf32] << ' ' << p.m << ' ' << p.n << ' ' << p.k;
     for (int alignment : p.alignment) line << ' ' << alignment;
     line << ' ' << kept.version << std::hex;
     for (uint64_t word : kept.bits.data) line << ' ' << word;
@@ -309,8 +336,12 @@ void GemmPlans::set_choices(const std::string& text) {
 
 bool gemm(Stream& stream, const Gemm& args) { return stream.queue->gemm_plans().run(stream, args); }
 
-void set_gemm_settings(Queue& queue, const GemmSettings& settings) { queue.gemm_plans().settings = settings; }
+void set_gemm_settings(Queue& queue, const GemmSettings& settings) {
+    queue.gemm_plans().settings = settings;
+}
 std::string gemm_choices(const Queue& queue) { return queue.gemm_plans().choices(); }
-void set_gemm_choices(Queue& queue, const std::string& choices) { queue.gemm_plans().set_choices(choices); }
+void set_gemm_choices(Queue& queue, const std::string& choices) {
+    queue.gemm_plans().set_choices(choices);
+}
 
 }  // namespace train_gpt::cuda

@@ -67,7 +67,8 @@ class GemmPlans {
         DType in, out;
         bool residual, tf32;
         int64_t m, n, k;
-        std::array<int, 5> alignment;  // of a, b, residual, d and vector, in bytes, up to 16: more helps no algorithm
+        std::array<int, 5>
+            alignment;  // of a, b, residual, d and vector, in bytes, up to 16: more helps no algorithm
 
         auto operator<=>(const Problem&) const = default;
     };
@@ -94,7 +95,8 @@ class GemmPlans {
     Plan make_plan(Stream& stream, const Gemm& args, const Problem& problem) const;
     bool take_kept(Stream& stream, Plan& plan, const Problem& problem) const;
     static std::vector<Algorithm> candidates(Stream& stream, Plan& plan, const Problem& problem);
-    static Algorithm fastest(Stream& stream, const Gemm& args, Plan plan, const std::vector<Algorithm>& candidates);
+    static Algorithm fastest(Stream& stream, const Gemm& args, Plan plan,
+                             const std::vector<Algorithm>& candidates);
 
     std::map<Problem, Plan> plans_;
     std::map<Problem, Kept> kept_;

@@ -5,10 +5,10 @@
 #include <limits>
 
 #include "kernels/cuda_kernels.h"
-#include "kernels/profile.h"
 #include "kernels/exp_math.h"
 #include "kernels/lanes.h"
 #include "kernels/linear.h"
+#include "kernels/profile.h"
 
 namespace train_gpt {
 
@@ -107,7 +107,8 @@ void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_
 
 void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets,
                    int64_t first_column, int64_t columns) {
-    TRAIN_GPT_ON_CUDA(stream.device, softmax_stats(stream, stats, logits, targets, first_column, columns));
+    TRAIN_GPT_ON_CUDA(stream.device,
+                      softmax_stats(stream, stats, logits, targets, first_column, columns));
     const int64_t rows = logits.rows(), Vp = logits.cols();
     with_float_type(logits.dtype, [&](auto type) {
         using T = decltype(type);
@@ -125,7 +126,8 @@ void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* t
 
 void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets,
                       int64_t first_column, int64_t columns) {
-    TRAIN_GPT_ON_CUDA(stream.device, softmax_backward(stream, logits, stats, targets, first_column, columns));
+    TRAIN_GPT_ON_CUDA(stream.device,
+                      softmax_backward(stream, logits, stats, targets, first_column, columns));
     const int64_t rows = logits.rows(), Vp = logits.cols();
     with_float_type(logits.dtype, [&](auto type) {
         using T = decltype(type);
@@ -142,7 +144,8 @@ void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t
     });
 }
 
-void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n, bool accumulate) {
+void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,
+                     bool accumulate) {
     TRAIN_GPT_ON_CUDA(stream.device, accumulate_loss(stream, total, losses, n, accumulate));
     // A few thousand additions: one thread does them sooner than a team would start.
     double sum = 0;

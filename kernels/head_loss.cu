@@ -60,11 +60,14 @@ struct Row {
           packs((columns_ + size - 1) / size),
           aligned(reinterpret_cast<uintptr_t>(data) % 16 == 0) {}
 
-    __device__ __forceinline__ bool is_whole(int pack) const { return aligned && (pack + 1) * size <= columns; }
+    __device__ __forceinline__ bool is_whole(int pack) const {
+        return aligned && (pack + 1) * size <= columns;
+    }
 
     /// What is no column of the row counts as −∞.
     __device__ __forceinline__ Pack<T> load(int pack) const {
-        return pack < packs && is_whole(pack) ? Pack<T>::load(data + pack * size) : load_elements(pack);
+        return pack < packs && is_whole(pack) ? Pack<T>::load(data + pack * size)
+                                              : load_elements(pack);
     }
     __device__ Pack<T> load_elements(int pack) const {
         Pack<T> result;
@@ -89,7 +92,8 @@ struct Row {
     }
     /// The padding behind the last pack.
     __device__ void clear_padding() const {
-        for (int column = packs * size + static_cast<int>(threadIdx.x); column < padded; column += row_threads)
+        for (int column = packs * size + static_cast<int>(threadIdx.x); column < padded;
+             column += row_threads)
             data[column] = from_float<T>(0.0f);
     }
     __device__ void clear() const {
@@ -120,15 +124,17 @@ template <class T>
 __device__ __forceinline__ Pack<T> softmax_of(const Pack<T>& logits, float max, float scale) {
     Pack<T> result;
 #pragma unroll
-    for (int e = 0; e < Pack<T>::size; ++e) result[e] = from_float<T>(exp_below(to_float(logits[e]) - max) * scale);
+    for (int e = 0; e < Pack<T>::size; ++e)
+        result[e] = from_float<T>(exp_below(to_float(logits[e]) - max) * scale);
     return result;
 }
 
 /// Writes dz of a row: softmax, and behind it by the same thread the target's column, where it is one of the row's.
 /// pack_at(i) is pack i of the logits.
 template <class T, class PackAt>
-__device__ __forceinline__ void write_gradient(const Row<T>& row, float max, float sum, int64_t target,
-                                               float target_logit, PackAt&& pack_at) {
+__device__ __forceinline__ void write_gradient(const Row<T>& row, float max, float sum,
+                                               int64_t target, float target_logit,
+                                               PackAt&& pack_at) {
     const float scale = 1.0f / sum;
     for (int pack = threadIdx.x; pack < row.packs; pack += row_threads)
         row.store(pack, softmax_of(pack_at(pack), max, scale));
@@ -141,7 +147,8 @@ __device__ __forceinline__ void write_gradient(const Row<T>& row, float max, flo
 /// in `shared_packs` until its maximum and its sum are known; each thread works on packs that it has copied itself.
 template <class T>
 __global__ void __launch_bounds__(row_threads, 2)
-    loss_in_shared_memory(T* logits, int Vp, int V, const int32_t* targets, float* losses, bool backward) {
+    loss_in_shared_memory(T* logits, int Vp, int V, const int32_t* targets, float* losses,
+                          bool backward) {
     extern __shared__ uint4 shared_packs[];
     __shared__ float maxima[row_warps], sums[row_warps];
     const Row<T> row(logits, V, Vp);
@@ -164,13 +171,15 @@ __global__ void __launch_bounds__(row_threads, 2)
 
     const auto pack_at = [&](int pack) { return Pack<T>::load(z + pack * Row<T>::size); };
     float max = -infinity;
-    for (int pack = threadIdx.x; pack < row.packs; pack += row_threads) max = max_of(pack_at(pack), max);
+    for (int pack = threadIdx.x; pack < row.packs; pack += row_threads)
+        max = max_of(pack_at(pack), max);
     max = block_max(max, maxima);
     const bool here = target >= 0 && target < V;
     const float target_logit = here ? to_float(z[target]) : -infinity;
 
     float sum = 0;
-    for (int pack = threadIdx.x; pack < row.packs; pack += row_threads) sum = sum_of(pack_at(pack), max, sum);
+    for (int pack = threadIdx.x; pack < row.packs; pack += row_threads)
+        sum = sum_of(pack_at(pack), max, sum);
     sum = block_sum(sum, sums);
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + (max - target_logit);
     if (backward) write_gradient(row, max, sum, target, target_logit, pack_at);
@@ -181,8 +190,8 @@ __global__ void __launch_bounds__(row_threads, 2)
 /// when that grows.
 template <class T>
 __global__ void __launch_bounds__(row_threads)
-    row_statistics(float* stats, float* losses, T* logits, int Vp, int columns, const int32_t* targets,
-                   int64_t first_column) {
+    row_statistics(float* stats, float* losses, T* logits, int Vp, int columns,
+                   const int32_t* targets, int64_t first_column) {
     constexpr int packs_at_once = 4;  // 32 KiB in flight for each block
     __shared__ float maxima[row_warps], sums[row_warps];
     const Row<T> row(logits, columns, Vp);
@@ -211,13 +220,16 @@ __global__ void __launch_bounds__(row_threads)
     out[0] = row_max;
     out[1] = row_sum;
     out[2] = target_logit;
-    if (losses) losses[blockIdx.x] = target == ignored_target ? 0.0f : logf(row_sum) + (row_max - target_logit);
+    if (losses)
+        losses[blockIdx.x] =
+            target == ignored_target ? 0.0f : logf(row_sum) + (row_max - target_logit);
 }
 
 /// dz in place of logits [rows, Vp], from row statistics over the whole vocabulary.
 template <class T>
 __global__ void __launch_bounds__(row_threads)
-    row_gradient(T* logits, const float* stats, int Vp, int columns, const int32_t* targets, int64_t first_column) {
+    row_gradient(T* logits, const float* stats, int Vp, int columns, const int32_t* targets,
+                 int64_t first_column) {
     const Row<T> row(logits, columns, Vp);
     const int32_t target = targets[blockIdx.x];
     if (target == ignored_target) {
@@ -232,7 +244,8 @@ __global__ void __launch_bounds__(row_threads)
 /// out [R, V] = logits [R, Vp] without the padding, in fp32. Blocks of (row, tile of columns).
 constexpr int cast_threads = 256, cast_columns = 4 * cast_threads;
 template <class T>
-__global__ void __launch_bounds__(cast_threads) cast_rows(float* out, const T* logits, int64_t V, int64_t Vp) {
+__global__ void __launch_bounds__(cast_threads)
+    cast_rows(float* out, const T* logits, int64_t V, int64_t Vp) {
     const int64_t row = blockIdx.x, tile = int64_t{blockIdx.y} * cast_columns;
 #pragma unroll
     for (int i = 0; i < cast_columns; i += cast_threads) {
@@ -259,24 +272,24 @@ unsigned blocks_for(const Tensor& logits) {
     return static_cast<unsigned>(logits.rows());
 }
 
-void launch_statistics(Stream& stream, float* stats, float* losses, Tensor logits, const int32_t* targets,
-                       int64_t first_column, int64_t columns) {
+void launch_statistics(Stream& stream, float* stats, float* losses, Tensor logits,
+                       const int32_t* targets, int64_t first_column, int64_t columns) {
     with_element_type(logits.dtype, [&](auto type) {
         using T = decltype(type);
         row_statistics<T><<<blocks_for(logits), row_threads, 0, stream_of(stream)>>>(
-            stats, losses, static_cast<T*>(logits.data), static_cast<int>(logits.cols()), static_cast<int>(columns),
-            targets, first_column);
+            stats, losses, static_cast<T*>(logits.data), static_cast<int>(logits.cols()),
+            static_cast<int>(columns), targets, first_column);
         CUDA_CHECK_LAUNCH();
     });
 }
 
-void launch_gradient(Stream& stream, Tensor logits, const float* stats, const int32_t* targets, int64_t first_column,
-                     int64_t columns) {
+void launch_gradient(Stream& stream, Tensor logits, const float* stats, const int32_t* targets,
+                     int64_t first_column, int64_t columns) {
     with_element_type(logits.dtype, [&](auto type) {
         using T = decltype(type);
         row_gradient<T><<<blocks_for(logits), row_threads, 0, stream_of(stream)>>>(
-            static_cast<T*>(logits.data), stats, static_cast<int>(logits.cols()), static_cast<int>(columns), targets,
-            first_column);
+            static_cast<T*>(logits.data), stats, static_cast<int>(logits.cols()),
+            static_cast<int>(columns), targets, first_column);
         CUDA_CHECK_LAUNCH();
     });
 }
@@ -294,7 +307,8 @@ size_t stats_bytes(int64_t rows) { return static_cast<size_t>(3 * rows) * sizeof
 
 /// Losses of one chunk of rows and, if wanted, dz in place of the logits. Which way is taken depends on the vocabulary
 /// and the GPU alone, so that an evaluation gives the bits of a training step.
-void chunk_loss(Stream& stream, Tensor logits, int64_t V, const int32_t* targets, float* losses, bool backward) {
+void chunk_loss(Stream& stream, Tensor logits, int64_t V, const int32_t* targets, float* losses,
+                bool backward) {
     if (!row_fits(stream, V, logits.dtype)) {
         auto* stats = stream.scratch_for<float>(stats_bytes(logits.rows()));
         launch_statistics(stream, stats, losses, logits, targets, 0, V);
@@ -304,13 +318,15 @@ void chunk_loss(Stream& stream, Tensor logits, int64_t V, const int32_t* targets
     with_element_type(logits.dtype, [&](auto type) {
         using T = decltype(type);
         const size_t shared = shared_row_bytes(V, logits.dtype);
-        CUDA_CHECK(cudaFuncSetAttribute(loss_in_shared_memory<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+        CUDA_CHECK(cudaFuncSetAttribute(loss_in_shared_memory<T>,
+                                        cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shared)));
-        CUDA_CHECK(cudaFuncSetAttribute(loss_in_shared_memory<T>, cudaFuncAttributePreferredSharedMemoryCarveout,
+        CUDA_CHECK(cudaFuncSetAttribute(loss_in_shared_memory<T>,
+                                        cudaFuncAttributePreferredSharedMemoryCarveout,
                                         cudaSharedmemCarveoutMaxShared));
         loss_in_shared_memory<T><<<blocks_for(logits), row_threads, shared, stream_of(stream)>>>(
-            static_cast<T*>(logits.data), static_cast<int>(logits.cols()), static_cast<int>(V), targets, losses,
-            backward);
+            static_cast<T*>(logits.data), static_cast<int>(logits.cols()), static_cast<int>(V),
+            targets, losses, backward);
         CUDA_CHECK_LAUNCH();
     });
 }
@@ -324,9 +340,11 @@ void head_loss(Stream& stream, const HeadLoss& args) {
         const int64_t rows = std::min(chunk, R - first);
         const Tensor x = args.x.row_range(first, rows), logits = args.logits.row_range(0, rows);
         cuda::linear_forward(stream, {.out = logits, .x = x, .w = args.w});
-        chunk_loss(stream, logits, args.V, args.targets + first, args.losses + first, static_cast<bool>(args.dx));
+        chunk_loss(stream, logits, args.V, args.targets + first, args.losses + first,
+                   static_cast<bool>(args.dx));
         if (!args.dx) continue;
-        cuda::linear_backward_input(stream, {.dx = args.dx.row_range(first, rows), .dy = logits, .w = args.w});
+        cuda::linear_backward_input(
+            stream, {.dx = args.dx.row_range(first, rows), .dy = logits, .w = args.w});
         if (!dw) continue;
         cuda::linear_backward_weight(stream, {.dw = dw, .x = x, .dy = logits});
         dw.accumulate = true;
@@ -339,24 +357,26 @@ void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_
     cuda::linear_forward(stream, {.out = logits, .x = x, .w = w});
     with_element_type(logits.dtype, [&](auto type) {
         using T = decltype(type);
-        const dim3 blocks(static_cast<unsigned>(R), static_cast<unsigned>(ceil_div<int64_t>(V, cast_columns)));
-        cast_rows<T><<<blocks, cast_threads, 0, stream_of(stream)>>>(static_cast<float*>(out.data),
-                                                                     static_cast<const T*>(logits.data), V, Vp);
+        const dim3 blocks(static_cast<unsigned>(R),
+                          static_cast<unsigned>(ceil_div<int64_t>(V, cast_columns)));
+        cast_rows<T><<<blocks, cast_threads, 0, stream_of(stream)>>>(
+            static_cast<float*>(out.data), static_cast<const T*>(logits.data), V, Vp);
         CUDA_CHECK_LAUNCH();
     });
 }
 
-void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets, int64_t first_column,
-                   int64_t columns) {
+void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets,
+                   int64_t first_column, int64_t columns) {
     launch_statistics(stream, stats.as<float>(), nullptr, logits, targets, first_column, columns);
 }
 
-void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets, int64_t first_column,
-                      int64_t columns) {
+void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets,
+                      int64_t first_column, int64_t columns) {
     launch_gradient(stream, logits, stats.as<float>(), targets, first_column, columns);
 }
 
-void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n, bool accumulate) {
+void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,
+                     bool accumulate) {
     sum_losses<<<1, sum_threads, 0, stream_of(stream)>>>(total, losses, n, accumulate);
     CUDA_CHECK_LAUNCH();
 }

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "kernels/cuda_kernels.h"
-#include "kernels/profile.h"
 #include "kernels/lanes.h"
+#include "kernels/profile.h"
 
 namespace train_gpt {
 

@@ -26,7 +26,8 @@ struct ShortRows {
     static constexpr int max_columns = elements * max_threads;
 };
 struct LongRows {
-    static constexpr int elements = 16, stages = 2, max_threads = 512, blocks_per_multiprocessor = 1;
+    static constexpr int elements = 16, stages = 2, max_threads = 512,
+                         blocks_per_multiprocessor = 1;
     static constexpr int max_columns = elements * max_threads;
 };
 
@@ -63,12 +64,14 @@ struct ForwardArgs {
 
 /// One row per warp (one_warp) or per block: C <= threads · packs · pack size. Reads x once, writes out and stats.
 template <class T, int packs, bool one_warp>
-__global__ void __launch_bounds__(one_warp ? rows_per_block * warp_size : max_block_threads)
+__global__ void __launch_bounds__(one_warp ? rows_per_block* warp_size : max_block_threads)
     forward_rows(ForwardArgs<T> args) {
     __shared__ float shared[2][max_block_threads / warp_size];
     constexpr int size = Pack<T>::size;
-    const int lanes = one_warp ? warp_size : static_cast<int>(blockDim.x), lane = static_cast<int>(threadIdx.x) % lanes;
-    const int64_t row = one_warp ? int64_t{blockIdx.x} * rows_per_block + threadIdx.x / warp_size : blockIdx.x;
+    const int lanes = one_warp ? warp_size : static_cast<int>(blockDim.x),
+              lane = static_cast<int>(threadIdx.x) % lanes;
+    const int64_t row =
+        one_warp ? int64_t{blockIdx.x} * rows_per_block + threadIdx.x / warp_size : blockIdx.x;
     if (row >= args.M) return;
     const auto column = [&](int pack) { return (pack * lanes + lane) * size; };
     const auto row_sum = [&](float value, float* partials) {
@@ -98,7 +101,8 @@ __global__ void __launch_bounds__(one_warp ? rows_per_block * warp_size : max_bl
             squares += x[k][i] * x[k][i];
         }
     }
-    const float rstd = rsqrtf(row_sum(squares, shared[1]) / static_cast<float>(args.C) + args.epsilon);
+    const float rstd =
+        rsqrtf(row_sum(squares, shared[1]) / static_cast<float>(args.C) + args.epsilon);
     if (lane == 0) args.store_stats(row, mean, rstd);
 
 #pragma unroll
@@ -126,11 +130,12 @@ __global__ void __launch_bounds__(any_threads) forward_any(ForwardArgs<T> args) 
         const float centred = to_float(x[c]) - mean;
         squares += centred * centred;
     }
-    const float rstd = rsqrtf(block_sum(squares, shared[1]) / static_cast<float>(args.C) + args.epsilon);
+    const float rstd =
+        rsqrtf(block_sum(squares, shared[1]) / static_cast<float>(args.C) + args.epsilon);
     if (threadIdx.x == 0) args.store_stats(row, mean, rstd);
     for (int c = static_cast<int>(threadIdx.x); c < args.C; c += any_threads)
-        args.out[row * args.C + c] =
-            from_float<T>((to_float(x[c]) - mean) * rstd * to_float(args.w[c]) + to_float(args.b[c]));
+        args.out[row * args.C + c] = from_float<T>(
+            (to_float(x[c]) - mean) * rstd * to_float(args.w[c]) + to_float(args.b[c]));
 }
 
 template <class T>
@@ -149,7 +154,8 @@ __device__ __forceinline__ float warp_sum_pair(float a, float b) {
     float kept = upper ? b : a;
     kept += __shfl_xor_sync(0xffffffffu, upper ? a : b, 16);
 #pragma unroll
-    for (int distance = 8; distance > 0; distance /= 2) kept += __shfl_xor_sync(0xffffffffu, kept, distance);
+    for (int distance = 8; distance > 0; distance /= 2)
+        kept += __shfl_xor_sync(0xffffffffu, kept, distance);
     return kept;
 }
 
@@ -158,7 +164,8 @@ __device__ __forceinline__ float2 sum_of_pairs(const float* sums, int warps) {
     const int lane = static_cast<int>(threadIdx.x) % warp_size;
     float own = lane < 2 * warps ? sums[lane] : 0.0f;
 #pragma unroll
-    for (int distance = 2; distance < warp_size; distance *= 2) own += __shfl_xor_sync(0xffffffffu, own, distance);
+    for (int distance = 2; distance < warp_size; distance *= 2)
+        own += __shfl_xor_sync(0xffffffffu, own, distance);
     const float other = __shfl_xor_sync(0xffffffffu, own, 1);
     return lane % 2 == 0 ? float2{own, other} : float2{other, own};
 }
@@ -174,10 +181,10 @@ __device__ __forceinline__ void row_barrier() {
 /// Begins to copy a pack to shared memory. If not `wanted`, nothing is read and zeros are written.
 template <class T>
 __device__ __forceinline__ void copy_async(Pack<T>* to, const T* from, bool wanted) {
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
-        "l"(from), "r"(wanted ? 16 : 0)
-        : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     static_cast<unsigned>(__cvta_generic_to_shared(to))),
+                 "l"(from), "r"(wanted ? 16 : 0)
+                 : "memory");
 }
 
 /// A block has blockDim.y rows in work, each in blockDim.x threads: whole warps with C <= blockDim.x · elements. It
@@ -195,14 +202,19 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
     const auto column = [&](int pack) { return (pack * lanes + lane) * size; };
 
     // The thread's first element of the row in work, and where in shared memory that row and the next to be copied are.
-    const int64_t first_row = int64_t{blockIdx.x} * blockDim.y + group, stride = int64_t{gridDim.x} * blockDim.y;
+    const int64_t first_row = int64_t{blockIdx.x} * blockDim.y + group,
+                  stride = int64_t{gridDim.x} * blockDim.y;
     const int64_t stride_elements = stride * args.C;
-    const int rows = first_row < args.M ? static_cast<int>(ceil_div(args.M - first_row, stride)) : 0;
+    const int rows =
+        first_row < args.M ? static_cast<int>(ceil_div(args.M - first_row, stride)) : 0;
     int64_t at = first_row * args.C + column(0);
     const int stage_packs = 3 * packs * lanes;
-    Pack<T>* const staged = reinterpret_cast<Pack<T>*>(dynamic_shared) + group * Shape::stages * stage_packs + lane;
+    Pack<T>* const staged =
+        reinterpret_cast<Pack<T>*>(dynamic_shared) + group * Shape::stages * stage_packs + lane;
     int stage = 0, next_stage = 0;
-    const auto advance = [&](int& of) { of = of == (Shape::stages - 1) * stage_packs ? 0 : of + stage_packs; };
+    const auto advance = [&](int& of) {
+        of = of == (Shape::stages - 1) * stage_packs ? 0 : of + stage_packs;
+    };
     const auto copy_row = [&](int64_t next_at, bool wanted) {
         if (wanted) {
             Pack<T>* const to = staged + next_stage;
@@ -232,7 +244,8 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
         stats += stride;
         if (left > 1) next_stats = *stats;
         copy_row(at + (Shape::stages - 1) * stride_elements, left >= Shape::stages);
-        Pack<T> w_packs[packs] = {};  // read for each row: it is in L1, and there are no registers to keep it in
+        Pack<T> w_packs[packs] =
+            {};  // read for each row: it is in L1, and there are no registers to keep it in
 #pragma unroll
         for (int k = 0; k < packs; ++k)
             if (column(k) < args.C) w_packs[k] = Pack<T>::load(args.w + column(k));
@@ -290,7 +303,7 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
     for (int turn = 0; turn <= last; ++turn) {
         if (last > 0) __syncthreads();
         if (group != turn) continue;
-        const auto add = [&](int kind, const float (&sums)[packs][size]) {
+        const auto add = [&](int kind, const float(&sums)[packs][size]) {
 #pragma unroll
             for (int k = 0; k < packs; ++k) {
                 if (column(k) >= args.C) continue;
@@ -328,7 +341,8 @@ __global__ void __launch_bounds__(any_threads) backward_any(BackwardArgs<T> args
             sum_g += g;
             sum_gx += g * ((to_float(x[c]) - mean) * rstd);
         }
-        const float mean_g = scale * block_sum(sum_g, shared[0]), mean_gx = scale * block_sum(sum_gx, shared[1]);
+        const float mean_g = scale * block_sum(sum_g, shared[0]),
+                    mean_gx = scale * block_sum(sum_gx, shared[1]);
         for (int c = static_cast<int>(threadIdx.x); c < args.C; c += any_threads) {
             const float normal = (to_float(x[c]) - mean) * rstd, dy_c = to_float(dy[c]);
             const float dx = rstd * (dy_c * to_float(args.w[c]) - mean_g - normal * mean_gx);
@@ -349,8 +363,8 @@ struct Sinks {
 /// sink (+)= Σ_block partials[block]: 32 columns of sink blockIdx.y per block. Slice s of 32 adds blocks s, s + 32, …;
 /// then the slices are added in order.
 constexpr int reduce_slices = 32;
-__global__ void __launch_bounds__(warp_size* reduce_slices) reduce_partials(
-    const __grid_constant__ Sinks sinks, const float* partials, int blocks, int C) {
+__global__ void __launch_bounds__(warp_size* reduce_slices)
+    reduce_partials(const __grid_constant__ Sinks sinks, const float* partials, int blocks, int C) {
     __shared__ float shared[reduce_slices][warp_size];
     const GradientSink& sink = sinks.of[blockIdx.y];
     if (!sink.data) return;
@@ -373,7 +387,8 @@ __global__ void __launch_bounds__(warp_size* reduce_slices) reduce_partials(
 /// Whether rows of C elements that begin at these addresses are made of whole packs.
 template <class T, class... Tensors>
 bool rows_are_packed(int64_t C, const Tensors&... tensors) {
-    return C % Pack<T>::size == 0 && ((reinterpret_cast<uintptr_t>(tensors.data) % sizeof(Pack<T>) == 0) && ...);
+    return C % Pack<T>::size == 0 &&
+           ((reinterpret_cast<uintptr_t>(tensors.data) % sizeof(Pack<T>) == 0) && ...);
 }
 
 template <class T>
@@ -387,17 +402,21 @@ void forward(Stream& stream, const LayerNormForward& args) {
                                      .M = M,
                                      .C = static_cast<int>(C),
                                      .epsilon = args.epsilon};
-    if (!rows_are_packed<T>(C, args.x, args.out, args.w, args.b) || packs > block_packs * max_block_threads) {
-        forward_any<T><<<static_cast<unsigned>(M), any_threads, 0, stream_of(stream)>>>(kernel_args);
+    if (!rows_are_packed<T>(C, args.x, args.out, args.w, args.b) ||
+        packs > block_packs * max_block_threads) {
+        forward_any<T>
+            <<<static_cast<unsigned>(M), any_threads, 0, stream_of(stream)>>>(kernel_args);
     } else if (packs <= warp_packs * warp_size) {
         with_count<warp_packs>(ceil_div<int64_t>(packs, warp_size), [&](auto per_lane) {
-            forward_rows<T, per_lane.value, true><<<static_cast<unsigned>(ceil_div<int64_t>(M, rows_per_block)),
-                                                    rows_per_block * warp_size, 0, stream_of(stream)>>>(kernel_args);
+            forward_rows<T, per_lane.value, true>
+                <<<static_cast<unsigned>(ceil_div<int64_t>(M, rows_per_block)),
+                   rows_per_block * warp_size, 0, stream_of(stream)>>>(kernel_args);
         });
     } else {
         const int64_t threads = ceil_div<int64_t>(packs, block_packs * warp_size) * warp_size;
         forward_rows<T, block_packs, false>
-            <<<static_cast<unsigned>(M), static_cast<unsigned>(threads), 0, stream_of(stream)>>>(kernel_args);
+            <<<static_cast<unsigned>(M), static_cast<unsigned>(threads), 0, stream_of(stream)>>>(
+                kernel_args);
     }
     CUDA_CHECK_LAUNCH();
 }
@@ -413,7 +432,8 @@ BackwardLaunch backward_launch(int64_t M, int64_t C) {
     constexpr int packs = Shape::elements / Pack<T>::size;
     const int64_t threads = ceil_div<int64_t>(C, Shape::elements * warp_size) * warp_size;
     const int64_t groups = std::clamp<int64_t>(Shape::max_threads / threads, 1, M);
-    return {threads, groups, Shape::max_threads * Shape::blocks_per_multiprocessor / (threads * groups),
+    return {threads, groups,
+            Shape::max_threads * Shape::blocks_per_multiprocessor / (threads * groups),
             static_cast<size_t>(groups * Shape::stages * 3 * packs * threads) * sizeof(Pack<T>)};
 }
 
@@ -426,22 +446,28 @@ int backward(Stream& stream, const LayerNormBackward& args, const BackwardArgs<T
     const bool packed = rows_are_packed<T>(C, args.dy, args.x, args.dres, args.w) &&
                         reinterpret_cast<uintptr_t>(args.stats.data) % sizeof(float2) == 0;
     const bool is_short = C <= ShortRows::max_columns;
-    const BackwardLaunch launch = is_short ? backward_launch<T, ShortRows>(M, C) : backward_launch<T, LongRows>(M, C);
+    const BackwardLaunch launch =
+        is_short ? backward_launch<T, ShortRows>(M, C) : backward_launch<T, LongRows>(M, C);
     constexpr size_t static_shared_bytes = 1024;  // at most; warp_sums
     if (!packed || C > LongRows::max_columns ||
         launch.shared_bytes + static_shared_bytes > limits.shared_bytes_per_block) {
-        const int64_t blocks = std::min<int64_t>({M, limits.multiprocessors, max_backward_blocks(C)});
-        backward_any<T, overwrite><<<static_cast<unsigned>(blocks), any_threads, 0, stream_of(stream)>>>(kernel_args);
+        const int64_t blocks =
+            std::min<int64_t>({M, limits.multiprocessors, max_backward_blocks(C)});
+        backward_any<T, overwrite>
+            <<<static_cast<unsigned>(blocks), any_threads, 0, stream_of(stream)>>>(kernel_args);
         CUDA_CHECK_LAUNCH();
         return static_cast<int>(blocks);
     }
-    const int64_t blocks = std::min<int64_t>(
-        {ceil_div(M, launch.groups), limits.multiprocessors * launch.resident, max_backward_blocks(C)});
-    const auto kernel = is_short ? backward_rows<T, ShortRows, overwrite> : backward_rows<T, LongRows, overwrite>;
+    const int64_t blocks =
+        std::min<int64_t>({ceil_div(M, launch.groups), limits.multiprocessors * launch.resident,
+                           max_backward_blocks(C)});
+    const auto kernel =
+        is_short ? backward_rows<T, ShortRows, overwrite> : backward_rows<T, LongRows, overwrite>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(launch.shared_bytes)));
     const dim3 block(static_cast<unsigned>(launch.threads), static_cast<unsigned>(launch.groups));
-    kernel<<<static_cast<unsigned>(blocks), block, launch.shared_bytes, stream_of(stream)>>>(kernel_args);
+    kernel<<<static_cast<unsigned>(blocks), block, launch.shared_bytes, stream_of(stream)>>>(
+        kernel_args);
     CUDA_CHECK_LAUNCH();
     return static_cast<int>(blocks);
 }
@@ -476,7 +502,8 @@ void layernorm_backward(Stream& stream, const LayerNormBackward& args) {
 }
 
 size_t layernorm_scratch_bytes(int64_t M, int64_t C) {
-    return static_cast<size_t>(std::min<int64_t>(M, max_backward_blocks(C)) * 3 * C) * sizeof(float);
+    return static_cast<size_t>(std::min<int64_t>(M, max_backward_blocks(C)) * 3 * C) *
+           sizeof(float);
 }
 
 }  // namespace train_gpt::cuda

@@ -5,10 +5,10 @@
 
 #include "kernels/cuda_kernels.h"
 #include "kernels/error.h"
-#include "kernels/profile.h"
 #include "kernels/gelu_math.h"
 #include "kernels/gemm.h"
 #include "kernels/lanes.h"
+#include "kernels/profile.h"
 
 namespace train_gpt {
 

@@ -57,8 +57,9 @@ void with_width(int64_t cols, bool aligned, F&& f) {
 /// Blocks for `count` independent pieces of work, one for each thread; more are taken in turn.
 int grid_for(const Stream& stream, int64_t count) {
     constexpr int blocks_per_multiprocessor = 8;  // 2048 threads
-    return static_cast<int>(std::min<int64_t>(ceil_div<int64_t>(count, threads_per_block),
-                                              limits_of(stream).multiprocessors * blocks_per_multiprocessor));
+    return static_cast<int>(
+        std::min<int64_t>(ceil_div<int64_t>(count, threads_per_block),
+                          limits_of(stream).multiprocessors * blocks_per_multiprocessor));
 }
 
 /// What the product's epilogue could not do: values [rows, cols] += bias [cols] where there is one, and
@@ -67,7 +68,8 @@ template <class T, int width>
 __global__ void __launch_bounds__(threads_per_block)
     finish_forward(T* values, T* activated, const T* bias, int64_t count, int64_t cols) {
     const int64_t stride = int64_t{gridDim.x} * threads_per_block * width;
-    for (int64_t i = (int64_t{blockIdx.x} * threads_per_block + threadIdx.x) * width; i < count; i += stride) {
+    for (int64_t i = (int64_t{blockIdx.x} * threads_per_block + threadIdx.x) * width; i < count;
+         i += stride) {
         Run<T, width> run = Run<T, width>::load(values + i);
         if (bias) {
             const Run<T, width> addend = Run<T, width>::load(bias + i % cols);
@@ -78,7 +80,8 @@ __global__ void __launch_bounds__(threads_per_block)
         }
         if (activated) {
 #pragma unroll
-            for (int e = 0; e < width; ++e) run.values[e] = from_float<T>(gelu<T>(to_float(run.values[e])));
+            for (int e = 0; e < width; ++e)
+                run.values[e] = from_float<T>(gelu<T>(to_float(run.values[e])));
             run.store(activated + i);
         }
     }
@@ -86,14 +89,17 @@ __global__ void __launch_bounds__(threads_per_block)
 
 /// gradient [count] ⊙= gelu'(preact [count]); count is a multiple of width.
 template <class T, int width>
-__global__ void __launch_bounds__(threads_per_block) multiply_by_slope(T* gradient, const T* preact, int64_t count) {
+__global__ void __launch_bounds__(threads_per_block)
+    multiply_by_slope(T* gradient, const T* preact, int64_t count) {
     const int64_t stride = int64_t{gridDim.x} * threads_per_block * width;
-    for (int64_t i = (int64_t{blockIdx.x} * threads_per_block + threadIdx.x) * width; i < count; i += stride) {
+    for (int64_t i = (int64_t{blockIdx.x} * threads_per_block + threadIdx.x) * width; i < count;
+         i += stride) {
         Run<T, width> run = Run<T, width>::load(gradient + i);
         const Run<T, width> at = Run<T, width>::load(preact + i);
 #pragma unroll
         for (int e = 0; e < width; ++e)
-            run.values[e] = from_float<T>(to_float(run.values[e]) * gelu_derivative<T>(to_float(at.values[e])));
+            run.values[e] =
+                from_float<T>(to_float(run.values[e]) * gelu_derivative<T>(to_float(at.values[e])));
         run.store(gradient + i);
     }
 }
@@ -102,11 +108,13 @@ void launch_finish_forward(Stream& stream, Tensor values, Tensor activated, Tens
     with_element_type(values.dtype, [&](auto type) {
         using T = decltype(type);
         const int64_t count = values.numel(), cols = values.cols();
-        const bool aligned = is_aligned(values.data) && is_aligned(activated.data) && is_aligned(bias.data);
+        const bool aligned =
+            is_aligned(values.data) && is_aligned(activated.data) && is_aligned(bias.data);
         with_width<T>(bias ? cols : count, aligned, [&](auto width) {
-            finish_forward<T, width><<<grid_for(stream, count / width), threads_per_block, 0, stream_of(stream)>>>(
-                static_cast<T*>(values.data), static_cast<T*>(activated.data), static_cast<const T*>(bias.data), count,
-                cols);
+            finish_forward<T, width>
+                <<<grid_for(stream, count / width), threads_per_block, 0, stream_of(stream)>>>(
+                    static_cast<T*>(values.data), static_cast<T*>(activated.data),
+                    static_cast<const T*>(bias.data), count, cols);
             CUDA_CHECK_LAUNCH();
         });
     });
@@ -117,8 +125,9 @@ void launch_multiply_by_slope(Stream& stream, Tensor gradient, Tensor preact) {
         using T = decltype(type);
         const int64_t count = gradient.numel();
         with_width<T>(count, is_aligned(gradient.data) && is_aligned(preact.data), [&](auto width) {
-            multiply_by_slope<T, width><<<grid_for(stream, count / width), threads_per_block, 0, stream_of(stream)>>>(
-                static_cast<T*>(gradient.data), static_cast<const T*>(preact.data), count);
+            multiply_by_slope<T, width>
+                <<<grid_for(stream, count / width), threads_per_block, 0, stream_of(stream)>>>(
+                    static_cast<T*>(gradient.data), static_cast<const T*>(preact.data), count);
             CUDA_CHECK_LAUNCH();
         });
     });
@@ -148,7 +157,8 @@ __global__ void __launch_bounds__(threads_per_block)
     const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
     const int64_t slice = blockIdx.x / tiles, tile = blockIdx.x % tiles;
     const int64_t column = tile * columns + lane * width;
-    const int64_t first = slice * slice_rows, last = first + slice_rows < M ? first + slice_rows : M;
+    const int64_t first = slice * slice_rows,
+                  last = first + slice_rows < M ? first + slice_rows : M;
 
     float sums[width] = {};
     if (column < N) {
@@ -158,7 +168,8 @@ __global__ void __launch_bounds__(threads_per_block)
             Run<T, width> runs[rows_at_once] = {};
 #pragma unroll
             for (int i = 0; i < rows_at_once; ++i)
-                if (row + i * slice_warps < last) runs[i] = Run<T, width>::load(dy + (row + i * slice_warps) * N + column);
+                if (row + i * slice_warps < last)
+                    runs[i] = Run<T, width>::load(dy + (row + i * slice_warps) * N + column);
 #pragma unroll
             for (int i = 0; i < rows_at_once; ++i) {
 #pragma unroll
@@ -170,7 +181,8 @@ __global__ void __launch_bounds__(threads_per_block)
     for (int e = 0; e < width; ++e) shared[warp][e * stride + lane] = sums[e];
     __syncthreads();
     if (threadIdx.x < columns && tile * columns + threadIdx.x < N) {
-        const int at = static_cast<int>(threadIdx.x) % width * stride + static_cast<int>(threadIdx.x) / width;
+        const int at =
+            static_cast<int>(threadIdx.x) % width * stride + static_cast<int>(threadIdx.x) / width;
         float total = 0;
 #pragma unroll
         for (int w = 0; w < slice_warps; ++w) total += shared[w][at];
@@ -188,7 +200,8 @@ __global__ void __launch_bounds__(partial_warps* warp_size)
     float sum = 0;
     if (column < N) {
 #pragma unroll 4
-        for (int64_t slice = warp; slice < slices; slice += partial_warps) sum += partials[slice * N + column];
+        for (int64_t slice = warp; slice < slices; slice += partial_warps)
+            sum += partials[slice * N + column];
     }
     shared[warp][lane] = sum;
     __syncthreads();
@@ -211,20 +224,23 @@ void column_sums(Stream& stream, const GradientSink& sink, const Tensor& dy) {
         using T = decltype(type);
         with_width<T>(N, is_aligned(dy.data), [&](auto width) {
             const int64_t tiles = ceil_div<int64_t>(N, warp_size * width);
-            sum_slices<T, width><<<static_cast<unsigned>(slices * tiles), threads_per_block, 0, stream_of(stream)>>>(
-                partials, static_cast<const T*>(dy.data), M, N, tiles);
+            sum_slices<T, width>
+                <<<static_cast<unsigned>(slices * tiles), threads_per_block, 0,
+                   stream_of(stream)>>>(partials, static_cast<const T*>(dy.data), M, N, tiles);
             CUDA_CHECK_LAUNCH();
         });
     });
-    sum_partials<<<static_cast<unsigned>(ceil_div<int64_t>(N, warp_size)), partial_warps * warp_size, 0,
-                   stream_of(stream)>>>(static_cast<float*>(sink.data), partials, slices, N, sink.accumulate);
+    sum_partials<<<static_cast<unsigned>(ceil_div<int64_t>(N, warp_size)),
+                   partial_warps * warp_size, 0, stream_of(stream)>>>(
+        static_cast<float*>(sink.data), partials, slices, N, sink.accumulate);
     CUDA_CHECK_LAUNCH();
 }
 
 /// Whether the product that makes dw sums the columns of dy by the way, which saves reading dy once more. cuBLASLt can
 /// only overwrite with such sums. Which is faster is to be measured: the algorithms that have this epilogue are fewer.
 bool product_sums_columns(const Stream& stream, const LinearBackwardWeight& args) {
-    return args.dbias && !args.dbias.accumulate && stream.queue->gemm_plans().settings.bias_gradient_epilogue;
+    return args.dbias && !args.dbias.accumulate &&
+           stream.queue->gemm_plans().settings.bias_gradient_epilogue;
 }
 
 }  // namespace

@@ -16,8 +16,9 @@ namespace train_gpt {
 
 namespace {
 
-constexpr size_t cpu_alignment = 64;    // a cache line
-constexpr size_t cuda_alignment = 256;  // what cudaMalloc gives, and the widest that libraries ask for
+constexpr size_t cpu_alignment = 64;  // a cache line
+constexpr size_t cuda_alignment =
+    256;  // what cudaMalloc gives, and the widest that libraries ask for
 
 // Tensors whose sizes are multiples of 4 KiB would all start at the same offset in a page, and a load would wait for an
 // earlier store to the same offset of another tensor (4K aliasing). 13 cache lines behind each of them move the next
@@ -70,7 +71,8 @@ std::byte* map_host_memory(size_t bytes) {
     void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
-        throw Error("the system refused ", format_bytes(bytes), " of memory (", std::strerror(errno),
+        throw Error("the system refused ", format_bytes(bytes), " of memory (",
+                    std::strerror(errno),
                     "); check ulimit -v, or make batch.micro_batch or the model smaller");
     }
     return static_cast<std::byte*>(memory);
@@ -82,7 +84,8 @@ Arena::Arena(Device device, const Arena& plan) : device_(device) {
     const size_t wanted = std::max(plan.device_memory_.used, cuda_alignment);
     const uint64_t available = memory_available(device);
     if (available > 0 && wanted > available) {
-        throw Error("this run needs ", format_bytes(wanted), device.is_cuda() ? " of GPU memory" : " of memory", ", but only ",
+        throw Error("this run needs ", format_bytes(wanted),
+                    device.is_cuda() ? " of GPU memory" : " of memory", ", but only ",
                     format_bytes(available),
                     " are available; make batch.micro_batch, batch.sequence_length or the model "
                     "smaller, or raise ",
@@ -94,8 +97,10 @@ Arena::Arena(Device device, const Arena& plan) : device_(device) {
     if (device.is_cuda()) {
         device_memory_.base = static_cast<std::byte*>(cuda::allocate(device, wanted));
         if (!device_memory_.base)
-            throw Error("the GPU refused ", format_bytes(wanted), " of memory in one piece, though ", format_bytes(available),
-                        " are free; see with nvidia-smi who else uses it, or make batch.micro_batch smaller");
+            throw Error("the GPU refused ", format_bytes(wanted),
+                        " of memory in one piece, though ", format_bytes(available),
+                        " are free; see with nvidia-smi who else uses it, or make "
+                        "batch.micro_batch smaller");
         if (pinned_.capacity > 0) {
             pinned_.base = static_cast<std::byte*>(cuda::allocate_pinned(device, pinned_.capacity));
             if (!pinned_.base) {
@@ -138,8 +143,8 @@ void* Arena::take(size_t bytes, Purpose purpose) {
     if (!is_counting() && taken > region.capacity - region.used) {
         throw Error(
             "out of planned memory: ", format_bytes(bytes), " for ", name_of(purpose),
-            " were asked for, but ", format_bytes(region.capacity - region.used), " of the planned ",
-            format_bytes(region.capacity),
+            " were asked for, but ", format_bytes(region.capacity - region.used),
+            " of the planned ", format_bytes(region.capacity),
             " are left; this is a fault of the program, please report it with the configuration");
     }
     void* start = is_counting() ? reinterpret_cast<std::byte*>(counting_base + region.used)

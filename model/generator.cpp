@@ -78,7 +78,8 @@ AttentionShape Generator::attention_shape(int T) const {
 
 HeadsView Generator::cache(int layer, int part) const {
     const int64_t first_row = (int64_t{layer} * 2 + part) * shape_.n_ctx;
-    return plain_view(cache_.row_range(first_row, shape_.n_ctx), shape_.n_ctx, shape_.n_head, shape_.head_size());
+    return plain_view(cache_.row_range(first_row, shape_.n_ctx), shape_.n_ctx, shape_.n_head,
+                      shape_.head_size());
 }
 
 void Generator::feed(Stream& stream, std::span<const int32_t> tokens) {
@@ -96,8 +97,8 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
     BlockActivations a;
     for (auto member : {&BlockActivations::x, &BlockActivations::ln1, &BlockActivations::stats1,
                         &BlockActivations::qkv, &BlockActivations::att, &BlockActivations::x_mid,
-                        &BlockActivations::ln2, &BlockActivations::stats2, &BlockActivations::preact,
-                        &BlockActivations::gelu})
+                        &BlockActivations::ln2, &BlockActivations::stats2,
+                        &BlockActivations::preact, &BlockActivations::gelu})
         a.*member = (activations_.*member).row_range(0, T);
     Tensor out = x_next_.row_range(0, T);
 
@@ -119,8 +120,10 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
         for (int part = 0; part < 2; ++part) {
             const HeadsView fresh = packed_view(a.qkv, 1 + part, T, H, D);
             const size_t row = static_cast<size_t>(C) * size_of(a.qkv.dtype);
-            copy_rows(stream, static_cast<char*>(cache(l, part).data) + static_cast<size_t>(position_) * row, row,
-                      fresh.data, 3 * row, row, T);
+            copy_rows(
+                stream,
+                static_cast<char*>(cache(l, part).data) + static_cast<size_t>(position_) * row, row,
+                fresh.data, 3 * row, row, T);
         }
         attention_forward(stream, {.shape = attention_shape(T),
                                    .q = packed_view(a.qkv, 0, T, H, D),
@@ -144,7 +147,8 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
                                .b = parameters_.weight(parameters_.index_of("ln_f.bias"))});
     parameters_.release(unit);
     parameters_.acquire(stream, 0);
-    head_logits(stream, logits_, lnf_, parameters_.weight(parameters_.index_of("wte.weight")), logits_scratch_);
+    head_logits(stream, logits_, lnf_, parameters_.weight(parameters_.index_of("wte.weight")),
+                logits_scratch_);
     parameters_.release(0);
     copy(stream, host_logits_.data, logits_.data, logits_.bytes());
     stream.synchronize();

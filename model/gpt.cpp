@@ -15,7 +15,9 @@ namespace {
 
 // Logits of one chunk of rows may take this much; beyond it the head runs in several chunks, each of which reads and
 // writes the whole gradient of wte.
-size_t logits_bytes_limit(const Device& device) { return size_t{device.is_cuda() ? 2048u : 256u} << 20; }
+size_t logits_bytes_limit(const Device& device) {
+    return size_t{device.is_cuda() ? 2048u : 256u} << 20;
+}
 
 }  // namespace
 
@@ -143,8 +145,8 @@ GPT::GPT(const GPTShape& shape, const GPTOptions& options, ParameterStore& param
     stats_f_ = floats(2);
 
     const int64_t Vp = shape_.padded_vocab();
-    const int64_t rows_that_fit =
-        static_cast<int64_t>(logits_bytes_limit(device_) / (static_cast<size_t>(Vp) * size_of(dtype)));
+    const int64_t rows_that_fit = static_cast<int64_t>(logits_bytes_limit(device_) /
+                                                       (static_cast<size_t>(Vp) * size_of(dtype)));
     const int64_t chunks =
         (M + std::max<int64_t>(rows_that_fit, 1) - 1) / std::max<int64_t>(rows_that_fit, 1);
     logits_ = arena.tensor(dtype, {(M + chunks - 1) / chunks, Vp}, Purpose::buffers);

@@ -43,14 +43,17 @@ using namespace std::chrono_literals;
 
 // How long things may take. The sum of what happens after a failure stays below last_resort.
 constexpr Duration introduction = 2s;  // of a new connection, until it has shown the secret
-constexpr Duration settling = 300ms;   // a rank that died shows by then, when its neighbours' collectives failed
-constexpr Duration answer = 3s;        // rank 0's, to a rank that reports
-constexpr Duration farewell = 2s;      // until the other side has read all and closed its end
-constexpr Duration grace = 500ms;      // in which a main thread that knows of the failure may end the process itself
-constexpr unsigned last_resort = 5;    // seconds to SIGALRM
+constexpr Duration settling =
+    300ms;  // a rank that died shows by then, when its neighbours' collectives failed
+constexpr Duration answer = 3s;    // rank 0's, to a rank that reports
+constexpr Duration farewell = 2s;  // until the other side has read all and closed its end
+constexpr Duration grace =
+    500ms;  // in which a main thread that knows of the failure may end the process itself
+constexpr unsigned last_resort = 5;  // seconds to SIGALRM
 
 Duration seconds(double count) {
-    return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::min(count, 1e8)));
+    return std::chrono::duration_cast<Duration>(
+        std::chrono::duration<double>(std::min(count, 1e8)));
 }
 
 /// The timeout of poll() that ends just after `duration`.
@@ -96,7 +99,8 @@ void print(const Line& text) {
     const int length = std::snprintf(out.data(), out.size(), "train_gpt: %s\n", text.c_str());
     pollfd error_output{STDERR_FILENO, POLLOUT, 0};
     if (::poll(&error_output, 1, 1000) != 1) return;
-    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, out.data(), static_cast<size_t>(length));
+    [[maybe_unused]] const auto written =
+        ::write(STDERR_FILENO, out.data(), static_cast<size_t>(length));
 }
 
 // --- messages --------------------------------------------------------------------------------------------------------
@@ -107,7 +111,7 @@ using Key = std::array<uint8_t, 16>;
 
 enum class Kind : uint8_t {
     hello = 1,  // from a rank that connects: secret, rank, size, host
-    welcome,    // rank 0's answer: the secret's other half, host. The first heartbeat after it makes the rank a member
+    welcome,  // rank 0's answer: the secret's other half, host. The first heartbeat after it makes the rank a member
     heartbeat,  // Progress
     failure,    // to rank 0: what it reports; from rank 0: the line that it has printed
     goodbye,
@@ -136,7 +140,8 @@ class Message {
     explicit Message(Kind kind) : bytes_{static_cast<uint8_t>(kind)}, size_(1) {}
 
     Message& number(int64_t value) {
-        for (int i = 0; i < 8; ++i) bytes_[size_++] = static_cast<uint8_t>(static_cast<uint64_t>(value) >> 8 * i);
+        for (int i = 0; i < 8; ++i)
+            bytes_[size_++] = static_cast<uint8_t>(static_cast<uint64_t>(value) >> 8 * i);
         return *this;
     }
     Message& key(const Key& key) { return append(key.data(), key.size()); }
@@ -160,7 +165,8 @@ class Message {
 /// The fields of a whole message that came, in their order.
 class Fields {
   public:
-    explicit Fields(const uint8_t* message) : at_(message + 1), kind_(static_cast<Kind>(*message)) {}
+    explicit Fields(const uint8_t* message)
+        : at_(message + 1), kind_(static_cast<Kind>(*message)) {}
 
     Kind kind() const { return kind_; }
     int64_t number() {
@@ -264,7 +270,8 @@ class Connection {
     void flush() {
         size_t sent = 0;
         while (sent < unsent_) {
-            const ssize_t n = ::send(socket_.fd(), out_.data() + sent, unsent_ - sent, MSG_NOSIGNAL);
+            const ssize_t n =
+                ::send(socket_.fd(), out_.data() + sent, unsent_ - sent, MSG_NOSIGNAL);
             if (n > 0) {
                 sent += static_cast<size_t>(n);
             } else if (errno != EINTR) {
@@ -273,13 +280,13 @@ class Connection {
                 break;
             }
         }
-        std::copy(out_.begin() + static_cast<ptrdiff_t>(sent), out_.begin() + static_cast<ptrdiff_t>(unsent_),
-                  out_.begin());
+        std::copy(out_.begin() + static_cast<ptrdiff_t>(sent),
+                  out_.begin() + static_cast<ptrdiff_t>(unsent_), out_.begin());
         unsent_ -= sent;
     }
     void read() {
-        std::copy(in_.begin() + static_cast<ptrdiff_t>(first_), in_.begin() + static_cast<ptrdiff_t>(last_),
-                  in_.begin());
+        std::copy(in_.begin() + static_cast<ptrdiff_t>(first_),
+                  in_.begin() + static_cast<ptrdiff_t>(last_), in_.begin());
         last_ -= std::exchange(first_, 0);
         const ssize_t n = ::recv(socket_.fd(), in_.data() + last_, in_.size() - last_, 0);
         if (n > 0)
@@ -300,7 +307,8 @@ class Connection {
 /// This host's numeric addresses, without those that mean something on one link only; loopback last.
 std::vector<std::string> own_addresses() {
     ifaddrs* list = nullptr;
-    if (::getifaddrs(&list) != 0) throw Error("this host's network addresses cannot be listed: ", std::strerror(errno));
+    if (::getifaddrs(&list) != 0)
+        throw Error("this host's network addresses cannot be listed: ", std::strerror(errno));
     const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
     std::vector<std::string> addresses, loopback;
     for (const ifaddrs* at = list; at; at = at->ifa_next) {
@@ -318,7 +326,8 @@ std::vector<std::string> own_addresses() {
             continue;
         }
         std::array<char, NI_MAXHOST> text;
-        if (::getnameinfo(at->ifa_addr, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0)
+        if (::getnameinfo(at->ifa_addr, length, text.data(), text.size(), nullptr, 0,
+                          NI_NUMERICHOST) == 0)
             (at->ifa_flags & IFF_LOOPBACK ? loopback : addresses).emplace_back(text.data());
     }
     addresses.insert(addresses.end(), loopback.begin(), loopback.end());
@@ -348,9 +357,12 @@ Invitation parse_invitation(const std::string& text) {
     std::string secret;
     words >> invitation.port >> secret;
     for (std::string address; words >> address;) invitation.addresses.push_back(address);
-    if (secret.size() != 4 * sizeof(Key) || secret.find_first_not_of("0123456789abcdef") != std::string::npos ||
+    if (secret.size() != 4 * sizeof(Key) ||
+        secret.find_first_not_of("0123456789abcdef") != std::string::npos ||
         invitation.addresses.empty())
-        throw Error("the watchdog's invitation, which rank 0 sends to the other ranks, has not come as it was sent");
+        throw Error(
+            "the watchdog's invitation, which rank 0 sends to the other ranks, has not come as it "
+            "was sent");
     for (size_t i = 0; i < 2 * sizeof(Key); ++i)
         (i < sizeof(Key) ? invitation.client : invitation.hub)[i % sizeof(Key)] =
             static_cast<uint8_t>(std::stoi(secret.substr(2 * i, 2), nullptr, 16));
@@ -365,14 +377,16 @@ Socket open_port(std::string& port) {
         sockaddr_storage address{};
         address.ss_family = static_cast<sa_family_t>(family);
         const int off = 0;
-        if (family == AF_INET6) ::setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+        if (family == AF_INET6)
+            ::setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
         socklen_t length = family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
         auto* const generic = reinterpret_cast<sockaddr*>(&address);
         if (::bind(socket.fd(), generic, length) != 0 || ::listen(socket.fd(), SOMAXCONN) != 0 ||
             ::getsockname(socket.fd(), generic, &length) != 0)
             continue;
-        port = std::to_string(ntohs(family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
-                                                       : reinterpret_cast<sockaddr_in*>(&address)->sin_port));
+        port = std::to_string(ntohs(family == AF_INET6
+                                        ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
+                                        : reinterpret_cast<sockaddr_in*>(&address)->sin_port));
         return socket;
     }
     throw Error("rank 0 cannot open a TCP port for the watchdog: ", std::strerror(errno));
@@ -384,7 +398,8 @@ Socket connect_to(const std::string& address, const std::string& port, Time dead
     hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
     hints.ai_socktype = SOCK_STREAM;
     addrinfo* found = nullptr;
-    if (::getaddrinfo(address.c_str(), port.c_str(), &hints, &found) != 0) return errno = EADDRNOTAVAIL, Socket();
+    if (::getaddrinfo(address.c_str(), port.c_str(), &hints, &found) != 0)
+        return errno = EADDRNOTAVAIL, Socket();
     const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
     Socket socket(::socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!socket) return socket;
@@ -409,7 +424,8 @@ struct Progress {
 };
 
 Progress progress_of(const Activity& activity) {
-    return {activity.pulses.load(std::memory_order_relaxed), activity.step.load(std::memory_order_relaxed),
+    return {activity.pulses.load(std::memory_order_relaxed),
+            activity.step.load(std::memory_order_relaxed),
             activity.collectives.load(std::memory_order_relaxed),
             Name(activity.collective.load(std::memory_order_relaxed)),
             Name(activity.phase.load(std::memory_order_relaxed))};
@@ -430,7 +446,8 @@ struct Member {
     Name host;
     Progress progress;
     bool failed = false;  // has reported that it fails
-    Time heard, changed;  // when it was last heard, and when its pulses last were others than before
+    Time heard,
+        changed;  // when it was last heard, and when its pulses last were others than before
 
     void update(const Progress& latest, Time now) {
         if (latest.pulses != progress.pulses) changed = now;
@@ -457,12 +474,13 @@ Progress parse_progress(Fields fields) {
 /// "rank 3 (host nodeA) " verdict "; its last collective was reduce-scatter number 1207, in step 88 (training)"
 Line obituary(int rank, const Member& member, const Line& verdict) {
     const Progress& last = member.progress;
-    const Line collective = last.collectives == 0
-                                ? Line("it has entered no collective")
-                                : line("its last collective was %s number %lld", last.collective.c_str(),
-                                       static_cast<long long>(last.collectives));
-    return line("rank %d (host %s) %s; %s, in step %lld (%s)", rank, member.host.c_str(), verdict.c_str(),
-                collective.c_str(), static_cast<long long>(last.step), last.phase.c_str());
+    const Line collective = last.collectives == 0 ? Line("it has entered no collective")
+                                                  : line("its last collective was %s number %lld",
+                                                         last.collective.c_str(),
+                                                         static_cast<long long>(last.collectives));
+    return line("rank %d (host %s) %s; %s, in step %lld (%s)", rank, member.host.c_str(),
+                verdict.c_str(), collective.c_str(), static_cast<long long>(last.step),
+                last.phase.c_str());
 }
 
 }  // namespace
@@ -584,7 +602,8 @@ class Watchdog::Watch {
 
     Line silence(const char* others = "") const {
         return line(
-            "is hung: its process is stopped, its host frozen or the link cut; it has not been heard for %g s%s",
+            "is hung: its process is stopped, its host frozen or the link cut; it has not been "
+            "heard for %g s%s",
             options_.timeout_seconds, others);
     }
 
@@ -595,7 +614,8 @@ class Watchdog::Watch {
     const WatchdogOptions options_;
     const Duration timeout_, interval_;
     Time now_;
-    Duration pause_{};  // how long this process did not run, if the others must have noticed; for one interval after it
+    Duration
+        pause_{};  // how long this process did not run, if the others must have noticed; for one interval after it
     Time leave_by_ = Time::max();
 
   private:
@@ -674,7 +694,8 @@ class Watchdog::Watch {
 
 class Watchdog::Hub : public Watch {
   public:
-    Hub(Socket listener, const Invitation& invitation, const Activity& activity, WatchdogOptions options)
+    Hub(Socket listener, const Invitation& invitation, const Activity& activity,
+        WatchdogOptions options)
         : Watch(activity, std::move(options)),
           listener_(std::move(listener)),
           invitation_(invitation),
@@ -711,22 +732,26 @@ class Watchdog::Hub : public Watch {
                 if (!obey(static_cast<int>(r), Fields(message))) break;
             if (member.connection && member.connection->ended()) {
                 if (pause_ > Duration::zero())
-                    suspect(
-                        Cause::dead, 0s,
-                        line("rank 0 (host %s) was stopped, or its host frozen, for %.0f s, and the others have ended",
-                             members_[0].host.c_str(), std::chrono::duration<double>(pause_).count()));
+                    suspect(Cause::dead, 0s,
+                            line("rank 0 (host %s) was stopped, or its host frozen, for %.0f s, "
+                                 "and the others have ended",
+                                 members_[0].host.c_str(),
+                                 std::chrono::duration<double>(pause_).count()));
                 else if (!member.failed)  // one that has reported need not say goodbye
                     suspect(Cause::dead, 0s,
-                            obituary(static_cast<int>(r), member, Line("is dead: its connection ended")));
+                            obituary(static_cast<int>(r), member,
+                                     Line("is dead: its connection ended")));
                 member.leave();
             }
         }
         if (!listener_) return;
         for (Guest& guest : guests_) admit(guest, polls);
-        std::erase_if(guests_, [&](const Guest& guest) { return !guest.connection || now_ >= guest.until; });
+        std::erase_if(guests_,
+                      [&](const Guest& guest) { return !guest.connection || now_ >= guest.until; });
         if (polls[listener_slot_].revents & POLLIN) accept_guests();
-        if (std::none_of(members_.begin(), members_.end(),
-                         [](const Member& member) { return member.state == Member::State::expected; })) {
+        if (std::none_of(members_.begin(), members_.end(), [](const Member& member) {
+                return member.state == Member::State::expected;
+            })) {
             guests_.clear();
             listener_ = Socket();
         }
@@ -742,7 +767,8 @@ class Watchdog::Hub : public Watch {
             case Kind::failure:
                 member.failed = true;
                 suspect(Cause::reported, settling,
-                        line("rank %d (host %s) failed: %s", rank, member.host.c_str(), fields.text<Line>().c_str()));
+                        line("rank %d (host %s) failed: %s", rank, member.host.c_str(),
+                             fields.text<Line>().c_str()));
                 return true;
             case Kind::goodbye:
                 member.leave();
@@ -762,7 +788,8 @@ class Watchdog::Hub : public Watch {
             if (guest.rank == 0 && fields.kind() == Kind::hello) {
                 const bool invited = equal(fields.key(), invitation_.client);
                 const int64_t rank = fields.number(), size = fields.number();
-                if (!invited || size != options_.size || rank < 1 || rank >= size || !expected(rank))
+                if (!invited || size != options_.size || rank < 1 || rank >= size ||
+                    !expected(rank))
                     return guest.connection.reset();
                 guest.rank = static_cast<int>(rank);
                 guest.host = fields.text<Name>();
@@ -781,12 +808,15 @@ class Watchdog::Hub : public Watch {
         }
         if (connection.ended()) guest.connection.reset();
     }
-    bool expected(int64_t rank) const { return members_[static_cast<size_t>(rank)].state == Member::State::expected; }
+    bool expected(int64_t rank) const {
+        return members_[static_cast<size_t>(rank)].state == Member::State::expected;
+    }
 
     void accept_guests() {
         const size_t most = members_.size() + spare_guests;
         for (size_t count = 0; count < most; ++count) {
-            Socket socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+            Socket socket(
+                ::accept4(listener_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
             if (!socket) {
                 // Out of descriptors, for example: until the next tick, not in a busy loop.
                 if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) accepting_ = false;
@@ -795,7 +825,8 @@ class Watchdog::Hub : public Watch {
             if (guests_.size() >= most) {
                 // The one that has kept its place longest without showing the secret goes.
                 const auto stranger =
-                    std::find_if(guests_.begin(), guests_.end(), [](const Guest& guest) { return guest.rank == 0; });
+                    std::find_if(guests_.begin(), guests_.end(),
+                                 [](const Guest& guest) { return guest.rank == 0; });
                 if (stranger == guests_.end()) continue;
                 guests_.erase(stranger);
             }
@@ -818,16 +849,19 @@ class Watchdog::Hub : public Watch {
 
     void judge_silent() {
         int silent = 0;
-        for (const Member& member : members_) silent += member.watched() && since(member.heard) > timeout_ / 2;
+        for (const Member& member : members_)
+            silent += member.watched() && since(member.heard) > timeout_ / 2;
         for (size_t r = 1; r < members_.size(); ++r) {
             const Member& member = members_[r];
             if (member.state == Member::State::gone || since(member.heard) <= timeout_) continue;
             const int rank = static_cast<int>(r);
             if (member.watched())
-                suspect(Cause::silent, 0s, obituary(rank, member, silence(silent > 1 ? ", nor have others" : "")));
+                suspect(Cause::silent, 0s,
+                        obituary(rank, member, silence(silent > 1 ? ", nor have others" : "")));
             else
                 suspect(Cause::silent, 0s,
-                        line("rank %d has not come to rank 0 (host %s) within %g s; it has ended, or cannot reach this "
+                        line("rank %d has not come to rank 0 (host %s) within %g s; it has ended, "
+                             "or cannot reach this "
                              "host over TCP",
                              rank, options_.host.c_str(), options_.timeout_seconds));
         }
@@ -851,7 +885,8 @@ class Watchdog::Hub : public Watch {
         });
         suspect(Cause::stuck, 0s,
                 obituary(static_cast<int>(last - members_.data()), *last,
-                         line("is stuck: it has made no progress for %g s, and %d of the %d ranks wait for it",
+                         line("is stuck: it has made no progress for %g s, and %d of the %d ranks "
+                              "wait for it",
                               options_.timeout_seconds, static_cast<int>(waiting), options_.size)));
     }
 
@@ -863,8 +898,9 @@ class Watchdog::Hub : public Watch {
     bool left() override {
         members_[0].state = Member::State::gone;
         if (leave_by_ == Time::max()) leave_by_ = now_ + timeout_;
-        const bool all_gone = std::all_of(members_.begin(), members_.end(),
-                                          [](const Member& member) { return member.state == Member::State::gone; });
+        const bool all_gone =
+            std::all_of(members_.begin(), members_.end(),
+                        [](const Member& member) { return member.state == Member::State::gone; });
         if (!all_gone && now_ < leave_by_) return false;
         for (Member& member : members_)
             if (member.connection) member.connection->send(Message(Kind::goodbye));
@@ -939,14 +975,17 @@ class Watchdog::Spoke : public Watch {
         const Time end = Clock::now() + limit;
         std::string reasons;
         // Rank 0 may be slow to answer, and an address may lead nowhere: none is given more than a few seconds at once.
-        for (Duration patience = 2s; Clock::now() < end; patience = std::min<Duration>(2 * patience, 8s)) {
+        for (Duration patience = 2s; Clock::now() < end;
+             patience = std::min<Duration>(2 * patience, 8s)) {
             reasons.clear();
             for (const std::string& address : invitation.addresses) {
                 const Time deadline = std::min(end, Clock::now() + patience);
                 Socket socket = connect_to(address, invitation.port, deadline);
                 if (!socket) {
-                    reasons += concat(reasons.empty() ? "" : ", ", address, " (", std::strerror(errno), ")");
-                } else if (introduce(std::make_unique<Connection>(std::move(socket)), invitation, deadline)) {
+                    reasons += concat(reasons.empty() ? "" : ", ", address, " (",
+                                      std::strerror(errno), ")");
+                } else if (introduce(std::make_unique<Connection>(std::move(socket)), invitation,
+                                     deadline)) {
                     return;
                 } else {
                     reasons += concat(reasons.empty() ? "" : ", ", address, " (no answer)");
@@ -954,12 +993,14 @@ class Watchdog::Spoke : public Watch {
             }
             std::this_thread::sleep_for(100ms);
         }
-        throw Error("rank ", options_.rank, " (host ", options_.host, ") could not reach rank 0 within ",
-                    std::chrono::duration<double>(limit).count(), " s at TCP port ", invitation.port, " of ", reasons,
-                    "; the hosts of a job must be able to connect to one another");
+        throw Error(
+            "rank ", options_.rank, " (host ", options_.host, ") could not reach rank 0 within ",
+            std::chrono::duration<double>(limit).count(), " s at TCP port ", invitation.port,
+            " of ", reasons, "; the hosts of a job must be able to connect to one another");
     }
 
-    bool introduce(std::unique_ptr<Connection> connection, const Invitation& invitation, Time deadline) {
+    bool introduce(std::unique_ptr<Connection> connection, const Invitation& invitation,
+                   Time deadline) {
         connection->send(Message(Kind::hello)
                              .key(invitation.client)
                              .number(options_.rank)
@@ -969,11 +1010,13 @@ class Watchdog::Spoke : public Watch {
         while (!connection->ended() && Clock::now() < deadline) {
             polls.clear();
             connection->enlist(polls);
-            if (::poll(polls.data(), polls.size(), milliseconds(deadline - Clock::now())) < 0) continue;
+            if (::poll(polls.data(), polls.size(), milliseconds(deadline - Clock::now())) < 0)
+                continue;
             connection->serve(polls);
             if (const uint8_t* message = connection->next()) {
                 Fields fields(message);
-                if (fields.kind() != Kind::welcome || !equal(fields.key(), invitation.hub)) return false;
+                if (fields.kind() != Kind::welcome || !equal(fields.key(), invitation.hub))
+                    return false;
                 hub_.host = fields.text<Name>();
                 hub_.connection = std::move(connection);
                 return true;
@@ -997,14 +1040,17 @@ class Watchdog::Spoke : public Watch {
             if (fields.kind() == Kind::goodbye) return hub_.leave();
         }
         if (!hub_.connection->ended()) return;
-        if (!said_goodbye_) suspect(Cause::dead, deference(), obituary(0, hub_, Line("is dead: its connection ended")));
+        if (!said_goodbye_)
+            suspect(Cause::dead, deference(),
+                    obituary(0, hub_, Line("is dead: its connection ended")));
         hub_.leave();
     }
 
     void tick() override {
         if (!hub_.connection || said_goodbye_) return;
         if (hub_.connection->idle()) hub_.connection->send(heartbeat(progress_of(activity_)));
-        if (since(hub_.heard) > timeout_) suspect(Cause::silent, deference(), obituary(0, hub_, silence()));
+        if (since(hub_.heard) > timeout_)
+            suspect(Cause::silent, deference(), obituary(0, hub_, silence()));
     }
 
     /// How long this rank leaves it to lower ones to print a line about rank 0.
@@ -1015,7 +1061,8 @@ class Watchdog::Spoke : public Watch {
     void reported(const Line& message) override {
         if (hub_.connection) hub_.connection->send(Message(Kind::failure).text(message));
         suspect(Cause::reported, hub_.connection ? answer : Duration::zero(),
-                line("rank %d (host %s) failed: %s", options_.rank, options_.host.c_str(), message.c_str()));
+                line("rank %d (host %s) failed: %s", options_.rank, options_.host.c_str(),
+                     message.c_str()));
     }
 
     bool left() override {
@@ -1040,7 +1087,8 @@ Watchdog::Listener::Listener(int rank, int size) {
     Socket socket = open_port(invitation.port);
     for (Key* key : {&invitation.client, &invitation.hub})
         if (::getrandom(key->data(), key->size(), 0) != static_cast<ssize_t>(key->size()))
-            throw Error("the kernel gives no random numbers for the watchdog: ", std::strerror(errno));
+            throw Error("the kernel gives no random numbers for the watchdog: ",
+                        std::strerror(errno));
     invitation.addresses = own_addresses();
     invitation_ = text_of(invitation);
     fd_ = socket.release();
@@ -1051,13 +1099,16 @@ Watchdog::Listener::Listener(Listener&& other) noexcept
 
 Watchdog::Listener::~Listener() { Socket closed(fd_); }
 
-Watchdog::Watchdog(Listener listener, const std::string& invitation, const Activity& activity, WatchdogOptions options)
+Watchdog::Watchdog(Listener listener, const std::string& invitation, const Activity& activity,
+                   WatchdogOptions options)
     : exceptions_(std::uncaught_exceptions()) {
     if (options.size < 2) return;
-    if (!(options.timeout_seconds > 0)) throw Error("the watchdog's timeout must be above 0 seconds");
+    if (!(options.timeout_seconds > 0))
+        throw Error("the watchdog's timeout must be above 0 seconds");
     const Invitation parsed = parse_invitation(invitation);
     if (options.rank == 0)
-        watch_ = std::make_unique<Hub>(Socket(std::exchange(listener.fd_, -1)), parsed, activity, std::move(options));
+        watch_ = std::make_unique<Hub>(Socket(std::exchange(listener.fd_, -1)), parsed, activity,
+                                       std::move(options));
     else
         watch_ = std::make_unique<Spoke>(parsed, activity, std::move(options));
     watch_->start();

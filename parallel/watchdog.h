@@ -69,7 +69,8 @@ class Watchdog {
     /// listener; `activity` must live longer than the object. Other ranks than 0 return when they are connected, and
     /// throw Error when rank 0 has let them in at none of its addresses within a minute, or timeout_seconds if that is
     /// less.
-    Watchdog(Listener listener, const std::string& invitation, const Activity& activity, WatchdogOptions options);
+    Watchdog(Listener listener, const std::string& invitation, const Activity& activity,
+             WatchdogOptions options);
 
     /// A good end: says goodbye, and this rank is no longer watched. Rank 0 first waits for the others' goodbyes, for
     /// timeout_seconds at most, and goes on watching them meanwhile; those it leaves behind are watched by nobody.

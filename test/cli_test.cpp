@@ -108,7 +108,8 @@ class Process {
     /// Without the note that there is no GPU.
     std::string err() const {
         std::string text = read(err_path());
-        if (text.starts_with("train_gpt: running on the CPU, since ")) text.erase(0, text.find('\n') + 1);
+        if (text.starts_with("train_gpt: running on the CPU, since "))
+            text.erase(0, text.find('\n') + 1);
         return text;
     }
     void signal(int number) { ::kill(pid_, number); }
@@ -268,9 +269,8 @@ std::vector<Json> metrics_of(const fs::path& run_dir) {
         int64_t& before = last[line.contains("val_loss")];
         CHECK(step > before);
         before = step;
-        for (const char* key :
-             {"ms", "tokens_per_second", "flops_per_second", "peak_fraction", "compute_ms", "communication_ms",
-              "data_wait_ms", "optimizer_ms"})
+        for (const char* key : {"ms", "tokens_per_second", "flops_per_second", "peak_fraction",
+                                "compute_ms", "communication_ms", "data_wait_ms", "optimizer_ms"})
             line.erase(key);
         lines.push_back(line);
     }
@@ -390,7 +390,8 @@ TEST_CASE("a command line that cannot be understood ends with exit code 2 and on
     check_refused(train_gpt_with({"selfcheck", "--device", "tpu"}), 2, {"--device", "tpu"});
     for (const char* percent : {"nan", "-1", "some"})
         check_refused(train_gpt_with({"selfcheck", "--tolerance", percent}), 2, {"--tolerance"});
-    check_refused(train_gpt_with({"selfcheck", "--max-bytes", "65535"}), 2, {"--max-bytes", "65536"});
+    check_refused(train_gpt_with({"selfcheck", "--max-bytes", "65535"}), 2,
+                  {"--max-bytes", "65536"});
 }
 
 TEST_CASE("configurations are refused with the key, the value and the nearest valid key", "[cli]") {
@@ -631,12 +632,16 @@ TEST_CASE("k steps, a stop and the rest equal all steps at once, bit for bit", "
     }
 }
 
-TEST_CASE("SIGINT, SIGTERM, SIGUSR1 and SIGHUP end behind a checkpoint from which the same command goes on",
-          "[cli][cuda]") {
+TEST_CASE(
+    "SIGINT, SIGTERM, SIGUSR1 and SIGHUP end behind a checkpoint from which the same command goes "
+    "on",
+    "[cli][cuda]") {
     const Workplace& w = Workplace::get();
     std::signal(SIGHUP, SIG_DFL);  // where the tests themselves ignore it, the program would
-    for (const auto& [number, name] :
-         {std::pair{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}, {SIGHUP, "SIGHUP"}}) {
+    for (const auto& [number, name] : {std::pair{SIGINT, "SIGINT"},
+                                       {SIGTERM, "SIGTERM"},
+                                       {SIGUSR1, "SIGUSR1"},
+                                       {SIGHUP, "SIGHUP"}}) {
         const TemporaryDirectory directory;
         const std::string run = directory / "run";
         int64_t done = 0;
@@ -663,7 +668,8 @@ TEST_CASE("SIGINT, SIGTERM, SIGUSR1 and SIGHUP end behind a checkpoint from whic
 TEST_CASE("a run goes on when whoever reads its output goes away", "[cli]") {
     const TemporaryDirectory directory;
     std::string command = binary();
-    for (const std::string& argument : Workplace::get().train(directory / "run")) command += " '" + argument + "'";
+    for (const std::string& argument : Workplace::get().train(directory / "run"))
+        command += " '" + argument + "'";
     run_program({"sh", "-c", command + " | head -n 1"});
     CHECK(checkpoints_in(directory / "run") == std::vector<int64_t>{12});
 }
@@ -991,7 +997,8 @@ TEST_CASE("eval gives the last validation loss of the run, also from a plain Hug
     check_refused(train_gpt_with({"sample", "test/fixtures/gpt2-tiny"}), 1, {"tokenizer"});
 }
 
-TEST_CASE("HellaSwag accuracy is reported by eval and by a run that names the file", "[cli][cuda]") {
+TEST_CASE("HellaSwag accuracy is reported by eval and by a run that names the file",
+          "[cli][cuda]") {
     const TemporaryDirectory directory;
     std::string jsonl;
     for (int i = 0; i < 5; ++i)
@@ -1026,8 +1033,10 @@ TEST_CASE("HellaSwag accuracy is reported by eval and by a run that names the fi
 // ---- Selfcheck --------------------------------------------------------------------------------------------------------
 
 TEST_CASE("selfcheck of one rank prints what its device reaches and finds nothing wrong", "[cli]") {
-    const Outcome outcome = check_succeeds(train_gpt_with({"selfcheck", "--device", "cpu", "--tolerance", "0"}));
-    for (const char* part : {"rank", "bf16 TFLOP/s", "fp32 TFLOP/s", "memory GB/s", "1 thread", "nothing to compare"})
+    const Outcome outcome =
+        check_succeeds(train_gpt_with({"selfcheck", "--device", "cpu", "--tolerance", "0"}));
+    for (const char* part :
+         {"rank", "bf16 TFLOP/s", "fp32 TFLOP/s", "memory GB/s", "1 thread", "nothing to compare"})
         CHECK(contains(outcome.out, part));
     CHECK_FALSE(contains(outcome.out, "GPU GB/s"));
     CHECK_FALSE(contains(outcome.out, "collectives"));
@@ -1035,11 +1044,13 @@ TEST_CASE("selfcheck of one rank prints what its device reaches and finds nothin
 
 TEST_CASE("selfcheck of two ranks compares them and measures collectives by size", "[cli]") {
     if (skip_without_mpirun()) return;
-    const Arguments command{binary(), "selfcheck", "--device", "cpu", "--max-bytes", "300000", "--tolerance"};
+    const Arguments command{binary(),      "selfcheck", "--device",   "cpu",
+                            "--max-bytes", "300000",    "--tolerance"};
     const ProgramResult alike = run_ranks(2, command + Arguments{"1000"});
     INFO(alike.output);
     CHECK(alike.exit_code == 0);
-    for (const char* part : {"\n   0  ", "\n   1  ", "median", "over 2 ranks", "64 KiB", "256 KiB", "within 1000%"})
+    for (const char* part :
+         {"\n   0  ", "\n   1  ", "median", "over 2 ranks", "64 KiB", "256 KiB", "within 1000%"})
         CHECK(contains(alike.output, part));
     CHECK_FALSE(contains(alike.output, "1 MiB"));
 
@@ -1053,11 +1064,14 @@ TEST_CASE("selfcheck of two ranks compares them and measures collectives by size
 }
 
 TEST_CASE("selfcheck of two GPUs measures their copies and NCCL too", "[cli][cuda]") {
-    if (!contains(check_succeeds(train_gpt_with({"--version"})).out, "GPU 1") || skip_without_mpirun()) return;
-    const ProgramResult result =
-        run_ranks(2, {binary(), "selfcheck", "--device", "cuda", "--max-bytes", "65536", "--tolerance", "1000"});
+    if (!contains(check_succeeds(train_gpt_with({"--version"})).out, "GPU 1") ||
+        skip_without_mpirun())
+        return;
+    const ProgramResult result = run_ranks(2, {binary(), "selfcheck", "--device", "cuda",
+                                               "--max-bytes", "65536", "--tolerance", "1000"});
     INFO(result.output);
     CHECK(result.exit_code == 0);
-    for (const char* part : {"to GPU GB/s", "from GPU GB/s", "over 2 ranks", "64 KiB", "within 1000%"})
+    for (const char* part :
+         {"to GPU GB/s", "from GPU GB/s", "over 2 ranks", "64 KiB", "within 1000%"})
         CHECK(contains(result.output, part));
 }

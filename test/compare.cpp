@@ -32,7 +32,8 @@ struct Options {
 
 /// Characters, of which UTF-8 makes one to four bytes.
 size_t width_of(const std::string& text) {
-    return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+    return static_cast<size_t>(
+        std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
 /// A Markdown table whose rows appear as soon as they are known.
@@ -50,7 +51,8 @@ class Table {
         for (Column& column : columns_) {
             column.width = std::max(column.width, width_of(column.name));
             names.push_back(column.name);
-            line += std::string(column.width + (column.right ? 1 : 2), '-') + (column.right ? ":|" : "|");
+            line += std::string(column.width + (column.right ? 1 : 2), '-') +
+                    (column.right ? ":|" : "|");
         }
         row(names);
         std::printf("%s\n", line.c_str());
@@ -58,7 +60,8 @@ class Table {
     void row(const std::vector<std::string>& cells) const {
         std::string line = "|";
         for (size_t i = 0; i < columns_.size(); ++i) {
-            const std::string padding(columns_[i].width - std::min(columns_[i].width, width_of(cells[i])), ' ');
+            const std::string padding(
+                columns_[i].width - std::min(columns_[i].width, width_of(cells[i])), ' ');
             line += " " + (columns_[i].right ? padding + cells[i] : cells[i] + padding) + " |";
         }
         std::printf("%s\n", line.c_str());
@@ -78,7 +81,8 @@ std::string number(const char* format, double value) {
 
 std::string text_of(const Shape& shape, const std::vector<Letter>& order) {
     std::string text;
-    for (const Letter& letter : order) text += concat(text.empty() ? "" : " ", letter.name, "=", shape.at(letter.name));
+    for (const Letter& letter : order)
+        text += concat(text.empty() ? "" : " ", letter.name, "=", shape.at(letter.name));
     return text;
 }
 
@@ -92,7 +96,8 @@ Shape small_shape(const Operation& operation) {
 
 Shape gpt2_shape(const Operation& operation, const Device& device) {
     Shape shape;
-    for (const Letter& letter : operation.letters) shape[letter.name] = device.is_cuda() ? letter.gpu : letter.cpu;
+    for (const Letter& letter : operation.letters)
+        shape[letter.name] = device.is_cuda() ? letter.gpu : letter.cpu;
     return shape;
 }
 
@@ -119,7 +124,8 @@ void judge(std::vector<Judgement>& judgements, const Operands& operands, const R
            const std::string& against, const Results& theirs, double bounds) {
     for (const Operand& operand : operands.all()) {
         if (!operand.is_result) continue;
-        judgements.push_back({operand.name, against, difference(ours.at(operand.name), theirs.at(operand.name)),
+        judgements.push_back({operand.name, against,
+                              difference(ours.at(operand.name), theirs.at(operand.name)),
                               bounds * operand.accuracy.bound(operands.dtype())});
     }
 }
@@ -131,7 +137,8 @@ class Comparison {
     explicit Comparison(const Options& options) : options_(options) {
         for (const Operation& operation : operations()) {
             const auto& wanted = options.kernels;
-            if (wanted.empty() || std::find(wanted.begin(), wanted.end(), operation.name) != wanted.end())
+            if (wanted.empty() ||
+                std::find(wanted.begin(), wanted.end(), operation.name) != wanted.end())
                 chosen_.push_back(&operation);
         }
         for (const std::string& name : options.kernels) require_kernel(name);
@@ -143,7 +150,8 @@ class Comparison {
     void list() const {
         const Table table({{"kernel", 28}, {"computes", 84}, {"shape by default"}});
         for (const Operation* operation : chosen_)
-            table.row({operation->name, operation->computes, text_of(small_shape(*operation), operation->letters)});
+            table.row({operation->name, operation->computes,
+                       text_of(small_shape(*operation), operation->letters)});
     }
 
     /// The exit code.
@@ -156,7 +164,8 @@ class Comparison {
             for (const Operation* operation : chosen_) compare(*operation);
         }
         if (failures_ == 0) return 0;
-        std::fprintf(stderr, "compare: %d failures: results marked ✗ and errors named above\n", failures_);
+        std::fprintf(stderr, "compare: %d failures: results marked ✗ and errors named above\n",
+                     failures_);
         return 1;
     }
 
@@ -203,11 +212,14 @@ size_t edit_distance(const std::string& a, const std::string& b) {
 
 void Comparison::require_kernel(const std::string& name) const {
     const auto& all = operations();
-    if (std::any_of(all.begin(), all.end(), [&](const Operation& o) { return o.name == name; })) return;
-    const auto nearest = std::min_element(all.begin(), all.end(), [&](const Operation& a, const Operation& b) {
-        return edit_distance(name, a.name) < edit_distance(name, b.name);
-    });
-    throw UsageError("there is no kernel \"", name, "\"; the nearest is \"", nearest->name, "\", and --list shows all");
+    if (std::any_of(all.begin(), all.end(), [&](const Operation& o) { return o.name == name; }))
+        return;
+    const auto nearest =
+        std::min_element(all.begin(), all.end(), [&](const Operation& a, const Operation& b) {
+            return edit_distance(name, a.name) < edit_distance(name, b.name);
+        });
+    throw UsageError("there is no kernel \"", name, "\"; the nearest is \"", nearest->name,
+                     "\", and --list shows all");
 }
 
 void Comparison::read_shape() {
@@ -216,7 +228,8 @@ void Comparison::read_shape() {
     std::string letters;
     for (const Operation* operation : chosen_)
         for (const Letter& letter : operation->letters)
-            if (known.insert(letter.name).second) letters += concat(letters.empty() ? "" : " ", letter.name);
+            if (known.insert(letter.name).second)
+                letters += concat(letters.empty() ? "" : " ", letter.name);
     std::istringstream text(options_.shape);
     for (std::string part; std::getline(text, part, ',');) {
         char letter = 0, equals = 0, rest = 0;
@@ -224,9 +237,11 @@ void Comparison::read_shape() {
         std::istringstream in(part);
         const bool understood = in >> letter >> equals >> extent && equals == '=' && !(in >> rest);
         if (!understood || extent < 1 || extent > INT32_MAX)
-            throw UsageError("--shape has \"", part, "\" where a letter and its extent should be, such as B=8,T=256");
+            throw UsageError("--shape has \"", part,
+                             "\" where a letter and its extent should be, such as B=8,T=256");
         if (!known.contains(letter))
-            throw UsageError("--shape gives ", letter, ", which no chosen kernel has; their letters are ", letters);
+            throw UsageError("--shape gives ", letter,
+                             ", which no chosen kernel has; their letters are ", letters);
         for (const Operation* operation : chosen_)
             for (const Letter& its : operation->letters)
                 if (its.name == letter && extent < its.least)
@@ -251,19 +266,26 @@ void Comparison::open_devices() {
 
 void Comparison::print_introduction() const {
     for (size_t i = 0; i < devices_.size(); ++i) {
-        std::printf("- %s: %s", devices_[i].is_cuda() ? "CUDA" : "CPU", device_name(devices_[i]).c_str());
-        if (limits_[i].bandwidth > 0) std::printf("; reaches %.1f GB/s", 1e-9 * limits_[i].bandwidth);
+        std::printf("- %s: %s", devices_[i].is_cuda() ? "CUDA" : "CPU",
+                    device_name(devices_[i]).c_str());
+        if (limits_[i].bandwidth > 0)
+            std::printf("; reaches %.1f GB/s", 1e-9 * limits_[i].bandwidth);
         for (const auto& [dtype, flops] : limits_[i].flops)
             std::printf(", %.3f TFLOP/s in %s", 1e-12 * flops, name_of(dtype));
         std::printf(limits_[i].bandwidth > 0 ? "\n" : "; not timed\n");
     }
-    std::printf("- bound of relative L2: %s; twice that against another implementation; ✗ is beyond it\n",
-                bound_formula);
+    std::printf(
+        "- bound of relative L2: %s; twice that against another implementation; ✗ is beyond it\n",
+        bound_formula);
     if (options_.repeat > 0)
-        std::printf("- ms: median of %d calls behind %d that warm up, on copies of the operands that fill %zu MiB\n",
-                    options_.repeat, warm_up_calls, beyond_caches >> 20);
+        std::printf(
+            "- ms: median of %d calls behind %d that warm up, on copies of the operands that fill "
+            "%zu MiB\n",
+            options_.repeat, warm_up_calls, beyond_caches >> 20);
     if (options_.all)
-        std::printf("- errors are those at the small shapes of --list, of the result that is nearest to its bound\n");
+        std::printf(
+            "- errors are those at the small shapes of --list, of the result that is nearest to "
+            "its bound\n");
     std::printf("\n");
 }
 
@@ -271,13 +293,15 @@ std::vector<DType> Comparison::dtypes_of(const Operation& operation) const {
     return operation.fp32_only ? std::vector<DType>{DType::fp32} : dtypes_;
 }
 
-void Comparison::attempt(const Operation& operation, DType dtype, const std::function<void()>& action) {
+void Comparison::attempt(const Operation& operation, DType dtype,
+                         const std::function<void()>& action) {
     try {
         action();
     } catch (const Error& error) {
         ++failures_;
         std::fflush(stdout);
-        std::fprintf(stderr, "compare: %s in %s: %s\n", operation.name.c_str(), name_of(dtype), error.what());
+        std::fprintf(stderr, "compare: %s in %s: %s\n", operation.name.c_str(), name_of(dtype),
+                     error.what());
     }
 }
 
@@ -295,7 +319,8 @@ void Comparison::judge_all(const Operation& operation, const Operands& operands,
                 first = results;
             }
             Judged judged{device, implementation.name, {}};
-            if (!options_.no_reference) judge(judged.judgements, operands, results, "float64", exact, 1);
+            if (!options_.no_reference)
+                judge(judged.judgements, operands, results, "float64", exact, 1);
             const bool other_device = device.is_cuda() && !devices_.front().is_cuda();
             if (other_device || options_.no_reference)
                 judge(judged.judgements, operands, results, first_name, first, 2);
@@ -319,7 +344,8 @@ std::vector<std::string> Comparison::speed_cells(const Device& device, const Ope
     const auto found = std::find(devices_.begin(), devices_.end(), device);
     const Limits& limits = limits_[static_cast<size_t>(found - devices_.begin())];
     if (limits.bandwidth == 0) return {"–", "–", "–"};
-    const Speed speed = Workplace(operation, operands, device, copies_beyond_caches(operands)).speed(options_.repeat);
+    const Speed speed = Workplace(operation, operands, device, copies_beyond_caches(operands))
+                            .speed(options_.repeat);
     const double by_bytes = speed.bytes / limits.bandwidth;
     const double by_flops = speed.flops > 0 ? speed.flops / limits.flops.at(operands.dtype()) : 0;
     return {number("%.4f", 1e3 * speed.seconds),
@@ -331,7 +357,8 @@ std::vector<std::string> Comparison::speed_cells(const Device& device, const Ope
 const std::vector<Table::Column> error_columns = {
     {"result", 8},           {"against", 13},           {"max error", 9, true},
     {"mean error", 9, true}, {"relative L2", 11, true}, {"bound", 8, true}};
-const std::vector<Table::Column> speed_columns = {{"ms", 10, true}, {"rate", 15, true}, {"of the limit", 12, true}};
+const std::vector<Table::Column> speed_columns = {
+    {"ms", 10, true}, {"rate", 15, true}, {"of the limit", 12, true}};
 
 template <class T>
 std::vector<T> operator+(std::vector<T> a, const std::vector<T>& b) {
@@ -345,7 +372,8 @@ void Comparison::compare(const Operation& operation) {
         if (given_.contains(letter)) extent = given_[letter];
     std::printf("### %s: %s\n\n%s\n\n", operation.name.c_str(), operation.computes.c_str(),
                 text_of(shape, operation.letters).c_str());
-    const Table table(std::vector<Table::Column>{{"dtype"}, {"implementation", 14}} + error_columns + speed_columns);
+    const Table table(std::vector<Table::Column>{{"dtype"}, {"implementation", 14}} +
+                      error_columns + speed_columns);
     for (DType dtype : dtypes_of(operation)) {
         attempt(operation, dtype, [&] {
             Operands operands(shape, dtype, options_.seed);
@@ -353,8 +381,8 @@ void Comparison::compare(const Operation& operation) {
             judge_all(operation, operands, [&](const Judged& judged) {
                 std::vector<std::string> speed = speed_cells(judged.device, operation, operands);
                 for (const Judgement& judgement : judged.judgements) {
-                    table.row(std::vector<std::string>{name_of(dtype), judged.implementation} + error_cells(judgement) +
-                              speed);
+                    table.row(std::vector<std::string>{name_of(dtype), judged.implementation} +
+                              error_cells(judgement) + speed);
                     speed.assign(speed_columns.size(), "");
                 }
             });
@@ -372,7 +400,8 @@ bool nearer_to_bound(const Judgement& a, const Judgement& b) {
 }
 
 void Comparison::compare_at_gpt2_shapes() {
-    const Table table(std::vector<Table::Column>{{"kernel", 28}, {"dtype"}, {"implementation", 14}, {"shape", 24}} +
+    const Table table(std::vector<Table::Column>{
+                          {"kernel", 28}, {"dtype"}, {"implementation", 14}, {"shape", 24}} +
                       speed_columns + error_columns);
     for (const Operation* operation : chosen_) {
         for (DType dtype : dtypes_of(*operation)) {
@@ -380,12 +409,13 @@ void Comparison::compare_at_gpt2_shapes() {
                 Operands small(small_shape(*operation), dtype, options_.seed);
                 operation->declare(small);
                 judge_all(*operation, small, [&](const Judged& judged) {
-                    const auto& worst =
-                        *std::max_element(judged.judgements.begin(), judged.judgements.end(), nearer_to_bound);
+                    const auto& worst = *std::max_element(judged.judgements.begin(),
+                                                          judged.judgements.end(), nearer_to_bound);
                     const Shape shape = gpt2_shape(*operation, judged.device);
                     Operands large(shape, dtype, options_.seed);
                     operation->declare(large);
-                    table.row(std::vector<std::string>{operation->name, name_of(dtype), judged.implementation,
+                    table.row(std::vector<std::string>{operation->name, name_of(dtype),
+                                                       judged.implementation,
                                                        text_of(shape, operation->letters)} +
                               speed_cells(judged.device, *operation, large) + error_cells(worst));
                 });
@@ -397,17 +427,21 @@ void Comparison::compare_at_gpt2_shapes() {
 int run(int argc, char** argv) {
     Options options;
     CLI::App app(
-        "Compares the implementations of the kernels: the errors of their results against float64, their time, and "
+        "Compares the implementations of the kernels: the errors of their results against float64, "
+        "their time, and "
         "how\n"
         "near it is to what the device reaches at best. Without a kernel's name: all of them.",
         "compare");
     app.footer(
-        "Exits with 1 when a result is NaN or its error beyond the bound that follows from its dtype and the length of "
+        "Exits with 1 when a result is NaN or its error beyond the bound that follows from its "
+        "dtype and the length of "
         "its\n"
-        "sums. The bound is meant for results of many elements: a single sum whose terms cancel may be less exact.\n"
+        "sums. The bound is meant for results of many elements: a single sum whose terms cancel "
+        "may be less exact.\n"
         "Example: compare attention_backward --shape B=1,T=100,D=80 --dtype bf16");
     app.add_option("kernels", options.kernels, "Names from --list")->type_name("KERNEL");
-    app.add_option("--shape", options.shape, "Extents of letters, as --list shows them; the others keep their defaults")
+    app.add_option("--shape", options.shape,
+                   "Extents of letters, as --list shows them; the others keep their defaults")
         ->type_name("B=8,T=256,…");
     app.add_option("--dtype", options.dtype, "fp32, bf16 or both")
         ->check(CLI::IsMember({"fp32", "bf16", "both"}))
@@ -415,10 +449,12 @@ int run(int argc, char** argv) {
     app.add_option("--device", options.device, "cpu, cuda or all that there are")
         ->check(CLI::IsMember({"cpu", "cuda", "all"}))
         ->capture_default_str();
-    app.add_flag("--all", options.all,
-                 "One row each at the shapes of GPT-2 124M (B=4 T=256 on the CPU, B=64 T=1024 on a GPU)")
+    app.add_flag(
+           "--all", options.all,
+           "One row each at the shapes of GPT-2 124M (B=4 T=256 on the CPU, B=64 T=1024 on a GPU)")
         ->excludes("--shape");
-    app.add_flag("--list", options.list, "The kernels, what they compute, and the letters of their shapes");
+    app.add_flag("--list", options.list,
+                 "The kernels, what they compute, and the letters of their shapes");
     app.add_option("--repeat", options.repeat, "Calls that are timed; 0: none")
         ->check(CLI::Range(0, 10000))
         ->capture_default_str()

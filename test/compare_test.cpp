@@ -28,12 +28,14 @@ struct Outcome {
 Outcome compare_with(const std::string& arguments) {
     const char* named = std::getenv("COMPARE");
     const std::string program = named ? named : "build/compare";
-    if (!std::filesystem::exists(program)) FAIL("there is no program " << program << "; build it with make compare");
+    if (!std::filesystem::exists(program))
+        FAIL("there is no program " << program << "; build it with make compare");
     std::FILE* const pipe = ::popen(("'" + program + "' " + arguments + " 2>&1").c_str(), "r");
     REQUIRE(pipe != nullptr);
     Outcome outcome;
     char buffer[4096];
-    while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) outcome.text.append(buffer, n);
+    while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe))
+        outcome.text.append(buffer, n);
     const int status = ::pclose(pipe);
     outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     return outcome;
@@ -62,8 +64,10 @@ size_t count(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("a difference is the largest and the mean error, and their length beside that of what should be",
-          "[compare]") {
+TEST_CASE(
+    "a difference is the largest and the mean error, and their length beside that of what should "
+    "be",
+    "[compare]") {
     const Difference d = difference({1, -2, 7}, {1, -2, 4});
     CHECK(d.max == 3);
     CHECK(d.mean == 1);
@@ -88,8 +92,10 @@ TEST_CASE("a NaN shows in every part of a difference, wherever it is", "[compare
     }
 }
 
-TEST_CASE("the bound of an error is that of the dtype's rounding, and grows with the root of a sum's length",
-          "[compare]") {
+TEST_CASE(
+    "the bound of an error is that of the dtype's rounding, and grows with the root of a sum's "
+    "length",
+    "[compare]") {
     const Accuracy rounded{.roundings = 1, .terms = 0}, sum{.roundings = 0, .terms = 10000 - 16};
     CHECK(rounded.bound(DType::bf16) == Approx(0x1p-8));
     CHECK(rounded.bound(DType::fp32) == Approx(2 * std::sqrt(17.0) * 0x1p-24));
@@ -97,9 +103,11 @@ TEST_CASE("the bound of an error is that of the dtype's rounding, and grows with
     CHECK(sum.bound(DType::fp32) == sum.bound(DType::bf16));
 }
 
-TEST_CASE("compare finds every kernel of every device within its bounds at a small odd shape", "[compare][cuda]") {
-    const std::string text = check_succeeds(compare_with(
-        "--repeat 0 --shape B=2,T=19,C=27,H=3,D=17,V=71,M=13,N=23,K=37 --seed " + std::to_string(random_int(0, 1000))));
+TEST_CASE("compare finds every kernel of every device within its bounds at a small odd shape",
+          "[compare][cuda]") {
+    const std::string text = check_succeeds(
+        compare_with("--repeat 0 --shape B=2,T=19,C=27,H=3,D=17,V=71,M=13,N=23,K=37 --seed " +
+                     std::to_string(random_int(0, 1000))));
     const bool gpu = test_devices().size() > 1;
     for (const Operation& operation : operations()) {
         CAPTURE(operation.name);
@@ -108,13 +116,15 @@ TEST_CASE("compare finds every kernel of every device within its bounds at a sma
         const std::string section = text.substr(first, text.find("### ", first + 1) - first);
         for (const char* dtype : {"fp32", "bf16"}) {
             const std::string row = std::string("\n| ") + dtype + "  | ";
-            CHECK(contains(section, row + "CPU") == (dtype == std::string("fp32") || !operation.fp32_only));
+            CHECK(contains(section, row + "CPU") ==
+                  (dtype == std::string("fp32") || !operation.fp32_only));
             CHECK(contains(section, row + "CUDA") == (gpu && contains(section, row + "CPU")));
         }
     }
 }
 
-TEST_CASE("compare --list shows every kernel with its letters, and --help explains itself", "[compare]") {
+TEST_CASE("compare --list shows every kernel with its letters, and --help explains itself",
+          "[compare]") {
     const std::string list = check_succeeds(compare_with("--list"));
     for (const Operation& operation : operations()) {
         CHECK(contains(list, "| " + operation.name + " "));
@@ -122,8 +132,8 @@ TEST_CASE("compare --list shows every kernel with its letters, and --help explai
     }
     CHECK(contains(list, "| B=2 T=256 H=4 D=64"));
     const std::string help = check_succeeds(compare_with("--help"));
-    for (const char* option :
-         {"--shape", "--dtype", "--device", "--all", "--list", "--repeat", "--seed", "--no-reference"})
+    for (const char* option : {"--shape", "--dtype", "--device", "--all", "--list", "--repeat",
+                               "--seed", "--no-reference"})
         CHECK(contains(help, option));
 }
 
@@ -140,22 +150,26 @@ TEST_CASE("compare refuses what it cannot understand, and names what is nearest"
     check_refused("--repeat -1", {"--repeat", "--help"});
 }
 
-TEST_CASE("compare takes times, and gives the rate that is nearer to its limit beside it", "[compare]") {
-    const std::string small = check_succeeds(
-        compare_with("gelu_forward linear_forward --device cpu --dtype fp32 --repeat 3 --shape M=300,N=300,K=300"));
+TEST_CASE("compare takes times, and gives the rate that is nearer to its limit beside it",
+          "[compare]") {
+    const std::string small =
+        check_succeeds(compare_with("gelu_forward linear_forward --device cpu --dtype fp32 "
+                                    "--repeat 3 --shape M=300,N=300,K=300"));
     CHECK(contains(small, "; reaches "));
     CHECK(count(small, " GB/s | ") == 1);
     CHECK(contains(small, " TFLOP/s | "));
     CHECK(contains(small, " % |"));
 
-    const std::string row = "| layernorm_forward            | fp32  | CPU            | M=1024 C=768             | ";
-    CHECK(count(check_succeeds(compare_with("layernorm_forward --all --device cpu --dtype fp32 --repeat 1")), row) ==
-          1);
+    const std::string row =
+        "| layernorm_forward            | fp32  | CPU            | M=1024 C=768             | ";
+    CHECK(count(check_succeeds(
+                    compare_with("layernorm_forward --all --device cpu --dtype fp32 --repeat 1")),
+                row) == 1);
 }
 
 TEST_CASE("compare without a reference holds implementations against the first", "[compare]") {
-    const std::string text =
-        check_succeeds(compare_with("linear_forward --device cpu --dtype fp32 --repeat 0 --no-reference"));
+    const std::string text = check_succeeds(
+        compare_with("linear_forward --device cpu --dtype fp32 --repeat 0 --no-reference"));
     CHECK_FALSE(contains(text, "float64  "));
 #ifdef TRAIN_GPT_ONEDNN
     CHECK(contains(text, "| fp32  | CPU, own GEMM  | out      | CPU, oneDNN   | "));

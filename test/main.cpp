@@ -7,8 +7,8 @@
 
 #include <unistd.h>
 
-#include "test/catch.h"
 #include "kernels/device.h"
+#include "test/catch.h"
 #include "test/random.h"
 
 namespace train_gpt {
@@ -61,7 +61,8 @@ std::vector<float> random_normal(size_t n, float stddev) {
 }
 
 TemporaryDirectory::TemporaryDirectory() {
-    path_ = (std::filesystem::temp_directory_path() / ("train_gpt-test-" + std::string(6, 'X'))).string();
+    path_ = (std::filesystem::temp_directory_path() / ("train_gpt-test-" + std::string(6, 'X')))
+                .string();
     if (!::mkdtemp(path_.data())) std::abort();
 }
 

@@ -112,7 +112,9 @@ Names read_vocab(const JsonReader& reader, const json& vocab, TokenizerDefinitio
         if (id >= definition.tokens.size()) definition.tokens.resize(id + 1);
         const auto bytes = from_byte_alphabet(name);
         if (!bytes) {
-            const auto is_it = [&text = name](const AddedToken& token) { return token.text == text; };
+            const auto is_it = [&text = name](const AddedToken& token) {
+                return token.text == text;
+            };
             if (std::none_of(definition.added.begin(), definition.added.end(), is_it))
                 throw reader.fail(concat("has the token \"", name,
                                          "\", which is not in the byte-level alphabet"));

@@ -4,7 +4,8 @@
 
 namespace train_gpt {
 
-BatchFeed::BatchFeed(Arena& arena, int B, int T) : B_(B), T_(T), copies_(arena.device(), arena.is_counting()) {
+BatchFeed::BatchFeed(Arena& arena, int B, int T)
+    : B_(B), T_(T), copies_(arena.device(), arena.is_counting()) {
     if (!arena.device().is_cuda()) return;
     for (Slot& slot : slots_) {
         for (Tensor Slot::*member : {&Slot::tokens, &Slot::targets})
@@ -20,7 +21,8 @@ TokenBatch BatchFeed::next(Stream& compute, TrainLoader& loader) {
     slots_[current_].copied.wait();
     slots_[current_].used.record(compute);
     const HostBatch& host = loader.next();
-    if (!compute.device.is_cuda()) return {.tokens = host.tokens.data(), .targets = host.targets.data()};
+    if (!compute.device.is_cuda())
+        return {.tokens = host.tokens.data(), .targets = host.targets.data()};
 
     current_ = (current_ + 1) % slots;
     Slot& slot = slots_[current_];

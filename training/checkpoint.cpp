@@ -203,7 +203,8 @@ void write_optimizer(const fs::path& path, const ParameterStore& parameters, Act
             for (const ParameterStore::Piece* piece : saved.pieces) {
                 activity.pulse();
                 const auto n = static_cast<size_t>(logical_range(parameter(saved), *piece).n);
-                writer.append(std::as_bytes(parameters.host_view(*piece, state.state, copied).first(n)));
+                writer.append(
+                    std::as_bytes(parameters.host_view(*piece, state.state, copied).first(n)));
             }
     writer.commit();
 }

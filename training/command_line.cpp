@@ -167,10 +167,11 @@ CommandLine parse_command_line(int argc, char** argv) {
         ->check(CLI::Range(int64_t{0}, most))
         ->capture_default_str();
 
-    CLI::App* selfcheck = app.add_subcommand(
-        "selfcheck",
-        "Speed of each rank's device and of the exchange between ranks, under mpirun or srun; ends with exit code 1 "
-        "where a rank is slower or faster than the others");
+    CLI::App* selfcheck =
+        app.add_subcommand("selfcheck",
+                           "Speed of each rank's device and of the exchange between ranks, under "
+                           "mpirun or srun; ends with exit code 1 "
+                           "where a rank is slower or faster than the others");
     add_device(selfcheck, line);
     selfcheck
         ->add_option("--tolerance", line.selfcheck.tolerance,

@@ -144,7 +144,8 @@ const std::vector<Key>& keys() {
          "element-wise results, or whole "
          "blocks. Saves memory, costs time. `auto`: the least with which the run fits."},
         {KEY(precision.tf32), one_of({"on", "off"}),
-         "On a GPU, with `precision.dtype` fp32: matrix products on tensor cores, their operands rounded to TF32's 10 bits of "
+         "On a GPU, with `precision.dtype` fp32: matrix products on tensor cores, their operands "
+         "rounded to TF32's 10 bits of "
          "mantissa. Several times faster, for comparisons less exact."},
 
         {KEY(checkpoint.every), between(0, kMaxSteps),
@@ -187,16 +188,21 @@ const std::vector<Key>& keys() {
          "or the first that "
          "is there."},
         {KEY(kernels.attention), one_of({"auto", "own", "cudnn"}),
-         "Attention on GPUs: the project's own kernels; cuDNN, where it is found and can compute it (bf16, without a mask "
-         "of documents), for whose backward pass up to 2 GiB of scratch memory are planned; or the faster of the two, as "
+         "Attention on GPUs: the project's own kernels; cuDNN, where it is found and can compute "
+         "it (bf16, without a mask "
+         "of documents), for whose backward pass up to 2 GiB of scratch memory are planned; or the "
+         "faster of the two, as "
          "timed at the start of the run."},
         {KEY(kernels.autotune), one_of({"on", "off"}),
-         "On a GPU: time the algorithms that cuBLASLt offers for each shape, and where `kernels.attention` is `auto` both "
-         "attentions, before the first step and keep the fastest; or take cuBLASLt's first and our own attention. A run that goes "
+         "On a GPU: time the algorithms that cuBLASLt offers for each shape, and where "
+         "`kernels.attention` is `auto` both "
+         "attentions, before the first step and keep the fastest; or take cuBLASLt's first and our "
+         "own attention. A run that goes "
          "on uses what it chose before."},
 
         {KEY(parallel.zero), between(0, 2),
-         "What data parallelism splits over ranks (ZeRO's stages): 0: nothing; 1: optimizer state; 2: gradient sums as well, "
+         "What data parallelism splits over ranks (ZeRO's stages): 0: nothing; 1: optimizer state; "
+         "2: gradient sums as well, "
          "which are then reduced in every micro-batch."},
         {KEY(parallel.bucket_mb), greater_than(0),
          "Gradients are reduced in buckets of whole blocks, at least so many MiB of fp32 each."},

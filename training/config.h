@@ -60,7 +60,7 @@ struct Config {
         std::string dtype =
             "auto";  // auto (bf16 where the device multiplies it natively) | bf16 | fp32
         std::string recompute = "auto";  // auto (the least that fits) | none | elementwise | block
-        std::string tf32 = "off";  // on | off
+        std::string tf32 = "off";        // on | off
     } precision;
 
     struct Checkpoint {

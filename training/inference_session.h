@@ -22,8 +22,8 @@ class InferenceSession {
 
     const GPTShape& shape() const { return shape_; }
     Stream& stream() { return stream_; }
-    Generator& generator() { return *generator_; }    // For::sampling
-    GPT& model() { return *model_; }                  // For::evaluation
+    Generator& generator() { return *generator_; }           // For::sampling
+    GPT& model() { return *model_; }                         // For::evaluation
     const EvaluationBatch& batch() const { return batch_; }  // For::evaluation
     /// Throws Error when the folder has no tokenizer.
     const Tokenizer& tokenizer() const;

@@ -17,7 +17,7 @@ namespace {
 /// FLOP/s of n×n×n products of random matrices.
 double product_rate(const Device& device, DType dtype, int64_t n) {
     Stream stream(device);
-    const auto matrices = [&](Arena& arena, Tensor (&m)[3]) {
+    const auto matrices = [&](Arena& arena, Tensor(&m)[3]) {
         for (Tensor& t : m) t = arena.tensor(dtype, {n, n}, Purpose::workspaces);
         stream.scratch_bytes = linear_scratch_bytes(device, dtype, n, n, n);
         stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
@@ -30,8 +30,11 @@ double product_rate(const Device& device, DType dtype, int64_t n) {
     // Random numbers, since zeros switch few transistors and are multiplied faster where power is the limit.
     std::vector<float> values(static_cast<size_t>(n * n));
     RandomStream(0, RandomPurpose::synthetic, 0, 0).fill_normal(values.data(), n * n, 1.0f);
-    const std::vector<bf16> rounded = dtype == DType::bf16 ? std::vector<bf16>(values.begin(), values.end()) : std::vector<bf16>();
-    const void* data = dtype == DType::bf16 ? static_cast<const void*>(rounded.data()) : values.data();
+    const std::vector<bf16> rounded = dtype == DType::bf16
+                                          ? std::vector<bf16>(values.begin(), values.end())
+                                          : std::vector<bf16>();
+    const void* data =
+        dtype == DType::bf16 ? static_cast<const void*>(rounded.data()) : values.data();
     for (const Tensor& t : {m[1], m[2]}) copy_now(device, t.data, data, t.bytes());
 
     // A young process's threads may share one core until the scheduler has spread them: on until nothing gets faster.
@@ -61,7 +64,9 @@ double measure_peak_flops(const Device& device, DType dtype) {
     const double rate = product_rate(device, dtype, small);
     // A product that takes less than a millisecond does not fill the device.
     constexpr double seconds = 1e-3;
-    return 2.0 * small * small * small / rate < seconds && device.is_cuda() ? product_rate(device, dtype, large) : rate;
+    return 2.0 * small * small * small / rate < seconds && device.is_cuda()
+               ? product_rate(device, dtype, large)
+               : rate;
 }
 
 double measure_bandwidth(const Device& device) {
@@ -85,9 +90,11 @@ double measure_bandwidth(const Device& device) {
         } else {
             constexpr size_t piece = 1 << 20;
 #pragma omp parallel for schedule(static)
-            for (size_t first = 0; first < bytes; first += piece) std::memcpy(to + first, from + first, piece);
+            for (size_t first = 0; first < bytes; first += piece)
+                std::memcpy(to + first, from + first, piece);
         }
-        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        const double seconds =
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         best = std::max(best, 2.0 * static_cast<double>(bytes) / seconds);
     }
     return best;

@@ -34,17 +34,16 @@ RunFolder::RunFolder(const fs::path& path, const World& world) : path_(path) {
     });
     if (token.empty()) return;
     const std::vector<std::string> strangers = together(world, [&] {
-        return fs::exists(path_ / token)
-                   ? ""
-                   : concat("the run folder ", fs::absolute(path_).string(), " on host ",
-                            world.host());
+        return fs::exists(path_ / token) ? ""
+                                         : concat("the run folder ", fs::absolute(path_).string(),
+                                                  " on host ", world.host());
     });
     if (world.rank() == 0) fs::remove(path_ / token);
     for (size_t rank = 0; rank < strangers.size(); ++rank)
         if (!strangers[rank].empty())
-            throw SharedError(
-                "rank ", rank, ": ", strangers[rank],
-                " is not the one that rank 0 writes to; put run_dir on storage that all ranks share");
+            throw SharedError("rank ", rank, ": ", strangers[rank],
+                              " is not the one that rank 0 writes to; put run_dir on storage that "
+                              "all ranks share");
 }
 
 void RunFolder::lock() {

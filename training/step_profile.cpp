@@ -18,21 +18,24 @@ void StepProfile::start(Stream& stream) {
 }
 
 std::string StepProfile::finish(Stream& stream) {
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     stream.profiler = nullptr;
     return profile_table(profiler_.totals(), steps_, seconds, peak_flops_, bandwidth_);
 }
 
-std::string profile_table(const std::vector<Profiler::Total>& totals, int64_t steps, double seconds, double peak_flops,
-                          double bandwidth) {
+std::string profile_table(const std::vector<Profiler::Total>& totals, int64_t steps, double seconds,
+                          double peak_flops, double bandwidth) {
     std::vector<Profiler::Total> rows = totals;
-    std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
+    std::sort(rows.begin(), rows.end(),
+              [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
     char text[256];
-    std::snprintf(text, sizeof text, "profile of %lld steps; limits measured here: %.1f GB/s, %.2f TFLOP/s\n",
+    std::snprintf(text, sizeof text,
+                  "profile of %lld steps; limits measured here: %.1f GB/s, %.2f TFLOP/s\n",
                   static_cast<long long>(steps), 1e-9 * bandwidth, 1e-12 * peak_flops);
     std::string table = text;
-    std::snprintf(text, sizeof text, "  %-24s %10s %10s %7s %16s %8s\n", "kernel", "calls/step", "ms/step", "share", "rate",
-                  "of limit");
+    std::snprintf(text, sizeof text, "  %-24s %10s %10s %7s %16s %8s\n", "kernel", "calls/step",
+                  "ms/step", "share", "rate", "of limit");
     table += text;
     double in_kernels = 0;
     const double n = static_cast<double>(steps);
@@ -40,15 +43,17 @@ std::string profile_table(const std::vector<Profiler::Total>& totals, int64_t st
         in_kernels += row.seconds;
         const double by_bytes = row.bytes / bandwidth, by_flops = row.flops / peak_flops;
         const bool flops = by_flops > by_bytes;
-        const double rate = row.seconds > 0 ? (flops ? 1e-12 * row.flops : 1e-9 * row.bytes) / row.seconds : 0;
+        const double rate =
+            row.seconds > 0 ? (flops ? 1e-12 * row.flops : 1e-9 * row.bytes) / row.seconds : 0;
         const double of_limit = row.seconds > 0 ? std::max(by_bytes, by_flops) / row.seconds : 0;
-        std::snprintf(text, sizeof text, "  %-24s %10.1f %10.3f %6.1f%% %8.*f %s %7.1f%%\n", row.kind.c_str(),
-                      static_cast<double>(row.calls) / n, 1e3 * row.seconds / n, 100 * row.seconds / seconds,
-                      flops ? 3 : 1, rate, flops ? "TFLOP/s" : "GB/s   ", 100 * of_limit);
+        std::snprintf(text, sizeof text, "  %-24s %10.1f %10.3f %6.1f%% %8.*f %s %7.1f%%\n",
+                      row.kind.c_str(), static_cast<double>(row.calls) / n, 1e3 * row.seconds / n,
+                      100 * row.seconds / seconds, flops ? 3 : 1, rate,
+                      flops ? "TFLOP/s" : "GB/s   ", 100 * of_limit);
         table += text;
     }
-    std::snprintf(text, sizeof text, "  %-24s %10s %10.3f %6.1f%%\n", "all else", "", 1e3 * (seconds - in_kernels) / n,
-                  100 * (seconds - in_kernels) / seconds);
+    std::snprintf(text, sizeof text, "  %-24s %10s %10.3f %6.1f%%\n", "all else", "",
+                  1e3 * (seconds - in_kernels) / n, 100 * (seconds - in_kernels) / seconds);
     table += text;
     std::snprintf(text, sizeof text, "  %-24s %10s %10.3f", "step", "", 1e3 * seconds / n);
     return table + text;

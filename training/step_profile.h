@@ -14,8 +14,12 @@ class StepProfile {
     StepProfile(const Device& device, int64_t steps, double peak_flops);
 
     /// Before the first steps are submitted: the first two warm up.
-    bool starts_before(int64_t step_of_process) const { return steps_ > 0 && step_of_process == warm_up; }
-    bool ends_behind(int64_t steps_of_process) const { return steps_ > 0 && steps_of_process == warm_up + steps_; }
+    bool starts_before(int64_t step_of_process) const {
+        return steps_ > 0 && step_of_process == warm_up;
+    }
+    bool ends_behind(int64_t steps_of_process) const {
+        return steps_ > 0 && steps_of_process == warm_up + steps_;
+    }
     /// The device has nothing left to do at these calls.
     void start(Stream& stream);
     /// Time per kind of kernel and step, its share, GB/s or TFLOP/s, whichever is nearer to its limit, and how near.
@@ -31,7 +35,7 @@ class StepProfile {
 };
 
 /// The table by itself: totals over `steps` steps that took `seconds` together.
-std::string profile_table(const std::vector<Profiler::Total>& totals, int64_t steps, double seconds, double peak_flops,
-                          double bandwidth);
+std::string profile_table(const std::vector<Profiler::Total>& totals, int64_t steps, double seconds,
+                          double peak_flops, double bandwidth);
 
 }  // namespace train_gpt

@@ -37,7 +37,8 @@ int64_t copies_beyond_caches(const Operands& operands) {
     return 1 + static_cast<int64_t>(std::min(most, beyond_caches / operands.total_bytes()));
 }
 
-Workplace::Workplace(const Operation& operation, const Operands& operands, const Device& device, int64_t copies)
+Workplace::Workplace(const Operation& operation, const Operands& operands, const Device& device,
+                     int64_t copies)
     : operation_(operation), operands_(operands), stream_(device) {
     Arena plan = Arena::counting(device);
     take(plan, copies);

@@ -12,7 +12,7 @@ namespace train_gpt::compare {
 /// How far numbers are from those they should be; a NaN among either makes all three NaN.
 struct Difference {
     double max = 0, mean = 0;  // of |ours − theirs|
-    double relative = 0;       // ‖ours − theirs‖ / ‖theirs‖; where theirs are all zero, max
+    double relative = 0;  // ‖ours − theirs‖ / ‖theirs‖; where theirs are all zero, max
 };
 Difference difference(const Values& ours, const Values& theirs);
 
@@ -31,7 +31,8 @@ struct Speed {
 /// Memory for calls of an operation on a device, and a stream to run them on.
 class Workplace {
   public:
-    Workplace(const Operation& operation, const Operands& operands, const Device& device, int64_t copies = 1);
+    Workplace(const Operation& operation, const Operands& operands, const Device& device,
+              int64_t copies = 1);
 
     /// The results of one call, by name.
     std::map<std::string, Values> results();

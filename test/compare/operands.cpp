@@ -61,8 +61,9 @@ Operand& Operands::declare(const std::string& name, const Dims& dims, DType dtyp
     // Beside the content: the memory of the call, and results in double.
     const uint64_t available = memory_available({});
     if (4 * needed > static_cast<double>(available))
-        throw Error("this shape takes too much memory: ", name, " has ", elements, " elements, and ",
-                    format_bytes(available), " are free; give a smaller --shape");
+        throw Error("this shape takes too much memory: ", name, " has ", elements,
+                    " elements, and ", format_bytes(available),
+                    " are free; give a smaller --shape");
     return operands_.emplace_back(
         Operand{.name = name, .dims = dims, .dtype = dtype, .is_double = is_double, .content = {}});
 }
@@ -71,12 +72,15 @@ void Operands::normal(const std::string& name, const Dims& dims, float stddev, f
     normal(name, dims, dtype_, stddev, mean);
 }
 
-void Operands::normal(const std::string& name, const Dims& dims, DType dtype, float stddev, float mean) {
+void Operands::normal(const std::string& name, const Dims& dims, DType dtype, float stddev,
+                      float mean) {
     Operand& operand = declare(name, dims, dtype);
     std::vector<float> values(operand.bytes() / size_of(dtype));
     RandomStream(seed_, RandomPurpose::test, static_cast<uint32_t>(operands_.size()), 0)
-        .fill_normal(values.data(), std::min(static_cast<int64_t>(values.size()), distinct_values), stddev, mean);
-    for (size_t i = distinct_values; i < values.size(); ++i) values[i] = values[i - distinct_values];
+        .fill_normal(values.data(), std::min(static_cast<int64_t>(values.size()), distinct_values),
+                     stddev, mean);
+    for (size_t i = distinct_values; i < values.size(); ++i)
+        values[i] = values[i - distinct_values];
     if (dtype == DType::bf16) {
         store(operand, std::vector<bf16>(values.begin(), values.end()));
     } else {
@@ -86,11 +90,14 @@ void Operands::normal(const std::string& name, const Dims& dims, DType dtype, fl
 
 void Operands::integers(const std::string& name, const Dims& dims, int64_t below, bool ignored) {
     Operand& operand = declare(name, dims, DType::int32);
-    const RandomStream random(seed_, RandomPurpose::test, static_cast<uint32_t>(operands_.size()), 0);
+    const RandomStream random(seed_, RandomPurpose::test, static_cast<uint32_t>(operands_.size()),
+                              0);
     std::vector<int32_t> values(operand.bytes() / sizeof(int32_t));
     for (size_t i = 0; i < values.size(); ++i) {
         const uint64_t bits = random.bits(i);
-        values[i] = ignored && bits % 10 == 0 ? -1 : static_cast<int32_t>(bits * static_cast<uint64_t>(below) >> 32);
+        values[i] = ignored && bits % 10 == 0
+                        ? -1
+                        : static_cast<int32_t>(bits * static_cast<uint64_t>(below) >> 32);
     }
     store(operand, values);
 }
@@ -101,9 +108,12 @@ void Operands::words(const std::string& name, const void* content, int64_t n) {
     std::memcpy(operand.content.data(), content, operand.bytes());
 }
 
-void Operands::room(const std::string& name, const Dims& dims, DType dtype) { declare(name, dims, dtype); }
+void Operands::room(const std::string& name, const Dims& dims, DType dtype) {
+    declare(name, dims, dtype);
+}
 
-void Operands::result(const std::string& name, const Dims& dims, DType dtype, const Accuracy& accuracy) {
+void Operands::result(const std::string& name, const Dims& dims, DType dtype,
+                      const Accuracy& accuracy) {
     declare(name, dims, dtype);
     changes(name, accuracy);
 }
@@ -126,8 +136,8 @@ size_t Operands::total_bytes() const {
 }
 
 const Operand* Operands::find(const std::string& name) const {
-    const auto found =
-        std::find_if(operands_.begin(), operands_.end(), [&](const Operand& o) { return o.name == name; });
+    const auto found = std::find_if(operands_.begin(), operands_.end(),
+                                    [&](const Operand& o) { return o.name == name; });
     return found == operands_.end() ? nullptr : &*found;
 }
 
@@ -151,7 +161,8 @@ Call::Call(const Operands& operands, Arena& arena) : operands_(operands), device
 }
 
 void Call::reset() const {
-    static const std::vector<std::byte> ones(size_t{1} << 22, std::byte{0xff});  // NaN in every floating type
+    static const std::vector<std::byte> ones(size_t{1} << 22,
+                                             std::byte{0xff});  // NaN in every floating type
     for (const Operand& operand : operands_.all()) {
         auto* const memory = static_cast<std::byte*>(tensors_.at(operand.name).data);
         const size_t bytes = operand.bytes();

@@ -65,7 +65,8 @@ void run_linear_forward(Stream& stream, const Call& c) {
 
 /// x·wᵀ with what the form adds.
 Values layer_reference(const Operands& o) {
-    Values out = product_reference<double>(GemmOp::nt, o.values("x"), o.values("w"), o['M'], o['N'], o['K']);
+    Values out =
+        product_reference<double>(GemmOp::nt, o.values("x"), o.values("w"), o['M'], o['N'], o['K']);
     const Values bias = o.has("bias") ? o.values("bias") : Values(static_cast<size_t>(o['N']));
     const Values residual = o.has("residual") ? o.values("residual") : Values(out.size());
     for (size_t i = 0; i < out.size(); ++i) out[i] += bias[i % bias.size()] + residual[i];
@@ -86,11 +87,13 @@ void layer_below(Operands& o) {
 }
 
 void run_linear_backward_input(Stream& stream, const Call& c) {
-    linear_backward_input(stream, {.dx = c["dx"], .dy = c["dy"], .w = c["w"], .preact = c["preact"]});
+    linear_backward_input(stream,
+                          {.dx = c["dx"], .dy = c["dy"], .w = c["w"], .preact = c["preact"]});
 }
 
 References linear_backward_input_reference(const Operands& o) {
-    Values dx = product_reference<double>(GemmOp::nn, o.values("dy"), o.values("w"), o['M'], o['K'], o['N']);
+    Values dx = product_reference<double>(GemmOp::nn, o.values("dy"), o.values("w"), o['M'], o['K'],
+                                          o['N']);
     if (o.has("preact")) {
         const Values preact = o.values("preact");
         for (size_t i = 0; i < dx.size(); ++i) dx[i] *= gelu_derivative_reference(preact[i]);
@@ -102,7 +105,9 @@ References linear_backward_weight_reference(const Operands& o) {
     const Values dy = o.values("dy");
     Values dbias(static_cast<size_t>(o['N']));
     for (size_t i = 0; i < dy.size(); ++i) dbias[i % dbias.size()] += dy[i];
-    return {{"dw", product_reference<double>(GemmOp::tn, dy, o.values("x"), o['N'], o['K'], o['M'])}, {"dbias", dbias}};
+    return {
+        {"dw", product_reference<double>(GemmOp::tn, dy, o.values("x"), o['N'], o['K'], o['M'])},
+        {"dbias", dbias}};
 }
 
 // --- layernorm.h -----------------------------------------------------------------------------------------------------
@@ -114,7 +119,8 @@ void norm(Operands& o) {
 }
 
 void run_layernorm_forward(Stream& stream, const Call& c) {
-    layernorm_forward(stream, {.out = c["out"], .stats = c["stats"], .x = c["x"], .w = c["w"], .b = c["b"]});
+    layernorm_forward(
+        stream, {.out = c["out"], .stats = c["stats"], .x = c["x"], .w = c["w"], .b = c["b"]});
 }
 
 LayerNormProblem norm_problem(const Operands& o) {
@@ -135,7 +141,8 @@ References layernorm_backward_reference(const Operands& o) {
 
 template <class Extents>
 AttentionShape attention_shape(const Extents& of) {
-    const int H = static_cast<int>(of['H']), T = static_cast<int>(of['T']), D = static_cast<int>(of['D']);
+    const int H = static_cast<int>(of['H']), T = static_cast<int>(of['T']),
+              D = static_cast<int>(of['D']);
     return {.dtype = of.dtype(),
             .B = static_cast<int>(of['B']),
             .T = T,
@@ -164,8 +171,8 @@ std::vector<Implementation> attentions(const Operands& o, const Device& device) 
 HeadsView packed(const Call& c, const char* name, int64_t part) {
     const int64_t C = c['H'] * c['D'];
     const Tensor qkv = c[name];
-    return {static_cast<char*>(qkv.data) + static_cast<size_t>(part * C) * size_of(qkv.dtype), c['T'] * 3 * C, 3 * C,
-            c['D']};
+    return {static_cast<char*>(qkv.data) + static_cast<size_t>(part * C) * size_of(qkv.dtype),
+            c['T'] * 3 * C, 3 * C, c['D']};
 }
 
 HeadsView plain(const Call& c, const char* name) {
@@ -196,7 +203,8 @@ void run_attention_backward(Stream& stream, const Call& c) {
 }
 
 References attention_references(const Operands& o) {
-    AttentionProblem problem{.shape = attention_shape(o), .doc_start = {}, .q = {}, .k = {}, .v = {}, .dout = {}};
+    AttentionProblem problem{
+        .shape = attention_shape(o), .doc_start = {}, .q = {}, .k = {}, .v = {}, .dout = {}};
     const Values qkv = o.values("qkv");
     const size_t C = static_cast<size_t>(o['H'] * o['D']);
     for (size_t i = 0; i < qkv.size(); ++i) {
@@ -251,20 +259,25 @@ void run_head_loss(Stream& stream, const Call& c) {
 }
 
 References head_references(const Operands& o) {
-    const HeadLossReference r = head_loss_reference<double>({.R = o['M'],
-                                                             .C = o['C'],
-                                                             .V = o['V'],
-                                                             .x = o.values("x"),
-                                                             .w = o.values("w"),
-                                                             .targets = o.integer_values("targets")});
+    const HeadLossReference r =
+        head_loss_reference<double>({.R = o['M'],
+                                     .C = o['C'],
+                                     .V = o['V'],
+                                     .x = o.values("x"),
+                                     .w = o.values("w"),
+                                     .targets = o.integer_values("targets")});
     return {{"losses", r.losses}, {"dx", r.dx}, {"dw", r.dw}};
 }
 
 // --- adamw.h ---------------------------------------------------------------------------------------------------------
 
 constexpr Letter parameters{'N', 500'000, 16 << 20, 124'475'904};
-constexpr AdamWStep step{
-    .learning_rate = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f, .step = 3};
+constexpr AdamWStep step{.learning_rate = 1e-3f,
+                         .beta1 = 0.9f,
+                         .beta2 = 0.95f,
+                         .epsilon = 1e-8f,
+                         .weight_decay = 0.1f,
+                         .step = 3};
 constexpr StepState step_state{.multiplier = 0.5f};
 
 void run_adamw(Stream& stream, const Call& c) {
@@ -284,8 +297,9 @@ References adamw_references(const Operands& o) {
     Values master = o.values("master"), m = o.values("m"), v = o.values("v");
     const Values gradient = o.values("gradient");
     for (size_t i = 0; i < master.size(); ++i) {
-        const AdamWReference r = adamw_reference({master[i], m[i], v[i]}, gradient[i],
-                                                 static_cast<double>(step_state.multiplier), true, step);
+        const AdamWReference r =
+            adamw_reference({master[i], m[i], v[i]}, gradient[i],
+                            static_cast<double>(step_state.multiplier), true, step);
         master[i] = r.master;
         m[i] = r.m;
         v[i] = r.v;
@@ -389,8 +403,9 @@ std::vector<Operation> make_operations() {
          .scratch_bytes = linear_scratch,
          .run =
              [](Stream& stream, const Call& c) {
-                 linear_backward_weight(stream,
-                                        {.dw = c.sink("dw"), .x = c["x"], .dy = c["dy"], .dbias = c.sink("dbias")});
+                 linear_backward_weight(
+                     stream,
+                     {.dw = c.sink("dw"), .x = c["x"], .dy = c["dy"], .dbias = c.sink("dbias")});
              },
          .reference = linear_backward_weight_reference},
         {.name = "gelu_forward",
@@ -422,7 +437,8 @@ std::vector<Operation> make_operations() {
              return {{"out", r.out}, {"stats", r.stats}};
          }},
         {.name = "layernorm_backward",
-         .computes = "dres += the gradient of x, dw = Σ_rows dy ⊙ (x − μ)·ρ, db = Σ_rows dy, dbias = Σ_rows dres",
+         .computes = "dres += the gradient of x, dw = Σ_rows dy ⊙ (x − μ)·ρ, db = Σ_rows dy, dbias "
+                     "= Σ_rows dres",
          .letters = {tokens, normed},
          .declare =
              [](Operands& o) {
@@ -434,10 +450,13 @@ std::vector<Operation> make_operations() {
                  o.changes("dres", {.roundings = 1, .terms = o['C']});
                  o.result("dw", {o['C']}, DType::fp32, {.terms = o['C'] + o['M']});
                  o.result("db", {o['C']}, DType::fp32, {.terms = o['M']});
-                 o.result("dbias", {o['C']}, DType::fp32, {.roundings = 1, .terms = o['C'] + o['M']});
+                 o.result("dbias", {o['C']}, DType::fp32,
+                          {.roundings = 1, .terms = o['C'] + o['M']});
              },
-         .scratch_bytes = [](const Device& device,
-                             const Operands& o) { return layernorm_scratch_bytes(device, o['M'], o['C']); },
+         .scratch_bytes =
+             [](const Device& device, const Operands& o) {
+                 return layernorm_scratch_bytes(device, o['M'], o['C']);
+             },
          .prepare = run_layernorm_forward,
          .run =
              [](Stream& stream, const Call& c) {
@@ -494,11 +513,14 @@ std::vector<Operation> make_operations() {
              },
          .run =
              [](Stream& stream, const Call& c) {
-                 embedding_forward(
-                     stream, {.out = c["out"], .tokens = c.data<int32_t>("tokens"), .wte = c["wte"], .wpe = c["wpe"]});
+                 embedding_forward(stream, {.out = c["out"],
+                                            .tokens = c.data<int32_t>("tokens"),
+                                            .wte = c["wte"],
+                                            .wpe = c["wpe"]});
              },
          .reference = [](const Operands& o) -> References {
-             return {{"out", embedding_forward_reference(embedding_rows(o), o.values("wte"), o.values("wpe"))}};
+             return {{"out", embedding_forward_reference(embedding_rows(o), o.values("wte"),
+                                                         o.values("wpe"))}};
          }},
         {.name = "embedding_backward",
          .computes = "dwte[token] += dout, dwpe[position] = Σ_batch dout",
@@ -511,8 +533,10 @@ std::vector<Operation> make_operations() {
                  o.changes("dwte", {.terms = o['B'] * o['T']});
                  o.result("dwpe", {o['T'], o['C']}, DType::fp32, {.terms = o['B']});
              },
-         .scratch_bytes = [](const Device& device,
-                             const Operands& o) { return embedding_scratch_bytes(device, o['B'] * o['T'], o['V']); },
+         .scratch_bytes =
+             [](const Device& device, const Operands& o) {
+                 return embedding_scratch_bytes(device, o['B'] * o['T'], o['V']);
+             },
          .run =
              [](Stream& stream, const Call& c) {
                  embedding_backward(stream, {.dwte = c.sink("dwte", true),
@@ -527,21 +551,28 @@ std::vector<Operation> make_operations() {
              return {{"dwte", dwte}, {"dwpe", dwpe}};
          }},
         {.name = "head_loss",
-         .computes = "losses = log Σ exp z − z_target with z = x·wᵀ, and dx = dz·w, dw = dzᵀ·x: training",
-         .letters = {{'M', 128, 4 * 256, 64 * 1024}, letter('C', 256, 768), letter('V', 1000, 50257)},
+         .computes =
+             "losses = log Σ exp z − z_target with z = x·wᵀ, and dx = dz·w, dw = dzᵀ·x: training",
+         .letters = {{'M', 128, 4 * 256, 64 * 1024},
+                     letter('C', 256, 768),
+                     letter('V', 1000, 50257)},
          .implementations = products,
          .declare =
              [](Operands& o) {
                  head(o);
-                 o.result("dx", {o['M'], o['C']}, o.dtype(), {.roundings = 3, .terms = o['C'] + o['V']});
-                 o.result("dw", {padded(o['V']), o['C']}, DType::fp32, {.roundings = 2, .terms = o['C'] + o['M']});
+                 o.result("dx", {o['M'], o['C']}, o.dtype(),
+                          {.roundings = 3, .terms = o['C'] + o['V']});
+                 o.result("dw", {padded(o['V']), o['C']}, DType::fp32,
+                          {.roundings = 2, .terms = o['C'] + o['M']});
              },
          .scratch_bytes = head_scratch,
          .run = run_head_loss,
          .reference = head_references},
         {.name = "head_loss_evaluation",
          .computes = "losses alone",
-         .letters = {{'M', 128, 4 * 256, 64 * 1024}, letter('C', 256, 768), letter('V', 1000, 50257)},
+         .letters = {{'M', 128, 4 * 256, 64 * 1024},
+                     letter('C', 256, 768),
+                     letter('V', 1000, 50257)},
          .implementations = products,
          .declare = head,
          .scratch_bytes = head_scratch,
@@ -554,11 +585,13 @@ std::vector<Operation> make_operations() {
          .declare =
              [](Operands& o) {
                  o.normal("gradient", {o['N']}, DType::fp32);
-                 o.double_result("partials", {(o['N'] + norm_block - 1) / norm_block}, {.terms = norm_block});
+                 o.double_result("partials", {(o['N'] + norm_block - 1) / norm_block},
+                                 {.terms = norm_block});
              },
          .run =
              [](Stream& stream, const Call& c) {
-                 const NormSegment segment{c.data<float>("gradient"), c['N'], c.data<double>("partials")};
+                 const NormSegment segment{c.data<float>("gradient"), c['N'],
+                                           c.data<double>("partials")};
                  norm_partials(stream, {&segment, 1});
              },
          .reference = [](const Operands& o) -> References {
@@ -572,10 +605,12 @@ std::vector<Operation> make_operations() {
                  o.normal("gradient", {o['N']}, DType::fp32);
                  o.normal("master", {o['N']}, DType::fp32);
                  o.normal("m", {o['N']}, DType::fp32, 0.1f);
-                 o.normal("v", {o['N']}, DType::fp32, 0.01f, 0.1f);  // never negative: ten standard deviations
+                 o.normal("v", {o['N']}, DType::fp32, 0.01f,
+                          0.1f);  // never negative: ten standard deviations
                  o.words("state", &step_state, sizeof step_state / sizeof(int32_t));
                  for (const char* name : {"master", "m", "v"}) o.changes(name, {});
-                 if (o.dtype() == DType::bf16) o.result("weights", {o['N']}, DType::bf16, {.roundings = 1});
+                 if (o.dtype() == DType::bf16)
+                     o.result("weights", {o['N']}, DType::bf16, {.roundings = 1});
              },
          .run = run_adamw,
          .reference = adamw_references},

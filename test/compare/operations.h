@@ -30,7 +30,8 @@ struct Accuracy {
     double bound(DType dtype) const;
 };
 constexpr const char* bound_formula =
-    "2·√(r·u² + (n + 16)·2⁻⁴⁸) after r roundings (u = 2⁻⁹ in bf16, 2⁻²⁴ in fp32) and sums of n terms in fp32";
+    "2·√(r·u² + (n + 16)·2⁻⁴⁸) after r roundings (u = 2⁻⁹ in bf16, 2⁻²⁴ in fp32) and sums of n "
+    "terms in fp32";
 
 /// One operand in the host's memory, its elements as tensors keep them.
 struct Operand {
@@ -50,7 +51,8 @@ struct Operand {
 /// The operands of an operation with a shape and a dtype.
 class Operands {
   public:
-    Operands(Shape shape, DType dtype, uint64_t seed) : shape_(std::move(shape)), dtype_(dtype), seed_(seed) {}
+    Operands(Shape shape, DType dtype, uint64_t seed)
+        : shape_(std::move(shape)), dtype_(dtype), seed_(seed) {}
 
     int64_t operator[](char letter) const { return shape_.at(letter); }
     DType dtype() const { return dtype_; }
@@ -58,7 +60,8 @@ class Operands {
     // What declares them. Throw Error where memory does not suffice.
     /// Independent normal values, of the compute dtype or of another. They repeat after four million.
     void normal(const std::string& name, const Dims& dims, float stddev = 1, float mean = 0);
-    void normal(const std::string& name, const Dims& dims, DType dtype, float stddev = 1, float mean = 0);
+    void normal(const std::string& name, const Dims& dims, DType dtype, float stddev = 1,
+                float mean = 0);
     /// int32 in [0, below); one in ten is −1 where some may be ignored.
     void integers(const std::string& name, const Dims& dims, int64_t below, bool ignored = false);
     /// Something else that the call reads, n words long.
@@ -79,7 +82,8 @@ class Operands {
     std::vector<int32_t> integer_values(const std::string& name) const;
 
   private:
-    Operand& declare(const std::string& name, const Dims& dims, DType dtype, bool is_double = false);
+    Operand& declare(const std::string& name, const Dims& dims, DType dtype,
+                     bool is_double = false);
     const Operand* find(const std::string& name) const;
     Shape shape_;
     DType dtype_;
@@ -115,9 +119,10 @@ class Call {
 /// A letter of an operation's shape.
 struct Letter {
     char name = 0;
-    int64_t small = 1;         // by default: the float64 reference takes a second at most
-    int64_t cpu = 1, gpu = 1;  // GPT-2 124M's, with B = 4, T = 256 on the CPU and B = 64, T = 1024 on a GPU
-    int64_t least = 1;         // where smaller ones have no bound
+    int64_t small = 1;  // by default: the float64 reference takes a second at most
+    int64_t cpu = 1,
+            gpu = 1;  // GPT-2 124M's, with B = 4, T = 256 on the CPU and B = 64, T = 1024 on a GPU
+    int64_t least = 1;  // where smaller ones have no bound
 };
 
 /// One of the ways of computing an operation on a device.
@@ -131,12 +136,12 @@ struct Operation {
     std::string name, computes;
     std::vector<Letter> letters;
     bool fp32_only = false;
-    std::vector<Implementation> (*implementations)(const Operands& o, const Device& device) = only_one;
+    std::vector<Implementation> (*implementations)(const Operands& o,
+                                                   const Device& device) = only_one;
 
     void (*declare)(Operands& o) = nullptr;
-    size_t (*scratch_bytes)(const Device& device, const Operands& o) = [](const Device&, const Operands&) {
-        return size_t{0};
-    };
+    size_t (*scratch_bytes)(const Device& device, const Operands& o) =
+        [](const Device&, const Operands&) { return size_t{0}; };
     /// What other contracts have computed before in training.
     void (*prepare)(Stream& stream, const Call& c) = [](Stream&, const Call&) {};
     /// One call of the contract, which tells the stream's profiler its work (work_of in profile.h) and its time.

@@ -12,9 +12,9 @@
 #include <unistd.h>
 
 #include "test/dataloader/shard_files.h"
+#include "test/text.h"
 #include "tokenizer/pretokenize.h"
 #include "tokenizer/tokenizer.h"
-#include "test/text.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;

@@ -13,7 +13,8 @@ namespace {
 /// A few tensors of odd sizes with their optimizer state, and the same in float64.
 struct Parameters {
     struct One {
-        int64_t n = random_int(0, 3) == 0 ? random_int(1, 40) : random_int(1, device_is_simulated() ? 9000 : 15000);
+        int64_t n = random_int(0, 3) == 0 ? random_int(1, 40)
+                                          : random_int(1, device_is_simulated() ? 9000 : 15000);
         bool decay = random_int(0, 1) == 1, has_weights = random_int(0, 1) == 1;
         Buffer weights{DType::bf16, {n}};
         Buffer master{DType::fp32, {n}, random_normal(static_cast<size_t>(n))};
@@ -108,7 +109,8 @@ Norm norm_of(const Parameters& parameters, float scale, float clip) {
 
 TEST_CASE(
     "norm partials are the blocks' sums of squares, and the norm is scaled and clipped as the "
-    "contract says", "[cuda]") {
+    "contract says",
+    "[cuda]") {
     ON_EACH_DEVICE();
     for (int repeat = 0; repeat < 5; ++repeat) {
         Parameters parameters;
@@ -148,8 +150,8 @@ TEST_CASE("the norm of zero gradients is zero and nothing is clipped", "[cuda]")
     CHECK(state.stop == 0);
 }
 
-TEST_CASE(
-    "a norm that is not finite stops the optimizer for good and names the first bad segment", "[cuda]") {
+TEST_CASE("a norm that is not finite stops the optimizer for good and names the first bad segment",
+          "[cuda]") {
     ON_EACH_DEVICE();
     for (float bad :
          {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
@@ -189,7 +191,8 @@ TEST_CASE(
 
 TEST_CASE(
     "adamw follows the float64 recurrence over several steps, decays only where asked, and rounds "
-    "to bf16", "[cuda]") {
+    "to bf16",
+    "[cuda]") {
     ON_EACH_DEVICE();
     for (int repeat = 0; repeat < 3; ++repeat) {
         Parameters parameters;
@@ -210,7 +213,8 @@ TEST_CASE(
             for (auto& one : parameters.all) {
                 const Values gradient = one->gradient.values();
                 for (size_t i = 0; i < gradient.size(); ++i)
-                    one->exact[i] = adamw_reference(one->exact[i], gradient[i], multiplier, one->decay, args);
+                    one->exact[i] =
+                        adamw_reference(one->exact[i], gradient[i], multiplier, one->decay, args);
             }
         }
         for (auto& one : parameters.all) {
@@ -220,7 +224,8 @@ TEST_CASE(
                 const AdamWReference& exact = one->exact[i];
                 // Each step rounds θ once and changes it by at most a few learning rates, known to a few fp32 roundings.
                 const double allowed = steps * (0x1p-24 * std::abs(exact.master) + 0x1p-19 * 0.01);
-                worst_master = worse(worst_master, std::abs(one->master[i] - exact.master) / allowed);
+                worst_master =
+                    worse(worst_master, std::abs(one->master[i] - exact.master) / allowed);
                 worst_m = worse(worst_m, std::abs(one->m[i] - exact.m));
                 worst_v = worse(worst_v, std::abs(one->v[i] - exact.v));
                 largest_m = std::max(largest_m, std::abs(exact.m));
@@ -243,8 +248,12 @@ namespace {
 /// Optimizer state of `counts.size()` segments in one piece of memory each, segment i being counts[i] elements long and
 /// beginning `gap` elements behind the one before.
 struct Pieces {
-    static constexpr AdamWStep step{
-        .learning_rate = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f, .step = 3};
+    static constexpr AdamWStep step{.learning_rate = 0.01f,
+                                    .beta1 = 0.9f,
+                                    .beta2 = 0.95f,
+                                    .epsilon = 1e-8f,
+                                    .weight_decay = 0.1f,
+                                    .step = 3};
 
     std::vector<int64_t> sizes;
     std::vector<int64_t> first;
@@ -268,7 +277,8 @@ struct Pieces {
         m = normal();
         v = normal();
         gradient = normal();
-        for (size_t i = 0; i < static_cast<size_t>(total); ++i) v->set(i, static_cast<float>(std::abs((*v)[i])));
+        for (size_t i = 0; i < static_cast<size_t>(total); ++i)
+            v->set(i, static_cast<float>(std::abs((*v)[i])));
         partials = Shared<double>(static_cast<size_t>(blocks));
         *state.data() = {};
     }
@@ -278,7 +288,9 @@ struct Pieces {
         std::vector<int64_t> counts;
         double* next = partials.data();
         for (size_t i = 0; i < sizes.size(); ++i) {
-            const auto at = [&](const std::unique_ptr<Buffer>& of) { return of->as<float>() + first[i]; };
+            const auto at = [&](const std::unique_ptr<Buffer>& of) {
+                return of->as<float>() + first[i];
+            };
             norm_segments.push_back({at(gradient), sizes[i], next});
             counts.push_back((sizes[i] + norm_block - 1) / norm_block);
             next += counts.back();
@@ -300,7 +312,8 @@ struct Pieces {
 
 }  // namespace
 
-TEST_CASE("norms and adamw take any number of segments, empty ones too, that begin at any element", "[cuda]") {
+TEST_CASE("norms and adamw take any number of segments, empty ones too, that begin at any element",
+          "[cuda]") {
     ON_EACH_DEVICE();
     for (int64_t gap : {int64_t{0}, int64_t{1}, int64_t{64}}) {
         std::vector<int64_t> sizes;
@@ -308,8 +321,9 @@ TEST_CASE("norms and adamw take any number of segments, empty ones too, that beg
             sizes.push_back(gap == 64 ? 64 * random_int(0, 70) : random_int(0, 9));
         sizes.push_back(gap == 0 ? 2 * norm_block + 3 : norm_block);
         Pieces pieces(sizes, gap);
-        const std::vector<double> weights = pieces.weights->values(), master = pieces.master->values(),
-                                  m = pieces.m->values(), v = pieces.v->values(), gradient = pieces.gradient->values();
+        const std::vector<double> weights = pieces.weights->values(),
+                                  master = pieces.master->values(), m = pieces.m->values(),
+                                  v = pieces.v->values(), gradient = pieces.gradient->values();
         TestStream stream;
         pieces.update(stream);
 
@@ -323,45 +337,54 @@ TEST_CASE("norms and adamw take any number of segments, empty ones too, that beg
         CHECK(std::abs(state.norm - 0.5 * std::sqrt(sum)) <= 1e-6 * state.norm);
         CHECK(std::abs(state.multiplier - 0.5f / std::max(state.norm, 1.0f)) <= 1e-6f);
 
-        const std::vector<double> new_weights = pieces.weights->values(), new_master = pieces.master->values(),
-                                  new_m = pieces.m->values(), new_v = pieces.v->values();
+        const std::vector<double> new_weights = pieces.weights->values(),
+                                  new_master = pieces.master->values(), new_m = pieces.m->values(),
+                                  new_v = pieces.v->values();
         std::vector<char> inside(master.size());
         for (size_t i = 0; i < sizes.size(); ++i) {
             for (int64_t j = 0; j < sizes[i]; ++j, ++checked) {
                 const size_t at = static_cast<size_t>(pieces.first[i] + j);
                 inside[at] = 1;
-                const AdamWReference exact = adamw_reference({master[at], m[at], v[at]}, gradient[at],
-                                                             state.multiplier, i % 2 == 0, Pieces::step);
-                const double g = state.multiplier * gradient[at], change = std::abs(exact.master - master[at]);
-                const bool right = std::abs(new_m[at] - exact.m) <= 1e-6 * (std::abs(m[at]) + std::abs(g)) &&
-                                   std::abs(new_v[at] - exact.v) <= 1e-6 * exact.v &&
-                                   std::abs(new_master[at] - exact.master) <= 1e-6 * (std::abs(master[at]) + change) &&
-                                   (i % 3 == 2 ? std::isnan(new_weights[at])
-                                               : new_weights[at] == to_float(bf16(static_cast<float>(new_master[at]))));
+                const AdamWReference exact =
+                    adamw_reference({master[at], m[at], v[at]}, gradient[at], state.multiplier,
+                                    i % 2 == 0, Pieces::step);
+                const double g = state.multiplier * gradient[at],
+                             change = std::abs(exact.master - master[at]);
+                const bool right =
+                    std::abs(new_m[at] - exact.m) <= 1e-6 * (std::abs(m[at]) + std::abs(g)) &&
+                    std::abs(new_v[at] - exact.v) <= 1e-6 * exact.v &&
+                    std::abs(new_master[at] - exact.master) <=
+                        1e-6 * (std::abs(master[at]) + change) &&
+                    (i % 3 == 2
+                         ? std::isnan(new_weights[at])
+                         : new_weights[at] == to_float(bf16(static_cast<float>(new_master[at]))));
                 wrong += !right;
             }
         }
         for (size_t at = 0; at < inside.size(); ++at)
-            beside += !inside[at] && (new_master[at] != master[at] || new_m[at] != m[at] || new_v[at] != v[at] ||
-                                      !std::isnan(new_weights[at]));
+            beside += !inside[at] && (new_master[at] != master[at] || new_m[at] != m[at] ||
+                                      new_v[at] != v[at] || !std::isnan(new_weights[at]));
         CHECK(checked >= norm_block);
         CHECK(wrong == 0);
         CHECK(beside == 0);
     }
 }
 
-TEST_CASE("the first segment is named with which the norm is no longer finite, among thousands", "[cuda]") {
+TEST_CASE("the first segment is named with which the norm is no longer finite, among thousands",
+          "[cuda]") {
     ON_EACH_DEVICE();
     const std::vector<int64_t> counts(2001, 2);
-    for (int64_t bad : {int64_t{0}, int64_t{999}, int64_t{1000}, int64_t{2000}, random_int(0, 2000)}) {
+    for (int64_t bad :
+         {int64_t{0}, int64_t{999}, int64_t{1000}, int64_t{2000}, random_int(0, 2000)}) {
         const Shared<double> partials(counts.size() * 2);
         const Shared<StepState> state(1);
         *state.data() = {};
         std::ranges::fill(partials.values(), 1.0);
         // Finite numbers, but the root of their sum is not finite in fp32; others that are worse follow.
         for (size_t i = static_cast<size_t>(2 * bad); i < partials.values().size(); ++i)
-            partials.values()[i] =
-                i > static_cast<size_t>(2 * bad) + 1 ? std::numeric_limits<double>::infinity() : 6e76;
+            partials.values()[i] = i > static_cast<size_t>(2 * bad) + 1
+                                       ? std::numeric_limits<double>::infinity()
+                                       : 6e76;
         TestStream stream;
         finish_norm(stream, state.data(), partials.data(), counts, 1, 1);
         CAPTURE(bad);
@@ -385,17 +408,21 @@ TEST_CASE("norms and adamw on the GPU agree with the CPU", "[cuda]") {
     Stream cpu;
     ours.update(gpu);
     expected.update(cpu);
-    for (auto [a, b] : {std::pair{&expected.master, &ours.master}, {&expected.m, &ours.m}, {&expected.v, &ours.v}}) {
+    for (auto [a, b] : {std::pair{&expected.master, &ours.master},
+                        {&expected.m, &ours.m},
+                        {&expected.v, &ours.v}}) {
         const std::vector<double> x = (*a)->values(), y = (*b)->values();
         double worst = 0;
-        for (size_t i = 0; i < x.size(); ++i) worst = worse(worst, std::abs(x[i] - y[i]) / (std::abs(x[i]) + 0.1));
+        for (size_t i = 0; i < x.size(); ++i)
+            worst = worse(worst, std::abs(x[i] - y[i]) / (std::abs(x[i]) + 0.1));
         CHECK(worst <= 1e-6);
     }
     CHECK(std::abs(ours.state.values()[0].norm - expected.state.values()[0].norm) <=
           1e-6f * expected.state.values()[0].norm);
 }
 
-TEST_CASE("norms and adamw give the same bits whatever the number of threads, and in every run", "[cuda]") {
+TEST_CASE("norms and adamw give the same bits whatever the number of threads, and in every run",
+          "[cuda]") {
     ON_EACH_DEVICE();
     const int64_t sizes[] = {random_int(1, 30000), random_int(1, 4096), random_int(1, 9000), 4096};
     std::vector<std::vector<float>> values, gradients;

@@ -46,7 +46,14 @@ TEST_CASE("an unknown attention is refused by name") {
 namespace {
 
 AttentionShape small_shape() {
-    return {.dtype = DType::bf16, .B = 2, .T = 128, .S = 128, .H = 4, .H_kv = 2, .D = 16, .scale = 0.25f};
+    return {.dtype = DType::bf16,
+            .B = 2,
+            .T = 128,
+            .S = 128,
+            .H = 4,
+            .H_kv = 2,
+            .D = 16,
+            .scale = 0.25f};
 }
 
 /// Views that no kernel touches.
@@ -93,7 +100,9 @@ std::unique_ptr<cuda::AttentionLibrary> open_scripted(CUstream_st*) {
 }
 
 /// A reason that no line has named before.
-std::string fresh_reason() { return "the test says so, number " + std::to_string(random_int(1, int64_t{1} << 60)); }
+std::string fresh_reason() {
+    return "the test says so, number " + std::to_string(random_int(1, int64_t{1} << 60));
+}
 
 /// What is written to stderr while it lives.
 class Stderr {
@@ -110,7 +119,8 @@ class Stderr {
         restore();
         std::rewind(file_);
         std::string all;
-        for (int c = std::fgetc(file_); c != EOF; c = std::fgetc(file_)) all += static_cast<char>(c);
+        for (int c = std::fgetc(file_); c != EOF; c = std::fgetc(file_))
+            all += static_cast<char>(c);
         return all;
     }
 
@@ -142,8 +152,7 @@ struct Engines {
 
     void forward() { forward(memory.forward()); }
     void forward(const AttentionForward& args) {
-        engines.forward(stream, args,
-                        [&] { ++own_forwards, script.clock += own_milliseconds; });
+        engines.forward(stream, args, [&] { ++own_forwards, script.clock += own_milliseconds; });
     }
     void backward() {
         engines.backward(stream, memory.backward(),
@@ -153,7 +162,8 @@ struct Engines {
 
 }  // namespace
 
-TEST_CASE("cuDNN is asked for bf16 heads of whole sequences without documents, in aligned views", "[cuda]") {
+TEST_CASE("cuDNN is asked for bf16 heads of whole sequences without documents, in aligned views",
+          "[cuda]") {
     Untouched memory;
     const auto supported = [&](const AttentionShape& shape) {
         const bool forward = cuda::cudnn_supports(memory.forward(shape));
@@ -181,8 +191,8 @@ TEST_CASE("cuDNN is asked for bf16 heads of whole sequences without documents, i
     AttentionForward sampling = memory.forward();
     sampling.lse = nullptr;
     CHECK_FALSE(cuda::cudnn_supports(sampling));
-    for (HeadsView AttentionForward::*view :
-         {&AttentionForward::q, &AttentionForward::k, &AttentionForward::v, &AttentionForward::out}) {
+    for (HeadsView AttentionForward::*view : {&AttentionForward::q, &AttentionForward::k,
+                                              &AttentionForward::v, &AttentionForward::out}) {
         AttentionForward args = memory.forward();
         (args.*view).data = memory.bytes + 2;
         CHECK_FALSE(cuda::cudnn_supports(args));
@@ -191,8 +201,9 @@ TEST_CASE("cuDNN is asked for bf16 heads of whole sequences without documents, i
         CHECK_FALSE(cuda::cudnn_supports(args));
     }
     for (HeadsView AttentionBackward::*view :
-         {&AttentionBackward::q, &AttentionBackward::k, &AttentionBackward::v, &AttentionBackward::out,
-          &AttentionBackward::dout, &AttentionBackward::dq, &AttentionBackward::dk, &AttentionBackward::dv}) {
+         {&AttentionBackward::q, &AttentionBackward::k, &AttentionBackward::v,
+          &AttentionBackward::out, &AttentionBackward::dout, &AttentionBackward::dq,
+          &AttentionBackward::dk, &AttentionBackward::dv}) {
         AttentionBackward args = memory.backward();
         (args.*view).head = 20;
         CHECK_FALSE(cuda::cudnn_supports(args));
@@ -209,7 +220,8 @@ TEST_CASE("what keeps cuDNN from being used is said as the end of a sentence", "
     CHECK(contains(missing, "cuDNN cannot be loaded (libcudnn-that-is-nowhere.so.9: "));
     CHECK(other == "libm.so.6 is not cuDNN");
     const DeviceUnderTest gpu(test_devices().back());
-    if (device_is_simulated()) CHECK(cuda::cudnn_obstacle() == "cuDNN does not start: CUDNN_STATUS_NOT_INITIALIZED");
+    if (device_is_simulated())
+        CHECK(cuda::cudnn_obstacle() == "cuDNN does not start: CUDNN_STATUS_NOT_INITIALIZED");
 }
 
 TEST_CASE("scratch is granted to cuDNN only where it can be used", "[cuda]") {
@@ -225,7 +237,8 @@ TEST_CASE("scratch is granted to cuDNN only where it can be used", "[cuda]") {
     CHECK(cuda::cudnn_workspace_bytes(shape) == 0);
     shape = small_shape();
     shape.T = shape.S = 1 << 20;
-    CHECK(cuda::cudnn_workspace_bytes(shape) < size_t{1} << 30);  // no matrix of 2^20 × 2^20 scores for each head
+    CHECK(cuda::cudnn_workspace_bytes(shape) <
+          size_t{1} << 30);  // no matrix of 2^20 × 2^20 scores for each head
 }
 
 TEST_CASE("own attention does not open the library, wanted cuDNN does not try our own", "[cuda]") {
@@ -257,7 +270,8 @@ TEST_CASE("own attention does not open the library, wanted cuDNN does not try ou
     CHECK(script.forwards == 4);
 }
 
-TEST_CASE("where the library cannot be opened our own attention computes, and one line says why", "[cuda]") {
+TEST_CASE("where the library cannot be opened our own attention computes, and one line says why",
+          "[cuda]") {
     const std::string wanted = GENERATE("auto", "cudnn");
     CAPTURE(wanted);
     const Selected selected(wanted);
@@ -271,10 +285,12 @@ TEST_CASE("where the library cannot be opened our own attention computes, and on
             e->backward();
         }
     }
-    CHECK(captured.text() == "train_gpt: attention runs on our own kernels, since " + script.open_failure + "\n");
+    CHECK(captured.text() ==
+          "train_gpt: attention runs on our own kernels, since " + script.open_failure + "\n");
     for (Engines* e : {&first, &second}) {
         CHECK(std::pair(e->own_forwards, e->own_backwards) == std::pair(2, 2));
-        CHECK(e->engines.choices() == (wanted == "auto" ? "attention forward own\nattention backward own\n" : ""));
+        CHECK(e->engines.choices() ==
+              (wanted == "auto" ? "attention forward own\nattention backward own\n" : ""));
     }
     CHECK(script.opened == 2);
 }
@@ -290,8 +306,9 @@ TEST_CASE("a pass in which the library fails is done by our own kernels from the
         e.backward();
         e.backward();
         e.forward();
-        CHECK(captured.text() == "train_gpt: the backward pass of attention runs on our own kernels, since " +
-                                     script.backward_failure + "\n");
+        CHECK(captured.text() ==
+              "train_gpt: the backward pass of attention runs on our own kernels, since " +
+                  script.backward_failure + "\n");
         CHECK(std::pair(e.own_forwards, e.own_backwards) == std::pair(0, 2));
         CHECK(script.forwards == 2);
     }
@@ -300,8 +317,8 @@ TEST_CASE("a pass in which the library fails is done by our own kernels from the
         Stderr captured;
         e.forward();
         e.backward();
-        CHECK(captured.text() ==
-              "train_gpt: attention runs on our own kernels, since " + script.forward_failure + "\n");
+        CHECK(captured.text() == "train_gpt: attention runs on our own kernels, since " +
+                                     script.forward_failure + "\n");
         CHECK(std::pair(e.own_forwards, e.own_backwards) == std::pair(1, 1));
         CHECK(script.backwards == 0);
     }
@@ -327,7 +344,8 @@ TEST_CASE("the faster engine of each pass is chosen once", "[cuda]") {
         e.backward();
     }
     CHECK(std::pair(e.own_forwards - forwards, e.own_backwards - backwards) == std::pair(3, 0));
-    CHECK(std::pair(script.forwards - before.forwards, script.backwards - before.backwards) == std::pair(0, 3));
+    CHECK(std::pair(script.forwards - before.forwards, script.backwards - before.backwards) ==
+          std::pair(0, 3));
     CHECK(script.opened == 1);
 
     // Another queue takes these choices without timing.
@@ -357,8 +375,9 @@ TEST_CASE("a library that fails while it is timed, or after it was chosen, is gi
 TEST_CASE("damaged choices of attention engines are refused", "[cuda]") {
     cuda::AttentionEngines engines(nullptr, open_scripted);
     engines.set_choices("attention backward cudnn\n");
-    for (const char* damaged : {"attention backward\n", "attention sideways own\n", "attention forward flash\n",
-                                "retention forward own\n", "attention forward own own\n", "\n"})
+    for (const char* damaged :
+         {"attention backward\n", "attention sideways own\n", "attention forward flash\n",
+          "retention forward own\n", "attention forward own own\n", "\n"})
         CHECK(contains(error_of([&] { engines.set_choices(damaged); }), "damaged"));
     CHECK(engines.choices() == "attention backward cudnn\n");
     engines.set_choices("");
@@ -371,7 +390,8 @@ TEST_CASE("a queue's choices of attention engines are kept and taken as text", "
     Stream stream(test_device());
     CHECK(cuda::attention_choices(*stream.queue).empty());
     cuda::set_attention_choices(*stream.queue, "attention forward own\nattention backward own\n");
-    CHECK(cuda::attention_choices(*stream.queue) == "attention forward own\nattention backward own\n");
+    CHECK(cuda::attention_choices(*stream.queue) ==
+          "attention forward own\nattention backward own\n");
 }
 
 namespace {
@@ -392,7 +412,8 @@ struct Problem {
     AttentionShape shape;
     Buffer qkv, out, lse, dout, dqkv;
 
-    Problem(AttentionShape s, const std::vector<float>& qkv_values, const std::vector<float>& dout_values)
+    Problem(AttentionShape s, const std::vector<float>& qkv_values,
+            const std::vector<float>& dout_values)
         : shape(s),
           qkv(s.dtype, {s.B, s.T, s.H + 2 * s.H_kv, s.D}, qkv_values),
           out(s.dtype, {s.B, s.T, s.H, s.D}),
@@ -402,8 +423,8 @@ struct Problem {
 
     HeadsView packed(const Buffer& buffer, int first_head) const {
         const int64_t token = int64_t{shape.H + 2 * shape.H_kv} * shape.D;
-        auto* start =
-            static_cast<char*>(buffer.tensor().data) + static_cast<size_t>(first_head * shape.D) * size_of(shape.dtype);
+        auto* start = static_cast<char*>(buffer.tensor().data) +
+                      static_cast<size_t>(first_head * shape.D) * size_of(shape.dtype);
         return {start, shape.T * token, token, shape.D};
     }
     HeadsView plain(const Buffer& buffer) const {
@@ -433,10 +454,30 @@ struct Problem {
 TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits again", "[cuda]") {
     ON_EACH_DEVICE();
     if (!test_device().is_cuda() || !cuda::cudnn_obstacle().empty()) return;
-    const AttentionShape shapes[] = {
-        {.dtype = DType::bf16, .B = 2, .T = 1024, .S = 1024, .H = 3, .H_kv = 3, .D = 64, .scale = 0.125f},
-        {.dtype = DType::bf16, .B = 3, .T = 384, .S = 384, .H = 6, .H_kv = 2, .D = 128, .scale = 0.1f},
-        {.dtype = DType::bf16, .B = 2, .T = 256, .S = 256, .H = 2, .H_kv = 2, .D = 40, .scale = 0.2f}};
+    const AttentionShape shapes[] = {{.dtype = DType::bf16,
+                                      .B = 2,
+                                      .T = 1024,
+                                      .S = 1024,
+                                      .H = 3,
+                                      .H_kv = 3,
+                                      .D = 64,
+                                      .scale = 0.125f},
+                                     {.dtype = DType::bf16,
+                                      .B = 3,
+                                      .T = 384,
+                                      .S = 384,
+                                      .H = 6,
+                                      .H_kv = 2,
+                                      .D = 128,
+                                      .scale = 0.1f},
+                                     {.dtype = DType::bf16,
+                                      .B = 2,
+                                      .T = 256,
+                                      .S = 256,
+                                      .H = 2,
+                                      .H_kv = 2,
+                                      .D = 40,
+                                      .scale = 0.2f}};
     const Device device = test_device();
     for (const AttentionShape& shape : shapes) {
         const DeviceUnderTest gpu(device);

@@ -80,8 +80,7 @@ class Memory {
         const size_t size = size_of(dtype_);
         settle();
         for (size_t i = 0; i < owned_.size(); ++i) {
-            if (!owned_[i] && std::memcmp(at(i), &before[i * size], size) != 0)
-                return false;
+            if (!owned_[i] && std::memcmp(at(i), &before[i * size], size) != 0) return false;
         }
         return true;
     }
@@ -184,7 +183,9 @@ struct TestStream {
     Stream stream;
 
     explicit TestStream(const AttentionShape& shape)
-        : bytes(attention_scratch_bytes(test_device(), shape)), memory(bytes + guard()), stream(test_device()) {
+        : bytes(attention_scratch_bytes(test_device(), shape)),
+          memory(bytes + guard()),
+          stream(test_device()) {
         stream.scratch = memory.data();
         stream.scratch_bytes = bytes;
     }
@@ -336,7 +337,8 @@ ErrorSize error_of(const Values& a, const Values& exact, const Values& terms) {
     for (size_t i = 0; i < a.size(); ++i) {
         difference.push_back(a[i] - exact[i]);
         const double relative = std::abs(difference[i]) / (terms[i] + 1e-30);
-        e.max = std::isfinite(relative) ? std::max(e.max, relative) : std::numeric_limits<double>::infinity();
+        e.max = std::isfinite(relative) ? std::max(e.max, relative)
+                                        : std::numeric_limits<double>::infinity();
     }
     e.rms = root_mean_square(difference);
     return e;
@@ -415,7 +417,8 @@ TEST_CASE("attention matches float64 at the edges of its tiles and blocks", "[cu
     ON_EACH_DEVICE();
     for (DType dtype : dtypes) {
         for (bool aligned : {false, true}) {
-            for (int T : {1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 300}) {
+            for (int T :
+                 {1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 300}) {
                 if (device_is_simulated() && T > 65 && !(aligned && dtype == DType::bf16)) continue;
                 Wish wish;
                 wish.dtype = dtype;
@@ -424,14 +427,17 @@ TEST_CASE("attention matches float64 at the edges of its tiles and blocks", "[cu
                 wish.T = T;
                 wish.H_kv = 1;
                 wish.H = T > 128 ? 1 : 2;
-                wish.D = aligned ? 8 * static_cast<int>(random_int(1, 16))
-                                 : std::vector<int>{1, 8, 16, 17, 31, 32, 48, 64}[static_cast<size_t>(
-                                       random_int(0, 7))];
+                wish.D =
+                    aligned
+                        ? 8 * static_cast<int>(random_int(1, 16))
+                        : std::vector<int>{
+                              1, 8, 16, 17, 31, 32, 48, 64}[static_cast<size_t>(random_int(0, 7))];
                 wish.documents = random_int(0, 3) == 0;
                 check_case(random_case(wish), any_layout());
             }
         }
-        for (int D : {1, 2, 7, 8, 16, 24, 32, 33, 40, 64, 80, 96, 112, 127, 128, 129, 200, 255, 256}) {
+        for (int D :
+             {1, 2, 7, 8, 16, 24, 32, 33, 40, 64, 80, 96, 112, 127, 128, 129, 200, 255, 256}) {
             Wish wish;
             wish.dtype = dtype;
             wish.aligned = D % 8 == 0;
@@ -595,7 +601,7 @@ TEST_CASE("attention gives the same bits again, whatever the number of threads a
             wish.B = 1;
             wish.H_kv = 1 + i % 2;
             wish.H = 2;
-            wish.T = i == 2 ? static_cast<int>(random_int(1, 3))
+            wish.T = i == 2                  ? static_cast<int>(random_int(1, 3))
                      : device_is_simulated() ? static_cast<int>(random_int(129, 150))
                                              : static_cast<int>(random_int(257, 800));
             wish.D = test_device().is_cuda() ? 8 * static_cast<int>(random_int(1, 5))
@@ -620,9 +626,8 @@ TEST_CASE("a NaN reaches every query that sees it and none of another head", "[c
     ON_EACH_DEVICE();
     for (DType dtype : dtypes) {
         for (int which = 0; which < 3; ++which) {
-            for (int T :
-                 {static_cast<int>(random_int(1, 3)),
-                  static_cast<int>(random_int(16, device_is_simulated() ? 70 : 200))}) {
+            for (int T : {static_cast<int>(random_int(1, 3)),
+                          static_cast<int>(random_int(16, device_is_simulated() ? 70 : 200))}) {
                 Wish wish;
                 wish.dtype = dtype;
                 wish.aligned = random_int(0, 1);
@@ -750,12 +755,13 @@ TEST_CASE("attention refuses what it cannot compute, in a sentence", "[cuda]") {
         CHECK_THROWS_AS(attention_backward(scratch.stream, {c.shape, view, view, view, view, view,
                                                             x, view, view, view}),
                         Error);
-        CHECK_THROWS_AS(
-            attention_backward(scratch.stream, {c.shape, view, view, view, view, view, nullptr, view, view, view}), Error);
+        CHECK_THROWS_AS(attention_backward(scratch.stream, {c.shape, view, view, view, view, view,
+                                                            nullptr, view, view, view}),
+                        Error);
         shape = c.shape;
         shape.S = 9;
-        CHECK_THROWS_AS(attention_backward(scratch.stream, {shape, view, view, view, view, view,
-                                                            x, view, view, view}),
+        CHECK_THROWS_AS(attention_backward(scratch.stream, {shape, view, view, view, view, view, x,
+                                                            view, view, view}),
                         Error);
     }
 }

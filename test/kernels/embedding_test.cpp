@@ -10,7 +10,8 @@ namespace {
 /// Integers that kernels read.
 class Integers {
   public:
-    explicit Integers(const std::vector<int32_t>& values) : memory_(values.size() * sizeof(int32_t)) {
+    explicit Integers(const std::vector<int32_t>& values)
+        : memory_(values.size() * sizeof(int32_t)) {
         std::memcpy(memory_.data(), values.data(), values.size() * sizeof(int32_t));
     }
     const int32_t* data() const { return static_cast<const int32_t*>(memory_.data()); }
@@ -44,17 +45,20 @@ struct Problem {
         dout = random_normal(static_cast<size_t>(B * T * C));
     }
     EmbeddingRows rows(bool documents) const {
-        return {.T = T, .C = C, .tokens = tokens, .doc_start = documents ? doc_start : std::vector<int32_t>()};
+        return {.T = T,
+                .C = C,
+                .tokens = tokens,
+                .doc_start = documents ? doc_start : std::vector<int32_t>()};
     }
 };
 
 /// Runs the backward pass and judges both gradients.
-void check_backward(Accuracy& accuracy, const Problem& p, DType dtype, bool documents, bool accumulate) {
+void check_backward(Accuracy& accuracy, const Problem& p, DType dtype, bool documents,
+                    bool accumulate) {
     CAPTURE(name_of(dtype), p.B, p.T, p.C, p.n_ctx, documents, accumulate);
     const Buffer dout(dtype, {p.B, p.T, p.C}, p.dout);
     const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte);
-    const Buffer filled(DType::fp32, {p.n_ctx, p.C}, p.wpe),
-        poisoned(DType::fp32, {p.n_ctx, p.C});
+    const Buffer filled(DType::fp32, {p.n_ctx, p.C}, p.wpe), poisoned(DType::fp32, {p.n_ctx, p.C});
     const Buffer& dwpe = accumulate ? filled : poisoned;
 
     Values wte_exact(p.wte.begin(), p.wte.end()), wpe_exact(p.wpe.size());
@@ -92,7 +96,8 @@ TEST_CASE("embedding forward adds the token's and the position's row, rounded on
                                        .wte = wte,
                                        .wpe = wpe,
                                        .doc_start = documents ? doc_start.data() : nullptr});
-            const Values expected = embedding_forward_reference(p.rows(documents), wte.values(), wpe.values());
+            const Values expected =
+                embedding_forward_reference(p.rows(documents), wte.values(), wpe.values());
             CHECK((out.values() == stored_as(dtype, expected)));
         }
     }
@@ -116,7 +121,8 @@ TEST_CASE("embedding forward continues at first_position", "[cuda]") {
 }
 
 TEST_CASE(
-    "embedding backward always adds to dwte, and writes every row of dwpe unless it accumulates", "[cuda]") {
+    "embedding backward always adds to dwte, and writes every row of dwpe unless it accumulates",
+    "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
     for (DType dtype : {DType::fp32, DType::bf16}) {
@@ -126,15 +132,16 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("embedding backward sums tokens that fill the batch, and runs of every length", "[cuda]") {
+TEST_CASE("embedding backward sums tokens that fill the batch, and runs of every length",
+          "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (int repeat = 0; repeat < 6; ++repeat) {
             const int64_t T = random_int(100, 400);
             Problem p(random_int(3, 6), T, repeat % 2 ? random_int(1, 20) : 8 * random_int(1, 20));
-            const int64_t length =
-                std::vector<int64_t>{1 << 20, 31, 32, 33, 64, random_int(1, 200)}[static_cast<size_t>(repeat)];
+            const int64_t length = std::vector<int64_t>{
+                1 << 20, 31, 32, 33, 64, random_int(1, 200)}[static_cast<size_t>(repeat)];
             int32_t token = 0;
             for (size_t row = 0; row < p.tokens.size(); ++row) {
                 // Runs of `length` rows of one token, spread over the batch by the stride.
@@ -188,14 +195,20 @@ TEST_CASE("embedding takes views that begin at any element", "[cuda]") {
     const Values exact = embedding_forward_reference(p.rows(false), {p.wte.begin(), p.wte.end()},
                                                      {p.wpe.begin(), p.wpe.end()});
     const std::vector<float> expected(exact.begin(), exact.end());
-    CHECK((std::memcmp(out.as<float>() + 1, expected.data(), expected.size() * sizeof(float)) == 0));
+    CHECK(
+        (std::memcmp(out.as<float>() + 1, expected.data(), expected.size() * sizeof(float)) == 0));
     CHECK(std::isnan(out[0]));
 
-    const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte), dwte_expected(DType::fp32, {p.padded, p.C}, p.wte);
-    const Buffer dout(DType::fp32, {18 * p.C + 1}, shifted(p.dout)), dout_aligned(DType::fp32, {2, 9, p.C}, p.dout);
+    const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte),
+        dwte_expected(DType::fp32, {p.padded, p.C}, p.wte);
+    const Buffer dout(DType::fp32, {18 * p.C + 1}, shifted(p.dout)),
+        dout_aligned(DType::fp32, {2, 9, p.C}, p.dout);
     const auto backward = [&](const Buffer& to, Tensor from) {
-        embedding_backward(
-            stream, {.dwte = to.sink(true), .dwpe = {}, .dout = from, .tokens = tokens.data(), .n_ctx = p.n_ctx});
+        embedding_backward(stream, {.dwte = to.sink(true),
+                                    .dwpe = {},
+                                    .dout = from,
+                                    .tokens = tokens.data(),
+                                    .n_ctx = p.n_ctx});
     };
     backward(dwte, view(dout, {2, 9, p.C}));
     backward(dwte_expected, dout_aligned);
@@ -225,10 +238,12 @@ TEST_CASE("embedding on the GPU agrees with the CPU", "[cuda]") {
     const std::vector<double> ours = run(gpu), expected = run(cpu);
     double worst = 0;
     for (size_t i = 0; i < ours.size(); ++i) worst = worse(worst, std::abs(ours[i] - expected[i]));
-    CHECK(worst <= 0x1p-24 * 200 * 20);  // at most 200 terms, with partial sums below 20 times their deviation
+    CHECK(worst <= 0x1p-24 * 200 *
+                       20);  // at most 200 terms, with partial sums below 20 times their deviation
 }
 
-TEST_CASE("embedding backward gives the same bits whatever the number of threads, and in every run", "[cuda]") {
+TEST_CASE("embedding backward gives the same bits whatever the number of threads, and in every run",
+          "[cuda]") {
     ON_EACH_DEVICE();
     for (int repeat = 0; repeat < 4; ++repeat) {
         const Problem p;

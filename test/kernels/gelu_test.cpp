@@ -87,7 +87,8 @@ TEST_CASE("gelu takes tensors that begin at any element and writes nothing besid
             gelu_forward(stream, view(out, 1), view(x, shift));
             double worst = 0;
             for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
-                const double input = x[i + static_cast<size_t>(shift)], reference = gelu_reference(input);
+                const double input = x[i + static_cast<size_t>(shift)],
+                             reference = gelu_reference(input);
                 worst = worse(worst, std::abs(out[i + 1] - reference) / (std::abs(input) + 1e-30));
             }
             CAPTURE(n, shift, name_of(dtype));

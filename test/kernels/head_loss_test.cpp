@@ -14,7 +14,8 @@ namespace {
 /// Target tokens where the device can read them.
 class Targets {
   public:
-    explicit Targets(const std::vector<int32_t>& values) : memory_(values.size() * sizeof(int32_t)) {
+    explicit Targets(const std::vector<int32_t>& values)
+        : memory_(values.size() * sizeof(int32_t)) {
         std::copy(values.begin(), values.end(), static_cast<int32_t*>(memory_.data()));
     }
     const int32_t* data() const { return static_cast<const int32_t*>(memory_.data()); }
@@ -45,7 +46,8 @@ struct Problem {
         return values;
     }
     explicit Problem(DType dtype_)
-        : Problem(dtype_, random_int(1, 40), random_int(1, 70), random_int(2, 300), random_int(0, 70)) {}
+        : Problem(dtype_, random_int(1, 40), random_int(1, 70), random_int(2, 300),
+                  random_int(0, 70)) {}
     Problem(DType dtype_, int64_t R_, int64_t C_, int64_t V_, int64_t padding)
         : dtype(dtype_),
           R(R_),
@@ -117,7 +119,8 @@ TEST_CASE("head_loss gives the losses and gradients of the formula in float64", 
             CAPTURE(name_of(dtype), p.R, p.C, p.V, p.Vp);
             const Outputs out(p);
             run(p, out, p.R, true);
-            const HeadLossReference exact = textbook<double>(p, false), plain = textbook<float>(p, true);
+            const HeadLossReference exact = textbook<double>(p, false),
+                                    plain = textbook<float>(p, true);
             accuracy.check("losses", DType::fp32, out.losses.values(), plain.losses, exact.losses);
             accuracy.check("dx", dtype, out.dx.values(), plain.dx, exact.dx);
             accuracy.check("dw", DType::fp32, out.dw.values(), plain.dw, exact.dw);
@@ -159,7 +162,8 @@ TEST_CASE("head_loss in chunks of rows equals head_loss in one piece", "[cuda]")
     }
 }
 
-TEST_CASE("head_loss accumulates the weight gradient over all chunks when the sink says so", "[cuda]") {
+TEST_CASE("head_loss accumulates the weight gradient over all chunks when the sink says so",
+          "[cuda]") {
     ON_EACH_DEVICE();
     const Problem p(DType::fp32);
     const Outputs once(p), twice(p);
@@ -178,7 +182,8 @@ TEST_CASE("head_loss accumulates the weight gradient over all chunks when the si
     CHECK(worst <= 1e-5 * largest);
 }
 
-TEST_CASE("head_loss for evaluation gives the losses of training and touches no gradient", "[cuda]") {
+TEST_CASE("head_loss for evaluation gives the losses of training and touches no gradient",
+          "[cuda]") {
     ON_EACH_DEVICE();
     for (DType dtype : {DType::fp32, DType::bf16}) {
         const Problem p(dtype);
@@ -301,7 +306,8 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("large and infinite logits give finite losses, and a NaN among them shows in the loss", "[cuda]") {
+TEST_CASE("large and infinite logits give finite losses, and a NaN among them shows in the loss",
+          "[cuda]") {
     ON_EACH_DEVICE();
     constexpr int64_t V = 37;
     const auto loss_with = [](float special, int32_t target) {
@@ -347,9 +353,8 @@ TEST_CASE("head_logits are the products with the vocabulary, without its padding
     }
 }
 
-TEST_CASE(
-    "softmax gives the same bits whatever the number of threads, and losses add up in double",
-    "[cuda]") {
+TEST_CASE("softmax gives the same bits whatever the number of threads, and losses add up in double",
+          "[cuda]") {
     ON_EACH_DEVICE();
     const int64_t R = random_int(5, 60), V = random_int(2, 900);
     const std::vector<float> z = random_normal(static_cast<size_t>(R * V));
@@ -368,7 +373,8 @@ TEST_CASE(
     auto* const total = static_cast<double*>(memory.data());
     TestStream stream;
     for (int times : {1, 2}) {
-        accumulate_loss(stream, total, losses.as<float>(), static_cast<int64_t>(z.size()), times > 1);
+        accumulate_loss(stream, total, losses.as<float>(), static_cast<int64_t>(z.size()),
+                        times > 1);
         memory.settle();
         CHECK(std::abs(*total - times * expected) <= 1e-9);
     }
@@ -390,16 +396,21 @@ TEST_CASE("head_loss takes vocabularies of any size, with rows that begin anywhe
         const Outputs training(p), evaluation(p);
         run(p, training, random_int(1, p.R), true);
         run(p, evaluation, p.R, false);
-        const HeadLossReference exact = textbook<double>(p, false), plain = textbook<float>(p, true);
-        accuracy.check(concat("losses of ", name_of(dtype)), DType::fp32, training.losses.values(), plain.losses,
-                       exact.losses);
+        const HeadLossReference exact = textbook<double>(p, false),
+                                plain = textbook<float>(p, true);
+        accuracy.check(concat("losses of ", name_of(dtype)), DType::fp32, training.losses.values(),
+                       plain.losses, exact.losses);
         accuracy.check("dx", dtype, training.dx.values(), plain.dx, exact.dx);
-        accuracy.check(concat("dw of ", name_of(dtype)), DType::fp32, training.dw.values(), plain.dw, exact.dw);
+        accuracy.check(concat("dw of ", name_of(dtype)), DType::fp32, training.dw.values(),
+                       plain.dw, exact.dw);
         CHECK((training.losses.bytes() == evaluation.losses.bytes()));
     }
 }
 
-TEST_CASE("the loss of a row with a NaN or without a finite logit is no number, and other rows stay as they are", "[cuda]") {
+TEST_CASE(
+    "the loss of a row with a NaN or without a finite logit is no number, and other rows stay as "
+    "they are",
+    "[cuda]") {
     ON_EACH_DEVICE();
     constexpr float infinity = std::numeric_limits<float>::infinity();
     for (float special : {std::numeric_limits<float>::quiet_NaN(), infinity, -infinity}) {
@@ -408,10 +419,16 @@ TEST_CASE("the loss of a row with a NaN or without a finite logit is no number, 
         for (size_t row = 0; row < 3; ++row) p.x.set(row, row == 1 ? special : 0.5f);
         for (size_t j = 0; j < 20; ++j) p.w.set(j, 1.0f);
         const Targets targets({3, 4, -1});
-        const Buffer losses(DType::fp32, {3}), logits(DType::fp32, {3, p.Vp}), dx(DType::fp32, {3, 1});
+        const Buffer losses(DType::fp32, {3}), logits(DType::fp32, {3, p.Vp}),
+            dx(DType::fp32, {3, 1});
         TestStream stream(head_loss_scratch_bytes(test_device(), p.dtype, 3, p.Vp, p.C));
-        head_loss(stream, {.x = p.x, .w = p.w, .logits = logits, .V = p.V, .targets = targets.data(),
-                           .losses = losses.as<float>(), .dx = dx});
+        head_loss(stream, {.x = p.x,
+                           .w = p.w,
+                           .logits = logits,
+                           .V = p.V,
+                           .targets = targets.data(),
+                           .losses = losses.as<float>(),
+                           .dx = dx});
         CAPTURE(special);
         CHECK(std::abs(losses[0] - std::log(20.0)) < 1e-6);
         CHECK(std::isnan(losses[1]));
@@ -433,7 +450,8 @@ TEST_CASE("head_loss on a GPU is as accurate as on the CPU", "[cuda]") {
     if (!test_device().is_cuda()) return;
     for (DType dtype : {DType::fp32, DType::bf16}) {
         Accuracy accuracy;
-        const Problem p(dtype, random_int(24, 40), random_int(1, 70), random_int(2, 300), random_int(0, 70));
+        const Problem p(dtype, random_int(24, 40), random_int(1, 70), random_int(2, 300),
+                        random_int(0, 70));
         CAPTURE(name_of(dtype), p.R, p.C, p.V, p.Vp);
         const Outputs ours(p), cpu(p);
         run(p, ours, p.R, true);
@@ -441,7 +459,8 @@ TEST_CASE("head_loss on a GPU is as accurate as on the CPU", "[cuda]") {
         const Buffer logits(dtype, {p.R, p.Vp});
         std::vector<char> scratch(head_loss_scratch_bytes({}, dtype, p.R, p.Vp, p.C) + 64);
         Stream host;
-        host.scratch = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
+        host.scratch =
+            scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
         host.scratch_bytes = scratch.size() - 64;
         head_loss(host, {.x = p.x,
                          .w = p.w,
@@ -452,7 +471,8 @@ TEST_CASE("head_loss on a GPU is as accurate as on the CPU", "[cuda]") {
                          .dx = cpu.dx,
                          .dw = cpu.dw.sink(false)});
         const HeadLossReference exact = textbook<double>(p, false);
-        accuracy.check("losses", DType::fp32, ours.losses.values(), cpu.losses.values(), exact.losses);
+        accuracy.check("losses", DType::fp32, ours.losses.values(), cpu.losses.values(),
+                       exact.losses);
         accuracy.check("dx", dtype, ours.dx.values(), cpu.dx.values(), exact.dx);
         accuracy.check("dw", DType::fp32, ours.dw.values(), cpu.dw.values(), exact.dw);
     }

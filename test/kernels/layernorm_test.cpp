@@ -64,10 +64,10 @@ void check_backward(Accuracy& accuracy, const Problem& p, bool accumulate) {
 
     const std::vector<float> before = random_normal(static_cast<size_t>(p.C));
     const auto gradient = [&] {
-        return accumulate ? std::make_unique<Buffer>(
-                                DType::fp32, std::initializer_list<int64_t>{p.C}, before)
-                          : std::make_unique<Buffer>(DType::fp32,
-                                                     std::initializer_list<int64_t>{p.C});
+        return accumulate
+                   ? std::make_unique<Buffer>(DType::fp32, std::initializer_list<int64_t>{p.C},
+                                              before)
+                   : std::make_unique<Buffer>(DType::fp32, std::initializer_list<int64_t>{p.C});
     };
     const auto dw = gradient(), db = gradient(), dbias = gradient();
     const Buffer poisoned(dtype, {p.M, p.C});
@@ -94,8 +94,8 @@ void check_backward(Accuracy& accuracy, const Problem& p, bool accumulate) {
     }
     std::vector<double> dbias_plain(dbias_float.begin(), dbias_float.end());
     if (accumulate) {
-        for (auto* sum : {&reference.dw, &plain.dw, &reference.db, &plain.db,
-                          &dbias_reference, &dbias_plain}) {
+        for (auto* sum :
+             {&reference.dw, &plain.dw, &reference.db, &plain.db, &dbias_reference, &dbias_plain}) {
             for (size_t c = 0; c < C; ++c) (*sum)[c] += static_cast<double>(before[c]);
         }
     }
@@ -150,7 +150,8 @@ TEST_CASE("layernorm forward without statistics gives the same output", "[cuda]"
 
 TEST_CASE(
     "layernorm backward matches the formula in float64, writing or adding to every output as "
-    "asked", "[cuda]") {
+    "asked",
+    "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
     for (DType dtype : {DType::fp32, DType::bf16}) {
@@ -166,20 +167,23 @@ TEST_CASE("layernorm takes rows of any length", "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
     // Lengths around those where the CUDA kernels take another path: a warp or a block to a row, registers or not.
-    for (int64_t C : {5, 7, 8, 33, 255, 264, 768, 1001, 1600, 2048, 2056, 3072, 3080, 8192, 8200, 16384, 32776}) {
+    for (int64_t C : {5, 7, 8, 33, 255, 264, 768, 1001, 1600, 2048, 2056, 3072, 3080, 8192, 8200,
+                      16384, 32776}) {
         for (DType dtype : {DType::fp32, DType::bf16}) {
             Problem p(dtype, C < 3000 ? random_int(1, 9) : 2, C);
             p.overwrite_dres = random_int(0, 1) == 1;
             const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2});
             run_forward(p, out, stats);
             CAPTURE(C, p.M);
-            accuracy.check("out", dtype, out.values(), textbook<float>(p, true).out, textbook<double>(p, false).out);
+            accuracy.check("out", dtype, out.values(), textbook<float>(p, true).out,
+                           textbook<double>(p, false).out);
             check_backward(accuracy, p, random_int(0, 1) == 1);
         }
     }
 }
 
-TEST_CASE("layernorm backward adds up more rows than fit into one round of thread blocks", "[cuda]") {
+TEST_CASE("layernorm backward adds up more rows than fit into one round of thread blocks",
+          "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
     Problem p(DType::bf16, random_int(1100, 1500), 8 * random_int(2, 5));
@@ -194,7 +198,8 @@ TEST_CASE("layernorm takes views that begin at any element", "[cuda]") {
         const Problem p(dtype, random_int(1, 9), 8 * random_int(1, 40));
         const int64_t n = p.M * p.C;
         const auto shifted = [&](Buffer& memory, const std::vector<double>& values) {
-            for (size_t i = 0; i < values.size(); ++i) memory.set(i + 1, static_cast<float>(values[i]));
+            for (size_t i = 0; i < values.size(); ++i)
+                memory.set(i + 1, static_cast<float>(values[i]));
             return Tensor(static_cast<char*>(memory.tensor().data) + size_of(dtype), dtype,
                           {static_cast<int64_t>(values.size()) / p.C, p.C});
         };
@@ -203,12 +208,16 @@ TEST_CASE("layernorm takes views that begin at any element", "[cuda]") {
             values.erase(values.begin());
             return values;
         };
-        Buffer x(dtype, {n + 1}), w(dtype, {p.C + 1}), dy(dtype, {n + 1}), out(dtype, {n + 1}), dres(dtype, {n + 1});
+        Buffer x(dtype, {n + 1}), w(dtype, {p.C + 1}), dy(dtype, {n + 1}), out(dtype, {n + 1}),
+            dres(dtype, {n + 1});
         const Buffer stats(DType::fp32, {p.M, 2}), dw(DType::fp32, {p.C}), db(DType::fp32, {p.C});
         const Tensor x_view = shifted(x, p.x.values()), w_view = shifted(w, p.w.values());
         TestStream stream(layernorm_scratch_bytes(test_device(), p.M, p.C));
-        layernorm_forward(stream,
-                          {.out = shifted(out, p.x.values()), .stats = stats, .x = x_view, .w = w_view, .b = p.b});
+        layernorm_forward(stream, {.out = shifted(out, p.x.values()),
+                                   .stats = stats,
+                                   .x = x_view,
+                                   .w = w_view,
+                                   .b = p.b});
         layernorm_backward(stream, {.dres = shifted(dres, p.dres.values()),
                                     .dw = dw.sink(false),
                                     .db = db.sink(false),
@@ -216,7 +225,8 @@ TEST_CASE("layernorm takes views that begin at any element", "[cuda]") {
                                     .x = x_view,
                                     .w = w_view,
                                     .stats = stats});
-        const LayerNormReference reference = textbook<double>(p, false), plain = textbook<float>(p, true);
+        const LayerNormReference reference = textbook<double>(p, false),
+                                 plain = textbook<float>(p, true);
         accuracy.check("out", dtype, behind_first(out), plain.out, reference.out);
         accuracy.check("dres", dtype, behind_first(dres), plain.dres, reference.dres);
         accuracy.check("dw", DType::fp32, dw.values(), plain.dw, reference.dw);
@@ -234,7 +244,8 @@ TEST_CASE("layernorm on the GPU agrees with the CPU", "[cuda]") {
         const std::vector<double> dres_values = p.dres.values();
         const std::vector<float> dres_before(dres_values.begin(), dres_values.end());
         const auto run = [&](Stream& stream) {
-            const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2}), dres(dtype, {p.M, p.C}, dres_before);
+            const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2}),
+                dres(dtype, {p.M, p.C}, dres_before);
             const Buffer dw(DType::fp32, {p.C}), db(DType::fp32, {p.C}), dbias(DType::fp32, {p.C});
             layernorm_forward(stream, {.out = out, .stats = stats, .x = p.x, .w = p.w, .b = p.b});
             layernorm_backward(stream, {.dres = dres,
@@ -245,7 +256,8 @@ TEST_CASE("layernorm on the GPU agrees with the CPU", "[cuda]") {
                                         .w = p.w,
                                         .stats = stats,
                                         .dbias = dbias.sink(false)});
-            return std::vector{out.values(), dres.values(), stats.values(), dw.values(), db.values(), dbias.values()};
+            return std::vector{out.values(), dres.values(), stats.values(),
+                               dw.values(),  db.values(),   dbias.values()};
         };
         std::vector<char> scratch(layernorm_scratch_bytes({}, p.M, p.C));
         Stream cpu;
@@ -255,12 +267,13 @@ TEST_CASE("layernorm on the GPU agrees with the CPU", "[cuda]") {
         const auto expected = run(cpu), ours = run(gpu);
         for (size_t result = 0; result < ours.size(); ++result) {
             // Where fp32 sums differ by a few roundings, bf16 may round to the neighbour; the bias gradient sums those.
-            const double rounding = dtype == DType::bf16 && (result < 2 || result == 5) ? 0x1p-7 : 0x1p-18;
+            const double rounding =
+                dtype == DType::bf16 && (result < 2 || result == 5) ? 0x1p-7 : 0x1p-18;
             double worst = 0;
             for (size_t i = 0; i < ours[result].size(); ++i) {
                 const double terms = result < 3 ? 1.0 : 4 * std::sqrt(static_cast<double>(p.M));
-                worst = worse(
-                    worst, std::abs(ours[result][i] - expected[result][i]) / (std::abs(expected[result][i]) + terms));
+                worst = worse(worst, std::abs(ours[result][i] - expected[result][i]) /
+                                         (std::abs(expected[result][i]) + terms));
             }
             CAPTURE(name_of(dtype), p.M, p.C, result);
             CHECK(worst <= rounding);
@@ -316,11 +329,13 @@ TEST_CASE("layernorm backward matches the numerical gradient along random direct
     }
 }
 
-TEST_CASE("layernorm gives the same bits whatever the number of threads, and in every run", "[cuda]") {
+TEST_CASE("layernorm gives the same bits whatever the number of threads, and in every run",
+          "[cuda]") {
     ON_EACH_DEVICE();
     for (DType dtype : {DType::fp32, DType::bf16}) {
         const bool small = device_is_simulated();
-        const Problem p(dtype, small ? 40 : random_int(100, 500), small ? 8 * random_int(1, 40) : random_int(65, 300));
+        const Problem p(dtype, small ? 40 : random_int(100, 500),
+                        small ? 8 * random_int(1, 40) : random_int(65, 300));
         const std::vector<double> dres_before = p.dres.values();
         const std::vector<float> before(dres_before.begin(), dres_before.end());
         check_thread_independence([&] {

@@ -74,8 +74,10 @@ struct Extent {
 /// Odd sizes, sizes around the tiles, and the shapes of small transformers.
 std::vector<Extent> extents() {
     if (device_is_simulated()) {
-        return {{1, 1, 1}, {1, 70, 7}, {33, 1, 65}, {15, 31, 17}, {64, 192, 64}, {13, 104, 40}, {270, 24, 16},
-                {random_int(1, 90), random_int(1, 90), random_int(1, 90)}};
+        return {{1, 1, 1},     {1, 70, 7},
+                {33, 1, 65},   {15, 31, 17},
+                {64, 192, 64}, {13, 104, 40},
+                {270, 24, 16}, {random_int(1, 90), random_int(1, 90), random_int(1, 90)}};
     }
     std::vector<Extent> result{{1, 1, 1},      {1, 300, 7},   {300, 1, 65},   {2, 33, 300},
                                {15, 31, 17},   {64, 192, 64}, {13, 1024, 40}, {50, 48, 1024},
@@ -102,7 +104,8 @@ struct Choice {
 #ifdef TRAIN_GPT_CUDA
         if (stream.device.is_cuda())
             cuda::set_gemm_settings(
-                *stream.queue, {.autotune = autotune, .bias_gradient_epilogue = bias_gradient_epilogue});
+                *stream.queue,
+                {.autotune = autotune, .bias_gradient_epilogue = bias_gradient_epilogue});
 #endif
     }
 };
@@ -132,7 +135,8 @@ void for_each_choice(const std::function<void(const Choice&)>& check) {
 class HostStream {
   public:
     explicit HostStream(size_t scratch_bytes) : scratch_(scratch_bytes + 64) {
-        stream_.scratch = scratch_.data() + (64 - reinterpret_cast<uintptr_t>(scratch_.data()) % 64) % 64;
+        stream_.scratch =
+            scratch_.data() + (64 - reinterpret_cast<uintptr_t>(scratch_.data()) % 64) % 64;
         stream_.scratch_bytes = scratch_bytes;
     }
     operator Stream&() { return stream_; }
@@ -175,7 +179,8 @@ TEST_CASE("linear forward with each epilogue is as accurate as a plain loop", "[
     });
 }
 
-TEST_CASE("linear forward with GELU keeps the preactivation and takes GELU of what it stored", "[cuda]") {
+TEST_CASE("linear forward with GELU keeps the preactivation and takes GELU of what it stored",
+          "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
     for_each_layer([&](const Layer& p) {
@@ -316,7 +321,7 @@ TEST_CASE("two linear layers with GELU between them match their numerical gradie
         const auto x = make(M, C, 1), w1 = make(F, C, w_stddev), b1 = make(1, F, 1),
                    w2 = make(C, F, w_stddev), b2 = make(1, C, 1), g = make(M, C, 1);
         TestStream stream(std::max(linear_scratch_bytes(test_device(), DType::fp32, M, F, C),
-                                  linear_scratch_bytes(test_device(), DType::fp32, M, C, F)));
+                                   linear_scratch_bytes(test_device(), DType::fp32, M, C, F)));
         const Buffer preact(DType::fp32, {M, F}), hidden(DType::fp32, {M, F}),
             out(DType::fp32, {M, C});
         const auto loss = [&] {
@@ -448,9 +453,11 @@ TEST_CASE("the automatic choice of a matrix product serves rows a page apart") {
     TestStream stream(p.scratch_bytes());
     const Buffer dx(p.dtype, {p.M, p.K}), dw(p.dtype, {p.N, p.K});
     linear_backward_input(stream, {dx, p.dy, p.w});
-    accuracy.check("dx", p.dtype, dx.values(), p.backward_input<float>(), p.backward_input<double>());
+    accuracy.check("dx", p.dtype, dx.values(), p.backward_input<float>(),
+                   p.backward_input<double>());
     linear_backward_weight(stream, {dw.sink(false), p.x, p.dy});
-    accuracy.check("dw", p.dtype, dw.values(), p.backward_weight<float>(), p.backward_weight<double>());
+    accuracy.check("dw", p.dtype, dw.values(), p.backward_weight<float>(),
+                   p.backward_weight<double>());
 }
 
 TEST_CASE("an unknown matrix product is refused by name") {
@@ -509,7 +516,8 @@ TEST_CASE("a linear layer on a GPU is as accurate as on the CPU", "[cuda]") {
                 dpreact.push_back(dx[i] * gelu_derivative_reference(p.input_preact[i]));
             Values dw = p.backward_weight<double>(), db(static_cast<size_t>(N));
             for (double& value : dw) value *= 2;
-            for (size_t i = 0; i < product.size(); ++i) db[i % static_cast<size_t>(N)] += 2 * p.dy[i];
+            for (size_t i = 0; i < product.size(); ++i)
+                db[i % static_cast<size_t>(N)] += 2 * p.dy[i];
             accuracy.check("out", dtype, ours.out.values(), cpu.out.values(), sum);
             accuracy.check("preact", dtype, ours.preact.values(), cpu.preact.values(), product);
             accuracy.check("gelu", dtype, ours.gelu.values(), cpu.gelu.values(), activated);
@@ -529,46 +537,55 @@ TEST_CASE("linear layers take rows of larger matrices, which begin at any elemen
             const int64_t M = e.M, N = e.N, K = e.K;
             const Layer p(dtype, M, N, K);
             CAPTURE(name_of(dtype), M, N, K);
-            const Buffer out(dtype, {M, N}), preact(dtype, {M, N}), gelu(dtype, {M, N}), dx(dtype, {M, K}),
-                dw(DType::fp32, {N, K}), db(DType::fp32, {N});
+            const Buffer out(dtype, {M, N}), preact(dtype, {M, N}), gelu(dtype, {M, N}),
+                dx(dtype, {M, K}), dw(DType::fp32, {N, K}), db(DType::fp32, {N});
             TestStream stream(p.scratch_bytes());
             const int64_t rows = M - 1;
-            const auto tail = [&](const Buffer& matrix) { return matrix.tensor().row_range(1, rows); };
+            const auto tail = [&](const Buffer& matrix) {
+                return matrix.tensor().row_range(1, rows);
+            };
             linear_forward(stream, {tail(out), tail(p.x), p.w, p.bias, tail(p.residual), {}});
             linear_forward(stream, {tail(gelu), tail(p.x), p.w, p.bias, {}, tail(preact)});
             linear_backward_input(stream, {tail(dx), tail(p.dy), p.w, tail(p.input_preact)});
             linear_backward_weight(stream, {dw.sink(false), tail(p.x), tail(p.dy), db.sink(false)});
 
             const auto last_rows = [&](Values values) {
-                values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size()) / M);
+                values.erase(values.begin(),
+                             values.begin() + static_cast<std::ptrdiff_t>(values.size()) / M);
                 return values;
             };
             const auto untouched = [&](const Buffer& matrix) {
-                for (int64_t i = 0; i < matrix.tensor().cols(); ++i) CHECK(std::isnan(matrix[static_cast<size_t>(i)]));
+                for (int64_t i = 0; i < matrix.tensor().cols(); ++i)
+                    CHECK(std::isnan(matrix[static_cast<size_t>(i)]));
             };
             // Plain results are rounded before and after what an epilogue would add.
-            const Values product = p.forward<double>(), plain_product = stored_as(dtype, p.forward<float>()),
+            const Values product = p.forward<double>(),
+                         plain_product = stored_as(dtype, p.forward<float>()),
                          gradient = p.backward_input<double>(),
                          plain_gradient = stored_as(dtype, p.backward_input<float>());
-            const auto check = [&](const char* what, const Buffer& ours, const Values& exact, const Values& plain,
+            const auto check = [&](const char* what, const Buffer& ours, const Values& exact,
+                                   const Values& plain,
                                    const std::function<double(size_t, double)>& epilogue) {
                 Values finished_exact, finished_plain;
                 for (size_t i = 0; i < exact.size(); ++i) {
                     finished_exact.push_back(epilogue(i, exact[i]));
                     finished_plain.push_back(epilogue(i, plain[i]));
                 }
-                accuracy.check(what, dtype, last_rows(ours.values()), last_rows(stored_as(dtype, finished_plain)),
+                accuracy.check(what, dtype, last_rows(ours.values()),
+                               last_rows(stored_as(dtype, finished_plain)),
                                last_rows(finished_exact));
                 untouched(ours);
             };
             const auto bias = [&](size_t i) { return p.bias[i % static_cast<size_t>(N)]; };
             check("out", out, product, plain_product,
                   [&](size_t i, double value) { return value + bias(i) + p.residual[i]; });
-            check("preact", preact, product, plain_product, [&](size_t i, double value) { return value + bias(i); });
+            check("preact", preact, product, plain_product,
+                  [&](size_t i, double value) { return value + bias(i); });
             check("gelu", gelu, product, plain_product,
                   [&](size_t i, double value) { return gelu_reference(value + bias(i)); });
-            check("dx", dx, gradient, plain_gradient,
-                  [&](size_t i, double value) { return value * gelu_derivative_reference(p.input_preact[i]); });
+            check("dx", dx, gradient, plain_gradient, [&](size_t i, double value) {
+                return value * gelu_derivative_reference(p.input_preact[i]);
+            });
 
             const Values dw_whole = p.backward_weight<double>();
             Values dw_exact = dw_whole;
@@ -593,9 +610,9 @@ TEST_CASE("matrix algorithms that a run has chosen are used again", "[cuda]") {
     const auto run = [&](Stream& stream) {
         std::string bytes;
         for (const Layer* layer : {&p, &small}) {
-            const Buffer out(DType::bf16, {layer->M, layer->N}), preact(DType::bf16, {layer->M, layer->N}),
-                dx(DType::bf16, {layer->M, layer->K}), dw(DType::fp32, {layer->N, layer->K}),
-                db(DType::fp32, {layer->N});
+            const Buffer out(DType::bf16, {layer->M, layer->N}),
+                preact(DType::bf16, {layer->M, layer->N}), dx(DType::bf16, {layer->M, layer->K}),
+                dw(DType::fp32, {layer->N, layer->K}), db(DType::fp32, {layer->N});
             linear_forward(stream, {out, layer->x, layer->w, layer->bias, {}, preact});
             linear_forward(stream, {out, layer->x, layer->w, layer->bias, layer->residual, {}});
             linear_backward_input(stream, {dx, layer->dy, layer->w, layer->input_preact});
@@ -606,7 +623,9 @@ TEST_CASE("matrix algorithms that a run has chosen are used again", "[cuda]") {
         return bytes;
     };
     const auto choices_of = [](Stream& stream) { return cuda::gemm_choices(*stream.queue); };
-    const auto choose = [](Stream& stream, const std::string& text) { cuda::set_gemm_choices(*stream.queue, text); };
+    const auto choose = [](Stream& stream, const std::string& text) {
+        cuda::set_gemm_choices(*stream.queue, text);
+    };
 
     TestStream first(p.scratch_bytes());
     Choice{.autotune = true}.apply(first);
@@ -630,12 +649,14 @@ TEST_CASE("matrix algorithms that a run has chosen are used again", "[cuda]") {
     std::istringstream lines(untimed);
     for (std::string line; std::getline(lines, line);) {
         std::istringstream from(line);
-        words.emplace_back(std::istream_iterator<std::string>(from), std::istream_iterator<std::string>());
+        words.emplace_back(std::istream_iterator<std::string>(from),
+                           std::istream_iterator<std::string>());
     }
     const auto joined = [&] {
         std::string text;
         for (const auto& line : words) {
-            for (const std::string& word : line) text += word + (&word == &line.back() ? "\n" : " ");
+            for (const std::string& word : line)
+                text += word + (&word == &line.back() ? "\n" : " ");
         }
         return text;
     };

@@ -11,7 +11,8 @@ namespace {
 /// As a tensor of the dtype keeps it; fp32 stands for no rounding.
 template <class Real>
 Real kept(Real value, DType dtype) {
-    return dtype == DType::bf16 ? static_cast<Real>(to_float(bf16(static_cast<float>(value)))) : value;
+    return dtype == DType::bf16 ? static_cast<Real>(to_float(bf16(static_cast<float>(value))))
+                                : value;
 }
 
 template <class Real>
@@ -24,7 +25,9 @@ Values kept_values(const std::vector<Real>& values, DType dtype) {
 
 }  // namespace
 
-double gelu_reference(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+double gelu_reference(double x) {
+    return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
 
 double gelu_derivative_reference(double x) {
     const double u = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x), t = std::tanh(u);
@@ -32,7 +35,8 @@ double gelu_derivative_reference(double x) {
 }
 
 template <class Real>
-Values product_reference(GemmOp op, const Values& a, const Values& b, int64_t m, int64_t n, int64_t k) {
+Values product_reference(GemmOp op, const Values& a, const Values& b, int64_t m, int64_t n,
+                         int64_t k) {
     // Rows that are multiplied lie side by side.
     std::vector<Real> left(static_cast<size_t>(m * k)), right(static_cast<size_t>(n * k));
     for (int64_t i = 0; i < m; ++i)
@@ -47,7 +51,8 @@ Values product_reference(GemmOp op, const Values& a, const Values& b, int64_t m,
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < m; ++i) {
         for (int64_t j = 0; j < n; ++j) {
-            const Real *x = &left[static_cast<size_t>(i * k)], *y = &right[static_cast<size_t>(j * k)];
+            const Real *x = &left[static_cast<size_t>(i * k)],
+                       *y = &right[static_cast<size_t>(j * k)];
             Real sum = 0;
             for (int64_t d = 0; d < k; ++d) sum += x[d] * y[d];
             c[static_cast<size_t>(i * n + j)] = sum;
@@ -74,8 +79,11 @@ LayerNormReference layernorm_reference(const LayerNormProblem& p, DType stored) 
         const Real rstd = Real(1) / std::sqrt(variance + static_cast<Real>(p.epsilon));
         r.stats.push_back(mean);
         r.stats.push_back(rstd);
-        const auto normal = [&](size_t c) { return (static_cast<Real>(p.x[at + c]) - mean) * rstd; };
-        for (size_t c = 0; c < C; ++c) out[at + c] = normal(c) * static_cast<Real>(p.w[c]) + static_cast<Real>(p.b[c]);
+        const auto normal = [&](size_t c) {
+            return (static_cast<Real>(p.x[at + c]) - mean) * rstd;
+        };
+        for (size_t c = 0; c < C; ++c)
+            out[at + c] = normal(c) * static_cast<Real>(p.w[c]) + static_cast<Real>(p.b[c]);
         if (p.dy.empty()) continue;
         for (size_t c = 0; c < C; ++c) {
             const Real dy = static_cast<Real>(p.dy[at + c]), g = dy * static_cast<Real>(p.w[c]);
@@ -175,16 +183,19 @@ AttentionReference attention_reference(const AttentionProblem& c, DType stored, 
     return r;
 }
 
-Values embedding_forward_reference(const EmbeddingRows& rows, const Values& wte, const Values& wpe) {
+Values embedding_forward_reference(const EmbeddingRows& rows, const Values& wte,
+                                   const Values& wpe) {
     const size_t C = static_cast<size_t>(rows.C);
     Values out;
     for (size_t row = 0; row < rows.tokens.size(); ++row)
-        for (size_t c = 0; c < C; ++c) out.push_back(wte[rows.token_at(row) + c] + wpe[rows.position_at(row) + c]);
+        for (size_t c = 0; c < C; ++c)
+            out.push_back(wte[rows.token_at(row) + c] + wpe[rows.position_at(row) + c]);
     return out;
 }
 
 template <class Real>
-void embedding_backward_reference(const EmbeddingRows& rows, const Values& dout, Values& dwte, Values& dwpe) {
+void embedding_backward_reference(const EmbeddingRows& rows, const Values& dout, Values& dwte,
+                                  Values& dwpe) {
     const size_t C = static_cast<size_t>(rows.C);
     for (size_t row = 0; row < rows.tokens.size(); ++row) {
         for (size_t c = 0; c < C; ++c) {
@@ -197,7 +208,8 @@ void embedding_backward_reference(const EmbeddingRows& rows, const Values& dout,
 
 template <class Real>
 HeadLossReference head_loss_reference(const HeadLossProblem& p, DType stored) {
-    const size_t R = static_cast<size_t>(p.R), C = static_cast<size_t>(p.C), V = static_cast<size_t>(p.V);
+    const size_t R = static_cast<size_t>(p.R), C = static_cast<size_t>(p.C),
+                 V = static_cast<size_t>(p.V);
     HeadLossReference r;
     r.losses.resize(R);
     std::vector<Real> dx(R * C), dw(p.w.size()), z(V);
@@ -215,7 +227,8 @@ HeadLossReference head_loss_reference(const HeadLossProblem& p, DType stored) {
         const size_t target = static_cast<size_t>(p.targets[row]);
         r.losses[row] = std::log(sum) + (max - z[target]);
         for (size_t j = 0; j < V; ++j) {
-            const Real dz = kept(std::exp(z[j] - max) / sum - (j == target ? Real(1) : Real(0)), stored);
+            const Real dz =
+                kept(std::exp(z[j] - max) / sum - (j == target ? Real(1) : Real(0)), stored);
             for (size_t c = 0; c < C; ++c) {
                 dx[row * C + c] += dz * static_cast<Real>(p.w[j * C + c]);
                 dw[j * C + c] += dz * static_cast<Real>(p.x[row * C + c]);
@@ -229,31 +242,38 @@ HeadLossReference head_loss_reference(const HeadLossProblem& p, DType stored) {
 
 Values norm_partials_reference(const Values& gradient) {
     Values partials((gradient.size() + norm_block - 1) / norm_block);
-    for (size_t i = 0; i < gradient.size(); ++i) partials[i / norm_block] += gradient[i] * gradient[i];
+    for (size_t i = 0; i < gradient.size(); ++i)
+        partials[i / norm_block] += gradient[i] * gradient[i];
     return partials;
 }
 
-AdamWReference adamw_reference(const AdamWReference& before, double gradient, double multiplier, bool decay,
-                               const AdamWStep& args) {
-    const double beta1 = args.beta1, beta2 = args.beta2, t = static_cast<double>(args.step), g = multiplier * gradient;
+AdamWReference adamw_reference(const AdamWReference& before, double gradient, double multiplier,
+                               bool decay, const AdamWStep& args) {
+    const double beta1 = args.beta1, beta2 = args.beta2, t = static_cast<double>(args.step),
+                 g = multiplier * gradient;
     AdamWReference r = before;
     r.m = beta1 * r.m + (1 - beta1) * g;
     r.v = beta2 * r.v + (1 - beta2) * g * g;
     const double m_hat = r.m / (1 - std::pow(beta1, t)), v_hat = r.v / (1 - std::pow(beta2, t));
     const double weight_decay = decay ? static_cast<double>(args.weight_decay) : 0.0;
-    r.master -= static_cast<double>(args.learning_rate) *
-                (m_hat / (std::sqrt(v_hat) + static_cast<double>(args.epsilon)) + weight_decay * r.master);
+    r.master -=
+        static_cast<double>(args.learning_rate) *
+        (m_hat / (std::sqrt(v_hat) + static_cast<double>(args.epsilon)) + weight_decay * r.master);
     return r;
 }
 
-template Values product_reference<float>(GemmOp, const Values&, const Values&, int64_t, int64_t, int64_t);
-template Values product_reference<double>(GemmOp, const Values&, const Values&, int64_t, int64_t, int64_t);
+template Values product_reference<float>(GemmOp, const Values&, const Values&, int64_t, int64_t,
+                                         int64_t);
+template Values product_reference<double>(GemmOp, const Values&, const Values&, int64_t, int64_t,
+                                          int64_t);
 template LayerNormReference layernorm_reference<float>(const LayerNormProblem&, DType);
 template LayerNormReference layernorm_reference<double>(const LayerNormProblem&, DType);
 template AttentionReference attention_reference<float>(const AttentionProblem&, DType, DType);
 template AttentionReference attention_reference<double>(const AttentionProblem&, DType, DType);
-template void embedding_backward_reference<float>(const EmbeddingRows&, const Values&, Values&, Values&);
-template void embedding_backward_reference<double>(const EmbeddingRows&, const Values&, Values&, Values&);
+template void embedding_backward_reference<float>(const EmbeddingRows&, const Values&, Values&,
+                                                  Values&);
+template void embedding_backward_reference<double>(const EmbeddingRows&, const Values&, Values&,
+                                                   Values&);
 template HeadLossReference head_loss_reference<float>(const HeadLossProblem&, DType);
 template HeadLossReference head_loss_reference<double>(const HeadLossProblem&, DType);
 

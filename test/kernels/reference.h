@@ -24,7 +24,8 @@ double gelu_derivative_reference(double x);
 
 /// c [m, n] = A∘B as GemmOp says: c_ij = Σ_k a_ik·b_kj, one term after the other in Real.
 template <class Real>
-Values product_reference(GemmOp op, const Values& a, const Values& b, int64_t m, int64_t n, int64_t k);
+Values product_reference(GemmOp op, const Values& a, const Values& b, int64_t m, int64_t n,
+                         int64_t k);
 
 struct LayerNormProblem {
     int64_t M = 0, C = 0;
@@ -46,13 +47,19 @@ struct AttentionProblem {
     Values q, k, v;                  // [B, T or S, heads, D]
     Values dout;                     // empty: the forward pass alone
 
-    size_t q_at(int b, int t, int h) const { return ((static_cast<size_t>(b) * shape.T + t) * shape.H + h) * shape.D; }
+    size_t q_at(int b, int t, int h) const {
+        return ((static_cast<size_t>(b) * shape.T + t) * shape.H + h) * shape.D;
+    }
     size_t k_at(int b, int s, int h) const {
         return ((static_cast<size_t>(b) * shape.S + s) * shape.H_kv + h) * shape.D;
     }
-    size_t lse_at(int b, int h, int t) const { return (static_cast<size_t>(b) * shape.H + h) * shape.T + t; }
+    size_t lse_at(int b, int h, int t) const {
+        return (static_cast<size_t>(b) * shape.H + h) * shape.T + t;
+    }
     /// The first and the last key that query t sees.
-    int first(int b, int t) const { return doc_start.empty() ? 0 : doc_start[static_cast<size_t>(b) * shape.T + t]; }
+    int first(int b, int t) const {
+        return doc_start.empty() ? 0 : doc_start[static_cast<size_t>(b) * shape.T + t];
+    }
     int last(int t) const { return t + shape.S - shape.T; }
 };
 /// The *_terms are sums of the absolute values of what is added up for each element: what rounding errors of the
@@ -76,14 +83,16 @@ struct EmbeddingRows {
 
     size_t token_at(size_t row) const { return static_cast<size_t>(tokens[row] * C); }
     size_t position_at(size_t row) const {
-        return static_cast<size_t>((static_cast<int64_t>(row) % T - (doc_start.empty() ? 0 : doc_start[row])) * C);
+        return static_cast<size_t>(
+            (static_cast<int64_t>(row) % T - (doc_start.empty() ? 0 : doc_start[row])) * C);
     }
 };
 /// out = wte[token] + wpe[position]
 Values embedding_forward_reference(const EmbeddingRows& rows, const Values& wte, const Values& wpe);
 /// dwte[token] += dout and dwpe[position] += dout, in the order of the tokens.
 template <class Real>
-void embedding_backward_reference(const EmbeddingRows& rows, const Values& dout, Values& dwte, Values& dwpe);
+void embedding_backward_reference(const EmbeddingRows& rows, const Values& dout, Values& dwte,
+                                  Values& dwpe);
 
 struct HeadLossProblem {
     int64_t R = 0, C = 0, V = 0;
@@ -106,7 +115,7 @@ struct AdamWReference {
 };
 /// One element's update, with g = multiplier·gradient:
 ///   m = β₁m + (1−β₁)g    v = β₂v + (1−β₂)g²    θ −= lr·( (m/(1−β₁ᵗ)) / (√(v/(1−β₂ᵗ)) + ε) + decay·θ )
-AdamWReference adamw_reference(const AdamWReference& before, double gradient, double multiplier, bool decay,
-                               const AdamWStep& args);
+AdamWReference adamw_reference(const AdamWReference& before, double gradient, double multiplier,
+                               bool decay, const AdamWStep& args);
 
 }  // namespace train_gpt

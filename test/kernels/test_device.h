@@ -23,9 +23,9 @@ class DeviceUnderTest {
 };
 
 /// First line of a test case: runs the rest of it once on each device. The tag [cuda] selects such tests.
-#define ON_EACH_DEVICE()                                                                          \
-    const ::train_gpt::DeviceUnderTest device_under_test(                                         \
-        GENERATE(::Catch::Generators::from_range(::train_gpt::test_devices())));                  \
+#define ON_EACH_DEVICE()                                                         \
+    const ::train_gpt::DeviceUnderTest device_under_test(                        \
+        GENERATE(::Catch::Generators::from_range(::train_gpt::test_devices()))); \
     INFO("on " << (::train_gpt::test_device().is_cuda() ? "CUDA" : "the CPU"))
 
 /// True under the simulated CUDA device, where kernels run thousands of times slower: shapes must be small.

@@ -24,7 +24,9 @@ std::vector<float> read(const SafetensorsFile& file, const std::string& name) {
     return values;
 }
 
-double read_metadata(const SafetensorsFile& file, const std::string& name) { return std::stod(file.metadata().at(name)); }
+double read_metadata(const SafetensorsFile& file, const std::string& name) {
+    return std::stod(file.metadata().at(name));
+}
 
 /// Hugging Face's layout of a gradient to ours.
 std::vector<float> to_our_layout(const std::vector<float>& values, const Parameter& p) {
@@ -40,7 +42,8 @@ struct Difference {
     double greatest = 0, relative = 0;  // max |a − b|, ‖a − b‖ / ‖b‖
 };
 
-Difference difference(const std::vector<float>& ours, const std::vector<float>& reference, double scale = 1) {
+Difference difference(const std::vector<float>& ours, const std::vector<float>& reference,
+                      double scale = 1) {
     REQUIRE(ours.size() == reference.size());
     double square = 0, norm = 0;
     Difference d;
@@ -56,8 +59,10 @@ Difference difference(const std::vector<float>& ours, const std::vector<float>& 
 }
 
 /// What a tensor may differ from the float64 reference: rounding of fp32, or 3 times what PyTorch's own bf16 differs.
-void check_close(const SafetensorsFile& expected, const std::string& name, DType dtype, Difference d) {
-    INFO(name << " in " << name_of(dtype) << ": greatest difference " << d.greatest << ", relative " << d.relative);
+void check_close(const SafetensorsFile& expected, const std::string& name, DType dtype,
+                 Difference d) {
+    INFO(name << " in " << name_of(dtype) << ": greatest difference " << d.greatest << ", relative "
+              << d.relative);
     if (dtype == DType::fp32) {
         CHECK(d.relative < 2e-5);
         return;
@@ -72,9 +77,11 @@ struct Fixture {
     SafetensorsFile expected{fixture + "/expected.safetensors"};
     std::vector<int32_t> tokens = expected.read_integers(expected.at("tokens"));
     std::vector<int32_t> targets = expected.read_integers(expected.at("targets"));
-    int B = static_cast<int>(expected.at("tokens").shape[0]), T = static_cast<int>(expected.at("tokens").shape[1]);
+    int B = static_cast<int>(expected.at("tokens").shape[0]),
+        T = static_cast<int>(expected.at("tokens").shape[1]);
     GPTShape shape = read_model_shape(fixture);
-    double valid = static_cast<double>(std::count_if(targets.begin(), targets.end(), [](int t) { return t >= 0; }));
+    double valid = static_cast<double>(
+        std::count_if(targets.begin(), targets.end(), [](int t) { return t >= 0; }));
 
     TinyModel model(DType dtype, Recompute recompute = Recompute::none) const {
         TinyModel m(shape, B, T, dtype, recompute);
@@ -113,15 +120,19 @@ TEST_CASE("loss and every gradient equal PyTorch's float64", "[model][cuda]") {
             TinyModel m = f.model(dtype, level);
             const double loss = m.run(f.tokens.data(), f.targets.data()) / f.valid;
             const double reference = read(f.expected, "loss")[0];
-            const double bound = dtype == DType::fp32 ? 1e-6 * reference
-                                                      : 3 * double{read(f.expected, "pure.error.loss")[0]};
+            const double bound = dtype == DType::fp32
+                                     ? 1e-6 * reference
+                                     : 3 * double{read(f.expected, "pure.error.loss")[0]};
             CHECK(std::fabs(loss - reference) <= bound);
 
-            check_close(f.expected, "token_losses", dtype, difference(m.losses(), read(f.expected, "token_losses")));
+            check_close(f.expected, "token_losses", dtype,
+                        difference(m.losses(), read(f.expected, "token_losses")));
             for (int i = 0; i < m.count(); ++i) {
                 const std::string name = "gradient." + m.parameter(i).name;
-                check_close(f.expected, name, dtype,
-                            difference(m.gradient(i), to_our_layout(read(f.expected, name), m.parameter(i)), 1 / f.valid));
+                check_close(
+                    f.expected, name, dtype,
+                    difference(m.gradient(i), to_our_layout(read(f.expected, name), m.parameter(i)),
+                               1 / f.valid));
             }
         }
 }
@@ -149,11 +160,13 @@ TEST_CASE("logits with a key-value cache equal PyTorch's float64", "[model][cuda
         const int last = f.T - 1, first_piece = static_cast<int>(random_int(1, f.T - 1));
         m.generator->reset();
         m.generator->feed(m.stream, {f.tokens.data(), static_cast<size_t>(first_piece)});
-        m.generator->feed(m.stream, {f.tokens.data() + first_piece, static_cast<size_t>(f.T - first_piece)});
+        m.generator->feed(m.stream,
+                          {f.tokens.data() + first_piece, static_cast<size_t>(f.T - first_piece)});
         const auto logits = m.generator->logits();
         const auto row = reference.begin() + static_cast<std::ptrdiff_t>(V) * last;
         check_close(f.expected, "logits", dtype,
-                    difference({logits.begin(), logits.end()}, {row, row + static_cast<std::ptrdiff_t>(V)}));
+                    difference({logits.begin(), logits.end()},
+                               {row, row + static_cast<std::ptrdiff_t>(V)}));
     }
 }
 
@@ -162,7 +175,8 @@ TEST_CASE("ten AdamW steps follow PyTorch's losses", "[model][cuda]") {
     const Fixture f;
     const std::vector<int32_t> tokens = f.expected.read_integers(f.expected.at("steps.tokens"));
     const std::vector<int32_t> targets = f.expected.read_integers(f.expected.at("steps.targets"));
-    const std::vector<float> losses = read(f.expected, "steps.losses"), norms = read(f.expected, "steps.norms");
+    const std::vector<float> losses = read(f.expected, "steps.losses"),
+                             norms = read(f.expected, "steps.norms");
     const std::vector<float> torch_bf16 = read(f.expected, "pure.steps.losses");
     const size_t batch = static_cast<size_t>(f.B * f.T);
     // How far PyTorch's bf16 strays over these steps: the scale that ours may have.
@@ -173,14 +187,18 @@ TEST_CASE("ten AdamW steps follow PyTorch's losses", "[model][cuda]") {
     for (DType dtype : dtypes) {
         TinyModel m = f.model(dtype);
         for (int i = 0; i < m.count(); ++i)
-            for (const auto moment : {ParameterStore::State::moment1, ParameterStore::State::moment2})
+            for (const auto moment :
+                 {ParameterStore::State::moment1, ParameterStore::State::moment2})
                 m.set_state(moment, i, 0);
         for (size_t s = 0; s < losses.size(); ++s) {
             CAPTURE(name_of(dtype), s);
             const int32_t* t = targets.data() + s * batch;
-            const double valid = static_cast<double>(std::count_if(t, t + batch, [](int x) { return x >= 0; }));
+            const double valid =
+                static_cast<double>(std::count_if(t, t + batch, [](int x) { return x >= 0; }));
             const double loss = m.run(tokens.data() + s * batch, t) / valid;
-            const auto number = [&](const char* key) { return static_cast<float>(read_metadata(f.expected, key)); };
+            const auto number = [&](const char* key) {
+                return static_cast<float>(read_metadata(f.expected, key));
+            };
             m.optimizer->update(m.stream,
                                 {.learning_rate = number("learning_rate"),
                                  .beta1 = number("beta1"),
@@ -190,7 +208,8 @@ TEST_CASE("ten AdamW steps follow PyTorch's losses", "[model][cuda]") {
                                  .step = static_cast<int64_t>(s) + 1},
                                 static_cast<float>(1 / valid), number("grad_clip"));
             CHECK(std::fabs(loss - losses[s]) <= (dtype == DType::fp32 ? 1e-4 : 3 * torch_stray));
-            if (dtype == DType::fp32) CHECK(m.optimizer->state().norm == Approx(norms[s]).epsilon(1e-3));
+            if (dtype == DType::fp32)
+                CHECK(m.optimizer->state().norm == Approx(norms[s]).epsilon(1e-3));
         }
     }
 }
@@ -198,7 +217,8 @@ TEST_CASE("ten AdamW steps follow PyTorch's losses", "[model][cuda]") {
 TEST_CASE("recomputation changes no bit of any gradient", "[model][cuda]") {
     ON_EACH_DEVICE();
     const GPTShape shape = random_shape();
-    const int B = static_cast<int>(random_int(1, 3)), T = static_cast<int>(random_int(1, shape.n_ctx));
+    const int B = static_cast<int>(random_int(1, 3)),
+              T = static_cast<int>(random_int(1, shape.n_ctx));
     const auto tokens = random_tokens(static_cast<size_t>(B * T), shape.vocab_size);
     const auto targets = random_tokens(static_cast<size_t>(B * T), shape.vocab_size);
     const uint64_t seed = test_rng()();
@@ -214,7 +234,8 @@ TEST_CASE("recomputation changes no bit of any gradient", "[model][cuda]") {
                 CAPTURE(name_of(dtype), name_of(level), plain.parameter(i).name);
                 // On CUDA a product's epilogue takes GELU of the sum before it is rounded, recomputation behind it.
                 if (level == Recompute::elementwise && test_device().is_cuda())
-                    CHECK(difference(other.gradient(i), plain.gradient(i)).relative < (dtype == DType::fp32 ? 1e-5 : 0.02));
+                    CHECK(difference(other.gradient(i), plain.gradient(i)).relative <
+                          (dtype == DType::fp32 ? 1e-5 : 0.02));
                 else
                     CHECK(plain.gradient(i) == other.gradient(i));
             }
@@ -225,15 +246,18 @@ TEST_CASE("recomputation changes no bit of any gradient", "[model][cuda]") {
 TEST_CASE("accumulated micro-batches add up to the gradient of both", "[model][cuda]") {
     ON_EACH_DEVICE();
     const GPTShape shape = random_shape();
-    const int B = static_cast<int>(random_int(1, 3)), T = static_cast<int>(random_int(1, shape.n_ctx));
+    const int B = static_cast<int>(random_int(1, 3)),
+              T = static_cast<int>(random_int(1, shape.n_ctx));
     const size_t n = static_cast<size_t>(B * T);
-    const auto tokens = random_tokens(2 * n, shape.vocab_size), targets = random_tokens(2 * n, shape.vocab_size);
+    const auto tokens = random_tokens(2 * n, shape.vocab_size),
+               targets = random_tokens(2 * n, shape.vocab_size);
     const uint64_t seed = test_rng()();
     TinyModel m(shape, B, T, DType::fp32);
     m.parameters->initialize(seed);
     std::vector<std::vector<float>> parts[2];
     for (int part : {0, 1}) {
-        m.run(tokens.data() + static_cast<size_t>(part) * n, targets.data() + static_cast<size_t>(part) * n);
+        m.run(tokens.data() + static_cast<size_t>(part) * n,
+              targets.data() + static_cast<size_t>(part) * n);
         for (int i = 0; i < m.count(); ++i) parts[part].push_back(m.gradient(i));
     }
     m.run(tokens.data(), targets.data(), true, false);
@@ -247,7 +271,9 @@ TEST_CASE("accumulated micro-batches add up to the gradient of both", "[model][c
     }
 }
 
-TEST_CASE("padding of the vocabulary stays zero and weights of positions beyond T stay as they decay", "[model][cuda]") {
+TEST_CASE(
+    "padding of the vocabulary stays zero and weights of positions beyond T stay as they decay",
+    "[model][cuda]") {
     ON_EACH_DEVICE();
     GPTShape shape = random_shape();
     shape.vocab_size = random_int(129, 250);  // padded to 256
@@ -255,7 +281,8 @@ TEST_CASE("padding of the vocabulary stays zero and weights of positions beyond 
     for (DType dtype : dtypes) {
         TinyModel m(shape, B, T, dtype);
         m.parameters->initialize(test_rng()());
-        const int wpe = m.parameters->index_of("wpe.weight"), wte = m.parameters->index_of("wte.weight");
+        const int wpe = m.parameters->index_of("wpe.weight"),
+                  wte = m.parameters->index_of("wte.weight");
         const int64_t C = shape.n_embd;
         const auto at = static_cast<size_t>(T * C);
         const float before = m.state(ParameterStore::State::master, wpe)[at];
@@ -263,15 +290,21 @@ TEST_CASE("padding of the vocabulary stays zero and weights of positions beyond 
             const auto tokens = random_tokens(static_cast<size_t>(B * T), shape.vocab_size);
             m.run(tokens.data(), tokens.data());
             m.optimizer->update(m.stream,
-                                {.learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f,
-                                 .weight_decay = 0.5f, .step = step},
+                                {.learning_rate = 0.1f,
+                                 .beta1 = 0.9f,
+                                 .beta2 = 0.95f,
+                                 .epsilon = 1e-8f,
+                                 .weight_decay = 0.5f,
+                                 .step = step},
                                 1.0f / static_cast<float>(B * T), 1.0f);
         }
         const std::vector<float> rows = m.state(ParameterStore::State::master, wte);
         bool all_zero = true;
-        for (int64_t i = shape.vocab_size * C; i < shape.padded_vocab() * C; ++i) all_zero &= rows[static_cast<size_t>(i)] == 0;
+        for (int64_t i = shape.vocab_size * C; i < shape.padded_vocab() * C; ++i)
+            all_zero &= rows[static_cast<size_t>(i)] == 0;
         CHECK(all_zero);
-        CHECK(m.state(ParameterStore::State::master, wpe)[at] == Approx(before * 0.95 * 0.95 * 0.95).epsilon(1e-5));
+        CHECK(m.state(ParameterStore::State::master, wpe)[at] ==
+              Approx(before * 0.95 * 0.95 * 0.95).epsilon(1e-5));
     }
 }
 
@@ -279,7 +312,8 @@ TEST_CASE("one batch is learnt by heart within 200 steps", "[model][cuda]") {
     ON_EACH_DEVICE();
     // A simulated GPU takes a minute for 200 steps of the larger model.
     const bool small = device_is_simulated();
-    const GPTShape shape{.n_layer = small ? 1 : 2, .n_head = 2, .n_embd = 64, .n_ctx = 32, .vocab_size = 128};
+    const GPTShape shape{
+        .n_layer = small ? 1 : 2, .n_head = 2, .n_embd = 64, .n_ctx = 32, .vocab_size = 128};
     const int B = small ? 1 : 4, T = small ? 16 : 32;
     const auto text = random_tokens(static_cast<size_t>(B * (T + 1)), shape.vocab_size);
     std::vector<int32_t> tokens, targets;
@@ -296,14 +330,19 @@ TEST_CASE("one batch is learnt by heart within 200 steps", "[model][cuda]") {
         for (int step = 1; step <= 200 && loss >= 0.01; ++step) {
             loss = m.run(tokens.data(), targets.data()) / (B * T);
             m.optimizer->update(m.stream,
-                                {.learning_rate = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .step = step},
+                                {.learning_rate = 1e-2f,
+                                 .beta1 = 0.9f,
+                                 .beta2 = 0.95f,
+                                 .epsilon = 1e-8f,
+                                 .step = step},
                                 1.0f / (B * T), 1.0f);
         }
         CHECK(loss < 0.01);
     }
 }
 
-TEST_CASE("a gradient that is not finite stops the optimizer for good and is named", "[model][cuda]") {
+TEST_CASE("a gradient that is not finite stops the optimizer for good and is named",
+          "[model][cuda]") {
     ON_EACH_DEVICE();
     const GPTShape shape = random_shape();
     TinyModel m(shape, 1, 4, DType::bf16);
@@ -312,9 +351,11 @@ TEST_CASE("a gradient that is not finite stops the optimizer for good and is nam
     m.run(tokens.data(), tokens.data());
     const int bad = static_cast<int>(random_int(0, m.count() - 1));
     const float infinity = INFINITY;
-    m.parameters->write(ParameterStore::State::gradient, bad, random_int(0, m.parameter(bad).numel() - 1), {&infinity, 1});
+    m.parameters->write(ParameterStore::State::gradient, bad,
+                        random_int(0, m.parameter(bad).numel() - 1), {&infinity, 1});
     const std::vector<float> before = m.state(ParameterStore::State::master, 0);
-    const AdamWStep step{.learning_rate = 1, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .step = 1};
+    const AdamWStep step{
+        .learning_rate = 1, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .step = 1};
     m.optimizer->update(m.stream, step, 1, 1);
     CHECK(m.optimizer->state().stop != 0);
     CHECK(m.optimizer->bad_parameter(m.optimizer->state()) == m.parameter(bad).name);
@@ -325,7 +366,9 @@ TEST_CASE("a gradient that is not finite stops the optimizer for good and is nam
 }
 
 #ifdef TRAIN_GPT_CUDA
-TEST_CASE("a step neither allocates nor waits for the device: it can be captured, and then does the same", "[model][cuda]") {
+TEST_CASE(
+    "a step neither allocates nor waits for the device: it can be captured, and then does the same",
+    "[model][cuda]") {
     if (test_devices().size() < 2) return;
     const DeviceUnderTest on_cuda(test_devices()[1]);
     const GPTShape shape = random_shape();
@@ -344,8 +387,10 @@ TEST_CASE("a step neither allocates nor waits for the device: it can be captured
             const auto step = [&] {
                 m.submit(true, false);
                 m.submit(false, true);
-                m.optimizer->update(m.stream, {.learning_rate = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f},
-                                    0.5f / static_cast<float>(B * T), 1.0f);
+                m.optimizer->update(
+                    m.stream,
+                    {.learning_rate = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f},
+                    0.5f / static_cast<float>(B * T), 1.0f);
             };
             if (captured)
                 cuda::run_captured(m.stream, step);
@@ -362,8 +407,11 @@ TEST_CASE("a step neither allocates nor waits for the device: it can be captured
 TEST_CASE("parameter counts are those of the published GPT-2 models", "[model]") {
     const auto parameters = [](int n_layer, int n_head, int n_embd) {
         int64_t n = 0;
-        for (const Parameter& p : gpt_parameters(
-                 {.n_layer = n_layer, .n_head = n_head, .n_embd = n_embd, .n_ctx = 1024, .vocab_size = 50257}))
+        for (const Parameter& p : gpt_parameters({.n_layer = n_layer,
+                                  .n_head = n_head,
+                                  .n_embd = n_embd,
+                                  .n_ctx = 1024,
+                                  .vocab_size = 50257}))
             n += p.numel();
         return n;
     };
@@ -374,7 +422,8 @@ TEST_CASE("parameter counts are those of the published GPT-2 models", "[model]")
 }
 
 TEST_CASE("initial weights have GPT-2's spread", "[model]") {
-    const GPTShape shape{.n_layer = 8, .n_head = 2, .n_embd = 128, .n_ctx = 128, .vocab_size = 1000};
+    const GPTShape shape{
+        .n_layer = 8, .n_head = 2, .n_embd = 128, .n_ctx = 128, .vocab_size = 1000};
     TinyModel m(shape, 1, 1, DType::fp32);
     m.parameters->initialize(test_rng()());
     for (int i = 0; i < m.count(); ++i) {
@@ -387,10 +436,11 @@ TEST_CASE("initial weights have GPT-2's spread", "[model]") {
         for (float v : values) variance += (v - mean) * (v - mean) / n;
         const bool norm_weight = p.name.find("ln_") != std::string::npos && p.shape.size() == 1 &&
                                  p.name.find("weight") != std::string::npos;
-        const double expected_std = p.name == "wpe.weight"                             ? 0.01
-                                    : p.shape.size() == 1                              ? 0.0
-                                    : p.name.find("c_proj") != std::string::npos ? 0.02 / 4  // √(2·8)
-                                                                                 : 0.02;
+        const double expected_std = p.name == "wpe.weight" ? 0.01
+                                    : p.shape.size() == 1  ? 0.0
+                                    : p.name.find("c_proj") != std::string::npos
+                                        ? 0.02 / 4  // √(2·8)
+                                        : 0.02;
         CAPTURE(p.name);
         CHECK(mean == Approx(norm_weight ? 1.0 : 0.0).margin(6 * expected_std / std::sqrt(n)));
         CHECK(std::sqrt(variance) == Approx(expected_std).epsilon(0.06));

@@ -18,7 +18,8 @@
 namespace train_gpt {
 
 struct TinyModel {
-    TinyModel(const GPTShape& shape, int B, int T, DType dtype, Recompute recompute = Recompute::none)
+    TinyModel(const GPTShape& shape, int B, int T, DType dtype,
+              Recompute recompute = Recompute::none)
         : arena_(allocate(shape, B, T, dtype, recompute)) {
         build(arena_, shape, B, T, dtype, recompute);
         // Nothing may be read before it is written, gradients least of all.
@@ -27,7 +28,9 @@ struct TinyModel {
     }
 
     int count() const { return static_cast<int>(parameters->parameters().size()); }
-    const Parameter& parameter(int i) const { return parameters->parameters()[static_cast<size_t>(i)]; }
+    const Parameter& parameter(int i) const {
+        return parameters->parameters()[static_cast<size_t>(i)];
+    }
 
     /// Forward and backward of one micro-batch; returns the sum of losses.
     double run(const int32_t* tokens, const int32_t* targets, bool first = true, bool last = true) {
@@ -63,7 +66,9 @@ struct TinyModel {
         return values;
     }
     void set_state(ParameterStore::State which, int i, float value) {
-        parameters->write(which, i, 0, std::vector<float>(static_cast<size_t>(parameter(i).padded_numel()), value));
+        parameters->write(
+            which, i, 0,
+            std::vector<float>(static_cast<size_t>(parameter(i).padded_numel()), value));
     }
     std::vector<float> gradient(int i) const {
         std::vector<float> values = state(ParameterStore::State::gradient, i);
@@ -84,14 +89,18 @@ struct TinyModel {
         return Arena(test_device(), plan);
     }
 
-    void build(Arena& arena, const GPTShape& shape, int B, int T, DType dtype, Recompute recompute) {
+    void build(Arena& arena, const GPTShape& shape, int B, int T, DType dtype,
+               Recompute recompute) {
         optimizer.reset();
         generator.reset();
         model.reset();
-        parameters = std::make_unique<ParameterStore>(arena, gpt_parameters(shape), dtype, ParameterStore::Use::training);
+        parameters = std::make_unique<ParameterStore>(arena, gpt_parameters(shape), dtype,
+                                                      ParameterStore::Use::training);
         model = std::make_unique<GPT>(
-            shape, GPTOptions{.B = B, .T = T, .recompute = recompute, .use = ParameterStore::Use::training}, *parameters,
-            arena);
+            shape,
+            GPTOptions{
+                .B = B, .T = T, .recompute = recompute, .use = ParameterStore::Use::training},
+            *parameters, arena);
         generator = std::make_unique<Generator>(shape, *parameters, arena);
         optimizer = std::make_unique<Optimizer>(*parameters, arena);
         tokens_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);

@@ -49,7 +49,8 @@ constexpr auto patience = 30s;  // nothing takes as long, however busy the machi
 
 /// Waits until the condition holds; false when it never does.
 bool eventually(const std::function<bool()>& condition) {
-    for (const auto end = Clock::now() + patience; Clock::now() < end; std::this_thread::sleep_for(2ms))
+    for (const auto end = Clock::now() + patience; Clock::now() < end;
+         std::this_thread::sleep_for(2ms))
         if (condition()) return true;
     return condition();
 }
@@ -108,7 +109,8 @@ struct JobOptions {
 class Job {
   public:
     Job(JobOptions options, const std::function<void(Rank&)>& work) : options_(std::move(options)) {
-        void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         REQUIRE(memory != MAP_FAILED);
         board_ = new (memory) Board;
         Watchdog::Listener listener(0, options_.size);
@@ -149,7 +151,8 @@ class Job {
         int& status = status_[static_cast<size_t>(rank)];
         eventually([&] {
             int raw = 0;
-            if (status == running && ::waitpid(processes_[static_cast<size_t>(rank)], &raw, WNOHANG) > 0)
+            if (status == running &&
+                ::waitpid(processes_[static_cast<size_t>(rank)], &raw, WNOHANG) > 0)
                 status = WIFEXITED(raw) ? WEXITSTATUS(raw) : 128 + WTERMSIG(raw);
             return status != running;
         });
@@ -170,7 +173,8 @@ class Job {
 
   private:
     int run(int rank, Watchdog::Listener listener, const std::function<void(Rank&)>& work) {
-        const int file = ::open((folder_ / std::to_string(rank)).c_str(), O_CREAT | O_WRONLY | O_APPEND, 0600);
+        const int file =
+            ::open((folder_ / std::to_string(rank)).c_str(), O_CREAT | O_WRONLY | O_APPEND, 0600);
         ::dup2(file, STDERR_FILENO);
         Activity activity;
         WatchdogOptions options;
@@ -185,9 +189,10 @@ class Job {
             if (options_.on_failure) options_.on_failure(rank);
         };
         try {
-            Watchdog watchdog(std::move(listener),
-                              options_.invitation ? options_.invitation(rank, invitation_) : invitation_, activity,
-                              options);
+            Watchdog watchdog(
+                std::move(listener),
+                options_.invitation ? options_.invitation(rank, invitation_) : invitation_,
+                activity, options);
             ++board_->joined;
             Rank self{rank, size(), watchdog, activity, *board_};
             work(self);
@@ -231,7 +236,8 @@ bool names_last_collective(const std::string& line, int64_t entered) {
 /// A TCP connection to the job's port from this host.
 class Caller {
   public:
-    explicit Caller(const std::string& invitation) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    explicit Caller(const std::string& invitation)
+        : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
         sockaddr_in address{};
         address.sin_family = AF_INET;
         address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -279,7 +285,8 @@ std::string random_bytes(int64_t size) {
 std::pair<std::string, std::string> secret_of(const std::string& invitation) {
     const std::string digits = invitation.substr(invitation.find(' ') + 1, 64);
     std::string bytes;
-    for (size_t i = 0; i < 64; i += 2) bytes += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
+    for (size_t i = 0; i < 64; i += 2)
+        bytes += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
     return {bytes.substr(0, 16), bytes.substr(16)};
 }
 
@@ -294,12 +301,14 @@ std::string padded(std::string text, size_t size) {
     return text;
 }
 
-std::string hello(const std::string& secret, int rank, int size, const std::string& host = "stranger") {
+std::string hello(const std::string& secret, int rank, int size,
+                  const std::string& host = "stranger") {
     return '\1' + secret + number(rank) + number(size) + padded(host, 64);
 }
 
 std::string heartbeat(int64_t pulses, int64_t step, int64_t collectives) {
-    return '\3' + number(pulses) + number(step) + number(collectives) + padded("broadcast", 64) + padded("phase", 64);
+    return '\3' + number(pulses) + number(step) + number(collectives) + padded("broadcast", 64) +
+           padded("phase", 64);
 }
 
 /// A process that passes on, both ways, what one connection at its port and the job's port say, until the test cuts it.
@@ -308,7 +317,8 @@ class Relay {
     enum Cut { none, silent, closed };
 
     Relay() : door_(::socket(AF_INET, SOCK_STREAM, 0)) {
-        void* memory = ::mmap(nullptr, sizeof *cut_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        void* memory = ::mmap(nullptr, sizeof *cut_, PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         REQUIRE(memory != MAP_FAILED);
         cut_ = new (memory) std::atomic<int>(none);
         sockaddr_in address{};
@@ -350,9 +360,11 @@ class Relay {
                 std::array<char, 4096> bytes;
                 for (int end : {0, 1}) {
                     if (!ends[static_cast<size_t>(end)].revents) continue;
-                    const ssize_t n = ::recv(ends[static_cast<size_t>(end)].fd, bytes.data(), bytes.size(), 0);
+                    const ssize_t n =
+                        ::recv(ends[static_cast<size_t>(end)].fd, bytes.data(), bytes.size(), 0);
                     if (n <= 0) ::_exit(0);
-                    ::send(ends[static_cast<size_t>(1 - end)].fd, bytes.data(), static_cast<size_t>(n), MSG_NOSIGNAL);
+                    ::send(ends[static_cast<size_t>(1 - end)].fd, bytes.data(),
+                           static_cast<size_t>(n), MSG_NOSIGNAL);
                 }
             }
         }
@@ -373,7 +385,8 @@ void check_ended(Job& job, int culprit) {
         if (rank == culprit) continue;
         CAPTURE(rank);
         CHECK(job.status(rank) == watchdog_code);
-        CHECK(job.output(rank) == (rank == 0 ? concat("train_gpt: ", job.board().line[0], '\n') : ""));
+        CHECK(job.output(rank) ==
+              (rank == 0 ? concat("train_gpt: ", job.board().line[0], '\n') : ""));
         CHECK(std::string(job.board().line[static_cast<size_t>(rank)]) == job.board().line[0]);
     }
 }
@@ -391,7 +404,8 @@ TEST_CASE("ranks that leave in any order end well and say nothing", "[watchdog]"
         jobs.emplace_back(JobOptions{}, [order, steps](Rank& self) {
             self.train(steps);
             // The next one leaves when this one is about to: they overlap, too.
-            const int place = static_cast<int>(std::find(order.begin(), order.end(), self.rank) - order.begin());
+            const int place =
+                static_cast<int>(std::find(order.begin(), order.end(), self.rank) - order.begin());
             while (self.board.leaving < place) std::this_thread::sleep_for(1ms);
             ++self.board.leaving;
         });
@@ -418,9 +432,11 @@ TEST_CASE("a world of one has no port, no thread and nobody to report to", "[wat
     CHECK(threads() == before);
 }
 
-TEST_CASE("a rank that is killed ends the job, which names it, its host and its collective", "[watchdog]") {
+TEST_CASE("a rank that is killed ends the job, which names it, its host and its collective",
+          "[watchdog]") {
     std::list<Job> jobs;
-    for (int victim = 0; victim < 4; ++victim) jobs.emplace_back(JobOptions{}, [](Rank& self) { self.train(); });
+    for (int victim = 0; victim < 4; ++victim)
+        jobs.emplace_back(JobOptions{}, [](Rank& self) { self.train(); });
     int victim = 0;
     for (Job& job : jobs) {
         REQUIRE(job.all_entered(random_int(1, 50)));
@@ -444,7 +460,8 @@ TEST_CASE("a rank that is killed ends the job, which names it, its host and its 
     }
 }
 
-TEST_CASE("a stopped process is found by its silence, and ends when it is continued", "[watchdog]") {
+TEST_CASE("a stopped process is found by its silence, and ends when it is continued",
+          "[watchdog]") {
     std::list<Job> jobs;
     for (int stopped = 0; stopped < 2; ++stopped)
         jobs.emplace_back(JobOptions{.size = 3, .timeout = 1}, [](Rank& self) { self.train(); });
@@ -493,8 +510,10 @@ TEST_CASE("of ranks without progress the one that the others wait for is named",
     });
     check_ended(job, -1);
     CHECK(job.output(0) ==
-          concat(named(culprit), "is stuck: it has made no progress for 1 s, and 3 of the 4 ranks wait for it; ",
-                 "its last collective was reduce-scatter number ", last, ", in step ", last + 1, " (training)\n"));
+          concat(named(culprit),
+                 "is stuck: it has made no progress for 1 s, and 3 of the 4 ranks wait for it; ",
+                 "its last collective was reduce-scatter number ", last, ", in step ", last + 1,
+                 " (training)\n"));
 }
 
 TEST_CASE("ranks may wait for one that makes progress as long as it takes", "[watchdog]") {
@@ -539,7 +558,8 @@ TEST_CASE("a rank that fails by an exception ends all ranks with its reason", "[
         CAPTURE(culprit);
         check_ended(job, culprit);
         CHECK(job.status(culprit) == exception_code);
-        CHECK(job.output() == named(culprit) + "failed: the disk is full, free some of it\nmain: reported\n");
+        CHECK(job.output() ==
+              named(culprit) + "failed: the disk is full, free some of it\nmain: reported\n");
         ++culprit;
     }
     check_ended(unreported, thrower);
@@ -553,7 +573,8 @@ TEST_CASE("a check that throws ends all ranks with its reason", "[watchdog]") {
         const auto check = [culprit, calls = 0](int rank) mutable {
             if (rank == culprit && ++calls > 2) throw Error("an asynchronous error");
         };
-        jobs.emplace_back(JobOptions{.timeout = 3, .check = check}, [](Rank& self) { self.train(); });
+        jobs.emplace_back(JobOptions{.timeout = 3, .check = check},
+                          [](Rank& self) { self.train(); });
     }
     for (int culprit : {0, 2}) {
         Job& job = culprit == 0 ? jobs.front() : jobs.back();
@@ -581,7 +602,8 @@ TEST_CASE("a cut connection ends both sides of it", "[watchdog]") {
                                      .timeout = 1,
                                      .invitation =
                                          [&](int rank, const std::string& invitation) {
-                                             return rank == 2 ? relay.invitation(invitation) : invitation;
+                                             return rank == 2 ? relay.invitation(invitation)
+                                                              : invitation;
                                          }},
                           [](Rank& self) { self.train(); });
         relay.start(jobs.back().invitation());
@@ -600,23 +622,24 @@ TEST_CASE("a cut connection ends both sides of it", "[watchdog]") {
 
 TEST_CASE("a job is not disturbed by strangers at its port", "[watchdog]") {
     // The last rank comes late: until then the port is open.
-    Board* gate =
-        static_cast<Board*>(::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    Board* gate = static_cast<Board*>(
+        ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     new (gate) Board;
-    Job job({.size = 3,
-             .invitation =
-                 [gate](int rank, const std::string& invitation) {
-                     while (rank == 2 && !gate->done) std::this_thread::sleep_for(1ms);
-                     return invitation;
-                 }},
-            [](Rank& self) {
-                self.activity.phase = "start";
-                while (self.board.joined < self.size) {  // the others have something to do meanwhile
-                    self.activity.pulse();
-                    std::this_thread::sleep_for(1ms);
-                }
-                self.train();
-            });
+    Job job(
+        {.size = 3,
+         .invitation =
+             [gate](int rank, const std::string& invitation) {
+                 while (rank == 2 && !gate->done) std::this_thread::sleep_for(1ms);
+                 return invitation;
+             }},
+        [](Rank& self) {
+            self.activity.phase = "start";
+            while (self.board.joined < self.size) {  // the others have something to do meanwhile
+                self.activity.pulse();
+                std::this_thread::sleep_for(1ms);
+            }
+            self.train();
+        });
     REQUIRE(eventually([&] { return job.board().joined == 2; }));
     const auto [secret, answer] = secret_of(job.invitation());
     std::list<Caller> strangers;
@@ -628,7 +651,8 @@ TEST_CASE("a job is not disturbed by strangers at its port", "[watchdog]") {
     };
     // Each of them is thrown out, at once or a few seconds later.
     for (int n = 0; n < 50; ++n) call(random_bytes(random_int(0, 5000)));
-    for (int kind = 0; kind < 256; ++kind) call(static_cast<char>(kind) + random_bytes(random_int(0, 1200)));
+    for (int kind = 0; kind < 256; ++kind)
+        call(static_cast<char>(kind) + random_bytes(random_int(0, 1200)));
     for (int bit = 0; bit < 128; bit += static_cast<int>(random_int(1, 30))) {
         std::string wrong = secret;
         wrong[static_cast<size_t>(bit / 8)] ^= static_cast<char>(1 << bit % 8);
@@ -638,7 +662,8 @@ TEST_CASE("a job is not disturbed by strangers at its port", "[watchdog]") {
     for (int rank : {0, 3, -1, INT32_MAX, INT32_MIN}) call(hello(secret, rank, 3));
     call(hello(secret, 2, 4));  // of another job
     call(heartbeat(1, 2, 3));
-    call(hello(secret, 2, 3).substr(0, static_cast<size_t>(random_int(0, 96))));  // half of it, and no more
+    call(hello(secret, 2, 3)
+             .substr(0, static_cast<size_t>(random_int(0, 96))));  // half of it, and no more
     call(hello(secret, 2, 3) + '\4');
     call(hello(secret, 2, 3) + "garbage");
     call(hello(secret, 2, 3) + hello(secret, 2, 3));
@@ -649,7 +674,8 @@ TEST_CASE("a job is not disturbed by strangers at its port", "[watchdog]") {
         CHECK(caller.read(17) == '\2' + answer);
     }
     for (int n = 0; n < 200; ++n) call("");
-    CHECK(std::all_of(strangers.begin(), strangers.end(), [](const Caller& caller) { return caller.closed(); }));
+    CHECK(std::all_of(strangers.begin(), strangers.end(),
+                      [](const Caller& caller) { return caller.closed(); }));
     gate->done = true;
     INFO(job.output());
     REQUIRE(job.all_entered(10));
@@ -681,7 +707,8 @@ TEST_CASE("a member that speaks garbage is as good as dead", "[watchdog]") {
         REQUIRE(eventually([&] { return job.board().joined == 2; }));
         std::string reports = '\4' + std::string(1024, 'x');
         reports += reports;
-        member.send(n == 0   ? static_cast<char>(random_int(6, 255)) + random_bytes(random_int(0, 2000))
+        member.send(n == 0
+                        ? static_cast<char>(random_int(6, 255)) + random_bytes(random_int(0, 2000))
                     : n == 1 ? reports
                     : n == 2 ? '\4' + random_bytes(1024)
                              : hello(random_bytes(16), 1, 3) + std::string(1, '\0'));
@@ -691,7 +718,8 @@ TEST_CASE("a member that speaks garbage is as good as dead", "[watchdog]") {
     for (Job& job : jobs) {
         INFO(job.output());
         check_ended(job, 1);
-        CHECK(contains(job.output(0), concat("rank 1 (host no where ) ", n == 0 || n == 3 ? "is dead" : "failed")));
+        CHECK(contains(job.output(0), concat("rank 1 (host no where ) ",
+                                             n == 0 || n == 3 ? "is dead" : "failed")));
         CHECK(count(job.output(0), "\n") == 1);
         ++n;
     }
@@ -726,7 +754,8 @@ TEST_CASE("a rank that does not find rank 0 says where it has looked", "[watchdo
     options.timeout_seconds = 0.5;
     const std::string secret(64, 'a');
     try {
-        const Watchdog watchdog({1, 2}, port + ' ' + secret + " 127.0.0.1 127.0.0.2 nonsense", activity, options);
+        const Watchdog watchdog({1, 2}, port + ' ' + secret + " 127.0.0.1 127.0.0.2 nonsense",
+                                activity, options);
         FAIL("an impostor was taken for rank 0");
     } catch (const Error& error) {
         CAPTURE(error.what());
@@ -740,8 +769,9 @@ TEST_CASE("a rank that does not find rank 0 says where it has looked", "[watchdo
     ::kill(impostor, SIGKILL);
     ::waitpid(impostor, nullptr, 0);
     ::close(door);
-    for (const std::string& wrong : {std::string(), port, concat(port, ' ', secret), port + " 12 127.0.0.1",
-                                     concat(port, ' ', std::string(64, 'g'), " 127.0.0.1"), random_bytes(100)})
+    for (const std::string& wrong :
+         {std::string(), port, concat(port, ' ', secret), port + " 12 127.0.0.1",
+          concat(port, ' ', std::string(64, 'g'), " 127.0.0.1"), random_bytes(100)})
         CHECK_THROWS_AS(Watchdog({1, 2}, wrong, activity, options), Error);
 }
 

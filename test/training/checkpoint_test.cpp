@@ -75,8 +75,7 @@ void check_equal(const TinyModel& a, const TinyModel& b) {
 void save_steps(const fs::path& run_dir, const std::vector<int64_t>& steps) {
     const GPTShape shape{.n_layer = 1, .n_head = 1, .n_embd = 8, .n_ctx = 4, .vocab_size = 20};
     const TinyModel model = random_model(shape, DType::fp32);
-    for (int64_t step : steps)
-        save_checkpoint(run_dir, {step, Config{}, shape, *model.parameters});
+    for (int64_t step : steps) save_checkpoint(run_dir, {step, Config{}, shape, *model.parameters});
 }
 
 std::vector<std::string> names(const std::vector<fs::path>& paths) {
@@ -125,7 +124,8 @@ TEST_CASE("a checkpoint restores masters, moments and weights bit for bit", "[ch
         for (int i = 0; i < model.count(); ++i) {
             std::vector<float> wanted = model.state(ParameterStore::State::master, i);
             if (dtype == DType::bf16)
-                std::transform(wanted.begin(), wanted.end(), wanted.begin(), [](float v) { return to_float(bf16(v)); });
+                std::transform(wanted.begin(), wanted.end(), wanted.begin(),
+                               [](float v) { return to_float(bf16(v)); });
             CHECK(weights.state(ParameterStore::State::master, i) == wanted);
         }
     }
@@ -344,12 +344,15 @@ TEST_CASE("a checkpoint that cannot be written leaves the others as they were", 
         save_checkpoint(run, {1, Config{}, shape, *model.parameters});
         const int bad = static_cast<int>(random_int(0, model.count() - 1));
         const int64_t at = random_int(0, model.parameter(bad).numel() - 1);
-        const auto set = [&](float value) { model.parameters->write(ParameterStore::State::master, bad, at, {&value, 1}); };
+        const auto set = [&](float value) {
+            model.parameters->write(ParameterStore::State::master, bad, at, {&value, 1});
+        };
         // 3.4e38 is finite in fp32 and rounds to infinity in bf16.
         for (float number : {NAN, INFINITY, dtype == DType::bf16 ? 3.4e38f : -INFINITY}) {
             set(number);
-            const std::string error = error_of(
-                [&] { save_checkpoint(run, {2, Config{}, shape, *model.parameters}); });
+            const std::string error = error_of([&] {
+                save_checkpoint(run, {2, Config{}, shape, *model.parameters});
+            });
             CHECK(contains(error, model.parameter(bad).name));
             CHECK(names_in(run) == std::set<std::string>{"step-00000001"});
         }

@@ -53,7 +53,8 @@ TinyModel random_model(int64_t vocab_size, int B, int T, uint64_t seed) {
 /// A batch with its memory.
 struct Batch {
     explicit Batch(const TinyModel& model)
-        : arena(model.stream.device, planned(model)), batch(arena, model.model->options().B, model.model->options().T) {}
+        : arena(model.stream.device, planned(model)),
+          batch(arena, model.model->options().B, model.model->options().T) {}
     operator const EvaluationBatch&() { return batch; }
 
   private:

@@ -142,9 +142,11 @@ TEST_CASE("a sample is a function of seed and number, and comes in whole charact
     };
     const SamplingOptions o{.temperature = 1.2, .seed = test_rng()()};
     // Several at a time: one may end at once, and so equal another.
-    const auto samples = [&](const std::string& prompt, const SamplingOptions& options, uint64_t first) {
+    const auto samples = [&](const std::string& prompt, const SamplingOptions& options,
+                             uint64_t first) {
         std::string text;
-        for (uint64_t number = first; number < first + 8; ++number) text += sample(prompt, options, number) + "|";
+        for (uint64_t number = first; number < first + 8; ++number)
+            text += sample(prompt, options, number) + "|";
         return text;
     };
     const std::string prompt = "the cat";
