@@ -5,7 +5,7 @@
 # build/venv (made and filled with `pip install torch`, 5 GB), Debian's python3-torch. Without any the peer is left out.
 # Threads: OMP_NUM_THREADS (default 2, or 1 on one core).
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 build=${BUILD:-build}
 cores=$(nproc)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores < 2 ? cores : 2))}
