@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 
 #include "dataloader/loader.h"
@@ -159,8 +160,28 @@ AdamWStep adamw_step(const Config& config, int64_t step, double rate) {
             .step = step + 1};
 }
 
-/// A step's line on the terminal and in metrics.jsonl.
-void report_and_log(const StepReport& r, Progress& progress, MetricsLog& metrics) {
+/// Loss in a step, and tokens up to it, of each of several sources of training data.
+MetricsLog::Fields metrics_of_sources(const Config& config, const TrainLoader& loader, int64_t step,
+                                      const Optimizer::StepSums& sums) {
+    MetricsLog::Fields fields;
+    const auto& sources = config.data.train;
+    if (sources.size() == 1) return fields;
+    const std::vector<int64_t> before = loader.samples_before(step - 1),
+                               behind = loader.samples_before(step);
+    const int64_t T = config.sequence_length();
+    for (size_t s = 0; s < sources.size(); ++s) {
+        if (behind[s] > before[s])
+            fields.emplace_back(
+                "loss/" + sources[s].name,
+                sums.loss_of_source[s] / static_cast<double>((behind[s] - before[s]) * T));
+        fields.emplace_back("tokens/" + sources[s].name, behind[s] * T);
+    }
+    return fields;
+}
+
+/// A step's line on the terminal and in metrics.jsonl, there with `more` fields.
+void report_and_log(const StepReport& r, const MetricsLog::Fields& more, Progress& progress,
+                    MetricsLog& metrics) {
     progress.report(r);
     MetricsLog::Fields fields{{"step", r.step},
                               {"loss", r.loss},
@@ -175,7 +196,25 @@ void report_and_log(const StepReport& r, Progress& progress, MetricsLog& metrics
                                       {StepPhase::data, "data_wait_ms"},
                                       {StepPhase::optimizer, "optimizer_ms"}})
         fields.emplace_back(name, 1e3 * r.times[phase]);
+    fields.insert(fields.end(), more.begin(), more.end());
     metrics.write(fields);
+}
+
+/// What a run takes from each of several sources of training data, a line each.
+std::string describe_mixture(const Config& config, const TrainLoader& loader, int64_t steps) {
+    const std::vector<int64_t> samples = loader.samples_before(steps);
+    const double all =
+        static_cast<double>(std::accumulate(samples.begin(), samples.end(), int64_t{0}));
+    std::string text = "training data, as far as the schedule goes:";
+    for (size_t s = 0; s < samples.size(); ++s) {
+        const double taken = static_cast<double>(samples[s]);
+        char line[96];
+        std::snprintf(line, sizeof line, "\n  %5.1f %%, %.4g tokens, %.3g epochs of ",
+                      100 * taken / all, taken * config.sequence_length(),
+                      taken / static_cast<double>(loader.windows_per_epoch(static_cast<int>(s))));
+        text += line + config.data.train[s].name;
+    }
+    return text;
 }
 
 /// Before anything is planned.
@@ -187,12 +226,15 @@ void select_kernels(const Config& config) {
 
 /// What all ranks must have in common before they begin.
 std::map<std::string, std::string> facts_of(const Config& config, const Device& device,
-                                            const Tokenizer* tokenizer, const TokenShards& shards) {
+                                            const Tokenizer* tokenizer,
+                                            const std::vector<TrainSource>& sources) {
     std::map<std::string, std::string> facts = config_values(config);
     facts["program"] = version();
     facts["device"] = device.is_cuda() ? "cuda" : "cpu";
     facts["tokenizer"] = tokenizer ? hash_text(tokenizer->to_json()) : "none";
-    facts["training data"] = shards.fingerprint();
+    for (size_t s = 0; s < sources.size(); ++s)
+        facts["training data" + (sources.size() > 1 ? " " + config.data.train[s].name : "")] =
+            sources[s].shards->fingerprint();
     return facts;
 }
 
@@ -216,8 +258,15 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
         throw Error("the tokenizer ", config.tokenizer.path, " has ", vocabulary->vocab_size(),
                     " tokens, but model.vocab_size is ", shape.vocab_size,
                     "; set model.vocab_size=0 to take the tokenizer's");
-    const auto shards =
-        std::make_shared<TokenShards>(config.data.train, static_cast<uint32_t>(shape.vocab_size));
+    if (config.data.document_mask && !(vocabulary && vocabulary->end_of_text()))
+        throw Error(line.config,
+                    ": data.document_mask needs a tokenizer with an end-of-text token, ",
+                    "which tells documents apart; set tokenizer.path to the one the data were made "
+                    "with");
+    std::vector<TrainSource> sources;
+    for (const auto& [glob, weight, name] : config.data.train)
+        sources.push_back(
+            {std::make_shared<TokenShards>(glob, static_cast<uint32_t>(shape.vocab_size)), weight});
     Evaluations evaluations{.validation = nullptr, .hellaswag = {}, .tokenizer = vocabulary};
     if (!config.data.val.empty())
         evaluations.validation = std::make_unique<ValidationWindows>(
@@ -230,8 +279,10 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
         evaluations.hellaswag.emplace(config.evaluation.hellaswag, *vocabulary, 0);
     }
     const int T = config.sequence_length();
-    const int64_t steps = total_steps(config, count_windows(*shards, T) * T);
-    require_same(world, facts_of(config, device, vocabulary, *shards));
+    int64_t windows = 0;
+    for (const TrainSource& source : sources) windows += count_windows(*source.shards, T);
+    const int64_t steps = total_steps(config, windows * T);
+    require_same(world, facts_of(config, device, vocabulary, sources));
 
     // Memory: all of it, now. What a machine decides by itself the first rank decides for all.
     const auto decided = [&](const std::function<std::string()>& decide) {
@@ -283,7 +334,7 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
 
     LoaderOptions loading = loader_options(config, step, world.rank(), ranks);
     if (vocabulary) loading.end_of_text = vocabulary->end_of_text();
-    TrainLoader loader(shards, loading, [&](size_t) { return run.loader_memory; });
+    TrainLoader loader(sources, loading, [&](size_t) { return run.loader_memory; });
     const int of_step = loading.micro_batches_per_step, micro_batches = loader.micro_batches();
     const int most_micro_batches = (of_step + ranks - 1) / ranks;  // of any rank
     const double flops_per_step =
@@ -295,6 +346,7 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
                         config.batch.tokens_per_step, " tokens (", of_step, " micro-batch",
                         of_step == 1 ? "" : "es", "), ", format_bytes(plan.total_bytes()),
                         ranks > 1 ? " each" : "", ", into ", config.run_dir));
+    if (sources.size() > 1) progress.say(describe_mixture(config, loader, steps));
 
     const auto start_time = Clock::now();
     const auto out_of_time = [&] {
@@ -361,7 +413,8 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
                             .memory = plan.total_bytes(),
                             .ranks = ranks,
                             .times = times},
-                           progress, metrics);
+                           metrics_of_sources(config, loader, number, outcome.sums), progress,
+                           metrics);
         }
     };
     try {

@@ -30,8 +30,8 @@ void mark_documents(const int32_t* tokens, int n, std::optional<uint32_t> end_of
                     int32_t* doc_start) {
     int32_t start = 0;
     for (int t = 0; t < n; ++t) {
+        if (end_of_text && static_cast<uint32_t>(tokens[t]) == *end_of_text) start = t;
         doc_start[t] = start;
-        if (end_of_text && static_cast<uint32_t>(tokens[t]) == *end_of_text) start = t + 1;
     }
 }
 
@@ -56,6 +56,17 @@ const LoaderOptions& checked(const LoaderOptions& o) {
     return o;
 }
 
+/// Numbers in a slot of the ring: tokens, targets and doc_start [B, T], sources [B].
+size_t slot_length(const LoaderOptions& o) {
+    return static_cast<size_t>(o.B) * (3 * static_cast<size_t>(o.T) + 1);
+}
+
+std::vector<double> weights_of(const std::vector<TrainSource>& sources) {
+    std::vector<double> weights;
+    for (const TrainSource& source : sources) weights.push_back(source.weight);
+    return weights;
+}
+
 int64_t first_of_rank(int rank, const LoaderOptions& o) {
     return static_cast<int64_t>(rank) * o.micro_batches_per_step / o.world;
 }
@@ -73,26 +84,34 @@ std::vector<int64_t> whole_windows(const TokenShards& shards, int T) {
     return ends;
 }
 
+/// The order in which an epoch sees the windows of a source.
+Permutation window_order(uint64_t seed, int64_t source, int64_t epoch, int64_t windows) {
+    return Permutation(seed, static_cast<uint64_t>(source) << 48 | static_cast<uint64_t>(epoch),
+                       windows);
+}
+
 }  // namespace
 
 int64_t count_windows(const TokenShards& shards, int T) { return whole_windows(shards, T).back(); }
 
 size_t TrainLoader::buffer_bytes(const LoaderOptions& options) {
     const LoaderOptions& o = checked(options);
-    return (static_cast<size_t>(o.prefetch) + 1) * 3 * static_cast<size_t>(o.B) *
-           static_cast<size_t>(o.T) * sizeof(int32_t);
+    return (static_cast<size_t>(o.prefetch) + 1) * slot_length(o) * sizeof(int32_t);
 }
 
-TrainLoader::TrainLoader(std::shared_ptr<const TokenShards> shards, const LoaderOptions& options,
+TrainLoader::TrainLoader(const std::vector<TrainSource>& sources, const LoaderOptions& options,
                          const Allocator& allocate)
-    : shards_(std::move(shards)),
-      options_(checked(options)),
+    : options_(checked(options)),
       first_micro_batch_(static_cast<int>(first_of_rank(options.rank, options))),
       rank_micro_batches_(static_cast<int>(first_of_rank(options.rank + 1, options)) -
                           first_micro_batch_),
-      window_ends_(whole_windows(*shards_, options.T)),
-      windows_(window_ends_.back()),
-      order_(options.seed, 0, windows_) {
+      mixture_(options.seed, weights_of(sources)),
+      draws_(mixture_) {
+    for (const TrainSource& source : sources) {
+        std::vector<int64_t> ends = whole_windows(*source.shards, options_.T);
+        const Permutation order = window_order(options_.seed, std::ssize(sources_), 0, ends.back());
+        sources_.push_back({source.shards, std::move(ends), order});
+    }
     const size_t bytes = buffer_bytes(options_);
     if (allocate) {
         memory_ = static_cast<int32_t*>(allocate(bytes));
@@ -106,12 +125,13 @@ TrainLoader::TrainLoader(std::shared_ptr<const TokenShards> shards, const Loader
     }
     window_.resize(static_cast<size_t>(options_.T) + 1);
     slots_.resize(static_cast<size_t>(options_.prefetch) + 1);
-    const size_t n = static_cast<size_t>(options_.B) * static_cast<size_t>(options_.T);
+    const size_t B = static_cast<size_t>(options_.B), n = B * static_cast<size_t>(options_.T);
     for (size_t i = 0; i < slots_.size(); ++i) {
-        const int32_t* base = memory_ + i * 3 * n;
+        const int32_t* base = memory_ + i * slot_length(options_);
         slots_[i].tokens = {base, n};
         slots_[i].targets = {base + n, n};
         slots_[i].doc_start = {base + 2 * n, n};
+        slots_[i].sources = {base + 3 * n, B};
     }
     thread_ = std::thread([this] { prefetch_loop(); });
 }
@@ -156,23 +176,28 @@ void TrainLoader::fill(int64_t number, size_t slot) {
 
     const int B = options_.B, T = options_.T;
     const int64_t n = static_cast<int64_t>(B) * T;
-    int32_t* tokens = memory_ + static_cast<int64_t>(slot) * 3 * n;
-    int32_t* targets = tokens + n;
-    int32_t* doc_start = targets + n;
+    int32_t* tokens = memory_ + slot * slot_length(options_);
+    int32_t *targets = tokens + n, *doc_start = targets + n, *sources = doc_start + n;
     const int64_t first_sample =
         (batch.step * options_.micro_batches_per_step + batch.micro_batch) * B;
     for (int64_t b = 0; b < B; ++b) {
-        const int64_t epoch = (first_sample + b) / windows_;
-        if (epoch != order_epoch_) {
-            order_ = Permutation(options_.seed, static_cast<uint64_t>(epoch), windows_);
-            order_epoch_ = epoch;
-        }
-        const Place place = locate(window_ends_, order_((first_sample + b) % windows_));
-        shards_->copy(place.shard, place.window * T, T + 1, window_.data());
+        const Mixture::Draw draw = draws_(first_sample + b);
+        read_window(sources_[static_cast<size_t>(draw.source)], draw.index);
         std::copy_n(window_.data(), T, tokens + b * T);
         std::copy_n(window_.data() + 1, T, targets + b * T);
         mark_documents(window_.data(), T, options_.end_of_text, doc_start + b * T);
+        sources[b] = draw.source;
     }
+}
+
+void TrainLoader::read_window(Source& source, int64_t sample) {
+    const int64_t windows = source.window_ends.back(), epoch = sample / windows;
+    if (epoch != source.order_epoch) {
+        source.order = window_order(options_.seed, &source - sources_.data(), epoch, windows);
+        source.order_epoch = epoch;
+    }
+    const Place place = locate(source.window_ends, source.order(sample % windows));
+    source.shards->copy(place.shard, place.window * options_.T, options_.T + 1, window_.data());
 }
 
 const HostBatch& TrainLoader::next() {

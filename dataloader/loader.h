@@ -6,9 +6,10 @@
 // so that each is predicted once. A shard of n tokens has floor((n - 1) / T) windows; the rest of
 // its tokens (fewer than T + 1) is left out.
 //
-// Documents: an end_of_text token belongs to the document it ends; the next token begins another.
-// doc_start[t] is the position in the window of the first token of the document that token t
-// belongs to; before the first border in a window it is 0.
+// Documents: an end_of_text token begins a document, whose first word it lets a model predict from
+// nothing else; that it ends the one before is seen in the targets. doc_start[t] is the position in
+// the window of the first token of the document that token t belongs to; before the first border in
+// a window it is 0.
 #pragma once
 #include <condition_variable>
 #include <cstddef>
@@ -22,16 +23,24 @@
 #include <thread>
 #include <vector>
 
+#include "dataloader/mixture.h"
 #include "dataloader/permutation.h"
 #include "dataloader/shard.h"
 
 namespace train_gpt {
 
-/// One micro-batch: tokens, targets (the token that follows each) and doc_start, all [B, T].
+/// One micro-batch: tokens, targets (the token that follows each) and doc_start, all [B, T]; and
+/// the source of each sample, [B].
 struct HostBatch {
     int64_t step = 0;
     int micro_batch = 0;  // its number in the step, over all ranks
-    std::span<const int32_t> tokens, targets, doc_start;
+    std::span<const int32_t> tokens, targets, doc_start, sources;
+};
+
+/// One of the sources that training samples come from, and its share beside the others.
+struct TrainSource {
+    std::shared_ptr<const TokenShards> shards;
+    double weight = 1;
 };
 
 struct LoaderOptions {
@@ -50,11 +59,12 @@ int64_t count_windows(const TokenShards& shards, int T);
 /// This rank's training micro-batches, in order, without end. Sample b of micro-batch m of a step
 /// is number
 ///
-///     g = (step · micro_batches_per_step + m) · B + b
-///     epoch = floor(g / windows),  window = permutation(seed, epoch, g mod windows)
+///     g = (step · micro_batches_per_step + m) · B + b,  (source, i) = mixture(g)
+///     epoch = floor(i / windows),  window = permutation(seed, source, epoch, i mod windows)
 ///
-/// over the windows of all shards: each is seen exactly once an epoch, and a step's samples and
-/// their order depend neither on the number of ranks nor on how they are cut into micro-batches.
+/// over the windows of all shards of its source: each is seen exactly once an epoch of that source,
+/// and a step's samples and their order depend neither on the number of ranks nor on how they are
+/// cut into micro-batches.
 /// Rank r of `world` takes micro-batches [r·m/world, (r+1)·m/world) of the m of a step.
 class TrainLoader {
   public:
@@ -64,40 +74,57 @@ class TrainLoader {
     /// Starts the thread. `allocate` is called once, for buffer_bytes(options); by default the
     /// loader owns its memory. Throws Error when options are out of range, when there are fewer
     /// micro-batches than ranks, and when the shards hold no window.
-    TrainLoader(std::shared_ptr<const TokenShards> shards, const LoaderOptions& options,
+    TrainLoader(const std::vector<TrainSource>& sources, const LoaderOptions& options,
                 const Allocator& allocate = {});
+    /// The same of one source.
+    TrainLoader(std::shared_ptr<const TokenShards> shards, const LoaderOptions& options,
+                const Allocator& allocate = {})
+        : TrainLoader({{std::move(shards), 1}}, options, allocate) {}
     ~TrainLoader();
     TrainLoader(const TrainLoader&) = delete;
     TrainLoader& operator=(const TrainLoader&) = delete;
 
     /// The memory a loader of these options holds: (prefetch + 1) micro-batches of three int32 each
-    /// token. Throws Error for options out of range.
+    /// token and one each sample. Throws Error for options out of range.
     static size_t buffer_bytes(const LoaderOptions& options);
 
     /// The next micro-batch; valid until the following next(). Rethrows what went wrong on the
     /// thread, after the batches before it.
     const HostBatch& next();
 
-    int64_t windows_per_epoch() const { return windows_; }
+    /// Windows of a source.
+    int64_t windows_per_epoch(int source = 0) const {
+        return sources_[static_cast<size_t>(source)].window_ends.back();
+    }
+    /// How many samples of each source all ranks together have seen when a step begins.
+    std::vector<int64_t> samples_before(int64_t step) const {
+        return mixture_.counts_before(step * options_.micro_batches_per_step * options_.B);
+    }
     /// Of each step, this rank's.
     int micro_batches() const { return rank_micro_batches_; }
     /// Seconds that next() has waited for data so far.
     double wait_seconds() const { return wait_seconds_; }
 
   private:
+    struct Source {
+        std::shared_ptr<const TokenShards> shards;
+        std::vector<int64_t> window_ends;  // windows of shards 0..i
+        Permutation order;                 // of order_epoch
+        int64_t order_epoch = 0;
+    };
+
     void prefetch_loop();
     void fill(int64_t number, size_t slot);
+    void read_window(Source& source, int64_t sample);
 
-    std::shared_ptr<const TokenShards> shards_;
     LoaderOptions options_;
     int first_micro_batch_, rank_micro_batches_;  // of each step, this rank's
-    std::vector<int64_t> window_ends_;            // windows of shards 0..i
-    int64_t windows_ = 0;
-    Permutation order_;  // of order_epoch_; the thread's
-    int64_t order_epoch_ = 0;
+    const Mixture mixture_;
+    Mixture draws_;                // the thread's
+    std::vector<Source> sources_;  // their order is the thread's
 
     std::vector<int32_t> own_memory_;
-    int32_t* memory_ = nullptr;  // [slot][tokens, targets, doc_start][B, T]
+    int32_t* memory_ = nullptr;  // [slot][tokens, targets, doc_start of B · T; sources of B]
     std::vector<int32_t> window_;
     std::vector<HostBatch> slots_;
 

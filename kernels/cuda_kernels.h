@@ -50,6 +50,7 @@ void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t
                       int64_t first_column, int64_t columns);
 void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,
                      bool accumulate);
+void accumulate_loss_by_source(Stream& stream, const LossBySource& args);
 size_t head_loss_scratch_bytes(DType dtype, int64_t chunk, int64_t Vp, int64_t C);
 
 void norm_partials(Stream& stream, std::span<const NormSegment> segments);

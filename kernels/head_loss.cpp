@@ -153,6 +153,17 @@ void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t
     *total = (accumulate ? *total : 0.0) + sum;
 }
 
+void accumulate_loss_by_source(Stream& stream, const LossBySource& args) {
+    TRAIN_GPT_ON_CUDA(stream.device, accumulate_loss_by_source(stream, args));
+    if (!args.accumulate) std::fill_n(args.totals, args.sources, 0.0);
+    for (int64_t b = 0; b < args.B; ++b) {
+        double sum = 0;
+        for (int64_t t = 0; t < args.T; ++t)
+            sum += static_cast<double>(args.losses[b * args.T + t]);
+        args.totals[args.source_of[b]] += sum;
+    }
+}
+
 size_t head_loss_scratch_bytes(const Device& device, DType dtype, int64_t chunk, int64_t Vp,
                                int64_t C) {
     TRAIN_GPT_ON_CUDA(device, head_loss_scratch_bytes(dtype, chunk, Vp, C));

@@ -267,6 +267,20 @@ __global__ void __launch_bounds__(sum_threads)
     if (threadIdx.x == 0) *total = (accumulate ? *total : 0.0) + sum;
 }
 
+/// One block per source, so that the order is always the same.
+__global__ void __launch_bounds__(sum_threads) sum_losses_of_source(LossBySource args) {
+    __shared__ double sums[sum_threads / warp_size];
+    const int source = static_cast<int>(blockIdx.x);
+    double sum = 0;
+    for (int64_t b = 0; b < args.B; ++b) {
+        if (args.source_of[b] != source) continue;
+        for (int64_t t = threadIdx.x; t < args.T; t += sum_threads)
+            sum += static_cast<double>(args.losses[b * args.T + t]);
+    }
+    sum = block_sum(sum, sums);
+    if (threadIdx.x == 0) args.totals[source] = (args.accumulate ? args.totals[source] : 0.0) + sum;
+}
+
 unsigned blocks_for(const Tensor& logits) {
     assert(logits.rows() <= INT_MAX && logits.cols() <= INT_MAX);
     return static_cast<unsigned>(logits.rows());
@@ -378,6 +392,12 @@ void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t
 void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,
                      bool accumulate) {
     sum_losses<<<1, sum_threads, 0, stream_of(stream)>>>(total, losses, n, accumulate);
+    CUDA_CHECK_LAUNCH();
+}
+
+void accumulate_loss_by_source(Stream& stream, const LossBySource& args) {
+    sum_losses_of_source<<<static_cast<unsigned>(args.sources), sum_threads, 0,
+                           stream_of(stream)>>>(args);
     CUDA_CHECK_LAUNCH();
 }
 

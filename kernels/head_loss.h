@@ -43,6 +43,18 @@ void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t
 void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,
                      bool accumulate);
 
+/// totals[s] (+)= Σ losses[b, :] over the sequences b of source s, in double, in an order that does
+/// not depend on the thread count. Every total is written, those of sources without sequences too.
+struct LossBySource {
+    double* totals = nullptr;  // [sources]
+    int sources = 0;
+    const float* losses = nullptr;       // [B, T]
+    const int32_t* source_of = nullptr;  // [B], 0 <= source < sources
+    int64_t B = 0, T = 0;
+    bool accumulate = false;
+};
+void accumulate_loss_by_source(Stream& stream, const LossBySource& args);
+
 size_t head_loss_scratch_bytes(const Device& device, DType dtype, int64_t chunk, int64_t Vp,
                                int64_t C);
 

@@ -162,12 +162,15 @@ size_t GPT::scratch_bytes() const {
     const int64_t C = shape_.n_embd, M = int64_t{options_.B} * options_.T,
                   Vp = shape_.padded_vocab();
     const DType dtype = parameters_.dtype();
+    // Only whether batches have doc_start matters here.
+    const int32_t any = 0;
+    const TokenBatch batch{.doc_start = options_.document_mask ? &any : nullptr};
     const auto linear = [&](int64_t out, int64_t in) {
         return linear_scratch_bytes(device_, dtype, M, out, in);
     };
     return std::max({linear(3 * C, C), linear(C, C), linear(4 * C, C), linear(C, 4 * C),
                      layernorm_scratch_bytes(device_, M, C),
-                     attention_scratch_bytes(device_, attention_shape({})),
+                     attention_scratch_bytes(device_, attention_shape(batch)),
                      embedding_scratch_bytes(device_, M, Vp),
                      head_loss_scratch_bytes(device_, dtype, logits_.shape[0], Vp, C)});
 }

@@ -40,6 +40,7 @@ struct GPTOptions {
     int B = 1, T = 1;
     Recompute recompute = Recompute::none;
     ParameterStore::Use use = ParameterStore::Use::training;
+    bool document_mask = false;  // batches will have doc_start
 };
 
 class GPT {

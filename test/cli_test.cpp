@@ -632,6 +632,78 @@ TEST_CASE("k steps, a stop and the rest equal all steps at once, bit for bit", "
     }
 }
 
+TEST_CASE("a run on masked documents of two sources reports each, and goes on as it was",
+          "[cli][cuda]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    // Every third line ends a document; the second source has capitals only.
+    std::string small, capital;
+    int lines = 0;
+    for (const char c : read(w.text())) {
+        small += c;
+        capital += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+        if (c != '\n' || ++lines % 3 != 0) continue;
+        small += "<|endoftext|>\n";
+        capital += "<|endoftext|>\n";
+    }
+    const auto tokenize = [&](const std::string& name, const std::string& text) {
+        write(directory / name, text);
+        check_succeeds(
+            train_gpt_with({"tokenize", directory / name, "--tokenizer", w.data("tokenizer.json"),
+                            "--out", directory / (name + "-data")}));
+        return directory / (name + "-data/train_*.bin");
+    };
+    const Json sources = {{{"glob", tokenize("small", small)}, {"weight", 3}, {"name", "small"}},
+                          {{"glob", tokenize("capital", capital)}, {"name", "capital"}}};
+    const Arguments options{"--set", "data.train=" + sources.dump(),
+                            "--set", "data.document_mask=true",
+                            "--set", "data.val=" + (directory / "small-data/val_*.bin")};
+    const auto whole = check_succeeds(train_gpt_with(w.train(directory / "whole", options)));
+    CHECK(contains(whole.out, "epochs of capital"));
+    double tokens_before[2] = {};
+    int steps = 0;
+    for (const Json& line : metrics_of(directory / "whole")) {
+        if (!line.contains("loss")) continue;
+        ++steps;
+        double loss = 0, tokens = 0;
+        int i = 0;
+        for (const std::string name : {"small", "capital"}) {
+            const double seen = line.at("tokens/" + name).get<double>() - tokens_before[i];
+            tokens_before[i++] += seen;
+            tokens += seen;
+            if (seen > 0) loss += seen * line.at("loss/" + name).get<double>();
+        }
+        CHECK(tokens == 256);
+        CHECK(loss / tokens == Approx(line.at("loss").get<double>()).epsilon(1e-5));
+    }
+    CHECK(steps == 12);
+    CHECK(tokens_before[0] / (12 * 256) == Approx(0.75).margin(0.15));
+
+    check_succeeds(
+        train_gpt_with(w.train(directory / "parts", options + Arguments{"--stop-at", "5"})));
+    check_succeeds(train_gpt_with(w.train(directory / "parts", options)));
+    check_same_state(directory / "whole", directory / "parts", 12);
+
+    // A masked model is evaluated as masked.
+    const auto eval = check_succeeds(train_gpt_with({"eval", directory / "whole"}));
+    CHECK(number_after(eval.out, "validation loss ") ==
+          Approx(number_after(whole.out, "step 12: validation loss ")).epsilon(1e-5));
+    check_succeeds(train_gpt_with(
+        w.train(directory / "plain", options + Arguments{"--set", "data.document_mask=false"})));
+    const auto losses = [&](const std::string& run) {
+        std::vector<double> all;
+        for (const Json& line : metrics_of(directory / run))
+            if (line.contains("loss")) all.push_back(line["loss"].get<double>());
+        return all;
+    };
+    CHECK(losses("plain") != losses("whole"));
+
+    check_refused(train_gpt_with(w.train(directory / "none",
+                                         options + Arguments{"--set", "tokenizer.path=", "--set",
+                                                             "model.vocab_size=300"})),
+                  1, {"data.document_mask", "tokenizer.path"});
+}
+
 TEST_CASE(
     "SIGINT, SIGTERM, SIGUSR1 and SIGHUP end behind a checkpoint from which the same command goes "
     "on",

@@ -4,12 +4,17 @@
 
 namespace train_gpt {
 
-BatchFeed::BatchFeed(Arena& arena, int B, int T)
-    : B_(B), T_(T), copies_(arena.device(), arena.is_counting()) {
+BatchFeed::BatchFeed(Arena& arena, int B, int T, bool document_mask)
+    : B_(B), T_(T), document_mask_(document_mask), copies_(arena.device(), arena.is_counting()) {
     if (!arena.device().is_cuda()) return;
     for (Slot& slot : slots_) {
-        for (Tensor Slot::*member : {&Slot::tokens, &Slot::targets})
-            slot.*member = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
+        const auto take = [&](std::initializer_list<int64_t> shape) {
+            return arena.tensor(DType::int32, shape, Purpose::buffers);
+        };
+        slot.tokens = take({B, T});
+        slot.targets = take({B, T});
+        if (document_mask) slot.doc_start = take({B, T});
+        slot.sources = take({B});
         if (arena.is_counting()) continue;
         slot.copied = Event(arena.device());
         slot.used = Event(arena.device());
@@ -17,21 +22,34 @@ BatchFeed::BatchFeed(Arena& arena, int B, int T)
 }
 
 TokenBatch BatchFeed::next(Stream& compute, TrainLoader& loader) {
-    // The loader may write over its batch from now on, and this feed over the device's copy of the batch before it.
+    // The loader may write over its batch from now on, and this feed over the device's copy of the
+    // batch before it.
     slots_[current_].copied.wait();
     slots_[current_].used.record(compute);
     const HostBatch& host = loader.next();
-    if (!compute.device.is_cuda())
-        return {.tokens = host.tokens.data(), .targets = host.targets.data()};
+    if (!compute.device.is_cuda()) {
+        sources_ = host.sources.data();
+        return {.tokens = host.tokens.data(),
+                .targets = host.targets.data(),
+                .doc_start = document_mask_ ? host.doc_start.data() : nullptr};
+    }
 
     current_ = (current_ + 1) % slots;
     Slot& slot = slots_[current_];
     slot.used.hold(copies_);
-    copy(copies_, slot.tokens.data, host.tokens.data(), host.tokens.size_bytes());
-    copy(copies_, slot.targets.data, host.targets.data(), host.targets.size_bytes());
+    const auto upload = [&](const Tensor& to, std::span<const int32_t> from) {
+        copy(copies_, to.data, from.data(), from.size_bytes());
+    };
+    upload(slot.tokens, host.tokens);
+    upload(slot.targets, host.targets);
+    if (document_mask_) upload(slot.doc_start, host.doc_start);
+    upload(slot.sources, host.sources);
     slot.copied.record(copies_);
     slot.copied.hold(compute);
-    return {.tokens = slot.tokens.as<int32_t>(), .targets = slot.targets.as<int32_t>()};
+    sources_ = slot.sources.as<int32_t>();
+    return {.tokens = slot.tokens.as<int32_t>(),
+            .targets = slot.targets.as<int32_t>(),
+            .doc_start = document_mask_ ? slot.doc_start.as<int32_t>() : nullptr};
 }
 
 }  // namespace train_gpt

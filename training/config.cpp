@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <type_traits>
@@ -12,6 +13,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "dataloader/mixture.h"
 #include "kernels/error.h"
 #include "kernels/file.h"
 
@@ -22,7 +24,8 @@ namespace {
 using json = nlohmann::ordered_json;  // keeps the keys' order
 
 /// Where a key's value lives in a Config; the pointer's type is the key's type.
-using Field = std::variant<int*, int64_t*, uint64_t*, double*, std::string*>;
+using Sources = std::vector<Config::Data::Source>;
+using Field = std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, Sources*>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kMaxExactInteger =
@@ -90,10 +93,16 @@ const std::vector<Key>& keys() {
 
         {KEY(data.train), any_text(),
          "Token shards to train on, as a glob such as `data/quickstart/train_*.bin`; `synthetic`: "
-         "random tokens, for "
-         "benchmarks without data."},
+         "random tokens, for benchmarks without data. Or a list of sources "
+         "`{\"glob\": …, \"weight\": 1, \"name\": \"web\"}`: samples are drawn from each in "
+         "the share of its weight, each of a source's once before one comes again, and "
+         "`metrics.jsonl` has each one's loss and tokens."},
         {KEY(data.val), any_text(),
          "Token shards to evaluate on, as a glob; `synthetic` as above; empty: no validation."},
+        {KEY(data.document_mask), any_text(),
+         "A token sees its own document only, whose positions begin at 0; needs a tokenizer with "
+         "an end-of-text token, which is what tells documents apart. (FLOPs are counted as without "
+         "it.)"},
 
         {KEY(batch.tokens_per_step), between(1, 4294967296.0),
          "Tokens that one optimizer step sees over all ranks; a whole number of micro-batches. "
@@ -310,6 +319,8 @@ std::string number_text(double value) {
 }
 
 bool is_text(const Field& field) { return std::holds_alternative<std::string*>(field); }
+bool is_switch(const Field& field) { return std::holds_alternative<bool*>(field); }
+bool is_sources(const Field& field) { return std::holds_alternative<Sources*>(field); }
 bool is_real(const Field& field) { return std::holds_alternative<double*>(field); }
 
 /// "a whole number from 1 to 4096".
@@ -325,6 +336,10 @@ std::string rule_text(const Key& key, const Field& field) {
         return text;
     }
     if (is_text(field)) return "a text";
+    if (is_switch(field)) return "true or false";
+    if (is_sources(field))
+        return "a text, or a list of sources {\"glob\": text, \"weight\": number above 0, "
+               "\"name\": text} whose names differ";
     std::string text = is_real(field) ? "a number" : "a whole number";
     const bool has_high = rule.high < kInfinity;
     if (!rule.above_low && !rule.below_high && has_high)
@@ -373,6 +388,45 @@ bool read_integer(const json& value, Integer& out) {
     return true;
 }
 
+/// A text of JSON that can name a file; nothing where it is none.
+std::optional<std::string> read_text(const json& value) {
+    if (!value.is_string()) return {};
+    auto text = value.get<std::string>();
+    if (text.find('\0') != std::string::npos) return {};  // no path and no prompt has one
+    return text;
+}
+
+/// Sources of training data: a glob, or a list of objects; nothing where it is neither.
+std::optional<Sources> read_sources(const json& value) {
+    if (const auto glob = read_text(value)) {
+        if (glob->empty()) return Sources{};
+        return Sources{{.glob = *glob, .name = *glob}};
+    }
+    if (!value.is_array() || value.empty() || value.size() > Mixture::max_sources) return {};
+    Sources sources;
+    std::set<std::string> names;
+    for (const json& entry : value) {
+        if (!entry.is_object()) return {};
+        Config::Data::Source source;
+        for (const auto& [name, item] : entry.items()) {
+            const auto text = read_text(item);
+            if (name == "glob" && text)
+                source.glob = *text;
+            else if (name == "name" && text)
+                source.name = *text;
+            else if (name == "weight" && item.is_number())
+                source.weight = item.get<double>();
+            else
+                return {};
+        }
+        if (source.name.empty()) source.name = source.glob;
+        if (source.glob.empty() || !(source.weight > 0) || !names.insert(source.name).second)
+            return {};
+        sources.push_back(std::move(source));
+    }
+    return sources;
+}
+
 /// Stores a JSON value in a key's field, or throws with the key's rule.
 void assign(Config& config, const Key& key, const json& value, const std::string& origin) {
     const Field field = key.field(config);
@@ -380,15 +434,20 @@ void assign(Config& config, const Key& key, const json& value, const std::string
         [&](auto* target) {
             using Value = std::remove_pointer_t<decltype(target)>;
             if constexpr (std::is_same_v<Value, std::string>) {
-                if (!value.is_string()) return false;
-                const auto text = value.get<std::string>();
+                const auto text = read_text(value);
+                if (!text) return false;
                 const auto& words = key.rule.words;
-                if (!words.empty() && std::find(words.begin(), words.end(), text) == words.end())
+                if (!words.empty() && std::find(words.begin(), words.end(), *text) == words.end())
                     return false;
-                if (text.find('\0') != std::string::npos)
-                    return false;  // no path and no prompt has one
-                *target = text;
+                *target = *text;
                 return true;
+            } else if constexpr (std::is_same_v<Value, Sources>) {
+                const auto sources = read_sources(value);
+                if (sources) *target = *sources;
+                return sources.has_value();
+            } else if constexpr (std::is_same_v<Value, bool>) {
+                if (value.is_boolean()) *target = value.get<bool>();
+                return value.is_boolean();
             } else if constexpr (std::is_same_v<Value, double>) {
                 if (!value.is_number() || !within(key.rule, value.get<double>())) return false;
                 *target = value.get<double>();
@@ -503,9 +562,10 @@ void apply_override(Config& config, const std::string& text) {
     }
     const Field field = key->field(config);
     json value = json::parse(raw, nullptr, false);
-    if (is_text(field) && !value.is_string()) value = raw;
+    const bool is_bare = is_text(field) || (is_sources(field) && !value.is_array());
+    if (is_bare && !value.is_string()) value = raw;
     if (value.is_discarded()) refuse(origin, *key, field, raw);  // 1e400 ends here too
-    if (is_text(field)) {
+    if (is_bare) {
         try {
             (void)value.dump();
         } catch (const json::exception&) {
@@ -594,10 +654,27 @@ void check_schedule(const Config& config, const std::string& name) {
                     " steps; shorten the warm-up or lengthen the run");
 }
 
+/// As read_sources() reads it: one source alone as its glob.
+json to_value(const Sources& sources) {
+    if (sources.empty()) return "";
+    if (sources.size() == 1 && sources[0].name == sources[0].glob) return sources[0].glob;
+    json list = json::array();
+    for (const auto& source : sources)
+        list.push_back({{"glob", source.glob}, {"weight", source.weight}, {"name", source.name}});
+    return list;
+}
+
 /// A key's value as JSON; with a const Config through a copy, since the table hands out pointers to
 /// write to.
 json value_of(Config config, const Key& key) {
-    return std::visit([](auto* value) { return json(*value); }, key.field(config));
+    return std::visit(
+        [](auto* value) {
+            if constexpr (std::is_same_v<decltype(value), Sources*>)
+                return to_value(*value);
+            else
+                return json(*value);
+        },
+        key.field(config));
 }
 
 /// The object in which a key stands: its section, or the root.
@@ -614,6 +691,17 @@ std::string cell(const std::string& text) {
         escaped += c;
     }
     return escaped;
+}
+
+/// The JSON Schema of a source in a list of sources.
+json source_schema() {
+    return {{"type", "object"},
+            {"additionalProperties", false},
+            {"required", {"glob"}},
+            {"properties",
+             {{"glob", {{"type", "string"}}},
+              {"weight", {{"type", "number"}, {"exclusiveMinimum", 0}}},
+              {"name", {{"type", "string"}}}}}};
 }
 
 }  // namespace
@@ -664,7 +752,11 @@ std::string config_reference() {
     Config defaults;
     for (const Key& key : keys()) {
         const Field field = key.field(defaults);
-        const char* type = is_text(field) ? "text" : is_real(field) ? "number" : "integer";
+        const char* type = is_text(field)      ? "text"
+                           : is_switch(field)  ? "switch"
+                           : is_sources(field) ? "text or list"
+                           : is_real(field)    ? "number"
+                                               : "integer";
         text += concat("| `", key.path, "` | ", type, " | `", value_of(defaults, key).dump(),
                        "` | ", cell(rule_text(key, field)), " | ", cell(key.doc), " |\n");
     }
@@ -688,7 +780,12 @@ std::string config_schema() {
         const Rule& rule = key.rule;
         json property;
         property["description"] = key.doc;
-        property["type"] = is_text(field) ? "string" : is_real(field) ? "number" : "integer";
+        property["type"] = is_text(field)      ? json("string")
+                           : is_switch(field)  ? json("boolean")
+                           : is_sources(field) ? json({"string", "array"})
+                           : is_real(field)    ? json("number")
+                                               : json("integer");
+        if (is_sources(field)) property["items"] = source_schema();
         if (!rule.words.empty()) property["enum"] = rule.words;
         if (rule.low > -kInfinity)
             property[rule.above_low ? "exclusiveMinimum" : "minimum"] = number(rule.low);

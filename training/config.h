@@ -29,7 +29,15 @@ struct Config {
     } tokenizer;
 
     struct Data {
-        std::string train, val;  // globs of token shards, or "synthetic"
+        struct Source {
+            std::string glob;  // of token shards, or "synthetic"
+            double weight = 1;
+            std::string name;  // in metrics
+            bool operator==(const Source&) const = default;
+        };
+        std::vector<Source> train;
+        std::string val;  // a glob of token shards, or "synthetic"
+        bool document_mask = false;
     } data;
 
     struct Batch {

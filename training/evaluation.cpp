@@ -16,28 +16,29 @@
 
 namespace train_gpt {
 
-EvaluationBatch::EvaluationBatch(Arena& arena, int B, int T) {
+EvaluationBatch::EvaluationBatch(Arena& arena, int B, int T, bool document_mask) {
     const size_t n = static_cast<size_t>(B) * static_cast<size_t>(T);
     const auto host = [&](size_t bytes) { return arena.take(bytes, Purpose::staging); };
-    tokens = {static_cast<int32_t*>(host(n * sizeof(int32_t))), n};
-    targets = {static_cast<int32_t*>(host(n * sizeof(int32_t))), n};
-    total_ = static_cast<double*>(host(sizeof(double)));
-    if (arena.device().is_cuda()) {
-        device_tokens_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
-        device_targets_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
-        device_total_ = static_cast<double*>(arena.take(sizeof(double), Purpose::buffers));
-        losses_ = static_cast<float*>(host(n * sizeof(float)));
-    } else {
-        device_tokens_ = Tensor(tokens.data(), DType::int32, {B, T});
-        device_targets_ = Tensor(targets.data(), DType::int32, {B, T});
-        device_total_ = total_;
-    }
+    const auto take = [&](std::span<int32_t>& numbers, Tensor& on_device) {
+        numbers = {static_cast<int32_t*>(host(n * sizeof(int32_t))), n};
+        on_device = arena.device().is_cuda() ? arena.tensor(DType::int32, {B, T}, Purpose::buffers)
+                                             : Tensor(numbers.data(), DType::int32, {B, T});
+    };
+    take(tokens, device_tokens_);
+    take(targets, device_targets_);
+    if (document_mask) take(doc_start, device_doc_start_);
+    total_ = device_total_ = static_cast<double*>(host(sizeof(double)));
+    if (!arena.device().is_cuda()) return;
+    device_total_ = static_cast<double*>(arena.take(sizeof(double), Purpose::buffers));
+    losses_ = static_cast<float*>(host(n * sizeof(float)));
 }
 
 void EvaluationBatch::run(Stream& stream, GPT& model) const {
     if (stream.device.is_cuda()) {
         copy(stream, device_tokens_.data, tokens.data(), tokens.size_bytes());
         copy(stream, device_targets_.data, targets.data(), targets.size_bytes());
+        if (!doc_start.empty())
+            copy(stream, device_doc_start_.data, doc_start.data(), doc_start.size_bytes());
     }
     model.forward(stream, on_device());
     model.evaluate_head(stream, on_device());
@@ -64,8 +65,9 @@ ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& w
     // Each batch's sum of losses, 0 where another rank computes it, and behind them the bytes: sums over ranks are exact.
     std::vector<double> sums(static_cast<size_t>(batches) + 1);
     for (int64_t i = world.rank(); i < batches; i += world.size()) {
-        windows.fill(i * B, static_cast<int>(B), batch.tokens.data(), batch.targets.data(), nullptr,
-                     {});
+        windows.fill(i * B, static_cast<int>(B), batch.tokens.data(), batch.targets.data(),
+                     batch.doc_start.empty() ? nullptr : batch.doc_start.data(),
+                     tokenizer ? tokenizer->end_of_text() : std::nullopt);
         batch.run(stream, model);
         sums[static_cast<size_t>(i)] = batch.total(stream, model);
         world.activity().pulse();
@@ -164,6 +166,7 @@ HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, const Evaluation
         const size_t count = std::min(B, end - first);
         std::fill(batch.tokens.begin(), batch.tokens.end(), 0);
         std::fill(batch.targets.begin(), batch.targets.end(), -1);
+        std::fill(batch.doc_start.begin(), batch.doc_start.end(), 0);
         for (size_t r = 0; r < count; ++r) {
             const Example& example = examples_[(first + r) / endings_per_example];
             const std::vector<int32_t>& ending = example.endings[(first + r) % endings_per_example];

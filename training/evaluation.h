@@ -19,17 +19,20 @@ struct ValidationResult {
     int64_t tokens = 0;
 };
 
-/// One batch of evaluation: tokens and targets, each [B, T] of the model, that the host fills in, and what comes back.
+/// One batch of evaluation: tokens, targets and, with a mask of documents, doc_start, each [B, T] of
+/// the model, that the host fills in, and what comes back.
 class EvaluationBatch {
   public:
     EvaluationBatch() = default;
-    EvaluationBatch(Arena& arena, int B, int T);
+    EvaluationBatch(Arena& arena, int B, int T, bool document_mask);
 
-    std::span<int32_t> tokens, targets;  // host memory
+    std::span<int32_t> tokens, targets, doc_start;  // host memory; doc_start empty without a mask
 
     /// Where run() copies them.
     TokenBatch on_device() const {
-        return {.tokens = device_tokens_.as<int32_t>(), .targets = device_targets_.as<int32_t>()};
+        return {.tokens = device_tokens_.as<int32_t>(),
+                .targets = device_targets_.as<int32_t>(),
+                .doc_start = doc_start.empty() ? nullptr : device_doc_start_.as<int32_t>()};
     }
     /// Runs the model on what the host has filled in. Losses per token then lie in the device's memory.
     void run(Stream& stream, GPT& model) const;
@@ -39,14 +42,15 @@ class EvaluationBatch {
     std::span<const float> losses(Stream& stream, const GPT& model) const;
 
   private:
-    Tensor device_tokens_, device_targets_;  // on the CPU the host's
+    Tensor device_tokens_, device_targets_, device_doc_start_;  // on the CPU the host's
     double *device_total_ = nullptr, *total_ = nullptr;
     float* losses_ = nullptr;
 };
 
 /// Mean loss over all targets of the validation windows, and the same in bits per byte of the text those targets
 /// stand for: Σ loss / (ln 2 · Σ bytes). The end-of-text token stands for no bytes. The ranks take turns with the batches; the
-/// result is that of one rank, bit for bit, on all of them.
+/// result is that of one rank, bit for bit, on all of them. A batch with a mask of documents needs
+/// a tokenizer, whose end-of-text token tells them apart.
 ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& windows,
                           const Tokenizer* tokenizer, const EvaluationBatch& batch,
                           const World& world = {});

@@ -25,6 +25,7 @@ InferenceSession::InferenceSession(const std::string& path, const std::string& d
     if (fs::exists(path_ / "train_gpt.json")) {
         const Config config = checkpoint_config(path_);
         sequence_length_ = config.sequence_length();
+        document_mask_ = config.data.document_mask;
         validation_data_ = config.data.val;
     }
     if (fs::exists(path_ / "tokenizer.json") || fs::exists(path_ / "vocab.json"))
@@ -52,10 +53,11 @@ void InferenceSession::build(Arena& arena, DType dtype, For use) {
     } else {
         const GPTOptions options{.B = evaluation_batch_size,
                                  .T = sequence_length_,
-                                 .use = ParameterStore::Use::inference};
+                                 .use = ParameterStore::Use::inference,
+                                 .document_mask = document_mask_};
         model_ = std::make_unique<GPT>(shape_, options, *parameters_, arena);
         stream_.scratch_bytes = model_->scratch_bytes();
-        batch_ = EvaluationBatch(arena, options.B, options.T);
+        batch_ = EvaluationBatch(arena, options.B, options.T, options.document_mask);
     }
     stream_.scratch = arena.take(stream_.scratch_bytes, Purpose::workspaces);
 }

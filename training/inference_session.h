@@ -37,6 +37,7 @@ class InferenceSession {
     std::filesystem::path path_;
     GPTShape shape_;
     int sequence_length_ = 0;
+    bool document_mask_ = false;
     std::string validation_data_;
     std::optional<Tokenizer> tokenizer_;
     std::unique_ptr<Arena> arena_;

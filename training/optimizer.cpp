@@ -4,25 +4,20 @@
 
 namespace train_gpt {
 
-namespace {
+static_assert(sizeof(Optimizer::StepSums) == (2 + Mixture::max_sources) * sizeof(double));
 
-constexpr int64_t sums_before_partials = sizeof(Optimizer::StepSums) / sizeof(double);
-
-double* partials_behind(Optimizer::StepSums* sums) { return reinterpret_cast<double*>(sums + 1); }
-
-}  // namespace
-
-Optimizer::Optimizer(ParameterStore& parameters, Arena& arena)
+Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int sources)
     : parameters_(parameters),
       device_(arena.device()),
-      adamw_segments_(parameters.layout().buckets().size()) {
+      adamw_segments_(parameters.layout().buckets().size()),
+      sums_count_(2 + (sources > 1 ? sources : 0)) {
     std::vector<int64_t> first_partial;
     for (const Parameter& p : parameters_.parameters()) {
         first_partial.push_back(partials_);
         partial_counts_.push_back((p.padded_numel() + norm_block - 1) / norm_block);
         partials_ += partial_counts_.back();
     }
-    const size_t bytes = sizeof(StepSums) + static_cast<size_t>(partials_) * sizeof(double);
+    const size_t bytes = static_cast<size_t>(sums_count_ + partials_) * sizeof(double);
     sums_of_rank_ = static_cast<StepSums*>(arena.take(bytes, Purpose::workspaces));
     // In a group of one nobody adds anything.
     sums_ = parameters_.sharding().size == 1
@@ -53,15 +48,18 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena)
     }
 }
 
+double* Optimizer::partials_behind(StepSums* sums) const {
+    return reinterpret_cast<double*>(sums) + sums_count_;
+}
+
 void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) {
     parameters_.finish_gradients(stream);
     norm_partials(stream, norm_segments_);
     if (sums_ != sums_of_rank_) {
         // With ZeRO-0 every rank has all partials already.
-        const int64_t together =
-            sums_before_partials + (parameters_.sharding().zero == 0 ? 0 : partials_);
+        const int64_t together = sums_count_ + (parameters_.sharding().zero == 0 ? 0 : partials_);
         copy(stream, sums_, sums_of_rank_,
-             sizeof(StepSums) + static_cast<size_t>(partials_) * sizeof(double));
+             static_cast<size_t>(sums_count_ + partials_) * sizeof(double));
         parameters_.sum_over_ranks(stream, reinterpret_cast<double*>(sums_), together);
     }
     finish_norm(stream, state_, partials_behind(sums_), partial_counts_, scale, clip);

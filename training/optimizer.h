@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "dataloader/mixture.h"
 #include "kernels/adamw.h"
 #include "parallel/parameters.h"
 
@@ -10,13 +11,19 @@ namespace train_gpt {
 
 class Optimizer {
   public:
-    Optimizer(ParameterStore& parameters, Arena& arena);
+    /// sources: of training data.
+    Optimizer(ParameterStore& parameters, Arena& arena, int sources = 1);
 
-    /// Sums of this rank over a step, in the device's memory, which the ranks add up with the norm: of losses (nats), and of
-    /// whether this rank wants the run to stop behind this step.
+    /// Sums of this rank over a step, in the device's memory, which the ranks add up with the norm:
+    /// of losses (nats), of whether this rank wants the run to stop behind this step, and where
+    /// training data come from several sources of the losses of each. Of the last the device holds
+    /// as many as there are sources.
     struct StepSums {
         double loss = 0, stop_requests = 0;
+        double loss_of_source[Mixture::max_sources] = {};
     };
+    /// What the device holds of StepSums.
+    size_t sums_bytes() const { return static_cast<size_t>(sums_count_) * sizeof(double); }
     StepSums* sums_of_rank() { return sums_of_rank_; }
     /// The same of all ranks, behind update().
     const StepSums* sums() const { return sums_; }
@@ -34,11 +41,14 @@ class Optimizer {
     std::string bad_parameter(const StepState& state) const;
 
   private:
+    double* partials_behind(StepSums* sums) const;
+
     ParameterStore& parameters_;
     Device device_;
     std::vector<NormSegment> norm_segments_;
     std::vector<std::vector<AdamWSegment>> adamw_segments_;  // of each bucket
     std::vector<int64_t> partial_counts_;                    // of each parameter
+    int64_t sums_count_;
     // Each followed by the norm's partials, in the registry's order: this rank's, zero where another rank's are; all ranks'.
     StepSums *sums_of_rank_ = nullptr, *sums_ = nullptr;
     int64_t partials_ = 0;

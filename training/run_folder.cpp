@@ -88,6 +88,16 @@ Json describe_data(const std::string& pattern) {
     return files;
 }
 
+Json describe_sources(const std::vector<Config::Data::Source>& sources) {
+    if (sources.size() == 1) return describe_data(sources[0].glob);
+    Json all = Json::array();
+    for (const auto& source : sources)
+        all.push_back({{"name", source.name},
+                       {"weight", source.weight},
+                       {"files", describe_data(source.glob)}});
+    return all;
+}
+
 }  // namespace
 
 void RunFolder::describe(const Config& config) const {
@@ -100,7 +110,7 @@ void RunFolder::describe(const Config& config) const {
                            {"threads", cpu.threads},
                            {"seed", config.seed},
                            {"tokenizer", config.tokenizer.path},
-                           {"train", describe_data(config.data.train)},
+                           {"train", describe_sources(config.data.train)},
                            {"val", describe_data(config.data.val)}};
     write_file(path_ / "config.json", to_json(config));
     write_file(path_ / "manifest.json", manifest.dump(2) + "\n");

@@ -46,14 +46,17 @@ Trainer::Trainer(const Config& config, const GPTShape& shape, DType dtype, Recom
             {.B = config.batch.micro_batch,
              .T = config.sequence_length(),
              .recompute = recompute,
-             .use = ParameterStore::Use::training},
+             .use = ParameterStore::Use::training,
+             .document_mask = config.data.document_mask},
             parameters, arena),
       generator(shape, parameters, arena),
-      optimizer(parameters, arena),
-      feed(arena, config.batch.micro_batch, config.sequence_length()),
-      evaluation_batch(arena, config.batch.micro_batch, config.sequence_length()),
+      optimizer(parameters, arena, static_cast<int>(config.data.train.size())),
+      feed(arena, config.batch.micro_batch, config.sequence_length(), config.data.document_mask),
+      evaluation_batch(arena, config.batch.micro_batch, config.sequence_length(),
+                       config.data.document_mask),
       outcomes(arena),
-      clock(arena.device()) {
+      clock(arena.device()),
+      sources_(static_cast<int>(config.data.train.size())) {
     stream.scratch_bytes = std::max(model.scratch_bytes(), generator.scratch_bytes());
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     stop_request_ = static_cast<double*>(arena.take(sizeof(double), Purpose::staging));
@@ -74,6 +77,14 @@ void Trainer::micro_batch(const TokenBatch& batch, bool first, bool last) {
     model.backward(stream, batch);
     accumulate_loss(stream, &optimizer.sums_of_rank()->loss, model.losses(), feed.targets(),
                     !first);
+    if (sources_ > 1 && feed.sources())  // there are none before the first batch
+        accumulate_loss_by_source(stream, {.totals = optimizer.sums_of_rank()->loss_of_source,
+                                           .sources = sources_,
+                                           .losses = model.losses(),
+                                           .source_of = feed.sources(),
+                                           .B = model.options().B,
+                                           .T = model.options().T,
+                                           .accumulate = !first});
 }
 
 void Trainer::update(const AdamWStep& args, float scale, float clip) {
@@ -87,6 +98,7 @@ void Trainer::update(const AdamWStep& args, float scale, float clip) {
 void Trainer::warm_up() {
     std::fill(evaluation_batch.tokens.begin(), evaluation_batch.tokens.end(), 0);
     std::fill(evaluation_batch.targets.begin(), evaluation_batch.targets.end(), 0);
+    std::fill(evaluation_batch.doc_start.begin(), evaluation_batch.doc_start.end(), 0);
     evaluation_batch.run(stream, model);
     for (const bool first : {true, false}) micro_batch(evaluation_batch.on_device(), first, !first);
     const std::vector<int32_t> prompt(2, 0);
@@ -110,7 +122,7 @@ void OutcomeQueue::push(Stream& stream, const Optimizer& optimizer) {
     assert(pushed_ - popped_ < capacity);
     StepOutcome& to = outcomes_[pushed_ % capacity];
     copy(stream, &to.state, optimizer.state_on_device(), sizeof to.state);
-    copy(stream, &to.sums, optimizer.sums(), sizeof to.sums);
+    copy(stream, &to.sums, optimizer.sums(), optimizer.sums_bytes());
     arrived_[pushed_++ % capacity].record(stream);
 }
 

@@ -68,6 +68,7 @@ struct Trainer {
 
   private:
     double* stop_request_ = nullptr;  // in host memory
+    int sources_;                     // of training data
 };
 
 GPTShape shape_of(const Config& config, int64_t vocab_size);

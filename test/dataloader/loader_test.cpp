@@ -1,6 +1,7 @@
 #include "dataloader/loader.h"
 
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "test/dataloader/shard_files.h"
@@ -30,10 +31,10 @@ std::vector<std::vector<int32_t>> naive_windows(const std::vector<std::vector<ui
     return windows;
 }
 
-/// doc_start by its definition: walk back from t to the nearest end of text before it.
+/// doc_start by its definition: walk back from t to the nearest end of text.
 int32_t naive_doc_start(const int32_t* tokens, int t, uint32_t end_of_text) {
-    for (int i = t - 1; i >= 0; --i)
-        if (tokens[i] == static_cast<int32_t>(end_of_text)) return i + 1;
+    for (int i = t; i >= 0; --i)
+        if (tokens[i] == static_cast<int32_t>(end_of_text)) return i;
     return 0;
 }
 
@@ -176,6 +177,61 @@ TEST_CASE(
     CHECK(samples(tokens, options, 2, steps - 4) != later);
 }
 
+TEST_CASE("of several sources each gives every window once before one comes again") {
+    const TemporaryDirectory folder;
+    const std::vector<double> weights{1, 5, 2.5};
+    LoaderOptions options;
+    options.T = 8;
+    options.B = 4;
+    options.micro_batches_per_step = 5;
+    options.seed = test_rng()();
+    std::vector<TrainSource> sources;
+    std::vector<std::vector<std::vector<int32_t>>> windows;
+    for (size_t s = 0; s < weights.size(); ++s) {
+        fs::create_directory(folder / std::to_string(s));
+        const auto shards = random_shards(2, 100, 3000);
+        windows.push_back(naive_windows(shards, options.T));
+        sources.push_back({std::make_shared<TokenShards>(
+                               write_shards(folder / std::to_string(s), shards, kVocab), kVocab),
+                           weights[s]});
+    }
+    // The samples of each source in order, from loaders of every rank of several worlds
+    const int64_t steps = 60;
+    std::vector<std::vector<std::vector<int32_t>>> first_seen;
+    for (const int world : {1, 3}) {
+        std::map<std::tuple<int64_t, int, int>, std::pair<int, std::vector<int32_t>>> found;
+        for (int rank = 0; rank < world; ++rank) {
+            options.rank = rank;
+            options.world = world;
+            TrainLoader loader(sources, options);
+            for (int64_t i = 0; i < steps * loader.micro_batches(); ++i) {
+                const HostBatch& batch = loader.next();
+                for (int b = 0; b < options.B; ++b)
+                    found[{batch.step, batch.micro_batch, b}] = {
+                        batch.sources[static_cast<size_t>(b)], window_of(batch, b, options.T)};
+            }
+            const std::vector<int64_t> counts = loader.samples_before(steps);
+            CHECK(std::accumulate(counts.begin(), counts.end(), int64_t{0}) == steps * 20);
+        }
+        std::vector<std::vector<std::vector<int32_t>>> seen(sources.size());
+        for (auto& [key, sample] : found)
+            seen[static_cast<size_t>(sample.first)].push_back(std::move(sample.second));
+        if (world == 1) first_seen = seen;
+        CHECK(seen == first_seen);
+    }
+    for (size_t s = 0; s < sources.size(); ++s) {
+        const size_t n = windows[s].size(), samples = first_seen[s].size();
+        CAPTURE(s, n, samples);
+        REQUIRE(samples > 50);
+        for (size_t i = 0; i < samples; ++i) {
+            const Permutation order(options.seed, uint64_t{s} << 48 | i / n,
+                                    static_cast<int64_t>(n));
+            REQUIRE(first_seen[s][i] ==
+                    windows[s][static_cast<size_t>(order(static_cast<int64_t>(i % n)))]);
+        }
+    }
+}
+
 TEST_CASE("doc_start equals its definition, with and without an end of text") {
     const TemporaryDirectory folder;
     const uint32_t vocab_size = 12;  // small, so that documents are short
@@ -219,8 +275,8 @@ TEST_CASE(
     TrainLoader reference(tokens, options);
     for (int i = 0; i < 40; ++i) {
         const HostBatch& batch = loader.next();
-        for (const auto& part : {batch.tokens, batch.targets, batch.doc_start}) {
-            REQUIRE(part.size() == 150);
+        for (const auto& part : {batch.tokens, batch.targets, batch.doc_start, batch.sources}) {
+            REQUIRE(part.size() == (part.data() == batch.sources.data() ? 3 : 150));
             REQUIRE(part.data() >= memory.data());
             REQUIRE(part.data() + part.size() <= memory.data() + memory.size());
         }

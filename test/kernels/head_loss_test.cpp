@@ -380,6 +380,40 @@ TEST_CASE("softmax gives the same bits whatever the number of threads, and losse
     }
 }
 
+TEST_CASE("losses of each source add up by themselves", "[cuda]") {
+    ON_EACH_DEVICE();
+    const int64_t B = random_int(1, 9), T = random_int(1, 3000);
+    const int sources = static_cast<int>(random_int(1, 5));
+    const std::vector<float> values = random_normal(static_cast<size_t>(B * T));
+    const Buffer losses(DType::fp32, {B, T}, values);
+    std::vector<int32_t> source_of;
+    for (int64_t b = 0; b < B; ++b)
+        source_of.push_back(static_cast<int32_t>(random_int(0, sources - 1)));
+    const TestMemory source_memory(source_of.size() * sizeof(int32_t)),
+        memory(static_cast<size_t>(sources) * sizeof(double));
+    std::copy(source_of.begin(), source_of.end(), static_cast<int32_t*>(source_memory.data()));
+    auto* const totals = static_cast<double*>(memory.data());
+    std::fill_n(totals, sources, std::nan(""));
+    std::vector<double> expected(static_cast<size_t>(sources));
+    for (int64_t i = 0; i < B * T; ++i)
+        expected[static_cast<size_t>(source_of[static_cast<size_t>(i / T)])] +=
+            static_cast<double>(values[static_cast<size_t>(i)]);
+    TestStream stream;
+    for (int times : {1, 2}) {
+        accumulate_loss_by_source(stream,
+                                  {.totals = totals,
+                                   .sources = sources,
+                                   .losses = losses.as<float>(),
+                                   .source_of = static_cast<const int32_t*>(source_memory.data()),
+                                   .B = B,
+                                   .T = T,
+                                   .accumulate = times > 1});
+        memory.settle();
+        for (int s = 0; s < sources; ++s)
+            CHECK(std::abs(totals[s] - times * expected[static_cast<size_t>(s)]) <= 1e-9);
+    }
+}
+
 TEST_CASE("head_loss takes vocabularies of any size, with rows that begin anywhere", "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;

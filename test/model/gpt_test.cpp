@@ -271,6 +271,48 @@ TEST_CASE("accumulated micro-batches add up to the gradient of both", "[model][c
     }
 }
 
+TEST_CASE("masked documents in one window learn what each learns in a window of its own",
+          "[model][cuda]") {
+    ON_EACH_DEVICE();
+    const GPTShape shape = random_shape();
+    const int T = static_cast<int>(random_int(4, std::min(shape.n_ctx, 40)));
+    const uint64_t seed = test_rng()();
+    // Documents fill one window; apart, each begins a window and ignored tokens follow it.
+    std::vector<int32_t> doc_start;
+    int documents = 0;
+    for (int start = 0; start < T; ++documents) {
+        const int end = std::min<int>(T, start + static_cast<int>(random_int(1, T / 2)));
+        doc_start.insert(doc_start.end(), static_cast<size_t>(end - start), start);
+        start = end;
+    }
+    const auto tokens = random_tokens(static_cast<size_t>(T), shape.vocab_size);
+    const auto targets = random_tokens(static_cast<size_t>(T), shape.vocab_size);
+    std::vector<int32_t> apart_tokens(static_cast<size_t>(documents * T), 0),
+        apart_targets(static_cast<size_t>(documents * T), -1);
+    std::vector<size_t> place;  // of each token
+    for (int t = 0, document = -1; t < T; ++t) {
+        const int start = doc_start[static_cast<size_t>(t)];
+        document += start == t;
+        place.push_back(static_cast<size_t>(document * T + t - start));
+        apart_tokens[place.back()] = tokens[static_cast<size_t>(t)];
+        apart_targets[place.back()] = targets[static_cast<size_t>(t)];
+    }
+    TinyModel masked(shape, 1, T, DType::fp32), apart(shape, documents, T, DType::fp32);
+    for (TinyModel* model : {&masked, &apart}) model->parameters->initialize(seed);
+    masked.set_documents(doc_start.data());
+    masked.run(tokens.data(), targets.data());
+    apart.run(apart_tokens.data(), apart_targets.data());
+
+    std::vector<float> expected;
+    const std::vector<float> apart_losses = apart.losses();
+    for (const size_t at : place) expected.push_back(apart_losses[at]);
+    CHECK(difference(masked.losses(), expected).greatest < 1e-4);
+    for (int i = 0; i < masked.count(); ++i) {
+        CAPTURE(masked.parameter(i).name, T, documents);
+        CHECK(difference(masked.gradient(i), apart.gradient(i)).relative < 1e-4);
+    }
+}
+
 TEST_CASE(
     "padding of the vocabulary stays zero and weights of positions beyond T stay as they decay",
     "[model][cuda]") {

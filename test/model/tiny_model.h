@@ -41,13 +41,20 @@ struct TinyModel {
         return loss;
     }
 
+    /// The batches to come have documents: doc_start [B, T].
+    void set_documents(const int32_t* doc_start) {
+        copy_now(stream.device, doc_start_.data, doc_start, doc_start_.bytes());
+        has_documents_ = true;
+    }
     void set_batch(const int32_t* tokens, const int32_t* targets) {
         copy_now(stream.device, tokens_.data, tokens, tokens_.bytes());
         copy_now(stream.device, targets_.data, targets, targets_.bytes());
     }
     /// The work of run() alone.
     void submit(bool first = true, bool last = true) {
-        const TokenBatch batch{.tokens = tokens_.as<int32_t>(), .targets = targets_.as<int32_t>()};
+        const TokenBatch batch{.tokens = tokens_.as<int32_t>(),
+                               .targets = targets_.as<int32_t>(),
+                               .doc_start = has_documents_ ? doc_start_.as<int32_t>() : nullptr};
         parameters->begin_micro_batch(first, last);
         model->forward(stream, batch);
         model->backward(stream, batch);
@@ -105,13 +112,15 @@ struct TinyModel {
         optimizer = std::make_unique<Optimizer>(*parameters, arena);
         tokens_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
         targets_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
+        doc_start_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
         loss_ = static_cast<double*>(arena.take(sizeof(double), Purpose::buffers));
         stream = Stream(arena.device(), arena.is_counting());
         stream.scratch_bytes = std::max(model->scratch_bytes(), generator->scratch_bytes());
         stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     }
 
-    Tensor tokens_, targets_;
+    Tensor tokens_, targets_, doc_start_;
+    bool has_documents_ = false;
     double* loss_ = nullptr;
     Arena arena_;
 };

@@ -416,7 +416,7 @@ TEST_CASE("differences of two configurations name the key, the old and the new v
     Config before, after;
     CHECK(config_differences(before, after).empty());
     after.optimizer.learning_rate = 0.25;
-    after.data.train = "b";
+    after.data.train = {{"b", 1, "b"}};
     CHECK(config_differences(before, after) ==
           Names{"data.train changed from \"\" to \"b\"",
                 "optimizer.learning_rate changed from 0.0006 to 0.25"});

@@ -209,8 +209,37 @@ TEST_CASE("overrides take JSON values, bare texts for texts, and apply in order"
     CHECK(config.seed == 7);
     CHECK(config.model.init_from == "123");
     CHECK(config.tokenizer.path.empty());
-    CHECK(config.data.train == "null");
+    CHECK(config.data.train == std::vector<Config::Data::Source>{{"null", 1, "null"}});
     CHECK(config.schedule.steps == 1000);
+}
+
+TEST_CASE("training data are one glob or a list of sources with weights", "[config]") {
+    using Sources = std::vector<Config::Data::Source>;
+    const std::string rest = R"(, "schedule": {"steps": 100}})";
+    const std::string list =
+        R"([{"glob": "a_*.bin", "weight": 2.5, "name": "web"}, {"glob": "b_*.bin"}])";
+    const Sources two{{"a_*.bin", 2.5, "web"}, {"b_*.bin", 1, "b_*.bin"}};
+    const Config listed =
+        parse_config(R"({"data": {"document_mask": true, "train": )" + list + "}" + rest, "a.json");
+    CHECK(listed.data.train == two);
+    CHECK(listed.data.document_mask);
+    CHECK(parse_config(to_json(listed), "again").data.train == two);
+    CHECK(parse_config("{" + rest.substr(1), "a.json", {"data.train=" + list}).data.train == two);
+    const Config one = parse_config(R"({"data": {"train": "[ab]_*.bin"})" + rest, "a.json",
+                                    {"data.document_mask=false"});
+    CHECK(one.data.train == Sources{{"[ab]_*.bin", 1, "[ab]_*.bin"}});
+    CHECK_FALSE(one.data.document_mask);
+    for (const char* bad :
+         {"5", "[]", "[5]", R"([{"weight": 1}])", R"([{"glob": "a", "weight": 0}])",
+          R"([{"glob": "a", "weight": "1"}])", R"([{"glob": "a", "wieght": 1}])",
+          R"([{"glob": "a", "name": "x"}, {"glob": "b", "name": "x"}])",
+          R"([{"glob": "a"}, {"glob": "a"}])", R"([{"glob": "a\u0000"}])"}) {
+        CAPTURE(bad);
+        check_names(refusal(R"({"data": {"train": )" + std::string(bad) + "}}"),
+                    {"my.json", "data.train", "a list of sources"});
+    }
+    check_names(refusal(R"({"data": {"document_mask": 1}})"),
+                {"data.document_mask", "true or false"});
 }
 
 TEST_CASE("a bad override is named as it was typed", "[config]") {
@@ -300,6 +329,10 @@ TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[
             CHECK(rule.at("default") == value);
             if (rule.contains("enum")) {
                 value = rule.at("enum").back();
+            } else if (name == "train") {
+                value = json::parse(R"([{"glob": "a", "weight": 0.5, "name": "b"}])");
+            } else if (value.is_boolean()) {
+                value = !value.get<bool>();
             } else if (value.is_string()) {
                 value = "a \"quoted\"\n\\ text, Ω " + std::to_string(random_int(0, 1 << 30));
             } else if (value.is_number_float()) {

@@ -54,13 +54,13 @@ TinyModel random_model(int64_t vocab_size, int B, int T, uint64_t seed) {
 struct Batch {
     explicit Batch(const TinyModel& model)
         : arena(model.stream.device, planned(model)),
-          batch(arena, model.model->options().B, model.model->options().T) {}
+          batch(arena, model.model->options().B, model.model->options().T, false) {}
     operator const EvaluationBatch&() { return batch; }
 
   private:
     static Arena planned(const TinyModel& model) {
         Arena plan = Arena::counting(model.stream.device);
-        EvaluationBatch(plan, model.model->options().B, model.model->options().T);
+        EvaluationBatch(plan, model.model->options().B, model.model->options().T, false);
         return plan;
     }
 

@@ -51,7 +51,7 @@ TEST_CASE("a run's folder says what the run was", "[run_folder]") {
 
     Config config;
     config.seed = test_rng()();
-    config.data.train = directory / "data/train_*.bin";
+    config.data.train = {{directory / "data/train_*.bin", 1, "all"}};
     config.data.val = "synthetic";
     RunFolder folder(directory / "run");
     folder.describe(config);

@@ -1,0 +1,81 @@
+#include "dataloader/mixture.h"
+
+#include <cmath>
+
+#include "kernels/error.h"
+#include "test/catch.h"
+#include "test/random.h"
+
+using namespace train_gpt;
+
+namespace {
+
+std::vector<double> random_weights(size_t n) {
+    std::vector<double> weights;
+    for (size_t i = 0; i < n; ++i)
+        weights.push_back(std::pow(10, std::uniform_real_distribution<double>(-6, 6)(test_rng())));
+    return weights;
+}
+
+}  // namespace
+
+TEST_CASE("a mixture deals each source its samples in order, in the shares of the weights") {
+    for (const size_t n : {1, 2, 3, 7, 64}) {
+        const std::vector<double> weights = random_weights(n);
+        double sum = 0;
+        for (const double weight : weights) sum += weight;
+        Mixture mixture(test_rng()(), weights);
+        std::vector<int64_t> dealt(n);
+        const int64_t samples = 3 * Mixture::block + random_int(0, Mixture::block);
+        for (int64_t g = 0; g < samples; ++g) {
+            if (g % Mixture::block == 0 || random_int(0, 2000) == 0)
+                REQUIRE(mixture.counts_before(g) == dealt);
+            const Mixture::Draw draw = mixture(g);
+            REQUIRE(draw.source >= 0);
+            REQUIRE(draw.source < static_cast<int>(n));
+            REQUIRE(draw.index == dealt[static_cast<size_t>(draw.source)]++);
+        }
+        const std::vector<int64_t> counts = mixture.counts_before(3 * Mixture::block);
+        for (size_t s = 0; s < n; ++s) {
+            const double share = weights[s] / sum * 3 * static_cast<double>(Mixture::block);
+            CAPTURE(n, s, share);
+            CHECK(std::abs(static_cast<double>(counts[s]) - share) <= static_cast<double>(n));
+        }
+    }
+}
+
+TEST_CASE("a draw depends on seed, weights and sample alone") {
+    const std::vector<double> weights = random_weights(5);
+    const uint64_t seed = test_rng()();
+    Mixture in_order(seed, weights), jumping(seed, weights), other(seed + 1, weights);
+    std::vector<Mixture::Draw> draws;
+    for (int64_t g = 0; g < 2 * Mixture::block; ++g) draws.push_back(in_order(g));
+    for (int i = 0; i < 50; ++i) {
+        const int64_t g = random_int(0, 2 * Mixture::block - 1);
+        const Mixture::Draw draw = jumping(g), expected = draws[static_cast<size_t>(g)];
+        REQUIRE(draw.source == expected.source);
+        REQUIRE(draw.index == expected.index);
+    }
+    // Weights count beside each other only, and turns are shuffled.
+    Mixture even(seed, {3, 3}), same(seed, {0.25, 0.25}), others_turns(seed + 1, {3, 3});
+    int changes = 0, differences = 0;
+    for (int64_t g = 0; g < Mixture::block; ++g) {
+        CHECK(even(g).source == same(g).source);
+        changes += g > 0 && even(g).source != even(g - 1).source;
+        differences += even(g).source != others_turns(g).source;
+    }
+    // About half of 4096: 10 standard deviations of 32.
+    CHECK(std::abs(changes - 2048) < 320);
+    CHECK(std::abs(differences - 2048) < 320);
+}
+
+TEST_CASE("weights that are no shares are refused") {
+    for (const std::vector<double>& weights : {std::vector<double>{},
+                                               {0.0},
+                                               {1, -1},
+                                               {1, std::nan("")},
+                                               {INFINITY, 1},
+                                               std::vector<double>(65, 1.0)})
+        CHECK_THROWS_AS(Mixture(1, weights), Error);
+    CHECK_NOTHROW(Mixture(1, {1e308, 1e308, 1e-308}));
+}
