@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# Fetches ready data and prepares it for training, into data/NAME. Called again, it goes on where it was.
+#   usage: scripts/data.sh NAME…
+#
+#   gpt2              GPT-2's vocabulary: encoder.json, vocab.bpe                                              1.5 MB
+#   shakespeare       Tiny Shakespeare, tokenized with it                                                      1 MB
+#   tinystories       TinyStories V2 (GPT-4), tokenized with it; the published validation stories in valid/    2.2 GB
+#   fineweb-edu-10b   FineWeb-Edu, 10 billion GPT-2 tokens: the first 100 of the shards made by llm.c          20 GB
+#   fineweb-10b       FineWeb's sample of 10 billion tokens, tokenized by llm.c                                20 GB
+#   hellaswag         HellaSwag's validation set, for evaluation.hellaswag and train_gpt eval --hellaswag      12 MB
+#
+# Environment: DATA_DIR (data), SHARDS (of fineweb*: only so many for training), HF_ENDPOINT (a mirror of https://huggingface.co),
+# TRAIN_GPT (build/train_gpt). Needs curl.
+# Downloads go on after an interruption. Each is checked with a SHA-256, written here or, for large files on Hugging Face, told
+# by its server, and once it is right kept in FILE.sha256 (sha256sum -c reads it).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+data=${DATA_DIR:-data}
+hub=${HF_ENDPOINT:-https://huggingface.co}
+program=${TRAIN_GPT:-build/train_gpt}
+
+usage() { sed -n '3,10s/^# \{0,1\}//p' "$0"; }
+stop() { echo "error: $*" >&2; exit 1; }
+
+sha256_of() { sha256sum "$1" | cut -d ' ' -f 1; }
+
+# The SHA-256 that Hugging Face tells of a large file; nothing of others.
+told_sha256() {
+    curl -sSI --connect-timeout 20 --retry 3 "$1" |
+        tr -d '\r"' | tr '[:upper:]' '[:lower:]' | sed -n 's/^x-linked-etag: *\([0-9a-f]\{64\}\)$/\1/p' | head -n 1
+}
+
+fetch() {  # fetch URL FILE [SHA256]
+    local url=$1 file=$2 wanted=${3:-} status=0
+    local part=$file.part host=${1#*://}
+    host=${host%%/*}
+    # Once found right, a file is not read again: shards are many.
+    [ -s "$file" ] && [ "$file.sha256" -nt "$file" ] && return
+    mkdir -p "$(dirname "$file")"
+    [ -n "$wanted" ] || wanted=$(told_sha256 "$url" || true)
+    if [ ! -s "$file" ]; then
+        echo "fetching $url"
+        curl -fL --connect-timeout 20 --retry 3 -C - -o "$part" "$url" || status=$?
+        # 22 or 33 behind a whole file: the server has nothing to add.
+        if [ $status != 0 ] && ! { [ -s "$part" ] && [ -n "$wanted" ] && [ "$(sha256_of "$part")" = "$wanted" ]; }; then
+            case $status in
+                5 | 6 | 7 | 28 | 35) stop "$host cannot be reached (curl: $status); check the connection and run the same command again, or put
+       $url
+       into $file by hand" ;;
+                22) stop "$host does not give $url; it may have moved" ;;
+                23) stop "$part cannot be written; make room or set DATA_DIR to another disk, and run the same command again" ;;
+                *) stop "the download of $url broke off (curl: $status); run the same command again, and it goes on" ;;
+            esac
+        fi
+        mv "$part" "$file"
+    fi
+    local found
+    found=$(sha256_of "$file")
+    if [ -n "$wanted" ] && [ "$found" != "$wanted" ]; then
+        mv "$file" "$file.wrong"
+        stop "$file is not what was published: its SHA-256 is $found, not $wanted; it is now $file.wrong; run the same command again"
+    fi
+    [ -n "$wanted" ] || echo "note: no SHA-256 of $file is known, so it was not checked"
+    printf '%s  %s\n' "$found" "$(basename "$file")" > "$file.sha256"
+}
+
+gpt2() {
+    local from=https://openaipublic.blob.core.windows.net/gpt-2/encodings/main
+    # The hashes are those in tiktoken's definition of this encoding.
+    fetch $from/encoder.json "$data/gpt2/encoder.json" 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783
+    fetch $from/vocab.bpe "$data/gpt2/vocab.bpe" 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
+}
+
+tokenize() {  # tokenize FOLDER ARGUMENTS…, unless the folder is complete and newer than the text, the last argument
+    local folder=$1
+    shift
+    [ "$folder/data.json" -nt "${!#}" ] && grep -q '"complete": true' "$folder/data.json" && return
+    [ -x "$program" ] || stop "$program is not built; type make first, or set TRAIN_GPT"
+    "$program" tokenize --tokenizer "$data/gpt2" --out "$folder" "$@"
+}
+
+shakespeare() {
+    gpt2
+    fetch https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt \
+        "$data/shakespeare/input.txt" 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
+    tokenize "$data/shakespeare" --val-fraction 0.05 "$data/shakespeare/input.txt"
+}
+
+tinystories() {
+    gpt2
+    local from=$hub/datasets/roneneldan/TinyStories/resolve/main text=TinyStoriesV2-GPT4 to=$data/tinystories
+    fetch "$from/$text-train.txt" "$to/$text-train.txt"
+    fetch "$from/$text-valid.txt" "$to/$text-valid.txt"
+    tokenize "$to" --val-fraction 0 "$to/$text-train.txt"
+    tokenize "$to/valid" --val-fraction 1 "$to/$text-valid.txt"
+}
+
+shards() {  # shards DATASET PREFIX NUMBER FOLDER
+    local n=${SHARDS:-$3} i
+    gpt2
+    [[ "$n" =~ ^[0-9]+$ ]] && [ "$n" -ge 1 ] && [ "$n" -le "$3" ] || stop "SHARDS=$n is not a number from 1 to $3"
+    for i in val_000000 $(seq -f 'train_%06g' 1 "$n"); do
+        fetch "$hub/datasets/$1/resolve/main/$2_$i.bin" "$data/$4/$2_$i.bin"
+    done
+}
+
+[ $# -gt 0 ] || { usage >&2; exit 2; }
+command -v curl > /dev/null || [ "$1" = --help ] || stop "curl is missing; install it (sudo apt-get install curl)"
+for name in "$@"; do
+    case $name in
+        --help | -h) usage; exit ;;
+        gpt2 | shakespeare | tinystories) $name ;;
+        fineweb-edu-10b) shards karpathy/fineweb-edu-100B-gpt2-token-shards edu_fineweb 100 fineweb-edu-10b ;;
+        fineweb-10b) shards kjj0/fineweb10B-gpt2 fineweb 103 fineweb-10b ;;
+        hellaswag) fetch https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl \
+            "$data/hellaswag/hellaswag_val.jsonl" 0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588 ;;
+        *) echo "error: there is no data called $name" >&2; usage >&2; exit 2 ;;
+    esac
+    echo "$data/$name is ready"
+done

@@ -1,0 +1,130 @@
+// scripts/data.sh, with a stand-in for curl that serves files from a folder and breaks off when told to.
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "test/catch.h"
+#include "test/parallel/ranks.h"
+#include "test/random.h"
+#include "test/text.h"
+
+using namespace train_gpt;
+namespace fs = std::filesystem;
+
+namespace {
+
+class Server {
+  public:
+    Server() {
+        // Knows the calls "curl … -sSI … URL" and "curl … -C - -o FILE URL".
+        write(folder_ / "curl", R"sh(#!/bin/sh
+for last; do :; done
+from=$SERVED/${last##*/}
+case "$*" in
+    *-sSI*)
+        [ -n "$OFFLINE" ] && exit 6
+        printf 'HTTP/2 302\r\nX-Linked-ETag: "%s"\r\n\r\n' "$(sha256sum < "$from" | cut -c 1-64)"
+        exit 0 ;;
+esac
+echo "$last" >> "$SERVED/log"
+[ -n "$OFFLINE" ] && exit 6
+while [ "$1" != -o ]; do shift; done
+had=$(stat -c %s "$2" 2> /dev/null || echo 0)
+[ -e "$from" ] || exit 22
+[ "$had" -ge "$(stat -c %s "$from")" ] && exit 22
+tail -c "+$((had + 1))" "$from" | head -c "${BREAK_AFTER:-1000000000}" >> "$2"
+[ -z "$BREAK_AFTER" ] || exit 18
+)sh");
+        fs::permissions(folder_ / "curl", fs::perms::owner_all);
+        fs::create_directory(folder_ / "served");
+    }
+
+    std::string served(const std::string& name) const { return folder_ / ("served/" + name); }
+    std::string data(const std::string& name) const { return folder_ / ("data/" + name); }
+    /// URLs that were asked for so far.
+    std::string log() const { return fs::exists(served("log")) ? read(served("log")) : ""; }
+
+    ProgramResult run(const std::string& name, Environment more = {}) const {
+        more.insert({{"PATH", folder_.path() + ":" + std::getenv("PATH")},
+                     {"SERVED", folder_ / "served"},
+                     {"DATA_DIR", folder_ / "data"},
+                     {"SHARDS", "2"}});
+        return run_program({"bash", "scripts/data.sh", name}, more);
+    }
+
+  private:
+    TemporaryDirectory folder_;
+};
+
+std::string random_bytes(size_t n) {
+    std::string bytes(n, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random_int(0, 255));
+    return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("a download that breaks off goes on, is checked with the server's hash, and is done once",
+          "[scripts]") {
+    const Server server;
+    // Served under the published name, but with other bytes than the script's hash wants.
+    write(server.served("encoder.json"), "{}");
+    const ProgramResult wrong = server.run("fineweb-edu-10b");
+    INFO(wrong.output);
+    CHECK(wrong.exit_code == 1);
+    CHECK(contains(wrong.output, "is not what was published"));
+    CHECK(fs::exists(server.data("gpt2/encoder.json.wrong")));
+    CHECK_FALSE(fs::exists(server.data("gpt2/encoder.json")));
+
+    // What is known to be right is not asked for again.
+    for (const char* name : {"encoder.json", "vocab.bpe"}) {
+        write(server.data(std::string("gpt2/") + name), "here already");
+        write(server.data(std::string("gpt2/") + name + ".sha256"), "checked");
+        fs::last_write_time(server.data(std::string("gpt2/") + name),
+                            fs::file_time_type::clock::now() - std::chrono::seconds(10));
+    }
+    const std::string names[] = {"edu_fineweb_val_000000.bin", "edu_fineweb_train_000001.bin",
+                                 "edu_fineweb_train_000002.bin"};
+    for (const std::string& name : names)
+        write(server.served(name), random_bytes(static_cast<size_t>(random_int(2000, 5000))));
+    const auto shard = [&](int i) { return server.data("fineweb-edu-10b/" + names[i]); };
+    const ProgramResult broken = server.run("fineweb-edu-10b", {{"BREAK_AFTER", "1500"}});
+    CHECK(broken.exit_code == 1);
+    CHECK(contains(broken.output, "run the same command again"));
+    CHECK(fs::file_size(shard(0) + ".part") == 1500);
+    CHECK_FALSE(fs::exists(shard(0)));
+
+    const ProgramResult whole = server.run("fineweb-edu-10b");
+    INFO(whole.output);
+    CHECK(whole.exit_code == 0);
+    for (int i = 0; i < 3; ++i) CHECK(read(shard(i)) == read(server.served(names[i])));
+    const std::string asked = server.log();
+    CHECK(server.run("fineweb-edu-10b").exit_code == 0);
+    CHECK(server.log() == asked);
+
+    // A part that became something else is found out, and the next call begins anew.
+    fs::remove(shard(1));
+    fs::remove(shard(1) + ".sha256");
+    write(shard(1) + ".part", random_bytes(700));
+    CHECK(server.run("fineweb-edu-10b").exit_code == 1);
+    CHECK_FALSE(fs::exists(shard(1)));
+    CHECK(server.run("fineweb-edu-10b").exit_code == 0);
+    CHECK(read(shard(1)) == read(server.served(names[1])));
+}
+
+TEST_CASE("without a connection the script says what to put where", "[scripts]") {
+    const Server server;
+    const ProgramResult offline = server.run("hellaswag", {{"OFFLINE", "1"}});
+    CHECK(offline.exit_code == 1);
+    CHECK(contains(offline.output, "cannot be reached"));
+    CHECK(contains(offline.output, "/hellaswag_val.jsonl"));
+    CHECK(contains(offline.output, "by hand"));
+    const ProgramResult missing = server.run("hellaswag");
+    CHECK(missing.exit_code == 1);
+    CHECK(contains(missing.output, "may have moved"));
+    const ProgramResult unknown = server.run("helaswag");
+    CHECK(unknown.exit_code == 2);
+    CHECK(contains(unknown.output, "helaswag"));
+    CHECK(contains(unknown.output, "usage: "));
+    CHECK(server.run("fineweb-10b", {{"SHARDS", "104"}}).exit_code == 1);
+}
