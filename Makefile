@@ -32,6 +32,8 @@ MEMCHECK ?=
 CUDA_HOME ?=
 PREFIX ?= /usr/local
 TEST_ARGS ?=
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?=
 
 # All cores; a -j of the user's, or of the make above this one, stands.
 ifeq ($(MAKELEVEL),0)
@@ -49,7 +51,7 @@ O := $(B)/objects
 ROOMS := tokenizer dataloader kernels model parallel training
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(ROOMS))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(ROOMS))))
-PROGRAMS := test/bench.cpp test/compare.cpp
+PROGRAMS := test/bench.cpp test/compare.cpp test/fuzz/fuzz.cpp
 TEST_SOURCES := $(filter-out $(PROGRAMS),$(sort $(wildcard test/*.cpp test/*/*.cpp)))
 HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(ROOMS)) test/*.h test/*/*.h))
 
@@ -59,7 +61,7 @@ HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(ROOMS)) test/*.h test/*/*.h))
 CONFIGURE = CXX='$(CXX)' CPPFLAGS='$(CPPFLAGS)' CXXFLAGS='$(CXXFLAGS)' LDFLAGS='$(LDFLAGS)' MARCH='$(MARCH)' \
     CUDA='$(CUDA)' MPI='$(MPI)' ONEDNN='$(ONEDNN)' CUDA_HOME='$(CUDA_HOME)' GPU_ARCHS='$(GPU_ARCHS)'
 
-ifneq ($(filter-out clean help format setup quickstart test test-full,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out clean help format setup quickstart test test-full fuzz build/fuzz/fuzz,$(or $(MAKECMDGOALS),all)),)
 MACHINE := $(shell command -v $(CXX) nvcc mpicxx; { cat scripts/configure.sh; $(CXX) -dumpfullversion; \
     grep -m1 ^flags /proc/cpuinfo; } 2> /dev/null | cksum) \
     $(wildcard $(foreach header,dnnl.hpp xxhash.h CLI/CLI.hpp nlohmann/json.hpp catch2/catch.hpp catch2/catch_all.hpp, \
@@ -205,7 +207,7 @@ endif
 
 # --- what one can ask for --------------------------------------------------------------------------------------------
 
-.PHONY: all setup quickstart test run-tests test-full bench compare format lint install bundle clean help FORCE has-clang-format has-clang-tidy
+.PHONY: all setup quickstart test run-tests test-full fuzz bench compare format lint install bundle clean help FORCE has-clang-format has-clang-tidy
 
 setup:
 	@scripts/setup.sh
@@ -245,6 +247,24 @@ run-tests: $(B)/train_gpt $(B)/compare $(B)/test $(if $(GPUSIM),simulator)
 
 test-full:
 	@GPUSIM='$(GPUSIM)' scripts/test-full.sh
+
+# Readers of files under libFuzzer, which comes with clang. They use no OpenMP, which clang may lack.
+FUZZ := build/fuzz
+FUZZ_SOURCES := $(wildcard tokenizer/*.cpp dataloader/*.cpp) $(addprefix training/,config.cpp safetensors.cpp) kernels/file.cpp \
+    test/fuzz/targets.cpp test/fuzz/fuzz.cpp
+FUZZ_OBJECTS := $(addprefix $(FUZZ)/,$(FUZZ_SOURCES:.cpp=.o))
+FUZZ_FLAGS := -std=c++20 -O1 -g -Wall -Wextra -fno-omit-frame-pointer -fno-sanitize-recover=all
+$(FUZZ)/fuzz: $(FUZZ_OBJECTS)
+	@echo "link $@"
+	@clang++ $(FUZZ_FLAGS) -fsanitize=fuzzer,address,undefined $^ -lxxhash -lpthread -o $@
+$(FUZZ)/%.o: %.cpp
+	@mkdir -p $(@D)
+	@echo "compile $<"
+	@clang++ -I. $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined -MMD -MP -c $< -o $@
+-include $(FUZZ_OBJECTS:.o=.d)
+
+fuzz:
+	@FUZZ_SECONDS='$(FUZZ_SECONDS)' FUZZ_TARGETS='$(FUZZ_TARGETS)' scripts/fuzz.sh
 
 bench: $(B)/train_gpt $(B)/bench
 	@BUILD=$(B) scripts/bench.sh
@@ -287,6 +307,7 @@ help:
 	@echo 'make setup       installs missing packages'
 	@echo 'make test        installs what is missing, builds and runs the tests that this machine can run'
 	@echo 'make test-full   the same, the long ones, and all under sanitizers'
+	@echo 'make fuzz        fuzzes readers of files with libFuzzer, FUZZ_SECONDS each (now $(FUZZ_SECONDS))'
 	@echo 'make bench       measures speed and memory beside PyTorch'
 	@echo 'make compare     builds build/compare, which compares results and speed of the kernels; it has --help'
 	@echo 'make format      lays out the sources with clang-format'

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Every test: the suite as `make test` runs it, its long cases, all of it under AddressSanitizer and UBSan, and the data loader
 # and the watchdog under ThreadSanitizer (the rest runs on OpenMP teams, whose barriers ThreadSanitizer does not see). With
-# GPUSIM (a simulated GPU) also GPU kernels, with its checks for races and for missing dependencies between streams.
+# GPUSIM (a simulated GPU) also GPU kernels, with its checks for races and for missing dependencies between streams. Readers of
+# files are fuzzed, a minute each.
 # The last line that it prints is "N passed, M failed" over all of these.
 cd "$(dirname "$0")/.." || exit
 . scripts/count-tests.sh
@@ -30,4 +31,6 @@ fi
 run "long cases" TEST_ARGS='[long]'
 run "AddressSanitizer and UBSan" SANITIZE=address,undefined CUDA=0
 run "ThreadSanitizer" SANITIZE=thread CUDA=0 TEST_ARGS='-# [#loader_test],[#shard_test],[#permutation_test],[#watchdog_test]'
+echo "== fuzzing"
+MAKE=$make counted scripts/fuzz.sh
 finish

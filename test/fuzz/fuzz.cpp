@@ -1,0 +1,30 @@
+// libFuzzer's entry: FUZZ_TARGET=NAME build/fuzz/fuzz CORPUS… fuzzes one of the targets. See scripts/fuzz.sh.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "test/fuzz/targets.h"
+
+namespace {
+
+const train_gpt::FuzzTarget* target = nullptr;
+
+}  // namespace
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+    const char* name = std::getenv("FUZZ_TARGET");
+    if (!name) {  // what there is
+        for (const auto& each : train_gpt::fuzz_targets()) std::puts(each.name);
+        std::exit(0);
+    }
+    for (const auto& each : train_gpt::fuzz_targets())
+        if (std::string_view(each.name) == name) target = &each;
+    if (!target) std::fprintf(stderr, "error: there is no fuzz target called %s\n", name);
+    return target ? 0 : (std::exit(2), 2);
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    target->run({reinterpret_cast<const std::byte*>(data), size});
+    return 0;
+}

@@ -1,0 +1,182 @@
+#include "test/fuzz/targets.h"
+
+#include <cerrno>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "dataloader/shard.h"
+#include "kernels/error.h"
+#include "tokenizer/formats.h"
+#include "tokenizer/tokenizer.h"
+#include "training/config.h"
+#include "training/safetensors.h"
+
+namespace train_gpt {
+
+namespace {
+
+using Bytes = std::span<const std::byte>;
+
+/// A file in memory.
+class MemoryFile {
+  public:
+    explicit MemoryFile(Bytes bytes) : file_(::memfd_create("fuzz", MFD_CLOEXEC)) {
+        if (file_ < 0) throw std::system_error(errno, std::generic_category(), "memfd_create");
+        for (size_t written = 0; written < bytes.size();) {
+            const ssize_t n = ::write(file_, bytes.data() + written, bytes.size() - written);
+            if (n < 0) throw std::system_error(errno, std::generic_category(), "write");
+            written += static_cast<size_t>(n);
+        }
+    }
+    ~MemoryFile() { ::close(file_); }
+    MemoryFile(const MemoryFile&) = delete;
+    MemoryFile& operator=(const MemoryFile&) = delete;
+
+    std::string path() const { return "/proc/self/fd/" + std::to_string(file_); }
+
+  private:
+    int file_;
+};
+
+/// Another name for a file, among the temporary files.
+class Link {
+  public:
+    Link(const std::string& file, const std::string& name)
+        : path_(std::filesystem::temp_directory_path() / name) {
+        std::filesystem::remove(path_);
+        std::filesystem::create_symlink(file, path_);
+    }
+    ~Link() {
+        std::error_code ignored;
+        std::filesystem::remove(path_, ignored);
+    }
+    Link(const Link&) = delete;
+    Link& operator=(const Link&) = delete;
+
+    const std::filesystem::path& path() const { return path_; }
+
+  private:
+    std::filesystem::path path_;
+};
+
+/// The file's bytes before and behind its first zero byte.
+std::pair<Bytes, Bytes> halves(Bytes bytes) {
+    size_t at = 0;
+    while (at < bytes.size() && bytes[at] != std::byte{}) ++at;
+    return {bytes.first(at), bytes.subspan(std::min(bytes.size(), at + 1))};
+}
+
+void promise(bool kept, const char* what) {
+    if (!kept) throw std::logic_error(what);
+}
+
+/// Any text comes back from its tokens, and a written vocabulary reads back as itself.
+void use(const TokenizerDefinition& definition, Bytes text_bytes) {
+    const bool prefix = definition.add_prefix_space;
+    const std::string json = write_tokenizer_json(definition);
+    const MemoryFile written(std::as_bytes(std::span(json)));
+    const Tokenizer tokenizer = Tokenizer::load(written.path());
+    const std::string_view text(reinterpret_cast<const char*>(text_bytes.data()),
+                                std::min<size_t>(text_bytes.size(), 4096));
+    const std::string back = tokenizer.decode(tokenizer.encode(text));
+    promise(back == text || (prefix && back == " " + std::string(text)),
+            "a text is not what its tokens decode to");
+    promise(tokenizer.decode(tokenizer.encode_with_special(text)) == back || prefix,
+            "special tokens change a text");
+}
+
+bool fuzz_tokenizer_json(Bytes bytes) {
+    const MemoryFile file(bytes);
+    use(read_tokenizer_json(file.path()), bytes);
+    return true;
+}
+
+bool fuzz_vocab_and_merges(Bytes bytes) {
+    const auto [vocab, merges] = halves(bytes);
+    const MemoryFile vocab_file(vocab), merges_file(merges);
+    use(read_vocab_and_merges(vocab_file.path(), merges_file.path()), bytes);
+    return true;
+}
+
+bool fuzz_tiktoken(Bytes bytes) {
+    // The name tells the pattern.
+    const MemoryFile file(bytes);
+    const Link link(file.path(), concat("cl100k_fuzz_", ::getpid(), ".tiktoken"));
+    use(read_tiktoken(link.path()), bytes);
+    return true;
+}
+
+bool fuzz_shard(Bytes bytes) {
+    const MemoryFile file(bytes);
+    constexpr uint32_t vocab_size = 1000;
+    const TokenShards shards(file.path(), vocab_size);
+    promise(shards.shard_count() == 1 && shards.total_tokens() == shards.shard_tokens(0),
+            "one file is not one shard");
+    (void)shards.fingerprint();
+    std::vector<int32_t> tokens(
+        static_cast<size_t>(std::min<int64_t>(shards.total_tokens(), 4096)));
+    shards.copy(0, shards.total_tokens() - std::ssize(tokens), std::ssize(tokens), tokens.data());
+    for (const int32_t token : tokens)
+        promise(token >= 0 && token < static_cast<int32_t>(vocab_size),
+                "a token beyond the vocabulary");
+    return true;
+}
+
+bool fuzz_safetensors(Bytes bytes) {
+    const MemoryFile path(bytes);
+    const SafetensorsFile file(path.path());
+    for (const TensorInfo& tensor : file.tensors()) {
+        promise(file.data(tensor).size() == tensor.end - tensor.begin, "a tensor of another size");
+        promise(file.find(tensor.name) != nullptr, "a tensor without a name");
+        const int64_t n = std::min<int64_t>(tensor.numel(), 1024);
+        std::vector<float> values(static_cast<size_t>(n));
+        try {
+            file.read_floats(tensor, values.data(), tensor.numel() - n, n);
+        } catch (const Error&) {  // of another type
+        }
+        try {
+            (void)file.read_integers(tensor);
+        } catch (const Error&) {
+        }
+    }
+    return true;
+}
+
+bool fuzz_config(Bytes bytes) {
+    const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    const std::string printed = to_json(parse_config(text, "fuzz"));
+    promise(to_json(parse_config(printed, "printed")) == printed,
+            "a configuration reads back as another");
+    return true;
+}
+
+template <bool (*reader)(Bytes)>
+bool refusing(Bytes bytes) {
+    try {
+        return reader(bytes);
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+constexpr FuzzTarget targets[] = {
+    {"tokenizer_json", refusing<fuzz_tokenizer_json>},
+    {"vocab_and_merges", refusing<fuzz_vocab_and_merges>},
+    {"tiktoken", refusing<fuzz_tiktoken>},
+    {"shard", refusing<fuzz_shard>},
+    {"safetensors", refusing<fuzz_safetensors>},
+    {"config", refusing<fuzz_config>},
+};
+
+}  // namespace
+
+std::span<const FuzzTarget> fuzz_targets() { return targets; }
+
+}  // namespace train_gpt
