@@ -43,6 +43,8 @@ mkdir -p "$build/bench-runs"
 "$build/bench" "$@" --program "$build/train_gpt" --folder "$build/bench-runs" ${python:+--python "$python"} |
     tee "$build/bench.md"
 status=${PIPESTATUS[0]}
+BUILD=$build scripts/bench_ranks.sh | tee -a "$build/bench.md"
+[ "${PIPESTATUS[0]}" = 0 ] || status=1
 if nvidia-smi > /dev/null 2>&1; then
     {
         python3 scripts/bench_gpu.py --program "$build/train_gpt" --folder "$build/bench-runs" ${python:+--python "$python"} &&
