@@ -1,29 +1,28 @@
 #include "training/checkpoint.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <map>
-#include <type_traits>
+#include <memory>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "kernels/error.h"
 #include "kernels/file.h"
 #include "parallel/together.h"
+#include "training/json_file.h"
 #include "training/safetensors.h"
 #include "training/version.h"
 
 namespace train_gpt {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 namespace {
 
 constexpr int format_version = 1;
-constexpr const char* hugging_face_prefix = "transformer.";
 
 std::string step_name(int64_t step) {
     char name[32];
@@ -54,94 +53,22 @@ std::vector<fs::path> step_folders(const fs::path& run_dir) {
     return folders;
 }
 
-Json read_json(const fs::path& path) {
-    const MappedFile file(path);
-    try {
-        return Json::parse(file.text());
-    } catch (const Json::exception& error) {
-        throw Error(path.string(), " is not valid JSON (", error.what(), "); restore the file");
-    }
-}
-
-template <class T>
-T field(const Json& json, const char* key, const fs::path& path) {
-    try {
-        const Json& value = json.at(key);
-        // The library would take 2.5, true and numbers that do not fit for integers.
-        if (!std::is_integral_v<T> || std::is_same_v<T, bool> || value.is_number_integer())
-            return value.get<T>();
-    } catch (const Json::exception&) {
-    }
-    throw Error(path.string(), " has no valid \"", key,
-                "\"; is this the folder of a GPT-2 model or checkpoint?");
-}
-
-/// The value of a key that may be missing or null.
-template <class T>
-T optional_field(const Json& json, const char* key, T fallback, const fs::path& path) {
-    if (!json.contains(key) || json[key].is_null()) return fallback;
-    return field<T>(json, key, path);
-}
-
-/// out[c, r] = in[r, c] for rows × cols elements; rows of `in` are in_stride apart, those of `out` follow each other.
-void transpose(const float* in, int64_t in_stride, float* out, int64_t rows, int64_t cols) {
-    constexpr int64_t tile = 32;
-#pragma omp parallel for schedule(static)
-    for (int64_t r0 = 0; r0 < rows; r0 += tile)
-        for (int64_t c0 = 0; c0 < cols; c0 += tile)
-            for (int64_t r = r0; r < std::min(rows, r0 + tile); ++r)
-                for (int64_t c = c0; c < std::min(cols, c0 + tile); ++c)
-                    out[c * rows + r] = in[r * in_stride + c];
-}
-
-std::vector<int64_t> hugging_face_shape(const Parameter& p) {
-    return p.transposed ? std::vector<int64_t>{p.shape[1], p.shape[0]} : p.shape;
-}
-
 bool is_optimizer_file(const std::string& name) {
     return name.starts_with("optimizer-") && name.ends_with(".safetensors");
 }
 
-void write_weights(const fs::path& path, const ParameterStore& parameters, Activity& activity) {
-    const bool rounded = parameters.dtype() == DType::bf16;
-    std::vector<TensorInfo> tensors;
-    for (const Parameter& p : parameters.parameters())
-        tensors.push_back({.name = hugging_face_prefix + p.name,
-                           .dtype = rounded ? "BF16" : "F32",
-                           .shape = hugging_face_shape(p)});
-    SafetensorsWriter writer(path, std::move(tensors));
-    // In pieces of rows, so that a checkpoint needs no more memory than its largest transposed tensor.
-    constexpr int64_t piece_elements = 1 << 18;
-    std::vector<float> values, whole;
-    std::vector<bf16> halves;
-    for (int i = 0; i < static_cast<int>(parameters.parameters().size()); ++i) {
-        const Parameter& p = parameters.parameters()[static_cast<size_t>(i)];
-        if (p.transposed) {
-            whole.resize(static_cast<size_t>(p.numel()));
-            parameters.read_weights(i, 0, whole);
-        }
-        const int64_t rows = hugging_face_shape(p)[0], cols = p.numel() / rows;
-        const int64_t rows_at_once = std::max<int64_t>(1, piece_elements / cols);
-        for (int64_t first = 0; first < rows; first += rows_at_once) {
-            const int64_t n = std::min(rows_at_once, rows - first);
-            values.resize(static_cast<size_t>(n * cols));
-            if (p.transposed)
-                transpose(whole.data() + first, rows, values.data(), cols, n);
-            else
-                parameters.read_weights(i, first * cols, values);
-            if (!std::all_of(values.begin(), values.end(),
-                             [](float v) { return std::isfinite(v); }))
-                throw Error("the weights hold numbers that are not finite (first in ", p.name,
-                            "); a checkpoint of them is of no use");
-            halves.resize(rounded ? values.size() : 0);
-            std::transform(values.begin(), values.begin() + std::ssize(halves), halves.begin(),
-                           [](float v) { return bf16(v); });
+StoredModel stored_model(const CheckpointContents& contents, Activity& activity) {
+    const ParameterStore& parameters = contents.parameters;
+    StoredModel model{
+        .shape = contents.shape,
+        .dtype = parameters.dtype() == DType::bf16 ? StoredType::bf16 : StoredType::fp32,
+        .end_of_text = {},
+        .read = [&](const Parameter& p, int64_t first, std::span<float> values) {
             activity.pulse();
-            writer.append(rounded ? std::as_bytes(std::span(halves))
-                                  : std::as_bytes(std::span(values)));
-        }
-    }
-    writer.commit();
+            parameters.read_weights(parameters.index_of(p.name), first, values);
+        }};
+    if (contents.tokenizer) model.end_of_text = contents.tokenizer->end_of_text();
+    return model;
 }
 
 struct SavedState {
@@ -209,31 +136,75 @@ void write_optimizer(const fs::path& path, const ParameterStore& parameters, Act
     writer.commit();
 }
 
-Json hugging_face_config(const GPTShape& shape, DType dtype, const Tokenizer* tokenizer) {
-    const auto end_of_text = tokenizer ? tokenizer->end_of_text() : std::nullopt;
-    const Json end = end_of_text ? Json(*end_of_text) : Json(nullptr);
-    return {{"architectures", {"GPT2LMHeadModel"}},
-            {"model_type", "gpt2"},
-            {"vocab_size", shape.vocab_size},
-            {"n_positions", shape.n_ctx},
-            {"n_ctx", shape.n_ctx},
-            {"n_embd", shape.n_embd},
-            {"n_layer", shape.n_layer},
-            {"n_head", shape.n_head},
-            {"n_inner", nullptr},
-            {"activation_function", "gelu_new"},
-            {"layer_norm_epsilon", 1e-5},
-            {"initializer_range", 0.02},
-            {"resid_pdrop", 0.0},
-            {"embd_pdrop", 0.0},
-            {"attn_pdrop", 0.0},
-            {"scale_attn_weights", true},
-            {"tie_word_embeddings", true},
-            {"bos_token_id", end},
-            {"eos_token_id", end},
-            {"use_cache", true},
-            {"torch_dtype", dtype == DType::bf16 ? "bfloat16" : "float32"}};
-}
+/// A range of one tensor in one of the optimizer's files.
+struct SavedRange {
+    const SafetensorsFile* file;
+    std::string key;
+    Range range;
+
+    /// values = elements from `first` on of a saved state of the tensor; they lie in the range.
+    void read(const char* state, int64_t first, std::span<float> values) const {
+        const std::vector<int64_t> shape{range.n};
+        file->read_floats(file->at(state + key, shape), values.data(), first - range.first,
+                          std::ssize(values));
+    }
+};
+
+/// The optimizer's files of a checkpoint, which any number of ranks wrote.
+class OptimizerFiles {
+  public:
+    /// Throws Error unless they hold every element of every parameter once, or there are none.
+    OptimizerFiles(const fs::path& checkpoint, const std::vector<Parameter>& parameters) {
+        for (const auto& entry : fs::directory_iterator(checkpoint))
+            if (is_optimizer_file(entry.path().filename().string()))
+                files_.push_back(std::make_unique<SafetensorsFile>(entry.path()));
+        ranges_.resize(parameters.size());
+        if (files_.empty()) return;
+        std::map<std::string, size_t> index;
+        for (size_t i = 0; i < parameters.size(); ++i) index[parameters[i].name] = i;
+        for (const auto& file : files_)
+            for (const auto& [entry, text] : file->metadata()) {
+                if (!entry.starts_with(range_prefix)) continue;
+                const std::string key = entry.substr(std::strlen(range_prefix)),
+                                  name = key.substr(0, key.find('['));
+                const auto found = index.find(name);
+                if (found == index.end())
+                    throw Error(file->path().string(), " has a tensor ", quoted(name),
+                                " that this model has not");
+                const int64_t n = parameters[found->second].numel();
+                long long first = -1, end = -1;
+                if (std::sscanf(text.c_str(), "%lld-%lld", &first, &end) != 2 || first < 0 ||
+                    first > end || end > n)
+                    throw Error(file->path().string(), " has the impossible range ", quoted(text),
+                                " for ", name, ", a tensor of ", n, " elements");
+                ranges_[found->second].push_back({file.get(), key, {first, end - first}});
+            }
+        for (size_t i = 0; i < ranges_.size(); ++i) {
+            std::sort(ranges_[i].begin(), ranges_[i].end(),
+                      [](const SavedRange& a, const SavedRange& b) {
+                          return std::pair(a.range.first, a.range.n) <
+                                 std::pair(b.range.first, b.range.n);
+                      });
+            int64_t reached = 0;
+            for (const SavedRange& saved : ranges_[i])
+                if (saved.range.first == reached) reached = saved.range.end();
+            if (reached != parameters[i].numel())
+                throw Error("the optimizer files of ", checkpoint.string(), " hold ", reached,
+                            " of the ", parameters[i].numel(), " elements of ", parameters[i].name,
+                            " in a row: one of them is missing");
+        }
+    }
+
+    bool empty() const { return files_.empty(); }
+    /// Of parameter i, in ascending order.
+    const std::vector<SavedRange>& ranges_of(int i) const {
+        return ranges_[static_cast<size_t>(i)];
+    }
+
+  private:
+    std::vector<std::unique_ptr<SafetensorsFile>> files_;
+    std::vector<std::vector<SavedRange>> ranges_;
+};
 
 }  // namespace
 
@@ -263,16 +234,16 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
                 write_optimizer(add(name), parameters, world.activity());
             }
             if (root) {
-                write_weights(add("model.safetensors"), parameters, world.activity());
-                write_file(
-                    add("config.json"),
-                    hugging_face_config(contents.shape, parameters.dtype(), contents.tokenizer)
-                            .dump(2) +
-                        "\n");
+                const StoredModel model = stored_model(contents, world.activity());
+                for (const std::string& name : write_model(directory, model, model.dtype))
+                    add(name);
                 write_file(add("train_gpt.json"), to_json(contents.config));
                 write_choices(directory, contents.choices);
                 add("choices.json");
-                if (contents.tokenizer) contents.tokenizer->save(add("tokenizer.json"));
+                if (contents.tokenizer)
+                    for (const std::string& name :
+                         write_tokenizer(directory, *contents.tokenizer, contents.shape.n_ctx))
+                        add(name);
             }
             Json hashes = Json::object();
             for (const fs::path& file : files)
@@ -363,13 +334,16 @@ std::optional<fs::path> recover_newest_checkpoint(
 fs::path find_checkpoint(const fs::path& path) {
     if (!fs::exists(path))
         throw Error("there is no checkpoint at ", path.string(), "; check the path");
-    if (fs::exists(path / "model.safetensors")) return path;
+    if (is_model_folder(path)) return path;
     const auto checkpoints = list_checkpoints(path);
     if (checkpoints.empty())
         throw Error(
             path.string(),
             " holds no complete checkpoint (no model.safetensors and no step-NNNNNNNN folder)",
-            "; name a run's folder or one of its checkpoints");
+            fs::exists(path / "pytorch_model.bin")
+                ? "; pytorch_model.bin is not read: save the model with save_pretrained of a newer "
+                  "transformers"
+                : "; name a run's folder or one of its checkpoints");
     return checkpoints.front();
 }
 
@@ -415,131 +389,39 @@ Config checkpoint_config(const fs::path& checkpoint) {
 }
 
 void load_training_state(const fs::path& checkpoint, ParameterStore& parameters) {
+    const OptimizerFiles saved(checkpoint, parameters.parameters());
     std::vector<float> values;
-    std::vector<fs::path> files;
-    for (const auto& entry : fs::directory_iterator(checkpoint))
-        if (is_optimizer_file(entry.path().filename().string())) files.push_back(entry.path());
-    std::vector<int64_t> covered(parameters.parameters().size(), 0);
-    for (const fs::path& path : files) {
-        const SafetensorsFile file(path);
-        for (const auto& [entry, text] : file.metadata()) {
-            if (!entry.starts_with(range_prefix)) continue;
-            const std::string key = entry.substr(std::strlen(range_prefix)),
-                              name = key.substr(0, key.find('['));
-            const int i = parameters.index_of(name);
-            if (i < 0)
-                throw Error(path.string(), " has a tensor ", name, " that this model has not");
-            const Parameter& p = parameters.parameters()[static_cast<size_t>(i)];
-            long long first = -1, end = -1;
-            if (std::sscanf(text.c_str(), "%lld-%lld", &first, &end) != 2 || first < 0 ||
-                first > end || end > p.numel())
-                throw Error(path.string(), " has the impossible range \"", text, "\" for ", name,
-                            ", a tensor of ", p.numel(), " elements");
-            const Range saved{first, end - first};
-            const std::vector<int64_t> shape{saved.n};
-            for (const SavedState& state : saved_states) {
-                const TensorInfo& tensor = file.at(state.prefix + key, shape);
+    for (int i = 0; i < static_cast<int>(parameters.parameters().size()); ++i)
+        for (const SavedRange& range : saved.ranges_of(i))
+            for (const SavedState& state : saved_states)
                 for (const ParameterStore::Piece& piece : parameters.pieces_of(i)) {
-                    const Range wanted = intersection(piece.range, saved);
+                    const Range wanted = intersection(piece.range, range.range);
                     if (wanted.n == 0) continue;
                     values.resize(static_cast<size_t>(wanted.n));
-                    file.read_floats(tensor, values.data(), wanted.first - saved.first, wanted.n);
+                    range.read(state.prefix, wanted.first, values);
                     parameters.write(state.state, i, wanted.first, values);
                 }
-            }
-            covered[static_cast<size_t>(i)] += saved.n;
-        }
-    }
-    for (size_t i = 0; i < covered.size(); ++i) {
-        const Parameter& p = parameters.parameters()[i];
-        if (covered[i] != p.numel())
-            throw Error("the optimizer files of ", checkpoint.string(), " hold ", covered[i],
-                        " of the ", p.numel(), " elements of ", p.name, ": one of them is missing");
-    }
     parameters.clear_padding();
 }
 
-GPTShape read_model_shape(const fs::path& directory) {
-    const fs::path path = directory / "config.json";
-    const Json json = read_json(path);
-    if (field<std::string>(json, "model_type", path) != "gpt2")
-        throw Error(path.string(), " has model_type = ", json["model_type"].dump(),
-                    "; only \"gpt2\" is supported");
-    const auto activation =
-        optional_field<std::string>(json, "activation_function", "gelu_new", path);
-    if (activation != "gelu_new" && activation != "gelu_pytorch_tanh")
-        throw Error(path.string(), " has activation_function = \"", activation,
-                    "\"; only \"gelu_new\" (tanh approximation) is supported");
-    const auto size = [&](const char* key, int64_t most) {
-        const int64_t value = field<int64_t>(json, key, path);
-        if (value < 1 || value > most)
-            throw Error(path.string(), " has ", key, " = ", value, "; it must lie between 1 and ",
-                        most);
-        return static_cast<int>(value);
-    };
-    const GPTShape shape{
-        .n_layer = size("n_layer", 10000),
-        .n_head = size("n_head", 10000),
-        .n_embd = size("n_embd", 1 << 20),
-        .n_ctx = size(json.contains("n_positions") ? "n_positions" : "n_ctx", 1 << 24),
-        .vocab_size = size("vocab_size", 1 << 24)};
-    if (shape.n_embd % shape.n_head != 0 || shape.head_size() > 256)
-        throw Error(path.string(), " has n_embd = ", shape.n_embd, " and n_head = ", shape.n_head,
-                    "; heads must divide channels and be at most 256 wide");
-    // What would make the same weights another function.
-    const auto only = [&](const char* key, auto supported) {
-        if (optional_field(json, key, supported, path) != supported)
-            throw Error(path.string(), " has ", key, " = ", json[key].dump(), "; only ",
-                        Json(supported).dump(), " is supported");
-    };
-    only("n_inner", int64_t{4} * shape.n_embd);
-    only("layer_norm_epsilon", 1e-5);
-    only("scale_attn_weights", true);
-    only("scale_attn_by_inverse_layer_idx", false);
-    only("tie_word_embeddings", true);
-    only("add_cross_attention", false);
-    return shape;
-}
-
-void require_same_model(const fs::path& checkpoint, const GPTShape& found, const GPTShape& wanted) {
-    const auto require = [&](const char* key, int64_t have, int64_t want) {
-        if (have != want)
-            throw Error("the model in ", checkpoint.string(), " has ", key, " = ", have,
-                        ", but the configuration says ", want,
-                        "; change the configuration back, or start afresh with another run_dir");
-    };
-    require("n_layer", found.n_layer, wanted.n_layer);
-    require("n_head", found.n_head, wanted.n_head);
-    require("n_embd", found.n_embd, wanted.n_embd);
-    require("n_ctx", found.n_ctx, wanted.n_ctx);
-    require("vocab_size", found.vocab_size, wanted.vocab_size);
-}
-
-DType read_model_dtype(const fs::path& directory) {
-    const SafetensorsFile file(directory / "model.safetensors");
-    return !file.tensors().empty() && file.tensors().front().dtype == "BF16" ? DType::bf16
-                                                                             : DType::fp32;
-}
-
-void load_weights(const fs::path& directory, ParameterStore& parameters) {
-    const SafetensorsFile file(directory / "model.safetensors");
-    std::vector<float> values, transposed;
-    for (int i = 0; i < static_cast<int>(parameters.parameters().size()); ++i) {
-        const Parameter& p = parameters.parameters()[static_cast<size_t>(i)];
-        // save_pretrained writes the prefix, the published gpt2 files have none.
-        const bool prefixed = file.find(hugging_face_prefix + p.name) != nullptr;
-        const TensorInfo& info =
-            file.at(prefixed ? hugging_face_prefix + p.name : p.name, hugging_face_shape(p));
-        values.resize(static_cast<size_t>(p.numel()));
-        file.read_floats(info, values.data());
-        if (p.transposed) {
-            transposed.resize(values.size());
-            transpose(values.data(), p.shape[0], transposed.data(), p.shape[1], p.shape[0]);
-            std::swap(values, transposed);
+std::optional<StoredModel> open_masters(const fs::path& checkpoint) {
+    StoredModel model = open_model_folder(checkpoint);
+    const std::vector<Parameter> parameters = gpt_parameters(model.shape);
+    const auto saved = std::make_shared<const OptimizerFiles>(checkpoint, parameters);
+    if (saved->empty()) return {};
+    std::map<std::string, int> index;
+    for (size_t i = 0; i < parameters.size(); ++i) index[parameters[i].name] = static_cast<int>(i);
+    model.dtype = StoredType::fp32;
+    model.read = [saved, index](const Parameter& p, int64_t first, std::span<float> values) {
+        for (const SavedRange& range : saved->ranges_of(index.at(p.name))) {
+            const Range part = intersection({first, std::ssize(values)}, range.range);
+            if (part.n > 0)
+                range.read(saved_states[0].prefix, part.first,
+                           values.subspan(static_cast<size_t>(part.first - first),
+                                          static_cast<size_t>(part.n)));
         }
-        parameters.set(i, values);
-    }
-    parameters.clear_padding();
+    };
+    return model;
 }
 
 }  // namespace train_gpt

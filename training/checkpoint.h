@@ -1,8 +1,7 @@
 // Checkpoints: folders RUN_DIR/step-NNNNNNNN that Hugging Face's tools load, and that a run resumes from.
 //
-//   config.json                            Hugging Face's GPT2Config
-//   model.safetensors                      weights in the compute dtype under Hugging Face's names and layouts
-//   tokenizer.json                         where the run has one
+//   config.json, model.safetensors         weights in the compute dtype: model_folder.h
+//   tokenizer.json, tokenizer_config.json  where the run has a tokenizer
 //   optimizer-RRRRR-of-WWWWW.safetensors   fp32 masters and moments of rank R's shards: "master/KEY", "m/KEY", "v/KEY", flat
 //                                          ranges of a logical, unpadded tensor in this project's layout. KEY is the tensor's
 //                                          name, or NAME[first:end] for a part of it; metadata "range/KEY" = "first-end".
@@ -25,6 +24,7 @@
 #include "tokenizer/tokenizer.h"
 #include "training/choices.h"
 #include "training/config.h"
+#include "training/model_folder.h"
 
 namespace train_gpt {
 
@@ -75,17 +75,7 @@ Config checkpoint_config(const std::filesystem::path& checkpoint);
 /// holds shards takes those, from the files of any number of ranks; weights of others' shards have still to be gathered.
 void load_training_state(const std::filesystem::path& checkpoint, ParameterStore& parameters);
 
-/// Shape of a Hugging Face GPT-2 model folder, from its config.json. Throws Error for other architectures.
-GPTShape read_model_shape(const std::filesystem::path& directory);
-
-/// Throws Error naming what differs when a checkpoint's model is not the one wanted.
-void require_same_model(const std::filesystem::path& checkpoint, const GPTShape& found,
-                        const GPTShape& wanted);
-
-/// DType of the weights in a model folder ("fp32" unless they are bf16).
-DType read_model_dtype(const std::filesystem::path& directory);
-
-/// Weights of a Hugging Face GPT-2 model folder (model.safetensors; fp32, bf16 or fp16) into a store of the same shape.
-void load_weights(const std::filesystem::path& directory, ParameterStore& parameters);
+/// The fp32 masters in the optimizer's files, as a model; nothing where the checkpoint has no such files.
+std::optional<StoredModel> open_masters(const std::filesystem::path& checkpoint);
 
 }  // namespace train_gpt

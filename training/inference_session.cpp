@@ -28,8 +28,7 @@ InferenceSession::InferenceSession(const std::string& path, const std::string& d
         document_mask_ = config.data.document_mask;
         validation_data_ = config.data.val;
     }
-    if (fs::exists(path_ / "tokenizer.json") || fs::exists(path_ / "vocab.json"))
-        tokenizer_ = Tokenizer::load(path_);
+    tokenizer_ = read_folder_tokenizer(path_);
 
     const Device device = open_device(device_wanted);
     // What was trained in fp32 is used in fp32; what was trained in bf16 where the device multiplies it natively.

@@ -13,6 +13,7 @@
 
 #include "kernels/dtype.h"
 #include "kernels/error.h"
+#include "training/half.h"
 
 namespace train_gpt {
 
@@ -41,17 +42,6 @@ uint64_t element_size(const std::string& dtype) {
     for (const DTypeSize& known : dtypes)
         if (dtype == known.name) return known.bytes;
     return 0;
-}
-
-/// A name from a file as it can stand in a one-line message.
-std::string quoted(const std::string& name) {
-    size_t length = std::min<size_t>(name.size(), 100);
-    while (length < name.size() && length > 0 && (name[length] & 0xc0) == 0x80)
-        --length;  // whole UTF-8
-    std::string text = "\"";
-    for (const char c : name.substr(0, length))
-        text += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-    return text + (length < name.size() ? "…\"" : "\"");
 }
 
 std::string shape_text(std::span<const int64_t> shape) {
@@ -148,17 +138,6 @@ TensorInfo parse_tensor(const std::filesystem::path& path, const std::string& na
     return info;
 }
 
-float half_to_float(uint16_t bits) {
-    const uint32_t sign = uint32_t{bits & 0x8000u} << 16;
-    const uint32_t exponent = (bits >> 10) & 31u, fraction = bits & 1023u;
-    if (exponent == 0) {  // subnormal: fraction · 2^-24, exact in a float
-        const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
-        return sign ? -magnitude : magnitude;
-    }
-    const uint32_t wide = exponent == 31 ? 255u : exponent + 112u;
-    return std::bit_cast<float>(sign | wide << 23 | fraction << 13);
-}
-
 /// Calls put(i, element) for n elements of type T at p, which need not be aligned.
 template <class T, class Put>
 void for_each_element(const std::byte* p, int64_t n, Put put) {
@@ -170,6 +149,16 @@ void for_each_element(const std::byte* p, int64_t n, Put put) {
 }
 
 }  // namespace
+
+std::string quoted(const std::string& name) {
+    size_t length = std::min<size_t>(name.size(), 100);
+    while (length < name.size() && length > 0 && (name[length] & 0xc0) == 0x80)
+        --length;  // whole UTF-8
+    std::string text = "\"";
+    for (const char c : name.substr(0, length))
+        text += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
+    return text + (length < name.size() ? "…\"" : "\"");
+}
 
 int64_t TensorInfo::numel() const {
     const uint64_t size = element_size(dtype);
@@ -267,8 +256,8 @@ void SafetensorsFile::read_floats(const TensorInfo& info, float* out, int64_t fi
         for_each_element<double>(from, count,
                                  [&](int64_t i, double x) { out[i] = static_cast<float>(x); });
     } else if (info.dtype == "F16") {
-        for_each_element<uint16_t>(from, count,
-                                   [&](int64_t i, uint16_t x) { out[i] = half_to_float(x); });
+        for_each_element<fp16>(from, count,
+                               [&](int64_t i, fp16 x) { out[i] = static_cast<float>(x); });
     } else if (info.dtype == "BF16") {
         for_each_element<bf16>(from, count, [&](int64_t i, bf16 x) { out[i] = to_float(x); });
     } else {

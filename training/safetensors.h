@@ -17,6 +17,9 @@
 
 namespace train_gpt {
 
+/// A name from a file as it can stand in a one-line message: quoted, cut, without control characters.
+std::string quoted(const std::string& name);
+
 struct TensorInfo {
     std::string name;
     std::string dtype;  // F64 F32 F16 BF16, F8_E4M3 F8_E5M2 F8_E8M0, I64 I32 I16 I8, U64 U32 U16

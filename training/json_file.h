@@ -1,0 +1,47 @@
+// Reading JSON files of known keys, with errors that name file and key.
+#pragma once
+#include <filesystem>
+#include <string>
+#include <type_traits>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/error.h"
+#include "kernels/file.h"
+
+namespace train_gpt {
+
+using Json = nlohmann::ordered_json;
+
+/// Throws Error when the file is not JSON.
+inline Json read_json(const std::filesystem::path& path) {
+    const MappedFile file(path);
+    try {
+        return Json::parse(file.text());
+    } catch (const Json::exception& error) {
+        throw Error(path.string(), " is not valid JSON (", error.what(), "); restore the file");
+    }
+}
+
+/// The value of a key. Throws Error when it is missing or no T.
+template <class T>
+T field(const Json& json, const char* key, const std::filesystem::path& path) {
+    try {
+        const Json& value = json.at(key);
+        // The library would take 2.5, true and numbers that do not fit for integers.
+        if (!std::is_integral_v<T> || std::is_same_v<T, bool> || value.is_number_integer())
+            return value.get<T>();
+    } catch (const Json::exception&) {
+    }
+    throw Error(path.string(), " has no valid \"", key,
+                "\"; is this the folder of a GPT-2 model or checkpoint?");
+}
+
+/// The value of a key that may be missing or null.
+template <class T>
+T optional_field(const Json& json, const char* key, T fallback, const std::filesystem::path& path) {
+    if (!json.contains(key) || json[key].is_null()) return fallback;
+    return field<T>(json, key, path);
+}
+
+}  // namespace train_gpt
