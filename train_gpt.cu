@@ -32,6 +32,7 @@
 #include "training/config.h"
 #include "training/evaluation.h"
 #include "training/inference_session.h"
+#include "training/interchange.h"
 #include "training/interrupt.h"
 #include "training/peak.h"
 #include "training/plan.h"
@@ -662,6 +663,12 @@ int run(int argc, char** argv) {
             return 0;
         case CommandLine::Command::config:
             std::fputs((line.schema ? config_schema() : config_reference()).c_str(), stdout);
+            return 0;
+        case CommandLine::Command::import_:
+            std::printf("%s\n", import_model(line.importing).c_str());
+            return 0;
+        case CommandLine::Command::export_:
+            std::printf("%s\n", export_model(line.exporting).c_str());
             return 0;
         default:
             break;

@@ -1,6 +1,8 @@
 #include "training/command_line.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 
@@ -28,6 +30,19 @@ CLI::Validator from_to(double low, double high) {
         "");
 }
 
+/// Bytes in a text such as 20000, 500MB or 2GiB.
+uint64_t bytes_from(const std::string& text, const char* option) {
+    constexpr std::pair<const char*, int64_t> units[] = {
+        {"", 1},          {"KB", 1000},     {"MB", 1000 * 1000}, {"GB", 1000 * 1000 * 1000},
+        {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}};
+    const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+    const int64_t count = digits > 0 && digits < 17 ? std::stoll(text.substr(0, digits)) : 0;
+    for (const auto& [name, bytes] : units)
+        if (text.substr(digits) == name && count > 0 && count <= most / bytes)
+            return static_cast<uint64_t>(count * bytes);
+    throw UsageError(option, ": \"", text, "\" is not a size such as 500MB or 2GiB");
+}
+
 void add_config(CLI::App* app, CommandLine& line) {
     app->add_option("config", line.config, "JSON configuration, such as configs/gpt2-124m.json")
         ->required()
@@ -47,12 +62,22 @@ void add_device(CLI::App* app, CommandLine& line) {
         ->capture_default_str();
 }
 
-void add_checkpoint(CLI::App* app, CommandLine& line) {
-    app->add_option("checkpoint", line.checkpoint,
+CLI::Option* add_out(CLI::App* app, std::string& out) {
+    return app->add_option("--out", out, "Folder to make, which must not exist or be empty")
+        ->required()
+        ->type_name("DIR");
+}
+
+void add_checkpoint_argument(CLI::App* app, std::string& checkpoint) {
+    app->add_option("checkpoint", checkpoint,
                     "A checkpoint, a run's folder (its newest checkpoint), or the folder of a "
                     "Hugging Face GPT-2 model")
         ->required()
         ->type_name("CHECKPOINT");
+}
+
+void add_checkpoint(CLI::App* app, CommandLine& line) {
+    add_checkpoint_argument(app, line.checkpoint);
     add_device(app, line);
     app->add_option("--dtype", line.dtype,
                     "auto (bf16 where the device multiplies it natively), bf16 or fp32")
@@ -167,6 +192,43 @@ CommandLine parse_command_line(int argc, char** argv) {
         ->check(CLI::Range(int64_t{0}, most))
         ->capture_default_str();
 
+    CLI::App* import = app.add_subcommand(
+        "import", "Make a model folder of a Hugging Face GPT-2 or a model file of llm.c");
+    import
+        ->add_option("source", line.importing.source,
+                     "Folder with config.json and model.safetensors (fp32, bf16 or fp16, one file "
+                     "or several), or a model file of llm.c (*.bin)")
+        ->required()
+        ->type_name("SOURCE");
+    add_out(import, line.importing.out);
+    import
+        ->add_option("--tokenizer", line.importing.tokenizer,
+                     "The model's tokenizer, as `tokenize` takes it; default: the one in SOURCE")
+        ->type_name("PATH");
+
+    CLI::App* export_ =
+        app.add_subcommand("export", "Write a model for other programs: Hugging Face's or llm.c");
+    add_checkpoint_argument(export_, line.exporting.checkpoint);
+    add_out(export_, line.exporting.out)
+        ->description("Folder to make, which must not exist or be empty; of llm.c a file");
+    std::string format = "huggingface", dtype;
+    export_
+        ->add_option("--format", format,
+                     "huggingface (config.json, model.safetensors, tokenizer) or llm.c")
+        ->check(CLI::IsMember({"huggingface", "llm.c"}))
+        ->capture_default_str();
+    export_
+        ->add_option("--dtype", dtype,
+                     "fp32, bf16 or fp16; default: as the checkpoint's weights are stored")
+        ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+    std::string shard_size = "5GB";
+    auto* shard_option =
+        export_
+            ->add_option("--max-shard-size", shard_size,
+                         "Cut the weights into files of at most this size, such as 500MB or 2GiB")
+            ->type_name("BYTES")
+            ->capture_default_str();
+
     CLI::App* selfcheck =
         app.add_subcommand("selfcheck",
                            "Speed of each rank's device and of the exchange between ranks, under "
@@ -212,6 +274,8 @@ CommandLine parse_command_line(int argc, char** argv) {
                                               {plan, Command::plan},
                                               {sample, Command::sample},
                                               {eval, Command::eval},
+                                              {import, Command::import_},
+                                              {export_, Command::export_},
                                               {selfcheck, Command::selfcheck},
                                               {config, Command::config}})
         if (!version_wanted && subcommand->parsed()) line.command = command;
@@ -220,6 +284,17 @@ CommandLine parse_command_line(int argc, char** argv) {
         throw UsageError(
             "tokenize needs a vocabulary: give --train-vocab N to train one on the text, or "
             "--tokenizer PATH");
+    for (const StoredType type : {StoredType::fp32, StoredType::bf16, StoredType::fp16})
+        if (dtype == name_of(type)) line.exporting.dtype = type;
+    line.exporting.max_file_bytes = bytes_from(shard_size, "--max-shard-size");
+    if (format == "llm.c") {
+        line.exporting.format = ExportOptions::Format::llmc;
+        if (shard_option->count() > 0)
+            throw UsageError("--max-shard-size cuts Hugging Face's folders; llm.c's are one file");
+        if (line.exporting.dtype == StoredType::fp16)
+            throw UsageError(
+                "llm.c's model files hold fp32 or bf16, not fp16; choose another --dtype");
+    }
     return line;
 }
 

@@ -5,13 +5,25 @@
 #include <vector>
 
 #include "dataloader/prepare.h"
+#include "training/interchange.h"
 #include "training/sampling.h"
 #include "training/selfcheck.h"
 
 namespace train_gpt {
 
 struct CommandLine {
-    enum class Command { none, tokenize, train, plan, sample, eval, selfcheck, config };
+    enum class Command {
+        none,
+        tokenize,
+        train,
+        plan,
+        sample,
+        eval,
+        import_,
+        export_,
+        selfcheck,
+        config
+    };
 
     Command command =
         Command::none;  // none: help or the version was asked for, and `output` answers it
@@ -33,6 +45,10 @@ struct CommandLine {
     SamplingOptions sampling;
     int samples = 1;
     int64_t max_tokens = 0, max_examples = 0;
+
+    // import, export
+    ImportOptions importing;
+    ExportOptions exporting;
 
     // selfcheck; and device
     SelfcheckOptions selfcheck;

@@ -1,0 +1,764 @@
+// Models in and out: Hugging Face's folders, llm.c's files, the commands import and export. What is read and written here is
+// written and read by code of the tests, from the formats' descriptions.
+#include "training/interchange.h"
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <set>
+
+#include <nlohmann/json.hpp>
+#include <sys/resource.h>
+
+#include "test/catch.h"
+#include "test/model/tiny_model.h"
+#include "test/random.h"
+#include "test/text.h"
+#include "training/half.h"
+#include "training/llmc_model.h"
+#include "training/model_folder.h"
+#include "training/safetensors.h"
+
+using namespace train_gpt;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Format = ExportOptions::Format;
+
+constexpr StoredType stored_types[] = {StoredType::fp32, StoredType::bf16, StoredType::fp16};
+
+const char* safetensors_name(StoredType type) {
+    return type == StoredType::fp32 ? "F32" : type == StoredType::bf16 ? "BF16" : "F16";
+}
+
+float rounded(float value, StoredType type) {
+    return type == StoredType::fp32   ? value
+           : type == StoredType::bf16 ? to_float(bf16(value))
+                                      : static_cast<float>(fp16(value));
+}
+
+std::string bytes_of(const std::vector<float>& values, StoredType type) {
+    std::string bytes(values.size() * size_of(type), '\0');
+    for (size_t i = 0; i < values.size(); ++i) {
+        const bf16 brain(values[i]);
+        const fp16 half(values[i]);
+        const void* from = type == StoredType::fp32   ? static_cast<const void*>(&values[i])
+                           : type == StoredType::bf16 ? static_cast<const void*>(&brain)
+                                                      : &half;
+        std::memcpy(bytes.data() + i * size_of(type), from, size_of(type));
+    }
+    return bytes;
+}
+
+/// A model as plain numbers: of each parameter the logical elements, in this project's layout.
+struct Numbers {
+    GPTShape shape;
+    StoredType type;
+    std::map<std::string, std::vector<float>> values;
+};
+
+Numbers random_numbers(StoredType type) {
+    const int n_head = static_cast<int>(random_int(1, 3));
+    Numbers model{.shape = {.n_layer = static_cast<int>(random_int(1, 11)),
+                            .n_head = n_head,
+                            .n_embd = n_head * static_cast<int>(random_int(1, 3)) * 4,
+                            .n_ctx = static_cast<int>(random_int(3, 20)),
+                            .vocab_size = random_int(50, 300)},
+                  .type = type,
+                  .values = {}};
+    for (const Parameter& p : gpt_parameters(model.shape)) {
+        std::vector<float> values =
+            random_normal(static_cast<size_t>(p.numel()), p.name.ends_with("bias") ? 1e-6f : 1);
+        for (float& value : values) value = rounded(value, type);
+        values[0] = -0.0f;
+        model.values[p.name] = values;
+    }
+    return model;
+}
+
+std::vector<int64_t> hugging_face_shape(const Parameter& p) {
+    return p.transposed ? std::vector<int64_t>{p.shape[1], p.shape[0]} : p.shape;
+}
+
+/// Elements in Hugging Face's order.
+std::vector<float> hugging_face_values(const Parameter& p, const std::vector<float>& ours) {
+    if (!p.transposed) return ours;
+    std::vector<float> theirs;
+    for (int64_t in = 0; in < p.shape[1]; ++in)
+        for (int64_t out = 0; out < p.shape[0]; ++out)
+            theirs.push_back(ours[static_cast<size_t>(out * p.shape[1] + in)]);
+    return theirs;
+}
+
+struct StoredTensor {
+    std::string name, dtype, bytes;
+    std::vector<int64_t> shape;
+};
+using Tensors = std::vector<StoredTensor>;
+
+Tensors tensors_of(const Numbers& model, const std::string& prefix) {
+    Tensors tensors;
+    for (const Parameter& p : gpt_parameters(model.shape))
+        tensors.push_back({prefix + p.name, safetensors_name(model.type),
+                           bytes_of(hugging_face_values(p, model.values.at(p.name)), model.type),
+                           hugging_face_shape(p)});
+    return tensors;
+}
+
+void write_tensors(const fs::path& path, const Tensors& tensors) {
+    std::vector<TensorInfo> infos;
+    for (const StoredTensor& tensor : tensors)
+        infos.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
+    SafetensorsWriter writer(path, infos);
+    for (const StoredTensor& tensor : tensors)
+        writer.append(std::as_bytes(std::span(tensor.bytes)));
+    writer.commit();
+}
+
+Json config_of(const GPTShape& shape) {
+    return {
+        {"model_type", "gpt2"},   {"n_layer", shape.n_layer},   {"n_head", shape.n_head},
+        {"n_embd", shape.n_embd}, {"n_positions", shape.n_ctx}, {"vocab_size", shape.vocab_size},
+        {"attn_pdrop", 0.1},      {"eos_token_id", 7},          {"reorder_and_upcast_attn", true}};
+}
+
+/// A folder of one file as Hugging Face has it.
+fs::path write_folder(const fs::path& folder, const Numbers& model, const std::string& prefix) {
+    fs::create_directories(folder);
+    write(folder / "config.json", config_of(model.shape).dump());
+    write_tensors(folder / "model.safetensors", tensors_of(model, prefix));
+    return folder;
+}
+
+/// The same, its tensors spread over several files.
+fs::path write_shards(const fs::path& folder, const GPTShape& shape, const Tensors& tensors,
+                      int files) {
+    fs::create_directories(folder);
+    write(folder / "config.json", config_of(shape).dump());
+    std::vector<Tensors> of_file(static_cast<size_t>(files));
+    Json weight_map = Json::object();
+    for (const StoredTensor& tensor : tensors) {
+        const auto file = static_cast<size_t>(random_int(0, files - 1));
+        of_file[file].push_back(tensor);
+        weight_map[tensor.name] = "part-" + std::to_string(file) + ".safetensors";
+    }
+    for (int i = 0; i < files; ++i)
+        write_tensors(folder / ("part-" + std::to_string(i) + ".safetensors"),
+                      of_file[static_cast<size_t>(i)]);
+    write(folder / "model.safetensors.index.json", Json{{"weight_map", weight_map}}.dump());
+    return folder;
+}
+
+void check_holds(const StoredModel& stored, const Numbers& model) {
+    REQUIRE(gpt_parameters(stored.shape).size() == model.values.size());
+    CHECK(stored.shape.n_head == model.shape.n_head);
+    for (const Parameter& p : gpt_parameters(model.shape)) {
+        CAPTURE(p.name);
+        const std::vector<float>& wanted = model.values.at(p.name);
+        std::vector<float> values(wanted.size(), NAN);
+        stored.read(p, 0, values);
+        CHECK(std::memcmp(values.data(), wanted.data(), wanted.size() * sizeof(float)) == 0);
+        if (p.transposed) continue;
+        const int64_t first = random_int(0, p.numel() - 1), n = random_int(1, p.numel() - first);
+        values.assign(static_cast<size_t>(n), NAN);
+        stored.read(p, first, values);
+        CHECK(std::memcmp(values.data(), wanted.data() + first,
+                          static_cast<size_t>(n) * sizeof(float)) == 0);
+    }
+}
+
+/// Name, shape, dtype and bytes of all tensors of a folder.
+std::map<std::string, std::string> raw_tensors(const fs::path& folder) {
+    std::map<std::string, std::string> raw;
+    for (const auto& entry : fs::directory_iterator(folder)) {
+        if (entry.path().extension() != ".safetensors") continue;
+        const SafetensorsFile file(entry.path());
+        for (const TensorInfo& info : file.tensors()) {
+            const auto data = file.data(info);
+            raw[info.name] = info.dtype + Json(info.shape).dump() +
+                             std::string(reinterpret_cast<const char*>(data.data()), data.size());
+        }
+    }
+    return raw;
+}
+
+std::map<std::string, std::string> files_of(const fs::path& folder) {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::directory_iterator(folder))
+        files[entry.path().filename().string()] = read(entry.path());
+    return files;
+}
+
+/// A model file of llm.c by its description; the last argument: rows of wte.
+std::string llmc_bytes(const Numbers& model, int64_t padded) {
+    const GPTShape& shape = model.shape;
+    std::vector<int32_t> header(256, 0);
+    header[0] = 20240326;
+    header[1] = model.type == StoredType::fp32 ? 3 : 5;
+    header[2] = shape.n_ctx;
+    header[3] = static_cast<int32_t>(shape.vocab_size);
+    header[4] = shape.n_layer;
+    header[5] = shape.n_head;
+    header[6] = shape.n_embd;
+    header[7] = static_cast<int32_t>(padded);
+    std::string bytes(reinterpret_cast<const char*>(header.data()), 1024);
+    const auto add = [&](const std::string& name) {
+        bytes += bytes_of(model.values.at(name), model.type);
+    };
+    add("wte.weight");
+    bytes.append(
+        static_cast<size_t>((padded - shape.vocab_size) * shape.n_embd) * size_of(model.type),
+        '\0');
+    add("wpe.weight");
+    for (const char* part :
+         {"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias",
+          "attn.c_proj.weight", "attn.c_proj.bias", "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight",
+          "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"})
+        for (int layer = 0; layer < shape.n_layer; ++layer)
+            add("h." + std::to_string(layer) + "." + part);
+    add("ln_f.weight");
+    add("ln_f.bias");
+    return bytes;
+}
+
+/// A checkpoint of a bf16 run with random masters and a tokenizer; returns the masters.
+Numbers save_bf16_checkpoint(const fs::path& run, const Tokenizer* tokenizer) {
+    Numbers masters = random_numbers(StoredType::fp32);
+    TinyModel model(masters.shape, 1, 2, DType::bf16);
+    for (int i = 0; i < model.count(); ++i) {
+        model.parameters->set(i, masters.values.at(model.parameter(i).name));
+        for (const auto moment : {ParameterStore::State::moment1, ParameterStore::State::moment2})
+            model.set_state(moment, i, 0);
+    }
+    save_checkpoint(run, {1, Config{}, masters.shape, *model.parameters, tokenizer});
+    return masters;
+}
+
+Numbers rounded(Numbers model, StoredType type) {
+    for (auto& [name, values] : model.values)
+        for (float& value : values) value = rounded(value, type);
+    model.type = type;
+    return model;
+}
+
+}  // namespace
+
+TEST_CASE("every half survives a float, and floats become the nearest half, ties even",
+          "[interchange]") {
+    for (uint32_t bits = 0; bits < 65536; ++bits) {
+        fp16 half;
+        half.bits = static_cast<uint16_t>(bits);
+        const float value = static_cast<float>(half);
+        if ((bits & 0x7c00u) == 0x7c00u && (bits & 0x3ffu))
+            REQUIRE((std::isnan(value) && std::isnan(static_cast<float>(fp16(value)))));
+        else
+            REQUIRE(fp16(value).bits == bits);
+    }
+    const auto value_of = [](int bits) {  // also one beyond the largest: 65536
+        return bits == 0x7c00 ? 65536.0
+                              : std::ldexp((bits & 0x3ff) + (bits >> 10 ? 1024 : 0),
+                                           (bits >> 10 ? bits >> 10 : 1) - 25);
+    };
+    for (int i = 0; i < 100000; ++i) {
+        const int lower = static_cast<int>(random_int(0, 0x7bff));
+        const double a = value_of(lower), b = value_of(lower + 1), middle = (a + b) / 2;
+        const float tie = static_cast<float>(middle);
+        REQUIRE(double{tie} == middle);
+        const int even = lower + (lower & 1);
+        const float sign = random_int(0, 1) ? 1.0f : -1.0f;
+        const int sign_bit = sign < 0 ? 0x8000 : 0;
+        CAPTURE(lower, sign);
+        REQUIRE(fp16(sign * tie).bits == (even | sign_bit));
+        REQUIRE(fp16(sign * std::nextafter(tie, 0.0f)).bits == (lower | sign_bit));
+        REQUIRE(fp16(sign * std::nextafter(tie, 1e6f)).bits == ((lower + 1) | sign_bit));
+    }
+}
+
+TEST_CASE("a Hugging Face folder is read exactly: any dtype, prefix, number of files",
+          "[interchange]") {
+    for (StoredType type : stored_types)
+        for (const std::string prefix : {"", "transformer."})
+            for (int files : {1, static_cast<int>(random_int(2, 5))}) {
+                CAPTURE(name_of(type), prefix, files);
+                const TemporaryDirectory directory;
+                const Numbers model = random_numbers(type);
+                Tensors tensors = tensors_of(model, prefix);
+                // What older versions write besides the weights
+                tensors.push_back({prefix + "h.0.attn.bias", "BOOL", "x", {1, 1, 1, 1}});
+                tensors.push_back({prefix + "h.0.attn.masked_bias", "F32", "abcd", {}});
+                const auto wte = std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) {
+                    return t.name == prefix + "wte.weight";
+                });
+                if (random_int(0, 1))
+                    tensors.push_back({"lm_head.weight", wte->dtype, wte->bytes, wte->shape});
+                std::shuffle(tensors.begin(), tensors.end(), test_rng());
+                const fs::path folder =
+                    write_shards(directory / "model", model.shape, tensors, files);
+                CHECK(find_checkpoint(folder) == folder);
+                const StoredModel stored = open_model_folder(folder);
+                CHECK(stored.dtype == type);
+                CHECK(stored.end_of_text == 7);
+                check_holds(stored, model);
+            }
+    // Of several dtypes the one that holds all
+    const TemporaryDirectory directory;
+    const Numbers model = random_numbers(StoredType::bf16);
+    Tensors tensors = tensors_of(model, "");
+    const Parameter wte = gpt_parameters(model.shape)[0];
+    tensors[0].dtype = "F32";
+    tensors[0].bytes =
+        bytes_of(hugging_face_values(wte, model.values.at(wte.name)), StoredType::fp32);
+    const StoredModel mixed =
+        open_model_folder(write_shards(directory / "mixed", model.shape, tensors, 2));
+    CHECK(mixed.dtype == StoredType::fp32);
+    check_holds(mixed, model);
+}
+
+TEST_CASE("a folder whose tensors are not its model's is refused with their names",
+          "[interchange]") {
+    const Numbers model = random_numbers(StoredType::fp32);
+    const Tensors good = tensors_of(model, "transformer.");
+    const auto refused = [&](const std::function<void(Tensors&)>& spoil) {
+        const TemporaryDirectory directory;
+        Tensors tensors = good;
+        spoil(tensors);
+        std::string message;
+        for (int files : {1, 2}) {
+            const fs::path folder = write_shards(directory / "model", model.shape, tensors, files);
+            if (files == 1) {
+                fs::rename(folder / "part-0.safetensors", folder / "model.safetensors");
+                fs::remove(folder / "model.safetensors.index.json");
+            } else {
+                fs::remove(folder / "model.safetensors");
+            }
+            message = error_of([&] { open_model_folder(folder); });
+            CHECK(contains(message, folder.string()));
+            CHECK(error_of([&] { import_model({folder, directory / "out", ""}); }) == message);
+            CHECK_FALSE(fs::exists(directory / "out"));
+        }
+        return message;
+    };
+    const auto at = static_cast<size_t>(random_int(0, std::ssize(good) - 1));
+    CHECK(contains(refused([&](Tensors& t) { t.erase(t.begin() + static_cast<int64_t>(at)); }),
+                   good[at].name.substr(12)));
+    CHECK(contains(refused([&](Tensors& t) { t[at].name += "s"; }), "lacks tensors"));
+    CHECK(contains(refused([&](Tensors& t) { t.resize(3); }), " more"));
+    CHECK(contains(refused([&](Tensors& t) {
+                       t.push_back({"h.99.ln_1.weight", "F32", "abcd", {1}});
+                   }),
+                   "h.99.ln_1.weight"));
+    CHECK(contains(refused([&](Tensors& t) {
+                       t.push_back({"score.weight", "F32", "abcd", {1}});
+                   }),
+                   "score.weight"));
+    CHECK(contains(refused([&](Tensors& t) {
+                       t[at].shape = {1};
+                       t[at].bytes.resize(4);
+                   }),
+                   good[at].name));
+    CHECK(contains(refused([&](Tensors& t) { t[at].dtype = "I32"; }), "I32"));
+    CHECK(contains(refused([&](Tensors& t) {
+                       t.push_back(good[at]);
+                       t.back().name = good[at].name.substr(12);
+                   }),
+                   good[at].name.substr(12)));
+    // A head of its own
+    CHECK(contains(refused([&](Tensors& t) {
+                       t.push_back(good[0]);
+                       REQUIRE(good[0].name == "transformer.wte.weight");
+                       t.back().name = "lm_head.weight";
+                       const auto byte = static_cast<size_t>(
+                           random_int(0, std::ssize(t.back().bytes) / 4 - 1) * 4 + 2);
+                       t.back().bytes[byte] ^= 0x40;
+                   }),
+                   "lm_head.weight"));
+    CHECK(contains(refused([&](Tensors& t) {
+                       t.push_back({"lm_head.weight", "F32", "abcd", {1, 1}});
+                   }),
+                   "lm_head.weight"));
+}
+
+TEST_CASE("an index that does not fit its files is refused", "[interchange]") {
+    const TemporaryDirectory directory;
+    const Numbers model = random_numbers(StoredType::bf16);
+    const fs::path folder =
+        write_shards(directory / "model", model.shape, tensors_of(model, "transformer."), 3);
+    const fs::path index = folder / "model.safetensors.index.json";
+    const Json good = Json::parse(read(index));
+    const std::string wte = "transformer.wte.weight", home = good["weight_map"][wte];
+    const std::string other =
+        home == "part-0.safetensors" ? "part-1.safetensors" : "part-0.safetensors";
+    const auto refused = [&](const std::function<void(Json&)>& spoil) {
+        Json json = good;
+        spoil(json);
+        write(index, json.dump());
+        return error_of([&] { open_model_folder(folder); });
+    };
+    CHECK(refused([](Json&) {}).empty());
+    CHECK(contains(refused([&](Json& j) { j["weight_map"][wte] = other; }), wte));
+    CHECK(contains(refused([&](Json& j) { j["weight_map"].erase(wte); }), wte));
+    CHECK(contains(refused([&](Json& j) { j["weight_map"]["more"] = other; }), "more"));
+    CHECK(contains(refused([&](Json& j) { j["weight_map"][wte] = "gone.safetensors"; }),
+                   "gone.safetensors"));
+    for (const char* name : {"../part-0.safetensors", "/etc/passwd", "", "."})
+        CHECK(contains(refused([&](Json& j) { j["weight_map"][wte] = name; }), "not the name"));
+    CHECK(contains(refused([&](Json& j) { j["weight_map"][wte] = 3; }), "weight_map"));
+    CHECK(contains(refused([&](Json& j) { j.erase("weight_map"); }), "weight_map"));
+    CHECK(contains(refused([&](Json& j) { j = Json::array(); }), "weight_map"));
+    write(index, "{");
+    CHECK(contains(error_of([&] { open_model_folder(folder); }), "not valid JSON"));
+
+    // A tensor in two files
+    write(index, good.dump());
+    Tensors both;
+    const SafetensorsFile second(folder / other);
+    for (const TensorInfo& info : second.tensors()) {
+        const auto data = second.data(info);
+        both.push_back({info.name, info.dtype,
+                        std::string(reinterpret_cast<const char*>(data.data()), data.size()),
+                        info.shape});
+    }
+    both.push_back(tensors_of(model, "transformer.")[0]);
+    write_tensors(folder / other, both);
+    const std::string message = error_of([&] { open_model_folder(folder); });
+    CHECK(contains(message, wte));
+    CHECK(contains(message, other));
+}
+
+TEST_CASE("import and export keep every bit, in any dtype and number of files", "[interchange]") {
+    for (StoredType type : stored_types) {
+        const TemporaryDirectory directory;
+        const Numbers model = random_numbers(type);
+        const fs::path source =
+            write_folder(directory / "source", model, random_int(0, 1) ? "" : "transformer.");
+        const uint64_t limit = static_cast<uint64_t>(random_int(1, 20000));
+        CAPTURE(name_of(type), limit);
+        import_model({source, directory / "a", ""});
+        check_holds(open_model_folder(directory / "a"), model);
+        export_model({.checkpoint = directory / "a",
+                      .out = directory / "b",
+                      .dtype = {},
+                      .max_file_bytes = limit});
+        import_model({directory / "b", directory / "c", ""});
+        CHECK(files_of(directory / "a") == files_of(directory / "c"));
+        CHECK(raw_tensors(directory / "a") == raw_tensors(directory / "b"));
+        const Json config = Json::parse(read(directory / "b/config.json"));
+        CHECK(config["eos_token_id"] == 7);
+        CHECK(config["torch_dtype"] == (type == StoredType::fp32   ? "float32"
+                                        : type == StoredType::bf16 ? "bfloat16"
+                                                                   : "float16"));
+
+        // Exported without the prefix the numbers are those of the source, byte for byte.
+        std::map<std::string, std::string> wanted;
+        for (auto& [name, bytes] : raw_tensors(source))
+            wanted[(name.starts_with("transformer.") ? "" : "transformer.") + name] = bytes;
+        CHECK(raw_tensors(directory / "b") == wanted);
+
+        // Files are as large as allowed and no larger, but for a tensor that is.
+        const Json index = fs::exists(directory / "b/model.safetensors.index.json")
+                               ? Json::parse(read(directory / "b/model.safetensors.index.json"))
+                               : Json();
+        uint64_t total = 0;
+        std::set<std::string> named;
+        for (const auto& entry : fs::directory_iterator(directory / "b")) {
+            if (entry.path().extension() != ".safetensors") continue;
+            const std::string name = entry.path().filename().string();
+            named.insert(name);
+            const SafetensorsFile file(entry.path());
+            uint64_t bytes = 0;
+            for (const TensorInfo& info : file.tensors()) {
+                bytes += info.end - info.begin;
+                if (!index.is_null()) CHECK(index["weight_map"][info.name] == name);
+            }
+            CHECK((bytes <= limit || file.tensors().size() == 1));
+            total += bytes;
+        }
+        if (index.is_null()) {
+            CHECK(named == std::set<std::string>{"model.safetensors"});
+        } else {
+            CHECK(index["metadata"]["total_size"] == total);
+            CHECK(index["weight_map"].size() == model.values.size());
+            char last[64];
+            std::snprintf(last, sizeof last, "model-%05zu-of-%05zu.safetensors", named.size(),
+                          named.size());
+            CHECK(named.contains(last));
+        }
+    }
+}
+
+TEST_CASE("export rounds to nearest, and names a tensor that a dtype cannot hold",
+          "[interchange]") {
+    const TemporaryDirectory directory;
+    Numbers model = random_numbers(StoredType::fp32);
+    write_folder(directory / "source", model, "");
+    for (StoredType type : stored_types) {
+        const fs::path out = directory / name_of(type);
+        export_model({.checkpoint = directory / "source", .out = out, .dtype = type});
+        check_holds(open_model_folder(out), rounded(model, type));
+        // Widening is exact.
+        export_model({.checkpoint = out, .out = directory / "wide", .dtype = StoredType::fp32});
+        check_holds(open_model_folder(directory / "wide"), rounded(model, type));
+        fs::remove_all(directory / "wide");
+    }
+    auto bad = model.values.begin();
+    std::advance(bad, random_int(0, std::ssize(model.values) - 1));
+    const auto at = static_cast<size_t>(random_int(0, std::ssize(bad->second) - 1));
+    const auto refused = [&](float value, StoredType type) {
+        const TemporaryDirectory place;
+        bad->second[at] = value;
+        write_folder(place / "source", model, "");
+        const std::string message = error_of([&] {
+            export_model({.checkpoint = place / "source", .out = place / "out", .dtype = type});
+        });
+        CAPTURE(message, value, bad->first);
+        CHECK(fs::exists(place / "out") == message.empty());
+        CHECK_FALSE(fs::exists(place / "out.tmp"));
+        return contains(message, bad->first);
+    };
+    CHECK_FALSE(refused(65504, StoredType::fp16));
+    CHECK_FALSE(refused(-65519.9f, StoredType::fp16));
+    CHECK(refused(65520, StoredType::fp16));
+    CHECK(refused(-1e10f, StoredType::fp16));
+    CHECK_FALSE(refused(1e10f, StoredType::bf16));
+    CHECK(refused(3.4e38f, StoredType::bf16));
+    CHECK_FALSE(refused(3.4e38f, StoredType::fp32));
+    for (float number : {INFINITY, -INFINITY, NAN})
+        for (StoredType type : stored_types) CHECK(refused(number, type));
+}
+
+TEST_CASE("a bf16 checkpoint is exported from its fp32 masters where it has them",
+          "[interchange]") {
+    const TemporaryDirectory directory;
+    const Numbers masters = save_bf16_checkpoint(directory / "run", nullptr);
+    const fs::path checkpoint = directory / "run/step-00000001",
+                   optimizer = checkpoint / "optimizer-00000-of-00001.safetensors";
+    const auto exported = [&](StoredType type) {
+        fs::remove_all(directory / "out");
+        const std::string said = export_model(
+            {.checkpoint = directory / "run", .out = directory / "out", .dtype = type});
+        CHECK(contains(said, "masters") == (type != StoredType::bf16 && fs::exists(optimizer)));
+        return open_model_folder(directory / "out");
+    };
+    for (StoredType type : stored_types) check_holds(exported(type), rounded(masters, type));
+
+    // Damage of the masters is found, though the weights alone would do for bf16.
+    const std::string good = read(optimizer);
+    std::string bytes = good;
+    bytes[bytes.size() - static_cast<size_t>(random_int(1, 1000))] ^= 1;
+    write(optimizer, bytes);
+    CHECK(contains(error_of([&] { exported(StoredType::fp32); }), optimizer.string()));
+    check_holds(exported(StoredType::bf16), rounded(masters, StoredType::bf16));
+
+    fs::remove(optimizer);
+    for (StoredType type : {StoredType::fp32, StoredType::bf16})
+        check_holds(exported(type), rounded(masters, StoredType::bf16));
+
+    // Without a manifest, from the files of any number of ranks
+    fs::remove(checkpoint / "manifest.json");
+    const int ranks = static_cast<int>(random_int(2, 4));
+    for (int rank = 0; rank < ranks; ++rank) {
+        std::vector<TensorInfo> tensors;
+        std::map<std::string, std::string> metadata;
+        std::string data;
+        for (const auto& [name, values] : masters.values) {
+            const int64_t n = std::ssize(values), first = n * rank / ranks,
+                          end = n * (rank + 1) / ranks;
+            const std::string key =
+                name + "[" + std::to_string(first) + ":" + std::to_string(end) + "]";
+            tensors.push_back({.name = "master/" + key, .dtype = "F32", .shape = {end - first}});
+            metadata["range/" + key] = std::to_string(first) + "-" + std::to_string(end);
+            data += bytes_of({values.begin() + first, values.begin() + end}, StoredType::fp32);
+        }
+        SafetensorsWriter writer(
+            checkpoint / ("optimizer-" + std::to_string(rank) + "-of-n.safetensors"), tensors,
+            metadata);
+        writer.append(std::as_bytes(std::span(data)));
+        writer.commit();
+    }
+    export_model({.checkpoint = checkpoint, .out = directory / "ranks", .dtype = StoredType::fp32});
+    check_holds(open_model_folder(directory / "ranks"), masters);
+    fs::remove(checkpoint / "optimizer-1-of-n.safetensors");
+    CHECK(contains(error_of([&] {
+                       export_model({.checkpoint = checkpoint,
+                                     .out = directory / "fewer",
+                                     .dtype = StoredType::fp32});
+                   }),
+                   "missing"));
+}
+
+TEST_CASE("llm.c's model files are read, and written again byte for byte", "[interchange]") {
+    for (StoredType type : {StoredType::fp32, StoredType::bf16}) {
+        CAPTURE(name_of(type));
+        const TemporaryDirectory directory;
+        const Numbers model = random_numbers(type);
+        const int64_t padded = (model.shape.vocab_size + 127) / 128 * 128;
+        const std::string bytes = llmc_bytes(model, padded);
+        write(directory / "model.bin", bytes);
+        check_holds(open_llmc_model(directory / "model.bin"), model);
+        import_model({directory / "model.bin", directory / "imported", ""});
+        check_holds(open_model_folder(directory / "imported"), model);
+        export_model({.checkpoint = directory / "imported",
+                      .out = directory / "again.bin",
+                      .format = Format::llmc,
+                      .dtype = {}});
+        CHECK((read(directory / "again.bin") == bytes));
+
+        // Other padding is no part of the model.
+        write(directory / "wide.bin", llmc_bytes(model, padded + random_int(1, 100)));
+        check_holds(open_llmc_model(directory / "wide.bin"), model);
+        write(directory / "narrow.bin", llmc_bytes(model, model.shape.vocab_size));
+        check_holds(open_llmc_model(directory / "narrow.bin"), model);
+        CHECK(contains(error_of([&] {
+                           export_model({.checkpoint = directory / "imported",
+                                         .out = directory / "again.bin",
+                                         .format = Format::llmc,
+                                         .dtype = {}});
+                       }),
+                       "exists already"));
+        CHECK(contains(error_of([&] {
+                           export_model({.checkpoint = directory / "imported",
+                                         .out = directory / "half.bin",
+                                         .format = Format::llmc,
+                                         .dtype = StoredType::fp16});
+                       }),
+                       "fp16"));
+        CHECK_FALSE(fs::exists(directory / "half.bin"));
+        CHECK_FALSE(fs::exists(directory / "half.bin.tmp"));
+    }
+}
+
+TEST_CASE("a file that is no whole model file of llm.c is refused", "[interchange]") {
+    const TemporaryDirectory directory;
+    const std::string path = directory / "model.bin";
+    const Numbers model = random_numbers(StoredType::fp32);
+    const std::string good = llmc_bytes(model, 384);
+    const auto refused = [&](const std::string& bytes) {
+        write(path, bytes);
+        const std::string message = error_of([&] { import_model({path, directory / "out", ""}); });
+        CHECK(contains(message, path));
+        CHECK_FALSE(fs::exists(directory / "out"));
+        return message;
+    };
+    for (size_t n : {size_t{0}, size_t{1}, size_t{1023}, size_t{1024}, good.size() - 1,
+                     static_cast<size_t>(random_int(1025, std::ssize(good) - 1))})
+        refused(good.substr(0, n));
+    CHECK(contains(refused(good + "x"), std::to_string(good.size() + 1)));
+    const auto with = [&](size_t at, int32_t value) {
+        std::string bytes = good;
+        std::memcpy(bytes.data() + 4 * at, &value, 4);
+        return refused(bytes);
+    };
+    CHECK(contains(with(0, 20240520), "20240326"));
+    for (int32_t version : {0, 1, 2, 4, 6, -3}) CHECK(contains(with(1, version), "version"));
+    for (size_t at = 2; at < 8; ++at)
+        for (int32_t value : {0, -1, 2147483647, static_cast<int32_t>(random_int(1, 2147483647))}) {
+            CAPTURE(at, value);
+            with(at, value);
+        }
+    CHECK(contains(with(7, static_cast<int32_t>(model.shape.vocab_size) - 1), "rows"));
+}
+
+TEST_CASE("import and export write to a free place alone, and leave nothing when they fail",
+          "[interchange]") {
+    const TemporaryDirectory directory;
+    const Numbers model = random_numbers(StoredType::fp32);
+    const fs::path source = write_folder(directory / "source", model, "");
+    const auto result = [&](const std::string& out) {
+        return error_of([&] { import_model({source, out, ""}); });
+    };
+    fs::create_directory(directory / "empty");
+    CHECK(result(directory / "empty/").empty());
+    CHECK(fs::exists(directory / "empty/model.safetensors"));
+    CHECK(contains(result(directory / "empty"), "not empty"));
+    CHECK(result(directory / "new/nested").empty());
+    write(directory / "file", "x");
+    CHECK(contains(result(directory / "file"), "exists already"));
+    fs::create_directory_symlink("nowhere", directory / "link");
+    CHECK(contains(result(directory / "link"), "exists already"));
+    fs::create_directory(directory / "a.tmp");
+    write(directory / "a.tmp/mine", "x");
+    CHECK(contains(result(directory / "a"), "a.tmp is in the way"));
+    CHECK(read(directory / "a.tmp/mine") == "x");
+    CHECK(contains(result(directory / "file/below"), directory / "file"));
+
+    std::set<std::string> before, behind;
+    for (const auto& entry : fs::directory_iterator(directory.path()))
+        before.insert(entry.path().string());
+    // A limit on file size fails writes as a full disk does.
+    rlimit limit{};
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &limit) == 0);
+    const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit small{1000, limit.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+    const std::string import_message = result(directory / "full");
+    const std::string export_message = error_of([&] {
+        export_model({.checkpoint = source,
+                      .out = directory / "full.bin",
+                      .format = Format::llmc,
+                      .dtype = {}});
+    });
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    std::signal(SIGXFSZ, old_handler);
+    CHECK(contains(import_message, "model.safetensors"));
+    CHECK(contains(export_message, "full.bin"));
+    for (const auto& entry : fs::directory_iterator(directory.path()))
+        behind.insert(entry.path().string());
+    CHECK(behind == before);
+}
+
+TEST_CASE("a tokenizer goes with its model", "[interchange]") {
+    const TemporaryDirectory directory;
+    std::vector<std::string_view> texts{"ab ab abc abc abcd"};
+    const Tokenizer tokenizer = Tokenizer::train(texts, 259), other = Tokenizer::train(texts, 258);
+    Numbers masters;
+    do {
+        fs::remove_all(directory / "run");
+        masters = save_bf16_checkpoint(directory / "run", &tokenizer);
+    } while (masters.shape.vocab_size < 259);
+    const fs::path checkpoint = directory / "run/step-00000001";
+    verify_checkpoint(checkpoint, Verify::everything);
+    const Json config = Json::parse(read(checkpoint / "tokenizer_config.json"));
+    CHECK(config["eos_token"] == "<|endoftext|>");
+    CHECK(config["model_max_length"] == masters.shape.n_ctx);
+    const Json manifest = Json::parse(read(checkpoint / "manifest.json"));
+    CHECK(manifest["files"].contains("tokenizer_config.json"));
+
+    // Copied as it is, also what only others read
+    write(checkpoint / "special_tokens_map.json", "{\"eos_token\": \"x\"}");
+    export_model({.checkpoint = checkpoint, .out = directory / "out", .dtype = {}});
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"})
+        CHECK(read(directory / ("out/" + std::string(name))) == read(checkpoint / name));
+    CHECK(Json::parse(read(directory / "out/config.json"))["eos_token_id"] ==
+          *tokenizer.end_of_text());
+    // Older checkpoints have no tokenizer_config.json.
+    fs::remove(directory / "out/tokenizer_config.json");
+    import_model({directory / "out", directory / "in", ""});
+    CHECK(read(directory / "in/tokenizer_config.json") ==
+          read(checkpoint / "tokenizer_config.json"));
+
+    // One that is named replaces the source's.
+    other.save(directory / "other.json");
+    import_model({directory / "out", directory / "with", directory / "other.json"});
+    CHECK(read(directory / "with/tokenizer.json") == read(directory / "other.json"));
+    CHECK_FALSE(fs::exists(directory / "with/special_tokens_map.json"));
+    CHECK(Json::parse(read(directory / "with/config.json"))["eos_token_id"] ==
+          *other.end_of_text());
+
+    // One with more tokens than the model has rows is another model's.
+    Numbers small;
+    do small = random_numbers(StoredType::fp32);
+    while (small.shape.vocab_size >= 258);
+    write_folder(directory / "small", small, "");
+    CHECK(contains(
+        error_of([&] {
+            import_model({directory / "small", directory / "no", directory / "other.json"});
+        }),
+        "258 tokens"));
+    CHECK_FALSE(fs::exists(directory / "no"));
+}

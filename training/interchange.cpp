@@ -1,0 +1,148 @@
+#include "training/interchange.h"
+
+#include <filesystem>
+#include <functional>
+
+#include "kernels/error.h"
+#include "kernels/file.h"
+#include "training/checkpoint.h"
+#include "training/llmc_model.h"
+#include "training/model_folder.h"
+
+namespace train_gpt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// Without a slash at its end, so that a name beside it can be made of it.
+fs::path place_of(const std::string& out) {
+    const fs::path path = fs::absolute(out).lexically_normal();
+    return path.has_filename() ? path : path.parent_path();
+}
+
+/// Throws Error when something is at `path`, but for an empty folder where a folder is to be written.
+void require_free(const fs::path& path, bool folder) {
+    std::error_code code;
+    if (fs::symlink_status(path, code).type() == fs::file_type::not_found) return;
+    if (folder && fs::is_directory(path, code) && fs::is_empty(path, code) && !code) return;
+    throw Error(path.string(),
+                folder && fs::is_directory(path) ? " is not empty" : " exists already",
+                "; remove it or choose another --out");
+}
+
+/// Makes the folder `out` of what `write` puts into the folder it is given: beside its place, and renamed when whole.
+void write_folder(const std::string& out, const std::function<void(const fs::path&)>& write) {
+    const fs::path path = place_of(out);
+    require_free(path, true);
+    fs::path temporary = path;
+    temporary += ".tmp";
+    if (fs::exists(temporary))
+        throw Error(temporary.string(),
+                    " is in the way, which an interrupted run may have left; remove it");
+    make_directory(temporary);
+    try {
+        write(temporary);
+        sync_directory(temporary);
+        fs::rename(temporary, path);
+        sync_directory(path.parent_path());
+    } catch (const fs::filesystem_error& error) {
+        std::error_code ignored;
+        fs::remove_all(temporary, ignored);
+        throw Error("cannot write ", path.string(), ": ", error.code().message());
+    } catch (...) {
+        std::error_code ignored;
+        fs::remove_all(temporary, ignored);
+        throw;
+    }
+}
+
+/// Throws Error when a tokenizer has more tokens than its model has rows.
+void require_tokens_fit(const Tokenizer& tokenizer, const std::string& where,
+                        const GPTShape& shape) {
+    if (tokenizer.vocab_size() > shape.vocab_size)
+        throw Error("the tokenizer ", where, " has ", tokenizer.vocab_size(),
+                    " tokens, but the model has ", shape.vocab_size,
+                    "; it is not the one the model was trained with");
+}
+
+/// What stands in a message for the parameters of a model.
+std::string described(const StoredModel& model, StoredType dtype) {
+    int64_t n = 0;
+    for (const Parameter& p : gpt_parameters(model.shape)) n += p.numel();
+    return concat("a GPT-2 of ", n, " parameters in ", name_of(dtype));
+}
+
+/// The model folder that a path names, checked as far as its manifest goes.
+fs::path checked_checkpoint(const fs::path& path) {
+    const fs::path checkpoint = find_checkpoint(path);
+    if (fs::exists(checkpoint / "manifest.json")) verify_checkpoint(checkpoint, Verify::model);
+    return checkpoint;
+}
+
+}  // namespace
+
+std::string import_model(const ImportOptions& options) {
+    const bool is_folder = fs::is_directory(options.source);
+    const fs::path source =
+        is_folder ? checked_checkpoint(options.source) : fs::path(options.source);
+    if (!is_folder && source.extension() == ".safetensors")
+        throw Error(source.string(),
+                    " says nothing of the model's shape; name its folder, which "
+                    "holds config.json too");
+    StoredModel model = is_folder ? open_model_folder(source) : open_llmc_model(source);
+    std::optional<Tokenizer> tokenizer;
+    if (!options.tokenizer.empty()) {
+        tokenizer = Tokenizer::load(options.tokenizer);
+        model.end_of_text = tokenizer->end_of_text();
+    } else if (is_folder) {
+        tokenizer = read_folder_tokenizer(source);
+    }
+    if (tokenizer)
+        require_tokens_fit(*tokenizer,
+                           options.tokenizer.empty() ? source.string() : options.tokenizer,
+                           model.shape);
+    write_folder(options.out, [&](const fs::path& folder) {
+        write_model(folder, model, model.dtype);
+        if (!options.tokenizer.empty())
+            write_tokenizer(folder, *tokenizer, model.shape.n_ctx);
+        else if (tokenizer)
+            copy_tokenizer(source, folder, model.shape.n_ctx);
+    });
+    return concat("imported ", described(model, model.dtype),
+                  tokenizer ? "" : " without a tokenizer", " from ", source.string(), " into ",
+                  options.out);
+}
+
+std::string export_model(const ExportOptions& options) {
+    const fs::path checkpoint = checked_checkpoint(options.checkpoint);
+    StoredModel model = open_model_folder(checkpoint);
+    const StoredType dtype = options.dtype.value_or(model.dtype);
+    std::string from =
+        dtype == model.dtype ? "" : concat(" from weights in ", name_of(model.dtype));
+    if (model.dtype == StoredType::bf16 && dtype != StoredType::bf16)
+        if (auto masters = open_masters(checkpoint)) {
+            if (fs::exists(checkpoint / "manifest.json"))
+                verify_checkpoint(checkpoint, Verify::everything);
+            model.read = masters->read;
+            from = " from the optimizer's fp32 masters";
+        }
+    if (options.format == ExportOptions::Format::llmc) {
+        const fs::path file = place_of(options.out);
+        require_free(file, false);
+        if (file.has_parent_path()) make_directory(file.parent_path());
+        write_llmc_model(file, model, dtype);
+    } else {
+        write_folder(options.out, [&](const fs::path& folder) {
+            write_model(folder, model, dtype, options.max_file_bytes);
+            if (const auto tokenizer = read_folder_tokenizer(checkpoint)) {
+                require_tokens_fit(*tokenizer, checkpoint.string(), model.shape);
+                copy_tokenizer(checkpoint, folder, model.shape.n_ctx);
+            }
+        });
+    }
+    return concat("exported ", described(model, dtype), from, " of ", checkpoint.string(), " to ",
+                  options.out);
+}
+
+}  // namespace train_gpt
