@@ -1,43 +1,299 @@
 #!/usr/bin/env python3
-"""Loads a checkpoint folder with Hugging Face's transformers and prints what it makes of a text.
+"""Compares this program with Hugging Face's transformers.             needs: torch, transformers
 
-    scripts/check_transformers.py CHECKPOINT [TEXT_FILE]        needs: pip install torch transformers
+    scripts/check_transformers.py CHECKPOINT [TEXT_FILE]
 
-Prints one JSON line: tokens, loss (nats per predicted token) and bits per byte of the text (its first n_ctx tokens,
-default: a sentence), in float32. `train_gpt eval` on the same tokens must give the same loss.
+Loads a checkpoint folder and prints one JSON line: tokens, loss (nats per predicted token) and bits per byte of the text
+(its first n_ctx tokens, default: a sentence), in float32. `train_gpt eval` on the same tokens must give the same loss.
+
+    scripts/check_transformers.py --interchange TRAIN_GPT
+
+Checks the program TRAIN_GPT itself, with tiny models in a temporary folder: checkpoints and exports load in transformers and
+give the same losses, token ids and greedy continuations; models that transformers has made (fp32, bf16, fp16, in one file and
+several) come in, and go out again bit for bit; llm.c's model files hold the same numbers. The last line that it prints is
+"N passed, M failed".
 """
 import json
 import math
+import os
+import struct
+import subprocess
 import sys
+import tempfile
+import traceback
+from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, GPT2LMHeadModel
+import transformers
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model
 
 SENTENCE = "In the beginning God created the heaven and the earth."
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def main():
-    if len(sys.argv) not in (2, 3):
-        sys.exit(__doc__)
-    checkpoint = sys.argv[1]
-    model, loading = GPT2LMHeadModel.from_pretrained(checkpoint, output_loading_info=True)
+def load(folder, dtype=None):
+    """The folder's model in its own dtype, or in the given one."""
+    if dtype is None:
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        dtype = getattr(torch, config.get("dtype") or config["torch_dtype"])  # the newer name and the older one
+    model, loading = GPT2LMHeadModel.from_pretrained(folder, torch_dtype=dtype, output_loading_info=True)
     faults = {key: list(loading[key]) for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if loading[key]}
     if faults:
-        sys.exit(f"{checkpoint}: the tensors are not those of a GPT2LMHeadModel: {faults}")
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        raise ValueError(f"{folder}: the tensors are not those of a GPT2LMHeadModel: {faults}")
+    return model.eval()
 
+
+def loss_of(model, tokens):
+    with torch.no_grad():
+        return model(torch.tensor([tokens]), labels=torch.tensor([tokens])).loss.item()
+
+
+def describe(checkpoint, text_file):
+    model = load(checkpoint, torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     text = SENTENCE
-    if len(sys.argv) == 3:
-        with open(sys.argv[2], encoding="utf-8") as file:
+    if text_file:
+        with open(text_file, encoding="utf-8") as file:
             text = file.read(16 * model.config.n_ctx)
     tokens = tokenizer(text)["input_ids"][:model.config.n_ctx]
     if len(tokens) < 2:
         sys.exit("the text has fewer than two tokens: there is nothing to predict")
     text_bytes = len(tokenizer.decode(tokens[1:]).encode())
-    with torch.no_grad():
-        loss = model.float().eval()(torch.tensor([tokens]), labels=torch.tensor([tokens])).loss.item()
+    loss = loss_of(model, tokens)
     print(json.dumps({"tokens": tokens, "loss": loss,
                       "bits_per_byte": loss * (len(tokens) - 1) / text_bytes / math.log(2)}))
+
+
+class Interchange:
+    """The checks of the program; each is a method whose name begins with check_."""
+
+    N_CTX = 24
+    TEXT = ("One two three, four five six! Don't they'll we've 1234567 in-between.\n\n  Tabs\tand  spaces, caf\u00e9 "
+            "\u4e16\u754c \U0001f600 .\n") * 40
+
+    def __init__(self, program, folder):
+        self.program, self.folder = Path(program).resolve(), Path(folder)
+        self.used = 0
+
+    def run(self, *arguments):
+        done = subprocess.run([self.program, *map(str, arguments)], capture_output=True, errors="replace",
+                              check=False)
+        if done.returncode:
+            raise ValueError(f"{' '.join(map(str, arguments))}: {done.stderr.strip()}")
+        return done.stdout
+
+    def new(self, name):
+        self.used += 1
+        return self.folder / f"{name}-{self.used}"
+
+    def shard(self, tokens):
+        """Token ids as a file that the program evaluates."""
+        path = self.new("tokens").with_suffix(".bin")
+        path.write_bytes(struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253) +
+                         struct.pack(f"<{len(tokens)}H", *tokens))
+        return path
+
+    def same_losses(self, folder, model):
+        """Losses of random windows, of few targets each, so that a logit that differs cannot hide in a mean."""
+        model = model.float()
+        worst = 0
+        for length in (2, 3, 5, self.N_CTX):
+            tokens = torch.randint(model.config.vocab_size, (length,)).tolist()
+            out = self.run("eval", folder, "--data", self.shard(tokens), "--dtype", "fp32", "--device", "cpu")
+            ours, theirs = float(out.split("validation loss ")[1].split()[0]), loss_of(model, tokens)
+            worst = max(worst, abs(ours - theirs))
+            assert abs(ours - theirs) <= 1e-5 * max(1, theirs), f"loss {ours} here, {theirs} in transformers"
+        return f"losses differ by at most {worst:.1e}"
+
+    @staticmethod
+    def same_weights(a, b):
+        a, b = a.state_dict(), b.state_dict()
+        assert a.keys() == b.keys(), a.keys() ^ b.keys()
+        for name, tensor in a.items():
+            assert tensor.dtype == b[name].dtype, f"{name} is {tensor.dtype} here and {b[name].dtype} there"
+            bits = torch.int32 if tensor.dtype == torch.float32 else torch.int16
+            assert torch.equal(tensor.view(bits), b[name].view(bits)), f"{name} differs"
+
+    def trained(self, dtype):
+        """A checkpoint of a short run."""
+        text, data = self.folder / "text.txt", self.folder / "data"
+        if not data.exists():
+            text.write_text(self.TEXT, encoding="utf-8")
+            self.run("tokenize", text, "--train-vocab", 400, "--out", data)
+        run, config = self.folder / f"run-{dtype}", self.folder / f"{dtype}.json"
+        if not run.exists():
+            config.write_text(json.dumps({
+                "run_dir": str(run), "device": "cpu", "tokenizer": {"path": str(data / "tokenizer.json")},
+                "model": {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_ctx": self.N_CTX},
+                "data": {"train": str(data / "train_*.bin")},
+                "batch": {"tokens_per_step": 192, "micro_batch": 4}, "optimizer": {"learning_rate": 0.003},
+                "schedule": {"steps": 20}, "precision": {"dtype": dtype}}))
+            self.run("train", config)
+        return next(run.glob("step-*"))
+
+    def random_model(self, dtype, **options):
+        config = GPT2Config(vocab_size=211, n_positions=self.N_CTX, n_embd=48, n_layer=3, n_head=4, **options)
+        model = GPT2LMHeadModel(config)
+        for parameter in model.parameters():  # biases and norms as well
+            torch.nn.init.normal_(parameter, 0.02, 0.3)
+        return model.to(DTYPES[dtype]).eval()
+
+    def check_tokenizer(self):
+        folder = self.trained("fp32")
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert tokenizer.model_max_length == self.N_CTX
+        for token in (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token):
+            assert token == "<|endoftext|>", token
+        assert tokenizer.decode(tokenizer(self.TEXT)["input_ids"]) == self.TEXT
+        return self.same_ids(tokenizer, self.folder / "data")
+
+    def check_tokenizer_of_another_pattern(self):
+        """cl100k's, which cuts text in another way than GPT-2's."""
+        ranks = Path(__file__).parent.parent / "test/fixtures/tokenizer/cl100k_odd.tiktoken"
+        data, theirs, ours = map(self.new, ("data", "theirs", "ours"))
+        self.run("tokenize", self.folder / "text.txt", "--tokenizer", ranks, "--out", data)
+        vocabulary = json.loads((data / "tokenizer.json").read_text(encoding="utf-8"))
+        largest = max([*vocabulary["model"]["vocab"].values(), *(token["id"] for token in vocabulary["added_tokens"])])
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=largest + 1, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+        model.save_pretrained(theirs)
+        self.run("import", theirs, "--out", ours, "--tokenizer", ranks)
+        return self.same_ids(AutoTokenizer.from_pretrained(ours), data)
+
+    @staticmethod
+    def same_ids(tokenizer, data):
+        """transformers makes the ids of the shards of their text."""
+        ids = []
+        for path in sorted(data.glob("*.bin")):
+            raw = path.read_bytes()
+            wide = struct.unpack_from("<i", raw)[0] != 20240520  # llm.c's second magic number: uint32
+            ids += struct.unpack(f"<{(len(raw) - 1024) // (4 if wide else 2)}{'I' if wide else 'H'}", raw[1024:])
+        parts, part = [], []
+        for i in [*ids, tokenizer.eos_token_id]:
+            if i == tokenizer.eos_token_id:
+                parts, part = [*parts, part], []
+            else:
+                part.append(i)
+        for part in parts:
+            theirs = tokenizer(tokenizer.decode(part))["input_ids"]
+            assert theirs == part, f"{part} here, {theirs} in transformers"
+        return f"{len(ids)} ids are equal"
+
+    def check_checkpoint(self):
+        said = []
+        for dtype in ("fp32", "bf16"):
+            folder = self.trained(dtype)
+            said.append(self.same_losses(folder, load(folder)))
+            model, tokenizer = load(folder, torch.float32), AutoTokenizer.from_pretrained(folder)
+            prompt = "One two"
+            ids = tokenizer(prompt, return_tensors="pt")
+            theirs = tokenizer.decode(model.generate(**ids, max_new_tokens=12, do_sample=False)[0])
+            ours = self.run("sample", folder, "--prompt", prompt, "--max-tokens", 12, "--temperature", 0, "--dtype", "fp32",
+                            "--device", "cpu")
+            assert ours.rstrip("\n") == theirs.rstrip("\n"), f"{ours!r} here, {theirs!r} in transformers"
+        return "; ".join(said)
+
+    def check_export(self):
+        for source in ("fp32", "bf16"):
+            checkpoint = self.trained(source)
+            masters = self.new("masters")
+            self.run("export", checkpoint, "--out", masters, "--dtype", "fp32")
+            for dtype in DTYPES:
+                for size in ("5GB", "20KB"):
+                    out = self.new("export")
+                    self.run("export", checkpoint, "--out", out, "--dtype", dtype, "--max-shard-size", size)
+                    assert (out / "model.safetensors.index.json").exists() == (size == "20KB")
+                    self.same_weights(load(out), load(masters).to(DTYPES[dtype]))
+                    self.same_losses(out, load(out))
+                    AutoTokenizer.from_pretrained(out)
+            self.same_weights(load(checkpoint), load(masters).to(DTYPES[source]))
+        return "weights are those of the masters, rounded as PyTorch rounds"
+
+    def check_import(self):
+        said = []
+        for dtype in DTYPES:
+            for size in ("5GB", "40KB"):
+                model, source, ours, out = self.random_model(dtype), *map(self.new, ("theirs", "ours", "back"))
+                model.save_pretrained(source, max_shard_size=size)
+                assert (source / "model.safetensors.index.json").exists() == (size == "40KB")
+                self.run("import", source, "--out", ours)
+                said.append(self.same_losses(source, model))
+                self.same_weights(load(ours), model.to(DTYPES[dtype]))
+                self.same_losses(ours, load(ours))
+                self.run("export", ours, "--out", out, "--max-shard-size", "30KB")
+                self.same_weights(load(out), load(source))
+        return max(said)
+
+    def check_import_without_prefix(self):
+        model, source, ours = self.random_model("fp32"), self.new("theirs"), self.new("ours")
+        bare = GPT2Model(model.config)
+        bare.load_state_dict(model.transformer.state_dict())
+        bare.save_pretrained(source)
+        self.run("import", source, "--out", ours)
+        self.same_weights(load(ours), model)
+        return self.same_losses(ours, model)
+
+    def check_refusals(self):
+        for options in ({"tie_word_embeddings": False}, {"activation_function": "relu"}, {"n_inner": 64},
+                        {"layer_norm_epsilon": 1e-6}, {"scale_attn_by_inverse_layer_idx": True},
+                        {"scale_attn_weights": False}, {"add_cross_attention": True}):
+            source = self.new("theirs")
+            self.random_model("fp32", **options).save_pretrained(source)
+            try:
+                self.run("import", source, "--out", self.new("ours"))
+            except ValueError as error:
+                assert next(iter(options)) in str(error), error
+            else:
+                raise AssertionError(f"{options} was not refused")
+
+    def check_llmc(self):
+        order = ["wte.weight", "wpe.weight", *(f"h.{{}}.{part}" for part in (
+            "ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight", "attn.c_proj.bias",
+            "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias")),
+            "ln_f.weight", "ln_f.bias"]
+        for dtype, version in (("fp32", 3), ("bf16", 5)):
+            model, source, ours, back = self.random_model(dtype), *map(self.new, ("theirs", "ours", "back"))
+            model.save_pretrained(source)
+            state, file = model.transformer.state_dict(), self.new("llmc").with_suffix(".bin")
+            expected = struct.pack("<256i", 20240326, version, self.N_CTX, 211, 3, 4, 48, 256, *[0] * 248)
+            for name in order:
+                for tensor in [state[name.format(layer)] for layer in range(3 if "{}" in name else 1)]:
+                    tensor = tensor.t() if name.endswith(("attn.weight", "proj.weight", "fc.weight")) else tensor
+                    expected += tensor.contiguous().view(torch.uint8).numpy().tobytes()
+                if name == "wte.weight":
+                    expected += bytes((256 - 211) * 48 * tensor.element_size())
+            self.run("export", source, "--out", file, "--format", "llm.c")
+            assert file.read_bytes() == expected, f"{dtype}: the file is not what llm.c's format calls for"
+            self.run("import", file, "--out", ours)
+            self.same_weights(load(ours), model)
+            self.run("export", ours, "--out", back, "--format", "llm.c")
+            assert back.read_bytes() == expected
+
+    def check_all(self):
+        passed = failed = 0
+        for name in [name for name in vars(Interchange) if name.startswith("check_") and name != "check_all"]:
+            title = name[len("check_"):].replace("_", " ")
+            try:
+                print(f"{title}: {getattr(self, name)() or 'as it should be'}")
+                passed += 1
+            except Exception:  # the checks behind it are still worth running
+                print(f"{title}: FAILED\n{traceback.format_exc()}")
+                failed += 1
+        print(f"{passed} passed, {failed} failed")
+        return failed
+
+
+def main():
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if len(sys.argv) == 3 and sys.argv[1] == "--interchange":
+        with tempfile.TemporaryDirectory() as folder:
+            seed = int(os.environ.get("TEST_SEED") or torch.seed() % 2**32)
+            torch.manual_seed(seed)
+            print(f"torch {torch.__version__}, transformers {transformers.__version__}; TEST_SEED={seed} repeats these models")
+            sys.exit(1 if Interchange(sys.argv[2], folder).check_all() else 0)
+    if len(sys.argv) not in (2, 3) or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
+    describe(sys.argv[1], sys.argv[2] if len(sys.argv) == 3 else None)
 
 
 if __name__ == "__main__":

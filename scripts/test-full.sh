@@ -2,7 +2,7 @@
 # Every test: the suite as `make test` runs it, its long cases, all of it under AddressSanitizer and UBSan, and the data loader
 # and the watchdog under ThreadSanitizer (the rest runs on OpenMP teams, whose barriers ThreadSanitizer does not see). With
 # GPUSIM (a simulated GPU) also GPU kernels, with its checks for races and for missing dependencies between streams. Readers of
-# files are fuzzed, a minute each.
+# files are fuzzed, a minute each. Models go to transformers and back where Python has it, or can install it.
 # The last line that it prints is "N passed, M failed" over all of these.
 cd "$(dirname "$0")/.." || exit
 . scripts/count-tests.sh
@@ -28,6 +28,8 @@ if [ -n "$gpusim" ]; then
         GPUSIM_STREAMS=lazy GPUSIM_SEED=$seed simulated "streams in an adverse order, seed $seed" '[cuda]~[training]'
     done
 fi
+echo "== beside transformers"
+counted scripts/check-transformers.sh
 run "long cases" TEST_ARGS='[long]'
 run "AddressSanitizer and UBSan" SANITIZE=address,undefined CUDA=0
 run "ThreadSanitizer" SANITIZE=thread CUDA=0 TEST_ARGS='-# [#loader_test],[#shard_test],[#permutation_test],[#watchdog_test]'
