@@ -20,11 +20,20 @@ BytePairEncoder::BytePairEncoder(std::span<const std::string> tokens, std::span<
     }
 
     PieceMerger merger;
-    whole_tokens_.reserve(tokens.size());
+    whole_tokens_.resize(std::bit_ceil(2 * tokens.size() + 2));
     for (uint32_t id = 0; id < tokens.size(); ++id) {
-        if (tokens[id].empty()) continue;
-        if (whole_pieces || merge_bytes(tokens[id], merger).size() == 1)
-            whole_tokens_.emplace(tokens[id], id);
+        const std::string_view token = tokens[id];
+        if (token.empty()) continue;
+        if (!whole_pieces && merge_bytes(token, merger).size() > 1) continue;
+        if (token.size() > PieceKey::longest) {
+            long_tokens_.emplace(token, id);
+            continue;
+        }
+        const PieceKey key = PieceKey::of(token, 0, token.size());
+        size_t slot = key.hash() & (whole_tokens_.size() - 1);
+        while (whole_tokens_[slot].key != PieceKey{})
+            slot = (slot + 1) & (whole_tokens_.size() - 1);
+        whole_tokens_[slot] = {key, id};
     }
 }
 
@@ -35,14 +44,15 @@ std::span<const uint32_t> BytePairEncoder::merge_bytes(std::string_view bytes,
         [this](uint32_t left, uint32_t right) { return find(left, right); });
 }
 
-void BytePairEncoder::encode_piece(std::string_view piece, PieceMerger& merger,
-                                   std::vector<uint32_t>& out) const {
-    if (const auto whole = whole_tokens_.find(piece); whole != whole_tokens_.end()) {
-        out.push_back(whole->second);
-        return;
+std::span<const uint32_t> BytePairEncoder::encode_piece(std::string_view piece,
+                                                        PieceMerger& merger) const {
+    if (piece.size() <= PieceKey::longest) {
+        if (const uint32_t* whole = find_whole(PieceKey::of(piece, 0, piece.size())))
+            return {whole, 1};
+    } else if (const auto whole = long_tokens_.find(piece); whole != long_tokens_.end()) {
+        return {&whole->second, 1};
     }
-    const auto ids = merge_bytes(piece, merger);
-    out.insert(out.end(), ids.begin(), ids.end());
+    return merge_bytes(piece, merger);
 }
 
 }  // namespace train_gpt

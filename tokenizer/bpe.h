@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/error.h"
+#include "tokenizer/piece_key.h"
 
 namespace train_gpt {
 
@@ -44,6 +45,13 @@ class PieceMerger {
   private:
     static constexpr uint32_t none = RankedMerge::none;
 
+    /// Up to here, looking at all pairs for each merge is faster than keeping them in a queue.
+    static constexpr size_t longest_scanned = 48;
+    template <class Find>
+    void merge_by_scanning(std::vector<uint32_t>& ids, Find&& find);
+    template <class Find>
+    void merge_by_queue(std::vector<uint32_t>& ids, Find&& find);
+
     /// A token of the piece, in a list by position; the right one of two merged tokens leaves the
     /// list.
     struct Symbol {
@@ -52,7 +60,7 @@ class PieceMerger {
     };
     std::vector<Symbol> symbols_;
     std::vector<uint64_t> queue_;  // min-heap of rank << 32 | position; entries may be out of date
-    std::vector<uint32_t> result_;
+    std::vector<uint32_t> ids_;
 };
 
 /// The merges of a vocabulary, ready to encode. Immutable: any number of threads may use it.
@@ -65,9 +73,20 @@ class BytePairEncoder {
     BytePairEncoder(std::span<const std::string> tokens, std::span<const Merge> merges,
                     bool whole_pieces);
 
-    /// Appends the tokens of one piece.
-    void encode_piece(std::string_view piece, PieceMerger& merger,
-                      std::vector<uint32_t>& out) const;
+    /// The token that a short piece becomes as a whole, or null. Valid as long as the encoder.
+    const uint32_t* find_whole(const PieceKey& key) const {
+        for (size_t slot = key.hash();; ++slot) {
+            const WholeToken& token = whole_tokens_[slot & (whole_tokens_.size() - 1)];
+            if (token.key == key) return &token.id;
+            if (token.key == PieceKey{}) return nullptr;
+        }
+    }
+
+    /// The tokens that merging the bytes gives. Valid until the next call with this merger.
+    std::span<const uint32_t> merge_bytes(std::string_view bytes, PieceMerger& merger) const;
+
+    /// The tokens of any piece, found as a whole or by merging. Valid until the next call with this merger.
+    std::span<const uint32_t> encode_piece(std::string_view piece, PieceMerger& merger) const;
 
     /// What a pair of tokens merges into.
     RankedMerge find(uint32_t left, uint32_t right) const {
@@ -88,31 +107,68 @@ class BytePairEncoder {
             (uint64_t{left} << 32 | right) * 0x9E3779B97F4A7C15u;  // Fibonacci hashing
         return static_cast<size_t>(mixed >> slot_shift_);
     }
-    std::span<const uint32_t> merge_bytes(std::string_view bytes, PieceMerger& merger) const;
 
     std::array<uint32_t, 256> byte_ids_{};
     std::vector<Pair>
         pairs_;  // open addressing, a power of two of slots, at most half of them taken
     int slot_shift_ = 0;
-    /// Pieces that end as one token, which are most pieces of a text: found without merging.
-    std::unordered_map<std::string_view, uint32_t> whole_tokens_;
+    // Pieces that end as one token, which are most pieces of a text: found without merging.
+    struct WholeToken {
+        PieceKey key;  // of length 0 where there is none
+        uint32_t id = 0;
+    };
+    std::vector<WholeToken> whole_tokens_;                        // open addressing like pairs_
+    std::unordered_map<std::string_view, uint32_t> long_tokens_;  // those without a PieceKey
 };
 
 template <class IdOf, class Find>
 std::span<const uint32_t> PieceMerger::merge(std::string_view bytes, IdOf&& id_of, Find&& find) {
     if (bytes.size() >= none)
         throw Error("4 GiB of text without a word boundary cannot be encoded; split the text");
-    const uint32_t n = static_cast<uint32_t>(bytes.size());
+    ids_.clear();
+    for (const char byte : bytes) ids_.push_back(id_of(static_cast<uint8_t>(byte)));
+    if (ids_.size() <= longest_scanned)
+        merge_by_scanning(ids_, find);
+    else
+        merge_by_queue(ids_, find);
+    return ids_;
+}
+
+template <class Find>
+void PieceMerger::merge_by_scanning(std::vector<uint32_t>& ids, Find&& find) {
+    std::array<RankedMerge, longest_scanned> with_next;  // [i]: of ids[i] and ids[i + 1]
+    size_t pairs = ids.empty() ? 0 : ids.size() - 1;
+    for (size_t i = 0; i < pairs; ++i) with_next[i] = find(ids[i], ids[i + 1]);
+    for (;;) {
+        size_t best = pairs;
+        uint32_t best_rank = none;
+        for (size_t i = 0; i < pairs; ++i) {
+            if (with_next[i].rank >= best_rank) continue;
+            best_rank = with_next[i].rank;
+            best = i;
+        }
+        if (best == pairs) break;
+
+        ids[best] = with_next[best].result;
+        --pairs;
+        for (size_t i = best + 1; i <= pairs; ++i) ids[i] = ids[i + 1];
+        for (size_t i = best; i < pairs; ++i) with_next[i] = with_next[i + 1];
+        if (best < pairs) with_next[best] = find(ids[best], ids[best + 1]);
+        if (best > 0) with_next[best - 1] = find(ids[best - 1], ids[best]);
+    }
+    ids.resize(ids.empty() ? 0 : pairs + 1);
+}
+
+template <class Find>
+void PieceMerger::merge_by_queue(std::vector<uint32_t>& ids, Find&& find) {
+    const uint32_t n = static_cast<uint32_t>(ids.size());
     symbols_.resize(n);
     queue_.clear();
     const auto entry = [this](uint32_t position) {
         return uint64_t{symbols_[position].with_next.rank} << 32 | position;
     };
     for (uint32_t i = 0; i < n; ++i)
-        symbols_[i] = {id_of(static_cast<uint8_t>(bytes[i])),
-                       i == 0 ? none : i - 1,
-                       i + 1 == n ? none : i + 1,
-                       {}};
+        symbols_[i] = {ids[i], i == 0 ? none : i - 1, i + 1 == n ? none : i + 1, {}};
     for (uint32_t i = 0; i + 1 < n; ++i) {
         symbols_[i].with_next = find(symbols_[i].id, symbols_[i + 1].id);
         if (symbols_[i].with_next.rank != none) queue_.push_back(entry(i));
@@ -144,10 +200,8 @@ std::span<const uint32_t> PieceMerger::merge(std::string_view bytes, IdOf&& id_o
         if (left.previous != none) update(left.previous);
     }
 
-    result_.clear();
-    for (uint32_t i = n > 0 ? 0 : none; i != none; i = symbols_[i].next)
-        result_.push_back(symbols_[i].id);
-    return result_;
+    ids.clear();
+    for (uint32_t i = 0; i != none; i = symbols_[i].next) ids.push_back(symbols_[i].id);
 }
 
 }  // namespace train_gpt

@@ -1,6 +1,9 @@
 #include "tokenizer/pretokenize.h"
 
+#include <array>
+#include <bit>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "tokenizer/unicode_classes.h"
@@ -31,19 +34,26 @@ CharClass class_of(uint32_t code) {
     return code < table.size() ? table[code] : CharClass::other;
 }
 
+/// Classes of the bytes below 0x80, each a character.
+constexpr std::array<CharClass, 128> ascii_classes = [] {
+    std::array<CharClass, 128> classes{};
+    for (int c = 'A'; c <= 'Z'; ++c) classes[c] = classes[c - 'A' + 'a'] = CharClass::letter;
+    for (int c = '0'; c <= '9'; ++c) classes[c] = CharClass::number;
+    for (const int c : {' ', '\t', '\n', '\v', '\f', '\r'}) classes[c] = CharClass::space;
+    return classes;
+}();
+
 struct Char {
     CharClass kind;
     uint8_t length;  // bytes
 };
 
-/// The character at `at`. UTF-8 is strict (RFC 3629): no overlong forms, no surrogates, nothing
-/// above U+10FFFF.
-Char char_at(std::string_view text, size_t at) {
+/// The character at `at`, which is none of ASCII. UTF-8 is strict (RFC 3629): no overlong forms, no
+/// surrogates, nothing above U+10FFFF.
+Char wide_char_at(std::string_view text, size_t at) {
     const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[at + i]); };
     const size_t left = text.size() - at;
     const uint8_t lead = byte(0);
-    if (lead < 0x80) return {class_of(lead), 1};
-
     const int length = lead >= 0xC2 && lead <= 0xDF   ? 2
                        : lead >= 0xE0 && lead <= 0xEF ? 3
                        : lead >= 0xF0 && lead <= 0xF4 ? 4
@@ -61,14 +71,42 @@ Char char_at(std::string_view text, size_t at) {
     return {class_of(code), static_cast<uint8_t>(length)};
 }
 
+/// The character at `at`.
+Char char_at(std::string_view text, size_t at) {
+    const uint8_t byte = static_cast<uint8_t>(text[at]);
+    return byte < 0x80 ? Char{ascii_classes[byte], 1} : wide_char_at(text, at);
+}
+
+/// How many of the eight bytes, from the first on, are ASCII letters.
+int count_letters(uint64_t bytes) {
+    static_assert(std::endian::native == std::endian::little, "the first byte is the lowest");
+    constexpr uint64_t each = 0x0101010101010101u, top = 0x80 * each;
+    // Without the top bits, no sum below carries into the next byte: it is at most 0x7F + 0x1F.
+    const uint64_t lower = (bytes & ~top) | 0x20 * each;
+    const uint64_t from_a = lower + (0x80 - 'a') * each, beyond_z = lower + (0x7F - 'z') * each;
+    return std::countr_zero((~from_a | beyond_z | bytes) & top) / 8;
+}
+
+/// The first position from `at` on that holds no ASCII letter.
+size_t skip_ascii_letters(std::string_view text, size_t at) {
+    for (uint64_t bytes; at + sizeof bytes <= text.size(); at += sizeof bytes) {
+        std::memcpy(&bytes, text.data() + at, sizeof bytes);
+        if (const int letters = count_letters(bytes); letters < 8)
+            return at + static_cast<size_t>(letters);
+    }
+    while (at < text.size() && count_letters(static_cast<uint8_t>(text[at])) > 0) ++at;
+    return at;
+}
+
 /// The first position from `at` on whose character is not of class `kind`.
 size_t skip(CharClass kind, std::string_view text, size_t at) {
-    while (at < text.size()) {
+    for (;;) {
+        if (kind == CharClass::letter) at = skip_ascii_letters(text, at);
+        if (at == text.size()) return at;
         const Char next = char_at(text, at);
-        if (next.kind != kind) break;
+        if (next.kind != kind) return at;
         at += next.length;
     }
-    return at;
 }
 
 bool is_line_break(char c) { return c == '\r' || c == '\n'; }

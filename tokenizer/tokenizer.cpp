@@ -1,7 +1,6 @@
 #include "tokenizer/tokenizer.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "kernels/error.h"
@@ -9,52 +8,12 @@
 #include "tokenizer/bpe.h"
 #include "tokenizer/bpe_train.h"
 #include "tokenizer/formats.h"
+#include "tokenizer/piece_cache.h"
+#include "tokenizer/token_finder.h"
 
 namespace train_gpt {
 
 namespace {
-
-/// Finds a set of added tokens in a text.
-class TokenFinder {
-  public:
-    explicit TokenFinder(std::vector<const AddedToken*> tokens) : tokens_(std::move(tokens)) {
-        std::stable_sort(tokens_.begin(), tokens_.end(),
-                         [](auto* a, auto* b) { return a->text.size() > b->text.size(); });
-        for (const AddedToken* token : tokens_)
-            starts_[static_cast<uint8_t>(token->text[0])] = true;
-    }
-
-    /// Calls plain(text) for the stretches without a token and found(token) for the tokens, in
-    /// order. The leftmost token is taken, of those that start at one place the longest. Without
-    /// `with_special`, a special token is found too, so that no other is seen inside it, but stays
-    /// part of its stretch.
-    template <class Plain, class Found>
-    void split(std::string_view text, bool with_special, Plain&& plain, Found&& found) const {
-        size_t begin = 0;
-        for (size_t at = tokens_.empty() ? text.size() : 0; at < text.size();) {
-            const AddedToken* token = token_at(text.substr(at));
-            const size_t end = at + (token ? token->text.size() : 1);
-            if (token && (with_special || !token->special)) {
-                if (at > begin) plain(text.substr(begin, at - begin));
-                found(*token);
-                begin = end;
-            }
-            at = end;
-        }
-        if (begin < text.size()) plain(text.substr(begin));
-    }
-
-  private:
-    const AddedToken* token_at(std::string_view text) const {
-        if (!starts_[static_cast<uint8_t>(text[0])]) return nullptr;
-        for (const AddedToken* token : tokens_)
-            if (text.starts_with(token->text)) return token;
-        return nullptr;
-    }
-
-    std::vector<const AddedToken*> tokens_;  // longest first
-    std::array<bool, 256> starts_{};         // bytes that some token starts with
-};
 
 std::vector<const AddedToken*> select(const std::vector<AddedToken>& added, bool normalized) {
     std::vector<const AddedToken*> selected;
@@ -65,7 +24,16 @@ std::vector<const AddedToken*> select(const std::vector<AddedToken>& added, bool
 
 }  // namespace
 
+/// What encoding remembers from piece to piece.
+struct Encoder::Scratch {
+    PieceCache cache;
+    PieceMerger merger;
+    std::string with_space;
+};
+
 struct Tokenizer::State {
+    using Scratch = Encoder::Scratch;
+
     explicit State(TokenizerDefinition d)
         : definition(std::move(d)),
           encoder(definition.tokens, definition.merges, definition.whole_pieces),
@@ -83,33 +51,53 @@ struct Tokenizer::State {
     State(const State&) = delete;
     State& operator=(const State&) = delete;
 
-    std::vector<uint32_t> encode(std::string_view text, bool with_special) const {
-        std::vector<uint32_t> ids;
-        ids.reserve(text.size() / 3);
-        PieceMerger merger;
+    /// Appends the tokens of a text.
+    void encode(std::string_view text, bool with_special, Scratch& scratch,
+                std::vector<uint32_t>& ids) const {
         const auto found = [&](const AddedToken& token) { ids.push_back(token.id); };
-        const auto plain = [&](std::string_view stretch) { encode_stretch(stretch, merger, ids); };
+        const auto plain = [&](std::string_view stretch) { encode_stretch(stretch, scratch, ids); };
         const auto look_again = [&](std::string_view stretch) {
             second_finder.split(stretch, with_special, plain, found);
         };
         first_finder.split(text, with_special, look_again, found);
+    }
+
+    std::vector<uint32_t> encode(std::string_view text, bool with_special) const {
+        std::vector<uint32_t> ids;
+        ids.reserve(text.size() / 3);
+        Scratch scratch;
+        encode(text, with_special, scratch, ids);
         return ids;
     }
 
     /// Appends the tokens of text without added tokens.
-    void encode_stretch(std::string_view text, PieceMerger& merger,
-                        std::vector<uint32_t>& ids) const {
-        std::string with_space;
+    void encode_stretch(std::string_view text, Scratch& scratch, std::vector<uint32_t>& ids) const {
         if (definition.add_prefix_space && !text.starts_with(' ')) {
-            with_space.reserve(text.size() + 1);
-            with_space.append(" ").append(text);
-            text = with_space;
+            scratch.with_space = ' ';
+            scratch.with_space += text;
+            text = scratch.with_space;
         }
-        while (!text.empty()) {
-            const size_t length = first_piece(definition.pattern, text);
-            encoder.encode_piece(text.substr(0, length), merger, ids);
-            text.remove_prefix(length);
+        for (size_t at = 0; at < text.size();) {
+            const size_t length = first_piece(definition.pattern, text.substr(at));
+            append_piece(text, at, length, scratch, ids);
+            at += length;
         }
+    }
+
+    /// Appends the tokens of the piece text[at, at + length).
+    void append_piece(std::string_view text, size_t at, size_t length, Scratch& scratch,
+                      std::vector<uint32_t>& ids) const {
+        const auto append = [&ids](std::span<const uint32_t> tokens) {
+            ids.insert(ids.end(), tokens.begin(), tokens.end());
+        };
+        if (length > PieceKey::longest)
+            return append(encoder.encode_piece(text.substr(at, length), scratch.merger));
+        const PieceKey key = PieceKey::of(text, at, length);
+        if (const uint32_t* whole = encoder.find_whole(key)) return ids.push_back(*whole);
+        if (const auto known = scratch.cache.find(key); !known.empty()) return append(known);
+        const auto tokens = encoder.merge_bytes(text.substr(at, length), scratch.merger);
+        append(tokens);
+        scratch.cache.insert(key, tokens);
     }
 
     const TokenizerDefinition definition;
@@ -177,6 +165,16 @@ std::optional<uint32_t> Tokenizer::end_of_text() const { return state_->end_of_t
 Pattern Tokenizer::pattern() const { return state_->definition.pattern; }
 
 std::string Tokenizer::to_json() const { return write_tokenizer_json(state_->definition); }
+
+Encoder::Encoder(const Tokenizer& tokenizer)
+    : state_(tokenizer.state_), scratch_(std::make_unique<Scratch>()) {}
+Encoder::Encoder(Encoder&&) noexcept = default;
+Encoder& Encoder::operator=(Encoder&&) noexcept = default;
+Encoder::~Encoder() = default;
+
+void Encoder::encode(std::string_view text, std::vector<uint32_t>& ids) {
+    state_->encode(text, false, *scratch_, ids);
+}
 
 void Tokenizer::save(const std::filesystem::path& tokenizer_json) const {
     write_file(tokenizer_json, to_json());

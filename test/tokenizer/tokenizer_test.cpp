@@ -1,11 +1,16 @@
 #include "tokenizer/tokenizer.h"
 
 #include <cstdlib>
+#include <map>
+#include <optional>
 #include <thread>
 
 #include "kernels/error.h"
 #include "test/catch.h"
 #include "test/tokenizer/reference.h"
+#include "tokenizer/bpe.h"
+#include "tokenizer/bpe_train.h"
+#include "tokenizer/piece_cache.h"
 
 namespace train_gpt {
 
@@ -134,12 +139,82 @@ TEST_CASE("one tokenizer serves many threads") {
     for (const Ids& result : results) CHECK(result == expected);
 }
 
-TEST_CASE("a word of a million letters is encoded like any other") {
+TEST_CASE("a million of the same, or a word of a million letters, is encoded like any other text") {
     // With work that grows with the square of the length this would not end.
-    const Tokenizer tokenizer = train_on_corpus(600, Pattern::gpt2);
-    for (const std::string& text :
-         {std::string(1000000, 'a'), random_letters(1000000, 26), std::string(1000000, ' ')})
-        CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
+    std::string noise;
+    for (int i = 0; i < 1000000; ++i) noise += static_cast<char>(random_int(0, 255));
+    const auto repeated = [](std::string_view what) {
+        std::string text;
+        while (text.size() < 1000000) text += what;
+        return text;
+    };
+    for (const Pattern pattern : {Pattern::gpt2, Pattern::cl100k, Pattern::cl100k_first}) {
+        const Tokenizer tokenizer = train_on_corpus(600, pattern);
+        for (const std::string& text :
+             {repeated("a"), repeated(" "), repeated("\n"), repeated("\n "), repeated("7"),
+              repeated("'"), repeated("\u00e9"), repeated("\U0001f44d"), repeated("<|endoftext|"),
+              random_letters(1000000, 26), noise})
+            CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
+    }
+}
+
+TEST_CASE("an encoder gives the tokens of merging each piece, whatever it has seen before") {
+    for (const Pattern pattern : {Pattern::gpt2, Pattern::cl100k, Pattern::cl100k_first}) {
+        const std::vector<std::string> documents = read_fixture("corpus.json");
+        const LearntMerges learnt = learn_merges(
+            std::vector<std::string_view>(documents.begin(), documents.end()), pattern, 599, 1);
+        const Tokenizer tokenizer = train_on_corpus(600, pattern);
+        const BytePairEncoder merges(learnt.tokens, learnt.merges, false);
+        PieceMerger merger;
+        const auto simply = [&](std::string_view text) {
+            Ids ids;
+            for (const std::string_view piece : pieces_of(pattern, text)) {
+                const auto merged = merges.merge_bytes(piece, merger);
+                ids.insert(ids.end(), merged.begin(), merged.end());
+            }
+            return ids;
+        };
+        std::optional<Tokenizer> gone = tokenizer;
+        Encoder encoder(*gone);
+        gone.reset();
+        Ids all, expected;
+        for (int round = 0; round < 300; ++round) {
+            // More different words than the cache starts with, some of them again and again.
+            std::string text = random_bytes(static_cast<size_t>(random_int(0, 300)));
+            for (int64_t word = random_int(0, 60); word > 0; --word)
+                text += ' ' + random_letters(static_cast<size_t>(random_int(1, 20)),
+                                             random_int(0, 1) ? 2 : 26);
+            const Ids simple = simply(text);
+            REQUIRE(tokenizer.encode(text) == simple);
+            encoder.encode(text, all);
+            expected.insert(expected.end(), simple.begin(), simple.end());
+            REQUIRE(all == expected);
+        }
+    }
+}
+
+TEST_CASE("a cache of pieces never gives the tokens of another piece") {
+    PieceCache cache;
+    std::map<std::string, Ids> inserted;
+    size_t found = 0;
+    for (int round = 0; round < 60000; ++round) {
+        const size_t length = static_cast<size_t>(random_int(1, PieceKey::longest));
+        const std::string piece = random_letters(length, random_int(0, 1) ? 2 : 26) +
+                                  std::string(static_cast<size_t>(random_int(0, 20)), 'x');
+        const PieceKey key = PieceKey::of(piece, 0, length);
+        const auto known = cache.find(key);
+        const std::string text = piece.substr(0, length);
+        if (!known.empty()) {
+            REQUIRE(Ids(known.begin(), known.end()) == inserted.at(text));
+            ++found;
+            continue;
+        }
+        Ids ids(static_cast<size_t>(random_int(1, 15)));
+        for (uint32_t& id : ids) id = static_cast<uint32_t>(random_int(0, 1000));
+        cache.insert(key, ids);
+        inserted[text] = ids;
+    }
+    CHECK(found > 1000);
 }
 
 TEST_CASE("an id beyond the vocabulary is an error") {
