@@ -1,41 +1,34 @@
 #include "tokenizer/bpe_train.h"
 
 #include <algorithm>
-#include <unordered_map>
+#include <array>
+#include <span>
 #include <utility>
 
+#include "kernels/error.h"
 #include "tokenizer/byte_alphabet.h"
+
+// A pair of tokens comes up in one step only: that which makes the younger of the two, or the
+// beginning for two bytes. From then on it can only become rarer. So each pair has one list of the
+// words it came up in, written once, and the steps need to look a pair up only to subtract from its
+// count.
 
 namespace train_gpt {
 
 namespace {
 
-/// The different pieces of all texts as sequences of tokens, with how often each occurs.
+constexpr uint32_t none = UINT32_MAX;
+
+/// The different pieces as sequences of tokens, with how often each occurs.
 class Words {
   public:
-    Words(std::span<const std::string_view> texts, Pattern pattern,
-          const std::vector<uint32_t>& byte_ids) {
-        std::unordered_map<std::string_view, uint32_t> word_of;
-        std::vector<std::string_view> pieces;
-        for (std::string_view text : texts) {
-            while (!text.empty()) {
-                const std::string_view piece = text.substr(0, first_piece(pattern, text));
-                text.remove_prefix(piece.size());
-                const auto [found, is_new] =
-                    word_of.try_emplace(piece, static_cast<uint32_t>(pieces.size()));
-                if (is_new) {
-                    pieces.push_back(piece);
-                    words_.push_back({});
-                }
-                ++words_[found->second].count;
-            }
-        }
-        for (size_t i = 0; i < pieces.size(); ++i) {
-            words_[i].begin = tokens_.size();
-            words_[i].length = pieces[i].size();
-            for (const char byte : pieces[i])
-                tokens_.push_back(byte_ids[static_cast<uint8_t>(byte)]);
-        }
+    Words(const WordCounts& counts, const std::array<uint32_t, 256>& byte_ids) {
+        if (counts.size() >= none) throw Error("2^32 different words are too many; use less text");
+        words_.reserve(counts.size());
+        counts.for_each([&](std::string_view piece, uint64_t count) {
+            words_.push_back({tokens_.size(), piece.size(), static_cast<int64_t>(count)});
+            for (const char byte : piece) tokens_.push_back(byte_ids[static_cast<uint8_t>(byte)]);
+        });
     }
 
     uint32_t size() const { return static_cast<uint32_t>(words_.size()); }
@@ -44,11 +37,11 @@ class Words {
         return {tokens_.data() + words_[word].begin, words_[word].length};
     }
 
-    /// Replaces the pair by its result wherever it stands in the word, from left to right. Reports
-    /// each neighbouring pair that comes (+1) and goes (-1) as change(left, right, by). The merged
-    /// pair itself is not reported.
-    template <class Change>
-    void apply(uint32_t word, const Merge& merge, Change&& change) {
+    /// Replaces the pair by its result wherever it stands in the word, from left to right. Calls
+    /// before(token) for the token that the result then follows (which may be a result too), and
+    /// after(token) for the token, not merged yet, that follows it.
+    template <class Before, class After>
+    void apply(uint32_t word, const Merge& merge, Before&& before, After&& after) {
         uint32_t* const tokens = tokens_.data() + words_[word].begin;
         const size_t length = words_[word].length;
         size_t to = 0;
@@ -59,15 +52,9 @@ class Words {
                 tokens[to] = tokens[from++];
                 continue;
             }
-            if (to > 0) {
-                change(tokens[to - 1], merge.left, -1);
-                change(tokens[to - 1], merge.result, +1);
-            }
             from += 2;
-            if (from < length) {
-                change(merge.right, tokens[from], -1);
-                change(merge.result, tokens[from], +1);
-            }
+            if (to > 0) before(tokens[to - 1]);
+            if (from < length) after(tokens[from]);
             tokens[to] = merge.result;
         }
         words_[word].length = to;
@@ -82,41 +69,90 @@ class Words {
     std::vector<uint32_t> tokens_;
 };
 
-/// The counts of all adjacent pairs, and a queue of those that may be merged. A queue entry is
-/// right about the words its pair came up in, but its count may be out of date, which is found when
-/// it reaches the top.
+/// The words that a pair came up in (it may have gone from some since): part of one long list.
+struct WordList {
+    size_t begin = 0;
+    uint32_t size = 0;
+};
+
+/// What one step changes about pairs that are known by an index, such as one of their tokens.
+class ChangedPairs {
+  public:
+    explicit ChangedPairs(size_t indices) : pairs_(indices) {}
+
+    /// The pair occurs `by` times more (or less).
+    void change(uint32_t index, int64_t by) {
+        Pair& pair = pairs_[index];
+        if (!pair.changed) changed_.push_back(index);
+        pair.changed = true;
+        pair.count += by;
+    }
+
+    /// The pair occurs `by` times more in a word. Calls for one word come together.
+    void come(uint32_t index, int64_t by, uint32_t word) {
+        change(index, by);
+        Pair& pair = pairs_[index];
+        if (pair.last_word == word) return;
+        pair.last_word = word;
+        ++pair.words.size;
+        occurrences_.push_back({index, word});
+    }
+
+    /// Appends the words that pairs came up in to `words`, calls visit(index, change, list of
+    /// words) for each pair that changed, and forgets the changes.
+    template <class Visit>
+    void take(std::vector<uint32_t>& words, Visit&& visit) {
+        size_t end = words.size();
+        for (const uint32_t index : changed_) {
+            pairs_[index].words.begin = end;
+            end += std::exchange(pairs_[index].words.size, 0);
+        }
+        words.resize(end);
+        for (const auto& [index, word] : occurrences_) {
+            WordList& list = pairs_[index].words;
+            words[list.begin + list.size++] = word;
+        }
+        for (const uint32_t index : changed_) {
+            visit(index, pairs_[index].count, pairs_[index].words);
+            pairs_[index] = {};
+        }
+        changed_.clear();
+        occurrences_.clear();
+    }
+
+  private:
+    struct Pair {
+        int64_t count = 0;
+        WordList words;
+        uint32_t last_word = none;
+        bool changed = false;
+    };
+    std::vector<Pair> pairs_;
+    std::vector<uint32_t> changed_;
+    std::vector<std::pair<uint32_t, uint32_t>> occurrences_;  // index and word
+};
+
+/// The pairs that may still be merged: how often each occurs now, and a queue of them. Counts in
+/// the queue may be out of date, which is found when they reach its top.
 class PairQueue {
   public:
     struct Candidate {
         int64_t count;
         uint32_t left, right;
-        uint32_t pair;   // index into pairs_
-        uint32_t words;  // index into word_lists_
+        WordList words;
     };
 
-    /// A pair occurs `by` times more (or less) in a word. Calls for one word come together.
-    void change(uint32_t left, uint32_t right, uint32_t word, int64_t by) {
-        const auto [found, is_new] =
-            index_.try_emplace(uint64_t{left} << 32 | right, static_cast<uint32_t>(pairs_.size()));
-        if (is_new) pairs_.push_back({left, right, 0, {}});
-        Pair& pair = pairs_[found->second];
-        pair.count += by;
-        if (by <= 0) return;
-        if (pair.new_words.empty()) changed_.push_back(found->second);
-        if (pair.new_words.empty() || pair.new_words.back() != word) pair.new_words.push_back(word);
+    /// Adds a pair that has not been here before.
+    void insert(const Candidate& pair) {
+        if (2 * ++pairs_ > counts_.size()) grow();
+        counts_[slot_of(key_of(pair))] = {key_of(pair), pair.count};
+        push(pair);
     }
 
-    /// Queues the pairs that came up in words since the last call.
-    void queue_changed() {
-        for (const uint32_t index : changed_) {
-            Pair& pair = pairs_[index];
-            std::vector<uint32_t> words = std::exchange(pair.new_words, {});
-            if (pair.count <= 0) continue;
-            push({pair.count, pair.left, pair.right, index,
-                  static_cast<uint32_t>(word_lists_.size())});
-            word_lists_.push_back(std::move(words));
-        }
-        changed_.clear();
+    /// A pair occurs less often by `by`. Does nothing when it was never inserted.
+    void subtract(uint32_t left, uint32_t right, int64_t by) {
+        const uint64_t pair = uint64_t{left} << 32 | right;
+        if (Count& known = counts_[slot_of(pair)]; known.pair == pair) known.count -= by;
     }
 
     bool empty() const { return queue_.empty(); }
@@ -128,65 +164,84 @@ class PairQueue {
             std::pop_heap(queue_.begin(), queue_.end(), after);
             Candidate top = queue_.back();
             queue_.pop_back();
-            const int64_t count = pairs_[top.pair].count;
+            const int64_t count = counts_[slot_of(key_of(top))].count;
             if (top.count == count) return top;
             top.count = count;
             push(top);
         }
     }
 
-    /// The words a candidate's pair came up in (it may have gone from some since).
-    std::vector<uint32_t> take_words(const Candidate& candidate) {
-        return std::exchange(word_lists_[candidate.words], {});
-    }
-
   private:
-    struct Pair {
-        uint32_t left, right;
-        int64_t count;
-        std::vector<uint32_t> new_words;  // since queue_changed()
+    static constexpr uint64_t no_pair = UINT64_MAX;
+    struct Count {
+        uint64_t pair = no_pair;  // left << 32 | right
+        int64_t count = 0;
     };
 
+    static uint64_t key_of(const Candidate& pair) { return uint64_t{pair.left} << 32 | pair.right; }
     static bool after(const Candidate& a, const Candidate& b) {
-        if (a.count != b.count) return a.count < b.count;
-        return std::pair(a.left, a.right) > std::pair(b.left, b.right);
+        return a.count != b.count ? a.count < b.count : key_of(a) > key_of(b);
     }
     void push(const Candidate& candidate) {
         queue_.push_back(candidate);
         std::push_heap(queue_.begin(), queue_.end(), after);
     }
+    /// Where a pair's count is, or would go.
+    size_t slot_of(uint64_t pair) const {
+        const uint64_t mixed = pair * 0x9E3779B97F4A7C15u;  // Fibonacci hashing
+        size_t slot = mixed >> 32;
+        while (true) {
+            slot &= counts_.size() - 1;
+            if (counts_[slot].pair == pair || counts_[slot].pair == no_pair) return slot;
+            ++slot;
+        }
+    }
+    void grow() {
+        std::vector<Count> old(2 * counts_.size());
+        old.swap(counts_);
+        for (const Count& count : old)
+            if (count.pair != no_pair) counts_[slot_of(count.pair)] = count;
+    }
 
-    struct MixBits {
-        size_t operator()(uint64_t key) const { return (key * 0x9E3779B97F4A7C15u) >> 16; }
-    };
-    std::unordered_map<uint64_t, uint32_t, MixBits>
-        index_;  // left << 32 | right -> index into pairs_
-    std::vector<Pair> pairs_;
-    std::vector<uint32_t> changed_;
+    std::vector<Count> counts_ = std::vector<Count>(1 << 10);  // open addressing, half free
+    size_t pairs_ = 0;
     std::vector<Candidate> queue_;
-    std::vector<std::vector<uint32_t>> word_lists_;
 };
 
 }  // namespace
 
-LearntMerges learn_merges(std::span<const std::string_view> texts, Pattern pattern,
-                          uint32_t vocab_size, uint64_t min_frequency) {
+LearntMerges learn_merges(const WordCounts& counts, uint32_t vocab_size, uint64_t min_frequency) {
     LearntMerges learnt;
-    std::vector<uint32_t> byte_ids(256);
+    std::array<uint32_t, 256> byte_ids;
     for (int i = 0; i < 256; ++i) {
         byte_ids[byte_at(i)] = static_cast<uint32_t>(i);
         learnt.tokens.emplace_back(1, static_cast<char>(byte_at(i)));
     }
 
-    Words words(texts, pattern, byte_ids);
+    Words words(counts, byte_ids);
     PairQueue queue;
-    for (uint32_t word = 0; word < words.size(); ++word) {
-        const auto tokens = words.tokens(word);
-        for (size_t i = 0; i + 1 < tokens.size(); ++i)
-            queue.change(tokens[i], tokens[i + 1], word, words.count(word));
+    std::vector<uint32_t> word_lists;
+    const auto insert = [&](uint32_t left, uint32_t right, int64_t count, const WordList& list) {
+        // A pair that occurs too rarely now always will.
+        if (count > 0 && static_cast<uint64_t>(count) >= min_frequency)
+            queue.insert({count, left, right, list});
+    };
+    {
+        ChangedPairs pairs_of_bytes(256 * 256);
+        for (uint32_t word = 0; word < words.size(); ++word) {
+            const auto tokens = words.tokens(word);
+            for (size_t i = 0; i + 1 < tokens.size(); ++i)
+                pairs_of_bytes.come(tokens[i] * 256 + tokens[i + 1], words.count(word), word);
+        }
+        pairs_of_bytes.take(word_lists, [&](uint32_t pair, int64_t count, const WordList& list) {
+            insert(pair / 256, pair % 256, count, list);
+        });
     }
-    queue.queue_changed();
 
+    // By the token before or after the pair that is merged: the pairs of that token with the
+    // result, and those with the left or the right part, which go.
+    ChangedPairs with_result_before(vocab_size), with_result_after(vocab_size);
+    ChangedPairs with_left(vocab_size), with_right(vocab_size);
     while (learnt.tokens.size() < vocab_size && !queue.empty()) {
         const PairQueue::Candidate top = queue.pop();
         if (top.count < 1 || static_cast<uint64_t>(top.count) < min_frequency) break;
@@ -198,11 +253,37 @@ LearntMerges learn_merges(std::span<const std::string_view> texts, Pattern patte
         const Merge merge{top.left, top.right, id};
         learnt.merges.push_back(merge);
 
-        for (const uint32_t word : queue.take_words(top))
-            words.apply(word, merge, [&](uint32_t left, uint32_t right, int by) {
-                queue.change(left, right, word, by * words.count(word));
-            });
-        queue.queue_changed();
+        for (uint32_t i = 0; i < top.words.size; ++i) {
+            const uint32_t word = word_lists[top.words.begin + i];
+            const int64_t count = words.count(word);
+            const auto before = [&](uint32_t token) {
+                if (token == id)  // a result too: what after() told of its right side has changed
+                    with_result_after.change(merge.left, -count);
+                else
+                    with_left.change(token, count);
+                with_result_before.come(token, count, word);
+            };
+            const auto after = [&](uint32_t token) {
+                with_right.change(token, count);
+                with_result_after.come(token, count, word);
+            };
+            words.apply(word, merge, before, after);
+        }
+
+        with_left.take(word_lists, [&](uint32_t token, int64_t count, const WordList&) {
+            queue.subtract(token, merge.left, count);
+        });
+        with_right.take(word_lists, [&](uint32_t token, int64_t count, const WordList&) {
+            queue.subtract(merge.right, token, count);
+        });
+        with_result_before.take(word_lists,
+                                [&](uint32_t token, int64_t count, const WordList& list) {
+                                    insert(token, id, count, list);
+                                });
+        with_result_after.take(word_lists,
+                               [&](uint32_t token, int64_t count, const WordList& list) {
+                                   insert(id, token, count, list);
+                               });
     }
     return learnt;
 }

@@ -1,13 +1,11 @@
-// Learns merges from text.
+// Learns merges from the words of a corpus.
 #pragma once
 #include <cstdint>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "tokenizer/bpe.h"
-#include "tokenizer/pretokenize.h"
+#include "tokenizer/word_counts.h"
 
 namespace train_gpt {
 
@@ -17,15 +15,14 @@ struct LearntMerges {
     std::vector<Merge> merges;
 };
 
-/// Byte-pair training (Sennrich et al. 2016, Algorithm 1) on the pieces of `texts`: each step
-/// merges the most frequent adjacent pair of tokens, of equal counts the one with the smaller (left
-/// id, right id), until there are `vocab_size` tokens or no pair occurs `min_frequency` times. Ids
-/// 0..255 are the bytes in GPT-2's order (see byte_alphabet.h). The result is a function of the
-/// texts' pieces and their counts alone.
+/// Byte-pair training (Sennrich et al. 2016, Algorithm 1) on pieces and how often they occur: each
+/// step merges the most frequent adjacent pair of tokens, of equal counts the one with the smaller
+/// (left id, right id), until there are `vocab_size` tokens or no pair occurs `min_frequency`
+/// times. Ids 0..255 are the bytes in GPT-2's order (see byte_alphabet.h). The result is a function
+/// of the pieces and their counts alone.
 ///
 /// These are the merges of Hugging Face's BpeTrainer with initial_alphabet = ByteLevel.alphabet(),
 /// in the same order.
-LearntMerges learn_merges(std::span<const std::string_view> texts, Pattern pattern,
-                          uint32_t vocab_size, uint64_t min_frequency);
+LearntMerges learn_merges(const WordCounts& counts, uint32_t vocab_size, uint64_t min_frequency);
 
 }  // namespace train_gpt

@@ -32,6 +32,11 @@ struct PieceKey {
         return key;
     }
 
+    /// The piece. Valid as long as the key.
+    std::string_view view() const {
+        return {reinterpret_cast<const char*>(this), static_cast<size_t>(high >> 56)};
+    }
+
     uint64_t hash() const {
         __extension__ using Product = unsigned __int128;
         const Product product = Product{low ^ 0x9E3779B97F4A7C15u} * (high ^ 0xC2B2AE3D27D4EB4Fu);

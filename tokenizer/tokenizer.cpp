@@ -10,6 +10,7 @@
 #include "tokenizer/formats.h"
 #include "tokenizer/piece_cache.h"
 #include "tokenizer/token_finder.h"
+#include "tokenizer/word_counts.h"
 
 namespace train_gpt {
 
@@ -115,20 +116,25 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
     return Tokenizer(read_tokenizer(path));
 }
 
-Tokenizer Tokenizer::train(std::span<const std::string_view> texts, uint32_t vocab_size,
-                           const TrainOptions& options) {
+Tokenizer Tokenizer::train(const WordCounts& counts, uint32_t vocab_size, uint64_t min_frequency) {
     if (vocab_size < 257 || vocab_size > max_vocab_size)
         throw Error("a vocabulary of ", vocab_size,
                     " tokens cannot be trained; ask for 257 (the 256 bytes and ",
                     "<|endoftext|>) to ", max_vocab_size);
-    LearntMerges learnt =
-        learn_merges(texts, options.pattern, vocab_size - 1, options.min_frequency);
+    LearntMerges learnt = learn_merges(counts, vocab_size - 1, min_frequency);
     TokenizerDefinition definition;
     definition.added = {{static_cast<uint32_t>(learnt.tokens.size()), "<|endoftext|>"}};
     definition.tokens = std::move(learnt.tokens);
     definition.merges = std::move(learnt.merges);
-    definition.pattern = options.pattern;
+    definition.pattern = counts.pattern();
     return Tokenizer(std::move(definition));
+}
+
+Tokenizer Tokenizer::train(std::span<const std::string_view> texts, uint32_t vocab_size,
+                           const TrainOptions& options) {
+    WordCounts counts(options.pattern);
+    for (const std::string_view text : texts) counts.add(text);
+    return train(counts, vocab_size, options.min_frequency);
 }
 
 std::vector<uint32_t> Tokenizer::encode(std::string_view text) const {

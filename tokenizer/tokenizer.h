@@ -14,6 +14,7 @@
 namespace train_gpt {
 
 struct TokenizerDefinition;
+class WordCounts;
 
 /// How a vocabulary is trained.
 struct TrainOptions {
@@ -41,10 +42,14 @@ class Tokenizer {
     /// supported.
     static Tokenizer load(const std::filesystem::path& path);
 
-    /// Trains a vocabulary on documents: 256 bytes, merges, and the special token <|endoftext|>
-    /// with the last id; at most vocab_size tokens in all, fewer when the texts have no more pairs.
-    /// Documents do not merge into each other. The merges are those of Hugging Face's BpeTrainer
-    /// (see learn_merges). Throws Error unless 257 <= vocab_size <= 2^22.
+    /// Trains a vocabulary on the words of a corpus: 256 bytes, merges, and the special token <|endoftext|>
+    /// with the last id; at most vocab_size tokens in all, fewer when the words have no more pairs.
+    /// The merges are those of Hugging Face's BpeTrainer (see learn_merges). A pair must occur
+    /// min_frequency times to become a token. Throws Error unless 257 <= vocab_size <= 2^22.
+    static Tokenizer train(const WordCounts& counts, uint32_t vocab_size,
+                           uint64_t min_frequency = 1);
+
+    /// The same on documents, which do not merge into each other.
     static Tokenizer train(std::span<const std::string_view> texts, uint32_t vocab_size,
                            const TrainOptions& options = {});
 

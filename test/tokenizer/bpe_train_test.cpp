@@ -4,6 +4,7 @@
 
 #include "kernels/error.h"
 #include "test/catch.h"
+#include "test/text.h"
 #include "test/tokenizer/reference.h"
 #include "tokenizer/byte_alphabet.h"
 #include "tokenizer/tokenizer.h"
@@ -79,18 +80,56 @@ TEST_CASE("incremental training equals counting anew before each merge") {
         for (int64_t i = random_int(1, 10); i > 0; --i)
             texts.push_back(random_int(0, 1)
                                 ? random_bytes(static_cast<size_t>(random_int(0, 200)))
-                                : random_letters(static_cast<size_t>(random_int(0, 60)), 2));
+                                : random_letters(static_cast<size_t>(random_int(0, 60)),
+                                                 static_cast<int>(random_int(1, 3))));
         const Pattern pattern = random_int(0, 1) ? Pattern::gpt2 : Pattern::cl100k;
         const uint32_t vocab_size = static_cast<uint32_t>(random_int(256, 400));
         const int64_t min_frequency = random_int(1, 3);
+        WordCounts counts(pattern);
+        for (const std::string& text : texts) counts.add(text);
         const LearntMerges learnt =
-            learn_merges(views(texts), pattern, vocab_size, static_cast<uint64_t>(min_frequency));
+            learn_merges(counts, vocab_size, static_cast<uint64_t>(min_frequency));
         REQUIRE(learnt.merges == naive_training(texts, pattern, vocab_size, min_frequency));
         REQUIRE(learnt.tokens.size() == 256 + learnt.merges.size());
         for (const Merge& merge : learnt.merges)
             REQUIRE(learnt.tokens[merge.result] ==
                     learnt.tokens[merge.left] + learnt.tokens[merge.right]);
     }
+}
+
+TEST_CASE("counts merged from parts are the counts of the whole, whatever the parts") {
+    const auto counted = [](const WordCounts& counts) {
+        std::map<std::string, uint64_t> words;
+        counts.for_each([&](std::string_view piece, uint64_t count) {
+            CHECK(words.emplace(piece, count).second);
+        });
+        CHECK(words.size() == counts.size());
+        return words;
+    };
+    for (int round = 0; round < 30; ++round) {
+        const Pattern pattern = random_int(0, 1) ? Pattern::gpt2 : Pattern::cl100k;
+        std::map<std::string, uint64_t> expected;
+        WordCounts whole(pattern);
+        std::vector<WordCounts> parts(3, WordCounts(pattern));
+        for (int64_t texts = random_int(0, 40); texts > 0; --texts) {
+            std::string text = random_bytes(static_cast<size_t>(random_int(0, 200)));
+            for (int64_t word = random_int(0, 60); word > 0; --word)
+                text += ' ' + random_letters(static_cast<size_t>(random_int(1, 20)), 3);
+            for (const std::string_view piece : pieces_of(pattern, text))
+                ++expected[std::string(piece)];
+            whole.add(text);
+            parts[static_cast<size_t>(random_int(0, 2))].add(text);
+        }
+        REQUIRE(counted(whole) == expected);
+        for (const int other : {1, 2}) {
+            parts[0].merge(std::move(parts[static_cast<size_t>(other)]));
+            CHECK(parts[static_cast<size_t>(other)].size() == 0);
+        }
+        REQUIRE(counted(parts[0]) == expected);
+        CHECK(Tokenizer::train(parts[0], 400).to_json() == Tokenizer::train(whole, 400).to_json());
+    }
+    WordCounts gpt2(Pattern::gpt2);
+    CHECK(contains(error_of([&] { gpt2.merge(WordCounts(Pattern::cl100k)); }), "cl100k"));
 }
 
 TEST_CASE("training does not depend on the order of documents") {

@@ -161,9 +161,10 @@ TEST_CASE("a million of the same, or a word of a million letters, is encoded lik
 TEST_CASE("an encoder gives the tokens of merging each piece, whatever it has seen before") {
     for (const Pattern pattern : {Pattern::gpt2, Pattern::cl100k, Pattern::cl100k_first}) {
         const std::vector<std::string> documents = read_fixture("corpus.json");
-        const LearntMerges learnt = learn_merges(
-            std::vector<std::string_view>(documents.begin(), documents.end()), pattern, 599, 1);
-        const Tokenizer tokenizer = train_on_corpus(600, pattern);
+        WordCounts counts(pattern);
+        for (const std::string& document : documents) counts.add(document);
+        const LearntMerges learnt = learn_merges(counts, 599, 1);
+        const Tokenizer tokenizer = Tokenizer::train(counts, 600);
         const BytePairEncoder merges(learnt.tokens, learnt.merges, false);
         PieceMerger merger;
         const auto simply = [&](std::string_view text) {
