@@ -51,7 +51,7 @@ O := $(B)/objects
 ROOMS := tokenizer dataloader kernels model parallel training
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(ROOMS))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(ROOMS))))
-PROGRAMS := test/bench.cpp test/compare.cpp test/fuzz/fuzz.cpp
+PROGRAMS := test/bench.cpp test/bench_tokenizer.cpp test/compare.cpp test/fuzz/fuzz.cpp
 TEST_SOURCES := $(filter-out $(PROGRAMS),$(sort $(wildcard test/*.cpp test/*/*.cpp)))
 HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(ROOMS)) test/*.h test/*/*.h))
 
@@ -147,9 +147,10 @@ all: $(B)/train_gpt
 $(B)/train_gpt: $(O)/train_gpt.o $(OBJECTS)
 $(B)/test: $(TEST_OBJECTS) $(OBJECTS)
 $(B)/bench: $(O)/test/bench.o $(OBJECTS)
+$(B)/bench_tokenizer: $(O)/test/bench_tokenizer.o $(OBJECTS)
 $(B)/compare: $(O)/test/compare.o $(COMPARE_OBJECTS) $(OBJECTS)
 $(B)/test: LIBRARIES := $(if $(filter 3,$(CATCH2)),-lCatch2) $(LIBRARIES)
-$(B)/train_gpt $(B)/test $(B)/bench $(B)/compare: $(B)/flags
+$(B)/train_gpt $(B)/test $(B)/bench $(B)/bench_tokenizer $(B)/compare: $(B)/flags
 	@echo "link $@"
 	@$(CXX) $(FLAGS) $(CXXFLAGS) $(LDFLAGS) $(filter %.o,$^) $(LIBRARIES) -o $@
 
@@ -203,7 +204,7 @@ ifeq ($(VARIANT),)
 $(addprefix $(O)/,$(patsubst %.cpp,%.o,$(shell grep -lE '<(nlohmann/|CLI/|cudnn_frontend)' $(SOURCES)))) $(TEST_OBJECTS) $(O)/test/compare.o $(PRECOMPILED): private FLAGS += -O1
 endif
 
--include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d $(O)/test/bench.d $(O)/test/compare.d $(O)/test/catch.d
+-include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d $(O)/test/bench.d $(O)/test/bench_tokenizer.d $(O)/test/compare.d $(O)/test/catch.d
 
 # --- what one can ask for --------------------------------------------------------------------------------------------
 
@@ -266,7 +267,7 @@ $(FUZZ)/%.o: %.cpp
 fuzz:
 	@FUZZ_SECONDS='$(FUZZ_SECONDS)' FUZZ_TARGETS='$(FUZZ_TARGETS)' scripts/fuzz.sh
 
-bench: $(B)/train_gpt $(B)/bench
+bench: $(B)/train_gpt $(B)/bench $(B)/bench_tokenizer
 	@BUILD=$(B) scripts/bench.sh
 
 compare: $(B)/compare
@@ -308,7 +309,7 @@ help:
 	@echo 'make test        installs what is missing, builds and runs the tests that this machine can run'
 	@echo 'make test-full   the same, the long ones, and all under sanitizers'
 	@echo 'make fuzz        fuzzes readers of files with libFuzzer, FUZZ_SECONDS each (now $(FUZZ_SECONDS))'
-	@echo 'make bench       measures speed and memory beside PyTorch'
+	@echo 'make bench       measures speed and memory beside PyTorch, and the tokenizer beside tokenizers and tiktoken'
 	@echo 'make compare     builds build/compare, which compares results and speed of the kernels; it has --help'
 	@echo 'make format      lays out the sources with clang-format'
 	@echo 'make lint        checks the sources with clang-tidy'

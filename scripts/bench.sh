@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Measures training speed and memory beside the machine's limits and PyTorch. `make bench` runs it.
+# Measures training speed and memory beside the machine's limits and PyTorch, and the tokenizer beside Hugging Face's
+# tokenizers and tiktoken. `make bench` runs it.
 #   usage: scripts/bench.sh [quick]       about 15 minutes; quick: the small model alone, under 3
 # Prints Markdown and keeps it in build/bench.md. PyTorch comes from, in this order: $PYTHON, a virtual environment in
 # build/venv (made and filled with `pip install torch`, 5 GB), Debian's python3-torch. Without any the peer is left out.
@@ -22,7 +23,7 @@ elif [ -x "$build/venv/bin/python" ] && has_torch "$build/venv/bin/python"; then
 else
     echo "installing PyTorch into $build/venv (5 GB; PYTHON=… names a Python that has it)" >&2
     if python3 -m venv "$build/venv" > "$build/venv.log" 2>&1 &&
-        "$build/venv/bin/pip" install torch numpy setuptools >> "$build/venv.log" 2>&1 && has_torch "$build/venv/bin/python"; then
+        "$build/venv/bin/pip" install torch numpy setuptools tokenizers tiktoken >> "$build/venv.log" 2>&1 && has_torch "$build/venv/bin/python"; then
         python=$build/venv/bin/python
     else
         tail -1 "$build/venv.log" >&2
@@ -44,6 +45,9 @@ mkdir -p "$build/bench-runs"
     tee "$build/bench.md"
 status=${PIPESTATUS[0]}
 BUILD=$build scripts/bench_ranks.sh | tee -a "$build/bench.md"
+[ "${PIPESTATUS[0]}" = 0 ] || status=1
+"${python:-python3}" scripts/bench_tokenizer.py --program "$build/bench_tokenizer" --folder "$build/bench-runs/tokenizer" "$@" |
+    tee -a "$build/bench.md"
 [ "${PIPESTATUS[0]}" = 0 ] || status=1
 if nvidia-smi > /dev/null 2>&1; then
     {
