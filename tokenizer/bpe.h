@@ -85,7 +85,8 @@ class BytePairEncoder {
     /// The tokens that merging the bytes gives. Valid until the next call with this merger.
     std::span<const uint32_t> merge_bytes(std::string_view bytes, PieceMerger& merger) const;
 
-    /// The tokens of any piece, found as a whole or by merging. Valid until the next call with this merger.
+    /// The tokens of any piece, found as a whole or by merging. Valid until the next call with this
+    /// merger.
     std::span<const uint32_t> encode_piece(std::string_view piece, PieceMerger& merger) const;
 
     /// What a pair of tokens merges into.

@@ -11,7 +11,8 @@
 namespace train_gpt {
 
 /// The tokens of short pieces that were met before, in memory that is bounded: a piece takes the
-/// place of the one whose hash is like its own. The cache starts small, for the sake of short texts.
+/// place of the one whose hash is like its own. The cache starts small, for the sake of short
+/// texts.
 class PieceCache {
   public:
     /// Tokens of the piece; none when it is not here. Valid until the next insert().

@@ -42,10 +42,11 @@ class Tokenizer {
     /// supported.
     static Tokenizer load(const std::filesystem::path& path);
 
-    /// Trains a vocabulary on the words of a corpus: 256 bytes, merges, and the special token <|endoftext|>
-    /// with the last id; at most vocab_size tokens in all, fewer when the words have no more pairs.
-    /// The merges are those of Hugging Face's BpeTrainer (see learn_merges). A pair must occur
-    /// min_frequency times to become a token. Throws Error unless 257 <= vocab_size <= 2^22.
+    /// Trains a vocabulary on the words of a corpus: 256 bytes, merges, and the special token
+    /// <|endoftext|> with the last id; at most vocab_size tokens in all, fewer when the words have
+    /// no more pairs. The merges are those of Hugging Face's BpeTrainer (see learn_merges). A pair
+    /// must occur min_frequency times to become a token. Throws Error unless 257 <= vocab_size <=
+    /// 2^22.
     static Tokenizer train(const WordCounts& counts, uint32_t vocab_size,
                            uint64_t min_frequency = 1);
 
