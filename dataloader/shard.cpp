@@ -63,14 +63,20 @@ uint32_t widen(const std::byte* in, int64_t n, int32_t* out) {
 }  // namespace
 
 ShardWriter::ShardWriter(fs::path folder, std::string prefix, uint32_t vocab_size,
-                         int64_t shard_tokens)
+                         int64_t shard_tokens, std::vector<ShardFile> written)
     : folder_(std::move(folder)),
       prefix_(std::move(prefix)),
       vocab_size_(vocab_size),
-      shard_tokens_(shard_tokens) {
+      shard_tokens_(shard_tokens),
+      shards_(std::move(written)) {
     if (shard_tokens < 2)
         throw Error("a shard of ", shard_tokens,
                     " tokens holds nothing to predict; make shards of at least 2");
+    if (!shards_.empty() && shards_.back().tokens < shard_tokens) {
+        const ShardFile& last = shards_.back();
+        const int64_t bytes = kHeaderBytes + last.tokens * format_for(vocab_size).width;
+        file_ = std::make_unique<AtomicFile>(last.path, static_cast<uint64_t>(bytes));
+    }
 }
 
 ShardWriter::~ShardWriter() = default;
@@ -117,6 +123,10 @@ void ShardWriter::close_shard() {
     file_->write_at(0, std::as_bytes(std::span(header)));
     file_->commit();
     file_.reset();
+}
+
+void ShardWriter::sync() {
+    if (file_) file_->sync();
 }
 
 std::vector<ShardFile> ShardWriter::finish() {

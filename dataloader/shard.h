@@ -31,14 +31,23 @@ struct ShardFile {
 /// where the vocabulary allows (<= 65536), else 32.
 class ShardWriter {
   public:
+    /// `written`: shards() of an earlier writer of the same stream when it called sync(); this one
+    /// goes on behind them, whatever the earlier one wrote since.
     ShardWriter(std::filesystem::path folder, std::string prefix, uint32_t vocab_size,
-                int64_t shard_tokens);
+                int64_t shard_tokens, std::vector<ShardFile> written = {});
     ~ShardWriter();
     ShardWriter(const ShardWriter&) = delete;
     ShardWriter& operator=(const ShardWriter&) = delete;
 
     /// Appends tokens. Throws Error for an id >= vocab_size and when the disk refuses.
     void append(std::span<const uint32_t> tokens);
+
+    /// All shards so far, of which the last may be incomplete.
+    const std::vector<ShardFile>& shards() const { return shards_; }
+
+    /// Has everything appended so far on disk. An incomplete shard stays from now on (beside its place,
+    /// see AtomicFile) when the writer goes.
+    void sync();
 
     /// Completes the last shard and returns all of them in order. Without it, the last shard does
     /// not come into being.

@@ -83,10 +83,28 @@ AtomicFile::AtomicFile(fs::path path)
     if (!file_) fail("cannot write", temporary_, errno);
 }
 
+AtomicFile::AtomicFile(fs::path path, uint64_t size)
+    : path_(std::move(path)), temporary_(path_.string() + ".tmp"), size_(size), stays_(true) {
+    if (!fs::exists(temporary_)) ::rename(path_.c_str(), temporary_.c_str());
+    std::error_code code;
+    const uintmax_t there = fs::file_size(temporary_, code);
+    if (code) fail("cannot go on with", temporary_, code.value());
+    if (there < size)
+        throw Error("cannot go on with ", temporary_.string(), ": it has ", there, " bytes, but ",
+                    size, " were written; remove it and begin anew");
+    file_ = std::fopen(temporary_.c_str(), "r+b");
+    if (!file_ || ::ftruncate(::fileno(file_), static_cast<off_t>(size)) != 0 ||
+        std::fseek(file_, 0, SEEK_END) != 0) {
+        const int reason = errno;
+        if (file_) std::fclose(file_);
+        fail("cannot write", temporary_, reason);
+    }
+}
+
 AtomicFile::~AtomicFile() {
     if (!file_) return;
     std::fclose(file_);
-    ::unlink(temporary_.c_str());
+    if (!stays_) ::unlink(temporary_.c_str());
 }
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
@@ -102,9 +120,14 @@ void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
         fail("cannot write", path_, errno);
 }
 
-void AtomicFile::commit() {
+void AtomicFile::sync() {
     if (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0)
         fail("cannot write", path_, errno);
+    stays_ = true;
+}
+
+void AtomicFile::commit() {
+    sync();
     if (std::fclose(std::exchange(file_, nullptr)) != 0) {
         const int code = errno;
         ::unlink(temporary_.c_str());

@@ -41,6 +41,9 @@ class MappedFile {
 class AtomicFile {
   public:
     explicit AtomicFile(std::filesystem::path path);
+    /// Goes on behind the first `size` bytes of a file whose writer has synced that many and is gone,
+    /// whether it had come to commit() or not. Throws Error when there are fewer.
+    AtomicFile(std::filesystem::path path, uint64_t size);
     ~AtomicFile();
     AtomicFile(const AtomicFile&) = delete;
     AtomicFile& operator=(const AtomicFile&) = delete;
@@ -50,12 +53,16 @@ class AtomicFile {
     /// Overwrites bytes written earlier (a header whose counts are known at the end).
     void write_at(uint64_t offset, std::span<const std::byte> bytes);
     uint64_t size() const { return size_; }
+    /// Has everything written so far on disk, and from now on leaves the temporary file when it is
+    /// destroyed without commit(): for another to go on with.
+    void sync();
     void commit();
 
   private:
     std::filesystem::path path_, temporary_;
     std::FILE* file_ = nullptr;
     uint64_t size_ = 0;
+    bool stays_ = false;
 };
 
 /// Writes a whole file atomically (see AtomicFile).
