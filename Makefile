@@ -64,7 +64,7 @@ CONFIGURE = CXX='$(CXX)' CPPFLAGS='$(CPPFLAGS)' CXXFLAGS='$(CXXFLAGS)' LDFLAGS='
 ifneq ($(filter-out clean help format setup quickstart test test-full fuzz build/fuzz/fuzz,$(or $(MAKECMDGOALS),all)),)
 MACHINE := $(shell command -v $(CXX) nvcc mpicxx; { cat scripts/configure.sh; $(CXX) -dumpfullversion; \
     grep -m1 ^flags /proc/cpuinfo; } 2> /dev/null | cksum) \
-    $(wildcard $(foreach header,dnnl.hpp xxhash.h CLI/CLI.hpp nlohmann/json.hpp catch2/catch.hpp catch2/catch_all.hpp, \
+    $(wildcard $(foreach header,dnnl.hpp zlib.h zstd.h xxhash.h CLI/CLI.hpp nlohmann/json.hpp catch2/catch.hpp catch2/catch_all.hpp, \
         /usr/include/$(header) /usr/include/*/$(header) /usr/local/include/$(header)) /usr/local/cuda/bin/nvcc \
         $(addsuffix /nccl.h,/usr/local/cuda/include /usr/include) \
         $(addsuffix /cudnn_frontend.h,third_party/*/include /usr/local/cuda/include /usr/include))
@@ -95,14 +95,16 @@ OPTIMISE := -Og -g -D_GLIBCXX_ASSERTIONS $(filter -fsanitize% -fno-%,$(OPTIMISE)
 endif
 
 DEFINES := -I. $(if $(filter 1,$(HAVE_ONEDNN)),-DTRAIN_GPT_ONEDNN) $(if $(filter 1,$(HAVE_CUDA)),-DTRAIN_GPT_CUDA) \
-    $(if $(filter 1,$(HAVE_MPI)),-DTRAIN_GPT_MPI)
+    $(if $(filter 1,$(HAVE_MPI)),-DTRAIN_GPT_MPI) $(if $(filter 1,$(HAVE_ZLIB)),-DTRAIN_GPT_ZLIB) \
+    $(if $(filter 1,$(HAVE_ZSTD)),-DTRAIN_GPT_ZSTD)
 FLAGS := -std=c++20 $(OPTIMISE) -fopenmp -ffp-contract=fast -Wall -Wextra $(if $(filter-out 0,$(WERROR)),-Werror)
 ifneq ($(filter 12 12.%,$(shell $(CXX) -dumpversion 2> /dev/null)),)
 FLAGS += -Wno-restrict  # GCC 12 sees overlaps in std::string that are none (GCC bug 105651)
 endif
 KERNEL_FLAGS := -march=$(MARCH) -fno-math-errno -fno-trapping-math
 COMPILE = $(CXX) $(DEFINES) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS)
-LIBRARIES := $(if $(filter 1,$(HAVE_ONEDNN)),-ldnnl) $(if $(filter 1,$(HAVE_MPI)),$(MPI_LIBRARIES)) -lxxhash -lpthread -ldl
+LIBRARIES := $(if $(filter 1,$(HAVE_ONEDNN)),-ldnnl) $(if $(filter 1,$(HAVE_MPI)),$(MPI_LIBRARIES)) $(if $(filter 1,$(HAVE_ZLIB)),-lz) \
+    $(if $(filter 1,$(HAVE_ZSTD)),-lzstd) -lxxhash -lpthread -ldl
 
 ifeq ($(HAVE_CUDA),1)
 DEFINES += -isystem $(CUDA_PATH)/include
@@ -199,9 +201,9 @@ $(filter-out %/main.o $(COMPARE_OBJECTS),$(TEST_OBJECTS)): private CPPFLAGS += -
 $(filter-out %/main.o $(COMPARE_OBJECTS),$(TEST_OBJECTS)): $(PRECOMPILED)
 endif
 # Optimising the templates of the JSON and command line libraries, of cuDNN's headers and of Catch2 takes long and speeds up
-# nothing that matters: files that read settings and tests get by with -O1.
+# nothing that matters: files that read settings and tests get by with -O1, but not the one that reads the text of JSON Lines.
 ifeq ($(VARIANT),)
-$(addprefix $(O)/,$(patsubst %.cpp,%.o,$(shell grep -lE '<(nlohmann/|CLI/|cudnn_frontend)' $(SOURCES)))) $(TEST_OBJECTS) $(O)/test/compare.o $(PRECOMPILED): private FLAGS += -O1
+$(addprefix $(O)/,$(patsubst %.cpp,%.o,$(filter-out dataloader/jsonl.cpp,$(shell grep -lE '<(nlohmann/|CLI/|cudnn_frontend)' $(SOURCES))))) $(TEST_OBJECTS) $(O)/test/compare.o $(PRECOMPILED): private FLAGS += -O1
 endif
 
 -include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d $(O)/test/bench.d $(O)/test/bench_tokenizer.d $(O)/test/compare.d $(O)/test/catch.d

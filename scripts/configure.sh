@@ -8,7 +8,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # What an apt line names; libdnnl-dev may be left out where it is not available.
-all_packages="g++ nlohmann-json3-dev libcli11-dev libxxhash-dev libdnnl-dev"
+all_packages="g++ nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libzstd-dev libdnnl-dev"
 
 say() { printf '  %-9s %s\n' "$1" "$2" >&2; }
 stop() { printf 'error: %s\n' "$1" >&2; exit 1; }
@@ -92,6 +92,26 @@ TXT
     fi
 else
     say oneDNN "not found: matrix products on the CPU use the project's own kernel (apt-get install libdnnl-dev is faster)"
+fi
+
+# --- zlib and libzstd ---------------------------------------------------------------------------------------------------
+compressed() {  # compressed HEADER LIBRARY CALL: whether a program with it links
+    printf '#include <%s>\nint main() { return (%s) == nullptr; }\n' "$1" "$3" > "$work/compressed.cpp"
+    $CXX ${CPPFLAGS-} ${CXXFLAGS-} "$work/compressed.cpp" ${LDFLAGS-} "-l$2" -o "$work/compressed" 2> "$work/log"
+}
+zlib=0
+zstd=0
+if compressed zlib.h z 'zlibVersion()'; then
+    zlib=1
+    say zlib "tokenize reads .gz files"
+else
+    say zlib "not found: tokenize refuses .gz files (apt-get install zlib1g-dev)"
+fi
+if compressed zstd.h zstd 'ZSTD_versionString()'; then
+    zstd=1
+    say libzstd "tokenize reads .zst files"
+else
+    say libzstd "not found: tokenize refuses .zst files (apt-get install libzstd-dev)"
 fi
 
 # --- CUDA, cuDNN, NCCL ------------------------------------------------------------------------------------------------
@@ -203,6 +223,8 @@ esac
 
 cat <<TXT
 HAVE_ONEDNN := $onednn
+HAVE_ZLIB := $zlib
+HAVE_ZSTD := $zstd
 CATCH2 := $catch2
 HAVE_CUDA := $cuda
 NVCC := $nvcc

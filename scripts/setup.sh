@@ -66,6 +66,8 @@ for part in "${parts[@]}"; do
             compiles nlohmann/json.hpp || want nlohmann-json3-dev
             compiles CLI/CLI.hpp || want libcli11-dev
             compiles xxhash.h || want libxxhash-dev
+            compiles zlib.h || optional+=(zlib1g-dev)
+            compiles zstd.h || optional+=(libzstd-dev)
             compiles dnnl.hpp || optional+=(libdnnl-dev) ;;
         quickstart)
             [ -n "${DATA:-}" ] || command -v bible > /dev/null || want bible-kjv
@@ -83,10 +85,10 @@ if ! command -v apt-get > /dev/null; then
     [ ${#needed[@]} -gt 0 ] || exit 0
     cat >&2 << TXT
 error: this is no Debian or Ubuntu, so install what is missing yourself: ${needed[*]}
-       (those are Debian's names; with oneDNN as well, training on the CPU is faster)
-  Fedora      dnf install gcc-c++ make json-devel cli11-devel xxhash-devel onednn-devel catch-devel gnuplot openmpi-devel
-  Arch        pacman -S gcc make nlohmann-json cli11 xxhash onednn catch2 gnuplot openmpi
-  Homebrew    brew install gcc make nlohmann-json cli11 xxhash onednn catch2 gnuplot open-mpi     (then make CXX=g++-14)
+       (those are Debian's names; with oneDNN as well, training on the CPU is faster; zlib and zstd are for compressed texts)
+  Fedora      dnf install gcc-c++ make json-devel cli11-devel xxhash-devel zlib-devel libzstd-devel onednn-devel catch-devel gnuplot openmpi-devel
+  Arch        pacman -S gcc make nlohmann-json cli11 xxhash zlib zstd onednn catch2 gnuplot openmpi
+  Homebrew    brew install gcc make nlohmann-json cli11 xxhash zlib zstd onednn catch2 gnuplot open-mpi     (then make CXX=g++-14)
 The bible-kjv package is the quickstart's text only: DATA=my.txt make quickstart takes a text of yours instead.
 TXT
     exit 1
@@ -144,7 +146,11 @@ for package in "${optional[@]}"; do
     if available "$package"; then
         chosen+=("$package")
     else
-        echo "$package is not available here: matrix products on the CPU will use the project's own kernel, which is slower"
+        case $package in
+            libdnnl-dev) what="matrix products on the CPU will use the project's own kernel, which is slower" ;;
+            *) what="tokenize will refuse files that are compressed in its way" ;;
+        esac
+        echo "$package is not available here: $what"
     fi
 done
 [ ${#chosen[@]} -gt 0 ] || exit 0
