@@ -659,8 +659,10 @@ int run(int argc, char** argv) {
     }
     switch (line.command) {
         case CommandLine::Command::tokenize:
-            prepare(line.prepare, stdout);
-            return 0;
+            catch_interrupts();
+            return prepare(line.prepare, stdout, [] { return interrupted() != nullptr; })
+                       ? 0
+                       : 128 + interrupt_signal();
         case CommandLine::Command::config:
             std::fputs((line.schema ? config_schema() : config_reference()).c_str(), stdout);
             return 0;

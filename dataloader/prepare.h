@@ -3,50 +3,59 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace train_gpt {
 
 struct PrepareOptions {
-    std::vector<std::string> texts;      // files, in this order
-    uint32_t train_vocab = 0;            // train a tokenizer of this many tokens; or
-    std::string tokenizer;               // take this one (whatever Tokenizer::load reads)
-    std::string out;                     // folder; made when missing
-    double val_fraction = 0.05;          // of the bytes, 0 to 0.5
+    std::vector<std::string>
+        texts;                   // files, folders, patterns, "-" (see find_sources), in this order
+    std::string field;           // of JSON Lines that holds the text; empty: "text"
+    uint32_t train_vocab = 0;    // train a tokenizer of this many tokens; or
+    std::string tokenizer;       // take this one (whatever Tokenizer::load reads)
+    std::string out;             // folder; made when missing
+    double val_fraction = 0.05;  // 0 to 0.5
+    std::string val_split;       // "documents", "tail", or empty: see prepare()
     int64_t shard_tokens = 100'000'000;  // tokens in a shard
+    bool skip_bad = false;               // leave out lines that are no records, and count them
+    int threads = 0;                     // 0: all of the machine's
+    double save_seconds = 5;             // how often it is kept how far the work is
 };
 
 /// Encodes texts into a folder: tokenizer.json, train_000000.bin …, val_000000.bin …
 /// (dataloader/shard.h) and data.json, the manifest of them.
 ///
-/// Documents: each file is one, or several where a line is exactly "<|endoftext|>" (that line is
-/// not part of the text). Every document is ended by the tokenizer's end-of-text token when it has
-/// one. Any bytes are text; nothing is normalised.
+/// Documents: a file of plain text is one, or several where a line is exactly "<|endoftext|>" (that
+/// line is not part of the text); in JSON Lines each line is one, in a field of an object. Every
+/// document that is not empty is ended by the tokenizer's end-of-text token when it has one. Any bytes
+/// are plain text; nothing is normalised. Standard input is JSON Lines if `field` is given.
 ///
-/// Validation: the last val_fraction of the bytes of all files in their order, cut at the line
-/// border nearest behind (or else before) that place; where lines are too long for that, between
-/// two UTF-8 characters. A document that is cut has no end-of-text token at the cut. The tokenizer
-/// is trained on what comes before the cut only.
+/// Validation by "documents": those whose hash is in val_fraction of all hashes (see split_of), so that
+/// a text is always on the same side, however often and wherever it comes. By "tail": the last
+/// val_fraction of the bytes of all files in their order, which must be plain text, cut at the line
+/// border nearest behind (or else before) that place; where lines are too long for that, between two
+/// UTF-8 characters. A document that is cut has no end-of-text token at the cut. By default "tail"
+/// where all text is one document of one plain file, else "documents". The tokenizer is trained on the
+/// training split only.
 ///
-/// The result is a function of the input alone, not of the number of threads. `log` (may be null)
-/// gets a few lines of progress.
+/// The result is a function of the inputs' bytes and the options alone, not of the number of threads.
+/// Memory does not grow with the text (but for the table of different words while a tokenizer is
+/// trained). `log` (may be null) gets a few lines of progress.
 ///
 /// Everything is made in a hidden folder inside `out` and moved in place at the end. Shards of an
 /// earlier run that its data.json lists are replaced; anything else in the way (shards or a
 /// tokenizer.json that no data.json lists) is an error and stays as it is, as is another process at
-/// work in the same folder. Killed between the moves, `out` holds a data.json marked incomplete,
-/// and the same command mends it.
+/// work in the same folder. Killed at any moment, the same command goes on with what the hidden folder
+/// holds, and the result is the same; with other options, inputs or tokenizer it begins anew. Killed
+/// between the moves, `out` holds a data.json marked incomplete, and the same command mends it.
 ///
-/// Throws Error (what, where, how to mend) for bad input and failed writes; UsageError for
-/// contradicting options.
-void prepare(const PrepareOptions& options, std::FILE* log);
-
-/// Length of the first piece of a document, about `wanted` bytes or a little more, such that
-/// encoding that piece and the rest apart gives the tokens of the whole, with any of the patterns
-/// of tokenizer/pretokenize.h; all of `text` when there is no such place.
-size_t encodable_piece(std::string_view text, size_t wanted);
+/// `interrupted` is asked now and then whether to end; if so, the work so far is kept and prepare()
+/// returns false, else true. Throws Error (what, where, how to mend) for bad input and failed writes;
+/// UsageError for contradicting options.
+bool prepare(const PrepareOptions& options, std::FILE* log,
+             const std::function<bool()>& interrupted = {});
 
 /// One shard in a manifest.
 struct PreparedShard {
@@ -57,11 +66,20 @@ struct PreparedShard {
     std::string hash;    // hash_file() of the shard
 };
 
-/// One text file that went in.
+/// One input that went in.
 struct PreparedSource {
-    std::string path;  // as it was given
-    int64_t bytes = 0;
-    std::string hash;
+    std::string path;       // "-": standard input
+    int64_t bytes = 0;      // unpacked
+    int64_t documents = 0;  // that are not empty
+    std::string hash;       // hash_text() of these bytes
+};
+
+/// Lines of JSON Lines that were left out, for one reason.
+struct BadLines {
+    std::string reason;  // "is no valid JSON"
+    int64_t count = 0;
+    std::string path;  // the first of them
+    int64_t line = 0;  // from 1
 };
 
 /// data.json, as prepare() writes it.
@@ -71,8 +89,11 @@ struct DataManifest {
     std::string tokenizer;       // name of the tokenizer's file in the folder
     std::string tokenizer_hash;  // hash_file() of it
     double val_fraction = 0;
+    std::string val_split;  // "documents" or "tail"
+    int64_t train_documents = 0, val_documents = 0;
     std::vector<PreparedShard> shards;
     std::vector<PreparedSource> sources;
+    std::vector<BadLines> bad;
 };
 
 /// Reads FOLDER/data.json. Throws Error when it is missing, damaged or not a manifest of prepare().

@@ -468,7 +468,7 @@ TEST_CASE("missing, unreadable and misplaced files are named in one line", "[cli
                   {none});
     check_refused(
         train_gpt_with({"tokenize", directory.path(), "--train-vocab", "300", "--out", run}), 1,
-        {directory.path(), "directory"});
+        {directory.path(), "holds no text"});
     check_refused(train_gpt_with({"tokenize", w.text(), "--train-vocab", "300", "--out", w.text()}),
                   1, {w.text()});
     check_refused(train_gpt_with({"tokenize", w.text(), "--train-vocab", "300", "--out", run,

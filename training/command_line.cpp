@@ -98,9 +98,17 @@ CommandLine parse_command_line(int argc, char** argv) {
 
     CLI::App* tokenize =
         app.add_subcommand("tokenize", "Turn text into token shards (and train a vocabulary)");
-    tokenize->add_option("texts", line.prepare.texts, "Text files (UTF-8)")
+    tokenize
+        ->add_option("texts", line.prepare.texts,
+                     "Files (.jsonl, .ndjson: JSON Lines; else plain text; each also .gz or .zst), "
+                     "folders, quoted patterns, or - for standard input")
         ->required()
         ->type_name("TEXT");
+    tokenize
+        ->add_option("--field", line.prepare.field,
+                     "Field that holds the text in JSON Lines (default: text); with it, standard "
+                     "input is JSON Lines")
+        ->type_name("NAME");
     auto* vocab =
         tokenize
             ->add_option(
@@ -121,10 +129,21 @@ CommandLine parse_command_line(int argc, char** argv) {
         ->type_name("DIR");
     tokenize
         ->add_option("--val-fraction", line.prepare.val_fraction,
-                     "Share of the text, taken from its end, that is kept for validation")
+                     "Share of the text that is kept for validation")
         ->capture_default_str()
         ->type_name("F");
+    tokenize
+        ->add_option("--val-split", line.prepare.val_split,
+                     "documents: those that a hash picks; tail: the end of the text; default: tail "
+                     "for a single document, else documents")
+        ->check(CLI::IsMember({"documents", "tail"}));
     tokenize->add_option("--shard-tokens", line.prepare.shard_tokens, "Tokens of each shard")
+        ->capture_default_str()
+        ->type_name("N");
+    tokenize->add_flag("--skip-bad", line.prepare.skip_bad,
+                       "Leave out lines of JSON Lines that hold no text, and count them");
+    tokenize->add_option("--threads", line.prepare.threads, "Threads that encode; 0: all")
+        ->check(CLI::Range(0, 4096))
         ->capture_default_str()
         ->type_name("N");
 

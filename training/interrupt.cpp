@@ -15,7 +15,7 @@ std::atomic<int> received{0};
 
 void on_signal(int signal) {
     if (received.exchange(signal) != 0) ::_exit(128 + signal);
-    static constexpr char text[] = "\nending behind a checkpoint; a second signal ends at once\n";
+    static constexpr char text[] = "\nsaving, then ending; a second signal ends at once\n";
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text, sizeof text - 1);
 }
 
@@ -36,6 +36,8 @@ void catch_interrupts() {
     // A reader of the output that goes away does not end the run either.
     std::signal(SIGPIPE, SIG_IGN);
 }
+
+int interrupt_signal() { return received.load(); }
 
 const char* interrupted() {
     switch (received.load()) {

@@ -9,5 +9,7 @@ namespace train_gpt {
 void catch_interrupts();
 /// The remembered signal's name ("SIGINT"), or null.
 const char* interrupted();
+/// Its number, or 0.
+int interrupt_signal();
 
 }  // namespace train_gpt

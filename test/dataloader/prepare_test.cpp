@@ -1,3 +1,4 @@
+#include "dataloader/documents.h"
 #include "dataloader/prepare.h"
 
 #include <cmath>
@@ -119,6 +120,7 @@ PrepareOptions options_for(const std::vector<std::string>& texts, const std::str
     options.train_vocab = 300;
     options.out = out;
     options.val_fraction = 0.1;
+    options.val_split = "tail";
     options.shard_tokens = 5000;
     return options;
 }
@@ -268,7 +270,9 @@ TEST_CASE("no pattern has a piece across the places where a document is cut for 
             CHECK((parts == cut(text)));
         }
     }
-    CHECK(encodable_piece("no line break here", 3) == 18);
+    CHECK(encodable_piece("no-line-break-here", 3) == 18);
+    CHECK(encodable_piece("no line break here", 3) == 7);
+    CHECK(encodable_piece("4 lines, no  more. Here", 0) == 23);
     CHECK(encodable_piece("a\nb", 0) == 2);
     CHECK(encodable_piece("a\n b\n", 0) == 5);
     CHECK(encodable_piece("\xE4\xB8\xAD\n\xE4\xB8\xAD", 0) == 4);
@@ -446,7 +450,17 @@ TEST_CASE("a full disk leaves the folder as it was") {
     ::setrlimit(RLIMIT_FSIZE, &limit);
     std::signal(SIGXFSZ, old_handler);
     CHECK(contains(message, "train_000000.bin"));
+    // What is kept to go on with is hidden.
+    CHECK(fs::exists(out + "/.tokenize.tmp/tokenizer.json"));
+    fs::rename(out + "/.tokenize.tmp", folder / "kept");
     CHECK((contents(out) == before));
+    fs::rename(folder / "kept", out + "/.tokenize.tmp");
+
+    options.save_seconds = 0;
+    prepare(options, nullptr);
+    options.out = folder / "whole";
+    prepare(options, nullptr);
+    CHECK((contents(out) == contents(folder / "whole")));
 }
 
 TEST_CASE("bad input to prepare is one sentence and makes no folder of shards") {
@@ -468,10 +482,9 @@ TEST_CASE("bad input to prepare is one sentence and makes no folder of shards") 
     using Options = PrepareOptions&;
     CHECK(contains(refused([&](Options o) { o.texts = {folder / "empty.txt"}; }), "is empty"));
     CHECK(contains(refused([&](Options o) { o.texts = {folder / "none.txt"}; }), "none.txt"));
-    CHECK(contains(refused([&](Options o) { o.texts = {folder.path()}; }), folder.path()));
     CHECK(contains(refused([&](Options o) { o.texts = {folder / "tiny.txt"}; }), "too short"));
     CHECK(
-        contains(refused([&](Options o) { o.texts = {folder / "separators.txt"}; }), "too short"));
+        contains(refused([&](Options o) { o.texts = {folder / "separators.txt"}; }), "is empty"));
     CHECK(contains(refused([&](Options o) { o.texts.clear(); }), "no text"));
     CHECK(contains(refused([&](Options o) { o.out.clear(); }), "--out"));
     CHECK(contains(refused([&](Options o) { o.out = folder / "good.txt"; }), "good.txt"));

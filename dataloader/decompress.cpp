@@ -1,0 +1,223 @@
+#include "dataloader/decompress.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#ifdef TRAIN_GPT_ZLIB
+#include <zlib.h>
+#endif
+#ifdef TRAIN_GPT_ZSTD
+#include <zstd.h>
+#endif
+
+#include "kernels/error.h"
+
+namespace train_gpt {
+
+namespace {
+
+#ifdef TRAIN_GPT_ZLIB
+class GzipDecoder : public Decoder {
+  public:
+    GzipDecoder() {
+        constexpr int gzip_only = 16;
+        if (::inflateInit2(&state_, MAX_WBITS + gzip_only) != Z_OK) throw std::bad_alloc();
+    }
+    ~GzipDecoder() override { ::inflateEnd(&state_); }
+    GzipDecoder(const GzipDecoder&) = delete;
+    GzipDecoder& operator=(const GzipDecoder&) = delete;
+
+    size_t decode(std::string_view& in, char* to, size_t size) override {
+        if (between_members_) {
+            // Tapes and some block devices fill up with zeros.
+            if (members_ > 0) in.remove_prefix(std::min(in.find_first_not_of('\0'), in.size()));
+            if (in.empty()) return 0;
+            ::inflateReset(&state_);
+            between_members_ = false;
+        }
+        state_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(in.data()));
+        state_.avail_in = static_cast<uInt>(in.size());
+        state_.next_out = reinterpret_cast<Bytef*>(to);
+        state_.avail_out = static_cast<uInt>(size);
+        const int code = ::inflate(&state_, Z_NO_FLUSH);
+        in.remove_prefix(in.size() - state_.avail_in);
+        if (code == Z_STREAM_END) {
+            between_members_ = true;
+            ++members_;
+        } else if (code == Z_MEM_ERROR) {
+            throw std::bad_alloc();
+        } else if (code != Z_OK && code != Z_BUF_ERROR) {
+            throw Error(state_.msg ? state_.msg : "no gzip data");
+        }
+        return size - state_.avail_out;
+    }
+    bool at_end() const override { return between_members_ && members_ > 0; }
+
+  private:
+    z_stream state_{};
+    bool between_members_ = true;
+    int64_t members_ = 0;
+};
+#endif
+
+#ifdef TRAIN_GPT_ZSTD
+class ZstdDecoder : public Decoder {
+  public:
+    ZstdDecoder() : state_(::ZSTD_createDStream()) {
+        if (!state_) throw std::bad_alloc();
+    }
+    ~ZstdDecoder() override { ::ZSTD_freeDStream(state_); }
+    ZstdDecoder(const ZstdDecoder&) = delete;
+    ZstdDecoder& operator=(const ZstdDecoder&) = delete;
+
+    size_t decode(std::string_view& in, char* to, size_t size) override {
+        ZSTD_inBuffer input{in.data(), in.size(), 0};
+        ZSTD_outBuffer output{to, size, 0};
+        const size_t code = ::ZSTD_decompressStream(state_, &output, &input);
+        in.remove_prefix(input.pos);
+        if (::ZSTD_isError(code)) throw Error(::ZSTD_getErrorName(code));
+        // Between frames nothing has been read of the next one, but the call asks for its header.
+        if (input.pos > 0 || output.pos > 0) at_end_ = code == 0;
+        return output.pos;
+    }
+    bool at_end() const override { return at_end_; }
+
+  private:
+    ZSTD_DStream* state_;
+    bool at_end_ = false;
+};
+#endif
+
+std::unique_ptr<Decoder> decoder_for(Compression compression,
+                                     [[maybe_unused]] const std::string& path) {
+    switch (compression) {
+        case Compression::gzip:
+#ifdef TRAIN_GPT_ZLIB
+            return std::make_unique<GzipDecoder>();
+#else
+            throw Error(path, " is compressed with gzip, but this build of train_gpt has no zlib; ",
+                        "install zlib1g-dev and build again, or pipe it in: gzip -dc ", path,
+                        " | train_gpt tokenize -");
+#endif
+        case Compression::zstd:
+#ifdef TRAIN_GPT_ZSTD
+            return std::make_unique<ZstdDecoder>();
+#else
+            throw Error(path,
+                        " is compressed with zstd, but this build of train_gpt has no libzstd; ",
+                        "install libzstd-dev and build again, or pipe it in: zstd -dc ", path,
+                        " | train_gpt tokenize -");
+#endif
+        case Compression::none:
+            break;
+    }
+    return nullptr;
+}
+
+int64_t nanoseconds(const timespec& time) {
+    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+}  // namespace
+
+ByteStream::ByteStream(std::string path, Compression compression, const std::atomic<bool>& stop)
+    : path_(std::move(path)), stop_(stop), decoder_(decoder_for(compression, path_)) {
+    if (path_ == "-") {
+        path_ = "standard input";
+        file_ = STDIN_FILENO;
+        return;
+    }
+    file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file_ < 0)
+        throw Error("cannot read ", path_, ": ", std::strerror(errno),
+                    errno == EACCES ? "; check the permissions" : "; check the path");
+    struct stat status {};
+    if (::fstat(file_, &status) != 0 || !S_ISREG(status.st_mode)) {
+        ::close(std::exchange(file_, -1));
+        throw Error(path_,
+                    " is not a regular file; name files or folders, or pipe text in and say -");
+    }
+    size_ = status.st_size;
+    modified_ = nanoseconds(status.st_mtim);
+    ::posix_fadvise(file_, 0, 0, POSIX_FADV_SEQUENTIAL);
+    if (decoder_) packed_.resize(1 << 18);
+}
+
+ByteStream::~ByteStream() {
+    if (file_ > STDIN_FILENO) ::close(file_);
+}
+
+size_t ByteStream::read(char* to, size_t size) {
+    size_t done = 0;
+    while (done < size) {
+        const size_t n =
+            decoder_ ? unpack(to + done, size - done) : read_file(to + done, size - done);
+        if (n == 0) {
+            check_unchanged();
+            break;
+        }
+        done += n;
+    }
+    return done;
+}
+
+size_t ByteStream::unpack(char* to, size_t size) {
+    for (;;) {
+        size_t packed = unread_.size();
+        if (packed == 0) {
+            packed = read_file(packed_.data(), packed_.size());
+            unread_ = {packed_.data(), packed};
+        }
+        size_t n = 0;
+        try {
+            n = decoder_->decode(unread_, to, size);
+        } catch (const Error& error) {
+            throw Error(path_, " is damaged at byte ",
+                        file_bytes_ - static_cast<int64_t>(unread_.size()), " (", error.what(),
+                        "); fetch or compress it again");
+        }
+        if (n > 0) return n;
+        if (packed > 0) continue;
+        if (!decoder_->at_end()) {
+            check_unchanged();
+            throw Error(path_, " is truncated: it ends at byte ", file_bytes_,
+                        " in the middle of its compressed data; fetch or compress it again");
+        }
+        return 0;
+    }
+}
+
+size_t ByteStream::read_file(char* to, size_t size) {
+    // A signal that ends the program must not wait for whoever writes to the pipe.
+    while (file_ == STDIN_FILENO) {
+        pollfd waiting{file_, POLLIN, 0};
+        if (stop_) throw Error("stopped");
+        if (::poll(&waiting, 1, 100) != 0) break;
+    }
+    ssize_t n;
+    do n = ::read(file_, to, size);
+    while (n < 0 && errno == EINTR);
+    if (n < 0)
+        throw Error("cannot read ", path_, " at byte ", file_bytes_, ": ", std::strerror(errno),
+                    errno == EISDIR ? "; it is a directory" : "; check the disk and try again");
+    file_bytes_ += n;
+    return static_cast<size_t>(n);
+}
+
+void ByteStream::check_unchanged() const {
+    if (file_ == STDIN_FILENO) return;
+    struct stat status {};
+    if (::fstat(file_, &status) == 0 && status.st_size == size_ && file_bytes_ == size_ &&
+        nanoseconds(status.st_mtim) == modified_)
+        return;
+    throw Error(path_, " changed while it was being read (it had ", size_,
+                " bytes); run the same command again when nothing writes to it");
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,151 @@
+// Documents from inputs: files, folders, globs and standard input, read ahead by several threads and
+// handed out in batches, in order, in bounded memory.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "dataloader/decompress.h"
+
+namespace train_gpt {
+
+/// One input to read.
+struct Source {
+    std::string path;    // "-": standard input
+    bool jsonl = false;  // else plain text
+    Compression compression = Compression::none;
+    int64_t size = 0, modified = 0;  // of the file: bytes, and ns since 1970; 0 for standard input
+
+    bool is_plain_file() const { return path != "-" && !jsonl && compression == Compression::none; }
+    std::string name() const { return path == "-" ? "standard input" : path; }
+};
+
+struct Sources {
+    std::vector<Source> sources;
+    int64_t skipped = 0;  // files in folders that are none of the known kinds
+};
+
+/// What the user named, as files: a file as itself, a folder as the files of known kinds in it and
+/// below (.txt .text .md .jsonl .ndjson, each also .gz or .zst; sorted by path), a pattern as what it
+/// matches, "-" as standard input (JSON Lines if `jsonl_input`). A file named one by one is plain text
+/// if its name says nothing else. Throws Error for what is missing, a folder without inputs, and kinds
+/// that cannot be read (Parquet, archives).
+Sources find_sources(const std::vector<std::string>& inputs, bool jsonl_input);
+
+/// Which split a text belongs to.
+enum class Split { train, val };
+
+/// A document of plain text or a part of one.
+struct Part {
+    std::string_view text;
+    bool ends;                   // with the end of the document
+    std::optional<Split> split;  // none: what the hash of `text`, which is the whole document, says
+};
+
+/// A place in the inputs at which reading can go on.
+struct Position {
+    size_t source = 0;
+    int64_t offset = 0;        // in the unpacked bytes of the source
+    int64_t line = 0;          // lines of JSON Lines before it
+    bool in_document = false;  // the document before it has not ended
+    uint64_t hash = 0;         // XXH3 of the source's bytes before it
+};
+
+/// Documents that are worked on together.
+struct Batch {
+    size_t source = 0;
+    std::shared_ptr<const std::string> storage;  // what the views below look at
+    std::vector<Part> parts;                     // of plain text, or else
+    std::string_view lines;                      // whole lines of JSON Lines,
+    int64_t line = 0;                            // the first of which has this number, from 0
+    bool line_too_long = false;                  // that line was left out
+    bool last = false;                           // nothing of this source follows
+    Position end;                                // behind the batch
+    bool can_restart = false;                    // at `end`
+    int64_t file_bytes = 0;  // of the source's file, read for this batch and before
+
+    int64_t bytes() const;  // of text
+};
+
+/// How documents are told apart, cut and split.
+struct DocumentRules {
+    double val_fraction = 0;
+    std::optional<int64_t> cut;  // validation begins at this byte of all plain files; none: by hash
+    bool cuttable = true;        // long documents may be encoded in pieces (see encodable_piece)
+};
+
+/// Longest document that is held in memory, where it must be; longest line of JSON Lines.
+constexpr int64_t kMaxDocumentBytes = int64_t{1} << 28;
+
+/// Which split a document belongs to: validation when XXH3 of its bytes, as a fraction of 2^64, is
+/// below `val_fraction` (<= 0.5).
+Split split_of(std::string_view document, double val_fraction);
+
+/// Reads sources, several ahead at a time, and hands out their documents in order.
+class DocumentStream {
+  public:
+    /// Begins at `start`. Throws nothing by itself: what is wrong with a source is thrown by next()
+    /// in its turn. `sources` must outlive the stream.
+    DocumentStream(const std::vector<Source>& sources, const DocumentRules& rules, Position start,
+                   int readers);
+    ~DocumentStream();
+    DocumentStream(const DocumentStream&) = delete;
+    DocumentStream& operator=(const DocumentStream&) = delete;
+
+    /// The next batch, none at the end. From one thread at a time. Throws Error for what cannot be read;
+    /// for documents and lines that are too long; and when the bytes before `start` are not those of
+    /// its hash.
+    std::optional<Batch> next();
+
+    /// Ends the reading, wherever it is: next() throws.
+    void stop();
+
+  private:
+    class Reader;
+    struct Queue {
+        std::deque<Batch> batches;
+        int64_t bytes = 0;
+        std::exception_ptr failure;
+        bool done = false;
+    };
+    void read_sources();
+    void push(Batch batch);
+
+    const std::vector<Source>& sources_;
+    const DocumentRules rules_;
+    const Position start_;
+    std::vector<int64_t> begins_;  // of each source in all bytes of plain files
+    std::atomic<bool> stop_{false};
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::vector<Queue> queues_;  // by source
+    size_t next_to_read_, next_out_;
+    std::vector<std::thread> threads_;
+};
+
+/// Length of the first piece of a document, about `wanted` bytes or a little more, such that
+/// encoding that piece and the rest apart gives the tokens of the whole, with any of the patterns
+/// of tokenizer/pretokenize.h; all of `text` when there is no such place.
+size_t encodable_piece(std::string_view text, size_t wanted);
+
+/// Whether text[at - 1] and text[at] lie on two sides of such a place.
+bool is_encodable_cut(std::string_view text, size_t at);
+
+/// Where a line of a plain text that is exactly "<|endoftext|>" begins and what follows it begins, from
+/// `from` on; both npos when there is none. Text before `from` counts as looked through. A line begins
+/// at text[0] if `at_line_start`; the end of `text` ends a line if `complete`.
+struct Separator {
+    size_t begin, end;
+};
+Separator find_separator(std::string_view text, size_t from, bool at_line_start, bool complete);
+
+}  // namespace train_gpt

@@ -1,0 +1,91 @@
+#include "dataloader/jsonl.h"
+
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/error.h"
+
+namespace train_gpt {
+
+namespace {
+
+using Json = nlohmann::json;
+
+/// Takes one field out of an object as it is parsed; nothing else of it is kept.
+class FieldReader {
+  public:
+    FieldReader(const std::string& field, std::string& text) : field_(field), text_(text) {}
+
+    enum class Found { nothing, other, text };
+    Found found = Found::nothing;
+    bool is_object = false;
+    size_t error_at = 0;
+
+    bool null() { return other(); }
+    bool boolean(bool) { return other(); }
+    bool number_integer(Json::number_integer_t) { return other(); }
+    bool number_unsigned(Json::number_unsigned_t) { return other(); }
+    bool number_float(Json::number_float_t, const std::string&) { return other(); }
+    bool binary(Json::binary_t&) { return other(); }
+    bool string(std::string& value) {
+        if (wanted()) {
+            found = Found::text;
+            text_ = std::move(value);
+        }
+        return true;
+    }
+    bool start_object(size_t) {
+        other();
+        if (depth_++ == 0) is_object = true;
+        return true;
+    }
+    bool start_array(size_t) {
+        other();
+        ++depth_;
+        return true;
+    }
+    bool end_object() { return --depth_, true; }
+    bool end_array() { return --depth_, true; }
+    bool key(std::string& name) {
+        key_matches_ = depth_ == 1 && is_object && name == field_;
+        return true;
+    }
+    bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception&) {
+        error_at = position;
+        return false;
+    }
+
+  private:
+    bool wanted() const { return depth_ == 1 && is_object && key_matches_; }
+    bool other() {
+        if (wanted()) found = Found::other;
+        return true;
+    }
+
+    const std::string& field_;
+    std::string& text_;
+    int64_t depth_ = 0;
+    bool key_matches_ = false;
+};
+
+}  // namespace
+
+bool is_blank(std::string_view line) {
+    return line.find_first_not_of(" \t\r\n") == std::string_view::npos;
+}
+
+std::string read_field(std::string_view line, const std::string& field, std::string& text,
+                       size_t& column) {
+    FieldReader reader(field, text);
+    const bool valid = Json::sax_parse(line.data(), line.data() + line.size(), &reader);
+    column = reader.error_at;
+    if (!valid) return "is no valid JSON";
+    if (!reader.is_object) return "is no JSON object";
+    if (reader.found == FieldReader::Found::nothing) return concat("has no field \"", field, "\"");
+    if (reader.found == FieldReader::Found::other)
+        return concat("has no string in the field \"", field, "\"");
+    return "";
+}
+
+}  // namespace train_gpt

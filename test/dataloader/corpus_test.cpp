@@ -1,0 +1,688 @@
+// Corpora of many documents: formats, splits, threads, and interruptions of prepare().
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <map>
+#include <set>
+#include <thread>
+
+#include <fcntl.h>
+#include <nlohmann/json.hpp>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <xxhash.h>
+#ifdef TRAIN_GPT_ZLIB
+#include <zlib.h>
+#endif
+#ifdef TRAIN_GPT_ZSTD
+#include <zstd.h>
+#endif
+
+#include "dataloader/documents.h"
+#include "dataloader/prepare.h"
+#include "test/dataloader/shard_files.h"
+#include "tokenizer/tokenizer.h"
+
+using namespace train_gpt;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Strings = std::vector<std::string>;
+
+/// Words of few letters and what may stand between them.
+std::string random_document(size_t bytes) {
+    static const Strings parts{"ab",
+                               "cab",
+                               "ba",
+                               "\xC3\xA9t",
+                               "7",
+                               " ",
+                               " ",
+                               " ",
+                               "\n",
+                               "\n\n",
+                               ". ",
+                               " <|endoftext|> ",
+                               "\xF0\x9F\x98\x80",
+                               "\"\\",
+                               "\t"};
+    std::string text = "d";
+    while (text.size() < bytes)
+        text += parts[static_cast<size_t>(random_int(0, static_cast<int64_t>(parts.size()) - 1))];
+    return text;
+}
+
+/// Documents of all sizes; now and then one comes again.
+Strings random_documents(int count, size_t most_bytes) {
+    Strings documents;
+    for (int i = 0; i < count; ++i)
+        documents.push_back(!documents.empty() && random_int(0, 7) == 0
+                                ? documents[static_cast<size_t>(random_int(0, i - 1))]
+                                : random_document(static_cast<size_t>(
+                                      random_int(1, static_cast<int64_t>(most_bytes)))));
+    return documents;
+}
+
+std::string as_text(const Strings& documents) {
+    std::string text;
+    for (const std::string& document : documents) text += document + "\n<|endoftext|>\n";
+    return text;
+}
+Strings with_newline(Strings documents) {  // as they are read from as_text()
+    for (std::string& document : documents) document += '\n';
+    return documents;
+}
+std::string as_jsonl(const Strings& documents, const char* field = "text") {
+    std::string lines;
+    for (const std::string& document : documents)
+        lines += nlohmann::json{{"id", 7}, {field, document}, {"z", {{field, "not this"}}}}.dump(
+                     -1, ' ', random_int(0, 1) == 1) +
+                 "\n";
+    return lines;
+}
+
+#ifdef TRAIN_GPT_ZLIB
+std::string gzip(const std::string& text) {
+    z_stream state{};
+    REQUIRE(::deflateInit2(&state, 1, Z_DEFLATED, MAX_WBITS + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK);
+    std::string packed(::deflateBound(&state, text.size()) + 64, '\0');
+    state.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+    state.avail_in = static_cast<uInt>(text.size());
+    state.next_out = reinterpret_cast<Bytef*>(packed.data());
+    state.avail_out = static_cast<uInt>(packed.size());
+    REQUIRE(::deflate(&state, Z_FINISH) == Z_STREAM_END);
+    packed.resize(state.total_out);
+    ::deflateEnd(&state);
+    return packed;
+}
+#endif
+#ifdef TRAIN_GPT_ZSTD
+std::string zstd(const std::string& text) {
+    std::string packed(::ZSTD_compressBound(text.size()), '\0');
+    packed.resize(::ZSTD_compress(packed.data(), packed.size(), text.data(), text.size(), 1));
+    return packed;
+}
+#endif
+
+/// The packers of this build, by extension.
+std::map<std::string, std::string (*)(const std::string&)> packers() {
+    return {
+#ifdef TRAIN_GPT_ZLIB
+        {".gz", gzip},
+#endif
+#ifdef TRAIN_GPT_ZSTD
+        {".zst", zstd},
+#endif
+    };
+}
+
+/// The documents of a split, decoded from its shards.
+Strings documents_in(const std::string& out, const std::string& split) {
+    const Tokenizer tokenizer = Tokenizer::load(out);
+    Strings documents;
+    std::vector<uint32_t> tokens;
+    for (int number = 0;; ++number) {
+        const std::string path = out + "/" + split + "_00000" + std::to_string(number) + ".bin";
+        if (number > 9 || !fs::exists(path)) break;
+        const TokenShards shard(path, tokenizer.vocab_size());
+        std::vector<int32_t> part(static_cast<size_t>(shard.total_tokens()));
+        shard.copy(0, 0, shard.total_tokens(), part.data());
+        for (const int32_t token : part) {
+            if (static_cast<uint32_t>(token) == tokenizer.end_of_text()) {
+                documents.push_back(tokenizer.decode(tokens));
+                tokens.clear();
+            } else {
+                tokens.push_back(static_cast<uint32_t>(token));
+            }
+        }
+    }
+    CHECK(tokens.empty());
+    return documents;
+}
+
+/// All files of a folder with their bytes, those inside hidden folders left out.
+std::map<std::string, std::string> files_in(const std::string& folder) {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::directory_iterator(folder))
+        if (entry.is_regular_file()) files[entry.path().filename().string()] = read(entry.path());
+    return files;
+}
+std::map<std::string, std::string> shards_in(const std::string& folder) {
+    auto files = files_in(folder);
+    files.erase("data.json");  // names the inputs
+    return files;
+}
+
+/// A vocabulary that is made once.
+const std::string& vocabulary() {
+    static const TemporaryDirectory folder;
+    static const std::string path = [] {
+        const std::string text = random_document(20000);
+        const std::vector<std::string_view> texts{text};
+        Tokenizer::train(texts, 300).save(folder / "tokenizer.json");
+        return folder / "tokenizer.json";
+    }();
+    return path;
+}
+
+PrepareOptions options_for(const Strings& texts, const std::string& out) {
+    PrepareOptions options;
+    options.texts = texts;
+    options.tokenizer = vocabulary();
+    options.out = out;
+    options.val_fraction = 0.3;
+    options.val_split = "documents";
+    options.shard_tokens = 200'000;
+    return options;
+}
+
+Strings sorted(Strings strings) {
+    std::sort(strings.begin(), strings.end());
+    return strings;
+}
+
+}  // namespace
+
+TEST_CASE("documents go where the hash of their bytes says, whatever their order, file or copies") {
+    const TemporaryDirectory folder;
+    const Strings documents = random_documents(200, 3000);
+    Strings expected[2];
+    for (const std::string& document : documents)
+        expected[static_cast<double>(XXH3_64bits(document.data(), document.size())) <
+                 0.3 * 18446744073709551616.0]
+            .push_back(document);
+    write(folder / "a.jsonl", as_jsonl(documents));
+    prepare(options_for({folder / "a.jsonl"}, folder / "a"), nullptr);
+    CHECK((documents_in(folder / "a", "train") == expected[0]));
+    CHECK((documents_in(folder / "a", "val") == expected[1]));
+
+    const Strings first(documents.begin(), documents.begin() + 70),
+        second(documents.begin() + 70, documents.end());
+    write(folder / "1.jsonl", as_jsonl(second));
+    write(folder / "2.jsonl", as_jsonl(first));
+    prepare(options_for({folder / "1.jsonl", folder / "2.jsonl"}, folder / "b"), nullptr);
+    CHECK((sorted(documents_in(folder / "b", "train")) == sorted(expected[0])));
+    CHECK((sorted(documents_in(folder / "b", "val")) == sorted(expected[1])));
+
+    const DataManifest manifest = read_data_manifest(folder / "b");
+    CHECK(manifest.val_split == "documents");
+    CHECK(manifest.train_documents == static_cast<int64_t>(expected[0].size()));
+    CHECK(manifest.val_documents == static_cast<int64_t>(expected[1].size()));
+    REQUIRE(manifest.sources.size() == 2);
+    CHECK(manifest.sources[0].documents == 130);
+    CHECK(manifest.sources[1].documents == 70);
+    CHECK(manifest.sources[1].hash == hash_file(folder / "2.jsonl"));
+    CHECK(manifest.sources[1].bytes == static_cast<int64_t>(fs::file_size(folder / "2.jsonl")));
+}
+
+TEST_CASE("documents of any size are whole in the shards, encoded as each by itself") {
+    const TemporaryDirectory folder;
+    Strings documents = random_documents(300, 4000);
+    for (const int64_t bytes : {1'000'000, 3'300'000, 40'000})
+        documents.insert(documents.begin() + random_int(0, 300),
+                         random_document(static_cast<size_t>(bytes + random_int(0, 200'000))));
+    const Strings read_as = with_newline(documents);
+    write(folder / "a.txt", as_text(documents));
+    const Tokenizer tokenizer = Tokenizer::load(vocabulary());
+    for (const double val_fraction : {0.0, 0.3}) {
+        CAPTURE(val_fraction);
+        auto options = options_for({folder / "a.txt"}, folder / "out");
+        options.val_fraction = val_fraction;
+        options.shard_tokens = 1 << 30;
+        prepare(options, nullptr);
+        for (const Split split : {Split::train, Split::val}) {
+            if (split == Split::val && val_fraction == 0) continue;
+            std::vector<uint32_t> expected;
+            for (const std::string& document : read_as) {
+                if (split_of(document, val_fraction) != split) continue;
+                for (const uint32_t token : tokenizer.encode(document)) expected.push_back(token);
+                expected.push_back(*tokenizer.end_of_text());
+            }
+            const TokenShards shard(
+                folder / (split == Split::train ? "out/train_000000.bin" : "out/val_000000.bin"),
+                tokenizer.vocab_size());
+            std::vector<int32_t> found(static_cast<size_t>(shard.total_tokens()));
+            shard.copy(0, 0, shard.total_tokens(), found.data());
+            CHECK((std::vector<uint32_t>(found.begin(), found.end()) == expected));
+        }
+    }
+}
+
+TEST_CASE("compressed files, whole or in members, give the shards of the plain ones") {
+    const TemporaryDirectory folder;
+    const Strings documents = random_documents(120, 30000);
+    for (const auto& [extension, content] :
+         {std::pair{".txt", as_text(documents)}, {".ndjson", as_jsonl(documents)}}) {
+        const std::string plain = folder / (std::string("plain") + extension);
+        write(plain, content);
+        prepare(options_for({plain}, folder / "plain"), nullptr);
+        for (const auto& [packed, pack] : packers()) {
+            CAPTURE(extension, packed);
+            const std::string file = plain + packed;
+            std::string members;
+            for (size_t begin = 0; begin < content.size();) {
+                const size_t length = static_cast<size_t>(random_int(1, 400'000));
+                members += pack(content.substr(begin, length));
+                begin += length;
+            }
+            for (const std::string& bytes : {pack(content), members}) {
+                write(file, bytes);
+                prepare(options_for({file}, folder / "packed"), nullptr);
+                CHECK((shards_in(folder / "packed") == shards_in(folder / "plain")));
+                CHECK(read_data_manifest(folder / "packed").sources[0].hash == hash_file(plain));
+                fs::remove_all(folder / "packed");
+            }
+
+            const size_t cut =
+                static_cast<size_t>(random_int(1, static_cast<int64_t>(pack(content).size()) - 1));
+            write(file, pack(content).substr(0, cut));
+            const std::string truncated =
+                error_of([&] { prepare(options_for({file}, folder / "packed"), nullptr); });
+            CAPTURE(truncated, cut);
+            CHECK(contains(truncated, file));
+            CHECK(contains(truncated, "ends at byte " + std::to_string(cut)));
+            write(file, pack(content) + "no such data");
+            const std::string damaged =
+                error_of([&] { prepare(options_for({file}, folder / "packed"), nullptr); });
+            CHECK(contains(damaged, file + " is damaged at byte "));
+            CHECK_FALSE(fs::exists(folder / "packed/data.json"));
+            write(file, "");
+            CHECK(contains(
+                error_of([&] { prepare(options_for({file}, folder / "packed"), nullptr); }), file));
+        }
+    }
+}
+
+TEST_CASE("shards do not depend on the number of threads, with a trained vocabulary either") {
+    const TemporaryDirectory folder;
+    Strings inputs;
+    for (int i = 0; i < 5; ++i) {
+        inputs.push_back(folder / ("part" + std::to_string(i) + (i % 2 ? ".txt" : ".jsonl")));
+        const Strings documents = random_documents(150, 12000);
+        write(inputs.back(), i % 2 ? as_text(documents) : as_jsonl(documents));
+    }
+    for (const bool trains : {false, true}) {
+        auto options = options_for(inputs, folder / "one");
+        if (trains) {
+            options.tokenizer.clear();
+            options.train_vocab = 320;
+        }
+        options.threads = 1;
+        prepare(options, nullptr);
+        for (const int threads : {2, 7}) {
+            options.threads = threads;
+            options.out = folder / "many";
+            prepare(options, nullptr);
+            CHECK((files_in(folder / "many") == files_in(folder / "one")));
+        }
+        fs::remove_all(folder / "one");
+        fs::remove_all(folder / "many");
+    }
+}
+
+TEST_CASE(
+    "JSON Lines: escapes and fields are read, bad lines are named, and skipped when asked to") {
+    const TemporaryDirectory folder;
+    const std::string file = folder / "a.jsonl";
+    struct Case {
+        std::string line, reason;
+    };
+    const std::vector<Case> bad{
+        {"{\"text\": 5}", "no string in the field \"text\""},
+        {"{\"text\": {\"text\": \"x\"}}", "no string in the field"},
+        {"{\"text\": null}", "no string in the field"},
+        {"{\"Text\": \"x\", \"a\": {\"text\": \"x\"}}", "no field \"text\""},
+        {"[{\"text\": \"x\"}]", "no JSON object"},
+        {"\"text\"", "no JSON object"},
+        {"{\"text\": \"x\"", "no valid JSON"},
+        {"{\"text\": \"x\"} {}", "no valid JSON"},
+        {"{\"text\": \"\\ud800\"}", "no valid JSON"},
+        {"{\"text\": \"\\udc00\\ud800\"}", "no valid JSON"},
+        {"{\"text\": \"\xFF\"}", "no valid JSON"},
+        {"{\"text\": \"\xED\xA0\x80\"}", "no valid JSON"},
+        {"{\"text\": \"tab\tin\"}", "no valid JSON"},
+        {std::string(100000, '['), "no valid JSON"},
+        {"text", "no valid JSON"}};
+    const std::string good =
+        "{\"text\": \"a\\n\\u0041\\ud83d\\ude00\\\"\\\\\\/\\u0000z\", \"k\": [1, {\"text\": "
+        "2}]}\r\n"
+        "\n \t\r\n"
+        "{\"text\": \"first\", \"text\": \"caf\xC3\xA9 <|endoftext|>\"}\n"
+        "{\"text\": \"\"}\n";
+    const Strings expected{std::string("a\nA\xF0\x9F\x98\x80\"\\/\0z", 12),
+                           "caf\xC3\xA9 <|endoftext|>", "end"};
+    std::string all = good;
+    for (const Case& one : bad) {
+        write(file, good + one.line + "\n" + good);
+        auto options = options_for({file}, folder / "out");
+        options.val_fraction = 0;
+        const std::string message = error_of([&] { prepare(options, nullptr); });
+        CAPTURE(one.line.substr(0, 50), message);
+        CHECK(contains(message, "line 6 of " + file + " "));
+        CHECK(contains(message, one.reason));
+        CHECK(contains(message, "--skip-bad"));
+        CHECK(message.find('\n') == std::string::npos);
+        all += one.line + "\n";
+    }
+    write(file, all + "{\"text\": \"end\"}");
+    auto options = options_for({file}, folder / "out");
+    options.val_fraction = 0;
+    options.skip_bad = true;
+    prepare(options, nullptr);
+    CHECK((documents_in(folder / "out", "train") == expected));
+    const DataManifest manifest = read_data_manifest(folder / "out");
+    std::map<std::string, std::pair<int64_t, int64_t>> counts;
+    for (const BadLines& lines : manifest.bad) {
+        CHECK(lines.path == file);
+        counts[lines.reason] = {lines.count, lines.line};
+    }
+    CHECK((counts == std::map<std::string, std::pair<int64_t, int64_t>>{
+                         {"has no string in the field \"text\"", {3, 6}},
+                         {"has no field \"text\"", {1, 9}},
+                         {"is no JSON object", {2, 10}},
+                         {"is no valid JSON", {9, 12}}}));
+
+    write(file, "{\"body\": \"x y\", \"text\": 1}\n");
+    options.field = "body";
+    prepare(options, nullptr);
+    CHECK((documents_in(folder / "out", "train") == Strings{"x y"}));
+}
+
+TEST_CASE("folders, patterns and single files become inputs in their order") {
+    const TemporaryDirectory folder;
+    fs::create_directories(folder / "d/b.d");
+    for (const char* name : {"d/z.txt", "d/b.d/x.md", "d/b.d/y.jsonl", "d/A.TEXT", "d/picture.png",
+                             "d/w.parquet", "d/n.tar.gz"})
+        write(folder / name, "{\"text\": \"x\"}\n");
+    fs::create_directory(folder / "none");
+    write(folder / "none/a.bin", "x");
+    const auto names = [&](const Strings& inputs) {
+        Strings found;
+        for (const Source& source : find_sources(inputs, false).sources)
+            found.push_back(fs::path(source.path).lexically_relative(folder.path()).string() +
+                            (source.jsonl ? " jsonl" : ""));
+        return found;
+    };
+    CHECK((names({folder / "d"}) ==
+           Strings{"d/A.TEXT", "d/b.d/x.md", "d/b.d/y.jsonl jsonl", "d/z.txt"}));
+    CHECK(find_sources({folder / "d"}, false).skipped == 3);
+    CHECK((names({folder / "d/z.txt", folder / "d/*/*"}) ==
+           Strings{"d/z.txt", "d/b.d/x.md", "d/b.d/y.jsonl jsonl"}));
+    CHECK(
+        (names({folder / "d/picture.png"}) == Strings{"d/picture.png"}));  // who names it wants it
+    const auto refused = [&](const std::string& input) {
+        return error_of([&] { find_sources({input}, false); });
+    };
+    CHECK(contains(refused(folder / "none"), "holds no text"));
+    CHECK(contains(refused(folder / "d/*.nothing"), "no file matches"));
+    CHECK(contains(refused(folder / "d/w.parquet"), "JSON Lines"));
+    CHECK(contains(refused(folder / "d/n.tar.gz"), "unpack it"));
+    CHECK(contains(refused(folder / "gone.txt"), "gone.txt: No such file"));
+    CHECK(contains(refused("/dev/null"), "not a regular file"));
+    CHECK(contains(error_of([] { find_sources({"-", "-"}, false); }), "twice"));
+}
+
+namespace {
+
+/// Runs `action` with a file as standard input.
+template <class Action>
+void with_input(const std::string& path, Action&& action) {
+    const int before = ::dup(STDIN_FILENO), file = ::open(path.c_str(), O_RDONLY);
+    ::dup2(file, STDIN_FILENO);
+    ::close(file);
+    action();
+    ::dup2(before, STDIN_FILENO);
+    ::close(before);
+}
+
+}  // namespace
+
+TEST_CASE("standard input is read as plain text, or as JSON Lines with a field") {
+    const TemporaryDirectory folder;
+    const Strings documents = random_documents(50, 20000);
+    write(folder / "a.txt", as_text(documents));
+    write(folder / "a.jsonl", as_jsonl(documents, "body"));
+    for (const char* field : {"", "body"}) {
+        const std::string file = folder / (*field ? "a.jsonl" : "a.txt");
+        auto options = options_for({file}, folder / "file");
+        options.field = field;
+        prepare(options, nullptr);
+        options.texts = {"-"};
+        options.out = folder / "input";
+        with_input(file, [&] { prepare(options, nullptr); });
+        CHECK((shards_in(folder / "input") == shards_in(folder / "file")));
+        CHECK(read_data_manifest(folder / "input").sources[0].path == "-");
+    }
+    auto options = options_for({"-"}, folder / "other");
+    with_input("/dev/null", [&] {
+        CHECK(contains(error_of([&] { prepare(options, nullptr); }), "standard input is empty"));
+    });
+    options.val_split = "tail";
+    CHECK(contains(error_of([&] { prepare(options, nullptr); }), "--val-split documents"));
+    options.val_split = "middle";
+    CHECK(contains(error_of([&] { prepare(options, nullptr); }), "--val-split"));
+    options.val_split = "";
+    options.tokenizer.clear();
+    options.train_vocab = 300;
+    CHECK(contains(error_of([&] { prepare(options, nullptr); }), "can be read once"));
+}
+
+TEST_CASE("by default the end of a single document is validation, and else whole documents are") {
+    const TemporaryDirectory folder;
+    const std::string mark = "<|endoftext|>\n", text = random_document(5000) + "\n";
+    write(folder / "one.txt", mark + text + mark);
+    write(folder / "more.txt", text + mark + random_document(5000));
+    write(folder / "empty.txt", "");
+    const auto split = [&](const Strings& inputs) {
+        auto options = options_for(inputs, folder / "out");
+        options.val_split = "";
+        options.val_fraction = 0.5;
+        try {
+            prepare(options, nullptr);
+        } catch (const Error& error) {  // both documents on one side
+            CHECK(contains(error.what(), "--val-split documents"));
+            CHECK(contains(error.what(), "--val-split tail"));
+            return std::string("documents");
+        }
+        return read_data_manifest(folder / "out").val_split;
+    };
+    CHECK(split({folder / "one.txt"}) == "tail");
+    CHECK(split({folder / "empty.txt", folder / "one.txt"}) == "tail");
+    CHECK(split({folder / "more.txt"}) == "documents");
+    CHECK(split({folder / "one.txt", folder / "one.txt"}) == "documents");
+}
+
+TEST_CASE(
+    "interrupted or killed at any moment, the same command gives the shards of an undisturbed "
+    "run") {
+    const TemporaryDirectory folder;
+    Strings inputs;
+    for (int i = 0; i < 4; ++i) {
+        const Strings documents = random_documents(60, i == 2 ? 300'000 : 40'000);
+        const bool text = i % 2 == 0;
+        std::string name = folder / ("part" + std::to_string(i) + (text ? ".txt" : ".jsonl"));
+        std::string bytes = text ? as_text(documents) : as_jsonl(documents);
+        if (const auto all = packers(); i > 1 && all.size() == 2) {
+            const auto& [extension, pack] = i == 2 ? *all.begin() : *all.rbegin();
+            name += extension;
+            bytes = pack(bytes);
+        }
+        write(name, bytes);
+        inputs.push_back(name);
+    }
+    write(folder / "long.txt", random_document(6'000'000));
+
+    for (const bool one_document : {false, true}) {
+        auto options =
+            options_for(one_document ? Strings{folder / "long.txt"} : inputs, folder / "whole");
+        options.val_split = one_document ? "tail" : "documents";
+        options.save_seconds = 0;
+        options.threads = 2;
+        if (one_document) {
+            options.tokenizer.clear();
+            options.train_vocab = 300;
+        }
+        prepare(options, nullptr);
+        const auto expected = files_in(folder / "whole");
+        fs::remove_all(folder / "whole");
+
+        // Asked to end, over and over
+        options.out = folder / "stopped";
+        int stops = 0;
+        for (int64_t patience = random_int(1, 5);; patience = random_int(1, 6), ++stops) {
+            REQUIRE(stops < 1000);
+            // Counting for a vocabulary begins anew each time.
+            const std::string trained = folder / "stopped/.tokenize.tmp/tokenizer.json";
+            if (prepare(options, nullptr, [&] { return fs::exists(trained) && --patience < 0; }))
+                break;
+            CHECK_FALSE(fs::exists(folder / "stopped/data.json"));
+            CHECK(fs::exists(folder / "stopped/.tokenize.tmp"));
+        }
+        CHECK(stops > 0);
+        CHECK((files_in(folder / "stopped") == expected));
+        CHECK_FALSE(fs::exists(folder / "stopped/.tokenize.tmp"));
+        fs::remove_all(folder / "stopped");
+
+        // Killed
+        options.out = folder / "killed";
+        int kills = 0;
+        for (bool done = false; !done;) {
+            REQUIRE(kills < 1000);
+            const pid_t process = ::fork();
+            REQUIRE(process >= 0);
+            if (process == 0) {
+                try {
+                    prepare(options, nullptr);
+                } catch (...) {
+                    ::_exit(1);
+                }
+                ::_exit(0);
+            }
+            // The later ones live longer, so that some get to the end.
+            std::this_thread::sleep_for(
+                std::chrono::microseconds(random_int(1000, 20'000 * (kills + 1))));
+            ::kill(process, SIGKILL);
+            int status = 0;
+            ::waitpid(process, &status, 0);
+            kills += WIFSIGNALED(status);
+            done = WIFEXITED(status);
+            if (done) CHECK(WEXITSTATUS(status) == 0);
+            if (!done && fs::exists(folder / "killed/data.json") &&
+                read_data_manifest(folder / "killed").complete)
+                CHECK((files_in(folder / "killed") == expected));
+        }
+        CHECK((files_in(folder / "killed") == expected));
+        fs::remove_all(folder / "killed");
+    }
+}
+
+TEST_CASE("an interrupted run goes on with the same options and inputs only") {
+    const TemporaryDirectory folder;
+    const std::string file = folder / "a.jsonl";
+    write(file, as_jsonl(random_documents(300, 20000)));
+    auto options = options_for({file}, folder / "whole");
+    options.save_seconds = 0;
+    prepare(options, nullptr);
+    const auto expected = files_in(folder / "whole");
+    options.out = folder / "out";
+    const auto stop = [&](int after) {
+        return prepare(options, nullptr, [&] { return --after < 0; });
+    };
+    const std::string progress = folder / "out/.tokenize.tmp/progress.json",
+                      plan = folder / "out/.tokenize.tmp/plan.json";
+    /// What the command says.
+    const auto said = [&] {
+        std::FILE* log = std::fopen((folder / "log").c_str(), "w");
+        prepare(options, log);
+        std::fclose(log);
+        return read(folder / "log");
+    };
+
+    SECTION("the number of threads may change") {
+        REQUIRE_FALSE(stop(2));
+        REQUIRE(fs::exists(progress));
+        options.threads = 3;
+        CHECK(contains(said(), "going on behind"));
+        CHECK((files_in(options.out) == expected));
+    }
+    SECTION("another fraction begins anew") {
+        REQUIRE_FALSE(stop(2));
+        options.val_fraction = 0.25;
+        const std::string text = said();
+        CHECK(contains(text, "its val_fraction was different; beginning anew"));
+        CHECK_FALSE(contains(text, "going on"));
+    }
+    SECTION("another input begins anew") {
+        REQUIRE_FALSE(stop(2));
+        write(file, as_jsonl(random_documents(100, 20000)));
+        CHECK(contains(said(), "its inputs were different; beginning anew"));
+        prepare(options, nullptr);
+        options.out = folder / "whole";
+        prepare(options, nullptr);
+        CHECK((files_in(folder / "out") == files_in(folder / "whole")));
+    }
+    SECTION("other bytes in an input of the same size and time are noticed") {
+        REQUIRE_FALSE(stop(2));
+        const auto time = fs::last_write_time(file);
+        std::string text = read(file);
+        text[text.find("\"id\":7") + 5] = '8';
+        write(file, text);
+        fs::last_write_time(file, time);
+        CHECK(contains(error_of([&] { prepare(options, nullptr); }), "is not what it was"));
+    }
+    SECTION("another standard input is noticed") {
+        options.texts = {"-"};
+        options.field = "text";
+        int left = 2;
+        with_input(file,
+                   [&] { REQUIRE_FALSE(prepare(options, nullptr, [&] { return --left < 0; })); });
+        with_input(vocabulary(), [&] {
+            CHECK(contains(error_of([&] { prepare(options, nullptr); }),
+                           "standard input is not what it was"));
+        });
+        with_input(file, [&] { prepare(options, nullptr); });
+        CHECK((shards_in(folder / "out") == shards_in(folder / "whole")));
+    }
+    SECTION(
+        "a run that was killed between its moves is finished, or begun anew where shards are "
+        "gone") {
+        REQUIRE_FALSE(stop(2));
+        const std::string staging = folder / "out/.tokenize.tmp";
+        fs::remove(progress);
+        const bool gone = random_int(0, 1) == 1;
+        for (const auto& [name, bytes] : expected) write(staging + "/" + name, bytes);
+        fs::rename(staging + "/train_000000.bin", folder / "out/train_000000.bin");
+        std::string manifest = expected.at("data.json");
+        manifest.replace(manifest.find("\"complete\": true"), 16, "\"complete\": false");
+        write(folder / "out/data.json", manifest);
+        if (gone) fs::remove(folder / "out/train_000000.bin");
+        CHECK(contains(said(), gone ? "are missing" : "had made all shards"));
+        CHECK((files_in(options.out) == expected));
+        CHECK_FALSE(fs::exists(plan));
+    }
+}
+
+TEST_CASE("documents and lines that are too long to hold are refused with their place") {
+    const TemporaryDirectory folder;
+    const auto long_file = [&](const std::string& name) {
+        write(folder / name, "{\"text\": \"one\"}\n");
+        fs::resize_file(folder / name, static_cast<uintmax_t>(kMaxDocumentBytes) + (3 << 20));
+        std::ofstream(folder / name, std::ios::app) << "\n{\"text\": \"two\"}\n{\n";
+        return folder / name;
+    };
+    auto options = options_for({long_file("a.jsonl")}, folder / "out");
+    options.val_fraction = 0;
+    CHECK(contains(error_of([&] { prepare(options, nullptr); }),
+                   "line 2 of " + options.texts[0] + " is longer than"));
+    options.skip_bad = true;
+    prepare(options, nullptr);
+    CHECK((documents_in(folder / "out", "train") == Strings{"one", "two"}));
+    REQUIRE(read_data_manifest(folder / "out").bad.size() == 2);
+    CHECK(read_data_manifest(folder / "out").bad[1].line == 4);
+
+    options.texts = {long_file("a.txt")};
+    options.val_fraction = 0.1;
+    CHECK(contains(error_of([&] { prepare(options, nullptr); }), "MiB at byte 0"));
+}
