@@ -48,7 +48,10 @@ shards() { ls "$folder"/"$1"_*.bin > /dev/null 2>&1; }
 if [ "$folder/tokenizer.json" -nt "$text" ] && shards train && shards val; then
     echo "$folder has been prepared before"
 else
-    build/train_gpt tokenize "$text" --train-vocab 4096 --out "$folder" --val-fraction 0.05
+    # The end of a text serves for validation however few documents it has; JSON Lines and compressed files have many.
+    split=(--val-split tail)
+    case $text in *.jsonl | *.ndjson | *.gz | *.zst) split=() ;; esac
+    build/train_gpt tokenize "$text" --train-vocab 4096 --out "$folder" --val-fraction 0.05 "${split[@]}"
 fi
 
 say "training"

@@ -386,6 +386,14 @@ TEST_CASE("a command line that cannot be understood ends with exit code 2 and on
                   {"--train-vocab", "--tokenizer"});
     check_refused(train_gpt_with({"tokenize", "a.txt", "--out", "x", "--train-vocab", "-300"}), 2,
                   {"--train-vocab"});
+    check_refused(train_gpt_with({"tokenize", "a.txt", "--out", "x", "--train-vocab", "300",
+                                  "--val-split", "middle"}),
+                  2, {"--val-split", "middle"});
+    check_refused(train_gpt_with({"tokenize", "-", "--out", "x", "--train-vocab", "300"}), 2,
+                  {"--train-vocab", "standard input"});
+    check_refused(train_gpt_with({"tokenize", "a.txt", "--out", "x", "--train-vocab", "300",
+                                  "--threads", "-1"}),
+                  2, {"--threads"});
     check_refused(train_gpt_with({"eval", "test/fixtures/gpt2-tiny"}), 2, {"--data"});
     check_refused(train_gpt_with({"selfcheck", "--device", "tpu"}), 2, {"--device", "tpu"});
     for (const char* percent : {"nan", "-1", "some"})
@@ -787,6 +795,36 @@ TEST_CASE("a killed run goes on from its newest checkpoint as if nothing had bee
     CHECK(checkpoints_in(run) == std::vector<int64_t>{newest + 7, newest + 9});
     check_succeeds(train_gpt_with(w.train(directory / "whole", options + stop)));
     check_same_state(directory / "whole", run, newest + 9);
+}
+
+TEST_CASE("tokenize ends tidily at SIGINT and SIGTERM, and the same command goes on", "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    std::string lines;
+    for (int i = 0; i < 600; ++i)
+        lines += Json{{"body", read(w.text()).substr(static_cast<size_t>(i))}}.dump() + "\n";
+    write(directory / "a.jsonl", lines + "no JSON\n");
+    const Arguments options{"--field",        "body", "--tokenizer", w.data("tokenizer.json"),
+                            "--val-fraction", "0.2",  "--skip-bad",  "--out"};
+    const auto tokenize = [&](const std::string& out) {
+        return Arguments{"tokenize", directory / "a.jsonl"} + options + Arguments{out};
+    };
+    const Outcome whole = check_succeeds(train_gpt_with(tokenize(directory / "whole")));
+    CHECK(contains(whole.out, "1 line that is no valid JSON, first line 601 of"));
+    for (const auto& [number, code] : {std::pair{SIGINT, 130}, {SIGTERM, 143}}) {
+        const std::string out = directory / std::to_string(number);
+        Process process(tokenize(out));
+        REQUIRE(process.wait_until([&] { return contains(process.out(), "tokenizer: "); }));
+        process.signal(number);
+        const Outcome stopped = process.finish();
+        INFO(stopped.out << stopped.err);
+        CHECK(stopped.code == code);
+        CHECK(contains(stopped.out, "the same command goes on from there"));
+        CHECK_FALSE(fs::exists(out + "/data.json"));
+        CHECK(contains(check_succeeds(train_gpt_with(tokenize(out))).out, "going on behind"));
+        for (const char* name : {"/train_000000.bin", "/val_000000.bin", "/data.json"})
+            CHECK((read(out + name) == read(directory / "whole" + name)));
+    }
 }
 
 TEST_CASE("a run ends behind a checkpoint when its time is over", "[cli]") {
