@@ -858,14 +858,13 @@ Tokenizer Preparation::train_tokenizer() {
     state.sources.resize(sources_.size());
     std::vector<std::unique_ptr<WordCounts>> counts;
     std::mutex mutex;
-    const TrainOptions training;
+    const Pattern pattern = TrainOptions().pattern;
     report_.begin("counting words", 0);
     read(
         state, true,
         [&]() -> OrderedWork<Outcome>::Work {
             const std::lock_guard lock(mutex);
-            WordCounts* mine =
-                counts.emplace_back(std::make_unique<WordCounts>(training.pattern)).get();
+            WordCounts* mine = counts.emplace_back(std::make_unique<WordCounts>(pattern)).get();
             auto finder = std::make_shared<DocumentFinder>(sources_, options_);
             return [mine, finder](const Batch& batch) {
                 Outcome outcome;
@@ -881,9 +880,9 @@ Tokenizer Preparation::train_tokenizer() {
         });
     check_lengths(state.bytes, state.bytes[0] + state.bytes[1],
                   state.documents[0] + state.documents[1]);
-    WordCounts all(training.pattern);
+    WordCounts all(pattern);
     for (const auto& part : counts) all.merge(std::move(*part));
-    return Tokenizer::train(all, options_.train_vocab, training);
+    return Tokenizer::train(all, options_.train_vocab);
 }
 
 void Preparation::save(const State& state, Workplace& workplace,
