@@ -80,15 +80,19 @@ ParameterStore::ParameterStore(Arena& arena, std::vector<Parameter> parameters, 
 void ParameterStore::find_pieces() {
     for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
         const Range tensor{layout_.offset(i), parameters_[static_cast<size_t>(i)].padded_numel()};
-        for (size_t b = 0; b < layout_.buckets().size(); ++b) {
-            const Bucket& bucket = layout_.buckets()[b];
+        const std::vector<Bucket>& buckets = layout_.buckets();
+        auto b = std::partition_point(buckets.begin(), buckets.end(), [&](const Bucket& bucket) {
+            return bucket.range.end() <= tensor.first;
+        });
+        for (; b != buckets.end() && b->range.first < tensor.end(); ++b) {
+            const Bucket& bucket = *b;
             const Range mine = owned(bucket), part = intersection(mine, tensor);
             if (part.n == 0) continue;
             const int64_t at = owned_offset(bucket) + part.first - mine.first;
             const bool rounded = dtype_ == DType::bf16;
             void* const weights = weight_address(part.first);
             pieces_.push_back({.parameter = i,
-                               .bucket = static_cast<int>(b),
+                               .bucket = static_cast<int>(b - buckets.begin()),
                                .range = {part.first - tensor.first, part.n},
                                .weights = rounded ? static_cast<bf16*>(weights) : nullptr,
                                .master = rounded ? master_ + at : static_cast<float*>(weights),
