@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "dataloader/jsonl.h"
 #include "dataloader/shard.h"
 #include "kernels/error.h"
 #include "tokenizer/formats.h"
@@ -149,6 +150,22 @@ bool fuzz_safetensors(Bytes bytes) {
     return true;
 }
 
+bool fuzz_jsonl(Bytes bytes) {
+    std::string_view rest(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    bool taken = false;
+    while (!rest.empty()) {
+        const std::string_view line = rest.substr(0, rest.find('\n'));
+        rest.remove_prefix(std::min(rest.size(), line.size() + 1));
+        std::string text;
+        size_t column = 0;
+        const std::string reason = read_field(line, "text", text, column);
+        promise(column <= line.size() + 1, "a fault behind the line");
+        promise(!reason.empty() || text.size() <= line.size(), "a text longer than its line");
+        taken = taken || reason.empty();
+    }
+    return taken;
+}
+
 bool fuzz_config(Bytes bytes) {
     const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     const std::string printed = to_json(parse_config(text, "fuzz"));
@@ -172,6 +189,7 @@ constexpr FuzzTarget targets[] = {
     {"tiktoken", refusing<fuzz_tiktoken>},
     {"shard", refusing<fuzz_shard>},
     {"safetensors", refusing<fuzz_safetensors>},
+    {"jsonl", refusing<fuzz_jsonl>},
     {"config", refusing<fuzz_config>},
 };
 
