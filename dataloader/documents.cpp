@@ -137,8 +137,14 @@ Sources find_sources(const std::vector<std::string>& inputs, bool jsonl_input) {
 
 // ---- Documents ----------------------------------------------------------------------------------
 
-Split split_of(std::string_view document, double val_fraction) {
+std::optional<Split> only_split(double val_fraction) {
     if (val_fraction <= 0) return Split::train;
+    if (val_fraction >= 1) return Split::val;
+    return {};
+}
+
+Split split_of(std::string_view document, double val_fraction) {
+    if (const auto only = only_split(val_fraction)) return *only;
     const uint64_t bound = static_cast<uint64_t>(std::ldexp(val_fraction, 64));
     return XXH3_64bits(document.data(), document.size()) < bound ? Split::val : Split::train;
 }
@@ -342,8 +348,7 @@ class DocumentStream::Reader {
         if (begin == end && !position_.in_document) return;
         if (!flows_) check_length(begin, end);
         if (!rules_.cut) {
-            parts_.push_back({begin, end, ends, {}});
-            if (rules_.val_fraction <= 0) parts_.back().split = Split::train;
+            parts_.push_back({begin, end, ends, only_split(rules_.val_fraction)});
             return;
         }
         const int64_t cut = *rules_.cut - stream_.begins_[position_.source] - position_.offset;
@@ -465,7 +470,7 @@ class DocumentStream::Reader {
     Position position_;  // of buffer_[0]
     char last_byte_ = '\n';
     // Where a document needs not be seen whole, its pieces go as they come.
-    const bool flows_ = rules_.cuttable && (rules_.val_fraction <= 0 || rules_.cut);
+    const bool flows_ = rules_.cuttable && (only_split(rules_.val_fraction) || rules_.cut);
     std::string buffer_;
     std::vector<Stretch> parts_;
 };

@@ -86,8 +86,11 @@ struct DocumentRules {
 /// Longest document that is held in memory, where it must be; longest line of JSON Lines.
 constexpr int64_t kMaxDocumentBytes = int64_t{1} << 28;
 
+/// The split of every document, where there is only one: val_fraction is 0 or 1.
+std::optional<Split> only_split(double val_fraction);
+
 /// Which split a document belongs to: validation when XXH3 of its bytes, as a fraction of 2^64, is
-/// below `val_fraction` (<= 0.5).
+/// below `val_fraction` (0 to 0.5, or 1).
 Split split_of(std::string_view document, double val_fraction);
 
 /// Reads sources, several ahead at a time, and hands out their documents in order.

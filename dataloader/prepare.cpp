@@ -732,8 +732,12 @@ void check(const PrepareOptions& o) {
             "--train-vocab reads the text twice, but standard input (-) can be read once; write it "
             "to "
             "a file, or use a vocabulary with --tokenizer");
-    if (!(o.val_fraction >= 0 && o.val_fraction <= 0.5))
-        throw Error("--val-fraction is ", o.val_fraction, ", but must lie between 0 and 0.5");
+    if (!(o.val_fraction >= 0 && o.val_fraction <= 0.5) && o.val_fraction != 1)
+        throw Error("--val-fraction is ", o.val_fraction,
+                    ", but must lie between 0 and 0.5, or be 1 where all is for validation");
+    if (o.val_fraction == 1 && o.train_vocab > 0)
+        throw UsageError(
+            "--val-fraction 1 leaves no text to train a vocabulary on; name one with --tokenizer");
     if (!o.val_split.empty() && o.val_split != "documents" && o.val_split != "tail")
         throw UsageError("--val-split is \"", o.val_split, "\", but must be documents or tail");
     if (o.shard_tokens < 2)
@@ -843,7 +847,8 @@ void Preparation::check_lengths(const std::array<int64_t, 2>& lengths, int64_t b
                     " is empty; name a file with text in it");
     for (const Split split : kSplits) {
         const int64_t length = lengths[index_of(split)];
-        if (length >= 2 || (split == Split::val && options_.val_fraction == 0)) continue;
+        const auto only = only_split(options_.val_fraction);
+        if (length >= 2 || (only && split != *only)) continue;
         throw Error(
             "the text (", bytes, " bytes, ", documents, documents == 1 ? " document" : " documents",
             ") is too short: ", length == 0 ? "nothing" : "one token", " of it is left for ",

@@ -16,7 +16,7 @@ struct PrepareOptions {
     uint32_t train_vocab = 0;    // train a tokenizer of this many tokens; or
     std::string tokenizer;       // take this one (whatever Tokenizer::load reads)
     std::string out;             // folder; made when missing
-    double val_fraction = 0.05;  // 0 to 0.5
+    double val_fraction = 0.05;  // 0 to 0.5, or 1
     std::string val_split;       // "documents", "tail", or empty: see prepare()
     int64_t shard_tokens = 100'000'000;  // tokens in a shard
     bool skip_bad = false;               // leave out lines that are no records, and count them

@@ -129,7 +129,7 @@ CommandLine parse_command_line(int argc, char** argv) {
         ->type_name("DIR");
     tokenize
         ->add_option("--val-fraction", line.prepare.val_fraction,
-                     "Share of the text that is kept for validation")
+                     "Share of the text that is kept for validation: 0 to 0.5, or 1")
         ->capture_default_str()
         ->type_name("F");
     tokenize

@@ -494,6 +494,25 @@ TEST_CASE("by default the end of a single document is validation, and else whole
     CHECK(split({folder / "one.txt", folder / "one.txt"}) == "documents");
 }
 
+TEST_CASE("a validation set of its own is made of all of the text") {
+    const TemporaryDirectory folder;
+    const Strings documents = random_documents(40, 3000);
+    write(folder / "a.txt", as_text(documents));
+    for (const char* split : {"documents", "tail"}) {
+        auto options = options_for({folder / "a.txt"}, folder / split);
+        options.val_split = split;
+        options.val_fraction = 1;
+        prepare(options, nullptr);
+        CHECK(documents_in(folder / split, "val") == with_newline(documents));
+        CHECK(documents_in(folder / split, "train").empty());
+        options.tokenizer = "";
+        options.train_vocab = 300;
+        CHECK_THROWS_AS(prepare(options, nullptr), UsageError);
+        options.val_fraction = 0.75;
+        CHECK_THROWS_AS(prepare(options, nullptr), Error);
+    }
+}
+
 TEST_CASE(
     "interrupted or killed at any moment, the same command gives the shards of an undisturbed "
     "run") {
@@ -664,7 +683,8 @@ TEST_CASE("an interrupted run goes on with the same options and inputs only") {
     }
 }
 
-TEST_CASE("documents and lines that are too long to hold are refused with their place", "[long]") {
+TEST_CASE("documents and lines that are too long to hold are refused with their place",
+          "[.][long]") {
     const TemporaryDirectory folder;
     const auto long_file = [&](const std::string& name) {
         write(folder / name, "{\"text\": \"one\"}\n");
