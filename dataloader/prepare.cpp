@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <exception>
 #include <optional>
 #include <set>
@@ -15,15 +13,15 @@
 #include <thread>
 #include <utility>
 
-#include <fcntl.h>
-#include <nlohmann/json.hpp>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include "dataloader/documents.h"
 #include "dataloader/jsonl.h"
+#include "dataloader/manifest.h"
 #include "dataloader/ordered_work.h"
 #include "dataloader/shard.h"
+#include "dataloader/tail_split.h"
+#include "dataloader/workplace.h"
 #include "kernels/error.h"
 #include "kernels/file.h"
 #include "tokenizer/tokenizer.h"
@@ -32,124 +30,14 @@
 namespace train_gpt {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 namespace {
 
-constexpr const char* kFormat = "train_gpt data 1";
-constexpr const char* kPlanFormat = "train_gpt tokenize 1";
-constexpr const char* kManifest = "data.json";
-constexpr const char* kTokenizerFile = "tokenizer.json";
-constexpr const char* kPlan = "plan.json";          // in the staging folder: what is being made,
-constexpr const char* kProgress = "progress.json";  // and how far it is
-constexpr std::array<Split, 2> kSplits{Split::train, Split::val};
-
-const char* name_of(Split split) { return split == Split::train ? "train" : "val"; }
 const char* purpose_of(Split split) { return split == Split::train ? "training" : "validation"; }
-size_t index_of(Split split) { return static_cast<size_t>(split); }
 
 double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-// ---- The end of the text as validation ------------------------------------------------------------
-
-/// The files as one text: byte p of it lies in the file i with begin(i) <= p < begin(i + 1).
-class Corpus {
-  public:
-    explicit Corpus(const std::vector<Source>& sources) {
-        for (const Source& source : sources) {
-            files_.emplace_back(source.path);
-            begins_.push_back(begins_.back() + static_cast<int64_t>(files_.back().bytes().size()));
-        }
-    }
-    int files() const { return static_cast<int>(files_.size()); }
-    int64_t bytes() const { return begins_.back(); }
-    int64_t begin(int file) const { return begins_[static_cast<size_t>(file)]; }
-    std::string_view text(int file) const { return files_[static_cast<size_t>(file)].text(); }
-
-    /// The first place in [from, to] where a line or a file begins; -1 when there is none.
-    int64_t line_after(int64_t from, int64_t to) const {
-        for (int i = 0; i < files(); ++i) {
-            if (begin(i + 1) < from) continue;
-            if (begin(i) >= from) return begin(i) <= to ? begin(i) : -1;
-            const size_t newline = text(i).find('\n', static_cast<size_t>(from - 1 - begin(i)));
-            if (newline == std::string_view::npos) continue;
-            const int64_t line = begin(i) + static_cast<int64_t>(newline) + 1;
-            return line <= to ? line : -1;
-        }
-        return -1;
-    }
-
-    /// The last place in [from, to] where a line or a file begins; -1 when there is none.
-    int64_t line_before(int64_t from, int64_t to) const {
-        for (int i = files() - 1; i >= 0; --i) {
-            if (begin(i) > to) continue;
-            const int64_t last = std::min(to, begin(i + 1)) - 1 - begin(i);
-            const size_t newline =
-                last < 0 ? std::string_view::npos : text(i).rfind('\n', static_cast<size_t>(last));
-            const int64_t line = newline == std::string_view::npos
-                                     ? begin(i)
-                                     : begin(i) + static_cast<int64_t>(newline) + 1;
-            return line >= from ? line : -1;
-        }
-        return -1;
-    }
-
-    /// The first place from `from` on that does not lie inside a UTF-8 character.
-    int64_t character_after(int64_t from) const {
-        for (int i = 0; i < files(); ++i) {
-            if (begin(i + 1) <= from) continue;
-            const std::string_view here = text(i);
-            size_t p = static_cast<size_t>(from - begin(i));
-            // A character has at most three such bytes; more of them are no UTF-8, and any place is
-            // as good.
-            for (int n = 0; n < 3 && p > 0 && p < here.size() && (here[p] & 0xC0) == 0x80; ++n) ++p;
-            return begin(i) + static_cast<int64_t>(p);
-        }
-        return bytes();
-    }
-
-  private:
-    std::vector<MappedFile> files_;
-    std::vector<int64_t> begins_{0};
-};
-
-/// Where validation begins, or the end of the text when there is none.
-int64_t validation_begin(const Corpus& corpus, double fraction) {
-    const int64_t total = corpus.bytes();
-    const int64_t wanted = std::llround(fraction * static_cast<double>(total));
-    if (wanted == 0) return total;
-    const int64_t cut = total - wanted;
-    if (cut == 0) return cut;
-    // Half of the validation text either way is as far as it goes for a line's sake.
-    const int64_t slack = wanted / 2;
-    if (const int64_t line = corpus.line_after(cut, cut + slack); line > 0 && line < total)
-        return line;
-    if (const int64_t line = corpus.line_before(cut - slack, cut); line > 0) return line;
-    return corpus.character_after(cut);
-}
-
-/// Whether all of the text is one document of one plain file.
-bool is_single_document(const std::vector<Source>& sources) {
-    const Source* only = nullptr;
-    for (const Source& source : sources) {
-        if (!source.is_plain_file()) return false;
-        if (source.size == 0) continue;
-        if (only) return false;
-        only = &source;
-    }
-    if (!only) return true;
-    const MappedFile file(only->path);
-    int documents = 0;
-    for (size_t begin = 0; begin < file.text().size() && documents < 2;) {
-        Separator next = find_separator(file.text(), begin, true, true);
-        if (next.begin == std::string_view::npos) next = {file.text().size(), file.text().size()};
-        if (next.begin > begin) ++documents;
-        begin = next.end;
-    }
-    return documents < 2;
 }
 
 // ---- The work on documents --------------------------------------------------------------------------
@@ -244,135 +132,22 @@ class DocumentFinder {
     std::string text_;
 };
 
-// ---- How far it is ------------------------------------------------------------------------------------
-
-/// All that has been made up to a place in the inputs.
-struct State {
-    Position position;
-    std::array<int64_t, 2> documents{}, bytes{};
-    std::array<std::vector<PreparedShard>, 2>
-        shards;                           // the last one's hash is empty while it grows
-    std::vector<PreparedSource> sources;  // those read, and the one at the position
-    std::vector<BadLines> bad;
-
-    int64_t tokens(Split split) const {
-        int64_t tokens = 0;
-        for (const PreparedShard& shard : shards[index_of(split)]) tokens += shard.tokens;
-        return tokens;
+/// Counts what came of a batch.
+void count(PreparationState& state, const Batch& batch, const Outcome& outcome) {
+    for (const Split split : kSplits) {
+        state.documents[index_of(split)] += outcome.documents[index_of(split)];
+        state.bytes[index_of(split)] += outcome.bytes[index_of(split)];
+        state.sources[batch.source].documents += outcome.documents[index_of(split)];
     }
-    void count(const Batch& batch, const Outcome& outcome) {
-        for (const Split split : kSplits) {
-            documents[index_of(split)] += outcome.documents[index_of(split)];
-            bytes[index_of(split)] += outcome.bytes[index_of(split)];
-            if (batch.source < sources.size())
-                sources[batch.source].documents += outcome.documents[index_of(split)];
-        }
-        for (const BadLines& lines : outcome.bad) add_bad(bad, lines);
-        position = batch.end;
-        if (!batch.last) return;
-        PreparedSource& source = sources[batch.source];
-        source.bytes = batch.end.offset;
-        source.hash = hex(batch.end.hash);
-        position = {batch.source + 1, 0, 0, false, 0};
-    }
-    static std::string hex(uint64_t value) {
-        char text[17];
-        std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
-        return text;
-    }
-};
-
-Json to_json(const PreparedShard& shard) {
-    return {{"name", shard.name},
-            {"split", shard.split},
-            {"tokens", shard.tokens},
-            {"bytes", shard.bytes},
-            {"hash", shard.hash}};
-}
-Json to_json(const PreparedSource& source) {
-    return {{"path", source.path},
-            {"bytes", source.bytes},
-            {"documents", source.documents},
-            {"hash", source.hash}};
-}
-Json to_json(const BadLines& bad) {
-    return {{"reason", bad.reason}, {"count", bad.count}, {"path", bad.path}, {"line", bad.line}};
-}
-template <class T>
-Json to_json(const std::vector<T>& all) {
-    Json json = Json::array();
-    for (const T& one : all) json.push_back(to_json(one));
-    return json;
-}
-
-void from_json(const Json& json, PreparedShard& shard) {
-    json.at("name").get_to(shard.name);
-    json.at("split").get_to(shard.split);
-    json.at("tokens").get_to(shard.tokens);
-    json.at("bytes").get_to(shard.bytes);
-    json.at("hash").get_to(shard.hash);
-}
-void from_json(const Json& json, PreparedSource& source) {
-    json.at("path").get_to(source.path);
-    json.at("bytes").get_to(source.bytes);
-    source.documents = json.value("documents", int64_t{0});
-    json.at("hash").get_to(source.hash);
-}
-void from_json(const Json& json, BadLines& bad) {
-    json.at("reason").get_to(bad.reason);
-    json.at("count").get_to(bad.count);
-    json.at("path").get_to(bad.path);
-    json.at("line").get_to(bad.line);
-}
-template <class T>
-void from_json(const Json& json, std::vector<T>& all) {
-    all.clear();
-    for (const Json& entry : json) from_json(entry, all.emplace_back());
-}
-
-/// File names may be any bytes; those that are no UTF-8 are shown as U+FFFD.
-std::string to_text(const Json& json) {
-    return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
-std::string to_text(const State& state) {
-    const Position& at = state.position;
-    Json json;
-    json["position"] = {{"source", at.source},
-                        {"offset", at.offset},
-                        {"line", at.line},
-                        {"in_document", at.in_document},
-                        {"hash", at.hash}};
-    for (const Split split : kSplits)
-        json[name_of(split)] = {{"documents", state.documents[index_of(split)]},
-                                {"bytes", state.bytes[index_of(split)]},
-                                {"shards", to_json(state.shards[index_of(split)])}};
-    json["sources"] = to_json(state.sources);
-    json["bad"] = to_json(state.bad);
-    return to_text(json);
-}
-
-State read_state(const fs::path& path) {
-    State state;
-    try {
-        const Json json = Json::parse(MappedFile(path).text());
-        const Json& at = json.at("position");
-        state.position = {at.at("source").get<size_t>(), at.at("offset").get<int64_t>(),
-                          at.at("line").get<int64_t>(), at.at("in_document").get<bool>(),
-                          at.at("hash").get<uint64_t>()};
-        for (const Split split : kSplits) {
-            const Json& part = json.at(name_of(split));
-            part.at("documents").get_to(state.documents[index_of(split)]);
-            part.at("bytes").get_to(state.bytes[index_of(split)]);
-            from_json(part.at("shards"), state.shards[index_of(split)]);
-        }
-        from_json(json.at("sources"), state.sources);
-        from_json(json.at("bad"), state.bad);
-    } catch (const std::exception& error) {
-        throw Error(path.string(), " is damaged (", error.what(), "); remove the folder ",
-                    path.parent_path().string(), " and run the same command again");
-    }
-    return state;
+    for (const BadLines& lines : outcome.bad) add_bad(state.bad, lines);
+    state.position = batch.end;
+    if (!batch.last) return;
+    char hash[17];
+    std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(batch.end.hash));
+    PreparedSource& source = state.sources[batch.source];
+    source.bytes = batch.end.offset;
+    source.hash = hash;
+    state.position = {batch.source + 1, 0, 0, false, 0};
 }
 
 /// Writes the shards of one split and describes them.
@@ -430,205 +205,6 @@ class SplitWriter {
     std::vector<int64_t> lengths_;  // of tokens, by id
     bool finished_ = false;
 };
-
-// ---- The folder ---------------------------------------------------------------------------------
-
-bool is_shard_name(std::string_view name) {
-    return (name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(".bin") &&
-           name.find('/') == std::string_view::npos;
-}
-
-std::string to_text(const DataManifest& manifest) {
-    Json json;
-    json["format"] = kFormat;
-    json["complete"] = manifest.complete;
-    json["vocab_size"] = manifest.vocab_size;
-    json["tokenizer"] = {{"name", manifest.tokenizer}, {"hash", manifest.tokenizer_hash}};
-    json["val_fraction"] = manifest.val_fraction;
-    json["val_split"] = manifest.val_split;
-    json["documents"] = {{"train", manifest.train_documents}, {"val", manifest.val_documents}};
-    json["files"] = to_json(manifest.shards);
-    json["sources"] = to_json(manifest.sources);
-    json["bad_lines"] = to_json(manifest.bad);
-    return to_text(json);
-}
-
-DataManifest manifest_from(const fs::path& path) {
-    DataManifest manifest;
-    const MappedFile file(path);
-    try {
-        const Json json = Json::parse(file.text());
-        if (json.at("format") != kFormat) throw Error("its \"format\" is not \"", kFormat, "\"");
-        json.at("complete").get_to(manifest.complete);
-        json.at("vocab_size").get_to(manifest.vocab_size);
-        json.at("tokenizer").at("name").get_to(manifest.tokenizer);
-        json.at("tokenizer").at("hash").get_to(manifest.tokenizer_hash);
-        json.at("val_fraction").get_to(manifest.val_fraction);
-        manifest.val_split = json.value("val_split", "tail");
-        if (json.contains("documents")) {
-            json["documents"].at("train").get_to(manifest.train_documents);
-            json["documents"].at("val").get_to(manifest.val_documents);
-        }
-        from_json(json.at("files"), manifest.shards);
-        from_json(json.at("sources"), manifest.sources);
-        if (json.contains("bad_lines")) from_json(json["bad_lines"], manifest.bad);
-    } catch (const std::exception& error) {
-        throw Error(path.string(), " is no manifest of `train_gpt tokenize` (", error.what(),
-                    "); remove it or choose another folder");
-    }
-    return manifest;
-}
-
-/// A folder that nobody else prepares at the same time, and a hidden folder in it for what is not
-/// complete yet.
-class Workplace {
-  public:
-    explicit Workplace(const fs::path& out) : staging_(out / ".tokenize.tmp") {
-        make_directory(out);
-        lock_ = ::open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        // Where locks do not exist (some network file systems), the rest works without.
-        if (lock_ >= 0 && ::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-            ::close(lock_);
-            throw Error("another `train_gpt tokenize` is writing to ", out.string(),
-                        "; wait for it or choose another folder");
-        }
-    }
-    ~Workplace() {
-        if (opened_ && !kept_) remove();
-        if (lock_ >= 0) ::close(lock_);
-    }
-    Workplace(const Workplace&) = delete;
-    Workplace& operator=(const Workplace&) = delete;
-
-    const fs::path& staging() const { return staging_; }
-
-    /// Opens the hidden folder for the making of what `plan` describes. What an interrupted run of the
-    /// same plan left in it stays, anything else goes. Returns what the interrupted run was about
-    /// where that was something else ("the inputs changed"), else an empty string.
-    std::string open(const Json& plan) {
-        std::string change;
-        if (const fs::path path = staging_ / kPlan; fs::exists(path)) {
-            const Json before =
-                Json::parse(MappedFile(path).text(), nullptr, /*allow_exceptions=*/false);
-            for (const auto& [key, value] : plan.items())
-                if (change.empty() && (!before.is_object() || before.value(key, Json()) != value))
-                    change = key;
-            kept_ = change.empty();
-        }
-        opened_ = true;
-        if (!kept_) begin_anew(plan);
-        return change;
-    }
-
-    /// Makes the hidden folder anew, for `plan`.
-    void begin_anew(const Json& plan) {
-        kept_ = false;
-        remove();
-        make_directory(staging_);
-        write_file(staging_ / kPlan, to_text(plan));
-    }
-
-    /// Whether an interrupted run left something to go on with.
-    bool has(const char* name) const { return fs::exists(staging_ / name); }
-
-    /// From now on the hidden folder outlives a failure.
-    void keep() { kept_ = true; }
-    /// It goes, with all that is in it.
-    void drop() { kept_ = false; }
-
-  private:
-    void remove() {
-        std::error_code ignored;
-        fs::remove_all(staging_, ignored);
-    }
-
-    fs::path staging_;
-    int lock_ = -1;
-    bool opened_ = false, kept_ = false;
-};
-
-/// Names in `out` that an earlier prepare() made and that this one may replace. Throws Error when
-/// others are in its way.
-std::set<std::string> replaceable(const fs::path& out, bool keeps_tokenizer) {
-    std::set<std::string> known;
-    if (fs::exists(out / kManifest)) {
-        const DataManifest old = read_data_manifest(out);
-        for (const PreparedShard& shard : old.shards)
-            if (is_shard_name(shard.name)) known.insert(shard.name);
-        known.insert(kTokenizerFile);
-    }
-    for (const fs::directory_entry& entry : fs::directory_iterator(out)) {
-        const std::string name = entry.path().filename().string();
-        const bool foreign = is_shard_name(name) || (name == kTokenizerFile && !keeps_tokenizer);
-        if (foreign && !known.contains(name))
-            throw Error(entry.path().string(), " is in the way: ", kManifest,
-                        " does not list it, so it was not made by `train_gpt tokenize` here; move "
-                        "it away or choose another folder");
-    }
-    return known;
-}
-
-void move_file(const fs::path& from, const fs::path& to) {
-    std::error_code code;
-    fs::rename(from, to, code);
-    if (code)
-        throw Error("cannot put ", to.string(), " in place: ", code.message(),
-                    "; run the same command again");
-}
-
-/// The finished files, by name, with their hashes.
-std::vector<std::pair<std::string, std::string>> files_of(const DataManifest& manifest,
-                                                          bool keeps_tokenizer) {
-    std::vector<std::pair<std::string, std::string>> files;
-    for (const PreparedShard& shard : manifest.shards) files.emplace_back(shard.name, shard.hash);
-    if (!keeps_tokenizer) files.emplace_back(manifest.tokenizer, manifest.tokenizer_hash);
-    return files;
-}
-
-/// Whether each finished file is still in the staging folder or has been moved to `out` by a process
-/// that was killed.
-bool can_publish(const fs::path& staging, const fs::path& out, const DataManifest& manifest,
-                 bool keeps_tokenizer) {
-    for (const auto& [name, hash] : files_of(manifest, keeps_tokenizer))
-        if (!fs::exists(staging / name) &&
-            !(fs::exists(out / name) && hash_file(out / name) == hash))
-            return false;
-    return true;
-}
-
-/// Moves the finished files from the staging folder to `out`. Killed at any moment, the manifest
-/// there lists every shard that may be left, old or new, so that no later run takes a mixture for
-/// good or for foreign.
-void publish(const fs::path& staging, const fs::path& out, DataManifest manifest,
-             const std::set<std::string>& old, bool keeps_tokenizer) {
-    std::set<std::string> fresh;
-    for (const PreparedShard& shard : manifest.shards) fresh.insert(shard.name);
-
-    DataManifest both = manifest;
-    both.complete = false;
-    for (const std::string& name : old)
-        if (is_shard_name(name) && !fresh.contains(name))
-            both.shards.push_back({name, name.starts_with("val_") ? "val" : "train", 0, 0, ""});
-    write_file(out / kManifest, to_text(both));
-    sync_directory(out);
-
-    for (const std::string& name : old)
-        if (is_shard_name(name) && !fresh.contains(name)) {
-            std::error_code code;
-            fs::remove(out / name, code);
-            if (code)
-                throw Error("cannot remove the old shard ", (out / name).string(), ": ",
-                            code.message(),
-                            "; check the permissions and run the same command again");
-        }
-    for (const auto& [name, hash] : files_of(manifest, keeps_tokenizer))
-        if (fs::exists(staging / name)) move_file(staging / name, out / name);
-    sync_directory(out);
-
-    manifest.complete = true;
-    write_file(out / kManifest, to_text(manifest));
-    sync_directory(out);
-}
 
 // ---- Reporting ----------------------------------------------------------------------------------
 
@@ -770,18 +346,19 @@ class Preparation {
     struct Stopped {};
 
     void choose_split();
-    Json plan(const std::optional<Tokenizer>& given) const;
+    Plan plan(const std::optional<Tokenizer>& given) const;
     Tokenizer train_tokenizer();
     DataManifest encode(const Tokenizer& tokenizer, Workplace& workplace);
-    void save(const State& state, Workplace& workplace, std::array<SplitWriter, 2>& writers) const;
+    void save(const PreparationState& state, Workplace& workplace,
+              std::array<SplitWriter, 2>& writers) const;
     void check_lengths(const std::array<int64_t, 2>& lengths, int64_t bytes,
                        int64_t documents) const;
-    void describe(const State& state);
+    void describe(const PreparationState& state);
 
     /// Reads everything from `state` on: `make_work` for each thread, then done(batch, outcome) in the
     /// order of the text. Throws Stopped when the user wants an end, at a place where a run can go on.
     template <class Done>
-    void read(const State& state, bool cuttable,
+    void read(const PreparationState& state, bool cuttable,
               std::function<OrderedWork<Outcome>::Work()> make_work, Done&& done) {
         DocumentStream stream(sources_, {options_.val_fraction, cut_, cuttable}, state.position,
                               std::min(threads_, 8));
@@ -819,24 +396,21 @@ void Preparation::choose_split() {
         if (!source.is_plain_file())
             throw UsageError("--val-split tail takes the end of plain text files, and ",
                              source.name(), " is none; use --val-split documents");
-    cut_ = validation_begin(Corpus(sources_), options_.val_fraction);
+    cut_ = tail_begin(sources_, options_.val_fraction);
 }
 
 /// Everything that the shards are a function of.
-Json Preparation::plan(const std::optional<Tokenizer>& given) const {
-    Json plan;
-    plan["format"] = kPlanFormat;
-    plan["tokenizer"] =
-        given ? Json(hash_text(given->to_json())) : Json{{"train_vocab", options_.train_vocab}};
-    plan["field"] = options_.field;
-    plan["val_split"] = val_split_;
-    plan["val_fraction"] = options_.val_fraction;
-    plan["shard_tokens"] = options_.shard_tokens;
-    plan["inputs"] = Json::array();
+Plan Preparation::plan(const std::optional<Tokenizer>& given) const {
+    std::string inputs;
     for (const Source& source : sources_)
-        plan["inputs"].push_back(
-            {{"path", source.path}, {"bytes", source.size}, {"modified", source.modified}});
-    return Json::parse(to_text(plan));  // as it is read back
+        inputs += concat(source.path, " ", source.size, " ", source.modified, "\n");
+    return {{"format", "train_gpt tokenize 1"},
+            {"tokenizer", given ? given->to_json() : concat("of ", options_.train_vocab)},
+            {"field", options_.field},
+            {"val_split", val_split_},
+            {"val_fraction", concat(options_.val_fraction)},
+            {"shard_tokens", concat(options_.shard_tokens)},
+            {"inputs", inputs}};
 }
 
 void Preparation::check_lengths(const std::array<int64_t, 2>& lengths, int64_t bytes,
@@ -859,7 +433,7 @@ void Preparation::check_lengths(const std::array<int64_t, 2>& lengths, int64_t b
 }
 
 Tokenizer Preparation::train_tokenizer() {
-    State state;
+    PreparationState state;
     state.sources.resize(sources_.size());
     std::vector<std::unique_ptr<WordCounts>> counts;
     std::mutex mutex;
@@ -880,7 +454,7 @@ Tokenizer Preparation::train_tokenizer() {
             };
         },
         [&](const Batch& batch, const Outcome& outcome) {
-            state.count(batch, outcome);
+            count(state, batch, outcome);
             report_.count(batch, batch.bytes(), 0);
         });
     check_lengths(state.bytes, state.bytes[0] + state.bytes[1],
@@ -890,18 +464,18 @@ Tokenizer Preparation::train_tokenizer() {
     return Tokenizer::train(all, options_.train_vocab);
 }
 
-void Preparation::save(const State& state, Workplace& workplace,
+void Preparation::save(const PreparationState& state, Workplace& workplace,
                        std::array<SplitWriter, 2>& writers) const {
     for (SplitWriter& writer : writers) writer.sync();
-    write_file(workplace.staging() / kProgress, to_text(state));
+    write_progress(workplace.staging() / kProgressFile, state);
     workplace.keep();
 }
 
 DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplace) {
     const fs::path& staging = workplace.staging();
-    State state;
-    if (workplace.has(kProgress)) {
-        state = read_state(staging / kProgress);
+    PreparationState state;
+    if (workplace.has(kProgressFile)) {
+        state = read_progress(staging / kProgressFile);
         report_.say("going on behind ", state.tokens(Split::train) + state.tokens(Split::val),
                     " tokens of an interrupted run");
     } else {
@@ -935,7 +509,7 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
             [&](const Batch& batch, const Outcome& outcome) {
                 for (const Split split : kSplits)
                     writers[index_of(split)].append(outcome.tokens[index_of(split)]);
-                state.count(batch, outcome);
+                count(state, batch, outcome);
                 report_.count(batch, batch.bytes(),
                               state.tokens(Split::train) + state.tokens(Split::val));
                 if ((batch.can_restart || batch.last) &&
@@ -977,7 +551,7 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
     return manifest;
 }
 
-void Preparation::describe(const State& state) {
+void Preparation::describe(const PreparationState& state) {
     for (const Split split : kSplits) {
         const auto& shards = state.shards[index_of(split)];
         const int64_t tokens = state.tokens(split);
@@ -1021,16 +595,16 @@ bool Preparation::run(int64_t skipped) {
     if (const std::string change = workplace.open(plan(tokenizer)); !change.empty())
         report_.say("an interrupted run in ", out_.string(), " cannot go on, since its ", change,
                     change.ends_with('s') ? " were" : " was", " different; beginning anew");
-    if (workplace.has(kManifest) &&
-        !can_publish(staging, out_, manifest_from(staging / kManifest), keeps_tokenizer_)) {
+    if (workplace.has(kDataManifest) &&
+        !can_publish(staging, out_, read_data_manifest(staging), keeps_tokenizer_)) {
         report_.say("shards of an interrupted run are missing in ", out_.string(),
                     "; beginning anew");
         workplace.begin_anew(plan(tokenizer));
     }
 
     DataManifest manifest;
-    if (workplace.has(kManifest)) {
-        manifest = manifest_from(staging / kManifest);
+    if (workplace.has(kDataManifest)) {
+        manifest = read_data_manifest(staging);
         report_.say("an interrupted run had made all shards");
     } else {
         try {
@@ -1056,7 +630,7 @@ bool Preparation::run(int64_t skipped) {
             return false;
         }
         manifest.tokenizer_hash = hash_file(keeps_tokenizer_ ? in_place : staging / kTokenizerFile);
-        write_file(staging / kManifest, to_text(manifest));
+        write_data_manifest(staging, manifest);
         sync_directory(staging);
         workplace.keep();
     }
@@ -1073,10 +647,6 @@ bool prepare(const PrepareOptions& options, std::FILE* log,
     check(options);
     Sources found = find_sources(options.texts, !options.field.empty());
     return Preparation(options, std::move(found.sources), log, interrupted).run(found.skipped);
-}
-
-DataManifest read_data_manifest(const fs::path& folder) {
-    return manifest_from(folder / kManifest);
 }
 
 }  // namespace train_gpt

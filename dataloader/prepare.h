@@ -2,7 +2,6 @@
 #pragma once
 #include <cstdint>
 #include <cstdio>
-#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -56,47 +55,5 @@ struct PrepareOptions {
 /// UsageError for contradicting options.
 bool prepare(const PrepareOptions& options, std::FILE* log,
              const std::function<bool()>& interrupted = {});
-
-/// One shard in a manifest.
-struct PreparedShard {
-    std::string name;    // in the folder
-    std::string split;   // "train" or "val"
-    int64_t tokens = 0;  // end-of-text tokens included
-    int64_t bytes = 0;   // of text that these tokens stand for; end-of-text tokens stand for none
-    std::string hash;    // hash_file() of the shard
-};
-
-/// One input that went in.
-struct PreparedSource {
-    std::string path;       // "-": standard input
-    int64_t bytes = 0;      // unpacked
-    int64_t documents = 0;  // that are not empty
-    std::string hash;       // hash_text() of these bytes
-};
-
-/// Lines of JSON Lines that were left out, for one reason.
-struct BadLines {
-    std::string reason;  // "is no valid JSON"
-    int64_t count = 0;
-    std::string path;  // the first of them
-    int64_t line = 0;  // from 1
-};
-
-/// data.json, as prepare() writes it.
-struct DataManifest {
-    bool complete = false;  // false: the writer was killed while it put the files in place
-    uint32_t vocab_size = 0;
-    std::string tokenizer;       // name of the tokenizer's file in the folder
-    std::string tokenizer_hash;  // hash_file() of it
-    double val_fraction = 0;
-    std::string val_split;  // "documents" or "tail"
-    int64_t train_documents = 0, val_documents = 0;
-    std::vector<PreparedShard> shards;
-    std::vector<PreparedSource> sources;
-    std::vector<BadLines> bad;
-};
-
-/// Reads FOLDER/data.json. Throws Error when it is missing, damaged or not a manifest of prepare().
-DataManifest read_data_manifest(const std::filesystem::path& folder);
 
 }  // namespace train_gpt

@@ -10,7 +10,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include "dataloader/prepare.h"
+#include "dataloader/manifest.h"
 #include "kernels/device.h"
 #include "kernels/error.h"
 #include "kernels/file.h"

@@ -20,6 +20,7 @@
 #endif
 
 #include "dataloader/documents.h"
+#include "dataloader/manifest.h"
 #include "dataloader/prepare.h"
 #include "test/dataloader/shard_files.h"
 #include "tokenizer/tokenizer.h"
@@ -610,7 +611,7 @@ TEST_CASE("an interrupted run goes on with the same options and inputs only") {
         return prepare(options, nullptr, [&] { return --after < 0; });
     };
     const std::string progress = folder / "out/.tokenize.tmp/progress.json",
-                      plan = folder / "out/.tokenize.tmp/plan.json";
+                      plan = folder / "out/.tokenize.tmp/plan.txt";
     /// What the command says.
     const auto said = [&] {
         std::FILE* log = std::fopen((folder / "log").c_str(), "w");

@@ -1,4 +1,3 @@
-#include "dataloader/documents.h"
 #include "dataloader/prepare.h"
 
 #include <cmath>
@@ -12,6 +11,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "dataloader/documents.h"
+#include "dataloader/manifest.h"
 #include "test/dataloader/shard_files.h"
 #include "test/text.h"
 #include "tokenizer/pretokenize.h"
@@ -483,8 +484,7 @@ TEST_CASE("bad input to prepare is one sentence and makes no folder of shards") 
     CHECK(contains(refused([&](Options o) { o.texts = {folder / "empty.txt"}; }), "is empty"));
     CHECK(contains(refused([&](Options o) { o.texts = {folder / "none.txt"}; }), "none.txt"));
     CHECK(contains(refused([&](Options o) { o.texts = {folder / "tiny.txt"}; }), "too short"));
-    CHECK(
-        contains(refused([&](Options o) { o.texts = {folder / "separators.txt"}; }), "is empty"));
+    CHECK(contains(refused([&](Options o) { o.texts = {folder / "separators.txt"}; }), "is empty"));
     CHECK(contains(refused([&](Options o) { o.texts.clear(); }), "no text"));
     CHECK(contains(refused([&](Options o) { o.out.clear(); }), "--out"));
     CHECK(contains(refused([&](Options o) { o.out = folder / "good.txt"; }), "good.txt"));

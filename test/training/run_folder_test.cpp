@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "dataloader/manifest.h"
 #include "dataloader/prepare.h"
 #include "kernels/error.h"
 #include "test/catch.h"

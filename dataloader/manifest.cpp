@@ -1,0 +1,156 @@
+#include "dataloader/manifest.h"
+
+#include <exception>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/error.h"
+#include "kernels/file.h"
+
+namespace train_gpt {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+constexpr const char* kFormat = "train_gpt data 1";
+
+Json to_json(const PreparedShard& shard) {
+    return {{"name", shard.name},
+            {"split", shard.split},
+            {"tokens", shard.tokens},
+            {"bytes", shard.bytes},
+            {"hash", shard.hash}};
+}
+Json to_json(const PreparedSource& source) {
+    return {{"path", source.path},
+            {"bytes", source.bytes},
+            {"documents", source.documents},
+            {"hash", source.hash}};
+}
+Json to_json(const BadLines& bad) {
+    return {{"reason", bad.reason}, {"count", bad.count}, {"path", bad.path}, {"line", bad.line}};
+}
+template <class T>
+Json to_json(const std::vector<T>& all) {
+    Json json = Json::array();
+    for (const T& one : all) json.push_back(to_json(one));
+    return json;
+}
+
+void from_json(const Json& json, PreparedShard& shard) {
+    json.at("name").get_to(shard.name);
+    json.at("split").get_to(shard.split);
+    json.at("tokens").get_to(shard.tokens);
+    json.at("bytes").get_to(shard.bytes);
+    json.at("hash").get_to(shard.hash);
+}
+void from_json(const Json& json, PreparedSource& source) {
+    json.at("path").get_to(source.path);
+    json.at("bytes").get_to(source.bytes);
+    source.documents = json.value("documents", int64_t{0});
+    json.at("hash").get_to(source.hash);
+}
+void from_json(const Json& json, BadLines& bad) {
+    json.at("reason").get_to(bad.reason);
+    json.at("count").get_to(bad.count);
+    json.at("path").get_to(bad.path);
+    json.at("line").get_to(bad.line);
+}
+template <class T>
+void from_json(const Json& json, std::vector<T>& all) {
+    all.clear();
+    for (const Json& entry : json) from_json(entry, all.emplace_back());
+}
+
+/// File names may be any bytes; those that are no UTF-8 are shown as U+FFFD.
+std::string to_text(const Json& json) {
+    return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace
+
+void write_progress(const fs::path& file, const PreparationState& state) {
+    const Position& at = state.position;
+    Json json;
+    json["position"] = {{"source", at.source},
+                        {"offset", at.offset},
+                        {"line", at.line},
+                        {"in_document", at.in_document},
+                        {"hash", at.hash}};
+    for (const Split split : kSplits)
+        json[name_of(split)] = {{"documents", state.documents[index_of(split)]},
+                                {"bytes", state.bytes[index_of(split)]},
+                                {"shards", to_json(state.shards[index_of(split)])}};
+    json["sources"] = to_json(state.sources);
+    json["bad"] = to_json(state.bad);
+    write_file(file, to_text(json));
+}
+
+PreparationState read_progress(const fs::path& path) {
+    PreparationState state;
+    try {
+        const Json json = Json::parse(MappedFile(path).text());
+        const Json& at = json.at("position");
+        state.position = {at.at("source").get<size_t>(), at.at("offset").get<int64_t>(),
+                          at.at("line").get<int64_t>(), at.at("in_document").get<bool>(),
+                          at.at("hash").get<uint64_t>()};
+        for (const Split split : kSplits) {
+            const Json& part = json.at(name_of(split));
+            part.at("documents").get_to(state.documents[index_of(split)]);
+            part.at("bytes").get_to(state.bytes[index_of(split)]);
+            from_json(part.at("shards"), state.shards[index_of(split)]);
+        }
+        from_json(json.at("sources"), state.sources);
+        from_json(json.at("bad"), state.bad);
+    } catch (const std::exception& error) {
+        throw Error(path.string(), " is damaged (", error.what(), "); remove the folder ",
+                    path.parent_path().string(), " and run the same command again");
+    }
+    return state;
+}
+
+void write_data_manifest(const fs::path& folder, const DataManifest& manifest) {
+    Json json;
+    json["format"] = kFormat;
+    json["complete"] = manifest.complete;
+    json["vocab_size"] = manifest.vocab_size;
+    json["tokenizer"] = {{"name", manifest.tokenizer}, {"hash", manifest.tokenizer_hash}};
+    json["val_fraction"] = manifest.val_fraction;
+    json["val_split"] = manifest.val_split;
+    json["documents"] = {{"train", manifest.train_documents}, {"val", manifest.val_documents}};
+    json["files"] = to_json(manifest.shards);
+    json["sources"] = to_json(manifest.sources);
+    json["bad_lines"] = to_json(manifest.bad);
+    write_file(folder / kDataManifest, to_text(json));
+}
+
+DataManifest read_data_manifest(const fs::path& folder) {
+    const fs::path path = folder / kDataManifest;
+    DataManifest manifest;
+    const MappedFile file(path);
+    try {
+        const Json json = Json::parse(file.text());
+        if (json.at("format") != kFormat) throw Error("its \"format\" is not \"", kFormat, "\"");
+        json.at("complete").get_to(manifest.complete);
+        json.at("vocab_size").get_to(manifest.vocab_size);
+        json.at("tokenizer").at("name").get_to(manifest.tokenizer);
+        json.at("tokenizer").at("hash").get_to(manifest.tokenizer_hash);
+        json.at("val_fraction").get_to(manifest.val_fraction);
+        manifest.val_split = json.value("val_split", "tail");
+        if (json.contains("documents")) {
+            json["documents"].at("train").get_to(manifest.train_documents);
+            json["documents"].at("val").get_to(manifest.val_documents);
+        }
+        from_json(json.at("files"), manifest.shards);
+        from_json(json.at("sources"), manifest.sources);
+        if (json.contains("bad_lines")) from_json(json["bad_lines"], manifest.bad);
+    } catch (const std::exception& error) {
+        throw Error(path.string(), " is no manifest of `train_gpt tokenize` (", error.what(),
+                    "); remove it or choose another folder");
+    }
+    return manifest;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,85 @@
+// What `train_gpt tokenize` says of its shards: data.json, the manifest of what is complete, and
+// progress.json, the journal of what is not.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "dataloader/documents.h"
+
+namespace train_gpt {
+
+constexpr std::array<Split, 2> kSplits{Split::train, Split::val};
+inline const char* name_of(Split split) { return split == Split::train ? "train" : "val"; }
+constexpr size_t index_of(Split split) { return static_cast<size_t>(split); }
+
+/// One shard in a manifest.
+struct PreparedShard {
+    std::string name;    // in the folder
+    std::string split;   // "train" or "val"
+    int64_t tokens = 0;  // end-of-text tokens included
+    int64_t bytes = 0;   // of text that these tokens stand for; end-of-text tokens stand for none
+    std::string hash;    // hash_file() of the shard
+};
+
+/// One input that went in.
+struct PreparedSource {
+    std::string path;       // "-": standard input
+    int64_t bytes = 0;      // unpacked
+    int64_t documents = 0;  // that are not empty
+    std::string hash;       // hash_text() of these bytes
+};
+
+/// Lines of JSON Lines that were left out, for one reason.
+struct BadLines {
+    std::string reason;  // "is no valid JSON"
+    int64_t count = 0;
+    std::string path;  // the first of them
+    int64_t line = 0;  // from 1
+};
+
+/// data.json, as prepare() writes it.
+struct DataManifest {
+    bool complete = false;  // false: the writer was killed while it put the files in place
+    uint32_t vocab_size = 0;
+    std::string tokenizer;       // name of the tokenizer's file in the folder
+    std::string tokenizer_hash;  // hash_file() of it
+    double val_fraction = 0;
+    std::string val_split;  // "documents" or "tail"
+    int64_t train_documents = 0, val_documents = 0;
+    std::vector<PreparedShard> shards;
+    std::vector<PreparedSource> sources;
+    std::vector<BadLines> bad;
+};
+
+constexpr const char* kDataManifest = "data.json";
+
+/// Reads FOLDER/data.json. Throws Error when it is missing, damaged or not a manifest of prepare().
+DataManifest read_data_manifest(const std::filesystem::path& folder);
+/// Writes FOLDER/data.json.
+void write_data_manifest(const std::filesystem::path& folder, const DataManifest& manifest);
+
+/// How far an interrupted run was: all that had been made up to a place in the inputs.
+struct PreparationState {
+    Position position;
+    std::array<int64_t, 2> documents{}, bytes{};
+    std::array<std::vector<PreparedShard>, 2>
+        shards;                           // the last one's hash is empty while it grows
+    std::vector<PreparedSource> sources;  // those read, and the one at the position
+    std::vector<BadLines> bad;
+
+    int64_t tokens(Split split) const {
+        int64_t tokens = 0;
+        for (const PreparedShard& shard : shards[index_of(split)]) tokens += shard.tokens;
+        return tokens;
+    }
+};
+
+/// Reads a journal. Throws Error when it is damaged.
+PreparationState read_progress(const std::filesystem::path& file);
+void write_progress(const std::filesystem::path& file, const PreparationState& state);
+
+}  // namespace train_gpt

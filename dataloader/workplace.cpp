@@ -1,0 +1,156 @@
+#include "dataloader/workplace.h"
+
+#include <cerrno>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "kernels/error.h"
+#include "kernels/file.h"
+
+namespace train_gpt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kPlanFile = "plan.txt";
+
+/// A line "NAME HASH" for each part of a plan.
+std::string to_text(const Plan& plan) {
+    std::string text;
+    for (const auto& [name, value] : plan) text += concat(name, " ", hash_text(value), "\n");
+    return text;
+}
+
+bool is_shard_name(std::string_view name) {
+    return (name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(".bin") &&
+           name.find('/') == std::string_view::npos;
+}
+
+void move_file(const fs::path& from, const fs::path& to) {
+    std::error_code code;
+    fs::rename(from, to, code);
+    if (code)
+        throw Error("cannot put ", to.string(), " in place: ", code.message(),
+                    "; run the same command again");
+}
+
+/// The finished files, by name, with their hashes.
+std::vector<std::pair<std::string, std::string>> files_of(const DataManifest& manifest,
+                                                          bool keeps_tokenizer) {
+    std::vector<std::pair<std::string, std::string>> files;
+    for (const PreparedShard& shard : manifest.shards) files.emplace_back(shard.name, shard.hash);
+    if (!keeps_tokenizer) files.emplace_back(manifest.tokenizer, manifest.tokenizer_hash);
+    return files;
+}
+
+}  // namespace
+
+Workplace::Workplace(const fs::path& out) : staging_(out / ".tokenize.tmp") {
+    make_directory(out);
+    lock_ = ::open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    // Where locks do not exist (some network file systems), the rest works without.
+    if (lock_ >= 0 && ::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        ::close(lock_);
+        throw Error("another `train_gpt tokenize` is writing to ", out.string(),
+                    "; wait for it or choose another folder");
+    }
+}
+
+Workplace::~Workplace() {
+    if (opened_ && !kept_) remove();
+    if (lock_ >= 0) ::close(lock_);
+}
+
+std::string Workplace::open(const Plan& plan) {
+    std::string change;
+    if (const fs::path path = staging_ / kPlanFile; fs::exists(path)) {
+        const MappedFile before(path);
+        for (const auto& part : plan)
+            if (change.empty() && before.text().find(to_text({part})) == std::string_view::npos)
+                change = part.first;
+        kept_ = change.empty();
+    }
+    opened_ = true;
+    if (!kept_) begin_anew(plan);
+    return change;
+}
+
+void Workplace::begin_anew(const Plan& plan) {
+    kept_ = false;
+    remove();
+    make_directory(staging_);
+    write_file(staging_ / kPlanFile, to_text(plan));
+}
+
+void Workplace::remove() {
+    std::error_code ignored;
+    fs::remove_all(staging_, ignored);
+}
+
+std::set<std::string> replaceable(const fs::path& out, bool keeps_tokenizer) {
+    std::set<std::string> known;
+    if (fs::exists(out / kDataManifest)) {
+        const DataManifest old = read_data_manifest(out);
+        for (const PreparedShard& shard : old.shards)
+            if (is_shard_name(shard.name)) known.insert(shard.name);
+        known.insert(kTokenizerFile);
+    }
+    for (const fs::directory_entry& entry : fs::directory_iterator(out)) {
+        const std::string name = entry.path().filename().string();
+        const bool foreign = is_shard_name(name) || (name == kTokenizerFile && !keeps_tokenizer);
+        if (foreign && !known.contains(name))
+            throw Error(entry.path().string(), " is in the way: ", kDataManifest,
+                        " does not list it, so it was not made by `train_gpt tokenize` here; move "
+                        "it away or choose another folder");
+    }
+    return known;
+}
+
+bool can_publish(const fs::path& staging, const fs::path& out, const DataManifest& manifest,
+                 bool keeps_tokenizer) {
+    for (const auto& [name, hash] : files_of(manifest, keeps_tokenizer))
+        if (!fs::exists(staging / name) &&
+            !(fs::exists(out / name) && hash_file(out / name) == hash))
+            return false;
+    return true;
+}
+
+void publish(const fs::path& staging, const fs::path& out, DataManifest manifest,
+             const std::set<std::string>& old, bool keeps_tokenizer) {
+    std::set<std::string> fresh;
+    for (const PreparedShard& shard : manifest.shards) fresh.insert(shard.name);
+
+    DataManifest both = manifest;
+    both.complete = false;
+    for (const std::string& name : old)
+        if (is_shard_name(name) && !fresh.contains(name))
+            both.shards.push_back({name, name.starts_with("val_") ? "val" : "train", 0, 0, ""});
+    write_data_manifest(out, both);
+    sync_directory(out);
+
+    for (const std::string& name : old)
+        if (is_shard_name(name) && !fresh.contains(name)) {
+            std::error_code code;
+            fs::remove(out / name, code);
+            if (code)
+                throw Error("cannot remove the old shard ", (out / name).string(), ": ",
+                            code.message(),
+                            "; check the permissions and run the same command again");
+        }
+    for (const auto& [name, hash] : files_of(manifest, keeps_tokenizer))
+        if (fs::exists(staging / name)) move_file(staging / name, out / name);
+    sync_directory(out);
+
+    manifest.complete = true;
+    write_data_manifest(out, manifest);
+    sync_directory(out);
+}
+
+}  // namespace train_gpt
