@@ -101,6 +101,9 @@ FLAGS := -std=c++20 $(OPTIMISE) -fopenmp -ffp-contract=fast -Wall -Wextra $(if $
 ifneq ($(filter 12 12.%,$(shell $(CXX) -dumpversion 2> /dev/null)),)
 FLAGS += -Wno-restrict  # GCC 12 sees overlaps in std::string that are none (GCC bug 105651)
 endif
+# What nearly every file includes, compiled once (below).
+STANDARD := algorithm array atomic chrono cmath cstdint cstdio cstring filesystem functional map memory mutex optional set span \
+    sstream string string_view thread unordered_map utility vector
 KERNEL_FLAGS := -march=$(MARCH) -fno-math-errno -fno-trapping-math
 COMPILE = $(CXX) $(DEFINES) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS)
 LIBRARIES := $(if $(filter 1,$(HAVE_ONEDNN)),-ldnnl) $(if $(filter 1,$(HAVE_MPI)),$(MPI_LIBRARIES)) $(if $(filter 1,$(HAVE_ZLIB)),-lz) \
@@ -127,7 +130,7 @@ $(1): FORCE
 	@mkdir -p $$(@D)
 	@printf '%s\n' '$(subst ','\'',$(2))' | cmp -s - $$@ || printf '%s\n' '$(subst ','\'',$(2))' > $$@
 endef
-$(eval $(call stamp,$(B)/flags,$(COMPILE) $(KERNEL_FLAGS) $(NVCC_FLAGS) $(LIBRARIES) $(LDFLAGS)))
+$(eval $(call stamp,$(B)/flags,$(COMPILE) $(KERNEL_FLAGS) $(NVCC_FLAGS) $(LIBRARIES) $(LDFLAGS) $(STANDARD)))
 $(eval $(call stamp,$(B)/version,$(VERSION)))
 $(eval $(call stamp,$(B)/cudnn,$(CUDNN_FRONTEND)))
 $(eval $(call stamp,$(B)/nccl,$(NCCL)))
@@ -189,24 +192,42 @@ MPI_OBJECTS := $(addprefix $(O)/parallel/,world.o communicator_mpi.o)
 $(MPI_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_MPI)),$(MPI_INCLUDES))
 $(MPI_OBJECTS): $(B)/mpi
 
-# Catch2 is large: its header is compiled once, for all tests (with GCC; other compilers read it each time).
+# Half of the compiler's time goes into headers that hardly change: they are compiled once, with GCC (others read them each
+# time), for every file but those compiled for MARCH. Catch2's is for the tests; the others are left out where warnings are
+# errors, so that a missing #include is found there.
+PRECOMPILED := $(O)/precompiled
 ifneq ($(findstring Free Software Foundation,$(shell $(CXX) --version 2> /dev/null)),)
-PRECOMPILED := $(O)/test/precompiled/catch.h.gch
-$(PRECOMPILED): test/catch.h $(B)/flags
+$(PRECOMPILED)/standard.h: INCLUDES := $(STANDARD:%=<%>)
+$(PRECOMPILED)/json.h: INCLUDES := $(STANDARD:%=<%>) <nlohmann/json.hpp>
+$(PRECOMPILED)/catch.h: INCLUDES := $(STANDARD:%=<%>) "test/catch.h"
+$(PRECOMPILED)/%.h: $(B)/flags
 	@mkdir -p $(@D)
-	@echo "compile $<"
-	@echo '#include "$<"' > $(@:.gch=)
-	@$(COMPILE) -MMD -MP -MF $(O)/test/catch.d -x c++-header -c $(@:.gch=) -o $@
-$(filter-out %/main.o $(COMPARE_OBJECTS),$(TEST_OBJECTS)): private CPPFLAGS += -include $(PRECOMPILED:.gch=)
-$(filter-out %/main.o $(COMPARE_OBJECTS),$(TEST_OBJECTS)): $(PRECOMPILED)
+	@printf '#include %s\n' $(foreach header,$(INCLUDES),'$(header)') > $@
+$(PRECOMPILED)/%.h.gch: $(PRECOMPILED)/%.h
+	@echo "compile headers: $*"
+	@$(COMPILE) -MMD -MP -MF $(PRECOMPILED)/$*.d -x c++-header -c $< -o $@
+.SECONDARY: $(PRECOMPILED)/standard.h $(PRECOMPILED)/json.h $(PRECOMPILED)/catch.h
+
+# $(call precompile,OBJECTS,HEADER)
+define precompile
+$(1): private CPPFLAGS += -include $(PRECOMPILED)/$(2).h
+$(1): $(PRECOMPILED)/$(2).h.gch
+endef
+READS_JSON := $(addprefix $(O)/,$(patsubst %.cpp,%.o,$(shell grep -l '<nlohmann/' $(SOURCES))))
+$(eval $(call precompile,$(filter-out %/main.o $(COMPARE_OBJECTS),$(TEST_OBJECTS)),catch))
+ifeq ($(filter-out 0,$(WERROR)),)
+$(eval $(call precompile,$(READS_JSON),json))
+$(eval $(call precompile,$(filter-out $(READS_JSON) $(filter-out $(NO_MATHEMATICS),$(filter $(O)/kernels/%,$(OBJECTS))) %.cu.o,$(OBJECTS)),standard))
 endif
-# Optimising the templates of the JSON and command line libraries, of cuDNN's headers and of Catch2 takes long and speeds up
-# nothing that matters: files that read settings and tests get by with -O1, but not the one that reads the text of JSON Lines.
+endif
+# Optimising what reads settings, steers a run or tests takes long and speeds up nothing that matters: -O1 does there. Not so
+# what goes through all of a text or of a model's weights.
 ifeq ($(VARIANT),)
-$(addprefix $(O)/,$(patsubst %.cpp,%.o,$(filter-out dataloader/jsonl.cpp,$(shell grep -lE '<(nlohmann/|CLI/|cudnn_frontend)' $(SOURCES))))) $(TEST_OBJECTS) $(O)/test/compare.o $(PRECOMPILED): private FLAGS += -O1
+$(addprefix $(O)/,$(patsubst %.cpp,%.o,$(filter-out dataloader/jsonl.cpp training/stored_model.cpp training/llmc_model.cpp,\
+    $(wildcard training/*.cpp) $(shell grep -lE '<(nlohmann/|CLI/|cudnn_frontend)' $(SOURCES))))) $(TEST_OBJECTS) $(O)/test/compare.o: private FLAGS += -O1
 endif
 
--include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d $(O)/test/bench.d $(O)/test/bench_tokenizer.d $(O)/test/compare.d $(O)/test/catch.d
+-include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d $(O)/test/bench.d $(O)/test/bench_tokenizer.d $(O)/test/compare.d $(wildcard $(PRECOMPILED)/*.d)
 
 # --- what one can ask for --------------------------------------------------------------------------------------------
 
@@ -224,7 +245,7 @@ $(B)/test: test-needs-catch2
 .PHONY: test-needs-catch2
 test-needs-catch2:
 	@echo 'error: the tests need Catch2; install it with: scripts/setup.sh test' >&2; exit 1
-$(filter-out $(COMPARE_OBJECTS),$(TEST_OBJECTS)) $(PRECOMPILED): | test-needs-catch2
+$(filter-out $(COMPARE_OBJECTS),$(TEST_OBJECTS)) $(PRECOMPILED)/catch.h.gch: | test-needs-catch2
 endif
 endif
 
