@@ -24,13 +24,8 @@ import subprocess
 import sys
 import time
 
-PATTERNS = {
-    "gpt2": r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+""",
-    "cl100k": r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"""
-              r"""|\s++$|\s*[\r\n]|\s+(?!\S)|\s""",
-    "cl100k_first": r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"""
-                    r"""| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
-}
+from tokenizer_patterns import PATTERNS
+
 WORDS = """the of and to in a is that for it was as with be on by not he his but at are this have from or had an they which
 one you were all her she there would their we him been has when who will no more if out so up said what its about than into
 them can only other time new some could these two may first then do any like my now over such our man me even most made

@@ -27,13 +27,8 @@ import unicodedata2
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from tokenizers import decoders
 
-PATTERNS = {
-    "gpt2": r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+""",
-    "cl100k": r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"""
-              r"""|\s++$|\s*[\r\n]|\s+(?!\S)|\s""",
-    "cl100k_first": r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"""
-                    r"""| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
-}
+from tokenizer_patterns import PATTERNS
+
 END = "<|endoftext|>"
 
 FRAGMENTS = [
