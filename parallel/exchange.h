@@ -21,10 +21,10 @@ class Exchange {
     void submit(Stream& stream, int slot, const std::function<void(Stream&)>& work);
     /// Later work of `stream` waits for what was last submitted under this slot.
     void hold(Stream& stream, int slot);
-
-  private:
+    /// Whether what is submitted runs beside the stream's own work.
     bool beside() const { return stream_.device.is_cuda() && communicator_.size() > 1; }
 
+  private:
     Communicator& communicator_;
     Stream stream_;
     StepClock* clock_;

@@ -196,6 +196,7 @@ void ParameterStore::reduce(Stream& stream, size_t b) {
                   !first_micro_batch_);
         else if (rounded)
             widen(exchange, gradients + skipped, sums, dtype, mine.n, false);
+        if (last_micro_batch_ && exchange_->beside()) behind_sums_(exchange, b);
     });
     // The memory that the bucket after the next one writes to was last used by the one before this.
     if (sharding_.zero == 2 && b + 1 < layout_.buckets().size() && bucket.first_unit > 0)
@@ -216,8 +217,10 @@ void ParameterStore::skip_micro_batch(Stream& stream) {
 }
 
 void ParameterStore::finish_gradients(Stream& stream) {
-    if (!exchange_) return;
-    for (size_t b = 0; b < layout_.buckets().size(); ++b) exchange_->hold(stream, reduce_slot(b));
+    for (size_t b = 0; b < layout_.buckets().size(); ++b) {
+        if (exchange_) exchange_->hold(stream, reduce_slot(b));
+        if (!exchange_ || !exchange_->beside()) behind_sums_(stream, b);
+    }
 }
 
 void ParameterStore::gather(Stream& stream, int b) {

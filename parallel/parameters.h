@@ -3,9 +3,11 @@
 // packed copies will hang on the same calls: acquire(), release() and gradients_ready().
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/memory.h"
@@ -73,8 +75,14 @@ class ParameterStore {
     void gradients_ready(Stream& stream, int unit);
     /// In place of a micro-batch, on a rank that has one less than others: takes part in what they reduce in it.
     void skip_micro_batch(Stream& stream);
-    /// Later work of the stream finds the gradient sums of the step, over all ranks, in pieces().
+    /// Later work of the stream finds the gradient sums of the step, over all ranks, in pieces(), and
+    /// what behind_sums() was given done for every bucket.
     void finish_gradients(Stream& stream);
+    /// Does `work` as soon as the gradient sums of a bucket are in its pieces: on a GPU with other ranks
+    /// behind the bucket's reduction, beside the backward pass of the blocks before it.
+    void behind_sums(std::function<void(Stream&, size_t bucket)> work) {
+        behind_sums_ = std::move(work);
+    }
     /// Collects the weights of a bucket from the ranks that have updated them.
     void gather(Stream& stream, int bucket);
     void gather_all(Stream& stream);
@@ -162,7 +170,8 @@ class ParameterStore {
     bf16* rounded_gradients_ = nullptr;  // a bucket on its way, when reduce_dtype is bf16
 
     std::unique_ptr<Exchange> exchange_;  // null in a group of one
-    std::vector<int> units_missing_;      // of each bucket, in this micro-batch
+    std::function<void(Stream&, size_t)> behind_sums_ = [](Stream&, size_t) {};
+    std::vector<int> units_missing_;  // of each bucket, in this micro-batch
     bool first_micro_batch_ = true, last_micro_batch_ = true;
 };
 

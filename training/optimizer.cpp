@@ -9,6 +9,7 @@ static_assert(sizeof(Optimizer::StepSums) == (2 + Mixture::max_sources) * sizeof
 Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int sources)
     : parameters_(parameters),
       device_(arena.device()),
+      norm_segments_(parameters.layout().buckets().size()),
       adamw_segments_(parameters.layout().buckets().size()),
       sums_count_(2 + (sources > 1 ? sources : 0)) {
     std::vector<int64_t> first_partial;
@@ -33,7 +34,7 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int sources)
     for (const ParameterStore::Piece& piece : parameters_.pieces()) {
         const size_t i = static_cast<size_t>(piece.parameter);
         const int64_t block = piece.range.first / norm_block, n = piece.range.n;
-        norm_segments_.push_back(
+        norm_segments_[static_cast<size_t>(piece.bucket)].push_back(
             {.gradient = piece.gradient,
              .n = n,
              .partials = partials_behind(sums_of_rank_) + first_partial[i] + block});
@@ -46,6 +47,8 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int sources)
              .n = n,
              .decay = parameters_.parameters()[i].decay});
     }
+    parameters_.behind_sums(
+        [this](Stream& stream, size_t bucket) { norm_partials(stream, norm_segments_[bucket]); });
 }
 
 double* Optimizer::partials_behind(StepSums* sums) const {
@@ -54,7 +57,6 @@ double* Optimizer::partials_behind(StepSums* sums) const {
 
 void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) {
     parameters_.finish_gradients(stream);
-    norm_partials(stream, norm_segments_);
     if (sums_ != sums_of_rank_) {
         // With ZeRO-0 every rank has all partials already.
         const int64_t together = sums_count_ + (parameters_.sharding().zero == 0 ? 0 : partials_);

@@ -45,9 +45,10 @@ class Optimizer {
 
     ParameterStore& parameters_;
     Device device_;
-    std::vector<NormSegment> norm_segments_;
-    std::vector<std::vector<AdamWSegment>> adamw_segments_;  // of each bucket
-    std::vector<int64_t> partial_counts_;                    // of each parameter
+    // Of each bucket.
+    std::vector<std::vector<NormSegment>> norm_segments_;
+    std::vector<std::vector<AdamWSegment>> adamw_segments_;
+    std::vector<int64_t> partial_counts_;  // of each parameter
     int64_t sums_count_;
     // Each followed by the norm's partials, in the registry's order: this rank's, zero where another rank's are; all ranks'.
     StepSums *sums_of_rank_ = nullptr, *sums_ = nullptr;
