@@ -270,7 +270,7 @@ run-tests: $(B)/train_gpt $(B)/compare $(B)/test $(if $(GPUSIM),simulator)
 	 GPUSIM='$(if $(GPUSIM),$(abspath $(SIMULATOR)/lib))' MEMCHECK='$(MEMCHECK)' TRAIN_GPT=$(B)/train_gpt COMPARE=$(B)/compare scripts/run-tests.sh $(B)/test $(TEST_ARGS)
 
 test-full:
-	@GPUSIM='$(GPUSIM)' scripts/test-full.sh
+	@MAKE='$(MAKE)' GPUSIM='$(GPUSIM)' scripts/test-full.sh
 
 # Readers of files under libFuzzer, which comes with clang. They use no OpenMP, which clang may lack.
 FUZZ := build/fuzz
@@ -288,7 +288,7 @@ $(FUZZ)/%.o: %.cpp
 -include $(FUZZ_OBJECTS:.o=.d)
 
 fuzz:
-	@FUZZ_SECONDS='$(FUZZ_SECONDS)' FUZZ_TARGETS='$(FUZZ_TARGETS)' scripts/fuzz.sh
+	@MAKE='$(MAKE)' FUZZ_SECONDS='$(FUZZ_SECONDS)' FUZZ_TARGETS='$(FUZZ_TARGETS)' scripts/fuzz.sh
 
 bench: $(B)/train_gpt $(B)/bench $(B)/bench_tokenizer
 	@BUILD=$(B) scripts/bench.sh
