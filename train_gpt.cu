@@ -402,7 +402,7 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
             const StepTimes times = run.clock.pop();
             accounting.add(times);
             if (number % config.log.every != 0 && number != steps) continue;
-            // Whoever disturbed the measurement of the peak: what a step reaches, the machine reaches.
+            // The measurement may have been disturbed: what a step reaches, the machine reaches.
             peak = std::max(peak, flops_per_step / seconds / ranks);
             report_and_log({.step = number,
                             .steps = steps,

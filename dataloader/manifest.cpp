@@ -88,7 +88,7 @@ void write_progress(const fs::path& file, const PreparationState& state) {
     write_file(file, to_text(json));
 }
 
-PreparationState read_progress(const fs::path& path) {
+PreparationState read_progress(const fs::path& path, size_t sources) {
     PreparationState state;
     try {
         const Json json = Json::parse(MappedFile(path).text());
@@ -104,6 +104,8 @@ PreparationState read_progress(const fs::path& path) {
         }
         from_json(json.at("sources"), state.sources);
         from_json(json.at("bad"), state.bad);
+        if (state.sources.size() != sources || state.position.source > sources)
+            throw Error("it is not of ", sources, " sources");
     } catch (const std::exception& error) {
         throw Error(path.string(), " is damaged (", error.what(), "); remove the folder ",
                     path.parent_path().string(), " and run the same command again");

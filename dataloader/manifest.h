@@ -78,8 +78,8 @@ struct PreparationState {
     }
 };
 
-/// Reads a journal. Throws Error when it is damaged.
-PreparationState read_progress(const std::filesystem::path& file);
+/// Reads the journal of a run on so many sources. Throws Error when it is damaged.
+PreparationState read_progress(const std::filesystem::path& file, size_t sources);
 void write_progress(const std::filesystem::path& file, const PreparationState& state);
 
 }  // namespace train_gpt

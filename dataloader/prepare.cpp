@@ -475,7 +475,7 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
     const fs::path& staging = workplace.staging();
     PreparationState state;
     if (workplace.has(kProgressFile)) {
-        state = read_progress(staging / kProgressFile);
+        state = read_progress(staging / kProgressFile, sources_.size());
         report_.say("going on behind ", state.tokens(Split::train) + state.tokens(Split::val),
                     " tokens of an interrupted run");
     } else {

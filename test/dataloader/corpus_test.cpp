@@ -652,6 +652,18 @@ TEST_CASE("an interrupted run goes on with the same options and inputs only") {
         fs::last_write_time(file, time);
         CHECK(contains(error_of([&] { prepare(options, nullptr); }), "is not what it was"));
     }
+    SECTION("a damaged journal is refused") {
+        REQUIRE_FALSE(stop(2));
+        std::string text = read(progress);
+        if (random_int(0, 1) == 1) {
+            text.resize(text.size() / 2);
+        } else {
+            const size_t sources = text.find('[', text.find("\"sources\": ")) + 1;
+            text.erase(sources, text.find(']', sources) - sources);
+        }
+        write(progress, text);
+        CHECK(contains(error_of([&] { prepare(options, nullptr); }), "progress.json is damaged"));
+    }
     SECTION("another standard input is noticed") {
         options.texts = {"-"};
         options.field = "text";
