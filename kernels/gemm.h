@@ -23,6 +23,7 @@ struct GemmShape {
     DType in = DType::fp32, out = DType::fp32;
     bool bias = false, residual = false, accumulate = false;
     int64_t m = 0, n = 0, k = 0;
+    bool packed = false;  // b is what onednn_pack made of it; for oneDNN alone
 
     bool operator==(const GemmShape&) const = default;
 };
@@ -47,6 +48,13 @@ bool onednn_supports(const GemmShape& shape);
 /// the order of sums may depend on m and n. Safe to call from several threads.
 void onednn_gemm(const GemmShape& shape, const GemmOperands& operands, void* scratch);
 size_t onednn_gemm_scratch_bytes(const GemmShape& shape);
+
+/// Copies B [k, n], row-major or, for nt, transposed, into the blocks in which the library multiplies it fastest, for
+/// products of a shape with `packed`. packed: onednn_packed_bytes(shape), a multiple of 64, 64-byte aligned.
+void onednn_pack(const GemmShape& shape, const void* b, void* packed);
+size_t onednn_packed_bytes(const GemmShape& shape);
+/// Whether what was packed for a product serves another.
+bool onednn_packs_alike(const GemmShape& one, const GemmShape& other);
 #endif
 
 }  // namespace train_gpt

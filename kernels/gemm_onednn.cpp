@@ -1,5 +1,6 @@
 // Matrix products by oneDNN. Its API 2 and 3 differ only in how a primitive descriptor is made.
 #ifdef TRAIN_GPT_ONEDNN
+#include <cassert>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -31,9 +32,11 @@ memory::desc matrix(int64_t rows, int64_t cols, DType dtype, bool transposed) {
 /// at the first use.
 struct Product {
     memory::desc a, b, c, bias, residual, scratchpad;
+    memory::desc plain_b;  // where b is a layout of the library's: what it is packed from
     dnnl::matmul::primitive_desc descriptor;
     bool supported = false;
     dnnl::matmul primitive;
+    dnnl::reorder packing;
 };
 
 dnnl::matmul::primitive_desc describe(const dnnl::engine& engine, const Product& product,
@@ -54,7 +57,10 @@ dnnl::matmul::primitive_desc describe(const dnnl::engine& engine, const Product&
 Product describe_product(const dnnl::engine& engine, const GemmShape& shape) {
     Product product;
     product.a = matrix(shape.m, shape.k, shape.in, shape.op == GemmOp::tn);
-    product.b = matrix(shape.k, shape.n, shape.in, shape.op == GemmOp::nt);
+    product.plain_b = matrix(shape.k, shape.n, shape.in, shape.op == GemmOp::nt);
+    product.b = shape.packed ? memory::desc(memory::dims{shape.k, shape.n}, library_type(shape.in),
+                                            memory::format_tag::any)
+                             : product.plain_b;
     product.c = matrix(shape.m, shape.n, shape.out, false);
     product.bias = matrix(1, shape.n, shape.in, false);
     product.residual = matrix(shape.m, shape.n, shape.in, false);
@@ -67,6 +73,7 @@ Product describe_product(const dnnl::engine& engine, const GemmShape& shape) {
     attributes.set_post_ops(after);
     try {
         product.descriptor = describe(engine, product, attributes, shape.bias);
+        product.b = product.descriptor.weights_desc();
         product.scratchpad = product.descriptor.scratchpad_desc();
         // Reference implementations are plain loops that exist for completeness.
         product.supported = std::strncmp(product.descriptor.impl_info_str(), "ref", 3) != 0;
@@ -93,7 +100,7 @@ struct KeyHash {
         uint64_t hash = static_cast<uint64_t>(s.op) | static_cast<uint64_t>(s.in) << 2 |
                         static_cast<uint64_t>(s.out) << 4 | uint64_t{s.bias} << 6 |
                         uint64_t{s.residual} << 7 | uint64_t{s.accumulate} << 8 |
-                        static_cast<uint64_t>(key.threads) << 9;
+                        uint64_t{s.packed} << 9 | static_cast<uint64_t>(key.threads) << 10;
         for (int64_t extent : {s.m, s.n, s.k}) {
             hash = (hash ^ static_cast<uint64_t>(extent)) * 0x9e3779b97f4a7c15u;
             hash ^= hash >> 29;
@@ -125,6 +132,17 @@ class Products {
         return product;
     }
 
+    /// A supported product whose B can be packed.
+    const Product& compile_packing(const GemmShape& shape) {
+        const std::lock_guard lock(mutex_);
+        Product& product = find_locked(shape);
+        if (!product.packing) {
+            product.packing = dnnl::reorder(
+                dnnl::reorder::primitive_desc(engine_, product.plain_b, engine_, product.b));
+        }
+        return product;
+    }
+
   private:
     Product& find_locked(const GemmShape& shape) {
         const Key key{shape, omp_in_parallel() ? 1 : omp_get_max_threads()};
@@ -144,6 +162,27 @@ bool onednn_supports(const GemmShape& shape) { return Products::instance().find(
 
 size_t onednn_gemm_scratch_bytes(const GemmShape& shape) {
     return Products::instance().find(shape).scratchpad.get_size();
+}
+
+size_t onednn_packed_bytes(const GemmShape& shape) {
+    return (Products::instance().find(shape).b.get_size() + 63) / 64 * 64;
+}
+
+bool onednn_packs_alike(const GemmShape& one, const GemmShape& other) {
+    Products& products = Products::instance();
+    return products.find(one).plain_b == products.find(other).plain_b &&
+           products.find(one).b == products.find(other).b;
+}
+
+void onednn_pack(const GemmShape& shape, const void* b, void* packed) {
+    assert(shape.packed);
+    Products& products = Products::instance();
+    const Product& product = products.compile_packing(shape);
+    memory from(product.plain_b, products.engine(), const_cast<void*>(b));
+    memory to(product.b, products.engine(), packed);
+    dnnl::stream stream(products.engine());
+    product.packing.execute(stream, from, to);
+    stream.wait();
 }
 
 void onednn_gemm(const GemmShape& shape, const GemmOperands& operands, void* scratch) {

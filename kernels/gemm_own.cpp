@@ -310,6 +310,7 @@ size_t own_gemm_scratch_bytes(const GemmShape& shape) {
 void own_gemm(const GemmShape& shape, const GemmOperands& operands, void* scratch) {
     assert(shape.m > 0 && shape.n > 0 && shape.k > 0);
     assert(!shape.accumulate || shape.out == DType::fp32);
+    assert(!shape.packed);
     with_float_type(shape.in, [&](auto in) {
         with_float_type(shape.out, [&](auto out) {
             run<decltype(in), decltype(out)>(shape, operands, static_cast<float*>(scratch));

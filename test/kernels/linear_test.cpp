@@ -84,6 +84,9 @@ std::vector<Extent> extents() {
                                {129, 96, 768}, {520, 64, 33}};
     for (int i = 0; i < 6; ++i)
         result.push_back({random_int(1, 300), random_int(1, 300), random_int(1, 300)});
+    // Enough rows for a packed weight, enough columns for epilogues range by range.
+    result.push_back({random_int(1024, 1300), random_int(2048, 2200), random_int(1, 40)});
+    result.push_back({random_int(1024, 1300), random_int(1, 40), random_int(2048, 2200)});
     return result;
 }
 
