@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Measures the tokenizer beside Hugging Face's tokenizers and tiktoken, where these Python packages are installed.
 
-    scripts/bench_tokenizer.py [quick] [--vocab PATH] [--text FILE …] [--vocab-size N]
+    scripts/bench_tokenizer.py [quick|train] [--vocab PATH] [--text FILE …] [--vocab-size N]
 
 Encoding, with one thread and with all; training; and texts that tempt a tokenizer to work that grows with the square of
 their length. All programs have the same vocabulary and the same documents, take turns, and their ids and merges are
-compared. Prints Markdown. Starting and loading are not timed. `make bench` runs it; alone it needs
-`make build/bench_tokenizer` before.
+compared; `train` measures training alone. Prints Markdown. Starting and loading are not timed. `make bench` runs it;
+alone it needs `make build/bench_tokenizer` before.
 
 --vocab   a tokenizer.json, GPT-2's vocab.json and merges.txt in a folder, or a rank file such as r50k_base.tiktoken;
           without it one of --vocab-size tokens is trained on the text
@@ -230,9 +230,22 @@ def load_module(name):
         return None
 
 
+def measure_encoding(ours, modules, documents, path, rounds, args):
+    vocab = args.vocab
+    if not vocab:
+        vocab = os.path.join(args.folder, "vocabulary.json")
+        ours.ask("train", path, os.cpu_count(), args.vocab_size, vocab)
+    file = os.path.join(args.folder, "tokenizer.json")
+    pattern = ours.ask("load", vocab, file)[0]
+    equal = compare_encoding(ours, encoders(modules, file, pattern), documents, path, rounds, args.folder)
+    show_tempting(ours, rounds, args.folder)
+    return equal
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("quick", nargs="?", choices=["quick"], help="less text, fewer rounds")
+    parser.add_argument("part", nargs="?", choices=["quick", "train"],
+                        help="quick: less text, fewer rounds; train: training alone")
     parser.add_argument("--vocab", help="the vocabulary to encode with")
     parser.add_argument("--vocab-size", type=int, default=50257, help="of what is trained (default 50257)")
     parser.add_argument("--text", nargs="+", help="text files")
@@ -242,7 +255,7 @@ def main():
     if not os.access(args.program, os.X_OK):
         sys.exit(f"error: there is no {args.program}; build it with: make build/bench_tokenizer")
     os.makedirs(args.folder, exist_ok=True)
-    rounds = 3 if args.quick else 7
+    rounds = 3 if args.part == "quick" else 7
 
     print("\n# Speed of the tokenizer\n")
     modules = {name: load_module(name) for name in ("tokenizers", "tiktoken")}
@@ -252,21 +265,15 @@ def main():
             with open(name, encoding="utf-8", errors="replace", newline="") as file:
                 documents += [document for document in file.read().split("\n\n") if document]
     else:
-        documents = made_up_documents(4 if args.quick else 24)
+        documents = made_up_documents(4 if args.part == "quick" else 24)
     path = write_text(os.path.join(args.folder, "text"), [document.encode() for document in documents])
     print(f"\nText: {os.path.getsize(path) / MILLION:.1f} MB in {len(documents)} documents, "
           f"{', '.join(args.text) if args.text else 'made up'}.")
 
     ours = Ours(args.program)
     equal = compare_training(ours, modules["tokenizers"], documents, path, min(args.vocab_size, 32768), args.folder)
-    vocab = args.vocab
-    if not vocab:
-        vocab = os.path.join(args.folder, "vocabulary.json")
-        ours.ask("train", path, os.cpu_count(), args.vocab_size, vocab)
-    file = os.path.join(args.folder, "tokenizer.json")
-    pattern = ours.ask("load", vocab, file)[0]
-    equal &= compare_encoding(ours, encoders(modules, file, pattern), documents, path, rounds, args.folder)
-    show_tempting(ours, rounds, args.folder)
+    if args.part != "train":
+        equal &= measure_encoding(ours, modules, documents, path, rounds, args)
     if not equal:
         sys.exit("error: results differ, see above")
 
