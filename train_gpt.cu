@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "dataloader/loader.h"
+#include "dataloader/manifest.h"
 #include "dataloader/prepare.h"
 #include "kernels/attention_engine.h"
 #include "kernels/choices.h"
@@ -117,21 +118,34 @@ Choices kept_choices(const std::filesystem::path& run_dir) {
     return {};
 }
 
+/// Whether a model folder's tokenizer, where it has one, gives the ids the same bytes as the run's, where it has one.
+bool same_tokens(const std::filesystem::path& folder, const Tokenizer* vocabulary) {
+    const auto theirs = read_folder_tokenizer(folder);
+    return !theirs || !vocabulary || vocabulary->has_tokens_of(*theirs);
+}
+
 /// Restores the newest whole checkpoint of the run folder and returns its step; nothing when the run is new.
-std::optional<int64_t> resume(const Config& config, const GPTShape& shape, Trainer& run,
-                              const World& world, Progress& progress) {
+std::optional<int64_t> resume(const Config& config, const GPTShape& shape,
+                              const Tokenizer* vocabulary, Trainer& run, const World& world,
+                              Progress& progress) {
+    const auto pulse = [&] { world.activity().pulse(); };
     const std::filesystem::path checkpoint = first_for_all(world, [&]() -> std::string {
         const auto found = recover_newest_checkpoint(
-            config.run_dir, [&](const std::string& text) { progress.warn(text); });
+            config.run_dir, [&](const std::string& text) { progress.warn(text); }, pulse);
         if (!found) return "";
         require_same_model(*found, read_model_shape(*found), shape);
+        if (!same_tokens(*found, vocabulary))
+            throw Error("the tokenizer ", config.tokenizer.path,
+                        " has other tokens than the one in ", found->string(),
+                        "; change tokenizer.path back, or start afresh with "
+                        "another run_dir");
         for (const std::string& change : config_differences(checkpoint_config(*found), config))
             progress.say("note: since this checkpoint " + change);
         return found->string();
     });
     if (checkpoint.empty()) return {};
     together(world, [&] {
-        load_training_state(checkpoint, run.parameters);
+        load_training_state(checkpoint, run.parameters, pulse);
         return "";
     });
     run.parameters.gather_all(run.stream);
@@ -140,14 +154,25 @@ std::optional<int64_t> resume(const Config& config, const GPTShape& shape, Train
 }
 
 /// The weights that a new run starts from: random, or those of model.init_from.
-void start(const Config& config, const GPTShape& shape, Trainer& run, Progress& progress) {
+void start(const Config& config, const GPTShape& shape, const Tokenizer* vocabulary, Trainer& run,
+           const World& world, Progress& progress) {
     run.parameters.initialize(config.seed);
     if (config.model.init_from.empty()) return;
     const auto source = find_checkpoint(config.model.init_from);
-    if (std::filesystem::exists(source / "manifest.json")) verify_checkpoint(source, Verify::model);
-    require_same_model(source, read_model_shape(source), shape);
-    load_weights(source, run.parameters);
+    if (std::filesystem::exists(source / "manifest.json"))
+        verify_checkpoint(source, Verify::model, [&] { world.activity().pulse(); });
+    StoredModel model = open_model_folder(source);
+    require_same_model(source, model.shape, shape);
+    model.read = [&, read = std::move(model.read)](const Parameter& p, int64_t first,
+                                                   std::span<float> values) {
+        world.activity().pulse();
+        read(p, first, values);
+    };
+    load_weights(model, run.parameters);
     progress.say("starting from the weights of " + source.string());
+    if (!same_tokens(source, vocabulary))
+        progress.warn("the tokenizer " + config.tokenizer.path +
+                      " has other tokens than the one of these weights");
 }
 
 /// AdamW's constants for the update behind `step` steps.
@@ -279,6 +304,8 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
                         ": evaluation.hellaswag needs tokenizer.path and data.val; set them too");
         evaluations.hellaswag.emplace(config.evaluation.hellaswag, *vocabulary, 0);
     }
+    for (const auto& source : config.data.train) check_prepared(source.glob, vocabulary);
+    check_prepared(config.data.val, vocabulary);
     const int T = config.sequence_length();
     int64_t windows = 0;
     for (const TrainSource& source : sources) windows += count_windows(*source.shards, T);
@@ -323,11 +350,17 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
 
     // Weights
     const RunFolder folder(config.run_dir, world);
-    const std::optional<int64_t> resumed = resume(config, shape, run, world, progress);
-    if (!resumed) start(config, shape, run, progress);
+    const std::optional<int64_t> resumed = resume(config, shape, vocabulary, run, world, progress);
+    if (!resumed) start(config, shape, vocabulary, run, world, progress);
     const int64_t first_step = resumed.value_or(0);
     int64_t step = first_step;
-    if (first_rank) {
+    if (first_step > steps)
+        progress.say(concat("the run in ", config.run_dir, " is at step ", first_step,
+                            ", beyond the configuration's ", steps, ": nothing is trained"));
+    if (line.profile > 0 && steps - first_step < profile.steps_needed())
+        progress.say(concat("note: there will be no profile, which takes ", profile.steps_needed(),
+                            " steps; ", std::max<int64_t>(0, steps - first_step), " are left"));
+    if (first_rank && first_step < steps) {
         folder.describe(config);
         write_choices(config.run_dir, made);
     }
@@ -634,6 +667,7 @@ int eval(const CommandLine& line) {
             "nothing to evaluate: the checkpoint names no validation data; give --data GLOB or "
             "--hellaswag FILE");
     if (!data.empty()) {
+        check_prepared(data, session.tokenizer_or_null());
         const ValidationWindows windows(
             std::make_shared<TokenShards>(data, static_cast<uint32_t>(session.shape().vocab_size)),
             session.model().options().T, line.max_tokens);

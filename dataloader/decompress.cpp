@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
 #include <fcntl.h>
@@ -164,7 +165,23 @@ size_t ByteStream::read(char* to, size_t size) {
         }
         done += n;
     }
+    if (!decoder_ && begins_) refuse_what_is_no_text({to, done});
+    begins_ = false;
     return done;
+}
+
+void ByteStream::refuse_what_is_no_text(std::string_view beginning) const {
+    const bool piped = file_ == STDIN_FILENO;
+    for (const auto& [magic, packer, extension] :
+         {std::tuple{"\x1f\x8b", "gzip", ".gz"}, {"\x28\xb5\x2f\xfd", "zstd", ".zst"}})
+        if (beginning.starts_with(magic))
+            throw Error(path_, " is compressed with ", packer, "; ",
+                        piped ? concat("unpack it: ", packer, " -dc … | train_gpt tokenize - …")
+                              : concat("give it a name that ends in ", extension));
+    for (const std::string_view mark : {"\xff\xfe", "\xfe\xff"})
+        if (beginning.starts_with(mark))
+            throw Error(path_, " is text in UTF-16; turn it into UTF-8: iconv -f UTF-16 -t UTF-8 ",
+                        piped ? "" : path_);
 }
 
 size_t ByteStream::unpack(char* to, size_t size) {
@@ -198,7 +215,8 @@ size_t ByteStream::read_file(char* to, size_t size) {
     while (file_ == STDIN_FILENO) {
         pollfd waiting{file_, POLLIN, 0};
         if (stop_) throw Error("stopped");
-        if (::poll(&waiting, 1, 100) != 0) break;
+        const int ready = ::poll(&waiting, 1, 100);
+        if (ready > 0 || (ready < 0 && errno != EINTR)) break;
     }
     ssize_t n;
     do n = ::read(file_, to, size);

@@ -36,7 +36,7 @@ class ByteStream {
 
     /// The next bytes; fewer than `size` only at the end. Members of a gzip file and frames of a zstd
     /// file are one stream. Throws Error for truncated and damaged data, naming file and byte, and when
-    /// the file has changed its size or time since it was opened.
+    /// the file has changed its size or time since it was opened, and for a plain input that begins as gzip, zstd or UTF-16 do.
     size_t read(char* to, size_t size);
 
     /// Bytes of the file that have been read so far (compressed ones, where it is).
@@ -49,6 +49,7 @@ class ByteStream {
     size_t read_file(char* to, size_t size);
     size_t unpack(char* to, size_t size);
     void check_unchanged() const;
+    void refuse_what_is_no_text(std::string_view beginning) const;
 
     std::string path_;
     const std::atomic<bool>& stop_;
@@ -57,6 +58,7 @@ class ByteStream {
     std::unique_ptr<Decoder> decoder_;  // null: plain
     std::vector<char> packed_;
     std::string_view unread_;  // of packed_
+    bool begins_ = true;       // nothing has been read
 };
 
 }  // namespace train_gpt

@@ -318,6 +318,7 @@ class DocumentStream::Reader {
             }
             if (complete) {
                 add(begin, buffer_.size(), true);
+                position_.in_document = false;
                 begin = buffer_.size();
             } else if (begin == 0 && flows_) {
                 std::string_view known(buffer_.data(), buffer_.size() - kLookahead);
@@ -365,6 +366,7 @@ class DocumentStream::Reader {
         std::string rest = buffer_.substr(end);
         storage->swap(buffer_);
         buffer_ = std::move(rest);
+        if (storage->size() < kBatchBytes / 2) storage->shrink_to_fit();  // a small file
         const std::string_view text = std::string_view(*storage).substr(0, end);
 
         Batch batch;
@@ -482,7 +484,8 @@ DocumentStream::DocumentStream(const std::vector<Source>& sources, const Documen
       start_(start),
       queues_(sources.size()),
       next_to_read_(start.source),
-      next_out_(start.source) {
+      next_out_(start.source),
+      most_held_(kQueueBytes * std::max(1, readers)) {
     begins_.push_back(0);
     for (const Source& source : sources) begins_.push_back(begins_.back() + source.size);
     const size_t left = sources.size() - std::min(sources.size(), start.source);
@@ -536,13 +539,23 @@ int64_t Batch::bytes() const {
     return static_cast<int64_t>(bytes);
 }
 
+namespace {
+
+int64_t held_by(const Batch& batch) { return batch.bytes() + static_cast<int64_t>(sizeof(Batch)); }
+
+}  // namespace
+
 void DocumentStream::push(Batch batch) {
     std::unique_lock lock(mutex_);
     Queue& queue = queues_[batch.source];
-    changed_.wait(lock,
-                  [&] { return stop_ || queue.batches.empty() || queue.bytes < kQueueBytes; });
+    // The source that is handed out waits for no other's batches.
+    changed_.wait(lock, [&] {
+        return stop_ || ((queue.batches.empty() || queue.bytes < kQueueBytes) &&
+                         (batch.source == next_out_ || held_bytes_ < most_held_));
+    });
     if (stop_) throw Error("stopped");
-    queue.bytes += batch.bytes();
+    queue.bytes += held_by(batch);
+    held_bytes_ += held_by(batch);
     queue.batches.push_back(std::move(batch));
     lock.unlock();
     changed_.notify_all();
@@ -557,13 +570,15 @@ std::optional<Batch> DocumentStream::next() {
         if (!queue.batches.empty()) {
             Batch batch = std::move(queue.batches.front());
             queue.batches.pop_front();
-            queue.bytes -= batch.bytes();
+            queue.bytes -= held_by(batch);
+            held_bytes_ -= held_by(batch);
             lock.unlock();
             changed_.notify_all();
             return batch;
         }
         if (queue.failure) std::rethrow_exception(queue.failure);
         ++next_out_;
+        changed_.notify_all();
     }
     return {};
 }

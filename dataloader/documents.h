@@ -132,6 +132,8 @@ class DocumentStream {
     std::condition_variable changed_;
     std::vector<Queue> queues_;  // by source
     size_t next_to_read_, next_out_;
+    int64_t held_bytes_ = 0;
+    const int64_t most_held_;  // of all sources, which may be many and small
     std::vector<std::thread> threads_;
 };
 

@@ -1,6 +1,9 @@
 #include "dataloader/manifest.h"
 
+#include <algorithm>
 #include <exception>
+#include <map>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -153,6 +156,40 @@ DataManifest read_data_manifest(const fs::path& folder) {
                     "); remove it or choose another folder");
     }
     return manifest;
+}
+
+std::optional<DataManifest> find_data_manifest(const fs::path& folder) {
+    const fs::path path = folder / kDataManifest;
+    if (!fs::is_regular_file(path)) return {};
+    const Json json = Json::parse(MappedFile(path).text(), nullptr, false);
+    if (!json.is_object() || json.value("format", Json()) != kFormat) return {};
+    return read_data_manifest(folder);
+}
+
+void check_prepared(const std::string& glob, const Tokenizer* tokenizer) {
+    if (glob.empty() || glob == "synthetic") return;
+    std::map<fs::path, std::set<std::string>> shards;  // by folder
+    for (const fs::path& path : glob_files(glob))
+        shards[path.parent_path()].insert(path.filename().string());
+    for (const auto& [folder, names] : shards) {
+        const auto manifest = find_data_manifest(folder);
+        if (!manifest || std::ranges::none_of(manifest->shards, [&](const PreparedShard& shard) {
+                return names.contains(shard.name);
+            }))
+            continue;
+        if (!manifest->complete)
+            throw Error("`train_gpt tokenize` was interrupted while it put its shards into ",
+                        folder.string(), "; run it again");
+        const fs::path made_with = folder / manifest->tokenizer;
+        if (!tokenizer || !fs::exists(made_with) ||
+            hash_file(made_with) != manifest->tokenizer_hash)
+            continue;
+        if (!tokenizer->has_tokens_of(Tokenizer::load(made_with)))
+            throw Error("the shards in ", folder.string(), " were made with another tokenizer, ",
+                        made_with.string(),
+                        ", whose tokens have other ids; use that one, or run "
+                        "train_gpt tokenize with this one");
+    }
 }
 
 }  // namespace train_gpt

@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "dataloader/documents.h"
+#include "tokenizer/tokenizer.h"
 
 namespace train_gpt {
 
@@ -56,6 +58,13 @@ struct DataManifest {
 };
 
 constexpr const char* kDataManifest = "data.json";
+
+/// Throws Error where shards that a glob names are in a folder that `tokenize` did not finish, or were made by it with
+/// other tokens than the tokenizer's (unless null). Shards of other programs, and "synthetic", pass.
+void check_prepared(const std::string& glob, const Tokenizer* tokenizer);
+
+/// What FOLDER/data.json says; nothing where there is none, or another program's.
+std::optional<DataManifest> find_data_manifest(const std::filesystem::path& folder);
 
 /// Reads FOLDER/data.json. Throws Error when it is missing, damaged or not a manifest of prepare().
 DataManifest read_data_manifest(const std::filesystem::path& folder);

@@ -351,8 +351,9 @@ class Preparation {
     DataManifest encode(const Tokenizer& tokenizer, Workplace& workplace);
     void save(const PreparationState& state, Workplace& workplace,
               std::array<SplitWriter, 2>& writers) const;
-    void check_lengths(const std::array<int64_t, 2>& lengths, int64_t bytes,
-                       int64_t documents) const;
+    void check_lengths(const std::array<int64_t, 2>& lengths, int64_t bytes, int64_t documents,
+                       const std::vector<BadLines>& bad) const;
+    void compare_share(const PreparationState& state);
     void describe(const PreparationState& state);
 
     /// Reads everything from `state` on: `make_work` for each thread, then done(batch, outcome) in the
@@ -395,7 +396,8 @@ void Preparation::choose_split() {
     for (const Source& source : sources_)
         if (!source.is_plain_file())
             throw UsageError("--val-split tail takes the end of plain text files, and ",
-                             source.name(), " is none; use --val-split documents");
+                             source.name(),
+                             " is none; unpack it into a file, or use --val-split documents");
     cut_ = tail_begin(sources_, options_.val_fraction);
 }
 
@@ -414,7 +416,14 @@ Plan Preparation::plan(const std::optional<Tokenizer>& given) const {
 }
 
 void Preparation::check_lengths(const std::array<int64_t, 2>& lengths, int64_t bytes,
-                                int64_t documents) const {
+                                int64_t documents, const std::vector<BadLines>& bad) const {
+    int64_t left_out = 0;
+    for (const BadLines& lines : bad) left_out += lines.count;
+    if (bytes == 0 && left_out > 0)
+        throw Error("nothing is left of the text: ", left_out,
+                    left_out == 1 ? " line was" : " lines were", " left out; line ",
+                    bad.front().line, " of ", bad.front().path, " ", bad.front().reason,
+                    "; mend it, or name the --field that has the text");
     if (bytes == 0)
         throw Error("the text in ", sources_.front().name(),
                     sources_.size() > 1 ? " and the other inputs" : "",
@@ -423,13 +432,30 @@ void Preparation::check_lengths(const std::array<int64_t, 2>& lengths, int64_t b
         const int64_t length = lengths[index_of(split)];
         const auto only = only_split(options_.val_fraction);
         if (length >= 2 || (only && split != *only)) continue;
-        throw Error(
-            "the text (", bytes, " bytes, ", documents, documents == 1 ? " document" : " documents",
-            ") is too short: ", length == 0 ? "nothing" : "one token", " of it is left for ",
-            purpose_of(split), " with --val-split ", val_split_, " and --val-fraction ",
-            options_.val_fraction, "; use more text, another --val-fraction (0: no validation)",
-            val_split_ == "documents" ? ", or, for plain text files, --val-split tail" : "");
+        throw Error("of the text (", bytes, " bytes, ", documents,
+                    documents == 1 ? " document" : " documents", ") ",
+                    length == 0 ? "nothing" : "one token", " is left for ", purpose_of(split),
+                    " with --val-split ", val_split_, " and --val-fraction ", options_.val_fraction,
+                    "; use more text, another --val-fraction (0: no validation)",
+                    val_split_ != "documents" ? ""
+                    : std::ranges::all_of(sources_, &Source::is_plain_file)
+                        ? ", or --val-split tail"
+                        : ", or --val-split tail, which takes plain text files");
     }
+}
+
+/// Documents go to one side or the other as a whole: few long ones can be far from the share that was wanted.
+void Preparation::compare_share(const PreparationState& state) {
+    const double wanted = options_.val_fraction;
+    const double share = static_cast<double>(state.bytes[index_of(Split::val)]) /
+                         static_cast<double>(state.bytes[0] + state.bytes[1]);
+    if (only_split(wanted) || (share < 2 * wanted && share > wanted / 2)) return;
+    report_.say("note: validation has ", format("%.1f", 100 * share), " % of the text, not ",
+                format("%.1f", 100 * wanted),
+                " %: documents stay whole, and these are few or of very different lengths",
+                std::ranges::all_of(sources_, &Source::is_plain_file)
+                    ? "; --val-split tail takes the end of the text instead"
+                    : "");
 }
 
 Tokenizer Preparation::train_tokenizer() {
@@ -458,7 +484,7 @@ Tokenizer Preparation::train_tokenizer() {
             report_.count(batch, batch.bytes(), 0);
         });
     check_lengths(state.bytes, state.bytes[0] + state.bytes[1],
-                  state.documents[0] + state.documents[1]);
+                  state.documents[0] + state.documents[1], state.bad);
     WordCounts all(pattern);
     for (const auto& part : counts) all.merge(std::move(*part));
     return Tokenizer::train(all, options_.train_vocab);
@@ -529,11 +555,13 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
     describe(state);
     try {
         check_lengths({state.tokens(Split::train), state.tokens(Split::val)},
-                      state.bytes[0] + state.bytes[1], state.documents[0] + state.documents[1]);
+                      state.bytes[0] + state.bytes[1], state.documents[0] + state.documents[1],
+                      state.bad);
     } catch (const Error&) {
         workplace.drop();
         throw;
     }
+    compare_share(state);
 
     DataManifest manifest;
     manifest.complete = true;
@@ -578,7 +606,8 @@ bool Preparation::run(int64_t skipped) {
         if (source.size == 0 && source.path != "-")
             report_.say(source.path, " is empty and left out");
     }
-    if (sources_.back().path != "-") check_lengths({2, 2}, bytes, 0);
+    if (std::ranges::none_of(sources_, [](const Source& source) { return source.path == "-"; }))
+        check_lengths({2, 2}, bytes, 0, {});
     choose_split();
 
     // The tokenizer in the folder itself may be the one to use: it is kept as it is then.

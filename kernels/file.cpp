@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include <fcntl.h>
@@ -111,6 +112,15 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
     if (std::fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size())
         fail("cannot write", path_, errno);
     size_ += bytes.size();
+    constexpr uint64_t most_unwritten = 1 << 30;
+    if (size_ - flushed_ < most_unwritten) return;
+    flush();
+    flushed_ = size_;
+}
+
+void AtomicFile::flush() {
+    if (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0)
+        fail("cannot write", path_, errno);
 }
 
 void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
@@ -121,8 +131,7 @@ void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
 }
 
 void AtomicFile::sync() {
-    if (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0)
-        fail("cannot write", path_, errno);
+    flush();
     stays_ = true;
 }
 
@@ -172,14 +181,33 @@ std::vector<fs::path> glob_files(const std::string& pattern) {
     return files;
 }
 
-std::string hash_text(std::string_view bytes) {
+namespace {
+
+std::string hex_of(XXH64_hash_t hash) {
     char hex[17];
-    std::snprintf(hex, sizeof hex, "%016llx",
-                  static_cast<unsigned long long>(XXH3_64bits(bytes.data(), bytes.size())));
+    std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(hash));
     return hex;
 }
 
-std::string hash_file(const fs::path& path) { return hash_text(MappedFile(path).text()); }
+}  // namespace
+
+std::string hash_text(std::string_view bytes) {
+    return hex_of(XXH3_64bits(bytes.data(), bytes.size()));
+}
+
+std::string hash_file(const fs::path& path, const Pulse& pulse) {
+    constexpr size_t piece = 64 << 20;
+    const MappedFile file(path);
+    const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state{XXH3_createState(),
+                                                                                XXH3_freeState};
+    XXH3_64bits_reset(state.get());
+    for (std::string_view rest = file.text(); !rest.empty();
+         rest.remove_prefix(std::min(piece, rest.size()))) {
+        XXH3_64bits_update(state.get(), rest.data(), std::min(piece, rest.size()));
+        if (pulse) pulse();
+    }
+    return hex_of(XXH3_64bits_digest(state.get()));
+}
 
 void make_directory(const fs::path& directory) {
     std::error_code code;

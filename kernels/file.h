@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -48,6 +49,7 @@ class AtomicFile {
     AtomicFile(const AtomicFile&) = delete;
     AtomicFile& operator=(const AtomicFile&) = delete;
 
+    /// Has at most about a gigabyte in the system's memory and not on disk, so that no call takes long.
     void write(std::span<const std::byte> bytes);
     void write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
     /// Overwrites bytes written earlier (a header whose counts are known at the end).
@@ -59,9 +61,11 @@ class AtomicFile {
     void commit();
 
   private:
+    void flush();
+
     std::filesystem::path path_, temporary_;
     std::FILE* file_ = nullptr;
-    uint64_t size_ = 0;
+    uint64_t size_ = 0, flushed_ = 0;
     bool stays_ = false;
 };
 
@@ -76,9 +80,12 @@ void sync_directory(const std::filesystem::path& directory);
 /// directory.
 std::vector<std::filesystem::path> glob_files(const std::string& pattern);
 
+/// Called now and then by what takes long, for others to see that it goes on.
+using Pulse = std::function<void()>;
+
 /// 64-bit xxHash (XXH3) of bytes, and of a file's, as 16 hex digits.
 std::string hash_text(std::string_view bytes);
-std::string hash_file(const std::filesystem::path& path);
+std::string hash_file(const std::filesystem::path& path, const Pulse& pulse = {});
 
 /// Makes a folder and its parents; throws Error with the reason when that is not possible.
 void make_directory(const std::filesystem::path& directory);

@@ -59,8 +59,10 @@ size_t Generator::scratch_bytes() const {
     size_t most = head_loss_scratch_bytes(device_, dtype, 1, shape_.padded_vocab(), C);
     for (const auto& [out, in] : {std::pair{3 * C, C}, {C, C}, {4 * C, C}, {C, 4 * C}})
         most = std::max(most, linear_scratch_bytes(device_, dtype, chunk_, out, in));
-    return std::max({most, attention_scratch_bytes(device_, attention_shape(chunk_)),
-                     layernorm_scratch_bytes(device_, chunk_, C)});
+    for (const int T : {1, 2, 3, chunk_})  // few queries are shared out in another way than many
+        if (T <= chunk_)
+            most = std::max(most, attention_scratch_bytes(device_, attention_shape(T)));
+    return std::max(most, layernorm_scratch_bytes(device_, chunk_, C));
 }
 
 AttentionShape Generator::attention_shape(int T) const {

@@ -164,6 +164,10 @@ bool Tokenizer::is_special(uint32_t id) const {
                        [id](const AddedToken& token) { return token.id == id && token.special; });
 }
 
+bool Tokenizer::has_tokens_of(const Tokenizer& other) const {
+    return state_->bytes == other.state_->bytes;
+}
+
 uint32_t Tokenizer::vocab_size() const { return static_cast<uint32_t>(state_->bytes.size()); }
 
 std::optional<uint32_t> Tokenizer::end_of_text() const { return state_->end_of_text; }

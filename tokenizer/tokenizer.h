@@ -72,6 +72,9 @@ class Tokenizer {
     /// False for ids that are not special tokens, unused and too large ones among them.
     bool is_special(uint32_t id) const;
 
+    /// Whether both give every id the same bytes.
+    bool has_tokens_of(const Tokenizer& other) const;
+
     /// One more than the largest id.
     uint32_t vocab_size() const;
 

@@ -247,8 +247,9 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
             }
             Json hashes = Json::object();
             for (const fs::path& file : files)
-                hashes[file.filename().string()] = {{"bytes", fs::file_size(file)},
-                                                    {"xxh3", hash_file(file)}};
+                hashes[file.filename().string()] = {
+                    {"bytes", fs::file_size(file)},
+                    {"xxh3", hash_file(file, [&] { world.activity().pulse(); })}};
             return hashes.dump();
         });
         first_for_all(world, [&] {
@@ -293,21 +294,24 @@ void prune_checkpoints(const fs::path& run_dir, int keep) {
          entry.increment(ignored))
         if (entry->path().extension() == ".tmp" && step_of_name(entry->path().stem().string()) >= 0)
             doomed.push_back(entry->path());
+    for (const fs::path& path : doomed) fs::remove_all(path, ignored);
     const auto checkpoints = list_checkpoints(run_dir);
     for (size_t i = static_cast<size_t>(keep); keep > 0 && i < checkpoints.size(); ++i) {
-        // Without its manifest it is no checkpoint any more, whatever interrupts the rest.
-        fs::remove(checkpoints[i] / "manifest.json", ignored);
-        doomed.push_back(checkpoints[i]);
+        // Under this name it is no checkpoint any more, and what an interruption leaves goes the next time.
+        fs::path leaving = checkpoints[i];
+        leaving += ".tmp";
+        fs::rename(checkpoints[i], leaving, ignored);
+        fs::remove_all(leaving, ignored);
     }
-    for (const fs::path& path : doomed) fs::remove_all(path, ignored);
 }
 
 std::optional<fs::path> recover_newest_checkpoint(
-    const fs::path& run_dir, const std::function<void(const std::string&)>& warn) {
+    const fs::path& run_dir, const std::function<void(const std::string&)>& warn,
+    const Pulse& pulse) {
     std::vector<fs::path> damaged;
     for (const fs::path& checkpoint : step_folders(run_dir)) {
         try {
-            verify_checkpoint(checkpoint, Verify::everything);
+            verify_checkpoint(checkpoint, Verify::everything, pulse);
         } catch (const Error& error) {
             warn(concat(error.what(), "; trying the checkpoint before it"));
             damaged.push_back(checkpoint);
@@ -347,7 +351,7 @@ fs::path find_checkpoint(const fs::path& path) {
     return checkpoints.front();
 }
 
-void verify_checkpoint(const fs::path& checkpoint, Verify what) {
+void verify_checkpoint(const fs::path& checkpoint, Verify what, const Pulse& pulse) {
     const char* advice = ": the checkpoint is damaged; restore it from a copy or use another one";
     const fs::path path = checkpoint / "manifest.json";
     if (!fs::exists(path)) throw Error(checkpoint.string(), " has no manifest.json", advice);
@@ -374,7 +378,7 @@ void verify_checkpoint(const fs::path& checkpoint, Verify what) {
         if (bytes != field<uint64_t>(recorded, "bytes", path))
             throw Error(file.string(), " has ", bytes, " bytes instead of ",
                         recorded["bytes"].dump(), advice);
-        if (hash_file(file) != field<std::string>(recorded, "xxh3", path))
+        if (hash_file(file, pulse) != field<std::string>(recorded, "xxh3", path))
             throw Error(file.string(), " differs from its hash in manifest.json", advice);
     }
 }
@@ -388,7 +392,8 @@ Config checkpoint_config(const fs::path& checkpoint) {
     return load_config(checkpoint / "train_gpt.json", {});
 }
 
-void load_training_state(const fs::path& checkpoint, ParameterStore& parameters) {
+void load_training_state(const fs::path& checkpoint, ParameterStore& parameters,
+                         const Pulse& pulse) {
     const OptimizerFiles saved(checkpoint, parameters.parameters());
     std::vector<float> values;
     for (int i = 0; i < static_cast<int>(parameters.parameters().size()); ++i)
@@ -397,6 +402,7 @@ void load_training_state(const fs::path& checkpoint, ParameterStore& parameters)
                 for (const ParameterStore::Piece& piece : parameters.pieces_of(i)) {
                     const Range wanted = intersection(piece.range, range.range);
                     if (wanted.n == 0) continue;
+                    if (pulse) pulse();
                     values.resize(static_cast<size_t>(wanted.n));
                     range.read(state.prefix, wanted.first, values);
                     parameters.write(state.state, i, wanted.first, values);

@@ -19,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/file.h"
+#include "kernels/file.h"
 #include "model/gpt.h"
 #include "parallel/world.h"
 #include "tokenizer/tokenizer.h"
@@ -59,11 +61,13 @@ std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 /// are not counted as checkpoints any more. Throws Error when there are checkpoints but none is whole: a run does not
 /// start from scratch over what may be mended.
 std::optional<std::filesystem::path> recover_newest_checkpoint(
-    const std::filesystem::path& run_dir, const std::function<void(const std::string&)>& warn);
+    const std::filesystem::path& run_dir, const std::function<void(const std::string&)>& warn,
+    const Pulse& pulse = {});
 
 enum class Verify { everything, model /* all but the optimizer's state */, choices /* alone */ };
 /// Compares files with the manifest's sizes and hashes; throws Error naming the first that differs.
-void verify_checkpoint(const std::filesystem::path& checkpoint, Verify what);
+void verify_checkpoint(const std::filesystem::path& checkpoint, Verify what,
+                       const Pulse& pulse = {});
 
 /// Step of a checkpoint of ours, from its manifest.
 int64_t checkpoint_step(const std::filesystem::path& checkpoint);
@@ -73,7 +77,8 @@ Config checkpoint_config(const std::filesystem::path& checkpoint);
 
 /// Masters and moments of the optimizer's files into a training store: after it a run goes on bit for bit. A store that
 /// holds shards takes those, from the files of any number of ranks; weights of others' shards have still to be gathered.
-void load_training_state(const std::filesystem::path& checkpoint, ParameterStore& parameters);
+void load_training_state(const std::filesystem::path& checkpoint, ParameterStore& parameters,
+                         const Pulse& pulse = {});
 
 /// The fp32 masters in the optimizer's files, as a model; nothing where the checkpoint has no such files.
 std::optional<StoredModel> open_masters(const std::filesystem::path& checkpoint);

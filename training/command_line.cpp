@@ -190,7 +190,7 @@ CommandLine parse_command_line(int argc, char** argv) {
         ->check(from_to(1e-9, 1))
         ->capture_default_str();
     sample->add_option("--seed", line.sampling.seed, "Seed of the random numbers")
-        ->check(from_to(0, 18446744073709551615.0))
+        ->check(from_to(0, 0x1.fffffffffffffp63))
         ->capture_default_str();
     sample->add_option("--samples", line.samples, "How many texts")
         ->check(CLI::Range(1, 1000))

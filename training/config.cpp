@@ -483,6 +483,8 @@ json parse_json(const std::string& text, const std::string& name) {
         std::string key;  // the one being parsed
     };
     std::vector<Object> open;
+    std::set<std::string> paths;  // "model.n_layer" may also stand as {"model": {"n_layer": …}}
+    int arrays = 0;
     const auto path = [&] {
         std::string joined;
         for (const Object& object : open) joined += (joined.empty() ? "" : ".") + object.key;
@@ -491,9 +493,12 @@ json parse_json(const std::string& text, const std::string& name) {
     const auto watch = [&](int, json::parse_event_t event, json& parsed) {
         if (event == json::parse_event_t::object_start) open.emplace_back();
         if (event == json::parse_event_t::object_end) open.pop_back();
+        if (event == json::parse_event_t::array_start) ++arrays;
+        if (event == json::parse_event_t::array_end) --arrays;
         if (event == json::parse_event_t::key) {
             open.back().key = parsed.get<std::string>();
-            if (!open.back().keys.insert(open.back().key).second)
+            if (!open.back().keys.insert(open.back().key).second ||
+                (arrays == 0 && !paths.insert(path()).second))
                 throw Error(name, ": the key \"", shorten(path()),
                             "\" stands there twice; remove one of them");
         }

@@ -271,7 +271,7 @@ void require_same_model(const fs::path& directory, const GPTShape& found, const 
         if (have != want)
             throw Error("the model in ", directory.string(), " has ", key, " = ", have,
                         ", but the configuration says ", want,
-                        "; change the configuration back, or start afresh with another run_dir");
+                        "; change the configuration, or choose another run_dir or model.init_from");
     };
     require("n_layer", found.n_layer, wanted.n_layer);
     require("n_head", found.n_head, wanted.n_head);

@@ -76,8 +76,8 @@ Json describe_data(const std::string& pattern) {
     for (const fs::path& path : glob_files(pattern)) {
         Json entry = {{"path", path.string()}, {"bytes", fs::file_size(path)}};
         const fs::path folder = path.parent_path();
-        if (fs::exists(folder / "data.json"))
-            for (const PreparedShard& shard : read_data_manifest(folder).shards)
+        if (const auto manifest = find_data_manifest(folder))
+            for (const PreparedShard& shard : manifest->shards)
                 if (shard.name == path.filename()) {
                     entry["tokens"] = shard.tokens;
                     entry["text_bytes"] = shard.bytes;

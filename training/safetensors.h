@@ -1,9 +1,8 @@
 // Tensors in one file: the safetensors format of Hugging Face.
 //
 //   8 bytes   N, little-endian: length of the header
-//   N bytes   JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, …,
-//   "__metadata__": {…}} the rest  the tensors' bytes, row-major, little-endian, without gaps;
-//   offsets count from the end of the header
+//   N bytes   JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, …, "__metadata__": {…}}
+//   the rest  the tensors' bytes, row-major, little-endian, without gaps; offsets count from the end of the header
 #pragma once
 #include <cstddef>
 #include <cstdint>

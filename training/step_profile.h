@@ -13,12 +13,14 @@ class StepProfile {
     /// Measures the limits that the table is printed beside: peak_flops is measure_peak_flops'. steps = 0: no profile.
     StepProfile(const Device& device, int64_t steps, double peak_flops);
 
+    /// 0: there will be no profile.
+    int64_t steps_needed() const { return steps_ > 0 ? warm_up + steps_ : 0; }
     /// Before the first steps are submitted: the first two warm up.
     bool starts_before(int64_t step_of_process) const {
         return steps_ > 0 && step_of_process == warm_up;
     }
     bool ends_behind(int64_t steps_of_process) const {
-        return steps_ > 0 && steps_of_process == warm_up + steps_;
+        return steps_ > 0 && steps_of_process == steps_needed();
     }
     /// The device has nothing left to do at these calls.
     void start(Stream& stream);

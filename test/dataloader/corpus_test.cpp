@@ -389,6 +389,11 @@ TEST_CASE(
     options.field = "body";
     prepare(options, nullptr);
     CHECK((documents_in(folder / "out", "train") == Strings{"x y"}));
+
+    options.field = "title";
+    const std::string message = error_of([&] { prepare(options, nullptr); });
+    CHECK(contains(message, "1 line was left out"));
+    CHECK(contains(message, "has no field \"title\""));
 }
 
 TEST_CASE("folders, patterns and single files become inputs in their order") {
@@ -454,7 +459,15 @@ TEST_CASE("standard input is read as plain text, or as JSON Lines with a field")
         options.out = folder / "input";
         with_input(file, [&] { prepare(options, nullptr); });
         CHECK((shards_in(folder / "input") == shards_in(folder / "file")));
+        if (!*field) fs::copy(folder / "file", folder / "file-of-text");
         CHECK(read_data_manifest(folder / "input").sources[0].path == "-");
+    }
+    write(folder / "empty.txt", "");
+    for (const Strings& inputs :
+         {Strings{"-", folder / "empty.txt"}, {folder / "empty.txt", "-"}}) {
+        auto options = options_for(inputs, folder / "both");
+        with_input(folder / "a.txt", [&] { prepare(options, nullptr); });
+        CHECK((shards_in(folder / "both") == shards_in(folder / "file-of-text")));
     }
     auto options = options_for({"-"}, folder / "other");
     with_input("/dev/null", [&] {
@@ -596,6 +609,84 @@ TEST_CASE(
         CHECK((files_in(folder / "killed") == expected));
         fs::remove_all(folder / "killed");
     }
+}
+
+TEST_CASE("a document that goes out in pieces ends once, wherever the run is interrupted") {
+    const TemporaryDirectory folder;
+    write(folder / "a.txt", random_document(2'500'000));
+    write(folder / "b.txt", random_document(1'300'000));
+    for (const double fraction : {0.0, 1.0, 0.1}) {
+        auto options = options_for({folder / "a.txt", folder / "b.txt"}, folder / "whole");
+        options.val_fraction = fraction;
+        if (fraction == 0.1) options.val_split = "tail";
+        options.save_seconds = 0;
+        prepare(options, nullptr);
+        const auto expected = files_in(folder / "whole");
+        options.out = folder / "stopped";
+        for (int stop = 1, ended = 0; !ended; ++stop) {
+            REQUIRE(stop < 100);
+            CAPTURE(fraction, stop);
+            int left = stop;
+            ended = prepare(options, nullptr, [&] { return --left == 0; });
+            if (!ended) REQUIRE(prepare(options, nullptr));
+            CHECK((files_in(folder / "stopped") == expected));
+            fs::remove_all(folder / "stopped");
+        }
+        fs::remove_all(folder / "whole");
+    }
+}
+
+TEST_CASE("validation far from its share of the text is told") {
+    const TemporaryDirectory folder;
+    auto options = options_for({folder / "long.jsonl"}, folder / "out");
+    options.val_fraction = 0.05;
+    options.val_split = "documents";
+    Strings documents;
+    while (documents.size() < 2000) documents.push_back(random_document(40));
+    const auto said = [&] {
+        write(folder / "long.jsonl", as_jsonl(documents));
+        const std::string log = folder / "log";
+        std::FILE* const file = std::fopen(log.c_str(), "w");
+        prepare(options, file);
+        std::fclose(file);
+        return read(log);
+    };
+    CHECK_FALSE(contains(said(), "note: validation has"));
+    documents.push_back(random_document(500'000));  // on one side or the other
+    CHECK(contains(said(), "note: validation has"));
+}
+
+TEST_CASE("shards of another vocabulary, or of an unfinished folder, are refused") {
+    const TemporaryDirectory folder;
+    write(folder / "a.txt", random_document(20'000));
+    const auto make = [&](const std::string& out, const std::string& text) {
+        auto options = options_for({folder / "a.txt"}, out);
+        options.tokenizer.clear();
+        options.train_vocab = 300;
+        options.val_split = "tail";
+        write(folder / "a.txt", text);
+        prepare(options, nullptr);
+        return Tokenizer::load(out);
+    };
+    const std::string text = random_document(20'000);
+    const std::string one = folder / "one", other = folder / "other";
+    const Tokenizer first = make(one, text);
+    const Tokenizer second =
+        make(other, std::string(text.rbegin(), text.rend()) + "zzzz qqqq zzzz");
+    REQUIRE_FALSE(first.has_tokens_of(second));
+    check_prepared(one + "/train_*.bin", &first);
+    check_prepared(one + "/train_*.bin", nullptr);
+    check_prepared("synthetic", &second);
+    CHECK(contains(error_of([&] { check_prepared(one + "/val_*.bin", &second); }),
+                   "made with another tokenizer"));
+
+    DataManifest manifest = read_data_manifest(one);
+    manifest.complete = false;
+    write_data_manifest(one, manifest);
+    CHECK(contains(error_of([&] { check_prepared(one + "/train_*.bin", &first); }), "interrupted"));
+    write(one + "/data.json", "{\"name\": \"another program's\"}");
+    CHECK_FALSE(find_data_manifest(one));
+    check_prepared(one + "/train_*.bin", &second);
 }
 
 TEST_CASE("an interrupted run goes on with the same options and inputs only") {

@@ -481,9 +481,18 @@ TEST_CASE("bad input to prepare is one sentence and makes no folder of shards") 
         return message;
     };
     using Options = PrepareOptions&;
+    for (const auto& [name, beginning, advice] :
+         {std::tuple{"zipped.txt", "\x1f\x8b\x08", "ends in .gz"},
+          {"packed.txt", "\x28\xb5\x2f\xfd", "ends in .zst"},
+          {"wide.txt", "\xff\xfeG\0o\0", "iconv"}}) {
+        write(folder / name, beginning + random_text(5000));
+        const std::string message = refused([&](Options o) { o.texts = {folder / name}; });
+        CHECK(contains(message, name));
+        CHECK(contains(message, advice));
+    }
     CHECK(contains(refused([&](Options o) { o.texts = {folder / "empty.txt"}; }), "is empty"));
     CHECK(contains(refused([&](Options o) { o.texts = {folder / "none.txt"}; }), "none.txt"));
-    CHECK(contains(refused([&](Options o) { o.texts = {folder / "tiny.txt"}; }), "too short"));
+    CHECK(contains(refused([&](Options o) { o.texts = {folder / "tiny.txt"}; }), "is left for"));
     CHECK(contains(refused([&](Options o) { o.texts = {folder / "separators.txt"}; }), "is empty"));
     CHECK(contains(refused([&](Options o) { o.texts.clear(); }), "no text"));
     CHECK(contains(refused([&](Options o) { o.out.clear(); }), "--out"));

@@ -95,6 +95,16 @@ using Names = std::vector<std::string>;
 
 }  // namespace
 
+TEST_CASE("the hash of a file is that of its bytes, and is seen to go on") {
+    const TemporaryDirectory folder;
+    const fs::path path = folder / "large";
+    write_file(path, "begin");
+    fs::resize_file(path, (200 << 20) + static_cast<uintmax_t>(random_int(1, 1000)));  // zeros
+    int pulses = 0;
+    CHECK(hash_file(path, [&] { ++pulses; }) == hash_text(MappedFile(path).text()));
+    CHECK(pulses == 4);  // 64 MiB each
+}
+
 TEST_CASE("a checkpoint restores masters, moments and weights bit for bit", "[checkpoint]") {
     for (DType dtype : {DType::fp32, DType::bf16}) {
         const GPTShape shape = random_shape();

@@ -192,6 +192,10 @@ TEST_CASE("a key that stands twice is refused", "[config]") {
     check_names(refusal(R"({"model": {"n_layer": 1, "n_layer": 1}})"),
                 {"\"model.n_layer\"", "twice"});
     check_names(refusal(R"({"model": {}, "model": {}})"), {"\"model\"", "twice"});
+    check_names(refusal(R"({"model.n_layer": 3, "model": {"n_layer": 2}})"),
+                {"\"model.n_layer\"", "twice"});
+    check_names(refusal(R"({"model": {"n_layer": 2}, "model.n_layer": 3})"),
+                {"\"model.n_layer\"", "twice"});
     CHECK(refusal(R"({"sampling": {"seed": 1}, "seed": 1, "schedule": {"steps": 1}})") == "");
 }
 

@@ -6,6 +6,8 @@
 #include <numeric>
 #include <set>
 
+#include <omp.h>
+
 #include "test/catch.h"
 #include "test/model/tiny_model.h"
 #include "test/random.h"
@@ -129,6 +131,34 @@ TEST_CASE("temperature 0, top-k 1 and a tiny top-p take the likeliest token, of 
     const std::vector<float> two{-std::numeric_limits<float>::infinity(), 1.0f};
     for (double uniform : {0.0, std::nextafter(1.0, 0.0)})
         CHECK(draw_token(two, {.temperature = 1}, uniform) == 1);
+}
+
+TEST_CASE("prompts of any length fit into the memory that was planned, with any number of threads",
+          "[sampling]") {
+    const int threads = omp_get_max_threads();
+    for (const int team : {1, 3, 16, 32}) {
+        omp_set_num_threads(team);
+        for (const DType dtype : {DType::fp32, DType::bf16}) {
+            const int heads = static_cast<int>(random_int(1, 12)), length = 70;
+            TinyModel model({.n_layer = 1,
+                             .n_head = heads,
+                             .n_embd = heads * 64,
+                             .n_ctx = length,
+                             .vocab_size = 50},
+                            1, 2, dtype);
+            model.stream.scratch_bytes =
+                model.generator->scratch_bytes();  // and not what training needs
+            const std::vector<int32_t> prompt(length, 7);
+            for (const size_t n : {1, 2, 3, 4, 5, 64, 67, length}) {
+                CAPTURE(team, name_of(dtype), heads, n);
+                model.generator->reset();
+                model.generator->feed(model.stream, {prompt.data(), n});
+                CHECK(std::ranges::all_of(model.generator->logits(),
+                                          [](float logit) { return std::isfinite(logit); }));
+            }
+        }
+    }
+    omp_set_num_threads(threads);
 }
 
 TEST_CASE("a sample is a function of seed and number, and comes in whole characters",
