@@ -32,7 +32,7 @@ printf 'int main() { return 0; }\n' > "$work/openmp.cpp"
 $CXX ${CXXFLAGS-} ${LDFLAGS-} -fopenmp "$work/openmp.cpp" -o "$work/openmp" 2> /dev/null ||
     stop "$CXX cannot build with OpenMP (-fopenmp); install its OpenMP library (g++ brings libgomp, clang wants libomp-dev)"
 $CXX ${CXXFLAGS-} -march="$MARCH" -dM -E -x c++ /dev/null > "$work/macros" 2> /dev/null ||
-    stop "$CXX does not know -march=$MARCH; choose another MARCH, such as MARCH=native or MARCH=x86-64-v3"
+    stop "$CXX does not know -march=$MARCH; choose another MARCH, such as native, x86-64-v3 or armv8-a"
 features=
 for feature in AVX2:avx2 FMA:fma AVX512F:avx512f AVX512BW:avx512bw AVX512VL:avx512vl AVX512BF16:avx512bf16 \
     AMX_BF16:amx-bf16 ARM_NEON:neon ARM_FEATURE_SVE:sve; do

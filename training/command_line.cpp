@@ -135,7 +135,7 @@ CommandLine parse_command_line(int argc, char** argv) {
     tokenize
         ->add_option("--val-split", line.prepare.val_split,
                      "documents: those that a hash picks; tail: the end of the text; default: tail "
-                     "for a single document, else documents")
+                     "for a single document in a plain file, else documents")
         ->check(CLI::IsMember({"documents", "tail"}));
     tokenize->add_option("--shard-tokens", line.prepare.shard_tokens, "Tokens of each shard")
         ->capture_default_str()
