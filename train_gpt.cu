@@ -398,8 +398,12 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
         } catch (const Error& error) {
             return concat("step ", step, " of ", steps, " is not saved: ", error.what());
         }
-        if (first_rank) prune_checkpoints(config.run_dir, config.checkpoint.keep);
         saved_step = step;
+        try {
+            if (first_rank) prune_checkpoints(config.run_dir, config.checkpoint.keep);
+        } catch (const Error& error) {
+            progress.warn(error.what());  // the next save tries again
+        }
         return "";
     };
     const auto evaluate_now = [&] {

@@ -410,7 +410,7 @@ Plan Preparation::plan(const std::optional<Tokenizer>& given) const {
             {"tokenizer", given ? given->to_json() : concat("of ", options_.train_vocab)},
             {"field", options_.field},
             {"val_split", val_split_},
-            {"val_fraction", concat(options_.val_fraction)},
+            {"val_fraction", format("%.17g", options_.val_fraction)},
             {"shard_tokens", concat(options_.shard_tokens)},
             {"inputs", inputs}};
 }

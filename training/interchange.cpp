@@ -109,9 +109,13 @@ std::string import_model(const ImportOptions& options) {
         else if (tokenizer)
             copy_tokenizer(source, folder, model.shape.n_ctx);
     });
+    const std::string unlike = tokenizer && tokenizer->vocab_size() < model.shape.vocab_size
+                                   ? concat("; the model has ", model.shape.vocab_size,
+                                            " tokens, its tokenizer ", tokenizer->vocab_size())
+                                   : "";
     return concat("imported ", described(model, model.dtype),
                   tokenizer ? "" : " without a tokenizer", " from ", source.string(), " into ",
-                  options.out);
+                  options.out, unlike);
 }
 
 std::string export_model(const ExportOptions& options) {
