@@ -35,8 +35,9 @@ class ByteStream {
     ByteStream& operator=(const ByteStream&) = delete;
 
     /// The next bytes; fewer than `size` only at the end. Members of a gzip file and frames of a zstd
-    /// file are one stream. Throws Error for truncated and damaged data, naming file and byte, and when
-    /// the file has changed its size or time since it was opened, and for a plain input that begins as gzip, zstd or UTF-16 do.
+    /// file are one stream. Throws Error for truncated and damaged data, naming file and byte; when the
+    /// file has changed its size or time since it was opened; and for a plain input that begins as gzip,
+    /// zstd or UTF-16 do.
     size_t read(char* to, size_t size);
 
     /// Bytes of the file that have been read so far (compressed ones, where it is).

@@ -59,10 +59,6 @@ struct DataManifest {
 
 constexpr const char* kDataManifest = "data.json";
 
-/// Throws Error where shards that a glob names are in a folder that `tokenize` did not finish, or were made by it with
-/// other tokens than the tokenizer's (unless null). Shards of other programs, and "synthetic", pass.
-void check_prepared(const std::string& glob, const Tokenizer* tokenizer);
-
 /// What FOLDER/data.json says; nothing where there is none, or another program's.
 std::optional<DataManifest> find_data_manifest(const std::filesystem::path& folder);
 
@@ -70,6 +66,10 @@ std::optional<DataManifest> find_data_manifest(const std::filesystem::path& fold
 DataManifest read_data_manifest(const std::filesystem::path& folder);
 /// Writes FOLDER/data.json.
 void write_data_manifest(const std::filesystem::path& folder, const DataManifest& manifest);
+
+/// Throws Error where shards that a glob names are in a folder that `tokenize` did not finish, or were made by it with
+/// other tokens than the tokenizer's (unless null). Shards of other programs, and "synthetic", pass.
+void check_prepared(const std::string& glob, const Tokenizer* tokenizer);
 
 /// How far an interrupted run was: all that had been made up to a place in the inputs.
 struct PreparationState {

@@ -354,6 +354,8 @@ class Preparation {
     void check_lengths(const std::array<int64_t, 2>& lengths, int64_t bytes, int64_t documents,
                        const std::vector<BadLines>& bad) const;
     void compare_share(const PreparationState& state);
+    /// Whether --val-split tail can take the end of the text.
+    bool can_cut() const { return std::ranges::all_of(sources_, &Source::is_plain_file); }
     void describe(const PreparationState& state);
 
     /// Reads everything from `state` on: `make_work` for each thread, then done(batch, outcome) in the
@@ -438,9 +440,8 @@ void Preparation::check_lengths(const std::array<int64_t, 2>& lengths, int64_t b
                     " with --val-split ", val_split_, " and --val-fraction ", options_.val_fraction,
                     "; use more text, another --val-fraction (0: no validation)",
                     val_split_ != "documents" ? ""
-                    : std::ranges::all_of(sources_, &Source::is_plain_file)
-                        ? ", or --val-split tail"
-                        : ", or --val-split tail, which takes plain text files");
+                    : can_cut()               ? ", or --val-split tail"
+                                : ", or --val-split tail, which takes plain text files");
     }
 }
 
@@ -453,9 +454,7 @@ void Preparation::compare_share(const PreparationState& state) {
     report_.say("note: validation has ", format("%.1f", 100 * share), " % of the text, not ",
                 format("%.1f", 100 * wanted),
                 " %: documents stay whole, and these are few or of very different lengths",
-                std::ranges::all_of(sources_, &Source::is_plain_file)
-                    ? "; --val-split tail takes the end of the text instead"
-                    : "");
+                can_cut() ? "; --val-split tail takes the end of the text instead" : "");
 }
 
 Tokenizer Preparation::train_tokenizer() {

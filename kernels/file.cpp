@@ -85,7 +85,11 @@ AtomicFile::AtomicFile(fs::path path)
 }
 
 AtomicFile::AtomicFile(fs::path path, uint64_t size)
-    : path_(std::move(path)), temporary_(path_.string() + ".tmp"), size_(size), stays_(true) {
+    : path_(std::move(path)),
+      temporary_(path_.string() + ".tmp"),
+      size_(size),
+      flushed_(size),
+      stays_(true) {
     if (!fs::exists(temporary_)) ::rename(path_.c_str(), temporary_.c_str());
     std::error_code code;
     const uintmax_t there = fs::file_size(temporary_, code);

@@ -42,35 +42,35 @@ bool use_onednn(const GemmShape& shape) {
     return library == Library::onednn || !onednn_is_slow(shape);
 }
 
-/// Whether oneDNN is to multiply a weight, here B, that has been packed: at fp32 that costs about as much as 60 of the
-/// rows it serves, and makes the others up to 1.2 (Zen 5) or 1.7 times (Xeons) as fast. In bf16 it costs what it gains.
+/// The shape for oneDNN with the weight, here B, packed, where that pays. In fp32 it costs about as much as 60 of the rows
+/// that it serves, and makes the others up to 1.2 (Zen 5) or 1.7 times (Xeons) as fast; in bf16 it costs what it gains.
 /// rows: of all products with this weight together.
-bool use_packed(GemmShape shape, int64_t rows) {
+std::optional<GemmShape> packed(GemmShape shape, int64_t rows) {
     constexpr int64_t most_bytes = 64 << 20;  // of scratch: not a copy of a head
-    if (shape.in != DType::fp32 || shape.op == GemmOp::tn || rows < 1024) return false;
-    if (shape.n * shape.k * static_cast<int64_t>(sizeof(float)) > most_bytes) return false;
+    if (shape.in != DType::fp32 || shape.op == GemmOp::tn || rows < 1024) return {};
+    if (shape.n * shape.k * static_cast<int64_t>(sizeof(float)) > most_bytes) return {};
     shape.packed = true;
-    return chosen_library() != Library::own && onednn_supports(shape);
+    if (chosen_library() == Library::own || !onednn_supports(shape)) return {};
+    return shape;
 }
 
-size_t gemm_scratch_bytes(GemmShape shape, int64_t rows) {
+size_t gemm_scratch_bytes(const GemmShape& shape, int64_t rows) {
     size_t bytes = own_gemm_scratch_bytes(shape);
     if (use_onednn(shape)) bytes = std::max(bytes, onednn_gemm_scratch_bytes(shape));
-    if (use_packed(shape, rows)) {
-        shape.packed = true;
-        bytes = std::max(bytes, onednn_packed_bytes(shape) + onednn_gemm_scratch_bytes(shape));
-    }
+    if (const auto with = packed(shape, rows))
+        bytes = std::max(bytes, onednn_packed_bytes(*with) + onednn_gemm_scratch_bytes(*with));
     return bytes;
 }
 
 /// The products of one matrix B with `rows` rows in all, a range of them at a time.
-class Products {
+class ProductsWithB {
   public:
-    Products(const Stream& stream, int64_t rows) : stream_(stream), rows_(rows) {}
+    ProductsWithB(const Stream& stream, int64_t rows) : stream_(stream), rows_(rows) {}
 
     void operator()(const GemmShape& shape, GemmOperands operands) {
         // oneDNN may want more scratch for fewer rows than linear_scratch_bytes was asked about.
-        if (use_packed(shape, rows_) && multiply_packed(shape, operands)) return;
+        if (const auto with = packed(shape, rows_); with && multiply_packed(*with, operands))
+            return;
         packed_.reset();
         if (use_onednn(shape) && onednn_gemm_scratch_bytes(shape) <= stream_.scratch_bytes) {
             onednn_gemm(shape, operands, stream_.scratch);
@@ -80,8 +80,7 @@ class Products {
     }
 
   private:
-    bool multiply_packed(GemmShape shape, GemmOperands operands) {
-        shape.packed = true;
+    bool multiply_packed(const GemmShape& shape, GemmOperands operands) {
         const size_t copy = onednn_packed_bytes(shape);
         if (copy + onednn_gemm_scratch_bytes(shape) > stream_.scratch_bytes) return false;
         if (!packed_ || !onednn_packs_alike(*packed_, shape)) {
@@ -100,9 +99,9 @@ class Products {
 #else
 size_t gemm_scratch_bytes(const GemmShape& shape, int64_t) { return own_gemm_scratch_bytes(shape); }
 
-class Products {
+class ProductsWithB {
   public:
-    Products(const Stream& stream, int64_t) : stream_(stream) {}
+    ProductsWithB(const Stream& stream, int64_t) : stream_(stream) {}
 
     void operator()(const GemmShape& shape, const GemmOperands& operands) {
         own_gemm(shape, operands, stream_.scratch_for<void>(own_gemm_scratch_bytes(shape)));
@@ -194,7 +193,7 @@ void linear_forward(Stream& stream, const LinearForward& args) {
     assert(!args.residual || (is_matrix(args.residual, M, N, dtype) && !args.preact));
     assert(!args.preact || is_matrix(args.preact, M, N, dtype));
 
-    Products products(stream, M);
+    ProductsWithB products(stream, M);
     const auto product = [&](Tensor out, Tensor x) {
         const GemmShape shape{GemmOp::nt, dtype, dtype, bool{args.bias}, bool{args.residual}, false,
                               x.rows(),   N,     K};
@@ -227,7 +226,7 @@ void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
     assert(is_matrix(args.w, N, K, dtype) && is_matrix(args.dx, M, K, dtype));
     assert(!args.preact || is_matrix(args.preact, M, K, dtype));
 
-    Products products(stream, M);
+    ProductsWithB products(stream, M);
     const auto product = [&](Tensor dx, Tensor dy) {
         const GemmShape shape{GemmOp::nn, dtype, dtype, false, false, false, dy.rows(), K, N};
         products(shape, {dx.data, dy.data, args.w.data});
@@ -261,7 +260,7 @@ void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
     assert(is_matrix(args.x, M, K, dtype) && args.dw.dtype == DType::fp32);
     const GemmShape shape{GemmOp::tn,         dtype, DType::fp32, false, false,
                           args.dw.accumulate, N,     K,           M};
-    Products(stream, N)(shape, {args.dw.data, args.dy.data, args.x.data});
+    ProductsWithB(stream, N)(shape, {args.dw.data, args.dy.data, args.x.data});
     if (args.dbias) column_sums(stream, args.dbias, args.dy);
 }
 

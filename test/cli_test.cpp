@@ -856,6 +856,50 @@ TEST_CASE(
                   1, {"n_layer = 2", "3"});
 }
 
+TEST_CASE("another vocabulary than the data's or the checkpoint's is refused", "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    // As many tokens, but others.
+    const size_t vocabulary = Json::parse(read(w.data("data.json")))["vocab_size"].get<size_t>();
+    std::string text = read(w.text());
+    std::ranges::reverse(text);
+    write(directory / "text", text);
+    check_succeeds(train_gpt_with({"tokenize", directory / "text", "--train-vocab",
+                                   std::to_string(vocabulary), "--out", directory / "data"}));
+    const Arguments theirs{"--set", "tokenizer.path=" + (directory / "data/tokenizer.json")};
+    const Arguments all_theirs =
+        theirs + Arguments{"--set", "data.train=" + (directory / "data/train_*.bin"), "--set",
+                           "data.val=" + (directory / "data/val_*.bin")};
+    check_refused(train_gpt_with(w.train(directory / "run", theirs)), 1,
+                  {"made with another tokenizer", w.data("tokenizer.json")});
+    check_refused(train_gpt_with({"eval", finished_run(), "--data", directory / "data/val_*.bin"}),
+                  1, {"made with another tokenizer"});
+
+    fs::copy(finished_run(), directory / "run", fs::copy_options::recursive);
+    check_refused(train_gpt_with(w.train(directory / "run", all_theirs)), 1,
+                  {"has other tokens", "tokenizer.path"});
+    const Outcome started = check_succeeds(train_gpt_with(w.train(
+        directory / "other",
+        all_theirs + Arguments{"--set", "model.init_from=" + finished_run(), "--stop-at", "1"})));
+    CHECK(contains(started.out + started.err, "has other tokens than the one of these weights"));
+}
+
+TEST_CASE("a run beyond the configuration's end, and a profile that cannot come, are told",
+          "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const std::string run = directory / "run";
+    fs::copy(finished_run(), run, fs::copy_options::recursive);
+    const std::string config = read(run + "/config.json"), manifest = read(run + "/manifest.json");
+    const Outcome outcome = check_succeeds(
+        train_gpt_with(w.train(run, {"--set", "schedule.steps=10", "--set",
+                                     "optimizer.learning_rate=0.5", "--profile", "3"})));
+    CHECK(contains(outcome.out, "is at step 12, beyond the configuration's 10"));
+    CHECK(contains(outcome.out, "no profile, which takes 5 steps; 0 are left"));
+    CHECK(read(run + "/config.json") == config);
+    CHECK(read(run + "/manifest.json") == manifest);
+}
+
 TEST_CASE(
     "another model in the configuration of a resumed run is refused and other changes are told",
     "[cli]") {

@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "kernels/file.h"
-#include "kernels/file.h"
 #include "model/gpt.h"
 #include "parallel/world.h"
 #include "tokenizer/tokenizer.h"
