@@ -173,7 +173,8 @@ void check_prepared(const std::string& glob, const Tokenizer* tokenizer) {
         shards[path.parent_path()].insert(path.filename().string());
     for (const auto& [folder, names] : shards) {
         const auto manifest = find_data_manifest(folder);
-        if (!manifest || std::ranges::none_of(manifest->shards, [&](const PreparedShard& shard) {
+        if (!manifest ||
+            std::ranges::none_of(manifest->shards, [&names = names](const PreparedShard& shard) {
                 return names.contains(shard.name);
             }))
             continue;

@@ -144,7 +144,7 @@ FolderTensors open_tensors(const fs::path& directory) {
     std::vector<std::string> missing;
     for (const auto& [tensor, name] : weight_map)
         if (std::none_of(tensors.files.begin(), tensors.files.end(),
-                         [&](const auto& file) { return file->find(tensor); }))
+                         [&tensor = tensor](const auto& file) { return file->find(tensor); }))
             missing.push_back(tensor);
     if (!missing.empty())
         throw Error(index.string(), " lists ", listed(missing), ", which ",

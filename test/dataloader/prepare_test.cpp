@@ -486,7 +486,8 @@ TEST_CASE("bad input to prepare is one sentence and makes no folder of shards") 
           {"packed.txt", "\x28\xb5\x2f\xfd", "ends in .zst"},
           {"wide.txt", "\xff\xfeG\0o\0", "iconv"}}) {
         write(folder / name, beginning + random_text(5000));
-        const std::string message = refused([&](Options o) { o.texts = {folder / name}; });
+        const std::string message =
+            refused([&, name = name](Options o) { o.texts = {folder / name}; });
         CHECK(contains(message, name));
         CHECK(contains(message, advice));
     }
