@@ -16,7 +16,7 @@ void widen(Stream& stream, float* to, const void* from, DType from_dtype, int64_
     TRAIN_GPT_ON_CUDA(stream.device, widen(stream, to, from, from_dtype, n, accumulate));
     with_float_type(from_dtype, [&]<class T>(T) {
         const T* elements = static_cast<const T*>(from);
-        if (accumulate) {
+        if (accumulate) {  // NOLINT(bugprone-branch-clone): OpenMP's loops all look alike to it
 #pragma omp parallel for simd schedule(static)
             for (int64_t i = 0; i < n; ++i) to[i] += to_float(elements[i]);
         } else {

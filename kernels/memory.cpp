@@ -147,6 +147,7 @@ void* Arena::take(size_t bytes, Purpose purpose) {
             " of the planned ", format_bytes(region.capacity),
             " are left; this is a fault of the program, please report it with the configuration");
     }
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): a counting arena's addresses are never read
     void* start = is_counting() ? reinterpret_cast<std::byte*>(counting_base + region.used)
                                 : region.base + region.used;
     region.used += taken;

@@ -39,7 +39,7 @@ constexpr std::array<CharClass, 128> ascii_classes = [] {
     std::array<CharClass, 128> classes{};
     for (int c = 'A'; c <= 'Z'; ++c) classes[c] = classes[c - 'A' + 'a'] = CharClass::letter;
     for (int c = '0'; c <= '9'; ++c) classes[c] = CharClass::number;
-    for (const int c : {' ', '\t', '\n', '\v', '\f', '\r'}) classes[c] = CharClass::space;
+    for (const unsigned char c : {' ', '\t', '\n', '\v', '\f', '\r'}) classes[c] = CharClass::space;
     return classes;
 }();
 
