@@ -72,6 +72,9 @@ class ZstdDecoder : public Decoder {
   public:
     ZstdDecoder() : state_(::ZSTD_createDStream()) {
         if (!state_) throw std::bad_alloc();
+        // Up to 2 GiB, for what `zstd --long=31` makes; a frame takes what it needs.
+        ::ZSTD_DCtx_setParameter(state_, ZSTD_d_windowLogMax,
+                                 ::ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound);
     }
     ~ZstdDecoder() override { ::ZSTD_freeDStream(state_); }
     ZstdDecoder(const ZstdDecoder&) = delete;
@@ -126,6 +129,21 @@ int64_t nanoseconds(const timespec& time) {
 }
 
 }  // namespace
+
+std::string describe_decompressors() {
+    std::string text;
+#ifdef TRAIN_GPT_ZLIB
+    text += concat("zlib    ", ::zlibVersion(), "\n");
+#else
+    text += "zlib    not in this build\n";
+#endif
+#ifdef TRAIN_GPT_ZSTD
+    text += concat("libzstd ", ::ZSTD_versionString(), "\n");
+#else
+    text += "libzstd not in this build\n";
+#endif
+    return text;
+}
 
 ByteStream::ByteStream(std::string path, Compression compression, const std::atomic<bool>& stop)
     : path_(std::move(path)), stop_(stop), decoder_(decoder_for(compression, path_)) {

@@ -10,6 +10,9 @@
 
 namespace train_gpt {
 
+/// zlib and libzstd with their versions, or that this build does not have them, a line each.
+std::string describe_decompressors();
+
 enum class Compression { none, gzip, zstd };
 
 /// Unpacks one format as a stream. (Implemented by zlib and libzstd.)

@@ -13,6 +13,7 @@
 
 #include "kernels/error.h"
 #include "kernels/file.h"
+#include "tokenizer/pretokenize.h"
 
 namespace train_gpt {
 
@@ -25,12 +26,14 @@ constexpr size_t kBatchBytes = 1 << 20;
 constexpr int64_t kQueueBytes = 16 << 20;  // read ahead of each source
 // Behind a place where an unfinished document is cut, so much of it is known to follow.
 constexpr size_t kLookahead = 32;
+constexpr std::string_view kWhiteSpace = " \t\r\n";
 
 // ---- Sources ------------------------------------------------------------------------------------
 
 struct Kind {
-    bool jsonl;
-    Compression compression;
+    bool jsonl = false;
+    Compression compression = Compression::none;
+    bool is_text = false;  // certainly: a folder's files that may be anything are left out
 };
 
 /// The last extension of a name, without which the name is left.
@@ -43,16 +46,19 @@ std::string take_extension(std::string& name) {
     return extension;
 }
 
-/// What a file is by its name; the second is false where its name says nothing known.
-std::pair<Kind, bool> kind_of(const fs::path& path) {
+/// What a file is by its name.
+Kind kind_of(const fs::path& path, bool has_field) {
     std::string name = path.filename().string();
-    Kind kind{false, Compression::none};
+    Kind kind;
     std::string extension = take_extension(name);
     if (extension == ".gz") kind.compression = Compression::gzip;
     if (extension == ".zst") kind.compression = Compression::zstd;
     if (kind.compression != Compression::none) extension = take_extension(name);
-    kind.jsonl = extension == ".jsonl" || extension == ".ndjson";
-    return {kind, kind.jsonl || extension == ".txt" || extension == ".text" || extension == ".md"};
+    const bool plain = extension == ".txt" || extension == ".text" || extension == ".md";
+    const bool jsonl = extension == ".jsonl" || extension == ".ndjson";
+    kind.is_text = plain || jsonl;
+    kind.jsonl = jsonl || extension == ".json" || (has_field && !plain);
+    return kind;
 }
 
 /// Refuses files that are known not to be text.
@@ -80,17 +86,32 @@ Source make_source(const std::string& path, Kind kind) {
     return {path, kind.jsonl, kind.compression, opened.size(), opened.modified()};
 }
 
+/// The texts in a folder and below, and how many other files there are. `above` are the folders on the way to it, to
+/// which links in it may lead back.
+void list_texts(const fs::path& folder, std::vector<fs::path>& above,
+                std::vector<std::string>& files, int64_t& skipped) {
+    const fs::path real = fs::canonical(folder);
+    if (std::ranges::find(above, real) != above.end()) return;
+    above.push_back(real);
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+        if (entry.is_directory()) {
+            if (entry.path().filename() != kStagingFolder)
+                list_texts(entry.path(), above, files, skipped);
+        } else if (entry.is_regular_file() && kind_of(entry.path(), false).is_text) {
+            files.push_back(entry.path().string());
+        } else {
+            ++skipped;
+        }
+    }
+    above.pop_back();
+}
+
 void add_folder(const std::string& folder, Sources& found) {
+    std::vector<fs::path> above;
     std::vector<std::string> files;
     int64_t skipped = 0;
     try {
-        for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
-            if (entry.is_directory()) continue;
-            if (entry.is_regular_file() && kind_of(entry.path()).second)
-                files.push_back(entry.path().string());
-            else
-                ++skipped;
-        }
+        list_texts(folder, above, files, skipped);
     } catch (const fs::filesystem_error& error) {
         throw Error("cannot list ", error.path1().string(), ": ", error.code().message(),
                     "; check the permissions");
@@ -103,19 +124,19 @@ void add_folder(const std::string& folder, Sources& found) {
                     "or .zst behind it");
     std::sort(files.begin(), files.end());
     for (const std::string& file : files)
-        found.sources.push_back(make_source(file, kind_of(file).first));
+        found.sources.push_back(make_source(file, kind_of(file, false)));
     found.skipped += skipped;
 }
 
 }  // namespace
 
-Sources find_sources(const std::vector<std::string>& inputs, bool jsonl_input) {
+Sources find_sources(const std::vector<std::string>& inputs, bool has_field) {
     Sources found;
     for (const std::string& input : inputs) {
         if (input == "-") {
             if (std::count(inputs.begin(), inputs.end(), "-") > 1)
                 throw UsageError("- was given twice, but standard input can be read once");
-            found.sources.push_back({"-", jsonl_input, Compression::none, 0, 0});
+            found.sources.push_back({"-", has_field, Compression::none, 0, 0});
             continue;
         }
         if (fs::is_directory(input)) {
@@ -129,9 +150,13 @@ Sources find_sources(const std::vector<std::string>& inputs, bool jsonl_input) {
         }
         for (const std::string& file : files) {
             refuse_unreadable_kinds(file);
-            found.sources.push_back(make_source(file, kind_of(file).first));
+            found.sources.push_back(make_source(file, kind_of(file, has_field)));
         }
     }
+    if (has_field && std::ranges::none_of(found.sources, &Source::jsonl))
+        throw UsageError("--field names a field of JSON Lines, but ", found.sources.front().name(),
+                         " is plain text by its name; give it a name that ends in .jsonl, or leave "
+                         "--field out");
     return found;
 }
 
@@ -189,27 +214,24 @@ bool ends_word(std::string_view text, size_t at) {
     return false;
 }
 
-bool is_ascii_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-
 }  // namespace
 
 bool is_encodable_cut(std::string_view text, size_t at) {
     if (at == 0 || at >= text.size()) return false;
-    // Behind a line break between two words: the patterns let one follow punctuation and join other
-    // white space, but no piece goes on behind it with a word. ('/' is left out for patterns that let
-    // line breaks and slashes follow punctuation together, as o200k does.)
+    // Between two words behind a single line break: the patterns let one follow punctuation and join
+    // other white space, but no piece goes on behind it with a word. ('/' is left out for patterns that
+    // let line breaks and slashes follow punctuation together, as o200k does.)
     if (text[at - 1] == '\n')
         return ends_word(text, at - 1) && begins_word(text, at) && text[at] != '/';
-    // Before a single space between letters: it belongs to the word behind it.
-    return text[at] == ' ' && is_ascii_letter(text[at - 1]) && at + 1 < text.size() &&
-           is_ascii_letter(text[at + 1]);
+    // Before white space behind a letter or number: only punctuation is joined with what follows.
+    return kWhiteSpace.find(text[at]) != kWhiteSpace.npos &&
+           ends_in_letter_or_number(text.substr(0, at));
 }
 
 size_t encodable_piece(std::string_view text, size_t wanted) {
-    for (size_t at = wanted; (at = text.find_first_of("\n ", at)) != std::string_view::npos; ++at) {
-        const size_t cut = text[at] == '\n' ? at + 1 : at;
-        if (is_encodable_cut(text, cut)) return cut;
-    }
+    for (size_t at = wanted; (at = text.find_first_of(kWhiteSpace, at)) != text.npos; ++at)
+        for (const size_t cut : {at, at + 1})
+            if (is_encodable_cut(text, cut)) return cut;
     return text.size();
 }
 
@@ -260,9 +282,8 @@ class DocumentStream::Reader {
             throw Error(source_.name(),
                         " is not what it was when this command was interrupted (up to "
                         "byte ",
-                        start.offset,
-                        "); give it the same again, or remove the folder "
-                        ".tokenize.tmp to begin anew");
+                        start.offset, "); give it the same again, or remove the folder ",
+                        kStagingFolder, " to begin anew");
         position_.line = start.line;
         position_.in_document = start.in_document;
     }
@@ -281,16 +302,26 @@ class DocumentStream::Reader {
         return buffer_.size() == before + more;
     }
 
+    /// The buffer, in which what lies behind `end` is left.
+    std::shared_ptr<const std::string> take(size_t end) {
+        std::string rest = buffer_.substr(end);
+        auto taken = std::make_shared<std::string>(std::move(buffer_));
+        buffer_ = std::move(rest);
+        if (taken->size() < kBatchBytes / 2) taken->shrink_to_fit();  // a small file
+        return taken;
+    }
+
     /// Of a document, or the rest of one, that must be held whole and begins at buffer_[begin].
     void check_length(size_t begin, size_t end) const {
         if (static_cast<int64_t>(end - begin) <= kMaxDocumentBytes) return;
-        throw Error(source_.name(), " has a document of more than ", kMaxDocumentBytes >> 20,
-                    " MiB at byte ", position_.offset + static_cast<int64_t>(begin),
-                    flows_
-                        ? ", in which there is no place to cut it; put line breaks into it"
-                        : ", which must be seen whole to tell its split; put lines <|endoftext|> "
-                          "between documents, or say --val-fraction 0 or, for plain files, "
-                          "--val-split tail");
+        throw Error(
+            source_.name(), " has a document of more than ", kMaxDocumentBytes >> 20,
+            " MiB at byte ", position_.offset + static_cast<int64_t>(begin),
+            flows_ ? ", in which no letter or number has white space behind it, where it could "
+                     "be cut; put lines <|endoftext|> between documents"
+                   : ", which must be seen whole to tell its split; put lines <|endoftext|> "
+                     "between documents, or say --val-fraction 0 or, for plain files, "
+                     "--val-split tail");
     }
 
     void push(Batch batch) {
@@ -362,11 +393,7 @@ class DocumentStream::Reader {
 
     /// Hands out what lies before buffer_[end] in batches of about kBatchBytes.
     void release(size_t end) {
-        auto storage = std::make_shared<std::string>();
-        std::string rest = buffer_.substr(end);
-        storage->swap(buffer_);
-        buffer_ = std::move(rest);
-        if (storage->size() < kBatchBytes / 2) storage->shrink_to_fit();  // a small file
+        const auto storage = take(end);
         const std::string_view text = std::string_view(*storage).substr(0, end);
 
         Batch batch;
@@ -425,12 +452,9 @@ class DocumentStream::Reader {
     }
 
     void release_lines(size_t end) {
-        std::string rest = buffer_.substr(end);
-        buffer_.resize(end);
         Batch batch;
-        batch.storage = std::make_shared<const std::string>(std::move(buffer_));
-        buffer_ = std::move(rest);
-        batch.lines = *batch.storage;
+        batch.storage = take(end);
+        batch.lines = std::string_view(*batch.storage).substr(0, end);
         batch.line = position_.line;
         advance(batch.lines);
         position_.line += std::count(batch.lines.begin(), batch.lines.end(), '\n');

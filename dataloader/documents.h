@@ -4,8 +4,8 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <exception>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -34,12 +34,16 @@ struct Sources {
     int64_t skipped = 0;  // files in folders that are none of the known kinds
 };
 
+/// In the folder that `tokenize` writes to, holds what is not complete; nothing in it is an input.
+constexpr const char* kStagingFolder = ".tokenize.tmp";
+
 /// What the user named, as files: a file as itself, a folder as the files of known kinds in it and
-/// below (.txt .text .md .jsonl .ndjson, each also .gz or .zst; sorted by path), a pattern as what it
-/// matches, "-" as standard input (JSON Lines if `jsonl_input`). A file named one by one is plain text
-/// if its name says nothing else. Throws Error for what is missing, a folder without inputs, and kinds
-/// that cannot be read (Parquet, archives).
-Sources find_sources(const std::vector<std::string>& inputs, bool jsonl_input);
+/// below (.txt .text .md .jsonl .ndjson, each also .gz or .zst; sorted by path; links are followed), a
+/// pattern as what it matches, "-" as standard input. Files named one by one may also be JSON Lines in
+/// .json; these, where their names say nothing known, and standard input are JSON Lines if `has_field`,
+/// plain text if not. Throws Error for what is missing, a folder without inputs, and kinds that cannot
+/// be read (Parquet, archives).
+Sources find_sources(const std::vector<std::string>& inputs, bool has_field);
 
 /// Which split a text belongs to.
 enum class Split { train, val };
@@ -115,7 +119,7 @@ class DocumentStream {
   private:
     class Reader;
     struct Queue {
-        std::deque<Batch> batches;
+        std::list<Batch> batches;
         int64_t bytes = 0;
         std::exception_ptr failure;
         bool done = false;

@@ -19,7 +19,7 @@ class FieldReader {
 
     enum class Found { nothing, other, text };
     Found found = Found::nothing;
-    bool is_object = false;
+    bool is_object = false, has_huge_number = false;
     size_t error_at = 0;
 
     bool null() { return other(); }
@@ -51,7 +51,10 @@ class FieldReader {
         key_matches_ = depth_ == 1 && is_object && name == field_;
         return true;
     }
-    bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception&) {
+    bool parse_error(size_t position, const std::string&,
+                     const nlohmann::detail::exception& error) {
+        constexpr int number_overflow = 406;
+        has_huge_number = error.id == number_overflow;
         error_at = position;
         return false;
     }
@@ -77,9 +80,15 @@ bool is_blank(std::string_view line) {
 
 std::string read_field(std::string_view line, const std::string& field, std::string& text,
                        size_t& column) {
+    // The parser takes a NUL for the end, and what follows for nothing.
+    if (const size_t nul = line.find('\0'); nul != line.npos) {
+        column = nul + 1;
+        return "is no valid JSON";
+    }
     FieldReader reader(field, text);
     const bool valid = Json::sax_parse(line.data(), line.data() + line.size(), &reader);
     column = reader.error_at;
+    if (reader.has_huge_number) return "has a number that no 64-bit float can hold";
     if (!valid) return "is no valid JSON";
     if (!reader.is_object) return "is no JSON object";
     if (reader.found == FieldReader::Found::nothing) return concat("has no field \"", field, "\"");

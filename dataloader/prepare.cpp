@@ -47,9 +47,9 @@ double seconds_since(Clock::time_point start) {
 bool encodes_in_pieces(const Tokenizer& tokenizer) {
     if (tokenizer.decode(tokenizer.encode("x")) != "x") return false;
     for (uint32_t id = 0; id < tokenizer.vocab_size(); ++id) {
-        const std::string_view bytes = tokenizer.token_bytes(id);
-        for (size_t at = 1; at < bytes.size(); ++at)
-            if (is_encodable_cut(concat("x", bytes, "x"), at + 1)) return false;
+        const std::string inside = concat("x", tokenizer.token_bytes(id), "x");
+        for (size_t at = 2; at + 1 < inside.size(); ++at)
+            if (is_encodable_cut(inside, at)) return false;
     }
     return true;
 }
@@ -357,6 +357,7 @@ class Preparation {
     /// Whether --val-split tail can take the end of the text.
     bool can_cut() const { return std::ranges::all_of(sources_, &Source::is_plain_file); }
     void describe(const PreparationState& state);
+    bool has_left_out_lines(const Workplace& workplace) const;
 
     /// Reads everything from `state` on: `make_work` for each thread, then done(batch, outcome) in the
     /// order of the text. Throws Stopped when the user wants an end, at a place where a run can go on.
@@ -595,6 +596,13 @@ void Preparation::describe(const PreparationState& state) {
                     bad.path == "-" ? "standard input" : bad.path);
 }
 
+/// Whether an interrupted run did.
+bool Preparation::has_left_out_lines(const Workplace& workplace) const {
+    if (workplace.has(kDataManifest)) return !read_data_manifest(workplace.staging()).bad.empty();
+    return workplace.has(kProgressFile) &&
+           !read_progress(workplace.staging() / kProgressFile, sources_.size()).bad.empty();
+}
+
 bool Preparation::run(int64_t skipped) {
     if (skipped > 0)
         report_.say(skipped, skipped == 1 ? " file" : " files",
@@ -602,7 +610,7 @@ bool Preparation::run(int64_t skipped) {
     int64_t bytes = 0;
     for (const Source& source : sources_) {
         bytes += source.size;
-        if (source.size == 0 && source.path != "-")
+        if (source.size == 0 && source.path != "-" && source.compression == Compression::none)
             report_.say(source.path, " is empty and left out");
     }
     if (std::ranges::none_of(sources_, [](const Source& source) { return source.path == "-"; }))
@@ -623,6 +631,11 @@ bool Preparation::run(int64_t skipped) {
     if (const std::string change = workplace.open(plan(tokenizer)); !change.empty())
         report_.say("an interrupted run in ", out_.string(), " cannot go on, since its ", change,
                     change.ends_with('s') ? " were" : " was", " different; beginning anew");
+    if (!options_.skip_bad && has_left_out_lines(workplace)) {
+        report_.say("an interrupted run in ", out_.string(),
+                    " had left out lines, as --skip-bad says; without it, beginning anew");
+        workplace.begin_anew(plan(tokenizer));
+    }
     if (workplace.has(kDataManifest) &&
         !can_publish(staging, out_, read_data_manifest(staging), keeps_tokenizer_)) {
         report_.say("shards of an interrupted run are missing in ", out_.string(),

@@ -10,6 +10,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "dataloader/documents.h"
 #include "kernels/error.h"
 #include "kernels/file.h"
 
@@ -52,7 +53,7 @@ std::vector<std::pair<std::string, std::string>> files_of(const DataManifest& ma
 
 }  // namespace
 
-Workplace::Workplace(const fs::path& out) : staging_(out / ".tokenize.tmp") {
+Workplace::Workplace(const fs::path& out) : staging_(out / kStagingFolder) {
     make_directory(out);
     lock_ = ::open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     // Where locks do not exist (some network file systems), the rest works without.

@@ -215,4 +215,15 @@ size_t first_piece(Pattern pattern, std::string_view text) {
     return first_piece_cl100k(text, pattern == Pattern::cl100k);
 }
 
+bool ends_in_letter_or_number(std::string_view text) {
+    size_t at = text.size();
+    do {
+        if (at == 0 || text.size() - at == 4) return false;
+        --at;
+    } while ((text[at] & 0xC0) == 0x80);
+    const Char last = char_at(text, at);
+    return at + last.length == text.size() &&
+           (last.kind == CharClass::letter || last.kind == CharClass::number);
+}
+
 }  // namespace train_gpt

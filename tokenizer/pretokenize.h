@@ -32,4 +32,7 @@ const char* pattern_name(Pattern pattern);
 /// letter, number nor space.
 size_t first_piece(Pattern pattern, std::string_view text);
 
+/// Whether the last character of `text` is one of \p{L} or \p{N}.
+bool ends_in_letter_or_number(std::string_view text);
+
 }  // namespace train_gpt

@@ -107,7 +107,7 @@ CommandLine parse_command_line(int argc, char** argv) {
     tokenize
         ->add_option("--field", line.prepare.field,
                      "Field that holds the text in JSON Lines (default: text); with it, standard "
-                     "input is JSON Lines")
+                     "input and files whose names say nothing are JSON Lines")
         ->type_name("NAME");
     auto* vocab =
         tokenize
@@ -190,7 +190,7 @@ CommandLine parse_command_line(int argc, char** argv) {
         ->check(from_to(1e-9, 1))
         ->capture_default_str();
     sample->add_option("--seed", line.sampling.seed, "Seed of the random numbers")
-        ->check(from_to(0, 0x1.fffffffffffffp63))
+        ->check(from_to(0, 0x1p64))
         ->capture_default_str();
     sample->add_option("--samples", line.samples, "How many texts")
         ->check(CLI::Range(1, 1000))
@@ -276,7 +276,7 @@ CommandLine parse_command_line(int argc, char** argv) {
         app.parse(argc, argv);
     } catch (const CLI::CallForHelp& help) {
         const auto chosen = app.get_subcommands();
-        line.output = chosen.empty() ? app.help() : chosen.front()->help();
+        line.output = chosen.empty() ? app.help() : chosen.front()->help(app.get_name());
         return line;
     } catch (const CLI::ParseError& error) {
         const auto chosen = app.get_subcommands();

@@ -213,7 +213,10 @@ StoredModel open_model_folder(const fs::path& directory) {
     const GPTShape shape = read_model_shape(directory);
     auto tensors = std::make_shared<const FolderTensors>(open_tensors(directory));
     const auto place = [tensors](const std::string& name) {
-        const auto found = tensors->places.find(name);
+        auto found = tensors->places.find(name);
+        // Of tied tensors some programs keep one, under the head's name.
+        if (found == tensors->places.end() && name == "wte.weight")
+            found = tensors->places.find("lm_head.weight");
         return found == tensors->places.end() ? nullptr : &found->second;
     };
 
@@ -243,8 +246,8 @@ StoredModel open_model_folder(const fs::path& directory) {
         throw Error(directory.string(),
                     " holds tensors that a GPT-2 of its config.json has not: ", listed(unexpected),
                     "; only GPT-2 language models are supported");
-    if (const auto* head = place("lm_head.weight"))
-        require_tied(directory, *head, *place("wte.weight"));
+    const auto *head = place("lm_head.weight"), *wte = place("wte.weight");
+    if (head && head != wte) require_tied(directory, *head, *wte);
 
     StoredModel model{.shape = shape, .dtype = StoredType::fp32, .end_of_text = {}, .read = {}};
     if (dtypes.size() == 1)  // fp32 holds what the others do
@@ -372,8 +375,12 @@ std::optional<Tokenizer> read_folder_tokenizer(const fs::path& directory) {
 void copy_tokenizer(const fs::path& from, const fs::path& to, int n_ctx) {
     for (const char* name : tokenizer_files)
         if (fs::exists(from / name)) write_file(to / name, MappedFile(from / name).text());
-    if (!fs::exists(to / tokenizer_config_name))
+    if (fs::exists(to / tokenizer_config_name)) return;
+    if (fs::exists(to / tokenizer_files[0])) {
         write_tokenizer_config(to / tokenizer_config_name, Tokenizer::load(from), n_ctx);
+    } else {
+        write_tokenizer(to, Tokenizer::load(from), n_ctx);
+    }
 }
 
 }  // namespace train_gpt

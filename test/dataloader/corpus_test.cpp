@@ -296,6 +296,29 @@ TEST_CASE("compressed files, whole or in members, give the shards of the plain o
     }
 }
 
+#ifdef TRAIN_GPT_ZSTD
+TEST_CASE("a zstd file of a window of 256 MiB is read") {
+    const TemporaryDirectory folder;
+    const Strings documents = random_documents(40, 3000);
+    const std::string text = as_text(documents);
+    write(folder / "a.txt", text);
+    ZSTD_CCtx* const state = ::ZSTD_createCCtx();
+    REQUIRE(!::ZSTD_isError(::ZSTD_CCtx_setParameter(state, ZSTD_c_windowLog, 28)));
+    std::string packed(::ZSTD_compressBound(text.size()) + 100, '\0');
+    ZSTD_inBuffer in{text.data(), text.size(), 0};
+    ZSTD_outBuffer out{packed.data(), packed.size(), 0};
+    // The length is not known ahead, as in a pipe, so that the window is not cut to it.
+    REQUIRE(!::ZSTD_isError(::ZSTD_compressStream2(state, &out, &in, ZSTD_e_flush)));
+    REQUIRE(::ZSTD_compressStream2(state, &out, &in, ZSTD_e_end) == 0);
+    ::ZSTD_freeCCtx(state);
+    packed.resize(out.pos);
+    write(folder / "a.txt.zst", packed);
+    prepare(options_for({folder / "a.txt"}, folder / "plain"), nullptr);
+    prepare(options_for({folder / "a.txt.zst"}, folder / "packed"), nullptr);
+    CHECK((shards_in(folder / "packed") == shards_in(folder / "plain")));
+}
+#endif
+
 TEST_CASE("shards do not depend on the number of threads, with a trained vocabulary either") {
     const TemporaryDirectory folder;
     Strings inputs;
@@ -345,7 +368,9 @@ TEST_CASE(
         {"{\"text\": \"\xED\xA0\x80\"}", "no valid JSON"},
         {"{\"text\": \"tab\tin\"}", "no valid JSON"},
         {std::string(100000, '['), "no valid JSON"},
-        {"text", "no valid JSON"}};
+        {"text", "no valid JSON"},
+        {std::string("{\"text\": \"kept\"}\0{\"text\": \"lost\"}", 33), "no valid JSON"},
+        {"{\"text\": \"x\", \"n\": 1e999}", "number that no 64-bit float"}};
     const std::string good =
         "{\"text\": \"a\\n\\u0041\\ud83d\\ude00\\\"\\\\\\/\\u0000z\", \"k\": [1, {\"text\": "
         "2}]}\r\n"
@@ -383,7 +408,8 @@ TEST_CASE(
                          {"has no string in the field \"text\"", {3, 6}},
                          {"has no field \"text\"", {1, 9}},
                          {"is no JSON object", {2, 10}},
-                         {"is no valid JSON", {9, 12}}}));
+                         {"is no valid JSON", {10, 12}},
+                         {"has a number that no 64-bit float can hold", {1, 22}}}));
 
     write(file, "{\"body\": \"x y\", \"text\": 1}\n");
     options.field = "body";
@@ -402,6 +428,14 @@ TEST_CASE("folders, patterns and single files become inputs in their order") {
     for (const char* name : {"d/z.txt", "d/b.d/x.md", "d/b.d/y.jsonl", "d/A.TEXT", "d/picture.png",
                              "d/w.parquet", "d/n.tar.gz"})
         write(folder / name, "{\"text\": \"x\"}\n");
+    fs::create_directories(folder / "d/.tokenize.tmp");
+    write(folder / "d/.tokenize.tmp/plan.txt", "not an input\n");
+    fs::create_directory(folder / "elsewhere");
+    write(folder / "elsewhere/o.txt", "x");
+    write(folder / "elsewhere/c4.json", "{\"text\": \"x\"}\n");
+    fs::create_directory_symlink(folder / "elsewhere", folder / "d/link");
+    fs::create_directory_symlink(folder / "d", folder / "elsewhere/back");
+    fs::create_directory_symlink(".", folder / "d/b.d/self");
     fs::create_directory(folder / "none");
     write(folder / "none/a.bin", "x");
     const auto names = [&](const Strings& inputs) {
@@ -412,10 +446,11 @@ TEST_CASE("folders, patterns and single files become inputs in their order") {
         return found;
     };
     CHECK((names({folder / "d"}) ==
-           Strings{"d/A.TEXT", "d/b.d/x.md", "d/b.d/y.jsonl jsonl", "d/z.txt"}));
-    CHECK(find_sources({folder / "d"}, false).skipped == 3);
-    CHECK((names({folder / "d/z.txt", folder / "d/*/*"}) ==
+           Strings{"d/A.TEXT", "d/b.d/x.md", "d/b.d/y.jsonl jsonl", "d/link/o.txt", "d/z.txt"}));
+    CHECK(find_sources({folder / "d"}, false).skipped == 4);
+    CHECK((names({folder / "d/z.txt", folder / "d/b*/*.*"}) ==
            Strings{"d/z.txt", "d/b.d/x.md", "d/b.d/y.jsonl jsonl"}));
+    CHECK((names({folder / "elsewhere/c4.json"}) == Strings{"elsewhere/c4.json jsonl"}));
     CHECK(
         (names({folder / "d/picture.png"}) == Strings{"d/picture.png"}));  // who names it wants it
     const auto refused = [&](const std::string& input) {
@@ -428,6 +463,29 @@ TEST_CASE("folders, patterns and single files become inputs in their order") {
     CHECK(contains(refused(folder / "gone.txt"), "gone.txt: No such file"));
     CHECK(contains(refused("/dev/null"), "not a regular file"));
     CHECK(contains(error_of([] { find_sources({"-", "-"}, false); }), "twice"));
+    // A field is one of JSON Lines, whatever they are called; but text is not them.
+    CHECK(find_sources({folder / "d/picture.png"}, true).sources[0].jsonl);
+    CHECK_FALSE(
+        find_sources({folder / "d/z.txt", folder / "d/b.d/y.jsonl"}, true).sources[0].jsonl);
+    CHECK(contains(error_of([&] { find_sources({folder / "d/z.txt"}, true); }), "--field"));
+}
+
+TEST_CASE("many small files are held in memory of their size") {
+    const TemporaryDirectory folder;
+    std::vector<std::string> files;
+    for (int i = 0; i < 40; ++i) {
+        files.push_back(folder / (std::to_string(i) + (i % 2 ? ".txt" : ".jsonl")));
+        write(files.back(), i % 2 ? "word\n" : "{\"text\": \"word\"}\n");
+    }
+    const auto sources = find_sources(files, false).sources;
+    DocumentStream stream(sources, {.val_fraction = 0, .cut = {}}, {}, 3);
+    int with_text = 0;
+    while (const auto batch = stream.next())
+        if (batch->storage) {
+            ++with_text;
+            CHECK(batch->storage->capacity() < 1000);
+        }
+    CHECK(with_text == 40);
 }
 
 namespace {
@@ -611,6 +669,24 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("an interrupted run goes on where its output is in the folder that it reads") {
+    const TemporaryDirectory folder;
+    fs::create_directory(folder / "corpus");
+    write(folder / "corpus/a.jsonl", as_jsonl(random_documents(300, 20000)));
+    auto options = options_for({folder / "corpus"}, folder / "whole");
+    options.save_seconds = 0;
+    prepare(options, nullptr);
+    options.out = folder / "corpus";
+    int left = 2;
+    REQUIRE_FALSE(prepare(options, nullptr, [&] { return --left < 0; }));
+    std::FILE* const log = std::fopen((folder / "log").c_str(), "w");
+    prepare(options, log);
+    std::fclose(log);
+    CHECK(contains(read(folder / "log"), "going on behind"));
+    fs::remove(folder / "corpus/a.jsonl");
+    CHECK((shards_in(folder / "corpus") == shards_in(folder / "whole")));
+}
+
 TEST_CASE("a document that goes out in pieces ends once, wherever the run is interrupted") {
     const TemporaryDirectory folder;
     write(folder / "a.txt", random_document(2'500'000));
@@ -733,6 +809,14 @@ TEST_CASE("an interrupted run goes on with the same options and inputs only") {
         options.out = folder / "whole";
         prepare(options, nullptr);
         CHECK((files_in(folder / "out") == files_in(folder / "whole")));
+    }
+    SECTION("without --skip-bad nothing stays left out") {
+        write(file, "{\n" + as_jsonl(random_documents(300, 20000)));
+        options.skip_bad = true;
+        REQUIRE_FALSE(stop(2));
+        options.skip_bad = false;
+        CHECK(contains(error_of(said), "line 1 of " + file));
+        CHECK(contains(read(folder / "log"), "had left out lines"));
     }
     SECTION("other bytes in an input of the same size and time are noticed") {
         REQUIRE_FALSE(stop(2));

@@ -273,11 +273,15 @@ TEST_CASE("no pattern has a piece across the places where a document is cut for 
     }
     CHECK(encodable_piece("no-line-break-here", 3) == 18);
     CHECK(encodable_piece("no line break here", 3) == 7);
-    CHECK(encodable_piece("4 lines, no  more. Here", 0) == 23);
-    CHECK(encodable_piece("a\nb", 0) == 2);
-    CHECK(encodable_piece("a\n b\n", 0) == 5);
-    CHECK(encodable_piece("\xE4\xB8\xAD\n\xE4\xB8\xAD", 0) == 4);
-    CHECK(encodable_piece("\xE3\x80\x80\n\xE4\xB8\xAD", 0) == 7);
+    CHECK(encodable_piece("4 lines", 0) == 1);
+    CHECK(encodable_piece(". , ! ? more", 0) == 12);
+    CHECK(encodable_piece("a.\n(b)", 0) == 3);
+    CHECK(encodable_piece("a.\n b.\n", 0) == 7);
+    CHECK(encodable_piece("\xD0\xB6\r\n\r\n\xD0\xB6", 0) == 2);    // ж
+    CHECK(encodable_piece("\xE4\xB8\xAD\n\xE4\xB8\xAD", 0) == 3);  // 中
+    CHECK(encodable_piece("\xE3\x80\x80\n\xE4\xB8\xAD", 0) == 7);  // a space before the break
+    CHECK(encodable_piece("\xE3\x80\x82 \xE4\xB8\xAD", 0) == 7);   // 。is punctuation
+    CHECK(encodable_piece("\xB8\xAD \xE4\xB8", 0) == 5);           // no characters
 }
 
 TEST_CASE("a line <|endoftext|> ends a document and is no text itself") {

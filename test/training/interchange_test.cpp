@@ -295,8 +295,13 @@ TEST_CASE("a Hugging Face folder is read exactly: any dtype, prefix, number of f
                 const auto wte = std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) {
                     return t.name == prefix + "wte.weight";
                 });
-                if (random_int(0, 1))
-                    tensors.push_back({"lm_head.weight", wte->dtype, wte->bytes, wte->shape});
+                switch (random_int(0, 2)) {
+                    case 0:
+                        tensors.push_back({"lm_head.weight", wte->dtype, wte->bytes, wte->shape});
+                        break;
+                    case 1:
+                        wte->name = "lm_head.weight";  // alone
+                }
                 std::shuffle(tensors.begin(), tensors.end(), test_rng());
                 const fs::path folder =
                     write_shards(directory / "model", model.shape, tensors, files);
@@ -741,6 +746,24 @@ TEST_CASE("a tokenizer goes with its model", "[interchange]") {
     import_model({directory / "out", directory / "in", ""});
     CHECK(read(directory / "in/tokenizer_config.json") ==
           read(checkpoint / "tokenizer_config.json"));
+
+    // GPT-2's own form gets the one that says how text is cut.
+    fs::remove(directory / "out/special_tokens_map.json");
+    const Json model = Json::parse(read(directory / "out/tokenizer.json"))["model"];
+    fs::remove(directory / "out/tokenizer.json");
+    Json vocab = model["vocab"];
+    vocab["<|endoftext|>"] = *tokenizer.end_of_text();
+    write(directory / "out/vocab.json", vocab.dump());
+    std::string merges = "#version: 0.2\n";
+    for (const Json& merge : model["merges"])
+        merges += merge.is_string()
+                      ? merge.get<std::string>() + "\n"
+                      : merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
+    write(directory / "out/merges.txt", merges);
+    import_model({directory / "out", directory / "gpt2", ""});
+    CHECK(read(directory / "gpt2/vocab.json") == vocab.dump());
+    CHECK(Tokenizer::load(directory / "gpt2/tokenizer.json").has_tokens_of(tokenizer));
+    tokenizer.save(directory / "out/tokenizer.json");
 
     // One that is named replaces the source's.
     other.save(directory / "other.json");
