@@ -81,28 +81,35 @@ struct Evaluations {
     const Tokenizer* tokenizer = nullptr;
 };
 
-/// Validation loss, and HellaSwag where the configuration names it: by all ranks; printed and logged.
-void evaluate_and_log(Trainer& run, const Evaluations& on, int64_t step, const World& world,
-                      Progress& progress, MetricsLog& metrics) {
-    const ValidationResult v =
-        evaluate(run.stream, run.model, *on.validation, on.tokenizer, run.evaluation_batch, world);
+std::string describe_validation(int64_t step, double nats_per_token, double bits_per_byte) {
+    return concat("step ", step, ": validation loss ", nats_per_token, " nats/token",
+                  std::isfinite(bits_per_byte) ? concat(", ", bits_per_byte, " bits/byte") : "");
+}
+
+/// Validation loss, and HellaSwag where the configuration names it: by all ranks; printed and logged. False where a signal
+/// came in between.
+bool evaluate_and_log(Trainer& run, const Evaluations& on, int64_t step, const World& world,
+                      Progress& progress, MetricsLog& metrics) try {
+    const auto stop = [] { return interrupted() != nullptr; };
+    const ValidationResult v = evaluate(run.stream, run.model, *on.validation, on.tokenizer,
+                                        run.evaluation_batch, world, stop);
     MetricsLog::Fields fields{
         {"step", step}, {"val_loss", v.nats_per_token}, {"val_tokens", v.tokens}};
-    std::string text = concat("step ", step, ": validation loss ", v.nats_per_token, " nats/token");
-    if (std::isfinite(v.bits_per_byte)) {
-        text += concat(", ", v.bits_per_byte, " bits/byte");
-        fields.emplace_back("val_bits_per_byte", v.bits_per_byte);
-    }
-    text += concat(" over ", v.tokens, " tokens");
+    if (std::isfinite(v.bits_per_byte)) fields.emplace_back("val_bits_per_byte", v.bits_per_byte);
+    std::string text = concat(describe_validation(step, v.nats_per_token, v.bits_per_byte),
+                              " over ", v.tokens, " tokens");
     if (on.hellaswag) {
         const HellaSwagResult h =
-            on.hellaswag->evaluate(run.stream, run.model, run.evaluation_batch, world);
+            on.hellaswag->evaluate(run.stream, run.model, run.evaluation_batch, world, stop);
         text += concat("; HellaSwag ", h.accuracy, ", length-normalised ", h.accuracy_normalised);
         fields.emplace_back("hellaswag", h.accuracy);
         fields.emplace_back("hellaswag_normalised", h.accuracy_normalised);
     }
     progress.say(text);
     metrics.write(fields);
+    return true;
+} catch (const EvaluationStopped&) {
+    return false;
 }
 
 /// What the newest whole checkpoint of the run folder was computed with; nothing when the run is new.
@@ -243,6 +250,16 @@ std::string describe_mixture(const Config& config, const TrainLoader& loader, in
     return text;
 }
 
+/// For a run that goes on with other training or validation data.
+std::string note_on_changed(const std::string& data) {
+    return concat("note: ", data, " had other contents when this run was last started; ",
+                  data == "data.train"
+                      ? "it goes on as if they had always been these: windows that were seen may "
+                        "come again, and "
+                        "others not in this epoch"
+                      : "validation losses before and behind this step do not compare");
+}
+
 /// Before anything is planned.
 void select_kernels(const Config& config) {
     const auto& k = config.kernels;
@@ -361,7 +378,8 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
         progress.say(concat("note: there will be no profile, which takes ", profile.steps_needed(),
                             " steps; ", std::max<int64_t>(0, steps - first_step), " are left"));
     if (first_rank && first_step < steps) {
-        folder.describe(config);
+        for (const std::string& data : folder.describe(config))
+            if (resumed) progress.say(note_on_changed(data));
         write_choices(config.run_dir, made);
     }
     MetricsLog metrics(config.run_dir, step, first_rank);
@@ -408,7 +426,7 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
     };
     const auto evaluate_now = [&] {
         activity.phase = "evaluation";
-        evaluate_and_log(run, evaluations, step, world, progress, metrics);
+        return evaluate_and_log(run, evaluations, step, world, progress, metrics);
     };
     const auto due = [&](int64_t every) { return every > 0 && step % every == 0 && step < steps; };
 
@@ -500,7 +518,10 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
             settle(pausing ? 0 : in_flight_at_most);
             if (ending == Ending::not_finite) break;
             if (profiled) progress.say(profile.finish(run.stream));
-            if (evaluating) evaluate_now();
+            if (evaluating && !evaluate_now()) {
+                ending = Ending::interrupted;
+                break;
+            }
             if (sampling && first_rank)
                 print_samples(run, *vocabulary, config, static_cast<uint64_t>(step), 1, progress);
             // Behind the rest of the step, so that what the log says up to a checkpoint is complete
@@ -551,9 +572,16 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
         return 0;
     }
     const bool evaluated = first_for_all(world, [&] {
-                               return std::to_string(metrics.last_evaluation());
-                           }) == std::to_string(steps);
-    if (evaluations.validation && !evaluated) evaluate_now();
+                               return std::to_string(metrics.last_evaluation().step);
+                           }) == std::to_string(step);
+    if (evaluations.validation && !evaluated && !evaluate_now()) {
+        progress.say(saved + "; the same command goes on with its evaluation");
+        return 0;
+    }
+    if (evaluations.validation && evaluated && first_rank) {
+        const MetricsLog::Evaluation& e = metrics.last_evaluation();
+        progress.say(describe_validation(e.step, e.nats_per_token, e.bits_per_byte));
+    }
     if (vocabulary && first_rank)
         print_samples(run, *vocabulary, config, 0, config.sampling.samples, progress);
     progress.say(saved);

@@ -26,8 +26,8 @@ struct GPTShape {
 };
 
 /// The parameter registry: wte, wpe (unit 0); the blocks (units 1 … n_layer); ln_f (the last unit).
-/// Initial values as in GPT-2: normal(0, 0.02), residual projections by 1/√(2·n_layer) smaller,
-/// norms 1, biases 0.
+/// Initial values as in GPT-2: normal(0, 0.02), positions normal(0, 0.01), residual projections by
+/// 1/√(2·n_layer) smaller, norms 1, biases 0.
 std::vector<Parameter> gpt_parameters(const GPTShape& shape);
 
 /// Token ids of a micro-batch on the model's device, each [B, T]; target −1 is ignored.

@@ -97,6 +97,18 @@ World::Membership::~Membership() {
 #endif
 }
 
+std::string World::describe_library() {
+#ifdef TRAIN_GPT_MPI
+    char version[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length = 0;
+    MPI_Get_library_version(version, &length);
+    const std::string text(version, static_cast<size_t>(length));
+    return text.substr(0, text.find_first_of(",\n"));
+#else
+    return "not in this build";
+#endif
+}
+
 World::World() : membership_(std::make_shared<const Membership>()) {}
 
 World World::join() {

@@ -15,6 +15,9 @@ namespace train_gpt {
 /// a step moves goes through a Communicator.
 class World {
   public:
+    /// The MPI library and its version, or that this build has none.
+    static std::string describe_library();
+
     /// A world of one.
     World();
     /// The world that the launcher started this process in (MPI, through mpirun, or srun with PMIx or PMI2); a world of one

@@ -270,8 +270,10 @@ std::vector<Json> metrics_of(const fs::path& run_dir) {
         CHECK(step > before);
         before = step;
         for (const char* key : {"ms", "tokens_per_second", "flops_per_second", "peak_fraction",
-                                "compute_ms", "communication_ms", "data_wait_ms", "optimizer_ms"})
+                                "compute_ms", "communication_ms", "data_wait_ms", "optimizer_ms"}) {
+            if (line.contains("loss")) CHECK(line.at(key).is_number());
             line.erase(key);
+        }
         lines.push_back(line);
     }
     return lines;
@@ -356,8 +358,9 @@ TEST_CASE("every command explains itself, and the version names build, libraries
     CHECK(contains(check_succeeds(train_gpt_with({})).out, "Usage"));
     const std::string version = check_succeeds(train_gpt_with({"--version"})).out;
     CHECK(version.starts_with("train_gpt "));
-    CHECK(contains(version, "oneDNN"));
-    CHECK(contains(version, "CPU"));
+    for (const char* name : {"CPU", "oneDNN", "CUDA", "MPI", "zlib", "libzstd"})
+        CHECK(contains(version, concat("\n", name, " ")));
+    CHECK(contains(check_succeeds(train_gpt_with({"train", "--help"})).out, "train_gpt train "));
 }
 
 TEST_CASE("a command line that cannot be understood ends with exit code 2 and one line", "[cli]") {
@@ -614,7 +617,109 @@ TEST_CASE(
         train_gpt_with(Workplace::get().train(run, {"--set", "checkpoint.every=4"})));
     CHECK_FALSE(contains(again.out, "step 12/12"));
     CHECK(contains(again.out, "resuming from"));
+    CHECK(number_after(again.out, "step 12: validation loss ") ==
+          Approx(metrics.back()["val_loss"].get<double>()).epsilon(1e-5));
     CHECK(read(run / "metrics.jsonl") == before);
+}
+
+namespace {
+
+/// All weights of a run's checkpoint, by name: dimensions and values.
+std::map<std::string, std::pair<size_t, std::vector<float>>> weights_of(const fs::path& run,
+                                                                        int64_t step) {
+    const SafetensorsFile file(run / step_folder(step) / "model.safetensors");
+    std::map<std::string, std::pair<size_t, std::vector<float>>> weights;
+    for (const TensorInfo& info : file.tensors()) {
+        auto& [dimensions, values] = weights[info.name];
+        dimensions = info.shape.size();
+        values.resize(static_cast<size_t>(info.numel()));
+        file.read_floats(info, values.data());
+    }
+    return weights;
+}
+
+}  // namespace
+
+TEST_CASE("the updates of a run are AdamW's, with the configuration's numbers at every step",
+          "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const auto start = weights_of(finished_run(), 12);
+    const auto run = [&](const std::string& name, const Arguments& more) {
+        const Arguments from_start{"--set", "model.init_from=" + finished_run(),
+                                   "--set", "checkpoint.every=1",
+                                   "--set", "evaluation.every=0"};
+        check_succeeds(train_gpt_with(w.train(directory / name, from_start + more)));
+        return fs::path(directory / name);
+    };
+
+    // Warm-up to the peak behind 4 steps, then down to nothing at the last
+    const double peak = 0.02, decay = 2.5;
+    const fs::path whole = run(
+        "whole", {"--set", "schedule.decay=linear", "--set", "schedule.warmup_steps=4", "--set",
+                  "schedule.final_fraction=0", "--set", concat("optimizer.learning_rate=", peak),
+                  "--set", concat("optimizer.weight_decay=", decay), "--set", "optimizer.beta1=0",
+                  "--set", "optimizer.beta2=0.999", "--set", "optimizer.epsilon=1e-30"});
+    std::vector<double> rates;
+    for (const Json& line : metrics_of(whole))
+        if (line.contains("loss")) rates.push_back(line.at("learning_rate").get<double>());
+    REQUIRE(rates.size() == 12);
+    for (int step = 1; step <= 12; ++step)
+        CHECK(rates[static_cast<size_t>(step - 1)] ==
+              Approx(peak * (step <= 4 ? step / 4.0 : (12 - step) / 8.0)).margin(1e-9));
+
+    // How far each weight went beyond its decay (of matrices alone), in learning rates. Without a mean of gradients g that
+    // is 1 at first, and g2 / sqrt((g1^2 + g2^2) / 2) in the second step.
+    const auto moves = [&](const auto& before, int64_t step) {
+        std::vector<double> all;
+        const double rate = rates[static_cast<size_t>(step - 1)];
+        for (const auto& [name, now] : weights_of(whole, step)) {
+            const auto& [dimensions, values] = before.at(name);
+            for (size_t i = 0; i < values.size(); ++i) {
+                const double kept = values[i] * (dimensions > 1 ? 1 - rate * decay : 1);
+                all.push_back(std::abs(now.second[i] - kept) / rate);
+            }
+        }
+        return all;
+    };
+    const auto first = moves(start, 1), second = moves(weights_of(whole, 1), 2);
+    size_t moved = 0;
+    for (const double move : first) {
+        if (move > 0.5) ++moved;
+        if (move > 1e-3 && std::abs(move - 1) > 1e-3) FAIL_CHECK("moved by " << move << " rates");
+    }
+    CHECK(moved > first.size() / 2);  // others have no gradient
+    const double farthest = *std::max_element(second.begin(), second.end());
+    CHECK(farthest < 1.42);
+    CHECK(farthest > 1.2);
+
+    // With a large epsilon the update is the clipped gradient's multiple.
+    const fs::path clipped = run(
+        "clipped", {"--set", "schedule.warmup_steps=0", "--set", "schedule.decay=constant", "--set",
+                    "optimizer.learning_rate=1", "--set", "optimizer.weight_decay=0", "--set",
+                    "optimizer.epsilon=1", "--set", "optimizer.grad_clip=0.001", "--stop-at", "1"});
+    CHECK(metrics_of(clipped).front().at("grad_norm").get<double>() > 0.01);
+    double square = 0;
+    for (const auto& [name, now] : weights_of(clipped, 1))
+        for (size_t i = 0; i < now.second.size(); ++i)
+            square += std::pow(now.second[i] - start.at(name).second[i], 2);
+    CHECK(std::sqrt(square) == Approx(0.001).epsilon(0.01));
+}
+
+TEST_CASE("a run is as long as its steps, tokens or passes over the data say", "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const auto steps = [&](const std::string& name, const std::string& length) {
+        check_succeeds(train_gpt_with(
+            w.train(directory / name, {"--set", "schedule.steps=0", "--set", length})));
+        return checkpoints_in(directory / name).back();
+    };
+    CHECK(steps("tokens", "schedule.tokens=1025") == 5);  // of 256
+    const Json data = Json::parse(read(w.data("data.json")));
+    int64_t windows = 0;
+    for (const Json& file : data["files"])
+        if (file["split"] == "train") windows += (file["tokens"].get<int64_t>() - 1) / 32;
+    CHECK(steps("passes", "schedule.epochs=2") == (2 * windows + 7) / 8);
 }
 
 TEST_CASE("k steps, a stop and the rest equal all steps at once, bit for bit", "[cli][cuda]") {
@@ -744,6 +849,31 @@ TEST_CASE(
             train_gpt_with(w.train(directory / "whole", endless + Arguments{"--stop-at", stop})));
         check_same_state(directory / "whole", run, done + 4);
     }
+}
+
+TEST_CASE("a signal during an evaluation ends it behind a checkpoint", "[cli][cuda]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const std::string run = directory / "run";
+    const Arguments options{"--set", "data.val=synthetic", "--set", "evaluation.every=2"};
+    {
+        Process process(w.train(run, options));
+        REQUIRE(process.wait_for_step(2));  // behind which it is evaluated, for long
+        process.signal(SIGTERM);
+        const Outcome outcome = check_succeeds(process.finish());
+        CHECK(contains(outcome.out, "SIGTERM: step 2 of 12 is saved"));
+    }
+    CHECK(checkpoints_in(run) == std::vector<int64_t>{2});
+    for (const Json& line : metrics_of(run)) CHECK_FALSE(line.contains("val_loss"));
+    // So it is with the last one, for which the run goes on.
+    {
+        Process process(w.train(run, options + Arguments{"--set", "evaluation.every=0"}));
+        REQUIRE(process.wait_for_step(12));
+        process.signal(SIGTERM);
+        CHECK(contains(check_succeeds(process.finish()).out, "goes on with its evaluation"));
+    }
+    check_succeeds(train_gpt_with(w.train(run)));
+    CHECK(metrics_of(run).back().contains("val_loss"));
 }
 
 TEST_CASE("a run goes on when whoever reads its output goes away", "[cli]") {
@@ -898,6 +1028,20 @@ TEST_CASE("a run beyond the configuration's end, and a profile that cannot come,
     CHECK(contains(outcome.out, "no profile, which takes 5 steps; 0 are left"));
     CHECK(read(run + "/config.json") == config);
     CHECK(read(run + "/manifest.json") == manifest);
+    CHECK(metrics_of(run) == metrics_of(finished_run()));
+}
+
+TEST_CASE("a run that goes on with other data says so", "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const std::string run = directory / "run";
+    check_succeeds(train_gpt_with(w.train(run, {"--stop-at", "2"})));
+    const Outcome same = check_succeeds(train_gpt_with(w.train(run, {"--stop-at", "4"})));
+    CHECK_FALSE(contains(same.out, "had other contents"));
+    const Outcome other = check_succeeds(train_gpt_with(
+        w.train(run, {"--stop-at", "6", "--set", "data.train=" + w.data("*_*.bin")})));
+    CHECK(contains(other.out, "data.train had other contents"));
+    CHECK_FALSE(contains(other.out, "data.val had other contents"));
 }
 
 TEST_CASE(
@@ -941,8 +1085,9 @@ TEST_CASE(
     fs::copy(finished_run(), directory / "older", fs::copy_options::recursive);
     const Outcome outcome = train_gpt_with(Workplace::get().train(
         directory / "older",
-        {"--set", "optimizer.learning_rate=1e300", "--set", "schedule.steps=20", "--set",
-         "schedule.decay=constant", "--set", "checkpoint.every=1", "--set", "checkpoint.keep=1"}));
+        {"--set", "optimizer.learning_rate=1e37", "--set", "optimizer.weight_decay=1e6", "--set",
+         "schedule.steps=20", "--set", "schedule.decay=constant", "--set", "checkpoint.every=1",
+         "--set", "checkpoint.keep=1"}));
     CAPTURE(outcome.out, outcome.err);
     CHECK(outcome.code == 1);
     CHECK(contains(outcome.err, "not saved"));

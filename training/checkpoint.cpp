@@ -46,7 +46,8 @@ std::vector<fs::path> step_folders(const fs::path& run_dir) {
         if (const int64_t step = step_of_name(entry->path().filename().string()); step >= 0)
             found.emplace_back(-step, entry->path());
     if (code && code != std::errc::no_such_file_or_directory)
-        throw Error("cannot read the run folder ", run_dir.string(), ": ", code.message());
+        throw Error("cannot read the run folder ", run_dir.string(), ": ", code.message(),
+                    "; name a run's folder or a checkpoint in it");
     std::sort(found.begin(), found.end());
     std::vector<fs::path> folders;
     for (auto& [step, path] : found) folders.push_back(std::move(path));

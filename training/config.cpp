@@ -35,17 +35,16 @@ constexpr double kMaxExactInteger =
 /// otherwise.
 struct Rule {
     double low = -kInfinity, high = kInfinity;
-    bool above_low = false, below_high = false;  // the bound itself is not valid
+    bool above_low = false;  // low itself is not valid
     std::vector<std::string> words;
 };
 
-Rule between(double low, double high) { return {low, high, false, false, {}}; }
-Rule at_least(double low) { return {low, kInfinity, false, false, {}}; }
-Rule greater_than(double low) { return {low, kInfinity, true, false, {}}; }
-Rule from_to_below(double low, double high) { return {low, high, false, true, {}}; }
-Rule above_up_to(double low, double high) { return {low, high, true, false, {}}; }
+Rule between(double low, double high) { return {low, high, false, {}}; }
+Rule at_least(double low) { return {low, kInfinity, false, {}}; }
+Rule greater_than(double low) { return {low, kInfinity, true, {}}; }
+Rule above_up_to(double low, double high) { return {low, high, true, {}}; }
 Rule one_of(std::vector<std::string> words) {
-    return {-kInfinity, kInfinity, false, false, std::move(words)};
+    return {-kInfinity, kInfinity, false, std::move(words)};
 }
 Rule any_text() { return {}; }
 
@@ -113,13 +112,15 @@ const std::vector<Key>& keys() {
         {KEY(batch.sequence_length), between(0, 16777216),
          "Tokens of a sequence, at most `model.n_ctx`; 0: `model.n_ctx`."},
 
-        {KEY(optimizer.learning_rate), greater_than(0), "AdamW's peak learning rate."},
-        {KEY(optimizer.weight_decay), at_least(0),
+        // AdamW computes in fp32, where these must not become 0, 1 or infinite.
+        {KEY(optimizer.learning_rate), above_up_to(0, 1e37), "AdamW's peak learning rate."},
+        {KEY(optimizer.weight_decay), between(0, 1e6),
          "Decoupled weight decay, applied to matrices only."},
-        {KEY(optimizer.beta1), from_to_below(0, 1), "Decay of the gradient's running mean."},
-        {KEY(optimizer.beta2), from_to_below(0, 1),
+        {KEY(optimizer.beta1), between(0, 0.9999999), "Decay of the gradient's running mean."},
+        {KEY(optimizer.beta2), between(0, 0.9999999),
          "Decay of the squared gradient's running mean."},
-        {KEY(optimizer.epsilon), greater_than(0), "Added to the denominator of AdamW's update."},
+        {KEY(optimizer.epsilon), between(1e-37, 1e6),
+         "Added to the denominator of AdamW's update."},
         {KEY(optimizer.grad_clip), at_least(0),
          "The gradient's global norm is scaled down to this; 0: no clipping."},
 
@@ -342,11 +343,10 @@ std::string rule_text(const Key& key, const Field& field) {
                "\"name\": text} whose names differ";
     std::string text = is_real(field) ? "a number" : "a whole number";
     const bool has_high = rule.high < kInfinity;
-    if (!rule.above_low && !rule.below_high && has_high)
+    if (!rule.above_low && has_high)
         return text + " from " + number_text(rule.low) + " to " + number_text(rule.high);
     text += (rule.above_low ? " greater than " : " of at least ") + number_text(rule.low);
-    if (has_high)
-        text += (rule.below_high ? " and less than " : " and at most ") + number_text(rule.high);
+    if (has_high) text += " and at most " + number_text(rule.high);
     return text;
 }
 
@@ -357,8 +357,7 @@ std::string rule_text(const Key& key, const Field& field) {
 }
 
 bool within(const Rule& rule, double value) {
-    return (rule.above_low ? value > rule.low : value >= rule.low) &&
-           (rule.below_high ? value < rule.high : value <= rule.high);
+    return (rule.above_low ? value > rule.low : value >= rule.low) && value <= rule.high;
 }
 
 /// An integer from JSON, where 5e5 and 500000.0 are integers too; false when it is none or does not
@@ -567,7 +566,9 @@ void apply_override(Config& config, const std::string& text) {
     }
     const Field field = key->field(config);
     json value = json::parse(raw, nullptr, false);
-    const bool is_bare = is_text(field) || (is_sources(field) && !value.is_array());
+    // A list that is no JSON is not a glob.
+    const bool is_list = value.is_array() || (value.is_discarded() && raw.starts_with('['));
+    const bool is_bare = is_text(field) || (is_sources(field) && !is_list);
     if (is_bare && !value.is_string()) value = raw;
     if (value.is_discarded()) refuse(origin, *key, field, raw);  // 1e400 ends here too
     if (is_bare) {
@@ -632,6 +633,10 @@ void check_batch(const Config& config, const std::string& name) {
             below > 0 ? concat("the nearest that are: ", below, " and ", below + micro)
                       : concat("the least is ", micro));
     }
+    if (config.micro_batches_per_step() > std::numeric_limits<int>::max())
+        throw Error(name, ": batch.tokens_per_step = ", tokens, " has ",
+                    config.micro_batches_per_step(),
+                    " micro-batches, and 2147483647 are the most; raise batch.micro_batch");
 }
 
 void check_schedule(const Config& config, const std::string& name) {
@@ -794,8 +799,7 @@ std::string config_schema() {
         if (!rule.words.empty()) property["enum"] = rule.words;
         if (rule.low > -kInfinity)
             property[rule.above_low ? "exclusiveMinimum" : "minimum"] = number(rule.low);
-        if (rule.high < kInfinity)
-            property[rule.below_high ? "exclusiveMaximum" : "maximum"] = number(rule.high);
+        if (rule.high < kInfinity) property["maximum"] = number(rule.high);
         property["default"] = value_of(defaults, key);
         json* properties = &root["properties"];
         const std::string section = section_of(key.path);

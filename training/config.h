@@ -9,8 +9,8 @@
 
 namespace train_gpt {
 
-/// Everything a run depends on. Sections and names are those of the JSON file; `train_gpt
-/// config-reference` prints the table of keys with types, defaults, rules and meaning.
+/// Everything a run depends on. Sections and names are those of the JSON file; `train_gpt config` prints the table of keys
+/// with types, defaults, rules and meaning.
 struct Config {
     std::string
         description;  // a note for people, such as where a preset departs from the published model
@@ -90,7 +90,7 @@ struct Config {
         int top_k = 0;  // 0: all
         double top_p = 1.0;
         uint64_t seed = 1;
-        int samples = 3;  // samples at the end of a run and of `sample`
+        int samples = 3;  // at the end of a run
     } sampling;
 
     struct Log {

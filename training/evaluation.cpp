@@ -58,13 +58,28 @@ std::span<const float> EvaluationBatch::losses(Stream& stream, const GPT& model)
     return {losses_, tokens.size()};
 }
 
+namespace {
+
+/// All ranks stop, or none.
+void stop_together(const World& world, const StopEvaluation& stop) {
+    if (!stop) return;
+    double wanting[] = {stop() ? 1.0 : 0.0};
+    world.all_reduce_sum(wanting);
+    if (wanting[0] > 0) throw EvaluationStopped();
+}
+
+}  // namespace
+
 ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& windows,
                           const Tokenizer* tokenizer, const EvaluationBatch& batch,
-                          const World& world) {
+                          const World& world, const StopEvaluation& stop) {
     const int64_t B = model.options().B, batches = (windows.count() + B - 1) / B;
     // Each batch's sum of losses, 0 where another rank computes it, and behind them the bytes: sums over ranks are exact.
     std::vector<double> sums(static_cast<size_t>(batches) + 1);
-    for (int64_t i = world.rank(); i < batches; i += world.size()) {
+    for (int64_t first = 0; first < batches; first += world.size()) {
+        stop_together(world, stop);
+        const int64_t i = first + world.rank();
+        if (i >= batches) break;
         windows.fill(i * B, static_cast<int>(B), batch.tokens.data(), batch.targets.data(),
                      batch.doc_start.empty() ? nullptr : batch.doc_start.data(),
                      tokenizer ? tokenizer->end_of_text() : std::nullopt);
@@ -144,7 +159,7 @@ HellaSwag::HellaSwag(const std::filesystem::path& jsonl, const Tokenizer& tokeni
 }
 
 HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, const EvaluationBatch& batch,
-                                    const World& world) const {
+                                    const World& world, const StopEvaluation& stop) const {
     const size_t B = static_cast<size_t>(model.options().B),
                  T = static_cast<size_t>(model.options().T);
     const auto checked = [&](int32_t token) {
@@ -161,8 +176,14 @@ HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, const Evaluation
         return examples_.size() * static_cast<size_t>(rank) / static_cast<size_t>(world.size()) *
                endings_per_example;
     };
-    const size_t end = first_row(world.rank() + 1);
-    for (size_t first = first_row(world.rank()); first < end; first += B) {
+    size_t rounds = 0;  // of the rank that has most
+    for (int rank = 0; rank < world.size(); ++rank)
+        rounds = std::max(rounds, (first_row(rank + 1) - first_row(rank) + B - 1) / B);
+    const size_t begin = first_row(world.rank()), end = first_row(world.rank() + 1);
+    for (size_t round = 0; round < rounds; ++round) {
+        stop_together(world, stop);
+        const size_t first = begin + round * B;
+        if (first >= end) continue;
         const size_t count = std::min(B, end - first);
         std::fill(batch.tokens.begin(), batch.tokens.end(), 0);
         std::fill(batch.targets.begin(), batch.targets.end(), -1);

@@ -1,7 +1,9 @@
 // How good a model is: validation loss, and HellaSwag.
 #pragma once
 #include <cstdint>
+#include <exception>
 #include <filesystem>
+#include <functional>
 #include <iterator>
 #include <span>
 #include <vector>
@@ -18,6 +20,10 @@ struct ValidationResult {
     double bits_per_byte = 0;  // NaN where no tokenizer tells how long the tokens are
     int64_t tokens = 0;
 };
+
+/// Whether an evaluation is to be given up; asked by each rank before each of its batches, and obeyed by all.
+using StopEvaluation = std::function<bool()>;
+class EvaluationStopped : public std::exception {};
 
 /// One batch of evaluation: tokens, targets and, with a mask of documents, doc_start, each [B, T] of
 /// the model, that the host fills in, and what comes back.
@@ -50,15 +56,16 @@ class EvaluationBatch {
 /// Mean loss over all targets of the validation windows, and the same in bits per byte of the text those targets
 /// stand for: Σ loss / (ln 2 · Σ bytes). The end-of-text token stands for no bytes. The ranks take turns with the batches; the
 /// result is that of one rank, bit for bit, on all of them. A batch with a mask of documents needs
-/// a tokenizer, whose end-of-text token tells them apart.
+/// a tokenizer, whose end-of-text token tells them apart. Throws EvaluationStopped on all ranks when one is to `stop`.
 ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& windows,
                           const Tokenizer* tokenizer, const EvaluationBatch& batch,
-                          const World& world = {});
+                          const World& world = {}, const StopEvaluation& stop = {});
 
 struct HellaSwagResult {
     int64_t examples = 0;
-    double accuracy = 0;             // the ending with the lowest summed loss is the right one
-    double accuracy_normalised = 0;  // … with the lowest loss per token of the ending
+    double accuracy = 0;  // the ending with the lowest summed loss is the right one
+    double accuracy_normalised =
+        0;  // … with the lowest loss per token of the ending, as llm.c counts
 };
 
 /// HellaSwag (Zellers et al. 2019, arXiv 1905.07830): four endings for each context, of which one is right.
@@ -70,9 +77,10 @@ class HellaSwag {
 
     int64_t size() const { return std::ssize(examples_); }
     /// Scores every ending as the continuation of its context. Rows longer than the model's T lose the start of their
-    /// context; an ending longer than T, its end. Each rank scores its share of the examples; all get the result.
+    /// context; an ending longer than T, its end. Each rank scores its share of the examples; all get the result. Throws
+    /// EvaluationStopped on all ranks when one is to `stop`.
     HellaSwagResult evaluate(Stream& stream, GPT& model, const EvaluationBatch& batch,
-                             const World& world = {}) const;
+                             const World& world = {}, const StopEvaluation& stop = {}) const;
 
   private:
     static constexpr int endings_per_example = 4;

@@ -98,9 +98,29 @@ Json describe_sources(const std::vector<Config::Data::Source>& sources) {
     return all;
 }
 
+/// A manifest's description of data, but for the folders that they are in.
+Json without_folders(Json data) {
+    if (data.is_structured())
+        for (auto& [key, value] : data.items())
+            value = key == "path" && value.is_string()
+                        ? Json(fs::path(value.get<std::string>()).filename().string())
+                        : without_folders(std::move(value));
+    return data;
+}
+
+/// Which data have changed between two manifests.
+std::vector<std::string> changed_data(const Json& before, const Json& now) {
+    std::vector<std::string> changed;
+    for (const char* split : {"train", "val"})
+        if (before.is_object() && before.contains(split) &&
+            without_folders(before[split]) != without_folders(now[split]))
+            changed.push_back(concat("data.", split));
+    return changed;
+}
+
 }  // namespace
 
-void RunFolder::describe(const Config& config) const {
+std::vector<std::string> RunFolder::describe(const Config& config) const {
     char host[256] = "unknown";
     ::gethostname(host, sizeof host - 1);
     const CpuInfo cpu = cpu_info();
@@ -112,8 +132,12 @@ void RunFolder::describe(const Config& config) const {
                            {"tokenizer", config.tokenizer.path},
                            {"train", describe_sources(config.data.train)},
                            {"val", describe_data(config.data.val)}};
+    const fs::path file = path_ / "manifest.json";
+    const Json before =
+        fs::exists(file) ? Json::parse(MappedFile(file).text(), nullptr, false) : Json();
     write_file(path_ / "config.json", to_json(config));
-    write_file(path_ / "manifest.json", manifest.dump(2) + "\n");
+    write_file(file, manifest.dump(2) + "\n");
+    return changed_data(before, manifest);
 }
 
 MetricsLog::MetricsLog(const fs::path& run_dir, int64_t resume_step, bool writes)
@@ -134,7 +158,12 @@ MetricsLog::MetricsLog(const fs::path& run_dir, int64_t resume_step, bool writes
                 const int64_t step = json["step"].get<int64_t>();
                 if (step > resume_step) continue;
                 kept.append(line).push_back('\n');
-                if (json.contains("val_loss")) last_evaluation_ = step;
+                const auto number = [&](const char* key) {
+                    return json.contains(key) && json[key].is_number() ? json[key].get<double>()
+                                                                       : std::nan("");
+                };
+                if (json.contains("val_loss"))
+                    last_evaluation_ = {step, number("val_loss"), number("val_bits_per_byte")};
             }
         }
         write_file(path_, kept);

@@ -7,6 +7,7 @@
 //   step-NNNNNNNN/     checkpoints
 //   lock               held while a run is going on
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -29,8 +30,9 @@ class RunFolder {
     RunFolder& operator=(const RunFolder&) = delete;
 
     const std::filesystem::path& path() const { return path_; }
-    /// Writes config.json and manifest.json.
-    void describe(const Config& config) const;
+    /// Writes config.json and manifest.json. Returns which data ("data.train", "data.val") had other contents or weights in
+    /// the manifest that was there.
+    std::vector<std::string> describe(const Config& config) const;
 
   private:
     void lock();
@@ -52,8 +54,12 @@ class MetricsLog {
     MetricsLog(const MetricsLog&) = delete;
     MetricsLog& operator=(const MetricsLog&) = delete;
 
-    /// The last step <= resume_step whose evaluation an earlier run wrote, or −1.
-    int64_t last_evaluation() const { return last_evaluation_; }
+    /// What an earlier run wrote of the last evaluation up to resume_step.
+    struct Evaluation {
+        int64_t step = -1;  // none
+        double nats_per_token = std::nan(""), bits_per_byte = std::nan("");
+    };
+    const Evaluation& last_evaluation() const { return last_evaluation_; }
 
     /// Appends one line. A disk that is full does not end the run: it is said once on stderr, and lines are missing
     /// until there is room again.
@@ -62,7 +68,7 @@ class MetricsLog {
   private:
     std::filesystem::path path_;
     int file_ = -1;
-    int64_t last_evaluation_ = -1;
+    Evaluation last_evaluation_;
     bool failed_ = false;
 };
 

@@ -1,7 +1,9 @@
 #include "training/version.h"
 
+#include "dataloader/decompress.h"
 #include "kernels/device.h"
 #include "kernels/error.h"
+#include "parallel/world.h"
 
 #ifndef TRAIN_GPT_VERSION
 #define TRAIN_GPT_VERSION "unknown"
@@ -24,7 +26,8 @@ std::string version_report() {
 #else
                   "with assertions",
 #endif
-                  "\n", describe_devices());
+                  "\n", describe_devices(), "MPI     ", World::describe_library(), "\n",
+                  describe_decompressors());
 }
 
 }  // namespace train_gpt

@@ -138,10 +138,13 @@ TEST_CASE("a value of the wrong type or range is refused with its path, the valu
         for (const char* value : {"0", "-1", "\"0.1\"", "\"NaN\"", "false", "null", "[1]", "{}"})
             refused("optimizer", "learning_rate", value, "a number greater than 0");
         for (const char* value : {"1", "1.0", "-0.1", "2"})
-            refused("optimizer", "beta1", value, "a number of at least 0 and less than 1");
-        refused("optimizer", "beta2", "1", "a number of at least 0 and less than 1");
-        refused("optimizer", "epsilon", "0", "a number greater than 0");
-        refused("optimizer", "weight_decay", "-0.1", "a number of at least 0");
+            refused("optimizer", "beta1", value, "a number from 0 to 0.9999999");
+        // What would be 0, 1 or infinite in the optimizer's fp32
+        refused("optimizer", "beta2", "0.9999999999", "a number from 0 to 0.9999999");
+        for (const char* value : {"0", "1e-60"})
+            refused("optimizer", "epsilon", value, "a number from 1e-37 to 1000000");
+        for (const char* value : {"-0.1", "1e300"})
+            refused("optimizer", "weight_decay", value, "a number from 0 to 1000000");
         refused("schedule", "final_fraction", "1.1", "a number from 0 to 1");
         refused("sampling", "top_p", "0", "a number greater than 0 and at most 1");
     }

@@ -55,7 +55,7 @@ TEST_CASE("a run's folder says what the run was", "[run_folder]") {
     config.data.train = {{directory / "data/train_*.bin", 1, "all"}};
     config.data.val = "synthetic";
     RunFolder folder(directory / "run");
-    folder.describe(config);
+    CHECK(folder.describe(config).empty());
     CHECK(read(directory / "run/config.json") == to_json(config));
     const Json manifest = Json::parse(read(directory / "run/manifest.json"));
     CHECK(manifest.at("seed").get<uint64_t>() == config.seed);
@@ -72,8 +72,21 @@ TEST_CASE("a run's folder says what the run was", "[run_folder]") {
     CHECK(shards > 1);
     CHECK(manifest.at("train").size() == shards);
 
-    fs::remove(directory / "data/data.json");  // shards of other origin
-    folder.describe(config);
+    // What is compared when a run goes on: contents, wherever they are
+    fs::rename(directory / "data", directory / "moved");
+    config.data.train[0].glob = directory / "moved/train_*.bin";
+    CHECK(folder.describe(config).empty());
+    config.data.val = directory / "moved/val_*.bin";
+    CHECK(folder.describe(config) == std::vector<std::string>{"data.val"});
+    config.data.train.push_back({directory / "moved/val_*.bin", 0.5, "more"});
+    CHECK(folder.describe(config) == std::vector<std::string>{"data.train"});
+    config.data.train[1].weight = 0.25;
+    CHECK(folder.describe(config) == std::vector<std::string>{"data.train"});
+    CHECK(folder.describe(config).empty());
+    config.data.train.pop_back();
+
+    fs::remove(directory / "moved/data.json");  // shards of other origin
+    CHECK(folder.describe(config) == std::vector<std::string>{"data.train", "data.val"});
     CHECK_FALSE(
         Json::parse(read(directory / "run/manifest.json")).at("train").at(0).contains("xxh3"));
 }
@@ -100,7 +113,8 @@ TEST_CASE("a resumed run keeps the metrics up to its step and drops what comes a
           "[run_folder]") {
     const TemporaryDirectory directory;
     const std::string kept =
-        "{\"step\":1,\"loss\":5.0}\n{\"step\":2,\"loss\":4.0}\n{\"step\":2,\"val_loss\":4.5}\n{"
+        "{\"step\":1,\"loss\":5.0}\n{\"step\":2,\"loss\":4.0}\n{\"step\":2,\"val_loss\":4.5,\"val_"
+        "bits_per_byte\":1.5}\n{"
         "\"step\":3,\"loss\":3.0}\n";
     const std::string dropped = "{\"step\":4,\"loss\":2.0}\n{\"step\":4,\"val_loss\":2.5}\n";
     const std::string broken =
@@ -108,14 +122,16 @@ TEST_CASE("a resumed run keeps the metrics up to its step and drops what comes a
     write(directory / "metrics.jsonl", kept + dropped + broken);
     {
         MetricsLog log(directory.path(), 3);
-        CHECK(log.last_evaluation() == 2);
+        CHECK(log.last_evaluation().step == 2);
+        CHECK(log.last_evaluation().nats_per_token == 4.5);
+        CHECK(log.last_evaluation().bits_per_byte == 1.5);
         CHECK(read(directory / "metrics.jsonl") == kept);
         log.write({{"step", int64_t{4}}});
         CHECK(read(directory / "metrics.jsonl") == kept + "{\"step\":4}\n");
     }
-    CHECK(MetricsLog(directory.path(), 1).last_evaluation() == -1);
+    CHECK(MetricsLog(directory.path(), 1).last_evaluation().step == -1);
     CHECK(read(directory / "metrics.jsonl") == "{\"step\":1,\"loss\":5.0}\n");
-    CHECK(MetricsLog(directory.path(), 0).last_evaluation() == -1);
+    CHECK(MetricsLog(directory.path(), 0).last_evaluation().step == -1);
     CHECK(read(directory / "metrics.jsonl").empty());
 
     fs::remove(directory / "metrics.jsonl");
