@@ -34,6 +34,8 @@ PREFIX ?= /usr/local
 TEST_ARGS ?=
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?=
+# Where `scripts/data.sh gpt2` puts GPT-2's vocabulary: tests and benchmarks use it.
+export GPT2_VOCAB_DIR ?= $(abspath $(wildcard data/gpt2))
 
 # All cores; a -j of the user's, or of the make above this one, stands.
 ifeq ($(MAKELEVEL),0)
@@ -233,11 +235,16 @@ endif
 
 .PHONY: all setup quickstart test run-tests test-full fuzz bench compare format lint install bundle clean help FORCE has-clang-format has-clang-tidy
 
+# `make -n` does what calls $(MAKE), to say what that would do; scripts cannot say it.
+DRY_RUN = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),echo)
+
 setup:
 	@scripts/setup.sh
 
+# As it was typed: names of files may have any characters.
+quickstart: override export DATA := $(value DATA)
 quickstart:
-	@MAKE='$(MAKE)' DATA='$(DATA)' scripts/quickstart.sh
+	@MAKE='$(MAKE)' $(DRY_RUN) scripts/quickstart.sh
 
 ifneq ($(filter run-tests $(B)/test,$(MAKECMDGOALS)),)
 ifeq ($(CATCH2),)
@@ -270,7 +277,7 @@ run-tests: $(B)/train_gpt $(B)/compare $(B)/test $(if $(GPUSIM),simulator)
 	 GPUSIM='$(if $(GPUSIM),$(abspath $(SIMULATOR)/lib))' MEMCHECK='$(MEMCHECK)' TRAIN_GPT=$(B)/train_gpt COMPARE=$(B)/compare scripts/run-tests.sh $(B)/test $(TEST_ARGS)
 
 test-full:
-	@MAKE='$(MAKE)' GPUSIM='$(GPUSIM)' scripts/test-full.sh
+	@MAKE='$(MAKE)' GPUSIM='$(GPUSIM)' $(DRY_RUN) scripts/test-full.sh
 
 # Readers of files under libFuzzer, which comes with clang. They use no OpenMP, which clang may lack.
 FUZZ := build/fuzz
@@ -288,7 +295,7 @@ $(FUZZ)/%.o: %.cpp
 -include $(FUZZ_OBJECTS:.o=.d)
 
 fuzz:
-	@MAKE='$(MAKE)' FUZZ_SECONDS='$(FUZZ_SECONDS)' FUZZ_TARGETS='$(FUZZ_TARGETS)' scripts/fuzz.sh
+	@MAKE='$(MAKE)' FUZZ_SECONDS='$(FUZZ_SECONDS)' FUZZ_TARGETS='$(FUZZ_TARGETS)' $(DRY_RUN) scripts/fuzz.sh
 
 bench: $(B)/train_gpt $(B)/bench $(B)/bench_tokenizer
 	@BUILD=$(B) scripts/bench.sh

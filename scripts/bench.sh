@@ -46,7 +46,13 @@ mkdir -p "$build/bench-runs"
 status=${PIPESTATUS[0]}
 BUILD=$build scripts/bench_ranks.sh | tee -a "$build/bench.md"
 [ "${PIPESTATUS[0]}" = 0 ] || status=1
-"${python:-python3}" scripts/bench_tokenizer.py --program "$build/bench_tokenizer" --folder "$build/bench-runs/tokenizer" "$@" |
+# GPT-2's vocabulary and the quickstart's text, a document of 30 verses each, where they are here
+prose=()
+if [ -n "${GPT2_VOCAB_DIR-}" ] && [ -s data/quickstart/bible.txt ]; then
+    awk '{ print } NR % 30 == 0 { print "" }' data/quickstart/bible.txt > "$build/bench-runs/bible.txt"
+    prose=(--vocab "$GPT2_VOCAB_DIR" --text "$build/bench-runs/bible.txt")
+fi
+"${python:-python3}" scripts/bench_tokenizer.py "${prose[@]}" --program "$build/bench_tokenizer" --folder "$build/bench-runs/tokenizer" "$@" |
     tee -a "$build/bench.md"
 [ "${PIPESTATUS[0]}" = 0 ] || status=1
 if nvidia-smi > /dev/null 2>&1; then

@@ -120,20 +120,32 @@ for candidate in "${CUDA_HOME:+$CUDA_HOME/bin/nvcc}" "$(command -v nvcc)" /usr/l
     [ -n "$candidate" ] && [ -x "$candidate" ] && { nvcc=$candidate; break; }
 done
 cuda=0
+obstacle=
 cudnn_frontend=
 nccl=
 if [ "$CUDA" = 0 ]; then
     say CUDA "not wanted (CUDA=0)"
 elif [ -z "$nvcc" ]; then
-    [ "$CUDA" = 1 ] && stop "CUDA=1, but there is no nvcc in PATH, CUDA_HOME or /usr/local/cuda; install the CUDA toolkit or set CUDA_HOME"
-    say CUDA "no nvcc found: this build trains on the CPU"
+    obstacle="there is no nvcc in PATH, CUDA_HOME or /usr/local/cuda"
 else
     release=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
     cuda_home=$(cd "$(dirname "$nvcc")/.." && pwd)
-    [ -e "$cuda_home/include/cublasLt.h" ] || [ -e /usr/include/cublasLt.h ] ||
-        stop "there is nvcc in $cuda_home, but not cuBLASLt's header; install the whole CUDA toolkit (libcublas-dev), or build with CUDA=0"
-    cuda=1
-    archs=${GPU_ARCHS:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | tr -d . | sort -un | tr '\n' ' ')}
+    if ! [ "${release%%.*}" -ge 13 ] 2> /dev/null; then
+        obstacle="nvcc in $cuda_home is of CUDA ${release:-(unknown)}, and 13 or newer is needed"
+    elif ! [ -e "$cuda_home/include/cublasLt.h" ] && ! [ -e /usr/include/cublasLt.h ]; then
+        obstacle="there is nvcc in $cuda_home, but not cuBLASLt's header (libcublas-dev)"
+    else
+        cuda=1
+    fi
+fi
+if [ -n "$obstacle" ]; then
+    [ "$CUDA" = 1 ] && stop "CUDA=1, but $obstacle; install the CUDA toolkit, set CUDA_HOME, or build with CUDA=0"
+    say CUDA "$obstacle: this build trains on the CPU"
+fi
+if [ "$cuda" = 1 ]; then
+    # What nvidia-smi says where it has failed is no architecture.
+    found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | grep -xE '[0-9]+\.[0-9]+' | tr -d . | sort -un)
+    archs=${GPU_ARCHS:-$(echo "$found" | awk '$1 >= 80' | tr '\n' ' ')}
     archs=${archs:-80 90}
     say CUDA "nvcc $release ($cuda_home): this build trains on GPUs of architecture ${archs% } (GPU_ARCHS=) and on the CPU"
     header() {  # header NAME: its path in the toolkit or among the system's headers

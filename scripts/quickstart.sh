@@ -35,7 +35,7 @@ if [ "$(id -u)" = 0 ] || [ "${CI:-}" = true ]; then
     scripts/setup.sh quickstart &  # the rest comes while the compiler is at work
     say "build"
     ${MAKE:-make} --no-print-directory
-    wait $! || true  # without gnuplot there is no picture, but a model
+    wait $!
 else
     scripts/setup.sh build quickstart
     say "build"
@@ -50,7 +50,7 @@ if [ "$folder/tokenizer.json" -nt "$text" ] && shards train && shards val; then
 else
     # The end of a text serves for validation however few documents it has; JSON Lines and compressed files have many.
     split=(--val-split tail)
-    case $text in *.jsonl | *.ndjson | *.gz | *.zst) split=() ;; esac
+    case $text in *.json | *.jsonl | *.ndjson | *.gz | *.zst) split=() ;; esac
     build/train_gpt tokenize "$text" --train-vocab 4096 --out "$folder" --val-fraction 0.05 "${split[@]}"
 fi
 
@@ -65,7 +65,7 @@ build/train_gpt train configs/quickstart.json "${settings[@]}" ${QUICKSTART_ARGS
 
 say "done"
 scripts/plot.sh "$run_dir" || true
-checkpoint=$(ls -d "$run_dir"/step-* 2> /dev/null | tail -n 1 || true)
+checkpoint=$(ls -d "$run_dir"/step-*[0-9] 2> /dev/null | tail -n 1 || true)
 cat << TXT
 
 The run is in $run_dir: metrics.jsonl, loss.png, and the model in ${checkpoint:-step-*}.

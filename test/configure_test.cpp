@@ -1,0 +1,84 @@
+// What scripts/configure.sh makes of the tools that a machine has.
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "test/catch.h"
+#include "test/parallel/ranks.h"
+#include "test/random.h"
+#include "test/text.h"
+
+using namespace train_gpt;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// Tools that only say something, in a folder of their own.
+class Tools {
+  public:
+    void add(const std::string& name, const std::string& says, int code = 0) const {
+        write(folder_ / ("bin/" + name),
+              "#!/bin/sh\necho '" + says + "'\nexit " + std::to_string(code) + "\n");
+        fs::permissions(folder_ / ("bin/" + name), fs::perms::owner_all);
+    }
+    Tools() {
+        fs::create_directories(folder_ / "bin");
+        fs::create_directories(folder_ / "include");
+    }
+    void add_header() const { write(folder_ / "include/cublasLt.h", ""); }
+
+    ProgramResult configure(const Environment& more = {}) const {
+        Environment environment{{"PATH", (folder_ / "bin") + ":" + std::getenv("PATH")},
+                                {"CUDA_HOME", folder_.path()}};
+        for (const char* name : {"CPPFLAGS", "CXXFLAGS", "LDFLAGS", "CUDA", "MPI", "GPU_ARCHS"})
+            environment[name] = "";
+        environment["CXX"] = "g++";
+        environment["MARCH"] = "native";
+        environment["ONEDNN"] = "0";
+        for (const auto& [name, value] : more) environment[name] = value;
+        return run_program({"bash", "scripts/configure.sh"}, environment);
+    }
+
+  private:
+    TemporaryDirectory folder_;
+};
+
+}  // namespace
+
+TEST_CASE("a CUDA toolkit that cannot build the kernels leaves a build for the CPU",
+          "[configure]") {
+    if (run_program({"g++", "--version"}).exit_code != 0) {
+        WARN("skipped: there is no g++");
+        return;
+    }
+    const Tools tools;
+    tools.add("nvcc", "Cuda compilation tools, release 11.8, V11.8.89");
+    tools.add_header();
+    const ProgramResult old = tools.configure();
+    INFO(old.output);
+    CHECK(old.exit_code == 0);
+    CHECK(contains(old.output, "of CUDA 11.8, and 13 or newer is needed"));
+    CHECK(contains(old.output, "HAVE_CUDA := 0"));
+    const ProgramResult wanted = tools.configure({{"CUDA", "1"}});
+    CHECK(wanted.exit_code != 0);
+    CHECK(contains(wanted.output, "error: CUDA=1, but "));
+    CHECK(contains(tools.configure({{"CUDA", "0"}}).output, "not wanted"));
+}
+
+TEST_CASE("GPU architectures are those of the machine's GPUs that the kernels can run on",
+          "[configure]") {
+    if (run_program({"g++", "--version"}).exit_code != 0) {
+        WARN("skipped: there is no g++");
+        return;
+    }
+    const Tools tools;
+    tools.add("nvcc", "Cuda compilation tools, release 13.0, V13.0.88");
+    tools.add_header();
+    tools.add("nvidia-smi", "9.0\n8.6\n9.0\n7.5");
+    CHECK(contains(tools.configure().output, "CUDA_ARCHS := 86 90"));
+    CHECK(contains(tools.configure({{"GPU_ARCHS", "80"}}).output, "CUDA_ARCHS := 80"));
+    tools.add("nvidia-smi", "NVIDIA-SMI has failed because it could not talk to the driver", 9);
+    CHECK(contains(tools.configure().output, "CUDA_ARCHS := 80 90"));
+    tools.add("nvidia-smi", "7.5");
+    CHECK(contains(tools.configure().output, "CUDA_ARCHS := 80 90"));
+}
