@@ -10,6 +10,7 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <regex>
 #include <set>
 #include <string>
 #include <thread>
@@ -704,6 +705,36 @@ TEST_CASE("the updates of a run are AdamW's, with the configuration's numbers at
         for (size_t i = 0; i < now.second.size(); ++i)
             square += std::pow(now.second[i] - start.at(name).second[i], 2);
     CHECK(std::sqrt(square) == Approx(0.001).epsilon(0.01));
+}
+
+TEST_CASE("a run shows each step and its samples as it goes", "[cli]") {
+    const TemporaryDirectory directory;
+    const Arguments options{"--set", "schedule.steps=5",    "--set", "sampling.every=2",
+                            "--set", "sampling.samples=3",  "--set", "sampling.top_k=1",
+                            "--set", "sampling.prompt=abc", "--set", "evaluation.every=0"};
+    const auto show = [&](const std::string& progress) {
+        return check_succeeds(train_gpt_with(Workplace::get().train(
+                                  directory / progress,
+                                  options + Arguments{"--set", "log.progress=" + progress})))
+            .out;
+    };
+    const auto count = [](const std::string& text, const std::string& pattern) {
+        const std::regex regex(pattern);
+        return std::distance(std::sregex_iterator(text.begin(), text.end(), regex), {});
+    };
+    const std::string step =
+        R"(step [1-5]/5 \| loss \d\.\d{4} \| norm \d+\.\d{3} \| lr \d\.\d\de-\d\d \| [\d.]+ ms \| \d+ tok/s)"
+        R"( \| [\d.]+ TFLOP/s \(\d+% of peak\) \| [\d.]+ \w+ \| ETA \d+:\d\d)";
+    const std::string lines = show("lines"), line = show("line");
+    CHECK(count(lines, step + "\n") == 5);
+    CHECK_FALSE(contains(lines, "\r"));
+    CHECK(count(line, step) == 5);
+    CHECK(count(line, "\r[^\n]*" + step) > 0);
+    // One behind steps 2 and 4, three at the end; the likeliest token each time leaves no choice.
+    CHECK(count(lines, "--- sample\nabc") == 5);
+    std::string last = lines.substr(lines.rfind("--- sample"));
+    last = last.substr(0, last.rfind("step 5 of 5"));
+    CHECK(contains(lines, last + last + last));
 }
 
 TEST_CASE("a run is as long as its steps, tokens or passes over the data say", "[cli]") {

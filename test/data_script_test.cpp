@@ -3,10 +3,14 @@
 #include <filesystem>
 #include <string>
 
+#include <nlohmann/json.hpp>
+
+#include "dataloader/manifest.h"
 #include "test/catch.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "tokenizer/tokenizer.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;
@@ -110,6 +114,54 @@ TEST_CASE("a download that breaks off goes on, is checked with the server's hash
     CHECK_FALSE(fs::exists(shard(1)));
     CHECK(server.run("fineweb-edu-10b").exit_code == 0);
     CHECK(read(shard(1)) == read(server.served(names[1])));
+}
+
+TEST_CASE("texts that are fetched become shards, once", "[scripts]") {
+    const Server server;
+    const std::string stories = "One day a cat sat.\n<|endoftext|>\nOne day a dog ran.\n";
+    // GPT-2's two files with a smaller vocabulary in them, and Tiny Shakespeare with another text
+    const std::vector<std::string_view> texts{stories};
+    const TemporaryDirectory folder;
+    Tokenizer::train(texts, 270).save(folder / "tokenizer.json");
+    const auto model = nlohmann::ordered_json::parse(read(folder / "tokenizer.json"))["model"];
+    auto vocabulary = model["vocab"];
+    vocabulary["<|endoftext|>"] = vocabulary.size();
+    std::string merges = "#version: 0.2\n";
+    for (const auto& merge : model["merges"]) merges += merge.get<std::string>() + "\n";
+    const auto put = [&](const std::string& name, const std::string& content) {
+        fs::create_directories(fs::path(server.data(name)).parent_path());
+        write(server.data(name), content);
+        fs::last_write_time(server.data(name),
+                            fs::file_time_type::clock::now() - std::chrono::seconds(10));
+        write(server.data(name + ".sha256"), "checked");
+    };
+    put("gpt2/encoder.json", vocabulary.dump());
+    put("gpt2/vocab.bpe", merges);
+    put("shakespeare/input.txt", std::string(200, 'x') + "\nFirst Citizen:\n");
+    write(server.served("TinyStoriesV2-GPT4-train.txt"), stories + stories);
+    write(server.served("TinyStoriesV2-GPT4-valid.txt"), stories);
+
+    const char* program = std::getenv("TRAIN_GPT");
+    const Environment here{{"TRAIN_GPT", program ? program : "build/train_gpt"}};
+    for (const std::string name : {"shakespeare", "tinystories"}) {
+        const ProgramResult first = server.run(name, here);
+        INFO(first.output);
+        REQUIRE(first.exit_code == 0);
+        const DataManifest train = read_data_manifest(server.data(name));
+        CHECK(train.complete);
+        if (name == "tinystories") {
+            CHECK(train.train_documents == 3);  // nothing is between the two copies
+            CHECK(train.val_documents == 0);
+            const DataManifest valid = read_data_manifest(server.data(name + "/valid"));
+            CHECK(valid.train_documents == 0);
+            CHECK(valid.val_documents == 2);
+        } else {
+            CHECK(train.val_split == "tail");
+        }
+        const auto made = fs::last_write_time(server.data(name + "/data.json"));
+        CHECK(server.run(name, here).exit_code == 0);
+        CHECK(fs::last_write_time(server.data(name + "/data.json")) == made);
+    }
 }
 
 TEST_CASE("without a connection the script says what to put where", "[scripts]") {
