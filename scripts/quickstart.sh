@@ -58,7 +58,8 @@ say "training"
 settings=(--set "run_dir=$run_dir")
 if [ -n "$DATA" ]; then
     settings+=(--set "tokenizer.path=$folder/tokenizer.json" --set "data.train=$folder/train_*.bin"
-        --set "data.val=$folder/val_*.bin" --set sampling.prompt=)
+        --set "data.val=$folder/val_*.bin" --set sampling.prompt=
+        --set evaluation.max_tokens=200000)  # of a large text, the end would take longer than the training
 fi
 # shellcheck disable=SC2086  # the arguments are words
 build/train_gpt train configs/quickstart.json "${settings[@]}" ${QUICKSTART_ARGS:-}
