@@ -255,8 +255,7 @@ std::string note_on_changed(const std::string& data) {
     return concat("note: ", data, " had other contents when this run was last started; ",
                   data == "data.train"
                       ? "it goes on as if they had always been these: windows that were seen may "
-                        "come again, and "
-                        "others not in this epoch"
+                        "come again, and others not in this epoch"
                       : "validation losses before and behind this step do not compare");
 }
 

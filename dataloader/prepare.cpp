@@ -596,7 +596,7 @@ void Preparation::describe(const PreparationState& state) {
                     bad.path == "-" ? "standard input" : bad.path);
 }
 
-/// Whether an interrupted run did.
+/// Whether an interrupted run left out lines, which it may with --skip-bad only.
 bool Preparation::has_left_out_lines(const Workplace& workplace) const {
     if (workplace.has(kDataManifest)) return !read_data_manifest(workplace.staging()).bad.empty();
     return workplace.has(kProgressFile) &&

@@ -43,14 +43,17 @@ class Tools {
     TemporaryDirectory folder_;
 };
 
+bool skip_without_gxx() {
+    if (run_program({"g++", "--version"}).exit_code == 0) return false;
+    WARN("skipped: there is no g++");
+    return true;
+}
+
 }  // namespace
 
 TEST_CASE("a CUDA toolkit that cannot build the kernels leaves a build for the CPU",
           "[configure]") {
-    if (run_program({"g++", "--version"}).exit_code != 0) {
-        WARN("skipped: there is no g++");
-        return;
-    }
+    if (skip_without_gxx()) return;
     const Tools tools;
     tools.add("nvcc", "Cuda compilation tools, release 11.8, V11.8.89");
     tools.add_header();
@@ -67,10 +70,7 @@ TEST_CASE("a CUDA toolkit that cannot build the kernels leaves a build for the C
 
 TEST_CASE("GPU architectures are those of the machine's GPUs that the kernels can run on",
           "[configure]") {
-    if (run_program({"g++", "--version"}).exit_code != 0) {
-        WARN("skipped: there is no g++");
-        return;
-    }
+    if (skip_without_gxx()) return;
     const Tools tools;
     tools.add("nvcc", "Cuda compilation tools, release 13.0, V13.0.88");
     tools.add_header();

@@ -566,8 +566,10 @@ void apply_override(Config& config, const std::string& text) {
     }
     const Field field = key->field(config);
     json value = json::parse(raw, nullptr, false);
-    // A list that is no JSON is not a glob.
-    const bool is_list = value.is_array() || (value.is_discarded() && raw.starts_with('['));
+    // A list of sources that is no JSON is not a glob; "[ab]*.bin" is one.
+    const size_t second = raw.find_first_not_of(" \t\n", 1);
+    const bool is_list =
+        value.is_array() || (raw.starts_with('[') && second != raw.npos && raw[second] == '{');
     const bool is_bare = is_text(field) || (is_sources(field) && !is_list);
     if (is_bare && !value.is_string()) value = raw;
     if (value.is_discarded()) refuse(origin, *key, field, raw);  // 1e400 ends here too
@@ -783,7 +785,8 @@ std::string config_schema() {
     };
     Config defaults;
     const auto number = [](double value) {
-        return std::trunc(value) == value ? json(static_cast<int64_t>(value)) : json(value);
+        const bool whole = std::trunc(value) == value && std::abs(value) <= kMaxExactInteger;
+        return whole ? json(static_cast<int64_t>(value)) : json(value);
     };
     for (const Key& key : keys()) {
         const Field field = key.field(defaults);

@@ -410,6 +410,40 @@ TEST_CASE("the presets named after published models have their number of paramet
     }
 }
 
+TEST_CASE("the schema allows every default and the largest values", "[config]") {
+    const json schema = json::parse(config_schema());
+    int bounded = 0;
+    const std::function<void(const json&)> check = [&](const json& section) {
+        for (const auto& [name, property] : section.at("properties").items()) {
+            CAPTURE(name);
+            if (property.contains("properties")) check(property);
+            if (!property.contains("maximum") || !property.contains("default")) continue;
+            ++bounded;
+            CHECK(property["default"] <= property["maximum"]);
+            CHECK(property.value("minimum", property.value("exclusiveMinimum", 0.0)) <
+                  property["maximum"].get<double>());
+        }
+    };
+    check(schema);
+    CHECK(bounded > 10);
+    CHECK(schema["properties"]["optimizer"]["properties"]["learning_rate"]["maximum"] == 1e37);
+}
+
+TEST_CASE("a list of sources that is no JSON is refused, and a pattern of letters is none",
+          "[config]") {
+    for (const char* list :
+         {R"([{"glob": "a*.bin",}])", R"([ {"glob": "a*.bin", "weight": 1e999}])"})
+        check_names(override_refusal({std::string("data.train=") + list}),
+                    {"data.train", "a list"});
+    CHECK(override_refusal({"data.train=[ab]*.bin"}).find("data.train") == std::string::npos);
+}
+
+TEST_CASE("more micro-batches than can be counted are refused", "[config]") {
+    check_names(refusal(R"({"batch": {"tokens_per_step": 4294967296, "micro_batch": 1,
+                                      "sequence_length": 1}, "schedule": {"steps": 1}})"),
+                {"batch.tokens_per_step", "4294967296 micro-batches"});
+}
+
 TEST_CASE("configs/schema.json is what the binary writes", "[config]") {
     INFO("write it anew: build/train_gpt config --schema > configs/schema.json");
     const bool current = read(repository() / "configs/schema.json") == config_schema();
