@@ -53,7 +53,7 @@ class GzipDecoder : public Decoder {
             ++members_;
         } else if (code == Z_MEM_ERROR) {
             throw std::bad_alloc();
-        } else if (code != Z_OK && code != Z_BUF_ERROR) {
+        } else if (code != Z_OK && code != Z_BUF_ERROR && state_.avail_out == size) {
             throw Error(state_.msg ? state_.msg : "no gzip data");
         }
         return size - state_.avail_out;
@@ -145,8 +145,12 @@ std::string describe_decompressors() {
     return text;
 }
 
-ByteStream::ByteStream(std::string path, Compression compression, const std::atomic<bool>& stop)
-    : path_(std::move(path)), stop_(stop), decoder_(decoder_for(compression, path_)) {
+ByteStream::ByteStream(std::string path, Compression compression, const std::atomic<bool>& stop,
+                       bool skip_damage)
+    : path_(std::move(path)),
+      stop_(stop),
+      decoder_(decoder_for(compression, path_)),
+      skip_damage_(skip_damage) {
     if (path_ == "-") {
         path_ = "standard input";
         file_ = STDIN_FILENO;
@@ -165,7 +169,9 @@ ByteStream::ByteStream(std::string path, Compression compression, const std::ato
     size_ = status.st_size;
     modified_ = nanoseconds(status.st_mtim);
     ::posix_fadvise(file_, 0, 0, POSIX_FADV_SEQUENTIAL);
-    if (decoder_) packed_.resize(1 << 18);
+    if (!decoder_) return;
+    packed_.resize(1 << 18);
+    unpacked_.resize(1 << 18);
 }
 
 ByteStream::~ByteStream() {
@@ -178,7 +184,7 @@ size_t ByteStream::read(char* to, size_t size) {
         const size_t n =
             decoder_ ? unpack(to + done, size - done) : read_file(to + done, size - done);
         if (n == 0) {
-            check_unchanged();
+            if (damage_.empty()) check_unchanged();
             break;
         }
         done += n;
@@ -203,6 +209,14 @@ void ByteStream::refuse_what_is_no_text(std::string_view beginning) const {
 }
 
 size_t ByteStream::unpack(char* to, size_t size) {
+    if (ready_.empty() && damage_.empty()) unpack_more();
+    const size_t n = ready_.copy(to, size);
+    ready_.remove_prefix(n);
+    return n;
+}
+
+/// Unpacks the same bytes together however they are read, so that damaged data always end at the same byte.
+void ByteStream::unpack_more() {
     for (;;) {
         size_t packed = unread_.size();
         if (packed == 0) {
@@ -211,21 +225,29 @@ size_t ByteStream::unpack(char* to, size_t size) {
         }
         size_t n = 0;
         try {
-            n = decoder_->decode(unread_, to, size);
+            n = decoder_->decode(unread_, unpacked_.data(), unpacked_.size());
         } catch (const Error& error) {
-            throw Error(path_, " is damaged at byte ",
-                        file_bytes_ - static_cast<int64_t>(unread_.size()), " (", error.what(),
-                        "); fetch or compress it again");
+            end_at_damage(concat(path_, " is damaged at byte ",
+                                 file_bytes_ - static_cast<int64_t>(unread_.size()), " (",
+                                 error.what(), ")"));
+            return;
         }
-        if (n > 0) return n;
-        if (packed > 0) continue;
-        if (!decoder_->at_end()) {
+        if (n == 0 && packed > 0) continue;
+        ready_ = {unpacked_.data(), n};
+        if (n == 0 && !decoder_->at_end()) {
             check_unchanged();
-            throw Error(path_, " is truncated: it ends at byte ", file_bytes_,
-                        " in the middle of its compressed data; fetch or compress it again");
+            end_at_damage(concat(path_, " is truncated: it ends at byte ", file_bytes_,
+                                 " in the middle of its compressed data"));
         }
-        return 0;
+        return;
     }
+}
+
+void ByteStream::end_at_damage(std::string what) {
+    damage_ = std::move(what);
+    if (!skip_damage_)
+        throw Error(damage_,
+                    "; fetch or compress it again, or say --skip-bad to leave the rest of it out");
 }
 
 size_t ByteStream::read_file(char* to, size_t size) {

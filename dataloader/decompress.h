@@ -20,7 +20,8 @@ class Decoder {
   public:
     virtual ~Decoder() = default;
     /// Takes bytes from the front of `in`, writes at most `size` to `to` and returns how many; 0 when
-    /// it needs more input. Throws Error with the reason alone for what is no such data.
+    /// it needs more input. Throws Error with the reason alone for what is no such data, behind the
+    /// bytes before it.
     virtual size_t decode(std::string_view& in, char* to, size_t size) = 0;
     /// Whether the data may end here: behind a gzip member or a zstd frame.
     virtual bool at_end() const = 0;
@@ -31,8 +32,9 @@ class ByteStream {
   public:
     /// path "-" is standard input. Throws Error when the file cannot be opened or is no regular file,
     /// and for a compression that this build lacks. While `stop` is set, waiting for standard input
-    /// ends with an Error.
-    ByteStream(std::string path, Compression compression, const std::atomic<bool>& stop);
+    /// ends with an Error. With `skip_damage`, compressed data end where they are damaged.
+    ByteStream(std::string path, Compression compression, const std::atomic<bool>& stop,
+               bool skip_damage = false);
     ~ByteStream();
     ByteStream(const ByteStream&) = delete;
     ByteStream& operator=(const ByteStream&) = delete;
@@ -43,6 +45,9 @@ class ByteStream {
     /// zstd or UTF-16 do.
     size_t read(char* to, size_t size);
 
+    /// What is damaged, and where, when read() has ended there; empty: nothing.
+    const std::string& damage() const { return damage_; }
+
     /// Bytes of the file that have been read so far (compressed ones, where it is).
     int64_t file_bytes() const { return file_bytes_; }
     /// Size and time of last change (ns) of the file as it was opened; 0 for standard input.
@@ -52,6 +57,8 @@ class ByteStream {
   private:
     size_t read_file(char* to, size_t size);
     size_t unpack(char* to, size_t size);
+    void unpack_more();
+    void end_at_damage(std::string what);
     void check_unchanged() const;
     void refuse_what_is_no_text(std::string_view beginning) const;
 
@@ -60,9 +67,11 @@ class ByteStream {
     int file_ = -1;
     int64_t size_ = 0, modified_ = 0, file_bytes_ = 0;
     std::unique_ptr<Decoder> decoder_;  // null: plain
-    std::vector<char> packed_;
-    std::string_view unread_;  // of packed_
-    bool begins_ = true;       // nothing has been read
+    const bool skip_damage_;
+    std::string damage_;
+    std::vector<char> packed_, unpacked_;
+    std::string_view unread_, ready_;  // of packed_ and unpacked_
+    bool begins_ = true;               // nothing has been read
 };
 
 }  // namespace train_gpt

@@ -244,7 +244,7 @@ class DocumentStream::Reader {
         : stream_(stream),
           rules_(stream.rules_),
           source_(stream.sources_[index]),
-          bytes_(source_.path, source_.compression, stream.stop_) {
+          bytes_(source_.path, source_.compression, stream.stop_, rules_.skip_damage) {
         if (bytes_.size() != source_.size || bytes_.modified() != source_.modified)
             throw Error(source_.path,
                         " changed after this command had begun; run it again when "
@@ -261,6 +261,7 @@ class DocumentStream::Reader {
             read_text();
         Batch last;
         last.last = true;
+        last.damage = bytes_.damage();
         last.end = position_;
         push(std::move(last));
     }
@@ -436,7 +437,8 @@ class DocumentStream::Reader {
         size_t more = kBatchBytes;
         for (bool complete = false; !complete;) {
             complete = !fill(more);
-            const size_t end = complete ? buffer_.size() : buffer_.rfind('\n') + 1;
+            const size_t end =
+                complete && bytes_.damage().empty() ? buffer_.size() : buffer_.rfind('\n') + 1;
             if (end == 0 && !complete) {
                 if (static_cast<int64_t>(buffer_.size()) > kMaxDocumentBytes) {
                     skip_line();

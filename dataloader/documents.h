@@ -73,6 +73,7 @@ struct Batch {
     int64_t line = 0;                            // the first of which has this number, from 0
     bool line_too_long = false;                  // that line was left out
     bool last = false;                           // nothing of this source follows
+    std::string damage;                          // why not, where the source is damaged
     Position end;                                // behind the batch
     bool can_restart = false;                    // at `end`
     int64_t file_bytes = 0;  // of the source's file, read for this batch and before
@@ -85,6 +86,8 @@ struct DocumentRules {
     double val_fraction = 0;
     std::optional<int64_t> cut;  // validation begins at this byte of all plain files; none: by hash
     bool cuttable = true;        // long documents may be encoded in pieces (see encodable_piece)
+    // Compressed sources end where they are damaged: plain documents there, JSON Lines with the line before.
+    bool skip_damage = false;
 };
 
 /// Longest document that is held in memory, where it must be; longest line of JSON Lines.

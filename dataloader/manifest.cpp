@@ -32,8 +32,9 @@ Json to_json(const PreparedSource& source) {
             {"documents", source.documents},
             {"hash", source.hash}};
 }
-Json to_json(const BadLines& bad) {
-    return {{"reason", bad.reason}, {"count", bad.count}, {"path", bad.path}, {"line", bad.line}};
+Json to_json(const LeftOut& left) {
+    return {
+        {"reason", left.reason}, {"count", left.count}, {"path", left.path}, {"line", left.line}};
 }
 template <class T>
 Json to_json(const std::vector<T>& all) {
@@ -55,11 +56,11 @@ void from_json(const Json& json, PreparedSource& source) {
     source.documents = json.value("documents", int64_t{0});
     json.at("hash").get_to(source.hash);
 }
-void from_json(const Json& json, BadLines& bad) {
-    json.at("reason").get_to(bad.reason);
-    json.at("count").get_to(bad.count);
-    json.at("path").get_to(bad.path);
-    json.at("line").get_to(bad.line);
+void from_json(const Json& json, LeftOut& left) {
+    json.at("reason").get_to(left.reason);
+    json.at("count").get_to(left.count);
+    json.at("path").get_to(left.path);
+    json.at("line").get_to(left.line);
 }
 template <class T>
 void from_json(const Json& json, std::vector<T>& all) {
@@ -87,7 +88,7 @@ void write_progress(const fs::path& file, const PreparationState& state) {
                                 {"bytes", state.bytes[index_of(split)]},
                                 {"shards", to_json(state.shards[index_of(split)])}};
     json["sources"] = to_json(state.sources);
-    json["bad"] = to_json(state.bad);
+    json["left_out"] = to_json(state.left_out);
     write_file(file, to_text(json));
 }
 
@@ -106,7 +107,7 @@ PreparationState read_progress(const fs::path& path, size_t sources) {
             from_json(part.at("shards"), state.shards[index_of(split)]);
         }
         from_json(json.at("sources"), state.sources);
-        from_json(json.at("bad"), state.bad);
+        from_json(json.at("left_out"), state.left_out);
         if (state.sources.size() != sources || state.position.source > sources)
             throw Error("it is not of ", sources, " sources");
     } catch (const std::exception& error) {
@@ -127,7 +128,7 @@ void write_data_manifest(const fs::path& folder, const DataManifest& manifest) {
     json["documents"] = {{"train", manifest.train_documents}, {"val", manifest.val_documents}};
     json["files"] = to_json(manifest.shards);
     json["sources"] = to_json(manifest.sources);
-    json["bad_lines"] = to_json(manifest.bad);
+    json["left_out"] = to_json(manifest.left_out);
     write_file(folder / kDataManifest, to_text(json));
 }
 
@@ -150,7 +151,7 @@ DataManifest read_data_manifest(const fs::path& folder) {
         }
         from_json(json.at("files"), manifest.shards);
         from_json(json.at("sources"), manifest.sources);
-        if (json.contains("bad_lines")) from_json(json["bad_lines"], manifest.bad);
+        if (json.contains("left_out")) from_json(json["left_out"], manifest.left_out);
     } catch (const std::exception& error) {
         throw Error(path.string(), " is no manifest of `train_gpt tokenize` (", error.what(),
                     "); remove it or choose another folder");

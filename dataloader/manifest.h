@@ -35,12 +35,12 @@ struct PreparedSource {
     std::string hash;       // hash_text() of these bytes
 };
 
-/// Lines of JSON Lines that were left out, for one reason.
-struct BadLines {
+/// Lines of JSON Lines, or the rest of damaged files, that were left out for one reason.
+struct LeftOut {
     std::string reason;  // "is no valid JSON"
     int64_t count = 0;
     std::string path;  // the first of them
-    int64_t line = 0;  // from 1
+    int64_t line = 0;  // from 1; 0: the rest of files
 };
 
 /// data.json, as prepare() writes it.
@@ -54,7 +54,7 @@ struct DataManifest {
     int64_t train_documents = 0, val_documents = 0;
     std::vector<PreparedShard> shards;
     std::vector<PreparedSource> sources;
-    std::vector<BadLines> bad;
+    std::vector<LeftOut> left_out;
 };
 
 constexpr const char* kDataManifest = "data.json";
@@ -78,7 +78,7 @@ struct PreparationState {
     std::array<std::vector<PreparedShard>, 2>
         shards;                           // the last one's hash is empty while it grows
     std::vector<PreparedSource> sources;  // those read, and the one at the position
-    std::vector<BadLines> bad;
+    std::vector<LeftOut> left_out;
 
     int64_t tokens(Split split) const {
         int64_t tokens = 0;

@@ -58,11 +58,11 @@ bool encodes_in_pieces(const Tokenizer& tokenizer) {
 struct Outcome {
     std::array<std::vector<uint32_t>, 2> tokens;
     std::array<int64_t, 2> documents{}, bytes{};
-    std::vector<BadLines> bad;
+    std::vector<LeftOut> left_out;
 };
 
-void add_bad(std::vector<BadLines>& all, const BadLines& more) {
-    for (BadLines& known : all)
+void add(std::vector<LeftOut>& all, const LeftOut& more) {
+    for (LeftOut& known : all)
         if (known.reason == more.reason) {
             known.count += more.count;
             return;
@@ -122,7 +122,7 @@ class DocumentFinder {
                         reason.find("field") != std::string::npos
                             ? " or --field NAME to name the field"
                             : "");
-        add_bad(outcome.bad, {reason, 1, source.path, line});
+        add(outcome.left_out, {reason, 1, source.path, line});
     }
 
     const std::vector<Source>& sources_;
@@ -132,6 +132,12 @@ class DocumentFinder {
     std::string text_;
 };
 
+/// The first place that was left out: "line 6 of a.jsonl", or "a.gz".
+std::string first_of(const LeftOut& left) {
+    const std::string name = left.path == "-" ? "standard input" : left.path;
+    return left.line > 0 ? concat("line ", left.line, " of ", name) : name;
+}
+
 /// Counts what came of a batch.
 void count(PreparationState& state, const Batch& batch, const Outcome& outcome) {
     for (const Split split : kSplits) {
@@ -139,9 +145,11 @@ void count(PreparationState& state, const Batch& batch, const Outcome& outcome) 
         state.bytes[index_of(split)] += outcome.bytes[index_of(split)];
         state.sources[batch.source].documents += outcome.documents[index_of(split)];
     }
-    for (const BadLines& lines : outcome.bad) add_bad(state.bad, lines);
+    for (const LeftOut& left : outcome.left_out) add(state.left_out, left);
     state.position = batch.end;
     if (!batch.last) return;
+    if (!batch.damage.empty())
+        add(state.left_out, {"is damaged", 1, state.sources[batch.source].path, 0});
     char hash[17];
     std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(batch.end.hash));
     PreparedSource& source = state.sources[batch.source];
@@ -352,20 +360,20 @@ class Preparation {
     void save(const PreparationState& state, Workplace& workplace,
               std::array<SplitWriter, 2>& writers) const;
     void check_lengths(const std::array<int64_t, 2>& lengths, int64_t bytes, int64_t documents,
-                       const std::vector<BadLines>& bad) const;
+                       const std::vector<LeftOut>& left_out) const;
     void compare_share(const PreparationState& state);
     /// Whether --val-split tail can take the end of the text.
     bool can_cut() const { return std::ranges::all_of(sources_, &Source::is_plain_file); }
     void describe(const PreparationState& state);
-    bool has_left_out_lines(const Workplace& workplace) const;
+    bool has_left_out(const Workplace& workplace) const;
 
     /// Reads everything from `state` on: `make_work` for each thread, then done(batch, outcome) in the
     /// order of the text. Throws Stopped when the user wants an end, at a place where a run can go on.
     template <class Done>
     void read(const PreparationState& state, bool cuttable,
               std::function<OrderedWork<Outcome>::Work()> make_work, Done&& done) {
-        DocumentStream stream(sources_, {options_.val_fraction, cut_, cuttable}, state.position,
-                              std::min(threads_, 8));
+        DocumentStream stream(sources_, {options_.val_fraction, cut_, cuttable, options_.skip_bad},
+                              state.position, std::min(threads_, 8));
         OrderedWork<Outcome> work(stream, threads_, std::move(make_work));
         Batch batch;
         Outcome outcome;
@@ -409,7 +417,7 @@ Plan Preparation::plan(const std::optional<Tokenizer>& given) const {
     std::string inputs;
     for (const Source& source : sources_)
         inputs += concat(source.path, " ", source.size, " ", source.modified, "\n");
-    return {{"format", "train_gpt tokenize 1"},
+    return {{"format", "train_gpt tokenize 2"},
             {"tokenizer", given ? given->to_json() : concat("of ", options_.train_vocab)},
             {"field", options_.field},
             {"val_split", val_split_},
@@ -419,14 +427,15 @@ Plan Preparation::plan(const std::optional<Tokenizer>& given) const {
 }
 
 void Preparation::check_lengths(const std::array<int64_t, 2>& lengths, int64_t bytes,
-                                int64_t documents, const std::vector<BadLines>& bad) const {
-    int64_t left_out = 0;
-    for (const BadLines& lines : bad) left_out += lines.count;
-    if (bytes == 0 && left_out > 0)
-        throw Error("nothing is left of the text: ", left_out,
-                    left_out == 1 ? " line was" : " lines were", " left out; line ",
-                    bad.front().line, " of ", bad.front().path, " ", bad.front().reason,
-                    "; mend it, or name the --field that has the text");
+                                int64_t documents, const std::vector<LeftOut>& left_out) const {
+    if (bytes == 0 && !left_out.empty())
+        throw Error("nothing is left of the text: ", first_of(left_out.front()), " ",
+                    left_out.front().reason,
+                    left_out.size() > 1 || left_out.front().count > 1
+                        ? ", and more was left out behind it"
+                        : "",
+                    "; mend it",
+                    left_out.front().line > 0 ? ", or name the --field that has the text" : "");
     if (bytes == 0)
         throw Error("the text in ", sources_.front().name(),
                     sources_.size() > 1 ? " and the other inputs" : "",
@@ -484,7 +493,7 @@ Tokenizer Preparation::train_tokenizer() {
             report_.count(batch, batch.bytes(), 0);
         });
     check_lengths(state.bytes, state.bytes[0] + state.bytes[1],
-                  state.documents[0] + state.documents[1], state.bad);
+                  state.documents[0] + state.documents[1], state.left_out);
     WordCounts all(pattern);
     for (const auto& part : counts) all.merge(std::move(*part));
     return Tokenizer::train(all, options_.train_vocab);
@@ -536,6 +545,8 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
                 for (const Split split : kSplits)
                     writers[index_of(split)].append(outcome.tokens[index_of(split)]);
                 count(state, batch, outcome);
+                if (!batch.damage.empty())
+                    report_.say(batch.damage, "; the rest of it is left out");
                 report_.count(batch, batch.bytes(),
                               state.tokens(Split::train) + state.tokens(Split::val));
                 if ((batch.can_restart || batch.last) &&
@@ -556,7 +567,7 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
     try {
         check_lengths({state.tokens(Split::train), state.tokens(Split::val)},
                       state.bytes[0] + state.bytes[1], state.documents[0] + state.documents[1],
-                      state.bad);
+                      state.left_out);
     } catch (const Error&) {
         workplace.drop();
         throw;
@@ -575,7 +586,7 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
         manifest.shards.insert(manifest.shards.end(), state.shards[index_of(split)].begin(),
                                state.shards[index_of(split)].end());
     manifest.sources = state.sources;
-    manifest.bad = state.bad;
+    manifest.left_out = state.left_out;
     return manifest;
 }
 
@@ -589,18 +600,21 @@ void Preparation::describe(const PreparationState& state) {
                                        static_cast<double>(tokens)),
                     " bytes each) in ", shards.size(), shards.size() == 1 ? " shard" : " shards");
     }
-    for (const BadLines& bad : state.bad)
-        report_.say("left out: ", bad.count,
-                    bad.count == 1 ? " line that " : " lines of which each ", bad.reason,
-                    ", first line ", bad.line, " of ",
-                    bad.path == "-" ? "standard input" : bad.path);
+    for (const LeftOut& left : state.left_out) {
+        const bool one = left.count == 1;
+        const char* what = left.line > 0 ? one ? " line that " : " lines of which each "
+                           : one         ? " file's rest, which "
+                                         : " files' rests, each of which ";
+        report_.say("left out: ", left.count, what, left.reason, ", first ", first_of(left));
+    }
 }
 
-/// Whether an interrupted run left out lines, which it may with --skip-bad only.
-bool Preparation::has_left_out_lines(const Workplace& workplace) const {
-    if (workplace.has(kDataManifest)) return !read_data_manifest(workplace.staging()).bad.empty();
+/// Whether an interrupted run left out something, which it may with --skip-bad only.
+bool Preparation::has_left_out(const Workplace& workplace) const {
+    if (workplace.has(kDataManifest))
+        return !read_data_manifest(workplace.staging()).left_out.empty();
     return workplace.has(kProgressFile) &&
-           !read_progress(workplace.staging() / kProgressFile, sources_.size()).bad.empty();
+           !read_progress(workplace.staging() / kProgressFile, sources_.size()).left_out.empty();
 }
 
 bool Preparation::run(int64_t skipped) {
@@ -631,9 +645,9 @@ bool Preparation::run(int64_t skipped) {
     if (const std::string change = workplace.open(plan(tokenizer)); !change.empty())
         report_.say("an interrupted run in ", out_.string(), " cannot go on, since its ", change,
                     change.ends_with('s') ? " were" : " was", " different; beginning anew");
-    if (!options_.skip_bad && has_left_out_lines(workplace)) {
+    if (!options_.skip_bad && has_left_out(workplace)) {
         report_.say("an interrupted run in ", out_.string(),
-                    " had left out lines, as --skip-bad says; without it, beginning anew");
+                    " had left out what is bad, as --skip-bad says; without it, beginning anew");
         workplace.begin_anew(plan(tokenizer));
     }
     if (workplace.has(kDataManifest) &&

@@ -296,6 +296,78 @@ TEST_CASE("compressed files, whole or in members, give the shards of the plain o
     }
 }
 
+TEST_CASE("what lies behind damage in a compressed file is left out on demand alone") {
+    const TemporaryDirectory folder;
+    const bool jsonl = random_int(0, 1) == 1;
+    const std::string extension = jsonl ? ".jsonl" : ".txt";
+    const Strings documents = random_documents(300, 30000), others = random_documents(5, 2000);
+    const auto content = [&](const Strings& all) { return jsonl ? as_jsonl(all) : as_text(all); };
+    const auto as_read = [&](Strings all) { return jsonl ? all : with_newline(std::move(all)); };
+    for (const auto& [packed, pack] : packers()) {
+        CAPTURE(extension, packed);
+        const std::string file = folder / ("a" + extension + packed),
+                          other = folder / ("b" + extension);
+        write(other, content(others));
+        auto options = options_for({file, other}, folder / ("out" + packed));
+        options.val_fraction = 0;
+        options.shard_tokens = 1'000'000;
+        options.save_seconds = 0;
+        const auto said = [&] {
+            std::FILE* log = std::fopen((folder / "log").c_str(), "w");
+            prepare(options, log);
+            std::fclose(log);
+            return read(folder / "log");
+        };
+
+        // Behind so many whole documents, a part of the next and no packed data.
+        const auto whole = static_cast<std::ptrdiff_t>(random_int(200, 299));
+        const Strings before(documents.begin(), documents.begin() + whole);
+        const std::string kept = content(before);
+        const std::string part = documents[static_cast<size_t>(whole)].substr(0, 1);
+        write(file, pack(kept) + pack(jsonl ? "{\"text\": \"x" : part) + "no such data");
+        CHECK(contains(error_of([&] { prepare(options, nullptr); }), "--skip-bad"));
+        options.skip_bad = true;
+        const std::string text = said();
+        CHECK(contains(text, "going on behind"));
+        CHECK(contains(text, file + " is damaged at byte "));
+        CHECK(contains(text, "left out: 1 file's rest, which is damaged, first " + file));
+        Strings expected = as_read(before);
+        if (!jsonl) expected.push_back(part);
+        for (const std::string& document : as_read(others)) expected.push_back(document);
+        CHECK((documents_in(options.out, "train") == expected));
+        const DataManifest manifest = read_data_manifest(options.out);
+        REQUIRE(manifest.left_out.size() == 1);
+        CHECK(manifest.left_out[0].path == file);
+        CHECK(manifest.left_out[0].count == 1);
+        CHECK(manifest.left_out[0].line == 0);
+        CHECK(manifest.sources[0].bytes ==
+              static_cast<int64_t>(kept.size() + (jsonl ? 0 : part.size())));
+
+        // Wherever the damage is, documents before it are there, and a run that is stopped gives the same.
+        std::string bytes = pack(content(documents));
+        const auto at = static_cast<size_t>(random_int(0, static_cast<int64_t>(bytes.size()) - 1));
+        if (random_int(0, 1) == 1)
+            bytes.resize(at);
+        else
+            bytes.replace(at, 200, std::string(200, '\xff'));
+        write(file, bytes);
+        fs::remove_all(options.out);
+        prepare(options, nullptr);
+        const auto undisturbed = files_in(options.out);
+        const Strings found = documents_in(options.out, "train");
+        REQUIRE(found.size() >= others.size());
+        CHECK((Strings(found.end() - static_cast<std::ptrdiff_t>(others.size()), found.end()) ==
+               as_read(others)));
+        fs::remove_all(options.out);
+        int runs = 1;
+        for (int left;
+             left = random_int(1, 8), !prepare(options, nullptr, [&] { return --left < 0; });)
+            ++runs;
+        CAPTURE(at, runs);
+        CHECK((files_in(options.out) == undisturbed));
+    }
+}
+
 #ifdef TRAIN_GPT_ZSTD
 TEST_CASE("a zstd file of a window of 256 MiB is read") {
     const TemporaryDirectory folder;
@@ -400,7 +472,7 @@ TEST_CASE(
     CHECK((documents_in(folder / "out", "train") == expected));
     const DataManifest manifest = read_data_manifest(folder / "out");
     std::map<std::string, std::pair<int64_t, int64_t>> counts;
-    for (const BadLines& lines : manifest.bad) {
+    for (const LeftOut& lines : manifest.left_out) {
         CHECK(lines.path == file);
         counts[lines.reason] = {lines.count, lines.line};
     }
@@ -418,7 +490,7 @@ TEST_CASE(
 
     options.field = "title";
     const std::string message = error_of([&] { prepare(options, nullptr); });
-    CHECK(contains(message, "1 line was left out"));
+    CHECK(contains(message, "nothing is left of the text: line 1 of " + file));
     CHECK(contains(message, "has no field \"title\""));
 }
 
@@ -816,7 +888,7 @@ TEST_CASE("an interrupted run goes on with the same options and inputs only") {
         REQUIRE_FALSE(stop(2));
         options.skip_bad = false;
         CHECK(contains(error_of(said), "line 1 of " + file));
-        CHECK(contains(read(folder / "log"), "had left out lines"));
+        CHECK(contains(read(folder / "log"), "had left out what is bad"));
     }
     SECTION("other bytes in an input of the same size and time are noticed") {
         REQUIRE_FALSE(stop(2));
@@ -887,8 +959,8 @@ TEST_CASE("documents and lines that are too long to hold are refused with their 
     options.skip_bad = true;
     prepare(options, nullptr);
     CHECK((documents_in(folder / "out", "train") == Strings{"one", "two"}));
-    REQUIRE(read_data_manifest(folder / "out").bad.size() == 2);
-    CHECK(read_data_manifest(folder / "out").bad[1].line == 4);
+    REQUIRE(read_data_manifest(folder / "out").left_out.size() == 2);
+    CHECK(read_data_manifest(folder / "out").left_out[1].line == 4);
 
     options.texts = {long_file("a.txt")};
     options.val_fraction = 0.1;
