@@ -517,6 +517,7 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
             settle(pausing ? 0 : in_flight_at_most);
             if (ending == Ending::not_finite) break;
             if (profiled) progress.say(profile.finish(run.stream));
+            if (pausing) profile.pause(run.stream);
             if (evaluating && !evaluate_now()) {
                 ending = Ending::interrupted;
                 break;
@@ -529,7 +530,10 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
                     progress.warn(
                         trouble +
                         "; training goes on and the next checkpoint is tried in its turn");
-            if (pausing) mark = Clock::now();
+            if (pausing) {
+                profile.go_on(run.stream);
+                mark = Clock::now();
+            }
 
             // Ends before the schedule's
             if (ending != Ending::finished) break;
@@ -697,6 +701,9 @@ int eval(const CommandLine& line) {
         throw UsageError(
             "nothing to evaluate: the checkpoint names no validation data; give --data GLOB or "
             "--hellaswag FILE");
+    std::optional<HellaSwag> hellaswag;
+    if (!line.hellaswag.empty())
+        hellaswag.emplace(line.hellaswag, session.tokenizer(), line.max_examples);
     if (!data.empty()) {
         check_prepared(data, session.tokenizer_or_null());
         const ValidationWindows windows(
@@ -708,18 +715,16 @@ int eval(const CommandLine& line) {
         if (std::isfinite(v.bits_per_byte)) std::printf(", %.6f bits/byte", v.bits_per_byte);
         std::printf(" over %lld tokens of %s\n", static_cast<long long>(v.tokens), data.c_str());
     }
-    if (!line.hellaswag.empty()) {
-        const HellaSwag hellaswag(line.hellaswag, session.tokenizer(), line.max_examples);
+    if (hellaswag) {
         const HellaSwagResult h =
-            hellaswag.evaluate(session.stream(), session.model(), session.batch());
+            hellaswag->evaluate(session.stream(), session.model(), session.batch());
         std::printf("HellaSwag accuracy %.4f, length-normalised %.4f, over %lld examples\n",
                     h.accuracy, h.accuracy_normalised, static_cast<long long>(h.examples));
     }
     return 0;
 }
 
-int run(int argc, char** argv) {
-    const CommandLine line = parse_command_line(argc, argv);
+int run(const CommandLine& line) {
     if (line.command == CommandLine::Command::none) {
         std::fputs(line.output.c_str(), stdout);
         return 0;
@@ -759,6 +764,23 @@ int run(int argc, char** argv) {
         default:
             return train(line);
     }
+}
+
+/// Whether a command is run for what it prints. Others do their work although nobody may read what they say of it.
+bool prints_its_result(const CommandLine& line) {
+    using enum CommandLine::Command;
+    for (const auto command : {none, config, plan, sample, eval, selfcheck})
+        if (line.command == command) return true;
+    return line.print_config;
+}
+
+int run(int argc, char** argv) {
+    const CommandLine line = parse_command_line(argc, argv);
+    const int code = run(line);
+    if ((std::fflush(stdout) != 0 || std::ferror(stdout)) && prints_its_result(line))
+        throw Error(
+            "not all of the output could be written; make room on the disk that it goes to");
+    return code;
 }
 
 }  // namespace

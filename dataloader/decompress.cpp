@@ -17,6 +17,7 @@
 #include <zstd.h>
 #endif
 
+#include "dataloader/shard.h"
 #include "kernels/error.h"
 
 namespace train_gpt {
@@ -202,6 +203,8 @@ void ByteStream::refuse_what_is_no_text(std::string_view beginning) const {
             throw Error(path_, " is compressed with ", packer, "; ",
                         piped ? concat("unpack it: ", packer, " -dc … | train_gpt tokenize - …")
                               : concat("give it a name that ends in ", extension));
+    if (begins_as_shard(beginning))
+        throw Error(path_, " is a token shard already; `train` reads it as it is, as data.train");
     for (const std::string_view mark : {"\xff\xfe", "\xfe\xff"})
         if (beginning.starts_with(mark))
             throw Error(path_, " is text in UTF-16; turn it into UTF-8: iconv -f UTF-16 -t UTF-8 ",

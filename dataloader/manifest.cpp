@@ -163,6 +163,10 @@ std::optional<DataManifest> find_data_manifest(const fs::path& folder) {
     const fs::path path = folder / kDataManifest;
     if (!fs::is_regular_file(path)) return {};
     const Json json = Json::parse(MappedFile(path).text(), nullptr, false);
+    if (json.is_discarded())
+        throw Error(path.string(),
+                    " is damaged; copy the folder again, or remove that file to use its shards "
+                    "without what it says of them");
     if (!json.is_object() || json.value("format", Json()) != kFormat) return {};
     return read_data_manifest(folder);
 }

@@ -24,6 +24,7 @@
 #include "dataloader/workplace.h"
 #include "kernels/error.h"
 #include "kernels/file.h"
+#include "tokenizer/formats.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/word_counts.h"
 
@@ -317,16 +318,21 @@ void check(const PrepareOptions& o) {
             "to "
             "a file, or use a vocabulary with --tokenizer");
     if (!(o.val_fraction >= 0 && o.val_fraction <= 0.5) && o.val_fraction != 1)
-        throw Error("--val-fraction is ", o.val_fraction,
-                    ", but must lie between 0 and 0.5, or be 1 where all is for validation");
+        throw UsageError("--val-fraction is ", o.val_fraction,
+                         ", but must lie between 0 and 0.5, or be 1 where all is for validation");
     if (o.val_fraction == 1 && o.train_vocab > 0)
         throw UsageError(
             "--val-fraction 1 leaves no text to train a vocabulary on; name one with --tokenizer");
     if (!o.val_split.empty() && o.val_split != "documents" && o.val_split != "tail")
         throw UsageError("--val-split is \"", o.val_split, "\", but must be documents or tail");
     if (o.shard_tokens < 2)
-        throw Error("--shard-tokens is ", o.shard_tokens, ", but must be at least 2");
-    if (o.threads < 0) throw Error("--threads is ", o.threads, ", but must be 0 (all) or more");
+        throw UsageError("--shard-tokens is ", o.shard_tokens, ", but must be at least 2");
+    if (o.threads < 0)
+        throw UsageError("--threads is ", o.threads, ", but must be 0 (all) or more");
+    if (o.train_vocab > 0 && (o.train_vocab < min_trained_vocab || o.train_vocab > max_vocab_size))
+        throw UsageError("--train-vocab is ", o.train_vocab, ", but must lie between ",
+                         min_trained_vocab, " (the 256 bytes and <|endoftext|>) and ",
+                         max_vocab_size);
 }
 
 bool same_file(const fs::path& a, const fs::path& b) {
@@ -546,7 +552,8 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
                     writers[index_of(split)].append(outcome.tokens[index_of(split)]);
                 count(state, batch, outcome);
                 if (!batch.damage.empty())
-                    report_.say(batch.damage, "; the rest of it is left out");
+                    report_.say(batch.damage,
+                                "; what follows is left out, and what comes before may be wrong");
                 report_.count(batch, batch.bytes(),
                               state.tokens(Split::train) + state.tokens(Split::val));
                 if ((batch.can_restart || batch.last) &&

@@ -18,7 +18,7 @@ struct PrepareOptions {
     double val_fraction = 0.05;  // 0 to 0.5, or 1
     std::string val_split;       // "documents", "tail", or empty: see prepare()
     int64_t shard_tokens = 100'000'000;  // tokens in a shard
-    // Leave out lines that are no records and what lies behind damage in compressed files, and count these.
+    // Leave out lines that are no records, and what follows where compressed files show damage; count these.
     bool skip_bad = false;
     int threads = 0;          // 0: all of the machine's
     double save_seconds = 5;  // how often it is kept how far the work is

@@ -149,6 +149,15 @@ TokenShards::TokenShards(const std::string& pattern, uint32_t vocab_size)
     for (const Shard& shard : shards_) total_tokens_ += shard.tokens;
 }
 
+bool begins_as_shard(std::string_view bytes) {
+    if (bytes.size() < static_cast<size_t>(kHeaderBytes)) return false;
+    Header header;
+    std::memcpy(header.data(), bytes.data(), sizeof header);
+    return std::ranges::any_of(std::array{kFormat16, kFormat32}, [&](const Format& format) {
+        return header[0] == format.magic && header[1] == format.version;
+    });
+}
+
 TokenShards::Shard TokenShards::open_shard(const fs::path& path) {
     Shard shard;
     shard.file = MappedFile(path);

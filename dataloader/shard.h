@@ -14,11 +14,15 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/file.h"
 
 namespace train_gpt {
+
+/// Whether a file that begins so is a token shard.
+bool begins_as_shard(std::string_view bytes);
 
 /// A shard as ShardWriter wrote it.
 struct ShardFile {

@@ -85,6 +85,7 @@ shakespeare() {
     fetch https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt \
         "$data/shakespeare/input.txt" 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
     tokenize "$data/shakespeare" --val-fraction 0.05 "$data/shakespeare/input.txt"
+    globs="data.train=$data/shakespeare/train_*.bin data.val=$data/shakespeare/val_*.bin"
 }
 
 tinystories() {
@@ -94,6 +95,7 @@ tinystories() {
     fetch "$from/$text-valid.txt" "$to/$text-valid.txt"
     tokenize "$to" --val-fraction 0 "$to/$text-train.txt"
     tokenize "$to/valid" --val-fraction 1 "$to/$text-valid.txt"
+    globs="data.train=$to/train_*.bin data.val=$to/valid/val_*.bin"
 }
 
 shards() {  # shards DATASET PREFIX NUMBER FOLDER
@@ -103,11 +105,13 @@ shards() {  # shards DATASET PREFIX NUMBER FOLDER
     for i in val_000000 $(seq -f 'train_%06g' 1 "$n"); do
         fetch "$hub/datasets/$1/resolve/main/$2_$i.bin" "$data/$4/$2_$i.bin"
     done
+    globs="data.train=$data/$4/$2_train_*.bin data.val=$data/$4/$2_val_*.bin"
 }
 
 [ $# -gt 0 ] || { usage >&2; exit 2; }
 command -v curl > /dev/null || [ "$1" = --help ] || stop "curl is missing; install it (sudo apt-get install curl)"
 for name in "$@"; do
+    globs=
     case $name in
         --help | -h) usage; exit ;;
         gpt2 | shakespeare | tinystories) $name ;;
@@ -117,5 +121,5 @@ for name in "$@"; do
             "$data/hellaswag/hellaswag_val.jsonl" 0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588 ;;
         *) echo "error: there is no data called $name" >&2; usage >&2; exit 2 ;;
     esac
-    echo "$data/$name is ready"
+    echo "$data/$name is ready${globs:+; its shards are $globs}"
 done

@@ -148,6 +148,7 @@ for package in "${optional[@]}"; do
     else
         case $package in
             libdnnl-dev) what="matrix products on the CPU will use the project's own kernel, which is slower" ;;
+            gnuplot-nox) what="the quickstart will draw no loss curve" ;;
             *) what="tokenize will refuse files that are compressed in its way" ;;
         esac
         echo "$package is not available here: $what"

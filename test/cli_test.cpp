@@ -398,6 +398,19 @@ TEST_CASE("a command line that cannot be understood ends with exit code 2 and on
     check_refused(train_gpt_with({"tokenize", "a.txt", "--out", "x", "--train-vocab", "300",
                                   "--threads", "-1"}),
                   2, {"--threads"});
+    for (const auto& [option, value] : {std::pair{"--train-vocab", "256"},
+                                        {"--train-vocab", "4194305"},
+                                        {"--val-fraction", "0.7"},
+                                        {"--val-fraction", "nan"},
+                                        {"--shard-tokens", "1"}}) {
+        Arguments tokenize{"tokenize", "a.txt", "--out", "x", option, value};
+        if (std::string(option) != "--train-vocab")
+            tokenize.insert(tokenize.end(), {"--train-vocab", "300"});
+        check_refused(train_gpt_with(tokenize), 2, {option, value});
+    }
+    for (const char* command : {"import", "export"})
+        check_refused(train_gpt_with({command, "test/fixtures/gpt2-tiny", "--out", ""}), 2,
+                      {"--out"});
     check_refused(train_gpt_with({"eval", "test/fixtures/gpt2-tiny"}), 2, {"--data"});
     check_refused(train_gpt_with({"selfcheck", "--device", "tpu"}), 2, {"--device", "tpu"});
     for (const char* percent : {"nan", "-1", "some"})
@@ -474,6 +487,7 @@ TEST_CASE("missing, unreadable and misplaced files are named in one line", "[cli
     check_refused(train_gpt_with({"sample", none}), 1, {none});
     check_refused(train_gpt_with({"sample", directory.path()}), 1,
                   {directory.path(), "checkpoint"});
+    check_refused(train_gpt_with({"sample", w.text()}), 1, {w.text(), "is a file"});
     check_refused(train_gpt_with({"eval", finished_run(), "--data", none}), 1, {none});
     check_refused(train_gpt_with({"eval", finished_run(), "--hellaswag", empty}), 1, {empty});
     check_refused(train_gpt_with({"tokenize", none, "--train-vocab", "300", "--out", run}), 1,
@@ -483,9 +497,6 @@ TEST_CASE("missing, unreadable and misplaced files are named in one line", "[cli
         {directory.path(), "holds no text"});
     check_refused(train_gpt_with({"tokenize", w.text(), "--train-vocab", "300", "--out", w.text()}),
                   1, {w.text()});
-    check_refused(train_gpt_with({"tokenize", w.text(), "--train-vocab", "300", "--out", run,
-                                  "--val-fraction", "nan"}),
-                  1, {"--val-fraction"});
 
     const std::string tokenizer = read(w.data("tokenizer.json"));
     write(directory / "tokenizer.json", tokenizer.substr(0, tokenizer.size() / 2));
@@ -1062,6 +1073,38 @@ TEST_CASE("a run beyond the configuration's end, and a profile that cannot come,
     CHECK(metrics_of(run) == metrics_of(finished_run()));
 }
 
+TEST_CASE("a profile is of steps, not of what comes between them", "[cli][cuda]") {
+    const TemporaryDirectory directory;
+    const auto calls_of = [&](const std::string& run, const Arguments& more) {
+        Arguments options{"--profile", "4"};
+        options.insert(options.end(), more.begin(), more.end());
+        const std::string out =
+            check_succeeds(train_gpt_with(Workplace::get().train(directory / run, options))).out;
+        std::map<std::string, std::string> calls;
+        const std::regex row("\n  ([a-z_]+(?: [a-z_]+)*) +([0-9.]+) +[0-9.]+ +[0-9.]+% ");
+        for (std::sregex_iterator at(out.begin(), out.end(), row), end; at != end; ++at)
+            calls[(*at)[1]] = (*at)[2];
+        return calls;
+    };
+    const auto alone = calls_of(
+        "alone", {"--set", "evaluation.every=0", "--set", "sampling.every=0", "--stop-at", "7"});
+    CHECK(alone.at("head_loss") == "2.0");  // micro-batches of a step
+    CHECK(alone == calls_of("between", {"--set", "evaluation.every=1", "--set", "sampling.every=2",
+                                        "--set", "checkpoint.every=3", "--stop-at", "7"}));
+}
+
+TEST_CASE("results that cannot be written are an error", "[cli]") {
+    for (const std::string& command :
+         Arguments{"config", "--version", "plan " + Workplace::get().config(),
+                   "eval " + finished_run(), "train configs/quickstart.json --print-config"}) {
+        CAPTURE(command);
+        const ProgramResult result =
+            run_program({"sh", "-c", "'" + binary() + "' " + command + " > /dev/full"});
+        CHECK(result.exit_code == 1);
+        CHECK(contains(result.output, "could be written"));
+    }
+}
+
 TEST_CASE("a run that goes on with other data says so", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
@@ -1352,8 +1395,10 @@ TEST_CASE("HellaSwag accuracy is reported by eval and by a run that names the fi
     CHECK(metrics_of(directory / "run").back().contains("hellaswag_normalised"));
 
     write(directory / "bad.jsonl", jsonl + "{\"ctx\": \"a\"}\n");
-    check_refused(train_gpt_with({"eval", finished_run(), "--hellaswag", directory / "bad.jsonl"}),
-                  1, {"bad.jsonl", "line 6"});
+    const Outcome bad =
+        train_gpt_with({"eval", finished_run(), "--hellaswag", directory / "bad.jsonl"});
+    check_refused(bad, 1, {"bad.jsonl", "line 6"});
+    CHECK(bad.out.empty());
     // A run finds out before it trains.
     const Outcome refused = train_gpt_with(Workplace::get().train(
         directory / "other", {"--set", "evaluation.hellaswag=" + (directory / "bad.jsonl")}));

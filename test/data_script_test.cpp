@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "dataloader/manifest.h"
+#include "kernels/error.h"
+#include "kernels/file.h"
 #include "test/catch.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"
@@ -102,6 +104,14 @@ TEST_CASE("a download that breaks off goes on, is checked with the server's hash
     INFO(whole.output);
     CHECK(whole.exit_code == 0);
     for (int i = 0; i < 3; ++i) CHECK(read(shard(i)) == read(server.served(names[i])));
+    // It says what to train on, which is what the presets do.
+    const auto preset = nlohmann::json::parse(read("configs/gpt2-124m.json"), nullptr, true, true);
+    for (const char* split : {"train", "val"}) {
+        const std::string glob = preset["data"][split];
+        REQUIRE(glob.starts_with("data/"));
+        CHECK(contains(whole.output, concat("data.", split, "=", server.data(glob.substr(5)))));
+        CHECK(glob_files(server.data(glob.substr(5))).size() == (split[0] == 't' ? 2 : 1));
+    }
     const std::string asked = server.log();
     CHECK(server.run("fineweb-edu-10b").exit_code == 0);
     CHECK(server.log() == asked);

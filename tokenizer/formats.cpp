@@ -1,5 +1,6 @@
 #include "tokenizer/formats.h"
 
+#include <algorithm>
 #include <initializer_list>
 #include <string_view>
 #include <unordered_map>
@@ -36,11 +37,14 @@ fs::path rank_file_in(const fs::path& folder) {
     return found;
 }
 
+constexpr std::initializer_list<const char*> kVocabNames{"vocab.json", "encoder.json"},
+    kMergesNames{"merges.txt", "vocab.bpe"};
+
 TokenizerDefinition read_folder(const fs::path& folder) {
     if (const fs::path json = first_existing(folder, {"tokenizer.json"}); !json.empty())
         return read_tokenizer_json(json);
-    const fs::path vocab = first_existing(folder, {"vocab.json", "encoder.json"});
-    const fs::path merges = first_existing(folder, {"merges.txt", "vocab.bpe"});
+    const fs::path vocab = first_existing(folder, kVocabNames);
+    const fs::path merges = first_existing(folder, kMergesNames);
     if (!vocab.empty() && !merges.empty()) return read_vocab_and_merges(vocab, merges);
     if (const fs::path ranks = rank_file_in(folder); !ranks.empty()) return read_tiktoken(ranks);
     if (!vocab.empty())
@@ -77,6 +81,17 @@ TokenizerDefinition read_tokenizer(const fs::path& path) {
     std::error_code code;
     if (fs::is_directory(path, code)) return read_folder(path);
     if (path.extension() == ".tiktoken") return read_tiktoken(path);
+    // Either of two files stands for both.
+    const auto is_one_of = [&](const auto& names) {
+        return std::ranges::find(names, path.filename()) != names.end();
+    };
+    const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
+    if (is_one_of(kVocabNames))
+        if (const fs::path merges = first_existing(folder, kMergesNames); !merges.empty())
+            return read_vocab_and_merges(path, merges);
+    if (is_one_of(kMergesNames))
+        if (const fs::path vocab = first_existing(folder, kVocabNames); !vocab.empty())
+            return read_vocab_and_merges(vocab, path);
     return read_tokenizer_json(path);
 }
 

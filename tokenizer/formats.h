@@ -31,6 +31,7 @@ struct TokenizerDefinition {
 
 /// Ids are small numbers; a larger one is a damaged file, not a vocabulary.
 inline constexpr uint32_t max_vocab_size = 1u << 22;
+inline constexpr uint32_t min_trained_vocab = 257;  // the 256 bytes and <|endoftext|>
 
 /// Throws Error unless all 256 single bytes are tokens and no two tokens have the same bytes.
 void check_tokens(const TokenizerDefinition& definition, const std::filesystem::path& file);

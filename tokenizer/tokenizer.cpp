@@ -117,10 +117,9 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
 }
 
 Tokenizer Tokenizer::train(const WordCounts& counts, uint32_t vocab_size, uint64_t min_frequency) {
-    if (vocab_size < 257 || vocab_size > max_vocab_size)
-        throw Error("a vocabulary of ", vocab_size,
-                    " tokens cannot be trained; ask for 257 (the 256 bytes and ",
-                    "<|endoftext|>) to ", max_vocab_size);
+    if (vocab_size < min_trained_vocab || vocab_size > max_vocab_size)
+        throw Error("a vocabulary of ", vocab_size, " tokens cannot be trained; ask for ",
+                    min_trained_vocab, " (the 256 bytes and <|endoftext|>) to ", max_vocab_size);
     LearntMerges learnt = learn_merges(counts, vocab_size - 1, min_frequency);
     TokenizerDefinition definition;
     definition.added = {{static_cast<uint32_t>(learnt.tokens.size()), "<|endoftext|>"}};

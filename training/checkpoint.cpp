@@ -340,6 +340,11 @@ fs::path find_checkpoint(const fs::path& path) {
     if (!fs::exists(path))
         throw Error("there is no checkpoint at ", path.string(), "; check the path");
     if (is_model_folder(path)) return path;
+    if (!fs::is_directory(path))
+        throw Error(path.string(), " is a file; name the folder of a model, a run or a checkpoint",
+                    path.extension() == ".bin"
+                        ? " (train_gpt import makes one of an llm.c model file)"
+                        : "");
     const auto checkpoints = list_checkpoints(path);
     if (checkpoints.empty())
         throw Error(

@@ -141,8 +141,8 @@ CommandLine parse_command_line(int argc, char** argv) {
         ->capture_default_str()
         ->type_name("N");
     tokenize->add_flag("--skip-bad", line.prepare.skip_bad,
-                       "Leave out lines of JSON Lines that hold no text and the rest of damaged "
-                       "compressed files, and count them");
+                       "Leave out lines of JSON Lines that hold no text and, of damaged "
+                       "compressed files, what follows the damage; count them");
     tokenize->add_option("--threads", line.prepare.threads, "Threads that encode; 0: all")
         ->check(CLI::Range(0, 4096))
         ->capture_default_str()

@@ -92,7 +92,7 @@ const std::vector<Key>& keys() {
 
         {KEY(data.train), any_text(),
          "Token shards to train on, as a glob such as `data/quickstart/train_*.bin`; `synthetic`: "
-         "random tokens, for benchmarks without data. Or a list of sources "
+         "random tokens, for benchmarks without data. Or a list of up to 64 sources "
          "`{\"glob\": …, \"weight\": 1, \"name\": \"web\"}`: samples are drawn from each in "
          "the share of its weight, each of a source's once before one comes again, and "
          "`metrics.jsonl` has each one's loss and tokens."},
@@ -340,7 +340,7 @@ std::string rule_text(const Key& key, const Field& field) {
     if (is_switch(field)) return "true or false";
     if (is_sources(field))
         return "a text, or a list of sources {\"glob\": text, \"weight\": number above 0, "
-               "\"name\": text} whose names differ";
+               "\"name\": text}";
     std::string text = is_real(field) ? "a number" : "a whole number";
     const bool has_high = rule.high < kInfinity;
     if (!rule.above_low && has_high)
@@ -395,17 +395,26 @@ std::optional<std::string> read_text(const json& value) {
     return text;
 }
 
-/// Sources of training data: a glob, or a list of objects; nothing where it is neither.
-std::optional<Sources> read_sources(const json& value) {
+/// Sources of training data: a glob, or a list of objects; nothing where it is neither. Throws Error for what is wrong
+/// in a list `where`.
+std::optional<Sources> read_sources(const json& value, const std::string& where) {
     if (const auto glob = read_text(value)) {
         if (glob->empty()) return Sources{};
         return Sources{{.glob = *glob, .name = *glob}};
     }
-    if (!value.is_array() || value.empty() || value.size() > Mixture::max_sources) return {};
+    if (!value.is_array()) return {};
+    if (value.empty() || value.size() > Mixture::max_sources)
+        throw Error(where, " lists ", value.size(), " sources; it may be 1 to ",
+                    Mixture::max_sources);
     Sources sources;
     std::set<std::string> names;
     for (const json& entry : value) {
-        if (!entry.is_object()) return {};
+        const auto refuse = [&](const auto&... what) {
+            throw Error(where, ": source ", sources.size() + 1, " of the list ", what...,
+                        "; a source is {\"glob\": text, \"weight\": number above 0, \"name\": "
+                        "text}");
+        };
+        if (!entry.is_object()) refuse("is ", shorten(entry.dump()));
         Config::Data::Source source;
         for (const auto& [name, item] : entry.items()) {
             const auto text = read_text(item);
@@ -416,11 +425,13 @@ std::optional<Sources> read_sources(const json& value) {
             else if (name == "weight" && item.is_number())
                 source.weight = item.get<double>();
             else
-                return {};
+                refuse("has \"", shorten(name), "\": ", shorten(item.dump()));
         }
         if (source.name.empty()) source.name = source.glob;
-        if (source.glob.empty() || !(source.weight > 0) || !names.insert(source.name).second)
-            return {};
+        if (source.glob.empty()) refuse("has no glob");
+        if (!(source.weight > 0)) refuse("has the weight ", source.weight);
+        if (!names.insert(source.name).second)
+            refuse("has the name of one before it, \"", shorten(source.name), "\"");
         sources.push_back(std::move(source));
     }
     return sources;
@@ -441,7 +452,7 @@ void assign(Config& config, const Key& key, const json& value, const std::string
                 *target = *text;
                 return true;
             } else if constexpr (std::is_same_v<Value, Sources>) {
-                const auto sources = read_sources(value);
+                const auto sources = read_sources(value, concat(origin, ": ", key.path));
                 if (sources) *target = *sources;
                 return sources.has_value();
             } else if constexpr (std::is_same_v<Value, bool>) {

@@ -17,6 +17,7 @@ namespace {
 
 /// Without a slash at its end, so that a name beside it can be made of it.
 fs::path place_of(const std::string& out) {
+    if (out.empty()) throw UsageError("--out is empty; name what is to be written");
     const fs::path path = fs::absolute(out).lexically_normal();
     return path.has_filename() ? path : path.parent_path();
 }

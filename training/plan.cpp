@@ -106,8 +106,8 @@ std::string change_that_fits(const Config& config, const GPTShape& shape, DType 
                 return formatted("batch.micro_batch=%d with precision.recompute=%s fits", B,
                                  name_of(level));
     }
-    return "no micro-batch of this model fits; take a smaller model or a shorter "
-           "batch.sequence_length";
+    return "no micro-batch of this model fits; take a smaller model, a shorter "
+           "batch.sequence_length, or more ranks, which share the optimizer's state";
 }
 
 Arena allocate(const Arena& plan, const Config& config, const GPTShape& shape, DType dtype,
@@ -115,9 +115,12 @@ Arena allocate(const Arena& plan, const Config& config, const GPTShape& shape, D
     try {
         return allocate(plan);
     } catch (const Error& error) {
-        throw Error(error.what(), "  ",
-                    change_that_fits(config, shape, dtype, plan.device(),
-                                     memory_available(plan.device()), ranks));
+        const uint64_t available = memory_available(plan.device());
+        throw Error(
+            error.what(), "  ",
+            plan.total_bytes() <= available
+                ? "the machine has that much, so a limit of this process forbids it; see ulimit -v"
+                : change_that_fits(config, shape, dtype, plan.device(), available, ranks));
     }
 }
 

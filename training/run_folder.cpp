@@ -22,9 +22,39 @@ namespace train_gpt {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
+namespace {
+
+/// Throws Error where the files that a run would write over are of something else. manifest.json is the first that a run
+/// writes; one that cannot be read may be a run's.
+void refuse_other_folders(const fs::path& folder) {
+    const fs::path manifest = folder / "manifest.json";
+    const auto refuse = [&](const auto&... what) {
+        throw Error(folder.string(), what...,
+                    "; choose another folder with --set run_dir=… (model.init_from takes the "
+                    "weights of a model or a checkpoint)");
+    };
+    if (fs::exists(manifest)) {
+        const Json json = Json::parse(MappedFile(manifest).text(), nullptr, false);
+        if (json.is_discarded()) return;
+        if (json.is_object() && json.contains("format_version"))
+            refuse(
+                " is a checkpoint, not the folder of a run; to go on with its run, name the folder "
+                "above");
+        if (!json.is_object() || !json.contains("program"))
+            refuse(" has a manifest.json that no run wrote, and a run would replace it");
+        return;
+    }
+    for (const char* name : {"config.json", "metrics.jsonl"})
+        if (fs::exists(folder / name))
+            refuse(" has a ", name, " that no run wrote, and a run would replace it");
+}
+
+}  // namespace
+
 RunFolder::RunFolder(const fs::path& path, const World& world) : path_(path) {
     // A file that nobody else can have made tells whether other ranks see this folder, and not one of the same name.
     const std::string token = first_for_all(world, [&]() -> std::string {
+        refuse_other_folders(path_);
         lock();
         if (world.size() == 1) return "";
         const std::string name =
@@ -135,8 +165,8 @@ std::vector<std::string> RunFolder::describe(const Config& config) const {
     const fs::path file = path_ / "manifest.json";
     const Json before =
         fs::exists(file) ? Json::parse(MappedFile(file).text(), nullptr, false) : Json();
-    write_file(path_ / "config.json", to_json(config));
     write_file(file, manifest.dump(2) + "\n");
+    write_file(path_ / "config.json", to_json(config));
     return changed_data(before, manifest);
 }
 
@@ -148,6 +178,9 @@ MetricsLog::MetricsLog(const fs::path& run_dir, int64_t resume_step, bool writes
         {
             const MappedFile file(path_);
             std::string_view rest = file.text();
+            const fs::path old = run_dir / "metrics.old.jsonl";
+            if (resume_step == 0 && rest.size() > (fs::exists(old) ? fs::file_size(old) : 0))
+                write_file(old, std::string(rest));
             for (size_t end; (end = rest.find('\n')) != std::string_view::npos;
                  rest.remove_prefix(end + 1)) {
                 const std::string_view line = rest.substr(0, end);

@@ -4,6 +4,7 @@
 //   manifest.json      version, host, seed, data files with sizes and the hashes that `tokenize` recorded
 //   choices.json       what the run picked by itself: choices.h
 //   metrics.jsonl      one JSON object a line: training steps, evaluations
+//   metrics.old.jsonl  the longest that a new run found in its place, without a checkpoint to go on from
 //   step-NNNNNNNN/     checkpoints
 //   lock               held while a run is going on
 #pragma once
@@ -22,8 +23,9 @@ namespace train_gpt {
 
 class RunFolder {
   public:
-    /// Makes the folder where it does not exist and locks it. Throws Error when another run holds it. Of several ranks the
-    /// first does so, and all find out whether they see the same folder.
+    /// Makes the folder where it does not exist and locks it. Throws Error when another run holds it, and for a folder that
+    /// has files of these names which no run wrote, such as a checkpoint. Of several ranks the first does so, and all find
+    /// out whether they see the same folder.
     explicit RunFolder(const std::filesystem::path& path, const World& world = {});
     ~RunFolder();
     RunFolder(const RunFolder&) = delete;
@@ -48,7 +50,8 @@ class MetricsLog {
     using Fields = std::vector<std::pair<std::string, Value>>;
 
     /// Keeps the lines of steps <= resume_step of an earlier run in this folder, and drops the rest: those steps
-    /// come again. A half-written last line is dropped. Of several ranks only one `writes`.
+    /// come again. A half-written last line is dropped. A run that begins anew leaves them in metrics.old.jsonl, unless
+    /// what is there is longer. Of several ranks only one `writes`.
     MetricsLog(const std::filesystem::path& run_dir, int64_t resume_step, bool writes = true);
     ~MetricsLog();
     MetricsLog(const MetricsLog&) = delete;

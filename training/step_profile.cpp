@@ -17,11 +17,22 @@ void StepProfile::start(Stream& stream) {
     start_ = std::chrono::steady_clock::now();
 }
 
-std::string StepProfile::finish(Stream& stream) {
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+void StepProfile::pause(Stream& stream) {
+    if (!stream.profiler) return;
+    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     stream.profiler = nullptr;
-    return profile_table(profiler_.totals(), steps_, seconds, peak_flops_, bandwidth_);
+    paused_ = true;
+}
+
+void StepProfile::go_on(Stream& stream) {
+    if (paused_) start(stream);
+    paused_ = false;
+}
+
+std::string StepProfile::finish(Stream& stream) {
+    pause(stream);
+    paused_ = false;
+    return profile_table(profiler_.totals(), steps_, seconds_, peak_flops_, bandwidth_);
 }
 
 std::string profile_table(const std::vector<Profiler::Total>& totals, int64_t steps, double seconds,

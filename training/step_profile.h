@@ -22,8 +22,11 @@ class StepProfile {
     bool ends_behind(int64_t steps_of_process) const {
         return steps_ > 0 && steps_of_process == steps_needed();
     }
-    /// The device has nothing left to do at these calls.
+    /// The device has nothing left to do at these calls. What is between pause() and go_on() belongs to no step; without
+    /// a profile under way they do nothing.
     void start(Stream& stream);
+    void pause(Stream& stream);
+    void go_on(Stream& stream);
     /// Time per kind of kernel and step, its share, GB/s or TFLOP/s, whichever is nearer to its limit, and how near.
     std::string finish(Stream& stream);
 
@@ -33,6 +36,8 @@ class StepProfile {
     int64_t steps_;
     double peak_flops_, bandwidth_ = 0;
     Profiler profiler_;
+    double seconds_ = 0;  // up to start_
+    bool paused_ = false;
     std::chrono::steady_clock::time_point start_;
 };
 

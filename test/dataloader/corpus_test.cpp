@@ -330,6 +330,7 @@ TEST_CASE("what lies behind damage in a compressed file is left out on demand al
         const std::string text = said();
         CHECK(contains(text, "going on behind"));
         CHECK(contains(text, file + " is damaged at byte "));
+        CHECK(contains(text, "; what follows is left out"));
         CHECK(contains(text, "left out: 1 file's rest, which is damaged, first " + file));
         Strings expected = as_read(before);
         if (!jsonl) expected.push_back(part);
@@ -832,6 +833,8 @@ TEST_CASE("shards of another vocabulary, or of an unfinished folder, are refused
     manifest.complete = false;
     write_data_manifest(one, manifest);
     CHECK(contains(error_of([&] { check_prepared(one + "/train_*.bin", &first); }), "interrupted"));
+    write(one + "/data.json", "{\"format\": ");
+    CHECK(contains(error_of([&] { check_prepared(one + "/train_*.bin", nullptr); }), "is damaged"));
     write(one + "/data.json", "{\"name\": \"another program's\"}");
     CHECK_FALSE(find_data_manifest(one));
     check_prepared(one + "/train_*.bin", &second);

@@ -89,6 +89,8 @@ TEST_CASE("GPT-2's pair of files is read under both their names") {
         write_file(folder / merges_name, merges);
         const Tokenizer tokenizer = Tokenizer::load(folder.path());
         CHECK(tokenizer.end_of_text() == 699u);
+        for (const char* name : {vocab_name, merges_name})  // one of them names both
+            CHECK(Tokenizer::load(folder / name).to_json() == tokenizer.to_json());
         for (size_t i = 0; i < vectors.at("strings").size(); ++i) {
             const std::string text = vectors.at("strings")[i];
             CHECK(tokenizer.encode(text) == vectors.at("ordinary")[i].get<Ids>());

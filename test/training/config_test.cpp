@@ -236,14 +236,25 @@ TEST_CASE("training data are one glob or a list of sources with weights", "[conf
                                     {"data.document_mask=false"});
     CHECK(one.data.train == Sources{{"[ab]_*.bin", 1, "[ab]_*.bin"}});
     CHECK_FALSE(one.data.document_mask);
-    for (const char* bad :
-         {"5", "[]", "[5]", R"([{"weight": 1}])", R"([{"glob": "a", "weight": 0}])",
-          R"([{"glob": "a", "weight": "1"}])", R"([{"glob": "a", "wieght": 1}])",
-          R"([{"glob": "a", "name": "x"}, {"glob": "b", "name": "x"}])",
-          R"([{"glob": "a"}, {"glob": "a"}])", R"([{"glob": "a\u0000"}])"}) {
+    std::string many;
+    for (int i = 0; i <= 64; ++i)
+        many += concat(i == 0 ? "[" : ", ", "{\"glob\": \"", i, "\"}", i == 64 ? "]" : "");
+    for (const auto& [bad, reason] : std::vector<std::pair<std::string, std::string>>{
+             {"5", "a list of sources"},
+             {"[]", "lists 0 sources"},
+             {many, "lists 65 sources; it may be 1 to 64"},
+             {"[5]", "source 1 of the list is 5"},
+             {R"([{"glob": "a"}, {"weight": 1}])", "source 2 of the list has no glob"},
+             {R"([{"glob": "a", "weight": 0}])", "has the weight 0"},
+             {R"([{"glob": "a", "weight": "1"}])", R"(has "weight": "1")"},
+             {R"([{"glob": "a", "wieght": 1}])", R"(has "wieght": 1)"},
+             {R"([{"glob": "a", "name": "x"}, {"glob": "b", "name": "x"}])",
+              R"(source 2 of the list has the name of one before it, "x")"},
+             {R"([{"glob": "a"}, {"glob": "a"}])", R"(the name of one before it, "a")"},
+             {R"([{"glob": "a\u0000"}])", R"(has "glob": "a\u0000")"}}) {
         CAPTURE(bad);
-        check_names(refusal(R"({"data": {"train": )" + std::string(bad) + "}}"),
-                    {"my.json", "data.train", "a list of sources"});
+        check_names(refusal(R"({"data": {"train": )" + bad + "}}"),
+                    {"my.json", "data.train", reason});
     }
     check_names(refusal(R"({"data": {"document_mask": 1}})"),
                 {"data.document_mask", "true or false"});

@@ -38,6 +38,35 @@ TEST_CASE("a run's folder belongs to one run at a time", "[run_folder]") {
     CHECK_THROWS_AS(RunFolder(directory / "file/below"), Error);
 }
 
+TEST_CASE("a run writes over the files of runs alone", "[run_folder]") {
+    const TemporaryDirectory directory;
+    Config config;
+    config.data.train = {{"synthetic", 1, "all"}};
+    const std::string run = directory / "run", other = directory / "other";
+    RunFolder(run).describe(config);
+    CHECK_NOTHROW(RunFolder(run));
+    write(run + "/manifest.json", "{\"program\": \"");  // of a run, as far as one can see
+    CHECK_NOTHROW(RunFolder(run));
+
+    for (const auto& [name, text, reason] :
+         {std::tuple{"manifest.json", R"({"program": "train_gpt", "format_version": 1})",
+                     "name the folder above"},
+          {"manifest.json", R"({"name": "an app"})", "no run wrote"},
+          {"manifest.json", "[1]", "no run wrote"},
+          {"config.json", R"({"model_type": "gpt2"})", "has a config.json that no run wrote"},
+          {"metrics.jsonl", "{\"step\": 1}\n", "has a metrics.jsonl that no run wrote"}}) {
+        fs::create_directory(other);
+        write(other + "/" + name, text);
+        CAPTURE(name, text);
+        const std::string message = error_of([&] { RunFolder{other}; });
+        CHECK(contains(message, other));
+        CHECK(contains(message, reason));
+        CHECK(read(other + "/" + name) == text);
+        CHECK(std::distance(fs::directory_iterator(other), fs::directory_iterator()) == 1);
+        fs::remove_all(other);
+    }
+}
+
 TEST_CASE("a run's folder says what the run was", "[run_folder]") {
     const TemporaryDirectory directory;
     std::string text;
@@ -133,6 +162,14 @@ TEST_CASE("a resumed run keeps the metrics up to its step and drops what comes a
     CHECK(read(directory / "metrics.jsonl") == "{\"step\":1,\"loss\":5.0}\n");
     CHECK(MetricsLog(directory.path(), 0).last_evaluation().step == -1);
     CHECK(read(directory / "metrics.jsonl").empty());
+
+    // Of runs without a checkpoint to go on from, the longest stays.
+    CHECK(read(directory / "metrics.old.jsonl") == "{\"step\":1,\"loss\":5.0}\n");
+    for (const std::string& text : {kept, dropped, kept + dropped}) {
+        write(directory / "metrics.jsonl", text);
+        MetricsLog(directory.path(), 0);
+        CHECK(read(directory / "metrics.old.jsonl") == (text == dropped ? kept : text));
+    }
 
     fs::remove(directory / "metrics.jsonl");
     fs::create_directory(directory / "metrics.jsonl");
