@@ -704,17 +704,24 @@ int eval(const CommandLine& line) {
     std::optional<HellaSwag> hellaswag;
     if (!line.hellaswag.empty())
         hellaswag.emplace(line.hellaswag, session.tokenizer(), line.max_examples);
-    if (!data.empty()) {
-        check_prepared(data, session.tokenizer_or_null());
-        const ValidationWindows windows(
-            std::make_shared<TokenShards>(data, static_cast<uint32_t>(session.shape().vocab_size)),
-            session.model().options().T, line.max_tokens);
-        const ValidationResult v = evaluate(session.stream(), session.model(), windows,
-                                            session.tokenizer_or_null(), session.batch());
-        std::printf("validation loss %.6f nats/token", v.nats_per_token);
-        if (std::isfinite(v.bits_per_byte)) std::printf(", %.6f bits/byte", v.bits_per_byte);
-        std::printf(" over %lld tokens of %s\n", static_cast<long long>(v.tokens), data.c_str());
-    }
+    if (!data.empty()) try {
+            check_prepared(data, session.tokenizer_or_null());
+            const ValidationWindows windows(
+                std::make_shared<TokenShards>(data,
+                                              static_cast<uint32_t>(session.shape().vocab_size)),
+                session.model().options().T, line.max_tokens);
+            const ValidationResult v = evaluate(session.stream(), session.model(), windows,
+                                                session.tokenizer_or_null(), session.batch());
+            std::printf("validation loss %.6f nats/token", v.nats_per_token);
+            if (std::isfinite(v.bits_per_byte)) std::printf(", %.6f bits/byte", v.bits_per_byte);
+            std::printf(" over %lld tokens of %s\n", static_cast<long long>(v.tokens),
+                        data.c_str());
+        } catch (const Error& error) {
+            if (!line.data.empty()) throw;
+            throw Error(error.what(),
+                        " (the data that the checkpoint names, looked for from this folder; --data "
+                        "GLOB names others)");
+        }
     if (hellaswag) {
         const HellaSwagResult h =
             hellaswag->evaluate(session.stream(), session.model(), session.batch());

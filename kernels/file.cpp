@@ -175,8 +175,18 @@ std::vector<fs::path> glob_files(const std::string& pattern) {
     for (size_t i = 0; result == 0 && i < matches.gl_pathc; ++i)
         files.emplace_back(matches.gl_pathv[i]);
     ::globfree(&matches);
-    if (files.empty())
-        throw Error("no file matches \"", pattern, "\"; check the path or the pattern");
+    if (files.empty()) {
+        const bool is_locked =
+            ::glob(pattern.c_str(), GLOB_TILDE | GLOB_ERR, nullptr, &matches) == GLOB_ABORTED &&
+            errno == EACCES;
+        ::globfree(&matches);
+        if (is_locked)
+            throw Error("a folder of \"", pattern, "\" may not be read; check its permissions");
+        throw Error("no file matches \"", pattern, "\"; check the path or the pattern",
+                    pattern.find('[') == std::string::npos
+                        ? ""
+                        : " (where [ is itself part of a name, write [[])");
+    }
     for (const auto& file : files)
         if (!fs::is_regular_file(file))
             throw Error(file.string(), " is not a regular file, but \"", pattern,

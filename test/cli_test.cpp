@@ -365,7 +365,12 @@ TEST_CASE("every command explains itself, and the version names build, libraries
 }
 
 TEST_CASE("a command line that cannot be understood ends with exit code 2 and one line", "[cli]") {
-    check_refused(train_gpt_with({"trian"}), 2, {"trian"});
+    for (const Arguments& more : {Arguments{}, {Workplace::get().config()}, {"--set", "seed=1"}}) {
+        Arguments mistyped{"trian"};
+        mistyped.insert(mistyped.end(), more.begin(), more.end());
+        check_refused(train_gpt_with(mistyped), 2,
+                      {"there is no command \"trian\"", "tokenize, train, "});
+    }
     check_refused(train_gpt_with({"--verbose"}), 2, {"--verbose"});
     check_refused(train_gpt_with({"train"}), 2, {"config", "train_gpt train --help"});
     check_refused(train_gpt_with({"train", "a.json", "--stop"}), 2, {"--stop"});
@@ -504,6 +509,21 @@ TEST_CASE("missing, unreadable and misplaced files are named in one line", "[cli
         train_gpt_with(w.train(run, {"--set", "tokenizer.path=" + (directory / "tokenizer.json")})),
         1, {directory / "tokenizer.json"});
 
+    fs::create_directory(directory / "shut");
+    fs::permissions(directory / "shut", fs::perms::none);
+    check_refused(
+        train_gpt_with(w.train(run, {"--set", "data.train=" + (directory / "shut/*.bin")}),
+                       {.bound_by_permissions = true}),
+        1, {"shut/*.bin", "permissions"});
+    check_refused(
+        train_gpt_with(w.train(run, {"--set", "data.train=" + (directory / "[x]/*.bin")})), 1,
+        {"[x]/*.bin", "write [[]"});
+    fs::create_directory(directory / "gone");
+    fs::copy_file(w.data("val_000000.bin"), directory / "gone/val.bin");
+    check_succeeds(train_gpt_with(
+        w.train(run, {"--stop-at", "1", "--set", "data.val=" + (directory / "gone/*.bin")})));
+    fs::remove_all(directory / "gone");
+    check_refused(train_gpt_with({"eval", run}), 1, {"gone/*.bin", "--data GLOB"});
     const std::string locked = directory / "locked.json";
     fs::copy_file(w.config(), locked);
     fs::permissions(locked, fs::perms::none);

@@ -245,7 +245,8 @@ CommandLine parse_command_line(int argc, char** argv) {
     auto* shard_option =
         export_
             ->add_option("--max-shard-size", shard_size,
-                         "Cut the weights into files of at most this size, such as 500MB or 2GiB")
+                         "Cut the weights into files of at most this size, such as 500MB or 2GiB; "
+                         "a tensor that is larger has one of its own")
             ->type_name("BYTES")
             ->capture_default_str();
 
@@ -281,6 +282,12 @@ CommandLine parse_command_line(int argc, char** argv) {
         return line;
     } catch (const CLI::ParseError& error) {
         const auto chosen = app.get_subcommands();
+        if (chosen.empty() && argc > 1 && argv[1][0] != '-') {
+            std::string commands;
+            for (const CLI::App* command : app.get_subcommands(nullptr))
+                commands += (commands.empty() ? "" : ", ") + command->get_name();
+            throw UsageError("there is no command \"", argv[1], "\"; the commands are ", commands);
+        }
         throw UsageError(error.what(), "; see train_gpt ",
                          chosen.empty() ? "" : chosen.front()->get_name() + " ", "--help");
     }

@@ -214,7 +214,7 @@ const std::vector<Key>& keys() {
          "What data parallelism splits over ranks (ZeRO's stages): 0: nothing; 1: optimizer state; "
          "2: gradient sums as well, "
          "which are then reduced in every micro-batch."},
-        {KEY(parallel.bucket_mb), greater_than(0),
+        {KEY(parallel.bucket_mb), above_up_to(0, 1048576),
          "Gradients are reduced in buckets of whole blocks, at least so many MiB of fp32 each."},
         {KEY(parallel.reduce_dtype), one_of({"fp32", "bf16"}),
          "What gradients are sent as between ranks; `bf16` halves the traffic and rounds them."},
@@ -315,7 +315,8 @@ std::string shorten(const std::string& text) {
 
 std::string number_text(double value) {
     char text[32];
-    std::snprintf(text, sizeof text, "%.15g", value);
+    const bool is_exact_integer = std::abs(value) <= kMaxExactInteger && value == std::floor(value);
+    std::snprintf(text, sizeof text, is_exact_integer ? "%.0f" : "%.15g", value);
     return text;
 }
 
