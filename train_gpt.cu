@@ -704,24 +704,27 @@ int eval(const CommandLine& line) {
     std::optional<HellaSwag> hellaswag;
     if (!line.hellaswag.empty())
         hellaswag.emplace(line.hellaswag, session.tokenizer(), line.max_examples);
-    if (!data.empty()) try {
-            check_prepared(data, session.tokenizer_or_null());
-            const ValidationWindows windows(
-                std::make_shared<TokenShards>(data,
-                                              static_cast<uint32_t>(session.shape().vocab_size)),
-                session.model().options().T, line.max_tokens);
-            const ValidationResult v = evaluate(session.stream(), session.model(), windows,
-                                                session.tokenizer_or_null(), session.batch());
-            std::printf("validation loss %.6f nats/token", v.nats_per_token);
-            if (std::isfinite(v.bits_per_byte)) std::printf(", %.6f bits/byte", v.bits_per_byte);
-            std::printf(" over %lld tokens of %s\n", static_cast<long long>(v.tokens),
-                        data.c_str());
-        } catch (const Error& error) {
-            if (!line.data.empty()) throw;
-            throw Error(error.what(),
-                        " (the data that the checkpoint names, looked for from this folder; --data "
-                        "GLOB names others)");
-        }
+    if (!data.empty()) {
+        const ValidationWindows windows = [&] {
+            try {
+                check_prepared(data, session.tokenizer_or_null());
+                return ValidationWindows(
+                    std::make_shared<TokenShards>(
+                        data, static_cast<uint32_t>(session.shape().vocab_size)),
+                    session.model().options().T, line.max_tokens);
+            } catch (const Error& error) {
+                if (!line.data.empty()) throw;
+                throw Error(error.what(),
+                            " (the data that the checkpoint names, looked for from this folder; "
+                            "--data GLOB names others)");
+            }
+        }();
+        const ValidationResult v = evaluate(session.stream(), session.model(), windows,
+                                            session.tokenizer_or_null(), session.batch());
+        std::printf("validation loss %.6f nats/token", v.nats_per_token);
+        if (std::isfinite(v.bits_per_byte)) std::printf(", %.6f bits/byte", v.bits_per_byte);
+        std::printf(" over %lld tokens of %s\n", static_cast<long long>(v.tokens), data.c_str());
+    }
     if (hellaswag) {
         const HellaSwagResult h =
             hellaswag->evaluate(session.stream(), session.model(), session.batch());
@@ -786,7 +789,8 @@ int run(int argc, char** argv) {
     const int code = run(line);
     if ((std::fflush(stdout) != 0 || std::ferror(stdout)) && prints_its_result(line))
         throw Error(
-            "not all of the output could be written; make room on the disk that it goes to");
+            "not all of the output could be written; see whether what it goes to is full or "
+            "closed");
     return code;
 }
 

@@ -15,6 +15,7 @@
 #endif
 #ifdef TRAIN_GPT_ZSTD
 #include <zstd.h>
+#include <zstd_errors.h>
 #endif
 
 #include "dataloader/shard.h"
@@ -82,11 +83,16 @@ class ZstdDecoder : public Decoder {
     ZstdDecoder& operator=(const ZstdDecoder&) = delete;
 
     size_t decode(std::string_view& in, char* to, size_t size) override {
-        ZSTD_inBuffer input{in.data(), in.size(), 0};
+        // A block at a time, since a call that fails does not tell of what it had unpacked before.
+        ZSTD_inBuffer input{in.data(), std::min(in.size(), wanted_), 0};
         ZSTD_outBuffer output{to, size, 0};
         const size_t code = ::ZSTD_decompressStream(state_, &output, &input);
         in.remove_prefix(input.pos);
-        if (::ZSTD_isError(code)) throw Error(::ZSTD_getErrorName(code));
+        if (::ZSTD_isError(code)) {
+            if (::ZSTD_getErrorCode(code) == ZSTD_error_memory_allocation) throw std::bad_alloc();
+            throw Error(::ZSTD_getErrorName(code));
+        }
+        wanted_ = code > 0 ? code : kFrameHeaderBytes;
         // Between frames nothing has been read of the next one, but the call asks for its header.
         if (input.pos > 0 || output.pos > 0) at_end_ = code == 0;
         return output.pos;
@@ -94,7 +100,9 @@ class ZstdDecoder : public Decoder {
     bool at_end() const override { return at_end_; }
 
   private:
+    static constexpr size_t kFrameHeaderBytes = 5;  // of the shortest
     ZSTD_DStream* state_;
+    size_t wanted_ = kFrameHeaderBytes;
     bool at_end_ = false;
 };
 #endif
@@ -238,7 +246,6 @@ void ByteStream::unpack_more() {
         if (n == 0 && packed > 0) continue;
         ready_ = {unpacked_.data(), n};
         if (n == 0 && !decoder_->at_end()) {
-            check_unchanged();
             end_at_damage(concat(path_, " is truncated: it ends at byte ", file_bytes_,
                                  " in the middle of its compressed data"));
         }
@@ -247,6 +254,7 @@ void ByteStream::unpack_more() {
 }
 
 void ByteStream::end_at_damage(std::string what) {
+    check_unchanged();
     damage_ = std::move(what);
     if (!skip_damage_)
         throw Error(damage_,
@@ -274,8 +282,8 @@ size_t ByteStream::read_file(char* to, size_t size) {
 void ByteStream::check_unchanged() const {
     if (file_ == STDIN_FILENO) return;
     struct stat status {};
-    if (::fstat(file_, &status) == 0 && status.st_size == size_ && file_bytes_ == size_ &&
-        nanoseconds(status.st_mtim) == modified_)
+    if (::fstat(file_, &status) == 0 && status.st_size == size_ &&
+        nanoseconds(status.st_mtim) == modified_ && (file_bytes_ == size_ || decoder_))
         return;
     throw Error(path_, " changed while it was being read (it had ", size_,
                 " bytes); run the same command again when nothing writes to it");

@@ -21,7 +21,7 @@ class Decoder {
     virtual ~Decoder() = default;
     /// Takes bytes from the front of `in`, writes at most `size` to `to` and returns how many; 0 when
     /// it needs more input. Throws Error with the reason alone for what is no such data, behind the
-    /// bytes before it.
+    /// bytes before it (of zstd, but for the last block).
     virtual size_t decode(std::string_view& in, char* to, size_t size) = 0;
     /// Whether the data may end here: behind a gzip member or a zstd frame.
     virtual bool at_end() const = 0;

@@ -451,6 +451,8 @@ class DocumentStream::Reader {
             more = kBatchBytes;
             if (end > 0) release_lines(end);
         }
+        // A line that damage cuts is left out with it; one that is too long is so wherever reading began.
+        if (static_cast<int64_t>(buffer_.size()) > kMaxDocumentBytes) skip_line();
     }
 
     void release_lines(size_t end) {

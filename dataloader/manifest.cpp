@@ -162,8 +162,11 @@ DataManifest read_data_manifest(const fs::path& folder) {
 std::optional<DataManifest> find_data_manifest(const fs::path& folder) {
     const fs::path path = folder / kDataManifest;
     if (!fs::is_regular_file(path)) return {};
-    const Json json = Json::parse(MappedFile(path).text(), nullptr, false);
-    if (json.is_discarded())
+    const MappedFile file(path);
+    const Json json = Json::parse(file.text(), nullptr, false);
+    const std::string opening = concat("{\n  \"format\": \"", kFormat, "\"");
+    if (json.is_discarded() &&
+        (file.text().starts_with(opening) || opening.starts_with(file.text())))
         throw Error(path.string(),
                     " is damaged; copy the folder again, or remove that file to use its shards "
                     "without what it says of them");

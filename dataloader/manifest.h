@@ -59,7 +59,7 @@ struct DataManifest {
 
 constexpr const char* kDataManifest = "data.json";
 
-/// What FOLDER/data.json says; nothing where there is none, or another program's. Throws Error when it is no JSON.
+/// What FOLDER/data.json says; nothing where there is none, or another program's. Throws Error when it is damaged.
 std::optional<DataManifest> find_data_manifest(const std::filesystem::path& folder);
 
 /// Reads FOLDER/data.json. Throws Error when it is missing, damaged or not a manifest of prepare().

@@ -475,7 +475,7 @@ void Preparation::compare_share(const PreparationState& state) {
 
 Tokenizer Preparation::train_tokenizer() {
     PreparationState state;
-    state.sources.resize(sources_.size());
+    for (const Source& source : sources_) state.sources.push_back({source.path, 0, 0, ""});
     std::vector<std::unique_ptr<WordCounts>> counts;
     std::mutex mutex;
     const Pattern pattern = TrainOptions().pattern;

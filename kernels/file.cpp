@@ -176,9 +176,11 @@ std::vector<fs::path> glob_files(const std::string& pattern) {
         files.emplace_back(matches.gl_pathv[i]);
     ::globfree(&matches);
     if (files.empty()) {
+        struct stat status {};
         const bool is_locked =
-            ::glob(pattern.c_str(), GLOB_TILDE | GLOB_ERR, nullptr, &matches) == GLOB_ABORTED &&
-            errno == EACCES;
+            (::stat(pattern.c_str(), &status) != 0 && errno == EACCES) ||
+            (::glob(pattern.c_str(), GLOB_TILDE | GLOB_ERR, nullptr, &matches) == GLOB_ABORTED &&
+             errno == EACCES);
         ::globfree(&matches);
         if (is_locked)
             throw Error("a folder of \"", pattern, "\" may not be read; check its permissions");

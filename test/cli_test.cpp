@@ -511,10 +511,13 @@ TEST_CASE("missing, unreadable and misplaced files are named in one line", "[cli
 
     fs::create_directory(directory / "shut");
     fs::permissions(directory / "shut", fs::perms::none);
-    check_refused(
-        train_gpt_with(w.train(run, {"--set", "data.train=" + (directory / "shut/*.bin")}),
-                       {.bound_by_permissions = true}),
-        1, {"shut/*.bin", "permissions"});
+    for (const char* name : {"shut/*.bin", "shut/a.bin"}) {
+        const Outcome shut =
+            train_gpt_with(w.train(run, {"--set", "data.train=" + (directory / name)}),
+                           {.bound_by_permissions = true});
+        if (shut.code != 99) check_refused(shut, 1, {name, "permissions"});
+    }
+    fs::permissions(directory / "shut", fs::perms::owner_all);
     check_refused(
         train_gpt_with(w.train(run, {"--set", "data.train=" + (directory / "[x]/*.bin")})), 1,
         {"[x]/*.bin", "write [[]"});
@@ -535,6 +538,12 @@ TEST_CASE("missing, unreadable and misplaced files are named in one line", "[cli
         train_gpt_with(w.train(directory / "read-only/run"), {.bound_by_permissions = true});
     if (unwritable.code != 99)
         check_refused(unwritable, 1, {directory / "read-only/run", "Permission denied"});
+    fs::permissions(directory / "read-only", fs::perms::owner_read);
+    const Outcome unsearchable =
+        train_gpt_with(w.train(directory / "read-only"), {.bound_by_permissions = true});
+    if (unsearchable.code != 99)
+        check_refused(unsearchable, 1, {directory / "read-only", "Permission denied"});
+    fs::permissions(directory / "read-only", fs::perms::owner_all);
 }
 
 TEST_CASE(

@@ -106,8 +106,10 @@ std::string change_that_fits(const Config& config, const GPTShape& shape, DType 
                 return formatted("batch.micro_batch=%d with precision.recompute=%s fits", B,
                                  name_of(level));
     }
-    return "no micro-batch of this model fits; take a smaller model, a shorter "
-           "batch.sequence_length, or more ranks, which share the optimizer's state";
+    return formatted(
+        "no micro-batch of this model fits; take a smaller model, a shorter batch.sequence_length, "
+        "or more ranks%s, which share the optimizer's state",
+        config.parallel.zero > 0 ? "" : " and parallel.zero=1");
 }
 
 Arena allocate(const Arena& plan, const Config& config, const GPTShape& shape, DType dtype,
@@ -118,7 +120,7 @@ Arena allocate(const Arena& plan, const Config& config, const GPTShape& shape, D
         const uint64_t available = memory_available(plan.device());
         throw Error(
             error.what(), "  ",
-            plan.total_bytes() <= available
+            !plan.device().is_cuda() && plan.total_bytes() <= available
                 ? "the machine has that much, so a limit of this process forbids it; see ulimit -v"
                 : change_that_fits(config, shape, dtype, plan.device(), available, ranks));
     }

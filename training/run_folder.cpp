@@ -15,6 +15,7 @@
 #include "kernels/error.h"
 #include "kernels/file.h"
 #include "parallel/together.h"
+#include "training/checkpoint.h"
 #include "training/version.h"
 
 namespace train_gpt {
@@ -24,8 +25,8 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-/// Throws Error where the files that a run would write over are of something else. manifest.json is the first that a run
-/// writes; one that cannot be read may be a run's.
+/// Throws Error where the files that a run would write over are of something else. A folder with a lock or with checkpoints
+/// is a run's, and so may be a manifest.json that is damaged.
 void refuse_other_folders(const fs::path& folder) {
     const fs::path manifest = folder / "manifest.json";
     const auto refuse = [&](const auto&... what) {
@@ -33,7 +34,8 @@ void refuse_other_folders(const fs::path& folder) {
                     "; choose another folder with --set run_dir=… (model.init_from takes the "
                     "weights of a model or a checkpoint)");
     };
-    if (fs::exists(manifest)) {
+    std::error_code code;  // a folder that cannot be looked into cannot be locked either
+    if (fs::exists(manifest, code)) {
         const Json json = Json::parse(MappedFile(manifest).text(), nullptr, false);
         if (json.is_discarded()) return;
         if (json.is_object() && json.contains("format_version"))
@@ -44,8 +46,9 @@ void refuse_other_folders(const fs::path& folder) {
             refuse(" has a manifest.json that no run wrote, and a run would replace it");
         return;
     }
+    if (fs::exists(folder / "lock", code) || !list_checkpoints(folder).empty()) return;
     for (const char* name : {"config.json", "metrics.jsonl"})
-        if (fs::exists(folder / name))
+        if (fs::exists(folder / name, code))
             refuse(" has a ", name, " that no run wrote, and a run would replace it");
 }
 

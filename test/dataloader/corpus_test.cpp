@@ -344,10 +344,22 @@ TEST_CASE("what lies behind damage in a compressed file is left out on demand al
         CHECK(manifest.sources[0].bytes ==
               static_cast<int64_t>(kept.size() + (jsonl ? 0 : part.size())));
 
-        // Wherever the damage is, documents before it are there, and a run that is stopped gives the same.
-        std::string bytes = pack(content(documents));
+        // Where there is nothing but damage
+        write(file, "no such data");
+        PrepareOptions alone = options_for({file}, folder / "alone");
+        alone.skip_bad = true;
+        alone.tokenizer.clear();
+        alone.train_vocab = 300;
+        CHECK(contains(error_of([&] { prepare(alone, nullptr); }),
+                       "nothing is left of the text: " + file + " is damaged"));
+
+        // Wherever the file ends, the documents before are there (of zstd, but for a block); wherever the damage is, a run
+        // that is stopped gives the same.
+        const std::string text_of_all = content(documents);
+        std::string bytes = pack(text_of_all);
         const auto at = static_cast<size_t>(random_int(0, static_cast<int64_t>(bytes.size()) - 1));
-        if (random_int(0, 1) == 1)
+        const bool truncated = random_int(0, 1) == 1;
+        if (truncated)
             bytes.resize(at);
         else
             bytes.replace(at, 200, std::string(200, '\xff'));
@@ -359,6 +371,20 @@ TEST_CASE("what lies behind damage in a compressed file is left out on demand al
         REQUIRE(found.size() >= others.size());
         CHECK((Strings(found.end() - static_cast<std::ptrdiff_t>(others.size()), found.end()) ==
                as_read(others)));
+        if (truncated) {
+            const Strings whole_ones = as_read(documents);
+            const size_t here = found.size() - others.size();
+            CHECK(here <= documents.size());
+            for (size_t i = 0; i < here; ++i)  // the last may be cut, in the mark behind it too
+                CHECK((i + 1 < here || jsonl ? found[i] == whole_ones[i]
+                                             : whole_ones[i].starts_with(found[i]) ||
+                                                   found[i].starts_with(whole_ones[i])));
+            const double share =
+                static_cast<double>(at) / static_cast<double>(pack(text_of_all).size());
+            const auto read_bytes =
+                static_cast<double>(read_data_manifest(options.out).sources[0].bytes);
+            CHECK(read_bytes > share * static_cast<double>(text_of_all.size()) - 1'000'000);
+        }
         fs::remove_all(options.out);
         int runs = 1;
         for (int left;
@@ -833,8 +859,11 @@ TEST_CASE("shards of another vocabulary, or of an unfinished folder, are refused
     manifest.complete = false;
     write_data_manifest(one, manifest);
     CHECK(contains(error_of([&] { check_prepared(one + "/train_*.bin", &first); }), "interrupted"));
-    write(one + "/data.json", "{\"format\": ");
+    const std::string all = read(one + "/data.json");
+    write(one + "/data.json", all.substr(0, static_cast<size_t>(random_int(0, 200))));
     CHECK(contains(error_of([&] { check_prepared(one + "/train_*.bin", nullptr); }), "is damaged"));
+    write(one + "/data.json", "{\"id\": 1}\n{\"id\": 2}\n");
+    CHECK_FALSE(find_data_manifest(one));
     write(one + "/data.json", "{\"name\": \"another program's\"}");
     CHECK_FALSE(find_data_manifest(one));
     check_prepared(one + "/train_*.bin", &second);

@@ -47,6 +47,10 @@ TEST_CASE("a run writes over the files of runs alone", "[run_folder]") {
     CHECK_NOTHROW(RunFolder(run));
     write(run + "/manifest.json", "{\"program\": \"");  // of a run, as far as one can see
     CHECK_NOTHROW(RunFolder(run));
+    // A run that had nothing to do, or was killed at its start, has written no manifest.
+    fs::remove(run + "/manifest.json");
+    MetricsLog(run, 0);
+    CHECK_NOTHROW(RunFolder(run));
 
     for (const auto& [name, text, reason] :
          {std::tuple{"manifest.json", R"({"program": "train_gpt", "format_version": 1})",
