@@ -91,7 +91,9 @@ void Workplace::begin_anew(const Plan& plan) {
 }
 
 void Workplace::remove() {
+    // Without its plan, what is left of the folder by a process that is killed here is nothing to go on with.
     std::error_code ignored;
+    fs::remove(staging_ / kPlanFile, ignored);
     fs::remove_all(staging_, ignored);
 }
 

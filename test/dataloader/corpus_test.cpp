@@ -898,6 +898,14 @@ TEST_CASE("an interrupted run goes on with the same options and inputs only") {
         CHECK(contains(said(), "going on behind"));
         CHECK((files_in(options.out) == expected));
     }
+    SECTION("what is left of a removal, which takes the plan first, is not gone on with") {
+        REQUIRE_FALSE(stop(2));
+        REQUIRE(fs::exists(progress));
+        fs::remove(plan);
+        fs::remove(folder / "out/.tokenize.tmp/train_000000.bin");
+        CHECK_FALSE(contains(said(), "going on behind"));
+        CHECK((files_in(options.out) == expected));
+    }
     SECTION("another fraction begins anew") {
         REQUIRE_FALSE(stop(2));
         options.val_fraction = 0.25;
