@@ -427,6 +427,12 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
         activity.phase = "evaluation";
         return evaluate_and_log(run, evaluations, step, world, progress, metrics);
     };
+    // By an earlier run in this folder
+    const auto was_evaluated = [&] {
+        return first_for_all(world, [&] {
+                   return std::to_string(metrics.last_evaluation().step);
+               }) == std::to_string(step);
+    };
     const auto due = [&](int64_t every) { return every > 0 && step % every == 0 && step < steps; };
 
     Ending ending = line.stop_at > 0 && step >= line.stop_at ? Ending::stopped : Ending::finished;
@@ -474,6 +480,12 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
                            metrics);
         }
     };
+    // A signal may have ended the evaluation behind the checkpoint's step.
+    if (resumed && ending == Ending::finished && evaluations.validation &&
+        due(config.evaluation.every) && !was_evaluated()) {
+        if (!evaluate_now()) ending = Ending::interrupted;
+        mark = Clock::now();
+    }
     try {
         while (step < steps && ending == Ending::finished) {
             if (profile.starts_before(step - first_step)) {
@@ -574,9 +586,7 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
                             "goes on from there"));
         return 0;
     }
-    const bool evaluated = first_for_all(world, [&] {
-                               return std::to_string(metrics.last_evaluation().step);
-                           }) == std::to_string(step);
+    const bool evaluated = was_evaluated();
     if (evaluations.validation && !evaluated && !evaluate_now()) {
         progress.say(saved + "; the same command goes on with its evaluation");
         return 0;

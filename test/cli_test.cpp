@@ -936,6 +936,13 @@ TEST_CASE("a signal during an evaluation ends it behind a checkpoint", "[cli][cu
     }
     CHECK(checkpoints_in(run) == std::vector<int64_t>{2});
     for (const Json& line : metrics_of(run)) CHECK_FALSE(line.contains("val_loss"));
+    // It comes when the run goes on, once.
+    const Arguments shorter =
+        options + Arguments{"--set", "evaluation.max_tokens=200", "--stop-at", "3"};
+    for (int i = 0; i < 2; ++i) check_succeeds(train_gpt_with(w.train(run, shorter)));
+    check_succeeds(train_gpt_with(w.train(directory / "whole", shorter)));
+    CHECK(metrics_of(run) == metrics_of(directory / "whole"));
+    CHECK(metrics_of(run).size() == 4);
     // So it is with the last one, for which the run goes on.
     {
         Process process(w.train(run, options + Arguments{"--set", "evaluation.every=0"}));
