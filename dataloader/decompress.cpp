@@ -193,7 +193,7 @@ size_t ByteStream::read(char* to, size_t size) {
         const size_t n =
             decoder_ ? unpack(to + done, size - done) : read_file(to + done, size - done);
         if (n == 0) {
-            if (damage_.empty()) check_unchanged();
+            check_unchanged();
             break;
         }
         done += n;
@@ -245,10 +245,9 @@ void ByteStream::unpack_more() {
         }
         if (n == 0 && packed > 0) continue;
         ready_ = {unpacked_.data(), n};
-        if (n == 0 && !decoder_->at_end()) {
+        if (n == 0 && !decoder_->at_end())
             end_at_damage(concat(path_, " is truncated: it ends at byte ", file_bytes_,
                                  " in the middle of its compressed data"));
-        }
         return;
     }
 }
@@ -282,8 +281,10 @@ size_t ByteStream::read_file(char* to, size_t size) {
 void ByteStream::check_unchanged() const {
     if (file_ == STDIN_FILENO) return;
     struct stat status {};
+    const bool is_whole =
+        file_bytes_ == size_ || decoder_;  // what is damaged is not read to its end
     if (::fstat(file_, &status) == 0 && status.st_size == size_ &&
-        nanoseconds(status.st_mtim) == modified_ && (file_bytes_ == size_ || decoder_))
+        nanoseconds(status.st_mtim) == modified_ && is_whole)
         return;
     throw Error(path_, " changed while it was being read (it had ", size_,
                 " bytes); run the same command again when nothing writes to it");

@@ -228,8 +228,11 @@ std::string format(const char* pattern, Args... args) {
 /// then.
 class Reporter {
   public:
-    Reporter(std::FILE* log, const std::vector<Source>& sources)
-        : log_(log), terminal_(log && ::isatty(::fileno(log))) {
+    /// Every `seconds`, and on a terminal every half of one.
+    Reporter(std::FILE* log, double seconds, const std::vector<Source>& sources)
+        : log_(log),
+          terminal_(log && ::isatty(::fileno(log))),
+          pause_seconds_(terminal_ ? 0.5 : seconds) {
         before_.push_back(0);
         for (const Source& source : sources) {
             before_.push_back(before_.back() + source.size);
@@ -260,8 +263,7 @@ class Reporter {
         if (!seen_first_) from_ = done_;
         seen_first_ = true;
         text_ += bytes;
-        const double pause = terminal_ ? 0.5 : 10;
-        if (!log_ || seconds_since(last_) < pause) return;
+        if (!log_ || seconds_since(last_) < pause_seconds_) return;
         last_ = Clock::now();
         show(tokens);
     }
@@ -297,6 +299,7 @@ class Reporter {
 
     std::FILE* log_;
     const bool terminal_;
+    const double pause_seconds_;
     std::vector<int64_t> before_;  // bytes of files before each source, and of all
     bool knows_total_ = true, seen_first_ = false, line_open_ = false;
     const char* what_ = "";
@@ -348,7 +351,7 @@ class Preparation {
         : options_(options),
           sources_(std::move(sources)),
           interrupted_(interrupted),
-          report_(log, sources_),
+          report_(log, options.report_seconds, sources_),
           threads_(options.threads > 0
                        ? options.threads
                        : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
@@ -608,11 +611,10 @@ void Preparation::describe(const PreparationState& state) {
                     " bytes each) in ", shards.size(), shards.size() == 1 ? " shard" : " shards");
     }
     for (const LeftOut& left : state.left_out) {
-        const bool one = left.count == 1;
-        const char* what = left.line > 0 ? one ? " line that " : " lines of which each "
-                           : one         ? " file's rest, which "
-                                         : " files' rests, each of which ";
-        report_.say("left out: ", left.count, what, left.reason, ", first ", first_of(left));
+        const bool lines = left.line > 0;
+        report_.say("left out: ", lines ? "" : "the rest of ", left.count,
+                    lines ? " line" : " file", left.count == 1 ? " that " : "s of which each ",
+                    left.reason, ", first ", first_of(left));
     }
 }
 

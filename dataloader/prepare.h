@@ -20,8 +20,9 @@ struct PrepareOptions {
     int64_t shard_tokens = 100'000'000;  // tokens in a shard
     // Leave out lines that are no records, and what follows where compressed files show damage; count these.
     bool skip_bad = false;
-    int threads = 0;          // 0: all of the machine's
-    double save_seconds = 5;  // how often it is kept how far the work is
+    int threads = 0;             // 0: all of the machine's
+    double save_seconds = 5;     // how often it is kept how far the work is
+    double report_seconds = 10;  // and how often the log says so, where it is no terminal
 };
 
 /// Encodes texts into a folder: tokenizer.json, train_000000.bin …, val_000000.bin …

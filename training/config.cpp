@@ -60,6 +60,7 @@ struct Key {
 
 constexpr double kMaxSteps = 1099511627776.0;  // 2^40
 constexpr double kMaxTokens = kMaxExactInteger;
+constexpr const char* kSourceShape = R"({"glob": text, "weight": number above 0, "name": text})";
 
 /// Every key of the configuration, in the order in which it is printed. Parser, checks, output,
 /// reference table and schema are all made from this one table.
@@ -339,9 +340,7 @@ std::string rule_text(const Key& key, const Field& field) {
     }
     if (is_text(field)) return "a text";
     if (is_switch(field)) return "true or false";
-    if (is_sources(field))
-        return "a text, or a list of sources {\"glob\": text, \"weight\": number above 0, "
-               "\"name\": text}";
+    if (is_sources(field)) return concat("a text, or a list of sources ", kSourceShape);
     std::string text = is_real(field) ? "a number" : "a whole number";
     const bool has_high = rule.high < kInfinity;
     if (!rule.above_low && has_high)
@@ -412,8 +411,7 @@ std::optional<Sources> read_sources(const json& value, const std::string& where)
     for (const json& entry : value) {
         const auto refuse = [&](const auto&... what) {
             throw Error(where, ": source ", sources.size() + 1, " of the list ", what...,
-                        "; a source is {\"glob\": text, \"weight\": number above 0, \"name\": "
-                        "text}");
+                        "; a source is ", kSourceShape);
         };
         if (!entry.is_object()) refuse("is ", shorten(entry.dump()));
         Config::Data::Source source;

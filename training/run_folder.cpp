@@ -168,8 +168,8 @@ std::vector<std::string> RunFolder::describe(const Config& config) const {
     const fs::path file = path_ / "manifest.json";
     const Json before =
         fs::exists(file) ? Json::parse(MappedFile(file).text(), nullptr, false) : Json();
-    write_file(file, manifest.dump(2) + "\n");
     write_file(path_ / "config.json", to_json(config));
+    write_file(file, manifest.dump(2) + "\n");
     return changed_data(before, manifest);
 }
 
@@ -183,7 +183,7 @@ MetricsLog::MetricsLog(const fs::path& run_dir, int64_t resume_step, bool writes
             std::string_view rest = file.text();
             const fs::path old = run_dir / "metrics.old.jsonl";
             if (resume_step == 0 && rest.size() > (fs::exists(old) ? fs::file_size(old) : 0))
-                write_file(old, std::string(rest));
+                write_file(old, rest);
             for (size_t end; (end = rest.find('\n')) != std::string_view::npos;
                  rest.remove_prefix(end + 1)) {
                 const std::string_view line = rest.substr(0, end);

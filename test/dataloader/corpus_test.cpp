@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <map>
+#include <regex>
 #include <set>
 #include <thread>
 
@@ -331,7 +333,7 @@ TEST_CASE("what lies behind damage in a compressed file is left out on demand al
         CHECK(contains(text, "going on behind"));
         CHECK(contains(text, file + " is damaged at byte "));
         CHECK(contains(text, "; what follows is left out"));
-        CHECK(contains(text, "left out: 1 file's rest, which is damaged, first " + file));
+        CHECK(contains(text, "left out: the rest of 1 file that is damaged, first " + file));
         Strings expected = as_read(before);
         if (!jsonl) expected.push_back(part);
         for (const std::string& document : as_read(others)) expected.push_back(document);
@@ -766,6 +768,43 @@ TEST_CASE(
         CHECK((files_in(folder / "killed") == expected));
         fs::remove_all(folder / "killed");
     }
+}
+
+TEST_CASE("how far the work is, how fast, and when it will be done is told") {
+    const TemporaryDirectory folder;
+    const std::string text = as_text(random_documents(400, 30'000));
+    write(folder / "a.txt", text);
+    write(folder / "b.txt", text);
+    auto options = options_for({folder / "a.txt", folder / "b.txt"}, folder / "out");
+    options.report_seconds = 0;
+    std::FILE* const log = std::fopen((folder / "log").c_str(), "w");
+    prepare(options, log);
+    std::fclose(log);
+    const std::string said = read(folder / "log");
+    char total[16];
+    std::snprintf(total, sizeof total, "%.2f", 2e-9 * static_cast<double>(text.size()));
+    const std::regex line(
+        concat("encoding: [0-9.]+ of ", total,
+               R"re( GB \((\d+)%\) \| [0-9.]+ MB/s \| ([0-9.]+) million tokens(.*))re"));
+    std::vector<int> percent;
+    std::vector<double> tokens;
+    bool has_eta = false;
+    for (std::sregex_iterator at(said.begin(), said.end(), line), end; at != end; ++at) {
+        percent.push_back(std::stoi((*at)[1]));
+        tokens.push_back(std::stod((*at)[2]));
+        has_eta |= std::regex_match((*at)[3].str(), std::regex(R"re( \| ETA \d+:\d\d:\d\d)re"));
+    }
+    CAPTURE(said);
+    REQUIRE(percent.size() > 4);
+    CHECK(std::ranges::is_sorted(percent));
+    CHECK(percent.front() < 50);
+    CHECK(percent.back() == 100);
+    CHECK(std::ranges::is_sorted(tokens));
+    CHECK(has_eta);
+    int64_t written = 0;
+    for (const PreparedShard& shard : read_data_manifest(folder / "out").shards)
+        written += shard.tokens;
+    CHECK(std::abs(tokens.back() - 1e-6 * static_cast<double>(written)) < 0.06);
 }
 
 TEST_CASE("an interrupted run goes on where its output is in the folder that it reads") {
