@@ -50,12 +50,12 @@ VARIANT := $(subst $(space),-,$(strip $(if $(filter-out 0,$(DEBUG)),debug) $(sub
 B := build$(if $(VARIANT),/$(VARIANT))
 O := $(B)/objects
 
-ROOMS := tokenizer dataloader kernels model parallel training
-SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(ROOMS))))
-CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(ROOMS))))
+DIRECTORIES := tokenizer dataloader kernels model parallel training
+SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
+CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
 PROGRAMS := test/bench.cpp test/bench_tokenizer.cpp test/compare.cpp test/fuzz/fuzz.cpp
 TEST_SOURCES := $(filter-out $(PROGRAMS),$(sort $(wildcard test/*.cpp test/*/*.cpp)))
-HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(ROOMS)) test/*.h test/*/*.h))
+HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(DIRECTORIES)) test/*.h test/*/*.h))
 
 # --- what this machine has -----------------------------------------------------------------------------------------
 # scripts/configure.sh looks once; it looks again when a variable below, a tool or a library has changed.
