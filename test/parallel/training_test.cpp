@@ -1,6 +1,6 @@
 // The program on many ranks: whatever their number and ZeRO's stage, they train what one rank trains, agree before they
 // begin, keep what any others can go on from, and send and hold what the formulas say. TRAIN_GPT names the program, as in
-// cli_test.cpp.
+// test/commands/.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

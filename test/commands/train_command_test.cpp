@@ -1,0 +1,579 @@
+// train_gpt train: what a run shows and leaves behind; stopped, killed and resumed.
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <fstream>
+#include <map>
+#include <regex>
+
+#include "test/commands/program.h"
+#include "training/safetensors.h"
+
+using namespace train_gpt;
+
+TEST_CASE(
+    "a run ends with a checkpoint, an evaluation and samples, and its folder says what it was",
+    "[cli][cuda]") {
+    const fs::path run = finished_run();
+    CHECK(checkpoints_in(run) == std::vector<int64_t>{4, 8, 12});
+    const auto metrics = metrics_of(run);
+    REQUIRE(metrics.size() == 12 + 3);  // evaluated behind steps 5, 10 and 12
+    CHECK(metrics.back()["step"].get<int>() == 12);
+    CHECK(metrics.back()["val_loss"].get<double>() < metrics[0]["loss"].get<double>());
+    CHECK(Json::parse(read(run / "config.json"))["run_dir"].get<std::string>() == run.string());
+    const Json manifest = Json::parse(read(run / "manifest.json"));
+    const Json data = Json::parse(read(Workplace::get().data("data.json")));
+    CHECK(manifest["train"][0]["xxh3"].dump() == data["files"][0]["hash"].dump());
+    for (const char* key : {"program", "host", "seed"}) CHECK(manifest.contains(key));
+
+    // The same command again finds nothing left to do.
+    const auto before = read(run / "metrics.jsonl");
+    const Outcome again = check_succeeds(
+        train_gpt_with(Workplace::get().train(run, {"--set", "checkpoint.every=4"})));
+    CHECK_FALSE(contains(again.out, "step 12/12"));
+    CHECK(contains(again.out, "resuming from"));
+    CHECK(number_after(again.out, "step 12: validation loss ") ==
+          Approx(metrics.back()["val_loss"].get<double>()).epsilon(1e-5));
+    CHECK(read(run / "metrics.jsonl") == before);
+}
+
+namespace {
+
+/// All weights of a run's checkpoint, by name: dimensions and values.
+std::map<std::string, std::pair<size_t, std::vector<float>>> weights_of(const fs::path& run,
+                                                                        int64_t step) {
+    const SafetensorsFile file(run / step_folder(step) / "model.safetensors");
+    std::map<std::string, std::pair<size_t, std::vector<float>>> weights;
+    for (const TensorInfo& info : file.tensors()) {
+        auto& [dimensions, values] = weights[info.name];
+        dimensions = info.shape.size();
+        values.resize(static_cast<size_t>(info.numel()));
+        file.read_floats(info, values.data());
+    }
+    return weights;
+}
+
+}  // namespace
+
+TEST_CASE("the updates of a run are AdamW's, with the configuration's numbers at every step",
+          "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const auto start = weights_of(finished_run(), 12);
+    const auto run = [&](const std::string& name, const Arguments& more) {
+        const Arguments from_start{"--set", "model.init_from=" + finished_run(),
+                                   "--set", "checkpoint.every=1",
+                                   "--set", "evaluation.every=0"};
+        check_succeeds(train_gpt_with(w.train(directory / name, from_start + more)));
+        return fs::path(directory / name);
+    };
+
+    // Warm-up to the peak behind 4 steps, then down to nothing at the last
+    const double peak = 0.02, decay = 2.5;
+    const fs::path whole = run(
+        "whole", {"--set", "schedule.decay=linear", "--set", "schedule.warmup_steps=4", "--set",
+                  "schedule.final_fraction=0", "--set", concat("optimizer.learning_rate=", peak),
+                  "--set", concat("optimizer.weight_decay=", decay), "--set", "optimizer.beta1=0",
+                  "--set", "optimizer.beta2=0.999", "--set", "optimizer.epsilon=1e-30"});
+    std::vector<double> rates;
+    for (const Json& line : metrics_of(whole))
+        if (line.contains("loss")) rates.push_back(line.at("learning_rate").get<double>());
+    REQUIRE(rates.size() == 12);
+    for (int step = 1; step <= 12; ++step)
+        CHECK(rates[static_cast<size_t>(step - 1)] ==
+              Approx(peak * (step <= 4 ? step / 4.0 : (12 - step) / 8.0)).margin(1e-9));
+
+    // How far each weight went beyond its decay (of matrices alone), in learning rates. Without a mean of gradients g that
+    // is 1 at first, and g2 / sqrt((g1^2 + g2^2) / 2) in the second step.
+    const auto moves = [&](const auto& before, int64_t step) {
+        std::vector<double> all;
+        const double rate = rates[static_cast<size_t>(step - 1)];
+        for (const auto& [name, now] : weights_of(whole, step)) {
+            const auto& [dimensions, values] = before.at(name);
+            for (size_t i = 0; i < values.size(); ++i) {
+                const double kept = values[i] * (dimensions > 1 ? 1 - rate * decay : 1);
+                all.push_back(std::abs(now.second[i] - kept) / rate);
+            }
+        }
+        return all;
+    };
+    const auto first = moves(start, 1), second = moves(weights_of(whole, 1), 2);
+    size_t moved = 0;
+    for (const double move : first) {
+        if (move > 0.5) ++moved;
+        if (move > 1e-3 && std::abs(move - 1) > 1e-3) FAIL_CHECK("moved by " << move << " rates");
+    }
+    CHECK(moved > first.size() / 2);  // others have no gradient
+    const double farthest = *std::max_element(second.begin(), second.end());
+    CHECK(farthest < 1.42);
+    CHECK(farthest > 1.2);
+
+    // With a large epsilon the update is the clipped gradient's multiple.
+    const fs::path clipped = run(
+        "clipped", {"--set", "schedule.warmup_steps=0", "--set", "schedule.decay=constant", "--set",
+                    "optimizer.learning_rate=1", "--set", "optimizer.weight_decay=0", "--set",
+                    "optimizer.epsilon=1", "--set", "optimizer.grad_clip=0.001", "--stop-at", "1"});
+    CHECK(metrics_of(clipped).front().at("grad_norm").get<double>() > 0.01);
+    double square = 0;
+    for (const auto& [name, now] : weights_of(clipped, 1))
+        for (size_t i = 0; i < now.second.size(); ++i)
+            square += std::pow(now.second[i] - start.at(name).second[i], 2);
+    CHECK(std::sqrt(square) == Approx(0.001).epsilon(0.01));
+}
+
+TEST_CASE("a run shows each step and its samples as it goes", "[cli]") {
+    const TemporaryDirectory directory;
+    const Arguments options{"--set", "schedule.steps=5",    "--set", "sampling.every=2",
+                            "--set", "sampling.samples=3",  "--set", "sampling.top_k=1",
+                            "--set", "sampling.prompt=abc", "--set", "evaluation.every=0"};
+    const auto show = [&](const std::string& progress) {
+        return check_succeeds(train_gpt_with(Workplace::get().train(
+                                  directory / progress,
+                                  options + Arguments{"--set", "log.progress=" + progress})))
+            .out;
+    };
+    const auto count = [](const std::string& text, const std::string& pattern) {
+        const std::regex regex(pattern);
+        return std::distance(std::sregex_iterator(text.begin(), text.end(), regex), {});
+    };
+    const std::string step =
+        R"(step [1-5]/5 \| loss \d\.\d{4} \| norm \d+\.\d{3} \| lr \d\.\d\de-\d\d \| [\d.]+ ms \| \d+ tok/s)"
+        R"( \| [\d.]+ TFLOP/s \(\d+% of peak\) \| [\d.]+ \w+ \| ETA \d+:\d\d)";
+    const std::string lines = show("lines"), line = show("line");
+    CHECK(count(lines, step + "\n") == 5);
+    CHECK_FALSE(contains(lines, "\r"));
+    CHECK(count(line, step) == 5);
+    CHECK(count(line, "\r[^\n]*" + step) > 0);
+    // One behind steps 2 and 4, three at the end; the likeliest token each time leaves no choice.
+    CHECK(count(lines, "--- sample\nabc") == 5);
+    std::string last = lines.substr(lines.rfind("--- sample"));
+    last = last.substr(0, last.rfind("step 5 of 5"));
+    CHECK(contains(lines, last + last + last));
+}
+
+TEST_CASE("a run is as long as its steps, tokens or passes over the data say", "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const auto steps = [&](const std::string& name, const std::string& length) {
+        check_succeeds(train_gpt_with(
+            w.train(directory / name, {"--set", "schedule.steps=0", "--set", length})));
+        return checkpoints_in(directory / name).back();
+    };
+    CHECK(steps("tokens", "schedule.tokens=1025") == 5);  // of 256
+    const Json data = Json::parse(read(w.data("data.json")));
+    int64_t windows = 0;
+    for (const Json& file : data["files"])
+        if (file["split"] == "train") windows += (file["tokens"].get<int64_t>() - 1) / 32;
+    CHECK(steps("passes", "schedule.epochs=2") == (2 * windows + 7) / 8);
+}
+
+TEST_CASE("k steps, a stop and the rest equal all steps at once, bit for bit", "[cli][cuda]") {
+    const Workplace& w = Workplace::get();
+    for (const char* dtype : {"fp32", "bf16"}) {
+        const TemporaryDirectory directory;
+        const Surroundings two_threads{
+            .environment = {"OMP_NUM_THREADS=2", "OMP_WAIT_POLICY=passive"}};
+        const Arguments options{"--set", std::string("precision.dtype=") + dtype, "--set",
+                                "precision.recompute=elementwise"};
+        check_succeeds(train_gpt_with(w.train(directory / "whole", options), two_threads));
+        const std::string stop = std::to_string(random_int(1, 11));
+        CAPTURE(dtype, stop);
+        const auto stopped = check_succeeds(train_gpt_with(
+            w.train(directory / "parts", options + Arguments{"--stop-at", stop}), two_threads));
+        CHECK(contains(stopped.out, "without --stop-at"));
+        CHECK(checkpoints_in(directory / "parts") == std::vector<int64_t>{std::stoll(stop)});
+        // A stop that is already behind is a stop.
+        check_succeeds(train_gpt_with(
+            w.train(directory / "parts", options + Arguments{"--stop-at", stop}), two_threads));
+        CHECK(checkpoints_in(directory / "parts").size() == 1);
+        check_succeeds(train_gpt_with(w.train(directory / "parts", options), two_threads));
+        check_same_state(directory / "whole", directory / "parts", 12);
+    }
+}
+
+TEST_CASE("a run on masked documents of two sources reports each, and goes on as it was",
+          "[cli][cuda]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    // Every third line ends a document; the second source has capitals only.
+    std::string small, capital;
+    int lines = 0;
+    for (const char c : read(w.text())) {
+        small += c;
+        capital += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+        if (c != '\n' || ++lines % 3 != 0) continue;
+        small += "<|endoftext|>\n";
+        capital += "<|endoftext|>\n";
+    }
+    const auto tokenize = [&](const std::string& name, const std::string& text) {
+        write(directory / name, text);
+        check_succeeds(
+            train_gpt_with({"tokenize", directory / name, "--tokenizer", w.data("tokenizer.json"),
+                            "--out", directory / (name + "-data")}));
+        return directory / (name + "-data/train_*.bin");
+    };
+    const Json sources = {{{"glob", tokenize("small", small)}, {"weight", 3}, {"name", "small"}},
+                          {{"glob", tokenize("capital", capital)}, {"name", "capital"}}};
+    const Arguments options{"--set", "data.train=" + sources.dump(),
+                            "--set", "data.document_mask=true",
+                            "--set", "data.val=" + (directory / "small-data/val_*.bin")};
+    const auto whole = check_succeeds(train_gpt_with(w.train(directory / "whole", options)));
+    CHECK(contains(whole.out, "epochs of capital"));
+    double tokens_before[2] = {};
+    int steps = 0;
+    for (const Json& line : metrics_of(directory / "whole")) {
+        if (!line.contains("loss")) continue;
+        ++steps;
+        double loss = 0, tokens = 0;
+        int i = 0;
+        for (const std::string name : {"small", "capital"}) {
+            const double seen = line.at("tokens/" + name).get<double>() - tokens_before[i];
+            tokens_before[i++] += seen;
+            tokens += seen;
+            if (seen > 0) loss += seen * line.at("loss/" + name).get<double>();
+        }
+        CHECK(tokens == 256);
+        CHECK(loss / tokens == Approx(line.at("loss").get<double>()).epsilon(1e-5));
+    }
+    CHECK(steps == 12);
+    CHECK(tokens_before[0] / (12 * 256) == Approx(0.75).margin(0.15));
+
+    check_succeeds(
+        train_gpt_with(w.train(directory / "parts", options + Arguments{"--stop-at", "5"})));
+    check_succeeds(train_gpt_with(w.train(directory / "parts", options)));
+    check_same_state(directory / "whole", directory / "parts", 12);
+
+    // A masked model is evaluated as masked.
+    const auto eval = check_succeeds(train_gpt_with({"eval", directory / "whole"}));
+    CHECK(number_after(eval.out, "validation loss ") ==
+          Approx(number_after(whole.out, "step 12: validation loss ")).epsilon(1e-5));
+    check_succeeds(train_gpt_with(
+        w.train(directory / "plain", options + Arguments{"--set", "data.document_mask=false"})));
+    const auto losses = [&](const std::string& run) {
+        std::vector<double> all;
+        for (const Json& line : metrics_of(directory / run))
+            if (line.contains("loss")) all.push_back(line["loss"].get<double>());
+        return all;
+    };
+    CHECK(losses("plain") != losses("whole"));
+
+    check_refused(train_gpt_with(w.train(directory / "none",
+                                         options + Arguments{"--set", "tokenizer.path=", "--set",
+                                                             "model.vocab_size=300"})),
+                  1, {"data.document_mask", "tokenizer.path"});
+}
+
+TEST_CASE(
+    "SIGINT, SIGTERM, SIGUSR1 and SIGHUP end behind a checkpoint from which the same command goes "
+    "on",
+    "[cli][cuda]") {
+    const Workplace& w = Workplace::get();
+    std::signal(SIGHUP, SIG_DFL);  // where the tests themselves ignore it, the program would
+    for (const auto& [number, name] : {std::pair{SIGINT, "SIGINT"},
+                                       {SIGTERM, "SIGTERM"},
+                                       {SIGUSR1, "SIGUSR1"},
+                                       {SIGHUP, "SIGHUP"}}) {
+        const TemporaryDirectory directory;
+        const std::string run = directory / "run";
+        int64_t done = 0;
+        {
+            Process process(w.train(run, endless));
+            REQUIRE(process.wait_for_step(3));
+            process.signal(number);
+            const Outcome outcome = check_succeeds(process.finish());
+            CAPTURE(outcome.out);
+            CHECK(contains(outcome.out, std::string(name) + ": step "));
+            CHECK(contains(outcome.out, "the same command goes on"));
+            REQUIRE(checkpoints_in(run).size() == 1);
+            done = checkpoints_in(run)[0];
+            CHECK(done >= 3);
+        }
+        const std::string stop = std::to_string(done + 4);
+        check_succeeds(train_gpt_with(w.train(run, endless + Arguments{"--stop-at", stop})));
+        check_succeeds(
+            train_gpt_with(w.train(directory / "whole", endless + Arguments{"--stop-at", stop})));
+        check_same_state(directory / "whole", run, done + 4);
+    }
+}
+
+TEST_CASE("a signal during an evaluation ends it behind a checkpoint", "[cli][cuda]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const std::string run = directory / "run";
+    const Arguments options{"--set", "data.val=synthetic", "--set", "evaluation.every=2"};
+    {
+        Process process(w.train(run, options));
+        REQUIRE(process.wait_for_step(2));  // behind which it is evaluated, for long
+        process.signal(SIGTERM);
+        const Outcome outcome = check_succeeds(process.finish());
+        CHECK(contains(outcome.out, "SIGTERM: step 2 of 12 is saved"));
+    }
+    CHECK(checkpoints_in(run) == std::vector<int64_t>{2});
+    for (const Json& line : metrics_of(run)) CHECK_FALSE(line.contains("val_loss"));
+    // It comes when the run goes on, once.
+    const Arguments shorter =
+        options + Arguments{"--set", "evaluation.max_tokens=200", "--stop-at", "3"};
+    for (int i = 0; i < 2; ++i) check_succeeds(train_gpt_with(w.train(run, shorter)));
+    check_succeeds(train_gpt_with(w.train(directory / "whole", shorter)));
+    CHECK(metrics_of(run) == metrics_of(directory / "whole"));
+    CHECK(metrics_of(run).size() == 4);
+    // So it is with the last one, for which the run goes on.
+    {
+        Process process(w.train(run, options + Arguments{"--set", "evaluation.every=0"}));
+        REQUIRE(process.wait_for_step(12));
+        process.signal(SIGTERM);
+        CHECK(contains(check_succeeds(process.finish()).out, "goes on with its evaluation"));
+    }
+    check_succeeds(train_gpt_with(w.train(run)));
+    CHECK(metrics_of(run).back().contains("val_loss"));
+}
+
+TEST_CASE("a run goes on when whoever reads its output goes away", "[cli]") {
+    const TemporaryDirectory directory;
+    std::string command = binary();
+    for (const std::string& argument : Workplace::get().train(directory / "run"))
+        command += " '" + argument + "'";
+    run_program({"sh", "-c", command + " | head -n 1"});
+    CHECK(checkpoints_in(directory / "run") == std::vector<int64_t>{12});
+}
+
+TEST_CASE("one run at a time writes into a folder, and a second signal ends it at once", "[cli]") {
+    const TemporaryDirectory directory;
+    const Arguments arguments = Workplace::get().train(directory / "run", slow);
+    Process process(arguments);
+    REQUIRE(process.wait_until([&] { return contains(process.out(), "training "); }));
+    check_refused(train_gpt_with(arguments), 1, {"another run", directory / "run"});
+    process.signal(SIGINT);
+    REQUIRE(process.wait_until([&] { return contains(process.err(), "second signal"); }));
+    process.signal(SIGTERM);
+    CHECK(process.finish().code == 128 + SIGTERM);
+    // Nothing was saved, and the lock went with the process.
+    CHECK(checkpoints_in(directory / "run").empty());
+    check_succeeds(train_gpt_with(Workplace::get().train(directory / "run", {"--stop-at", "1"})));
+}
+
+TEST_CASE("a killed run goes on from its newest checkpoint as if nothing had been", "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const std::string run = directory / "run";
+    const Arguments options =
+        endless + Arguments{"--set", "checkpoint.every=7", "--set", "checkpoint.keep=2"};
+    Process process(w.train(run, options));
+    REQUIRE(process.wait_for_step(random_int(15, 40)));
+    process.signal(SIGKILL);
+    CHECK(process.finish().code == -SIGKILL);
+    {
+        // What a kill in mid-write leaves.
+        std::ofstream(run + "/metrics.jsonl", std::ios::app) << R"({"step": 9999999, "lo)";
+        fs::create_directory(run + "/step-99999999.tmp");
+    }
+    int64_t newest = 0;
+    for (const std::string& name : names_in(run))
+        if (name.starts_with("step-") && !name.ends_with(".tmp"))
+            newest = std::max<int64_t>(newest, std::stoll(name.substr(5)));
+    REQUIRE(newest >= 14);
+    const Arguments stop{"--stop-at", std::to_string(newest + 9)};
+    const Outcome outcome = check_succeeds(train_gpt_with(w.train(run, options + stop)));
+    CHECK(contains(outcome.out, "resuming from " + run + "/" + step_folder(newest)));
+    CHECK(checkpoints_in(run) == std::vector<int64_t>{newest + 7, newest + 9});
+    check_succeeds(train_gpt_with(w.train(directory / "whole", options + stop)));
+    check_same_state(directory / "whole", run, newest + 9);
+}
+
+TEST_CASE("tokenize ends tidily at SIGINT and SIGTERM, and the same command goes on", "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    std::string lines;
+    for (int i = 0; i < 600; ++i)
+        lines += Json{{"body", read(w.text()).substr(static_cast<size_t>(i))}}.dump() + "\n";
+    write(directory / "a.jsonl", lines + "no JSON\n");
+    const Arguments options{"--field",        "body", "--tokenizer", w.data("tokenizer.json"),
+                            "--val-fraction", "0.2",  "--skip-bad",  "--out"};
+    const auto tokenize = [&](const std::string& out) {
+        return Arguments{"tokenize", directory / "a.jsonl"} + options + Arguments{out};
+    };
+    const Outcome whole = check_succeeds(train_gpt_with(tokenize(directory / "whole")));
+    CHECK(contains(whole.out, "1 line that is no valid JSON, first line 601 of"));
+    for (const auto& [number, code] : {std::pair{SIGINT, 130}, {SIGTERM, 143}}) {
+        const std::string out = directory / std::to_string(number);
+        Process process(tokenize(out));
+        REQUIRE(process.wait_until([&] { return contains(process.out(), "tokenizer: "); }));
+        process.signal(number);
+        const Outcome stopped = process.finish();
+        INFO(stopped.out << stopped.err);
+        CHECK(stopped.code == code);
+        CHECK(contains(stopped.out, "the same command goes on from there"));
+        CHECK_FALSE(fs::exists(out + "/data.json"));
+        CHECK(contains(check_succeeds(train_gpt_with(tokenize(out))).out, "going on behind"));
+        for (const char* name : {"/train_000000.bin", "/val_000000.bin", "/data.json"})
+            CHECK((read(out + name) == read(directory / "whole" + name)));
+    }
+}
+
+TEST_CASE("a run ends behind a checkpoint when its time is over", "[cli]") {
+    const TemporaryDirectory directory;
+    const Outcome outcome = check_succeeds(train_gpt_with(Workplace::get().train(
+        directory / "run", endless + Arguments{"--set", "schedule.max_minutes=0.001"})));
+    CHECK(contains(outcome.out, "schedule.max_minutes"));
+    CHECK(contains(outcome.out, "the same command goes on"));
+    CHECK(checkpoints_in(directory / "run").size() == 1);
+}
+
+TEST_CASE(
+    "a run with init_from starts at step 1 with the weights of a checkpoint and a fresh optimizer",
+    "[cli]") {
+    const TemporaryDirectory directory;
+    const Arguments options{"--set",     "model.init_from=" + finished_run(),
+                            "--set",     "optimizer.learning_rate=1e-30",
+                            "--stop-at", "1"};
+    const Outcome outcome =
+        check_succeeds(train_gpt_with(Workplace::get().train(directory / "run", options)));
+    CHECK(contains(outcome.out,
+                   "starting from the weights of " + finished_run() + "/" + step_folder(12)));
+    CHECK(contains(outcome.out, "step 1/12"));
+    CHECK((read(directory / "run" + "/" + step_folder(1) + "/model.safetensors") ==
+           read(finished_run() + "/" + step_folder(12) + "/model.safetensors")));
+    check_refused(train_gpt_with(Workplace::get().train(
+                      directory / "other", options + Arguments{"--set", "model.n_layer=3"})),
+                  1, {"n_layer = 2", "3"});
+}
+
+TEST_CASE("another vocabulary than the data's or the checkpoint's is refused", "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    // As many tokens, but others.
+    const size_t vocabulary = Json::parse(read(w.data("data.json")))["vocab_size"].get<size_t>();
+    std::string text = read(w.text());
+    std::ranges::reverse(text);
+    write(directory / "text", text);
+    check_succeeds(train_gpt_with({"tokenize", directory / "text", "--train-vocab",
+                                   std::to_string(vocabulary), "--out", directory / "data"}));
+    const Arguments theirs{"--set", "tokenizer.path=" + (directory / "data/tokenizer.json")};
+    const Arguments all_theirs =
+        theirs + Arguments{"--set", "data.train=" + (directory / "data/train_*.bin"), "--set",
+                           "data.val=" + (directory / "data/val_*.bin")};
+    check_refused(train_gpt_with(w.train(directory / "run", theirs)), 1,
+                  {"made with another tokenizer", w.data("tokenizer.json")});
+    check_refused(train_gpt_with({"eval", finished_run(), "--data", directory / "data/val_*.bin"}),
+                  1, {"made with another tokenizer"});
+
+    fs::copy(finished_run(), directory / "run", fs::copy_options::recursive);
+    check_refused(train_gpt_with(w.train(directory / "run", all_theirs)), 1,
+                  {"has other tokens", "tokenizer.path"});
+    const Outcome started = check_succeeds(train_gpt_with(w.train(
+        directory / "other",
+        all_theirs + Arguments{"--set", "model.init_from=" + finished_run(), "--stop-at", "1"})));
+    CHECK(contains(started.out + started.err, "has other tokens than the one of these weights"));
+}
+
+TEST_CASE("a run beyond the configuration's end, and a profile that cannot come, are told",
+          "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const std::string run = directory / "run";
+    fs::copy(finished_run(), run, fs::copy_options::recursive);
+    const std::string config = read(run + "/config.json"), manifest = read(run + "/manifest.json");
+    const Outcome outcome = check_succeeds(
+        train_gpt_with(w.train(run, {"--set", "schedule.steps=10", "--set",
+                                     "optimizer.learning_rate=0.5", "--profile", "3"})));
+    CHECK(contains(outcome.out, "is at step 12, beyond the configuration's 10"));
+    CHECK(contains(outcome.out, "no profile, which takes 5 steps; 0 are left"));
+    CHECK(read(run + "/config.json") == config);
+    CHECK(read(run + "/manifest.json") == manifest);
+    CHECK(metrics_of(run) == metrics_of(finished_run()));
+}
+
+TEST_CASE("a profile is of steps, not of what comes between them", "[cli][cuda]") {
+    const TemporaryDirectory directory;
+    const auto calls_of = [&](const std::string& run, const Arguments& more) {
+        Arguments options{"--profile", "4"};
+        options.insert(options.end(), more.begin(), more.end());
+        const std::string out =
+            check_succeeds(train_gpt_with(Workplace::get().train(directory / run, options))).out;
+        std::map<std::string, std::string> calls;
+        const std::regex row("\n  ([a-z_]+(?: [a-z_]+)*) +([0-9.]+) +[0-9.]+ +[0-9.]+% ");
+        for (std::sregex_iterator at(out.begin(), out.end(), row), end; at != end; ++at)
+            calls[(*at)[1]] = (*at)[2];
+        return calls;
+    };
+    const auto alone = calls_of(
+        "alone", {"--set", "evaluation.every=0", "--set", "sampling.every=0", "--stop-at", "7"});
+    CHECK(alone.at("head_loss") == "2.0");  // micro-batches of a step
+    CHECK(alone == calls_of("between", {"--set", "evaluation.every=1", "--set", "sampling.every=2",
+                                        "--set", "checkpoint.every=3", "--stop-at", "7"}));
+}
+
+TEST_CASE("results that cannot be written are an error", "[cli]") {
+    for (const std::string& command :
+         Arguments{"config", "--version", "plan " + Workplace::get().config(),
+                   "eval " + finished_run(), "train configs/quickstart.json --print-config"}) {
+        CAPTURE(command);
+        const ProgramResult result =
+            run_program({"sh", "-c", "'" + binary() + "' " + command + " > /dev/full"});
+        CHECK(result.exit_code == 1);
+        CHECK(contains(result.output, "could be written"));
+    }
+}
+
+TEST_CASE("a run that goes on with other data says so", "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const std::string run = directory / "run";
+    check_succeeds(train_gpt_with(w.train(run, {"--stop-at", "2"})));
+    const Outcome same = check_succeeds(train_gpt_with(w.train(run, {"--stop-at", "4"})));
+    CHECK_FALSE(contains(same.out, "had other contents"));
+    const Outcome other = check_succeeds(train_gpt_with(
+        w.train(run, {"--stop-at", "6", "--set", "data.train=" + w.data("*_*.bin")})));
+    CHECK(contains(other.out, "data.train had other contents"));
+    CHECK_FALSE(contains(other.out, "data.val had other contents"));
+}
+
+TEST_CASE(
+    "another model in the configuration of a resumed run is refused and other changes are told",
+    "[cli]") {
+    const TemporaryDirectory directory;
+    const std::string run = directory / "run";
+    fs::copy(finished_run(), run, fs::copy_options::recursive);
+    const auto train = [&](const Arguments& more) {
+        return train_gpt_with(Workplace::get().train(run, more));
+    };
+    check_refused(train({"--set", "model.n_layer=3"}), 1, {"n_layer = 2", "3"});
+    check_refused(train({"--set", "model.n_ctx=64"}), 1, {"n_ctx = 48", "64"});
+    check_refused(train({"--set", "model.vocab_size=400"}), 1, {"vocab_size", "400"});
+    const Outcome longer =
+        check_succeeds(train({"--set", "schedule.steps=13", "--set", "batch.micro_batch=8"}));
+    CHECK(contains(longer.out, "schedule.steps changed from 12 to 13"));
+    CHECK(contains(longer.out, "batch.micro_batch changed from 4 to 8"));
+    CHECK(contains(longer.out, "step 13/13"));
+}
+
+TEST_CASE(
+    "a learning rate that blows up stops the run with the step, the tensor and the last good "
+    "weights",
+    "[cli][cuda]") {
+    const TemporaryDirectory directory;
+    for (const char* dtype : {"fp32", "bf16"}) {
+        const fs::path run = directory / dtype;
+        const Arguments options{"--set", "optimizer.learning_rate=1e30", "--set",
+                                std::string("precision.dtype=") + dtype};
+        const Outcome outcome = train_gpt_with(Workplace::get().train(run, options));
+        check_refused(outcome, 1, {"not finite", "first in ", "optimizer.learning_rate"});
+        const auto steps = checkpoints_in(run);
+        REQUIRE(steps.size() == 1);
+        CHECK(contains(outcome.err, "step " + std::to_string(steps[0] + 1) + " "));
+        CHECK(contains(outcome.err, "step " + std::to_string(steps[0]) + " of 12 is saved"));
+        check_finite_weights(run / step_folder(steps[0]));
+        CHECK(static_cast<int64_t>(metrics_of(run).size()) >= steps[0]);
+    }
+    // Weights beyond what fp32 holds are no last good weights: nothing is saved, and an older checkpoint stays.
+    fs::copy(finished_run(), directory / "older", fs::copy_options::recursive);
+    const Outcome outcome = train_gpt_with(Workplace::get().train(
+        directory / "older",
+        {"--set", "optimizer.learning_rate=1e37", "--set", "optimizer.weight_decay=1e6", "--set",
+         "schedule.steps=20", "--set", "schedule.decay=constant", "--set", "checkpoint.every=1",
+         "--set", "checkpoint.keep=1"}));
+    CAPTURE(outcome.out, outcome.err);
+    CHECK(outcome.code == 1);
+    CHECK(contains(outcome.err, "not saved"));
+    CHECK(checkpoints_in(directory / "older") == std::vector<int64_t>{4, 8, 12});
+}
