@@ -22,6 +22,15 @@ inline bool contains(const std::string& text, const std::string& part) {
     return text.find(part) != std::string::npos;
 }
 
+/// How often `part` stands in the text, without overlaps.
+inline size_t occurrences(const std::string& text, const std::string& part) {
+    size_t count = 0;
+    for (size_t at = text.find(part); at != std::string::npos;
+         at = text.find(part, at + part.size()))
+        ++count;
+    return count;
+}
+
 /// The message of the Error that `action` throws; empty when it throws none.
 template <class Action>
 std::string error_of(Action&& action) {

@@ -254,12 +254,12 @@ CommandLine parse_command_line(int argc, char** argv) {
         app.add_subcommand("selfcheck",
                            "Speed of each rank's device and of the exchange between ranks, under "
                            "mpirun or srun; ends with exit code 1 "
-                           "where a rank is slower or faster than the others");
+                           "where a rank is slower than the others, twice");
     add_device(selfcheck, line);
     selfcheck
         ->add_option("--tolerance", line.selfcheck.tolerance,
-                     "Percent that a rank may be off the median of ranks")
-        ->check(from_to(0, 1000))
+                     "Percent that a rank may be below the median of ranks")
+        ->check(from_to(0, 100))
         ->capture_default_str()
         ->type_name("PERCENT");
     selfcheck

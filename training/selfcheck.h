@@ -12,12 +12,13 @@
 namespace train_gpt {
 
 struct SelfcheckOptions {
-    double tolerance = 15;                   // percent that a rank may be off the median of ranks
+    double tolerance = 15;                   // percent that a rank may be below the median of ranks
     int64_t max_bytes = int64_t{256} << 20;  // of the largest buffer that is copied or exchanged
 };
 
-/// Measures on all ranks at the same time and prints the table on the first one. Gives 0 where all ranks are alike; else
-/// throws SharedError, behind the table that names those that are not. Takes 3 to 20 seconds.
+/// Measures on all ranks at the same time, and again where a rank looks slow, since a moment's load
+/// slows one too. Prints the tables on the first rank. Gives 0 where no rank was slow both times;
+/// else throws SharedError, after the lines that name the slow ones. Takes 3 to 30 seconds.
 int selfcheck(const SelfcheckOptions& options, const Device& device, const World& world,
               Communicator& group);
 
@@ -38,6 +39,7 @@ struct CollectiveRates {
 struct SelfcheckTable {
     std::vector<std::string> hosts, devices;  // of each rank
     std::vector<RankRates> rates;
+    std::vector<RankRates> rates_again;        // none where no rank looked slow
     std::vector<CollectiveRates> collectives;  // none in a world of one
 };
 
@@ -50,18 +52,29 @@ double half_reduce_bandwidth(int ranks, int64_t bytes, double seconds);
 /// 64 KiB, and four times as much as long as that is at most max_bytes.
 std::vector<int64_t> collective_sizes(int64_t max_bytes);
 
-struct Outlier {
-    int rank = 0;
-    std::string rate;
+struct SlowRate {
+    std::string name;
     double value = 0, median = 0;
 };
 
-/// Ranks with a rate more than `tolerance` percent below or above the median of the ranks' (of an even number the mean of the
-/// two in the middle), by rank. A rate that is not a positive number is always one, and counts in no median.
-std::vector<Outlier> find_outliers(const SelfcheckTable& table, double tolerance);
+/// A rank with all that it is slow at.
+struct SlowRank {
+    int rank = 0;
+    std::vector<SlowRate> rates;
+};
 
-/// The table as text: ranks, medians, collectives, then what there is to say of the outliers.
-std::string format_selfcheck(const SelfcheckTable& table, const std::vector<Outlier>& outliers,
+/// Ranks with a rate more than `tolerance` percent below the median of the ranks' (of an even
+/// number the mean of the two in the middle), by rank. A rate that is not a positive number always
+/// counts as slow, and in no median.
+std::vector<SlowRank> find_slow_ranks(const std::vector<RankRates>& rates, double tolerance);
+
+/// Ranks that are slow at the same rate in both measurements, with these rates of the second one.
+std::vector<SlowRank> slow_in_both(const std::vector<SlowRank>& first,
+                                   const std::vector<SlowRank>& second);
+
+/// The table as text: ranks, medians, collectives, what was measured again, then a line for each
+/// slow rank.
+std::string format_selfcheck(const SelfcheckTable& table, const std::vector<SlowRank>& slow,
                              double tolerance);
 
 }  // namespace train_gpt

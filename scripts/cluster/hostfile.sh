@@ -6,7 +6,7 @@
 #   node1 slots=8
 #   node2 slots=8
 # Start it in the repository's folder, at the same path on all hosts and on storage that all see. It begins with a selfcheck, and
-# ends there when a rank is off the others' speed. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end the run behind a checkpoint; the same
+# ends there when a rank is slower than the others. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end the run behind a checkpoint; the same
 # command goes on from it.
 # Environment: HOSTFILE (hosts), TRAIN_GPT (the program; build/train_gpt), THREADS (cores of each rank; this host's cores
 # divided by the most slots of a host), SELFCHECK (its arguments, such as "--tolerance 25"), MPIRUN (more arguments of mpirun).

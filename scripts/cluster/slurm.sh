@@ -4,7 +4,7 @@
 #          sbatch --nodes=4 scripts/cluster/slurm.sh configs/gpt2-124m.json --set run_dir=runs/124m
 #          LAUNCHER=mpirun sbatch scripts/cluster/slurm.sh configs/gpt2-124m.json
 # Submit it in the repository's folder, on storage that all nodes see; edit the lines below for your cluster. It begins with a
-# selfcheck, and ends there when a rank is off the others' speed. Ten minutes before the time limit the ranks write a checkpoint,
+# selfcheck, and ends there when a rank is slower than the others. Ten minutes before the time limit the ranks write a checkpoint,
 # and the job goes back into the queue to go on from it. A node that fails puts the job back too; an error ends it.
 # `scancel --batch --signal=TERM JOB` ends it behind a checkpoint.
 # Environment: LAUNCHER (srun, mpirun), LAUNCHER_OPTIONS (more arguments of it), TRAIN_GPT (the program; build/train_gpt),
