@@ -6,6 +6,7 @@
 # build/venv (made and filled with `pip install torch`, 5 GB), Debian's python3-torch. Without any the peer is left out.
 # Threads: OMP_NUM_THREADS (default 2, or 1 on one core).
 set -u
+[ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.." || exit
 build=${BUILD:-build}
 cores=$(nproc)
@@ -46,10 +47,11 @@ mkdir -p "$build/bench-runs"
 status=${PIPESTATUS[0]}
 BUILD=$build scripts/bench_ranks.sh | tee -a "$build/bench.md"
 [ "${PIPESTATUS[0]}" = 0 ] || status=1
-# GPT-2's vocabulary and the quickstart's text, a document of 30 verses each, where they are here
+# GPT-2's vocabulary and the quickstart's text, where they are here; empty lines between its documents
 prose=()
-if [ -n "${GPT2_VOCAB_DIR-}" ] && [ -s data/quickstart/bible.txt ]; then
-    awk '{ print } NR % 30 == 0 { print "" }' data/quickstart/bible.txt > "$build/bench-runs/bible.txt"
+text=data/quickstart/king-james-bible.txt
+if [ -n "${GPT2_VOCAB_DIR-}" ] && [ -s $text ]; then
+    sed '/^$/d; s/^<|endoftext|>$//' $text > "$build/bench-runs/bible.txt"
     prose=(--vocab "$GPT2_VOCAB_DIR" --text "$build/bench-runs/bible.txt")
 fi
 "${python:-python3}" scripts/bench_tokenizer.py "${prose[@]}" --program "$build/bench_tokenizer" --folder "$build/bench-runs/tokenizer" "$@" |

@@ -2,8 +2,10 @@
 # Measures two ranks of half the threads each beside one rank of all threads, on the CPU: the quickstart's model on synthetic data,
 # the same step of 1024 tokens. `make bench` runs it. They take turns; each number is the lower quartile of a turn's steps, since
 # what disturbs a step only makes it longer. Prints Markdown.
+#   usage: scripts/bench_ranks.sh
 # Environment: BUILD (build), ROUNDS (7), OMP_NUM_THREADS (2).
 set -euo pipefail
+[ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.."
 build=${BUILD:-build}
 rounds=${ROUNDS:-7}

@@ -4,6 +4,8 @@
 # Left to the node: glibc (as new as this machine's or newer), the NVIDIA driver, and CUDA 13's libcudart and libcublasLt, in
 # /usr/local/cuda/lib64, the system's folders or LD_LIBRARY_PATH.
 set -eu
+[ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
+[ $# = 2 ] || { echo "usage: scripts/bundle.sh PROGRAM FOLDER" >&2; exit 2; }
 
 program=$1
 folder=$2

@@ -20,7 +20,7 @@ data=${DATA_DIR:-data}
 hub=${HF_ENDPOINT:-https://huggingface.co}
 program=${TRAIN_GPT:-build/train_gpt}
 
-usage() { sed -n '3,10s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; }
 stop() { echo "error: $*" >&2; exit 1; }
 
 sha256_of() { sha256sum "$1" | cut -d ' ' -f 1; }

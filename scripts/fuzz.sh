@@ -3,6 +3,7 @@
 #   usage: make fuzz [FUZZ_SECONDS=60] [FUZZ_TARGETS="shard safetensors"]
 # Each target starts from its seeds and from what earlier runs found (build/fuzz/corpus). What brings one down stays in
 # build/fuzz/found; with a mended reader it belongs among the seeds. The last line is "N passed, M failed", in targets.
+[ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.." || exit
 set -uo pipefail
 command -v clang++ > /dev/null || { echo 'skipped: fuzzing, which needs clang++ with libFuzzer (apt-get install clang)'; echo '0 passed, 0 failed'; exit 0; }

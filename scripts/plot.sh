@@ -2,6 +2,7 @@
 # Draws the loss curves of a run, RUN_DIR/metrics.jsonl, as RUN_DIR/loss.png.
 #   usage: scripts/plot.sh RUN_DIR
 set -eu
+[ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 [ $# = 1 ] || { echo "usage: scripts/plot.sh RUN_DIR" >&2; exit 2; }
 metrics=$1/metrics.jsonl
 picture=$1/loss.png
@@ -27,11 +28,24 @@ points loss > "$work/train"
 points val_loss > "$work/val"
 [ -s "$work/train" ] || { echo "error: $metrics holds no training loss yet" >&2; exit 1; }
 
-curves="'$work/train' using 1:2 with lines linewidth 1 linecolor rgb '#9ecae1' title 'training'"
-[ "$(wc -l < "$work/train")" -lt 20 ] ||
-    curves+=", '$work/train' using 1:2 smooth bezier linewidth 2 linecolor rgb '#2171b5' title 'training, smoothed'"
+# The running mean over as many points on either side of each, fewer towards both ends: it starts and ends with the curve.
+running_mean() {
+    awk '{ step[NR] = $1; sum[NR] = sum[NR - 1] + $2 }
+        END {
+            for (i = 1; i <= NR; ++i) {
+                reach = int(NR / 25)
+                if (reach > i - 1) reach = i - 1
+                if (reach > NR - i) reach = NR - i
+                print step[i], (sum[i + reach] - sum[i - reach - 1]) / (2 * reach + 1)
+            }
+        }'
+}
+running_mean < "$work/train" > "$work/smooth"
+
+curves="'$work/train' using 1:2 with lines linewidth 1 linecolor rgb '#c6dbef' title 'training'"
+curves+=", '$work/smooth' using 1:2 with lines linewidth 2 linecolor rgb '#2171b5' title 'training, running mean'"
 [ ! -s "$work/val" ] ||
-    curves+=", '$work/val' using 1:2 with linespoints pointtype 7 linewidth 2 linecolor rgb '#d94801' title 'validation'"
+    curves+=", '$work/val' using 1:2 with linespoints pointtype 7 pointsize 1.5 linewidth 2 linecolor rgb '#d94801' title 'validation'"
 gnuplot << TXT
 set terminal pngcairo size 960,600 background rgb 'white'
 set output '$work/loss.png'

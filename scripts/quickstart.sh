@@ -1,46 +1,114 @@
 #!/usr/bin/env bash
 # From a fresh clone to a trained model: installs what is missing, builds, prepares a text, trains on it, draws the loss.
-#   usage: make quickstart [DATA=my.txt]
-# Environment: DATA (a text file of yours; default: the King James Bible from the Debian package bible-kjv), RUN_DIR (the
-# run's folder), QUICKSTART_ARGS (more arguments for `train_gpt train`). Called again, it goes on where it was.
+#   usage: make quickstart [DATA=my.txt]        or: DATA=my.txt scripts/quickstart.sh
+# Environment:
+#   DATA             a text of yours, plain or JSON Lines, also compressed (default: the King James Bible from the
+#                    Debian package bible-kjv)
+#   RUN_DIR          the run's folder (default: one below runs/)
+#   QUICKSTART_ARGS  more arguments for `train_gpt train`
+#   DATA_DIR         where prepared texts are kept (default: data)
+#   TRAIN_GPT        a program that is built already: nothing is installed or built
+# It measures a few steps and takes the longest of three runs that ends within about three minutes: 2,400 steps
+# (configs/quickstart.json), 1,200 or 600. Called again, it resumes where it was, with the length that it began with.
 set -eu
+[ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
+[ $# = 0 ] || { echo "error: $1 is not known here; DATA=my.txt in the environment names a text (see --help)" >&2; exit 2; }
 cd "$(dirname "$0")/.."
 
 say() { printf '\n== %3d s: %s\n' $SECONDS "$*"; }
 
+DATA=${DATA:-}
+program=${TRAIN_GPT:-build/train_gpt}
 name=quickstart
-if [ -n "${DATA:-}" ]; then
+if [ -n "$DATA" ]; then
     [ -f "$DATA" ] && [ -r "$DATA" ] || { echo "error: DATA=$DATA is not a readable file; check the path" >&2; exit 1; }
     # Another text is another run, and so is the same file with other content.
     name=quickstart-$(basename "${DATA%.*}" | tr -c 'A-Za-z0-9\n' -)-$(cksum < "$DATA" | cut -d ' ' -f 1)
 fi
-folder=data/$name
+folder=${DATA_DIR:-data}/$name
 run_dir=${RUN_DIR:-runs/$name}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+
+install_and_build() {
+    say "packages"
+    if [ "$(id -u)" = 0 ] || [ "${CI:-}" = true ]; then
+        scripts/setup.sh build
+        scripts/setup.sh quickstart &  # the rest comes while the compiler is at work
+        say "build"
+        ${MAKE:-make} --no-print-directory
+        wait $! || true  # without gnuplot there is no picture, but a model
+    else
+        scripts/setup.sh build quickstart
+        say "build"
+        ${MAKE:-make} --no-print-directory
+    fi
+}
+
+# The King James Bible, a verse a line, without its numbers. A chapter is a document, so that what is kept for validation
+# comes from the same books as the rest.
+chapters() {
+    bible -l 10000 gen1:1-rev22:21 < /dev/null |
+        awk '/^[^ ]/ { if (n++) print "<|endoftext|>"; print $0 "\n" } sub(/^ +[0-9]+ /, "")'
+}
 
 prepare_text() {
     mkdir -p "$folder"
     text=$DATA
     if [ -z "$DATA" ]; then
-        text=$folder/bible.txt
+        text=$folder/king-james-bible.txt
         [ -s "$text" ] || command -v bible > /dev/null ||
             { echo "error: the package bible-kjv is not installed; make quickstart DATA=my.txt takes a text of yours" >&2; exit 1; }
-        [ -s "$text" ] || { bible -f 'gen1:1-rev22:21' > "$text.tmp" && mv "$text.tmp" "$text"; }
+        [ -s "$text" ] || { chapters > "$text.tmp" && mv "$text.tmp" "$text"; }
     fi
 }
-DATA=${DATA:-}
 
-say "packages"
-if [ "$(id -u)" = 0 ] || [ "${CI:-}" = true ]; then
-    scripts/setup.sh build
-    scripts/setup.sh quickstart &  # the rest comes while the compiler is at work
-    say "build"
-    ${MAKE:-make} --no-print-directory
-    wait $! || true  # without gnuplot there is no picture, but a model
-else
-    scripts/setup.sh build quickstart
-    say "build"
-    ${MAKE:-make} --no-print-directory
-fi
+train() { # train CONFIG ARGUMENTS…
+    # shellcheck disable=SC2086  # the arguments are words
+    "$program" train "$1" "${settings[@]}" ${QUICKSTART_ARGS:-} "${@:2}"
+}
+
+# Milliseconds of a step: the median of some. Nothing where they fail: the run itself will say why.
+measure_step() {
+    train configs/quickstart.json --set "run_dir=$work/run" --set schedule.steps=8 --set schedule.warmup_steps=1 \
+        --set data.val= --set checkpoint.every=0 --set sampling.every=0 --set sampling.samples=0 --set log.every=1 \
+        > "$work/log" 2>&1 || return 0
+    sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' "$work/run/metrics.jsonl" 2> /dev/null | tail -n +2 | sort -g |
+        awk '{ ms[NR] = $1 } END { if (NR) print ms[int((NR + 1) / 2)] }'
+}
+
+# Sets `config`. The bits per byte are those of docs/measurements.md.
+choose_length() {
+    local length steps bits ms limit=3
+    config=configs/quickstart.json
+    case ${QUICKSTART_ARGS:-} in *schedule.steps=* | *schedule.tokens=* | *schedule.epochs=*) return ;; esac
+    if [ -s "$run_dir/config.json" ]; then
+        steps=$(sed -n 's/^ *"steps": *\([0-9]*\).*/\1/p' "$run_dir/config.json")
+        [ ! -e "configs/quickstart-$steps.json" ] || config=configs/quickstart-$steps.json
+        echo "$run_dir is there already and keeps its length ($config)"
+        return
+    fi
+    ms=$(measure_step)
+    [ -n "$ms" ] || return 0
+    [ "$(nproc)" -lt 8 ] || limit=2  # many cores also install and build in less
+    # Evaluations, samples and checkpoints take about as long as 100 steps.
+    minutes() { awk "BEGIN { printf \"%.1f\", ($1 + 100) * $ms / 60000 }"; }
+    for length in 2400:1.35 1200:1.46 600:1.60; do
+        steps=${length%:*} bits=${length#*:}
+        if awk "BEGIN { exit $(minutes "$steps") > $limit }"; then break; fi
+    done
+    printf 'a step takes %.0f ms here: training for %d steps, about %s minutes' "$ms" "$steps" "$(minutes "$steps")"
+    if [ "$steps" -lt 2400 ]; then
+        config=configs/quickstart-$steps.json
+        echo " ($config; 2400 steps would take $(minutes 2400))"
+    else
+        echo " ($config)"
+    fi
+    [ -n "$DATA" ] || echo "expect about $bits bits per byte on the chapters that are kept for validation"
+}
+
+[ -n "${TRAIN_GPT:-}" ] || install_and_build
 
 say "data"
 prepare_text
@@ -48,21 +116,17 @@ shards() { ls "$folder"/"$1"_*.bin > /dev/null 2>&1; }
 if [ "$folder/tokenizer.json" -nt "$text" ] && shards train && shards val; then
     echo "$folder has been prepared before"
 else
-    # The end of a text serves for validation however few documents it has; JSON Lines and compressed files have many.
-    split=(--val-split tail)
-    case $text in *.json | *.jsonl | *.ndjson | *.gz | *.zst) split=() ;; esac
-    build/train_gpt tokenize "$text" --train-vocab 4096 --out "$folder" --val-fraction 0.05 "${split[@]}"
+    "$program" tokenize "$text" --train-vocab 4096 --out "$folder" --val-fraction 0.05
 fi
 
+settings=(--set "run_dir=$run_dir" --set "tokenizer.path=$folder/tokenizer.json" --set "data.train=$folder/train_*.bin"
+    --set "data.val=$folder/val_*.bin")
+# Of a large text, evaluations would take longer than the training.
+[ -z "$DATA" ] || settings+=(--set sampling.prompt= --set evaluation.max_tokens=60000)
+
 say "training"
-settings=(--set "run_dir=$run_dir")
-if [ -n "$DATA" ]; then
-    settings+=(--set "tokenizer.path=$folder/tokenizer.json" --set "data.train=$folder/train_*.bin"
-        --set "data.val=$folder/val_*.bin" --set sampling.prompt=
-        --set evaluation.max_tokens=200000)  # of a large text, the end would take longer than the training
-fi
-# shellcheck disable=SC2086  # the arguments are words
-build/train_gpt train configs/quickstart.json "${settings[@]}" ${QUICKSTART_ARGS:-}
+choose_length
+train "$config"
 
 say "done"
 scripts/plot.sh "$run_dir" || true
@@ -70,7 +134,7 @@ checkpoint=$(ls -d "$run_dir"/step-*[0-9] 2> /dev/null | tail -n 1 || true)
 cat << TXT
 
 The run is in $run_dir: metrics.jsonl, loss.png, and the model in ${checkpoint:-step-*}.
-  let it write           build/train_gpt sample ${checkpoint:-CHECKPOINT} --prompt "In the beginning"
+  let it write           $program sample ${checkpoint:-CHECKPOINT} --prompt "In the beginning"
   train on your text     make quickstart DATA=my.txt
-  change what it does    configs/quickstart.json, or --set key=value (build/train_gpt train --help)
+  change what it does    $config, or --set key=value ($program train --help)
 TXT

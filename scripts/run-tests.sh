@@ -5,6 +5,8 @@
 #   SIMULATED=only     on that alone
 #   MEMCHECK=1         under NVIDIA's compute-sanitizer, the tests of kernels alone
 # The last line that it prints is "N passed, M failed", in test cases, over all of it.
+[ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
+[ $# -gt 0 ] || { echo "usage: scripts/run-tests.sh TEST [ARGUMENTS…]" >&2; exit 2; }
 . "$(dirname "$0")/count-tests.sh"
 test=$1
 shift

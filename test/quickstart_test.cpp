@@ -1,0 +1,295 @@
+// scripts/quickstart.sh and scripts/plot.sh, with stand-ins for training, for `bible` and for gnuplot.
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "dataloader/manifest.h"
+#include "kernels/error.h"
+#include "test/catch.h"
+#include "test/parallel/ranks.h"
+#include "test/random.h"
+#include "test/text.h"
+
+using namespace train_gpt;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// Passes on every call but `train`, which it notes; that one writes what the script reads: the steps of the run, and
+/// steps of about $MS milliseconds, the first of which takes much longer.
+constexpr const char* program_script = R"sh(#!/bin/bash
+[ "$1" = train ] || exec "$REAL" "$@"
+steps=$(sed -n 's/^ *"steps": \([0-9]*\).*/\1/p' "$2")
+for argument; do
+    case $argument in
+        run_dir=*) run_dir=${argument#*=} ;;
+        schedule.steps=*) steps=${argument#*=} ;;
+    esac
+done
+echo "$run_dir $2 $steps" >> "$CALLS"
+[ -z "$BROKEN" ] || exit 1
+mkdir -p "$run_dir"
+printf '{\n    "schedule": {\n        "steps": %d,\n        "warmup_steps": 5\n    }\n}\n' "$steps" > "$run_dir/config.json"
+for i in 1 2 3 4 5 6 7 8; do
+    echo "{\"step\":$i,\"loss\":2.5,\"ms\":$((MS * (i == 1 ? 90 : 1))).0$i,\"compute_ms\":1.5}"
+done > "$run_dir/metrics.jsonl"
+)sh";
+
+/// Keeps the smoothed curve and draws nothing.
+constexpr const char* gnuplot_script = R"sh(#!/bin/sh
+picture=$(sed -n "s/^set output '\(.*\)'/\1/p")
+cp "${picture%/*}/smooth" "$SMOOTH"
+echo picture > "$picture"
+)sh";
+
+class Quickstart {
+  public:
+    Quickstart() {
+        for (const char* name : {"bin", "tmp", "run", "data/quickstart"})
+            fs::create_directories(folder_ / name);
+        tool("program", program_script);
+        tool("bible", "#!/bin/sh\n[ \"$1\" = -l ] && cat \"$KJV\"\n");
+        tool("gnuplot", gnuplot_script);
+        set_cores(2);
+    }
+
+    void set_cores(int n) const { tool("nproc", concat("#!/bin/sh\necho ", n, "\n")); }
+    /// Leaves nothing for `tokenize` to do.
+    void set_prepared() const {
+        write(prepared("king-james-bible.txt"), "prepared");
+        fs::last_write_time(prepared("king-james-bible.txt"),
+                            fs::file_time_type::clock::now() - std::chrono::seconds(10));
+        for (const char* name : {"train_000000.bin", "val_000000.bin", "tokenizer.json"})
+            write(prepared(name), "prepared");
+    }
+    std::string prepared(const std::string& name) const {
+        return folder_ / ("data/quickstart/" + name);
+    }
+    /// What `bible` prints.
+    std::string kjv() const { return folder_ / "kjv"; }
+    std::string smooth() const { return folder_ / "smooth"; }
+    std::string run_dir() const { return folder_ / "run"; }
+    bool leaves_nothing() const { return fs::is_empty(folder_ / "tmp"); }
+
+    ProgramResult run(int64_t ms, const std::string& arguments = "", Environment more = {}) const {
+        more.insert({{"MS", std::to_string(ms)}, {"QUICKSTART_ARGS", arguments}});
+        return start({"bash", "scripts/quickstart.sh"}, more);
+    }
+    ProgramResult start(const std::vector<std::string>& command, Environment more = {}) const {
+        const char* real = std::getenv("TRAIN_GPT");
+        more.insert({{"PATH", (folder_ / "bin") + ":" + std::getenv("PATH")},
+                     {"TRAIN_GPT", folder_ / "bin/program"},
+                     {"REAL", real ? real : "build/train_gpt"},
+                     {"CALLS", folder_ / "calls"},
+                     {"KJV", kjv()},
+                     {"SMOOTH", smooth()},
+                     {"TMPDIR", folder_ / "tmp"},
+                     {"DATA", ""},
+                     {"DATA_DIR", folder_ / "data"},
+                     {"RUN_DIR", run_dir()},
+                     {"BROKEN", ""}});
+        return run_program(command, more);
+    }
+
+    struct Call {
+        std::string run_dir, config;
+        int steps = 0;
+    };
+    /// The calls of `train` since this was asked last.
+    std::vector<Call> trained() const {
+        std::vector<Call> calls;
+        std::istringstream lines(read(folder_ / "calls"));
+        for (Call call; lines >> call.run_dir >> call.config >> call.steps;) calls.push_back(call);
+        fs::remove(folder_ / "calls");
+        return calls;
+    }
+
+  private:
+    void tool(const std::string& name, const std::string& script) const {
+        write(folder_ / ("bin/" + name), script);
+        fs::permissions(folder_ / ("bin/" + name), fs::perms::owner_all);
+    }
+
+    TemporaryDirectory folder_;
+};
+
+std::string config_of(int steps) {
+    return steps == 2400 ? "configs/quickstart.json"
+                         : concat("configs/quickstart-", steps, ".json");
+}
+
+std::string random_verse() {
+    std::string verse;
+    for (int64_t n = random_int(3, 20); n > 0; --n) {
+        verse += verse.empty() ? "" : " ";
+        for (int64_t letters = random_int(1, 5); letters > 0; --letters)
+            verse += static_cast<char>(random_int('a', 'j'));
+    }
+    return verse + " 12 men.";
+}
+
+}  // namespace
+
+TEST_CASE("scripts answer --help with the comment at their head, and start nothing", "[scripts]") {
+    for (const std::string name :
+         {"quickstart", "plot", "data", "bench", "bench_ranks", "run-tests", "test-full", "fuzz",
+          "check-transformers", "bundle"}) {
+        CAPTURE(name);
+        const std::string script = "scripts/" + name + ".sh";
+        const ProgramResult help = run_program({"bash", script, "--help"}, {}, 20);
+        CHECK(help.exit_code == 0);
+        CHECK(contains(help.output, "usage: "));
+        // All of it, and no code.
+        std::istringstream lines(read(script));
+        std::string line, comment;
+        std::getline(lines, line);
+        while (std::getline(lines, line) && line.starts_with("#"))
+            comment += line.substr(line.starts_with("# ") ? 2 : 1) + "\n";
+        CHECK(help.output == comment);
+    }
+}
+
+TEST_CASE("the quickstart refuses arguments that it does not know", "[scripts]") {
+    const Quickstart q;
+    const ProgramResult result = q.start({"bash", "scripts/quickstart.sh", "--hepl"});
+    CHECK(result.exit_code == 2);
+    CHECK(contains(result.output, "--hepl"));
+    CHECK(q.trained().empty());
+}
+
+TEST_CASE("the quickstart's text has a document for each chapter, and no verse numbers",
+          "[scripts]") {
+    const Quickstart q;
+    std::string printed, wanted;
+    int chapters = 0;
+    for (const std::string book : {"Genesis", "1 Samuel", "Song of Solomon"})
+        for (int chapter = 1, end = static_cast<int>(random_int(150, 200)); chapter < end;
+             ++chapter) {
+            printed += concat("\n", book, " ", chapter, "\n\n");
+            wanted += concat(chapters++ == 0 ? "" : "<|endoftext|>\n", book, " ", chapter, "\n\n");
+            for (int64_t n = random_int(1, 5), i = 1; i <= n; ++i) {
+                const std::string verse = random_verse();
+                printed += concat("  ", i, " ", verse, "\n");
+                wanted += verse + "\n";
+            }
+        }
+    write(q.kjv(), printed);
+    const ProgramResult result = q.run(10);
+    INFO(result.output);
+    REQUIRE(result.exit_code == 0);
+    CHECK(read(q.prepared("king-james-bible.txt")) == wanted);
+    const DataManifest data = read_data_manifest(q.prepared(""));
+    CHECK(data.val_split == "documents");
+    CHECK(data.train_documents + data.val_documents == chapters);
+    CHECK(data.val_documents > 0);
+
+    const auto made = fs::last_write_time(q.prepared("data.json"));
+    CHECK(q.run(10).exit_code == 0);
+    CHECK(fs::last_write_time(q.prepared("data.json")) == made);
+}
+
+TEST_CASE("the quickstart's length is what the machine trains in the time, and stays",
+          "[scripts]") {
+    struct Speed {
+        int cores;
+        int64_t fastest, slowest;  // milliseconds of a step
+        int steps;
+    };
+    const Speed speeds[] = {{2, 1, 70, 2400}, {2, 76, 136, 1200}, {2, 145, 9000, 600},
+                            {8, 1, 46, 2400}, {8, 52, 90, 1200},  {64, 97, 9000, 600}};
+    for (const Speed& speed : speeds) {
+        const Quickstart q;
+        q.set_prepared();
+        q.set_cores(speed.cores);
+        const int64_t ms = random_int(speed.fastest, speed.slowest);
+        CAPTURE(speed.cores, ms);
+        const ProgramResult first = q.run(ms);
+        INFO(first.output);
+        REQUIRE(first.exit_code == 0);
+        CHECK(contains(first.output, concat("a step takes ", ms, " ms")));
+        CHECK(contains(first.output, concat("training for ", speed.steps, " steps")));
+        CHECK(contains(first.output, "bits per byte"));
+        const auto calls = q.trained();
+        REQUIRE(calls.size() == 2);
+        CHECK(calls[0].run_dir != q.run_dir());
+        CHECK(calls[0].steps < 20);
+        CHECK(calls[1].run_dir == q.run_dir());
+        CHECK(calls[1].config == config_of(speed.steps));
+        CHECK(calls[1].steps == speed.steps);
+        CHECK(q.leaves_nothing());
+
+        // However fast the machine has become.
+        CHECK(q.run(random_int(1, 9000)).exit_code == 0);
+        const auto again = q.trained();
+        REQUIRE(again.size() == 1);
+        CHECK(again[0].config == config_of(speed.steps));
+    }
+}
+
+TEST_CASE("the quickstart measures nothing when its length is given, or when steps fail",
+          "[scripts]") {
+    const Quickstart q;
+    q.set_prepared();
+    CHECK(q.run(9000, "--set schedule.steps=30").exit_code == 0);
+    auto calls = q.trained();
+    REQUIRE(calls.size() == 1);
+    CHECK(calls[0].config == config_of(2400));
+    CHECK(calls[0].steps == 30);
+
+    fs::remove(q.run_dir() + "/config.json");
+    CHECK(q.run(9000, "", {{"BROKEN", "1"}}).exit_code == 1);
+    calls = q.trained();
+    REQUIRE(calls.size() == 2);
+    CHECK(calls[1].config == config_of(2400));
+    CHECK(q.leaves_nothing());
+}
+
+TEST_CASE("the quickstart's lengths differ in nothing but the schedule", "[scripts]") {
+    const auto configuration = [](int steps) {
+        auto json = nlohmann::json::parse(read(config_of(steps)));
+        CHECK(json["schedule"]["steps"] == steps);
+        CHECK(json["sampling"]["every"] == steps / 4);
+        for (const char* section : {"checkpoint", "evaluation", "sampling"})
+            json[section].erase("every");
+        json["schedule"].erase("steps");
+        json["schedule"].erase("warmup_steps");
+        json["optimizer"].erase("learning_rate");
+        json.erase("description");
+        return json;
+    };
+    CHECK(configuration(1200) == configuration(2400));
+    CHECK(configuration(600) == configuration(2400));
+}
+
+TEST_CASE("the curve is smoothed by a running mean from the first point to the last", "[scripts]") {
+    const Quickstart q;
+    const int n = static_cast<int>(random_int(1, 300));
+    std::vector<double> losses;
+    std::string metrics;
+    for (int i = 0; i < n; ++i) {
+        losses.push_back(static_cast<double>(random_int(100, 999)) / 100);
+        metrics += nlohmann::json{{"step", 10 * (i + 1)}, {"loss", losses.back()}}.dump() + "\n";
+        metrics += nlohmann::json{{"step", 10 * (i + 1)}, {"val_loss", 77}}.dump() + "\n";
+    }
+    write(q.run_dir() + "/metrics.jsonl", metrics);
+    const ProgramResult result = q.start({"bash", "scripts/plot.sh", q.run_dir()});
+    INFO(result.output);
+    REQUIRE(result.exit_code == 0);
+    CHECK(read(q.run_dir() + "/loss.png") == "picture\n");
+    std::istringstream curve(read(q.smooth()));
+    for (int i = 0; i < n; ++i) {
+        const int reach = std::min({n / 25, i, n - 1 - i});
+        double sum = 0;
+        for (int j = i - reach; j <= i + reach; ++j) sum += losses[static_cast<size_t>(j)];
+        int step = 0;
+        double mean = 0;
+        REQUIRE(curve >> step >> mean);
+        CHECK(step == 10 * (i + 1));
+        CHECK(mean == Approx(sum / (2 * reach + 1)).epsilon(1e-4));
+    }
+}
