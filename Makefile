@@ -2,7 +2,8 @@
 #
 #   make [VARIABLE=value …] [target]
 #     CXX=g++-12           the C++ compiler                     MARCH=native         CPU that kernels/ is compiled for
-#     CUDA=0|1             without, or not without, CUDA        GPU_ARCHS="80 90"    GPU architectures; default: those present
+#     CUDA=0|1|auto        without, not without, or with CUDA   GPU_ARCHS="80 90"    GPU architectures; default: those present
+#                          if a GPU is here; default: if nvcc is
 #     MPI=0|1              without, or not without, MPI         CUDA_HOME=/opt/cuda  where the CUDA toolkit is
 #     DEBUG=1              no optimisation, checked library     SANITIZE=address,undefined|thread
 #     ONEDNN=0             without oneDNN                       PREFIX= DESTDIR=     where `make install` copies to
@@ -63,25 +64,32 @@ HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(DIRECTORIES)) test/*.h test/*/*.
 CONFIGURE = CXX='$(CXX)' CPPFLAGS='$(CPPFLAGS)' CXXFLAGS='$(CXXFLAGS)' LDFLAGS='$(LDFLAGS)' MARCH='$(MARCH)' \
     CUDA='$(CUDA)' MPI='$(MPI)' ONEDNN='$(ONEDNN)' CUDA_HOME='$(CUDA_HOME)' GPU_ARCHS='$(GPU_ARCHS)'
 
+# What the quickstart asks for. GPU kernels compile for minutes: without a GPU only a build that has them already keeps them.
+ifeq ($(CUDA),auto)
+ifneq ($(shell nvidia-smi -L 2> /dev/null | grep -m 1 ^GPU; grep -sx 'HAVE_CUDA := 1' $(B)/config.mk),)
+override CUDA :=
+endif
+endif
+
 ifneq ($(filter-out clean help format setup quickstart test test-full fuzz build/fuzz/fuzz,$(or $(MAKECMDGOALS),all)),)
-MACHINE := $(shell command -v $(CXX) nvcc mpicxx; { cat scripts/configure.sh; $(CXX) -dumpfullversion; \
+MACHINE := $(shell command -v $(CXX) nvcc mpicxx; { cat scripts/configure.sh scripts/find-cuda.sh; $(CXX) -dumpfullversion; \
     grep -m1 ^flags /proc/cpuinfo; } 2> /dev/null | cksum) \
     $(wildcard $(foreach header,dnnl.hpp zlib.h zstd.h xxhash.h CLI/CLI.hpp nlohmann/json.hpp catch2/catch.hpp catch2/catch_all.hpp, \
-        /usr/include/$(header) /usr/include/*/$(header) /usr/local/include/$(header)) /usr/local/cuda/bin/nvcc \
+        /usr/include/$(header) /usr/include/*/$(header) /usr/local/include/$(header)) /usr/local/cuda/bin/nvcc /opt/cuda/bin/nvcc \
         $(addsuffix /nccl.h,/usr/local/cuda/include /usr/include) \
         $(addsuffix /cudnn_frontend.h,third_party/*/include /usr/local/cuda/include /usr/include))
 SETTINGS := $(subst $(comma),;,$(CONFIGURE) $(MACHINE))
 include $(B)/config.mk
-ifneq ($(CONFIGURED),$(SETTINGS))
+ifneq ($(and $(HAVE_ONEDNN),$(HAVE_ZLIB),$(HAVE_ZSTD),$(HAVE_CUDA),$(HAVE_MPI),$(CONFIGURED)),$(SETTINGS))
 $(B)/config.mk: $(if $(MAKE_RESTARTS),,FORCE)
 endif
 endif
 
+# Another make may be here at the same time: each writes a file of its own, and the last whole one stays.
 $(B)/config.mk:
 	@mkdir -p $(B)
-	@$(CONFIGURE) scripts/configure.sh > $@.new
-	@printf 'CONFIGURED := %s\n' "$$SETTINGS" >> $@.new
-	@mv $@.new $@
+	@new=$$(mktemp $@.XXXXXX) && trap 'rm -f "$$new"' EXIT && chmod 644 "$$new" && \
+	    $(CONFIGURE) scripts/configure.sh > "$$new" && printf 'CONFIGURED := %s\n' "$$SETTINGS" >> "$$new" && mv "$$new" $@
 $(B)/config.mk: export SETTINGS := $(SETTINGS)
 
 # --- how it is compiled --------------------------------------------------------------------------------------------
@@ -347,4 +355,4 @@ help:
 	@echo 'make bundle      puts the program and its libraries into build/bundle, which runs after a copy'
 	@echo 'make clean       removes build/'
 	@echo
-	@sed -n '3,11s/^# \{0,1\}//p' Makefile
+	@sed -n '3,12s/^# \{0,1\}//p' Makefile

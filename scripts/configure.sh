@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Looks for what a build can use. Prints make variables on stdout and, on stderr, what was found and what that means.
 # The Makefile calls it and keeps its answer in build/config.mk.
-# Environment: CXX, CXXFLAGS, CPPFLAGS, LDFLAGS, MARCH, CUDA, MPI, ONEDNN, CUDA_HOME, GPU_ARCHS.
+# Environment: CXX, CXXFLAGS, CPPFLAGS, LDFLAGS, MARCH, CUDA, MPI, ONEDNN, CUDA_HOME, CUDA_FOLDERS, GPU_ARCHS.
 set -u
 
 work=$(mktemp -d)
@@ -115,28 +115,19 @@ else
 fi
 
 # --- CUDA, cuDNN, NCCL ------------------------------------------------------------------------------------------------
-nvcc=
-for candidate in "${CUDA_HOME:+$CUDA_HOME/bin/nvcc}" "$(command -v nvcc)" /usr/local/cuda/bin/nvcc; do
-    [ -n "$candidate" ] && [ -x "$candidate" ] && { nvcc=$candidate; break; }
-done
 cuda=0
 obstacle=
 cudnn_frontend=
 nccl=
+. scripts/find-cuda.sh
 if [ "$CUDA" = 0 ]; then
     say CUDA "not wanted (CUDA=0)"
-elif [ -z "$nvcc" ]; then
-    obstacle="there is no nvcc in PATH, CUDA_HOME or /usr/local/cuda"
+elif ! find_cuda; then
+    obstacle=$cuda_obstacle
+elif [ "$CUDA" = auto ]; then
+    say CUDA "nvcc $cuda_release ($cuda_home) is here, but no GPU is seen: this build trains on the CPU (CUDA=1 builds for GPUs too)"
 else
-    release=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
-    cuda_home=$(cd "$(dirname "$nvcc")/.." && pwd)
-    if ! [ "${release%%.*}" -ge 13 ] 2> /dev/null; then
-        obstacle="nvcc in $cuda_home is of CUDA ${release:-(unknown)}, and 13 or newer is needed"
-    elif ! [ -e "$cuda_home/include/cublasLt.h" ] && ! [ -e /usr/include/cublasLt.h ]; then
-        obstacle="there is nvcc in $cuda_home, but not cuBLASLt's header (libcublas-dev)"
-    else
-        cuda=1
-    fi
+    cuda=1
 fi
 if [ -n "$obstacle" ]; then
     [ "$CUDA" = 1 ] && stop "CUDA=1, but $obstacle; install the CUDA toolkit, set CUDA_HOME, or build with CUDA=0"
@@ -147,7 +138,7 @@ if [ "$cuda" = 1 ]; then
     found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | grep -xE '[0-9]+\.[0-9]+' | tr -d . | sort -un)
     archs=${GPU_ARCHS:-$(echo "$found" | awk '$1 >= 80' | tr '\n' ' ')}
     archs=${archs:-80 90}
-    say CUDA "nvcc $release ($cuda_home): this build trains on GPUs of architecture ${archs% } (GPU_ARCHS=) and on the CPU"
+    say CUDA "nvcc $cuda_release ($cuda_home): this build trains on GPUs of architecture ${archs% } (GPU_ARCHS=) and on the CPU"
     header() {  # header NAME: its path in the toolkit or among the system's headers
         local folder
         for folder in "$cuda_home/include" /usr/include /usr/include/x86_64-linux-gnu /usr/include/aarch64-linux-gnu; do
@@ -239,7 +230,7 @@ HAVE_ZLIB := $zlib
 HAVE_ZSTD := $zstd
 CATCH2 := $catch2
 HAVE_CUDA := $cuda
-NVCC := $nvcc
+NVCC := ${cuda_home:+$cuda_home/bin/nvcc}
 CUDA_PATH := ${cuda_home-}
 CUDA_ARCHS := ${archs-}
 CUDNN_FRONTEND := $cudnn_frontend

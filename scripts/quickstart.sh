@@ -31,18 +31,21 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT
 
+# Without a GPU nothing is compiled for one, unless CUDA=1 is given.
+build() { CUDA=${CUDA:-auto} ${MAKE:-make} --no-print-directory; }
+
 install_and_build() {
     say "packages"
     if [ "$(id -u)" = 0 ] || [ "${CI:-}" = true ]; then
         scripts/setup.sh build
         scripts/setup.sh quickstart &  # the rest comes while the compiler is at work
         say "build"
-        ${MAKE:-make} --no-print-directory
+        build
         wait $! || true  # without gnuplot there is no picture, but a model
     else
         scripts/setup.sh build quickstart
         say "build"
-        ${MAKE:-make} --no-print-directory
+        build
     fi
 }
 

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Installs the packages that are missing here, and fetches cuDNN's headers where a build for GPUs can use them.
-#   usage: scripts/setup.sh [-y] [build] [quickstart] [test] [mpi]      all four when none is named; -y: do not ask
+#   usage: scripts/setup.sh [-y] [build] [quickstart] [test] [mpi]
+#   build       what compiling needs                quickstart  its text and the picture of its loss
+#   test        Catch2                              mpi         training with many ranks
+#   All four when none is named; -y: do not ask.
 # Installs through apt (Debian, Ubuntu), asking first unless it runs as root, with -y or with CI=true; on other systems it
 # says what to install. Exits with 0 when everything that is needed is there.
 set -u
@@ -11,7 +14,8 @@ for argument in "$@"; do
     case $argument in
         -y) unattended=1 ;;
         build | quickstart | test | mpi) parts+=("$argument") ;;
-        *) printf 'usage: scripts/setup.sh [-y] [build] [quickstart] [test] [mpi]\n' >&2; exit 2 ;;
+        -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;;
+        *) echo "error: there is no part \"$argument\"; usage: scripts/setup.sh [-y] [build] [quickstart] [test] [mpi]" >&2; exit 2 ;;
     esac
 done
 [ ${#parts[@]} -gt 0 ] || parts=(build quickstart test mpi)
@@ -25,18 +29,16 @@ compiles() {  # compiles HEADER: whether the compiler finds it
 
 # The headers with which attention on GPUs can use cuDNN. No package of Debian has them; NVIDIA's package for Python does,
 # the same in each of its builds. They are left out where they cannot be fetched.
+. "$(dirname "$0")/find-cuda.sh"
 frontend=1.32.0
 frontend_sha256=c6006556017a4d1c914c52a556c71b1267f2d6a0500f742e7b4edef539878df0
 fetch_cudnn_frontend() {
-    local cuda folder work
+    local folder work
     folder=$(dirname "$0")/../third_party
-    for cuda in "${CUDA_HOME:-}" "$(dirname "$(command -v nvcc)")/.." /usr/local/cuda; do
-        [ -x "$cuda/bin/nvcc" ] && break
-    done
-    [ -x "$cuda/bin/nvcc" ] && { [ -e "$cuda/include/cudnn.h" ] || compiles cudnn.h; } || return
+    find_cuda && { [ -e "$cuda_home/include/cudnn.h" ] || compiles cudnn.h; } || return
     [ ! -e "$folder/cudnn-frontend-$frontend" ] || return
     printf '#include <cudnn_frontend_version.h>\n#if CUDNN_FRONTEND_VERSION < 11300\n#error\n#endif\n' |
-        ${CXX:-g++} -I "$cuda/include" -E -x c++ - > /dev/null 2>&1 && return
+        ${CXX:-g++} -I "$cuda_home/include" -E -x c++ - > /dev/null 2>&1 && return
 
     echo "fetching cuDNN's frontend headers (nvidia-cudnn-frontend $frontend) into third_party/"
     work=$(mktemp -d)
@@ -159,7 +161,7 @@ done
 echo "installing ${chosen[*]}"
 if ! install_packages "${chosen[@]}" && ! { [ $updated = 0 ] && update && install_packages "${chosen[@]}"; }; then
     tail -n 5 "$log" >&2
-    echo "error: apt could not install ${chosen[*]}; mend what it says above and try again" >&2
+    echo "error: apt could not install ${chosen[*]}; fix what it says above and try again" >&2
     grep -q '^ID=ubuntu' /etc/os-release && echo "       (on Ubuntu they are in universe: sudo add-apt-repository universe)" >&2
     exit 1
 fi

@@ -26,11 +26,17 @@ class Tools {
         fs::create_directories(folder_ / "include");
     }
     void add_header() const { write(folder_ / "include/cublasLt.h", ""); }
+    void add_toolkit(const std::string& release) const {
+        add("nvcc", "Cuda compilation tools, release " + release + ", V" + release + ".1");
+        add_header();
+    }
+    std::string path() const { return folder_.path(); }
 
     ProgramResult configure(const Environment& more = {}) const {
         Environment environment{{"PATH", (folder_ / "bin") + ":" + std::getenv("PATH")},
-                                {"CUDA_HOME", folder_.path()}};
-        for (const char* name : {"CPPFLAGS", "CXXFLAGS", "LDFLAGS", "CUDA", "MPI", "GPU_ARCHS"})
+                                {"CUDA_FOLDERS", folder_.path()}};
+        for (const char* name :
+             {"CPPFLAGS", "CXXFLAGS", "LDFLAGS", "CUDA", "MPI", "CUDA_HOME", "GPU_ARCHS"})
             environment[name] = "";
         environment["CXX"] = "g++";
         environment["MARCH"] = "native";
@@ -55,8 +61,7 @@ TEST_CASE("a CUDA toolkit that cannot build the kernels leaves a build for the C
           "[configure]") {
     if (skip_without_gxx()) return;
     const Tools tools;
-    tools.add("nvcc", "Cuda compilation tools, release 11.8, V11.8.89");
-    tools.add_header();
+    tools.add_toolkit("11.8");
     const ProgramResult old = tools.configure();
     INFO(old.output);
     CHECK(old.exit_code == 0);
@@ -72,8 +77,7 @@ TEST_CASE("GPU architectures are those of the machine's GPUs that the kernels ca
           "[configure]") {
     if (skip_without_gxx()) return;
     const Tools tools;
-    tools.add("nvcc", "Cuda compilation tools, release 13.0, V13.0.88");
-    tools.add_header();
+    tools.add_toolkit("13.0");
     tools.add("nvidia-smi", "9.0\n8.6\n9.0\n7.5");
     CHECK(contains(tools.configure().output, "CUDA_ARCHS := 86 90"));
     CHECK(contains(tools.configure({{"GPU_ARCHS", "80"}}).output, "CUDA_ARCHS := 80"));
@@ -81,4 +85,37 @@ TEST_CASE("GPU architectures are those of the machine's GPUs that the kernels ca
     CHECK(contains(tools.configure().output, "CUDA_ARCHS := 80 90"));
     tools.add("nvidia-smi", "7.5");
     CHECK(contains(tools.configure().output, "CUDA_ARCHS := 80 90"));
+}
+
+TEST_CASE("the newest CUDA toolkit that can build the kernels is taken, and CUDA_HOME before it",
+          "[configure]") {
+    if (skip_without_gxx()) return;
+    const Tools in_path, elsewhere, asked;
+    const auto chosen = [&](const Environment& more = {}) {
+        Environment environment{{"CUDA_FOLDERS", "/nowhere " + elsewhere.path()}};
+        environment.insert(more.begin(), more.end());
+        return in_path.configure(environment).output;
+    };
+    const auto takes = [](const Tools& tools) {
+        return "NVCC := " + tools.path() + "/bin/nvcc\nCUDA_PATH := " + tools.path() + "\n";
+    };
+    const std::string minor = std::to_string(random_int(2, 9));
+    in_path.add_toolkit("11.8");
+    elsewhere.add_toolkit("13." + minor);
+    CHECK(contains(chosen(), takes(elsewhere)));
+    in_path.add_toolkit("13.1" + minor);  // numbers, not letters
+    CHECK(contains(chosen(), takes(in_path)));
+    asked.add_toolkit("13.0");
+    CHECK(contains(chosen({{"CUDA_HOME", asked.path()}}), takes(asked)));
+    asked.add_toolkit("12.9");
+    CHECK(contains(chosen({{"CUDA_HOME", asked.path()}}), takes(in_path)));
+}
+
+TEST_CASE("CUDA=auto without a GPU builds for the CPU and says that nvcc is here", "[configure]") {
+    if (skip_without_gxx()) return;
+    const Tools tools;
+    tools.add_toolkit("13.0");
+    const ProgramResult result = tools.configure({{"CUDA", "auto"}});
+    CHECK(contains(result.output, "no GPU is seen: this build trains on the CPU"));
+    CHECK(contains(result.output, "HAVE_CUDA := 0"));
 }

@@ -13,6 +13,7 @@
 # Tried: bash -n, shellcheck, and with Open MPI 4.1 and two ranks on the CPUs of one host: selfcheck, training, a signal, resume.
 # Not tried: several hosts, GPUs.
 set -euo pipefail
+case ${1-} in -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;; esac
 hostfile=${HOSTFILE:-hosts}
 [ $# -ge 1 ] || { echo "usage: HOSTFILE=hosts $0 CONFIG [ARGUMENTS…]" >&2; exit 2; }
 [ -r "$hostfile" ] || { echo "error: there is no hostfile $hostfile; name yours with HOSTFILE=path" >&2; exit 2; }

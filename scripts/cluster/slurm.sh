@@ -25,6 +25,7 @@
 #SBATCH --requeue
 # On CPUs: no --gpus-per-node, and a task for each socket or NUMA domain of a node.
 set -euo pipefail
+case ${1-} in -h | --help) sed -n '2,/^# Not tried/s/^# \{0,1\}//p' "$0"; exit ;; esac
 [ $# -ge 1 ] || { echo "usage: sbatch $0 CONFIG [ARGUMENTS…]" >&2; exit 2; }
 
 program=${TRAIN_GPT:-build/train_gpt}

@@ -1,0 +1,105 @@
+// How the Makefile keeps what scripts/configure.sh has found, with a stand-in for that script.
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "test/catch.h"
+#include "test/parallel/ranks.h"
+#include "test/random.h"
+#include "test/text.h"
+
+using namespace train_gpt;
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::string findings =
+    "echo 'HAVE_ONEDNN := 1\nHAVE_ZLIB := 0\nHAVE_ZSTD := 1\nHAVE_MPI := 0'; "
+    "echo HAVE_CUDA := $([ \"$CUDA\" = \"\" ] && echo 1 || echo 0)\n";
+
+/// A folder in which `make` finds the project's Makefile and a scripts/configure.sh of the test's.
+class Project {
+  public:
+    Project() {
+        for (const char* folder : {"bin", "build", "scripts"})
+            fs::create_directories(folder_ / folder);
+        add("scripts/configure.sh", "echo called >> calls\n" + findings);
+        see_gpu(false);
+    }
+    void add(const std::string& name, const std::string& text) const {
+        write(folder_ / name, "#!/bin/bash\n" + text);
+        fs::permissions(folder_ / name, fs::perms::owner_all);
+    }
+    void see_gpu(bool seen) const {
+        add("bin/nvidia-smi", seen ? "echo 'GPU 0: NVIDIA Test'" : "echo 'No devices'; exit 9");
+    }
+    /// Runs a line of the shell in the folder, in which $MAKE makes build/config.mk.
+    ProgramResult shell(const std::string& line, const std::string& cuda = "") const {
+        return run_program(
+            {"bash", "-c", "cd \"$FOLDER\" || exit; exec < /dev/null; " + line},
+            {{"FOLDER", folder_.path()},
+             {"MAKE", "make -s -f " + fs::absolute("Makefile").string() + " build/config.mk"},
+             {"PATH", folder_ / "bin" + (":" + std::string(std::getenv("PATH")))},
+             {"CUDA", cuda},
+             {"MAKEFLAGS", ""},
+             {"MAKELEVEL", "0"}});
+    }
+    std::string file(const std::string& name) const { return read(folder_ / name); }
+
+  private:
+    TemporaryDirectory folder_;
+};
+
+}  // namespace
+
+TEST_CASE("two makes at once leave a whole configuration", "[makefile]") {
+    const Project project;
+    // Both are at work before either ends, and the one that began first ends last.
+    project.add("scripts/configure.sh",
+                "mkdir first 2> /dev/null && mine=first || mine=second\n"
+                "touch $mine.began\n"
+                "for i in {1..500}; do [ -e first.began -a -e second.began ] && break; sleep 0.02; "
+                "done\n" +
+                    findings +
+                    "[ $mine = second ] || for i in {1..500}; do "
+                    "grep -qs CONFIGURED build/config.mk && break; sleep 0.02; done\n");
+    const ProgramResult both = project.shell("$MAKE & $MAKE & wait");
+    INFO(both.output);
+    REQUIRE(project.shell("ls second.began").exit_code == 0);
+    const std::string config = project.file("build/config.mk");
+    INFO(config);
+    for (const char* line : {"HAVE_ONEDNN := 1\n", "HAVE_CUDA := 1\n", "CONFIGURED := CXX="})
+        CHECK(contains(config, line));
+    CHECK(project.shell("ls build").output == "config.mk\n");
+}
+
+TEST_CASE("a configuration is made again where a line is missing, and only there", "[makefile]") {
+    const Project project;
+    REQUIRE(project.shell("$MAKE && $MAKE").exit_code == 0);
+    CHECK(project.file("calls") == "called\n");
+    const std::string config = project.file("build/config.mk");
+    const std::string lost[] = {"ONEDNN", "ZLIB", "ZSTD", "MPI", "CUDA"};
+    const std::string line = lost[random_int(0, 4)];
+    INFO(line);
+    REQUIRE(project.shell("sed -i /HAVE_" + line + "/d build/config.mk && $MAKE").exit_code == 0);
+    CHECK(project.file("build/config.mk") == config);
+    REQUIRE(project.shell("sed -i /HAVE/d build/config.mk && $MAKE").exit_code == 0);
+    CHECK(project.file("build/config.mk") == config);
+    CHECK(project.file("calls") == "called\ncalled\ncalled\n");
+}
+
+TEST_CASE("CUDA=auto builds for GPUs where one is seen, and keeps a build for them", "[makefile]") {
+    const Project project;
+    const auto has_cuda = [&](const std::string& cuda) {
+        REQUIRE(project.shell("$MAKE", cuda).exit_code == 0);
+        return contains(project.file("build/config.mk"), "HAVE_CUDA := 1");
+    };
+    CHECK_FALSE(has_cuda("auto"));
+    CHECK(has_cuda(""));
+    CHECK(has_cuda("auto"));
+    CHECK(project.file("calls") == "called\ncalled\n");
+    CHECK_FALSE(has_cuda("0"));
+    CHECK_FALSE(has_cuda("auto"));
+    project.see_gpu(true);
+    CHECK(has_cuda("auto"));
+}
