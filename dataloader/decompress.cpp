@@ -155,9 +155,10 @@ std::string describe_decompressors() {
 }
 
 ByteStream::ByteStream(std::string path, Compression compression, const std::atomic<bool>& stop,
-                       bool skip_damage)
+                       bool skip_damage, std::shared_ptr<const std::string> held)
     : path_(std::move(path)),
       stop_(stop),
+      held_(std::move(held)),
       decoder_(decoder_for(compression, path_)),
       skip_damage_(skip_damage) {
     if (path_ == "-") {
@@ -261,6 +262,11 @@ void ByteStream::end_at_damage(std::string what) {
 }
 
 size_t ByteStream::read_file(char* to, size_t size) {
+    if (file_ == STDIN_FILENO && held_ && file_bytes_ < std::ssize(*held_)) {
+        const size_t n = held_->copy(to, size, static_cast<size_t>(file_bytes_));
+        file_bytes_ += static_cast<int64_t>(n);
+        return n;
+    }
     // A signal that ends the program must not wait for whoever writes to the pipe.
     while (file_ == STDIN_FILENO) {
         pollfd waiting{file_, POLLIN, 0};

@@ -32,9 +32,10 @@ class ByteStream {
   public:
     /// path "-" is standard input. Throws Error when the file cannot be opened or is no regular file,
     /// and for a compression that this build lacks. While `stop` is set, waiting for standard input
-    /// ends with an Error. With `skip_damage`, compressed data end where they are damaged.
+    /// ends with an Error. With `skip_damage`, compressed data end where they are damaged. `held` are
+    /// bytes of standard input that were read before and come first.
     ByteStream(std::string path, Compression compression, const std::atomic<bool>& stop,
-               bool skip_damage = false);
+               bool skip_damage = false, std::shared_ptr<const std::string> held = nullptr);
     ~ByteStream();
     ByteStream(const ByteStream&) = delete;
     ByteStream& operator=(const ByteStream&) = delete;
@@ -64,6 +65,7 @@ class ByteStream {
 
     std::string path_;
     const std::atomic<bool>& stop_;
+    const std::shared_ptr<const std::string> held_;
     int file_ = -1;
     int64_t size_ = 0, modified_ = 0, file_bytes_ = 0;
     std::unique_ptr<Decoder> decoder_;  // null: plain

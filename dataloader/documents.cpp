@@ -1,164 +1,32 @@
 #include "dataloader/documents.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
-#include <cstring>
-#include <filesystem>
 #include <iterator>
 #include <system_error>
 #include <utility>
 
 #include <xxhash.h>
 
+#include "dataloader/json_array.h"
+#include "dataloader/jsonl.h"
+#include "dataloader/utf8.h"
 #include "kernels/error.h"
-#include "kernels/file.h"
 #include "tokenizer/pretokenize.h"
 
 namespace train_gpt {
-
-namespace fs = std::filesystem;
 
 namespace {
 
 constexpr std::string_view kSeparator = "<|endoftext|>";
 constexpr size_t kBatchBytes = 1 << 20;
-constexpr int64_t kQueueBytes = 16 << 20;  // read ahead of each source
+constexpr size_t kBeginningBytes = 1 << 16;  // in which it shows what an input is
+constexpr int64_t kQueueBytes = 16 << 20;    // read ahead of each source
 // Behind a place where an unfinished document is cut, so much of it is known to follow.
 constexpr size_t kLookahead = 32;
 constexpr std::string_view kWhiteSpace = " \t\r\n";
 
-// ---- Sources ------------------------------------------------------------------------------------
-
-struct Kind {
-    bool jsonl = false;
-    Compression compression = Compression::none;
-    bool is_text = false;  // certainly: a folder's files that may be anything are left out
-};
-
-/// The last extension of a name, without which the name is left.
-std::string take_extension(std::string& name) {
-    const size_t dot = name.rfind('.');
-    if (dot == std::string::npos || dot == 0) return "";
-    std::string extension = name.substr(dot);
-    name.resize(dot);
-    for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    return extension;
-}
-
-/// What a file is by its name.
-Kind kind_of(const fs::path& path, bool has_field) {
-    std::string name = path.filename().string();
-    Kind kind;
-    std::string extension = take_extension(name);
-    if (extension == ".gz") kind.compression = Compression::gzip;
-    if (extension == ".zst") kind.compression = Compression::zstd;
-    if (kind.compression != Compression::none) extension = take_extension(name);
-    const bool plain = extension == ".txt" || extension == ".text" || extension == ".md";
-    const bool jsonl = extension == ".jsonl" || extension == ".ndjson";
-    kind.is_text = plain || jsonl;
-    kind.jsonl = jsonl || extension == ".json" || (has_field && !plain);
-    return kind;
-}
-
-/// Refuses files that are known not to be text.
-void refuse_unreadable_kinds(const std::string& path) {
-    std::string name = fs::path(path).filename().string();
-    std::string extension = take_extension(name);
-    if (extension == ".parquet")
-        throw Error(path,
-                    " is a Parquet file, which train_gpt does not read; turn it into JSON "
-                    "Lines first, for example with DuckDB: duckdb -c \"COPY (SELECT text "
-                    "FROM '",
-                    path, "') TO 'text.jsonl'\"");
-    if (extension == ".gz" || extension == ".zst") extension = take_extension(name);
-    for (const char* archive : {".tar", ".tgz", ".zip", ".7z", ".xz", ".bz2", ".lz4"})
-        if (extension == archive)
-            throw Error(path,
-                        " is packed in a way that train_gpt does not read (it reads plain, .gz "
-                        "and .zst files); unpack it first, or pipe its text in and say -");
-}
-
-Source make_source(const std::string& path, Kind kind) {
-    const std::atomic<bool> never{false};
-    const ByteStream opened(path, kind.compression,
-                            never);  // to be told now that it cannot be read
-    return {path, kind.jsonl, kind.compression, opened.size(), opened.modified()};
-}
-
-/// The texts in a folder and below, and how many other files there are. `above` are the folders on the way to it, to
-/// which links in it may lead back.
-void list_texts(const fs::path& folder, std::vector<fs::path>& above,
-                std::vector<std::string>& files, int64_t& skipped) {
-    const fs::path real = fs::canonical(folder);
-    if (std::ranges::find(above, real) != above.end()) return;
-    above.push_back(real);
-    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-        if (entry.is_directory()) {
-            if (entry.path().filename() != kStagingFolder)
-                list_texts(entry.path(), above, files, skipped);
-        } else if (entry.is_regular_file() && kind_of(entry.path(), false).is_text) {
-            files.push_back(entry.path().string());
-        } else {
-            ++skipped;
-        }
-    }
-    above.pop_back();
-}
-
-void add_folder(const std::string& folder, Sources& found) {
-    std::vector<fs::path> above;
-    std::vector<std::string> files;
-    int64_t skipped = 0;
-    try {
-        list_texts(folder, above, files, skipped);
-    } catch (const fs::filesystem_error& error) {
-        throw Error("cannot list ", error.path1().string(), ": ", error.code().message(),
-                    "; check the permissions");
-    }
-    if (files.empty())
-        throw Error("the folder ", folder, " holds no text",
-                    skipped > 0 ? " that is known by its name (" : "",
-                    skipped > 0 ? concat(skipped, " other files)") : "",
-                    "; inputs end in .txt, .text, .md, .jsonl or .ndjson, or one of these with .gz "
-                    "or .zst behind it");
-    std::sort(files.begin(), files.end());
-    for (const std::string& file : files)
-        found.sources.push_back(make_source(file, kind_of(file, false)));
-    found.skipped += skipped;
-}
-
 }  // namespace
-
-Sources find_sources(const std::vector<std::string>& inputs, bool has_field) {
-    Sources found;
-    for (const std::string& input : inputs) {
-        if (input == "-") {
-            if (std::count(inputs.begin(), inputs.end(), "-") > 1)
-                throw UsageError("- was given twice, but standard input can be read once");
-            found.sources.push_back({"-", has_field, Compression::none, 0, 0});
-            continue;
-        }
-        if (fs::is_directory(input)) {
-            add_folder(input, found);
-            continue;
-        }
-        std::vector<std::string> files{input};
-        if (!fs::exists(input) && input.find_first_of("*?[") != std::string::npos) {
-            files.clear();
-            for (const fs::path& path : glob_files(input)) files.push_back(path.string());
-        }
-        for (const std::string& file : files) {
-            refuse_unreadable_kinds(file);
-            found.sources.push_back(make_source(file, kind_of(file, has_field)));
-        }
-    }
-    if (has_field && std::ranges::none_of(found.sources, &Source::jsonl))
-        throw UsageError("--field names a field of JSON Lines, but ", found.sources.front().name(),
-                         " is plain text by its name; give it a name that ends in .jsonl, or leave "
-                         "--field out");
-    return found;
-}
 
 // ---- Documents ----------------------------------------------------------------------------------
 
@@ -244,7 +112,8 @@ class DocumentStream::Reader {
         : stream_(stream),
           rules_(stream.rules_),
           source_(stream.sources_[index]),
-          bytes_(source_.path, source_.compression, stream.stop_, rules_.skip_damage) {
+          bytes_(source_.path, source_.compression, stream.stop_, rules_.skip_damage,
+                 source_.held) {
         if (bytes_.size() != source_.size || bytes_.modified() != source_.modified)
             throw Error(source_.path,
                         " changed after this command had begun; run it again when "
@@ -255,13 +124,16 @@ class DocumentStream::Reader {
     }
 
     void read() {
-        if (source_.jsonl)
+        if (position_.offset == 0) begin();
+        if (is_array_)
+            read_array();
+        else if (source_.jsonl)
             read_lines();
         else
             read_text();
         Batch last;
         last.last = true;
-        last.damage = bytes_.damage();
+        last.damage = bytes_.damage().empty() ? damage_ : bytes_.damage();
         last.end = position_;
         push(std::move(last));
     }
@@ -276,6 +148,7 @@ class DocumentStream::Reader {
                 dropped.data(),
                 std::min(dropped.size(), static_cast<size_t>(start.offset - position_.offset)));
             if (n == 0) break;
+            if (position_.offset == 0) see_beginning(std::string_view(dropped).substr(0, n));
             last_byte_ = dropped[n - 1];
             advance(std::string_view(dropped).substr(0, n));
         }
@@ -289,10 +162,29 @@ class DocumentStream::Reader {
         position_.in_document = start.in_document;
     }
 
+    /// Drops what is no text from the beginning of the source.
+    void begin() {
+        fill(kBeginningBytes);
+        see_beginning(buffer_);
+        if (source_.path == "-" && !source_.jsonl) refuse_no_text(source_.name(), buffer_);
+        drop_front(buffer_.size() - without_byte_order_mark(buffer_).size());
+        if (is_array_) drop_front(buffer_.find('[') + 1);
+    }
+    void see_beginning(std::string_view bytes) {
+        is_array_ = source_.jsonl && begins_array(without_byte_order_mark(bytes));
+    }
+    void drop_front(size_t size) {
+        advance(std::string_view(buffer_).substr(0, size));
+        buffer_.erase(0, size);
+    }
+
     void advance(std::string_view bytes) {
         ::XXH3_64bits_update(hash_.get(), bytes.data(), bytes.size());
         position_.hash = ::XXH3_64bits_digest(hash_.get());
         position_.offset += static_cast<int64_t>(bytes.size());
+    }
+    void count_lines(std::string_view bytes) {
+        position_.line += std::count(bytes.begin(), bytes.end(), '\n');
     }
 
     /// Reads on until the buffer has `more` bytes more; false at the end of the source.
@@ -304,7 +196,7 @@ class DocumentStream::Reader {
     }
 
     /// The buffer, in which what lies behind `end` is left.
-    std::shared_ptr<const std::string> take(size_t end) {
+    std::shared_ptr<std::string> take(size_t end) {
         std::string rest = buffer_.substr(end);
         auto taken = std::make_shared<std::string>(std::move(buffer_));
         buffer_ = std::move(rest);
@@ -397,10 +289,14 @@ class DocumentStream::Reader {
         const auto storage = take(end);
         const std::string_view text = std::string_view(*storage).substr(0, end);
 
+        const int64_t begin = position_.offset, line = position_.line;
         Batch batch;
         size_t batch_begin = 0, sent = 0;
         const auto flush = [&](size_t to, bool can_restart) {
+            batch.begin = begin;
+            batch.line = line;
             advance(text.substr(sent, to - sent));
+            count_lines(text.substr(sent, to - sent));
             sent = batch_begin = to;
             batch.storage = storage;
             batch.end = position_;
@@ -431,7 +327,7 @@ class DocumentStream::Reader {
         if (sent < end || !batch.parts.empty()) flush(end, true);
     }
 
-    // ---- JSON Lines
+    // ---- JSON Lines, and arrays, which are made such
 
     void read_lines() {
         size_t more = kBatchBytes;
@@ -455,21 +351,63 @@ class DocumentStream::Reader {
         if (static_cast<int64_t>(buffer_.size()) > kMaxDocumentBytes) skip_line();
     }
 
-    void release_lines(size_t end) {
+    void release_lines(size_t end, bool can_restart = true) {
+        const auto storage = take(end);
         Batch batch;
-        batch.storage = take(end);
-        batch.lines = std::string_view(*batch.storage).substr(0, end);
+        batch.storage = storage;
+        batch.lines = std::string_view(*storage).substr(0, end);
+        batch.is_array = is_array_;
+        batch.begin = position_.offset;
         batch.line = position_.line;
         advance(batch.lines);
-        position_.line += std::count(batch.lines.begin(), batch.lines.end(), '\n');
+        if (is_array_) array_to_lines(*storage, end);
+        count_lines(batch.lines);
         batch.end = position_;
-        batch.can_restart = true;
+        batch.can_restart = can_restart;
         push(std::move(batch));
+    }
+
+    /// From an element on, or the array's end.
+    void read_array() {
+        ArrayScanner scanner;
+        size_t scanned = 0, end = 0, more = kBatchBytes;
+        bool ended = false;
+        for (bool complete = false; !complete && !ended;) {
+            complete = !fill(more);
+            while (scanned < buffer_.size() && !ended) {
+                const ArrayScanner::Byte byte = scanner.next(buffer_[scanned++]);
+                ended = byte == ArrayScanner::Byte::end;
+                if (byte != ArrayScanner::Byte::of_element) end = scanned;
+            }
+            more = end > 0 ? kBatchBytes : std::max(buffer_.size() / 2, kBatchBytes);
+            if (end == 0 && static_cast<int64_t>(buffer_.size()) > kMaxDocumentBytes)
+                throw Error("element ", position_.line + 1, " of the array in ", source_.name(),
+                            " has no end within ", kMaxDocumentBytes >> 20, " MiB; fix it");
+            if (end == 0) continue;
+            // After its end it cannot be told any more that an array was read.
+            release_lines(end, !ended);
+            scanned -= std::exchange(end, 0);
+        }
+        if (!ended && bytes_.damage().empty())
+            end_at_damage("is truncated: it ends within its array");
+        while (ended) {
+            if (!is_blank(buffer_)) end_at_damage("has more than blanks after its array");
+            drop_front(buffer_.size());
+            if (!damage_.empty() || (!fill(kBatchBytes) && buffer_.empty())) break;
+        }
+    }
+
+    /// What is wrong with the source itself, at the place of buffer_[0].
+    void end_at_damage(const char* what) {
+        damage_ = concat(source_.name(), " ", what, ", behind byte ", position_.offset);
+        if (!rules_.skip_damage)
+            throw Error(damage_, "; mend it, or say --skip-bad to leave the rest of it out");
     }
 
     /// Leaves out the line that the buffer holds the beginning of.
     void skip_line() {
         Batch batch;
+        batch.begin = position_.offset;
         batch.line = position_.line;
         batch.line_too_long = true;
         for (;;) {
@@ -499,6 +437,8 @@ class DocumentStream::Reader {
         ::XXH3_createState(), ::XXH3_freeState};
     Position position_;  // of buffer_[0]
     char last_byte_ = '\n';
+    bool is_array_ = false;
+    std::string damage_;  // of an array
     // Where a document needs not be seen whole, its pieces go as they come.
     const bool flows_ = rules_.cuttable && (only_split(rules_.val_fraction) || rules_.cut);
     std::string buffer_;

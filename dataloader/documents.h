@@ -1,5 +1,5 @@
-// Documents from inputs: files, folders, globs and standard input, read ahead by several threads and
-// handed out in batches, in order, in bounded memory.
+// Documents from inputs, read ahead by several threads and handed out in batches, in order, in bounded
+// memory.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -15,35 +15,9 @@
 #include <vector>
 
 #include "dataloader/decompress.h"
+#include "dataloader/sources.h"
 
 namespace train_gpt {
-
-/// One input to read.
-struct Source {
-    std::string path;    // "-": standard input
-    bool jsonl = false;  // else plain text
-    Compression compression = Compression::none;
-    int64_t size = 0, modified = 0;  // of the file: bytes, and ns since 1970; 0 for standard input
-
-    bool is_plain_file() const { return path != "-" && !jsonl && compression == Compression::none; }
-    std::string name() const { return path == "-" ? "standard input" : path; }
-};
-
-struct Sources {
-    std::vector<Source> sources;
-    int64_t skipped = 0;  // files in folders that are none of the known kinds
-};
-
-/// In the folder that `tokenize` writes to, holds what is not complete; nothing in it is an input.
-constexpr const char* kStagingFolder = ".tokenize.tmp";
-
-/// What the user named, as files: a file as itself, a folder as the files of known kinds in it and
-/// below (.txt .text .md .jsonl .ndjson, each also .gz or .zst; sorted by path; links are followed), a
-/// pattern as what it matches, "-" as standard input. Files named one by one may also be JSON Lines in
-/// .json; these, where their names say nothing known, and standard input are JSON Lines if `has_field`,
-/// plain text if not. Throws Error for what is missing, a folder without inputs, and kinds that cannot
-/// be read (Parquet, archives).
-Sources find_sources(const std::vector<std::string>& inputs, bool has_field);
 
 /// Which split a text belongs to.
 enum class Split { train, val };
@@ -59,7 +33,7 @@ struct Part {
 struct Position {
     size_t source = 0;
     int64_t offset = 0;        // in the unpacked bytes of the source
-    int64_t line = 0;          // lines of JSON Lines before it
+    int64_t line = 0;          // lines before it; of an array, elements
     bool in_document = false;  // the document before it has not ended
     uint64_t hash = 0;         // XXH3 of the source's bytes before it
 };
@@ -68,10 +42,11 @@ struct Position {
 struct Batch {
     size_t source = 0;
     std::shared_ptr<const std::string> storage;  // what the views below look at
+    int64_t begin = 0, line = 0;                 // of the source, before `storage`
     std::vector<Part> parts;                     // of plain text, or else
-    std::string_view lines;                      // whole lines of JSON Lines,
-    int64_t line = 0;                            // the first of which has this number, from 0
-    bool line_too_long = false;                  // that line was left out
+    std::string_view lines;                      // whole lines of JSON,
+    bool is_array = false;                       // which are the elements of an array
+    bool line_too_long = false;                  // a line was left out, which is the first
     bool last = false;                           // nothing of this source follows
     std::string damage;                          // why not, where the source is damaged
     Position end;                                // behind the batch

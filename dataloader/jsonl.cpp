@@ -15,11 +15,12 @@ using Json = nlohmann::json;
 /// Takes one field out of an object as it is parsed; nothing else of it is kept.
 class FieldReader {
   public:
-    FieldReader(const std::string& field, std::string& text) : field_(field), text_(text) {}
+    FieldReader(const std::string& field, std::string& text, bool may_be_string)
+        : field_(field), text_(text), may_be_string_(may_be_string) {}
 
     enum class Found { nothing, other, text };
     Found found = Found::nothing;
-    bool is_object = false, has_huge_number = false;
+    bool is_object = false, is_string = false, has_huge_number = false;
     size_t error_at = 0;
 
     bool null() { return other(); }
@@ -29,7 +30,8 @@ class FieldReader {
     bool number_float(Json::number_float_t, const std::string&) { return other(); }
     bool binary(Json::binary_t&) { return other(); }
     bool string(std::string& value) {
-        if (wanted()) {
+        is_string = may_be_string_ && depth_ == 0;
+        if (is_string || wanted()) {
             found = Found::text;
             text_ = std::move(value);
         }
@@ -68,6 +70,7 @@ class FieldReader {
 
     const std::string& field_;
     std::string& text_;
+    const bool may_be_string_;
     int64_t depth_ = 0;
     bool key_matches_ = false;
 };
@@ -79,17 +82,18 @@ bool is_blank(std::string_view line) {
 }
 
 std::string read_field(std::string_view line, const std::string& field, std::string& text,
-                       size_t& column) {
+                       size_t& column, bool may_be_string) {
     // The parser takes a NUL for the end, and what follows for nothing.
     if (const size_t nul = line.find('\0'); nul != line.npos) {
         column = nul + 1;
         return "is no valid JSON";
     }
-    FieldReader reader(field, text);
+    FieldReader reader(field, text, may_be_string);
     const bool valid = Json::sax_parse(line.data(), line.data() + line.size(), &reader);
     column = reader.error_at;
     if (reader.has_huge_number) return "has a number that no 64-bit float can hold";
     if (!valid) return "is no valid JSON";
+    if (reader.is_string) return "";
     if (!reader.is_object) return "is no JSON object";
     if (reader.found == FieldReader::Found::nothing) return concat("has no field \"", field, "\"");
     if (reader.found == FieldReader::Found::other)

@@ -13,8 +13,9 @@ bool is_blank(std::string_view line);
 /// "is no valid JSON", "is no JSON object", "has no field \"text\"", "has no string in the field
 /// \"text\"", "has a number that no 64-bit float can hold". JSON's text is UTF-8: other bytes and lone
 /// surrogates are no valid JSON. `column`, where
-/// it says anything, is the byte in the line from 1, else 0.
+/// it says anything, is the byte in the line from 1, else 0. With `may_be_string`, as in an array, the
+/// line may also be a string, which is the text then.
 std::string read_field(std::string_view line, const std::string& field, std::string& text,
-                       size_t& column);
+                       size_t& column, bool may_be_string = false);
 
 }  // namespace train_gpt

@@ -27,14 +27,21 @@ Json to_json(const PreparedShard& shard) {
             {"hash", shard.hash}};
 }
 Json to_json(const PreparedSource& source) {
-    return {{"path", source.path},
-            {"bytes", source.bytes},
-            {"documents", source.documents},
-            {"hash", source.hash}};
+    Json json{{"path", source.path},
+              {"bytes", source.bytes},
+              {"documents", source.documents},
+              {"hash", source.hash}};
+    if (source.not_utf8 > 0)
+        json["not_utf8"] = {{"bytes", source.not_utf8},
+                            {"first", source.first_not_utf8},
+                            {"line", source.first_not_utf8_line}};
+    return json;
 }
 Json to_json(const LeftOut& left) {
-    return {
-        {"reason", left.reason}, {"count", left.count}, {"path", left.path}, {"line", left.line}};
+    return {{"reason", left.reason},
+            {"count", left.count},
+            {"path", left.path},
+            {left.in_array ? "element" : "line", left.line}};
 }
 template <class T>
 Json to_json(const std::vector<T>& all) {
@@ -55,12 +62,18 @@ void from_json(const Json& json, PreparedSource& source) {
     json.at("bytes").get_to(source.bytes);
     source.documents = json.value("documents", int64_t{0});
     json.at("hash").get_to(source.hash);
+    if (const auto found = json.find("not_utf8"); found != json.end()) {
+        found->at("bytes").get_to(source.not_utf8);
+        found->at("first").get_to(source.first_not_utf8);
+        found->at("line").get_to(source.first_not_utf8_line);
+    }
 }
 void from_json(const Json& json, LeftOut& left) {
     json.at("reason").get_to(left.reason);
     json.at("count").get_to(left.count);
     json.at("path").get_to(left.path);
-    json.at("line").get_to(left.line);
+    left.in_array = json.contains("element");
+    json.at(left.in_array ? "element" : "line").get_to(left.line);
 }
 template <class T>
 void from_json(const Json& json, std::vector<T>& all) {

@@ -33,15 +33,21 @@ struct PreparedSource {
     int64_t bytes = 0;      // unpacked
     int64_t documents = 0;  // that are not empty
     std::string hash;       // hash_text() of these bytes
+    // Bytes of plain text that are no UTF-8 (see count_not_utf8), and where the first of them is.
+    int64_t not_utf8 = 0, first_not_utf8 = 0, first_not_utf8_line = 0;
 };
 
-/// Lines of JSON Lines, or the rest of damaged files, that were left out for one reason.
+/// Lines of JSON Lines, elements of arrays, whole files, or the rest of damaged files, that were left out
+/// for one reason.
 struct LeftOut {
     std::string reason;  // "is no valid JSON"
     int64_t count = 0;
-    std::string path;  // the first of them
-    int64_t line = 0;  // from 1; 0: the rest of files
+    std::string path;       // the first of them
+    int64_t line = 0;       // or element, from 1; 0: files
+    bool in_array = false;  // the first of them is an element
 };
+constexpr const char* kDamaged = "is damaged";  // the reason where the rest of a file was left out
+constexpr const char* kNoText = "is not text";  // and where a file was
 
 /// data.json, as prepare() writes it.
 struct DataManifest {

@@ -5,21 +5,20 @@
 #include <chrono>
 #include <cmath>
 #include <exception>
+#include <future>
 #include <optional>
 #include <set>
-#include <span>
 #include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
 
-#include <unistd.h>
-
+#include "dataloader/document_finder.h"
 #include "dataloader/documents.h"
-#include "dataloader/jsonl.h"
 #include "dataloader/manifest.h"
 #include "dataloader/ordered_work.h"
-#include "dataloader/shard.h"
+#include "dataloader/reporter.h"
+#include "dataloader/split_writer.h"
 #include "dataloader/tail_split.h"
 #include "dataloader/workplace.h"
 #include "kernels/error.h"
@@ -37,12 +36,6 @@ namespace {
 
 const char* purpose_of(Split split) { return split == Split::train ? "training" : "validation"; }
 
-double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-// ---- The work on documents --------------------------------------------------------------------------
-
 /// Whether encodable_piece() holds for this vocabulary. Not so when it puts a space before every
 /// text, or has an added token that goes over a line border.
 bool encodes_in_pieces(const Tokenizer& tokenizer) {
@@ -55,259 +48,17 @@ bool encodes_in_pieces(const Tokenizer& tokenizer) {
     return true;
 }
 
-/// What became of the documents of a batch, by split.
-struct Outcome {
-    std::array<std::vector<uint32_t>, 2> tokens;
-    std::array<int64_t, 2> documents{}, bytes{};
-    std::vector<LeftOut> left_out;
-};
-
-void add(std::vector<LeftOut>& all, const LeftOut& more) {
-    for (LeftOut& known : all)
-        if (known.reason == more.reason) {
-            known.count += more.count;
-            return;
-        }
-    all.push_back(more);
-}
-
-/// Takes the documents out of batches: which split each belongs to, and lines that hold none.
-class DocumentFinder {
-  public:
-    DocumentFinder(const std::vector<Source>& sources, const PrepareOptions& options)
-        : sources_(sources),
-          field_(options.field.empty() ? "text" : options.field),
-          val_fraction_(options.val_fraction),
-          skips_bad_(options.skip_bad) {}
-
-    /// Calls found(split, text, ends) for each document of a batch or part of one, and counts them.
-    template <class Found>
-    void find(const Batch& batch, Outcome& outcome, Found&& found) {
-        const auto take = [&](Split split, std::string_view text, bool ends) {
-            outcome.documents[index_of(split)] += ends;
-            outcome.bytes[index_of(split)] += static_cast<int64_t>(text.size());
-            found(split, text, ends);
-        };
-        for (const Part& part : batch.parts)
-            take(part.split ? *part.split : split_of(part.text, val_fraction_), part.text,
-                 part.ends);
-
-        int64_t number = batch.line;
-        const std::string too_long = concat("is longer than ", kMaxDocumentBytes >> 20, " MiB");
-        if (batch.line_too_long) refuse(batch, number + 1, too_long, 0, outcome);
-        for (std::string_view rest = batch.lines; !rest.empty();) {
-            const size_t end = std::min(rest.find('\n'), rest.size() - 1) + 1;
-            const std::string_view line = rest.substr(0, end);
-            rest.remove_prefix(end);
-            ++number;
-            if (is_blank(line)) continue;
-            size_t column = 0;
-            if (static_cast<int64_t>(line.size()) > kMaxDocumentBytes)
-                refuse(batch, number, too_long, 0, outcome);
-            else if (const std::string reason = read_field(line, field_, text_, column);
-                     !reason.empty())
-                refuse(batch, number, reason, column, outcome);
-            else if (!text_.empty())
-                take(split_of(text_, val_fraction_), text_, true);
-        }
-    }
-
-  private:
-    void refuse(const Batch& batch, int64_t line, const std::string& reason, size_t column,
-                Outcome& outcome) const {
-        const Source& source = sources_[batch.source];
-        if (!skips_bad_)
-            throw Error("line ", line, " of ", source.name(), " ", reason,
-                        column > 0 ? concat(" (at its byte ", column, ")") : "",
-                        "; mend it, or say --skip-bad to leave such lines out",
-                        reason.find("field") != std::string::npos
-                            ? " or --field NAME to name the field"
-                            : "");
-        add(outcome.left_out, {reason, 1, source.path, line});
-    }
-
-    const std::vector<Source>& sources_;
-    const std::string field_;
-    const double val_fraction_;
-    const bool skips_bad_;
-    std::string text_;
-};
-
 /// The first place that was left out: "line 6 of a.jsonl", or "a.gz".
 std::string first_of(const LeftOut& left) {
     const std::string name = left.path == "-" ? "standard input" : left.path;
-    return left.line > 0 ? concat("line ", left.line, " of ", name) : name;
+    if (left.line == 0) return name;
+    return concat(left.in_array ? "element " : "line ", left.line, " of ", name);
 }
 
-/// Counts what came of a batch.
-void count(PreparationState& state, const Batch& batch, const Outcome& outcome) {
-    for (const Split split : kSplits) {
-        state.documents[index_of(split)] += outcome.documents[index_of(split)];
-        state.bytes[index_of(split)] += outcome.bytes[index_of(split)];
-        state.sources[batch.source].documents += outcome.documents[index_of(split)];
-    }
-    for (const LeftOut& left : outcome.left_out) add(state.left_out, left);
-    state.position = batch.end;
-    if (!batch.last) return;
-    if (!batch.damage.empty())
-        add(state.left_out, {"is damaged", 1, state.sources[batch.source].path, 0});
-    char hash[17];
-    std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(batch.end.hash));
-    PreparedSource& source = state.sources[batch.source];
-    source.bytes = batch.end.offset;
-    source.hash = hash;
-    state.position = {batch.source + 1, 0, 0, false, 0};
+/// "line 6 of a.txt", where its first byte is that is no UTF-8.
+std::string first_not_utf8(const PreparedSource& source) {
+    return first_of({"", 1, source.path, source.first_not_utf8_line});
 }
-
-/// Writes the shards of one split and describes them.
-class SplitWriter {
-  public:
-    SplitWriter(const fs::path& folder, Split split, const Tokenizer& tokenizer,
-                int64_t shard_tokens, std::vector<PreparedShard>& shards)
-        : folder_(folder),
-          split_(split),
-          shard_tokens_(shard_tokens),
-          shards_(shards),
-          writer_(folder, name_of(split), tokenizer.vocab_size(), shard_tokens, written()) {
-        for (uint32_t id = 0; id < tokenizer.vocab_size(); ++id)
-            lengths_.push_back(id == tokenizer.end_of_text()
-                                   ? 0
-                                   : static_cast<int64_t>(tokenizer.token_bytes(id).size()));
-    }
-
-    void append(std::span<const uint32_t> tokens) {
-        writer_.append(tokens);
-        for (const uint32_t token : tokens) {
-            if (shards_.empty() || shards_.back().tokens == shard_tokens_)
-                shards_.push_back({writer_.shards()[shards_.size()].path.filename().string(),
-                                   name_of(split_), 0, 0, ""});
-            ++shards_.back().tokens;
-            shards_.back().bytes += lengths_[token];
-        }
-        hash_complete();
-    }
-    void sync() { writer_.sync(); }
-    void finish() {
-        writer_.finish();
-        finished_ = true;
-        hash_complete();
-    }
-
-  private:
-    std::vector<ShardFile> written() const {
-        std::vector<ShardFile> files;
-        for (const PreparedShard& shard : shards_)
-            files.push_back({folder_ / shard.name, shard.tokens});
-        return files;
-    }
-    void hash_complete() {
-        for (size_t i = shards_.size(); i-- > 0 && shards_[i].hash.empty();)
-            if (finished_ || shards_[i].tokens == shard_tokens_)
-                shards_[i].hash = hash_file(folder_ / shards_[i].name);
-    }
-
-    const fs::path folder_;
-    const Split split_;
-    const int64_t shard_tokens_;
-    std::vector<PreparedShard>& shards_;
-    ShardWriter writer_;
-    std::vector<int64_t> lengths_;  // of tokens, by id
-    bool finished_ = false;
-};
-
-// ---- Reporting ----------------------------------------------------------------------------------
-
-template <class... Args>
-std::string format(const char* pattern, Args... args) {
-    char text[128];
-    std::snprintf(text, sizeof text, pattern, args...);
-    return text;
-}
-
-/// Says how far the reading is: on a terminal in a line that renews itself, else in a line now and
-/// then.
-class Reporter {
-  public:
-    /// Every `seconds`, and on a terminal every half of one.
-    Reporter(std::FILE* log, double seconds, const std::vector<Source>& sources)
-        : log_(log),
-          terminal_(log && ::isatty(::fileno(log))),
-          pause_seconds_(terminal_ ? 0.5 : seconds) {
-        before_.push_back(0);
-        for (const Source& source : sources) {
-            before_.push_back(before_.back() + source.size);
-            if (source.path == "-") knows_total_ = false;
-        }
-    }
-
-    template <class... Args>
-    void say(const Args&... args) {
-        if (!log_) return;
-        end_line();
-        std::fprintf(log_, "%s\n", concat(args...).c_str());
-        std::fflush(log_);
-    }
-
-    /// A reading of all sources begins at one of them.
-    void begin(const char* what, size_t source) {
-        what_ = what;
-        start_ = last_ = Clock::now();
-        from_ = done_ = before_[source];
-        text_ = 0;
-        seen_first_ = false;
-    }
-    void count(const Batch& batch, int64_t bytes, int64_t tokens) {
-        done_ = before_[batch.source] +
-                (batch.last ? before_[batch.source + 1] - before_[batch.source] : batch.file_bytes);
-        // What an interrupted run has done counts for nothing.
-        if (!seen_first_) from_ = done_;
-        seen_first_ = true;
-        text_ += bytes;
-        if (!log_ || seconds_since(last_) < pause_seconds_) return;
-        last_ = Clock::now();
-        show(tokens);
-    }
-    double seconds() const { return seconds_since(start_); }
-
-  private:
-    void show(int64_t tokens) {
-        const double passed = seconds();
-        const double rate = static_cast<double>(text_) / passed;
-        std::string line = concat(what_, ": ", format("%.2f", 1e-9 * static_cast<double>(done_)));
-        const int64_t total = before_.back();
-        if (knows_total_ && total > 0)
-            line += format(" of %.2f GB (%.0f%%)", 1e-9 * static_cast<double>(total),
-                           100.0 * static_cast<double>(done_) / static_cast<double>(total));
-        else
-            line += " GB";
-        line += format(" | %.1f MB/s", 1e-6 * rate);
-        if (tokens > 0)
-            line += format(" | %.1f million tokens", 1e-6 * static_cast<double>(tokens));
-        if (knows_total_ && done_ > from_) {
-            const long long left = std::llround(passed * static_cast<double>(total - done_) /
-                                                static_cast<double>(done_ - from_));
-            line += format(" | ETA %lld:%02lld:%02lld", left / 3600, left / 60 % 60, left % 60);
-        }
-        std::fprintf(log_, terminal_ ? "\r\033[K%s" : "%s\n", line.c_str());
-        std::fflush(log_);
-        line_open_ = terminal_;
-    }
-    void end_line() {
-        if (line_open_) std::fprintf(log_, "\r\033[K");
-        line_open_ = false;
-    }
-
-    std::FILE* log_;
-    const bool terminal_;
-    const double pause_seconds_;
-    std::vector<int64_t> before_;  // bytes of files before each source, and of all
-    bool knows_total_ = true, seen_first_ = false, line_open_ = false;
-    const char* what_ = "";
-    int64_t from_ = 0, done_ = 0, text_ = 0;
-    Clock::time_point start_, last_;
-};
-
-// ---- The command ----------------------------------------------------------------------------------
 
 void check(const PrepareOptions& o) {
     if (o.texts.empty()) throw UsageError("no text was given; name at least one text file");
@@ -346,10 +97,12 @@ bool same_file(const fs::path& a, const fs::path& b) {
 /// The work of prepare() on the sources it has found.
 class Preparation {
   public:
-    Preparation(const PrepareOptions& options, std::vector<Source> sources, std::FILE* log,
+    Preparation(const PrepareOptions& options, Sources found, std::FILE* log,
                 const std::function<bool()>& interrupted)
         : options_(options),
-          sources_(std::move(sources)),
+          sources_(std::move(found.sources)),
+          skipped_(std::move(found.skipped)),
+          not_text_(std::move(found.not_text)),
           interrupted_(interrupted),
           report_(log, options.report_seconds, sources_),
           threads_(options.threads > 0
@@ -357,12 +110,20 @@ class Preparation {
                        : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
           out_(options.out) {}
 
-    bool run(int64_t skipped);
+    bool run();
 
   private:
     struct Stopped {};
 
+    void describe_inputs();
+    void describe_earlier_run();
     void choose_split();
+    bool hold_single_text();
+    PreparationState begin_state() const;
+    DocumentFinder finder() const {
+        return {sources_, options_.field, options_.val_fraction, options_.skip_bad};
+    }
+    void note_faults(const PreparationState& state, const Batch& batch, const Outcome& outcome);
     Plan plan(const std::optional<Tokenizer>& given) const;
     Tokenizer train_tokenizer();
     DataManifest encode(const Tokenizer& tokenizer, Workplace& workplace);
@@ -398,7 +159,9 @@ class Preparation {
     }
 
     const PrepareOptions& options_;
-    const std::vector<Source> sources_;
+    std::vector<Source> sources_;
+    const Skipped skipped_;
+    const std::vector<std::string> not_text_;
     const std::function<bool()>& interrupted_;
     Reporter report_;
     const int threads_;
@@ -406,19 +169,61 @@ class Preparation {
     std::string val_split_;
     std::optional<int64_t> cut_;  // with --val-split tail
     bool keeps_tokenizer_ = false;
+    bool said_not_utf8_ = false, said_crlf_ = false;
 };
+
+/// What the inputs are and what is left out of them.
+void Preparation::describe_inputs() {
+    if (!skipped_.empty())
+        report_.say("left out of the folders, since their names are not those of texts: ",
+                    train_gpt::describe(skipped_));
+    int64_t bytes = 0;
+    for (const Source& source : sources_) {
+        bytes += source.size;
+        if (source.size == 0 && source.path != "-" && source.compression == Compression::none)
+            report_.say(source.path, " is empty and left out");
+    }
+    if (std::ranges::none_of(sources_, [](const Source& source) { return source.path == "-"; }))
+        check_lengths({2, 2}, bytes, 0, {});
+}
+
+/// Where all text is in one packed file or comes from standard input, holds it in memory if it fits
+/// and may have its end cut off. Throws Stopped.
+bool Preparation::hold_single_text() {
+    Source* const single = find_single_text(sources_);
+    if (!single || only_split(options_.val_fraction)) return false;
+    std::atomic<bool> stop{false};
+    auto reading = std::async(std::launch::async, [&] {
+        return hold_text(*single, options_.val_split != "tail", options_.skip_bad, stop);
+    });
+    while (reading.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready)
+        if (interrupted_ && interrupted_()) {
+            stop = true;
+            reading.wait();
+            throw Stopped();
+        }
+    return reading.get();
+}
 
 /// By which rule, and where the end of the text begins if by that.
 void Preparation::choose_split() {
     val_split_ = options_.val_split;
-    if (val_split_.empty()) val_split_ = is_single_document(sources_) ? "tail" : "documents";
-    if (val_split_ != "tail") return;
-    for (const Source& source : sources_)
-        if (!source.is_plain_file())
-            throw UsageError("--val-split tail takes the end of plain text files, and ",
-                             source.name(),
-                             " is none; unpack it into a file, or use --val-split documents");
-    cut_ = tail_begin(sources_, options_.val_fraction);
+    if (val_split_ == "documents") return;
+    const bool held = hold_single_text();
+    if (val_split_.empty())
+        val_split_ = held || is_single_document(sources_) ? "tail" : "documents";
+    if (val_split_ == "tail") {
+        const auto other = std::ranges::find_if_not(sources_, &Source::is_plain_file);
+        if (!held && other != sources_.end())
+            throw UsageError(
+                "--val-split tail takes the end of plain text files, or of one that is "
+                "packed or piped and has at most ",
+                kMaxDocumentBytes >> 20, " MiB, and ", other->name(),
+                " is none; unpack it into a file, or use --val-split documents");
+        cut_ = tail_begin(sources_, options_.val_fraction);
+    }
+    for (Source& source : sources_)
+        if (source.path != "-") source.held = nullptr;  // it can be read again
 }
 
 /// Everything that the shards are a function of.
@@ -426,7 +231,7 @@ Plan Preparation::plan(const std::optional<Tokenizer>& given) const {
     std::string inputs;
     for (const Source& source : sources_)
         inputs += concat(source.path, " ", source.size, " ", source.modified, "\n");
-    return {{"format", "train_gpt tokenize 2"},
+    return {{"format", "train_gpt tokenize 3"},
             {"tokenizer", given ? given->to_json() : concat("of ", options_.train_vocab)},
             {"field", options_.field},
             {"val_split", val_split_},
@@ -476,9 +281,36 @@ void Preparation::compare_share(const PreparationState& state) {
                 can_cut() ? "; --val-split tail takes the end of the text instead" : "");
 }
 
-Tokenizer Preparation::train_tokenizer() {
+/// Nothing has been read.
+PreparationState Preparation::begin_state() const {
     PreparationState state;
     for (const Source& source : sources_) state.sources.push_back({source.path, 0, 0, ""});
+    if (!not_text_.empty())
+        add(state.left_out, {kNoText, std::ssize(not_text_), not_text_.front()});
+    return state;
+}
+
+/// Says what the text should not have when it is first seen.
+void Preparation::note_faults(const PreparationState& state, const Batch& batch,
+                              const Outcome& outcome) {
+    const Source& source = sources_[batch.source];
+    if (outcome.not_utf8 > 0 && !std::exchange(said_not_utf8_, true)) {
+        const PreparedSource& read = state.sources[batch.source];
+        report_.say(
+            "note: ", source.name(), " is not UTF-8 everywhere: byte ", read.first_not_utf8 + 1,
+            ", in line ", read.first_not_utf8_line, ", is ",
+            format("0x%02X", static_cast<unsigned char>((*batch.storage)[*outcome.first_not_utf8])),
+            "; such bytes are kept as they are; text in another encoding should be turned "
+            "into UTF-8 before: iconv -f ENCODING -t UTF-8");
+    }
+    if (outcome.has_crlf && !std::exchange(said_crlf_, true))
+        report_.say("note: lines of ", source.name(),
+                    " end in CR LF, as Windows writes them; both characters are kept and become "
+                    "tokens (to have LF alone: tr -d '\\r')");
+}
+
+Tokenizer Preparation::train_tokenizer() {
+    PreparationState state = begin_state();
     std::vector<std::unique_ptr<WordCounts>> counts;
     std::mutex mutex;
     const Pattern pattern = TrainOptions().pattern;
@@ -488,7 +320,7 @@ Tokenizer Preparation::train_tokenizer() {
         [&]() -> OrderedWork<Outcome>::Work {
             const std::lock_guard lock(mutex);
             WordCounts* mine = counts.emplace_back(std::make_unique<WordCounts>(pattern)).get();
-            auto finder = std::make_shared<DocumentFinder>(sources_, options_);
+            auto finder = std::make_shared<DocumentFinder>(this->finder());
             return [mine, finder](const Batch& batch) {
                 Outcome outcome;
                 finder->find(batch, outcome, [mine](Split split, std::string_view text, bool) {
@@ -499,13 +331,21 @@ Tokenizer Preparation::train_tokenizer() {
         },
         [&](const Batch& batch, const Outcome& outcome) {
             count(state, batch, outcome);
+            note_faults(state, batch, outcome);
             report_.count(batch, batch.bytes(), 0);
         });
     check_lengths(state.bytes, state.bytes[0] + state.bytes[1],
                   state.documents[0] + state.documents[1], state.left_out);
     WordCounts all(pattern);
     for (const auto& part : counts) all.merge(std::move(*part));
-    return Tokenizer::train(all, options_.train_vocab);
+    Tokenizer tokenizer = Tokenizer::train(all, options_.train_vocab);
+    if (tokenizer.vocab_size() < options_.train_vocab)
+        report_.say(
+            "note: the vocabulary has ", tokenizer.vocab_size(), " tokens, not ",
+            options_.train_vocab, ": with these, each of the ", all.size(),
+            " different words of the training text is one token, and there is nothing left to "
+            "join; a larger vocabulary needs more text");
+    return tokenizer;
 }
 
 void Preparation::save(const PreparationState& state, Workplace& workplace,
@@ -517,13 +357,12 @@ void Preparation::save(const PreparationState& state, Workplace& workplace,
 
 DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplace) {
     const fs::path& staging = workplace.staging();
-    PreparationState state;
+    PreparationState state = begin_state();
     if (workplace.has(kProgressFile)) {
         state = read_progress(staging / kProgressFile, sources_.size());
+        for (const PreparedSource& source : state.sources) said_not_utf8_ |= source.not_utf8 > 0;
         report_.say("going on behind ", state.tokens(Split::train) + state.tokens(Split::val),
                     " tokens of an interrupted run");
-    } else {
-        for (const Source& source : sources_) state.sources.push_back({source.path, 0, 0, ""});
     }
     if (!tokenizer.end_of_text())
         report_.say("the tokenizer has no end-of-text token, so nothing marks where documents end");
@@ -537,7 +376,7 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
         read(
             state, encodes_in_pieces(tokenizer),
             [&]() -> OrderedWork<Outcome>::Work {
-                auto finder = std::make_shared<DocumentFinder>(sources_, options_);
+                auto finder = std::make_shared<DocumentFinder>(this->finder());
                 auto encoder = std::make_shared<Encoder>(tokenizer);
                 return [finder, encoder, end = tokenizer.end_of_text()](const Batch& batch) {
                     Outcome outcome;
@@ -554,6 +393,7 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
                 for (const Split split : kSplits)
                     writers[index_of(split)].append(outcome.tokens[index_of(split)]);
                 count(state, batch, outcome);
+                note_faults(state, batch, outcome);
                 if (!batch.damage.empty())
                     report_.say(batch.damage,
                                 "; what follows is left out, and what comes before may be wrong");
@@ -611,11 +451,23 @@ void Preparation::describe(const PreparationState& state) {
                     " bytes each) in ", shards.size(), shards.size() == 1 ? " shard" : " shards");
     }
     for (const LeftOut& left : state.left_out) {
-        const bool lines = left.line > 0;
-        report_.say("left out: ", lines ? "" : "the rest of ", left.count,
-                    lines ? " line" : " file", left.count == 1 ? " that " : "s of which each ",
-                    left.reason, ", first ", first_of(left));
+        const char* what = left.line == 0 ? "file" : left.in_array ? "element" : "line";
+        report_.say("left out: ", left.reason == kDamaged ? "the rest of " : "", left.count, " ",
+                    what, left.count == 1 ? " that " : "s of which each ", left.reason, ", first ",
+                    first_of(left));
     }
+    int64_t files = 0, bytes = 0;
+    const PreparedSource* first = nullptr;
+    for (const PreparedSource& source : state.sources) {
+        if (source.not_utf8 == 0) continue;
+        if (!first) first = &source;
+        ++files;
+        bytes += source.not_utf8;
+    }
+    if (first)
+        report_.say("not UTF-8: ", bytes, bytes == 1 ? " byte" : " bytes", " in ", files,
+                    files == 1 ? " file" : " files", ", first in ", first_not_utf8(*first),
+                    "; kept as they are");
 }
 
 /// Whether an interrupted run left out something, which it may with --skip-bad only.
@@ -626,19 +478,26 @@ bool Preparation::has_left_out(const Workplace& workplace) const {
            !read_progress(workplace.staging() / kProgressFile, sources_.size()).left_out.empty();
 }
 
-bool Preparation::run(int64_t skipped) {
-    if (skipped > 0)
-        report_.say(skipped, skipped == 1 ? " file" : " files",
-                    " of other kinds in the folders left out");
-    int64_t bytes = 0;
-    for (const Source& source : sources_) {
-        bytes += source.size;
-        if (source.size == 0 && source.path != "-" && source.compression == Compression::none)
-            report_.say(source.path, " is empty and left out");
+/// Says that this run replaces the shards of another.
+void Preparation::describe_earlier_run() {
+    if (!fs::exists(out_ / kDataManifest)) return;
+    const DataManifest earlier = read_data_manifest(out_);
+    if (!earlier.complete || earlier.shards.empty()) return;
+    int64_t tokens = 0;
+    for (const PreparedShard& shard : earlier.shards) tokens += shard.tokens;
+    report_.say(out_.string(), " has ", tokens, " tokens in ", earlier.shards.size(),
+                earlier.shards.size() == 1 ? " shard" : " shards",
+                " of an earlier run of this command, which this one replaces when it is complete");
+}
+
+bool Preparation::run() {
+    describe_inputs();
+    try {
+        choose_split();
+    } catch (const Stopped&) {
+        report_.say("stopped before the text was read; the same command begins anew");
+        return false;
     }
-    if (std::ranges::none_of(sources_, [](const Source& source) { return source.path == "-"; }))
-        check_lengths({2, 2}, bytes, 0, {});
-    choose_split();
 
     // The tokenizer in the folder itself may be the one to use: it is kept as it is then.
     const fs::path in_place = out_ / kTokenizerFile;
@@ -650,6 +509,7 @@ bool Preparation::run(int64_t skipped) {
 
     Workplace workplace(out_);
     const std::set<std::string> old = replaceable(out_, keeps_tokenizer_);
+    describe_earlier_run();
     const fs::path& staging = workplace.staging();
     if (const std::string change = workplace.open(plan(tokenizer)); !change.empty())
         report_.say("an interrupted run in ", out_.string(), " cannot go on, since its ", change,
@@ -709,8 +569,10 @@ bool Preparation::run(int64_t skipped) {
 bool prepare(const PrepareOptions& options, std::FILE* log,
              const std::function<bool()>& interrupted) {
     check(options);
-    Sources found = find_sources(options.texts, !options.field.empty());
-    return Preparation(options, std::move(found.sources), log, interrupted).run(found.skipped);
+    return Preparation(options,
+                       find_sources(options.texts, !options.field.empty(), options.skip_bad), log,
+                       interrupted)
+        .run();
 }
 
 }  // namespace train_gpt

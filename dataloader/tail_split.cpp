@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string_view>
 
+#include "dataloader/utf8.h"
 #include "kernels/file.h"
 
 namespace train_gpt {
@@ -15,14 +16,15 @@ class Corpus {
   public:
     explicit Corpus(const std::vector<Source>& sources) {
         for (const Source& source : sources) {
-            files_.emplace_back(source.path);
-            begins_.push_back(begins_.back() + static_cast<int64_t>(files_.back().bytes().size()));
+            if (!source.held) files_.emplace_back(source.path);
+            texts_.push_back(source.held ? std::string_view(*source.held) : files_.back().text());
+            begins_.push_back(begins_.back() + static_cast<int64_t>(texts_.back().size()));
         }
     }
-    int files() const { return static_cast<int>(files_.size()); }
+    int files() const { return static_cast<int>(texts_.size()); }
     int64_t bytes() const { return begins_.back(); }
     int64_t begin(int file) const { return begins_[static_cast<size_t>(file)]; }
-    std::string_view text(int file) const { return files_[static_cast<size_t>(file)].text(); }
+    std::string_view text(int file) const { return texts_[static_cast<size_t>(file)]; }
 
     /// The first place in [from, to] where a line or a file begins; -1 when there is none.
     int64_t line_after(int64_t from, int64_t to) const {
@@ -68,8 +70,21 @@ class Corpus {
 
   private:
     std::vector<MappedFile> files_;
+    std::vector<std::string_view> texts_;
     std::vector<int64_t> begins_{0};
 };
+
+bool is_one_document(std::string_view text) {
+    text = without_byte_order_mark(text);
+    int documents = 0;
+    for (size_t begin = 0; begin < text.size() && documents < 2;) {
+        Separator next = find_separator(text, begin, true, true);
+        if (next.begin == std::string_view::npos) next = {text.size(), text.size()};
+        if (next.begin > begin) ++documents;
+        begin = next.end;
+    }
+    return documents < 2;
+}
 
 }  // namespace
 
@@ -97,15 +112,32 @@ bool is_single_document(const std::vector<Source>& sources) {
         only = &source;
     }
     if (!only) return true;
-    const MappedFile file(only->path);
-    int documents = 0;
-    for (size_t begin = 0; begin < file.text().size() && documents < 2;) {
-        Separator next = find_separator(file.text(), begin, true, true);
-        if (next.begin == std::string_view::npos) next = {file.text().size(), file.text().size()};
-        if (next.begin > begin) ++documents;
-        begin = next.end;
+    return is_one_document(MappedFile(only->path).text());
+}
+
+Source* find_single_text(std::vector<Source>& sources) {
+    Source* only = nullptr;
+    for (Source& source : sources) {
+        if (source.is_plain_file() && source.size == 0) continue;
+        if (only || source.jsonl || source.is_plain_file()) return nullptr;
+        only = &source;
     }
-    return documents < 2;
+    return only;
+}
+
+bool hold_text(Source& source, bool only_document, bool skip_damage,
+               const std::atomic<bool>& stop) {
+    ByteStream bytes(source.path, source.compression, stop, skip_damage);
+    auto text = std::make_shared<std::string>();
+    source.held = text;
+    for (size_t size = 1 << 20;; size *= 2) {
+        const size_t before = text->size();
+        text->resize(size);
+        text->resize(before + bytes.read(text->data() + before, size - before));
+        if (only_document && !is_one_document(*text)) return false;
+        if (text->size() < size) return true;
+        if (static_cast<int64_t>(size) >= kMaxDocumentBytes) return false;
+    }
 }
 
 }  // namespace train_gpt

@@ -103,15 +103,17 @@ std::set<std::string> replaceable(const fs::path& out, bool keeps_tokenizer) {
         const DataManifest old = read_data_manifest(out);
         for (const PreparedShard& shard : old.shards)
             if (is_shard_name(shard.name)) known.insert(shard.name);
-        known.insert(kTokenizerFile);
+        if (!old.complete || !fs::exists(out / kTokenizerFile) ||
+            hash_file(out / kTokenizerFile) == old.tokenizer_hash)
+            known.insert(kTokenizerFile);
     }
     for (const fs::directory_entry& entry : fs::directory_iterator(out)) {
         const std::string name = entry.path().filename().string();
         const bool foreign = is_shard_name(name) || (name == kTokenizerFile && !keeps_tokenizer);
         if (foreign && !known.contains(name))
             throw Error(entry.path().string(), " is in the way: ", kDataManifest,
-                        " does not list it, so it was not made by `train_gpt tokenize` here; move "
-                        "it away or choose another folder");
+                        " does not list it as it is, so it was not made by `train_gpt tokenize` "
+                        "here; move it away or choose another folder");
     }
     return known;
 }

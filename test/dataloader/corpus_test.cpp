@@ -1,192 +1,21 @@
 // Corpora of many documents: formats, splits, threads, and interruptions of prepare().
-#include <algorithm>
+#include "test/dataloader/corpus.h"
+
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <csignal>
-#include <map>
 #include <regex>
 #include <set>
 #include <thread>
 
-#include <fcntl.h>
-#include <nlohmann/json.hpp>
 #include <sys/wait.h>
-#include <unistd.h>
 #include <xxhash.h>
-#ifdef TRAIN_GPT_ZLIB
-#include <zlib.h>
-#endif
-#ifdef TRAIN_GPT_ZSTD
-#include <zstd.h>
-#endif
 
 #include "dataloader/documents.h"
-#include "dataloader/manifest.h"
-#include "dataloader/prepare.h"
-#include "test/dataloader/shard_files.h"
-#include "tokenizer/tokenizer.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;
-
-namespace {
-
-using Strings = std::vector<std::string>;
-
-/// Words of few letters and what may stand between them.
-std::string random_document(size_t bytes) {
-    static const Strings parts{"ab",
-                               "cab",
-                               "ba",
-                               "\xC3\xA9t",
-                               "7",
-                               " ",
-                               " ",
-                               " ",
-                               "\n",
-                               "\n\n",
-                               ". ",
-                               " <|endoftext|> ",
-                               "\xF0\x9F\x98\x80",
-                               "\"\\",
-                               "\t"};
-    std::string text = "d";
-    while (text.size() < bytes)
-        text += parts[static_cast<size_t>(random_int(0, static_cast<int64_t>(parts.size()) - 1))];
-    return text;
-}
-
-/// Documents of all sizes; now and then one comes again.
-Strings random_documents(int count, size_t most_bytes) {
-    Strings documents;
-    for (int i = 0; i < count; ++i)
-        documents.push_back(!documents.empty() && random_int(0, 7) == 0
-                                ? documents[static_cast<size_t>(random_int(0, i - 1))]
-                                : random_document(static_cast<size_t>(
-                                      random_int(1, static_cast<int64_t>(most_bytes)))));
-    return documents;
-}
-
-std::string as_text(const Strings& documents) {
-    std::string text;
-    for (const std::string& document : documents) text += document + "\n<|endoftext|>\n";
-    return text;
-}
-Strings with_newline(Strings documents) {  // as they are read from as_text()
-    for (std::string& document : documents) document += '\n';
-    return documents;
-}
-std::string as_jsonl(const Strings& documents, const char* field = "text") {
-    std::string lines;
-    for (const std::string& document : documents)
-        lines += nlohmann::json{{"id", 7}, {field, document}, {"z", {{field, "not this"}}}}.dump(
-                     -1, ' ', random_int(0, 1) == 1) +
-                 "\n";
-    return lines;
-}
-
-#ifdef TRAIN_GPT_ZLIB
-std::string gzip(const std::string& text) {
-    z_stream state{};
-    REQUIRE(::deflateInit2(&state, 1, Z_DEFLATED, MAX_WBITS + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK);
-    std::string packed(::deflateBound(&state, text.size()) + 64, '\0');
-    state.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-    state.avail_in = static_cast<uInt>(text.size());
-    state.next_out = reinterpret_cast<Bytef*>(packed.data());
-    state.avail_out = static_cast<uInt>(packed.size());
-    REQUIRE(::deflate(&state, Z_FINISH) == Z_STREAM_END);
-    packed.resize(state.total_out);
-    ::deflateEnd(&state);
-    return packed;
-}
-#endif
-#ifdef TRAIN_GPT_ZSTD
-std::string zstd(const std::string& text) {
-    std::string packed(::ZSTD_compressBound(text.size()), '\0');
-    packed.resize(::ZSTD_compress(packed.data(), packed.size(), text.data(), text.size(), 1));
-    return packed;
-}
-#endif
-
-/// The packers of this build, by extension.
-std::map<std::string, std::string (*)(const std::string&)> packers() {
-    return {
-#ifdef TRAIN_GPT_ZLIB
-        {".gz", gzip},
-#endif
-#ifdef TRAIN_GPT_ZSTD
-        {".zst", zstd},
-#endif
-    };
-}
-
-/// The documents of a split, decoded from its shards.
-Strings documents_in(const std::string& out, const std::string& split) {
-    const Tokenizer tokenizer = Tokenizer::load(out);
-    Strings documents;
-    std::vector<uint32_t> tokens;
-    for (int number = 0;; ++number) {
-        const std::string path = out + "/" + split + "_00000" + std::to_string(number) + ".bin";
-        if (number > 9 || !fs::exists(path)) break;
-        const TokenShards shard(path, tokenizer.vocab_size());
-        std::vector<int32_t> part(static_cast<size_t>(shard.total_tokens()));
-        shard.copy(0, 0, shard.total_tokens(), part.data());
-        for (const int32_t token : part) {
-            if (static_cast<uint32_t>(token) == tokenizer.end_of_text()) {
-                documents.push_back(tokenizer.decode(tokens));
-                tokens.clear();
-            } else {
-                tokens.push_back(static_cast<uint32_t>(token));
-            }
-        }
-    }
-    CHECK(tokens.empty());
-    return documents;
-}
-
-/// All files of a folder with their bytes, those inside hidden folders left out.
-std::map<std::string, std::string> files_in(const std::string& folder) {
-    std::map<std::string, std::string> files;
-    for (const auto& entry : fs::directory_iterator(folder))
-        if (entry.is_regular_file()) files[entry.path().filename().string()] = read(entry.path());
-    return files;
-}
-std::map<std::string, std::string> shards_in(const std::string& folder) {
-    auto files = files_in(folder);
-    files.erase("data.json");  // names the inputs
-    return files;
-}
-
-/// A vocabulary that is made once.
-const std::string& vocabulary() {
-    static const TemporaryDirectory folder;
-    static const std::string path = [] {
-        const std::string text = random_document(20000);
-        const std::vector<std::string_view> texts{text};
-        Tokenizer::train(texts, 300).save(folder / "tokenizer.json");
-        return folder / "tokenizer.json";
-    }();
-    return path;
-}
-
-PrepareOptions options_for(const Strings& texts, const std::string& out) {
-    PrepareOptions options;
-    options.texts = texts;
-    options.tokenizer = vocabulary();
-    options.out = out;
-    options.val_fraction = 0.3;
-    options.val_split = "documents";
-    options.shard_tokens = 200'000;
-    return options;
-}
-
-Strings sorted(Strings strings) {
-    std::sort(strings.begin(), strings.end());
-    return strings;
-}
-
-}  // namespace
 
 TEST_CASE("documents go where the hash of their bytes says, whatever their order, file or copies") {
     const TemporaryDirectory folder;
@@ -548,7 +377,8 @@ TEST_CASE("folders, patterns and single files become inputs in their order") {
     };
     CHECK((names({folder / "d"}) ==
            Strings{"d/A.TEXT", "d/b.d/x.md", "d/b.d/y.jsonl jsonl", "d/link/o.txt", "d/z.txt"}));
-    CHECK(find_sources({folder / "d"}, false).skipped == 4);
+    CHECK((find_sources({folder / "d"}, false).skipped ==
+           Skipped{{".gz", 1}, {".json", 1}, {".parquet", 1}, {".png", 1}}));
     CHECK((names({folder / "d/z.txt", folder / "d/b*/*.*"}) ==
            Strings{"d/z.txt", "d/b.d/x.md", "d/b.d/y.jsonl jsonl"}));
     CHECK((names({folder / "elsewhere/c4.json"}) == Strings{"elsewhere/c4.json jsonl"}));
@@ -559,7 +389,9 @@ TEST_CASE("folders, patterns and single files become inputs in their order") {
     };
     CHECK(contains(refused(folder / "none"), "holds no text"));
     CHECK(contains(refused(folder / "d/*.nothing"), "no file matches"));
-    CHECK(contains(refused(folder / "d/w.parquet"), "JSON Lines"));
+    const std::string pipe = "scripts/parquet.py " + (folder / "d/w.parquet") +
+                             " --field text | train_gpt tokenize - --field text";
+    CHECK(contains(refused(folder / "d/w.parquet"), pipe));
     CHECK(contains(refused(folder / "d/n.tar.gz"), "unpack it"));
     CHECK(contains(refused(folder / "gone.txt"), "gone.txt: No such file"));
     CHECK(contains(refused("/dev/null"), "not a regular file"));
@@ -589,21 +421,6 @@ TEST_CASE("many small files are held in memory of their size") {
     CHECK(with_text == 40);
 }
 
-namespace {
-
-/// Runs `action` with a file as standard input.
-template <class Action>
-void with_input(const std::string& path, Action&& action) {
-    const int before = ::dup(STDIN_FILENO), file = ::open(path.c_str(), O_RDONLY);
-    ::dup2(file, STDIN_FILENO);
-    ::close(file);
-    action();
-    ::dup2(before, STDIN_FILENO);
-    ::close(before);
-}
-
-}  // namespace
-
 TEST_CASE("standard input is read as plain text, or as JSON Lines with a field") {
     const TemporaryDirectory folder;
     const Strings documents = random_documents(50, 20000);
@@ -632,8 +449,6 @@ TEST_CASE("standard input is read as plain text, or as JSON Lines with a field")
     with_input("/dev/null", [&] {
         CHECK(contains(error_of([&] { prepare(options, nullptr); }), "standard input is empty"));
     });
-    options.val_split = "tail";
-    CHECK(contains(error_of([&] { prepare(options, nullptr); }), "--val-split documents"));
     options.val_split = "middle";
     CHECK(contains(error_of([&] { prepare(options, nullptr); }), "--val-split"));
     options.val_split = "";
@@ -1041,7 +856,8 @@ TEST_CASE("documents and lines that are too long to hold are refused with their 
     REQUIRE(read_data_manifest(folder / "out").left_out.size() == 2);
     CHECK(read_data_manifest(folder / "out").left_out[1].line == 4);
 
-    options.texts = {long_file("a.txt")};
+    write(folder / "a.txt", std::string(static_cast<size_t>(kMaxDocumentBytes) + (3 << 20), 'x'));
+    options.texts = {folder / "a.txt"};
     options.val_fraction = 0.1;
     CHECK(contains(error_of([&] { prepare(options, nullptr); }), "MiB at byte 0"));
 }

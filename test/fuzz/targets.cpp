@@ -10,9 +10,11 @@
 #include <system_error>
 #include <vector>
 
+#include <nlohmann/json.hpp>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "dataloader/json_array.h"
 #include "dataloader/jsonl.h"
 #include "dataloader/shard.h"
 #include "kernels/error.h"
@@ -159,15 +161,43 @@ bool fuzz_safetensors(Bytes bytes) {
     return true;
 }
 
+/// The elements of an array as lines; what is an array of JSON has as many as it has elements.
+std::string lines_of_array(std::string_view text) {
+    std::string lines(text.substr(text.find('[') + 1));
+    size_t size = 0;
+    ArrayScanner scanner;
+    for (size_t i = 0; i < lines.size(); ++i) {
+        const ArrayScanner::Byte byte = scanner.next(lines[i]);
+        if (byte != ArrayScanner::Byte::of_element) size = i + 1;
+        if (byte == ArrayScanner::Byte::end) break;
+    }
+    array_to_lines(lines, size);
+    lines.resize(size);
+    const auto array = nlohmann::json::parse(text, nullptr, false);
+    if (!array.is_array() || text.find('\0') != text.npos) return lines;
+    std::string_view rest = lines;
+    for (const nlohmann::json& element : array) {
+        const std::string_view line = rest.substr(0, rest.find('\n'));
+        promise(nlohmann::json::parse(line, nullptr, false) == element,
+                "a line that is not its element");
+        rest.remove_prefix(std::min(rest.size(), line.size() + 1));
+    }
+    promise(is_blank(rest), "more lines than elements");
+    return lines;
+}
+
 bool fuzz_jsonl(Bytes bytes) {
-    std::string_view rest(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    const std::string_view all(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    const bool is_array = begins_array(all);
+    const std::string lines = is_array ? lines_of_array(all) : std::string();
+    std::string_view rest = is_array ? lines : all;
     bool taken = false;
     while (!rest.empty()) {
         const std::string_view line = rest.substr(0, rest.find('\n'));
         rest.remove_prefix(std::min(rest.size(), line.size() + 1));
         std::string text;
         size_t column = 0;
-        const std::string reason = read_field(line, "text", text, column);
+        const std::string reason = read_field(line, "text", text, column, is_array);
         promise(column <= line.size() + 1, "a fault behind the line");
         promise(!reason.empty() || text.size() <= line.size(), "a text longer than its line");
         taken = taken || reason.empty();

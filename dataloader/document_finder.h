@@ -1,0 +1,94 @@
+// The documents in batches: which split each belongs to, what is left out, and what is no UTF-8.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dataloader/documents.h"
+#include "dataloader/jsonl.h"
+#include "dataloader/manifest.h"
+#include "kernels/error.h"
+
+namespace train_gpt {
+
+/// What became of the documents of a batch, by split.
+struct Outcome {
+    std::array<std::vector<uint32_t>, 2> tokens;
+    std::array<int64_t, 2> documents{}, bytes{};
+    std::vector<LeftOut> left_out;
+    int64_t not_utf8 = 0;                  // bytes of plain text (see count_not_utf8),
+    std::optional<size_t> first_not_utf8;  // the first of them in the batch's storage
+    bool has_crlf = false;                 // a line of plain text ends in CR LF
+};
+
+/// Adds to what was left out for the same reason.
+void add(std::vector<LeftOut>& all, const LeftOut& more);
+
+/// Adds what came of a batch.
+void count(PreparationState& state, const Batch& batch, const Outcome& outcome);
+
+/// Takes the documents out of batches: which split each belongs to, and lines that hold none.
+class DocumentFinder {
+  public:
+    DocumentFinder(const std::vector<Source>& sources, const std::string& field,
+                   double val_fraction, bool skip_bad)
+        : sources_(sources),
+          field_(field.empty() ? "text" : field),
+          val_fraction_(val_fraction),
+          skips_bad_(skip_bad) {}
+
+    /// Calls found(split, text, ends) for each document of a batch or part of one, and counts them.
+    template <class Found>
+    void find(const Batch& batch, Outcome& outcome, Found&& found) {
+        const auto take = [&](Split split, std::string_view text, bool ends) {
+            outcome.documents[index_of(split)] += ends;
+            outcome.bytes[index_of(split)] += static_cast<int64_t>(text.size());
+            found(split, text, ends);
+        };
+        for (const Part& part : batch.parts) {
+            look_at(batch, part.text, outcome);
+            take(part.split ? *part.split : split_of(part.text, val_fraction_), part.text,
+                 part.ends);
+        }
+
+        int64_t number = batch.line;
+        const std::string too_long = concat("is longer than ", kMaxDocumentBytes >> 20, " MiB");
+        if (batch.line_too_long) refuse(batch, number + 1, too_long, 0, outcome);
+        for (std::string_view rest = batch.lines; !rest.empty();) {
+            const size_t end = std::min(rest.find('\n'), rest.size() - 1) + 1;
+            const std::string_view line = rest.substr(0, end);
+            rest.remove_prefix(end);
+            ++number;
+            if (is_blank(line)) continue;
+            size_t column = 0;
+            if (static_cast<int64_t>(line.size()) > kMaxDocumentBytes)
+                refuse(batch, number, too_long, 0, outcome);
+            else if (const std::string reason =
+                         read_field(line, field_, text_, column, batch.is_array);
+                     !reason.empty())
+                refuse(batch, number, reason, column, outcome);
+            else if (!text_.empty())
+                take(split_of(text_, val_fraction_), text_, true);
+        }
+    }
+
+  private:
+    /// Looks for what a plain text should not have.
+    static void look_at(const Batch& batch, std::string_view text, Outcome& outcome);
+    /// Leaves a line out, or throws Error where that was not asked for.
+    void refuse(const Batch& batch, int64_t line, const std::string& reason, size_t column,
+                Outcome& outcome) const;
+
+    const std::vector<Source>& sources_;
+    const std::string field_;
+    const double val_fraction_;
+    const bool skips_bad_;
+    std::string text_;
+};
+
+}  // namespace train_gpt

@@ -1,0 +1,212 @@
+#include "dataloader/sources.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <system_error>
+#include <utility>
+
+#include "dataloader/utf8.h"
+#include "kernels/error.h"
+#include "kernels/file.h"
+
+namespace train_gpt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Kind {
+    bool jsonl = false;
+    Compression compression = Compression::none;
+    bool is_text = false;  // certainly: a folder's files that may be anything are left out
+};
+
+/// The last extension of a name, without which the name is left.
+std::string take_extension(std::string& name) {
+    const size_t dot = name.rfind('.');
+    if (dot == std::string::npos || dot == 0) return "";
+    std::string extension = name.substr(dot);
+    name.resize(dot);
+    for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return extension;
+}
+
+/// What a file is by its name.
+Kind kind_of(const fs::path& path, bool has_field) {
+    std::string name = path.filename().string();
+    Kind kind;
+    std::string extension = take_extension(name);
+    if (extension == ".gz") kind.compression = Compression::gzip;
+    if (extension == ".zst") kind.compression = Compression::zstd;
+    if (kind.compression != Compression::none) extension = take_extension(name);
+    const bool plain = extension == ".txt" || extension == ".text" || extension == ".md";
+    const bool jsonl = extension == ".jsonl" || extension == ".ndjson";
+    kind.is_text = plain || jsonl;
+    kind.jsonl = jsonl || extension == ".json" || (has_field && !plain);
+    return kind;
+}
+
+std::string parquet_pipe(const std::string& files) {
+    return concat("scripts/parquet.py ", files,
+                  " --field text | train_gpt tokenize - --field text --tokenizer DIR --out DIR");
+}
+
+/// Refuses files that are known not to be text.
+void refuse_unreadable_kinds(const std::string& path) {
+    std::string name = fs::path(path).filename().string();
+    std::string extension = take_extension(name);
+    if (extension == ".parquet")
+        throw Error(path,
+                    " is a Parquet file, which needs a reader of its own: ", parquet_pipe(path));
+    if (extension == ".gz" || extension == ".zst") extension = take_extension(name);
+    for (const char* archive : {".tar", ".tgz", ".zip", ".7z", ".xz", ".bz2", ".lz4"})
+        if (extension == archive)
+            throw Error(path,
+                        " is packed in a way that train_gpt does not read (it reads plain, .gz "
+                        "and .zst files); unpack it first, or pipe its text in and say -");
+}
+
+constexpr size_t kSampleBytes = 1 << 16;
+
+/// A sample of the text of a file: its beginning and, where it is not packed, places all over it.
+std::string sample_of(ByteStream& opened, const std::string& path, Compression compression) {
+    std::string sample(kSampleBytes, '\0');
+    sample.resize(opened.read(sample.data(), sample.size()));
+    if (compression != Compression::none || opened.size() <= static_cast<int64_t>(kSampleBytes))
+        return sample;
+    constexpr size_t places = 16, bytes = kSampleBytes / places;
+    const MappedFile file(path);
+    const std::string_view text = file.text();
+    if (text.size() <= kSampleBytes) return sample;  // cut since: the reader finds that out
+    sample.clear();
+    for (size_t i = 0; i < places; ++i)
+        sample += text.substr((text.size() - bytes) / (places - 1) * i, bytes);
+    return sample;
+}
+
+/// Adds a file, unless it is no text and `skip_bad`.
+void add_file(const std::string& path, Kind kind, bool skip_bad, Sources& found) {
+    // Opened to say now, not hours later, that it cannot be read, or is a picture.
+    const std::atomic<bool> never{false};
+    ByteStream opened(path, kind.compression, never, true);
+    if (!kind.jsonl) {
+        const std::string sample = sample_of(opened, path, kind.compression);
+        if (skip_bad && share_of_no_text(sample) >= kMostShareOfNoText) {
+            found.not_text.push_back(path);
+            return;
+        }
+        refuse_no_text(path, sample);
+    }
+    found.sources.push_back(
+        {path, kind.jsonl, kind.compression, opened.size(), opened.modified(), nullptr});
+}
+
+/// The texts in a folder and below, and the other files there. `above` are the folders on the way to
+/// it, to which links in it may lead back.
+void list_texts(const fs::path& folder, std::vector<fs::path>& above,
+                std::vector<std::string>& files, Skipped& skipped) {
+    const fs::path real = fs::canonical(folder);
+    if (std::ranges::find(above, real) != above.end()) return;
+    above.push_back(real);
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+        if (entry.is_directory()) {
+            if (entry.path().filename() != kStagingFolder)
+                list_texts(entry.path(), above, files, skipped);
+        } else if (entry.is_regular_file() && kind_of(entry.path(), false).is_text) {
+            files.push_back(entry.path().string());
+        } else {
+            std::string name = entry.path().filename().string();
+            ++skipped[take_extension(name)];
+        }
+    }
+    above.pop_back();
+}
+
+void add_folder(const std::string& folder, bool skip_bad, Sources& found) {
+    std::vector<fs::path> above;
+    std::vector<std::string> files;
+    Skipped skipped;
+    try {
+        list_texts(folder, above, files, skipped);
+    } catch (const fs::filesystem_error& error) {
+        throw Error("cannot list ", error.path1().string(), ": ", error.code().message(),
+                    "; check the permissions");
+    }
+    if (files.empty())
+        throw Error("the folder ", folder, " holds no text",
+                    skipped.empty() ? "" : " that is known by its name (",
+                    skipped.empty() ? "" : describe(skipped) + ")",
+                    "; inputs end in .txt, .text, .md, .jsonl or .ndjson, or one of these with .gz "
+                    "or .zst after it",
+                    skipped.contains(".parquet")
+                        ? concat("; of Parquet files: ", parquet_pipe(folder + "/*.parquet"))
+                        : "");
+    std::sort(files.begin(), files.end());
+    for (const std::string& file : files) add_file(file, kind_of(file, false), skip_bad, found);
+    for (const auto& [extension, count] : skipped) found.skipped[extension] += count;
+}
+
+}  // namespace
+
+void refuse_no_text(const std::string& name, std::string_view sample) {
+    const double share = share_of_no_text(sample);
+    if (share < kMostShareOfNoText) return;
+    throw Error(
+        name, " is not text in UTF-8: ", std::lround(100 * share),
+        " % of its bytes are no characters of it; leave out pictures, programs and archives "
+        "(--skip-bad does), and turn text in another encoding into UTF-8: iconv -f ENCODING "
+        "-t UTF-8 ",
+        name == "standard input" ? "" : name);
+}
+
+std::string describe(const Skipped& skipped) {
+    std::vector<std::pair<std::string, int64_t>> kinds(skipped.begin(), skipped.end());
+    std::ranges::stable_sort(kinds, std::greater(), &std::pair<std::string, int64_t>::second);
+    constexpr size_t most = 8;
+    std::string text;
+    for (size_t i = 0; i < std::min(most, kinds.size()); ++i)
+        text += concat(i > 0 ? ", " : "", kinds[i].second, " ",
+                       kinds[i].first.empty() ? "without extension" : kinds[i].first);
+    int64_t others = 0;
+    for (size_t i = most; i < kinds.size(); ++i) others += kinds[i].second;
+    return others > 0 ? concat(text, ", ", others, " of other kinds") : text;
+}
+
+Sources find_sources(const std::vector<std::string>& inputs, bool has_field, bool skip_bad) {
+    Sources found;
+    for (const std::string& input : inputs) {
+        if (input == "-") {
+            if (std::count(inputs.begin(), inputs.end(), "-") > 1)
+                throw UsageError("- was given twice, but standard input can be read once");
+            found.sources.push_back({"-", has_field, Compression::none, 0, 0, nullptr});
+            continue;
+        }
+        if (fs::is_directory(input)) {
+            add_folder(input, skip_bad, found);
+            continue;
+        }
+        std::vector<std::string> files{input};
+        if (!fs::exists(input) && input.find_first_of("*?[") != std::string::npos) {
+            files.clear();
+            for (const fs::path& path : glob_files(input)) files.push_back(path.string());
+        }
+        for (const std::string& file : files) {
+            refuse_unreadable_kinds(file);
+            add_file(file, kind_of(file, has_field), skip_bad, found);
+        }
+    }
+    if (found.sources.empty())
+        throw Error("nothing is left of the inputs: ", found.not_text.front(),
+                    found.not_text.size() > 1 ? " and the others are" : " is",
+                    " not text; name text files");
+    if (has_field && std::ranges::none_of(found.sources, &Source::jsonl))
+        throw UsageError("--field names a field of JSON Lines, but ", found.sources.front().name(),
+                         " is plain text by its name; give it a name that ends in .jsonl, or leave "
+                         "--field out");
+    return found;
+}
+
+}  // namespace train_gpt
