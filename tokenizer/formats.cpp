@@ -61,6 +61,15 @@ TokenizerDefinition read_folder(const fs::path& folder) {
 
 }  // namespace
 
+MappedFile map_vocabulary(const fs::path& file) {
+    std::error_code code;  // of what has no size, the reader says why
+    if (const uintmax_t size = fs::file_size(file, code); !code && size > max_vocabulary_bytes)
+        throw Error(file.string(), " has ", size >> 20,
+                    " MiB and is no vocabulary; those have at most ", max_vocabulary_bytes >> 20,
+                    " MiB: give a tokenizer.json, a *.tiktoken file, or a folder with one");
+    return MappedFile(file);
+}
+
 void check_tokens(const TokenizerDefinition& definition, const fs::path& file) {
     std::unordered_map<std::string_view, uint32_t> id_of;
     for (uint32_t id = 0; id < definition.tokens.size(); ++id) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/file.h"
 #include "tokenizer/bpe.h"
 #include "tokenizer/pretokenize.h"
 
@@ -35,6 +36,10 @@ inline constexpr uint32_t min_trained_vocab = 257;  // the 256 bytes and <|endof
 
 /// Throws Error unless all 256 single bytes are tokens and no two tokens have the same bytes.
 void check_tokens(const TokenizerDefinition& definition, const std::filesystem::path& file);
+
+/// No vocabulary has a larger file: one beyond is something else, and is not read.
+inline constexpr uintmax_t max_vocabulary_bytes = uintmax_t{1} << 28;
+MappedFile map_vocabulary(const std::filesystem::path& file);
 
 /// Reads a tokenizer.json, a folder or a *.tiktoken file (see Tokenizer::load). Throws Error with
 /// the file's name.

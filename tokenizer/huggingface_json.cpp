@@ -40,8 +40,11 @@ constexpr std::array<std::pair<Pattern, std::string_view>, 4> pattern_spellings{
 class JsonReader {
   public:
     explicit JsonReader(const fs::path& file) : file_(file) {
-        const MappedFile mapped(file);
+        const MappedFile mapped = map_vocabulary(file);
         const std::string_view text = mapped.text();
+        // The parser takes a NUL for the end, and what follows for nothing.
+        if (const size_t nul = text.find('\0'); nul != text.npos)
+            throw fail(concat("is not valid JSON at byte ", nul + 1, " of ", text.size()));
         try {
             root_ = json::parse(text.begin(), text.end());
         } catch (const json::parse_error& error) {
@@ -322,7 +325,7 @@ TokenizerDefinition read_vocab_and_merges(const fs::path& vocab, const fs::path&
     if (const auto end = names.find("<|endoftext|>"); end != names.end())
         definition.added.push_back({end->second, end->first});
 
-    const MappedFile mapped(merges);
+    const MappedFile mapped = map_vocabulary(merges);
     std::string_view rest = mapped.text();
     std::string left, right;
     for (size_t number = 1; !rest.empty(); ++number) {

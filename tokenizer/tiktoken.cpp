@@ -117,7 +117,7 @@ void add_what_the_name_implies(TokenizerDefinition& definition, const fs::path& 
 }  // namespace
 
 TokenizerDefinition read_tiktoken(const fs::path& file) {
-    const MappedFile mapped(file);
+    const MappedFile mapped = map_vocabulary(file);
     TokenizerDefinition definition;
     definition.whole_pieces = true;
     std::string_view rest = mapped.text();

@@ -241,12 +241,31 @@ TEST_CASE("a damaged rank file is refused with the line") {
     CHECK(contains(error_of("cl100k_x.tiktoken", "YQ== 0\n"), "single byte"));
 }
 
+TEST_CASE("bytes after the end of a tokenizer.json are refused with their place") {
+    const TemporaryDirectory folder;
+    const std::vector<std::string_view> texts{"some text"};
+    Tokenizer::train(texts, 260).save(folder / "tokenizer.json");
+    const std::string good = read(folder / "tokenizer.json");
+    for (const std::string& after :
+         {std::string("x"), std::string("{}"), good, std::string(1, '\0'),
+          std::string("\0\0more", 6), std::string(" \n\0", 3)}) {
+        write(folder / "tokenizer.json", good + after);
+        CHECK(contains(load_error(folder / "tokenizer.json"), "not valid JSON at byte"));
+    }
+    write(folder / "tokenizer.json", good + " \r\n");
+    CHECK(load_error(folder / "tokenizer.json").empty());
+}
+
 TEST_CASE("a path without a tokenizer is refused with what would be one") {
     const TemporaryDirectory folder;
     CHECK(contains(load_error(folder.path()), "tokenizer.json"));
     CHECK(contains(load_error(folder / "missing.json"), "missing.json"));
     write_file(folder / "empty.json", "");
     CHECK(contains(load_error(folder / "empty.json"), "not valid JSON"));
+    // What is far too large is not read, and need not be on the disk.
+    std::filesystem::resize_file(folder / "empty.json", max_vocabulary_bytes + 1);
+    CHECK(
+        contains(load_error(folder / "empty.json"), "empty.json has 256 MiB and is no vocabulary"));
     write_file(folder / "a.tiktoken", "");
     write_file(folder / "b.tiktoken", "");
     CHECK(contains(load_error(folder.path()), "several"));
