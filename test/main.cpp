@@ -1,6 +1,7 @@
 // The test runner: Catch2's own, with a fresh seed for random inputs and a closing line that counts
 // the test cases.
 #define CATCH_CONFIG_RUNNER
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -29,18 +30,45 @@ using Listener = Catch::EventListenerBase;
 using Listener = Catch::TestEventListenerBase;
 #endif
 
-/// Counts the test cases of the run, for the closing line.
+/// Counts the test cases, for the closing line.
 struct Counter : Listener {
     using Listener::Listener;
-    static Catch::Counts& counts() {
-        static Catch::Counts counts;
-        return counts;
-    }
-    void testRunEnded(const Catch::TestRunStats& stats) override {
-        counts() = stats.totals.testCases;
+    static inline unsigned long long passed = 0, failed = 0;
+    static inline bool in_test = false;
+
+    void testCaseStarting(const Catch::TestCaseInfo&) override { in_test = true; }
+    void testCaseEnded(const Catch::TestCaseStats& stats) override {
+        in_test = false;
+        const Catch::Counts& counts = stats.totals.testCases;
+        passed += counts.passed + counts.failedButOk;
+        failed += counts.failed;
     }
 };
 CATCH_REGISTER_LISTENER(Counter)
+
+pid_t runner = 0;
+
+/// The closing line, once, and not of processes that tests fork. A case that is not over has failed.
+void close_run() {
+    static bool closed = false;
+    if (closed || ::getpid() != runner) return;
+    closed = true;
+    std::printf("%llu passed, %llu failed\n", Counter::passed, Counter::failed + Counter::in_test);
+    std::fflush(stdout);
+}
+
+/// Whatever ends the program, an assert or an exit(), the line comes. Catch2 has told of a signal
+/// before it comes here.
+void close_run_in_any_case() {
+    runner = ::getpid();
+    std::atexit(close_run);
+    for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL})
+        std::signal(signal, [](int number) {
+            close_run();
+            std::signal(number, SIG_DFL);
+            ::raise(number);
+        });
+}
 
 }  // namespace
 
@@ -78,10 +106,8 @@ int main(int argc, char** argv) {
     std::printf("TEST_SEED=%llu repeats this run's random inputs\n",
                 static_cast<unsigned long long>(train_gpt::test_seed()));
     std::fflush(stdout);
+    train_gpt::close_run_in_any_case();
     const int status = Catch::Session().run(argc, argv);
-    const Catch::Counts& counts = train_gpt::Counter::counts();
-    std::printf("%llu passed, %llu failed\n",
-                static_cast<unsigned long long>(counts.passed + counts.failedButOk),
-                static_cast<unsigned long long>(counts.failed));
+    train_gpt::close_run();
     return status;
 }

@@ -158,10 +158,10 @@ HellaSwag::HellaSwag(const std::filesystem::path& jsonl, const Tokenizer& tokeni
         throw Error(jsonl.string(), " holds no HellaSwag example; check the path");
 }
 
-HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, const EvaluationBatch& batch,
-                                    const World& world, const StopEvaluation& stop) const {
-    const size_t B = static_cast<size_t>(model.options().B),
-                 T = static_cast<size_t>(model.options().T);
+std::vector<HellaSwag::EndingLoss> HellaSwag::score(Stream& stream, GPT& model,
+                                                    const EvaluationBatch& batch, size_t first,
+                                                    size_t count) const {
+    const size_t T = static_cast<size_t>(model.options().T);
     const auto checked = [&](int32_t token) {
         if (token >= model.shape().vocab_size)
             throw Error("the tokenizer has token ", token, ", but the model knows only ",
@@ -169,9 +169,36 @@ HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, const Evaluation
                         "; use the tokenizer that the model was trained with");
         return token;
     };
+    std::fill(batch.tokens.begin(), batch.tokens.end(), 0);
+    std::fill(batch.targets.begin(), batch.targets.end(), -1);
+    std::fill(batch.doc_start.begin(), batch.doc_start.end(), 0);
+    std::vector<EndingLoss> scores(count);
+    for (size_t r = 0; r < count; ++r) {
+        const Example& example = examples_[(first + r) / endings_per_example];
+        const std::vector<int32_t>& ending = example.endings[(first + r) % endings_per_example];
+        // T inputs predict T tokens: T + 1 tokens at most, one of the context at least.
+        const size_t scored = std::min(ending.size(), T);
+        const size_t given = std::min(example.context.size(), T + 1 - scored);
+        for (size_t i = 0; i < given; ++i)
+            batch.tokens[r * T + i] = checked(example.context[example.context.size() - given + i]);
+        for (size_t i = 0; i < scored; ++i) {
+            batch.targets[r * T + given - 1 + i] = checked(ending[i]);
+            if (given + i < T) batch.tokens[r * T + given + i] = ending[i];
+        }
+        scores[r].tokens = static_cast<int64_t>(scored);
+    }
+    batch.run(stream, model);
+    const std::span<const float> losses = batch.losses(stream, model);
+    for (size_t i = 0; i < count * T; ++i)
+        if (batch.targets[i] >= 0) scores[i / T].nats += losses[i];
+    return scores;
+}
+
+HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, const EvaluationBatch& batch,
+                                    const World& world, const StopEvaluation& stop) const {
+    const size_t B = static_cast<size_t>(model.options().B);
     double right[2] = {};  // by the loss, by the loss per token
-    double loss[endings_per_example] = {}, tokens[endings_per_example] = {};
-    // Row number r holds ending r mod 4 of example r / 4.
+    EndingLoss endings[endings_per_example];
     const auto first_row = [&](int rank) {
         return examples_.size() * static_cast<size_t>(rank) / static_cast<size_t>(world.size()) *
                endings_per_example;
@@ -182,45 +209,20 @@ HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, const Evaluation
     const size_t begin = first_row(world.rank()), end = first_row(world.rank() + 1);
     for (size_t round = 0; round < rounds; ++round) {
         stop_together(world, stop);
-        const size_t first = begin + round * B;
-        if (first >= end) continue;
-        const size_t count = std::min(B, end - first);
-        std::fill(batch.tokens.begin(), batch.tokens.end(), 0);
-        std::fill(batch.targets.begin(), batch.targets.end(), -1);
-        std::fill(batch.doc_start.begin(), batch.doc_start.end(), 0);
-        for (size_t r = 0; r < count; ++r) {
-            const Example& example = examples_[(first + r) / endings_per_example];
-            const std::vector<int32_t>& ending = example.endings[(first + r) % endings_per_example];
-            // T inputs predict T tokens: T + 1 tokens at most, one of the context at least.
-            const size_t scored = std::min(ending.size(), T);
-            const size_t given = std::min(example.context.size(), T + 1 - scored);
-            for (size_t i = 0; i < given; ++i)
-                batch.tokens[r * T + i] =
-                    checked(example.context[example.context.size() - given + i]);
-            for (size_t i = 0; i < scored; ++i) {
-                batch.targets[r * T + given - 1 + i] = checked(ending[i]);
-                if (given + i < T) batch.tokens[r * T + given + i] = ending[i];
-            }
-        }
-        batch.run(stream, model);
-        const std::span<const float> losses = batch.losses(stream, model);
+        size_t row = begin + round * B;
+        if (row >= end) continue;
+        const auto scores = score(stream, model, batch, row, std::min(B, end - row));
         world.activity().pulse();
-        for (size_t r = 0; r < count; ++r) {
-            const size_t i = (first + r) % endings_per_example;
-            loss[i] = tokens[i] = 0;
-            for (size_t t = r * T; t < (r + 1) * T; ++t) {
-                loss[i] += batch.targets[t] >= 0 ? losses[t] : 0.0;
-                tokens[i] += batch.targets[t] >= 0;
-            }
-            if (i + 1 < endings_per_example) continue;
-            const auto best = [&](auto score) {
-                int least = 0;
-                for (int e = 1; e < endings_per_example; ++e)
-                    if (score(e) < score(least)) least = e;
-                return least == examples_[(first + r) / endings_per_example].label;
+        for (const EndingLoss& ending : scores) {
+            endings[row % endings_per_example] = ending;
+            const Example& example = examples_[row / endings_per_example];
+            if (++row % endings_per_example != 0) continue;
+            const auto least = [&](auto cost) {
+                return std::ranges::min_element(endings, {}, cost) - endings == example.label;
             };
-            right[0] += best([&](int e) { return loss[e]; });
-            right[1] += best([&](int e) { return loss[e] / tokens[e]; });
+            right[0] += least([](const EndingLoss& e) { return e.nats; });
+            right[1] +=
+                least([](const EndingLoss& e) { return e.nats / static_cast<double>(e.tokens); });
         }
     }
     world.all_reduce_sum(right);

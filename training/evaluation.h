@@ -76,6 +76,15 @@ class HellaSwag {
     HellaSwag(const std::filesystem::path& jsonl, const Tokenizer& tokenizer, int64_t max_examples);
 
     int64_t size() const { return std::ssize(examples_); }
+
+    struct EndingLoss {
+        double nats = 0;     // summed over what was scored
+        int64_t tokens = 0;  // scored
+    };
+    /// The losses of endings first … first + count − 1, at most the model's B; ending e of example i is number 4·i + e.
+    std::vector<EndingLoss> score(Stream& stream, GPT& model, const EvaluationBatch& batch,
+                                  size_t first, size_t count) const;
+
     /// Scores every ending as the continuation of its context. Rows longer than the model's T lose the start of their
     /// context; an ending longer than T, its end. Each rank scores its share of the examples; all get the result. Throws
     /// EvaluationStopped on all ranks when one is to `stop`.

@@ -13,6 +13,7 @@
 #include <sys/types.h>
 
 #include "test/catch.h"
+#include "test/file_difference.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"
 #include "test/text.h"
@@ -105,6 +106,9 @@ inline const char* const optimizer_file = "optimizer-00000-of-00001.safetensors"
 /// Two runs have the same weights, optimizer state and metrics at a step, bit for bit.
 void check_same_state(const fs::path& a, const fs::path& b, int64_t step);
 void check_finite_weights(const fs::path& checkpoint);
+/// Writes a file of a checkpoint as if the run had written it: its hash in the manifest is the new one.
+void replace_in_checkpoint(const fs::path& checkpoint, const std::string& name,
+                           const std::string& bytes);
 
 /// A finished run of the workplace's configuration, made once; its checkpoints are of steps 4, 8 and 12.
 const std::string& finished_run();

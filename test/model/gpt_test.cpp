@@ -490,3 +490,31 @@ TEST_CASE("initial weights have GPT-2's spread", "[model]") {
         CHECK(std::sqrt(variance) == Approx(expected_std).epsilon(0.06));
     }
 }
+
+TEST_CASE("no two parameters, and no two seeds, share their initial values", "[model]") {
+    const GPTShape shape{.n_layer = 3, .n_head = 2, .n_embd = 32, .n_ctx = 40, .vocab_size = 70};
+    const uint64_t seed = test_rng()();
+    std::vector<std::pair<std::string, std::vector<float>>> drawn;  // around 0, with deviation 1
+    for (const uint64_t of : {seed, seed + 1}) {
+        TinyModel m(shape, 1, 1, DType::fp32);
+        m.parameters->initialize(of);
+        for (int i = 0; i < m.count(); ++i) {
+            const Parameter& p = m.parameter(i);
+            if (p.init_std == 0) continue;
+            auto& [name, values] = drawn.emplace_back(p.name, static_cast<size_t>(p.numel()));
+            m.parameters->get(i, values);
+            for (float& value : values) value = (value - p.init_mean) / p.init_std;
+        }
+    }
+    REQUIRE(drawn.size() == 2 * (2 + 4 * 3));
+    for (size_t a = 0; a < drawn.size(); ++a)
+        for (size_t b = 0; b < a; ++b) {
+            const size_t n = std::min(drawn[a].second.size(), drawn[b].second.size());
+            double correlation = 0;
+            for (size_t k = 0; k < n; ++k)
+                correlation += double{drawn[a].second[k]} * double{drawn[b].second[k]};
+            correlation /= static_cast<double>(n);
+            CAPTURE(drawn[a].first, drawn[b].first, n, correlation);
+            CHECK(std::abs(correlation) < 7 / std::sqrt(static_cast<double>(n)));
+        }
+}

@@ -318,6 +318,7 @@ TEST_CASE("a rank alone exchanges with itself", "[communicator][cuda]") {
 }
 
 TEST_CASE("ranks: cpu collectives", "[.ranks]") {
+    if (skip_outside_ranks()) return;
     const World world = World::join();
     Activity activity;
     Stream stream;
@@ -343,6 +344,7 @@ TEST_CASE("ranks of one node reduce, gather, broadcast, send and split", "[commu
 }
 
 TEST_CASE("ranks: several nodes", "[.ranks]") {
+    if (skip_outside_ranks()) return;
     const World world = World::join();
     const auto n = static_cast<size_t>(world.size());
     std::vector<std::vector<int>> layouts(3, std::vector<int>(n));
@@ -443,6 +445,7 @@ void check_died(const ProgramResult& result) {
 }  // namespace
 
 TEST_CASE("ranks: cpu give up", "[.ranks]") {
+    if (skip_outside_ranks()) return;
     const World world = World::join();
     Activity activity;
     const bool is_shared = std::atoi(std::getenv("NODES")) == 1;
@@ -451,6 +454,7 @@ TEST_CASE("ranks: cpu give up", "[.ranks]") {
 }
 
 TEST_CASE("ranks: cpu die", "[.ranks]") {
+    if (skip_outside_ranks()) return;
     const World world = World::join();
     Activity activity;
     die(*open_communicator(world, Device{}, activity), Device{});
@@ -486,6 +490,7 @@ int64_t sum_behind(const std::string& text, const std::string& word) {
 }  // namespace
 
 TEST_CASE("ranks: gpu collectives", "[.ranks]") {
+    if (skip_outside_ranks()) return;
     const World world = World::join();
     const Gpu gpu(world);
     Activity activity;
@@ -530,6 +535,7 @@ TEST_CASE(
 }
 
 TEST_CASE("ranks: gpu open", "[.ranks]") {
+    if (skip_outside_ranks()) return;
     const World world = World::join();
     const Gpu gpu(world);
     Activity activity;
@@ -556,6 +562,7 @@ TEST_CASE("ranks on GPUs say on all of them that NCCL cannot be loaded", "[commu
 }
 
 TEST_CASE("ranks: gpu give up", "[.ranks]") {
+    if (skip_outside_ranks()) return;
     const World world = World::join();
     const Gpu gpu(world);
     Activity activity;
@@ -564,6 +571,7 @@ TEST_CASE("ranks: gpu give up", "[.ranks]") {
 }
 
 TEST_CASE("ranks: gpu die", "[.ranks]") {
+    if (skip_outside_ranks()) return;
     const World world = World::join();
     const Gpu gpu(world);
     Activity activity;

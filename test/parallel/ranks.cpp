@@ -47,6 +47,13 @@ bool is_open_mpi() {
     return is;
 }
 
+constexpr const char* started_as_ranks = "TEST_CASE_ON_RANKS";
+
+bool say(const std::string& line) {
+    std::printf("%s\n", line.c_str());
+    return std::fflush(stdout) == 0;
+}
+
 }  // namespace
 
 std::string this_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
@@ -65,11 +72,15 @@ const std::string& mpirun_obstacle() {
 
 bool skip_without_mpirun() {
     if (mpirun_obstacle().empty()) return false;
-    static const bool said = [] {
-        std::printf("skipped: cases with many ranks, since %s\n", mpirun_obstacle().c_str());
-        std::fflush(stdout);
-        return true;
-    }();
+    static const bool said =
+        say(concat("skipped: cases with many ranks, since ", mpirun_obstacle()));
+    return said;
+}
+
+bool skip_outside_ranks() {
+    if (std::getenv(started_as_ranks)) return false;
+    static const bool said =
+        say("skipped: hidden cases that are parts of others, which start them under mpirun");
     return said;
 }
 
@@ -153,6 +164,7 @@ ProgramResult run_ranks(int n, const std::vector<std::string>& command, Environm
                         double deadline_seconds) {
     std::vector<std::string> all = mpirun(n);
     all.insert(all.end(), command.begin(), command.end());
+    environment.emplace(started_as_ranks, "1");
     environment.emplace("OMP_NUM_THREADS", "1");
     environment.emplace("TEST_SEED", std::to_string(test_rng()() >> 1));
     environment.emplace("ASAN_OPTIONS", "detect_leaks=0");  // MPI's library leaves memory behind

@@ -36,6 +36,11 @@ std::vector<std::string> mpirun(int n);
 ProgramResult run_ranks(int n, const std::vector<std::string>& command,
                         Environment environment = {}, double deadline_seconds = 120);
 
+/// Whether a hidden test case was not started by run_ranks(), without which it has no ranks; says so, once. It begins
+/// with
+///     if (skip_outside_ranks()) return;
+bool skip_outside_ranks();
+
 /// Runs one of this program's test cases, a hidden one, as n ranks.
 ProgramResult run_case_on_ranks(int n, const std::string& test_case, Environment environment = {},
                                 double deadline_seconds = 120);

@@ -1,6 +1,7 @@
 #include "training/evaluation.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <fstream>
 #include <functional>
@@ -131,6 +132,8 @@ TEST_CASE("HellaSwag scores every ending as a continuation of its context", "[ev
     TinyModel naive = random_model(tokenizer.vocab_size(), 1, static_cast<int>(T), seed);
     const TemporaryDirectory directory;
     std::string jsonl;
+    std::vector<double> losses;  // of all endings
+    std::vector<int64_t> tokens;
     int right = 0, right_per_token = 0;
     const int examples = 12;
     for (int i = 0; i < examples; ++i) {
@@ -159,8 +162,14 @@ TEST_CASE("HellaSwag scores every ending as a continuation of its context", "[ev
                 if (t + 1 < scored) naive.generator->feed(naive.stream, {&token, 1});
             }
             per_token[e] = loss[e] / static_cast<double>(scored);
+            losses.push_back(loss[e]);
+            tokens.push_back(static_cast<int64_t>(scored));
         }
-        const int label = static_cast<int>(random_int(0, 3));
+        // Mostly an ending that one of the two counts takes.
+        const auto label =
+            std::array<int64_t, 3>{std::min_element(loss, loss + 4) - loss,
+                                   std::min_element(per_token, per_token + 4) - per_token,
+                                   random_int(0, 3)}[static_cast<size_t>(i % 3)];
         right += std::min_element(loss, loss + 4) - loss == label;
         right_per_token += std::min_element(per_token, per_token + 4) - per_token == label;
         Json line{{"ind", i}, {"ctx", context}, {"endings", endings}, {"label", label}};
@@ -173,8 +182,18 @@ TEST_CASE("HellaSwag scores every ending as a continuation of its context", "[ev
     for (int B : {1, 3, 4, 8}) {
         TinyModel m = random_model(tokenizer.vocab_size(), B, static_cast<int>(T), seed);
         Batch batch(m);
-        const HellaSwagResult result = hellaswag.evaluate(m.stream, *m.model, batch);
         CAPTURE(B);
+        for (size_t first = 0; first < losses.size(); first += static_cast<size_t>(B)) {
+            const size_t count = std::min(static_cast<size_t>(B), losses.size() - first);
+            const auto scores = hellaswag.score(m.stream, *m.model, batch, first, count);
+            REQUIRE(scores.size() == count);
+            for (size_t r = 0; r < count; ++r) {
+                CAPTURE(first + r);
+                CHECK(scores[r].tokens == tokens[first + r]);
+                CHECK(scores[r].nats == Approx(losses[first + r]).epsilon(1e-5));
+            }
+        }
+        const HellaSwagResult result = hellaswag.evaluate(m.stream, *m.model, batch);
         CHECK(result.examples == examples);
         CHECK(result.accuracy == Approx(right / double{examples}));
         CHECK(result.accuracy_normalised == Approx(right_per_token / double{examples}));

@@ -115,6 +115,24 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("of equally likely tokens top-p and top-k keep those of the lowest ids, and no more",
+          "[sampling]") {
+    for (int n : {2, 4, 8, 64, 256}) {
+        const auto level = static_cast<float>(random_int(-3, 3));
+        const std::vector<float> logits(static_cast<size_t>(n), level);
+        const int kept = static_cast<int>(random_int(1, n - 1));
+        // Each of them has the probability 1/n, a power of two: the first `kept` have exactly top_p.
+        const SamplingOptions by_probability{.temperature = 0.7,
+                                             .top_p = kept / static_cast<double>(n)},
+            by_number{.temperature = 0.7, .top_k = kept};
+        CAPTURE(n, kept, level);
+        for (const SamplingOptions& o : {by_probability, by_number})
+            for (int i = 0; i < kept; ++i)
+                for (double within : {0.0, 0.5, 1 - 0x1p-30})
+                    CHECK(draw_token(logits, o, (i + within) / kept) == i);
+    }
+}
+
 TEST_CASE("temperature 0, top-k 1 and a tiny top-p take the likeliest token, of equals the first",
           "[sampling]") {
     for (int round = 0; round < 20; ++round) {
@@ -206,6 +224,49 @@ TEST_CASE("a sample is a function of seed and number, and comes in whole charact
             CAPTURE(whole, border);
             CHECK_FALSE(character_across(whole, border));
         }
+    }
+}
+
+TEST_CASE("a sample beyond n_ctx is what a model without a cache writes from the newer half",
+          "[sampling]") {
+    const Tokenizer tokenizer = small_tokenizer();
+    const size_t V = tokenizer.vocab_size();
+    int compared = 0;
+    while (compared < 8) {
+        const auto n_ctx = static_cast<size_t>(random_int(3, 12));
+        TinyModel m = random_model(static_cast<int64_t>(V), static_cast<int>(n_ctx));
+        std::string prompt;  // shorter than n_ctx or longer
+        for (int64_t words = random_int(1, 12); words > 0; --words)
+            prompt +=
+                std::vector{"the ", "cat ", "rat; ", "x"}[static_cast<size_t>(random_int(0, 3))];
+        constexpr int max_tokens = 30;
+
+        std::vector<int32_t> context;
+        for (uint32_t id : tokenizer.encode(prompt)) context.push_back(static_cast<int32_t>(id));
+        std::string expected;
+        size_t first = 0;
+        bool is_clear = true;
+        for (int i = 0; i < max_tokens; ++i) {
+            if (context.size() - first > n_ctx) first = context.size() - n_ctx / 2;
+            m.generator->reset();
+            for (size_t t = first; t < context.size(); ++t)
+                m.generator->feed(m.stream, {&context[t], 1});
+            auto logits = std::vector(m.generator->logits().begin(), m.generator->logits().end());
+            const auto best = std::max_element(logits.begin(), logits.end());
+            const float highest = *best;
+            const auto token = static_cast<uint32_t>(best - logits.begin());
+            *best = -std::numeric_limits<float>::infinity();
+            is_clear = is_clear && highest - *std::ranges::max_element(logits) > 1e-3f;
+            if (token == *tokenizer.end_of_text()) break;
+            context.push_back(static_cast<int32_t>(token));
+            expected += tokenizer.token_bytes(token);
+        }
+        // Where two tokens are as likely but for rounding, either may come.
+        if (!is_clear || context.size() < 2 * n_ctx) continue;
+        CAPTURE(n_ctx, prompt);
+        CHECK(sample_text(m.stream, *m.generator, tokenizer, prompt,
+                          {.max_tokens = max_tokens, .temperature = 0}, 0) == expected);
+        ++compared;
     }
 }
 

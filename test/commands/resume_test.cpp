@@ -1,0 +1,44 @@
+// train_gpt train: what a resumed run takes from its checkpoint, and what does not end a run.
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include "test/commands/program.h"
+
+using namespace train_gpt;
+
+TEST_CASE("a resumed run uses the choices of its checkpoint, not what it would choose now",
+          "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run", whole = directory / "whole";
+    check_succeeds(train_gpt_with(w.train(run, {"--stop-at", "4"})));
+    const fs::path checkpoint = run / step_folder(4);
+    Json choices = Json::parse(read(checkpoint / "choices.json"));
+    REQUIRE(choices.at("recompute") == "none");  // this model fits without
+    choices["recompute"] = "block";
+    replace_in_checkpoint(checkpoint, "choices.json", choices.dump(2));
+
+    const Outcome resumed = check_succeeds(train_gpt_with(w.train(run, {"--stop-at", "8"})));
+    CHECK(contains(resumed.out, "resuming from " + checkpoint.string()));
+    CHECK_FALSE(fs::exists(checkpoint.string() + ".damaged"));
+    for (const fs::path& folder : {run, run / step_folder(8)})
+        CHECK(Json::parse(read(folder / "choices.json")).at("recompute") == "block");
+    // Recomputation takes less memory and gives the same bits.
+    const Outcome all = check_succeeds(train_gpt_with(w.train(whole, {"--stop-at", "8"})));
+    const std::string tokens = " tokens (2 micro-batches), ";
+    CHECK(number_after(resumed.out, tokens) < number_after(all.out, tokens));
+    check_same_state(whole, run, 8);
+}
+
+TEST_CASE("schedule.max_minutes counts minutes", "[cli]") {
+    const TemporaryDirectory directory;
+    Process process(Workplace::get().train(
+        directory / "run", endless + Arguments{"--set", "schedule.max_minutes=0.5"}));
+    REQUIRE(process.wait_for_step(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    const size_t printed = process.out().size();
+    REQUIRE(process.wait_until([&] { return process.out().size() > printed + 400; }));
+    process.signal(SIGTERM);
+    CHECK_FALSE(contains(process.finish().out, "schedule.max_minutes"));
+}
