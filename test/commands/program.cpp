@@ -16,7 +16,7 @@
 #include "training/checkpoint.h"
 #include "training/safetensors.h"
 
-namespace train_gpt {
+namespace train_gpt::inline program {
 
 std::string binary() {
     for (const char* name : {"TRAIN_GPT_BINARY", "TRAIN_GPT"})
@@ -269,4 +269,4 @@ Arguments operator+(Arguments a, const Arguments& b) {
     return a;
 }
 
-}  // namespace train_gpt
+}  // namespace train_gpt::inline program

@@ -18,7 +18,8 @@
 #include "test/random.h"
 #include "test/text.h"
 
-namespace train_gpt {
+// A namespace of its own, so that its classes are not taken for the program's of the same names.
+namespace train_gpt::inline program {
 
 using Arguments = std::vector<std::string>;
 using Json = nlohmann::json;
@@ -130,4 +131,4 @@ inline const Arguments slow{"--set", "model.n_layer=4",
                             "--set", "batch.micro_batch=32",
                             "--set", "batch.tokens_per_step=4096"};
 
-}  // namespace train_gpt
+}  // namespace train_gpt::inline program

@@ -235,6 +235,9 @@ TEST_CASE("a sample beyond n_ctx is what a model without a cache writes from the
     while (compared < 8) {
         const auto n_ctx = static_cast<size_t>(random_int(3, 12));
         TinyModel m = random_model(static_cast<int64_t>(V), static_cast<int>(n_ctx));
+        // Large, so that a token at another position is another input.
+        const int positions = m.parameters->index_of("wpe.weight");
+        m.parameters->set(positions, random_normal(n_ctx * 16, 2.0f));
         std::string prompt;  // shorter than n_ctx or longer
         for (int64_t words = random_int(1, 12); words > 0; --words)
             prompt +=
