@@ -13,6 +13,8 @@
 #include <numeric>
 #include <optional>
 
+#include <unistd.h>
+
 #include "dataloader/loader.h"
 #include "dataloader/manifest.h"
 #include "dataloader/prepare.h"
@@ -30,6 +32,7 @@
 #include "tokenizer/tokenizer.h"
 #include "training/checkpoint.h"
 #include "training/command_line.h"
+#include "training/complete_run.h"
 #include "training/config.h"
 #include "training/evaluation.h"
 #include "training/inference_session.h"
@@ -38,11 +41,14 @@
 #include "training/peak.h"
 #include "training/plan.h"
 #include "training/progress.h"
+#include "training/prompts.h"
+#include "training/run_evaluation.h"
 #include "training/run_folder.h"
 #include "training/sampling.h"
 #include "training/schedule.h"
 #include "training/selfcheck.h"
 #include "training/step_accounting.h"
+#include "training/step_pace.h"
 #include "training/step_profile.h"
 #include "training/trainer.h"
 #include "training/version.h"
@@ -59,6 +65,14 @@ double seconds_since(Clock::time_point start) {
 /// Why the loop ended; the exit code follows from it.
 enum class Ending { finished, stopped, interrupted, out_of_time, not_finite };
 
+/// The exit code of a run that ended early with everything saved; the same on all ranks, which call it together.
+int exit_code_of(Ending ending, const World& world) {
+    if (ending == Ending::stopped) return 0;
+    double ctrl_c[] = {interrupt_signal() == SIGINT ? 1.0 : 0.0};
+    world.all_reduce_sum(ctrl_c);
+    return stopped_early_code(ctrl_c[0] > 0);
+}
+
 void print_samples(Trainer& run, const Tokenizer& tokenizer, const Config& config, uint64_t first,
                    int count, Progress& progress) {
     const auto& s = config.sampling;
@@ -72,44 +86,6 @@ void print_samples(Trainer& run, const Tokenizer& tokenizer, const Config& confi
         progress.say("--- sample\n" + s.prompt +
                      sample_text(run.stream, run.generator, tokenizer, s.prompt, options, number));
     }
-}
-
-/// What a run is evaluated on.
-struct Evaluations {
-    std::unique_ptr<ValidationWindows> validation;  // null: none
-    std::optional<HellaSwag> hellaswag;
-    const Tokenizer* tokenizer = nullptr;
-};
-
-std::string describe_validation(int64_t step, double nats_per_token, double bits_per_byte) {
-    return concat("step ", step, ": validation loss ", nats_per_token, " nats/token",
-                  std::isfinite(bits_per_byte) ? concat(", ", bits_per_byte, " bits/byte") : "");
-}
-
-/// Validation loss, and HellaSwag where the configuration names it: by all ranks; printed and logged. False where a signal
-/// came in between.
-bool evaluate_and_log(Trainer& run, const Evaluations& on, int64_t step, const World& world,
-                      Progress& progress, MetricsLog& metrics) try {
-    const auto stop = [] { return interrupted() != nullptr; };
-    const ValidationResult v = evaluate(run.stream, run.model, *on.validation, on.tokenizer,
-                                        run.evaluation_batch, world, stop);
-    MetricsLog::Fields fields{
-        {"step", step}, {"val_loss", v.nats_per_token}, {"val_tokens", v.tokens}};
-    if (std::isfinite(v.bits_per_byte)) fields.emplace_back("val_bits_per_byte", v.bits_per_byte);
-    std::string text = concat(describe_validation(step, v.nats_per_token, v.bits_per_byte),
-                              " over ", v.tokens, " tokens");
-    if (on.hellaswag) {
-        const HellaSwagResult h =
-            on.hellaswag->evaluate(run.stream, run.model, run.evaluation_batch, world, stop);
-        text += concat("; HellaSwag ", h.accuracy, ", length-normalised ", h.accuracy_normalised);
-        fields.emplace_back("hellaswag", h.accuracy);
-        fields.emplace_back("hellaswag_normalised", h.accuracy_normalised);
-    }
-    progress.say(text);
-    metrics.write(fields);
-    return true;
-} catch (const EvaluationStopped&) {
-    return false;
 }
 
 /// What the newest whole checkpoint of the run folder was computed with; nothing when the run is new.
@@ -131,6 +107,19 @@ bool same_tokens(const std::filesystem::path& folder, const Tokenizer* vocabular
     return !theirs || !vocabulary || vocabulary->has_tokens_of(*theirs);
 }
 
+/// Throws Error where the run cannot resume from a checkpoint since it is of another model; says what else has changed.
+void compare_with(const std::filesystem::path& checkpoint, const Config& config,
+                  const GPTShape& shape, const Tokenizer* vocabulary, Progress& progress) {
+    require_same_model(checkpoint, read_model_shape(checkpoint), shape);
+    if (!same_tokens(checkpoint, vocabulary))
+        throw Error("the tokenizer ", config.tokenizer.path, " has other tokens than the one in ",
+                    checkpoint.string(),
+                    "; change tokenizer.path back, or start afresh with "
+                    "another run_dir");
+    for (const std::string& change : config_differences(checkpoint_config(checkpoint), config))
+        progress.say("note: since this checkpoint " + change);
+}
+
 /// Restores the newest whole checkpoint of the run folder and returns its step; nothing when the run is new.
 std::optional<int64_t> resume(const Config& config, const GPTShape& shape,
                               const Tokenizer* vocabulary, Trainer& run, const World& world,
@@ -140,14 +129,7 @@ std::optional<int64_t> resume(const Config& config, const GPTShape& shape,
         const auto found = recover_newest_checkpoint(
             config.run_dir, [&](const std::string& text) { progress.warn(text); }, pulse);
         if (!found) return "";
-        require_same_model(*found, read_model_shape(*found), shape);
-        if (!same_tokens(*found, vocabulary))
-            throw Error("the tokenizer ", config.tokenizer.path,
-                        " has other tokens than the one in ", found->string(),
-                        "; change tokenizer.path back, or start afresh with "
-                        "another run_dir");
-        for (const std::string& change : config_differences(checkpoint_config(*found), config))
-            progress.say("note: since this checkpoint " + change);
+        compare_with(*found, config, shape, vocabulary, progress);
         return found->string();
     });
     if (checkpoint.empty()) return {};
@@ -212,12 +194,9 @@ MetricsLog::Fields metrics_of_sources(const Config& config, const TrainLoader& l
     return fields;
 }
 
-/// A step's line on the terminal and in metrics.jsonl, there with `more` fields.
-void report_and_log(const StepReport& r, const MetricsLog::Fields& more, Progress& progress,
-                    MetricsLog& metrics) {
-    progress.report(r);
-    MetricsLog::Fields fields{{"step", r.step},
-                              {"loss", r.loss},
+/// A step's line in metrics.jsonl, with `more` fields.
+void log_step(const StepReport& r, const MetricsLog::Fields& more, MetricsLog& metrics) {
+    MetricsLog::Fields fields{{"loss", r.loss},
                               {"grad_norm", r.grad_norm},
                               {"learning_rate", r.learning_rate},
                               {"ms", 1e3 * r.seconds},
@@ -230,7 +209,7 @@ void report_and_log(const StepReport& r, const MetricsLog::Fields& more, Progres
                                       {StepPhase::optimizer, "optimizer_ms"}})
         fields.emplace_back(name, 1e3 * r.times[phase]);
     fields.insert(fields.end(), more.begin(), more.end());
-    metrics.write(fields);
+    metrics.write(r.step, fields);
 }
 
 /// What a run takes from each of several sources of training data, a line each.
@@ -328,6 +307,18 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
     const int64_t steps = total_steps(config, windows * T);
     require_same(world, facts_of(config, device, vocabulary, sources));
 
+    const std::string complete = first_for_all(world, [&]() -> std::string {
+        const auto done = find_complete_run(config, steps, [&] { world.activity().pulse(); });
+        if (!done) return "";
+        compare_with(done->checkpoint, config, shape, vocabulary, progress);
+        return describe(*done, config, steps);
+    });
+    if (!complete.empty()) {
+        progress.say(complete);
+        if (line.profile > 0) progress.say("note: there is no profile, since no steps are left");
+        return 0;
+    }
+
     // Memory: all of it, now. What a machine decides by itself the first rank decides for all.
     const auto decided = [&](const std::function<std::string()>& decide) {
         return first_for_all(world, decide);
@@ -368,21 +359,19 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
     const RunFolder folder(config.run_dir, world);
     const std::optional<int64_t> resumed = resume(config, shape, vocabulary, run, world, progress);
     if (!resumed) start(config, shape, vocabulary, run, world, progress);
-    const int64_t first_step = resumed.value_or(0);
+    const int64_t first_step = resumed.value_or(0), left = std::max<int64_t>(0, steps - first_step);
     int64_t step = first_step;
     if (first_step > steps)
         progress.say(concat("the run in ", config.run_dir, " is at step ", first_step,
                             ", beyond the configuration's ", steps, ": nothing is trained"));
-    if (line.profile > 0 && steps - first_step < profile.steps_needed())
+    if (line.profile > 0 && left < profile.steps_needed())
         progress.say(concat("note: there will be no profile, which takes ", profile.steps_needed(),
-                            " steps; ", std::max<int64_t>(0, steps - first_step), " are left"));
+                            " steps; ", left, " are left"));
     if (first_rank && first_step < steps) {
         for (const std::string& data : folder.describe(config))
             if (resumed) progress.say(note_on_changed(data));
         write_choices(config.run_dir, made);
     }
-    MetricsLog metrics(config.run_dir, step, first_rank);
-
     LoaderOptions loading = loader_options(config, step, world.rank(), ranks);
     if (vocabulary) loading.end_of_text = vocabulary->end_of_text();
     TrainLoader loader(sources, loading, [&](size_t) { return run.loader_memory; });
@@ -390,6 +379,7 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
     const int most_micro_batches = (of_step + ranks - 1) / ranks;  // of any rank
     const double flops_per_step =
         shape.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step);
+    const double least_seconds = flops_per_step / (peak * ranks);  // of a step
     catch_interrupts();
     progress.say(concat("training ", run.parameters.logical_numel(), " parameters in ",
                         name_of(dtype), " on ", ranks > 1 ? concat(ranks, " × ") : "",
@@ -398,13 +388,17 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
                         of_step == 1 ? "" : "es", "), ", format_bytes(plan.total_bytes()),
                         ranks > 1 ? " each" : "", ", into ", config.run_dir));
     if (sources.size() > 1) progress.say(describe_mixture(config, loader, steps));
+    if (left > 0 && least_seconds >= slow_step_seconds)
+        progress.say(describe_slow_steps(flops_per_step, least_seconds, left));
 
+    MetricsLog metrics(config.run_dir, resumed,
+                       {.tokens_per_step = config.batch.tokens_per_step, .writes = first_rank});
     const auto start_time = Clock::now();
     const auto out_of_time = [&] {
         return config.schedule.max_minutes > 0 &&
                seconds_since(start_time) > 60 * config.schedule.max_minutes;
     };
-    int64_t saved_step = resumed.value_or(-1);
+    int64_t saved_step = first_step;  // what a new run starts with is no checkpoint's worth
     // Why the checkpoint of this step could not be written; empty when it is there.
     const auto save = [&]() -> std::string {
         if (saved_step == step) return "";
@@ -425,12 +419,12 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
     };
     const auto evaluate_now = [&] {
         activity.phase = "evaluation";
-        return evaluate_and_log(run, evaluations, step, world, progress, metrics);
+        return evaluate_and_log(evaluations, {run, step, world, progress, metrics});
     };
-    // By an earlier run in this folder
+    // By an earlier start of this run
     const auto was_evaluated = [&] {
         return first_for_all(world, [&] {
-                   return std::to_string(metrics.last_evaluation().step);
+                   return std::to_string(last_evaluation(config.run_dir, step).step);
                }) == std::to_string(step);
     };
     const auto due = [&](int64_t every) { return every > 0 && step % every == 0 && step < steps; };
@@ -438,6 +432,7 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
     Ending ending = line.stop_at > 0 && step >= line.stop_at ? Ending::stopped : Ending::finished;
     std::string bad_parameter;
     StepAccounting accounting;
+    StepPace pace;
     const int64_t targets = of_step * run.feed.targets();  // of each step
     auto mark = Clock::now();                              // the last step's end
     // Steps submitted whose outcome the host has not seen; a GPU computes one while the host submits the next.
@@ -461,29 +456,46 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
             mark = Clock::now();
             const StepTimes times = run.clock.pop();
             accounting.add(times);
-            if (number % config.log.every != 0 && number != steps) continue;
+            pace.add(seconds, times);
+            const bool logged = number % config.log.every == 0 || number == 1 || number == steps;
+            if (!logged && number != first_step + 1) continue;
+            const StepPace::Mean mean = pace.take();
             // The measurement may have been disturbed: what a step reaches, the machine reaches.
-            peak = std::max(peak, flops_per_step / seconds / ranks);
-            report_and_log({.step = number,
-                            .steps = steps,
-                            .loss = outcome.sums.loss / static_cast<double>(targets),
-                            .grad_norm = outcome.state.norm,
-                            .learning_rate = learning_rate(config, number - 1, steps),
-                            .seconds = seconds,
-                            .tokens_per_second = static_cast<double>(targets) / seconds,
-                            .flops_per_second = flops_per_step / seconds,
-                            .peak_flops_per_second = peak * ranks,
-                            .memory = plan.total_bytes(),
-                            .ranks = ranks,
-                            .times = times},
-                           metrics_of_sources(config, loader, number, outcome.sums), progress,
-                           metrics);
+            peak = std::max(peak, flops_per_step / mean.seconds / ranks);
+            const StepReport report{
+                .step = number,
+                .steps = steps,
+                .loss = outcome.sums.loss / static_cast<double>(targets),
+                .grad_norm = outcome.state.norm,
+                .learning_rate = learning_rate(config, number - 1, steps),
+                .seconds = mean.seconds,
+                .tokens_per_second = static_cast<double>(targets) / mean.seconds,
+                .flops_per_second = flops_per_step / mean.seconds,
+                .peak_flops_per_second = peak * ranks,
+                .memory = plan.total_bytes(),
+                .ranks = ranks,
+                .times = mean.times,
+                .seconds_left = static_cast<double>(steps - number) * pace.recent()};
+            progress.report(report);
+            if (logged)
+                log_step(report, metrics_of_sources(config, loader, number, outcome.sums), metrics);
         }
     };
     // A signal may have ended the evaluation behind the checkpoint's step.
     if (resumed && ending == Ending::finished && evaluations.validation &&
         due(config.evaluation.every) && !was_evaluated()) {
         if (!evaluate_now()) ending = Ending::interrupted;
+        mark = Clock::now();
+    }
+    if (!resumed && evaluations.validation && config.evaluation.every > 0) {
+        activity.phase = "evaluation";
+        if (const std::string note = note_on_validation(config.data.val); !note.empty())
+            progress.say(note);
+        // A forward pass is a third of a step's work.
+        const double steps_of_it = static_cast<double>(evaluations.validation->target_tokens()) /
+                                   static_cast<double>(3 * config.batch.tokens_per_step);
+        evaluate_at_start(evaluations, {run, step, world, progress, metrics},
+                          steps_of_it * least_seconds);
         mark = Clock::now();
     }
     try {
@@ -500,7 +512,10 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
             // One step: gradients of all micro-batches summed, then one update
             run.clock.begin(run.stream);
             int i = 0;
+            const auto step_start = Clock::now();
             for (; i < micro_batches && !(ranks == 1 && interrupted()); ++i) {
+                progress.show_step(step + 1, i, micro_batches, seconds_since(step_start),
+                                   pace.recent() > 0 ? pace.recent() : least_seconds);
                 const TokenBatch batch = run.next_batch(loader);
                 const StepSubmission submission;
                 run.micro_batch(batch, i == 0, i == micro_batches - 1);
@@ -565,9 +580,11 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
     }
 
     const std::string trouble = save();
+    const bool nothing_trained = step == 0 && !resumed;
     const std::string saved =
-        trouble.empty() ? concat("step ", step, " of ", steps, " is saved in ", config.run_dir)
-                        : trouble;
+        !trouble.empty()  ? trouble
+        : nothing_trained ? "no step was finished, so there is nothing to save"
+                          : concat("step ", step, " of ", steps, " is saved in ", config.run_dir);
     if (ending == Ending::not_finite)
         throw SharedError("the gradient of step ", step + 1, " is not finite (first in ",
                           bad_parameter, "), so its update was not applied; ", saved,
@@ -583,16 +600,16 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
                                             : "";
         progress.say(concat(why, saved, "; the same command ",
                             ending == Ending::stopped ? "without --stop-at " : "",
-                            "goes on from there"));
-        return 0;
+                            nothing_trained ? "starts the run again" : "goes on from there"));
+        return exit_code_of(ending, world);
     }
     const bool evaluated = was_evaluated();
     if (evaluations.validation && !evaluated && !evaluate_now()) {
         progress.say(saved + "; the same command goes on with its evaluation");
-        return 0;
+        return exit_code_of(Ending::interrupted, world);
     }
     if (evaluations.validation && evaluated && first_rank) {
-        const MetricsLog::Evaluation& e = metrics.last_evaluation();
+        const LoggedEvaluation e = last_evaluation(config.run_dir, step);
         progress.say(describe_validation(e.step, e.nats_per_token, e.bits_per_byte));
     }
     if (vocabulary && first_rank)
@@ -689,17 +706,30 @@ int selfcheck(const CommandLine& line) {
 int sample(const CommandLine& line) {
     InferenceSession session(line.checkpoint, line.device, line.dtype,
                              InferenceSession::For::sampling);
+    const Tokenizer& tokenizer = session.tokenizer();  // where there is none, nothing is printed
     const auto print = [](std::string_view text) {
         std::fwrite(text.data(), 1, text.size(), stdout);
         std::fflush(stdout);
     };
-    for (int i = 0; i < line.samples; ++i) {
-        if (i > 0) print("\n---\n");
-        print(line.prompt);
-        sample_text(session.stream(), session.generator(), session.tokenizer(), line.prompt,
-                    line.sampling, static_cast<uint64_t>(i), print);
-    }
-    print("\n");
+    uint64_t number = 0;  // each text has random numbers of its own
+    const auto write = [&](const std::string& prompt, const std::function<bool()>& stop) {
+        for (int i = 0; i < line.samples && !(stop && stop()); ++i) {
+            if (i > 0) print("\n---\n");
+            print(prompt);
+            sample_text(session.stream(), session.generator(), tokenizer, prompt, line.sampling,
+                        number++, print, stop);
+        }
+        print("\n");
+    };
+    if (!line.prompt_file.empty())
+        write(read_prompt(line.prompt_file), {});
+    else if (!line.prompt && ::isatty(STDIN_FILENO) && ::isatty(STDOUT_FILENO))
+        ask_for_prompts([&](const std::string& prompt) {
+            const CtrlCWatch ctrl_c;
+            write(prompt, [&] { return ctrl_c.pressed(); });
+        });
+    else
+        write(line.prompt.value_or(""), {});
     return 0;
 }
 
@@ -733,6 +763,7 @@ int eval(const CommandLine& line) {
                                             session.tokenizer_or_null(), session.batch());
         std::printf("validation loss %.6f nats/token", v.nats_per_token);
         if (std::isfinite(v.bits_per_byte)) std::printf(", %.6f bits/byte", v.bits_per_byte);
+        std::printf(", perplexity %.4f (e to the nats/token)", std::exp(v.nats_per_token));
         std::printf(" over %lld tokens of %s\n", static_cast<long long>(v.tokens), data.c_str());
     }
     if (hellaswag) {
@@ -754,7 +785,7 @@ int run(const CommandLine& line) {
             catch_interrupts();
             return prepare(line.prepare, stdout, [] { return interrupted() != nullptr; })
                        ? 0
-                       : 128 + interrupt_signal();
+                       : stopped_early_code(interrupt_signal() == SIGINT);
         case CommandLine::Command::config:
             std::fputs((line.schema ? config_schema() : config_reference()).c_str(), stdout);
             return 0;

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 namespace {
 
 /// A folder with programs that say how they were called. As srun and mpirun one lives until SIGUSR1 comes when it is to train,
-/// and fails at the selfcheck when SELFCHECK says so.
+/// with the program's exit code for that, and fails at the selfcheck when SELFCHECK says so.
 class Cluster {
   public:
     Cluster() {
@@ -27,7 +27,7 @@ case "$*" in
     *" train "*) ;;
     *) exit 0 ;;
 esac
-trap 'echo told; exit 0' USR1
+trap 'echo told; exit ${CODE:-75}' USR1
 touch "$READY"
 n=0
 while [ $n -lt 600 ]; do sleep 0.1; n=$((n + 1)); done
@@ -39,8 +39,8 @@ while [ $n -lt 600 ]; do sleep 0.1; n=$((n + 1)); done
 
     /// Runs a script and, when it trains, sends it the signal.
     ProgramResult run(const std::string& script, const std::string& launcher,
-                      const std::string& signal,
-                      const std::string& selfcheck = "--tolerance 20") const {
+                      const std::string& signal, const std::string& selfcheck = "--tolerance 20",
+                      const std::string& code = "75") const {
         const std::string drive =
             R"(bash "scripts/cluster/$0" configs/a.json --set 'data.train=x *.bin' & job=$!
 while kill -0 $job 2> /dev/null && ! [ -e "$READY" ]; do sleep 0.05; done
@@ -55,6 +55,7 @@ wait $job)";
                             {"THREADS", "3"},
                             {"TRAIN_GPT", "the/program"},
                             {"SELFCHECK", selfcheck},
+                            {"CODE", code},
                             {"SLURM_CPUS_PER_TASK", "3"},
                             {"SLURM_JOB_ID", "4711"}});
     }
@@ -80,7 +81,10 @@ TEST_CASE("job files check the ranks first, then train, and a signal reaches the
         for (const char* signal : {"USR1", "TERM"}) {
             const ProgramResult result = cluster.run(script, launcher, signal);
             INFO(script << ", " << launcher << ", SIG" << signal << ": " << result.output);
-            CHECK(result.exit_code == 0);
+            // Back into the queue when the time is over, not when it is to end.
+            const bool requeued = script.starts_with("slurm") && std::string(signal) == "USR1";
+            CHECK(result.exit_code == (requeued ? 0 : 75));
+            CHECK(contains(result.output, "called: scontrol requeue 4711") == requeued);
             const size_t selfcheck = result.output.find("the/program selfcheck --tolerance 20\n"),
                          train = result.output.find(
                              "the/program train configs/a.json --set data.train=x *.bin\n");
@@ -89,9 +93,6 @@ TEST_CASE("job files check the ranks first, then train, and a signal reaches the
             CHECK(contains(result.output, "called: " + launcher + " -"));
             CHECK(contains(result.output,
                            launcher == "srun" ? "--cpus-per-task=3" : "--map-by slot:PE=3"));
-            // Back into the queue when the time is over, not when it is to end.
-            CHECK(contains(result.output, "called: scontrol requeue 4711") ==
-                  (script.starts_with("slurm") && std::string(signal) == "USR1"));
         }
     }
 }
@@ -108,6 +109,17 @@ TEST_CASE("job files do not train where the selfcheck fails, and explain themsel
         CHECK(bare.exit_code == 2);
         CHECK(contains(bare.output, "usage: "));
     }
+}
+
+TEST_CASE("job files end with the ranks' exit code, and try no failed run again", "[cluster]") {
+    const Cluster cluster;
+    for (const auto& [script, launcher] : scripts)
+        for (const char* code : {"0", "1"}) {
+            const ProgramResult result = cluster.run(script, launcher, "USR1", "", code);
+            INFO(script << ", " << launcher << ": " << result.output);
+            CHECK(result.exit_code == std::stoi(code));
+            CHECK_FALSE(contains(result.output, "requeue"));
+        }
 }
 
 TEST_CASE("an unknown launcher is refused by name", "[cluster]") {

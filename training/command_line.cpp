@@ -91,7 +91,12 @@ CommandLine parse_command_line(int argc, char** argv) {
     CommandLine line;
     CLI::App app("Pretrains GPT language models: one executable from raw text to a trained model.",
                  "train_gpt");
-    app.footer("Every command explains itself: train_gpt train --help");
+    app.footer(
+        "Every command explains itself: train_gpt train --help\n\n"
+        "Exit codes: 0 done; 1 failed; 2 wrong usage; 75 train or tokenize stopped early (SIGTERM, "
+        "SIGUSR1, SIGHUP, schedule.max_minutes) with\neverything saved: run the same command "
+        "again; "
+        "130 the same after Ctrl-C");
     app.require_subcommand(0, 1);
     bool version_wanted = false;
     app.add_flag("--version", version_wanted, "Version, build, libraries and devices found");
@@ -173,7 +178,16 @@ CommandLine parse_command_line(int argc, char** argv) {
 
     CLI::App* sample = app.add_subcommand("sample", "Write text with a trained model");
     add_checkpoint(sample, line);
-    sample->add_option("--prompt", line.prompt, "Text to continue; empty: the start of a document");
+    auto* prompt = sample->add_option("--prompt", line.prompt,
+                                      "Text to continue; empty: the start of a document. Without "
+                                      "one: asked for, text after text, "
+                                      "on a terminal; elsewhere empty");
+    sample
+        ->add_option("--prompt-file", line.prompt_file,
+                     "File with the text to continue, but for a line break at its end; -: standard "
+                     "input")
+        ->type_name("FILE")
+        ->excludes(prompt);
     sample->add_option("--max-tokens", line.sampling.max_tokens, "Tokens to write at most")
         ->check(CLI::Range(1, 1 << 24))
         ->capture_default_str();

@@ -1,6 +1,7 @@
 // The command line: what the user typed, as one struct.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,7 +42,9 @@ struct CommandLine {
     PrepareOptions prepare;
 
     // sample, eval
-    std::string checkpoint, prompt, data, hellaswag, device = "auto", dtype = "auto";
+    std::string checkpoint, data, hellaswag, device = "auto", dtype = "auto";
+    std::optional<std::string> prompt;
+    std::string prompt_file;  // "-": standard input
     SamplingOptions sampling;
     int samples = 1;
     int64_t max_tokens = 0, max_examples = 0;

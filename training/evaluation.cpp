@@ -61,9 +61,9 @@ std::span<const float> EvaluationBatch::losses(Stream& stream, const GPT& model)
 namespace {
 
 /// All ranks stop, or none.
-void stop_together(const World& world, const StopEvaluation& stop) {
+void stop_together(const World& world, const StopEvaluation& stop, double done) {
     if (!stop) return;
-    double wanting[] = {stop() ? 1.0 : 0.0};
+    double wanting[] = {stop(done) ? 1.0 : 0.0};
     world.all_reduce_sum(wanting);
     if (wanting[0] > 0) throw EvaluationStopped();
 }
@@ -77,7 +77,7 @@ ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& w
     // Each batch's sum of losses, 0 where another rank computes it, and behind them the bytes: sums over ranks are exact.
     std::vector<double> sums(static_cast<size_t>(batches) + 1);
     for (int64_t first = 0; first < batches; first += world.size()) {
-        stop_together(world, stop);
+        stop_together(world, stop, static_cast<double>(first) / static_cast<double>(batches));
         const int64_t i = first + world.rank();
         if (i >= batches) break;
         windows.fill(i * B, static_cast<int>(B), batch.tokens.data(), batch.targets.data(),
@@ -208,7 +208,7 @@ HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, const Evaluation
         rounds = std::max(rounds, (first_row(rank + 1) - first_row(rank) + B - 1) / B);
     const size_t begin = first_row(world.rank()), end = first_row(world.rank() + 1);
     for (size_t round = 0; round < rounds; ++round) {
-        stop_together(world, stop);
+        stop_together(world, stop, static_cast<double>(round) / static_cast<double>(rounds));
         size_t row = begin + round * B;
         if (row >= end) continue;
         const auto scores = score(stream, model, batch, row, std::min(B, end - row));

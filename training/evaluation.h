@@ -21,8 +21,9 @@ struct ValidationResult {
     int64_t tokens = 0;
 };
 
-/// Whether an evaluation is to be given up; asked by each rank before each of its batches, and obeyed by all.
-using StopEvaluation = std::function<bool()>;
+/// Whether an evaluation is to be given up; asked by each rank before each of its batches, with the share of the evaluation
+/// that is done, and obeyed by all.
+using StopEvaluation = std::function<bool(double done)>;
 class EvaluationStopped : public std::exception {};
 
 /// One batch of evaluation: tokens, targets and, with a mask of documents, doc_start, each [B, T] of

@@ -12,6 +12,7 @@ namespace {
 
 // A signal handler can reach nothing but a global.
 std::atomic<int> received{0};
+std::atomic<bool> ctrl_c{false};
 
 void on_signal(int signal) {
     if (received.exchange(signal) != 0) ::_exit(128 + signal);
@@ -53,5 +54,17 @@ const char* interrupted() {
             return "SIGUSR1";
     }
 }
+
+CtrlCWatch::CtrlCWatch() {
+    ctrl_c = false;
+    struct sigaction action {};
+    action.sa_handler = [](int) { ctrl_c = true; };
+    ::sigemptyset(&action.sa_mask);
+    ::sigaction(SIGINT, &action, &before_);
+}
+
+CtrlCWatch::~CtrlCWatch() { ::sigaction(SIGINT, &before_, nullptr); }
+
+bool CtrlCWatch::pressed() const { return ctrl_c; }
 
 }  // namespace train_gpt

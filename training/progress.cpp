@@ -1,58 +1,134 @@
 #include "training/progress.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "kernels/memory.h"
 
 namespace train_gpt {
 
-Progress::Progress(const std::string& style, bool speaks)
-    : rewrite_(style == "line" || (style == "auto" && ::isatty(STDOUT_FILENO))), speaks_(speaks) {}
+namespace {
+
+/// Columns that a line on stdout may fill: one less than the terminal has, since some break a full line; 0 where it is no
+/// terminal, or does not say.
+int columns_of_stdout() {
+    winsize size{};
+    if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 0;
+    return std::max(1, size.ws_col - 1);
+}
+
+template <class... Args>
+std::string formatted(const char* format, Args... args) {
+    char text[192];
+    std::snprintf(text, sizeof text, format, args...);
+    return text;
+}
+
+std::vector<ProgressField> fields_of(const StepReport& r) {
+    std::vector<ProgressField> fields{
+        {formatted("step %lld/%lld", static_cast<long long>(r.step),
+                   static_cast<long long>(r.steps)),
+         0},
+        {formatted("loss %.4f", r.loss), 1},
+        {formatted("norm %.3f", r.grad_norm), 6},
+        {formatted("lr %.2e", r.learning_rate), 5},
+        {formatted("%.1f ms", 1e3 * r.seconds), 4},
+        {formatted("%.0f tok/s", r.tokens_per_second), 3},
+        {formatted("%.3f TFLOP/s (%.0f%% of peak)", 1e-12 * r.flops_per_second,
+                   r.peak_flops_per_second > 0 ? 100 * r.flops_per_second / r.peak_flops_per_second
+                                               : 0.0),
+         8},
+        {format_bytes(r.memory), 9},
+        {"ETA " + format_duration(r.seconds_left), 2}};
+    if (r.ranks > 1)
+        fields.push_back({formatted("compute %.0f%%, communication %.0f%%",
+                                    100 * r.times[StepPhase::compute] / r.times.total(),
+                                    100 * r.times[StepPhase::communication] / r.times.total()),
+                          7});
+    return fields;
+}
+
+}  // namespace
 
 std::string format_duration(double seconds) {
     const long long s = seconds > 0 ? std::llround(seconds) : 0;
-    char text[48];
-    if (s >= 3600)
-        std::snprintf(text, sizeof text, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
-    else
-        std::snprintf(text, sizeof text, "%lld:%02lld", s / 60, s % 60);
-    return text;
+    if (s >= 3600) return formatted("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+    return formatted("%lld:%02lld", s / 60, s % 60);
+}
+
+std::string rough_duration(double seconds) {
+    constexpr double minute = 60, hour = 60 * minute, day = 24 * hour;
+    if (seconds < 2 * minute) return formatted("%.0f s", seconds);
+    if (seconds < 2 * hour) return formatted("%.0f min", seconds / minute);
+    if (seconds < 2 * day) return formatted("%.1f h", seconds / hour);
+    return formatted("%.0f days", seconds / day);
+}
+
+std::string describe_slow_steps(double flops, double seconds, int64_t steps) {
+    return "a step takes at least " + rough_duration(seconds) +
+           formatted(
+               " (%.3g FLOPs at the %.3g TFLOP/s measured here for matrix products), the "
+               "%lld to come ",
+               flops, 1e-12 * flops / seconds, static_cast<long long>(steps)) +
+           rough_duration(seconds * static_cast<double>(steps));
+}
+
+std::string fit_fields(std::vector<ProgressField> fields, int columns) {
+    const auto joined = [&] {
+        std::string line;
+        for (const ProgressField& field : fields) line += (line.empty() ? "" : " | ") + field.text;
+        return line;
+    };
+    std::string line = joined();
+    if (columns <= 0) return line;
+    for (; std::ssize(line) > columns && fields.size() > 1; line = joined())
+        fields.erase(std::ranges::max_element(fields, {}, &ProgressField::rank));
+    line.resize(std::min(line.size(), static_cast<size_t>(columns)));
+    return line;
+}
+
+Progress::Progress(const std::string& style, bool speaks)
+    : rewrite_(style == "line" || (style == "auto" && ::isatty(STDOUT_FILENO))), speaks_(speaks) {}
+
+void Progress::draw() const {
+    std::vector<ProgressField> fields = fields_;
+    if (!note_.empty()) fields.push_back({note_, fields_.empty() ? 0 : 1});
+    std::printf("\r\033[K%s", fit_fields(std::move(fields), columns_of_stdout()).c_str());
+    std::fflush(stdout);
 }
 
 void Progress::report(const StepReport& r) {
     if (!speaks_) return;
-    // The first step pays for what is made once; later ones count little by little.
-    smoothed_seconds_ = r.step <= 2 || smoothed_seconds_ == 0
-                            ? r.seconds
-                            : 0.9 * smoothed_seconds_ + 0.1 * r.seconds;
-    const double left = static_cast<double>(r.steps - r.step) * smoothed_seconds_;
-    char line[320];
-    std::snprintf(
-        line, sizeof line,
-        "step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %.0f tok/s | %.3f TFLOP/s "
-        "(%.0f%% of "
-        "peak) | %s | ETA %s",
-        static_cast<long long>(r.step), static_cast<long long>(r.steps), r.loss, r.grad_norm,
-        r.learning_rate, 1e3 * r.seconds, r.tokens_per_second, 1e-12 * r.flops_per_second,
-        r.peak_flops_per_second > 0 ? 100 * r.flops_per_second / r.peak_flops_per_second : 0.0,
-        format_bytes(r.memory).c_str(), format_duration(left).c_str());
-    std::string text = line;
-    if (r.ranks > 1) {
-        std::snprintf(line, sizeof line, " | compute %.0f%%, communication %.0f%%",
-                      100 * r.times[StepPhase::compute] / r.times.total(),
-                      100 * r.times[StepPhase::communication] / r.times.total());
-        text += line;
-    }
+    fields_ = fields_of(r);
+    note_.clear();
     if (rewrite_) {
-        std::printf("\r\033[K%s", text.c_str());
+        draw();
         line_open_ = true;
     } else {
-        std::printf("%s\n", text.c_str());
+        std::printf("%s\n", fit_fields(fields_, 0).c_str());
+        std::fflush(stdout);
     }
-    std::fflush(stdout);
+}
+
+void Progress::show(const std::string& done, double seconds_left) {
+    if (!speaks_ || !rewrite_) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (!note_.empty() && now - shown_ < std::chrono::milliseconds(200)) return;
+    shown_ = now;
+    note_ = done + ", " + format_duration(seconds_left) + " left";
+    draw();
+    line_open_ = true;
+}
+
+void Progress::show_step(int64_t step, int done, int all, double seconds, double expected) {
+    if (done > 0) expected = seconds * all / done;
+    if (expected < slow_step_seconds) return;
+    show(formatted("step %lld: micro-batch %d/%d", static_cast<long long>(step), done + 1, all),
+         expected - seconds);
 }
 
 void Progress::say(const std::string& line) {
@@ -69,7 +145,12 @@ void Progress::warn(const std::string& line) {
 }
 
 void Progress::end_line() {
-    if (line_open_) std::printf("\n");
+    if (!line_open_) return;
+    if (!note_.empty()) {
+        note_.clear();
+        draw();
+    }
+    if (!fields_.empty()) std::printf("\n");
     line_open_ = false;
     std::fflush(stdout);
 }

@@ -8,9 +8,11 @@
 //   step-NNNNNNNN/     checkpoints
 //   lock               held while a run is going on
 #pragma once
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -43,35 +45,46 @@ class RunFolder {
     int lock_ = -1;
 };
 
-/// metrics.jsonl. Every line is one valid JSON object; NaN and infinities are written as null.
+/// What a run's metrics tell of an evaluation.
+struct LoggedEvaluation {
+    int64_t step = -1;  // none
+    double nats_per_token = std::nan(""), bits_per_byte = std::nan("");
+};
+
+/// The last evaluation up to a step in a run folder's metrics.jsonl, where there is one.
+LoggedEvaluation last_evaluation(const std::filesystem::path& run_dir, int64_t step);
+
+/// metrics.jsonl. Every line is one valid JSON object; NaN and infinities are written as null. docs/running.md says what the
+/// fields are.
 class MetricsLog {
   public:
     using Value = std::variant<int64_t, double, std::string>;
     using Fields = std::vector<std::pair<std::string, Value>>;
 
+    struct Options {
+        int64_t tokens_per_step = 1;
+        bool writes = true;  // of several ranks only one
+    };
     /// Keeps the lines of steps <= resume_step of an earlier run in this folder, and drops the rest: those steps
-    /// come again. A half-written last line is dropped. A run that begins anew leaves them in metrics.old.jsonl, unless
-    /// what is there is longer. Of several ranks only one `writes`.
-    MetricsLog(const std::filesystem::path& run_dir, int64_t resume_step, bool writes = true);
+    /// come again. A half-written last line is dropped. A run that begins anew, with nothing as resume_step, leaves all of
+    /// them in metrics.old.jsonl, unless what is there is longer.
+    MetricsLog(const std::filesystem::path& run_dir, std::optional<int64_t> resume_step,
+               const Options& options);
     ~MetricsLog();
     MetricsLog(const MetricsLog&) = delete;
     MetricsLog& operator=(const MetricsLog&) = delete;
 
-    /// What an earlier run wrote of the last evaluation up to resume_step.
-    struct Evaluation {
-        int64_t step = -1;  // none
-        double nats_per_token = std::nan(""), bits_per_byte = std::nan("");
-    };
-    const Evaluation& last_evaluation() const { return last_evaluation_; }
-
-    /// Appends one line. A disk that is full does not end the run: it is said once on stderr, and lines are missing
-    /// until there is room again.
-    void write(const Fields& fields);
+    /// Appends one line: the step, the fields, "tokens" (of all steps up to this one) and "seconds" (of training: since this
+    /// object was made, and before that those of the last line that was kept). A disk that is full does not end the run: it is
+    /// said once on stderr, and lines are missing until there is room again.
+    void write(int64_t step, const Fields& fields);
 
   private:
     std::filesystem::path path_;
+    int64_t tokens_per_step_;
     int file_ = -1;
-    Evaluation last_evaluation_;
+    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+    double seconds_before_ = 0;
     bool failed_ = false;
 };
 

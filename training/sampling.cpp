@@ -67,7 +67,8 @@ int32_t draw_token(std::span<const float> logits, const SamplingOptions& options
 
 std::string sample_text(Stream& stream, Generator& generator, const Tokenizer& tokenizer,
                         const std::string& prompt, const SamplingOptions& options, uint64_t sample,
-                        const std::function<void(std::string_view)>& emit) {
+                        const std::function<void(std::string_view)>& emit,
+                        const std::function<bool()>& stop) {
     const size_t n_ctx = static_cast<size_t>(generator.shape().n_ctx);
     std::vector<int32_t> context;
     for (uint32_t id : tokenizer.encode(prompt)) {
@@ -90,7 +91,7 @@ std::string sample_text(Stream& stream, Generator& generator, const Tokenizer& t
     size_t emitted = 0;
     size_t unfed = context.size();
     generator.reset();
-    for (int i = 0; i < options.max_tokens; ++i) {
+    for (int i = 0; i < options.max_tokens && !(stop && stop()); ++i) {
         if (static_cast<size_t>(generator.position()) + unfed > n_ctx) {
             generator.reset();
             unfed = std::min(context.size(), std::max<size_t>(n_ctx / 2, 1));

@@ -26,9 +26,11 @@ int32_t draw_token(std::span<const float> logits, const SamplingOptions& options
 
 /// Continues `prompt` (empty: the start of a document) until max_tokens or the end of the document, and returns the new text.
 /// Token i of sample number `sample` is decided by Philox keyed by (seed, sample, i). Behind n_ctx tokens the model goes on
-/// with the newer half of its context. `emit` receives the text as it comes, in whole UTF-8 characters.
+/// with the newer half of its context. `emit` receives the text as it comes, in whole UTF-8 characters; `stop` is asked before
+/// each token whether that is enough.
 std::string sample_text(Stream& stream, Generator& generator, const Tokenizer& tokenizer,
                         const std::string& prompt, const SamplingOptions& options, uint64_t sample,
-                        const std::function<void(std::string_view)>& emit = {});
+                        const std::function<void(std::string_view)>& emit = {},
+                        const std::function<bool()>& stop = {});
 
 }  // namespace train_gpt

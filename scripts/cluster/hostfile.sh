@@ -6,8 +6,8 @@
 #   node1 slots=8
 #   node2 slots=8
 # Start it in the repository's folder, at the same path on all hosts and on storage that all see. It begins with a selfcheck, and
-# ends there when a rank is slower than the others. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end the run behind a checkpoint; the same
-# command goes on from it.
+# ends there when a rank is slower than the others. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end the run after a checkpoint, with exit
+# code 75 (Ctrl-C: 130); the same command resumes from it.
 # Environment: HOSTFILE (hosts), TRAIN_GPT (the program; build/train_gpt), THREADS (cores of each rank; this host's cores
 # divided by the most slots of a host), SELFCHECK (its arguments, such as "--tolerance 25"), MPIRUN (more arguments of mpirun).
 # Tried: bash -n, shellcheck, and with Open MPI 4.1 and two ranks on the CPUs of one host: selfcheck, training, a signal, resume.
@@ -39,7 +39,9 @@ options+=(${MPIRUN:-})
 # mpirun hands SIGUSR1 on to the ranks, which write a checkpoint and end. SIGTERM would not do: Open MPI passes that on too, but
 # kills them a second later. Its odls_base_sigkill_timeout is no help: it is waited out in full, twice, also when a rank has failed.
 launcher=
-trap 'kill -USR1 "$launcher" || true' INT TERM HUP USR1
+by_ctrl_c=
+trap 'kill -USR1 "$launcher" || true' TERM HUP USR1
+trap 'by_ctrl_c=1; kill -USR1 "$launcher" || true' INT
 
 ranks() {  # ranks ARGUMENTS…: the program on each slot, where Ctrl-C does not reach it
     setsid mpirun "${options[@]}" "$program" "$@" &
@@ -50,4 +52,7 @@ ranks() {  # ranks ARGUMENTS…: the program on each slot, where Ctrl-C does not
 
 # shellcheck disable=SC2086
 ranks selfcheck ${SELFCHECK:-}
-ranks train "$@"
+code=0
+ranks train "$@" || code=$?
+[ "$code" != 75 ] || [ -z "$by_ctrl_c" ] || code=130
+exit "$code"

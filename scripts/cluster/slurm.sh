@@ -5,8 +5,8 @@
 #          LAUNCHER=mpirun sbatch scripts/cluster/slurm.sh configs/gpt2-124m.json
 # Submit it in the repository's folder, on storage that all nodes see; edit the lines below for your cluster. It begins with a
 # selfcheck, and ends there when a rank is slower than the others. Ten minutes before the time limit the ranks write a checkpoint,
-# and the job goes back into the queue to go on from it. A node that fails puts the job back too; an error ends it.
-# `scancel --batch --signal=TERM JOB` ends it behind a checkpoint.
+# and the job goes back into the queue to resume from it, as it does whenever training stops early (exit code 75). A node that
+# fails puts the job back too; an error ends it. `scancel --batch --signal=TERM JOB` ends it after a checkpoint.
 # Environment: LAUNCHER (srun, mpirun), LAUNCHER_OPTIONS (more arguments of it), TRAIN_GPT (the program; build/train_gpt),
 # SELFCHECK (its arguments, such as "--tolerance 25").
 # Tried: bash -n, shellcheck, and as a whole with two ranks on one machine: Open MPI 4.1, and stand-ins for srun and scontrol.
@@ -53,13 +53,19 @@ ranks() {  # ranks ARGUMENTS…: the program on each task
     wait "$launcher"
 }
 
-# Slurm signals this script alone, so that it knows why the ranks end; SIGUSR1 tells them to write a checkpoint.
+# Slurm signals this script alone; SIGUSR1 tells the ranks to write a checkpoint.
 launcher=
-out_of_time=
-trap 'out_of_time=1; kill -USR1 "$launcher" || true' USR1
-trap 'kill -USR1 "$launcher" || true' TERM
+ended=
+trap 'kill -USR1 "$launcher" || true' USR1
+trap 'ended=1; kill -USR1 "$launcher" || true' TERM
 
 # shellcheck disable=SC2086
 ranks selfcheck ${SELFCHECK:-}
-ranks train "$@"
-[ -z "$out_of_time" ] || scontrol requeue "$SLURM_JOB_ID"
+code=0
+ranks train "$@" || code=$?
+# Stopped early with everything saved, and not because someone wanted the job to end
+if [ "$code" = 75 ] && [ -z "$ended" ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+    exit 0
+fi
+exit "$code"

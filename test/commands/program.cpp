@@ -126,6 +126,12 @@ Outcome check_succeeds(const Outcome& outcome) {
     return outcome;
 }
 
+Outcome check_stopped(const Outcome& outcome, int code) {
+    INFO("stdout: " << outcome.out << "\nstderr: " << outcome.err);
+    REQUIRE(outcome.code == code);
+    return outcome;
+}
+
 const Workplace& Workplace::get() {
     static const Workplace workplace;
     return workplace;
@@ -197,15 +203,19 @@ std::vector<Json> metrics_of(const fs::path& run_dir) {
     CHECK((text.empty() || text.back() == '\n'));
     std::vector<Json> lines;
     std::map<bool, int64_t> last;
+    double seconds = 0;
     size_t begin = 0;
     for (size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
         Json line = Json::parse(text.substr(begin, end - begin), nullptr, false);
         CAPTURE(text.substr(begin, end - begin));
         REQUIRE(line.is_object());
         const int64_t step = line.at("step");
-        int64_t& before = last[line.contains("val_loss")];
+        int64_t& before = last.try_emplace(line.contains("val_loss"), -1).first->second;
         CHECK(step > before);
         before = step;
+        CHECK(line.at("seconds").get<double>() >= seconds);
+        seconds = line.at("seconds");
+        line.erase("seconds");
         for (const char* key : {"ms", "tokens_per_second", "flops_per_second", "peak_fraction",
                                 "compute_ms", "communication_ms", "data_wait_ms", "optimizer_ms"}) {
             if (line.contains("loss")) CHECK(line.at(key).is_number());

@@ -73,6 +73,8 @@ Outcome train_gpt_with(const Arguments& arguments, const Surroundings& surroundi
 /// Checks a failure: the exit code, nothing but one line on stderr, and what that line names.
 void check_refused(const Outcome& outcome, int code, const Arguments& parts);
 Outcome check_succeeds(const Outcome& outcome);
+/// Checks that a command stopped early with everything saved, by default not by Ctrl-C.
+Outcome check_stopped(const Outcome& outcome, int code = 75);
 
 /// A text of a few invented words, tokenized, and a configuration that trains a tiny model on it. Made once.
 class Workplace {

@@ -17,9 +17,9 @@ TEST_CASE(
     const fs::path run = finished_run();
     CHECK(checkpoints_in(run) == std::vector<int64_t>{4, 8, 12});
     const auto metrics = metrics_of(run);
-    REQUIRE(metrics.size() == 12 + 3);  // evaluated behind steps 5, 10 and 12
+    REQUIRE(metrics.size() == 12 + 4);  // evaluated at the start and after steps 5, 10 and 12
     CHECK(metrics.back()["step"].get<int>() == 12);
-    CHECK(metrics.back()["val_loss"].get<double>() < metrics[0]["loss"].get<double>());
+    CHECK(metrics.back()["val_loss"].get<double>() < metrics[0]["val_loss"].get<double>());
     CHECK(Json::parse(read(run / "config.json"))["run_dir"].get<std::string>() == run.string());
     const Json manifest = Json::parse(read(run / "manifest.json"));
     const Json data = Json::parse(read(Workplace::get().data("data.json")));
@@ -30,8 +30,8 @@ TEST_CASE(
     const auto before = read(run / "metrics.jsonl");
     const Outcome again = check_succeeds(
         train_gpt_with(Workplace::get().train(run, {"--set", "checkpoint.every=4"})));
-    CHECK_FALSE(contains(again.out, "step 12/12"));
-    CHECK(contains(again.out, "resuming from"));
+    CHECK(again.out.starts_with("already complete: step 12 is saved in " + run.string()));
+    CHECK_FALSE(contains(again.out, "training "));
     CHECK(number_after(again.out, "step 12: validation loss ") ==
           Approx(metrics.back()["val_loss"].get<double>()).epsilon(1e-5));
     CHECK(read(run / "metrics.jsonl") == before);
@@ -280,7 +280,7 @@ TEST_CASE(
             Process process(w.train(run, endless));
             REQUIRE(process.wait_for_step(3));
             process.signal(number);
-            const Outcome outcome = check_succeeds(process.finish());
+            const Outcome outcome = check_stopped(process.finish(), number == SIGINT ? 130 : 75);
             CAPTURE(outcome.out);
             CHECK(contains(outcome.out, std::string(name) + ": step "));
             CHECK(contains(outcome.out, "the same command goes on"));
@@ -301,28 +301,29 @@ TEST_CASE("a signal during an evaluation ends it behind a checkpoint", "[cli][cu
     const TemporaryDirectory directory;
     const std::string run = directory / "run";
     const Arguments options{"--set", "data.val=synthetic", "--set", "evaluation.every=2"};
+    const Arguments shorter = options + Arguments{"--set", "evaluation.max_tokens=200"};
+    check_succeeds(train_gpt_with(w.train(run, shorter + Arguments{"--stop-at", "1"})));
     {
         Process process(w.train(run, options));
-        REQUIRE(process.wait_for_step(2));  // behind which it is evaluated, for long
+        REQUIRE(process.wait_for_step(2));  // after which it is evaluated, for long
         process.signal(SIGTERM);
-        const Outcome outcome = check_succeeds(process.finish());
+        const Outcome outcome = check_stopped(process.finish());
         CHECK(contains(outcome.out, "SIGTERM: step 2 of 12 is saved"));
     }
-    CHECK(checkpoints_in(run) == std::vector<int64_t>{2});
-    for (const Json& line : metrics_of(run)) CHECK_FALSE(line.contains("val_loss"));
+    CHECK(checkpoints_in(run) == std::vector<int64_t>{1, 2});
+    CHECK_FALSE(metrics_of(run).back().contains("val_loss"));
     // It comes when the run goes on, once.
-    const Arguments shorter =
-        options + Arguments{"--set", "evaluation.max_tokens=200", "--stop-at", "3"};
-    for (int i = 0; i < 2; ++i) check_succeeds(train_gpt_with(w.train(run, shorter)));
-    check_succeeds(train_gpt_with(w.train(directory / "whole", shorter)));
+    const Arguments stop{"--stop-at", "3"};
+    for (int i = 0; i < 2; ++i) check_succeeds(train_gpt_with(w.train(run, shorter + stop)));
+    check_succeeds(train_gpt_with(w.train(directory / "whole", shorter + stop)));
     CHECK(metrics_of(run) == metrics_of(directory / "whole"));
-    CHECK(metrics_of(run).size() == 4);
+    CHECK(metrics_of(run).size() == 5);  // evaluated at 0 and 2
     // So it is with the last one, for which the run goes on.
     {
         Process process(w.train(run, options + Arguments{"--set", "evaluation.every=0"}));
         REQUIRE(process.wait_for_step(12));
         process.signal(SIGTERM);
-        CHECK(contains(check_succeeds(process.finish()).out, "goes on with its evaluation"));
+        CHECK(contains(check_stopped(process.finish()).out, "goes on with its evaluation"));
     }
     check_succeeds(train_gpt_with(w.train(run)));
     CHECK(metrics_of(run).back().contains("val_loss"));
@@ -394,7 +395,7 @@ TEST_CASE("tokenize ends tidily at SIGINT and SIGTERM, and the same command goes
     };
     const Outcome whole = check_succeeds(train_gpt_with(tokenize(directory / "whole")));
     CHECK(contains(whole.out, "1 line that is no valid JSON, first line 601 of"));
-    for (const auto& [number, code] : {std::pair{SIGINT, 130}, {SIGTERM, 143}}) {
+    for (const auto& [number, code] : {std::pair{SIGINT, 130}, {SIGTERM, 75}}) {
         const std::string out = directory / std::to_string(number);
         Process process(tokenize(out));
         REQUIRE(process.wait_until([&] { return contains(process.out(), "tokenizer: "); }));
@@ -412,7 +413,7 @@ TEST_CASE("tokenize ends tidily at SIGINT and SIGTERM, and the same command goes
 
 TEST_CASE("a run ends behind a checkpoint when its time is over", "[cli]") {
     const TemporaryDirectory directory;
-    const Outcome outcome = check_succeeds(train_gpt_with(Workplace::get().train(
+    const Outcome outcome = check_stopped(train_gpt_with(Workplace::get().train(
         directory / "run", endless + Arguments{"--set", "schedule.max_minutes=0.001"})));
     CHECK(contains(outcome.out, "schedule.max_minutes"));
     CHECK(contains(outcome.out, "the same command goes on"));
@@ -476,11 +477,15 @@ TEST_CASE("a run beyond the configuration's end, and a profile that cannot come,
     const Outcome outcome = check_succeeds(
         train_gpt_with(w.train(run, {"--set", "schedule.steps=10", "--set",
                                      "optimizer.learning_rate=0.5", "--profile", "3"})));
-    CHECK(contains(outcome.out, "is at step 12, beyond the configuration's 10"));
-    CHECK(contains(outcome.out, "no profile, which takes 5 steps; 0 are left"));
+    CHECK(contains(outcome.out, "already complete: step 12 is saved in " + run +
+                                    ", beyond the configuration's 10"));
+    CHECK(contains(outcome.out, "no profile, since no steps are left"));
     CHECK(read(run + "/config.json") == config);
     CHECK(read(run + "/manifest.json") == manifest);
     CHECK(metrics_of(run) == metrics_of(finished_run()));
+    const Outcome more = check_succeeds(
+        train_gpt_with(w.train(run, {"--set", "schedule.steps=14", "--profile", "3"})));
+    CHECK(contains(more.out, "no profile, which takes 5 steps; 2 are left"));
 }
 
 TEST_CASE("a profile is of steps, not of what comes between them", "[cli][cuda]") {

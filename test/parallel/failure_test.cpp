@@ -231,11 +231,11 @@ std::string without_signal_notes(std::string output) {
     return output;
 }
 
-/// The job ended well, behind a checkpoint, and says the reason and how to go on.
-void check_saved(Job& job, const fs::path& run, const std::string& reason) {
+/// The job stopped early after a checkpoint, with the exit code for that, and says the reason and how to go on.
+void check_saved(Job& job, const fs::path& run, const std::string& reason, int code = 75) {
     const ProgramResult result = job.finish();
     INFO(result.output);
-    CHECK(result.exit_code == 0);
+    CHECK(result.exit_code == code);
     const std::string output = without_signal_notes(result.output);
     CHECK(std::regex_search(
         output, std::regex("(^|\n)[^\n]*" + reason +
@@ -367,6 +367,7 @@ TEST_CASE("a rank that alone meets bad data in an evaluation ends the job with t
     if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
+    check_succeeds(mpirun(3) + train(run, {"--stop-at", "4"}));
     Job job(3, run,
             {"--set", "data.val=" + bad_shard(directory), "--set", "evaluation.max_tokens=0",
              "--set", "evaluation.every=6"});
@@ -384,8 +385,10 @@ TEST_CASE("ranks agree on the step behind which they stop when one of them is si
     const fs::path run = directory / "run";
     Job job(3, run, {"--set", "checkpoint.every=0"});
     REQUIRE(job.wait_for_step(random_int(3, 12)));
-    REQUIRE(job.signal(1, SIGUSR1));
-    check_saved(job, run, "a signal to another rank");
+    // As with one rank, the exit code says whether it was Ctrl-C.
+    const bool ctrl_c = random_int(0, 1);
+    REQUIRE(job.signal(1, ctrl_c ? SIGINT : SIGUSR1));
+    check_saved(job, run, "a signal to another rank", ctrl_c ? 130 : 75);
     CHECK(newest_whole_checkpoint(run) == last_step(run));
 }
 
@@ -558,7 +561,7 @@ TEST_CASE(
     REQUIRE(job.signal(0, SIGUSR1));
     const ProgramResult result = job.finish();
     INFO(result.output);
-    CHECK(result.exit_code == 0);
+    CHECK(result.exit_code == 75);
     CHECK(contains(result.output, "is not saved: rank 1: cannot write"));
     CHECK(
         contains(result.output, "; training goes on and the next checkpoint is tried in its turn"));

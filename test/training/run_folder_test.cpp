@@ -6,6 +6,8 @@
 #include <iterator>
 #include <limits>
 #include <memory>
+#include <optional>
+#include <sstream>
 
 #include <nlohmann/json.hpp>
 
@@ -49,7 +51,7 @@ TEST_CASE("a run writes over the files of runs alone", "[run_folder]") {
     CHECK_NOTHROW(RunFolder(run));
     // A run that had nothing to do, or was killed at its start, has written no manifest.
     fs::remove(run + "/manifest.json");
-    MetricsLog(run, 0);
+    MetricsLog(run, std::nullopt, {});
     CHECK_NOTHROW(RunFolder(run));
 
     for (const auto& [name, text, reason] :
@@ -126,17 +128,16 @@ TEST_CASE("a run's folder says what the run was", "[run_folder]") {
 
 TEST_CASE("metrics are one JSON object a line, whatever the numbers and texts", "[run_folder]") {
     const TemporaryDirectory directory;
-    MetricsLog log(directory.path(), 0);
+    MetricsLog log(directory.path(), std::nullopt, {});
     const double nan = std::numeric_limits<double>::quiet_NaN(),
                  infinity = std::numeric_limits<double>::infinity();
-    log.write(
-        {{"step", int64_t{1}}, {"loss", 1.0 / 3}, {"text", std::string("\"quoted\"\n\xff\\")}});
-    log.write({{"step", int64_t{2}}, {"loss", nan}, {"norm", -infinity}});
+    log.write(1, {{"loss", 1.0 / 3}, {"text", std::string("\"quoted\"\n\xff\\")}});
+    log.write(2, {{"loss", nan}, {"norm", -infinity}});
     const std::string text = read(directory / "metrics.jsonl");
     const size_t end = text.find('\n');
     const Json first = Json::parse(text.substr(0, end)), second = Json::parse(text.substr(end + 1));
     CHECK(first.at("loss").get<double>() == 1.0 / 3);
-    CHECK(first.begin().key() == "loss");
+    CHECK(first.begin().key() == "loss");  // sorted when it is read
     CHECK(text.starts_with("{\"step\":1,"));
     CHECK(second.at("loss").is_null());
     CHECK(second.at("norm").is_null());
@@ -153,29 +154,61 @@ TEST_CASE("a resumed run keeps the metrics up to its step and drops what comes a
     const std::string broken =
         "not json\n{\"loss\": 1}\n{\"step\": \"3\"}\n[3]\n\n{\"step\":3,\"lo";
     write(directory / "metrics.jsonl", kept + dropped + broken);
+    const LoggedEvaluation evaluation = last_evaluation(directory.path(), 3);
+    CHECK(evaluation.step == 2);
+    CHECK(evaluation.nats_per_token == 4.5);
+    CHECK(evaluation.bits_per_byte == 1.5);
+    CHECK(last_evaluation(directory.path(), 4).step == 4);
+    CHECK(last_evaluation(directory.path(), 1).step == -1);
+    CHECK(last_evaluation(directory / "none", 1).step == -1);
     {
-        MetricsLog log(directory.path(), 3);
-        CHECK(log.last_evaluation().step == 2);
-        CHECK(log.last_evaluation().nats_per_token == 4.5);
-        CHECK(log.last_evaluation().bits_per_byte == 1.5);
+        MetricsLog log(directory.path(), 3, {});
         CHECK(read(directory / "metrics.jsonl") == kept);
-        log.write({{"step", int64_t{4}}});
-        CHECK(read(directory / "metrics.jsonl") == kept + "{\"step\":4}\n");
+        log.write(4, {});
+        CHECK(read(directory / "metrics.jsonl").starts_with(kept + "{\"step\":4,"));
     }
-    CHECK(MetricsLog(directory.path(), 1).last_evaluation().step == -1);
+    MetricsLog(directory.path(), 1, {});
     CHECK(read(directory / "metrics.jsonl") == "{\"step\":1,\"loss\":5.0}\n");
-    CHECK(MetricsLog(directory.path(), 0).last_evaluation().step == -1);
+    MetricsLog(directory.path(), std::nullopt, {});
     CHECK(read(directory / "metrics.jsonl").empty());
 
     // Of runs without a checkpoint to go on from, the longest stays.
     CHECK(read(directory / "metrics.old.jsonl") == "{\"step\":1,\"loss\":5.0}\n");
     for (const std::string& text : {kept, dropped, kept + dropped}) {
         write(directory / "metrics.jsonl", text);
-        MetricsLog(directory.path(), 0);
+        MetricsLog(directory.path(), std::nullopt, {});
         CHECK(read(directory / "metrics.old.jsonl") == (text == dropped ? kept : text));
     }
 
     fs::remove(directory / "metrics.jsonl");
     fs::create_directory(directory / "metrics.jsonl");
-    CHECK_THROWS_AS(MetricsLog(directory.path(), 0), Error);
+    CHECK_THROWS_AS(MetricsLog(directory.path(), std::nullopt, {}), Error);
+}
+
+TEST_CASE("each line of metrics says tokens and seconds, which grow over the starts of a run",
+          "[run_folder]") {
+    const TemporaryDirectory directory;
+    const int64_t tokens_per_step = random_int(1, 1 << 20);
+    const auto before = static_cast<double>(random_int(100, 200));
+    write(directory / "metrics.jsonl", Json{{"step", 1}, {"seconds", 1}}.dump() + "\n" +
+                                           Json{{"step", 2}, {"seconds", before}}.dump() + "\n" +
+                                           Json{{"step", 2}, {"val_loss", 4}}.dump() +
+                                           "\n" +  // of a run that did not say it
+                                           Json{{"step", 3}, {"seconds", 1000}}.dump() + "\n");
+    MetricsLog log(directory.path(), 2, {.tokens_per_step = tokens_per_step});
+    log.write(3, {{"loss", 1.0}});
+    log.write(4, {});
+    const std::string text = read(directory / "metrics.jsonl");
+    double last = before;
+    std::istringstream lines(text.substr(text.find("{\"step\":3")));
+    int64_t step = 3;
+    for (std::string line; std::getline(lines, line); ++step) {
+        const Json json = Json::parse(line);
+        CHECK(json.at("step").get<int64_t>() == step);
+        CHECK(json.at("tokens").get<int64_t>() == step * tokens_per_step);
+        CHECK(json.at("seconds").get<double>() > last);
+        last = json.at("seconds");
+    }
+    CHECK(step == 5);
+    CHECK(last < before + 100);  // of this start those that passed, not those of the clock
 }

@@ -1,0 +1,88 @@
+#include "training/progress.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "test/catch.h"
+#include "test/random.h"
+#include "training/step_pace.h"
+
+using namespace train_gpt;
+
+TEST_CASE("a line leaves out the least important fields until it fits, and no more", "[progress]") {
+    for (int round = 0; round < 200; ++round) {
+        std::vector<ProgressField> fields;
+        const auto n = static_cast<int>(random_int(1, 9));
+        for (int i = 0; i < n; ++i)
+            fields.push_back(
+                {std::string(static_cast<size_t>(random_int(1, 20)), static_cast<char>('a' + i)),
+                 i});
+        std::shuffle(fields.begin(), fields.end(), test_rng());
+        const auto length = [&](int most_important) {  // of a line with so many fields
+            size_t all = 0;
+            for (const ProgressField& field : fields)
+                if (field.rank < most_important) all += field.text.size() + 3;
+            return static_cast<int>(all) - 3;
+        };
+        const std::string whole = fit_fields(fields, 0);
+        CHECK(static_cast<int>(whole.size()) == length(n));
+        const auto columns = static_cast<int>(random_int(1, 2 * length(n)));
+        const std::string line = fit_fields(fields, columns);
+        CAPTURE(whole, columns, line);
+        CHECK(static_cast<int>(line.size()) <= columns);
+        int kept = 1;
+        while (kept < n && length(kept + 1) <= columns) ++kept;
+        CHECK(static_cast<int>(line.size()) == std::min(columns, length(kept)));
+        size_t from = 0;  // those kept, in the order they were given
+        for (const ProgressField& field : fields)
+            if (field.rank < kept) {
+                const size_t at = line.find(field.text.substr(0, static_cast<size_t>(columns)));
+                CHECK(at != std::string::npos);
+                CHECK(at >= from);
+                from = at;
+            }
+    }
+}
+
+TEST_CASE("durations are told as people say them", "[progress]") {
+    CHECK(format_duration(0.4) == "0:00");
+    CHECK(format_duration(59.6) == "1:00");
+    CHECK(format_duration(3599) == "59:59");
+    CHECK(format_duration(3600) == "1:00:00");
+    CHECK(format_duration(100 * 3600 + 61) == "100:01:01");
+    CHECK(rough_duration(12.4) == "12 s");
+    CHECK(rough_duration(52 * 60) == "52 min");
+    CHECK(rough_duration(7.5 * 3600) == "7.5 h");
+    CHECK(rough_duration(690 * 86400.0) == "690 days");
+}
+
+TEST_CASE("the pace of steps is their mean since the last line, and of recent ones", "[progress]") {
+    StepPace pace;
+    CHECK(pace.recent() == 0);
+    std::vector<double> all;
+    double since = 0;
+    int64_t steps = 0;
+    const auto n = random_int(40, 100);
+    for (int64_t i = 0; i < n; ++i) {
+        const double seconds = 0.001 * static_cast<double>(random_int(1, 1000));
+        StepTimes times;
+        times[StepPhase::compute] = 0.75 * seconds;
+        times[StepPhase::data] = 0.25 * seconds;
+        pace.add(seconds, times);
+        all.push_back(seconds);
+        since += seconds;
+        ++steps;
+        // The first step counts only alone.
+        const size_t window = std::min(StepPace::window, std::max<size_t>(all.size() - 1, 1));
+        double recent = 0;
+        for (size_t k = all.size() - window; k < all.size(); ++k) recent += all[k];
+        CHECK(pace.recent() == Approx(recent / static_cast<double>(window)));
+        if (random_int(0, 3) > 0) continue;
+        const StepPace::Mean mean = pace.take();
+        CHECK(mean.seconds == Approx(since / static_cast<double>(steps)));
+        CHECK(mean.times[StepPhase::compute] == Approx(0.75 * mean.seconds));
+        CHECK(mean.times.total() == Approx(mean.seconds));
+        since = 0;
+        steps = 0;
+    }
+}

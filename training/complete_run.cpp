@@ -1,0 +1,33 @@
+#include "training/complete_run.h"
+
+#include "kernels/error.h"
+#include "training/run_evaluation.h"
+
+namespace train_gpt {
+
+std::optional<CompleteRun> find_complete_run(const Config& config, int64_t steps,
+                                             const Pulse& pulse) {
+    const auto checkpoints = list_checkpoints(config.run_dir);
+    if (checkpoints.empty()) return {};
+    try {
+        CompleteRun run{checkpoints.front(), checkpoint_step(checkpoints.front()), {}};
+        if (run.step < steps) return {};
+        run.evaluation = last_evaluation(config.run_dir, run.step);
+        if (!config.data.val.empty() && run.evaluation.step != run.step) return {};
+        verify_checkpoint(run.checkpoint, Verify::everything, pulse);
+        return run;
+    } catch (const Error&) {  // whoever resumes from it says what is wrong with it
+        return {};
+    }
+}
+
+std::string describe(const CompleteRun& run, const Config& config, int64_t steps) {
+    const LoggedEvaluation& e = run.evaluation;
+    return concat("already complete: step ", run.step, " is saved in ", config.run_dir,
+                  run.step > steps ? concat(", beyond the configuration's ", steps) : "",
+                  e.step == run.step
+                      ? "\n" + describe_validation(e.step, e.nats_per_token, e.bits_per_byte)
+                      : "");
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,124 @@
+#include "training/run_evaluation.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+
+#include "dataloader/manifest.h"
+#include "kernels/error.h"
+#include "training/interrupt.h"
+
+namespace train_gpt {
+
+namespace {
+
+constexpr double most_seconds_at_start = 30;
+
+/// Watches one evaluation: shows how far it is, and knows how long all of it takes.
+class Watch {
+  public:
+    Watch(const char* what, Progress& progress) : what_(what), progress_(progress) {}
+
+    /// At the speed so far; 0 while that says little.
+    double seconds_of_all(double done) const {
+        constexpr double enough_seconds = 2;
+        return done > 0 && seconds() > enough_seconds ? seconds() / done : 0;
+    }
+    void show(double done) {
+        const double all = seconds_of_all(done);
+        if (all == 0) return;
+        progress_.show(concat(what_, ": ", static_cast<int>(100 * done), "%"), all - seconds());
+    }
+
+  private:
+    double seconds() const {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    }
+
+    const char* what_;
+    Progress& progress_;
+    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+/// Its fields of a metrics line; and what is printed of it.
+MetricsLog::Fields fields_of(const ValidationResult& v) {
+    MetricsLog::Fields fields{{"val_loss", v.nats_per_token}, {"val_tokens", v.tokens}};
+    if (std::isfinite(v.bits_per_byte)) fields.emplace_back("val_bits_per_byte", v.bits_per_byte);
+    return fields;
+}
+
+std::string text_of(int64_t step, const ValidationResult& v) {
+    return concat(describe_validation(step, v.nats_per_token, v.bits_per_byte), " over ", v.tokens,
+                  " tokens");
+}
+
+}  // namespace
+
+std::string describe_validation(int64_t step, double nats_per_token, double bits_per_byte) {
+    return concat("step ", step, ": validation loss ", nats_per_token, " nats/token",
+                  std::isfinite(bits_per_byte) ? concat(", ", bits_per_byte, " bits/byte") : "");
+}
+
+bool evaluate_and_log(const Evaluations& on, const EvaluationPlace& at) try {
+    Trainer& run = at.run;
+    const auto watch = [&](const char* what) {
+        return [watch = Watch(what, at.progress)](double done) mutable {
+            watch.show(done);
+            return interrupted() != nullptr;
+        };
+    };
+    const ValidationResult v = evaluate(run.stream, run.model, *on.validation, on.tokenizer,
+                                        run.evaluation_batch, at.world, watch("evaluation"));
+    MetricsLog::Fields fields = fields_of(v);
+    std::string text = text_of(at.step, v);
+    if (on.hellaswag) {
+        const HellaSwagResult h = on.hellaswag->evaluate(
+            run.stream, run.model, run.evaluation_batch, at.world, watch("HellaSwag"));
+        text += concat("; HellaSwag ", h.accuracy, ", length-normalised ", h.accuracy_normalised);
+        fields.emplace_back("hellaswag", h.accuracy);
+        fields.emplace_back("hellaswag_normalised", h.accuracy_normalised);
+    }
+    at.progress.say(text);
+    at.metrics.write(at.step, fields);
+    return true;
+} catch (const EvaluationStopped&) {
+    return false;
+}
+
+void evaluate_at_start(const Evaluations& on, const EvaluationPlace& at, double least_seconds) {
+    const auto leave_out = [&](double seconds) {
+        at.progress.say(concat("step ", at.step, ": no evaluation, which would take about ",
+                               rough_duration(seconds)));
+    };
+    // All ranks decide alike: by the longest of their estimates.
+    double longest = 0;
+    for (const std::string& seconds : at.world.all_gather(std::to_string(least_seconds)))
+        longest = std::max(longest, std::stod(seconds));
+    if (longest > most_seconds_at_start) return leave_out(longest);
+    Watch watch("evaluation", at.progress);
+    double seconds = 0;
+    try {
+        const ValidationResult v =
+            evaluate(at.run.stream, at.run.model, *on.validation, on.tokenizer,
+                     at.run.evaluation_batch, at.world, [&](double done) {
+                         watch.show(done);
+                         seconds = watch.seconds_of_all(done);
+                         return interrupted() != nullptr || seconds > most_seconds_at_start;
+                     });
+        at.progress.say(text_of(at.step, v));
+        at.metrics.write(at.step, fields_of(v));
+    } catch (const EvaluationStopped&) {
+        if (seconds > most_seconds_at_start) leave_out(seconds);
+    }
+}
+
+std::string note_on_validation(const std::string& glob) {
+    if (glob == "synthetic") return "";
+    const auto manifest = find_data_manifest(std::filesystem::path(glob).parent_path());
+    if (!manifest || manifest->val_split != "tail") return "";
+    return "note: the validation data are the end of the text; where that differs from the rest, "
+           "validation loss stays above training loss";
+}
+
+}  // namespace train_gpt
