@@ -26,6 +26,7 @@
 #include "kernels/head_loss.h"
 #include "kernels/linear.h"
 #include "parallel/communicator.h"
+#include "parallel/cores.h"
 #include "parallel/together.h"
 #include "parallel/watchdog.h"
 #include "parallel/world.h"
@@ -628,6 +629,7 @@ class ReportedError : public Error {
 int run_as_rank(const std::function<int(const World&)>& work) {
     const World world = World::join();
     try {
+        share_cores(world);
         return work(world);
     } catch (const SharedError& error) {
         if (world.rank() == 0) std::fprintf(stderr, "train_gpt: %s\n", error.what());
