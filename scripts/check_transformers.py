@@ -23,6 +23,9 @@ import tempfile
 import traceback
 from pathlib import Path
 
+if sys.argv[1:] == ["--help"]:
+    sys.exit(print(__doc__))
+
 import torch
 import transformers
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model

@@ -35,6 +35,9 @@ import os
 import struct
 import sys
 
+if sys.argv[1:] == ["--help"]:
+    sys.exit(print(__doc__))
+
 import torch
 import torch.nn.functional as F
 

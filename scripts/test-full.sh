@@ -3,7 +3,7 @@
 # and the watchdog under ThreadSanitizer (the rest runs on OpenMP teams, whose barriers ThreadSanitizer does not see). With
 # GPUSIM (a simulated GPU) also GPU kernels, with its checks for races and for missing dependencies between streams. Readers of
 # files are fuzzed, a minute each. Models go to transformers and back where Python has it, or can install it.
-#   usage: make test-full [GPUSIM=LIBRARIES]
+#   usage: scripts/test-full.sh, or make test-full [GPUSIM=LIBRARIES]
 # The last line that it prints is "N passed, M failed" over all of these.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.." || exit

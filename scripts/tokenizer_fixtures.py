@@ -20,6 +20,9 @@ import os
 import random
 import sys
 
+if sys.argv[1:] == ["--help"]:
+    sys.exit(print(__doc__))
+
 import regex
 import tiktoken
 import tiktoken.load

@@ -7,6 +7,11 @@
 The version is the one that the reference tokenizers (Hugging Face `tokenizers`, OpenAI `tiktoken`) are built with.
 Taken from a package of fixed version, because Python's own `unicodedata` changes from system to system.
 """
+import sys
+
+if sys.argv[1:] == ["--help"]:
+    sys.exit(print(__doc__))
+
 import unicodedata2
 
 HEADER = """\

@@ -135,23 +135,24 @@ std::string random_verse() {
 
 }  // namespace
 
-TEST_CASE("scripts answer --help with the comment at their head, and start nothing", "[scripts]") {
-    for (const std::string name :
-         {"quickstart", "plot", "data", "bench", "bench_ranks", "run-tests", "test-full", "fuzz",
-          "check-transformers", "bundle"}) {
-        CAPTURE(name);
-        const std::string script = "scripts/" + name + ".sh";
-        const ProgramResult help = run_program({"bash", script, "--help"}, {}, 20);
+TEST_CASE("scripts answer --help with their usage, and start nothing", "[scripts]") {
+    const bool python = run_program({"python3", "--version"}).exit_code == 0;
+    int scripts = 0;
+    for (const auto& entry : fs::recursive_directory_iterator("scripts")) {
+        const std::string script = entry.path().string();
+        // Parts of others begin with no interpreter, and configure.sh belongs to the Makefile.
+        const bool shell = script.ends_with(".sh") && !script.ends_with("/configure.sh");
+        if (!(shell || (python && script.ends_with(".py"))) || !read(script).starts_with("#!"))
+            continue;
+        CAPTURE(script);
+        ++scripts;
+        const ProgramResult help =
+            run_program({shell ? "bash" : "python3", script, "--help"}, {}, 20);
         CHECK(help.exit_code == 0);
-        CHECK(contains(help.output, "usage: "));
-        // All of it, and no code.
-        std::istringstream lines(read(script));
-        std::string line, comment;
-        std::getline(lines, line);
-        while (std::getline(lines, line) && line.starts_with("#"))
-            comment += line.substr(line.starts_with("# ") ? 2 : 1) + "\n";
-        CHECK(help.output == comment);
+        CHECK(contains(help.output, entry.path().filename().string()));
+        CHECK_FALSE(contains(help.output, "set -"));
     }
+    CHECK(scripts >= 10);
 }
 
 TEST_CASE("the quickstart refuses arguments that it does not know", "[scripts]") {
