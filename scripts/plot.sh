@@ -28,15 +28,16 @@ points loss > "$work/train"
 points val_loss > "$work/val"
 [ -s "$work/train" ] || { echo "error: $metrics holds no training loss yet" >&2; exit 1; }
 
-# The running mean over as many points on either side of each, fewer towards both ends: it starts and ends with the curve.
+# The mean over the points around each: of as many before as after it near the first, with which the curve begins and from
+# which it falls steeply.
 running_mean() {
     awk '{ step[NR] = $1; sum[NR] = sum[NR - 1] + $2 }
         END {
             for (i = 1; i <= NR; ++i) {
                 reach = int(NR / 25)
                 if (reach > i - 1) reach = i - 1
-                if (reach > NR - i) reach = NR - i
-                print step[i], (sum[i + reach] - sum[i - reach - 1]) / (2 * reach + 1)
+                last = i + reach < NR ? i + reach : NR
+                print step[i], (sum[last] - sum[i - reach - 1]) / (last - i + reach + 1)
             }
         }'
 }
