@@ -340,6 +340,7 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
                   return name_of(resolve_recompute(config, shape, dtype, device, available, ranks));
               }));
     double peak = measure_peak_flops(device, dtype);
+    activity.pulse();
     StepProfile profile(device, line.profile, peak);
     const Arena plan = plan_memory(config, shape, dtype, recompute, device, ranks);
     Arena arena = allocate(plan, config, shape, dtype, ranks);
