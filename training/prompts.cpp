@@ -31,8 +31,7 @@ std::string read_prompt(const std::string& file) {
 
 void ask_for_prompts(const std::function<void(const std::string& prompt)>& answer) {
     std::printf(
-        "Type the beginning of a text; Ctrl-C stops what is written, an empty line or Ctrl-D "
-        "ends.\n");
+        "Type the beginning of a text. Ctrl-C stops the writing; an empty line or Ctrl-D ends.\n");
     for (std::string line;;) {
         std::printf("> ");
         std::fflush(stdout);
