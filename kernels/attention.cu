@@ -3,8 +3,8 @@
 
 #include "kernels/attention_cuda.h"
 #include "kernels/attention_engine.h"
-#include "kernels/cuda.h"
 #include "kernels/cuda_kernels.h"
+#include "kernels/cuda_queue.h"
 
 namespace train_gpt::cuda {
 

@@ -10,7 +10,7 @@ void attention_forward_tiled(Stream& stream, const AttentionForward& args);
 void attention_backward_tiled(Stream& stream, const AttentionBackward& args);
 size_t attention_backward_tiled_scratch_bytes(const AttentionShape& shape);
 
-/// For everything that the contract allows: attention_general.cu.
+/// For everything that the contract allows: attention_general_forward.cu and attention_general_backward.cu.
 void attention_forward_general(Stream& stream, const AttentionForward& args);
 void attention_backward_general(Stream& stream, const AttentionBackward& args);
 size_t attention_backward_general_scratch_bytes(const AttentionShape& shape);

@@ -1,8 +1,8 @@
 #include <algorithm>
 
-#include "kernels/cuda.h"
 #include "kernels/cuda_block.cuh"
 #include "kernels/cuda_kernels.h"
+#include "kernels/cuda_queue.h"
 
 namespace train_gpt::cuda {
 

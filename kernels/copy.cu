@@ -1,5 +1,5 @@
 #include "kernels/copy.h"
-#include "kernels/cuda.h"
+#include "kernels/cuda_queue.h"
 
 namespace train_gpt::cuda {
 

@@ -1,5 +1,4 @@
-// The CUDA device: what device.cpp, memory.cpp and copy.cpp hand on to, and, where nvcc compiles, what every X.cu stands
-// on: checked calls and the queue behind a Stream.
+// The CUDA device: what device.cpp and memory.cpp hand on to. What every X.cu stands on is in cuda_queue.h.
 #pragma once
 #ifdef TRAIN_GPT_CUDA
 #include <cstddef>
@@ -10,18 +9,6 @@
 #include <vector>
 
 #include "kernels/device.h"
-
-#ifdef __CUDACC__
-#include <cublasLt.h>
-#include <cuda_runtime.h>
-
-#include "kernels/error.h"
-
-/// A call of the CUDA runtime; throws Error with the call's text, CUDA's reason and the place.
-#define CUDA_CHECK(call) ::train_gpt::cuda::check(call, #call, __FILE__, __LINE__)
-/// Behind every kernel launch.
-#define CUDA_CHECK_LAUNCH() CUDA_CHECK(cudaGetLastError())
-#endif
 
 namespace train_gpt::cuda {
 
@@ -71,56 +58,6 @@ void* allocate(const Device& device, size_t bytes);
 void release(const Device& device, void* memory);
 void* allocate_pinned(const Device& device, size_t bytes);
 void release_pinned(void* memory);
-
-#ifdef __CUDACC__
-
-inline void check(cudaError_t status, const char* call, const char* file, int line) {
-    if (status == cudaSuccess) return;
-    throw Error(cudaGetErrorString(status), " (", cudaGetErrorName(status), "), reported by ", call,
-                " at ", file, ":", line,
-                status == cudaErrorMemoryAllocation || status == cudaErrorInvalidValue
-                    ? ""
-                    : "; the GPU can do nothing more for this process: see dmesg for Xid messages, "
-                      "and start again "
-                      "from the last checkpoint");
-}
-
-/// What CUDA can tell about a device that kernels choose by.
-struct DeviceLimits {
-    int multiprocessors = 0;
-    int architecture = 0;               // 80, 90, …
-    size_t shared_bytes_per_block = 0;  // with opt-in
-    size_t l2_bytes = 0;
-};
-
-class AttentionEngines;  // attention_engine.h
-class GemmPlans;         // gemm_cublas.h
-
-class Queue {
-  public:
-    explicit Queue(const Device& device, bool high_priority = false);
-    ~Queue();
-    Queue(const Queue&) = delete;
-    Queue& operator=(const Queue&) = delete;
-
-    cudaStream_t stream() const { return stream_; }
-    cublasLtHandle_t cublas() const { return cublas_; }
-    const DeviceLimits& limits() const { return limits_; }
-    GemmPlans& gemm_plans() const { return *gemm_plans_; }
-    AttentionEngines& attention_engines() const { return *attention_engines_; }
-
-  private:
-    cudaStream_t stream_ = nullptr;
-    cublasLtHandle_t cublas_ = nullptr;
-    DeviceLimits limits_;
-    std::unique_ptr<GemmPlans> gemm_plans_;
-    std::unique_ptr<AttentionEngines> attention_engines_;
-};
-
-inline cudaStream_t stream_of(const Stream& stream) { return stream.queue->stream(); }
-inline const DeviceLimits& limits_of(const Stream& stream) { return stream.queue->limits(); }
-
-#endif  // __CUDACC__
 
 }  // namespace train_gpt::cuda
 #endif  // TRAIN_GPT_CUDA

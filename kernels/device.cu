@@ -4,6 +4,8 @@
 
 #include "kernels/attention_engine.h"
 #include "kernels/cuda.h"
+#include "kernels/cuda_queue.h"
+#include "kernels/error.h"
 #include "kernels/gemm_cublas.h"
 
 namespace train_gpt::cuda {
@@ -21,6 +23,15 @@ int architecture_of(const cudaDeviceProp& properties) {
 }
 
 }  // namespace
+
+void fail(cudaError_t status, const char* call, const char* file, int line) {
+    throw Error(cudaGetErrorString(status), " (", cudaGetErrorName(status), "), reported by ", call,
+                " at ", file, ":", line,
+                status == cudaErrorMemoryAllocation || status == cudaErrorInvalidValue
+                    ? ""
+                    : "; the GPU can do nothing more for this process: see dmesg for Xid messages, "
+                      "and start again from the last checkpoint");
+}
 
 std::string obstacle(int index) {
     int count = 0;

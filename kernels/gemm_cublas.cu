@@ -3,6 +3,7 @@
 #include <limits>
 #include <sstream>
 
+#include "kernels/error.h"
 #include "kernels/gemm_cublas.h"
 
 namespace train_gpt::cuda {

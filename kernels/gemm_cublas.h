@@ -12,6 +12,7 @@
 #include <cublasLt.h>
 
 #include "kernels/cuda.h"
+#include "kernels/cuda_queue.h"
 #include "kernels/dtype.h"
 #include "kernels/gemm.h"
 

@@ -6,9 +6,9 @@
 
 #include <cuda_pipeline.h>
 
-#include "kernels/cuda.h"
 #include "kernels/cuda_block.cuh"
 #include "kernels/cuda_kernels.h"
+#include "kernels/cuda_queue.h"
 
 namespace train_gpt::cuda {
 

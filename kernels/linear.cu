@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/cuda.h"
 #include "kernels/cuda_block.cuh"
 #include "kernels/cuda_kernels.h"
+#include "kernels/cuda_queue.h"
 #include "kernels/gelu_math.cuh"
 #include "kernels/gemm_cublas.h"
 

@@ -1,0 +1,180 @@
+// What the general kernels of attention share: for every dtype, head size, layout and number of queries, in fp32 arithmetic
+// without tensor cores. Dao et al., arXiv 2205.14135.
+//
+// A block has a few rows of one operand (queries, or keys in the pass for dk and dv) in shared memory; its warps share the
+// rows of the other, 32 at a time. In a first step a lane has one of the 32 rows and forms its products with all rows of
+// the block; in the second a lane has every 32nd element of the head and adds up the 32 rows with the weights that came of
+// the products. At the end the sums of the warps are added, in the order of the warps.
+#pragma once
+#include <initializer_list>
+#include <type_traits>
+
+#include "kernels/attention.h"
+#include "kernels/cuda_block.cuh"
+#include "kernels/cuda_queue.h"
+
+namespace train_gpt::cuda::general {
+
+constexpr int largest_head = 256, lane_elements = largest_head / warp_size;
+constexpr unsigned all_lanes = 0xffffffffu;
+
+/// Rows and warps of a block. Many rows make each row that is read count for more; a single query, in sampling, has its
+/// keys shared by many warps. The sums of dk and dv need twice the registers.
+template <int rows_, int warps_>
+struct Cut {
+    static constexpr int rows = rows_, warps = warps_, threads = warps * warp_size;
+};
+using QueriesCut = Cut<8, 4>;
+using QueryCut = Cut<1, 16>;
+using KeysCut = Cut<4, 4>;
+
+/// Elements of a row padded to whole packs of 4.
+__host__ __device__ constexpr int padded(int D) { return (D + 3) / 4 * 4; }
+
+/// One weight for each row of the block.
+template <int rows>
+struct alignas(rows * sizeof(float)) Weights {
+    float of[rows];
+};
+
+template <class Element>
+__device__ __forceinline__ const Element* row_of(const HeadsView& view, int b, int h, int t) {
+    return static_cast<const Element*>(view.data) + b * view.batch + h * view.head + t * view.token;
+}
+
+/// Rows t, t + 1, … of a head as floats in shared memory; zeros from row `end` and element D on.
+template <class Element>
+__device__ void stage_rows(float* to, const HeadsView& view, int b, int h, int t, int rows, int end,
+                           int D) {
+    for (int i = static_cast<int>(threadIdx.x); i < rows * padded(D);
+         i += static_cast<int>(blockDim.x)) {
+        const int row = t + i / padded(D), d = i % padded(D);
+        to[i] = row < end && d < D ? to_float(row_of<Element>(view, b, h, row)[d]) : 0;
+    }
+}
+
+/// products[r] = Σ rows[r]·other. Packed: `other` may be read four elements at a time.
+template <int rows, bool packed, class Element>
+__device__ __forceinline__ void multiply(float (&products)[rows], const float* staged,
+                                         const Element* other, int D) {
+#pragma unroll
+    for (int r = 0; r < rows; ++r) products[r] = 0;
+    if constexpr (packed) {
+#pragma unroll 4
+        for (int d = 0; d < D; d += 4) {
+            struct alignas(4 * sizeof(Element)) Four {
+                Element x[4];
+            } four = *reinterpret_cast<const Four*>(other + d);
+#pragma unroll
+            for (int r = 0; r < rows; ++r) {
+                const float4 mine = *reinterpret_cast<const float4*>(staged + r * padded(D) + d);
+                products[r] += mine.x * to_float(four.x[0]) + mine.y * to_float(four.x[1]) +
+                               mine.z * to_float(four.x[2]) + mine.w * to_float(four.x[3]);
+            }
+        }
+    } else {
+        for (int d = 0; d < D; ++d) {
+            const float x = to_float(other[d]);
+#pragma unroll
+            for (int r = 0; r < rows; ++r) products[r] += staged[r * padded(D) + d] * x;
+        }
+    }
+}
+
+/// sums[r][i] += Σ weights[j].of[r]·(element 32·i + lane of row j), over `count` rows.
+template <int rows, class Element>
+__device__ __forceinline__ void add_rows(float (&sums)[rows][lane_elements],
+                                         const Weights<rows>* weights, const Element* others,
+                                         int64_t stride, int count, int D, int lane) {
+#pragma unroll 4
+    for (int j = 0; j < count; ++j) {
+        const Weights<rows> w = weights[j];
+#pragma unroll
+        for (int i = 0; i < lane_elements; ++i) {
+            if (i * warp_size >= D) break;
+            const int d = i * warp_size + lane;
+            const float x = d < D ? to_float(others[j * stride + d]) : 0;
+#pragma unroll
+            for (int r = 0; r < rows; ++r) sums[r][i] += w.of[r] * x;
+        }
+    }
+}
+
+/// A warp's sums to shared memory, [rows, D].
+template <int rows>
+__device__ __forceinline__ void put_sums(float* to, const float (&sums)[rows][lane_elements], int D,
+                                         int lane) {
+#pragma unroll
+    for (int r = 0; r < rows; ++r)
+#pragma unroll
+        for (int i = 0; i < lane_elements; ++i)
+            if (const int d = i * warp_size + lane; d < D) to[r * D + d] = sums[r][i];
+}
+
+/// Adds up the warps' sums and writes factor·sum to rows t, t + 1, … before `end`.
+template <int rows, int warps, class Element>
+__device__ void merge_and_store(const HeadsView& view, int b, int h, int t, int end,
+                                const float* warp_sums, float factor, int D) {
+    for (int i = static_cast<int>(threadIdx.x); i < rows * D && t + i / D < end;
+         i += static_cast<int>(blockDim.x)) {
+        float sum = 0;
+        for (int warp = 0; warp < warps; ++warp) sum += warp_sums[warp * rows * D + i];
+        static_cast<Element*>(
+            view.data)[b * view.batch + h * view.head + (t + i / D) * view.token + i % D] =
+            from_float<Element>(factor * sum);
+    }
+}
+
+/// The first and the last key that query t sees.
+struct Range {
+    int first, last;
+
+    __device__ __forceinline__ Range(const AttentionShape& shape, int b, int t)
+        : first(shape.doc_start ? shape.doc_start[int64_t{b} * shape.T + t] : 0),
+          last(t + shape.S - shape.T) {}
+    __device__ __forceinline__ bool contains(int key) const { return key >= first && key <= last; }
+};
+
+/// Which rows of which head a block has; the blocks with most work come first.
+struct Place {
+    int b, h, first_row;
+
+    __device__ __forceinline__ Place(int heads, int length, int rows, bool last_first) {
+        const int tiles = ceil_div(length, rows),
+                  all = static_cast<int>(gridDim.x / static_cast<unsigned>(tiles));
+        const int tile = static_cast<int>(blockIdx.x) / all,
+                  head = static_cast<int>(blockIdx.x) % all;
+        b = head / heads;
+        h = head % heads;
+        first_row = (last_first ? tiles - 1 - tile : tile) * rows;
+    }
+};
+
+inline size_t floats(int64_t count) { return static_cast<size_t>(count) * sizeof(float); }
+
+/// Calls f with the element type and whether rows of all views may be read in packs of 4.
+template <class F>
+void with_access(const AttentionShape& shape, std::initializer_list<HeadsView> views, F&& f) {
+    with_element_type(shape.dtype, [&](auto element) {
+        bool packed = shape.D % 4 == 0;
+        for (const HeadsView& view : views)
+            packed = packed && reinterpret_cast<uintptr_t>(view.data) % (4 * sizeof element) == 0 &&
+                     view.batch % 4 == 0 && view.token % 4 == 0 && view.head % 4 == 0;
+        if (packed)
+            f(element, std::true_type{});
+        else
+            f(element, std::false_type{});
+    });
+}
+
+template <class Cut, class Kernel, class... Arguments>
+void launch(const Stream& stream, Kernel* kernel, int64_t heads, int length, size_t shared_bytes,
+            const Arguments&... arguments) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shared_bytes)));
+    kernel<<<static_cast<unsigned>(heads * ceil_div(length, Cut::rows)), Cut::threads, shared_bytes,
+             stream_of(stream)>>>(arguments...);
+    CUDA_CHECK_LAUNCH();
+}
+
+}  // namespace train_gpt::cuda::general

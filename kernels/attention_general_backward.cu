@@ -1,0 +1,184 @@
+// The backward pass of attention for everything that the contract allows: one kernel sums dq, one dk and dv.
+#include "kernels/attention_cuda.h"
+#include "kernels/attention_general.cuh"
+
+namespace train_gpt::cuda {
+
+namespace {
+
+using namespace general;
+
+size_t queries_shared_bytes(int D) {
+    using Cut = QueriesCut;
+    return floats(2 * Cut::rows * padded(D) + Cut::warps * (warp_size * Cut::rows + Cut::rows * D) +
+                  2 * Cut::rows);
+}
+
+/// dq of QueriesCut::rows queries of one head, and their delta = Σ dout·out for the other kernel. Shared: queries, dout, for
+/// each warp 32 weights per query and its sums, and lse and delta.
+template <class Element, bool packed>
+__global__ void __launch_bounds__(QueriesCut::threads, 2)
+    backward_queries_kernel(const AttentionBackward args, float* deltas) {
+    using Cut = QueriesCut;
+    constexpr int rows = Cut::rows;
+    const AttentionShape& shape = args.shape;
+    const int D = shape.D, warp = static_cast<int>(threadIdx.x / warp_size),
+              lane = static_cast<int>(threadIdx.x % warp_size);
+    const Place place(shape.H, shape.T, rows, true);
+    const int b = place.b, h = place.h, h_kv = h / (shape.H / shape.H_kv),
+              end_row = min(place.first_row + rows, shape.T);
+
+    extern __shared__ float4 memory[];
+    auto* const queries = reinterpret_cast<float*>(memory);
+    float* const douts = queries + rows * padded(D);
+    auto* const all_weights = reinterpret_cast<Weights<rows>*>(douts + rows * padded(D));
+    Weights<rows>* const weights = all_weights + warp * warp_size;
+    auto* const warp_sums = reinterpret_cast<float*>(all_weights + Cut::warps * warp_size);
+    float *const lse = warp_sums + Cut::warps * rows * D, *const delta = lse + rows;
+
+    stage_rows<Element>(queries, args.q, b, h, place.first_row, rows, shape.T, D);
+    stage_rows<Element>(douts, args.dout, b, h, place.first_row, rows, shape.T, D);
+    __syncthreads();
+    for (int r = warp; r < rows; r += Cut::warps) {
+        const int t = min(place.first_row + r, end_row - 1);
+        float sum = 0;
+        for (int d = lane; d < D; d += warp_size)
+            sum += douts[r * padded(D) + d] * to_float(row_of<Element>(args.out, b, h, t)[d]);
+        sum = warp_sum(sum);
+        if (lane == 0) {
+            const int64_t at = (int64_t{b} * shape.H + h) * shape.T + t;
+            lse[r] = args.lse[at];
+            delta[r] = sum;
+            if (place.first_row + r < end_row) deltas[at] = sum;
+        }
+    }
+    __syncthreads();
+
+    const int last_key = end_row - 1;
+    int first_key = last_key;
+    for (int t = place.first_row; t < end_row; ++t)
+        first_key = min(first_key, Range(shape, b, t).first);
+
+    float sums[rows][lane_elements] = {};
+    for (int key0 = first_key + warp * warp_size; key0 <= last_key;
+         key0 += Cut::warps * warp_size) {
+        const int key = key0 + lane;
+        float scores[rows], dp[rows];
+        multiply<rows, packed>(scores, queries,
+                               row_of<Element>(args.k, b, h_kv, min(key, last_key)), D);
+        multiply<rows, packed>(dp, douts, row_of<Element>(args.v, b, h_kv, min(key, last_key)), D);
+        Weights<rows> mine;
+#pragma unroll
+        for (int r = 0; r < rows; ++r) {
+            const bool seen = Range(shape, b, min(place.first_row + r, end_row - 1)).contains(key);
+            mine.of[r] = seen ? expf(scores[r] * shape.scale - lse[r]) * (dp[r] - delta[r]) : 0;
+        }
+        weights[lane] = mine;
+        __syncwarp();
+        add_rows(sums, weights, row_of<Element>(args.k, b, h_kv, key0), args.k.token,
+                 min(warp_size, last_key + 1 - key0), D, lane);
+        __syncwarp();
+    }
+    put_sums(warp_sums + warp * rows * D, sums, D, lane);
+    __syncthreads();
+    merge_and_store<rows, Cut::warps, Element>(args.dq, b, h, place.first_row, end_row, warp_sums,
+                                               shape.scale, D);
+}
+
+size_t keys_shared_bytes(int D) {
+    using Cut = KeysCut;
+    return floats(2 * Cut::rows * padded(D) +
+                  2 * Cut::warps * (warp_size * Cut::rows + Cut::rows * D));
+}
+
+/// dk and dv of KeysCut::rows keys of one key head. Shared: keys, values, and for each warp 32 weights per key and its sums,
+/// of dk and of dv.
+template <class Element, bool packed>
+__global__ void __launch_bounds__(KeysCut::threads, 2)
+    backward_keys_kernel(const AttentionBackward args, const float* deltas) {
+    using Cut = KeysCut;
+    constexpr int rows = Cut::rows;
+    const AttentionShape& shape = args.shape;
+    const int D = shape.D, T = shape.T, warp = static_cast<int>(threadIdx.x / warp_size),
+              lane = static_cast<int>(threadIdx.x % warp_size);
+    const Place place(shape.H_kv, shape.S, rows, false);
+    const int b = place.b, h_kv = place.h, group = shape.H / shape.H_kv,
+              end_row = min(place.first_row + rows, shape.S);
+
+    extern __shared__ float4 memory[];
+    auto* const keys = reinterpret_cast<float*>(memory);
+    float* const values = keys + rows * padded(D);
+    auto* const all_weights = reinterpret_cast<Weights<rows>*>(values + rows * padded(D));
+    Weights<rows>*const k_weights = all_weights + warp * warp_size, *const v_weights =
+                                                                        k_weights +
+                                                                        Cut::warps * warp_size;
+    auto *const dk_sums = reinterpret_cast<float*>(all_weights + 2 * Cut::warps * warp_size),
+                *const dv_sums = dk_sums + Cut::warps * rows * D;
+
+    stage_rows<Element>(keys, args.k, b, h_kv, place.first_row, rows, shape.S, D);
+    stage_rows<Element>(values, args.v, b, h_kv, place.first_row, rows, shape.S, D);
+    __syncthreads();
+
+    float dk[rows][lane_elements] = {}, dv[rows][lane_elements] = {};
+    for (int h = h_kv * group; h < (h_kv + 1) * group; ++h) {
+        for (int query0 = place.first_row + warp * warp_size; query0 < T;
+             query0 += Cut::warps * warp_size) {
+            const int query = min(query0 + lane, T - 1);
+            const Range range(shape, b, query);
+            const bool sees_one =
+                query0 + lane < T && range.first < end_row && range.last >= place.first_row;
+            if (!__any_sync(all_lanes, sees_one)) continue;
+            float scores[rows], dp[rows];
+            multiply<rows, packed>(scores, keys, row_of<Element>(args.q, b, h, query), D);
+            multiply<rows, packed>(dp, values, row_of<Element>(args.dout, b, h, query), D);
+            const int64_t at = (int64_t{b} * shape.H + h) * T + query;
+            const float lse = args.lse[at], delta = deltas[at];
+            Weights<rows> k_mine, v_mine;
+#pragma unroll
+            for (int r = 0; r < rows; ++r) {
+                const bool seen = query0 + lane < T && range.contains(place.first_row + r);
+                v_mine.of[r] = seen ? expf(scores[r] * shape.scale - lse) : 0;
+                k_mine.of[r] = seen ? v_mine.of[r] * (dp[r] - delta) : 0;
+            }
+            k_weights[lane] = k_mine;
+            v_weights[lane] = v_mine;
+            __syncwarp();
+            const int count = min(warp_size, T - query0);
+            add_rows(dk, k_weights, row_of<Element>(args.q, b, h, query0), args.q.token, count, D,
+                     lane);
+            add_rows(dv, v_weights, row_of<Element>(args.dout, b, h, query0), args.dout.token,
+                     count, D, lane);
+            __syncwarp();
+        }
+    }
+    put_sums(dk_sums + warp * rows * D, dk, D, lane);
+    put_sums(dv_sums + warp * rows * D, dv, D, lane);
+    __syncthreads();
+    merge_and_store<rows, Cut::warps, Element>(args.dk, b, h_kv, place.first_row, end_row, dk_sums,
+                                               shape.scale, D);
+    merge_and_store<rows, Cut::warps, Element>(args.dv, b, h_kv, place.first_row, end_row, dv_sums,
+                                               1, D);
+}
+
+}  // namespace
+
+void attention_backward_general(Stream& stream, const AttentionBackward& args) {
+    const AttentionShape& shape = args.shape;
+    auto* const deltas = stream.scratch_for<float>(attention_backward_general_scratch_bytes(shape));
+    with_access(shape, {args.q, args.k, args.v, args.dout}, [&](auto element, auto packed) {
+        using Element = decltype(element);
+        launch<QueriesCut>(stream, backward_queries_kernel<Element, packed>,
+                           int64_t{shape.B} * shape.H, shape.T, queries_shared_bytes(shape.D), args,
+                           deltas);
+        launch<KeysCut>(stream, backward_keys_kernel<Element, packed>,
+                        int64_t{shape.B} * shape.H_kv, shape.S, keys_shared_bytes(shape.D), args,
+                        deltas);
+    });
+}
+
+size_t attention_backward_general_scratch_bytes(const AttentionShape& shape) {
+    return sizeof(float) * static_cast<size_t>(shape.B) * static_cast<size_t>(shape.H) *
+           static_cast<size_t>(shape.T);
+}
+
+}  // namespace train_gpt::cuda

@@ -1,0 +1,128 @@
+// The forward pass of attention for everything that the contract allows.
+#include <limits>
+
+#include "kernels/attention_cuda.h"
+#include "kernels/attention_general.cuh"
+
+namespace train_gpt::cuda {
+
+namespace {
+
+using namespace general;
+
+template <class Cut>
+size_t forward_shared_bytes(int D) {
+    return floats(Cut::rows * padded(D) +
+                  Cut::warps * (warp_size * Cut::rows + Cut::rows * D + 2 * Cut::rows));
+}
+
+/// out and lse of Cut::rows queries of one head. Shared: the queries, and for each warp 32 weights per query, its sums of
+/// values, and its row maxima and sums.
+template <class Element, class Cut, bool packed>
+__global__ void __launch_bounds__(Cut::threads, Cut::warps <= 4 ? 2 : 1)
+    forward_kernel(const AttentionForward args) {
+    constexpr int rows = Cut::rows;
+    const AttentionShape& shape = args.shape;
+    const int D = shape.D, warp = static_cast<int>(threadIdx.x / warp_size),
+              lane = static_cast<int>(threadIdx.x % warp_size);
+    const Place place(shape.H, shape.T, rows, true);
+    const int b = place.b, h = place.h, h_kv = h / (shape.H / shape.H_kv),
+              end_row = min(place.first_row + rows, shape.T);
+
+    extern __shared__ float4 memory[];
+    auto* const queries = reinterpret_cast<float*>(memory);
+    auto* const all_weights = reinterpret_cast<Weights<rows>*>(queries + rows * padded(D));
+    Weights<rows>* const weights = all_weights + warp * warp_size;
+    auto* const warp_sums = reinterpret_cast<float*>(all_weights + Cut::warps * warp_size);
+    float *const warp_max = warp_sums + Cut::warps * rows * D, *const warp_total =
+                                                                   warp_max + Cut::warps * rows;
+
+    stage_rows<Element>(queries, args.q, b, h, place.first_row, rows, shape.T, D);
+    __syncthreads();
+
+    const int last_key = end_row - 1 + shape.S - shape.T;
+    int first_key = last_key;
+    for (int t = place.first_row; t < end_row; ++t)
+        first_key = min(first_key, Range(shape, b, t).first);
+
+    float sums[rows][lane_elements] = {}, row_max[rows], row_sum[rows] = {};
+    // Finite: an infinite maximum less itself is not a number, and rows may see nothing of the first keys.
+#pragma unroll
+    for (int r = 0; r < rows; ++r) row_max[r] = std::numeric_limits<float>::lowest();
+    for (int key0 = first_key + warp * warp_size; key0 <= last_key;
+         key0 += Cut::warps * warp_size) {
+        const int key = key0 + lane;
+        float scores[rows];
+        multiply<rows, packed>(scores, queries,
+                               row_of<Element>(args.k, b, h_kv, min(key, last_key)), D);
+        Weights<rows> mine;
+#pragma unroll
+        for (int r = 0; r < rows; ++r) {
+            const bool seen = Range(shape, b, min(place.first_row + r, end_row - 1)).contains(key);
+            const float score =
+                seen ? scores[r] * shape.scale : -std::numeric_limits<float>::infinity();
+            const float now = fmaxf(row_max[r], cuda::warp_max(score)),
+                        correction = expf(row_max[r] - now);
+            mine.of[r] = expf(score - now);
+            row_sum[r] = row_sum[r] * correction + mine.of[r];
+            row_max[r] = now;
+#pragma unroll
+            for (int i = 0; i < lane_elements; ++i) sums[r][i] *= correction;
+        }
+        weights[lane] = mine;
+        __syncwarp();
+        add_rows(sums, weights, row_of<Element>(args.v, b, h_kv, key0), args.v.token,
+                 min(warp_size, last_key + 1 - key0), D, lane);
+        __syncwarp();
+    }
+    put_sums(warp_sums + warp * rows * D, sums, D, lane);
+#pragma unroll
+    for (int r = 0; r < rows; ++r) {
+        const float sum = warp_sum(row_sum[r]);
+        if (lane == 0) {
+            warp_max[warp * rows + r] = row_max[r];
+            warp_total[warp * rows + r] = sum;
+        }
+    }
+    __syncthreads();
+
+    // Per row: the largest maximum, and how much of each warp's sums counts.
+    if (const int r = static_cast<int>(threadIdx.x); r < rows) {
+        float largest = warp_max[r], total = 0;
+        for (int w = 1; w < Cut::warps; ++w) largest = fmaxf(largest, warp_max[w * rows + r]);
+        for (int w = 0; w < Cut::warps; ++w)
+            total += warp_total[w * rows + r] * expf(warp_max[w * rows + r] - largest);
+        for (int w = 0; w < Cut::warps; ++w)
+            warp_total[w * rows + r] = expf(warp_max[w * rows + r] - largest) / total;
+        if (args.lse && place.first_row + r < end_row)
+            args.lse[(int64_t{b} * shape.H + h) * shape.T + place.first_row + r] =
+                largest + logf(total);
+    }
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < rows * D; i += static_cast<int>(blockDim.x))
+        for (int w = 0; w < Cut::warps; ++w)
+            warp_sums[w * rows * D + i] *= warp_total[w * rows + i / D];
+    __syncthreads();
+    merge_and_store<rows, Cut::warps, Element>(args.out, b, h, place.first_row, end_row, warp_sums,
+                                               1, D);
+}
+
+}  // namespace
+
+void attention_forward_general(Stream& stream, const AttentionForward& args) {
+    const AttentionShape& shape = args.shape;
+    with_access(shape, {args.k}, [&](auto element, auto packed) {
+        const auto run = [&](auto cut) {
+            using Cut = decltype(cut);
+            launch<Cut>(stream, forward_kernel<decltype(element), Cut, packed>,
+                        int64_t{shape.B} * shape.H, shape.T, forward_shared_bytes<Cut>(shape.D),
+                        args);
+        };
+        if (shape.T == 1)
+            run(QueryCut{});
+        else
+            run(QueriesCut{});
+    });
+}
+
+}  // namespace train_gpt::cuda

@@ -1,0 +1,60 @@
+// What every X.cu stands on: checked calls of the CUDA runtime, and the queue behind a Stream. Files with kernels are
+// read once for each architecture and twice more, so that this header includes little.
+#pragma once
+#include <cstddef>
+#include <memory>
+
+#include <cuda_runtime.h>
+
+#include "kernels/device.h"
+
+struct cublasLtContext;  // what a cublasLtHandle_t points to
+
+/// A call of the CUDA runtime; throws Error with the call's text, CUDA's reason and the place.
+#define CUDA_CHECK(call) ::train_gpt::cuda::check(call, #call, __FILE__, __LINE__)
+/// Behind every kernel launch.
+#define CUDA_CHECK_LAUNCH() CUDA_CHECK(cudaGetLastError())
+
+namespace train_gpt::cuda {
+
+[[noreturn]] void fail(cudaError_t status, const char* call, const char* file, int line);
+inline void check(cudaError_t status, const char* call, const char* file, int line) {
+    if (status != cudaSuccess) fail(status, call, file, line);
+}
+
+/// What CUDA can tell about a device that kernels choose by.
+struct DeviceLimits {
+    int multiprocessors = 0;
+    int architecture = 0;               // 80, 90, …
+    size_t shared_bytes_per_block = 0;  // with opt-in
+    size_t l2_bytes = 0;
+};
+
+class AttentionEngines;  // attention_engine.h
+class GemmPlans;         // gemm_cublas.h
+
+class Queue {
+  public:
+    explicit Queue(const Device& device, bool high_priority = false);
+    ~Queue();
+    Queue(const Queue&) = delete;
+    Queue& operator=(const Queue&) = delete;
+
+    cudaStream_t stream() const { return stream_; }
+    cublasLtContext* cublas() const { return cublas_; }
+    const DeviceLimits& limits() const { return limits_; }
+    GemmPlans& gemm_plans() const { return *gemm_plans_; }
+    AttentionEngines& attention_engines() const { return *attention_engines_; }
+
+  private:
+    cudaStream_t stream_ = nullptr;
+    cublasLtContext* cublas_ = nullptr;
+    DeviceLimits limits_;
+    std::unique_ptr<GemmPlans> gemm_plans_;
+    std::unique_ptr<AttentionEngines> attention_engines_;
+};
+
+inline cudaStream_t stream_of(const Stream& stream) { return stream.queue->stream(); }
+inline const DeviceLimits& limits_of(const Stream& stream) { return stream.queue->limits(); }
+
+}  // namespace train_gpt::cuda
