@@ -333,8 +333,10 @@ has-clang-format has-clang-tidy: has-%:
 
 install: $(B)/train_gpt
 	install -D -m 755 $(B)/train_gpt $(DESTDIR)$(PREFIX)/bin/train_gpt
-	install -d $(DESTDIR)$(PREFIX)/share/train_gpt/configs
+	install -d $(DESTDIR)$(PREFIX)/share/train_gpt/configs $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
 	install -m 644 configs/*.json $(DESTDIR)$(PREFIX)/share/train_gpt/configs
+	install -m 755 scripts/data.sh scripts/plot.sh $(wildcard scripts/parquet.py) $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
+	@echo 'configs/ and scripts/ that the program names are in $(PREFIX)/share/train_gpt'
 
 # For nodes without packages: every architecture that nvcc knows from 80 on, and processors with AVX2.
 bundle:
@@ -357,7 +359,7 @@ help:
 	@echo 'make compare     builds build/compare, which compares results and speed of the kernels; it has --help'
 	@echo 'make format      lays out the sources with clang-format'
 	@echo 'make lint        checks the sources with clang-tidy'
-	@echo 'make install     copies the program and its configurations to PREFIX (now $(PREFIX)), below DESTDIR'
+	@echo 'make install     copies the program, its configurations and scripts for data to PREFIX (now $(PREFIX)), below DESTDIR'
 	@echo 'make bundle      puts the program and its libraries into build/bundle, which runs after a copy'
 	@echo 'make clean       removes build/'
 	@echo

@@ -1,5 +1,6 @@
 // Collectives between GPUs. TRAIN_GPT_NCCL is defined where the build found NCCL's header; its library is looked for when a
 // group is opened, so that a machine with one GPU needs none.
+#include "kernels/cuda.h"
 #include "kernels/cuda_queue.h"
 #include "kernels/error.h"
 #include "parallel/communicator_kinds.h"

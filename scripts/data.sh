@@ -14,11 +14,12 @@
 # Downloads go on after an interruption. Each is checked with a SHA-256, written here or, for large files on Hugging Face, told
 # by its server, and once it is right kept in FILE.sha256 (sha256sum -c reads it).
 set -euo pipefail
-cd "$(dirname "$0")/.."
+[ ! -e "$(dirname "$0")/../Makefile" ] || cd "$(dirname "$0")/.."  # installed, it works where it is called
 
 data=${DATA_DIR:-data}
 hub=${HF_ENDPOINT:-https://huggingface.co}
 program=${TRAIN_GPT:-build/train_gpt}
+[ -x "$program" ] || program=$(command -v train_gpt || echo "$program")
 
 usage() { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; }
 stop() { echo "error: $*" >&2; exit 1; }
