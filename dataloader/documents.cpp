@@ -184,7 +184,13 @@ class DocumentStream::Reader {
         position_.offset += static_cast<int64_t>(bytes.size());
     }
     void count_lines(std::string_view bytes) {
-        position_.line += std::count(bytes.begin(), bytes.end(), '\n');
+        // In blocks whose count fits into a byte, which compilers make fast.
+        constexpr size_t block = 255;
+        for (size_t at = 0; at < bytes.size(); at += block) {
+            uint8_t count = 0;
+            for (const char c : bytes.substr(at, block)) count += c == '\n';
+            position_.line += count;
+        }
     }
 
     /// Reads on until the buffer has `more` bytes more; false at the end of the source.

@@ -3,14 +3,16 @@
 #   usage: scripts/data.sh NAME…
 #
 #   gpt2              GPT-2's vocabulary: encoder.json, vocab.bpe                                              1.5 MB
-#   shakespeare       Tiny Shakespeare, tokenized with it                                                      1 MB
-#   tinystories       TinyStories V2 (GPT-4), tokenized with it; the published validation stories in valid/    2.2 GB
+#   tinyshakespeare   Tiny Shakespeare, with a vocabulary of its own of 1,024 tokens                           1 MB
+#   tinystories       TinyStories V2 (GPT-4), with one of 8,192; the published validation stories in valid/    2.2 GB
 #   fineweb-edu-10b   FineWeb-Edu, 10 billion GPT-2 tokens: the first 100 of the shards made by llm.c          20 GB
 #   fineweb-10b       FineWeb's sample of 10 billion tokens, tokenized by llm.c                                20 GB
+#   fineweb-edu-text  FineWeb-Edu's sample of 10 billion tokens as published, in Parquet, tokenized here       29 GB
 #   hellaswag         HellaSwag's validation set, for evaluation.hellaswag and train_gpt eval --hellaswag      12 MB
 #
-# Environment: DATA_DIR (data), SHARDS (of fineweb*: only so many for training), HF_ENDPOINT (a mirror of https://huggingface.co),
-# TRAIN_GPT (build/train_gpt). Needs curl.
+# Environment: DATA_DIR (data), SHARDS (of fineweb*: only so many files for training), HF_ENDPOINT (a mirror of https://huggingface.co),
+# TRAIN_GPT (build/train_gpt), TOKENIZER (of fineweb-edu-text: another vocabulary than GPT-2's). Needs curl, and for Parquet
+# python3 (see scripts/parquet.py).
 # Downloads go on after an interruption. Each is checked with a SHA-256, written here or, for large files on Hugging Face, told
 # by its server, and once it is right kept in FILE.sha256 (sha256sum -c reads it).
 set -euo pipefail
@@ -78,44 +80,67 @@ tokenize() {  # tokenize FOLDER ARGUMENTS…, unless the folder is complete and 
     shift
     [ "$folder/data.json" -nt "${!#}" ] && grep -q '"complete": true' "$folder/data.json" && return
     [ -x "$program" ] || stop "$program is not built; type make first, or set TRAIN_GPT"
-    "$program" tokenize --tokenizer "$data/gpt2" --out "$folder" "$@"
+    "$program" tokenize --out "$folder" "$@"
 }
 
-shakespeare() {
-    gpt2
+tinyshakespeare() {
+    local to=$data/tinyshakespeare
     fetch https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt \
-        "$data/shakespeare/input.txt" 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
-    tokenize "$data/shakespeare" --val-fraction 0.05 "$data/shakespeare/input.txt"
-    globs="data.train=$data/shakespeare/train_*.bin data.val=$data/shakespeare/val_*.bin"
+        "$to/input.txt" 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
+    tokenize "$to" --train-vocab 1024 --val-fraction 0.05 "$to/input.txt"
+    globs="data.train=$to/train_*.bin data.val=$to/val_*.bin"
 }
 
 tinystories() {
-    gpt2
     local from=$hub/datasets/roneneldan/TinyStories/resolve/main text=TinyStoriesV2-GPT4 to=$data/tinystories
     fetch "$from/$text-train.txt" "$to/$text-train.txt"
     fetch "$from/$text-valid.txt" "$to/$text-valid.txt"
-    tokenize "$to" --val-fraction 0 "$to/$text-train.txt"
-    tokenize "$to/valid" --val-fraction 1 "$to/$text-valid.txt"
+    tokenize "$to" --train-vocab 8192 --val-fraction 0 "$to/$text-train.txt"
+    tokenize "$to/valid" --tokenizer "$to" --val-fraction 1 "$to/$text-valid.txt"
     globs="data.train=$to/train_*.bin data.val=$to/valid/val_*.bin"
 }
 
+set_number() {  # set_number MOST: n, of files for training
+    n=${SHARDS:-$1}
+    [[ "$n" =~ ^[0-9]+$ ]] && [ "$n" -ge 1 ] && [ "$n" -le "$1" ] || stop "SHARDS=$n is not a number from 1 to $1"
+}
+
 shards() {  # shards DATASET PREFIX NUMBER FOLDER
-    local n=${SHARDS:-$3} i
+    local n i
+    set_number "$3"
     gpt2
-    [[ "$n" =~ ^[0-9]+$ ]] && [ "$n" -ge 1 ] && [ "$n" -le "$3" ] || stop "SHARDS=$n is not a number from 1 to $3"
     for i in val_000000 $(seq -f 'train_%06g' 1 "$n"); do
         fetch "$hub/datasets/$1/resolve/main/$2_$i.bin" "$data/$4/$2_$i.bin"
     done
     globs="data.train=$data/$4/$2_train_*.bin data.val=$data/$4/$2_val_*.bin"
 }
 
+parquet() {  # parquet DATASET FOLDER-THERE NUMBER FOLDER: files 000_00000.parquet … with texts
+    local n i to=$data/$4 files=() fresh=1 vocabulary=${TOKENIZER:-$data/gpt2}
+    set_number "$3"
+    [ -n "${TOKENIZER:-}" ] || gpt2
+    for ((i = 0; i < n; ++i)); do
+        files+=("$to/$(printf %03d "$i")_00000.parquet")
+        fetch "$hub/datasets/$1/resolve/main/$2/${files[i]##*/}" "${files[i]}"
+        [ "$to/tokenized" -nt "${files[i]}" ] || fresh=0
+    done
+    globs="data.train=$to/train_*.bin data.val=$to/val_*.bin"
+    [ $fresh = 0 ] || return 0
+    [ -x "$program" ] || stop "$program is not built; type make first, or set TRAIN_GPT"
+    scripts/parquet.py "${files[@]}" |
+        "$program" tokenize - --field text --tokenizer "$vocabulary" --out "$to" --val-fraction 0.005
+    touch "$to/tokenized"  # after both have ended well
+}
+
 [ $# -gt 0 ] || { usage >&2; exit 2; }
-command -v curl > /dev/null || [ "$1" = --help ] || stop "curl is missing; install it (sudo apt-get install curl)"
+case $1 in --help | -h) usage; exit ;; esac
+command -v curl > /dev/null || stop "curl is missing; install it (sudo apt-get install curl)"
 for name in "$@"; do
     globs=
     case $name in
-        --help | -h) usage; exit ;;
-        gpt2 | shakespeare | tinystories) $name ;;
+        gpt2 | tinyshakespeare | tinystories) $name ;;
+        shakespeare) name=tinyshakespeare && tinyshakespeare ;;
+        fineweb-edu-text) parquet HuggingFaceFW/fineweb-edu sample/10BT 14 fineweb-edu-text ;;
         fineweb-edu-10b) shards karpathy/fineweb-edu-100B-gpt2-token-shards edu_fineweb 100 fineweb-edu-10b ;;
         fineweb-10b) shards kjj0/fineweb10B-gpt2 fineweb 103 fineweb-10b ;;
         hellaswag) fetch https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl \

@@ -2,7 +2,8 @@
 # Every test: the suite as `make test` runs it, its long cases, all of it under AddressSanitizer and UBSan, and the data loader
 # and the watchdog under ThreadSanitizer (the rest runs on OpenMP teams, whose barriers ThreadSanitizer does not see). With
 # GPUSIM (a simulated GPU) also GPU kernels, with its checks for races and for missing dependencies between streams. Readers of
-# files are fuzzed, a minute each. Models go to transformers and back where Python has it, or can install it.
+# files are fuzzed, a minute each. Models go to transformers and back, and Parquet files become shards, where Python has what
+# that takes or can install it.
 #   usage: scripts/test-full.sh, or make test-full [GPUSIM=LIBRARIES]
 # The last line that it prints is "N passed, M failed" over all of these.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
@@ -32,6 +33,8 @@ if [ -n "$gpusim" ]; then
 fi
 echo "== beside transformers"
 counted scripts/check-transformers.sh
+echo "== Parquet"
+counted scripts/check-parquet.sh
 run "long cases" TEST_ARGS='[long]'
 run "AddressSanitizer and UBSan" SANITIZE=address,undefined CUDA=0
 run "ThreadSanitizer" SANITIZE=thread CUDA=0 TEST_ARGS='-# [#loader_test],[#shard_test],[#permutation_test],[#watchdog_test]'

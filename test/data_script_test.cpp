@@ -12,7 +12,6 @@
 #include "test/parallel/ranks.h"
 #include "test/random.h"
 #include "test/text.h"
-#include "tokenizer/tokenizer.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;
@@ -129,15 +128,6 @@ TEST_CASE("a download that breaks off goes on, is checked with the server's hash
 TEST_CASE("texts that are fetched become shards, once", "[scripts]") {
     const Server server;
     const std::string stories = "One day a cat sat.\n<|endoftext|>\nOne day a dog ran.\n";
-    // GPT-2's two files with a smaller vocabulary in them, and Tiny Shakespeare with another text
-    const std::vector<std::string_view> texts{stories};
-    const TemporaryDirectory folder;
-    Tokenizer::train(texts, 270).save(folder / "tokenizer.json");
-    const auto model = nlohmann::ordered_json::parse(read(folder / "tokenizer.json"))["model"];
-    auto vocabulary = model["vocab"];
-    vocabulary["<|endoftext|>"] = vocabulary.size();
-    std::string merges = "#version: 0.2\n";
-    for (const auto& merge : model["merges"]) merges += merge.get<std::string>() + "\n";
     const auto put = [&](const std::string& name, const std::string& content) {
         fs::create_directories(fs::path(server.data(name)).parent_path());
         write(server.data(name), content);
@@ -145,15 +135,14 @@ TEST_CASE("texts that are fetched become shards, once", "[scripts]") {
                             fs::file_time_type::clock::now() - std::chrono::seconds(10));
         write(server.data(name + ".sha256"), "checked");
     };
-    put("gpt2/encoder.json", vocabulary.dump());
-    put("gpt2/vocab.bpe", merges);
-    put("shakespeare/input.txt", std::string(200, 'x') + "\nFirst Citizen:\n");
+    // Tiny Shakespeare with another text
+    put("tinyshakespeare/input.txt", std::string(200, 'x') + "\nFirst Citizen:\n");
     write(server.served("TinyStoriesV2-GPT4-train.txt"), stories + stories);
     write(server.served("TinyStoriesV2-GPT4-valid.txt"), stories);
 
     const char* program = std::getenv("TRAIN_GPT");
     const Environment here{{"TRAIN_GPT", program ? program : "build/train_gpt"}};
-    for (const std::string name : {"shakespeare", "tinystories"}) {
+    for (const std::string name : {"tinyshakespeare", "tinystories"}) {
         const ProgramResult first = server.run(name, here);
         INFO(first.output);
         REQUIRE(first.exit_code == 0);
@@ -165,13 +154,29 @@ TEST_CASE("texts that are fetched become shards, once", "[scripts]") {
             const DataManifest valid = read_data_manifest(server.data(name + "/valid"));
             CHECK(valid.train_documents == 0);
             CHECK(valid.val_documents == 2);
+            CHECK(valid.tokenizer_hash == train.tokenizer_hash);
         } else {
             CHECK(train.val_split == "tail");
         }
+        // Presets of models for a text find its shards and its vocabulary there.
+        CHECK(contains(first.output, "data.train=" + server.data(name) + "/train_*.bin"));
+        CHECK(fs::exists(server.data(name + "/tokenizer.json")));
         const auto made = fs::last_write_time(server.data(name + "/data.json"));
         CHECK(server.run(name, here).exit_code == 0);
         CHECK(fs::last_write_time(server.data(name + "/data.json")) == made);
     }
+}
+
+TEST_CASE("help says what there is, and starts nothing", "[scripts]") {
+    const Server server;
+    for (const char* flag : {"--help", "-h"}) {
+        const ProgramResult help = server.run(flag);
+        CHECK(help.exit_code == 0);
+        for (const char* name :
+             {"gpt2", "tinyshakespeare", "tinystories", "fineweb-edu-text", "SHARDS"})
+            CHECK(contains(help.output, name));
+    }
+    CHECK(server.log().empty());
 }
 
 TEST_CASE("without a connection the script says what to put where", "[scripts]") {

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Checks scripts/parquet.py, in the environment that it makes for itself, with files made there (scripts/check_parquet.py).
+# `make test-full` calls it.
+#   TRAIN_GPT=program     default: build/train_gpt
+# Where pyarrow is not there and cannot be installed it says so and skips. The last line that it prints is "N passed, M failed".
+[ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
+set -u
+cd "$(dirname "$0")/.." || exit
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+# A pattern that matches nothing is refused once pyarrow is there.
+scripts/parquet.py "$(mktemp -u)" > "$log" 2>&1
+if ! grep -q 'is no file' "$log"; then
+    echo "skipped: reading of Parquet files: $(tail -n 1 "$log")"
+    echo "0 passed, 0 failed"
+    exit
+fi
+python=build/parquet/bin/python
+[ -x "$python" ] || python=python3
+"$python" scripts/check_parquet.py "${TRAIN_GPT:-build/train_gpt}"
