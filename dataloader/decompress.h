@@ -19,9 +19,9 @@ enum class Compression { none, gzip, zstd };
 class Decoder {
   public:
     virtual ~Decoder() = default;
-    /// Takes bytes from the front of `in`, writes at most `size` to `to` and returns how many; 0 when
-    /// it needs more input. Throws Error with the reason alone for what is no such data, behind the
-    /// bytes before it (of zstd, but for the last block).
+    /// Takes bytes from the front of `in`, writes at most `size` to `to` and returns how many; 0
+    /// when it needs more input. Throws Error with the reason alone for what is no such data,
+    /// behind the bytes before it (of zstd, but for the last block).
     virtual size_t decode(std::string_view& in, char* to, size_t size) = 0;
     /// Whether the data may end here: behind a gzip member or a zstd frame.
     virtual bool at_end() const = 0;
@@ -30,20 +30,20 @@ class Decoder {
 /// Reads an input once, from front to back.
 class ByteStream {
   public:
-    /// path "-" is standard input. Throws Error when the file cannot be opened or is no regular file,
-    /// and for a compression that this build lacks. While `stop` is set, waiting for standard input
-    /// ends with an Error. With `skip_damage`, compressed data end where they are damaged. `held` are
-    /// bytes of standard input that were read before and come first.
+    /// path "-" is standard input. Throws Error when the file cannot be opened or is no regular
+    /// file, and for a compression that this build lacks. While `stop` is set, waiting for standard
+    /// input ends with an Error. With `skip_damage`, compressed data end where they are damaged.
+    /// `held` are bytes of standard input that were read before and come first.
     ByteStream(std::string path, Compression compression, const std::atomic<bool>& stop,
                bool skip_damage = false, std::shared_ptr<const std::string> held = nullptr);
     ~ByteStream();
     ByteStream(const ByteStream&) = delete;
     ByteStream& operator=(const ByteStream&) = delete;
 
-    /// The next bytes; fewer than `size` only at the end. Members of a gzip file and frames of a zstd
-    /// file are one stream. Throws Error for truncated and damaged data, naming file and byte; when the
-    /// file has changed its size or time since it was opened; and for a plain input that begins as gzip,
-    /// zstd or UTF-16 do.
+    /// The next bytes; fewer than `size` only at the end. Members of a gzip file and frames of a
+    /// zstd file are one stream. Throws Error for truncated and damaged data, naming file and byte;
+    /// when the file has changed its size or time since it was opened; and for a plain input that
+    /// begins as gzip, zstd or UTF-16 do.
     size_t read(char* to, size_t size);
 
     /// What is damaged, and where, when read() has ended there; empty: nothing.

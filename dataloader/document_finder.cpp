@@ -33,7 +33,7 @@ void count(PreparationState& state, const Batch& batch, const Outcome& outcome) 
     source.not_utf8 += outcome.not_utf8;
     state.position = batch.end;
     if (!batch.last) return;
-    if (!batch.damage.empty()) add(state.left_out, {kDamaged, 1, source.path});
+    if (!batch.damage.empty()) add(state.left_out, {reason_damaged, 1, source.path});
     char hash[17];
     std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(batch.end.hash));
     source.bytes = batch.end.offset;

@@ -1,5 +1,5 @@
-// Documents from inputs, read ahead by several threads and handed out in batches, in order, in bounded
-// memory.
+// Documents from inputs, read ahead by several threads and handed out in batches, in order, in
+// bounded memory.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -61,7 +61,8 @@ struct DocumentRules {
     double val_fraction = 0;
     std::optional<int64_t> cut;  // validation begins at this byte of all plain files; none: by hash
     bool cuttable = true;        // long documents may be encoded in pieces (see encodable_piece)
-    // Compressed sources end where they are damaged: plain documents there, JSON Lines with the line before.
+    // Compressed sources and arrays end where they are damaged: plain documents there, JSON with
+    // the line or element before.
     bool skip_damage = false;
 };
 
@@ -86,9 +87,9 @@ class DocumentStream {
     DocumentStream(const DocumentStream&) = delete;
     DocumentStream& operator=(const DocumentStream&) = delete;
 
-    /// The next batch, none at the end. From one thread at a time. Throws Error for what cannot be read;
-    /// for documents and lines that are too long; and when the bytes before `start` are not those of
-    /// its hash.
+    /// The next batch, none at the end. From one thread at a time. Throws Error for what cannot be
+    /// read; for documents and lines that are too long; and when the bytes before `start` are not
+    /// those of its hash.
     std::optional<Batch> next();
 
     /// Ends the reading, wherever it is: next() throws.
@@ -127,9 +128,9 @@ size_t encodable_piece(std::string_view text, size_t wanted);
 /// Whether text[at - 1] and text[at] lie on two sides of such a place.
 bool is_encodable_cut(std::string_view text, size_t at);
 
-/// Where a line of a plain text that is exactly "<|endoftext|>" begins and what follows it begins, from
-/// `from` on; both npos when there is none. Text before `from` counts as looked through. A line begins
-/// at text[0] if `at_line_start`; the end of `text` ends a line if `complete`.
+/// Where a line of a plain text that is exactly "<|endoftext|>" begins and what follows it begins,
+/// from `from` on; both npos when there is none. Text before `from` counts as looked through. A
+/// line begins at text[0] if `at_line_start`; the end of `text` ends a line if `complete`.
 struct Separator {
     size_t begin, end;
 };

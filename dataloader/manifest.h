@@ -37,8 +37,8 @@ struct PreparedSource {
     int64_t not_utf8 = 0, first_not_utf8 = 0, first_not_utf8_line = 0;
 };
 
-/// Lines of JSON Lines, elements of arrays, whole files, or the rest of damaged files, that were left out
-/// for one reason.
+/// Lines of JSON Lines, elements of arrays, whole files, or the rest of damaged files, that were
+/// left out for one reason.
 struct LeftOut {
     std::string reason;  // "is no valid JSON"
     int64_t count = 0;
@@ -46,8 +46,9 @@ struct LeftOut {
     int64_t line = 0;       // or element, from 1; 0: files
     bool in_array = false;  // the first of them is an element
 };
-constexpr const char* kDamaged = "is damaged";  // the reason where the rest of a file was left out
-constexpr const char* kNoText = "is not text";  // and where a file was
+// Reasons where the rest of a file was left out, and where a whole file was.
+constexpr const char* reason_damaged = "is damaged";
+constexpr const char* reason_no_text = "is not text";
 
 /// data.json, as prepare() writes it.
 struct DataManifest {

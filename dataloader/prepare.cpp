@@ -137,8 +137,9 @@ class Preparation {
     void describe(const PreparationState& state);
     bool has_left_out(const Workplace& workplace) const;
 
-    /// Reads everything from `state` on: `make_work` for each thread, then done(batch, outcome) in the
-    /// order of the text. Throws Stopped when the user wants an end, at a place where a run can go on.
+    /// Reads everything from `state` on: `make_work` for each thread, then done(batch, outcome) in
+    /// the order of the text. Throws Stopped when the user wants an end, at a place where a run can
+    /// go on.
     template <class Done>
     void read(const PreparationState& state, bool cuttable,
               std::function<OrderedWork<Outcome>::Work()> make_work, Done&& done) {
@@ -269,7 +270,8 @@ void Preparation::check_lengths(const std::array<int64_t, 2>& lengths, int64_t b
     }
 }
 
-/// Documents go to one side or the other as a whole: few long ones can be far from the share that was wanted.
+/// Documents go to one side or the other as a whole: few long ones can be far from the share that
+/// was wanted.
 void Preparation::compare_share(const PreparationState& state) {
     const double wanted = options_.val_fraction;
     const double share = static_cast<double>(state.bytes[index_of(Split::val)]) /
@@ -286,7 +288,7 @@ PreparationState Preparation::begin_state() const {
     PreparationState state;
     for (const Source& source : sources_) state.sources.push_back({source.path, 0, 0, ""});
     if (!not_text_.empty())
-        add(state.left_out, {kNoText, std::ssize(not_text_), not_text_.front()});
+        add(state.left_out, {reason_no_text, std::ssize(not_text_), not_text_.front()});
     return state;
 }
 
@@ -452,9 +454,9 @@ void Preparation::describe(const PreparationState& state) {
     }
     for (const LeftOut& left : state.left_out) {
         const char* what = left.line == 0 ? "file" : left.in_array ? "element" : "line";
-        report_.say("left out: ", left.reason == kDamaged ? "the rest of " : "", left.count, " ",
-                    what, left.count == 1 ? " that " : "s of which each ", left.reason, ", first ",
-                    first_of(left));
+        report_.say("left out: ", left.reason == reason_damaged ? "the rest of " : "", left.count,
+                    " ", what, left.count == 1 ? " that " : "s of which each ", left.reason,
+                    ", first ", first_of(left));
     }
     int64_t files = 0, bytes = 0;
     const PreparedSource* first = nullptr;

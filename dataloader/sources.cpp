@@ -69,18 +69,18 @@ void refuse_unreadable_kinds(const std::string& path) {
                         "and .zst files); unpack it first, or pipe its text in and say -");
 }
 
-constexpr size_t kSampleBytes = 1 << 16;
+constexpr size_t sample_bytes = 1 << 16;
 
 /// A sample of the text of a file: its beginning and, where it is not packed, places all over it.
 std::string sample_of(ByteStream& opened, const std::string& path, Compression compression) {
-    std::string sample(kSampleBytes, '\0');
+    std::string sample(sample_bytes, '\0');
     sample.resize(opened.read(sample.data(), sample.size()));
-    if (compression != Compression::none || opened.size() <= static_cast<int64_t>(kSampleBytes))
+    if (compression != Compression::none || opened.size() <= static_cast<int64_t>(sample_bytes))
         return sample;
-    constexpr size_t places = 16, bytes = kSampleBytes / places;
+    constexpr size_t places = 16, bytes = sample_bytes / places;
     const MappedFile file(path);
     const std::string_view text = file.text();
-    if (text.size() <= kSampleBytes) return sample;  // cut since: the reader finds that out
+    if (text.size() <= sample_bytes) return sample;  // cut since: the reader finds that out
     sample.clear();
     for (size_t i = 0; i < places; ++i)
         sample += text.substr((text.size() - bytes) / (places - 1) * i, bytes);
@@ -94,7 +94,7 @@ void add_file(const std::string& path, Kind kind, bool skip_bad, Sources& found)
     ByteStream opened(path, kind.compression, never, true);
     if (!kind.jsonl) {
         const std::string sample = sample_of(opened, path, kind.compression);
-        if (skip_bad && share_of_no_text(sample) >= kMostShareOfNoText) {
+        if (skip_bad && share_of_no_text(sample) >= max_share_of_no_text) {
             found.not_text.push_back(path);
             return;
         }
@@ -104,8 +104,8 @@ void add_file(const std::string& path, Kind kind, bool skip_bad, Sources& found)
         {path, kind.jsonl, kind.compression, opened.size(), opened.modified(), nullptr});
 }
 
-/// The texts in a folder and below, and the other files there. `above` are the folders on the way to
-/// it, to which links in it may lead back.
+/// The texts in a folder and below, and the other files there. `above` are the folders on the way
+/// to it, to which links in it may lead back.
 void list_texts(const fs::path& folder, std::vector<fs::path>& above,
                 std::vector<std::string>& files, Skipped& skipped) {
     const fs::path real = fs::canonical(folder);
@@ -153,7 +153,7 @@ void add_folder(const std::string& folder, bool skip_bad, Sources& found) {
 
 void refuse_no_text(const std::string& name, std::string_view sample) {
     const double share = share_of_no_text(sample);
-    if (share < kMostShareOfNoText) return;
+    if (share < max_share_of_no_text) return;
     throw Error(
         name, " is not text in UTF-8: ", std::lround(100 * share),
         " % of its bytes are no characters of it; leave out pictures, programs and archives "

@@ -12,8 +12,8 @@
 
 namespace train_gpt {
 
-/// Writes the shards of one split and describes them in `shards`, with which it also begins: those that
-/// an interrupted run wrote.
+/// Writes the shards of one split and describes them in `shards`, with which it also begins: those
+/// that an interrupted run wrote.
 class SplitWriter {
   public:
     SplitWriter(const std::filesystem::path& folder, Split split, const Tokenizer& tokenizer,

@@ -17,9 +17,10 @@ Source* find_single_text(std::vector<Source>& sources);
 /// `skip_damage`, ends it. While `stop` is set, waiting for standard input ends with an Error.
 bool hold_text(Source& source, bool only_document, bool skip_damage, const std::atomic<bool>& stop);
 
-/// Where validation begins in the bytes of all files in their order, or their number when there is none:
-/// `fraction` of them before the end, at the line border nearest behind (or else before) that place;
-/// where lines are too long for that, between two UTF-8 characters. All sources are plain files, or held.
+/// Where validation begins in the bytes of all files in their order, or their number when there is
+/// none: `fraction` of them before the end, at the line border nearest behind (or else before) that
+/// place; where lines are too long for that, between two UTF-8 characters. All sources are plain
+/// files, or held.
 int64_t tail_begin(const std::vector<Source>& sources, double fraction);
 
 /// Whether all of the text is one document of one plain file.

@@ -47,7 +47,7 @@ bool is_control(char c) {
 }  // namespace
 
 std::string_view without_byte_order_mark(std::string_view text) {
-    if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+    if (text.starts_with(byte_order_mark)) text.remove_prefix(byte_order_mark.size());
     return text;
 }
 

@@ -105,7 +105,8 @@ CommandLine parse_command_line(int argc, char** argv) {
         app.add_subcommand("tokenize", "Turn text into token shards (and train a vocabulary)");
     tokenize
         ->add_option("texts", line.prepare.texts,
-                     "Files (.jsonl, .ndjson: JSON Lines; else plain text; each also .gz or .zst), "
+                     "Files (.jsonl, .ndjson: JSON Lines; .json: the same, or one array; else "
+                     "plain text; each also .gz or .zst), "
                      "folders, quoted patterns, or - for standard input")
         ->required()
         ->type_name("TEXT");
@@ -140,14 +141,14 @@ CommandLine parse_command_line(int argc, char** argv) {
     tokenize
         ->add_option("--val-split", line.prepare.val_split,
                      "documents: those that a hash picks; tail: the end of the text; default: tail "
-                     "for a single document in a plain file, else documents")
+                     "for a single document of plain text, else documents")
         ->check(CLI::IsMember({"documents", "tail"}));
     tokenize->add_option("--shard-tokens", line.prepare.shard_tokens, "Tokens of each shard")
         ->capture_default_str()
         ->type_name("N");
     tokenize->add_flag("--skip-bad", line.prepare.skip_bad,
-                       "Leave out lines of JSON Lines that hold no text and, of damaged "
-                       "compressed files, what follows the damage; count them");
+                       "Leave out files that are no text, lines of JSON Lines that hold none and, "
+                       "of damaged compressed files, what follows the damage; count them");
     tokenize->add_option("--threads", line.prepare.threads, "Threads that encode; 0: all")
         ->check(CLI::Range(0, 4096))
         ->capture_default_str()

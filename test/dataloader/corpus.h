@@ -1,5 +1,5 @@
-// Corpora for tests of prepare(): random documents, packed and written in every format, and what its
-// shards hold.
+// Corpora for tests of prepare(): random documents, packed and written in every format, and what
+// its shards hold.
 #pragma once
 #include <algorithm>
 #include <cstdio>

@@ -90,7 +90,7 @@ TEST_CASE("random bytes are mostly no text, and text in a Latin encoding is") {
     }
     CHECK(share_of_no_text(random) > 0.4);
     CHECK(share_of_no_text(zeros) > 0.5);
-    CHECK(share_of_no_text(cyrillic) > kMostShareOfNoText);
+    CHECK(share_of_no_text(cyrillic) > max_share_of_no_text);
     CHECK(std::abs(share_of_no_text(latin) - 1 / 7.0) < 1e-3);
     CHECK(share_of_no_text("") == 0);
     CHECK(share_of_no_text("tabs\t, \f, \x1B[1mescapes\x1B[0m and o\b_\r\n") == 0);
