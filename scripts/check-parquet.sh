@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks scripts/parquet.py, in the environment that it makes for itself, with files made there (scripts/check_parquet.py).
 # `make test-full` calls it.
+#   usage: scripts/check-parquet.sh
 #   TRAIN_GPT=program     default: build/train_gpt
 # Where pyarrow is not there and cannot be installed it says so and skips. The last line that it prints is "N passed, M failed".
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }

@@ -17,6 +17,9 @@ import tempfile
 import traceback
 from pathlib import Path
 
+if sys.argv[1:] == ["--help"]:
+    sys.exit(print(__doc__))
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 
