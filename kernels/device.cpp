@@ -11,9 +11,11 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <omp.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -261,7 +263,20 @@ void Stream::require_scratch(size_t bytes) const {
                 "; this is a fault of the program, please report it with the configuration");
 }
 
+namespace {
+
+/// A process that was started through /proc/self/exe is called "exe"; from now on as its program is.
+void restore_process_name(const char* program) {
+    constexpr size_t longest_name = 15;
+    char name[longest_name + 1] = "";
+    if (!program || ::prctl(PR_GET_NAME, name) != 0 || std::string_view(name) != "exe") return;
+    ::prctl(PR_SET_NAME, std::filesystem::path(program).filename().c_str());
+}
+
+}  // namespace
+
 void limit_openmp_spinning(char** argv) {
+    restore_process_name(argv[0]);
     if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
     ::setenv("GOMP_SPINCOUNT", "1000", 1);
     ::execv("/proc/self/exe",

@@ -108,7 +108,7 @@ CpuInfo cpu_info();
 /// First thing in main(): OpenMP threads that wait for work shall sleep after a few microseconds. By default libgomp's spin for
 /// milliseconds; where other programs want the cores too, a thread that spins takes the one its fellow waits for, and steps take
 /// several times as long. libgomp reads its settings from the environment when it is loaded, so the program starts itself
-/// again with GOMP_SPINCOUNT set; does nothing where the user has set GOMP_SPINCOUNT or OMP_WAIT_POLICY.
+/// again with GOMP_SPINCOUNT set, under the same name; does nothing where the user has set GOMP_SPINCOUNT or OMP_WAIT_POLICY.
 void limit_openmp_spinning(char** argv);
 
 /// Throws Error when the kernels of this build use instructions that this CPU lacks.
