@@ -12,12 +12,14 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <set>
 
 #include <unistd.h>
 
 #include "dataloader/loader.h"
 #include "dataloader/manifest.h"
 #include "dataloader/prepare.h"
+#include "dataloader/verify.h"
 #include "kernels/attention_engine.h"
 #include "kernels/choices.h"
 #include "kernels/device.h"
@@ -48,10 +50,12 @@
 #include "training/sampling.h"
 #include "training/schedule.h"
 #include "training/selfcheck.h"
+#include "training/shard_watch.h"
 #include "training/step_accounting.h"
 #include "training/step_pace.h"
 #include "training/step_profile.h"
 #include "training/trainer.h"
+#include "training/verification.h"
 #include "training/version.h"
 
 namespace train_gpt {
@@ -64,7 +68,7 @@ double seconds_since(Clock::time_point start) {
 }
 
 /// Why the loop ended; the exit code follows from it.
-enum class Ending { finished, stopped, interrupted, out_of_time, not_finite };
+enum class Ending { finished, stopped, interrupted, out_of_time, not_finite, damaged_data };
 
 /// The exit code of a run that ended early with everything saved; the same on all ranks, which call it together.
 int exit_code_of(Ending ending, const World& world) {
@@ -148,9 +152,8 @@ void start(const Config& config, const GPTShape& shape, const Tokenizer* vocabul
            const World& world, Progress& progress) {
     run.parameters.initialize(config.seed);
     if (config.model.init_from.empty()) return;
-    const auto source = find_checkpoint(config.model.init_from);
-    if (std::filesystem::exists(source / "manifest.json"))
-        verify_checkpoint(source, Verify::model, [&] { world.activity().pulse(); });
+    const auto source =
+        find_whole_checkpoint(config.model.init_from, [&] { world.activity().pulse(); });
     StoredModel model = open_model_folder(source);
     require_same_model(source, model.shape, shape);
     model.read = [&, read = std::move(model.read)](const Parameter& p, int64_t first,
@@ -239,6 +242,44 @@ std::string note_on_changed(const std::string& data) {
                       : "validation losses before and behind this step do not compare");
 }
 
+/// All shards that a run reads, each once.
+std::vector<WatchedShard> shards_to_watch(const std::vector<TrainSource>& sources,
+                                          const TokenShards* validation) {
+    std::vector<WatchedShard> watched;
+    std::set<std::filesystem::path> seen;
+    const auto add = [&](const TokenShards& shards, bool trains) {
+        for (int i = 0; i < shards.shard_count() && !shards.synthetic(); ++i)
+            if (seen.insert(shards.shard_path(i)).second)
+                watched.push_back({shards.shard_path(i), trains});
+    };
+    for (const TrainSource& source : sources) add(*source.shards, true);
+    if (validation) add(*validation, false);
+    return watched;
+}
+
+/// Before the end of a run is told to be good: what has not been verified yet is now, as no step waits for it any more.
+void finish_verification(ShardWatch& watch, Progress& progress) {
+    constexpr uint64_t worth_a_line = 1 << 30;
+    if (const uint64_t left = watch.bytes_left(); left > worth_a_line)
+        progress.say("verifying the rest of the data, " + format_bytes(left));
+    watch.finish([] { return interrupted() != nullptr; });
+}
+
+/// Leaves the newest checkpoint that rests on verified data as the run's newest. What to say of it.
+std::string end_on_damage(const ShardWatch::Damage& damage, const Config& config,
+                          int64_t sound_step, const World& world) {
+    const std::string moved = first_for_all(
+        world, [&] { return std::to_string(set_aside_checkpoints(config.run_dir, sound_step)); });
+    const auto checkpoints = list_checkpoints(config.run_dir);
+    return concat(
+        damage.message, "; nothing trained on it is kept",
+        moved == "0" ? ""
+                     : concat(" (", moved, moved == "1" ? " checkpoint is" : " checkpoints are",
+                              " now called step-NNNNNNNN.suspect)"),
+        ": with whole data the same command ",
+        checkpoints.empty() ? "starts anew" : "resumes from " + checkpoints.front().string());
+}
+
 /// Before anything is planned.
 void select_kernels(const Config& config) {
     const auto& k = config.kernels;
@@ -289,11 +330,14 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
     for (const auto& [glob, weight, name] : config.data.train)
         sources.push_back(
             {std::make_shared<TokenShards>(glob, static_cast<uint32_t>(shape.vocab_size)), weight});
+    std::shared_ptr<const TokenShards> validation;
     Evaluations evaluations{.validation = nullptr, .hellaswag = {}, .tokenizer = vocabulary};
-    if (!config.data.val.empty())
+    if (!config.data.val.empty()) {
+        validation =
+            std::make_shared<TokenShards>(config.data.val, static_cast<uint32_t>(shape.vocab_size));
         evaluations.validation = std::make_unique<ValidationWindows>(
-            std::make_shared<TokenShards>(config.data.val, static_cast<uint32_t>(shape.vocab_size)),
-            config.sequence_length(), config.evaluation.max_tokens);
+            validation, config.sequence_length(), config.evaluation.max_tokens);
+    }
     if (!config.evaluation.hellaswag.empty()) {
         if (!vocabulary || !evaluations.validation)
             throw Error(line.config,
@@ -374,6 +418,8 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
             if (resumed) progress.say(note_on_changed(data));
         write_choices(config.run_dir, made);
     }
+    ShardWatch watch(folder, shards_to_watch(sources, validation.get()), step, world);
+
     LoaderOptions loading = loader_options(config, step, world.rank(), ranks);
     if (vocabulary) loading.end_of_text = vocabulary->end_of_text();
     TrainLoader loader(sources, loading, [&](size_t) { return run.loader_memory; });
@@ -413,7 +459,9 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
         }
         saved_step = step;
         try {
-            if (first_rank) prune_checkpoints(config.run_dir, config.checkpoint.keep);
+            watch.settle();  // damage that it finds ends the run in its turn
+            if (first_rank)
+                prune_checkpoints(config.run_dir, config.checkpoint.keep, watch.sound_step());
         } catch (const Error& error) {
             progress.warn(error.what());  // the next save tries again
         }
@@ -509,7 +557,9 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
             activity.phase = "training";
             activity.step = step + 1;
             // A rank by itself stops at once; several agree on the step behind which they stop.
-            if (ranks > 1 && (interrupted() || (first_rank && out_of_time()))) run.request_stop();
+            if (ranks > 1 &&
+                (interrupted() || watch.found_damage() || (first_rank && out_of_time())))
+                run.request_stop();
 
             // One step: gradients of all micro-batches summed, then one update
             run.clock.begin(run.stream);
@@ -568,6 +618,8 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
             if (ending != Ending::finished) break;
             if (step == line.stop_at)
                 ending = Ending::stopped;
+            else if (ranks == 1 && watch.found_damage())
+                ending = Ending::damaged_data;
             else if (ranks == 1 && out_of_time())
                 ending = Ending::out_of_time;
         }
@@ -576,11 +628,16 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
         // Bad data, say. What was learnt up to here is not lost, if the device still answers and no other rank is needed.
         if (ranks > 1) throw;
         settle(0);
-        if (step > first_step)
+        if (step > first_step && !watch.found_damage())
             if (const std::string trouble = save(); !trouble.empty()) progress.warn(trouble);
         throw;
     }
 
+    if (ending == Ending::finished || ending == Ending::stopped)
+        finish_verification(watch, progress);
+    const std::optional<ShardWatch::Damage> damage = watch.settle();
+    if (damage && damage->trained)
+        throw SharedError(end_on_damage(*damage, config, watch.sound_step(), world));
     const std::string trouble = save();
     const bool nothing_trained = step == 0 && !resumed;
     const std::string saved =
@@ -591,6 +648,7 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
         throw SharedError("the gradient of step ", step + 1, " is not finite (first in ",
                           bad_parameter, "), so its update was not applied; ", saved,
                           "; lower optimizer.learning_rate or start from an earlier checkpoint");
+    if (damage) throw SharedError(damage->message, "; ", saved);
     if (!trouble.empty()) throw SharedError(trouble);
     if (const std::string summary = accounting.summary(world); !summary.empty())
         progress.say(summary);
@@ -640,7 +698,7 @@ int run_as_rank(const std::function<int(const World&)>& work) {
     } catch (const std::exception& error) {
         if (world.size() == 1) throw;
         std::fprintf(stderr, "train_gpt: rank %d (host %s): %s\n", world.rank(),
-                     world.host().c_str(), error.what());
+                     world.host().c_str(), message_of(error).c_str());
         world.abort(1);
     }
 }
@@ -667,7 +725,7 @@ int run_watched(const World& world, const std::string& wanted_device, double tim
         if (world.rank() == 0) std::fprintf(stderr, "train_gpt: %s\n", error.what());
         return 1;
     } catch (const std::exception& error) {
-        if (watchdog.report(error.what())) throw ReportedError(error.what());
+        if (watchdog.report(message_of(error))) throw ReportedError(error.what());
         throw;
     }
 }
@@ -686,7 +744,7 @@ int train(const CommandLine& line) {
             return "";
         });
         if (line.print_config) {
-            if (world.rank() == 0) std::fputs(to_json(config).c_str(), stdout);
+            if (world.rank() == 0) std::fputs(printable(to_json(config)).c_str(), stdout);
             return 0;
         }
         return run_watched(world, config.device, config.parallel.timeout_seconds,
@@ -710,8 +768,10 @@ int sample(const CommandLine& line) {
     InferenceSession session(line.checkpoint, line.device, line.dtype,
                              InferenceSession::For::sampling);
     const Tokenizer& tokenizer = session.tokenizer();  // where there is none, nothing is printed
-    const auto print = [](std::string_view text) {
-        std::fwrite(text.data(), 1, text.size(), stdout);
+    // A terminal would obey control characters; a file or a program gets what the model wrote.
+    const auto print = [is_terminal = ::isatty(STDOUT_FILENO) != 0](std::string_view text) {
+        const std::string shown = is_terminal ? printable(text) : std::string(text);
+        std::fwrite(shown.data(), 1, shown.size(), stdout);
         std::fflush(stdout);
     };
     uint64_t number = 0;  // each text has random numbers of its own
@@ -748,13 +808,13 @@ int eval(const CommandLine& line) {
     if (!line.hellaswag.empty())
         hellaswag.emplace(line.hellaswag, session.tokenizer(), line.max_examples);
     if (!data.empty()) {
+        std::shared_ptr<const TokenShards> shards;
         const ValidationWindows windows = [&] {
             try {
                 check_prepared(data, session.tokenizer_or_null());
-                return ValidationWindows(
-                    std::make_shared<TokenShards>(
-                        data, static_cast<uint32_t>(session.shape().vocab_size)),
-                    session.model().options().T, line.max_tokens);
+                shards = std::make_shared<TokenShards>(
+                    data, static_cast<uint32_t>(session.shape().vocab_size));
+                return ValidationWindows(shards, session.model().options().T, line.max_tokens);
             } catch (const Error& error) {
                 if (!line.data.empty()) throw;
                 throw Error(error.what(),
@@ -762,12 +822,17 @@ int eval(const CommandLine& line) {
                             "--data GLOB names others)");
             }
         }();
+        std::vector<std::filesystem::path> read;
+        for (int i = 0; i < windows.shards_read() && !shards->synthetic(); ++i)
+            read.push_back(shards->shard_path(i));
+        require_undamaged(recorded_shards(read));
         const ValidationResult v = evaluate(session.stream(), session.model(), windows,
                                             session.tokenizer_or_null(), session.batch());
         std::printf("validation loss %.6f nats/token", v.nats_per_token);
         if (std::isfinite(v.bits_per_byte)) std::printf(", %.6f bits/byte", v.bits_per_byte);
         std::printf(", perplexity %.4f (e to the nats/token)", std::exp(v.nats_per_token));
-        std::printf(" over %lld tokens of %s\n", static_cast<long long>(v.tokens), data.c_str());
+        std::printf(" over %lld tokens of %s\n", static_cast<long long>(v.tokens),
+                    printable(data).c_str());
     }
     if (hellaswag) {
         const HellaSwagResult h =
@@ -793,10 +858,12 @@ int run(const CommandLine& line) {
             std::fputs((line.schema ? config_schema() : config_reference()).c_str(), stdout);
             return 0;
         case CommandLine::Command::import_:
-            std::printf("%s\n", import_model(line.importing).c_str());
+            std::printf("%s\n", printable(import_model(line.importing)).c_str());
             return 0;
+        case CommandLine::Command::verify:
+            return verify(line.verified, stdout) ? 0 : 1;
         case CommandLine::Command::export_:
-            std::printf("%s\n", export_model(line.exporting).c_str());
+            std::printf("%s\n", printable(export_model(line.exporting)).c_str());
             return 0;
         default:
             break;
@@ -823,7 +890,7 @@ int run(const CommandLine& line) {
 /// Whether a command is run for what it prints. Others do their work although nobody may read what they say of it.
 bool prints_its_result(const CommandLine& line) {
     using enum CommandLine::Command;
-    for (const auto command : {none, config, plan, sample, eval, selfcheck})
+    for (const auto command : {none, config, plan, sample, eval, selfcheck, verify})
         if (line.command == command) return true;
     return line.print_config;
 }
@@ -852,12 +919,8 @@ int main(int argc, char** argv) {
     } catch (const train_gpt::UsageError& error) {
         std::fprintf(stderr, "train_gpt: %s\n", error.what());
         return 2;
-    } catch (const std::bad_alloc&) {
-        std::fprintf(
-            stderr,
-            "train_gpt: out of memory; use a smaller model or batch, or close other programs\n");
     } catch (const std::exception& error) {
-        std::fprintf(stderr, "train_gpt: %s\n", error.what());
+        std::fprintf(stderr, "train_gpt: %s\n", train_gpt::message_of(error).c_str());
     }
     return 1;
 }

@@ -240,6 +240,11 @@ ValidationWindows::ValidationWindows(std::shared_ptr<const TokenShards> shards, 
                     " shards) hold nothing to predict; a shard needs at least 2 tokens");
 }
 
+int ValidationWindows::shards_read() const {
+    const auto last = std::ranges::find(window_ends_, count_);
+    return static_cast<int>(last - window_ends_.begin()) + 1;
+}
+
 void ValidationWindows::fill(int64_t first_window, int B, int32_t* tokens, int32_t* targets,
                              int32_t* doc_start, std::optional<uint32_t> end_of_text) const {
     assert(first_window >= 0);

@@ -149,6 +149,8 @@ class ValidationWindows {
 
     /// Windows in all.
     int64_t count() const { return count_; }
+    /// Shards that windows are taken of: the first so many.
+    int shards_read() const;
     /// Targets in all that are not -1.
     int64_t target_tokens() const { return target_tokens_; }
 

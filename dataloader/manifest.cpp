@@ -9,6 +9,7 @@
 
 #include "kernels/error.h"
 #include "kernels/file.h"
+#include "kernels/json_text.h"
 
 namespace train_gpt {
 
@@ -81,6 +82,21 @@ void from_json(const Json& json, std::vector<T>& all) {
     for (const Json& entry : json) from_json(entry, all.emplace_back());
 }
 
+/// Throws Error that says what is wrong, for a sentence about the file.
+Json parse(std::string_view text) {
+    try {
+        return Json::parse(text);
+    } catch (const Json::exception& error) {
+        throw Error(describe_json_error(error, text));
+    }
+}
+
+/// The same of entries that are missing or of another type, of which the library's texts are about itself.
+std::string what_is_wrong(const std::exception& error) {
+    const auto* library = dynamic_cast<const Json::exception*>(&error);
+    return library ? describe_json_error(*library, {}) : error.what();
+}
+
 /// File names may be any bytes; those that are no UTF-8 are shown as U+FFFD.
 std::string to_text(const Json& json) {
     return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -108,7 +124,8 @@ void write_progress(const fs::path& file, const PreparationState& state) {
 PreparationState read_progress(const fs::path& path, size_t sources) {
     PreparationState state;
     try {
-        const Json json = Json::parse(MappedFile(path).text());
+        const MappedFile file(path);
+        const Json json = parse(file.text());
         const Json& at = json.at("position");
         state.position = {at.at("source").get<size_t>(), at.at("offset").get<int64_t>(),
                           at.at("line").get<int64_t>(), at.at("in_document").get<bool>(),
@@ -122,10 +139,11 @@ PreparationState read_progress(const fs::path& path, size_t sources) {
         from_json(json.at("sources"), state.sources);
         from_json(json.at("left_out"), state.left_out);
         if (state.sources.size() != sources || state.position.source > sources)
-            throw Error("it is not of ", sources, " sources");
+            throw Error("is not of ", sources, " sources");
     } catch (const std::exception& error) {
-        throw Error(path.string(), " is damaged (", error.what(), "); remove the folder ",
-                    path.parent_path().string(), " and run the same command again");
+        throw Error(path.string(), " is damaged (it ", what_is_wrong(error),
+                    "); remove the folder ", path.parent_path().string(),
+                    " and run the same command again");
     }
     return state;
 }
@@ -150,8 +168,8 @@ DataManifest read_data_manifest(const fs::path& folder) {
     DataManifest manifest;
     const MappedFile file(path);
     try {
-        const Json json = Json::parse(file.text());
-        if (json.at("format") != kFormat) throw Error("its \"format\" is not \"", kFormat, "\"");
+        const Json json = parse(file.text());
+        if (json.at("format") != kFormat) throw Error("has not the \"format\" \"", kFormat, "\"");
         json.at("complete").get_to(manifest.complete);
         json.at("vocab_size").get_to(manifest.vocab_size);
         json.at("tokenizer").at("name").get_to(manifest.tokenizer);
@@ -166,8 +184,8 @@ DataManifest read_data_manifest(const fs::path& folder) {
         from_json(json.at("sources"), manifest.sources);
         if (json.contains("left_out")) from_json(json["left_out"], manifest.left_out);
     } catch (const std::exception& error) {
-        throw Error(path.string(), " is no manifest of `train_gpt tokenize` (", error.what(),
-                    "); remove it or choose another folder");
+        throw Error(path.string(), " is no manifest of `train_gpt tokenize` (it ",
+                    what_is_wrong(error), "); remove it or choose another folder");
     }
     return manifest;
 }

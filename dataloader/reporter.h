@@ -34,7 +34,7 @@ class Reporter {
     void say(const Args&... args) {
         if (!log_) return;
         end_line();
-        std::fprintf(log_, "%s\n", concat(args...).c_str());
+        std::fprintf(log_, "%s\n", printable(concat(args...)).c_str());
         std::fflush(log_);
     }
 

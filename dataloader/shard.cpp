@@ -194,6 +194,8 @@ TokenShards::Shard TokenShards::open_shard(const fs::path& path) {
     return shard;
 }
 
+void require_shard(const fs::path& path) { TokenShards::open_shard(path); }
+
 void TokenShards::check_unchanged(const Shard& shard) const {
     // Reading a mapping beyond the end of its file kills the process; a file cut or removed in
     // mid-run is said instead.

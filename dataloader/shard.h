@@ -24,6 +24,9 @@ namespace train_gpt {
 /// Whether a file that begins so is a token shard.
 bool begins_as_shard(std::string_view bytes);
 
+/// Throws Error unless the file's header is a shard's and promises as many tokens as the file holds.
+void require_shard(const std::filesystem::path& path);
+
 /// A shard as ShardWriter wrote it.
 struct ShardFile {
     std::filesystem::path path;
@@ -104,6 +107,7 @@ class TokenShards {
     };
 
     static Shard open_shard(const std::filesystem::path& path);
+    friend void require_shard(const std::filesystem::path& path);
     void check_unchanged(const Shard& shard) const;
 
     uint32_t vocab_size_;

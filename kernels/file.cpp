@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <utility>
 
 #include <fcntl.h>
@@ -11,7 +10,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "kernels/error.h"
 
@@ -195,34 +193,6 @@ std::vector<fs::path> glob_files(const std::string& pattern) {
                         "\" must match files only; narrow the pattern");
     std::sort(files.begin(), files.end());
     return files;
-}
-
-namespace {
-
-std::string hex_of(XXH64_hash_t hash) {
-    char hex[17];
-    std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(hash));
-    return hex;
-}
-
-}  // namespace
-
-std::string hash_text(std::string_view bytes) {
-    return hex_of(XXH3_64bits(bytes.data(), bytes.size()));
-}
-
-std::string hash_file(const fs::path& path, const Pulse& pulse) {
-    constexpr size_t piece = 64 << 20;
-    const MappedFile file(path);
-    const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state{XXH3_createState(),
-                                                                                XXH3_freeState};
-    XXH3_64bits_reset(state.get());
-    for (std::string_view rest = file.text(); !rest.empty();
-         rest.remove_prefix(std::min(piece, rest.size()))) {
-        XXH3_64bits_update(state.get(), rest.data(), std::min(piece, rest.size()));
-        if (pulse) pulse();
-    }
-    return hex_of(XXH3_64bits_digest(state.get()));
 }
 
 void make_directory(const fs::path& directory) {

@@ -11,7 +11,7 @@ std::vector<std::string> together(const World& world, const std::function<std::s
     try {
         answer = done + work();
     } catch (const std::exception& error) {
-        answer = failed + std::string(error.what());
+        answer = failed + message_of(error);
     }
     std::vector<std::string> answers = world.all_gather(answer);
     for (size_t rank = 0; rank < answers.size(); ++rank) {
@@ -60,7 +60,7 @@ void require_same(const World& world, const std::map<std::string, std::string>& 
         throw SharedError(
             "the ranks do not agree on what to do; start all of them with the same program, "
             "configuration and data:",
-            differences);
+            Lines{differences});
 }
 
 }  // namespace train_gpt

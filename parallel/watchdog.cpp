@@ -74,6 +74,8 @@ class Text {
         std::copy_n(text.data(), std::min(text.size(), n - 1), chars_.data());
         for (char& c : chars_)
             if ((c > 0 && c < ' ') || c == 127) c = ' ';
+        for (size_t cut = unfinished_utf8(chars_.data()); cut > 0; --cut)
+            chars_[std::strlen(chars_.data()) - 1] = 0;
     }
     const char* c_str() const { return chars_.data(); }
     std::span<const char, n> chars() const { return chars_; }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Every test: the suite as `make test` runs it, its long cases, all of it under AddressSanitizer and UBSan, and the data loader
-# and the watchdog under ThreadSanitizer (the rest runs on OpenMP teams, whose barriers ThreadSanitizer does not see). With
+# Every test: the suite as `make test` runs it, its long cases, all of it under AddressSanitizer and UBSan, and the data loader,
+# the verification of shards and the watchdog under ThreadSanitizer (the rest runs on OpenMP teams, whose barriers
+# ThreadSanitizer does not see). With
 # GPUSIM (a simulated GPU) also GPU kernels, with its checks for races and for missing dependencies between streams. Readers of
 # files are fuzzed, a minute each. Models go to transformers and back, and Parquet files become shards, where Python has what
 # that takes or can install it.
@@ -37,7 +38,7 @@ echo "== Parquet"
 counted scripts/check-parquet.sh
 run "long cases" TEST_ARGS='[long]'
 run "AddressSanitizer and UBSan" SANITIZE=address,undefined CUDA=0
-run "ThreadSanitizer" SANITIZE=thread CUDA=0 TEST_ARGS='-# [#loader_test],[#shard_test],[#permutation_test],[#watchdog_test]'
+run "ThreadSanitizer" SANITIZE=thread CUDA=0 TEST_ARGS='-# [#loader_test],[#shard_test],[#permutation_test],[#watchdog_test],[#shard_watch_test]'
 echo "== fuzzing"
 MAKE=$make counted scripts/fuzz.sh
 finish

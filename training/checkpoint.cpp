@@ -288,7 +288,7 @@ std::vector<fs::path> list_checkpoints(const fs::path& run_dir) {
     return found;
 }
 
-void prune_checkpoints(const fs::path& run_dir, int keep) {
+void prune_checkpoints(const fs::path& run_dir, int keep, int64_t sound_step) {
     std::error_code ignored;
     std::vector<fs::path> doomed;
     for (fs::directory_iterator entry(run_dir, ignored), end; entry != end;
@@ -297,13 +297,43 @@ void prune_checkpoints(const fs::path& run_dir, int keep) {
             doomed.push_back(entry->path());
     for (const fs::path& path : doomed) fs::remove_all(path, ignored);
     const auto checkpoints = list_checkpoints(run_dir);
+    const auto sound = std::ranges::find_if(checkpoints, [&](const fs::path& path) {
+        return step_of_name(path.filename().string()) <= sound_step;
+    });
     for (size_t i = static_cast<size_t>(keep); keep > 0 && i < checkpoints.size(); ++i) {
+        if (checkpoints.begin() + static_cast<std::ptrdiff_t>(i) == sound) continue;
         // Under this name it is no checkpoint any more, and what an interruption leaves goes the next time.
         fs::path leaving = checkpoints[i];
         leaving += ".tmp";
         fs::rename(checkpoints[i], leaving, ignored);
         fs::remove_all(leaving, ignored);
     }
+}
+
+namespace {
+
+/// Renames a checkpoint to a name that is none, in place of what has it.
+void set_aside(const fs::path& checkpoint, const char* suffix) {
+    std::error_code code;
+    fs::path aside = checkpoint;
+    aside += suffix;
+    fs::remove_all(aside, code);
+    fs::rename(checkpoint, aside, code);
+    if (code)
+        throw Error("cannot move ", checkpoint.string(), " out of the way: ", code.message(),
+                    "; move it yourself");
+}
+
+}  // namespace
+
+int set_aside_checkpoints(const fs::path& run_dir, int64_t sound_step) {
+    int moved = 0;
+    for (const fs::path& checkpoint : step_folders(run_dir))
+        if (step_of_name(checkpoint.filename().string()) > sound_step) {
+            set_aside(checkpoint, ".suspect");
+            ++moved;
+        }
+    return moved;
 }
 
 std::optional<fs::path> recover_newest_checkpoint(
@@ -318,16 +348,7 @@ std::optional<fs::path> recover_newest_checkpoint(
             damaged.push_back(checkpoint);
             continue;
         }
-        for (const fs::path& path : damaged) {
-            std::error_code code;
-            fs::path aside = path;
-            aside += ".damaged";
-            fs::remove_all(aside, code);
-            fs::rename(path, aside, code);
-            if (code)
-                throw Error("cannot move ", path.string(), " out of the way: ", code.message(),
-                            "; move it yourself");
-        }
+        for (const fs::path& path : damaged) set_aside(path, ".damaged");
         return checkpoint;
     }
     if (damaged.empty()) return {};
@@ -357,8 +378,22 @@ fs::path find_checkpoint(const fs::path& path) {
     return checkpoints.front();
 }
 
-void verify_checkpoint(const fs::path& checkpoint, Verify what, const Pulse& pulse) {
-    const char* advice = ": the checkpoint is damaged; restore it from a copy or use another one";
+fs::path find_whole_checkpoint(const fs::path& path, const Pulse& pulse) {
+    const fs::path checkpoint = find_checkpoint(path);
+    if (fs::exists(checkpoint / "manifest.json"))
+        verify_checkpoint(checkpoint, Verify::model, pulse);
+    return checkpoint;
+}
+
+namespace {
+
+constexpr const char* advice_on_damage =
+    ": the checkpoint is damaged; restore it from a copy or use another one";
+
+}  // namespace
+
+std::vector<RecordedFile> recorded_files(const fs::path& checkpoint) {
+    const char* advice = advice_on_damage;
     const fs::path path = checkpoint / "manifest.json";
     if (!fs::exists(path)) throw Error(checkpoint.string(), " has no manifest.json", advice);
     const Json manifest = read_json(path);
@@ -373,19 +408,29 @@ void verify_checkpoint(const fs::path& checkpoint, Verify what, const Pulse& pul
     const auto files = field<std::map<std::string, Json>>(manifest, "files", path);
     for (const char* name : {"config.json", "model.safetensors", "train_gpt.json"})
         if (!files.count(name)) throw Error(path.string(), " does not list ", name, advice);
-    for (const auto& [name, recorded] : files) {
-        const fs::path file = checkpoint / name;
+    std::vector<RecordedFile> recorded;
+    for (const auto& [name, entry] : files)
+        recorded.push_back({.path = checkpoint / name,
+                            .manifest = path,
+                            .bytes = field<uint64_t>(entry, "bytes", path),
+                            .hash = field<std::string>(entry, "xxh3", path)});
+    return recorded;
+}
+
+void verify_checkpoint(const fs::path& checkpoint, Verify what, const Pulse& pulse) {
+    const char* advice = advice_on_damage;
+    for (const RecordedFile& file : recorded_files(checkpoint)) {
+        const std::string name = file.path.filename().string();
         if (what == Verify::model && is_optimizer_file(name)) continue;
         if (what == Verify::choices && name != "choices.json") continue;
-        std::error_code code;
-        const uintmax_t bytes = fs::is_regular_file(file) ? fs::file_size(file, code) : 0;
-        if (code || !fs::is_regular_file(file))
+        const FileState state = verify_file(file, pulse);
+        if (state == FileState::missing)
             throw Error(checkpoint.string(), " lacks its file ", name, advice);
-        if (bytes != field<uint64_t>(recorded, "bytes", path))
-            throw Error(file.string(), " has ", bytes, " bytes instead of ",
-                        recorded["bytes"].dump(), advice);
-        if (hash_file(file, pulse) != field<std::string>(recorded, "xxh3", path))
-            throw Error(file.string(), " differs from its hash in manifest.json", advice);
+        if (const uintmax_t bytes = fs::file_size(file.path); bytes != file.bytes)
+            throw Error(file.path.string(), " has ", bytes, " bytes instead of ", *file.bytes,
+                        advice);
+        if (state != FileState::good)
+            throw Error(file.path.string(), " differs from its hash in manifest.json", advice);
     }
 }
 

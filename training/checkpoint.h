@@ -15,10 +15,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "dataloader/verify.h"
 #include "kernels/file.h"
 #include "model/gpt.h"
 #include "parallel/world.h"
@@ -45,8 +47,13 @@ struct CheckpointContents {
 std::filesystem::path save_checkpoint(const std::filesystem::path& run_dir,
                                       const CheckpointContents& contents, const World& world = {});
 
-/// Deletes all but the newest `keep` complete checkpoints of a run (0: keeps all), and what interrupted saves left.
-void prune_checkpoints(const std::filesystem::path& run_dir, int keep);
+/// Deletes all but the newest `keep` complete checkpoints of a run (0: keeps all), and what interrupted saves left. The newest
+/// of at most `sound_step` stays too: while the data of later steps are not verified, it is the one to fall back on.
+void prune_checkpoints(const std::filesystem::path& run_dir, int keep,
+                       int64_t sound_step = std::numeric_limits<int64_t>::max());
+
+/// Renames the checkpoints of later steps to step-NNNNNNNN.suspect, so that a run does not resume from them; returns how many.
+int set_aside_checkpoints(const std::filesystem::path& run_dir, int64_t sound_step);
 
 /// The complete checkpoints of a run, newest first. None when the folder does not exist.
 std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& run_dir);
@@ -54,6 +61,10 @@ std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path&
 /// The checkpoint that a path names: the folder itself, or the newest one of a run's folder. Throws Error when there
 /// is none.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
+
+/// The same, verified as far as its manifest goes (Verify::model) before anything else is read of it.
+std::filesystem::path find_whole_checkpoint(const std::filesystem::path& path,
+                                            const Pulse& pulse = {});
 
 /// The newest checkpoint of a run whose files are all as they were written, for the run to go on from; nothing when the
 /// run has none yet. Damaged ones that are newer are told to `warn` and renamed to step-NNNNNNNN.damaged, so that they
@@ -67,6 +78,9 @@ enum class Verify { everything, model /* all but the optimizer's state */, choic
 /// Compares files with the manifest's sizes and hashes; throws Error naming the first that differs.
 void verify_checkpoint(const std::filesystem::path& checkpoint, Verify what,
                        const Pulse& pulse = {});
+
+/// The files of a checkpoint as its manifest lists them. Throws Error for a manifest that is not whole.
+std::vector<RecordedFile> recorded_files(const std::filesystem::path& checkpoint);
 
 /// Step of a checkpoint of ours, from its manifest.
 int64_t checkpoint_step(const std::filesystem::path& checkpoint);

@@ -284,6 +284,16 @@ CommandLine parse_command_line(int argc, char** argv) {
         ->capture_default_str()
         ->type_name("BYTES");
 
+    CLI::App* verify = app.add_subcommand(
+        "verify", "Whether data or checkpoints are as they were written, by their hashes");
+    verify
+        ->add_option(
+            "what", line.verified,
+            "A folder made by `tokenize`, its data.json, token shards (a quoted pattern), a "
+            "checkpoint, or a run's folder (all its checkpoints)")
+        ->required()
+        ->type_name("DATA|CHECKPOINT");
+
     CLI::App* config =
         app.add_subcommand("config", "Print the reference table of all configuration keys");
     config->add_flag("--schema", line.schema,
@@ -319,6 +329,7 @@ CommandLine parse_command_line(int argc, char** argv) {
                                               {import, Command::import_},
                                               {export_, Command::export_},
                                               {selfcheck, Command::selfcheck},
+                                              {verify, Command::verify},
                                               {config, Command::config}})
         if (!version_wanted && subcommand->parsed()) line.command = command;
     if (line.command == Command::tokenize && line.prepare.train_vocab == 0 &&

@@ -23,6 +23,7 @@ struct CommandLine {
         import_,
         export_,
         selfcheck,
+        verify,
         config
     };
 
@@ -55,6 +56,9 @@ struct CommandLine {
 
     // selfcheck; and device
     SelfcheckOptions selfcheck;
+
+    // verify
+    std::string verified;
 
     // config
     bool schema = false;

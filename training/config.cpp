@@ -16,6 +16,7 @@
 #include "dataloader/mixture.h"
 #include "kernels/error.h"
 #include "kernels/file.h"
+#include "kernels/json_text.h"
 
 namespace train_gpt {
 
@@ -520,17 +521,12 @@ json parse_json(const std::string& text, const std::string& name) {
     try {
         return json::parse(text, watch, true, true);
     } catch (const json::parse_error& error) {
-        const size_t end = std::min(error.byte > 0 ? error.byte - 1 : 0, text.size());
-        const auto line =
-            1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(end), '\n');
-        const size_t newline = end > 0 ? text.rfind('\n', end - 1) : std::string::npos;
-        const size_t column = newline == std::string::npos ? end + 1 : end - newline;
         // nlohmann's text: "[json.exception…] parse error at line 1, column 2: <what is wrong>".
         std::string what = error.what();
         const size_t at = what.find("column ");
         const size_t colon = at == std::string::npos ? at : what.find(": ", at);
         if (colon != std::string::npos) what.erase(0, colon + 2);
-        throw Error(name, ", line ", line, ", column ", column, ": not valid JSON: ", what);
+        throw Error(name, ", ", place_of(error, text), ": not valid JSON: ", what);
     } catch (const json::out_of_range&) {
         const std::string key = path();
         throw Error(name, ": ", key.empty() ? "a value" : key,

@@ -18,10 +18,9 @@ constexpr int evaluation_batch_size = 8;
 
 InferenceSession::InferenceSession(const std::string& path, const std::string& device_wanted,
                                    const std::string& dtype_wanted, For use)
-    : path_(find_checkpoint(path)),
+    : path_(find_whole_checkpoint(path)),
       shape_(read_model_shape(path_)),
       sequence_length_(shape_.n_ctx) {
-    if (fs::exists(path_ / "manifest.json")) verify_checkpoint(path_, Verify::model);
     if (fs::exists(path_ / "train_gpt.json")) {
         const Config config = checkpoint_config(path_);
         sequence_length_ = config.sequence_length();

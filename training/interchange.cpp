@@ -74,19 +74,12 @@ std::string described(const StoredModel& model, StoredType dtype) {
     return concat("a GPT-2 of ", n, " parameters in ", name_of(dtype));
 }
 
-/// The model folder that a path names, checked as far as its manifest goes.
-fs::path checked_checkpoint(const fs::path& path) {
-    const fs::path checkpoint = find_checkpoint(path);
-    if (fs::exists(checkpoint / "manifest.json")) verify_checkpoint(checkpoint, Verify::model);
-    return checkpoint;
-}
-
 }  // namespace
 
 std::string import_model(const ImportOptions& options) {
     const bool is_folder = fs::is_directory(options.source);
     const fs::path source =
-        is_folder ? checked_checkpoint(options.source) : fs::path(options.source);
+        is_folder ? find_whole_checkpoint(options.source) : fs::path(options.source);
     if (!is_folder && source.extension() == ".safetensors")
         throw Error(source.string(),
                     " says nothing of the model's shape; name its folder, which "
@@ -120,7 +113,7 @@ std::string import_model(const ImportOptions& options) {
 }
 
 std::string export_model(const ExportOptions& options) {
-    const fs::path checkpoint = checked_checkpoint(options.checkpoint);
+    const fs::path checkpoint = find_whole_checkpoint(options.checkpoint);
     StoredModel model = open_model_folder(checkpoint);
     const StoredType dtype = options.dtype.value_or(model.dtype);
     std::string from =

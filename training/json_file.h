@@ -8,6 +8,7 @@
 
 #include "kernels/error.h"
 #include "kernels/file.h"
+#include "kernels/json_text.h"
 
 namespace train_gpt {
 
@@ -19,7 +20,8 @@ inline Json read_json(const std::filesystem::path& path) {
     try {
         return Json::parse(file.text());
     } catch (const Json::exception& error) {
-        throw Error(path.string(), " is not valid JSON (", error.what(), "); restore the file");
+        throw Error(path.string(), " ", describe_json_error(error, file.text()),
+                    "; restore it from a copy");
     }
 }
 

@@ -119,7 +119,7 @@ Arena allocate(const Arena& plan, const Config& config, const GPTShape& shape, D
     } catch (const Error& error) {
         const uint64_t available = memory_available(plan.device());
         throw Error(
-            error.what(), "  ",
+            Lines{error.what()}, "  ",
             !plan.device().is_cuda() && plan.total_bytes() <= available
                 ? "the machine has that much, so a limit of this process forbids it; see ulimit -v"
                 : change_that_fits(config, shape, dtype, plan.device(), available, ranks));
@@ -130,7 +130,7 @@ Arena allocate(const Arena& plan) {
     try {
         return Arena(plan.device(), plan);
     } catch (const Error& error) {
-        throw Error(error.what(), "; the plan is:\n", memory_table(plan));
+        throw Error(error.what(), "; the plan is:\n", Lines{memory_table(plan)});
     }
 }
 

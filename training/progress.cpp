@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "kernels/memory.h"
+#include "kernels/printable.h"
 
 namespace train_gpt {
 
@@ -134,14 +135,14 @@ void Progress::show_step(int64_t step, int done, int all, double seconds, double
 void Progress::say(const std::string& line) {
     if (!speaks_) return;
     end_line();
-    std::printf("%s\n", line.c_str());
+    std::printf("%s\n", printable(line).c_str());
     std::fflush(stdout);
 }
 
 void Progress::warn(const std::string& line) {
     if (!speaks_) return;
     end_line();
-    std::fprintf(stderr, "warning: %s\n", line.c_str());
+    std::fprintf(stderr, "warning: %s\n", printable(line).c_str());
 }
 
 void Progress::end_line() {

@@ -25,10 +25,23 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
+constexpr const char* manifest_name = "manifest.json";
+
+/// File names may be any bytes; those that are no UTF-8 are shown as U+FFFD.
+std::string to_text(const Json& json) {
+    return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+/// The manifest of a run, as far as it is there and JSON.
+Json read_manifest(const fs::path& run_dir) {
+    const fs::path file = run_dir / manifest_name;
+    return fs::exists(file) ? Json::parse(MappedFile(file).text(), nullptr, false) : Json();
+}
+
 /// Throws Error where the files that a run would write over are of something else. A folder with a lock or with checkpoints
 /// is a run's, and so may be a manifest.json that is damaged.
 void refuse_other_folders(const fs::path& folder) {
-    const fs::path manifest = folder / "manifest.json";
+    const fs::path manifest = folder / manifest_name;
     const auto refuse = [&](const auto&... what) {
         throw Error(folder.string(), what...,
                     "; choose another folder with --set run_dir=… (model.init_from takes the "
@@ -131,6 +144,44 @@ Json describe_sources(const std::vector<Config::Data::Source>& sources) {
     return all;
 }
 
+void add_files(Json& data, const std::string& split, std::map<std::string, Json*>& files) {
+    if (data.is_object() && data.contains("path") && data["path"].is_string())
+        files[concat(split, " ", files.size(), " ",
+                     fs::path(data["path"].get<std::string>()).filename().string(), " ",
+                     data.value("bytes", Json()).dump())] = &data;
+    else if (data.is_structured())
+        for (auto& part : data) add_files(part, split, files);
+}
+
+/// The entries of a manifest's data files, by place, name and size.
+std::map<std::string, Json*> data_files(Json& manifest) {
+    std::map<std::string, Json*> files;
+    for (const char* split : {"train", "val"}) {
+        std::map<std::string, Json*> of_split;
+        if (manifest.is_object() && manifest.contains(split))
+            add_files(manifest[split], split, of_split);
+        files.merge(of_split);
+    }
+    return files;
+}
+
+/// The hash that an earlier start of the run recorded of a file that `tokenize` did not describe; empty: none.
+std::string hash_by_run(const Json& entry) {
+    return !entry.contains("tokens") && entry.contains("xxh3") && entry["xxh3"].is_string()
+               ? entry["xxh3"].get<std::string>()
+               : "";
+}
+
+/// The same hashes for the files that are still in their place.
+void take_over_hashes(Json before, Json& manifest) {
+    auto files = data_files(manifest);
+    for (const auto& [key, entry] : data_files(before))
+        if (const std::string hash = hash_by_run(*entry); !hash.empty())
+            if (const auto now = files.find(key);
+                now != files.end() && !now->second->contains("tokens"))
+                (*now->second)["xxh3"] = hash;
+}
+
 /// A manifest's description of data, but for the folders that they are in.
 Json without_folders(Json data) {
     if (data.is_structured())
@@ -157,20 +208,37 @@ std::vector<std::string> RunFolder::describe(const Config& config) const {
     char host[256] = "unknown";
     ::gethostname(host, sizeof host - 1);
     const CpuInfo cpu = cpu_info();
-    const Json manifest = {{"program", version()},
-                           {"host", host},
-                           {"cpu", cpu.model},
-                           {"threads", cpu.threads},
-                           {"seed", config.seed},
-                           {"tokenizer", config.tokenizer.path},
-                           {"train", describe_sources(config.data.train)},
-                           {"val", describe_data(config.data.val)}};
-    const fs::path file = path_ / "manifest.json";
-    const Json before =
-        fs::exists(file) ? Json::parse(MappedFile(file).text(), nullptr, false) : Json();
+    Json manifest = {{"program", version()},
+                     {"host", host},
+                     {"cpu", cpu.model},
+                     {"threads", cpu.threads},
+                     {"seed", config.seed},
+                     {"tokenizer", config.tokenizer.path},
+                     {"train", describe_sources(config.data.train)},
+                     {"val", describe_data(config.data.val)}};
+    const Json before = read_manifest(path_);
+    take_over_hashes(before, manifest);
     write_file(path_ / "config.json", to_json(config));
-    write_file(file, manifest.dump(2) + "\n");
+    write_file(path_ / manifest_name, to_text(manifest));
     return changed_data(before, manifest);
+}
+
+std::map<std::string, std::string> RunFolder::recorded_hashes() const {
+    std::map<std::string, std::string> hashes;
+    Json manifest = read_manifest(path_);
+    for (const auto& [key, entry] : data_files(manifest))
+        if (const std::string hash = hash_by_run(*entry); !hash.empty())
+            hashes[(*entry)["path"].get<std::string>()] = hash;
+    return hashes;
+}
+
+void RunFolder::record_hashes(const std::map<std::string, std::string>& hashes) const {
+    Json manifest = read_manifest(path_);
+    for (const auto& [key, entry] : data_files(manifest))
+        if (const auto found = hashes.find((*entry)["path"].get<std::string>());
+            found != hashes.end())
+            (*entry)["xxh3"] = found->second;
+    if (manifest.is_object()) write_file(path_ / manifest_name, to_text(manifest));
 }
 
 namespace {
@@ -259,7 +327,8 @@ void MetricsLog::write(int64_t step, const Fields& fields) {
         std::fprintf(stderr,
                      "warning: cannot write %s (%s); training goes on, without the lines that do "
                      "not fit%s\n",
-                     path_.c_str(), reason, cut ? "" : "; its last line is incomplete");
+                     printable(path_.string()).c_str(), reason,
+                     cut ? "" : "; its last line is incomplete");
     failed_ = true;
 }
 

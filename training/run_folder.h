@@ -1,7 +1,8 @@
 // A run's folder: one run at a time writes into it, and it tells afterwards what the run was.
 //
 //   config.json        the resolved configuration
-//   manifest.json      version, host, seed, data files with sizes and the hashes that `tokenize` recorded
+//   manifest.json      version, host, seed, data files with sizes, and with the hashes that `tokenize` or shard_watch.h recorded
+//   verified.json      the data files that were verified: shard_watch.h
 //   choices.json       what the run picked by itself: choices.h
 //   metrics.jsonl      one JSON object a line: training steps, evaluations
 //   metrics.old.jsonl  the longest that a new run found in its place, without a checkpoint to go on from
@@ -12,6 +13,7 @@
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -37,6 +39,11 @@ class RunFolder {
     /// Writes config.json and manifest.json. Returns which data ("data.train", "data.val") had other contents or weights in
     /// the manifest that was there.
     std::vector<std::string> describe(const Config& config) const;
+
+    /// The hashes in manifest.json, by path, of data that no data.json speaks of: what an earlier start of the run read.
+    std::map<std::string, std::string> recorded_hashes() const;
+    /// Adds hashes to the entries of these paths there.
+    void record_hashes(const std::map<std::string, std::string>& hashes) const;
 
   private:
     void lock();

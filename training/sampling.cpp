@@ -6,24 +6,10 @@
 #include <vector>
 
 #include "kernels/error.h"
+#include "kernels/printable.h"
 #include "kernels/random.h"
 
 namespace train_gpt {
-
-namespace {
-
-/// Bytes at the end of `text` that begin a UTF-8 character whose rest has not come yet.
-size_t unfinished_utf8(std::string_view text) {
-    for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
-        const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-        if ((byte & 0xc0) == 0x80) continue;  // a continuation byte: look further
-        const size_t length = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
-        return length > back ? back : 0;
-    }
-    return 0;
-}
-
-}  // namespace
 
 int32_t draw_token(std::span<const float> logits, const SamplingOptions& options, double uniform) {
     const auto more_likely = [&](int32_t a, int32_t b) {

@@ -25,7 +25,7 @@ std::string binary() {
 }
 
 Process::Process(const Arguments& arguments, const Surroundings& surroundings) {
-    const std::string program = binary();
+    const std::string& program = surroundings.program;
     if (!fs::exists(program)) FAIL("there is no program " << program << "; build it with make");
     std::vector<char*> argv{const_cast<char*>(program.c_str())};
     for (const std::string& argument : arguments)

@@ -33,6 +33,7 @@ struct Surroundings {
     /// The largest file it may write: to it, the disk is full there.
     rlim_t file_bytes = RLIM_INFINITY;
     bool bound_by_permissions = false;  // also when the tests run as root
+    std::string program = binary();
 };
 
 struct Outcome {

@@ -1,0 +1,26 @@
+// XXH3 of bytes that come in pieces.
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace train_gpt {
+
+class Hash {
+  public:
+    Hash();
+    ~Hash();
+    Hash(Hash&&) noexcept;
+    Hash& operator=(Hash&&) noexcept;
+
+    void add(std::span<const std::byte> bytes);
+    /// Of all bytes so far, as hash_text() (kernels/file.h) gives it: 16 hex digits.
+    std::string digest() const;
+
+  private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+}  // namespace train_gpt

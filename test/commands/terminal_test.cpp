@@ -1,0 +1,132 @@
+// What a terminal and `ps` are shown.
+#include <algorithm>
+#include <cstdlib>
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "test/commands/program.h"
+
+using namespace train_gpt;
+
+namespace {
+
+constexpr const char* attack =
+    "\x1b]0;owned\x07\xc2\x9b"
+    "31m\xff";
+
+void check_printable(const Outcome& outcome) {
+    CAPTURE(outcome.out, outcome.err);
+    CHECK(outcome.code != 0);
+    for (const std::string& text : {outcome.out, outcome.err}) {
+        CHECK(std::none_of(text.begin(), text.end(), [](char c) {
+            return (static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == '\xff' ||
+                   c == '\x7f';
+        }));
+        CHECK_FALSE(contains(text, "\xc2\x9b"));
+    }
+    CHECK(contains(outcome.err, "\\u001b"));
+}
+
+/// What the program prints when its output is a terminal.
+std::string on_terminal(const Arguments& arguments) {
+    const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    REQUIRE(terminal >= 0);
+    REQUIRE((::grantpt(terminal) == 0 && ::unlockpt(terminal) == 0));
+    const std::string program = binary(), side = ::ptsname(terminal);
+    std::vector<char*> argv{const_cast<char*>(program.c_str())};
+    for (const std::string& argument : arguments)
+        argv.push_back(const_cast<char*>(argument.c_str()));
+    argv.push_back(nullptr);
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+        ::dup2(::open(side.c_str(), O_RDWR | O_NOCTTY), STDOUT_FILENO);
+        ::execv(program.c_str(), argv.data());
+        ::_exit(127);
+    }
+    std::string text;
+    char piece[4096];
+    for (ssize_t n; (n = ::read(terminal, piece, sizeof piece)) > 0;)
+        text.append(piece, static_cast<size_t>(n));  // EIO when the program has ended
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    ::close(terminal);
+    CHECK(status == 0);
+    return text;
+}
+
+}  // namespace
+
+TEST_CASE("the process is called as its program, also when that was renamed", "[cli]") {
+    // With it, which this program has set for itself, the program would not start itself again.
+    const char* spins = std::getenv("GOMP_SPINCOUNT");
+    const std::string before = spins ? spins : "";
+    ::unsetenv("GOMP_SPINCOUNT");
+    const TemporaryDirectory directory;
+    const auto name_of_process = [&](const std::string& program) {
+        const std::string run = directory / ("run-" + fs::path(program).filename().string());
+        Process process(Workplace::get().train(run, endless), {.program = program});
+        REQUIRE(process.wait_for_step(1));
+        return read("/proc/" + std::to_string(process.pid()) + "/comm");
+    };
+    CHECK(name_of_process(binary()) == fs::path(binary()).filename().string() + "\n");
+    fs::copy_file(binary(), directory / "my_model");
+    CHECK(name_of_process(directory / "my_model") == "my_model\n");
+    if (spins) ::setenv("GOMP_SPINCOUNT", before.c_str(), 1);
+}
+
+TEST_CASE("control characters and bad UTF-8 from files and arguments are escaped", "[cli]") {
+    const TemporaryDirectory directory;
+    const std::string model = directory / "model", config = model + "/config.json";
+    fs::copy(finished_run() + "/" + step_folder(12), model);
+    fs::remove(model + "/manifest.json");
+    Json json = Json::parse(read(config));
+    json["activation_function"] = "\x1b]0;owned\x07";
+    write(config, json.dump());
+    for (const char* command : {"eval", "sample"})
+        check_printable(train_gpt_with({command, model}));
+    check_printable(train_gpt_with({"plan", directory / attack}));
+    check_printable(train_gpt_with({"verify", directory / attack}));
+    check_printable(train_gpt_with({"config", std::string("--") + attack}));
+    check_printable(train_gpt_with({attack}));
+    check_printable(train_gpt_with(
+        Workplace::get().train(directory / "run", {"--set", std::string(attack) + "=1"})));
+    check_printable(train_gpt_with(
+        Workplace::get().train(directory / "run", {"--set", std::string("seed=") + attack})));
+    write(directory / "key.json", Json{{"\x1b]0;owned\x07", 1}}.dump());
+    check_printable(train_gpt_with({"plan", directory / "key.json"}));
+    write(directory / (std::string(attack) + ".json"), "{");
+    check_printable(train_gpt_with({"plan", directory / (std::string(attack) + ".json")}));
+    // A newline in a name makes no second line.
+    check_refused(train_gpt_with({"plan", directory / "two\nlines"}), 1, {"two\\nlines"});
+}
+
+TEST_CASE("a sample goes raw to a file, and escaped to a terminal", "[cli]") {
+    const Arguments sample{"sample",        finished_run(), "--prompt",
+                           "a\x1b[31m\xff", "--max-tokens", "5"};
+    CHECK(check_succeeds(train_gpt_with(sample)).out.starts_with("a\x1b[31m\xff"));
+    CHECK(contains(on_terminal(sample), "a\\u001b[31m\\xff"));
+}
+
+TEST_CASE("a checkpoint's hashes are compared before anything in it is read", "[cli]") {
+    const TemporaryDirectory directory;
+    const std::string checkpoint = directory / "checkpoint";
+    fs::copy(finished_run() + "/" + step_folder(12), checkpoint);
+    for (const char* text : {"", "{\n  \"n_layer\": ", "\x1b not JSON", "[]"}) {
+        write(checkpoint + "/config.json", text);
+        for (const char* command : {"eval", "sample"}) {
+            const Outcome outcome = train_gpt_with({command, checkpoint});
+            check_refused(outcome, 1, {checkpoint + "/config.json", "damaged", "restore"});
+            CHECK_FALSE(contains(outcome.err, "exception"));
+        }
+    }
+    // Without hashes, as another program leaves a model, the place is named.
+    fs::remove(checkpoint + "/manifest.json");
+    write(checkpoint + "/config.json", "{\n  \"n_layer\": }");
+    for (const char* command : {"eval", "sample"}) {
+        const Outcome outcome = train_gpt_with({command, checkpoint});
+        check_refused(outcome, 1, {checkpoint + "/config.json", "line 2, column 14"});
+        CHECK_FALSE(contains(outcome.err, "exception"));
+    }
+}

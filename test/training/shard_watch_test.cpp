@@ -1,0 +1,153 @@
+// Verification in the background. ThreadSanitizer runs these too.
+#include "training/shard_watch.h"
+
+#include <chrono>
+#include <limits>
+#include <thread>
+
+#include "dataloader/manifest.h"
+#include "kernels/file.h"
+#include "test/dataloader/shard_files.h"
+#include "training/json_file.h"
+
+using namespace train_gpt;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t all_steps = std::numeric_limits<int64_t>::max();
+
+/// Shards, their data.json where wanted, and a run that reads them: the first two train, the third validates.
+struct Run {
+    explicit Run(bool with_hashes) {
+        fs::create_directory(directory / "data");
+        for (int i = 0; i < 3; ++i) tokens.push_back(random_tokens(random_int(2000, 900000), 300));
+        files = glob_files(write_shards(directory / "data", tokens, 300));
+        for (size_t i = 0; i < files.size(); ++i) shards.push_back({files[i], i < 2});
+        if (with_hashes) {
+            DataManifest manifest;
+            manifest.complete = true;
+            manifest.tokenizer = "none";
+            for (const auto& path : files)
+                manifest.shards.push_back(
+                    {path.filename().string(), "train", 1, 1, hash_file(path)});
+            write_data_manifest(directory / "data", manifest);
+        }
+        config.data.train = {{directory / "data/train_00000[01].bin", 1, "all"}};
+        config.data.val = directory / "data/train_000002.bin";
+    }
+
+    void damage(size_t i) const {
+        std::string bytes = read(files[i]);
+        bytes[static_cast<size_t>(random_int(1024, std::ssize(bytes) - 1))] ^= 1;
+        write(files[i], bytes);
+    }
+    Json kept() const { return read_json(directory / "run/verified.json"); }
+
+    TemporaryDirectory directory;
+    std::vector<std::vector<uint32_t>> tokens;
+    std::vector<fs::path> files;
+    std::vector<WatchedShard> shards;
+    Config config;
+    World world;
+};
+
+/// One start of the run that verifies all; what it has read is `bytes`.
+std::optional<ShardWatch::Damage> start(const Run& run, int64_t step, uint64_t* bytes = nullptr,
+                                        int64_t* sound_step = nullptr) {
+    const RunFolder folder(run.directory / "run");
+    folder.describe(run.config);
+    ShardWatch watch(folder, run.shards, step, run.world);
+    if (bytes) *bytes = watch.bytes_left();
+    watch.finish([] { return false; });
+    const auto damage = watch.settle();
+    if (sound_step) *sound_step = watch.sound_step();
+    return damage;
+}
+
+}  // namespace
+
+TEST_CASE("whole shards are read once, and again only when they have changed") {
+    const Run run(true);
+    uint64_t bytes = 0;
+    int64_t sound_step = 0;
+    CHECK_FALSE(start(run, 7, &bytes, &sound_step));
+    CHECK(sound_step == all_steps);
+    CHECK(run.kept()["files"].size() == 3);
+    CHECK_FALSE(start(run, 9, &bytes));
+    CHECK(bytes == 0);
+
+    // The same bytes written anew: another time of modification.
+    const auto i = static_cast<size_t>(random_int(0, 2));
+    write(run.files[i], read(run.files[i]));
+    CHECK_FALSE(start(run, 9, &bytes));
+    CHECK(bytes == fs::file_size(run.files[i]));
+}
+
+TEST_CASE("the thread finds damage by itself, and a later start finds it at once") {
+    const Run run(true);
+    const auto i = static_cast<size_t>(random_int(0, 2));
+    run.damage(i);
+    {
+        const RunFolder folder(run.directory / "run");
+        folder.describe(run.config);
+        ShardWatch watch(folder, run.shards, 5, run.world);
+        CHECK(watch.sound_step() == 5);
+        while (!watch.found_damage()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        const auto damage = watch.settle();
+        REQUIRE(damage);
+        CHECK(contains(damage->message, run.files[i].string() + " is damaged"));
+        CHECK(damage->trained == (i < 2));
+        CHECK(watch.sound_step() == 5);
+    }
+    // Until all is whole, steps after the first that could have been trained on it are not sound.
+    int64_t sound_step = 0;
+    CHECK(start(run, 8, nullptr, &sound_step));
+    CHECK(sound_step == 5);
+    CHECK(run.kept()["sound_step"] == 5);
+    fs::remove(run.files[i]);
+    ShardWriter writer(run.directory / "data", "again", 300, 1 << 20);
+    writer.append(run.tokens[i]);
+    fs::rename(writer.finish()[0].path, run.files[i]);
+    CHECK_FALSE(start(run, 5, nullptr, &sound_step));
+    CHECK(sound_step == all_steps);
+    CHECK(run.kept()["sound_step"].is_null());
+}
+
+TEST_CASE("shards without a hash get one in the run's manifest, and a swap is noticed later") {
+    const Run run(false);
+    CHECK_FALSE(start(run, 0));
+    const Json manifest = read_json(run.directory / "run/manifest.json");
+    for (size_t i = 0; i < 3; ++i)
+        CHECK((i < 2 ? manifest["train"][i] : manifest["val"][0])["xxh3"] ==
+              hash_file(run.files[i]));
+    CHECK_FALSE(start(run, 4));
+    CHECK(read_json(run.directory / "run/manifest.json") == manifest);
+
+    const auto i = static_cast<size_t>(random_int(0, 2));
+    run.damage(i);
+    const auto damage = start(run, 4);
+    REQUIRE(damage);
+    CHECK(contains(damage->message, run.files[i].string() + " is not the file that this run read"));
+    // As the message says
+    fs::remove(run.directory / "run/manifest.json");
+    CHECK_FALSE(start(run, 4));
+    CHECK_FALSE(start(run, 4));
+}
+
+TEST_CASE("a watch that ends before it is done keeps what it has read and leaves the rest") {
+    const Run run(true);
+    const RunFolder folder(run.directory / "run");
+    folder.describe(run.config);
+    {
+        ShardWatch watch(folder, run.shards, 3, run.world);
+        int pieces = 0;
+        watch.finish([&] { return ++pieces > 1; });
+        CHECK_FALSE(watch.settle());
+    }
+    ShardWatch watch(folder, run.shards, 6, run.world);
+    if (watch.bytes_left() > 0) CHECK(watch.sound_step() == 3);
+    watch.finish([] { return false; });
+    CHECK_FALSE(watch.settle());
+    CHECK(watch.sound_step() == all_steps);
+}
