@@ -214,12 +214,19 @@ void Comparison::require_kernel(const std::string& name) const {
     const auto& all = operations();
     if (std::any_of(all.begin(), all.end(), [&](const Operation& o) { return o.name == name; }))
         return;
-    const auto nearest =
-        std::min_element(all.begin(), all.end(), [&](const Operation& a, const Operation& b) {
-            return edit_distance(name, a.name) < edit_distance(name, b.name);
-        });
-    throw UsageError("there is no kernel \"", name, "\"; the nearest is \"", nearest->name,
-                     "\", and --list shows all");
+    // 0 where the kernel's name begins so, 1 for words that share nothing
+    const auto unlikeness = [&](const Operation& o) {
+        if (!name.empty() && o.name.starts_with(name)) return 0.0;
+        return static_cast<double>(edit_distance(name, o.name)) /
+               static_cast<double>(std::max(name.size(), o.name.size()));
+    };
+    const auto nearest = std::min_element(
+        all.begin(), all.end(),
+        [&](const Operation& a, const Operation& b) { return unlikeness(a) < unlikeness(b); });
+    throw UsageError("there is no kernel \"", name, "\"; ",
+                     unlikeness(*nearest) < 0.5
+                         ? concat("the nearest is \"", nearest->name, "\", and --list shows all")
+                         : "--list shows all");
 }
 
 void Comparison::read_shape() {

@@ -140,6 +140,8 @@ TEST_CASE("compare --list shows every kernel with its letters, and --help explai
 TEST_CASE("compare refuses what it cannot understand, and names what is nearest", "[compare]") {
     check_refused("linear_foward", {"\"linear_foward\"", "\"linear_forward\""});
     check_refused("layernorm", {"\"layernorm_forward\""});
+    check_refused("gelu", {"\"gelu_forward\""});
+    check_refused("fastest", {"\"fastest\"; --list shows all"});
     check_refused("gelu_forward --shape K=3", {"K", "M N"});
     check_refused("gelu_forward --shape M=8,N=", {"\"N=\""});
     check_refused("gelu_forward --shape M=0", {"\"M=0\""});
