@@ -1,6 +1,10 @@
 #include "parallel/bucket_layout.h"
 
+#include <algorithm>
+#include <cassert>
+
 #include "kernels/adamw.h"
+#include "kernels/error.h"
 
 namespace train_gpt {
 
@@ -8,6 +12,8 @@ namespace {
 
 // Tensors start on multiples of this many elements: 64-byte alignment for bf16 and fp32 alike.
 constexpr int64_t alignment = 64;
+// Each bucket is an exchange of its own; a run with more would do nothing but start them.
+constexpr int64_t most_buckets = 1 << 20;
 
 int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -16,6 +22,8 @@ int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / mu
 BucketLayout::BucketLayout(const std::vector<Parameter>& parameters, int ranks,
                            int64_t bucket_elements)
     : ranks_(ranks), offsets_(parameters.size()) {
+    const auto by_unit = [](const Parameter& a, const Parameter& b) { return a.unit < b.unit; };
+    assert(std::is_sorted(parameters.begin(), parameters.end(), by_unit));
     const int units = parameters.back().unit + 1;
     std::vector<int64_t> unit_numel(static_cast<size_t>(units));
     for (const Parameter& p : parameters)
@@ -30,6 +38,12 @@ BucketLayout::BucketLayout(const std::vector<Parameter>& parameters, int ranks,
         first_units.push_back(unit);
         gathered = 0;
     }
+    const int64_t whole = ranks_ * norm_block;
+    const int64_t pieces = unit_numel[0] / rounded_up(std::max<int64_t>(bucket_elements, 1), whole);
+    if (pieces > most_buckets)
+        throw Error("buckets of ", bucket_elements, " gradients cut the embedding's ",
+                    unit_numel[0], " into ", pieces, ", and ", most_buckets,
+                    " are the most; raise parallel.bucket_mb");
     add_buckets(parameters, 0, 0, std::max<int64_t>(bucket_elements, 1));
     for (size_t i = first_units.size(); i-- > 0;)
         add_buckets(parameters, first_units[i], i > 0 ? first_units[i - 1] - 1 : units - 1,
@@ -39,12 +53,18 @@ BucketLayout::BucketLayout(const std::vector<Parameter>& parameters, int ranks,
 /// Lays the tensors of the units behind what there is, in one bucket, or in several of about `largest` elements.
 void BucketLayout::add_buckets(const std::vector<Parameter>& parameters, int first_unit,
                                int last_unit, int64_t largest) {
+    const auto first_of = [&](int unit) {
+        return static_cast<size_t>(
+            std::partition_point(parameters.begin(), parameters.end(),
+                                 [&](const Parameter& p) { return p.unit < unit; }) -
+            parameters.begin());
+    };
+    const size_t first = first_of(first_unit), behind = first_of(last_unit + 1);
     int64_t end = 0;  // from numel_ on
     for (const bool small : {false, true}) {
-        for (size_t i = 0; i < parameters.size(); ++i) {
-            const Parameter& p = parameters[i];
-            const int64_t n = p.padded_numel();
-            if (p.unit < first_unit || p.unit > last_unit || (n < norm_block) != small) continue;
+        for (size_t i = first; i < behind; ++i) {
+            const int64_t n = parameters[i].padded_numel();
+            if ((n < norm_block) != small) continue;
             end = rounded_up(end, alignment);
             if (!small || end % norm_block + n > norm_block) end = rounded_up(end, norm_block);
             offsets_[i] = numel_ + end;

@@ -41,6 +41,8 @@ ParameterStore::ParameterStore(Arena& arena, std::vector<Parameter> parameters, 
       device_(arena.device()),
       sharding_(sensible(sharding)),
       layout_(parameters_, sharding_.size, sharding_.bucket_elements) {
+    for (const Parameter& p : parameters_)
+        index_of_name_.emplace(p.name, static_cast<int>(index_of_name_.size()));
     const std::vector<Bucket>& buckets = layout_.buckets();
     bucket_of_unit_.resize(static_cast<size_t>(units()));
     for (size_t b = buckets.size(); b-- > 0;)
@@ -118,9 +120,8 @@ void ParameterStore::connect(Communicator& communicator, StepClock* clock) {
 }
 
 int ParameterStore::index_of(const std::string& name) const {
-    const auto found = std::find_if(parameters_.begin(), parameters_.end(),
-                                    [&](const Parameter& p) { return p.name == name; });
-    return found == parameters_.end() ? -1 : static_cast<int>(found - parameters_.begin());
+    const auto found = index_of_name_.find(name);
+    return found == index_of_name_.end() ? -1 : found->second;
 }
 
 int64_t ParameterStore::logical_numel() const {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -149,6 +150,7 @@ class ParameterStore {
     int sum_slot() const { return 2 * static_cast<int>(layout_.buckets().size()); }
 
     std::vector<Parameter> parameters_;
+    std::unordered_map<std::string, int> index_of_name_;
     DType dtype_;
     Use use_;
     Device device_;
