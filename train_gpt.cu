@@ -37,10 +37,12 @@
 #include "training/command_line.h"
 #include "training/complete_run.h"
 #include "training/config.h"
+#include "training/config_help.h"
 #include "training/evaluation.h"
 #include "training/inference_session.h"
 #include "training/interchange.h"
 #include "training/interrupt.h"
+#include "training/known_data.h"
 #include "training/peak.h"
 #include "training/plan.h"
 #include "training/progress.h"
@@ -301,9 +303,25 @@ std::map<std::string, std::string> facts_of(const Config& config, const Device& 
     return facts;
 }
 
-/// Trains as one of the world's ranks, with whom `group` exchanges.
-int train(const CommandLine& line, const Config& config, const Device& device, const World& world,
+/// For a resumed run whose earlier choices fit neither this machine nor its number of ranks; empty
+/// where they do.
+std::string note_on_choices(const Config& given, const Choices& kept, const Choices& chosen) {
+    if (kept.micro_batch == 0) return "";
+    const bool other_batch = given.batch.micro_batch == 0 && chosen.micro_batch != kept.micro_batch;
+    const bool other_level =
+        given.precision.recompute == "auto" && chosen.recompute != kept.recompute;
+    if (!other_batch && !other_level) return "";
+    return concat("note: the run had chosen batch.micro_batch=", kept.micro_batch,
+                  " and precision.recompute=", kept.recompute, ", which cannot be had here; now ",
+                  chosen.micro_batch, " and ", chosen.recompute,
+                  ": the same batches, whose gradients are added in another order");
+}
+
+/// Trains as one of the world's ranks, with whom `group` exchanges. `given` is the configuration as
+/// it is kept in the run's folder.
+int train(const CommandLine& line, const Config& given, const Device& device, const World& world,
           Communicator& group) {
+    Config config = given;  // batch.micro_batch = 0 will be replaced by what is chosen
     const bool first_rank = world.rank() == 0;
     const int ranks = world.size();
     Activity& activity = world.activity();
@@ -377,12 +395,11 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
         choices_from_json(decided([&] { return to_json(kept_choices(config.run_dir)); }));
     const uint64_t available =
         memory_available(device) / static_cast<uint64_t>(device.is_cuda() ? 1 : world.local_size());
-    const Recompute recompute =
-        config.precision.recompute == "auto" && !kept.recompute.empty()
-            ? recompute_from(kept.recompute)
-            : recompute_from(decided([&] {
-                  return name_of(resolve_recompute(config, shape, dtype, device, available, ranks));
-              }));
+    const Choices chosen = choices_from_json(decided([&] {
+        return to_json(choose_by_memory(kept, available, config, shape, dtype, device, ranks));
+    }));
+    config.batch.micro_batch = chosen.micro_batch;
+    const Recompute recompute = recompute_from(chosen.recompute);
     double peak = measure_peak_flops(device, dtype);
     activity.pulse();
     StepProfile profile(device, line.profile, peak);
@@ -392,7 +409,9 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
     set_kernel_settings(run.stream, {.autotune = config.kernels.autotune == "on",
                                      .tf32 = config.precision.tf32 == "on"});
     set_kernel_choices(run.stream, kept.kernels);
-    const auto choices = [&] { return Choices{name_of(recompute), kernel_choices(run.stream)}; };
+    const auto choices = [&] {
+        return Choices{chosen.micro_batch, chosen.recompute, kernel_choices(run.stream)};
+    };
     if (first_rank && device.is_cuda()) run.warm_up();
     const Choices made = choices_from_json(decided([&] { return to_json(choices()); }));
     if (!first_rank && device.is_cuda()) {
@@ -403,7 +422,7 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
 
     // Weights
     const RunFolder folder(config.run_dir, world);
-    const std::optional<int64_t> resumed = resume(config, shape, vocabulary, run, world, progress);
+    const std::optional<int64_t> resumed = resume(given, shape, vocabulary, run, world, progress);
     if (!resumed) start(config, shape, vocabulary, run, world, progress);
     const int64_t first_step = resumed.value_or(0), left = std::max<int64_t>(0, steps - first_step);
     int64_t step = first_step;
@@ -414,8 +433,10 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
         progress.say(concat("note: there will be no profile, which takes ", profile.steps_needed(),
                             " steps; ", left, " are left"));
     if (first_rank && first_step < steps) {
-        for (const std::string& data : folder.describe(config))
+        for (const std::string& data : folder.describe(given))
             if (resumed) progress.say(note_on_changed(data));
+        if (const std::string note = note_on_choices(given, kept, chosen); resumed && !note.empty())
+            progress.say(note);
         write_choices(config.run_dir, made);
     }
     ShardWatch watch(folder, shards_to_watch(sources, validation.get()), step, world);
@@ -429,12 +450,12 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
         shape.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step);
     const double least_seconds = flops_per_step / (peak * ranks);  // of a step
     catch_interrupts();
-    progress.say(concat("training ", run.parameters.logical_numel(), " parameters in ",
-                        name_of(dtype), " on ", ranks > 1 ? concat(ranks, " × ") : "",
-                        device_name(device), ", ", steps, " steps of ",
-                        config.batch.tokens_per_step, " tokens (", of_step, " micro-batch",
-                        of_step == 1 ? "" : "es", "), ", format_bytes(plan.total_bytes()),
-                        ranks > 1 ? " each" : "", ", into ", config.run_dir));
+    progress.say(concat(
+        "training ", run.parameters.logical_numel(), " parameters in ", name_of(dtype), " on ",
+        ranks > 1 ? concat(ranks, " × ") : "", device_name(device), ", ", steps, " steps of ",
+        config.batch.tokens_per_step, " tokens (", of_step, " micro-batch",
+        of_step == 1 ? "" : "es", " of ", loading.B, " × ", T, "), ",
+        format_bytes(plan.total_bytes()), ranks > 1 ? " each" : "", ", into ", config.run_dir));
     if (sources.size() > 1) progress.say(describe_mixture(config, loader, steps));
     if (left > 0 && least_seconds >= slow_step_seconds)
         progress.say(describe_slow_steps(flops_per_step, least_seconds, left));
@@ -452,7 +473,7 @@ int train(const CommandLine& line, const Config& config, const Device& device, c
         if (saved_step == step) return "";
         activity.phase = "checkpoint";
         try {
-            save_checkpoint(config.run_dir, {step, config, shape, run.parameters, vocabulary, made},
+            save_checkpoint(config.run_dir, {step, given, shape, run.parameters, vocabulary, made},
                             world);
         } catch (const Error& error) {
             return concat("step ", step, " of ", steps, " is not saved: ", error.what());
@@ -741,6 +762,10 @@ int train(const CommandLine& line) {
                             ": run_dir is not set; name the folder that the run shall write to");
             if (config.data.train.empty())
                 throw Error(line.config, ": data.train is not set; name token shards to train on");
+            for (const auto& source : config.data.train) require_made(source.glob);
+            for (const std::string& path :
+                 {config.tokenizer.path, config.data.val, config.evaluation.hellaswag})
+                require_made(path);
             return "";
         });
         if (line.print_config) {
@@ -800,6 +825,8 @@ int eval(const CommandLine& line) {
     InferenceSession session(line.checkpoint, line.device, line.dtype,
                              InferenceSession::For::evaluation);
     const std::string data = !line.data.empty() ? line.data : session.validation_data();
+    require_made(line.data);
+    require_made(line.hellaswag);
     if (data.empty() && line.hellaswag.empty())
         throw UsageError(
             "nothing to evaluate: the checkpoint names no validation data; give --data GLOB or "
@@ -850,12 +877,17 @@ int run(const CommandLine& line) {
     }
     switch (line.command) {
         case CommandLine::Command::tokenize:
+            require_made(line.prepare.tokenizer);
             catch_interrupts();
             return prepare(line.prepare, stdout, [] { return interrupted() != nullptr; })
                        ? 0
                        : stopped_early_code(interrupt_signal() == SIGINT);
         case CommandLine::Command::config:
-            std::fputs((line.schema ? config_schema() : config_reference()).c_str(), stdout);
+            std::fputs((line.schema     ? config_schema()
+                        : line.markdown ? config_reference()
+                                        : config_help(line.key, columns_of_stdout()))
+                           .c_str(),
+                       stdout);
             return 0;
         case CommandLine::Command::import_:
             std::printf("%s\n", printable(import_model(line.importing)).c_str());
@@ -873,7 +905,10 @@ int run(const CommandLine& line) {
         case CommandLine::Command::plan: {
             const Config config = load_config(line.config, line.overrides);
             select_kernels(config);
-            std::fputs(plan_report(config, open_device(config.device), line.world).c_str(), stdout);
+            const PlanReport report = plan_report(config, open_device(config.device), line.world);
+            std::fputs(report.text.c_str(), stdout);
+            std::fflush(stdout);
+            if (!report.problem.empty()) throw Error(report.problem);
             return 0;
         }
         case CommandLine::Command::sample:

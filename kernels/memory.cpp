@@ -86,10 +86,7 @@ Arena::Arena(Device device, const Arena& plan) : device_(device) {
     if (available > 0 && wanted > available) {
         throw Error("this run needs ", format_bytes(wanted),
                     device.is_cuda() ? " of GPU memory" : " of memory", ", but only ",
-                    format_bytes(available),
-                    " are available; make batch.micro_batch, batch.sequence_length or the model "
-                    "smaller, or raise ",
-                    "precision.recompute");
+                    format_bytes(available), " are available");
     }
     device_memory_.capacity = wanted;
     pinned_.capacity = plan.pinned_.used;

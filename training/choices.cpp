@@ -1,5 +1,6 @@
 #include "training/choices.h"
 
+#include <limits>
 #include <sstream>
 #include <string_view>
 
@@ -26,6 +27,12 @@ Choices choices_from_json(const std::string& text, const std::string& origin) {
     if (!json.is_object() || !json.contains("recompute") || !json["recompute"].is_string() ||
         !json.contains("kernels") || !json["kernels"].is_array())
         throw damaged();
+    if (json.contains("micro_batch")) {  // older ones have none
+        if (!json["micro_batch"].is_number_unsigned() ||
+            json["micro_batch"] > std::numeric_limits<int>::max())
+            throw damaged();
+        choices.micro_batch = json["micro_batch"].get<int>();
+    }
     choices.recompute = json["recompute"].get<std::string>();
     for (const Json& line : json["kernels"]) {
         if (!line.is_string()) throw damaged();
@@ -35,7 +42,9 @@ Choices choices_from_json(const std::string& text, const std::string& origin) {
 }
 
 std::string to_json(const Choices& choices) {
-    Json json = {{"recompute", choices.recompute}, {"kernels", Json::array()}};
+    Json json = {{"micro_batch", choices.micro_batch},
+                 {"recompute", choices.recompute},
+                 {"kernels", Json::array()}};
     std::istringstream lines(choices.kernels);
     for (std::string line; std::getline(lines, line);) json["kernels"].push_back(line);
     return json.dump(2) + "\n";

@@ -295,9 +295,16 @@ CommandLine parse_command_line(int argc, char** argv) {
         ->type_name("DATA|CHECKPOINT");
 
     CLI::App* config =
-        app.add_subcommand("config", "Print the reference table of all configuration keys");
-    config->add_flag("--schema", line.schema,
-                     "Print the JSON Schema instead (configs/schema.json)");
+        app.add_subcommand("config", "Print what configuration keys there are, or what one means");
+    auto* key =
+        config->add_option("key", line.key, "A key, such as optimizer.learning_rate, or a section")
+            ->type_name("KEY");
+    auto* markdown =
+        config->add_flag("--markdown", line.markdown, "Print a table in Markdown instead")
+            ->excludes(key);
+    config->add_flag("--schema", line.schema, "Print the JSON Schema instead (configs/schema.json)")
+        ->excludes(key)
+        ->excludes(markdown);
 
     try {
         app.parse(argc, argv);

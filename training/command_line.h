@@ -61,7 +61,8 @@ struct CommandLine {
     std::string verified;
 
     // config
-    bool schema = false;
+    std::string key;  // or a section; empty: all
+    bool schema = false, markdown = false;
 };
 
 /// Throws UsageError for a command line that cannot be understood.

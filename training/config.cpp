@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <map>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -109,8 +110,9 @@ const std::vector<Key>& keys() {
          "Tokens that one optimizer step sees over all ranks; a whole number of micro-batches. "
          "Gradient accumulation "
          "follows from it."},
-        {KEY(batch.micro_batch), between(1, 1048576),
-         "Sequences that are computed at once on one device."},
+        {KEY(batch.micro_batch), between(0, 1048576),
+         "Sequences that are computed at once on one device; 0: as many as are fast, fit into "
+         "memory and feed all ranks, chosen when the run starts and kept."},
         {KEY(batch.sequence_length), between(0, 16777216),
          "Tokens of a sequence, at most `model.n_ctx`; 0: `model.n_ctx`."},
 
@@ -275,22 +277,42 @@ double unlikeness(std::string_view a, std::string_view b) {
     return longer == 0 ? 0 : static_cast<double>(edit_distance(a, b)) / static_cast<double>(longer);
 }
 
-/// The valid key most like an unknown one. The name says more than the section: a right name under
-/// a wrong section, or under none, is near.
-std::string nearest_key(const std::string& path) {
-    std::string nearest;
-    double least = kInfinity;
-    for (const Key& key : keys()) {
-        const double section = path.find('.') == std::string::npos
-                                   ? 0
-                                   : unlikeness(section_of(path), section_of(key.path));
-        const double far = unlikeness(name_of(path), name_of(key.path)) + 0.5 * section;
-        if (far < least) {
-            least = far;
-            nearest = key.path;
-        }
-    }
-    return nearest;
+/// Whether one word can be a slip of the pen for the other.
+constexpr double most_unlike = 0.4;
+
+/// What other programs call some keys, by the name alone.
+const std::map<std::string, std::string>& other_names() {
+    static const std::map<std::string, std::string> names = {
+        {"lr", "optimizer.learning_rate"},
+        {"max_lr", "optimizer.learning_rate"},
+        {"min_lr", "schedule.final_fraction"},
+        {"eps", "optimizer.epsilon"},
+        {"max_grad_norm", "optimizer.grad_clip"},
+        {"clip_grad", "optimizer.grad_clip"},
+        {"batch_size", "batch.tokens_per_step"},
+        {"total_batch_size", "batch.tokens_per_step"},
+        {"global_batch_size", "batch.tokens_per_step"},
+        {"gradient_accumulation_steps", "batch.tokens_per_step"},
+        {"device_batch_size", "batch.micro_batch"},
+        {"micro_batch_size", "batch.micro_batch"},
+        {"block_size", "batch.sequence_length"},
+        {"seq_len", "batch.sequence_length"},
+        {"seq_length", "batch.sequence_length"},
+        {"max_iters", "schedule.steps"},
+        {"max_steps", "schedule.steps"},
+        {"train_iters", "schedule.steps"},
+        {"num_iterations", "schedule.steps"},
+        {"warmup_iters", "schedule.warmup_steps"},
+        {"eval_interval", "evaluation.every"},
+        {"save_interval", "checkpoint.every"},
+        {"hidden_size", "model.n_embd"},
+        {"d_model", "model.n_embd"},
+        {"num_layers", "model.n_layer"},
+        {"depth", "model.n_layer"},
+        {"num_heads", "model.n_head"},
+        {"out_dir", "run_dir"},
+        {"output_dir", "run_dir"}};
+    return names;
 }
 
 /// A key of a section, as an example.
@@ -300,11 +322,19 @@ std::string first_key(const std::string& section) {
         ->path;
 }
 
+/// Empty where none is alike.
 std::string nearest_section(const std::string& name) {
     const std::vector<std::string> names = sections();
-    return *std::min_element(names.begin(), names.end(), [&](const auto& a, const auto& b) {
-        return edit_distance(name, a) < edit_distance(name, b);
-    });
+    const auto nearest = std::min_element(
+        names.begin(), names.end(),
+        [&](const auto& a, const auto& b) { return unlikeness(name, a) < unlikeness(name, b); });
+    return unlikeness(name, *nearest) <= most_unlike ? *nearest : "";
+}
+
+/// The end of a sentence about an unknown name.
+std::string suggestion(const std::string& what, const std::string& nearest) {
+    return nearest.empty() ? concat("`train_gpt config` lists all keys")
+                           : concat("the nearest valid ", what, " is \"", nearest, "\"");
 }
 
 std::string shorten(const std::string& text) {
@@ -476,8 +506,8 @@ void assign(Config& config, const Key& key, const json& value, const std::string
 }
 
 [[noreturn]] void unknown_key(const std::string& origin, const std::string& path) {
-    throw Error(origin, ": unknown key \"", shorten(path), "\"; the nearest valid key is \"",
-                nearest_key(path), "\"");
+    throw Error(origin, ": unknown key \"", shorten(path), "\"; ",
+                suggestion("key", nearest_key(path)));
 }
 
 bool is_section(const std::string& name) {
@@ -548,8 +578,8 @@ void read_section(Config& config, const std::string& prefix, const json& object,
                             name_of(first_key(path)), "\": … }");
             read_section(config, path + ".", item.value(), origin);
         } else if (prefix.empty() && item.value().is_object()) {
-            throw Error(origin, ": unknown section \"", shorten(path),
-                        "\"; the nearest valid one is \"", nearest_section(path), "\"");
+            throw Error(origin, ": unknown section \"", shorten(path), "\"; ",
+                        suggestion("section", nearest_section(path)));
         } else {
             unknown_key(origin, path);
         }
@@ -621,11 +651,11 @@ void check_batch(const Config& config, const std::string& name) {
         throw Error(name, ": batch.sequence_length = ", length,
                     " is more than model.n_ctx = ", config.model.n_ctx,
                     "; shorten the sequence or raise n_ctx");
-    const int64_t micro = int64_t{config.batch.micro_batch} * length;
+    const int64_t given = config.batch.micro_batch, B = std::max<int64_t>(given, 1);
+    const int64_t micro = B * length;
     if (micro > std::numeric_limits<int>::max())
-        throw Error(name, ": batch.micro_batch · sequence length = ", config.batch.micro_batch,
-                    " · ", length, " = ", micro,
-                    " tokens are too many for one micro-batch; 2147483647 is the most");
+        throw Error(name, ": batch.micro_batch · sequence length = ", B, " · ", length, " = ",
+                    micro, " tokens are too many for one micro-batch; 2147483647 is the most");
     const int64_t widest = std::max<int64_t>(4LL * config.model.n_embd, config.model.vocab_size);
     if (saturating_product(micro, widest, 8) == std::numeric_limits<int64_t>::max())
         throw Error(
@@ -634,17 +664,18 @@ void check_batch(const Config& config, const std::string& name) {
     const int64_t tokens = config.batch.tokens_per_step;
     if (tokens % micro != 0) {
         const int64_t below = tokens / micro * micro;
-        throw Error(
-            name, ": batch.tokens_per_step = ", tokens,
-            " is not a whole number of micro-batches of batch.micro_batch · sequence length = ",
-            config.batch.micro_batch, " · ", length, " = ", micro, " tokens; ",
-            below > 0 ? concat("the nearest that are: ", below, " and ", below + micro)
-                      : concat("the least is ", micro));
+        throw Error(name, ": batch.tokens_per_step = ", tokens, " is not a whole number of ",
+                    given > 0
+                        ? concat("micro-batches of batch.micro_batch · sequence length = ", given,
+                                 " · ", length, " = ", micro, " tokens; ")
+                        : concat("sequences of ", length, " tokens; "),
+                    below > 0 ? concat("the nearest that are: ", below, " and ", below + micro)
+                              : concat("the least is ", micro));
     }
-    if (config.micro_batches_per_step() > std::numeric_limits<int>::max())
-        throw Error(name, ": batch.tokens_per_step = ", tokens, " has ",
-                    config.micro_batches_per_step(),
-                    " micro-batches, and 2147483647 are the most; raise batch.micro_batch");
+    if (tokens / length > std::numeric_limits<int>::max())
+        throw Error(name, ": batch.tokens_per_step = ", tokens, " has ", tokens / length,
+                    " sequences of ", length,
+                    " tokens, and 2147483647 are the most; lower it or lengthen the sequences");
 }
 
 void check_schedule(const Config& config, const std::string& name) {
@@ -701,16 +732,6 @@ json& parent_of(const Key& key, json& root) {
     return section.empty() ? root : root[section];
 }
 
-/// Text as a cell of a Markdown table.
-std::string cell(const std::string& text) {
-    std::string escaped;
-    for (const char c : text) {
-        if (c == '|') escaped += '\\';
-        escaped += c;
-    }
-    return escaped;
-}
-
 /// The JSON Schema of a source in a list of sources.
 json source_schema() {
     return {{"type", "object"},
@@ -765,8 +786,8 @@ std::map<std::string, std::string> config_values(const Config& config) {
     return values;
 }
 
-std::string config_reference() {
-    std::string text = "| key | type | default | rule | meaning |\n|---|---|---|---|---|\n";
+std::vector<KeyDescription> describe_keys() {
+    std::vector<KeyDescription> descriptions;
     Config defaults;
     for (const Key& key : keys()) {
         const Field field = key.field(defaults);
@@ -775,10 +796,29 @@ std::string config_reference() {
                            : is_sources(field) ? "text or list"
                            : is_real(field)    ? "number"
                                                : "integer";
-        text += concat("| `", key.path, "` | ", type, " | `", value_of(defaults, key).dump(),
-                       "` | ", cell(rule_text(key, field)), " | ", cell(key.doc), " |\n");
+        descriptions.push_back(
+            {key.path, type, value_of(defaults, key).dump(), rule_text(key, field), key.doc});
     }
-    return text;
+    return descriptions;
+}
+
+std::string nearest_key(const std::string& path) {
+    if (const auto known = other_names().find(name_of(path)); known != other_names().end())
+        return known->second;
+    // The name says more than the section: a right name under a wrong section, or under none, is
+    // near.
+    std::string nearest;
+    double least = kInfinity;
+    for (const Key& key : keys()) {
+        const double name = unlikeness(name_of(path), name_of(key.path));
+        const double section = path.find('.') == std::string::npos
+                                   ? 0
+                                   : unlikeness(section_of(path), section_of(key.path));
+        if (name > most_unlike || name + 0.5 * section >= least) continue;
+        least = name + 0.5 * section;
+        nearest = key.path;
+    }
+    return nearest;
 }
 
 std::string config_schema() {

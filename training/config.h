@@ -1,6 +1,7 @@
 // The configuration of a run: one struct, one table that defines, documents, parses and checks
 // every key of it.
 #pragma once
+#include <cassert>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -42,7 +43,7 @@ struct Config {
 
     struct Batch {
         int64_t tokens_per_step = 524288;
-        int micro_batch = 4;
+        int micro_batch = 0;      // sequences; 0: chosen by fit_into() (plan.h)
         int sequence_length = 0;  // 0: n_ctx
     } batch;
 
@@ -115,8 +116,10 @@ struct Config {
     int sequence_length() const {
         return batch.sequence_length ? batch.sequence_length : model.n_ctx;
     }
-    /// Micro-batches of a step over all ranks: tokens_per_step / (micro_batch · sequence_length).
+    /// Micro-batches of a step over all ranks: tokens_per_step / (micro_batch · sequence_length),
+    /// with a micro_batch that is given or has been chosen.
     int64_t micro_batches_per_step() const {
+        assert(batch.micro_batch > 0);
         return batch.tokens_per_step / (int64_t{batch.micro_batch} * sequence_length());
     }
 };
@@ -140,8 +143,16 @@ std::vector<std::string> config_differences(const Config& from, const Config& to
 /// Every key with its value as JSON.
 std::map<std::string, std::string> config_values(const Config& config);
 
-/// The reference table of all keys as Markdown: key, type, default, rule, meaning.
-std::string config_reference();
+/// What there is to know of a key.
+struct KeyDescription {
+    std::string path, type, fallback /* its default, as JSON */, rule, meaning;
+};
+/// Of every key, section by section.
+std::vector<KeyDescription> describe_keys();
+
+/// The valid key that an unknown one most likely stands for: alike, or called so by other programs;
+/// empty where none is.
+std::string nearest_key(const std::string& path);
 
 /// A JSON Schema (draft 2020-12) of the configuration, for editors.
 std::string config_schema();

@@ -1,9 +1,13 @@
 #include "training/plan.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <iterator>
+#include <map>
 
 #include "kernels/error.h"
 #include "tokenizer/tokenizer.h"
+#include "training/known_data.h"
 #include "training/schedule.h"
 #include "training/trainer.h"
 
@@ -56,6 +60,75 @@ std::string traffic_line(const Config& config, const GPTShape& shape, DType dtyp
 constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
                                           Recompute::block};
 
+/// The time of a step, as fit_into() estimates it: in tokens of a large micro-batch.
+struct Pace {
+    int64_t most_tokens;  // of a micro-batch that is chosen, unless one sequence is longer
+    double fixed_tokens;  // what each micro-batch costs besides its tokens
+
+    explicit Pace(const Device& device)
+        : most_tokens(device.is_cuda() ? 65536 : 4096),
+          fixed_tokens(device.is_cuda() ? 1024 : 64) {}
+
+    double of(int64_t micro_batches, int64_t tokens, Recompute level, int ranks) const {
+        constexpr double cost[] = {1, 1.04, 1.33};  // by recompute level
+        const int64_t busiest = (micro_batches + ranks - 1) / ranks;
+        return static_cast<double>(busiest) * (static_cast<double>(tokens) + fixed_tokens) *
+               cost[static_cast<size_t>(level)];
+    }
+};
+
+/// A step of `config` has too few micro-batches for the ranks: the Error with what would feed them.
+Error too_few_micro_batches(const Config& config, int ranks) {
+    const int64_t T = config.sequence_length(), B = std::max(config.batch.micro_batch, 1);
+    const int64_t sequences = config.batch.tokens_per_step / T;
+    const auto tokens_for_all = [&](int64_t size) {
+        constexpr int64_t most_tokens = int64_t{1} << 32;  // that batch.tokens_per_step may be
+        const int64_t wanted = ranks * size * T;
+        return wanted <= most_tokens ? concat(" or batch.tokens_per_step=", wanted) : "";
+    };
+    if (sequences < ranks)
+        return Error("a step of ", sequences, " sequences cannot feed ", ranks, " ranks; take ",
+                     sequences, " ranks at most", tokens_for_all(1),
+                     B > 1 ? ", and batch.micro_batch=1" : "");
+    int64_t fitting = sequences / ranks;
+    while (sequences % fitting != 0) --fitting;
+    return Error("a step of ", sequences / B, " micro-batches cannot feed ", ranks,
+                 " ranks; batch.micro_batch=", fitting, tokens_for_all(B), " can");
+}
+
+/// Micro-batches that divide a step, feed all ranks and are no larger than the device's pace asks
+/// for, ascending; the one that is given, where one is.
+std::vector<int> possible_micro_batches(const Config& config, const Pace& pace, int ranks) {
+    const int T = config.sequence_length(), given = config.batch.micro_batch;
+    const int64_t sequences = config.batch.tokens_per_step / T;
+    if (sequences / std::max(given, 1) < ranks) throw too_few_micro_batches(config, ranks);
+    if (given > 0) return {given};
+    std::vector<int> possible;
+    const int64_t most = std::min(sequences / ranks, std::max<int64_t>(1, pace.most_tokens / T));
+    for (int64_t B = 1; B <= most; ++B)
+        if (sequences % B == 0) possible.push_back(static_cast<int>(B));
+    return possible;
+}
+
+Config with_micro_batch(Config config, int micro_batch) {
+    config.batch.micro_batch = micro_batch;
+    return config;
+}
+
+/// What differs between two configurations, as options of the command line.
+std::string settings_of(const Config& from, const Config& to) {
+    const std::map<std::string, std::string> before = config_values(from);
+    std::string settings;
+    for (auto [key, value] : config_values(to)) {
+        if (value == before.at(key)) continue;
+        std::erase(value, '"');  // JSON's, of a word
+        settings += concat(settings.empty() ? " with --set " : " --set ", key, "=", value);
+    }
+    return settings;
+}
+
+constexpr int64_t most_ranks = 1 << 20;  // of plan --world
+
 }  // namespace
 
 int64_t vocab_size_of(const Config& config) {
@@ -64,6 +137,7 @@ int64_t vocab_size_of(const Config& config) {
         throw Error(
             "model.vocab_size is 0 and there is no tokenizer.path to take it from; set one of "
             "them");
+    require_made(config.tokenizer.path);
     return Tokenizer::load(config.tokenizer.path).vocab_size();
 }
 
@@ -81,35 +155,103 @@ Arena plan_memory(const Config& config, const GPTShape& shape, DType dtype, Reco
     return plan;
 }
 
-Recompute resolve_recompute(const Config& config, const GPTShape& shape, DType dtype,
-                            const Device& device, uint64_t available, int ranks) {
-    if (config.precision.recompute != "auto") return recompute_from(config.precision.recompute);
-    for (const Recompute level : recompute_levels)
-        if (plan_memory(config, shape, dtype, level, device, ranks).total_bytes() <= available)
-            return level;
-    return Recompute::block;
+Fit fit_into(uint64_t available, const Config& config, const GPTShape& shape, DType dtype,
+             const Device& device, int ranks) {
+    const Pace pace(device);
+    const std::vector<int> possible = possible_micro_batches(config, pace, ranks);
+    const auto fit_of = [&](int B, Recompute level) {
+        const Arena plan =
+            plan_memory(with_micro_batch(config, B), shape, dtype, level, device, ranks);
+        return Fit{B, level, plan.total_bytes()};
+    };
+    std::vector<Recompute> levels(std::begin(recompute_levels), std::end(recompute_levels));
+    if (config.precision.recompute != "auto") levels = {recompute_from(config.precision.recompute)};
+
+    const Fit least = fit_of(possible.front(), levels.back());
+    if (least.bytes > available) return least;
+    Fit best = least;
+    const auto time_of = [&](const Fit& fit) {
+        return pace.of(with_micro_batch(config, fit.micro_batch).micro_batches_per_step(),
+                       int64_t{fit.micro_batch} * config.sequence_length(), fit.recompute, ranks);
+    };
+    for (const Recompute level : levels) {
+        // More sequences take more memory, so those that fit come first.
+        const auto end = std::partition_point(possible.begin(), possible.end(), [&](int B) {
+            return fit_of(B, level).bytes <= available;
+        });
+        for (auto B = possible.begin(); B != end; ++B) {
+            const Fit fit{*B, level, 0};
+            if (time_of(fit) < time_of(best)) best = fit;
+        }
+    }
+    return fit_of(best.micro_batch, best.recompute);
+}
+
+Choices choose_by_memory(const Choices& kept, uint64_t available, const Config& config,
+                         const GPTShape& shape, DType dtype, const Device& device, int ranks) {
+    Config as_kept = config;
+    if (config.batch.micro_batch == 0) as_kept.batch.micro_batch = kept.micro_batch;
+    if (config.precision.recompute == "auto" && !kept.recompute.empty())
+        as_kept.precision.recompute = kept.recompute;
+    const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
+    const int B = as_kept.batch.micro_batch;
+    const bool serves = B == 0 || (sequences % B == 0 && sequences / B >= ranks);
+    Fit fit;
+    if (serves) fit = fit_into(available, as_kept, shape, dtype, device, ranks);
+    if (!serves || fit.bytes > available)
+        fit = fit_into(available, config, shape, dtype, device, ranks);
+    return {fit.micro_batch, name_of(fit.recompute), kept.kernels};
 }
 
 std::string change_that_fits(const Config& config, const GPTShape& shape, DType dtype,
                              const Device& device, uint64_t available, int ranks) {
-    const auto fits = [&](const Config& changed, Recompute level) {
-        return plan_memory(changed, shape, dtype, level, device, ranks).total_bytes() <= available;
+    const auto try_with = [&](Config changed, int on) -> std::string {
+        const Fit fit = fit_into(available, changed, shape, dtype, device, on);
+        if (fit.bytes > available) return "";
+        if (config.batch.micro_batch > 0) changed.batch.micro_batch = fit.micro_batch;
+        if (config.precision.recompute != "auto")
+            changed.precision.recompute = name_of(fit.recompute);
+        return concat("it fits",
+                      on > ranks ? concat(" on ", on, " ranks with as much memory each") : "",
+                      settings_of(config, changed));
     };
-    for (const Recompute level : recompute_levels)
-        if (fits(config, level)) return formatted("precision.recompute=%s fits", name_of(level));
-    // The step must stay whole micro-batches: smaller ones divide the present one.
-    Config smaller = config;
-    for (int& B = smaller.batch.micro_batch; --B > 0;) {
-        if (config.batch.micro_batch % B != 0) continue;
-        for (const Recompute level : recompute_levels)
-            if (fits(smaller, level))
-                return formatted("batch.micro_batch=%d with precision.recompute=%s fits", B,
-                                 name_of(level));
+    Config open = config;
+    open.precision.recompute = "auto";
+    if (const std::string found = try_with(open, ranks); !found.empty()) return found;
+    open.batch.micro_batch = 0;
+    if (const std::string found = try_with(open, ranks); !found.empty()) return found;
+
+    // The most ranks and the shortest sequence take least: where these do not fit, none between
+    // does.
+    const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
+    int most = ranks;
+    while (2 * int64_t{most} <= std::min(sequences, most_ranks)) most *= 2;
+    for (int zero = std::max(1, config.parallel.zero); zero <= 2; ++zero) {
+        Config split = open;
+        split.parallel.zero = zero;
+        if (try_with(split, most).empty()) continue;
+        for (int on = ranks; on <= most; on *= 2)
+            if (const std::string found = try_with(split, on); !found.empty()) return found;
     }
-    return formatted(
-        "no micro-batch of this model fits; take a smaller model, a shorter batch.sequence_length, "
-        "or more ranks%s, which share the optimizer's state",
-        config.parallel.zero > 0 ? "" : " and parallel.zero=1");
+    const int64_t tokens = config.batch.tokens_per_step;
+    int shortest = config.sequence_length();
+    while (shortest % 2 == 0 && tokens / shortest < most_ranks) shortest /= 2;
+    const auto with_length = [&](int T) {
+        Config shorter = open;
+        shorter.batch.sequence_length = T;
+        return try_with(shorter, ranks);
+    };
+    if (!with_length(shortest).empty())
+        for (int T = config.sequence_length(); T >= shortest; T /= 2)
+            if (const std::string found = with_length(T); !found.empty()) return found;
+
+    open.parallel.zero = 2;
+    const Arena plan =
+        plan_memory(with_micro_batch(open, 1), shape, dtype, Recompute::block, device, most);
+    return concat("with a micro-batch of one sequence and parallel.zero=2, each of ", most,
+                  most == 1 ? " rank needs " : " ranks needs ", format_bytes(plan.total_bytes()),
+                  ", ", format_bytes(plan.bytes(Purpose::parameters)),
+                  " of it for the weights, which are not split over ranks; take a smaller model");
 }
 
 Arena allocate(const Arena& plan, const Config& config, const GPTShape& shape, DType dtype,
@@ -119,7 +261,7 @@ Arena allocate(const Arena& plan, const Config& config, const GPTShape& shape, D
     } catch (const Error& error) {
         const uint64_t available = memory_available(plan.device());
         throw Error(
-            Lines{error.what()}, "  ",
+            Lines{error.what()},
             !plan.device().is_cuda() && plan.total_bytes() <= available
                 ? "the machine has that much, so a limit of this process forbids it; see ulimit -v"
                 : change_that_fits(config, shape, dtype, plan.device(), available, ranks));
@@ -145,55 +287,14 @@ std::string memory_table(const Arena& plan) {
     return table + formatted("  %-14s %12s\n", "total", format_bytes(plan.total_bytes()).c_str());
 }
 
-std::string plan_report(const Config& config, const Device& device, int world) {
-    const GPTShape shape = shape_of(config, vocab_size_of(config));
-    const DType dtype = resolve_dtype(config.precision.dtype, device);
-    const int T = config.sequence_length();
-    const int64_t micro_batches = config.micro_batches_per_step();
-    if (world > micro_batches)
-        throw Error("a step has ", micro_batches, " micro-batches, fewer than the ", world,
-                    " ranks; raise batch.tokens_per_step to at least ",
-                    int64_t{world} * config.batch.micro_batch * T, " or lower batch.micro_batch");
-    int64_t parameters = 0;
-    for (const Parameter& p : gpt_parameters(shape)) parameters += p.numel();
-    const double flops = shape.flops_per_token(T);
+namespace {
 
-    std::string report;
-    report += formatted(
-        "model        %d layers, %d heads of %d, %d channels, %lld positions, vocabulary %lld "
-        "(%lld in "
-        "memory)\n",
-        shape.n_layer, shape.n_head, shape.head_size(), shape.n_embd,
-        static_cast<long long>(shape.n_ctx), static_cast<long long>(shape.vocab_size),
-        static_cast<long long>(shape.padded_vocab()));
-    report += formatted("parameters   %s\n", with_separators(parameters).c_str());
-    report += formatted(
-        "FLOPs        %.4g per token (6·N + 6·L·C·T, causal attention counted half), %.4g per "
-        "step\n",
-        flops, flops * static_cast<double>(config.batch.tokens_per_step));
-    report += formatted(
-        "step         %s tokens = %lld micro-batches of %d × %d tokens, on %d rank%s: %lld to %lld "
-        "each\n",
-        with_separators(config.batch.tokens_per_step).c_str(),
-        static_cast<long long>(micro_batches), config.batch.micro_batch, T, world,
-        world == 1 ? "" : "s", static_cast<long long>(micro_batches / world),
-        static_cast<long long>((micro_batches + world - 1) / world));
-    if (world > 1) report += traffic_line(config, shape, dtype, world);
-    if (config.schedule.epochs == 0)
-        report += formatted(
-            "run          %s steps, %s tokens\n", with_separators(total_steps(config, 0)).c_str(),
-            with_separators(total_steps(config, 0) * config.batch.tokens_per_step).c_str());
-    report += formatted("device       %s, %s\n", device.kind == Device::Kind::cuda ? "CUDA" : "CPU",
-                        name_of(dtype));
-
-    std::vector<Arena> plans;
-    for (Recompute level : recompute_levels)
-        plans.push_back(plan_memory(config, shape, dtype, level, device, world));
-    report += "\nmemory of each rank, by what is recomputed in the backward pass\n";
-    report += formatted("  %-14s %14s %14s %14s\n", "", name_of(Recompute::none),
-                        name_of(Recompute::elementwise), name_of(Recompute::block));
+/// Memory by purpose for every level, a column each.
+std::string levels_table(const std::vector<Arena>& plans, const Device& device) {
+    std::string table = formatted("  %-14s %14s %14s %14s\n", "", name_of(Recompute::none),
+                                  name_of(Recompute::elementwise), name_of(Recompute::block));
     const auto row = [&](const std::string& name, auto bytes) {
-        report += formatted(
+        table += formatted(
             "  %-14s %14s %14s %14s\n", name.c_str(), format_bytes(bytes(plans[0])).c_str(),
             format_bytes(bytes(plans[1])).c_str(), format_bytes(bytes(plans[2])).c_str());
     };
@@ -203,15 +304,66 @@ std::string plan_report(const Config& config, const Device& device, int world) {
             row(label_of(purpose, device), [&](const Arena& plan) { return plan.bytes(purpose); });
     }
     row("total", [](const Arena& plan) { return plan.total_bytes(); });
+    return table;
+}
+
+/// Model, step and run, a line each.
+std::string describe_run(const Config& config, const GPTShape& shape, DType dtype,
+                         const Device& device, int world) {
+    const int T = config.sequence_length();
+    const int64_t micro_batches = config.micro_batches_per_step();
+    int64_t parameters = 0;
+    for (const Parameter& p : gpt_parameters(shape)) parameters += p.numel();
+    const double flops = shape.flops_per_token(T);
+    std::string text =
+        concat("model        ", shape.n_layer, " layers, ", shape.n_head, " heads of ",
+               shape.head_size(), ", ", shape.n_embd, " channels, ", shape.n_ctx,
+               " positions, vocabulary ", shape.vocab_size, " (", shape.padded_vocab(),
+               " in memory)\n", "parameters   ", with_separators(parameters), "\n");
+    text += formatted(
+        "FLOPs        %.4g per token (6·N + 6·L·C·T, causal attention counted half), %.4g per "
+        "step\n",
+        flops, flops * static_cast<double>(config.batch.tokens_per_step));
+    text += concat("step         ", with_separators(config.batch.tokens_per_step),
+                   " tokens = ", micro_batches, " micro-batch", micro_batches == 1 ? "" : "es",
+                   " of ", config.batch.micro_batch, " × ", T, " tokens, on ", world, " rank",
+                   world == 1 ? "" : "s", ": ", micro_batches / world, " to ",
+                   (micro_batches + world - 1) / world, " each\n");
+    if (world > 1) text += traffic_line(config, shape, dtype, world);
+    if (config.schedule.epochs == 0) {
+        const int64_t steps = total_steps(config, 0);
+        text += concat("run          ", with_separators(steps), " steps, ",
+                       with_separators(steps * config.batch.tokens_per_step), " tokens\n");
+    }
+    return text +
+           concat("device       ", device.is_cuda() ? "CUDA" : "CPU", ", ", name_of(dtype), "\n");
+}
+
+}  // namespace
+
+PlanReport plan_report(const Config& given, const Device& device, int world) {
+    const GPTShape shape = shape_of(given, vocab_size_of(given));
+    const DType dtype = resolve_dtype(given.precision.dtype, device);
     const uint64_t available = memory_available(device);
-    const Recompute level = resolve_recompute(config, shape, dtype, device, available, world);
-    const size_t chosen = plans[static_cast<size_t>(level)].total_bytes();
-    report += formatted("\nprecision.recompute = %s: %s of %s available here", name_of(level),
-                        format_bytes(chosen).c_str(), format_bytes(available).c_str());
-    if (chosen > available)
-        report +=
-            ": DOES NOT FIT; " + change_that_fits(config, shape, dtype, device, available, world);
-    return report + "\n";
+    const Fit fit = fit_into(available, given, shape, dtype, device, world);
+    const Config config = with_micro_batch(given, fit.micro_batch);
+
+    std::vector<Arena> plans;
+    for (const Recompute level : recompute_levels)
+        plans.push_back(plan_memory(config, shape, dtype, level, device, world));
+    PlanReport report;
+    report.text = concat(describe_run(config, shape, dtype, device, world),
+                         "\nmemory of each rank, by what is recomputed in the backward pass\n",
+                         levels_table(plans, device), "\nbatch.micro_batch = ", fit.micro_batch,
+                         ", precision.recompute = ", name_of(fit.recompute), ": ",
+                         format_bytes(fit.bytes), " of ", format_bytes(available),
+                         " available here", fit.bytes > available ? ": DOES NOT FIT" : "", "\n");
+    if (fit.bytes > available)
+        report.problem =
+            concat("the run needs ", format_bytes(fit.bytes), " of memory on each rank, and ",
+                   format_bytes(available), " are available here; ",
+                   change_that_fits(given, shape, dtype, device, available, world));
+    return report;
 }
 
 }  // namespace train_gpt

@@ -14,14 +14,6 @@ namespace train_gpt {
 
 namespace {
 
-/// Columns that a line on stdout may fill: one less than the terminal has, since some break a full line; 0 where it is no
-/// terminal, or does not say.
-int columns_of_stdout() {
-    winsize size{};
-    if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 0;
-    return std::max(1, size.ws_col - 1);
-}
-
 template <class... Args>
 std::string formatted(const char* format, Args... args) {
     char text[192];
@@ -54,6 +46,12 @@ std::vector<ProgressField> fields_of(const StepReport& r) {
 }
 
 }  // namespace
+
+int columns_of_stdout() {
+    winsize size{};
+    if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 0;
+    return std::max(1, size.ws_col - 1);
+}
 
 std::string format_duration(double seconds) {
     const long long s = seconds > 0 ? std::llround(seconds) : 0;

@@ -30,6 +30,10 @@ struct ProgressField {
     int rank = 0;  // the higher, the sooner it is left out
 };
 
+/// Columns that a line on stdout may fill: one less than the terminal has, since some break a full
+/// line; 0 where it is no terminal, or does not say.
+int columns_of_stdout();
+
 /// The fields that fit into a line of `columns` (0: any length), joined by " | ". Those of the highest rank are left out first;
 /// where one field remains and is too long, it is cut.
 std::string fit_fields(std::vector<ProgressField> fields, int columns);

@@ -100,7 +100,7 @@ TEST_CASE("configurations are refused with the key, the value and the nearest va
     refused({"optimizer.learning_rate=NaN"}, {"optimizer.learning_rate", "NaN"});
     refused({"optimizer.learning_rate=-1"}, {"optimizer.learning_rate", "greater than 0"});
     refused({"model.n_embd=33"}, {"model.n_embd = 33", "model.n_head = 2"});
-    refused({"batch.micro_batch=0"}, {"batch.micro_batch = 0"});
+    refused({"batch.micro_batch=-1"}, {"batch.micro_batch = -1"});
     refused({"batch.tokens_per_step=255"}, {"batch.tokens_per_step = 255"});
     refused({"run_dir="}, {"run_dir"});
     refused({"data.train="}, {"data.train"});

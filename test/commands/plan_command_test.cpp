@@ -1,5 +1,6 @@
 // train_gpt plan beside the run that it describes.
 
+#include "kernels/error.h"
 #include "test/commands/program.h"
 
 using namespace train_gpt;
@@ -32,4 +33,24 @@ TEST_CASE("the plan is what the run takes", "[cli][cuda]") {
     CHECK(contains(two, "ZeRO-1: "));
     check_refused(train_gpt_with({"plan", Workplace::get().config(), "--world", "3"}), 1,
                   {"3", "batch.tokens_per_step"});
+}
+
+TEST_CASE("a plan that does not fit is printed, and ends with exit code 1 and one sentence",
+          "[cli]") {
+    const Outcome outcome = train_gpt_with(
+        {"plan", "configs/gpt3-175b.json", "--set", "device=cpu", "--set", "model.n_layer=4096"});
+    check_refused(outcome, 1, {"the run needs ", "which are not split over ranks"});
+    CHECK(contains(outcome.out, "DOES NOT FIT"));
+    CHECK(contains(outcome.out, "parameters   "));
+}
+
+TEST_CASE("a preset has a plan on any number of ranks that its step can feed", "[cli]") {
+    for (const char* ranks : {"1", "48", "64", "512"}) {
+        const Outcome outcome = check_succeeds(train_gpt_with(
+            {"plan", "configs/gpt2-124m.json", "--set", "device=cpu", "--world", ranks}));
+        CHECK(contains(outcome.out, concat("on ", ranks, " rank")));
+    }
+    check_refused(train_gpt_with({"plan", "configs/gpt2-124m.json", "--world", "1024"}), 1,
+                  {"512 sequences cannot feed 1024 ranks", "take 512 ranks",
+                   "batch.tokens_per_step=1048576"});
 }

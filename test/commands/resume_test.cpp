@@ -26,7 +26,7 @@ TEST_CASE("a resumed run uses the choices of its checkpoint, not what it would c
         CHECK(Json::parse(read(folder / "choices.json")).at("recompute") == "block");
     // Recomputation takes less memory and gives the same bits.
     const Outcome all = check_succeeds(train_gpt_with(w.train(whole, {"--stop-at", "8"})));
-    const std::string tokens = " tokens (2 micro-batches), ";
+    const std::string tokens = " tokens (2 micro-batches of 4 × 32), ";
     CHECK(number_after(resumed.out, tokens) < number_after(all.out, tokens));
     check_same_state(whole, run, 8);
 }

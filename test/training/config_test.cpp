@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -15,6 +16,8 @@
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "training/config_help.h"
+#include "training/known_data.h"
 
 using namespace train_gpt;
 
@@ -89,6 +92,7 @@ TEST_CASE("a configuration takes the file's values and keeps defaults for the re
     CHECK(config.schedule.tokens == 1000000);
     CHECK(config.sequence_length() == 16);
     CHECK(config.micro_batches_per_step() == 2);
+    CHECK(parse_config(R"({"schedule": {"steps": 1}})", "my.json").batch.micro_batch == 0);
 }
 
 TEST_CASE("an unknown key is named with its path, its file and the nearest valid key", "[config]") {
@@ -102,13 +106,40 @@ TEST_CASE("an unknown key is named with its path, its file and the nearest valid
                 {"\"learning_rate\"", "\"optimizer.learning_rate\""});
     check_names(refusal(R"({"schedule": {"learning_rate": 1}})"), {"\"optimizer.learning_rate\""});
     check_names(refusal(R"({"optimizer": {"lr": 1}})"), {"\"optimizer.learning_rate\""});
-    check_names(refusal(R"({"": 1})"), {"unknown key \"\"", "nearest"});
+    check_names(refusal(R"({"": 1})"), {"unknown key \"\"", "`train_gpt config` lists"});
     check_names(refusal(R"({"model.n_layer": {"a": 1}})"), {"model.n_layer"});
     check_names(refusal(R"({"optimiser": {}})"), {"\"optimiser\"", "\"optimizer\""});
     check_names(refusal(R"({"model": {"$schema": "x"}})"), {"model.$schema"});
     check_names(override_refusal({"optimizer.learningrate=3e-4"}),
                 {"--set optimizer.learningrate=3e-4", "\"optimizer.learning_rate\""});
-    check_names(refusal(R"({")" + std::string(100000, 'x') + R"(": 1})"), {"nearest"});
+    check_names(refusal(R"({")" + std::string(100000, 'x') + R"(": 1})"),
+                {"`train_gpt config` lists"});
+}
+
+TEST_CASE("a key that is like no other has no suggestion, and what other programs call it has one",
+          "[config]") {
+    for (const char* name : {"gelu", "model.gelu", "x", "optimizer.dropout", "tensor_parallel"}) {
+        CAPTURE(name);
+        CHECK(nearest_key(name).empty());
+    }
+    CHECK_FALSE(contains(refusal(R"({"activation": {"gelu": 1}})"), "nearest"));
+    CHECK(nearest_key("lr") == "optimizer.learning_rate");
+    CHECK(nearest_key("training.max_iters") == "schedule.steps");
+    std::set<std::string> keys;
+    for (const KeyDescription& key : describe_keys()) {
+        CAPTURE(key.path);
+        CHECK(nearest_key(key.path) == key.path);
+        keys.insert(key.path);
+        // A letter is missing in a name that is no other's then.
+        std::string wrong = key.path;
+        const size_t dot = wrong.rfind('.') + 1, length = wrong.size() - dot;
+        if (length < 6) continue;
+        wrong.erase(dot + static_cast<size_t>(random_int(0, static_cast<int64_t>(length) - 1)), 1);
+        CHECK(nearest_key(wrong) == key.path);
+    }
+    for (const char* name : {"lr", "max_lr", "min_lr", "eps", "clip_grad", "batch_size", "seq_len",
+                             "max_steps", "warmup_iters", "hidden_size", "depth", "out_dir"})
+        CHECK(keys.contains(nearest_key(name)));
 }
 
 TEST_CASE("a value of the wrong type or range is refused with its path, the value and the rule",
@@ -290,8 +321,10 @@ TEST_CASE("the batch must be whole micro-batches that can be counted", "[config]
     check_names(override_refusal({"batch.sequence_length=1025"}),
                 {"my.json", "1025", "n_ctx = 1024"});
     check_names(override_refusal({"batch.tokens_per_step=10000"}),
+                {"10000", "sequences of 1024 tokens", "9216 and 10240"});
+    check_names(override_refusal({"batch.tokens_per_step=10000", "batch.micro_batch=4"}),
                 {"10000", "4 · 1024 = 4096", "8192 and 12288"});
-    check_names(override_refusal({"batch.tokens_per_step=1000"}), {"4096", "the least"});
+    check_names(override_refusal({"batch.tokens_per_step=1000"}), {"1024", "the least"});
     check_names(override_refusal({"batch.micro_batch=1048576", "model.n_ctx=16777216"}),
                 {"2147483647"});
     CHECK(override_refusal({"batch.tokens_per_step=4096"}) == "");
@@ -392,7 +425,7 @@ TEST_CASE("a missing file and a folder in a file's place are refused by name", "
 }
 
 TEST_CASE("every preset is strict JSON that loads, resolved or not", "[config]") {
-    REQUIRE(presets().size() >= 13);
+    REQUIRE(presets().size() >= 18);
     for (const auto& file : presets()) {
         CAPTURE(file.string());
         const json strict = json::parse(read(file));  // refuses comments
@@ -418,6 +451,35 @@ TEST_CASE("the presets named after published models have their number of paramet
         CHECK(std::abs(parameters(config) / count - 1) < (exact ? 0.0005 : 0.025));
         CHECK(config.model.vocab_size == 50257);
         CHECK(config.model.n_ctx == (exact ? 1024 : 2048));
+    }
+}
+
+TEST_CASE("presets between the quickstart's and 124M are named by their number of parameters",
+          "[config]") {
+    for (const auto& [name, count] :
+         {std::pair{"gpt2-10m", 10e6}, {"gpt2-30m", 30e6}, {"gpt2-60m", 60e6}}) {
+        CAPTURE(name);
+        const Config config =
+            load_config(repository() / "configs" / (std::string(name) + ".json"), {});
+        CHECK(std::abs(parameters(config) / count - 1) < 0.025);
+        CHECK(config.model.vocab_size == 50257);
+        CHECK(config.batch.micro_batch == 0);
+    }
+}
+
+TEST_CASE("what a preset reads is what a script of the project makes", "[config]") {
+    for (const auto& file : presets()) {
+        CAPTURE(file.string());
+        const Config config = load_config(file, {});
+        REQUIRE(config.data.train.size() == 1);
+        for (const std::string& path :
+             {config.tokenizer.path, config.data.train[0].glob, config.data.val}) {
+            CAPTURE(path);
+            CHECK(path.starts_with("data/"));
+            CHECK_FALSE(command_that_makes(path).empty());
+        }
+        // A vocabulary beside the data is theirs, and of the size that it has.
+        CHECK((config.model.vocab_size == 0) == config.tokenizer.path.ends_with("/tokenizer.json"));
     }
 }
 
@@ -452,7 +514,7 @@ TEST_CASE("a list of sources that is no JSON is refused, and a pattern of letter
 TEST_CASE("more micro-batches than can be counted are refused", "[config]") {
     check_names(refusal(R"({"batch": {"tokens_per_step": 4294967296, "micro_batch": 1,
                                       "sequence_length": 1}, "schedule": {"steps": 1}})"),
-                {"batch.tokens_per_step", "4294967296 micro-batches"});
+                {"batch.tokens_per_step", "4294967296 sequences"});
 }
 
 TEST_CASE("configs/schema.json is what the binary writes", "[config]") {

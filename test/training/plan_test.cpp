@@ -1,8 +1,12 @@
 #include "training/plan.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <set>
+#include <sstream>
 
 #include "kernels/error.h"
+#include "kernels/file.h"
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
@@ -75,7 +79,7 @@ TEST_CASE("the report names parameters, batch, ranks and the memory of every rec
           "[plan]") {
     Config config = random_config();
     const GPTShape shape = shape_of(config, config.model.vocab_size);
-    const std::string report = plan_report(config, Device{}, 1);
+    const std::string report = plan_report(config, Device{}, 1).text;
     // GPT-2: tied embedding, positions, 12·C² + 13·C a block, the last norm.
     const int64_t C = shape.n_embd, L = shape.n_layer;
     const int64_t parameters =
@@ -95,14 +99,193 @@ TEST_CASE("the report names parameters, batch, ranks and the memory of every rec
             report,
             format_bytes(plan_memory(config, shape, dtype, level, Device{}).total_bytes())));
     CHECK_FALSE(contains(report, "DOES NOT FIT"));
+    CHECK(plan_report(config, Device{}, 1).problem.empty());
 
-    CHECK(contains(plan_report(config, Device{}, 3), "on 3 ranks: 1 to 2 each"));
-    CHECK(contains(error_of(config, 5), "fewer than the 5 ranks"));
+    CHECK(contains(plan_report(config, Device{}, 3).text, "on 3 ranks: 1 to 2 each"));
+}
+
+TEST_CASE("what is said to feed more ranks than a step can feed does", "[plan]") {
+    for (int i = 0; i < 20; ++i) {
+        Config config = random_config();
+        if (random_int(0, 1)) config.batch.micro_batch = 0;
+        const int64_t B = std::max(config.batch.micro_batch, 1), T = config.sequence_length();
+        config.batch.tokens_per_step = B * T * random_int(1, 12);
+        const int64_t sequences = config.batch.tokens_per_step / T;
+        const int ranks = static_cast<int>(sequences / B + random_int(1, 20));
+        const std::string error = error_of(config, ranks);
+        CAPTURE(error, to_json(config), ranks);
+        CHECK(contains(error, concat("cannot feed ", ranks, " ranks")));
+        const auto number = [&](const std::string& label) {
+            const size_t at = error.find(label);
+            return at == std::string::npos ? int64_t{0}
+                                           : std::stoll(error.substr(at + label.size()));
+        };
+        REQUIRE(number("batch.tokens_per_step=") > 0);
+        Config changed = config;
+        if (number("batch.micro_batch="))
+            changed.batch.micro_batch = static_cast<int>(number("batch.micro_batch="));
+        if (number("; take ")) {
+            CHECK(sequences < ranks);
+            CHECK(error_of(changed, static_cast<int>(number("; take "))).empty());
+        } else {
+            CHECK(error_of(changed, ranks).empty());
+            changed = config;
+        }
+        changed.batch.tokens_per_step = number("batch.tokens_per_step=");
+        CHECK(error_of(changed, ranks).empty());
+    }
+}
+
+TEST_CASE("a micro-batch that is left open is the one with which a step is done first", "[plan]") {
+    for (int i = 0; i < 12; ++i) {
+        Config config = random_config();
+        config.batch.micro_batch = 0;
+        const int64_t T = config.sequence_length(), sequences = random_int(1, 120);
+        config.batch.tokens_per_step = sequences * T;
+        const auto ranks = static_cast<int>(random_int(1, std::min<int64_t>(sequences, 9)));
+        const GPTShape shape = shape_of(config, config.model.vocab_size);
+        const auto bytes_of = [&](int64_t B, Recompute level) {
+            Config with = config;
+            with.batch.micro_batch = static_cast<int>(B);
+            return plan_memory(with, shape, DType::fp32, level, Device{}, ranks).total_bytes();
+        };
+        const uint64_t least = bytes_of(1, Recompute::block);
+        const uint64_t available = least + static_cast<uint64_t>(random_int(0, 1 << 24));
+        // By going through all of them, with the times that plan.h names.
+        double soonest = 1e300;
+        for (int64_t B = 1; B <= sequences; ++B)
+            for (const auto& [level, cost] : {std::pair{Recompute::none, 1.0},
+                                              {Recompute::elementwise, 1.04},
+                                              {Recompute::block, 1.33}}) {
+                const int64_t m = sequences / B;
+                if (sequences % B || m < ranks || (B > 1 && B * T > 4096)) continue;
+                if (bytes_of(B, level) > available) continue;
+                const int64_t busiest = (m + ranks - 1) / ranks;
+                soonest = std::min(soonest, static_cast<double>(busiest * (B * T + 64)) * cost);
+            }
+        const Fit fit = fit_into(available, config, shape, DType::fp32, Device{}, ranks);
+        CAPTURE(T, sequences, ranks, available, fit.micro_batch, name_of(fit.recompute));
+        CHECK(fit.bytes == bytes_of(fit.micro_batch, fit.recompute));
+        CHECK(fit.bytes <= available);
+        REQUIRE(sequences % fit.micro_batch == 0);
+        const int64_t m = sequences / fit.micro_batch, busiest = (m + ranks - 1) / ranks;
+        CHECK(m >= ranks);
+        const double cost[] = {1.0, 1.04, 1.33};
+        CHECK(static_cast<double>(busiest * (fit.micro_batch * T + 64)) *
+                  cost[static_cast<size_t>(fit.recompute)] ==
+              soonest);
+
+        const Fit none = fit_into(least - 1, config, shape, DType::fp32, Device{}, ranks);
+        CHECK(none.bytes == least);
+        config.batch.micro_batch = fit.micro_batch;
+        config.precision.recompute = "elementwise";
+        const Fit given = fit_into(0, config, shape, DType::fp32, Device{}, ranks);
+        CHECK(given.micro_batch == fit.micro_batch);
+        CHECK(given.recompute == Recompute::elementwise);
+    }
+}
+
+TEST_CASE("a resumed run takes the choices that it has, unless they fit no more", "[plan]") {
+    Config config = random_config();
+    config.batch.micro_batch = 0;
+    config.batch.tokens_per_step = 24 * config.sequence_length();
+    const GPTShape shape = shape_of(config, config.model.vocab_size);
+    constexpr uint64_t plenty = uint64_t{1} << 50;
+    const auto choose = [&](const Choices& kept, uint64_t available, int ranks) {
+        return choose_by_memory(kept, available, config, shape, DType::fp32, Device{}, ranks);
+    };
+    const Choices fresh = choose({}, plenty, 1);
+    CHECK(fresh.micro_batch > 0);
+    CHECK(fresh.recompute == "none");
+    const Choices kept{.micro_batch = 3, .recompute = "block", .kernels = "a line\n"};
+    for (const int ranks : {1, 8}) {
+        CHECK(choose(kept, plenty, ranks).micro_batch == 3);
+        CHECK(choose(kept, plenty, ranks).recompute == "block");
+        CHECK(choose(kept, plenty, ranks).kernels == kept.kernels);
+    }
+    CHECK(choose(kept, plenty, 9).micro_batch <= 2);  // 24 sequences for 9 ranks
+    CHECK(choose({.micro_batch = 5, .recompute = "none", .kernels = ""}, plenty, 1).micro_batch ==
+          fresh.micro_batch);
+    const auto bytes = [&](int B, Recompute level) {
+        Config with = config;
+        with.batch.micro_batch = B;
+        return plan_memory(with, shape, DType::fp32, level, Device{}, 1).total_bytes();
+    };
+    CHECK(choose(kept, bytes(3, Recompute::block), 1).micro_batch == 3);
+    const Choices less = choose(kept, bytes(3, Recompute::block) - 1, 1);
+    CHECK(bytes(less.micro_batch, recompute_from(less.recompute)) < bytes(3, Recompute::block));
+    config.batch.micro_batch = 4;  // what is given is taken
+    config.precision.recompute = "elementwise";
+    CHECK(choose(kept, plenty, 1).micro_batch == 4);
+    CHECK(choose(kept, plenty, 1).recompute == "elementwise");
+}
+
+TEST_CASE("a change that is said to fit fits", "[plan]") {
+    std::set<std::string> kinds;
+    for (int i = 0; i < 40; ++i) {
+        Config config = random_config();
+        config.precision.recompute = "none";
+        config.batch.micro_batch = 4;
+        config.model.n_ctx = 64;
+        config.batch.sequence_length = 64;
+        config.batch.tokens_per_step = 4 * 4 * 64;
+        const GPTShape shape = shape_of(config, config.model.vocab_size);
+        const auto fit = [&](const Config& of, uint64_t available, int ranks) {
+            return fit_into(available, of, shape, DType::fp32, Device{}, ranks);
+        };
+        const uint64_t needed = fit(config, 0, 1).bytes;
+        const auto available = static_cast<uint64_t>(
+            random_int(static_cast<int64_t>(needed) / 4, static_cast<int64_t>(needed) - 1));
+        const std::string advice =
+            change_that_fits(config, shape, DType::fp32, Device{}, available, 1);
+        std::istringstream words(advice);
+        std::vector<std::string> settings;
+        int ranks = 1;
+        for (std::string word, before; words >> word; before = word) {
+            if (before == "--set") settings.push_back(word);
+            if (word == "ranks" && contains(advice, "it fits")) ranks = std::stoi(before);
+        }
+        CAPTURE(advice, available, needed);
+        if (!contains(advice, "it fits")) {
+            kinds.insert("smaller model");
+            CHECK(contains(advice, "take a smaller model"));
+            Config least = config;
+            least.batch.micro_batch = 1;
+            least.precision.recompute = "block";
+            least.parallel.zero = 2;
+            CHECK(fit(least, available, 16).bytes > available);
+            continue;
+        }
+        kinds.insert(ranks > 1 ? "ranks" : "settings");
+        CHECK((ranks > 1 || !settings.empty()));
+        const Config changed = parse_config(to_json(config), "changed", settings);
+        CHECK(fit(changed, available, ranks).bytes <= available);
+    }
+    CHECK(kinds.contains("settings"));
+}
+
+TEST_CASE("every preset has a plan on one rank and on many", "[plan]") {
+    for (const auto& file : glob_files("configs/*.json")) {
+        if (file.filename() == "schema.json") continue;
+        CAPTURE(file.string());
+        Config config = load_config(file, {});
+        if (config.model.vocab_size == 0) config.model.vocab_size = 8192;
+        const GPTShape shape = shape_of(config, config.model.vocab_size);
+        for (const int ranks : {1, 7}) {
+            if (config.batch.micro_batch > 0 && config.micro_batches_per_step() < ranks) continue;
+            const Fit fit =
+                fit_into(uint64_t{1} << 50, config, shape, DType::bf16, Device{}, ranks);
+            CHECK(fit.recompute == Recompute::none);
+            CHECK(config.batch.tokens_per_step %
+                      (int64_t{fit.micro_batch} * config.sequence_length()) ==
+                  0);
+        }
+    }
 }
 
 TEST_CASE("a plan of any size is counted, and one that cannot fit says so", "[plan]") {
     Config config = random_config();
-    config.model = {.n_layer = 512,
+    config.model = {.n_layer = 4096,
                     .n_head = 2048,
                     .n_embd = 262144,
                     .n_ctx = 2048,
@@ -111,7 +294,12 @@ TEST_CASE("a plan of any size is counted, and one that cannot fit says so", "[pl
     config.batch.micro_batch = 1;
     config.batch.sequence_length = 2048;
     config.batch.tokens_per_step = 2048;
-    CHECK(contains(plan_report(config, Device{}, 1), "DOES NOT FIT"));
+    const PlanReport report = plan_report(config, Device{}, 1);
+    CHECK(contains(report.text, "DOES NOT FIT"));
+    CHECK(contains(report.problem, "take a smaller model"));
+    config.parallel.bucket_mb = 1e-4;
+    CHECK(contains(error_of(config, 1), "raise parallel.bucket_mb"));
+    config.parallel.bucket_mb = 64;
     const Arena plan =
         plan_memory(config, shape_of(config, 16777216), DType::bf16, Recompute::block, Device{});
     try {

@@ -1,0 +1,86 @@
+// train_gpt config: the reference of all keys, of a section and of one; and where presets' data
+// come from.
+#include <algorithm>
+#include <sstream>
+
+#include "test/commands/program.h"
+#include "training/config.h"
+#include "training/config_help.h"
+#include "training/known_data.h"
+
+using namespace train_gpt;
+
+TEST_CASE("config prints every key, those of a section, or one", "[cli]") {
+    const auto config = [](const Arguments& more) {
+        return check_succeeds(train_gpt_with(Arguments{"config"} + more)).out;
+    };
+    const std::string all = config({});
+    for (const KeyDescription& key : describe_keys()) {
+        CAPTURE(key.path);
+        CHECK(contains("\n" + all, "\n" + key.path + " "));
+    }
+    CHECK_FALSE(contains(all, "|"));
+    CHECK_FALSE(contains(all, "`"));
+    const std::string one = config({"optimizer.learning_rate"});
+    for (const char* part : {"0.0006", "greater than 0", "peak learning rate"})
+        CHECK(contains(one, part));
+    CHECK_FALSE(contains(one, "beta1"));
+    const std::string section = config({"optimizer"});
+    for (const char* part : {"optimizer.beta1 ", "optimizer.grad_clip "})
+        CHECK(contains(section, part));
+    CHECK_FALSE(contains(section, "schedule."));
+    CHECK(config({"--markdown"}) == config_reference());
+    check_refused(train_gpt_with({"config", "optimizer.learningrate"}), 2,
+                  {"\"optimizer.learningrate\"", "\"optimizer.learning_rate\""});
+    check_refused(train_gpt_with({"config", "lr"}), 2, {"\"optimizer.learning_rate\""});
+    const Outcome none = train_gpt_with({"config", "gelu"});
+    check_refused(none, 2, {"\"gelu\"", "train_gpt config"});
+    CHECK_FALSE(contains(none.err, "nearest"));
+    check_refused(train_gpt_with({"config", "seed", "--schema"}), 2, {"--schema"});
+}
+
+TEST_CASE("the reference fits into the terminal's width", "[config]") {
+    const auto characters = [](const std::string& line) {
+        return std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xC0) != 0x80; });
+    };
+    std::vector<std::string> words;
+    for (const int columns : {80, static_cast<int>(random_int(75, 200)), 1000}) {
+        const std::string text = config_help("", columns);
+        std::istringstream lines(text);
+        int64_t widest = 0;
+        for (std::string line; std::getline(lines, line);) {
+            CAPTURE(line);
+            CHECK(characters(line) <= columns);
+            widest = std::max<int64_t>(widest, characters(line));
+        }
+        if (columns < 200) CHECK(widest > columns - 20);
+        std::istringstream in(text);
+        std::vector<std::string> these;
+        for (std::string word; in >> word;) these.push_back(word);
+        if (!words.empty()) CHECK(these == words);  // no word is lost where lines break
+        words = these;
+    }
+}
+
+TEST_CASE("what scripts fetch and is not there is named with the script", "[cli]") {
+    CHECK(command_that_makes("data/gpt2") == "scripts/data.sh gpt2");
+    CHECK(command_that_makes("data/tinystories/valid/val_*.bin") == "scripts/data.sh tinystories");
+    CHECK(command_that_makes("/a/data/quickstart/tokenizer.json") == "scripts/quickstart.sh");
+    for (const char* path : {"", "data", "data/mine/train_*.bin", "gpt2", "synthetic"})
+        CHECK(command_that_makes(path).empty());
+
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const std::string missing = directory / "data/gpt2";
+    for (const std::string& key : {"tokenizer.path", "data.train", "data.val"}) {
+        const Outcome outcome =
+            train_gpt_with(w.train(directory / "run", {"--set", key + "=" + missing}));
+        check_refused(outcome, 1, {missing, "scripts/data.sh gpt2 gets it"});
+    }
+    check_refused(train_gpt_with({"tokenize", w.text(), "--tokenizer", missing, "--out",
+                                  directory / "shards"}),
+                  1, {missing, "scripts/data.sh gpt2 gets it"});
+    check_refused(train_gpt_with({"plan", w.config(), "--set", "tokenizer.path=" + missing}), 1,
+                  {missing, "scripts/data.sh gpt2 gets it"});
+    CHECK_FALSE(fs::exists(directory / "run"));
+}

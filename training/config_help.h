@@ -1,0 +1,15 @@
+// The configuration's reference for people: what `train_gpt config` prints.
+#pragma once
+#include <string>
+
+namespace train_gpt {
+
+/// All keys as columns of key, default and meaning, no line wider than `columns` (0: 100) where its
+/// words allow it; or with a name those of the section, or the one key. Throws UsageError for a
+/// name that is neither.
+std::string config_help(const std::string& name, int columns);
+
+/// All keys as a Markdown table: key, type, default, rule, meaning.
+std::string config_reference();
+
+}  // namespace train_gpt

@@ -1,0 +1,36 @@
+#include "training/known_data.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include <glob.h>
+
+#include "kernels/error.h"
+
+namespace train_gpt {
+
+namespace fs = std::filesystem;
+
+std::string command_that_makes(const std::string& path) {
+    constexpr const char* fetched[] = {"gpt2",        "tinyshakespeare", "tinystories",
+                                       "fineweb-10b", "fineweb-edu-10b", "hellaswag"};
+    bool in_data = false;  // the folder in which the scripts put what they fetch
+    for (const fs::path& part : fs::path(path).lexically_normal()) {
+        if (in_data && part == "quickstart") return "scripts/quickstart.sh";
+        if (in_data && std::find(std::begin(fetched), std::end(fetched), part) != std::end(fetched))
+            return "scripts/data.sh " + part.string();
+        in_data = part == "data";
+    }
+    return "";
+}
+
+void require_made(const std::string& path) {
+    const std::string command = command_that_makes(path);
+    if (command.empty()) return;
+    glob_t found{};
+    const int result = ::glob(path.c_str(), GLOB_TILDE, nullptr, &found);
+    ::globfree(&found);
+    if (result == GLOB_NOMATCH) throw Error("there is no ", path, " yet; ", command, " gets it");
+}
+
+}  // namespace train_gpt
