@@ -237,10 +237,10 @@ $(eval $(call precompile,$(filter-out $(READS_JSON) $(MATHEMATICS) %.cu.o,$(OBJE
 endif
 endif
 # Optimising what reads settings, steers a run or tests takes long and speeds up nothing that matters: -O1 does there. Not so
-# what goes through all of a text or of a model's weights.
+# what goes through all of a text or of a model's weights, nor the loops that kernels are tested against.
 ifeq ($(VARIANT),)
 $(addprefix $(O)/,$(patsubst %.cpp,%.o,$(filter-out dataloader/jsonl.cpp training/stored_model.cpp training/llmc_model.cpp,\
-    $(wildcard training/*.cpp) $(shell grep -lE '<(nlohmann/|CLI/|cudnn_frontend)' $(SOURCES))))) $(TEST_OBJECTS) $(O)/test/compare.o: private FLAGS += -O1
+    $(wildcard training/*.cpp) $(shell grep -lE '<(nlohmann/|CLI/|cudnn_frontend)' $(SOURCES))))) $(filter-out %/reference.o,$(TEST_OBJECTS)) $(O)/test/compare.o: private FLAGS += -O1
 endif
 
 -include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d $(O)/test/bench.d $(O)/test/bench_tokenizer.d $(O)/test/compare.d $(wildcard $(PRECOMPILED)/*.d)
