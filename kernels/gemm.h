@@ -49,6 +49,10 @@ bool onednn_supports(const GemmShape& shape);
 void onednn_gemm(const GemmShape& shape, const GemmOperands& operands, void* scratch);
 size_t onednn_gemm_scratch_bytes(const GemmShape& shape);
 
+/// Whether the library copies what it multiplies into blocks of its own each time, as its kernels for
+/// CPUs without AVX-512 do. Packing gains nothing for these.
+bool onednn_copies(const GemmShape& shape);
+
 /// Copies B [k, n], row-major or, for nt, transposed, into the blocks in which the library multiplies it fastest, for
 /// products of a shape with `packed`. packed: onednn_packed_bytes(shape), a multiple of 64, 64-byte aligned.
 void onednn_pack(const GemmShape& shape, const void* b, void* packed);

@@ -1,10 +1,10 @@
 // Matrix products by oneDNN. Its API 2 and 3 differ only in how a primitive descriptor is made.
 #ifdef TRAIN_GPT_ONEDNN
 #include <cassert>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <unordered_map>
 
 #include <omp.h>
@@ -35,6 +35,7 @@ struct Product {
     memory::desc plain_b;  // where b is a layout of the library's: what it is packed from
     dnnl::matmul::primitive_desc descriptor;
     bool supported = false;
+    bool copies = false;  // the kernel copies both operands into blocks of its own
     dnnl::matmul primitive;
     dnnl::reorder packing;
 };
@@ -52,6 +53,12 @@ dnnl::matmul::primitive_desc describe(const dnnl::engine& engine, const Product&
     }
     return {{product.a, product.b, product.c}, attributes, engine};
 #endif
+}
+
+/// Of the CPU, as far as DNNL_MAX_CPU_ISA allows it.
+bool has_avx512() {
+    const auto all = static_cast<unsigned>(dnnl::cpu_isa::avx512_core);
+    return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & all) == all;
 }
 
 Product describe_product(const dnnl::engine& engine, const GemmShape& shape) {
@@ -76,7 +83,9 @@ Product describe_product(const dnnl::engine& engine, const GemmShape& shape) {
         product.b = product.descriptor.weights_desc();
         product.scratchpad = product.descriptor.scratchpad_desc();
         // Reference implementations are plain loops that exist for completeness.
-        product.supported = std::strncmp(product.descriptor.impl_info_str(), "ref", 3) != 0;
+        const std::string_view implementation = product.descriptor.impl_info_str();
+        product.supported = !implementation.starts_with("ref");
+        product.copies = implementation.starts_with("gemm:jit") && !has_avx512();
     } catch (const dnnl::error& error) {
         if (error.status != dnnl_unimplemented) {
             throw Error("oneDNN cannot prepare a matrix product of ", shape.m, "×", shape.k, "×",
@@ -163,6 +172,8 @@ bool onednn_supports(const GemmShape& shape) { return Products::instance().find(
 size_t onednn_gemm_scratch_bytes(const GemmShape& shape) {
     return Products::instance().find(shape).scratchpad.get_size();
 }
+
+bool onednn_copies(const GemmShape& shape) { return Products::instance().find(shape).copies; }
 
 size_t onednn_packed_bytes(const GemmShape& shape) {
     return (Products::instance().find(shape).b.get_size() + 63) / 64 * 64;

@@ -24,10 +24,10 @@ std::atomic<Library>& chosen_library() {
 }
 
 #ifdef TRAIN_GPT_ONEDNN
-/// Products in fp32 that oneDNN, which reads B as it lies, is slow at; the own kernel copies B and
+/// Products in fp32 that oneDNN, where it reads B as it lies, is slow at; the own kernel copies B and
 /// loses nothing.
 bool onednn_is_slow(const GemmShape& shape) {
-    if (shape.in != DType::fp32 || shape.op == GemmOp::nt) return false;
+    if (shape.in != DType::fp32 || shape.op == GemmOp::nt || onednn_copies(shape)) return false;
     // Rows of B that are a multiple of a page apart fall into the same cache sets: on some Xeons
     // two thirds of the speed.
     const bool rows_alias = shape.n % 1024 == 0;
@@ -44,13 +44,14 @@ bool use_onednn(const GemmShape& shape) {
 
 /// The shape for oneDNN with the weight, here B, packed, where that pays. In fp32 it costs about as much as 60 of the rows
 /// that it serves, and makes the others up to 1.2 (Zen 5) or 1.7 times (Xeons) as fast; in bf16 it costs what it gains.
-/// rows: of all products with this weight together.
+/// A library that copies the weight anyway gains nothing. rows: of all products with this weight together.
 std::optional<GemmShape> packed(GemmShape shape, int64_t rows) {
     constexpr int64_t most_bytes = 64 << 20;  // of scratch: not a copy of a head
     if (shape.in != DType::fp32 || shape.op == GemmOp::tn || rows < 1024) return {};
     if (shape.n * shape.k * static_cast<int64_t>(sizeof(float)) > most_bytes) return {};
+    if (chosen_library() == Library::own || onednn_copies(shape)) return {};
     shape.packed = true;
-    if (chosen_library() == Library::own || !onednn_supports(shape)) return {};
+    if (!onednn_supports(shape)) return {};
     return shape;
 }
 

@@ -25,12 +25,13 @@ struct Outcome {
     std::string text;  // stdout and stderr
 };
 
-Outcome compare_with(const std::string& arguments) {
+Outcome compare_with(const std::string& arguments, const std::string& environment = "") {
     const char* named = std::getenv("COMPARE");
     const std::string program = named ? named : "build/compare";
     if (!std::filesystem::exists(program))
         FAIL("there is no program " << program << "; build it with make compare");
-    std::FILE* const pipe = ::popen(("'" + program + "' " + arguments + " 2>&1").c_str(), "r");
+    const std::string command = environment + " '" + program + "' " + arguments + " 2>&1";
+    std::FILE* const pipe = ::popen(command.c_str(), "r");
     REQUIRE(pipe != nullptr);
     Outcome outcome;
     char buffer[4096];
@@ -120,6 +121,25 @@ TEST_CASE("compare finds every kernel of every device within its bounds at a sma
                   (dtype == std::string("fp32") || !operation.fp32_only));
             CHECK(contains(section, row + "CUDA") == (gpu && contains(section, row + "CPU")));
         }
+    }
+}
+
+TEST_CASE("matrix products are right where oneDNN may use no more than AVX2", "[compare]") {
+    // As many rows as packing wants, and rows of the weight that are pages apart.
+    const std::string shape = "M=" + std::to_string(1024 + random_int(0, 40)) +
+                              ",N=1024,K=" + std::to_string(random_int(1, 80));
+    for (const char* operands : {"N=1024", "K=1024"}) {
+        const std::string extents = operands == std::string("N=1024")
+                                        ? shape
+                                        : "M=1024,K=1024,N=" + std::to_string(random_int(1, 80));
+        CAPTURE(extents);
+        const std::string text = check_succeeds(compare_with(
+            "linear_forward_residual linear_backward_input linear_backward_weight --dtype fp32 "
+            "--device cpu --repeat 0 --seed " +
+                std::to_string(random_int(0, 1 << 30)) + " --shape " + extents,
+            "DNNL_MAX_CPU_ISA=AVX2"));
+        CHECK(contains(text, "own GEMM"));
+        CHECK(!contains(text, "✗ |"));
     }
 }
 
