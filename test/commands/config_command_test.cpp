@@ -72,7 +72,7 @@ TEST_CASE("what scripts fetch and is not there is named with the script", "[cli]
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
     const std::string missing = directory / "data/gpt2";
-    for (const std::string& key : {"tokenizer.path", "data.train", "data.val"}) {
+    for (const std::string key : {"tokenizer.path", "data.train", "data.val"}) {
         const Outcome outcome =
             train_gpt_with(w.train(directory / "run", {"--set", key + "=" + missing}));
         check_refused(outcome, 1, {missing, "scripts/data.sh gpt2 gets it"});
