@@ -665,6 +665,7 @@ TEST_CASE("in a model of real size the bytes per parameter are those of the lite
                     .n_ctx = 1024,
                     .vocab_size = 50257,
                     .init_from = ""};
+    config.batch.micro_batch = 8;
     config.batch.sequence_length = 16;  // activations do not count
     const GPTShape shape = shape_of(config, config.model.vocab_size);
     double parameters = 0;
