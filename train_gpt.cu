@@ -400,7 +400,9 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     }));
     config.batch.micro_batch = chosen.micro_batch;
     const Recompute recompute = recompute_from(chosen.recompute);
-    double peak = measure_peak_flops(device, dtype);
+    const double flops_per_step =
+        shape.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step);
+    double peak = measure_peak_flops(device, dtype, flops_per_step);
     activity.pulse();
     StepProfile profile(device, line.profile, peak);
     const Arena plan = plan_memory(config, shape, dtype, recompute, device, ranks);
@@ -446,8 +448,6 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     TrainLoader loader(sources, loading, [&](size_t) { return run.loader_memory; });
     const int of_step = loading.micro_batches_per_step, micro_batches = loader.micro_batches();
     const int most_micro_batches = (of_step + ranks - 1) / ranks;  // of any rank
-    const double flops_per_step =
-        shape.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step);
     const double least_seconds = flops_per_step / (peak * ranks);  // of a step
     catch_interrupts();
     progress.say(concat(

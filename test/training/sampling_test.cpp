@@ -128,7 +128,7 @@ TEST_CASE("of equally likely tokens top-p and top-k keep those of the lowest ids
         CAPTURE(n, kept, level);
         for (const SamplingOptions& o : {by_probability, by_number})
             for (int i = 0; i < kept; ++i)
-                for (double within : {0.0, 0.5, 1 - 0x1p-30})
+                for (double within : {0x1p-30, 0.5, 1 - 0x1p-30})
                     CHECK(draw_token(logits, o, (i + within) / kept) == i);
     }
 }
