@@ -193,7 +193,7 @@ $(O)/train_gpt.o: train_gpt.cu $(B)/flags
 	@echo "compile $<"
 	@$(COMPILE) -MMD -MP -x c++ -c $< -o $@
 
-MATHEMATICS := $(filter-out %.cu.o $(addprefix $(O)/kernels/,attention_cudnn.o attention_engine.o device.o file.o memory.o),\
+MATHEMATICS := $(filter-out %.cu.o $(addprefix $(O)/kernels/,attention_cudnn.o attention_engine.o device.o error.o file.o hash.o json_text.o memory.o printable.o),\
     $(filter $(O)/kernels/%,$(OBJECTS)))
 $(MATHEMATICS): private FLAGS += $(KERNEL_FLAGS)
 $(O)/training/version.o: private CPPFLAGS += -DTRAIN_GPT_VERSION='"$(VERSION)"'
@@ -295,7 +295,8 @@ test-full:
 
 # Readers of files under libFuzzer, which comes with clang. They use no OpenMP, which clang may lack.
 FUZZ := build/fuzz
-FUZZ_SOURCES := $(wildcard tokenizer/*.cpp dataloader/*.cpp) $(addprefix training/,config.cpp safetensors.cpp) kernels/file.cpp \
+FUZZ_SOURCES := $(wildcard tokenizer/*.cpp dataloader/*.cpp) $(addprefix training/,config.cpp safetensors.cpp) \
+    $(addprefix kernels/,error.cpp file.cpp hash.cpp json_text.cpp printable.cpp) \
     test/fuzz/targets.cpp test/fuzz/fuzz.cpp
 FUZZ_OBJECTS := $(addprefix $(FUZZ)/,$(FUZZ_SOURCES:.cpp=.o))
 FUZZ_FLAGS := -std=c++20 -O1 -g -Wall -Wextra -fno-omit-frame-pointer -fno-sanitize-recover=all

@@ -259,7 +259,7 @@ std::vector<WatchedShard> shards_to_watch(const std::vector<TrainSource>& source
     return watched;
 }
 
-/// Before the end of a run is told to be good: what has not been verified yet is now, as no step waits for it any more.
+/// Reads at full speed what has not been verified yet: no step waits for it now.
 void finish_verification(ShardWatch& watch, Progress& progress) {
     constexpr uint64_t worth_a_line = 1 << 30;
     if (const uint64_t left = watch.bytes_left(); left > worth_a_line)
@@ -274,7 +274,7 @@ std::string end_on_damage(const ShardWatch::Damage& damage, const Config& config
         world, [&] { return std::to_string(set_aside_checkpoints(config.run_dir, sound_step)); });
     const auto checkpoints = list_checkpoints(config.run_dir);
     return concat(
-        damage.message, "; nothing trained on it is kept",
+        damage.message, "; checkpoints from before it was verified are not used",
         moved == "0" ? ""
                      : concat(" (", moved, moved == "1" ? " checkpoint is" : " checkpoints are",
                               " now called step-NNNNNNNN.suspect)"),
@@ -400,9 +400,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     }));
     config.batch.micro_batch = chosen.micro_batch;
     const Recompute recompute = recompute_from(chosen.recompute);
-    const double flops_per_step =
-        shape.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step);
-    double peak = measure_peak_flops(device, dtype, flops_per_step);
+    double peak = measure_peak_flops(device, dtype);
     activity.pulse();
     StepProfile profile(device, line.profile, peak);
     const Arena plan = plan_memory(config, shape, dtype, recompute, device, ranks);
@@ -448,6 +446,8 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     TrainLoader loader(sources, loading, [&](size_t) { return run.loader_memory; });
     const int of_step = loading.micro_batches_per_step, micro_batches = loader.micro_batches();
     const int most_micro_batches = (of_step + ranks - 1) / ranks;  // of any rank
+    const double flops_per_step =
+        shape.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step);
     const double least_seconds = flops_per_step / (peak * ranks);  // of a step
     catch_interrupts();
     progress.say(concat(
@@ -654,7 +654,8 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
         throw;
     }
 
-    if (ending == Ending::finished || ending == Ending::stopped)
+    // Also where the time limit or a signal came in the last step: no later start verifies it.
+    if (ending == Ending::finished || ending == Ending::stopped || step == steps)
         finish_verification(watch, progress);
     const std::optional<ShardWatch::Damage> damage = watch.settle();
     if (damage && damage->trained)
@@ -681,12 +682,16 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                                             : "";
         progress.say(concat(why, saved, "; the same command ",
                             ending == Ending::stopped ? "without --stop-at " : "",
-                            nothing_trained ? "starts the run again" : "goes on from there"));
+                            nothing_trained ? "starts the run again" : "resumes from there"));
         return exit_code_of(ending, world);
+    }
+    if (watch.sound_step() < step) {  // a signal came while the rest of the data were verified
+        progress.say(saved + "; the same command continues with the verification of its data");
+        return exit_code_of(Ending::interrupted, world);
     }
     const bool evaluated = was_evaluated();
     if (evaluations.validation && !evaluated && !evaluate_now()) {
-        progress.say(saved + "; the same command goes on with its evaluation");
+        progress.say(saved + "; the same command continues with its evaluation");
         return exit_code_of(Ending::interrupted, world);
     }
     if (evaluations.validation && evaluated && first_rank) {

@@ -411,7 +411,7 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
         save(state, workplace, writers);
         report_.say("stopped behind ", state.tokens(Split::train) + state.tokens(Split::val),
                     " tokens, which are kept in ", staging.string(),
-                    "; the same command goes on from there");
+                    "; the same command resumes from there");
         throw;
     }
     for (SplitWriter& writer : writers) writer.finish();

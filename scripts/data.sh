@@ -16,6 +16,7 @@
 # Downloads go on after an interruption. Each is checked with a SHA-256, written here or, for large files on Hugging Face, told
 # by its server, and once it is right kept in FILE.sha256 (sha256sum -c reads it).
 set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
 [ ! -e "$(dirname "$0")/../Makefile" ] || cd "$(dirname "$0")/.."  # installed, it works where it is called
 
 data=${DATA_DIR:-data}
@@ -127,7 +128,7 @@ parquet() {  # parquet DATASET FOLDER-THERE NUMBER FOLDER: files 000_00000.parqu
     globs="data.train=$to/train_*.bin data.val=$to/val_*.bin"
     [ $fresh = 0 ] || return 0
     [ -x "$program" ] || stop "$program is not built; type make first, or set TRAIN_GPT"
-    scripts/parquet.py "${files[@]}" |
+    "$here/parquet.py" "${files[@]}" |
         "$program" tokenize - --field text --tokenizer "$vocabulary" --out "$to" --val-fraction 0.005
     touch "$to/tokenized"  # after both have ended well
 }

@@ -22,7 +22,9 @@ import sys
 from pathlib import Path
 
 REQUIREMENT = "pyarrow>=16,<27"
-ENVIRONMENT = Path(__file__).resolve().parent.parent / "build" / "parquet"
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "train_gpt"
+ENVIRONMENT = (ROOT / "build" if (ROOT / "Makefile").exists() else CACHE) / "parquet"  # installed, it is the user's
 BATCH_ROWS = 1024
 READ_AHEAD = 1 << 20  # bytes of each column
 
@@ -41,7 +43,10 @@ def install():
     python = ENVIRONMENT / "bin" / "python"
     if Path(sys.prefix) == ENVIRONMENT:
         stop(f"pyarrow does not load, though it is installed in {ENVIRONMENT}; remove that folder and try again")
-    ENVIRONMENT.mkdir(parents=True, exist_ok=True)
+    try:
+        ENVIRONMENT.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        stop(f"{ENVIRONMENT} cannot be made ({error.strerror}); set XDG_CACHE_HOME to a folder that can be written")
     with open(ENVIRONMENT / "lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of several that begin at once, one installs
         if not (ENVIRONMENT / "complete").exists():

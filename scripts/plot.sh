@@ -10,6 +10,7 @@ picture=$1/loss.png
 command -v gnuplot > /dev/null ||
     { echo "error: drawing $picture needs gnuplot; install it with: scripts/setup.sh quickstart" >&2; exit 1; }
 
+export LC_ALL=C.UTF-8  # awk and gnuplot read and write numbers with a point
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

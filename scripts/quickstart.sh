@@ -14,6 +14,7 @@ set -eu
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 [ $# = 0 ] || { echo "error: $1 is not known here; DATA=my.txt in the environment names a text (see --help)" >&2; exit 2; }
 cd "$(dirname "$0")/.."
+export LC_ALL=C.UTF-8  # awk and printf read and write numbers with a point
 
 say() { printf '\n== %3d s: %s\n' $SECONDS "$*"; }
 
@@ -51,10 +52,11 @@ install_and_build() {
 
 # The King James Bible, a verse a line, without its numbers. A chapter is a document, so that what is kept for validation
 # comes from the same books as the rest.
-chapters() {
+chapters() (
+    set -o pipefail
     bible -l 10000 gen1:1-rev22:21 < /dev/null |
         awk '/^[^ ]/ { if (n++) print "<|endoftext|>"; print $0 "\n" } sub(/^ +[0-9]+ /, "")'
-}
+)
 
 prepare_text() {
     mkdir -p "$folder"

@@ -2,6 +2,7 @@
 
 #include "kernels/error.h"
 #include "training/run_evaluation.h"
+#include "training/shard_watch.h"
 
 namespace train_gpt {
 
@@ -12,6 +13,7 @@ std::optional<CompleteRun> find_complete_run(const Config& config, int64_t steps
     try {
         CompleteRun run{checkpoints.front(), checkpoint_step(checkpoints.front()), {}};
         if (run.step < steps) return {};
+        if (ShardWatch::kept_sound_step(config.run_dir).value_or(run.step) < run.step) return {};
         run.evaluation = last_evaluation(config.run_dir, run.step);
         if (!config.data.val.empty() && run.evaluation.step != run.step) return {};
         verify_checkpoint(run.checkpoint, Verify::everything, pulse);

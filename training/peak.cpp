@@ -14,8 +14,8 @@ namespace train_gpt {
 
 namespace {
 
-/// FLOP/s of n×n×n products of random matrices, of one, or the best of many until nothing gets faster.
-double product_rate(const Device& device, DType dtype, int64_t n, bool only_one) {
+/// FLOP/s of n×n×n products of random matrices.
+double product_rate(const Device& device, DType dtype, int64_t n) {
     Stream stream(device);
     const auto matrices = [&](Arena& arena, Tensor(&m)[3]) {
         for (Tensor& t : m) t = arena.tensor(dtype, {n, n}, Purpose::workspaces);
@@ -42,31 +42,30 @@ double product_rate(const Device& device, DType dtype, int64_t n, bool only_one)
     const auto seconds_since = [](Clock::time_point start) {
         return std::chrono::duration<double>(Clock::now() - start).count();
     };
-    const double patience = only_one ? 0 : 0.25, limit = 2.0;
+    constexpr double patience = 0.25, limit = 2.0;
     double best = 0;
     const auto start = Clock::now();
     auto improved = start;
-    do {
+    while (seconds_since(improved) < patience && seconds_since(start) < limit) {
         const auto before = Clock::now();
         linear_forward(stream, {.out = m[0], .x = m[1], .w = m[2]});
         stream.synchronize();
         const double rate = 2.0 * n * n * n / seconds_since(before);
         if (rate > 1.02 * best) improved = Clock::now();
         best = std::max(best, rate);
-    } while (seconds_since(improved) < patience && seconds_since(start) < limit);
+    }
     return best;
 }
 
 }  // namespace
 
-double measure_peak_flops(const Device& device, DType dtype, double flops) {
+double measure_peak_flops(const Device& device, DType dtype) {
     constexpr int64_t small = 1024, large = 8192;
-    const double product = 2.0 * small * small * small;
-    const double rate = product_rate(device, dtype, small, flops < product);
+    const double rate = product_rate(device, dtype, small);
     // A product that takes less than a millisecond does not fill the device.
     constexpr double seconds = 1e-3;
-    return product / rate < seconds && device.is_cuda() && flops >= product
-               ? product_rate(device, dtype, large, false)
+    return 2.0 * small * small * small / rate < seconds && device.is_cuda()
+               ? product_rate(device, dtype, large)
                : rate;
 }
 

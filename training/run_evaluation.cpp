@@ -109,7 +109,7 @@ void evaluate_at_start(const Evaluations& on, const EvaluationPlace& at, double 
         at.progress.say(text_of(at.step, v));
         at.metrics.write(at.step, fields_of(v));
     } catch (const EvaluationStopped&) {
-        if (seconds > most_seconds_at_start) leave_out(seconds);
+        if (!interrupted()) leave_out(std::max(seconds, most_seconds_at_start));
     }
 }
 

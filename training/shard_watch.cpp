@@ -48,15 +48,23 @@ std::string to_text(const Json& json, int indent = -1) {
     return json.dump(indent, ' ', false, Json::error_handler_t::replace);
 }
 
-/// verified.json, or an empty object in place of one that cannot be used: then all is read again.
+/// verified.json; an empty object where there is none. One that cannot be used stands for a run of which nothing was
+/// verified: all is read again, and no checkpoint rests on verified data.
 Json read_kept(const fs::path& file) {
     if (!fs::exists(file)) return Json::object();
     const Json json = Json::parse(MappedFile(file).text(), nullptr, false);
     const bool is_usable = json.is_object() && json.contains("files") && json["files"].is_array();
-    return is_usable ? json : Json::object();
+    return is_usable ? json : Json{{"sound_step", 0}};
 }
 
 }  // namespace
+
+std::optional<int64_t> ShardWatch::kept_sound_step(const fs::path& run_dir) {
+    const Json kept = read_kept(run_dir / file_name);
+    const auto step = kept.find("sound_step");
+    if (step == kept.end() || !step->is_number_integer()) return {};
+    return step->get<int64_t>();
+}
 
 ShardWatch::Stamp ShardWatch::stamp_of(const fs::path& path) {
     struct stat status {};

@@ -67,8 +67,11 @@ class ShardWatch {
     /// all ranks, as of the last settle().
     int64_t sound_step() const { return sound_step_; }
 
+    /// sound_step() as a run folder keeps it; nothing where all was verified, or nothing is known.
+    static std::optional<int64_t> kept_sound_step(const std::filesystem::path& run_dir);
+
   private:
-    /// What tells a file that was verified from another of its name.
+    /// Identifies the file that was verified.
     struct Stamp {
         uint64_t bytes = 0, inode = 0;
         int64_t modified = 0;  // nanoseconds

@@ -323,7 +323,7 @@ TEST_CASE("a signal during an evaluation ends it behind a checkpoint", "[cli][cu
         Process process(w.train(run, options + Arguments{"--set", "evaluation.every=0"}));
         REQUIRE(process.wait_for_step(12));
         process.signal(SIGTERM);
-        CHECK(contains(check_stopped(process.finish()).out, "goes on with its evaluation"));
+        CHECK(contains(check_stopped(process.finish()).out, "continues with its evaluation"));
     }
     check_succeeds(train_gpt_with(w.train(run)));
     CHECK(metrics_of(run).back().contains("val_loss"));
@@ -403,7 +403,7 @@ TEST_CASE("tokenize ends tidily at SIGINT and SIGTERM, and the same command goes
         const Outcome stopped = process.finish();
         INFO(stopped.out << stopped.err);
         CHECK(stopped.code == code);
-        CHECK(contains(stopped.out, "the same command goes on from there"));
+        CHECK(contains(stopped.out, "the same command resumes from there"));
         CHECK_FALSE(fs::exists(out + "/data.json"));
         CHECK(contains(check_succeeds(train_gpt_with(tokenize(out))).out, "going on behind"));
         for (const char* name : {"/train_000000.bin", "/val_000000.bin", "/data.json"})

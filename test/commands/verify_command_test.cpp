@@ -68,6 +68,28 @@ TEST_CASE(
     check_same_state(whole, run, 12);
 }
 
+TEST_CASE("damage ends a run at the border of a step, long before its end", "[cli]") {
+    const Data data;
+    const std::string shard = data.damage("train_000000.bin");
+    check_refused(train_gpt_with(Workplace::get().train(data.directory / "run", data.of(endless))),
+                  1, {shard, "damaged"});
+}
+
+TEST_CASE("a run whose data were not all verified is not complete", "[cli]") {
+    const Data data;
+    const std::string run = data.directory / "run";
+    check_succeeds(train_gpt_with(Workplace::get().train(run, data.of())));
+    const fs::path kept = run + "/verified.json";
+    for (const char* text : {R"({"sound_step": 4, "files": []})", "no JSON"}) {
+        const std::string shard = data.damage("train_000000.bin");
+        write(kept, text);
+        check_refused(train_gpt_with(Workplace::get().train(run, data.of())), 1,
+                      {shard, "damaged"});
+        data.restore("train_000000.bin");
+        check_succeeds(train_gpt_with(Workplace::get().train(run, data.of())));
+    }
+}
+
 TEST_CASE("damaged validation data end a run too, and what was trained is kept", "[cli]") {
     const Data data;
     const std::string run = data.directory / "run", shard = data.damage("val_000000.bin");

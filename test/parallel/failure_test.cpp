@@ -239,7 +239,7 @@ void check_saved(Job& job, const fs::path& run, const std::string& reason, int c
     const std::string output = without_signal_notes(result.output);
     CHECK(std::regex_search(
         output, std::regex("(^|\n)[^\n]*" + reason +
-                           "[^\n]*: step [0-9]+ of [^\n]*the same command goes on from there")));
+                           "[^\n]*: step [0-9]+ of [^\n]*the same command resumes from there")));
     CHECK(count(result.output, "train_gpt: ") == 0);
     check_gone(run);
 }
@@ -482,7 +482,7 @@ TEST_CASE("SIGTERM to mpirun ends behind a checkpoint where mpirun leaves the ti
         const int64_t saved = newest_whole_checkpoint(run);
         CHECK(contains(without_signal_notes(result.output),
                        concat("SIGTERM: step ", saved, " of 1000000 is saved in ", run.string(),
-                              "; the same command goes on from there")));
+                              "; the same command resumes from there")));
         check_gone(run);
     }
 }
@@ -565,7 +565,7 @@ TEST_CASE(
     CHECK(contains(result.output, "is not saved: rank 1: cannot write"));
     CHECK(
         contains(result.output, "; training goes on and the next checkpoint is tried in its turn"));
-    CHECK(contains(result.output, "the same command goes on from there"));
+    CHECK(contains(result.output, "the same command resumes from there"));
     newest_whole_checkpoint(run);
     check_gone(run);
 }

@@ -586,7 +586,7 @@ TEST_CASE("ranks that do not agree end before they train, and are told who wants
 TEST_CASE("more ranks than micro-batches are refused", "[training]") {
     if (skip_without_mpirun()) return;
     const Job job(2);
-    check_refused(job.start(3, "run"), {"a step of 2 sequences cannot feed 3 ranks"});
+    check_refused(job.start(3, "run"), {"a step of 2 ", " cannot feed 3 ranks; "});
 }
 
 // ---- Memory -------------------------------------------------------------------------------------
