@@ -99,7 +99,7 @@ choose_length() {
     [ "$(nproc)" -lt 8 ] || limit=2  # many cores also install and build in less
     # Evaluations, samples and checkpoints take about as long as 100 steps.
     minutes() { awk "BEGIN { printf \"%.1f\", ($1 + 100) * $ms / 60000 }"; }
-    for length in 2400:1.35 1200:1.46 600:1.60; do
+    for length in 2400:1.35 1200:1.47 600:1.60; do
         steps=${length%:*} bits=${length#*:}
         if awk "BEGIN { exit $(minutes "$steps") > $limit }"; then break; fi
     done

@@ -264,8 +264,8 @@ TEST_CASE("a run on masked documents of two sources reports each, and goes on as
 }
 
 TEST_CASE(
-    "SIGINT, SIGTERM, SIGUSR1 and SIGHUP end behind a checkpoint from which the same command goes "
-    "on",
+    "SIGINT, SIGTERM, SIGUSR1 and SIGHUP end behind a checkpoint from which the same command "
+    "resumes",
     "[cli][cuda]") {
     const Workplace& w = Workplace::get();
     std::signal(SIGHUP, SIG_DFL);  // where the tests themselves ignore it, the program would
@@ -283,7 +283,7 @@ TEST_CASE(
             const Outcome outcome = check_stopped(process.finish(), number == SIGINT ? 130 : 75);
             CAPTURE(outcome.out);
             CHECK(contains(outcome.out, std::string(name) + ": step "));
-            CHECK(contains(outcome.out, "the same command goes on"));
+            CHECK(contains(outcome.out, "the same command resumes"));
             REQUIRE(checkpoints_in(run).size() == 1);
             done = checkpoints_in(run)[0];
             CHECK(done >= 3);
@@ -353,7 +353,7 @@ TEST_CASE("one run at a time writes into a folder, and a second signal ends it a
     check_succeeds(train_gpt_with(Workplace::get().train(directory / "run", {"--stop-at", "1"})));
 }
 
-TEST_CASE("a killed run goes on from its newest checkpoint as if nothing had been", "[cli]") {
+TEST_CASE("a killed run resumes from its newest checkpoint as if nothing had been", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
     const std::string run = directory / "run";
@@ -381,7 +381,7 @@ TEST_CASE("a killed run goes on from its newest checkpoint as if nothing had bee
     check_same_state(directory / "whole", run, newest + 9);
 }
 
-TEST_CASE("tokenize ends tidily at SIGINT and SIGTERM, and the same command goes on", "[cli]") {
+TEST_CASE("tokenize ends tidily at SIGINT and SIGTERM, and the same command resumes", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
     std::string lines;
@@ -416,7 +416,7 @@ TEST_CASE("a run ends behind a checkpoint when its time is over", "[cli]") {
     const Outcome outcome = check_stopped(train_gpt_with(Workplace::get().train(
         directory / "run", endless + Arguments{"--set", "schedule.max_minutes=0.001"})));
     CHECK(contains(outcome.out, "schedule.max_minutes"));
-    CHECK(contains(outcome.out, "the same command goes on"));
+    CHECK(contains(outcome.out, "the same command resumes"));
     CHECK(checkpoints_in(directory / "run").size() == 1);
 }
 
