@@ -76,4 +76,10 @@ size_t unfinished_utf8(std::string_view text) {
     return 0;
 }
 
+std::string with_separators(uint64_t number) {
+    std::string text = std::to_string(number);
+    for (auto at = std::ssize(text) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), ",");
+    return text;
+}
+
 }  // namespace train_gpt

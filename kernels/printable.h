@@ -1,7 +1,8 @@
 // Text from files, arguments and models on its way to a terminal: control characters would command it, and bytes that are no
-// UTF-8 would garble it.
+// UTF-8 would garble it. And numbers that are easy to read there.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -17,5 +18,8 @@ std::string printable_line(std::string_view text);
 
 /// Bytes at the end of a text that begin a UTF-8 character whose rest has not come yet.
 size_t unfinished_utf8(std::string_view text);
+
+/// 1234567 as 1,234,567.
+std::string with_separators(uint64_t number);
 
 }  // namespace train_gpt

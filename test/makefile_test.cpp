@@ -1,9 +1,12 @@
-// How the Makefile keeps what scripts/configure.sh has found, with a stand-in for that script.
+// The Makefile: how it keeps what scripts/configure.sh has found, with a stand-in for that script, and what it installs.
 #include <cstdlib>
 #include <filesystem>
+#include <regex>
+#include <set>
 #include <string>
 
 #include "test/catch.h"
+#include "test/commands/program.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"
 #include "test/text.h"
@@ -102,4 +105,47 @@ TEST_CASE("CUDA=auto builds for GPUs where one is seen, and keeps a build for th
     CHECK_FALSE(has_cuda("auto"));
     project.see_gpu(true);
     CHECK(has_cuda("auto"));
+}
+
+TEST_CASE("make install copies the scripts that the program names, and they work anywhere",
+          "[makefile]") {
+    const TemporaryDirectory directory;
+    // The project as far as `make install` reads it.
+    fs::copy("scripts", directory / "scripts", fs::copy_options::recursive);
+    fs::copy("configs", directory / "configs");
+    fs::copy_file("Makefile", directory / "Makefile");
+    fs::create_directory(directory / "build");
+    fs::copy_file(binary(), directory / "build/train_gpt");
+    write(directory / "scripts/configure.sh", "#!/bin/bash\n" + findings);
+    const auto shell = [&](const std::string& line) {
+        return run_program({"bash", "-c", "cd \"$FOLDER\" || exit; exec < /dev/null; " + line},
+                           {{"FOLDER", directory.path()}, {"MAKEFLAGS", ""}, {"MAKELEVEL", "0"}});
+    };
+    const ProgramResult made =
+        shell("make -o build/train_gpt install DESTDIR=$PWD/root PREFIX=/usr");
+    INFO(made.output);
+    REQUIRE(made.exit_code == 0);
+    const fs::path share = directory / "root/usr/share/train_gpt";
+    CHECK(names_in(share / "configs") == names_in("configs"));
+
+    std::set<std::string> named;
+    const std::string program = read(binary());
+    const std::regex script(R"(scripts/[a-z]+\.(sh|py))");
+    for (std::sregex_iterator at(program.begin(), program.end(), script), end; at != end; ++at)
+        named.insert(at->str());
+    CHECK(named.contains("scripts/data.sh"));
+    for (const std::string& name : named) CHECK(fs::exists(share / name));
+
+    // Nothing of the project is left but what was installed.
+    for (const char* name : {"Makefile", "scripts", "configs", "build"})
+        fs::remove_all(directory / name);
+    for (const std::string& name : names_in(share / "scripts")) {
+        INFO(name);
+        const ProgramResult help = shell("root/usr/share/train_gpt/scripts/" + name + " --help");
+        CHECK(help.exit_code == 0);
+        CHECK(contains(help.output, "scripts/" + name));
+    }
+    CHECK(shell("cd root/usr/share/train_gpt && ../../bin/train_gpt plan configs/gpt2-10m.json "
+                "--set device=cpu --set tokenizer.path=")
+              .exit_code == 0);
 }

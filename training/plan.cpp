@@ -6,6 +6,7 @@
 #include <map>
 
 #include "kernels/error.h"
+#include "kernels/printable.h"
 #include "tokenizer/tokenizer.h"
 #include "training/known_data.h"
 #include "training/schedule.h"
@@ -14,13 +15,6 @@
 namespace train_gpt {
 
 namespace {
-
-std::string with_separators(int64_t n) {
-    std::string digits = std::to_string(n);
-    for (int i = static_cast<int>(digits.size()) - 3; i > 0; i -= 3)
-        digits.insert(static_cast<size_t>(i), ",");
-    return digits;
-}
 
 template <class... Args>
 std::string formatted(const char* format, Args... args) {

@@ -149,15 +149,19 @@ void ShardWatch::verify(size_t shard, const Stamp& stamp, const std::string& has
     const std::scoped_lock lock(mutex_);
     verified_.push_back({shard, stamp, hash});
     if (of.file.hash.empty() || of.file.hash == hash) return;
-    damage_ = {of.recorded_by_run
-                   ? concat(printable_line(of.file.path.string()),
-                            " is not the file that this run read before: it differs from its hash "
-                            "in ",
-                            printable_line(of.file.manifest.string()),
-                            "; put that file back, or remove this manifest.json if the new one is "
-                            "meant")
-                   : describe_damage(of.file),
-               of.trains};
+    find_damage(shard,
+                of.recorded_by_run
+                    ? concat(printable_line(of.file.path.string()),
+                             " is not the file that this run read before: it differs from its hash "
+                             "in ",
+                             printable_line(of.file.manifest.string()),
+                             "; put that file back, or remove this manifest.json if the new one is "
+                             "meant")
+                    : describe_damage(of.file));
+}
+
+void ShardWatch::find_damage(size_t shard, const std::string& message) {
+    damage_ = {message, shards_[shard].trains};
     found_damage_ = true;
 }
 
@@ -181,8 +185,7 @@ void ShardWatch::read_shards(const std::function<void(double)>& pause,
             verify(shard, stamp_, reading_->digest());
         } catch (const Error& error) {
             const std::scoped_lock lock(mutex_);
-            damage_ = {error.what(), shards_[shard].trains};
-            found_damage_ = true;
+            find_damage(shard, error.what());
         }
         reading_.reset();
     }

@@ -91,6 +91,7 @@ class ShardWatch {
     std::string known_of(const std::vector<WatchedShard>& shards);
     void read_shards(const std::function<void(double)>& pause, const std::function<bool()>& stop);
     void verify(size_t shard, const Stamp& stamp, const std::string& hash);
+    void find_damage(size_t shard, const std::string& message);  // with mutex_ held
     void in_background();
     void end_thread();
     void keep(const std::vector<nlohmann::ordered_json>& of_ranks);

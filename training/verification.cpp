@@ -9,6 +9,7 @@
 #include "dataloader/shard.h"
 #include "dataloader/verify.h"
 #include "kernels/error.h"
+#include "kernels/printable.h"
 #include "training/checkpoint.h"
 #include "training/model_folder.h"
 
@@ -17,12 +18,6 @@ namespace train_gpt {
 namespace fs = std::filesystem;
 
 namespace {
-
-std::string with_separators(uintmax_t number) {
-    std::string text = std::to_string(number);
-    for (auto at = std::ssize(text) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), ",");
-    return text;
-}
 
 /// The table, printed row by row as the files are read.
 class Table {

@@ -1,5 +1,7 @@
 // train_gpt sample and eval.
 
+#include <cmath>
+
 #include "test/commands/program.h"
 
 using namespace train_gpt;
@@ -52,6 +54,7 @@ TEST_CASE("eval gives the last validation loss of the run, also from a plain Hug
     const std::string out = check_succeeds(train_gpt_with({"eval", finished_run()})).out;
     CHECK(number_after(out, "validation loss ") == Approx(expected).epsilon(1e-5));
     CHECK(number_after(out, "nats/token, ") == Approx(bits).epsilon(1e-5));
+    CHECK(number_after(out, "perplexity ") == Approx(std::exp(expected)).epsilon(1e-4));
     CHECK(number_after(out, " over ") == metrics.back()["val_tokens"].get<double>());
 
     const TemporaryDirectory directory;

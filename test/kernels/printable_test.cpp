@@ -54,3 +54,11 @@ TEST_CASE("an error is one line of printable text, whatever it quotes") {
             "cannot frobnicate", "some/file", std::make_error_code(std::errc::permission_denied))),
         "cannot use some/file: Permission denied"));
 }
+
+TEST_CASE("numbers have separators of thousands") {
+    CHECK(with_separators(0) == "0");
+    CHECK(with_separators(999) == "999");
+    CHECK(with_separators(1000) == "1,000");
+    CHECK(with_separators(123456) == "123,456");
+    CHECK(with_separators(18446744073709551615u) == "18,446,744,073,709,551,615");
+}
