@@ -5,10 +5,33 @@ passed=0
 failed=0
 
 counted() {  # counted COMMAND…: runs it and adds its counts
-    local log counts code
+    local log code
     log=$(mktemp)
     "$@" 2>&1 | tee "$log"
     code=${PIPESTATUS[0]}
+    add_counts "$log" "$code" "$@"
+}
+
+counted_together() {  # counted_together ARGUMENT…: runs $test with each of them at the same time, and adds their counts
+    local logs processes i code
+    echo "running $# parts of the tests at the same time; what each prints comes at its end"
+    logs=() processes=()
+    for i in "$@"; do
+        logs+=("$(mktemp)")
+        "$test" "$i" > "${logs[-1]}" 2>&1 &
+        processes+=($!)
+    done
+    for i in "${!processes[@]}"; do
+        wait "${processes[i]}"
+        code=$?
+        cat "${logs[i]}"
+        add_counts "${logs[i]}" $code "$test" "${@:i + 1:1}"
+    done
+}
+
+add_counts() {  # add_counts LOG CODE COMMAND…: adds what a command printed at its end, and removes the log
+    local log=$1 code=$2 counts
+    shift 2
     counts=$(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$log" | tail -n 1)
     rm -f "$log"
     if [ -z "$counts" ]; then

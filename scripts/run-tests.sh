@@ -17,7 +17,16 @@ if [ -n "${MEMCHECK:-}" ] && [ "$MEMCHECK" != 0 ]; then
     [ $# -gt 0 ] || set -- '[cuda]'
     counted compute-sanitizer --tool memcheck --error-exitcode 1 "$test" "$@"
 else
-    [ "${SIMULATED:-}" = only ] || counted "$test" "$@"
+    if [ "${SIMULATED:-}" = only ]; then
+        :
+    elif [ $# -gt 0 ] || nvidia-smi -L > /dev/null 2>&1; then
+        counted "$test" "$@"
+    else
+        # Cases that start processes mostly wait for them, so that others can run at the same time.
+        ranks='training failure watchdog cluster communicator selfcheck scripts makefile'
+        # shellcheck disable=SC2086  # the tags are words
+        counted_together '[cli]~[.]' "$(printf '~[cli]~[.][%s],' $ranks)" "~[cli]~[.]$(printf '~[%s]' $ranks)"
+    fi
     if [ -n "${GPUSIM:-}" ]; then
         [ $# -gt 0 ] || set -- '[cuda]'
         echo "== on a simulated GPU: $*"

@@ -1,8 +1,12 @@
 // The closing line "N passed, M failed", whatever ends the tests: of this program, and of scripts/run-tests.sh over several.
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "test/catch.h"
 #include "test/parallel/ranks.h"
@@ -21,14 +25,30 @@ std::string last_line(const std::string& text) {
 
 bool is_wanted() { return std::getenv("END_TESTS") != nullptr; }
 
-/// Runs a script in place of the test program.
-ProgramResult run_tests(const std::string& script, Environment environment = {}) {
+/// Runs a script in place of the test program, on a machine without a GPU.
+ProgramResult run_tests(const std::string& script, const std::vector<std::string>& arguments,
+                        Environment environment = {}) {
     const TemporaryDirectory directory;
-    const fs::path program = directory / "tests";
-    write(program, "#!/bin/bash\n" + script);
-    fs::permissions(program, fs::perms::owner_all);
-    environment.insert({{"GPUSIM", ""}, {"SIMULATED", ""}, {"MEMCHECK", ""}});
-    return run_program({"bash", "scripts/run-tests.sh", program}, environment);
+    const auto tool = [&](const char* name, const std::string& text) {
+        write(directory / name, "#!/bin/bash\n" + text);
+        fs::permissions(directory / name, fs::perms::owner_all);
+        return directory / name;
+    };
+    tool("nvidia-smi", "exit 9");
+    std::vector<std::string> command{"bash", "scripts/run-tests.sh", tool("tests", script)};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    environment.insert({{"PATH", directory.path() + ":" + std::getenv("PATH")},
+                        {"GPUSIM", ""},
+                        {"SIMULATED", ""},
+                        {"MEMCHECK", ""}});
+    return run_program(command, environment);
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+    std::istringstream in(text);
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(in, line);) lines.push_back(line);
+    return lines;
 }
 
 }  // namespace
@@ -55,19 +75,44 @@ TEST_CASE("the closing line comes whatever ends a test, which has failed then") 
 }
 
 TEST_CASE("run-tests.sh adds up, and an end without a count or a code is a failure") {
-    const ProgramResult good = run_tests("echo noise; echo 7 passed, 0 failed");
+    const ProgramResult good = run_tests("echo noise; echo 7 passed, 0 failed", {"[x]"});
     CHECK(good.exit_code == 0);
     CHECK(last_line(good.output) == "7 passed, 0 failed");
     // GPUSIM: the program runs twice.
-    CHECK(last_line(run_tests("echo 7 passed, 2 failed; exit 2", {{"GPUSIM", "/"}}).output) ==
+    CHECK(last_line(
+              run_tests("echo 7 passed, 2 failed; exit 2", {"[x]"}, {{"GPUSIM", "/"}}).output) ==
           "14 passed, 4 failed");
     for (const char* script : {"kill -9 $$", "exit 0", "echo 3 passed", "kill -ABRT $$"}) {
-        const ProgramResult run = run_tests(script);
+        const ProgramResult run = run_tests(script, {"[x]"});
         INFO(script << ": " << run.output);
         CHECK(run.exit_code != 0);
         CHECK(last_line(run.output) == "0 passed, 1 failed");
     }
-    const ProgramResult late = run_tests("echo 7 passed, 0 failed; kill -SEGV $$");
+    const ProgramResult late = run_tests("echo 7 passed, 0 failed; kill -SEGV $$", {"[x]"});
     CHECK(late.exit_code != 0);
     CHECK(last_line(late.output) == "7 passed, 1 failed");
+}
+
+TEST_CASE("run-tests.sh runs every case once, though some at the same time") {
+    const TemporaryDirectory directory;
+    const std::string calls = directory / "calls";
+    const ProgramResult run =
+        run_tests("echo \"$*\" >> \"$CALLS\"; echo 5 passed, 0 failed", {}, {{"CALLS", calls}});
+    CHECK(run.exit_code == 0);
+    const std::vector<std::string> parts = lines_of(read(calls));
+    CHECK(last_line(run.output) == std::to_string(5 * parts.size()) + " passed, 0 failed");
+
+    const auto names = [](const std::string& tags) {
+        return lines_of(
+            run_program({this_program(), "--list-test-names-only", tags}, {{"TEST_SEED", "1"}})
+                .output);
+    };
+    std::multiset<std::string> in_parts;
+    const std::vector<std::string> all = names("~[.]"), none = names("[no such tag]");
+    for (const std::string& part : parts)
+        for (const std::string& name : names(part))
+            if (std::ranges::find(none, name) == none.end()) in_parts.insert(name);
+    std::multiset<std::string> expected(all.begin(), all.end());
+    for (const std::string& line : none) expected.erase(line);
+    CHECK(in_parts == expected);
 }
