@@ -51,7 +51,7 @@ VARIANT := $(subst $(space),-,$(strip $(if $(filter-out 0,$(DEBUG)),debug) $(sub
 B := build$(if $(VARIANT),/$(VARIANT))
 O := $(B)/objects
 
-DIRECTORIES := tokenizer dataloader kernels model parallel training
+DIRECTORIES := base device tokenizer dataloader kernels model parallel training
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
 # Those without a kernel need no nvcc, which reads every header once for each architecture and twice more.
@@ -150,9 +150,11 @@ $(eval $(call stamp,$(B)/nccl,$(NCCL)))
 $(eval $(call stamp,$(B)/mpi,$(MPI_INCLUDES)))
 FORCE:
 
-# kernels/ comes last: where the same inline function is in several objects the linker keeps the first, which must run on
-# every CPU.
-OBJECTS := $(addprefix $(O)/,$(filter-out kernels/%,$(SOURCES:.cpp=.o)) $(filter kernels/%,$(SOURCES:.cpp=.o)))
+# What is compiled for MARCH comes last: where the same inline function is in several objects the linker keeps the first,
+# which must run on every CPU.
+MATHEMATICS := $(patsubst %.cpp,$(O)/%.o,base/random.cpp device/instruction_set.cpp \
+    $(filter-out $(addprefix kernels/,attention_cudnn.cpp attention_engine.cpp),$(filter kernels/%,$(SOURCES))))
+OBJECTS := $(filter-out $(MATHEMATICS),$(SOURCES:%.cpp=$(O)/%.o)) $(MATHEMATICS)
 ifeq ($(HAVE_CUDA),1)
 OBJECTS += $(patsubst %,$(O)/%.o,$(CUDA_SOURCES))
 endif
@@ -193,8 +195,6 @@ $(O)/train_gpt.o: train_gpt.cu $(B)/flags
 	@echo "compile $<"
 	@$(COMPILE) -MMD -MP -x c++ -c $< -o $@
 
-MATHEMATICS := $(filter-out %.cu.o $(addprefix $(O)/kernels/,attention_cudnn.o attention_engine.o device.o error.o file.o hash.o json_text.o memory.o printable.o),\
-    $(filter $(O)/kernels/%,$(OBJECTS)))
 $(MATHEMATICS): private FLAGS += $(KERNEL_FLAGS)
 $(O)/training/version.o: private CPPFLAGS += -DTRAIN_GPT_VERSION='"$(VERSION)"'
 $(O)/training/version.o: $(B)/version
@@ -296,7 +296,7 @@ test-full:
 # Readers of files under libFuzzer, which comes with clang. They use no OpenMP, which clang may lack.
 FUZZ := build/fuzz
 FUZZ_SOURCES := $(wildcard tokenizer/*.cpp dataloader/*.cpp) $(addprefix training/,config.cpp safetensors.cpp) \
-    $(addprefix kernels/,error.cpp file.cpp hash.cpp json_text.cpp printable.cpp) \
+    $(addprefix base/,error.cpp file.cpp hash.cpp json_text.cpp printable.cpp) \
     test/fuzz/targets.cpp test/fuzz/fuzz.cpp
 FUZZ_OBJECTS := $(addprefix $(FUZZ)/,$(FUZZ_SOURCES:.cpp=.o))
 FUZZ_FLAGS := -std=c++20 -O1 -g -Wall -Wextra -fno-omit-frame-pointer -fno-sanitize-recover=all

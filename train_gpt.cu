@@ -16,15 +16,15 @@
 
 #include <unistd.h>
 
+#include "base/error.h"
+#include "base/file.h"
 #include "dataloader/loader.h"
 #include "dataloader/manifest.h"
 #include "dataloader/prepare.h"
 #include "dataloader/verify.h"
+#include "device/device.h"
 #include "kernels/attention_engine.h"
 #include "kernels/choices.h"
-#include "kernels/device.h"
-#include "kernels/error.h"
-#include "kernels/file.h"
 #include "kernels/head_loss.h"
 #include "kernels/linear.h"
 #include "parallel/communicator.h"

@@ -18,8 +18,8 @@
 #include <zstd_errors.h>
 #endif
 
+#include "base/error.h"
 #include "dataloader/shard.h"
-#include "kernels/error.h"
 
 namespace train_gpt {
 

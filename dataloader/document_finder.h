@@ -9,10 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "dataloader/documents.h"
 #include "dataloader/jsonl.h"
 #include "dataloader/manifest.h"
-#include "kernels/error.h"
 
 namespace train_gpt {
 

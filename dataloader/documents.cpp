@@ -8,10 +8,10 @@
 
 #include <xxhash.h>
 
+#include "base/error.h"
 #include "dataloader/json_array.h"
 #include "dataloader/jsonl.h"
 #include "dataloader/utf8.h"
-#include "kernels/error.h"
 #include "tokenizer/pretokenize.h"
 
 namespace train_gpt {

@@ -6,7 +6,7 @@
 #include <new>
 #include <utility>
 
-#include "kernels/error.h"
+#include "base/error.h"
 
 namespace train_gpt {
 

@@ -7,9 +7,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "kernels/error.h"
-#include "kernels/file.h"
-#include "kernels/json_text.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json_text.h"
 
 namespace train_gpt {
 

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include "base/error.h"
 #include "dataloader/permutation.h"
-#include "kernels/error.h"
 
 namespace train_gpt {
 

@@ -13,6 +13,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/error.h"
+#include "base/file.h"
 #include "dataloader/document_finder.h"
 #include "dataloader/documents.h"
 #include "dataloader/manifest.h"
@@ -21,8 +23,6 @@
 #include "dataloader/split_writer.h"
 #include "dataloader/tail_split.h"
 #include "dataloader/workplace.h"
-#include "kernels/error.h"
-#include "kernels/file.h"
 #include "tokenizer/formats.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/word_counts.h"

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "dataloader/documents.h"
-#include "kernels/error.h"
 
 namespace train_gpt {
 

@@ -9,7 +9,7 @@
 #include <system_error>
 #include <utility>
 
-#include "kernels/error.h"
+#include "base/error.h"
 
 namespace train_gpt {
 

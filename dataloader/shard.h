@@ -17,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/file.h"
+#include "base/file.h"
 
 namespace train_gpt {
 

@@ -8,9 +8,9 @@
 #include <system_error>
 #include <utility>
 
+#include "base/error.h"
+#include "base/file.h"
 #include "dataloader/utf8.h"
-#include "kernels/error.h"
-#include "kernels/file.h"
 
 namespace train_gpt {
 

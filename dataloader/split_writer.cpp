@@ -1,6 +1,6 @@
 #include "dataloader/split_writer.h"
 
-#include "kernels/file.h"
+#include "base/file.h"
 
 namespace train_gpt {
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <string_view>
 
+#include "base/file.h"
 #include "dataloader/utf8.h"
-#include "kernels/file.h"
 
 namespace train_gpt {
 

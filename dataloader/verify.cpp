@@ -13,9 +13,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/error.h"
 #include "dataloader/manifest.h"
 #include "dataloader/shard.h"
-#include "kernels/error.h"
 
 namespace train_gpt {
 

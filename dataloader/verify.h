@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/file.h"
-#include "kernels/hash.h"
+#include "base/file.h"
+#include "base/hash.h"
 
 namespace train_gpt {
 

@@ -10,9 +10,9 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "base/error.h"
+#include "base/file.h"
 #include "dataloader/documents.h"
-#include "kernels/error.h"
-#include "kernels/file.h"
 
 namespace train_gpt {
 

@@ -5,9 +5,8 @@
 
 #include <omp.h>
 
-#include "kernels/cuda_kernels.h"
+#include "device/profile.h"
 #include "kernels/lanes.h"
-#include "kernels/profile.h"
 
 namespace train_gpt {
 
@@ -67,7 +66,7 @@ void update(const AdamWSegment& segment, int64_t first, int64_t count, const Con
 }  // namespace
 
 void norm_partials(Stream& stream, std::span<const NormSegment> segments) {
-    const Profiled profiled(stream, work_of(segments));
+    const Profiled profiled(stream, cost_of(segments));
     TRAIN_GPT_ON_CUDA(stream.device, norm_partials(stream, segments));
     for_each_block(segments, [](const NormSegment& segment, int64_t first, int64_t count) {
         const float* g = segment.gradient + first;
@@ -98,7 +97,7 @@ void finish_norm(Stream& stream, StepState* state, const double* partials,
 }
 
 void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWStep& args) {
-    const Profiled profiled(stream, work_of(segments));
+    const Profiled profiled(stream, cost_of(segments));
     TRAIN_GPT_ON_CUDA(stream.device, adamw(stream, segments, args));
     if (args.state->stop) return;
     const double t = static_cast<double>(args.step);
@@ -123,6 +122,19 @@ void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWSt
             update<false>(segment, first, count, constants);
         }
     });
+}
+
+Cost cost_of(std::span<const NormSegment> segments) {
+    double n = 0;
+    for (const NormSegment& s : segments) n += static_cast<double>(s.n);
+    return {"norm_partials", sizeof(float) * n, 0};
+}
+
+Cost cost_of(std::span<const AdamWSegment> segments) {
+    double bytes = 0;
+    for (const AdamWSegment& s : segments)
+        bytes += static_cast<double>(s.n) * (7 * sizeof(float) + (s.weights ? sizeof(bf16) : 0));
+    return {"adamw", bytes, 0};
 }
 
 }  // namespace train_gpt

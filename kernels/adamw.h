@@ -4,8 +4,8 @@
 #pragma once
 #include <span>
 
-#include "kernels/device.h"
-#include "kernels/tensor.h"
+#include "base/tensor.h"
+#include "device/device.h"
 
 namespace train_gpt {
 
@@ -56,5 +56,16 @@ struct AdamWStep {
     const StepState* state = nullptr;
 };
 void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWStep& args);
+
+/// What a call must do at least (device/profile.h).
+Cost cost_of(std::span<const NormSegment> segments);
+Cost cost_of(std::span<const AdamWSegment> segments);
+
+namespace cuda {  // adamw.cu
+void norm_partials(Stream& stream, std::span<const NormSegment> segments);
+void finish_norm(Stream& stream, StepState* state, const double* partials,
+                 std::span<const int64_t> counts, float scale, float clip);
+void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWStep& args);
+}  // namespace cuda
 
 }  // namespace train_gpt

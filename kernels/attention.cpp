@@ -35,9 +35,8 @@
 #pragma GCC diagnostic pop
 #endif
 
-#include "kernels/cuda_kernels.h"
-#include "kernels/error.h"
-#include "kernels/profile.h"
+#include "base/error.h"
+#include "device/profile.h"
 
 // Processors with AMX run the bf16 dot product at half the rate of fp32 multiply-adds; the others
 // at twice that rate.
@@ -1232,7 +1231,7 @@ size_t attention_scratch_bytes(const Device& device, const AttentionShape& shape
 }
 
 void attention_forward(Stream& stream, const AttentionForward& args) {
-    const Profiled profiled(stream, work_of(args));
+    const Profiled profiled(stream, cost_of(args));
     const AttentionShape& shape = args.shape;
     check(shape, "attention_forward");
     if (shape.B == 0 || shape.T == 0) return;
@@ -1271,7 +1270,7 @@ void attention_forward(Stream& stream, const AttentionForward& args) {
 }
 
 void attention_backward(Stream& stream, const AttentionBackward& args) {
-    const Profiled profiled(stream, work_of(args));
+    const Profiled profiled(stream, cost_of(args));
     const AttentionShape& shape = args.shape;
     check(shape, "attention_backward");
     if (shape.T != shape.S) {
@@ -1342,6 +1341,32 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
         run(heads * blocks, queries, backward_range<Engine, Storage, true, false>);
         run(key_heads * blocks, keys, backward_range<Engine, Storage, false, true>);
     });
+}
+
+namespace {
+
+/// Pairs of a query and a key that it sees, over batch and heads, in one document.
+double pairs(const AttentionShape& s) {
+    const double T = s.T, S = s.S;
+    return (T * (S - T) + T * (T + 1) / 2) * s.B * s.H;
+}
+
+double tokens_bytes(const AttentionShape& s, int heads, int tokens) {
+    return static_cast<double>(s.B) * tokens * heads * s.D * static_cast<double>(size_of(s.dtype));
+}
+
+}  // namespace
+
+Cost cost_of(const AttentionForward& a) {
+    const AttentionShape& s = a.shape;
+    return {"attention_forward", 2 * tokens_bytes(s, s.H, s.T) + 2 * tokens_bytes(s, s.H_kv, s.S),
+            4.0 * pairs(s) * s.D};
+}
+
+Cost cost_of(const AttentionBackward& a) {
+    const AttentionShape& s = a.shape;
+    return {"attention_backward", 4 * tokens_bytes(s, s.H, s.T) + 4 * tokens_bytes(s, s.H_kv, s.S),
+            10.0 * pairs(s) * s.D};
 }
 
 }  // namespace train_gpt

@@ -1,10 +1,9 @@
 // Attention on CUDA: chooses between tensor cores, the general kernels and cuDNN. attention.cpp has checked the arguments.
 #include <algorithm>
 
+#include "device/cuda_queue.h"
 #include "kernels/attention_cuda.h"
 #include "kernels/attention_engine.h"
-#include "kernels/cuda_kernels.h"
-#include "kernels/cuda_queue.h"
 
 namespace train_gpt::cuda {
 
@@ -29,7 +28,7 @@ bool can_be_tiled(const AttentionShape& shape, std::initializer_list<HeadsView> 
 }  // namespace
 
 void attention_forward(Stream& stream, const AttentionForward& args) {
-    stream.queue->attention_engines().forward(stream, args, [&] {
+    stream.queue->kept<AttentionEngines>().forward(stream, args, [&] {
         if (can_be_tiled(args.shape, {args.q, args.k, args.v, args.out}))
             attention_forward_tiled(stream, args);
         else
@@ -38,7 +37,7 @@ void attention_forward(Stream& stream, const AttentionForward& args) {
 }
 
 void attention_backward(Stream& stream, const AttentionBackward& args) {
-    stream.queue->attention_engines().backward(stream, args, [&] {
+    stream.queue->kept<AttentionEngines>().backward(stream, args, [&] {
         if (can_be_tiled(args.shape,
                          {args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv}))
             attention_backward_tiled(stream, args);

@@ -1,8 +1,8 @@
 // Causal softmax attention in tiles, without a T×T buffer. Dao et al., arXiv 2205.14135 and
 // 2307.08691.
 #pragma once
-#include "kernels/device.h"
-#include "kernels/tensor.h"
+#include "base/tensor.h"
+#include "device/device.h"
 
 namespace train_gpt {
 
@@ -45,5 +45,15 @@ struct AttentionBackward {
 void attention_backward(Stream& stream, const AttentionBackward& args);
 
 size_t attention_scratch_bytes(const Device& device, const AttentionShape& shape);
+
+/// What a call must do at least (device/profile.h).
+Cost cost_of(const AttentionForward& args);
+Cost cost_of(const AttentionBackward& args);
+
+namespace cuda {  // attention.cu
+void attention_forward(Stream& stream, const AttentionForward& args);
+void attention_backward(Stream& stream, const AttentionBackward& args);
+size_t attention_scratch_bytes(const AttentionShape& shape);
+}  // namespace cuda
 
 }  // namespace train_gpt

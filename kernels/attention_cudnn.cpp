@@ -11,8 +11,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/error.h"
 #include "kernels/attention_engine.h"
-#include "kernels/error.h"
 
 #ifdef TRAIN_GPT_CUDNN
 #include <dlfcn.h>

@@ -6,9 +6,12 @@
 #include <set>
 #include <sstream>
 
+#include "base/error.h"
+#include "device/cuda.h"
 #include "kernels/attention_cudnn.h"
-#include "kernels/cuda.h"
-#include "kernels/error.h"
+#ifdef TRAIN_GPT_CUDA
+#include "device/cuda_queue.h"
+#endif
 
 namespace train_gpt {
 
@@ -61,6 +64,8 @@ Value read_name(std::istream& from, const char* const (&names)[n]) {
 }
 
 }  // namespace
+
+AttentionEngines::AttentionEngines(const Queue& queue) : AttentionEngines(queue.stream()) {}
 
 double AttentionEngines::median_seconds(Stream& stream, const Work& work) {
     const std::shared_ptr<void> first = create_event(stream.device, true),

@@ -44,6 +44,8 @@ class AttentionEngines {
     using Open = std::unique_ptr<AttentionLibrary> (*)(CUstream_st*);
     using Time = double (*)(Stream&, const Work&);  // seconds that the device takes for the work
 
+    /// queue.kept<AttentionEngines>()
+    explicit AttentionEngines(const Queue& queue);
     explicit AttentionEngines(CUstream_st* stream, Open open = open_cudnn_attention,
                               Time time = median_seconds)
         : stream_(stream), open_(open), time_(time) {}

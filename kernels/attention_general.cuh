@@ -11,7 +11,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/cuda_block.cuh"
-#include "kernels/cuda_queue.h"
+#include "device/cuda_queue.h"
 
 namespace train_gpt::cuda::general {
 

@@ -10,7 +10,7 @@
 #include <limits>
 
 #include "kernels/attention.h"
-#include "kernels/cuda_queue.h"
+#include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
 
 namespace train_gpt::cuda::tiles {

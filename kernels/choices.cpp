@@ -2,7 +2,11 @@
 
 #include <sstream>
 
-#include "kernels/cuda.h"
+#ifdef TRAIN_GPT_CUDA
+#include "device/cuda_queue.h"
+#include "kernels/attention_engine.h"
+#include "kernels/gemm_cublas.h"
+#endif
 
 namespace train_gpt {
 
@@ -10,15 +14,16 @@ void set_kernel_settings([[maybe_unused]] Stream& stream,
                          [[maybe_unused]] const KernelSettings& settings) {
 #ifdef TRAIN_GPT_CUDA
     if (stream.queue)
-        cuda::set_gemm_settings(*stream.queue,
-                                {.autotune = settings.autotune, .tf32 = settings.tf32});
+        stream.queue->kept<cuda::GemmPlans>().settings = {.autotune = settings.autotune,
+                                                          .tf32 = settings.tf32};
 #endif
 }
 
 std::string kernel_choices([[maybe_unused]] const Stream& stream) {
 #ifdef TRAIN_GPT_CUDA
     if (stream.queue)
-        return cuda::gemm_choices(*stream.queue) + cuda::attention_choices(*stream.queue);
+        return stream.queue->kept<cuda::GemmPlans>().choices() +
+               stream.queue->kept<cuda::AttentionEngines>().choices();
 #endif
     return "";
 }
@@ -31,8 +36,8 @@ void set_kernel_choices([[maybe_unused]] Stream& stream,
     std::istringstream lines(choices);
     for (std::string line; std::getline(lines, line);)
         (line.starts_with("attention ") ? attention : products) += line + "\n";
-    cuda::set_attention_choices(*stream.queue, attention);
-    cuda::set_gemm_choices(*stream.queue, products);
+    stream.queue->kept<cuda::AttentionEngines>().set_choices(attention);
+    stream.queue->kept<cuda::GemmPlans>().set_choices(products);
 #endif
 }
 

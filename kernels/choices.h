@@ -3,7 +3,7 @@
 #pragma once
 #include <string>
 
-#include "kernels/device.h"
+#include "device/device.h"
 
 namespace train_gpt {
 

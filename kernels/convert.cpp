@@ -1,6 +1,5 @@
 #include "kernels/convert.h"
 
-#include "kernels/cuda_kernels.h"
 #include "kernels/lanes.h"
 
 namespace train_gpt {

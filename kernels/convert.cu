@@ -1,8 +1,8 @@
 #include <algorithm>
 
+#include "device/cuda_queue.h"
+#include "kernels/convert.h"
 #include "kernels/cuda_block.cuh"
-#include "kernels/cuda_kernels.h"
-#include "kernels/cuda_queue.h"
 
 namespace train_gpt::cuda {
 

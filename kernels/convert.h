@@ -2,8 +2,8 @@
 #pragma once
 #include <cstdint>
 
-#include "kernels/device.h"
-#include "kernels/dtype.h"
+#include "base/dtype.h"
+#include "device/device.h"
 
 namespace train_gpt {
 
@@ -14,5 +14,11 @@ void round_to_bf16(Stream& stream, bf16* to, const float* from, int64_t n);
 /// that is fp32.
 void widen(Stream& stream, float* to, const void* from, DType from_dtype, int64_t n,
            bool accumulate);
+
+namespace cuda {  // convert.cu
+void round_to_bf16(Stream& stream, bf16* to, const float* from, int64_t n);
+void widen(Stream& stream, float* to, const void* from, DType from_dtype, int64_t n,
+           bool accumulate);
+}  // namespace cuda
 
 }  // namespace train_gpt

@@ -3,7 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include "kernels/dtype.h"
+#include "base/dtype.h"
 
 namespace train_gpt::cuda {
 

@@ -4,9 +4,8 @@
 
 #include <omp.h>
 
-#include "kernels/cuda_kernels.h"
+#include "device/profile.h"
 #include "kernels/lanes.h"
-#include "kernels/profile.h"
 
 namespace train_gpt {
 
@@ -65,13 +64,13 @@ void backward_part(const EmbeddingBackward& args, int64_t first_column, int64_t 
 }  // namespace
 
 void embedding_forward(Stream& stream, const EmbeddingForward& args) {
-    const Profiled profiled(stream, work_of(args));
+    const Profiled profiled(stream, cost_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, embedding_forward(stream, args));
     with_float_type(args.out.dtype, [&](auto type) { forward<decltype(type)>(args); });
 }
 
 void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
-    const Profiled profiled(stream, work_of(args));
+    const Profiled profiled(stream, cost_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, embedding_backward(stream, args));
     assert(args.dwte.dtype == DType::fp32 && args.dwpe.dtype == DType::fp32);
     // Column slices need no look at other threads' tokens; only when there are more threads than slices of whole
@@ -98,6 +97,14 @@ size_t embedding_scratch_bytes(const Device& device, [[maybe_unused]] int64_t ro
                                [[maybe_unused]] int64_t vocab_rows) {
     TRAIN_GPT_ON_CUDA(device, embedding_scratch_bytes(rows, vocab_rows));
     return 0;
+}
+
+Cost cost_of(const EmbeddingForward& a) { return {"embedding_forward", 2 * bytes_of(a.out), 0}; }
+
+Cost cost_of(const EmbeddingBackward& a) {
+    const int64_t C = a.dout.cols();
+    const double fp32 = static_cast<double>(a.dout.numel()) * sizeof(float);
+    return {"embedding_backward", bytes_of(a.dout) + 2 * fp32 + bytes_of(a.dwpe, a.n_ctx * C), 0};
 }
 
 }  // namespace train_gpt

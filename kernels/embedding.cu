@@ -1,8 +1,8 @@
 #include <cub/device/device_radix_sort.cuh>
 
+#include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
-#include "kernels/cuda_kernels.h"
-#include "kernels/cuda_queue.h"
+#include "kernels/embedding.h"
 
 namespace train_gpt::cuda {
 

@@ -1,7 +1,7 @@
 // Token and position embeddings.
 #pragma once
-#include "kernels/device.h"
-#include "kernels/tensor.h"
+#include "base/tensor.h"
+#include "device/device.h"
 
 namespace train_gpt {
 
@@ -31,5 +31,15 @@ struct EmbeddingBackward {
 void embedding_backward(Stream& stream, const EmbeddingBackward& args);
 
 size_t embedding_scratch_bytes(const Device& device, int64_t rows, int64_t vocab_rows);
+
+/// What a call must do at least (device/profile.h).
+Cost cost_of(const EmbeddingForward& args);
+Cost cost_of(const EmbeddingBackward& args);
+
+namespace cuda {  // embedding.cu
+void embedding_forward(Stream& stream, const EmbeddingForward& args);
+void embedding_backward(Stream& stream, const EmbeddingBackward& args);
+size_t embedding_scratch_bytes(int64_t rows, int64_t vocab_rows);
+}  // namespace cuda
 
 }  // namespace train_gpt

@@ -1,9 +1,8 @@
 #include "kernels/gelu.h"
 
-#include "kernels/cuda_kernels.h"
+#include "device/profile.h"
 #include "kernels/gelu_math.h"
 #include "kernels/lanes.h"
-#include "kernels/profile.h"
 
 namespace train_gpt {
 

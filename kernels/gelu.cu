@@ -1,5 +1,5 @@
-#include "kernels/cuda_kernels.h"
-#include "kernels/cuda_queue.h"
+#include "device/cuda_queue.h"
+#include "kernels/gelu.h"
 #include "kernels/gelu_math.cuh"
 
 namespace train_gpt::cuda {

@@ -3,7 +3,7 @@
 #include <limits>
 #include <sstream>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "kernels/gemm_cublas.h"
 
 namespace train_gpt::cuda {
@@ -30,6 +30,10 @@ void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttribut
          const Value& value) {
     require(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
             "asking for algorithms");
+}
+
+cublasLtHandle_t handle_of(const Stream& stream) {
+    return stream.queue->kept<GemmPlans>().handle();
 }
 
 cudaDataType_t cuda_type(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
@@ -177,7 +181,7 @@ static void set_addresses(cublasLtMatmulDesc_t operation, const Gemm& args) {
 cublasStatus_t GemmPlans::launch(Stream& stream, const Gemm& args, Plan& plan) {
     const float one = 1, beta = args.accumulate || args.residual ? 1 : 0;
     const void* addend = args.residual ? args.residual : args.d;
-    return cublasLtMatmul(stream.queue->cublas(), &plan.operation, &one, args.b, &plan.b, args.a,
+    return cublasLtMatmul(handle_of(stream), &plan.operation, &one, args.b, &plan.b, args.a,
                           &plan.a, &beta, addend, &plan.d, args.d, &plan.d, &plan.algorithm.bits,
                           stream.scratch_for<void>(plan.algorithm.workspace_bytes),
                           plan.algorithm.workspace_bytes, stream_of(stream));
@@ -201,7 +205,7 @@ std::vector<GemmPlans::Algorithm> GemmPlans::candidates(Stream& stream, Plan& pl
     cublasLtMatmulHeuristicResult_t found[most_candidates] = {};
     int count = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        stream.queue->cublas(), &plan.operation, &plan.b, &plan.a, &plan.d, &plan.d, &preference,
+        handle_of(stream), &plan.operation, &plan.b, &plan.a, &plan.d, &plan.d, &preference,
         most_candidates, found, &count);
     // An epilogue that is not there for these shapes is reported as either.
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
@@ -241,9 +245,8 @@ bool GemmPlans::take_kept(Stream& stream, Plan& plan, const Problem& problem) co
     if (kept == kept_.end() || kept->second.version != cublasLtGetVersion()) return false;
     const cublasLtMatmulAlgo_t& bits = kept->second.bits;
     cublasLtMatmulHeuristicResult_t checked{};
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoCheck(stream.queue->cublas(), &plan.operation, &plan.b, &plan.a, &plan.d,
-                                &plan.d, &bits, &checked);
+    const cublasStatus_t status = cublasLtMatmulAlgoCheck(
+        handle_of(stream), &plan.operation, &plan.b, &plan.a, &plan.d, &plan.d, &bits, &checked);
     if (status != CUBLAS_STATUS_SUCCESS || !is_usable(bits, checked)) return false;
     plan.algorithm = {bits, checked.workspaceSize};
     return true;
@@ -266,6 +269,12 @@ GemmPlans::Plan GemmPlans::make_plan(Stream& stream, const Gemm& args,
     plan.algorithm = timed ? fastest(stream, args, plan, found) : found.front();
     return plan;
 }
+
+GemmPlans::GemmPlans(const Queue&) {
+    if (const cublasStatus_t status = cublasLtCreate(&handle_); status != CUBLAS_STATUS_SUCCESS)
+        throw Error("cuBLASLt does not start: ", cublasLtGetStatusString(status));
+}
+GemmPlans::~GemmPlans() { cublasLtDestroy(handle_); }
 
 bool GemmPlans::run(Stream& stream, const Gemm& args) {
     // What cuBLASLt demands of aux; refusals are not left to it, since some versions notice only when they run.
@@ -335,14 +344,8 @@ void GemmPlans::set_choices(const std::string& text) {
     plans_.clear();
 }
 
-bool gemm(Stream& stream, const Gemm& args) { return stream.queue->gemm_plans().run(stream, args); }
-
-void set_gemm_settings(Queue& queue, const GemmSettings& settings) {
-    queue.gemm_plans().settings = settings;
-}
-std::string gemm_choices(const Queue& queue) { return queue.gemm_plans().choices(); }
-void set_gemm_choices(Queue& queue, const std::string& choices) {
-    queue.gemm_plans().set_choices(choices);
+bool gemm(Stream& stream, const Gemm& args) {
+    return stream.queue->kept<GemmPlans>().run(stream, args);
 }
 
 }  // namespace train_gpt::cuda

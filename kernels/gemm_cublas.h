@@ -11,9 +11,9 @@
 
 #include <cublasLt.h>
 
-#include "kernels/cuda.h"
-#include "kernels/cuda_queue.h"
-#include "kernels/dtype.h"
+#include "base/dtype.h"
+#include "device/cuda.h"
+#include "device/cuda_queue.h"
 #include "kernels/gemm.h"
 
 namespace train_gpt::cuda {
@@ -51,13 +51,33 @@ constexpr size_t gemm_workspace_bytes = size_t{32} << 20;
 /// product is first seen while GemmSettings::autotune is on.
 bool gemm(Stream& stream, const Gemm& args);
 
-/// The plans of a queue.
+/// How a queue multiplies matrices. Set before its first product.
+struct GemmSettings {
+    bool autotune =
+        false;  // time cuBLASLt's candidates when a product is first seen; else take the first
+    bool tf32 =
+        false;  // fp32 matrices in tensor cores, their elements rounded to 10 bits of mantissa
+    /// The bias gradient as a by-product of the weight gradient's product, where it overwrites; else by a kernel.
+    bool bias_gradient_epilogue = false;
+};
+
+/// cuBLASLt and the plans of a queue: queue.kept<GemmPlans>().
 class GemmPlans {
   public:
+    explicit GemmPlans(const Queue& queue);
+    ~GemmPlans();
+    GemmPlans(const GemmPlans&) = delete;
+    GemmPlans& operator=(const GemmPlans&) = delete;
+
     GemmSettings settings;
 
     bool run(Stream& stream, const Gemm& args);
+    cublasLtHandle_t handle() const { return handle_; }
+
+    /// The algorithms chosen so far, a line for each product: what a run keeps, so that a later one gets the same bits.
     std::string choices() const;
+    /// Products take the algorithms of this text instead of choosing anew, as far as it names them and this version of
+    /// cuBLASLt has them; what was chosen before is forgotten. Throws Error when the text is damaged.
     void set_choices(const std::string& text);
 
   private:
@@ -99,6 +119,7 @@ class GemmPlans {
     static Algorithm fastest(Stream& stream, const Gemm& args, Plan plan,
                              const std::vector<Algorithm>& candidates);
 
+    cublasLtHandle_t handle_ = nullptr;
     std::map<Problem, Plan> plans_;
     std::map<Problem, Kept> kept_;
 };

@@ -10,7 +10,7 @@
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.hpp>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "kernels/gemm.h"
 
 namespace train_gpt {

@@ -4,11 +4,10 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/cuda_kernels.h"
+#include "device/profile.h"
 #include "kernels/exp_math.h"
 #include "kernels/lanes.h"
 #include "kernels/linear.h"
-#include "kernels/profile.h"
 
 namespace train_gpt {
 
@@ -66,7 +65,7 @@ void chunk_loss(Tensor logits, int64_t V, const int32_t* targets, float* losses,
 }  // namespace
 
 void head_loss(Stream& stream, const HeadLoss& args) {
-    const Profiled profiled(stream, work_of(args));
+    const Profiled profiled(stream, cost_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, head_loss(stream, args));
     const int64_t R = args.x.rows(), chunk = args.logits.rows();
     assert(args.w.cols() == args.x.cols() && args.logits.cols() == args.w.rows() &&
@@ -168,6 +167,18 @@ size_t head_loss_scratch_bytes(const Device& device, DType dtype, int64_t chunk,
                                int64_t C) {
     TRAIN_GPT_ON_CUDA(device, head_loss_scratch_bytes(dtype, chunk, Vp, C));
     return linear_scratch_bytes(device, dtype, chunk, Vp, C);
+}
+
+Cost cost_of(const HeadLoss& a) {
+    const double R = static_cast<double>(a.x.rows());
+    const double logits =
+        R * static_cast<double>(a.w.rows()) * static_cast<double>(size_of(a.logits.dtype));
+    const double forward = product_flops(a.x, a.w);
+    if (!a.dx) return {"head_loss", bytes_of(a.x) + bytes_of(a.w) + 2 * logits, forward};
+    return {"head_loss",
+            2 * bytes_of(a.x) + 2 * bytes_of(a.w) + bytes_of(a.dx) + 5 * logits +
+                bytes_of(a.dw, a.w.numel()),
+            3 * forward};
 }
 
 }  // namespace train_gpt

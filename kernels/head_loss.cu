@@ -6,9 +6,10 @@
 
 #include <cuda_pipeline.h>
 
+#include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
-#include "kernels/cuda_kernels.h"
-#include "kernels/cuda_queue.h"
+#include "kernels/head_loss.h"
+#include "kernels/linear.h"
 
 namespace train_gpt::cuda {
 

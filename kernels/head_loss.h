@@ -2,8 +2,8 @@
 // chunks of rows. Full logits [B·T, V] need never exist; a chunk's logits are turned into their
 // gradient in place.
 #pragma once
-#include "kernels/device.h"
-#include "kernels/tensor.h"
+#include "base/tensor.h"
+#include "device/device.h"
 
 namespace train_gpt {
 
@@ -57,5 +57,21 @@ void accumulate_loss_by_source(Stream& stream, const LossBySource& args);
 
 size_t head_loss_scratch_bytes(const Device& device, DType dtype, int64_t chunk, int64_t Vp,
                                int64_t C);
+
+/// What a call must do at least (device/profile.h).
+Cost cost_of(const HeadLoss& args);
+
+namespace cuda {  // head_loss.cu
+void head_loss(Stream& stream, const HeadLoss& args);
+void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_logits);
+void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets,
+                   int64_t first_column, int64_t columns);
+void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets,
+                      int64_t first_column, int64_t columns);
+void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,
+                     bool accumulate);
+void accumulate_loss_by_source(Stream& stream, const LossBySource& args);
+size_t head_loss_scratch_bytes(DType dtype, int64_t chunk, int64_t Vp, int64_t C);
+}  // namespace cuda
 
 }  // namespace train_gpt

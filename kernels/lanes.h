@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/dtype.h"
+#include "base/dtype.h"
 
 namespace train_gpt {
 

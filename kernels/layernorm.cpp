@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda_kernels.h"
+#include "device/profile.h"
 #include "kernels/lanes.h"
-#include "kernels/profile.h"
 
 namespace train_gpt {
 
@@ -109,14 +108,14 @@ void reduce(const GradientSink& sink, const float* partials, int64_t blocks, int
 }  // namespace
 
 void layernorm_forward(Stream& stream, const LayerNormForward& args) {
-    const Profiled profiled(stream, work_of(args));
+    const Profiled profiled(stream, cost_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, layernorm_forward(stream, args));
     assert(args.x.dtype == args.out.dtype && args.out.data != args.x.data);
     with_float_type(args.x.dtype, [&](auto type) { forward<decltype(type)>(args); });
 }
 
 void layernorm_backward(Stream& stream, const LayerNormBackward& args) {
-    const Profiled profiled(stream, work_of(args));
+    const Profiled profiled(stream, cost_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, layernorm_backward(stream, args));
     const int64_t M = args.x.rows(), C = args.x.cols();
     const int64_t blocks = block_count(M), block_rows = rows_per_block(M), stride = 3 * C;
@@ -152,6 +151,20 @@ void layernorm_backward(Stream& stream, const LayerNormBackward& args) {
 size_t layernorm_scratch_bytes(const Device& device, int64_t M, int64_t C) {
     TRAIN_GPT_ON_CUDA(device, layernorm_scratch_bytes(M, C));
     return static_cast<size_t>(block_count(M) * 3 * C) * sizeof(float);
+}
+
+Cost cost_of(const LayerNormForward& a) {
+    return {"layernorm_forward",
+            bytes_of(a.x) + bytes_of(a.w) + bytes_of(a.b) + bytes_of(a.out) + bytes_of(a.stats), 0};
+}
+
+Cost cost_of(const LayerNormBackward& a) {
+    const int64_t C = a.x.cols();
+    return {"layernorm_backward",
+            bytes_of(a.dy) + bytes_of(a.x) + bytes_of(a.stats) + bytes_of(a.w) +
+                bytes_of(a.dres) * (a.overwrite_dres ? 1 : 2) + bytes_of(a.dw, C) +
+                bytes_of(a.db, C) + bytes_of(a.dbias, C),
+            0};
 }
 
 }  // namespace train_gpt

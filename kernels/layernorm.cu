@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
-#include "kernels/cuda_kernels.h"
-#include "kernels/cuda_queue.h"
+#include "kernels/layernorm.h"
 
 namespace train_gpt::cuda {
 

@@ -1,8 +1,8 @@
 // Layer normalisation over the last dimension: y = (x − μ)·ρ ⊙ w + b with ρ = 1 / √(σ² + ε).
 // Ba, Kiros & Hinton, arXiv 1607.06450. Statistics and sums in fp32.
 #pragma once
-#include "kernels/device.h"
-#include "kernels/tensor.h"
+#include "base/tensor.h"
+#include "device/device.h"
 
 namespace train_gpt {
 
@@ -31,5 +31,15 @@ struct LayerNormBackward {
 void layernorm_backward(Stream& stream, const LayerNormBackward& args);
 
 size_t layernorm_scratch_bytes(const Device& device, int64_t M, int64_t C);
+
+/// What a call must do at least (device/profile.h).
+Cost cost_of(const LayerNormForward& args);
+Cost cost_of(const LayerNormBackward& args);
+
+namespace cuda {  // layernorm.cu
+void layernorm_forward(Stream& stream, const LayerNormForward& args);
+void layernorm_backward(Stream& stream, const LayerNormBackward& args);
+size_t layernorm_scratch_bytes(int64_t M, int64_t C);
+}  // namespace cuda
 
 }  // namespace train_gpt

@@ -4,12 +4,11 @@
 #include <atomic>
 #include <optional>
 
-#include "kernels/cuda_kernels.h"
-#include "kernels/error.h"
+#include "base/error.h"
+#include "device/profile.h"
 #include "kernels/gelu_math.h"
 #include "kernels/gemm.h"
 #include "kernels/lanes.h"
-#include "kernels/profile.h"
 
 namespace train_gpt {
 
@@ -185,7 +184,7 @@ bool is_matrix(const Tensor& tensor, int64_t rows, int64_t cols, DType dtype) {
 }  // namespace
 
 void linear_forward(Stream& stream, const LinearForward& args) {
-    const Profiled profiled(stream, work_of(args));
+    const Profiled profiled(stream, cost_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, linear_forward(stream, args));
     const DType dtype = args.x.dtype;
     const int64_t M = args.x.rows(), K = args.x.cols(), N = args.w.rows();
@@ -220,7 +219,7 @@ void linear_forward(Stream& stream, const LinearForward& args) {
 }
 
 void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
-    const Profiled profiled(stream, work_of(args));
+    const Profiled profiled(stream, cost_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, linear_backward_input(stream, args));
     const DType dtype = args.dy.dtype;
     const int64_t M = args.dy.rows(), N = args.dy.cols(), K = args.w.cols();
@@ -254,7 +253,7 @@ void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
 }
 
 void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
-    const Profiled profiled(stream, work_of(args));
+    const Profiled profiled(stream, cost_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, linear_backward_weight(stream, args));
     const DType dtype = args.dy.dtype;
     const int64_t M = args.dy.rows(), N = args.dy.cols(), K = args.x.cols();
@@ -310,6 +309,26 @@ void select_cpu_gemm(const std::string& name) {
         throw Error("There is no matrix product called \"", name,
                     "\"; choose \"auto\", \"onednn\" or \"own\".");
     }
+}
+
+Cost cost_of(const LinearForward& a) {
+    return {"linear_forward",
+            bytes_of(a.x) + bytes_of(a.w) + bytes_of(a.bias) + bytes_of(a.residual) +
+                bytes_of(a.preact) + bytes_of(a.out),
+            product_flops(a.x, a.w)};
+}
+
+Cost cost_of(const LinearBackwardInput& a) {
+    return {"linear_backward_input",
+            bytes_of(a.dy) + bytes_of(a.w) + bytes_of(a.preact) + bytes_of(a.dx),
+            product_flops(a.dy, a.w)};
+}
+
+Cost cost_of(const LinearBackwardWeight& a) {
+    const int64_t N = a.dy.cols(), K = a.x.cols();
+    return {"linear_backward_weight",
+            bytes_of(a.x) + bytes_of(a.dy) + bytes_of(a.dw, N * K) + bytes_of(a.dbias, N),
+            2.0 * static_cast<double>(a.x.numel()) * static_cast<double>(N)};
 }
 
 }  // namespace train_gpt

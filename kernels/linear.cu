@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
-#include "kernels/cuda_kernels.h"
-#include "kernels/cuda_queue.h"
 #include "kernels/gelu_math.cuh"
 #include "kernels/gemm_cublas.h"
+#include "kernels/linear.h"
 
 namespace train_gpt::cuda {
 
@@ -240,7 +240,7 @@ void column_sums(Stream& stream, const GradientSink& sink, const Tensor& dy) {
 /// only overwrite with such sums. Which is faster is to be measured: the algorithms that have this epilogue are fewer.
 bool product_sums_columns(const Stream& stream, const LinearBackwardWeight& args) {
     return args.dbias && !args.dbias.accumulate &&
-           stream.queue->gemm_plans().settings.bias_gradient_epilogue;
+           stream.queue->kept<GemmPlans>().settings.bias_gradient_epilogue;
 }
 
 }  // namespace

@@ -3,8 +3,8 @@
 // bias, residual and preact are equal (fp32 or bf16); products are summed in fp32. In bf16 the sum,
 // bias and residual are added in fp32 and rounded once where the library allows it.
 #pragma once
-#include "kernels/device.h"
-#include "kernels/tensor.h"
+#include "base/tensor.h"
+#include "device/device.h"
 
 namespace train_gpt {
 
@@ -43,5 +43,17 @@ size_t linear_scratch_bytes(const Device& device, DType dtype, int64_t M, int64_
 /// Which matrix product the CPU uses: "auto" (oneDNN where the build found it), "onednn" or "own".
 /// Throws Error when the build lacks it. Call before the first product.
 void select_cpu_gemm(const std::string& name);
+
+/// What a call must do at least (device/profile.h).
+Cost cost_of(const LinearForward& args);
+Cost cost_of(const LinearBackwardInput& args);
+Cost cost_of(const LinearBackwardWeight& args);
+
+namespace cuda {  // linear.cu
+void linear_forward(Stream& stream, const LinearForward& args);
+void linear_backward_input(Stream& stream, const LinearBackwardInput& args);
+void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args);
+size_t linear_scratch_bytes(DType dtype, int64_t M, int64_t N, int64_t K);
+}  // namespace cuda
 
 }  // namespace train_gpt

@@ -6,9 +6,9 @@
 #pragma once
 #include <functional>
 
+#include "device/device.h"
+#include "device/memory.h"
 #include "kernels/attention.h"
-#include "kernels/device.h"
-#include "kernels/memory.h"
 #include "parallel/parameters.h"
 
 namespace train_gpt {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <utility>
 
-#include "kernels/copy.h"
+#include "device/copy.h"
 #include "kernels/embedding.h"
 #include "kernels/head_loss.h"
 #include "kernels/layernorm.h"

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "device/profile.h"
 #include "kernels/embedding.h"
 #include "kernels/head_loss.h"
 #include "kernels/layernorm.h"
 #include "kernels/linear.h"
-#include "kernels/profile.h"
 
 namespace train_gpt {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device.h"
-#include "kernels/memory.h"
+#include "device/device.h"
+#include "device/memory.h"
 #include "model/block.h"
 #include "parallel/parameters.h"
 

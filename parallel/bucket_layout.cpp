@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cassert>
 
+#include "base/error.h"
 #include "kernels/adamw.h"
-#include "kernels/error.h"
 
 namespace train_gpt {
 

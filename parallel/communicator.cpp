@@ -1,7 +1,7 @@
 #include "parallel/communicator.h"
 
-#include "kernels/copy.h"
-#include "kernels/error.h"
+#include "base/error.h"
+#include "device/copy.h"
 #include "parallel/communicator_kinds.h"
 
 namespace train_gpt {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "kernels/device.h"
-#include "kernels/dtype.h"
+#include "base/dtype.h"
+#include "device/device.h"
 #include "parallel/activity.h"
 #include "parallel/world.h"
 

@@ -9,7 +9,7 @@
 // rank, then by node. Buffers flow through in turns, each of which moves an equal piece of every block through the shared
 // memory. Sums travel between nodes in the type they are added in, those of bf16 as fp32. All-reduce is both of them,
 // broadcast is an all-gather in which all blocks but the root's are empty.
-#include "kernels/error.h"
+#include "base/error.h"
 #include "parallel/communicator_kinds.h"
 
 #ifdef TRAIN_GPT_MPI

@@ -1,8 +1,8 @@
 // Collectives between GPUs. TRAIN_GPT_NCCL is defined where the build found NCCL's header; its library is looked for when a
 // group is opened, so that a machine with one GPU needs none.
-#include "kernels/cuda.h"
-#include "kernels/cuda_queue.h"
-#include "kernels/error.h"
+#include "base/error.h"
+#include "device/cuda.h"
+#include "device/cuda_queue.h"
 #include "parallel/communicator_kinds.h"
 
 #ifdef TRAIN_GPT_NCCL

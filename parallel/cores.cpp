@@ -6,7 +6,7 @@
 
 #include <sched.h>
 
-#include "kernels/device.h"
+#include "device/device.h"
 
 namespace train_gpt {
 

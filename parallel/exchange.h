@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/device.h"
+#include "device/device.h"
 #include "parallel/communicator.h"
 #include "parallel/step_clock.h"
 

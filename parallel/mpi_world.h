@@ -17,7 +17,7 @@
 #include <mpi.h>
 #include <sched.h>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #endif
 
 namespace train_gpt {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cassert>
 
+#include "base/random.h"
+#include "device/copy.h"
 #include "kernels/convert.h"
-#include "kernels/copy.h"
-#include "kernels/random.h"
 
 namespace train_gpt {
 

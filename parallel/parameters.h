@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/memory.h"
-#include "kernels/tensor.h"
+#include "base/tensor.h"
+#include "device/memory.h"
 #include "parallel/bucket_layout.h"
 #include "parallel/exchange.h"
 #include "parallel/parameter.h"

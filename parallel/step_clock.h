@@ -6,7 +6,7 @@
 #include <deque>
 #include <vector>
 
-#include "kernels/device.h"
+#include "device/device.h"
 
 namespace train_gpt {
 

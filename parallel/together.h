@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "parallel/world.h"
 
 namespace train_gpt {

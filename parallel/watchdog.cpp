@@ -30,7 +30,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "kernels/error.h"
+#include "base/error.h"
 
 namespace train_gpt {
 

@@ -10,8 +10,8 @@
 
 #include <unistd.h>
 
-#include "kernels/cuda.h"
-#include "kernels/error.h"
+#include "base/error.h"
+#include "device/cuda.h"
 #include "parallel/mpi_world.h"
 
 namespace train_gpt {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device.h"
+#include "device/device.h"
 #include "parallel/activity.h"
 
 namespace train_gpt {

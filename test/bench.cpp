@@ -38,13 +38,13 @@
 #include <dnnl.hpp>
 #endif
 
+#include "base/error.h"
+#include "base/file.h"
+#include "base/tensor.h"
+#include "device/device.h"
+#include "device/memory.h"
 #include "kernels/attention.h"
-#include "kernels/device.h"
-#include "kernels/error.h"
-#include "kernels/file.h"
 #include "kernels/linear.h"
-#include "kernels/memory.h"
-#include "kernels/tensor.h"
 
 namespace train_gpt {
 namespace {

@@ -22,8 +22,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/error.h"
-#include "kernels/file.h"
+#include "base/error.h"
+#include "base/file.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/word_counts.h"
 

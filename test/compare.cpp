@@ -12,7 +12,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "test/compare/measure.h"
 #include "test/compare/operations.h"
 #include "test/kernels/test_device.h"

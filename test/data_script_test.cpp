@@ -5,9 +5,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
+#include "base/file.h"
 #include "dataloader/manifest.h"
-#include "kernels/error.h"
-#include "kernels/file.h"
 #include "test/catch.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <string_view>
 
-#include "kernels/error.h"
-#include "kernels/file.h"
+#include "base/error.h"
+#include "base/file.h"
 #include "training/safetensors.h"
 
 namespace train_gpt {

@@ -8,7 +8,7 @@
 
 #include <unistd.h>
 
-#include "kernels/device.h"
+#include "device/device.h"
 #include "test/catch.h"
 #include "test/random.h"
 

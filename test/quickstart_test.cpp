@@ -8,8 +8,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "dataloader/manifest.h"
-#include "kernels/error.h"
 #include "test/catch.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"

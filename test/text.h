@@ -5,7 +5,7 @@
 #include <iterator>
 #include <string>
 
-#include "kernels/error.h"
+#include "base/error.h"
 
 namespace train_gpt {
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "tokenizer/piece_key.h"
 
 namespace train_gpt {

@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "tokenizer/byte_alphabet.h"
 
 // A pair of tokens comes up in one step only: that which makes the younger of the two, or the

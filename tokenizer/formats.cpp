@@ -5,7 +5,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "kernels/error.h"
+#include "base/error.h"
 
 namespace train_gpt {
 

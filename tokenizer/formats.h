@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/file.h"
+#include "base/file.h"
 #include "tokenizer/bpe.h"
 #include "tokenizer/pretokenize.h"
 

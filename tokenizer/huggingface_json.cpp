@@ -8,8 +8,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "kernels/error.h"
-#include "kernels/file.h"
+#include "base/error.h"
+#include "base/file.h"
 #include "tokenizer/byte_alphabet.h"
 #include "tokenizer/formats.h"
 

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "kernels/error.h"
-#include "kernels/file.h"
+#include "base/error.h"
+#include "base/file.h"
 #include "tokenizer/formats.h"
 
 namespace train_gpt {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/error.h"
-#include "kernels/file.h"
+#include "base/error.h"
+#include "base/file.h"
 #include "tokenizer/bpe.h"
 #include "tokenizer/bpe_train.h"
 #include "tokenizer/formats.h"

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "kernels/error.h"
+#include "base/error.h"
 
 namespace train_gpt {
 

@@ -1,6 +1,6 @@
 #include "training/batch_feed.h"
 
-#include "kernels/copy.h"
+#include "device/copy.h"
 
 namespace train_gpt {
 

@@ -1,8 +1,8 @@
 // Token batches on their way from the loader to the device.
 #pragma once
 #include "dataloader/loader.h"
-#include "kernels/device.h"
-#include "kernels/memory.h"
+#include "device/device.h"
+#include "device/memory.h"
 #include "model/gpt.h"
 
 namespace train_gpt {

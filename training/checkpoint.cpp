@@ -9,10 +9,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "kernels/error.h"
-#include "kernels/file.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json_file.h"
 #include "parallel/together.h"
-#include "training/json_file.h"
 #include "training/safetensors.h"
 #include "training/version.h"
 

@@ -20,8 +20,8 @@
 #include <string>
 #include <vector>
 
+#include "base/file.h"
 #include "dataloader/verify.h"
-#include "kernels/file.h"
 #include "model/gpt.h"
 #include "parallel/world.h"
 #include "tokenizer/tokenizer.h"

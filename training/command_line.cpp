@@ -6,7 +6,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "training/version.h"
 
 namespace train_gpt {

@@ -1,6 +1,6 @@
 #include "training/complete_run.h"
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "training/run_evaluation.h"
 #include "training/shard_watch.h"
 

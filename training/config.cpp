@@ -14,10 +14,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json_text.h"
 #include "dataloader/mixture.h"
-#include "kernels/error.h"
-#include "kernels/file.h"
-#include "kernels/json_text.h"
 
 namespace train_gpt {
 

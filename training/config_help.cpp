@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "training/config.h"
 
 namespace train_gpt {

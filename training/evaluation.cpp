@@ -9,9 +9,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "kernels/copy.h"
-#include "kernels/error.h"
-#include "kernels/file.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "device/copy.h"
 #include "kernels/head_loss.h"
 
 namespace train_gpt {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "training/checkpoint.h"
 #include "training/plan.h"
 

@@ -3,8 +3,8 @@
 #include <filesystem>
 #include <functional>
 
-#include "kernels/error.h"
-#include "kernels/file.h"
+#include "base/error.h"
+#include "base/file.h"
 #include "training/checkpoint.h"
 #include "training/llmc_model.h"
 #include "training/model_folder.h"

@@ -5,7 +5,7 @@
 
 #include <glob.h>
 
-#include "kernels/error.h"
+#include "base/error.h"
 
 namespace train_gpt {
 

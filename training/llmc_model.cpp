@@ -4,9 +4,9 @@
 #include <map>
 #include <memory>
 
-#include "kernels/dtype.h"
-#include "kernels/error.h"
-#include "kernels/file.h"
+#include "base/dtype.h"
+#include "base/error.h"
+#include "base/file.h"
 
 namespace train_gpt {
 

@@ -9,9 +9,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "kernels/error.h"
-#include "kernels/file.h"
-#include "training/json_file.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json_file.h"
 #include "training/safetensors.h"
 
 namespace train_gpt {

@@ -1,6 +1,6 @@
 #include "training/optimizer.h"
 
-#include "kernels/copy.h"
+#include "device/copy.h"
 
 namespace train_gpt {
 

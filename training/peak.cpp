@@ -5,10 +5,10 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/copy.h"
+#include "base/random.h"
+#include "device/copy.h"
+#include "device/memory.h"
 #include "kernels/linear.h"
-#include "kernels/memory.h"
-#include "kernels/random.h"
 
 namespace train_gpt {
 

@@ -1,7 +1,7 @@
 // What the device reaches at best, measured: the number that a step's speed is printed beside.
 #pragma once
-#include "kernels/device.h"
-#include "kernels/dtype.h"
+#include "base/dtype.h"
+#include "device/device.h"
 
 namespace train_gpt {
 

@@ -5,8 +5,8 @@
 #include <iterator>
 #include <map>
 
-#include "kernels/error.h"
-#include "kernels/printable.h"
+#include "base/error.h"
+#include "base/printable.h"
 #include "tokenizer/tokenizer.h"
 #include "training/known_data.h"
 #include "training/schedule.h"

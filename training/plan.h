@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/memory.h"
+#include "device/memory.h"
 #include "model/gpt.h"
 #include "training/choices.h"
 #include "training/config.h"

@@ -7,8 +7,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "kernels/memory.h"
-#include "kernels/printable.h"
+#include "base/printable.h"
+#include "device/memory.h"
 
 namespace train_gpt {
 

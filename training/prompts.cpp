@@ -6,7 +6,7 @@
 #include <iostream>
 #include <memory>
 
-#include "kernels/error.h"
+#include "base/error.h"
 
 namespace train_gpt {
 

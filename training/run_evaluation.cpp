@@ -5,8 +5,8 @@
 #include <cmath>
 #include <filesystem>
 
+#include "base/error.h"
 #include "dataloader/manifest.h"
-#include "kernels/error.h"
 #include "training/interrupt.h"
 
 namespace train_gpt {

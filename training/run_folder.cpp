@@ -10,10 +10,10 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "base/error.h"
+#include "base/file.h"
 #include "dataloader/manifest.h"
-#include "kernels/device.h"
-#include "kernels/error.h"
-#include "kernels/file.h"
+#include "device/device.h"
 #include "parallel/together.h"
 #include "training/checkpoint.h"
 #include "training/version.h"

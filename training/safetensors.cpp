@@ -11,9 +11,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "kernels/dtype.h"
-#include "kernels/error.h"
-#include "training/half.h"
+#include "base/dtype.h"
+#include "base/error.h"
+#include "base/half.h"
 
 namespace train_gpt {
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/file.h"
+#include "base/file.h"
 
 namespace train_gpt {
 

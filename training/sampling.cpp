@@ -5,9 +5,9 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/error.h"
-#include "kernels/printable.h"
-#include "kernels/random.h"
+#include "base/error.h"
+#include "base/printable.h"
+#include "base/random.h"
 
 namespace train_gpt {
 

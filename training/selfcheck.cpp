@@ -8,9 +8,9 @@
 #include <functional>
 #include <limits>
 
-#include "kernels/copy.h"
-#include "kernels/error.h"
-#include "kernels/memory.h"
+#include "base/error.h"
+#include "device/copy.h"
+#include "device/memory.h"
 #include "parallel/together.h"
 #include "training/peak.h"
 

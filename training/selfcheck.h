@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device.h"
+#include "device/device.h"
 #include "parallel/communicator.h"
 #include "parallel/world.h"
 

@@ -13,9 +13,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "kernels/error.h"
+#include "base/error.h"
+#include "base/json_file.h"
 #include "parallel/together.h"
-#include "training/json_file.h"
 
 namespace train_gpt {
 

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "kernels/error.h"
+#include "base/error.h"
 
 namespace train_gpt {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/profile.h"
+#include "device/profile.h"
 
 namespace train_gpt {
 

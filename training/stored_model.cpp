@@ -5,9 +5,9 @@
 #include <cmath>
 #include <type_traits>
 
-#include "kernels/dtype.h"
-#include "kernels/error.h"
-#include "training/half.h"
+#include "base/dtype.h"
+#include "base/error.h"
+#include "base/half.h"
 
 namespace train_gpt {
 

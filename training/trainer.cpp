@@ -4,7 +4,7 @@
 #include <cassert>
 #include <vector>
 
-#include "kernels/copy.h"
+#include "device/copy.h"
 #include "kernels/head_loss.h"
 
 namespace train_gpt {

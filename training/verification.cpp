@@ -5,11 +5,11 @@
 #include <filesystem>
 #include <vector>
 
+#include "base/error.h"
+#include "base/printable.h"
 #include "dataloader/manifest.h"
 #include "dataloader/shard.h"
 #include "dataloader/verify.h"
-#include "kernels/error.h"
-#include "kernels/printable.h"
 #include "training/checkpoint.h"
 #include "training/model_folder.h"
 

@@ -1,8 +1,8 @@
 #include "training/version.h"
 
+#include "base/error.h"
 #include "dataloader/decompress.h"
-#include "kernels/device.h"
-#include "kernels/error.h"
+#include "device/device.h"
 #include "parallel/world.h"
 
 #ifndef TRAIN_GPT_VERSION

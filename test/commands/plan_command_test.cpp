@@ -1,6 +1,6 @@
 // train_gpt plan beside the run that it describes.
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "test/commands/program.h"
 
 using namespace train_gpt;

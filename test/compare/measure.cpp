@@ -4,8 +4,8 @@
 #include <cmath>
 #include <memory>
 
+#include "device/profile.h"
 #include "kernels/choices.h"
-#include "kernels/profile.h"
 #include "test/kernels/reference.h"
 #include "training/peak.h"
 

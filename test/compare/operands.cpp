@@ -2,9 +2,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/copy.h"
-#include "kernels/error.h"
-#include "kernels/random.h"
+#include "base/error.h"
+#include "base/random.h"
+#include "device/copy.h"
 #include "test/compare/operations.h"
 
 namespace train_gpt::compare {

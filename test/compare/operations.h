@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device.h"
-#include "kernels/memory.h"
-#include "kernels/tensor.h"
+#include "base/tensor.h"
+#include "device/device.h"
+#include "device/memory.h"
 
 namespace train_gpt::compare {
 
@@ -144,7 +144,7 @@ struct Operation {
         [](const Device&, const Operands&) { return size_t{0}; };
     /// What other contracts have computed before in training.
     void (*prepare)(Stream& stream, const Call& c) = [](Stream&, const Call&) {};
-    /// One call of the contract, which tells the stream's profiler its work (work_of in profile.h) and its time.
+    /// One call of the contract, which adds its cost (cost_of in its header) and its time to the stream's profiler.
     void (*run)(Stream& stream, const Call& c) = nullptr;
     /// The results in float64.
     std::map<std::string, Values> (*reference)(const Operands& o) = nullptr;

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
+#include "base/file.h"
 #include "dataloader/shard.h"
-#include "kernels/error.h"
-#include "kernels/file.h"
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"

@@ -1,9 +1,9 @@
 // Files against the sizes and hashes that manifests recorded.
 #include "dataloader/verify.h"
 
+#include "base/file.h"
 #include "dataloader/manifest.h"
 #include "dataloader/shard.h"
-#include "kernels/file.h"
 #include "test/dataloader/shard_files.h"
 
 using namespace train_gpt;

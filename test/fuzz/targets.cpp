@@ -14,10 +14,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/error.h"
 #include "dataloader/json_array.h"
 #include "dataloader/jsonl.h"
 #include "dataloader/shard.h"
-#include "kernels/error.h"
 #include "tokenizer/formats.h"
 #include "tokenizer/tokenizer.h"
 #include "training/config.h"

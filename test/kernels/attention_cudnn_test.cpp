@@ -12,9 +12,10 @@
 
 #include <unistd.h>
 
+#include "base/error.h"
+#include "device/cuda.h"
 #include "kernels/attention_engine.h"
-#include "kernels/cuda.h"
-#include "kernels/error.h"
+#include "kernels/choices.h"
 #include "test/catch.h"
 #include "test/kernels/kernel_test.h"
 #include "test/random.h"
@@ -388,10 +389,10 @@ TEST_CASE("a queue's choices of attention engines are kept and taken as text", "
     ON_EACH_DEVICE();
     if (!test_device().is_cuda()) return;
     Stream stream(test_device());
-    CHECK(cuda::attention_choices(*stream.queue).empty());
-    cuda::set_attention_choices(*stream.queue, "attention forward own\nattention backward own\n");
-    CHECK(cuda::attention_choices(*stream.queue) ==
-          "attention forward own\nattention backward own\n");
+    CHECK(kernel_choices(stream).empty());
+    const std::string own = "attention forward own\nattention backward own\n";
+    set_kernel_choices(stream, own);
+    CHECK(kernel_choices(stream) == own);
 }
 
 namespace {

@@ -11,7 +11,7 @@
 
 #include <omp.h>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "test/catch.h"
 #include "test/kernels/reference.h"
 #include "test/kernels/test_device.h"

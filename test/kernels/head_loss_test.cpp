@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "kernels/exp_math.h"
 #include "test/kernels/kernel_test.h"
 #include "test/kernels/reference.h"

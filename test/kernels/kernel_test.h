@@ -13,8 +13,8 @@
 
 #include <omp.h>
 
-#include "kernels/device.h"
-#include "kernels/tensor.h"
+#include "base/tensor.h"
+#include "device/device.h"
 #include "test/catch.h"
 #include "test/kernels/test_device.h"
 #include "test/random.h"

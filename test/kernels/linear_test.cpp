@@ -4,11 +4,15 @@
 #include <iterator>
 #include <sstream>
 
-#include "kernels/cuda.h"
-#include "kernels/error.h"
+#include "base/error.h"
+#include "kernels/choices.h"
 #include "kernels/gemm.h"
 #include "test/kernels/kernel_test.h"
 #include "test/kernels/reference.h"
+#ifdef TRAIN_GPT_CUDA
+#include "device/cuda_queue.h"
+#include "kernels/gemm_cublas.h"
+#endif
 
 namespace train_gpt {
 
@@ -106,9 +110,8 @@ struct Choice {
     void apply([[maybe_unused]] Stream& stream) const {
 #ifdef TRAIN_GPT_CUDA
         if (stream.device.is_cuda())
-            cuda::set_gemm_settings(
-                *stream.queue,
-                {.autotune = autotune, .bias_gradient_epilogue = bias_gradient_epilogue});
+            stream.queue->kept<cuda::GemmPlans>().settings = {
+                .autotune = autotune, .bias_gradient_epilogue = bias_gradient_epilogue};
 #endif
     }
 };
@@ -625,9 +628,9 @@ TEST_CASE("matrix algorithms that a run has chosen are used again", "[cuda]") {
         }
         return bytes;
     };
-    const auto choices_of = [](Stream& stream) { return cuda::gemm_choices(*stream.queue); };
+    const auto choices_of = [](Stream& stream) { return kernel_choices(stream); };
     const auto choose = [](Stream& stream, const std::string& text) {
-        cuda::set_gemm_choices(*stream.queue, text);
+        set_kernel_choices(stream, text);
     };
 
     TestStream first(p.scratch_bytes());
@@ -696,7 +699,7 @@ TEST_CASE("TF32 is used for fp32 matrices where it is asked for, and only there"
     const Values exact = p.forward<double>();
     const auto worst_error = [&](bool tf32) {
         TestStream stream(p.scratch_bytes());
-        cuda::set_gemm_settings(*static_cast<Stream&>(stream).queue, {.tf32 = tf32});
+        set_kernel_settings(stream, {.autotune = false, .tf32 = tf32});
         linear_forward(stream, {out, p.x, p.w});
         double worst = 0;
         for (size_t i = 0; i < exact.size(); ++i) worst = worse(worst, std::abs(out[i] - exact[i]));

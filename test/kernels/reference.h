@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/dtype.h"
 #include "kernels/adamw.h"
 #include "kernels/attention.h"
-#include "kernels/dtype.h"
 #include "kernels/gemm.h"
 
 namespace train_gpt {

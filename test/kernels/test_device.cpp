@@ -7,10 +7,10 @@
 #ifdef TRAIN_GPT_CUDA
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda.h"
+#include "device/cuda.h"
 #endif
 
-#include "kernels/error.h"
+#include "base/error.h"
 
 namespace train_gpt {
 

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "kernels/device.h"
+#include "device/device.h"
 
 namespace train_gpt {
 

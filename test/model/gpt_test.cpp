@@ -5,7 +5,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "kernels/cuda.h"
+#include "device/cuda.h"
 #include "test/catch.h"
 #include "test/model/tiny_model.h"
 #include "test/random.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/copy.h"
+#include "device/copy.h"
 #include "kernels/head_loss.h"
 #include "model/generator.h"
 #include "model/gpt.h"

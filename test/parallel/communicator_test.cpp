@@ -17,7 +17,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "parallel/communicator_kinds.h"
 #include "test/catch.h"
 #include "test/kernels/test_device.h"
@@ -26,7 +26,7 @@
 #include "test/text.h"
 
 #ifdef TRAIN_GPT_CUDA
-#include "kernels/cuda.h"
+#include "device/cuda.h"
 #endif
 
 using namespace train_gpt;

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "kernels/device.h"
+#include "device/device.h"
 #include "test/catch.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"

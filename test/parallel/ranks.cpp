@@ -13,8 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "kernels/cuda.h"
-#include "kernels/error.h"
+#include "base/error.h"
+#include "device/cuda.h"
 #include "test/kernels/test_device.h"
 #include "test/random.h"
 

@@ -29,7 +29,7 @@
 #include "training/trainer.h"
 
 #ifdef TRAIN_GPT_CUDA
-#include "kernels/cuda.h"
+#include "device/cuda.h"
 #endif
 
 using namespace train_gpt;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "test/catch.h"
 #include "test/kernels/test_device.h"
 #include "test/parallel/ranks.h"
@@ -15,7 +15,7 @@
 #include "test/text.h"
 
 #ifdef TRAIN_GPT_CUDA
-#include "kernels/cuda.h"
+#include "device/cuda.h"
 #endif
 
 using namespace train_gpt;

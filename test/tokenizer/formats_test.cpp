@@ -2,7 +2,7 @@
 
 #include <set>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "test/catch.h"
 #include "test/text.h"
 #include "test/tokenizer/reference.h"

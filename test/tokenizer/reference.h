@@ -12,7 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "kernels/file.h"
+#include "base/file.h"
 #include "test/random.h"
 #include "tokenizer/bpe.h"
 #include "tokenizer/pretokenize.h"

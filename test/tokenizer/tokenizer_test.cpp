@@ -5,7 +5,7 @@
 #include <optional>
 #include <thread>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "test/catch.h"
 #include "test/tokenizer/reference.h"
 #include "tokenizer/bpe.h"

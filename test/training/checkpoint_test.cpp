@@ -12,7 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "test/catch.h"
 #include "test/model/tiny_model.h"
 #include "test/random.h"

@@ -11,8 +11,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "kernels/error.h"
-#include "kernels/file.h"
+#include "base/error.h"
+#include "base/file.h"
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"

@@ -14,12 +14,12 @@
 #include <nlohmann/json.hpp>
 #include <sys/resource.h>
 
+#include "base/half.h"
 #include "test/catch.h"
 #include "test/file_difference.h"
 #include "test/model/tiny_model.h"
 #include "test/random.h"
 #include "test/text.h"
-#include "training/half.h"
 #include "training/llmc_model.h"
 #include "training/model_folder.h"
 #include "training/safetensors.h"

@@ -5,8 +5,8 @@
 #include <set>
 #include <sstream>
 
-#include "kernels/error.h"
-#include "kernels/file.h"
+#include "base/error.h"
+#include "base/file.h"
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"

@@ -11,9 +11,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "dataloader/manifest.h"
 #include "dataloader/prepare.h"
-#include "kernels/error.h"
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"

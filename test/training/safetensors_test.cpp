@@ -5,8 +5,8 @@
 #include <cstring>
 #include <fstream>
 
-#include "kernels/dtype.h"
-#include "kernels/error.h"
+#include "base/dtype.h"
+#include "base/error.h"
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"

@@ -5,7 +5,7 @@
 #include <numbers>
 #include <string>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "test/catch.h"
 #include "test/random.h"
 

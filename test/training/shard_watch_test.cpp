@@ -5,10 +5,10 @@
 #include <limits>
 #include <thread>
 
+#include "base/file.h"
+#include "base/json_file.h"
 #include "dataloader/manifest.h"
-#include "kernels/file.h"
 #include "test/dataloader/shard_files.h"
-#include "training/json_file.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;

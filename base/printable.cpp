@@ -1,4 +1,4 @@
-#include "kernels/printable.h"
+#include "base/printable.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,9 +1,9 @@
-#include "kernels/device.h"
+#include "device/device.h"
 
 #include <cstdlib>
 
-#include "kernels/error.h"
-#include "kernels/instruction_set.h"
+#include "base/error.h"
+#include "device/instruction_set.h"
 #include "test/kernels/kernel_test.h"
 #include "test/text.h"
 

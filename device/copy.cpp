@@ -1,8 +1,6 @@
-#include "kernels/copy.h"
+#include "device/copy.h"
 
 #include <cstring>
-
-#include "kernels/cuda_kernels.h"
 
 namespace train_gpt {
 

@@ -1,9 +1,9 @@
-#include "kernels/memory.h"
+#include "device/memory.h"
 
 #include <algorithm>
 #include <set>
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "test/kernels/kernel_test.h"
 
 namespace train_gpt {

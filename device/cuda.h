@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/device.h"
+#include "device/device.h"
 
 namespace train_gpt::cuda {
 
@@ -32,26 +32,6 @@ void wait(void* event);
 void hold(void* event, Stream& stream);
 /// Waits for both, which were created with timing.
 double seconds_between(void* first, void* last);
-
-/// How a queue multiplies matrices. Set before its first product.
-struct GemmSettings {
-    bool autotune =
-        false;  // time cuBLASLt's candidates when a product is first seen; else take the first
-    bool tf32 =
-        false;  // fp32 matrices in tensor cores, their elements rounded to 10 bits of mantissa
-    /// The bias gradient as a by-product of the weight gradient's product, where it overwrites; else by a kernel.
-    bool bias_gradient_epilogue = false;
-};
-void set_gemm_settings(Queue& queue, const GemmSettings& settings);
-/// The algorithms chosen so far, a line for each product: what a run keeps, so that a later one gets the same bits.
-std::string gemm_choices(const Queue& queue);
-/// Products take the algorithms of this text instead of choosing anew, as far as it names them and this version of
-/// cuBLASLt has them; what was chosen before is forgotten. Throws Error when the text is damaged.
-void set_gemm_choices(Queue& queue, const std::string& choices);
-
-/// AttentionEngines::choices() and set_choices() of the queue.
-std::string attention_choices(const Queue& queue);
-void set_attention_choices(Queue& queue, const std::string& choices);
 
 /// Null when the device, or for pinned memory the host, has not enough.
 void* allocate(const Device& device, size_t bytes);

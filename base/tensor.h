@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "kernels/dtype.h"
+#include "base/dtype.h"
 
 namespace train_gpt {
 

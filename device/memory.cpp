@@ -1,4 +1,4 @@
-#include "kernels/memory.h"
+#include "device/memory.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -9,8 +9,8 @@
 
 #include <sys/mman.h>
 
-#include "kernels/cuda.h"
-#include "kernels/error.h"
+#include "base/error.h"
+#include "device/cuda.h"
 
 namespace train_gpt {
 

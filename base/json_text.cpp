@@ -1,8 +1,8 @@
-#include "kernels/json_text.h"
+#include "base/json_text.h"
 
 #include <algorithm>
 
-#include "kernels/error.h"
+#include "base/error.h"
 
 namespace train_gpt {
 

@@ -1,11 +1,11 @@
-#include "kernels/hash.h"
+#include "base/hash.h"
 
 #include <algorithm>
 #include <cstdio>
 
 #include <xxhash.h>
 
-#include "kernels/file.h"
+#include "base/file.h"
 
 namespace train_gpt {
 

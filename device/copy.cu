@@ -1,5 +1,5 @@
-#include "kernels/copy.h"
-#include "kernels/cuda_queue.h"
+#include "device/copy.h"
+#include "device/cuda_queue.h"
 
 namespace train_gpt::cuda {
 

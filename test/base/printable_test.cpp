@@ -1,7 +1,7 @@
 // Text on its way to a terminal.
-#include "kernels/printable.h"
+#include "base/printable.h"
 
-#include "kernels/error.h"
+#include "base/error.h"
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"

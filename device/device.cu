@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <sstream>
 
-#include "kernels/attention_engine.h"
-#include "kernels/cuda.h"
-#include "kernels/cuda_queue.h"
-#include "kernels/error.h"
-#include "kernels/gemm_cublas.h"
+#include <cublasLt.h>
+
+#include "base/error.h"
+#include "device/cuda.h"
+#include "device/cuda_queue.h"
 
 namespace train_gpt::cuda {
 
@@ -141,16 +141,11 @@ Queue::Queue(const Device& device, bool high_priority) {
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking,
                                             high_priority ? highest : lowest));
-    if (const cublasStatus_t status = cublasLtCreate(&cublas_); status != CUBLAS_STATUS_SUCCESS)
-        throw Error("cuBLASLt does not start: ", cublasLtGetStatusString(status));
-    gemm_plans_ = std::make_unique<GemmPlans>();
-    attention_engines_ = std::make_unique<AttentionEngines>(stream_);
 }
 
 // Errors were reported by the call before; a destructor has nobody to tell.
 Queue::~Queue() {
-    attention_engines_.reset();  // before the stream that a library was opened for
-    if (cublas_) cublasLtDestroy(cublas_);
+    while (!kept_.empty()) kept_.pop_back();  // before the stream that a library was opened for
     if (stream_) cudaStreamDestroy(stream_);
 }
 
@@ -177,11 +172,6 @@ void run_captured(Stream& stream, const std::function<void()>& submit) {
 
 std::shared_ptr<Queue> open_queue(const Device& device, bool high_priority) {
     return std::make_shared<Queue>(device, high_priority);
-}
-
-std::string attention_choices(const Queue& queue) { return queue.attention_engines().choices(); }
-void set_attention_choices(Queue& queue, const std::string& choices) {
-    queue.attention_engines().set_choices(choices);
 }
 
 void synchronize(Stream& stream) {

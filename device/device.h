@@ -28,6 +28,7 @@ struct Device {
 };
 
 class Profiler;  // profile.h
+struct Cost;     // profile.h
 
 namespace cuda {
 class Queue;  // a cudaStream_t and the library handles that work on it needs; cuda.h

@@ -8,8 +8,8 @@
 #include <memory>
 #include <string>
 
-#include "kernels/device.h"
-#include "kernels/tensor.h"
+#include "base/tensor.h"
+#include "device/device.h"
 
 namespace train_gpt {
 

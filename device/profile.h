@@ -5,34 +5,32 @@
 #include <string>
 #include <vector>
 
-#include "kernels/adamw.h"
-#include "kernels/attention.h"
-#include "kernels/device.h"
-#include "kernels/embedding.h"
-#include "kernels/head_loss.h"
-#include "kernels/layernorm.h"
-#include "kernels/linear.h"
+#include "base/tensor.h"
+#include "device/device.h"
 
 namespace train_gpt {
 
 /// What a call has to do: every operand read once and every result written once; FLOPs of matrix products and attention
-/// (causal pairs only), where a multiply-add counts two.
-struct Work {
+/// (causal pairs only), where a multiply-add counts two. Each operation's header declares cost_of(its arguments).
+struct Cost {
     const char* kind = "";
     double bytes = 0, flops = 0;
 };
-Work work_of(const LinearForward& args);
-Work work_of(const LinearBackwardInput& args);
-Work work_of(const LinearBackwardWeight& args);
-Work work_of(const LayerNormForward& args);
-Work work_of(const LayerNormBackward& args);
-Work work_of(const AttentionForward& args);
-Work work_of(const AttentionBackward& args);
-Work work_of(const EmbeddingForward& args);
-Work work_of(const EmbeddingBackward& args);
-Work work_of(const HeadLoss& args);
-Work work_of(std::span<const NormSegment> segments);
-Work work_of(std::span<const AdamWSegment> segments);
+
+/// 0 for an absent operand.
+inline double bytes_of(const Tensor& t) { return t ? static_cast<double>(t.bytes()) : 0.0; }
+
+/// Of n gradients: written, and read before where the sink accumulates.
+inline double bytes_of(const GradientSink& sink, int64_t n) {
+    if (!sink) return 0;
+    return static_cast<double>(n) * static_cast<double>(size_of(sink.dtype)) *
+           (sink.accumulate ? 2 : 1);
+}
+
+/// FLOPs of rows [M, K] times a weight [N, K].
+inline double product_flops(const Tensor& rows, const Tensor& weight) {
+    return 2.0 * static_cast<double>(rows.rows()) * static_cast<double>(weight.numel());
+}
 
 class Profiler {
   public:
@@ -50,7 +48,7 @@ class Profiler {
 
   private:
     friend class Profiled;
-    void begin(Stream& stream, const Work& work);
+    void begin(Stream& stream, const Cost& cost);
     void end(Stream& stream);
 
     struct Calls;
@@ -61,7 +59,7 @@ class Profiler {
 /// While it lives, work submitted to the stream counts as one call.
 class Profiled {
   public:
-    Profiled(Stream& stream, const Work& work);
+    Profiled(Stream& stream, const Cost& cost);
     ~Profiled();
     Profiled(const Profiled&) = delete;
     Profiled& operator=(const Profiled&) = delete;

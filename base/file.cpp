@@ -1,4 +1,4 @@
-#include "kernels/file.h"
+#include "base/file.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "kernels/error.h"
+#include "base/error.h"
 
 namespace train_gpt {
 

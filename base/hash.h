@@ -15,7 +15,7 @@ class Hash {
     Hash& operator=(Hash&&) noexcept;
 
     void add(std::span<const std::byte> bytes);
-    /// Of all bytes so far, as hash_text() (kernels/file.h) gives it: 16 hex digits.
+    /// Of all bytes so far, as hash_text() (base/file.h) gives it: 16 hex digits.
     std::string digest() const;
 
   private:

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/device.h"
+#include "device/device.h"
 
 namespace train_gpt {
 
@@ -21,5 +21,13 @@ void copy_now(const Device& device, void* to, const void* from, size_t bytes);
 
 /// Zeroes device memory.
 void clear(Stream& stream, void* memory, size_t bytes);
+
+namespace cuda {  // copy.cu
+void copy_rows(Stream& stream, void* to, size_t to_stride, const void* from, size_t from_stride,
+               size_t row_bytes, int64_t rows);
+void copy(Stream& stream, void* to, const void* from, size_t bytes);
+void copy_now(const Device& device, void* to, const void* from, size_t bytes);
+void clear(Stream& stream, void* memory, size_t bytes);
+}  // namespace cuda
 
 }  // namespace train_gpt

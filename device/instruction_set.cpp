@@ -1,5 +1,5 @@
 // Compiled with the flags of the other kernels, so that its macros say what their code may use.
-#include "kernels/instruction_set.h"
+#include "device/instruction_set.h"
 
 namespace train_gpt {
 

@@ -3,7 +3,7 @@
 #pragma GCC target("no-avx,no-bmi,no-bmi2,no-lzcnt,no-popcnt,no-movbe,no-sse4.1,no-adx")
 #endif
 
-#include "kernels/device.h"
+#include "device/device.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -24,10 +24,10 @@
 #include <oneapi/dnnl/dnnl.h>
 #endif
 
-#include "kernels/cuda.h"
-#include "kernels/error.h"
-#include "kernels/instruction_set.h"
-#include "kernels/memory.h"
+#include "base/error.h"
+#include "device/cuda.h"
+#include "device/instruction_set.h"
+#include "device/memory.h"
 
 namespace train_gpt {
 

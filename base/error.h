@@ -6,7 +6,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "kernels/printable.h"
+#include "base/printable.h"
 
 namespace train_gpt {
 

@@ -1,14 +1,13 @@
-// What every X.cu stands on: checked calls of the CUDA runtime, and the queue behind a Stream. Files with kernels are
+// What every X.cu stands on: checked calls of the CUDA runtime, and the queue of a Stream. Files with kernels are
 // read once for each architecture and twice more, so that this header includes little.
 #pragma once
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include <cuda_runtime.h>
 
-#include "kernels/device.h"
-
-struct cublasLtContext;  // what a cublasLtHandle_t points to
+#include "device/device.h"
 
 /// A call of the CUDA runtime; throws Error with the call's text, CUDA's reason and the place.
 #define CUDA_CHECK(call) ::train_gpt::cuda::check(call, #call, __FILE__, __LINE__)
@@ -30,9 +29,6 @@ struct DeviceLimits {
     size_t l2_bytes = 0;
 };
 
-class AttentionEngines;  // attention_engine.h
-class GemmPlans;         // gemm_cublas.h
-
 class Queue {
   public:
     explicit Queue(const Device& device, bool high_priority = false);
@@ -41,17 +37,28 @@ class Queue {
     Queue& operator=(const Queue&) = delete;
 
     cudaStream_t stream() const { return stream_; }
-    cublasLtContext* cublas() const { return cublas_; }
     const DeviceLimits& limits() const { return limits_; }
-    GemmPlans& gemm_plans() const { return *gemm_plans_; }
-    AttentionEngines& attention_engines() const { return *attention_engines_; }
+
+    /// What an operation keeps for this queue, such as a library's handle and plans: a T, made of the queue when it is
+    /// first asked for. Not for two threads at once.
+    template <class T>
+    T& kept() {
+        static char key;  // its address stands for T
+        for (const Kept& kept : kept_)
+            if (kept.key == &key) return *static_cast<T*>(kept.object.get());
+        kept_.push_back({&key, std::make_shared<T>(*this)});
+        return *static_cast<T*>(kept_.back().object.get());
+    }
 
   private:
+    struct Kept {
+        const char* key;
+        std::shared_ptr<void> object;
+    };
+
     cudaStream_t stream_ = nullptr;
-    cublasLtContext* cublas_ = nullptr;
     DeviceLimits limits_;
-    std::unique_ptr<GemmPlans> gemm_plans_;
-    std::unique_ptr<AttentionEngines> attention_engines_;
+    std::vector<Kept> kept_;
 };
 
 inline cudaStream_t stream_of(const Stream& stream) { return stream.queue->stream(); }
