@@ -322,8 +322,10 @@ format: | has-clang-format
 
 # clang reads the compiler's own omp.h, but its own intrinsics.
 LINTED := $(addprefix lint/,train_gpt.cu $(SOURCES) $(TEST_SOURCES) test/compare.cpp)
-.PHONY: $(LINTED)
-lint: $(LINTED)
+.PHONY: $(LINTED) lint-layers
+lint: $(LINTED) lint-layers
+lint-layers:
+	@scripts/check-layers.sh
 $(LINTED): lint/%: % | has-clang-tidy
 	@echo "lint $<"
 	@clang-tidy --quiet $< -- -x c++ $(DEFINES) $(MPI_INCLUDES) $(filter-out -Werror -Wno-restrict -Wno-maybe-uninitialized,$(FLAGS)) -idirafter $(shell $(CXX) -print-file-name=include) \
