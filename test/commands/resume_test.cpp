@@ -42,3 +42,26 @@ TEST_CASE("schedule.max_minutes counts minutes", "[cli]") {
     process.signal(SIGTERM);
     CHECK_FALSE(contains(process.finish().out, "schedule.max_minutes"));
 }
+
+TEST_CASE("a run that an earlier version began resumes", "[cli]") {
+    // Made by d988c49: 12 steps, of which the checkpoint of step 4 is here.
+    const TemporaryDirectory directory;
+    const fs::path folder = directory / "golden";
+    fs::copy("test/fixtures/golden-run", folder, fs::copy_options::recursive);
+    const std::vector<Json> before = metrics_of(folder / "run");
+    const ProgramResult result = run_program(
+        {"bash", "-c", "cd \"$FOLDER\" && exec \"$PROGRAM\" train config.json"},
+        {{"FOLDER", folder}, {"PROGRAM", fs::absolute(binary())}, {"OMP_NUM_THREADS", "1"}});
+    INFO(result.output);
+    REQUIRE(result.exit_code == 0);
+    CHECK(contains(result.output, "resuming from run/" + step_folder(4)));
+    CHECK(checkpoints_in(folder / "run") == std::vector<int64_t>{4, 8, 12});
+    // The same bits on the same processor; on others sums are rounded differently.
+    const std::vector<Json> after = metrics_of(folder / "run");
+    REQUIRE(after.size() == before.size());
+    for (size_t i = 0; i < before.size(); ++i)
+        for (const auto& [key, value] : before[i].items()) {
+            INFO("line " << i << ", " << key);
+            CHECK(after[i].at(key).get<double>() == Approx(value.get<double>()).epsilon(1e-3));
+        }
+}
