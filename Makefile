@@ -51,7 +51,7 @@ VARIANT := $(subst $(space),-,$(strip $(if $(filter-out 0,$(DEBUG)),debug) $(sub
 B := build$(if $(VARIANT),/$(VARIANT))
 O := $(B)/objects
 
-DIRECTORIES := base device tokenizer dataloader kernels model parallel training
+DIRECTORIES := base device tokenizer dataloader kernels kernels/attention model parallel training
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
 # Those without a kernel need no nvcc, which reads every header once for each architecture and twice more.
@@ -153,7 +153,7 @@ FORCE:
 # What is compiled for MARCH comes last: where the same inline function is in several objects the linker keeps the first,
 # which must run on every CPU.
 MATHEMATICS := $(patsubst %.cpp,$(O)/%.o,base/random.cpp device/instruction_set.cpp \
-    $(filter-out $(addprefix kernels/,attention_cudnn.cpp attention_engine.cpp),$(filter kernels/%,$(SOURCES))))
+    $(filter-out $(addprefix kernels/attention/,cudnn.cpp engine.cpp),$(filter kernels/%,$(SOURCES))))
 OBJECTS := $(filter-out $(MATHEMATICS),$(SOURCES:%.cpp=$(O)/%.o)) $(MATHEMATICS)
 ifeq ($(HAVE_CUDA),1)
 OBJECTS += $(patsubst %,$(O)/%.o,$(CUDA_SOURCES))
@@ -199,8 +199,8 @@ $(MATHEMATICS): private FLAGS += $(KERNEL_FLAGS)
 $(O)/training/version.o: private CPPFLAGS += -DTRAIN_GPT_VERSION='"$(VERSION)"'
 $(O)/training/version.o: $(B)/version
 # cuDNN's headers are read by one file; what it needs of the library it finds at run time.
-$(O)/kernels/attention_cudnn.o: private CPPFLAGS += $(if $(CUDNN_FRONTEND),-DTRAIN_GPT_CUDNN -isystem $(CUDNN_FRONTEND))
-$(O)/kernels/attention_cudnn.o: $(B)/cudnn
+$(O)/kernels/attention/cudnn.o: private CPPFLAGS += $(if $(CUDNN_FRONTEND),-DTRAIN_GPT_CUDNN -isystem $(CUDNN_FRONTEND))
+$(O)/kernels/attention/cudnn.o: $(B)/cudnn
 # So it is with NCCL. MPI's headers are read by what joins the ranks.
 $(O)/parallel/communicator_nccl.cu.o: private CPPFLAGS += $(if $(NCCL),-DTRAIN_GPT_NCCL $(addprefix -isystem ,$(filter-out /usr/include,$(NCCL))))
 $(O)/parallel/communicator_nccl.cu.o: $(B)/nccl

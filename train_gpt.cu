@@ -23,7 +23,7 @@
 #include "dataloader/prepare.h"
 #include "dataloader/verify.h"
 #include "device/device.h"
-#include "kernels/attention_engine.h"
+#include "kernels/attention/engine.h"
 #include "kernels/choices.h"
 #include "kernels/head_loss.h"
 #include "kernels/linear.h"

@@ -4,7 +4,7 @@
 
 #ifdef TRAIN_GPT_CUDA
 #include "device/cuda_queue.h"
-#include "kernels/attention_engine.h"
+#include "kernels/attention/engine.h"
 #include "kernels/gemm_cublas.h"
 #endif
 

@@ -8,7 +8,7 @@
 
 #include "device/device.h"
 #include "device/memory.h"
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 #include "parallel/parameters.h"
 
 namespace train_gpt {

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Checks that no source file includes a header of a higher layer. Prints those that do, and exits with 1. `make lint` calls it.
+# Checks that no source file includes a header of a higher layer. `make lint` calls it.
+#   usage: scripts/check-layers.sh
+# Prints the includes that go up, and exits with 1 where there is one.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.." || exit
 

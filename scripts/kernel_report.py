@@ -52,7 +52,7 @@ def demangled(name):
 def resources():
     """{kernel: (registers, spilled bytes, static shared bytes)} on sm_90."""
     found = {}
-    for source in sorted(glob.glob("kernels/*.cu")):
+    for source in sorted(glob.glob("device/*.cu") + glob.glob("kernels/**/*.cu", recursive=True)):
         with tempfile.NamedTemporaryFile(suffix=".cubin") as out:
             log = subprocess.run([args.nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-I.", "-DTRAIN_GPT_CUDA", "-gencode",
                                   "arch=compute_90,code=sm_90", "-Xptxas", "-v", "-cubin", "-o", out.name, source],

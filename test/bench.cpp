@@ -43,7 +43,7 @@
 #include "base/tensor.h"
 #include "device/device.h"
 #include "device/memory.h"
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 #include "kernels/linear.h"
 
 namespace train_gpt {

@@ -4,9 +4,9 @@
 #include <cmath>
 
 #include "kernels/adamw.h"
-#include "kernels/attention.h"
-#include "kernels/attention_cudnn.h"
-#include "kernels/attention_engine.h"
+#include "kernels/attention/attention.h"
+#include "kernels/attention/cudnn.h"
+#include "kernels/attention/engine.h"
 #include "kernels/embedding.h"
 #include "kernels/gelu.h"
 #include "kernels/head_loss.h"

@@ -1,6 +1,6 @@
 // cuDNN as a second implementation of attention: the choice between the two with a library that stands in for it, and
 // cuDNN itself where it is found.
-#include "kernels/attention_cudnn.h"
+#include "kernels/attention/cudnn.h"
 
 #include <cmath>
 #include <cstdio>
@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 #include "device/cuda.h"
-#include "kernels/attention_engine.h"
+#include "kernels/attention/engine.h"
 #include "kernels/choices.h"
 #include "test/catch.h"
 #include "test/kernels/kernel_test.h"

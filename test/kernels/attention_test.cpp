@@ -1,5 +1,5 @@
 // Attention against a reference in float64, on random shapes, layouts and document boundaries.
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 
 #include <algorithm>
 #include <cmath>

@@ -8,7 +8,7 @@
 
 #include "base/dtype.h"
 #include "kernels/adamw.h"
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 #include "kernels/gemm.h"
 
 namespace train_gpt {

@@ -1,8 +1,8 @@
 // The forward pass of attention on tensor cores. Dao, arXiv 2307.08691.
 #include <numbers>
 
-#include "kernels/attention_cuda.h"
-#include "kernels/attention_tile.cuh"
+#include "kernels/attention/cuda.h"
+#include "kernels/attention/tile.cuh"
 
 namespace train_gpt::cuda {
 

@@ -9,7 +9,7 @@
 #include <initializer_list>
 #include <type_traits>
 
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 #include "kernels/cuda_block.cuh"
 #include "device/cuda_queue.h"
 

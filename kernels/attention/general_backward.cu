@@ -1,6 +1,6 @@
 // The backward pass of attention for everything that the contract allows: one kernel sums dq, one dk and dv.
-#include "kernels/attention_cuda.h"
-#include "kernels/attention_general.cuh"
+#include "kernels/attention/cuda.h"
+#include "kernels/attention/general.cuh"
 
 namespace train_gpt::cuda {
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
 

@@ -1,4 +1,4 @@
-#include "kernels/attention_engine.h"
+#include "kernels/attention/engine.h"
 
 #include <algorithm>
 #include <atomic>
@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "device/cuda.h"
-#include "kernels/attention_cudnn.h"
+#include "kernels/attention/cudnn.h"
 #ifdef TRAIN_GPT_CUDA
 #include "device/cuda_queue.h"
 #endif

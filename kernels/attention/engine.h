@@ -1,8 +1,8 @@
-// Which implementation of attention computes on a GPU: our own kernels (attention.cu) or cuDNN's (attention_cudnn.h).
+// Which implementation of attention computes on a GPU: our own kernels (attention.cu) or cuDNN's (cudnn.h).
 #pragma once
 #include <string>
 
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 
 #ifdef TRAIN_GPT_CUDA
 #include <array>

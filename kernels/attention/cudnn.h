@@ -3,7 +3,7 @@
 #ifdef TRAIN_GPT_CUDA
 #include <string>
 
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 
 namespace train_gpt::cuda {
 

@@ -1,6 +1,6 @@
 // TRAIN_GPT_CUDNN is defined where the build found cuDNN's frontend: headers that describe the operation as a graph to
 // whichever version of the library is there at run time. Nothing of cuDNN is linked.
-#include "kernels/attention_cudnn.h"
+#include "kernels/attention/cudnn.h"
 
 #ifdef TRAIN_GPT_CUDA
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "kernels/attention_engine.h"
+#include "kernels/attention/engine.h"
 
 #ifdef TRAIN_GPT_CUDNN
 #include <dlfcn.h>

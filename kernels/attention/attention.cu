@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "device/cuda_queue.h"
-#include "kernels/attention_cuda.h"
-#include "kernels/attention_engine.h"
+#include "kernels/attention/cuda.h"
+#include "kernels/attention/engine.h"
 
 namespace train_gpt::cuda {
 

@@ -1,8 +1,8 @@
 // The forward pass of attention for everything that the contract allows.
 #include <limits>
 
-#include "kernels/attention_cuda.h"
-#include "kernels/attention_general.cuh"
+#include "kernels/attention/cuda.h"
+#include "kernels/attention/general.cuh"
 
 namespace train_gpt::cuda {
 

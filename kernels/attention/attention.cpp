@@ -1,0 +1,286 @@
+// Causal attention on the CPU, in tiles that stay in the first two levels of cache.
+//
+// Work is cut into blocks of up to 256 queries of one head, and these into tiles of 64 queries × 64
+// keys. Every product of a tile is one of two register-blocked micro-kernels over packed operands:
+//   rows:     C[m, n] = Σ_k A[m, k]·B[k, n]    S = Q·Kᵀ, dP = dO·Vᵀ, O += P·V, dQ += dS·K
+//   columns:  C[m, n] = Σ_k A[k, m]·B[k, n]    dV += Pᵀ·dO, dK += dSᵀ·Q
+// Vectors run along n; A is broadcast element by element. "Packed" means: contiguous, zero-padded,
+// and for fp32 nothing else. With AVX512_BF16 an operand is made of 32-bit words that each hold two
+// bf16 neighbours along k, which is what the dot-product instruction multiplies; P and dS are
+// rounded to bf16 for it. Everything else is fp32.
+//
+// Each element of a result is one chain of fused multiply-adds in the order of k, whoever computes
+// it: the bits depend neither on the number of threads nor on how blocks are shared among them.
+//
+// A product covers whole panels of queries and, at document boundaries, whole tiles, with P = 0
+// where a query does not see a key: a NaN or an infinity also reaches such neighbours (0·∞ = NaN).
+#include "kernels/attention/attention.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <omp.h>
+
+#include "base/error.h"
+#include "device/profile.h"
+#include "kernels/attention/cpu.h"
+#include "kernels/attention/packing.h"
+
+namespace train_gpt {
+namespace {
+
+int64_t blocks_of(int64_t T) { return (T + cpu::block_rows - 1) / cpu::block_rows; }
+
+/// Whether the backward pass gives each thread whole key heads (five products per tile), or goes
+/// over queries and then over keys in blocks (seven products, but more pieces to share): whichever
+/// ends first on this many threads.
+bool backward_in_blocks(const AttentionShape& shape, int threads) {
+    const double heads = static_cast<double>(shape.B) * shape.H_kv,
+                 blocks = static_cast<double>(blocks_of(shape.T));
+    const double whole = 5 * std::ceil(heads / threads);
+    // A causal block's share of its head grows with its position.
+    const double longest_block = 2 / (blocks + 1);
+    return 7 * std::max(heads / threads, longest_block) < whole;
+}
+
+template <class Engine>
+size_t bytes_per_thread(const AttentionShape& shape, int threads) {
+    size_t bytes =
+        std::max(cpu::forward_block_bytes<Engine>(shape), cpu::forward_query_bytes(shape));
+    if (shape.T == shape.S)
+        bytes = std::max(
+            bytes, cpu::backward_range_bytes<Engine>(
+                       shape, backward_in_blocks(shape, threads) ? cpu::block_rows : shape.S));
+    return bytes;
+}
+
+template <class F>
+decltype(auto) with_engine(DType dtype, F&& f) {
+    if (dtype == DType::fp32) return f(cpu::Fp32{}, float{});
+    return f(cpu::EngineOfBf16{}, bf16{});
+}
+
+/// Runs task(i, next, memory) for 0 <= i < count, where `next` is what the same thread will run
+/// afterwards, or −1. Each task writes its own part of the outputs, so that who runs it does not
+/// matter.
+template <class Task>
+void share(int64_t count, int threads, char* scratch, size_t bytes, const Task& task) {
+    threads = static_cast<int>(std::min<int64_t>(threads, count));
+    int64_t taken = 0;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const auto take = [&] {
+            int64_t mine;
+#pragma omp atomic capture
+            mine = taken++;
+            return mine < count ? mine : -1;
+        };
+        char* memory = scratch + static_cast<size_t>(omp_get_thread_num()) * bytes;
+        for (int64_t i = take(); i >= 0;) {
+            const int64_t next = take();
+            task(i, next, memory);
+            i = next;
+        }
+    }
+}
+
+int team_size(int64_t pieces) {
+    return omp_in_parallel() ? 1
+                             : static_cast<int>(std::min<int64_t>(omp_get_max_threads(), pieces));
+}
+
+void check(const AttentionShape& shape, const char* where) {
+    if (shape.dtype != DType::fp32 && shape.dtype != DType::bf16) {
+        throw Error(where, ": dtype ", name_of(shape.dtype), " is not supported; use fp32 or bf16");
+    }
+    if (shape.D < 1 || shape.D > cpu::max_head) {
+        throw Error(where, ": head size ", shape.D, " is out of range; it must be between 1 and ",
+                    cpu::max_head);
+    }
+    if (shape.H < 1 || shape.H_kv < 1 || shape.H % shape.H_kv != 0) {
+        throw Error(where, ": ", shape.H, " query heads cannot share ", shape.H_kv,
+                    " key heads; the first must be a multiple of the second");
+    }
+    if (shape.B < 0 || shape.T < 0 || shape.S < shape.T) {
+        throw Error(where, ": B = ", shape.B, ", T = ", shape.T, ", S = ", shape.S,
+                    " is no valid shape; 0 <= T <= S and 0 <= B");
+    }
+}
+
+// Where the document of each query starts; on a GPU the host does not see it.
+void check_documents(const AttentionShape& shape, const char* where) {
+    if (!shape.doc_start) return;
+    for (int64_t i = 0; i < int64_t{shape.B} * shape.T; ++i) {
+        const int64_t position = i % shape.T + shape.S - shape.T;
+        if (shape.doc_start[i] < 0 || shape.doc_start[i] > position) {
+            throw Error(where, ": doc_start of sequence ", i / shape.T, ", token ", i % shape.T,
+                        " is ", shape.doc_start[i],
+                        "; it must be between 0 and the token's own position ", position);
+        }
+    }
+}
+
+void check(const HeadsView& view, const char* name, const char* where) {
+    if (!view.data)
+        throw Error(where, ": ", name, " is missing; every tensor but lse must be given");
+}
+}  // namespace
+
+size_t attention_scratch_bytes(const Device& device, const AttentionShape& shape) {
+    check(shape, "attention_scratch_bytes");
+    TRAIN_GPT_ON_CUDA(device, attention_scratch_bytes(shape));
+    const int64_t pieces =
+        int64_t{shape.B} * shape.H * (shape.T < cpu::few_queries ? shape.T : blocks_of(shape.T));
+    const auto threads = static_cast<int>(std::min<int64_t>(omp_get_max_threads(), pieces));
+    return with_engine(shape.dtype, [&](auto engine, auto) {
+        size_t bytes = 0;  // a smaller team may need more each, where it gets whole heads
+        for (int n = 1; n <= threads; ++n) {
+            bytes = std::max(bytes,
+                             static_cast<size_t>(n) * bytes_per_thread<decltype(engine)>(shape, n));
+        }
+        return bytes;
+    });
+}
+
+void attention_forward(Stream& stream, const AttentionForward& args) {
+    const Profiled profiled(stream, cost_of(args));
+    const AttentionShape& shape = args.shape;
+    check(shape, "attention_forward");
+    if (shape.B == 0 || shape.T == 0) return;
+    check(args.q, "q", "attention_forward");
+    check(args.k, "k", "attention_forward");
+    check(args.v, "v", "attention_forward");
+    check(args.out, "out", "attention_forward");
+    TRAIN_GPT_ON_CUDA(stream.device, attention_forward(stream, args));
+    check_documents(shape, "attention_forward");
+
+    with_engine(shape.dtype, [&](auto engine, auto storage) {
+        using Engine = decltype(engine);
+        using Storage = decltype(storage);
+        const int64_t heads = int64_t{shape.B} * shape.H;
+        const bool few = shape.T < cpu::few_queries;
+        const int64_t blocks = few ? shape.T : blocks_of(shape.T), count = heads * blocks;
+        const int threads = team_size(count);
+        const size_t bytes = bytes_per_thread<Engine>(shape, threads);
+        char* scratch = stream.scratch_for<char>(bytes * static_cast<size_t>(threads));
+        if (few) {
+            share(count, threads, scratch, bytes, [&](int64_t i, int64_t, char* memory) {
+                cpu::forward_query<Storage>(args, i / shape.H % shape.B, i % shape.H, i / heads,
+                                            memory);
+            });
+            return;
+        }
+        // The last blocks see most keys: they go first, so that threads end together.
+        const auto block = [&](int64_t i) {
+            return cpu::ForwardBlock{i % heads / shape.H, i % shape.H,
+                                     (blocks - 1 - i / heads) * cpu::block_rows};
+        };
+        share(count, threads, scratch, bytes, [&](int64_t i, int64_t next, char* memory) {
+            const cpu::ForwardBlock mine = block(i), other = block(std::max<int64_t>(next, 0));
+            cpu::forward_block<Engine, Storage>(args, mine, next < 0 ? nullptr : &other, memory);
+        });
+    });
+}
+
+void attention_backward(Stream& stream, const AttentionBackward& args) {
+    const Profiled profiled(stream, cost_of(args));
+    const AttentionShape& shape = args.shape;
+    check(shape, "attention_backward");
+    if (shape.T != shape.S) {
+        throw Error("attention_backward: T = ", shape.T, " but S = ", shape.S,
+                    "; gradients exist for whole sequences only, without a cache");
+    }
+    if (shape.B == 0 || shape.T == 0) return;
+    check(args.q, "q", "attention_backward");
+    check(args.k, "k", "attention_backward");
+    check(args.v, "v", "attention_backward");
+    check(args.out, "out", "attention_backward");
+    check(args.dout, "dout", "attention_backward");
+    check(args.dq, "dq", "attention_backward");
+    check(args.dk, "dk", "attention_backward");
+    check(args.dv, "dv", "attention_backward");
+    if (!args.lse) throw Error("attention_backward: lse is missing; the forward pass must save it");
+    TRAIN_GPT_ON_CUDA(stream.device, attention_backward(stream, args));
+    check_documents(shape, "attention_backward");
+
+    with_engine(shape.dtype, [&](auto engine, auto storage) {
+        using Engine = decltype(engine);
+        using Storage = decltype(storage);
+        const int64_t T = shape.T, group = shape.H / shape.H_kv, blocks = blocks_of(T);
+        const int64_t key_heads = int64_t{shape.B} * shape.H_kv, heads = int64_t{shape.B} * shape.H;
+        const int threads = team_size(heads * (T < cpu::few_queries ? T : blocks));
+        const bool in_blocks = backward_in_blocks(shape, threads);
+        const size_t bytes = bytes_per_thread<Engine>(shape, threads);
+        char* scratch = stream.scratch_for<char>(bytes * static_cast<size_t>(threads));
+        const auto run = [&](int64_t count, auto range_of, auto compute) {
+            share(count, threads, scratch, bytes, [&](int64_t i, int64_t next, char* memory) {
+                const cpu::BackwardRange mine = range_of(i),
+                                         other = range_of(std::max<int64_t>(next, 0));
+                compute(args, mine, next < 0 ? nullptr : &other, memory);
+            });
+        };
+        if (!in_blocks) {
+            const auto whole_head = [&](int64_t i) {
+                const int64_t h = i % shape.H_kv;
+                return cpu::BackwardRange{
+                    i / shape.H_kv, h, h * group, (h + 1) * group, 0, T, 0, T};
+            };
+            run(key_heads, whole_head, cpu::backward_range<Engine, Storage, true, true>);
+            return;
+        }
+        const auto queries = [&](int64_t i) {
+            const int64_t head = i % heads, h = head % shape.H,
+                          t0 = (blocks - 1 - i / heads) * cpu::block_rows;
+            return cpu::BackwardRange{head / shape.H,
+                                      h / group,
+                                      h,
+                                      h + 1,
+                                      t0,
+                                      std::min<int64_t>(T, t0 + cpu::block_rows),
+                                      0,
+                                      T};
+        };
+        const auto keys = [&](int64_t i) {
+            const int64_t head = i % key_heads, h = head % shape.H_kv,
+                          s0 = i / key_heads * cpu::block_rows;
+            return cpu::BackwardRange{head / shape.H_kv,
+                                      h,
+                                      h * group,
+                                      (h + 1) * group,
+                                      s0,
+                                      T,
+                                      s0,
+                                      std::min<int64_t>(T, s0 + cpu::block_rows)};
+        };
+        run(heads * blocks, queries, cpu::backward_range<Engine, Storage, true, false>);
+        run(key_heads * blocks, keys, cpu::backward_range<Engine, Storage, false, true>);
+    });
+}
+
+namespace {
+
+/// Pairs of a query and a key that it sees, over batch and heads, in one document.
+double pairs(const AttentionShape& s) {
+    const double T = s.T, S = s.S;
+    return (T * (S - T) + T * (T + 1) / 2) * s.B * s.H;
+}
+
+double tokens_bytes(const AttentionShape& s, int heads, int tokens) {
+    return static_cast<double>(s.B) * tokens * heads * s.D * static_cast<double>(size_of(s.dtype));
+}
+
+}  // namespace
+
+Cost cost_of(const AttentionForward& a) {
+    const AttentionShape& s = a.shape;
+    return {"attention_forward", 2 * tokens_bytes(s, s.H, s.T) + 2 * tokens_bytes(s, s.H_kv, s.S),
+            4.0 * pairs(s) * s.D};
+}
+
+Cost cost_of(const AttentionBackward& a) {
+    const AttentionShape& s = a.shape;
+    return {"attention_backward", 4 * tokens_bytes(s, s.H, s.T) + 4 * tokens_bytes(s, s.H_kv, s.S),
+            10.0 * pairs(s) * s.D};
+}
+
+}  // namespace train_gpt

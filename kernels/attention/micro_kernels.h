@@ -1,0 +1,126 @@
+// The two products of which attention on the CPU is made (attention.cpp), over packed operands.
+#pragma once
+#include "kernels/attention/vectors.h"
+
+// Processors with AMX run the bf16 dot product at half the rate of fp32 multiply-adds; the others
+// at twice that rate.
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__) && \
+    !defined(__AMX_BF16__)
+#define TRAIN_GPT_BF16_PAIRS 1
+#else
+#define TRAIN_GPT_BF16_PAIRS 0
+#endif
+
+namespace train_gpt::cpu {
+
+/// Rows of a micro-kernel's accumulator. It divides the tile and the vector length, so that a panel
+/// of four rows never straddles a vector of keys that was not computed.
+constexpr int panel = 4;
+
+/// Operands as plain floats.
+struct Fp32 {
+    using Element = float;
+    using Word = float;              // what one step of the summed dimension reads
+    static constexpr int depth = 1;  // elements of the summed dimension in a word
+    using Vector = vfloat;
+
+    [[gnu::always_inline]] static void multiply_add(vfloat& acc, Word a, Vector b) { acc += a * b; }
+};
+
+#if TRAIN_GPT_BF16_PAIRS
+/// Operands as pairs of bf16.
+struct Bf16Pairs {
+    using Element = bf16;
+    using Word = word_bits;
+    static constexpr int depth = 2;
+    using Vector = vint;
+
+    [[gnu::always_inline]] static void multiply_add(vfloat& acc, Word a, Vector b) {
+        acc = reinterpret_cast<vfloat>(_mm512_dpbf16_ps(
+            reinterpret_cast<__m512>(acc), (__m512bh)_mm512_set1_epi32(a), (__m512bh)b));
+    }
+};
+#endif
+
+/// Compilers like to read a row of B anew for each multiply-add that uses it, which makes loads the
+/// limit.
+template <class Vector>
+[[gnu::always_inline]] inline void keep_in_register(Vector& x) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(x));
+#elif defined(__SSE2__)
+    asm("" : "+x"(x));
+#elif defined(__aarch64__)
+    asm("" : "+w"(x));
+#endif
+}
+
+enum class A { rows, columns };      // how the broadcast operand lies: A[m, k] or A[k, m]
+enum class C { scale, accumulate };  // C = factor·A·B, or C = factor[m]·C + A·B
+
+/// One panel of C: 4 rows by N vectors. Strides in words (a, b) and floats (c).
+template <class Engine, A order, C update, int N>
+[[gnu::noinline]] void multiply_panel(int words, const typename Engine::Word* a, ptrdiff_t a_stride,
+                                      const typename Engine::Word* b, ptrdiff_t b_stride, float* c,
+                                      ptrdiff_t c_stride, const float* factor) {
+    vfloat acc[panel][N];
+#pragma GCC unroll 4
+    for (int m = 0; m < panel; ++m) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) {
+            if constexpr (update == C::scale) {
+                acc[m][n] = vfloat{};
+            } else {
+                acc[m][n] = load(c + m * c_stride + n * lanes) * (factor ? factor[m] : 1.0f);
+            }
+        }
+    }
+#pragma GCC unroll 1
+    for (int k = 0; k < words; ++k) {
+        typename Engine::Vector row[N];
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) {
+            row[n] = *reinterpret_cast<const typename Engine::Vector*>(b + n * lanes);
+            keep_in_register(row[n]);
+        }
+#pragma GCC unroll 4
+        for (int m = 0; m < panel; ++m) {
+            const auto x = order == A::rows ? a[m * a_stride] : a[m];
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) Engine::multiply_add(acc[m][n], x, row[n]);
+        }
+        a += order == A::rows ? 1 : a_stride;
+        b += b_stride;
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < panel; ++m) {
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) {
+            store(c + m * c_stride + n * lanes,
+                  update == C::scale ? acc[m][n] * *factor : acc[m][n]);
+        }
+    }
+}
+
+template <class Engine, A order, C update, class... Args>
+inline void multiply_columns(int columns, Args... args) {
+    switch (columns) {
+        case 1:
+            return multiply_panel<Engine, order, update, 1>(args...);
+        case 2:
+            return multiply_panel<Engine, order, update, 2>(args...);
+        case 3:
+            return multiply_panel<Engine, order, update, 3>(args...);
+        default:
+            return multiply_panel<Engine, order, update, max_columns>(args...);
+    }
+}
+
+/// What multiplies tensors in bf16.
+#if TRAIN_GPT_BF16_PAIRS
+using EngineOfBf16 = Bf16Pairs;
+#else
+using EngineOfBf16 = Fp32;
+#endif
+
+}  // namespace train_gpt::cpu

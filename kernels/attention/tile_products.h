@@ -1,0 +1,127 @@
+// Products of a tile of attention on the CPU, without those parts that causality and documents hide.
+#pragma once
+#include <algorithm>
+
+#include "kernels/attention/packing.h"
+
+namespace train_gpt::cpu {
+
+/// Which keys of a tile the queries of a tile see: query row r sees keys [first(r), end(r)) of the
+/// tile.
+struct Visibility {
+    int64_t position;  // of row 0, minus the tile's first key
+    int rows;          // real rows; those behind them are padding and take the last one's part
+    int keys;          // real keys of the tile
+    const int32_t* doc_start;  // of row 0, or null
+    int64_t key0;
+
+    int end(int r) const {
+        return static_cast<int>(std::clamp<int64_t>(position + std::min(r, rows - 1) + 1, 0, keys));
+    }
+    int first(int r) const {
+        if (!doc_start) return 0;
+        return static_cast<int>(
+            std::clamp<int64_t>(doc_start[std::min(r, rows - 1)] - key0, 0, tile));
+    }
+    /// Keys that rows [r, r + panel) see, in whole vectors.
+    int vectors(int r) const { return (end(r + panel - 1) + lanes - 1) / lanes; }
+    /// The first row that sees `key`, were it not for documents.
+    int first_row(int key) const { return static_cast<int>(std::max<int64_t>(0, key - position)); }
+
+    bool empty() const {
+        if (end(rows - 1) == 0) return true;
+        if (!doc_start) return false;
+        for (int r = 0; r < rows; ++r) {
+            if (first(r) < end(r)) return false;
+        }
+        return true;
+    }
+};
+
+/// The mask of vector v of a row that sees keys [first, end).
+[[gnu::always_inline]] inline vint sees(int v, int first, int end) {
+    const vint key = iota() + v * lanes;
+    return (key >= first) & (key < end);
+}
+
+/// The first key that any of a block's queries sees.
+inline int64_t first_key(const AttentionShape& shape, int64_t b, int64_t t0, int rows) {
+    if (!shape.doc_start) return 0;
+    const int32_t* start = shape.doc_start + b * shape.T + t0;
+    return *std::min_element(start, start + rows);
+}
+
+/// c = factor·(a·b) for the vectors of each panel that someone sees: scores, or dP. `words` spans
+/// the head dimension.
+template <class Engine>
+void multiply_visible(const Visibility& view, int rows, int words,
+                      const typename Engine::Element* a, const typename Engine::Element* b,
+                      float* c, float factor, Prefetch& prefetch) {
+    using Word = const typename Engine::Word;
+    for (int v = 0; v < tile / lanes; v += max_columns) {
+        for (int r = 0; r < rows; r += panel) {
+            const int columns = std::min(max_columns, view.vectors(r) - v);
+            if (columns <= 0) continue;
+            prefetch.some();
+            multiply_columns<Engine, A::rows, C::scale>(
+                columns, words, reinterpret_cast<Word*>(a) + r * words,
+                static_cast<ptrdiff_t>(words), reinterpret_cast<Word*>(b) + v * lanes,
+                static_cast<ptrdiff_t>(tile), c + r * tile + v * lanes,
+                static_cast<ptrdiff_t>(tile), &std::as_const(factor));
+        }
+    }
+}
+
+/// c[r, :] = rescale[r]·c[r, :] + Σ over visible keys of a[r, key]·b[key, :]: O, or dQ.
+template <class Engine>
+void multiply_keys(const Visibility& view, int rows, int head, const typename Engine::Element* a,
+                   const typename Engine::Element* b, float* c, const float* rescale,
+                   Prefetch& prefetch) {
+    using Word = const typename Engine::Word;
+    const int vectors = head / lanes;
+    for (int v = 0; v < vectors; v += max_columns) {
+        const int columns = std::min(max_columns, vectors - v);
+        for (int r = 0; r < rows; r += panel) {
+            const int keys = view.end(r + panel - 1);
+            const int words = (keys + Engine::depth - 1) / Engine::depth;
+            prefetch.some();
+            multiply_columns<Engine, A::rows, C::accumulate>(
+                columns, words, reinterpret_cast<Word*>(a) + r * (tile / Engine::depth),
+                static_cast<ptrdiff_t>(tile / Engine::depth),
+                reinterpret_cast<Word*>(b) + v * lanes, static_cast<ptrdiff_t>(head),
+                c + r * head + v * lanes, static_cast<ptrdiff_t>(head),
+                rescale ? rescale + r : nullptr);
+        }
+    }
+}
+
+/// c[key, :] += Σ over rows that see the key of a[r, key]·b[r, :]: dV, or dK.
+template <class Engine>
+void multiply_rows(const Visibility& view, int rows, int head, const typename Engine::Element* a,
+                   const typename Engine::Element* b, float* c, Prefetch& prefetch) {
+    using Word = const typename Engine::Word;
+    const int vectors = head / lanes, words = rows / Engine::depth;
+    for (int v = 0; v < vectors; v += max_columns) {
+        const int columns = std::min(max_columns, vectors - v);
+        for (int key = 0; key < view.keys; key += panel) {
+            const int first = view.first_row(key) / Engine::depth;
+            if (first >= words) break;
+            prefetch.some();
+            multiply_columns<Engine, A::columns, C::accumulate>(
+                columns, words - first, reinterpret_cast<Word*>(a) + first * tile + key,
+                static_cast<ptrdiff_t>(tile), reinterpret_cast<Word*>(b) + first * head + v * lanes,
+                static_cast<ptrdiff_t>(head), c + key * head + v * lanes,
+                static_cast<ptrdiff_t>(head), static_cast<const float*>(nullptr));
+        }
+    }
+}
+
+#if TRAIN_GPT_BF16_PAIRS
+inline void store_probabilities(bf16* row, int v, vfloat even, vfloat odd) {
+    _mm512_store_si512(row + v * lanes,
+                       (__m512i)_mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(odd),
+                                                    reinterpret_cast<__m512>(even)));
+}
+#endif
+
+}  // namespace train_gpt::cpu
