@@ -26,7 +26,7 @@
 #include "kernels/attention/engine.h"
 #include "kernels/choices.h"
 #include "kernels/head_loss.h"
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 #include "parallel/communicator.h"
 #include "parallel/cores.h"
 #include "parallel/together.h"

@@ -5,7 +5,7 @@
 #ifdef TRAIN_GPT_CUDA
 #include "device/cuda_queue.h"
 #include "kernels/attention/engine.h"
-#include "kernels/gemm_cublas.h"
+#include "kernels/linear/gemm_cublas.h"
 #endif
 
 namespace train_gpt {

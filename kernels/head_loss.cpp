@@ -7,7 +7,7 @@
 #include "device/profile.h"
 #include "kernels/exp_math.h"
 #include "kernels/lanes.h"
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 
 namespace train_gpt {
 

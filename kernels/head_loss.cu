@@ -9,7 +9,7 @@
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
 #include "kernels/head_loss.h"
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 
 namespace train_gpt::cuda {
 

@@ -2,7 +2,7 @@
 
 #include "kernels/gelu.h"
 #include "kernels/layernorm.h"
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 
 namespace train_gpt {
 

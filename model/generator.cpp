@@ -9,7 +9,7 @@
 #include "kernels/embedding.h"
 #include "kernels/head_loss.h"
 #include "kernels/layernorm.h"
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 
 namespace train_gpt {
 

@@ -44,7 +44,7 @@
 #include "device/device.h"
 #include "device/memory.h"
 #include "kernels/attention/attention.h"
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 
 namespace train_gpt {
 namespace {

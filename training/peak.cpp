@@ -8,7 +8,7 @@
 #include "base/random.h"
 #include "device/copy.h"
 #include "device/memory.h"
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 
 namespace train_gpt {
 

@@ -11,7 +11,7 @@
 #include "kernels/gelu.h"
 #include "kernels/head_loss.h"
 #include "kernels/layernorm.h"
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 #include "test/kernels/reference.h"
 
 namespace train_gpt::compare {

@@ -1,4 +1,4 @@
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 
 #include <algorithm>
 #include <iterator>
@@ -6,12 +6,12 @@
 
 #include "base/error.h"
 #include "kernels/choices.h"
-#include "kernels/gemm.h"
+#include "kernels/linear/gemm.h"
 #include "test/kernels/kernel_test.h"
 #include "test/kernels/reference.h"
 #ifdef TRAIN_GPT_CUDA
 #include "device/cuda_queue.h"
-#include "kernels/gemm_cublas.h"
+#include "kernels/linear/gemm_cublas.h"
 #endif
 
 namespace train_gpt {

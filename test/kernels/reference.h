@@ -9,7 +9,7 @@
 #include "base/dtype.h"
 #include "kernels/adamw.h"
 #include "kernels/attention/attention.h"
-#include "kernels/gemm.h"
+#include "kernels/linear/gemm.h"
 
 namespace train_gpt {
 

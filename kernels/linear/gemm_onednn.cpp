@@ -11,7 +11,7 @@
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "base/error.h"
-#include "kernels/gemm.h"
+#include "kernels/linear/gemm.h"
 
 namespace train_gpt {
 

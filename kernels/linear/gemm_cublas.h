@@ -14,7 +14,7 @@
 #include "base/dtype.h"
 #include "device/cuda.h"
 #include "device/cuda_queue.h"
-#include "kernels/gemm.h"
+#include "kernels/linear/gemm.h"
 
 namespace train_gpt::cuda {
 

@@ -1,4 +1,4 @@
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 
 #include <algorithm>
 #include <atomic>
@@ -7,8 +7,8 @@
 #include "base/error.h"
 #include "device/profile.h"
 #include "kernels/gelu_math.h"
-#include "kernels/gemm.h"
 #include "kernels/lanes.h"
+#include "kernels/linear/gemm.h"
 
 namespace train_gpt {
 

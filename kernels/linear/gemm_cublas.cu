@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "kernels/gemm_cublas.h"
+#include "kernels/linear/gemm_cublas.h"
 
 namespace train_gpt::cuda {
 

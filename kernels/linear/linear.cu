@@ -5,8 +5,8 @@
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
 #include "kernels/gelu_math.cuh"
-#include "kernels/gemm_cublas.h"
-#include "kernels/linear.h"
+#include "kernels/linear/gemm_cublas.h"
+#include "kernels/linear/linear.h"
 
 namespace train_gpt::cuda {
 

@@ -7,8 +7,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "kernels/gemm.h"
 #include "kernels/lanes.h"
+#include "kernels/linear/gemm.h"
 
 namespace train_gpt {
 
