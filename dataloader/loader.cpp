@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/seconds.h"
 
 namespace train_gpt {
 
@@ -210,8 +211,7 @@ const HostBatch& TrainLoader::next() {
     if (produced_ <= consumed_ && !failure_) {
         const auto start = std::chrono::steady_clock::now();
         produced_changed_.wait(lock, [&] { return produced_ > consumed_ || failure_; });
-        wait_seconds_ +=
-            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        wait_seconds_ += seconds_since(start);
     }
     if (produced_ <= consumed_) std::rethrow_exception(failure_);
     holding_ = true;

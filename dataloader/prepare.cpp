@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/seconds.h"
 #include "dataloader/document_finder.h"
 #include "dataloader/documents.h"
 #include "dataloader/manifest.h"

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/seconds.h"
 #include "dataloader/documents.h"
 
 namespace train_gpt {
@@ -17,10 +18,6 @@ std::string format(const char* pattern, Args... args) {
     char text[128];
     std::snprintf(text, sizeof text, pattern, args...);
     return text;
-}
-
-inline double seconds_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 /// Says how far the reading is: on a terminal in a line that renews itself, else in a line now and

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "base/seconds.h"
 #include "device/copy.h"
 #include "device/memory.h"
 #include "kernels/linear/linear.h"
@@ -39,9 +40,6 @@ double product_rate(const Device& device, DType dtype, int64_t n) {
 
     // A young process's threads may share one core until the scheduler has spread them: on until nothing gets faster.
     using Clock = std::chrono::steady_clock;
-    const auto seconds_since = [](Clock::time_point start) {
-        return std::chrono::duration<double>(Clock::now() - start).count();
-    };
     constexpr double patience = 0.25, limit = 2.0;
     double best = 0;
     const auto start = Clock::now();
@@ -93,8 +91,7 @@ double measure_bandwidth(const Device& device) {
             for (size_t first = 0; first < bytes; first += piece)
                 std::memcpy(to + first, from + first, piece);
         }
-        const double seconds =
-            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        const double seconds = seconds_since(start);
         best = std::max(best, 2.0 * static_cast<double>(bytes) / seconds);
     }
     return best;

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/seconds.h"
 #include "dataloader/manifest.h"
 #include "training/interrupt.h"
 
@@ -32,9 +33,7 @@ class Watch {
     }
 
   private:
-    double seconds() const {
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-    }
+    double seconds() const { return seconds_since(start_); }
 
     const char* what_;
     Progress& progress_;

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/seconds.h"
 #include "device/copy.h"
 #include "device/memory.h"
 #include "parallel/together.h"
@@ -21,10 +22,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t smallest = int64_t{64} << 10;
-
-double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 bool is_rate(double value) { return std::isfinite(value) && value > 0; }
 

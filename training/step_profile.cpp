@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/seconds.h"
 #include "training/peak.h"
 
 namespace train_gpt {
@@ -19,7 +20,7 @@ void StepProfile::start(Stream& stream) {
 
 void StepProfile::pause(Stream& stream) {
     if (!stream.profiler) return;
-    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    seconds_ += seconds_since(start_);
     stream.profiler = nullptr;
     paused_ = true;
 }
