@@ -102,6 +102,10 @@ class TrainLoader {
     }
     /// Of each step, this rank's.
     int micro_batches() const { return rank_micro_batches_; }
+    /// Of each step, of the rank that has most.
+    int most_micro_batches() const {
+        return (options_.micro_batches_per_step + options_.world - 1) / options_.world;
+    }
     /// Seconds that next() has waited for data so far.
     double wait_seconds() const { return wait_seconds_; }
 

@@ -38,6 +38,16 @@ Sharding sharding_of(const Config& config, int rank, int ranks) {
             .reduce_dtype = p.reduce_dtype == "bf16" ? DType::bf16 : DType::fp32};
 }
 
+AdamWStep adamw_step(const Config& config, int64_t step, double rate) {
+    const auto& o = config.optimizer;
+    return {.learning_rate = static_cast<float>(rate),
+            .beta1 = static_cast<float>(o.beta1),
+            .beta2 = static_cast<float>(o.beta2),
+            .epsilon = static_cast<float>(o.epsilon),
+            .weight_decay = static_cast<float>(o.weight_decay),
+            .step = step + 1};
+}
+
 Trainer::Trainer(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute,
                  Arena& arena, const Sharding& sharding)
     : stream(arena.device(), arena.is_counting()),

@@ -78,4 +78,7 @@ LoaderOptions loader_options(const Config& config, int64_t first_step, int rank 
 
 Sharding sharding_of(const Config& config, int rank, int ranks);
 
+/// AdamW's constants for the update of a step, counted from 0, with its learning rate.
+AdamWStep adamw_step(const Config& config, int64_t step, double rate);
+
 }  // namespace train_gpt

@@ -1,0 +1,80 @@
+#include "training/decisions.h"
+
+#include <filesystem>
+#include <string>
+
+#include "base/error.h"
+#include "kernels/attention/engine.h"
+#include "kernels/choices.h"
+#include "kernels/linear/linear.h"
+#include "parallel/together.h"
+#include "training/checkpoint.h"
+#include "training/plan.h"
+
+namespace train_gpt {
+
+namespace {
+
+/// What the newest whole checkpoint of the run folder was computed with; nothing when the run is
+/// new.
+Choices kept_choices(const std::filesystem::path& run_dir) {
+    for (const auto& checkpoint : list_checkpoints(run_dir)) {
+        try {
+            verify_checkpoint(checkpoint, Verify::choices);
+            return read_choices(checkpoint);
+        } catch (const Error&) {
+            // resume() says what is wrong with it, and goes back to the one before.
+        }
+    }
+    return {};
+}
+
+}  // namespace
+
+void select_kernels(const Config& config) {
+    const auto& k = config.kernels;
+    select_cpu_gemm(k.gemm);
+    select_attention(k.attention == "auto" && k.autotune == "off" ? "own" : k.attention);
+}
+
+Decisions decide(const Config& config, const GPTShape& shape, const Device& device,
+                 const World& world) {
+    Decisions decided;
+    const std::string dtype = first_for_all(world, [&]() -> std::string {
+        return name_of(resolve_dtype(config.precision.dtype, device));
+    });
+    decided.dtype = dtype == name_of(DType::bf16) ? DType::bf16 : DType::fp32;
+    decided.kept = choices_from_json(
+        first_for_all(world, [&] { return to_json(kept_choices(config.run_dir)); }));
+    const uint64_t available =
+        memory_available(device) / static_cast<uint64_t>(device.is_cuda() ? 1 : world.local_size());
+    const Choices chosen = choices_from_json(first_for_all(world, [&] {
+        return to_json(choose_by_memory(decided.kept, available, config, shape, decided.dtype,
+                                        device, world.size()));
+    }));
+    decided.micro_batch = chosen.micro_batch;
+    decided.recompute = recompute_from(chosen.recompute);
+    return decided;
+}
+
+Choices choose_kernels(Trainer& trainer, const Config& config, const Decisions& decided,
+                       const World& world) {
+    Stream& stream = trainer.stream;
+    const bool first_rank = world.rank() == 0, is_cuda = stream.device.is_cuda();
+    set_kernel_settings(stream, {.autotune = config.kernels.autotune == "on",
+                                 .tf32 = config.precision.tf32 == "on"});
+    set_kernel_choices(stream, decided.kept.kernels);
+    if (first_rank && is_cuda) trainer.warm_up();
+    const Choices choices = choices_from_json(first_for_all(world, [&] {
+        return to_json(Choices{.micro_batch = decided.micro_batch,
+                               .recompute = name_of(decided.recompute),
+                               .kernels = kernel_choices(stream)});
+    }));
+    if (!first_rank && is_cuda) {
+        set_kernel_choices(stream, choices.kernels);
+        trainer.warm_up();
+    }
+    return choices;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,33 @@
+// What a run decides by itself before its first step: from memory, by measuring, or as it decided
+// before. Machines may differ in both, so the first rank decides for all.
+#pragma once
+#include "device/device.h"
+#include "model/gpt.h"
+#include "parallel/world.h"
+#include "training/choices.h"
+#include "training/config.h"
+#include "training/trainer.h"
+
+namespace train_gpt {
+
+/// Sets which implementations of kernels this process uses, as far as the configuration says it.
+/// Before anything is planned.
+void select_kernels(const Config& config);
+
+/// What has to be known before memory is planned.
+struct Decisions {
+    DType dtype = DType::fp32;
+    Recompute recompute = Recompute::none;
+    int micro_batch = 0;
+    Choices kept;  // of the newest whole checkpoint, where there is one
+};
+/// All ranks call it.
+Decisions decide(const Config& config, const GPTShape& shape, const Device& device,
+                 const World& world);
+
+/// Chooses kernels where there is a choice: as `decided.kept` says, else by timing them on every
+/// path of a step. All ranks call it. Gives all of the run's choices.
+Choices choose_kernels(Trainer& trainer, const Config& config, const Decisions& decided,
+                       const World& world);
+
+}  // namespace train_gpt

@@ -1,0 +1,123 @@
+#include "training/resume.h"
+
+#include <filesystem>
+#include <span>
+#include <utility>
+
+#include "base/error.h"
+#include "parallel/together.h"
+#include "training/checkpoint.h"
+#include "training/complete_run.h"
+#include "training/model_folder.h"
+
+namespace train_gpt {
+
+namespace {
+
+/// Whether a model folder's tokenizer, where it has one, gives the ids the same bytes as the run's,
+/// where it has one.
+bool same_tokens(const std::filesystem::path& folder, const Tokenizer* tokenizer) {
+    const auto theirs = read_folder_tokenizer(folder);
+    return !theirs || !tokenizer || tokenizer->has_tokens_of(*theirs);
+}
+
+/// Throws Error where the run cannot resume from a checkpoint since it is of another model; says
+/// what else has changed.
+void compare_with(const std::filesystem::path& checkpoint, const Config& config,
+                  const RunData& data, Progress& progress) {
+    require_same_model(checkpoint, read_model_shape(checkpoint), data.shape());
+    if (!same_tokens(checkpoint, data.tokenizer()))
+        throw Error("the tokenizer ", config.tokenizer.path, " has other tokens than the one in ",
+                    checkpoint.string(),
+                    "; change tokenizer.path back, or start afresh with "
+                    "another run_dir");
+    for (const std::string& change : config_differences(checkpoint_config(checkpoint), config))
+        progress.say("note: since this checkpoint " + change);
+}
+
+/// For a run that resumes with other training or validation data.
+std::string note_on_changed(const std::string& data) {
+    return concat("note: ", data, " had other contents when this run was last started; ",
+                  data == "data.train"
+                      ? "it goes on as if they had always been these: windows that were seen may "
+                        "come again, and others not in this epoch"
+                      : "validation losses before and behind this step do not compare");
+}
+
+/// For a resumed run whose earlier choices fit neither this machine nor its number of ranks; empty
+/// where they do.
+std::string note_on_choices(const Config& config, const Choices& kept, const Choices& chosen) {
+    if (kept.micro_batch == 0) return "";
+    const bool other_batch =
+        config.batch.micro_batch == 0 && chosen.micro_batch != kept.micro_batch;
+    const bool other_level =
+        config.precision.recompute == "auto" && chosen.recompute != kept.recompute;
+    if (!other_batch && !other_level) return "";
+    return concat("note: the run had chosen batch.micro_batch=", kept.micro_batch,
+                  " and precision.recompute=", kept.recompute, ", which cannot be had here; now ",
+                  chosen.micro_batch, " and ", chosen.recompute,
+                  ": the same batches, whose gradients are added in another order");
+}
+
+}  // namespace
+
+std::string describe_if_complete(const Config& config, const RunData& data, const World& world,
+                                 Progress& progress) {
+    return first_for_all(world, [&]() -> std::string {
+        const auto done =
+            find_complete_run(config, data.steps(), [&] { world.activity().pulse(); });
+        if (!done) return "";
+        compare_with(done->checkpoint, config, data, progress);
+        return describe(*done, config, data.steps());
+    });
+}
+
+std::optional<int64_t> resume(const Config& config, const RunData& data, Trainer& trainer,
+                              const World& world, Progress& progress) {
+    const auto pulse = [&] { world.activity().pulse(); };
+    const std::filesystem::path checkpoint = first_for_all(world, [&]() -> std::string {
+        const auto found = recover_newest_checkpoint(
+            config.run_dir, [&](const std::string& text) { progress.warn(text); }, pulse);
+        if (!found) return "";
+        compare_with(*found, config, data, progress);
+        return found->string();
+    });
+    if (checkpoint.empty()) return {};
+    together(world, [&] {
+        load_training_state(checkpoint, trainer.parameters, pulse);
+        return "";
+    });
+    trainer.parameters.gather_all(trainer.stream);
+    progress.say("resuming from " + checkpoint.string());
+    return checkpoint_step(checkpoint);
+}
+
+void initialize_weights(const Config& config, const RunData& data, Trainer& trainer,
+                        const World& world, Progress& progress) {
+    trainer.parameters.initialize(config.seed);
+    if (config.model.init_from.empty()) return;
+    const auto source =
+        find_whole_checkpoint(config.model.init_from, [&] { world.activity().pulse(); });
+    StoredModel model = open_model_folder(source);
+    require_same_model(source, model.shape, data.shape());
+    model.read = [&, read = std::move(model.read)](const Parameter& p, int64_t first,
+                                                   std::span<float> values) {
+        world.activity().pulse();
+        read(p, first, values);
+    };
+    load_weights(model, trainer.parameters);
+    progress.say("starting from the weights of " + source.string());
+    if (!same_tokens(source, data.tokenizer()))
+        progress.warn("the tokenizer " + config.tokenizer.path +
+                      " has other tokens than the one of these weights");
+}
+
+void record_start(const RunFolder& folder, const StartRecord& start, Progress& progress) {
+    for (const std::string& data : folder.describe(start.config))
+        if (start.resumes) progress.say(note_on_changed(data));
+    const std::string note = note_on_choices(start.config, start.kept, start.choices);
+    if (start.resumes && !note.empty()) progress.say(note);
+    write_choices(folder.path(), start.choices);
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,343 @@
+#include "training/run.h"
+
+#include <csignal>
+#include <exception>
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/seconds.h"
+#include "parallel/together.h"
+#include "training/checkpoint.h"
+#include "training/interrupt.h"
+#include "training/run_evaluation.h"
+#include "training/sampling.h"
+#include "training/schedule.h"
+
+namespace train_gpt {
+
+Run::Run(const RunParts& parts, std::optional<int64_t> resumed, int64_t stop_at)
+    : parts_(parts),
+      first_step_(resumed.value_or(0)),
+      steps_(parts.data.steps()),
+      stop_at_(stop_at),
+      resumed_(resumed.has_value()),
+      step_(first_step_),
+      saved_step_(first_step_) {
+    if (stop_at_ > 0 && step_ >= stop_at_) ending_ = Ending::stopped;
+}
+
+void Run::evaluate_at_start() {
+    const Config& config = parts_.config;
+    const Evaluations& evaluations = parts_.data.evaluations();
+    if (!evaluations.validation || config.evaluation.every <= 0) return;
+    if (resumed_) {
+        if (ending_ != Ending::finished || !due(config.evaluation.every) || was_evaluated()) return;
+        evaluate();
+    } else {
+        parts_.world.activity().phase = "evaluation";
+        if (const std::string note = note_on_validation(config.data.val); !note.empty())
+            parts_.progress.say(note);
+        // A forward pass is a third of a step's work.
+        const double steps_of_it = static_cast<double>(evaluations.validation->target_tokens()) /
+                                   static_cast<double>(3 * config.batch.tokens_per_step);
+        train_gpt::evaluate_at_start(
+            evaluations, {parts_.trainer, step_, parts_.world, parts_.progress, parts_.metrics},
+            steps_of_it * parts_.log.size().least_seconds());
+    }
+    parts_.log.restart_time();
+}
+
+// ---- A step -------------------------------------------------------------------------------------
+
+void Run::begin_step() {
+    Trainer& trainer = parts_.trainer;
+    if (parts_.profile.starts_before(step_ - first_step_)) {
+        settle(true);
+        parts_.profile.start(trainer.stream);
+    }
+    Activity& activity = parts_.world.activity();
+    activity.phase = "training";
+    activity.step = step_ + 1;
+    // A rank by itself stops at once; several agree on the step after which they stop.
+    if (ranks() > 1 &&
+        (interrupted() || parts_.watch.found_damage() || (first_rank() && out_of_time())))
+        trainer.request_stop();
+    trainer.clock.begin(trainer.stream);
+    step_start_ = std::chrono::steady_clock::now();
+}
+
+bool Run::begin_micro_batch(int i) {
+    if (ranks() == 1 && interrupted()) return false;
+    parts_.progress.show_step(step_ + 1, i, parts_.loader.micro_batches(),
+                              seconds_since(step_start_), parts_.log.expected_seconds());
+    return true;
+}
+
+void Run::end_micro_batch() { parts_.world.activity().pulse(); }
+
+void Run::drop_step() {
+    ending_ = Ending::interrupted;
+    parts_.trainer.clock.drop();
+}
+
+void Run::update() {
+    const Config& config = parts_.config;
+    Trainer& trainer = parts_.trainer;
+    trainer.update(adamw_step(config, step_, learning_rate(config, step_, steps_)),
+                   1.0f / static_cast<float>(parts_.log.size().targets),
+                   static_cast<float>(config.optimizer.grad_clip));
+    trainer.clock.end(trainer.stream);
+    ++step_;
+    ++in_flight_;
+}
+
+// ---- After a step -------------------------------------------------------------------------------
+
+Run::Pause Run::next_pause() const {
+    const Config& config = parts_.config;
+    return {.evaluates = parts_.data.evaluations().validation && due(config.evaluation.every),
+            .samples = parts_.data.tokenizer() && due(config.sampling.every),
+            .saves = due(config.checkpoint.every),
+            .ends_profile = parts_.profile.ends_behind(step_ - first_step_),
+            .stops = step_ == stop_at_};
+}
+
+bool Run::settle(bool all) {
+    // A GPU computes one step while the host submits the next.
+    const int64_t ahead = parts_.trainer.stream.device.is_cuda() ? 1 : 0;
+    settle_until(all ? 0 : ahead);
+    return ending_ != Ending::not_finite;
+}
+
+/// Takes outcomes, oldest first, until only so many remain.
+void Run::settle_until(int64_t may_remain) {
+    Trainer& trainer = parts_.trainer;
+    for (; in_flight_ > may_remain; --in_flight_) {
+        const StepOutcome outcome = trainer.outcomes.pop();
+        const int64_t number = step_ - in_flight_ + 1;
+        if (outcome.state.stop) {  // neither this update nor a later one was applied
+            bad_parameter_ = trainer.optimizer.bad_parameter(outcome.state);
+            ending_ = Ending::not_finite;
+            step_ = number - 1;
+            in_flight_ = 0;
+            return;
+        }
+        if (outcome.sums.stop_requests > 0 && ending_ == Ending::finished)
+            ending_ = out_of_time() && !interrupted() ? Ending::out_of_time : Ending::interrupted;
+        parts_.log.add(number, outcome, trainer.clock);
+    }
+}
+
+void Run::begin_pause(const Pause& pause) {
+    Stream& stream = parts_.trainer.stream;
+    if (pause.ends_profile) parts_.progress.say(parts_.profile.finish(stream));
+    parts_.profile.pause(stream);
+}
+
+void Run::end_pause() {
+    parts_.profile.go_on(parts_.trainer.stream);
+    parts_.log.restart_time();
+}
+
+bool Run::evaluate() {
+    if (evaluate_and_log()) return true;
+    ending_ = Ending::interrupted;
+    return false;
+}
+
+bool Run::evaluate_and_log() {
+    parts_.world.activity().phase = "evaluation";
+    return train_gpt::evaluate_and_log(
+        parts_.data.evaluations(),
+        {parts_.trainer, step_, parts_.world, parts_.progress, parts_.metrics});
+}
+
+/// By an earlier start of this run.
+bool Run::was_evaluated() const {
+    const std::string last = first_for_all(parts_.world, [&] {
+        return std::to_string(last_evaluation(parts_.config.run_dir, step_).step);
+    });
+    return last == std::to_string(step_);
+}
+
+void Run::sample() {
+    if (first_rank()) print_samples(static_cast<uint64_t>(step_), 1);
+}
+
+void Run::print_samples(uint64_t first, int count) {
+    Trainer& trainer = parts_.trainer;
+    const auto& s = parts_.config.sampling;
+    const SamplingOptions options{.max_tokens = s.max_tokens,
+                                  .temperature = s.temperature,
+                                  .top_k = s.top_k,
+                                  .top_p = s.top_p,
+                                  .seed = s.seed};
+    for (int i = 0; i < count; ++i) {
+        const uint64_t number = first + static_cast<uint64_t>(i);
+        parts_.progress.say("--- sample\n" + s.prompt +
+                            sample_text(trainer.stream, trainer.generator, *parts_.data.tokenizer(),
+                                        s.prompt, options, number));
+    }
+}
+
+void Run::save() {
+    if (const std::string trouble = save_or_reason(); !trouble.empty())
+        parts_.progress.warn(trouble +
+                             "; training goes on and the next checkpoint is tried in its turn");
+}
+
+/// Why the checkpoint of this step could not be written; empty when it is there.
+std::string Run::save_or_reason() {
+    if (saved_step_ == step_) return "";
+    const Config& config = parts_.config;
+    parts_.world.activity().phase = "checkpoint";
+    try {
+        save_checkpoint(config.run_dir,
+                        {step_, config, parts_.data.shape(), parts_.trainer.parameters,
+                         parts_.data.tokenizer(), parts_.choices},
+                        parts_.world);
+    } catch (const Error& error) {
+        return concat("step ", step_, " of ", steps_, " is not saved: ", error.what());
+    }
+    saved_step_ = step_;
+    try {
+        parts_.watch.settle();  // damage that it finds ends the run in its turn
+        if (first_rank())
+            prune_checkpoints(config.run_dir, config.checkpoint.keep, parts_.watch.sound_step());
+    } catch (const Error& error) {
+        parts_.progress.warn(error.what());  // the next save tries again
+    }
+    return "";
+}
+
+bool Run::out_of_time() const {
+    const double minutes = parts_.config.schedule.max_minutes;
+    return minutes > 0 && seconds_since(start_) > 60 * minutes;
+}
+
+void Run::check_limits() {
+    if (ending_ != Ending::finished) return;
+    if (step_ == stop_at_)
+        ending_ = Ending::stopped;
+    else if (ranks() == 1 && parts_.watch.found_damage())
+        ending_ = Ending::damaged_data;
+    else if (ranks() == 1 && out_of_time())
+        ending_ = Ending::out_of_time;
+}
+
+// ---- The end ------------------------------------------------------------------------------------
+
+void Run::rescue() {
+    if (ranks() > 1) return;
+    settle(true);
+    if (step_ > first_step_ && !parts_.watch.found_damage())
+        if (const std::string trouble = save_or_reason(); !trouble.empty())
+            parts_.progress.warn(trouble);
+}
+
+int Run::end() {
+    // Also where the time limit or a signal came in the last step: no later start verifies it.
+    if (ending_ == Ending::finished || ending_ == Ending::stopped || step_ == steps_)
+        finish_verification();
+    const std::optional<ShardWatch::Damage> damage = parts_.watch.settle();
+    if (damage && damage->trained) throw SharedError(set_aside_unsound(*damage));
+    const std::string trouble = save_or_reason();
+    const std::string saved = describe_saved(trouble);
+    if (ending_ == Ending::not_finite)
+        throw SharedError("the gradient of step ", step_ + 1, " is not finite (first in ",
+                          bad_parameter_, "), so its update was not applied; ", saved,
+                          "; lower optimizer.learning_rate or start from an earlier checkpoint");
+    if (damage) throw SharedError(damage->message, "; ", saved);
+    if (!trouble.empty()) throw SharedError(trouble);
+    if (const std::string summary = parts_.log.summary(parts_.world); !summary.empty())
+        parts_.progress.say(summary);
+    return step_ < steps_ ? end_early(saved) : end_complete(saved);
+}
+
+/// Reads at full speed what has not been verified yet: no step waits for it now.
+void Run::finish_verification() {
+    constexpr uint64_t worth_a_line = 1 << 30;
+    if (const uint64_t left = parts_.watch.bytes_left(); left > worth_a_line)
+        parts_.progress.say("verifying the rest of the data, " + format_bytes(left));
+    parts_.watch.finish([] { return interrupted() != nullptr; });
+}
+
+/// Leaves the newest checkpoint that rests on verified data as the run's newest. What to say of it.
+std::string Run::set_aside_unsound(const ShardWatch::Damage& damage) const {
+    const Config& config = parts_.config;
+    const std::string moved = first_for_all(parts_.world, [&] {
+        return std::to_string(set_aside_checkpoints(config.run_dir, parts_.watch.sound_step()));
+    });
+    const auto checkpoints = list_checkpoints(config.run_dir);
+    return concat(
+        damage.message, "; checkpoints from before it was verified are not used",
+        moved == "0" ? ""
+                     : concat(" (", moved, moved == "1" ? " checkpoint is" : " checkpoints are",
+                              " now called step-NNNNNNNN.suspect)"),
+        ": with whole data the same command ",
+        checkpoints.empty() ? "starts anew" : "resumes from " + checkpoints.front().string());
+}
+
+/// trouble: save_or_reason()'s.
+std::string Run::describe_saved(const std::string& trouble) const {
+    if (!trouble.empty()) return trouble;
+    if (step_ == 0 && !resumed_) return "no step was finished, so there is nothing to save";
+    return concat("step ", step_, " of ", steps_, " is saved in ", parts_.config.run_dir);
+}
+
+int Run::end_early(const std::string& saved) {
+    std::string why;
+    if (ending_ == Ending::interrupted)
+        why = concat(interrupted() ? interrupted() : "a signal to another rank", ": ");
+    else if (ending_ == Ending::out_of_time)
+        why = "schedule.max_minutes is over: ";
+    const bool nothing_trained = step_ == 0 && !resumed_;
+    parts_.progress.say(concat(why, saved, "; the same command ",
+                               ending_ == Ending::stopped ? "without --stop-at " : "",
+                               nothing_trained ? "starts the run again" : "resumes from there"));
+    return exit_code(ending_);
+}
+
+int Run::end_complete(const std::string& saved) {
+    if (parts_.watch.sound_step() < step_) {  // a signal ended the verification
+        parts_.progress.say(saved +
+                            "; the same command continues with the verification of its data");
+        return exit_code(Ending::interrupted);
+    }
+    const bool has_validation = parts_.data.evaluations().validation != nullptr;
+    const bool evaluated = was_evaluated();
+    if (has_validation && !evaluated && !evaluate_and_log()) {
+        parts_.progress.say(saved + "; the same command continues with its evaluation");
+        return exit_code(Ending::interrupted);
+    }
+    if (has_validation && evaluated && first_rank()) {
+        const LoggedEvaluation e = last_evaluation(parts_.config.run_dir, step_);
+        parts_.progress.say(describe_validation(e.step, e.nats_per_token, e.bits_per_byte));
+    }
+    if (parts_.data.tokenizer() && first_rank()) print_samples(0, parts_.config.sampling.samples);
+    parts_.progress.say(saved);
+    return 0;
+}
+
+/// The same on all ranks, which call it together.
+int Run::exit_code(Ending ending) const {
+    if (ending == Ending::stopped) return 0;
+    double ctrl_c[] = {interrupt_signal() == SIGINT ? 1.0 : 0.0};
+    parts_.world.all_reduce_sum(ctrl_c);
+    return stopped_early_code(ctrl_c[0] > 0);
+}
+
+std::string describe_run(const Config& config, const Trainer& trainer, int64_t steps,
+                         uint64_t memory, int ranks) {
+    const int64_t micro_batches = config.micro_batches_per_step();
+    return concat("training ", trainer.parameters.logical_numel(), " parameters in ",
+                  name_of(trainer.parameters.dtype()), " on ",
+                  ranks > 1 ? concat(ranks, " × ") : "", device_name(trainer.stream.device), ", ",
+                  steps, " steps of ", config.batch.tokens_per_step, " tokens (", micro_batches,
+                  " micro-batch", micro_batches == 1 ? "" : "es", " of ", config.batch.micro_batch,
+                  " × ", config.sequence_length(), "), ", format_bytes(memory),
+                  ranks > 1 ? " each" : "", ", into ", config.run_dir);
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,134 @@
+// A run from its first step to its end: what surrounds the micro-batches and the update of a step,
+// which train_gpt.cu shows. All ranks of a run call the same functions in the same order.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "training/choices.h"
+#include "training/config.h"
+#include "training/progress.h"
+#include "training/run_data.h"
+#include "training/run_folder.h"
+#include "training/shard_watch.h"
+#include "training/step_log.h"
+#include "training/step_profile.h"
+#include "training/trainer.h"
+
+namespace train_gpt {
+
+/// What a run is made of; all of it outlives the Run.
+struct RunParts {
+    const Config& config;  // as the run's folder keeps it: batch.micro_batch may be 0
+    const RunData& data;
+    const Choices& choices;
+    Trainer& trainer;
+    TrainLoader& loader;
+    ShardWatch& watch;
+    StepProfile& profile;
+    StepLog& log;
+    MetricsLog& metrics;
+    Progress& progress;
+    const World& world;
+};
+
+class Run {
+  public:
+    /// resumed: the step of the checkpoint that it starts from; nothing for a new run. stop_at: the
+    /// step after which the user wants it to stop; 0: the schedule's end.
+    Run(const RunParts& parts, std::optional<int64_t> resumed, int64_t stop_at);
+
+    Trainer& trainer() { return parts_.trainer; }
+    TrainLoader& loader() { return parts_.loader; }
+
+    /// The evaluation of the weights that a new run starts from; of a run that resumes, that of its
+    /// checkpoint's step, where a signal had ended it.
+    void evaluate_at_start();
+    /// Whether another step comes.
+    bool goes_on() const { return step_ < steps_ && ending_ == Ending::finished; }
+
+    // ---- A step ---------------------------------------------------------------------------------
+
+    void begin_step();
+    /// Shows that micro-batch i comes next. False where a signal ends the run before it; the step
+    /// is then to be dropped.
+    bool begin_micro_batch(int i);
+    void end_micro_batch();
+    /// Nothing of the step has been applied: it comes again when the run resumes.
+    void drop_step();
+    /// AdamW with the step's learning rate, and the mean gradient of its tokens.
+    void update();
+
+    // ---- After a step ---------------------------------------------------------------------------
+
+    /// What a pause between two steps is made for. The device has nothing left to do in it.
+    struct Pause {
+        bool evaluates = false, samples = false, saves = false, ends_profile = false, stops = false;
+
+        bool any() const { return evaluates || samples || saves || ends_profile || stops; }
+    };
+    Pause next_pause() const;
+    /// Takes the outcomes of submitted steps: of all, or of all but those that the device may still
+    /// be computing. False where a gradient was not finite, which ends the run.
+    bool settle(bool all);
+    void begin_pause(const Pause& pause);
+    /// False where a signal ended it, and so the run.
+    bool evaluate();
+    /// One sample.
+    void sample();
+    /// Writes a checkpoint. Where that fails, it warns: the next one is tried in its turn.
+    void save();
+    void end_pause();
+    /// Sees whether the run ends before its schedule.
+    void check_limits();
+
+    // ---- The end --------------------------------------------------------------------------------
+
+    /// After an exception: saves what was learnt up to here, if the device still answers and no
+    /// other rank is needed.
+    void rescue();
+    /// Saves, evaluates and samples as far as that is left to do, and says how the run ended. Gives
+    /// the exit code; throws Error where it ended badly.
+    int end();
+
+  private:
+    /// Why no further step comes; the exit code follows from it.
+    enum class Ending { finished, stopped, interrupted, out_of_time, not_finite, damaged_data };
+
+    bool first_rank() const { return parts_.world.rank() == 0; }
+    int ranks() const { return parts_.world.size(); }
+    bool due(int64_t every) const { return every > 0 && step_ % every == 0 && step_ < steps_; }
+    bool out_of_time() const;
+    void settle_until(int64_t may_remain);
+    bool was_evaluated() const;
+    bool evaluate_and_log();
+    void print_samples(uint64_t first, int count);
+    std::string save_or_reason();
+
+    void finish_verification();
+    std::string set_aside_unsound(const ShardWatch::Damage& damage) const;
+    std::string describe_saved(const std::string& trouble) const;
+    int end_early(const std::string& saved);
+    int end_complete(const std::string& saved);
+    int exit_code(Ending ending) const;
+
+    RunParts parts_;
+    const int64_t first_step_, steps_, stop_at_;
+    const bool resumed_;
+    const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+    std::chrono::steady_clock::time_point step_start_ = start_;
+
+    int64_t step_;           // steps that were submitted, of the whole run
+    int64_t in_flight_ = 0;  // of them, those whose outcome the host has not seen
+    int64_t saved_step_;     // what a new run starts with is no checkpoint's worth
+    Ending ending_ = Ending::finished;
+    std::string bad_parameter_;  // whose gradient was not finite
+};
+
+/// "training N parameters in bf16 on …": what a run is, before its first step. memory: bytes of
+/// each rank.
+std::string describe_run(const Config& config, const Trainer& trainer, int64_t steps,
+                         uint64_t memory, int ranks);
+
+}  // namespace train_gpt

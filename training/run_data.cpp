@@ -1,0 +1,109 @@
+#include "training/run_data.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <numeric>
+#include <set>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "dataloader/manifest.h"
+#include "training/known_data.h"
+#include "training/plan.h"
+#include "training/schedule.h"
+#include "training/trainer.h"
+#include "training/version.h"
+
+namespace train_gpt {
+
+void require_run_inputs(const Config& config, const std::string& file) {
+    if (config.run_dir.empty())
+        throw Error(file, ": run_dir is not set; name the folder that the run shall write to");
+    if (config.data.train.empty())
+        throw Error(file, ": data.train is not set; name token shards to train on");
+    for (const auto& source : config.data.train) require_made(source.glob);
+    for (const std::string& path :
+         {config.tokenizer.path, config.data.val, config.evaluation.hellaswag})
+        require_made(path);
+}
+
+RunData::RunData(const Config& config, const std::string& file) {
+    if (!config.tokenizer.path.empty()) tokenizer_ = Tokenizer::load(config.tokenizer.path);
+    shape_ = shape_of(config, vocab_size_of(config));
+    if (tokenizer_ && tokenizer_->vocab_size() > shape_.vocab_size)
+        throw Error("the tokenizer ", config.tokenizer.path, " has ", tokenizer_->vocab_size(),
+                    " tokens, but model.vocab_size is ", shape_.vocab_size,
+                    "; set model.vocab_size=0 to take the tokenizer's");
+    if (config.data.document_mask && !(tokenizer_ && tokenizer_->end_of_text()))
+        throw Error(file, ": data.document_mask needs a tokenizer with an end-of-text token, ",
+                    "which tells documents apart; set tokenizer.path to the one the data were made "
+                    "with");
+    for (const auto& [glob, weight, name] : config.data.train)
+        sources_.push_back(
+            {std::make_shared<TokenShards>(glob, static_cast<uint32_t>(shape_.vocab_size)),
+             weight});
+    open_evaluations(config, file);
+    for (const auto& source : config.data.train) check_prepared(source.glob, tokenizer());
+    check_prepared(config.data.val, tokenizer());
+    const int T = config.sequence_length();
+    int64_t windows = 0;
+    for (const TrainSource& source : sources_) windows += count_windows(*source.shards, T);
+    steps_ = total_steps(config, windows * T);
+}
+
+void RunData::open_evaluations(const Config& config, const std::string& file) {
+    evaluations_.tokenizer = tokenizer();
+    if (!config.data.val.empty()) {
+        validation_ = std::make_shared<TokenShards>(config.data.val,
+                                                    static_cast<uint32_t>(shape_.vocab_size));
+        evaluations_.validation = std::make_unique<ValidationWindows>(
+            validation_, config.sequence_length(), config.evaluation.max_tokens);
+    }
+    if (config.evaluation.hellaswag.empty()) return;
+    if (!tokenizer_ || !evaluations_.validation)
+        throw Error(file, ": evaluation.hellaswag needs tokenizer.path and data.val; set them too");
+    evaluations_.hellaswag.emplace(config.evaluation.hellaswag, *tokenizer_, 0);
+}
+
+std::map<std::string, std::string> RunData::facts(const Config& config,
+                                                  const Device& device) const {
+    std::map<std::string, std::string> facts = config_values(config);
+    facts["program"] = version();
+    facts["device"] = device.is_cuda() ? "cuda" : "cpu";
+    facts["tokenizer"] = tokenizer_ ? hash_text(tokenizer_->to_json()) : "none";
+    for (size_t s = 0; s < sources_.size(); ++s)
+        facts["training data" + (sources_.size() > 1 ? " " + config.data.train[s].name : "")] =
+            sources_[s].shards->fingerprint();
+    return facts;
+}
+
+std::vector<WatchedShard> RunData::shards() const {
+    std::vector<WatchedShard> all;
+    std::set<std::filesystem::path> seen;
+    const auto add = [&](const TokenShards& shards, bool trains) {
+        for (int i = 0; i < shards.shard_count() && !shards.synthetic(); ++i)
+            if (seen.insert(shards.shard_path(i)).second)
+                all.push_back({shards.shard_path(i), trains});
+    };
+    for (const TrainSource& source : sources_) add(*source.shards, true);
+    if (validation_) add(*validation_, false);
+    return all;
+}
+
+std::string describe_mixture(const Config& config, const TrainLoader& loader, int64_t steps) {
+    const std::vector<int64_t> samples = loader.samples_before(steps);
+    const double all =
+        static_cast<double>(std::accumulate(samples.begin(), samples.end(), int64_t{0}));
+    std::string text = "training data, as far as the schedule goes:";
+    for (size_t s = 0; s < samples.size(); ++s) {
+        const double taken = static_cast<double>(samples[s]);
+        char line[96];
+        std::snprintf(line, sizeof line, "\n  %5.1f %%, %.4g tokens, %.3g epochs of ",
+                      100 * taken / all, taken * config.sequence_length(),
+                      taken / static_cast<double>(loader.windows_per_epoch(static_cast<int>(s))));
+        text += line + config.data.train[s].name;
+    }
+    return text;
+}
+
+}  // namespace train_gpt

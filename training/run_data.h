@@ -1,0 +1,60 @@
+// What a run reads: tokenizer, training data, and what it is evaluated on. Opened and checked
+// before anything is planned.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dataloader/loader.h"
+#include "model/gpt.h"
+#include "tokenizer/tokenizer.h"
+#include "training/config.h"
+#include "training/run_evaluation.h"
+#include "training/shard_watch.h"
+
+namespace train_gpt {
+
+/// Throws Error where a configuration lacks what a run needs, or names ready data that have not
+/// been fetched yet. `file`: the configuration's, for errors.
+void require_run_inputs(const Config& config, const std::string& file);
+
+class RunData {
+  public:
+    /// Opens everything. Throws Error for what is missing or damaged, and where tokenizer, model
+    /// and data do not belong together.
+    RunData(const Config& config, const std::string& file);
+    RunData(const RunData&) = delete;
+    RunData& operator=(const RunData&) = delete;
+
+    /// Null: the data are ids of tokens that nothing here can read.
+    const Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
+    /// Of the model, with the tokenizer's vocabulary where the configuration names none.
+    const GPTShape& shape() const { return shape_; }
+    const std::vector<TrainSource>& sources() const { return sources_; }
+    const Evaluations& evaluations() const { return evaluations_; }
+    /// Of the whole run.
+    int64_t steps() const { return steps_; }
+
+    /// What all ranks must have in common before they begin, for require_same().
+    std::map<std::string, std::string> facts(const Config& config, const Device& device) const;
+    /// All shards that the run reads, each once.
+    std::vector<WatchedShard> shards() const;
+
+  private:
+    void open_evaluations(const Config& config, const std::string& file);
+
+    std::optional<Tokenizer> tokenizer_;
+    GPTShape shape_;
+    std::vector<TrainSource> sources_;
+    std::shared_ptr<const TokenShards> validation_;  // null: none
+    Evaluations evaluations_;
+    int64_t steps_ = 0;
+};
+
+/// What a run of so many steps takes from each of several sources of training data, a line each.
+std::string describe_mixture(const Config& config, const TrainLoader& loader, int64_t steps);
+
+}  // namespace train_gpt

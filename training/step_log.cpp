@@ -1,0 +1,105 @@
+#include "training/step_log.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/seconds.h"
+#include "training/schedule.h"
+
+namespace train_gpt {
+
+StepSize size_of_step(const Config& config, const GPTShape& shape, double peak_flops, int ranks) {
+    const int T = config.sequence_length();
+    return {.targets = config.micro_batches_per_step() * config.batch.micro_batch * T,
+            .flops = shape.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step),
+            .ranks = ranks,
+            .peak_flops = peak_flops};
+}
+
+StepLog::StepLog(const Options& options, const TrainLoader& loader, Progress& progress,
+                 MetricsLog& metrics)
+    : options_(options),
+      loader_(loader),
+      progress_(progress),
+      metrics_(metrics),
+      peak_flops_(options.size.peak_flops) {}
+
+double StepLog::expected_seconds() const {
+    return pace_.recent() > 0 ? pace_.recent() : options_.size.least_seconds();
+}
+
+void StepLog::add(int64_t number, const StepOutcome& outcome, StepClock& clock) {
+    const double seconds = seconds_since(mark_);
+    restart_time();
+    const StepTimes times = clock.pop();
+    accounting_.add(times);
+    pace_.add(seconds, times);
+    const bool logged =
+        number % options_.config.log.every == 0 || number == 1 || number == options_.steps;
+    if (!logged && number != options_.first_step + 1) return;
+    const StepReport report = report_of(number, outcome);
+    progress_.report(report);
+    if (logged) write(report, outcome.sums);
+}
+
+StepReport StepLog::report_of(int64_t number, const StepOutcome& outcome) {
+    const StepSize& size = options_.size;
+    const StepPace::Mean mean = pace_.take();
+    // The measurement may have been disturbed: what a step reaches, the machine reaches.
+    peak_flops_ = std::max(peak_flops_, size.flops / mean.seconds / size.ranks);
+    const double targets = static_cast<double>(size.targets);
+    return {.step = number,
+            .steps = options_.steps,
+            .loss = outcome.sums.loss / targets,
+            .grad_norm = outcome.state.norm,
+            .learning_rate = learning_rate(options_.config, number - 1, options_.steps),
+            .seconds = mean.seconds,
+            .tokens_per_second = targets / mean.seconds,
+            .flops_per_second = size.flops / mean.seconds,
+            .peak_flops_per_second = peak_flops_ * size.ranks,
+            .memory = options_.memory,
+            .ranks = size.ranks,
+            .times = mean.times,
+            .seconds_left = static_cast<double>(options_.steps - number) * pace_.recent()};
+}
+
+/// A step's line in metrics.jsonl.
+void StepLog::write(const StepReport& r, const Optimizer::StepSums& sums) {
+    MetricsLog::Fields fields{{"loss", r.loss},
+                              {"grad_norm", r.grad_norm},
+                              {"learning_rate", r.learning_rate},
+                              {"ms", 1e3 * r.seconds},
+                              {"tokens_per_second", r.tokens_per_second},
+                              {"flops_per_second", r.flops_per_second},
+                              {"peak_fraction", r.flops_per_second / r.peak_flops_per_second}};
+    for (const auto& [phase, name] : {std::pair{StepPhase::compute, "compute_ms"},
+                                      {StepPhase::communication, "communication_ms"},
+                                      {StepPhase::data, "data_wait_ms"},
+                                      {StepPhase::optimizer, "optimizer_ms"}})
+        fields.emplace_back(name, 1e3 * r.times[phase]);
+    const MetricsLog::Fields more = fields_of_sources(r.step, sums);
+    fields.insert(fields.end(), more.begin(), more.end());
+    metrics_.write(r.step, fields);
+}
+
+/// Loss in a step, and tokens up to it, of each of several sources of training data.
+MetricsLog::Fields StepLog::fields_of_sources(int64_t number,
+                                              const Optimizer::StepSums& sums) const {
+    MetricsLog::Fields fields;
+    const auto& sources = options_.config.data.train;
+    if (sources.size() == 1) return fields;
+    const std::vector<int64_t> before = loader_.samples_before(number - 1),
+                               after = loader_.samples_before(number);
+    const int64_t T = options_.config.sequence_length();
+    for (size_t s = 0; s < sources.size(); ++s) {
+        if (after[s] > before[s])
+            fields.emplace_back(
+                "loss/" + sources[s].name,
+                sums.loss_of_source[s] / static_cast<double>((after[s] - before[s]) * T));
+        fields.emplace_back("tokens/" + sources[s].name, after[s] * T);
+    }
+    return fields;
+}
+
+}  // namespace train_gpt

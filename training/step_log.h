@@ -1,0 +1,70 @@
+// What is shown and logged of a run's steps: their lines in the terminal and in metrics.jsonl, and
+// where their time went.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "dataloader/loader.h"
+#include "model/gpt.h"
+#include "training/config.h"
+#include "training/progress.h"
+#include "training/run_folder.h"
+#include "training/step_accounting.h"
+#include "training/step_pace.h"
+#include "training/trainer.h"
+
+namespace train_gpt {
+
+/// What a step takes, of all ranks together.
+struct StepSize {
+    int64_t targets = 0;  // tokens that are predicted
+    double flops = 0;
+    int ranks = 1;
+    double peak_flops = 0;  // per second, as measured on this rank's device
+
+    double least_seconds() const { return flops / (peak_flops * ranks); }
+};
+StepSize size_of_step(const Config& config, const GPTShape& shape, double peak_flops, int ranks);
+
+class StepLog {
+  public:
+    struct Options {
+        const Config& config;
+        StepSize size;
+        int64_t first_step = 0;  // of this process
+        int64_t steps = 0;       // of the run
+        uint64_t memory = 0;     // bytes of each rank
+    };
+    /// What the references are to must outlive the object.
+    StepLog(const Options& options, const TrainLoader& loader, Progress& progress,
+            MetricsLog& metrics);
+
+    /// A step has come to its outcome; `number` counts from 1. Takes its times from the clock.
+    void add(int64_t number, const StepOutcome& outcome, StepClock& clock);
+    /// The time up to now is no step's.
+    void restart_time() { mark_ = std::chrono::steady_clock::now(); }
+
+    const StepSize& size() const { return options_.size; }
+    /// Of a step: lately, or before the first one at least.
+    double expected_seconds() const;
+    /// Collective: StepAccounting's.
+    std::string summary(const World& world) const { return accounting_.summary(world); }
+
+  private:
+    StepReport report_of(int64_t number, const StepOutcome& outcome);
+    void write(const StepReport& report, const Optimizer::StepSums& sums);
+    MetricsLog::Fields fields_of_sources(int64_t number, const Optimizer::StepSums& sums) const;
+
+    Options options_;
+    const TrainLoader& loader_;
+    Progress& progress_;
+    MetricsLog& metrics_;
+    StepAccounting accounting_;
+    StepPace pace_;
+    double peak_flops_;  // the highest so far
+    std::chrono::steady_clock::time_point mark_ =
+        std::chrono::steady_clock::now();  // the last step's end
+};
+
+}  // namespace train_gpt
