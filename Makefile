@@ -51,7 +51,8 @@ VARIANT := $(subst $(space),-,$(strip $(if $(filter-out 0,$(DEBUG)),debug) $(sub
 B := build$(if $(VARIANT),/$(VARIANT))
 O := $(B)/objects
 
-DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/linear model parallel training
+DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/linear model parallel training \
+    training/commands
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
 # Those without a kernel need no nvcc, which reads every header once for each architecture and twice more.
@@ -240,7 +241,7 @@ endif
 # what goes through all of a text or of a model's weights, nor the loops that kernels are tested against.
 ifeq ($(VARIANT),)
 $(addprefix $(O)/,$(patsubst %.cpp,%.o,$(filter-out dataloader/jsonl.cpp training/stored_model.cpp training/llmc_model.cpp,\
-    $(wildcard training/*.cpp) $(shell grep -lE '<(nlohmann/|CLI/|cudnn_frontend)' $(SOURCES))))) $(filter-out %/reference.o,$(TEST_OBJECTS)) $(O)/test/compare.o: private FLAGS += -O1
+    $(wildcard training/*.cpp training/commands/*.cpp) $(shell grep -lE '<(nlohmann/|CLI/|cudnn_frontend)' $(SOURCES))))) $(filter-out %/reference.o,$(TEST_OBJECTS)) $(O)/test/compare.o: private FLAGS += -O1
 endif
 
 -include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d $(O)/test/bench.d $(O)/test/bench_tokenizer.d $(O)/test/compare.d $(wildcard $(PRECOMPILED)/*.d)

@@ -1,0 +1,85 @@
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "base/printable.h"
+#include "dataloader/loader.h"
+#include "dataloader/manifest.h"
+#include "dataloader/verify.h"
+#include "training/commands/commands.h"
+#include "training/evaluation.h"
+#include "training/inference_session.h"
+#include "training/known_data.h"
+
+namespace train_gpt::commands {
+
+namespace {
+
+/// The shards of --data, or of the data that the checkpoint names, as windows of the model; throws
+/// Error where they are not as their manifest says.
+ValidationWindows open_windows(const CommandLine& line, const std::string& data,
+                               InferenceSession& session) {
+    std::shared_ptr<const TokenShards> shards;
+    ValidationWindows windows = [&] {
+        try {
+            check_prepared(data, session.tokenizer_or_null());
+            shards = std::make_shared<TokenShards>(
+                data, static_cast<uint32_t>(session.shape().vocab_size));
+            return ValidationWindows(shards, session.model().options().T, line.max_tokens);
+        } catch (const Error& error) {
+            if (!line.data.empty()) throw;
+            throw Error(error.what(),
+                        " (the data that the checkpoint names, looked for from this folder; "
+                        "--data GLOB names others)");
+        }
+    }();
+    std::vector<std::filesystem::path> read;
+    for (int i = 0; i < windows.shards_read() && !shards->synthetic(); ++i)
+        read.push_back(shards->shard_path(i));
+    require_undamaged(recorded_shards(read));
+    return windows;
+}
+
+void print_validation(const ValidationResult& v, const std::string& data) {
+    std::printf("validation loss %.6f nats/token", v.nats_per_token);
+    if (std::isfinite(v.bits_per_byte)) std::printf(", %.6f bits/byte", v.bits_per_byte);
+    std::printf(", perplexity %.4f (e to the nats/token)", std::exp(v.nats_per_token));
+    std::printf(" over %lld tokens of %s\n", static_cast<long long>(v.tokens),
+                printable(data).c_str());
+}
+
+}  // namespace
+
+int eval(const CommandLine& line) {
+    InferenceSession session(line.checkpoint, line.device, line.dtype,
+                             InferenceSession::For::evaluation);
+    const std::string data = !line.data.empty() ? line.data : session.validation_data();
+    require_made(line.data);
+    require_made(line.hellaswag);
+    if (data.empty() && line.hellaswag.empty())
+        throw UsageError(
+            "nothing to evaluate: the checkpoint names no validation data; give --data GLOB or "
+            "--hellaswag FILE");
+    std::optional<HellaSwag> hellaswag;
+    if (!line.hellaswag.empty())
+        hellaswag.emplace(line.hellaswag, session.tokenizer(), line.max_examples);
+    if (!data.empty()) {
+        const ValidationWindows windows = open_windows(line, data, session);
+        print_validation(evaluate(session.stream(), session.model(), windows,
+                                  session.tokenizer_or_null(), session.batch()),
+                         data);
+    }
+    if (hellaswag) {
+        const HellaSwagResult h =
+            hellaswag->evaluate(session.stream(), session.model(), session.batch());
+        std::printf("HellaSwag accuracy %.4f, length-normalised %.4f, over %lld examples\n",
+                    h.accuracy, h.accuracy_normalised, static_cast<long long>(h.examples));
+    }
+    return 0;
+}
+
+}  // namespace train_gpt::commands

@@ -1,0 +1,49 @@
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include <unistd.h>
+
+#include "base/printable.h"
+#include "training/commands/commands.h"
+#include "training/inference_session.h"
+#include "training/interrupt.h"
+#include "training/prompts.h"
+#include "training/sampling.h"
+
+namespace train_gpt::commands {
+
+int sample(const CommandLine& line) {
+    InferenceSession session(line.checkpoint, line.device, line.dtype,
+                             InferenceSession::For::sampling);
+    const Tokenizer& tokenizer = session.tokenizer();  // where there is none, nothing is printed
+    // A terminal would obey control characters; a file or a program gets what the model wrote.
+    const auto print = [is_terminal = ::isatty(STDOUT_FILENO) != 0](std::string_view text) {
+        const std::string shown = is_terminal ? printable(text) : std::string(text);
+        std::fwrite(shown.data(), 1, shown.size(), stdout);
+        std::fflush(stdout);
+    };
+    uint64_t number = 0;  // each text has random numbers of its own
+    const auto write = [&](const std::string& prompt, const std::function<bool()>& stop) {
+        for (int i = 0; i < line.samples && !(stop && stop()); ++i) {
+            if (i > 0) print("\n---\n");
+            print(prompt);
+            sample_text(session.stream(), session.generator(), tokenizer, prompt, line.sampling,
+                        number++, print, stop);
+        }
+        print("\n");
+    };
+    if (!line.prompt_file.empty())
+        write(read_prompt(line.prompt_file), {});
+    else if (!line.prompt && ::isatty(STDIN_FILENO) && ::isatty(STDOUT_FILENO))
+        ask_for_prompts([&](const std::string& prompt) {
+            const CtrlCWatch ctrl_c;
+            write(prompt, [&] { return ctrl_c.pressed(); });
+        });
+    else
+        write(line.prompt.value_or(""), {});
+    return 0;
+}
+
+}  // namespace train_gpt::commands

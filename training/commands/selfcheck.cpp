@@ -1,0 +1,18 @@
+#include "training/selfcheck.h"
+
+#include "training/commands/commands.h"
+#include "training/rank_process.h"
+
+namespace train_gpt::commands {
+
+int selfcheck(const CommandLine& line) {
+    constexpr double timeout_seconds = 60;  // no measurement takes as long
+    return run_as_rank([&](const World& world) {
+        return run_watched(world, line.device, timeout_seconds,
+                           [&](const Device& device, Communicator& group) {
+                               return train_gpt::selfcheck(line.selfcheck, device, world, group);
+                           });
+    });
+}
+
+}  // namespace train_gpt::commands
