@@ -7,7 +7,7 @@
 
 #include "training/checkpoint.h"
 #include "training/config.h"
-#include "training/run_folder.h"
+#include "training/metrics.h"
 
 namespace train_gpt {
 

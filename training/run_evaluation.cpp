@@ -79,7 +79,7 @@ bool evaluate_and_log(const Evaluations& on, const EvaluationPlace& at) try {
         fields.emplace_back("hellaswag_normalised", h.accuracy_normalised);
     }
     at.progress.say(text);
-    at.metrics.write(at.step, fields);
+    at.metrics.write(at.step, fields, MetricsRecord::Kind::evaluation);
     return true;
 } catch (const EvaluationStopped&) {
     return false;
@@ -106,7 +106,7 @@ void evaluate_at_start(const Evaluations& on, const EvaluationPlace& at, double 
                          return interrupted() != nullptr || seconds > most_seconds_at_start;
                      });
         at.progress.say(text_of(at.step, v));
-        at.metrics.write(at.step, fields_of(v));
+        at.metrics.write(at.step, fields_of(v), MetricsRecord::Kind::evaluation);
     } catch (const EvaluationStopped&) {
         if (!interrupted()) leave_out(std::max(seconds, most_seconds_at_start));
     }

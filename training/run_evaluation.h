@@ -7,8 +7,8 @@
 
 #include "dataloader/loader.h"
 #include "training/evaluation.h"
+#include "training/metrics.h"
 #include "training/progress.h"
-#include "training/run_folder.h"
 #include "training/trainer.h"
 
 namespace train_gpt {

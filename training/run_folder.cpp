@@ -1,7 +1,6 @@
 #include "training/run_folder.h"
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <random>
 
@@ -239,97 +238,6 @@ void RunFolder::record_hashes(const std::map<std::string, std::string>& hashes) 
             found != hashes.end())
             (*entry)["xxh3"] = found->second;
     if (manifest.is_object()) write_file(path_ / manifest_name, to_text(manifest));
-}
-
-namespace {
-
-/// What metrics.jsonl holds up to a step.
-struct KeptMetrics {
-    std::string lines;
-    double seconds = 0;  // of the last line
-    LoggedEvaluation evaluation;
-};
-
-KeptMetrics metrics_up_to(std::string_view text, int64_t last_step) {
-    KeptMetrics kept;
-    for (size_t end; (end = text.find('\n')) != std::string_view::npos;
-         text.remove_prefix(end + 1)) {
-        const std::string_view line = text.substr(0, end);
-        const Json json = Json::parse(line, nullptr, false);
-        if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer())
-            continue;
-        const int64_t step = json["step"].get<int64_t>();
-        if (step > last_step) continue;
-        kept.lines.append(line).push_back('\n');
-        const auto number = [&](const char* key, double otherwise) {
-            return json.contains(key) && json[key].is_number() ? json[key].get<double>()
-                                                               : otherwise;
-        };
-        kept.seconds = number("seconds", kept.seconds);
-        if (json.contains("val_loss"))
-            kept.evaluation = {step, number("val_loss", std::nan("")),
-                               number("val_bits_per_byte", std::nan(""))};
-    }
-    return kept;
-}
-
-}  // namespace
-
-LoggedEvaluation last_evaluation(const fs::path& run_dir, int64_t step) {
-    const fs::path path = run_dir / "metrics.jsonl";
-    if (!fs::exists(path)) return {};
-    return metrics_up_to(MappedFile(path).text(), step).evaluation;
-}
-
-MetricsLog::MetricsLog(const fs::path& run_dir, std::optional<int64_t> resume_step,
-                       const Options& options)
-    : path_(run_dir / "metrics.jsonl"), tokens_per_step_(options.tokens_per_step) {
-    if (!options.writes) return;
-    if (fs::exists(path_)) {
-        KeptMetrics kept;
-        {
-            const MappedFile file(path_);
-            const fs::path old = run_dir / "metrics.old.jsonl";
-            if (resume_step)
-                kept = metrics_up_to(file.text(), *resume_step);
-            else if (file.text().size() > (fs::exists(old) ? fs::file_size(old) : 0))
-                write_file(old, file.text());
-        }
-        write_file(path_, kept.lines);
-        seconds_before_ = kept.seconds;
-    }
-    file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (file_ < 0)
-        throw Error("cannot write ", path_.string(), ": ", std::strerror(errno),
-                    "; choose another run_dir");
-}
-
-MetricsLog::~MetricsLog() {
-    if (file_ >= 0) ::close(file_);
-}
-
-void MetricsLog::write(int64_t step, const Fields& fields) {
-    if (file_ < 0) return;
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
-    Json json{{"step", step}};
-    for (const auto& [name, value] : fields)
-        std::visit([&, &key = name](const auto& v) { json[key] = v; }, value);
-    json["tokens"] = step * tokens_per_step_;
-    json["seconds"] = seconds_before_ + passed.count();
-    const std::string line = json.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
-    const off_t before = ::lseek(file_, 0, SEEK_END);
-    const ssize_t written = ::write(file_, line.data(), line.size());
-    if (written == static_cast<ssize_t>(line.size())) return;
-    const char* reason = written < 0 ? std::strerror(errno) : "the disk is full";
-    // Half a line would spoil the file for its readers.
-    const bool cut = written <= 0 || ::ftruncate(file_, before) == 0;
-    if (!failed_)
-        std::fprintf(stderr,
-                     "warning: cannot write %s (%s); training goes on, without the lines that do "
-                     "not fit%s\n",
-                     printable(path_.string()).c_str(), reason,
-                     cut ? "" : "; its last line is incomplete");
-    failed_ = true;
 }
 
 }  // namespace train_gpt

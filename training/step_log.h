@@ -9,7 +9,7 @@
 #include "model/gpt.h"
 #include "training/config.h"
 #include "training/progress.h"
-#include "training/run_folder.h"
+#include "training/metrics.h"
 #include "training/step_accounting.h"
 #include "training/step_pace.h"
 #include "training/trainer.h"

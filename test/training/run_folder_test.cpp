@@ -17,6 +17,7 @@
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "training/metrics.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;

@@ -1,0 +1,102 @@
+// What a run measures of its training steps and evaluations: records, and the sinks they go to.
+// There is one sink so far: metrics.jsonl in the run's folder, from which later starts of the run
+// read what earlier ones measured.
+#pragma once
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace train_gpt {
+
+/// What was measured at once. docs/running.md says what the fields are.
+struct MetricsRecord {
+    enum class Kind { training_step, evaluation };
+    using Value = std::variant<int64_t, double, std::string>;
+    using Fields = std::vector<std::pair<std::string, Value>>;
+
+    Kind kind = Kind::training_step;
+    int64_t step = 0;  // steps that were done
+    Fields fields;     // in their order in a line
+};
+
+/// Where records go.
+class MetricsSink {
+  public:
+    MetricsSink() = default;
+    virtual ~MetricsSink() = default;
+    MetricsSink(const MetricsSink&) = delete;
+    MetricsSink& operator=(const MetricsSink&) = delete;
+
+    /// Takes one record. A sink that cannot take it does not end the run.
+    virtual void write(const MetricsRecord& record) = 0;
+};
+
+/// metrics.jsonl (JSON Lines). Every line is one valid JSON object: the step and the fields. NaN
+/// and infinities are written as null.
+class JsonLinesSink : public MetricsSink {
+  public:
+    /// Keeps the lines of steps <= resume_step of an earlier run in this folder, and drops the
+    /// rest: those steps come again. A half-written last line is dropped. A run that begins anew,
+    /// with nothing as resume_step, leaves all of them in metrics.old.jsonl, unless what is there
+    /// is longer.
+    JsonLinesSink(const std::filesystem::path& run_dir, std::optional<int64_t> resume_step);
+    ~JsonLinesSink() override;
+
+    /// Appends one line. Where the disk is full, it says so once on stderr, and lines are missing
+    /// until there is room again.
+    void write(const MetricsRecord& record) override;
+
+    /// "seconds" of the last line that was kept; 0: there is none.
+    double kept_seconds() const { return kept_seconds_; }
+
+  private:
+    std::filesystem::path path_;
+    int file_ = -1;
+    double kept_seconds_ = 0;
+    bool failed_ = false;
+};
+
+/// What metrics.jsonl says of an evaluation.
+struct LoggedEvaluation {
+    int64_t step = -1;  // none
+    double nats_per_token = std::nan(""), bits_per_byte = std::nan("");
+};
+
+/// The last evaluation up to a step in a run folder's metrics.jsonl, where there is one.
+LoggedEvaluation last_evaluation(const std::filesystem::path& run_dir, int64_t step);
+
+/// The metrics of a run: sends each record to all sinks.
+class MetricsLog {
+  public:
+    using Value = MetricsRecord::Value;
+    using Fields = MetricsRecord::Fields;
+
+    struct Options {
+        int64_t tokens_per_step = 1;
+        bool writes = true;  // of several ranks only one
+    };
+    /// resume_step: as for JsonLinesSink.
+    MetricsLog(const std::filesystem::path& run_dir, std::optional<int64_t> resume_step,
+               const Options& options);
+
+    /// Writes a record of the fields and, after them, "tokens" (of all steps up to this one) and
+    /// "seconds" (of training: since this object was made, and before that those of the last line
+    /// that metrics.jsonl kept).
+    void write(int64_t step, const Fields& fields,
+               MetricsRecord::Kind kind = MetricsRecord::Kind::training_step);
+
+  private:
+    std::vector<std::unique_ptr<MetricsSink>> sinks_;
+    int64_t tokens_per_step_;
+    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+    double seconds_before_ = 0;
+};
+
+}  // namespace train_gpt
