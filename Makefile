@@ -296,7 +296,8 @@ test-full:
 
 # Readers of files under libFuzzer, which comes with clang. They use no OpenMP, which clang may lack.
 FUZZ := build/fuzz
-FUZZ_SOURCES := $(wildcard tokenizer/*.cpp dataloader/*.cpp) $(addprefix training/,config.cpp safetensors.cpp) \
+FUZZ_SOURCES := $(wildcard tokenizer/*.cpp dataloader/*.cpp) \
+    $(addprefix training/,config.cpp config_keys.cpp config_parser.cpp nearest_key.cpp safetensors.cpp) \
     $(addprefix base/,error.cpp file.cpp hash.cpp json_text.cpp printable.cpp) \
     test/fuzz/targets.cpp test/fuzz/fuzz.cpp
 FUZZ_OBJECTS := $(addprefix $(FUZZ)/,$(FUZZ_SOURCES:.cpp=.o))

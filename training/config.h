@@ -1,5 +1,5 @@
-// The configuration of a run: one struct, one table that defines, documents, parses and checks
-// every key of it.
+// The configuration of a run: one struct, read from JSON and written to it. config_keys.h has the
+// table of its keys.
 #pragma once
 #include <cassert>
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace train_gpt {
 
-/// Everything a run depends on. Sections and names are those of the JSON file; `train_gpt config` prints the table of keys
-/// with types, defaults, rules and meaning.
+/// Everything a run depends on. Sections and names are those of the JSON file; `train_gpt config`
+/// prints the table of keys with types, defaults, rules and meaning.
 struct Config {
     std::string
         description;  // a note for people, such as where a preset departs from the published model
@@ -142,19 +142,5 @@ std::vector<std::string> config_differences(const Config& from, const Config& to
 
 /// Every key with its value as JSON.
 std::map<std::string, std::string> config_values(const Config& config);
-
-/// What there is to know of a key.
-struct KeyDescription {
-    std::string path, type, fallback /* its default, as JSON */, rule, meaning;
-};
-/// Of every key, section by section.
-std::vector<KeyDescription> describe_keys();
-
-/// The valid key that an unknown one most likely stands for: alike, or called so by other programs;
-/// empty where none is.
-std::string nearest_key(const std::string& path);
-
-/// A JSON Schema (draft 2020-12) of the configuration, for editors.
-std::string config_schema();
 
 }  // namespace train_gpt

@@ -4,7 +4,8 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "training/config.h"
+#include "training/config_keys.h"
+#include "training/nearest_key.h"
 
 namespace train_gpt {
 
@@ -66,6 +67,22 @@ std::string cell(const std::string& text) {
 }
 
 }  // namespace
+
+std::vector<KeyDescription> describe_keys() {
+    std::vector<KeyDescription> descriptions;
+    Config defaults;
+    for (const ConfigKey& key : config_keys()) {
+        const KeyField field = key.field(defaults);
+        const char* type = is_text(field)      ? "text"
+                           : is_switch(field)  ? "switch"
+                           : is_sources(field) ? "text or list"
+                           : is_real(field)    ? "number"
+                                               : "integer";
+        descriptions.push_back({std::string(key.path), type, value_of(defaults, key).dump(),
+                                rule_text(key), std::string(key.meaning)});
+    }
+    return descriptions;
+}
 
 std::string config_help(const std::string& name, int columns) {
     if (columns == 0) columns = 100;

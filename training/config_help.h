@@ -1,8 +1,16 @@
 // The configuration's reference for people: what `train_gpt config` prints.
 #pragma once
 #include <string>
+#include <vector>
 
 namespace train_gpt {
+
+/// What there is to know of a key.
+struct KeyDescription {
+    std::string path, type, fallback /* its default, as JSON */, rule, meaning;
+};
+/// Of every key, section by section.
+std::vector<KeyDescription> describe_keys();
 
 /// All keys as columns of key, default and meaning, no line wider than `columns` (0: 100) where its
 /// words allow it; or with a name those of the section, or the one key. Throws UsageError for a

@@ -17,7 +17,9 @@
 #include "test/random.h"
 #include "test/text.h"
 #include "training/config_help.h"
+#include "training/config_schema.h"
 #include "training/known_data.h"
+#include "training/nearest_key.h"
 
 using namespace train_gpt;
 

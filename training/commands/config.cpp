@@ -4,6 +4,7 @@
 
 #include "training/commands/commands.h"
 #include "training/config_help.h"
+#include "training/config_schema.h"
 #include "training/progress.h"
 
 namespace train_gpt::commands {

@@ -1,0 +1,276 @@
+#include "training/config_parser.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <set>
+#include <type_traits>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/json_text.h"
+#include "dataloader/mixture.h"
+#include "training/config_keys.h"
+#include "training/nearest_key.h"
+
+namespace train_gpt {
+
+namespace {
+
+using json = nlohmann::ordered_json;
+
+/// A text for an error message, cut where it is long.
+std::string shorten(const std::string& text) {
+    constexpr size_t longest = 80;
+    if (text.size() <= longest) return text;
+    size_t end = longest;  // not inside a UTF-8 character
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+    return text.substr(0, end) + "…";
+}
+
+/// The end of a sentence about an unknown name.
+std::string suggestion(const std::string& what, const std::string& nearest) {
+    return nearest.empty() ? concat("`train_gpt config` lists all keys")
+                           : concat("the nearest valid ", what, " is \"", nearest, "\"");
+}
+
+[[noreturn]] void refuse(const std::string& origin, const ConfigKey& key,
+                         const std::string& value) {
+    throw Error(origin, ": ", key.path, " = ", shorten(value), " is not valid: it must be ",
+                rule_text(key));
+}
+
+[[noreturn]] void unknown_key(const std::string& origin, const std::string& path) {
+    throw Error(origin, ": unknown key \"", shorten(path), "\"; ",
+                suggestion("key", nearest_key(path)));
+}
+
+/// An integer from JSON, where 5e5 and 500000.0 are integers too; false when it is none or does not
+/// fit.
+template <class Integer>
+bool read_integer(const json& value, Integer& out) {
+    using Limits = std::numeric_limits<Integer>;
+    if (value.is_number_unsigned()) {
+        const auto number = value.get<uint64_t>();
+        if (number > static_cast<uint64_t>(Limits::max())) return false;
+        out = static_cast<Integer>(number);
+    } else if (value.is_number_integer()) {
+        const auto number = value.get<int64_t>();
+        if (std::is_unsigned_v<Integer> || number < static_cast<int64_t>(Limits::min()))
+            return false;
+        out = static_cast<Integer>(number);
+    } else if (value.is_number_float()) {
+        const double number = value.get<double>();
+        if (std::trunc(number) != number || std::abs(number) > max_exact_integer) return false;
+        if (number < static_cast<double>(Limits::min()) ||
+            number > static_cast<double>(Limits::max()))
+            return false;
+        out = static_cast<Integer>(number);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/// A text of JSON that can name a file; nothing where it is none.
+std::optional<std::string> read_text(const json& value) {
+    if (!value.is_string()) return {};
+    auto text = value.get<std::string>();
+    if (text.find('\0') != std::string::npos) return {};  // no path and no prompt has one
+    return text;
+}
+
+/// Sources of training data: a glob, or a list of objects; nothing where it is neither. Throws
+/// Error for what is wrong in a list; `where` says which list it is.
+std::optional<TrainSources> read_sources(const json& value, const std::string& where) {
+    if (const auto glob = read_text(value)) {
+        if (glob->empty()) return TrainSources{};
+        return TrainSources{{.glob = *glob, .name = *glob}};
+    }
+    if (!value.is_array()) return {};
+    if (value.empty() || value.size() > Mixture::max_sources)
+        throw Error(where, " lists ", value.size(), " sources; it may be 1 to ",
+                    Mixture::max_sources);
+    TrainSources sources;
+    std::set<std::string> names;
+    for (const json& entry : value) {
+        const auto refuse = [&](const auto&... what) {
+            throw Error(where, ": source ", sources.size() + 1, " of the list ", what...,
+                        "; a source is ", source_shape);
+        };
+        if (!entry.is_object()) refuse("is ", shorten(entry.dump()));
+        Config::Data::Source source;
+        for (const auto& [name, item] : entry.items()) {
+            const auto text = read_text(item);
+            if (name == "glob" && text)
+                source.glob = *text;
+            else if (name == "name" && text)
+                source.name = *text;
+            else if (name == "weight" && item.is_number())
+                source.weight = item.get<double>();
+            else
+                refuse("has \"", shorten(name), "\": ", shorten(item.dump()));
+        }
+        if (source.name.empty()) source.name = source.glob;
+        if (source.glob.empty()) refuse("has no glob");
+        if (!(source.weight > 0)) refuse("has the weight ", source.weight);
+        if (!names.insert(source.name).second)
+            refuse("has the name of one before it, \"", shorten(source.name), "\"");
+        sources.push_back(std::move(source));
+    }
+    return sources;
+}
+
+/// Stores a JSON value in a key's field, or throws with the key's rule.
+void assign(Config& config, const ConfigKey& key, const json& value, const std::string& origin) {
+    const KeyField field = key.field(config);
+    const bool valid = std::visit(
+        [&](auto* target) {
+            using Value = std::remove_pointer_t<decltype(target)>;
+            if constexpr (std::is_same_v<Value, std::string>) {
+                const auto text = read_text(value);
+                if (!text) return false;
+                const auto words = key.rule.words();
+                if (!words.empty() && std::find(words.begin(), words.end(), *text) == words.end())
+                    return false;
+                *target = *text;
+                return true;
+            } else if constexpr (std::is_same_v<Value, TrainSources>) {
+                const auto sources = read_sources(value, concat(origin, ": ", key.path));
+                if (sources) *target = *sources;
+                return sources.has_value();
+            } else if constexpr (std::is_same_v<Value, bool>) {
+                if (value.is_boolean()) *target = value.get<bool>();
+                return value.is_boolean();
+            } else if constexpr (std::is_same_v<Value, double>) {
+                if (!value.is_number() || !key.rule.allows(value.get<double>())) return false;
+                *target = value.get<double>();
+                return true;
+            } else {
+                Value number{};
+                if (!read_integer(value, number) || !key.rule.allows(static_cast<double>(number)))
+                    return false;
+                *target = number;
+                return true;
+            }
+        },
+        field);
+    if (!valid) refuse(origin, key, value.dump(-1, ' ', false, json::error_handler_t::replace));
+}
+
+/// Parses JSON with comments. Errors carry line and column; a key that stands twice in one object
+/// is refused, since one of its values would be lost without a word.
+json parse_json(const std::string& text, const std::string& name) {
+    struct Object {
+        std::set<std::string> keys;
+        std::string key;  // the one being parsed
+    };
+    std::vector<Object> open;
+    std::set<std::string> paths;  // "model.n_layer" may also stand as {"model": {"n_layer": …}}
+    int arrays = 0;
+    const auto path = [&] {
+        std::string joined;
+        for (const Object& object : open) joined += (joined.empty() ? "" : ".") + object.key;
+        return joined;
+    };
+    const auto watch = [&](int, json::parse_event_t event, json& parsed) {
+        if (event == json::parse_event_t::object_start) open.emplace_back();
+        if (event == json::parse_event_t::object_end) open.pop_back();
+        if (event == json::parse_event_t::array_start) ++arrays;
+        if (event == json::parse_event_t::array_end) --arrays;
+        if (event == json::parse_event_t::key) {
+            open.back().key = parsed.get<std::string>();
+            if (!open.back().keys.insert(open.back().key).second ||
+                (arrays == 0 && !paths.insert(path()).second))
+                throw Error(name, ": the key \"", shorten(path()),
+                            "\" stands there twice; remove one of them");
+        }
+        return true;
+    };
+    if (text.find_first_not_of(" \t\r\n") == std::string::npos)
+        throw Error(
+            name,
+            " is empty, but a configuration in JSON belongs here; start from one in configs/");
+    try {
+        return json::parse(text, watch, true, true);
+    } catch (const json::parse_error& error) {
+        // nlohmann's text: "[json.exception…] parse error at line 1, column 2: <what is wrong>".
+        std::string what = error.what();
+        const size_t at = what.find("column ");
+        const size_t colon = at == std::string::npos ? at : what.find(": ", at);
+        if (colon != std::string::npos) what.erase(0, colon + 2);
+        throw Error(name, ", ", place_of(error, text), ": not valid JSON: ", what);
+    } catch (const json::out_of_range&) {
+        const std::string key = path();
+        throw Error(name, ": ", key.empty() ? "a value" : key,
+                    " is a number too large to represent");
+    }
+}
+
+/// Reads an object whose keys have paths that begin with the prefix.
+void read_section(Config& config, const std::string& prefix, const json& object,
+                  const std::string& origin) {
+    for (const auto& item : object.items()) {
+        const std::string path = prefix + item.key();
+        if (path == "$schema") continue;  // editors put it there
+        if (const ConfigKey* key = find_config_key(path)) {
+            assign(config, *key, item.value(), origin);
+        } else if (prefix.empty() && is_config_section(path)) {
+            if (!item.value().is_object())
+                throw Error(origin, ": ", path, " = ", shorten(item.value().dump()),
+                            " is not valid: it must be a section, an object such as { \"",
+                            name_of_key(first_key_of(path)), "\": … }");
+            read_section(config, path + ".", item.value(), origin);
+        } else if (prefix.empty() && item.value().is_object()) {
+            throw Error(origin, ": unknown section \"", shorten(path), "\"; ",
+                        suggestion("section", nearest_section(path)));
+        } else {
+            unknown_key(origin, path);
+        }
+    }
+}
+
+}  // namespace
+
+void read_config(Config& config, const std::string& text, const std::string& name) {
+    const json root = parse_json(text, name);
+    if (!root.is_object()) throw Error(name, ": a configuration must be one JSON object { … }");
+    read_section(config, "", root, name);
+}
+
+void apply_override(Config& config, const std::string& text) {
+    const std::string origin = "--set " + shorten(text);
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0)
+        throw UsageError(origin, " is not an override; write --set section.key=value");
+    const std::string path = text.substr(0, equals), raw = text.substr(equals + 1);
+    const ConfigKey* key = find_config_key(path);
+    if (!key) {
+        if (is_config_section(path))
+            throw Error(origin, ": ", path, " is a section; name one of its keys, such as ",
+                        first_key_of(path));
+        unknown_key(origin, path);
+    }
+    const KeyField field = key->field(config);
+    json value = json::parse(raw, nullptr, false);
+    // A list of sources that is no JSON is not a glob; "[ab]*.bin" is one.
+    const size_t second = raw.find_first_not_of(" \t\n", 1);
+    const bool is_list =
+        value.is_array() || (raw.starts_with('[') && second != raw.npos && raw[second] == '{');
+    const bool is_bare = is_text(field) || (is_sources(field) && !is_list);
+    if (is_bare && !value.is_string()) value = raw;
+    if (value.is_discarded()) refuse(origin, *key, raw);  // 1e400 ends here too
+    if (is_bare) {
+        try {
+            (void)value.dump();
+        } catch (const json::exception&) {
+            throw Error(origin, ": the value is not valid UTF-8");
+        }
+    }
+    assign(config, *key, value, origin);
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,75 @@
+#include "training/config_schema.h"
+
+#include <cmath>
+#include <string_view>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "training/config_keys.h"
+
+namespace train_gpt {
+
+namespace {
+
+using json = nlohmann::ordered_json;
+
+/// The JSON Schema of a source in a list of sources.
+json source_schema() {
+    return {{"type", "object"},
+            {"additionalProperties", false},
+            {"required", {"glob"}},
+            {"properties",
+             {{"glob", {{"type", "string"}}},
+              {"weight", {{"type", "number"}, {"exclusiveMinimum", 0}}},
+              {"name", {{"type", "string"}}}}}};
+}
+
+}  // namespace
+
+std::string config_schema() {
+    json root = {
+        {"$schema", "https://json-schema.org/draft/2020-12/schema"},
+        {"title", "train_gpt configuration"},
+        {"type", "object"},
+        {"additionalProperties", false},
+        {"properties", {{"$schema", {{"type", "string"}}}}},
+    };
+    Config defaults;
+    const auto number = [](double value) {
+        const bool whole = std::trunc(value) == value && std::abs(value) <= max_exact_integer;
+        return whole ? json(static_cast<int64_t>(value)) : json(value);
+    };
+    for (const ConfigKey& key : config_keys()) {
+        const KeyField field = key.field(defaults);
+        const KeyRule& rule = key.rule;
+        json property;
+        property["description"] = std::string(key.meaning);
+        property["type"] = is_text(field)      ? json("string")
+                           : is_switch(field)  ? json("boolean")
+                           : is_sources(field) ? json({"string", "array"})
+                           : is_real(field)    ? json("number")
+                                               : json("integer");
+        if (is_sources(field)) property["items"] = source_schema();
+        for (const std::string_view word : rule.words())
+            property["enum"].push_back(std::string(word));
+        if (rule.low > -infinity)
+            property[rule.above_low ? "exclusiveMinimum" : "minimum"] = number(rule.low);
+        if (rule.high < infinity) property["maximum"] = number(rule.high);
+        property["default"] = value_of(defaults, key);
+        json* properties = &root["properties"];
+        const std::string section(section_of_key(key.path));
+        if (!section.empty()) {
+            json& object = (*properties)[section];
+            if (object.is_null())
+                object = {{"type", "object"},
+                          {"additionalProperties", false},
+                          {"properties", json::object()}};
+            properties = &object["properties"];
+        }
+        (*properties)[std::string(name_of_key(key.path))] = std::move(property);
+    }
+    return root.dump(2) + "\n";
+}
+
+}  // namespace train_gpt
