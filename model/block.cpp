@@ -6,18 +6,6 @@
 
 namespace train_gpt {
 
-Recompute recompute_from(const std::string& name) {
-    return name == "block"         ? Recompute::block
-           : name == "elementwise" ? Recompute::elementwise
-                                   : Recompute::none;
-}
-
-const char* name_of(Recompute level) {
-    return level == Recompute::block         ? "block"
-           : level == Recompute::elementwise ? "elementwise"
-                                             : "none";
-}
-
 BlockParameters BlockParameters::find(const ParameterStore& parameters, int layer) {
     const int i = parameters.index_of("h." + std::to_string(layer) + ".ln_1.weight");
     assert(i >= 0);

@@ -9,18 +9,10 @@
 #include "device/device.h"
 #include "device/memory.h"
 #include "kernels/attention/attention.h"
+#include "model/recompute.h"
 #include "parallel/parameters.h"
 
 namespace train_gpt {
-
-/// What is not kept from forward to backward but computed again.
-enum class Recompute {
-    none,
-    elementwise,  // the outputs of the layer norms and of GELU
-    block         // everything but the input of each block
-};
-Recompute recompute_from(const std::string& name);
-const char* name_of(Recompute level);
 
 /// Indices of a block's parameters in the store, in registry order.
 struct BlockParameters {

@@ -5,10 +5,50 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
+#include "model/recompute.h"
+#include "training/one_of.h"
+
 namespace train_gpt {
+
+/// How the learning rate falls after the warm-up: schedule.h.
+enum class Decay { cosine, linear, constant, wsd };
+
+template <>
+struct WordsOf<Decay> {
+    static constexpr Word<Decay> list[] = {{"cosine", Decay::cosine},
+                                           {"linear", Decay::linear},
+                                           {"constant", Decay::constant},
+                                           {"wsd", Decay::wsd}};
+};
+
+/// What a tensor is computed with or sent as.
+template <>
+struct WordsOf<DType> {
+    static constexpr Word<DType> list[] = {{name_of(DType::fp32), DType::fp32},
+                                           {name_of(DType::bf16), DType::bf16}};
+};
+
+/// Nothing where the program chooses.
+template <>
+struct WordsOf<std::optional<DType>> {
+    static constexpr Word<std::optional<DType>> list[] = {{"auto", std::nullopt},
+                                                          {name_of(DType::bf16), DType::bf16},
+                                                          {name_of(DType::fp32), DType::fp32}};
+};
+
+template <>
+struct WordsOf<std::optional<Recompute>> {
+    static constexpr Word<std::optional<Recompute>> list[] = {
+        {"auto", std::nullopt},
+        {name_of(Recompute::none), Recompute::none},
+        {name_of(Recompute::elementwise), Recompute::elementwise},
+        {name_of(Recompute::block), Recompute::block}};
+};
 
 /// Everything a run depends on. Sections and names are those of the JSON file; `train_gpt config`
 /// prints the table of keys with types, defaults, rules and meaning.
@@ -59,17 +99,16 @@ struct Config {
         double max_minutes =
             0;  // 0: no limit; else the run ends behind a checkpoint, its schedule unchanged
         int64_t warmup_steps = 0;
-        std::string decay = "cosine";  // cosine | linear | constant | wsd
-        double decay_fraction = 0.2;   // wsd: share of the steps that the final decay takes
+        OneOf<Decay> decay = Decay::cosine;
+        double decay_fraction = 0.2;  // wsd: share of the steps that the final decay takes
         double final_fraction =
             0.1;  // the last step's learning rate as a fraction of learning_rate
     } schedule;
 
     struct Precision {
-        std::string dtype =
-            "auto";  // auto (bf16 where the device multiplies it natively) | bf16 | fp32
-        std::string recompute = "auto";  // auto (the least that fits) | none | elementwise | block
-        std::string tf32 = "off";        // on | off
+        OneOf<std::optional<DType>> dtype;  // auto: bf16 where the device multiplies it natively
+        OneOf<std::optional<Recompute>> recompute;  // auto: the least that fits
+        std::string tf32 = "off";                   // on | off
     } precision;
 
     struct Checkpoint {
@@ -107,9 +146,9 @@ struct Config {
     } kernels;
 
     struct Parallel {
-        int zero = 1;                       // ZeRO's stage: 0, 1 or 2
-        double bucket_mb = 64;              // MiB of fp32 gradients
-        std::string reduce_dtype = "fp32";  // fp32 | bf16
+        int zero = 1;           // ZeRO's stage: 0, 1 or 2
+        double bucket_mb = 64;  // MiB of fp32 gradients
+        OneOf<DType> reduce_dtype = DType::fp32;
         double timeout_seconds = 300;
     } parallel;
 

@@ -25,6 +25,14 @@ constexpr KeyRule one_of(std::initializer_list<std::string_view> words) {
     for (const std::string_view word : words) rule.word_list[rule.word_count++] = word;
     return rule;
 }
+/// The words of a OneOf.
+template <class Value>
+constexpr KeyRule one_of() {
+    KeyRule rule;
+    for (const Word<Value>& known : WordsOf<Value>::list)
+        rule.word_list[rule.word_count++] = known.word;
+    return rule;
+}
 constexpr KeyRule any_text() { return {}; }
 
 constexpr double max_steps = 1099511627776.0;  // 2^40
@@ -103,7 +111,7 @@ constexpr ConfigKey table[] = {
      "no limit."},
     {KEY(schedule.warmup_steps), between(0, max_steps),
      "Steps over which the learning rate rises linearly to its peak."},
-    {KEY(schedule.decay), one_of({"cosine", "linear", "constant", "wsd"}),
+    {KEY(schedule.decay), one_of<Decay>(),
      "How the learning rate falls after the warm-up; `wsd` (warm-up, stable, decay): constant, "
      "then linear over "
      "the last `decay_fraction` of the steps."},
@@ -113,11 +121,11 @@ constexpr ConfigKey table[] = {
      "The last step's learning rate as a fraction of `optimizer.learning_rate` (not with "
      "`constant`)."},
 
-    {KEY(precision.dtype), one_of({"auto", "bf16", "fp32"}),
+    {KEY(precision.dtype), one_of<std::optional<DType>>(),
      "Type of parameters and activations; masters, moments and gradients are fp32 always. "
      "`auto`: bf16 where the "
      "device multiplies it natively."},
-    {KEY(precision.recompute), one_of({"auto", "none", "elementwise", "block"}),
+    {KEY(precision.recompute), one_of<std::optional<Recompute>>(),
      "What the backward pass computes again instead of keeping: nothing, the cheap "
      "element-wise results, or whole "
      "blocks. Saves memory, costs time. `auto`: the least with which the run fits."},
@@ -182,7 +190,7 @@ constexpr ConfigKey table[] = {
      "which are then reduced in every micro-batch."},
     {KEY(parallel.bucket_mb), above_up_to(0, 1048576),
      "Gradients are reduced in buckets of whole blocks, at least so many MiB of fp32 each."},
-    {KEY(parallel.reduce_dtype), one_of({"fp32", "bf16"}),
+    {KEY(parallel.reduce_dtype), one_of<DType>(),
      "What gradients are sent as between ranks; `bf16` halves the traffic and rounds them."},
     {KEY(parallel.timeout_seconds), greater_than(0),
      "A rank that does nothing for so long is taken for hung, and the job ends."},
@@ -218,7 +226,14 @@ json to_value(const TrainSources& sources) {
 
 }  // namespace
 
-bool is_text(const KeyField& field) { return std::holds_alternative<std::string*>(field); }
+bool is_text(const KeyField& field) {
+    return std::visit(
+        [](auto* value) {
+            using Value = std::remove_pointer_t<decltype(value)>;
+            return std::is_same_v<Value, std::string> || is_one_of<Value>;
+        },
+        field);
+}
 bool is_switch(const KeyField& field) { return std::holds_alternative<bool*>(field); }
 bool is_sources(const KeyField& field) { return std::holds_alternative<TrainSources*>(field); }
 bool is_real(const KeyField& field) { return std::holds_alternative<double*>(field); }
@@ -262,8 +277,11 @@ std::string_view first_key_of(std::string_view section) {
 json value_of(Config config, const ConfigKey& key) {
     return std::visit(
         [](auto* value) {
-            if constexpr (std::is_same_v<decltype(value), TrainSources*>)
+            using Value = std::remove_pointer_t<decltype(value)>;
+            if constexpr (std::is_same_v<Value, TrainSources>)
                 return to_value(*value);
+            else if constexpr (is_one_of<Value>)
+                return json(value->word());
             else
                 return json(*value);
         },

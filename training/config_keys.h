@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,9 +20,11 @@ namespace train_gpt {
 
 /// Where a key's value lives in a Config; the pointer's type is the key's type.
 using TrainSources = std::vector<Config::Data::Source>;
-using KeyField =
-    std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, TrainSources*>;
+using KeyField = std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*,
+                              TrainSources*, OneOf<Decay>*, OneOf<DType>*,
+                              OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*>;
 
+/// Words are texts too.
 bool is_text(const KeyField& field);
 bool is_switch(const KeyField& field);
 bool is_sources(const KeyField& field);

@@ -138,6 +138,9 @@ void assign(Config& config, const ConfigKey& key, const json& value, const std::
                     return false;
                 *target = *text;
                 return true;
+            } else if constexpr (is_one_of<Value>) {
+                const auto text = read_text(value);
+                return text && target->parse(*text);
             } else if constexpr (std::is_same_v<Value, TrainSources>) {
                 const auto sources = read_sources(value, concat(origin, ": ", key.path));
                 if (sources) *target = *sources;

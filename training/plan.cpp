@@ -135,11 +135,16 @@ int64_t vocab_size_of(const Config& config) {
     return Tokenizer::load(config.tokenizer.path).vocab_size();
 }
 
-DType resolve_dtype(const std::string& wanted, const Device& device) {
-    if (wanted == "bf16") return DType::bf16;
-    if (wanted == "fp32") return DType::fp32;
+DType resolve_dtype(std::optional<DType> wanted, const Device& device) {
+    if (wanted) return *wanted;
     return device.kind == Device::Kind::cuda || cpu_info().native_bf16() ? DType::bf16
                                                                          : DType::fp32;
+}
+
+DType resolve_dtype(const std::string& word, const Device& device) {
+    OneOf<std::optional<DType>> wanted;
+    wanted = word;
+    return resolve_dtype(wanted, device);
 }
 
 Arena plan_memory(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute,
@@ -159,7 +164,7 @@ Fit fit_into(uint64_t available, const Config& config, const GPTShape& shape, DT
         return Fit{B, level, plan.total_bytes()};
     };
     std::vector<Recompute> levels(std::begin(recompute_levels), std::end(recompute_levels));
-    if (config.precision.recompute != "auto") levels = {recompute_from(config.precision.recompute)};
+    if (const std::optional<Recompute> given = config.precision.recompute) levels = {*given};
 
     const Fit least = fit_of(possible.front(), levels.back());
     if (least.bytes > available) return least;
@@ -185,8 +190,8 @@ Choices choose_by_memory(const Choices& kept, uint64_t available, const Config& 
                          const GPTShape& shape, DType dtype, const Device& device, int ranks) {
     Config as_kept = config;
     if (config.batch.micro_batch == 0) as_kept.batch.micro_batch = kept.micro_batch;
-    if (config.precision.recompute == "auto" && !kept.recompute.empty())
-        as_kept.precision.recompute = kept.recompute;
+    if (config.precision.recompute.is_auto() && !kept.recompute.empty())
+        as_kept.precision.recompute = recompute_from(kept.recompute);
     const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
     const int B = as_kept.batch.micro_batch;
     const bool serves = B == 0 || (sequences % B == 0 && sequences / B >= ranks);
@@ -203,14 +208,13 @@ std::string change_that_fits(const Config& config, const GPTShape& shape, DType 
         const Fit fit = fit_into(available, changed, shape, dtype, device, on);
         if (fit.bytes > available) return "";
         if (config.batch.micro_batch > 0) changed.batch.micro_batch = fit.micro_batch;
-        if (config.precision.recompute != "auto")
-            changed.precision.recompute = name_of(fit.recompute);
+        if (!config.precision.recompute.is_auto()) changed.precision.recompute = fit.recompute;
         return concat("it fits",
                       on > ranks ? concat(" on ", on, " ranks with as much memory each") : "",
                       settings_of(config, changed));
     };
     Config open = config;
-    open.precision.recompute = "auto";
+    open.precision.recompute = std::nullopt;
     if (const std::string found = try_with(open, ranks); !found.empty()) return found;
     open.batch.micro_batch = 0;
     if (const std::string found = try_with(open, ranks); !found.empty()) return found;

@@ -1,6 +1,7 @@
 // The plan of a run: what it takes before it is started, from the code that allocates.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "device/memory.h"
@@ -13,8 +14,11 @@ namespace train_gpt {
 /// Vocabulary of a run: model.vocab_size, or where it is 0 that of the tokenizer. Throws Error when neither is given.
 int64_t vocab_size_of(const Config& config);
 
-/// "auto" to the device's own choice: bf16 where it multiplies bf16 natively, else fp32.
-DType resolve_dtype(const std::string& wanted, const Device& device);
+/// What is wanted, or where that is nothing ("auto") the device's own choice: bf16 where it
+/// multiplies bf16 natively, else fp32.
+DType resolve_dtype(std::optional<DType> wanted, const Device& device);
+/// The same from a word of precision.dtype; throws Error for another.
+DType resolve_dtype(const std::string& word, const Device& device);
 
 /// Memory of each of `ranks` ranks: Trainer over a counting arena.
 Arena plan_memory(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute,

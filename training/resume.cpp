@@ -51,7 +51,7 @@ std::string note_on_choices(const Config& config, const Choices& kept, const Cho
     const bool other_batch =
         config.batch.micro_batch == 0 && chosen.micro_batch != kept.micro_batch;
     const bool other_level =
-        config.precision.recompute == "auto" && chosen.recompute != kept.recompute;
+        config.precision.recompute.is_auto() && chosen.recompute != kept.recompute;
     if (!other_batch && !other_level) return "";
     return concat("note: the run had chosen batch.micro_batch=", kept.micro_batch,
                   " and precision.recompute=", kept.recompute, ", which cannot be had here; now ",

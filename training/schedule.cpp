@@ -35,6 +35,7 @@ int64_t total_steps(const Config& config, int64_t epoch_tokens) {
 double learning_rate(const Config& config, int64_t step, int64_t total_steps) {
     const double peak_rate = config.optimizer.learning_rate;
     const auto& schedule = config.schedule;
+    const Decay decay = schedule.decay;
     // The quotient first: it is exactly 1 at the end, where rate · W / W may be a bit off.
     if (step < schedule.warmup_steps)
         return peak_rate *
@@ -42,17 +43,17 @@ double learning_rate(const Config& config, int64_t step, int64_t total_steps) {
 
     const int64_t peak = std::max<int64_t>(schedule.warmup_steps - 1, 0), last = total_steps - 1;
     int64_t start = peak;  // the last step at the peak rate
-    if (schedule.decay == "wsd") {
+    if (decay == Decay::wsd) {
         const auto decaying =
             std::llround(schedule.decay_fraction * static_cast<double>(total_steps));
         start = std::max(peak, last - std::max<int64_t>(decaying, 1));
     }
-    if (schedule.decay == "constant" || step <= start) return peak_rate;
+    if (decay == Decay::constant || step <= start) return peak_rate;
 
     const double x =
         std::min(1.0, static_cast<double>(step - start) / static_cast<double>(last - start));
     const double share =
-        schedule.decay == "cosine" ? 0.5 * (1.0 + std::cos(std::numbers::pi * x)) : 1.0 - x;
+        decay == Decay::cosine ? 0.5 * (1.0 + std::cos(std::numbers::pi * x)) : 1.0 - x;
     return peak_rate * (schedule.final_fraction + (1.0 - schedule.final_fraction) * share);
 }
 

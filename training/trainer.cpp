@@ -35,7 +35,7 @@ Sharding sharding_of(const Config& config, int rank, int ranks) {
             .size = ranks,
             .zero = p.zero,
             .bucket_elements = static_cast<int64_t>(p.bucket_mb * (1 << 20) / sizeof(float)),
-            .reduce_dtype = p.reduce_dtype == "bf16" ? DType::bf16 : DType::fp32};
+            .reduce_dtype = p.reduce_dtype};
 }
 
 AdamWStep adamw_step(const Config& config, int64_t step, double rate) {

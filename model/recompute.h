@@ -1,0 +1,26 @@
+// What a training step keeps of a block's forward pass for its backward pass.
+#pragma once
+#include <string>
+
+namespace train_gpt {
+
+/// What is not kept from forward to backward but computed again.
+enum class Recompute {
+    none,
+    elementwise,  // the outputs of the layer norms and of GELU
+    block         // everything but the input of each block
+};
+
+constexpr const char* name_of(Recompute level) {
+    return level == Recompute::block         ? "block"
+           : level == Recompute::elementwise ? "elementwise"
+                                             : "none";
+}
+
+inline Recompute recompute_from(const std::string& name) {
+    for (const Recompute level : {Recompute::elementwise, Recompute::block})
+        if (name == name_of(level)) return level;
+    return Recompute::none;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,65 @@
+// A setting that is one of a few words, such as "cosine": parsed where it is assigned, and a value
+// of its type from then on.
+#pragma once
+#include <optional>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace train_gpt {
+
+template <class Value>
+struct Word {
+    const char* word;
+    Value value;
+};
+
+/// The words for the values of a type, in the order in which people read them:
+///   static constexpr Word<Value> list[] = {{"cosine", Decay::cosine}, …};
+template <class Value>
+struct WordsOf;
+
+template <class Value>
+class OneOf {
+  public:
+    constexpr OneOf() = default;
+    constexpr OneOf(Value value) : value_(value) {}
+    OneOf& operator=(Value value) {
+        value_ = value;
+        return *this;
+    }
+    /// Throws Error for what is none of the words.
+    OneOf& operator=(std::string_view word) {
+        if (!parse(word)) throw Error("a setting cannot be \"", word, "\"");
+        return *this;
+    }
+
+    operator Value() const { return value_; }
+    /// Whether the program chooses: for an optional value, of which nothing stands for "auto".
+    bool is_auto() const { return value_ == std::nullopt; }
+
+    const char* word() const {
+        for (const Word<Value>& known : WordsOf<Value>::list)
+            if (known.value == value_) return known.word;
+        return "";  // no value is without a word
+    }
+    /// False, and nothing changes, for what is none of the words.
+    bool parse(std::string_view word) {
+        for (const Word<Value>& known : WordsOf<Value>::list)
+            if (known.word == word) {
+                value_ = known.value;
+                return true;
+            }
+        return false;
+    }
+
+  private:
+    Value value_{};
+};
+
+template <class T>
+constexpr bool is_one_of = false;
+template <class Value>
+constexpr bool is_one_of<OneOf<Value>> = true;
+
+}  // namespace train_gpt
