@@ -151,11 +151,12 @@ World World::join() {
                     "library, or with srun --mpi=pmix");
     return world;
 #else
-    throw Error("this process was started as one of ",
-                launcher.ranks ? concat(launcher.ranks) : "several", " ranks (", launcher.variable,
-                "), but this build has no MPI; install an MPI library (scripts/setup.sh mpi) and "
-                "rebuild, or "
-                "start it without a launcher");
+    throw Error(
+        "this process was started as one of ", launcher.ranks ? concat(launcher.ranks) : "several",
+        " ranks (", launcher.variable,
+        "), but this build has no MPI; install an MPI library (libopenmpi-dev and openmpi-bin) and "
+        "rebuild, or "
+        "start it without a launcher");
 #endif
 }
 

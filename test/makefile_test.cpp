@@ -134,12 +134,17 @@ TEST_CASE("make install copies the scripts that the program names, and they work
     for (std::sregex_iterator at(program.begin(), program.end(), script), end; at != end; ++at)
         named.insert(at->str());
     CHECK(named.contains("scripts/data.sh"));
-    for (const std::string& name : named) CHECK(fs::exists(share / name));
+    for (const std::string& name : named) {
+        INFO(name);
+        CHECK(fs::exists(share / name));
+    }
 
     // Nothing of the project is left but what was installed.
     for (const char* name : {"Makefile", "scripts", "configs", "build"})
         fs::remove_all(directory / name);
+    const bool python = run_program({"python3", "--version"}).exit_code == 0;
     for (const std::string& name : names_in(share / "scripts")) {
+        if (name.ends_with(".py") && !python) continue;
         INFO(name);
         const ProgramResult help = shell("root/usr/share/train_gpt/scripts/" + name + " --help");
         CHECK(help.exit_code == 0);

@@ -83,7 +83,7 @@ size_t cudnn_workspace_bytes(const AttentionShape& s) {
 #ifndef TRAIN_GPT_CUDNN
 
 std::string cudnn_obstacle(const char*) {
-    return "this build was made without cuDNN's frontend headers (scripts/setup.sh fetches them)";
+    return "this build was made without cuDNN's frontend headers (make setup fetches them)";
 }
 
 std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st*) {

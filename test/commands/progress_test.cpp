@@ -33,6 +33,7 @@ std::vector<double> values_of(const std::string& run, const char* key) {
 }  // namespace
 
 TEST_CASE("the progress line fits the terminal's width, also after it has changed", "[cli]") {
+    if (skip_without_terminals()) return;
     const TemporaryDirectory directory;
     const int narrow = static_cast<int>(random_int(45, 80));
     TerminalProcess process(Workplace::get().train(directory / "run", endless + nothing_between),
@@ -64,6 +65,7 @@ TEST_CASE("the progress line fits the terminal's width, also after it has change
 }
 
 TEST_CASE("steps that take long are announced, and shown by their micro-batches", "[cli]") {
+    if (skip_without_terminals()) return;
     const TemporaryDirectory directory;
     const std::string run = directory / "run";
     TerminalProcess process(Workplace::get().train(run, endless_step + nothing_between), 80);
@@ -93,6 +95,7 @@ TEST_CASE("steps that take long are announced, and shown by their micro-batches"
 }
 
 TEST_CASE("an evaluation shows how far it is, and ends at Ctrl-C", "[cli]") {
+    if (skip_without_terminals()) return;
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
     const std::string run = directory / "run";

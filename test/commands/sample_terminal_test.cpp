@@ -46,6 +46,7 @@ TEST_CASE("sample says that a tokenizer is missing before it prints anything", "
 }
 
 TEST_CASE("on a terminal sample asks for text after text, and Ctrl-C stops one of them", "[cli]") {
+    if (skip_without_terminals()) return;
     // The two likeliest tokens: the end of the text is none of them, so that a sample ends by nothing else.
     TerminalProcess process({"sample", finished_run(), "--max-tokens", "10000000", "--top-k", "2"},
                             80);

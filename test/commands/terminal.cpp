@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 
 #include <fcntl.h>
@@ -12,6 +13,20 @@
 #include <unistd.h>
 
 namespace train_gpt {
+
+bool skip_without_terminals() {
+    static const bool missing = [] {
+        const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+        if (terminal >= 0) {
+            ::close(terminal);
+            return false;
+        }
+        std::printf("skipped: what is shown on a terminal, since /dev/pts is not mounted here\n");
+        std::fflush(stdout);
+        return true;
+    }();
+    return missing;
+}
 
 TerminalProcess::TerminalProcess(const Arguments& arguments, int columns) {
     terminal_ = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);

@@ -9,6 +9,10 @@
 
 namespace train_gpt {
 
+/// Whether a test must do without pseudo-terminals, which a container may lack; says so, once. It begins with
+///     if (skip_without_terminals()) return;
+bool skip_without_terminals();
+
 class TerminalProcess {
   public:
     TerminalProcess(const Arguments& arguments, int columns);
