@@ -51,8 +51,8 @@ VARIANT := $(subst $(space),-,$(strip $(if $(filter-out 0,$(DEBUG)),debug) $(sub
 B := build$(if $(VARIANT),/$(VARIANT))
 O := $(B)/objects
 
-DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/linear model parallel training \
-    training/commands
+DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/linear model parallel parallel/watchdog \
+    training training/commands
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
 # Those without a kernel need no nvcc, which reads every header once for each architecture and twice more.

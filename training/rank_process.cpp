@@ -6,7 +6,7 @@
 
 #include "parallel/cores.h"
 #include "parallel/together.h"
-#include "parallel/watchdog.h"
+#include "parallel/watchdog/watchdog.h"
 
 namespace train_gpt {
 

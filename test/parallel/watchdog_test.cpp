@@ -1,6 +1,6 @@
 // Jobs of forked processes, each a rank with a watchdog, that meet in collectives as training does: whoever enters
 // waits for all others. So a rank that is missing leaves the others waiting, and only their watchdogs end them.
-#include "parallel/watchdog.h"
+#include "parallel/watchdog/watchdog.h"
 
 #include <algorithm>
 #include <array>

@@ -1,0 +1,261 @@
+#include "parallel/watchdog/hub.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <tuple>
+#include <utility>
+
+#include <sys/socket.h>
+
+namespace train_gpt::watchdog {
+
+Hub::Hub(Socket listener, const Invitation& invitation, const Activity& activity,
+         WatchdogOptions options)
+    : Watch(activity, std::move(options)),
+      listener_(std::move(listener)),
+      invitation_(invitation),
+      members_(static_cast<size_t>(options_.size)) {
+    members_[0].state = Member::State::watched;
+    members_[0].host = Name(options_.host);
+    for (Member& member : members_) member.heard = member.changed = now_;
+}
+
+void Hub::enlist(std::vector<pollfd>& polls) {
+    polls.reserve(2 * members_.size() + spare_newcomers + 2);
+    listener_slot_ = polls.size();
+    polls.push_back({listener_.fd(), static_cast<short>(accepting_ ? POLLIN : 0), 0});
+    for (Newcomer& newcomer : newcomers_) newcomer.connection->enlist(polls);
+    for (Member& member : members_)
+        if (member.connection) member.connection->enlist(polls);
+}
+
+void Hub::receive(const std::vector<pollfd>& polls) {
+    for (size_t r = 1; r < members_.size(); ++r)
+        if (members_[r].connection) receive_from(static_cast<int>(r), polls);
+    if (!listener_) return;
+    for (Newcomer& newcomer : newcomers_) admit(newcomer, polls);
+    std::erase_if(newcomers_, [&](const Newcomer& newcomer) {
+        return !newcomer.connection || now_ >= newcomer.until;
+    });
+    if (polls[listener_slot_].revents & POLLIN) accept_newcomers();
+    if (std::none_of(members_.begin(), members_.end(),
+                     [](const Member& member) { return member.expected(); })) {
+        newcomers_.clear();
+        listener_ = Socket();
+    }
+}
+
+void Hub::tick() {
+    accepting_ = true;
+    const Progress progress = progress_of(activity_);
+    if (members_[0].watched()) members_[0].update(progress, now_);
+    const Message beat = heartbeat(progress);
+    for (Member& member : members_)
+        if (member.connection && member.connection->idle()) member.connection->send(beat);
+    judge_silent();
+    judge_stuck();
+}
+
+// --- members -------------------------------------------------------------------------------------
+
+void Hub::receive_from(int rank, const std::vector<pollfd>& polls) {
+    Member& member = members_[static_cast<size_t>(rank)];
+    member.connection->serve(polls);
+    while (const uint8_t* message = member.connection->next())
+        if (!handle(rank, Fields(message))) return;
+    if (member.connection->ended()) connection_ended(rank);
+}
+
+bool Hub::handle(int rank, Fields fields) {
+    Member& member = members_[static_cast<size_t>(rank)];
+    switch (fields.kind()) {
+        case Kind::heartbeat:
+            member.update(parse_progress(fields), now_);
+            return true;
+        case Kind::failure:
+            member.failed = true;
+            suspect(Cause::reported, settling_time,
+                    line("rank %d (host %s) failed: %s", rank, member.host.c_str(),
+                         fields.text<Line>().c_str()));
+            return true;
+        case Kind::goodbye:
+            member.leave();
+            return false;
+        default:
+            return true;
+    }
+}
+
+void Hub::connection_ended(int rank) {
+    Member& member = members_[static_cast<size_t>(rank)];
+    if (pause_ > Duration::zero())
+        suspect(Cause::dead, 0s,
+                line("rank 0 (host %s) was stopped, or its host frozen, for %.0f s, "
+                     "and the others have ended",
+                     members_[0].host.c_str(), std::chrono::duration<double>(pause_).count()));
+    else if (!member.failed)  // one that has reported need not say goodbye
+        suspect(Cause::dead, 0s,
+                describe_failure(rank, member, Line("is dead: its connection ended")));
+    member.leave();
+}
+
+void Hub::judge_silent() {
+    int silent = 0;
+    for (const Member& member : members_)
+        silent += member.watched() && since(member.heard) > timeout_ / 2;
+    for (size_t r = 1; r < members_.size(); ++r) {
+        const Member& member = members_[r];
+        if (member.gone() || since(member.heard) <= timeout_) continue;
+        const int rank = static_cast<int>(r);
+        if (member.watched())
+            suspect(Cause::silent, 0s,
+                    describe_failure(rank, member, silence(silent > 1 ? ", nor have others" : "")));
+        else
+            suspect(Cause::silent, 0s,
+                    line("rank %d has not come to rank 0 (host %s) within %g s; it has ended, "
+                         "or cannot reach this "
+                         "host over TCP",
+                         rank, options_.host.c_str(), options_.timeout_seconds));
+    }
+}
+
+void Hub::judge_stuck() {
+    const Member* last = nullptr;  // the one that the others wait for
+    for (const Member& member : members_) {
+        const auto place = [](const Member& m) {
+            return std::tuple(m.progress.collectives, m.progress.step, m.changed);
+        };
+        if (member.watched() && (!last || place(member) < place(*last))) last = &member;
+    }
+    if (!last) return;
+    // Its progress is the others' too: they have their time from when they need not wait any more.
+    for (Member& member : members_) member.changed = std::max(member.changed, last->changed);
+    // Who is not heard is judged by that.
+    if (since(last->changed) <= timeout_ || since(last->heard) > timeout_ / 2) return;
+    const auto waiting = std::count_if(members_.begin(), members_.end(), [&](const Member& m) {
+        return &m != last && m.watched() && since(m.changed) > timeout_ / 2;
+    });
+    suspect(
+        Cause::stuck, 0s,
+        describe_failure(static_cast<int>(last - members_.data()), *last,
+                         line("is stuck: it has made no progress for %g s, and %d of the %d ranks "
+                              "wait for it",
+                              options_.timeout_seconds, static_cast<int>(waiting), options_.size)));
+}
+
+// --- newcomers -----------------------------------------------------------------------------------
+
+void Hub::accept_newcomers() {
+    const size_t most = members_.size() + spare_newcomers;
+    for (size_t count = 0; count < most; ++count) {
+        Socket socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+        if (!socket) {
+            // Out of descriptors, for example: until the next tick, not in a busy loop.
+            if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) accepting_ = false;
+            return;
+        }
+        if (newcomers_.size() >= most) {
+            // The one that has kept its place longest without showing the secret goes.
+            const auto stranger =
+                std::find_if(newcomers_.begin(), newcomers_.end(),
+                             [](const Newcomer& newcomer) { return newcomer.rank == 0; });
+            if (stranger == newcomers_.end()) continue;
+            newcomers_.erase(stranger);
+        }
+        Newcomer& newcomer = newcomers_.emplace_back();
+        newcomer.connection = std::make_unique<Connection>(std::move(socket));
+        newcomer.until = now_ + std::min(introduction_limit, timeout_);
+    }
+}
+
+void Hub::admit(Newcomer& newcomer, const std::vector<pollfd>& polls) {
+    Connection& connection = *newcomer.connection;
+    connection.serve(polls);
+    while (const uint8_t* message = connection.next()) {
+        const Fields fields(message);
+        if (newcomer.rank == 0 && fields.kind() == Kind::hello) {
+            if (!welcome(newcomer, fields)) return newcomer.connection.reset();
+        } else if (newcomer.rank > 0 && fields.kind() == Kind::heartbeat &&
+                   members_[static_cast<size_t>(newcomer.rank)].expected()) {
+            Member& member = members_[static_cast<size_t>(newcomer.rank)];
+            member.state = Member::State::watched;
+            member.host = newcomer.host;
+            member.changed = now_;
+            member.update(parse_progress(fields), now_);
+            member.connection = std::move(newcomer.connection);
+            return;  // what else has come is read with the next heartbeat
+        } else {
+            return newcomer.connection.reset();
+        }
+    }
+    if (connection.ended()) newcomer.connection.reset();
+}
+
+bool Hub::welcome(Newcomer& newcomer, Fields hello) {
+    const bool invited = equal(hello.key(), invitation_.client);
+    const int64_t rank = hello.number(), size = hello.number();
+    if (!invited || size != options_.size || rank < 1 || rank >= size ||
+        !members_[static_cast<size_t>(rank)].expected())
+        return false;
+    newcomer.rank = static_cast<int>(rank);
+    newcomer.host = hello.text<Name>();
+    newcomer.connection->send(Message(Kind::welcome).key(invitation_.hub).text(members_[0].host));
+    return true;
+}
+
+// --- the end -------------------------------------------------------------------------------------
+
+void Hub::reported(const Line& message) {
+    suspect(Cause::reported, settling_time,
+            line("rank 0 (host %s) failed: %s", members_[0].host.c_str(), message.c_str()));
+}
+
+bool Hub::left() {
+    members_[0].state = Member::State::gone;
+    if (leave_by_ == Time::max()) leave_by_ = now_ + timeout_;
+    const bool all_gone = std::all_of(members_.begin(), members_.end(),
+                                      [](const Member& member) { return member.gone(); });
+    if (!all_gone && now_ < leave_by_) return false;
+    for (Member& member : members_)
+        if (member.connection) member.connection->send(Message(Kind::goodbye));
+    await_others();
+    return true;
+}
+
+void Hub::tell(const Line& text) {
+    for (Newcomer& newcomer : newcomers_) {
+        Member& member = members_[static_cast<size_t>(newcomer.rank)];
+        if (newcomer.rank == 0 || !member.expected()) continue;
+        member.connection = std::move(newcomer.connection);
+        member.heard = now_;
+    }
+    const Message message = Message(Kind::failure).text(text);
+    for (Member& member : members_)
+        if (member.connection) member.connection->send(message);
+}
+
+void Hub::await_others() {
+    const Time end = Clock::now() + goodbye_limit;
+    std::vector<pollfd> polls;
+    for (;;) {
+        polls.clear();
+        for (Member& member : members_)
+            if (member.connection && since(member.heard) < timeout_ / 2) {
+                if (member.connection->idle()) member.connection->finish();
+                member.connection->enlist(polls);
+            }
+        const Duration rest = end - Clock::now();
+        if (polls.empty() || rest <= Duration::zero()) return;
+        if (::poll(polls.data(), polls.size(), milliseconds(rest)) < 0) continue;
+        for (Member& member : members_) {
+            if (!member.connection) continue;
+            member.connection->serve(polls);
+            while (member.connection->next()) {
+            }
+            if (member.connection->ended()) member.leave();
+        }
+    }
+}
+
+}  // namespace train_gpt::watchdog

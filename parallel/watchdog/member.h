@@ -1,0 +1,40 @@
+// What a rank's watchdog knows of another rank.
+#pragma once
+#include <memory>
+
+#include "parallel/watchdog/connection.h"
+#include "parallel/watchdog/protocol.h"
+#include "parallel/watchdog/text.h"
+
+namespace train_gpt::watchdog {
+
+struct Member {
+    enum class State { expected, watched, gone };
+
+    State state = State::expected;
+    std::unique_ptr<Connection> connection;
+    Name host;
+    Progress progress;
+    bool failed = false;  // has reported that it fails
+    Time heard;           // last
+    Time changed;         // when its pulses last were others than before
+
+    void update(const Progress& latest, Time now) {
+        if (latest.pulses != progress.pulses) changed = now;
+        progress = latest;
+        heard = now;
+    }
+    bool expected() const { return state == State::expected; }
+    bool watched() const { return state == State::watched; }
+    bool gone() const { return state == State::gone; }
+    void leave() {
+        state = State::gone;
+        connection.reset();
+    }
+};
+
+/// "rank 3 (host nodeA) " verdict "; its last collective was reduce-scatter number 1207, in step 88
+/// (training)"
+Line describe_failure(int rank, const Member& member, const Line& verdict);
+
+}  // namespace train_gpt::watchdog

@@ -1,0 +1,64 @@
+#include "parallel/watchdog/protocol.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace train_gpt::watchdog {
+
+bool equal(const Key& a, const Key& b) {
+    volatile uint8_t difference = 0;
+    for (size_t i = 0; i < a.size(); ++i) difference = difference | (a[i] ^ b[i]);
+    return difference == 0;
+}
+
+Message& Message::number(int64_t value) {
+    for (int i = 0; i < 8; ++i)
+        bytes_[size_++] = static_cast<uint8_t>(static_cast<uint64_t>(value) >> 8 * i);
+    return *this;
+}
+
+Message& Message::append(const void* data, size_t size) {
+    std::memcpy(bytes_.data() + size_, data, size);
+    size_ += size;
+    return *this;
+}
+
+int64_t Fields::number() {
+    uint64_t value = 0;
+    for (int i = 0; i < 8; ++i) value |= static_cast<uint64_t>(*at_++) << 8 * i;
+    return static_cast<int64_t>(value);
+}
+
+Key Fields::key() {
+    Key key;
+    std::copy_n(at_, key.size(), key.data());
+    at_ += key.size();
+    return key;
+}
+
+Progress progress_of(const Activity& activity) {
+    return {activity.pulses.load(std::memory_order_relaxed),
+            activity.step.load(std::memory_order_relaxed),
+            activity.collectives.load(std::memory_order_relaxed),
+            Name(activity.collective.load(std::memory_order_relaxed)),
+            Name(activity.phase.load(std::memory_order_relaxed))};
+}
+
+Message heartbeat(const Progress& progress) {
+    Message message(Kind::heartbeat);
+    message.number(progress.pulses).number(progress.step).number(progress.collectives);
+    message.text(progress.collective).text(progress.phase);
+    return message;
+}
+
+Progress parse_progress(Fields fields) {
+    Progress progress;
+    progress.pulses = fields.number();
+    progress.step = fields.number();
+    progress.collectives = fields.number();
+    progress.collective = fields.text<Name>();
+    progress.phase = fields.text<Name>();
+    return progress;
+}
+
+}  // namespace train_gpt::watchdog

@@ -1,0 +1,38 @@
+// The side of every rank but 0: it connects to rank 0, watches it, and hears from it which other
+// rank has failed.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "parallel/watchdog/invitation.h"
+#include "parallel/watchdog/member.h"
+#include "parallel/watchdog/watch.h"
+
+namespace train_gpt::watchdog {
+
+class Spoke : public Watch {
+  public:
+    /// Returns when rank 0 has let this rank in. Throws Error when it has not within a minute, or
+    /// timeout_seconds if that is less.
+    Spoke(const Invitation& invitation, const Activity& activity, WatchdogOptions options);
+
+  private:
+    void join(const Invitation& invitation);
+    /// Whether this is rank 0, which then knows this rank.
+    bool introduce(std::unique_ptr<Connection> connection, const Invitation& invitation,
+                   Time deadline);
+
+    void enlist(std::vector<pollfd>& polls) override;
+    void receive(const std::vector<pollfd>& polls) override;
+    void tick() override;
+    void reported(const Line& message) override;
+    bool left() override;
+
+    /// How long this rank leaves it to lower ones to print a line about rank 0.
+    Duration deference() const;
+
+    Member hub_;  // rank 0, as this rank knows it
+    bool said_goodbye_ = false;
+};
+
+}  // namespace train_gpt::watchdog

@@ -1,0 +1,42 @@
+// Texts of bounded length: the memory may be used up when a process fails, so once all ranks have
+// come, the watchdog's thread allocates none for what it says.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <string_view>
+
+#include "base/printable.h"
+
+namespace train_gpt::watchdog {
+
+/// A text of less than n bytes on one line; what is longer is cut off.
+template <size_t n>
+class Text {
+  public:
+    Text() = default;
+    explicit Text(std::string_view text) {
+        std::copy_n(text.data(), std::min(text.size(), n - 1), chars_.data());
+        for (char& c : chars_)
+            if ((c > 0 && c < ' ') || c == 127) c = ' ';
+        for (size_t cut = unfinished_utf8(chars_.data()); cut > 0; --cut)
+            chars_[std::strlen(chars_.data()) - 1] = 0;
+    }
+    const char* c_str() const { return chars_.data(); }
+    std::span<const char, n> chars() const { return chars_; }
+
+  private:
+    std::array<char, n> chars_{};
+};
+using Name = Text<64>;
+using Line = Text<1024>;
+
+[[gnu::format(printf, 1, 2)]] Line line(const char* format, ...);
+
+/// Prints "train_gpt: " and the text on standard error, past stdio, whose lock the main thread may
+/// hold, and only if whoever reads it takes it within a second.
+void print(const Line& text);
+
+}  // namespace train_gpt::watchdog

@@ -1,0 +1,197 @@
+#include "parallel/watchdog/watch.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/error.h"
+
+namespace train_gpt::watchdog {
+
+namespace {
+
+Duration seconds(double count) {
+    return std::chrono::duration_cast<Duration>(
+        std::chrono::duration<double>(std::min(count, 1e8)));
+}
+
+/// SIGALRM will end the process, should the watchdog not come to it: the kernel's own way.
+void set_alarm() {
+    struct sigaction standard {};
+    standard.sa_handler = SIG_DFL;
+    ::sigaction(SIGALRM, &standard, nullptr);
+    sigset_t alarms;
+    ::sigemptyset(&alarms);
+    ::sigaddset(&alarms, SIGALRM);
+    ::pthread_sigmask(SIG_UNBLOCK, &alarms, nullptr);
+    ::alarm(alarm_seconds);
+}
+
+}  // namespace
+
+Watch::Watch(const Activity& activity, WatchdogOptions options)
+    : activity_(activity),
+      options_(std::move(options)),
+      timeout_(seconds(options_.timeout_seconds)),
+      interval_(std::min<Duration>(1s, timeout_ / 10)),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (!wake_) throw Error("the watchdog cannot be woken: ", std::strerror(errno));
+    now_ = real_ = next_tick_ = Clock::now();
+}
+
+// --- the main thread's side ----------------------------------------------------------------------
+
+void Watch::start() {
+    // Signals are for the main thread.
+    sigset_t all, before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread_ = std::thread([this] { run(); });
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+bool Watch::report(const std::string& message) {
+    std::unique_lock lock(mutex_);
+    if (!reported_) report_ = Line(message);
+    reported_ = true;
+    wake();
+    return changed_.wait_for(lock, answer_limit + 2s, [&] { return announced_; });
+}
+
+void Watch::leave() {
+    {
+        const std::lock_guard lock(mutex_);
+        leaving_ = true;
+    }
+    wake();
+    thread_.join();
+}
+
+void Watch::wake() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const auto written = ::write(wake_.fd(), &one, sizeof one);
+}
+
+// --- the thread's loop ---------------------------------------------------------------------------
+
+void Watch::run() {
+    std::vector<pollfd> polls;
+    while (!done_) {
+        polls.clear();
+        polls.push_back({wake_.fd(), POLLIN, 0});
+        enlist(polls);
+        const Time due = std::min({next_tick_, verdict_by_, leave_by_});
+        const bool waited = ::poll(polls.data(), polls.size(), milliseconds(due - now_)) >= 0;
+        advance_clock();
+        drain_wake();
+        if (waited) receive(polls);
+        if (done_) return;
+        if (now_ >= next_tick_) {
+            next_tick_ = now_ + interval_;
+            check();
+            tick();
+            if (now_ - resumed_ >= interval_) pause_ = {};
+        }
+        take_requests();
+    }
+}
+
+void Watch::advance_clock() {
+    const Time real = Clock::now();
+    const Duration turn = real - std::exchange(real_, real);
+    now_ += turn > 2 * interval_ ? interval_ : turn;
+    if (turn > timeout_) {
+        pause_ = turn;
+        resumed_ = now_;
+    }
+}
+
+void Watch::drain_wake() {
+    uint64_t count;
+    [[maybe_unused]] const auto read = ::read(wake_.fd(), &count, sizeof count);
+}
+
+void Watch::check() {
+    if (!options_.check || cause_ != Cause::none) return;
+    try {
+        options_.check();
+    } catch (const std::exception& error) {
+        reported(Line(error.what()));
+    } catch (...) {
+        reported(Line("a check failed"));
+    }
+}
+
+void Watch::take_requests() {
+    bool reports, leaves;
+    {
+        const std::lock_guard lock(mutex_);
+        reports = reported_ && !std::exchange(heard_, reported_);
+        leaves = leaving_;
+    }
+    if (reports) reported(report_);
+    if (now_ >= verdict_by_) {
+        verdict_by_ = Time::max();
+        fail(failure_, true);
+    } else if (cause_ == Cause::none && leaves) {
+        done_ = left();
+    }
+}
+
+// --- how a process ends --------------------------------------------------------------------------
+
+void Watch::suspect(Cause cause, Duration patience, const Line& text) {
+    if (cause <= cause_) return;
+    cause_ = cause;
+    failure_ = text;
+    verdict_by_ = now_ + patience;
+}
+
+void Watch::fail(const Line& text, bool found_out) {
+    set_alarm();
+    if (found_out) print(text);
+    tell(text);
+    {
+        const std::lock_guard lock(mutex_);
+        announced_ = true;
+    }
+    changed_.notify_all();
+    try {
+        if (options_.on_failure) options_.on_failure(text.c_str());
+    } catch (...) {  // the process ends in any case
+    }
+    exit_unless_main_thread_does();
+}
+
+/// The main thread may be on its way out, by an exception that it reports.
+void Watch::exit_unless_main_thread_does() {
+    const Time end = Clock::now() + exit_grace;
+    await_others();
+    while (Clock::now() < end) {
+        {
+            const std::lock_guard lock(mutex_);
+            if (reported_ && leaving_) break;
+        }
+        pollfd woken{wake_.fd(), POLLIN, 0};
+        ::poll(&woken, 1, milliseconds(end - Clock::now()));
+        drain_wake();
+    }
+    const std::lock_guard lock(mutex_);
+    if (!(reported_ && leaving_)) ::_exit(options_.exit_code);
+    done_ = true;
+}
+
+Line Watch::silence(const char* others) const {
+    return line(
+        "is hung: its process is stopped, its host frozen or the link cut; it has not been "
+        "heard for %g s%s",
+        options_.timeout_seconds, others);
+}
+
+}  // namespace train_gpt::watchdog
