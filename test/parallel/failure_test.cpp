@@ -107,15 +107,24 @@ struct Process {
     int rank;  // −1: the launcher
 };
 
+/// A file of /proc; empty where its process ends while it is read.
+std::string read_of_process(const fs::path& file) {
+    try {
+        return read(file);
+    } catch (const std::ios_base::failure&) {
+        return "";
+    }
+}
+
 std::vector<Process> processes_of(const fs::path& run) {
     std::vector<Process> found;
     const std::string named = "run_dir=" + run.string() + '\0';
     for (const auto& entry : fs::directory_iterator("/proc")) {
         const std::string name = entry.path().filename();
         if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-        const std::string arguments = read(entry.path() / "cmdline");
+        const std::string arguments = read_of_process(entry.path() / "cmdline");
         if (arguments.find(named) == std::string::npos) continue;
-        const std::string environment = '\0' + read(entry.path() / "environ");
+        const std::string environment = '\0' + read_of_process(entry.path() / "environ");
         Process process{static_cast<pid_t>(std::stol(name)), -1};
         for (const std::string variable : {"OMPI_COMM_WORLD_RANK=", "PMI_RANK="}) {
             const size_t at = environment.find('\0' + variable);
