@@ -97,7 +97,7 @@ struct Config {
         int64_t tokens = 0;
         double epochs = 0;
         double max_minutes =
-            0;  // 0: no limit; else the run ends behind a checkpoint, its schedule unchanged
+            0;  // 0: no limit; else the run saves a checkpoint and ends, its schedule unchanged
         int64_t warmup_steps = 0;
         OneOf<Decay> decay = Decay::cosine;
         double decay_fraction = 0.2;  // wsd: share of the steps that the final decay takes

@@ -107,7 +107,7 @@ constexpr ConfigKey table[] = {
     {KEY(schedule.epochs), between(0, 1000000),
      "Length of the run in passes over the training data, rounded up to whole steps."},
     {KEY(schedule.max_minutes), at_least(0),
-     "After this wall-clock time the run ends behind a checkpoint, its schedule unchanged; 0: "
+     "After this wall-clock time the run saves a checkpoint and ends, its schedule unchanged; 0: "
      "no limit."},
     {KEY(schedule.warmup_steps), between(0, max_steps),
      "Steps over which the learning rate rises linearly to its peak."},

@@ -94,7 +94,7 @@ void JsonLinesSink::write(const MetricsRecord& record) {
     const bool cut = written <= 0 || ::ftruncate(file_, before) == 0;
     if (!failed_)
         std::fprintf(stderr,
-                     "warning: cannot write %s (%s); training goes on, without the lines that do "
+                     "warning: cannot write %s (%s); training continues, without the lines that do "
                      "not fit%s\n",
                      printable(path_.string()).c_str(), reason,
                      cut ? "" : "; its last line is incomplete");

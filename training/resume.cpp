@@ -39,9 +39,9 @@ void compare_with(const std::filesystem::path& checkpoint, const Config& config,
 std::string note_on_changed(const std::string& data) {
     return concat("note: ", data, " had other contents when this run was last started; ",
                   data == "data.train"
-                      ? "it goes on as if they had always been these: windows that were seen may "
+                      ? "it continues as if they had always been these: windows that were seen may "
                         "come again, and others not in this epoch"
-                      : "validation losses before and behind this step do not compare");
+                      : "validation losses before and after this step do not compare");
 }
 
 /// For a resumed run whose earlier choices fit neither this machine nor its number of ranks; empty

@@ -184,7 +184,7 @@ void Run::print_samples(uint64_t first, int count) {
 void Run::save() {
     if (const std::string trouble = save_or_reason(); !trouble.empty())
         parts_.progress.warn(trouble +
-                             "; training goes on and the next checkpoint is tried in its turn");
+                             "; training continues, and the next checkpoint is tried at its time");
 }
 
 /// Why the checkpoint of this step could not be written; empty when it is there.

@@ -103,7 +103,7 @@ void check(const AttentionShape& shape, const char* where) {
     }
     if (shape.B < 0 || shape.T < 0 || shape.S < shape.T) {
         throw Error(where, ": B = ", shape.B, ", T = ", shape.T, ", S = ", shape.S,
-                    " is no valid shape; 0 <= T <= S and 0 <= B");
+                    " is an invalid shape; it must have 0 <= T <= S and 0 <= B");
     }
 }
 

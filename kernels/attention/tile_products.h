@@ -10,7 +10,7 @@ namespace train_gpt::cpu {
 /// tile.
 struct Visibility {
     int64_t position;  // of row 0, minus the tile's first key
-    int rows;          // real rows; those behind them are padding and take the last one's part
+    int rows;          // real rows; the others are padding and are treated as the last real one
     int keys;          // real keys of the tile
     const int32_t* doc_start;  // of row 0, or null
     int64_t key0;

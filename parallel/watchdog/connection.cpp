@@ -115,7 +115,7 @@ void Connection::flush() {
         if (n > 0) {
             sent += static_cast<size_t>(n);
         } else if (errno != EINTR) {
-            // A connection that is broken says so when it is read, behind what came before.
+            // A broken connection is noticed when it is read, after what came before.
             if (errno != EAGAIN) sent = unsent_;
             break;
         }

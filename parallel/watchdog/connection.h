@@ -58,7 +58,7 @@ class Connection {
 
     /// True when all was sent: another heartbeat is of use.
     bool idle() const { return unsent_ == 0; }
-    /// There is room for one message behind a heartbeat that is partly sent, and for a goodbye.
+    /// There is room for one message after a heartbeat that is partly sent, and for a goodbye.
     void send(const Message& message);
     /// No more is to be sent: the other side reads all there is, then the end.
     void finish();

@@ -572,8 +572,8 @@ TEST_CASE(
     INFO(result.output);
     CHECK(result.exit_code == 75);
     CHECK(contains(result.output, "is not saved: rank 1: cannot write"));
-    CHECK(
-        contains(result.output, "; training goes on and the next checkpoint is tried in its turn"));
+    CHECK(contains(result.output,
+                   "; training continues, and the next checkpoint is tried at its time"));
     CHECK(contains(result.output, "the same command resumes from there"));
     newest_whole_checkpoint(run);
     check_gone(run);
