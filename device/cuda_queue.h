@@ -1,5 +1,5 @@
 // What every X.cu stands on: checked calls of the CUDA runtime, and the queue of a Stream. Files with kernels are
-// read once for each architecture and twice more, so that this header includes little.
+// read once for each architecture and twice more, so this header includes little.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -11,7 +11,7 @@
 
 /// A call of the CUDA runtime; throws Error with the call's text, CUDA's reason and the place.
 #define CUDA_CHECK(call) ::train_gpt::cuda::check(call, #call, __FILE__, __LINE__)
-/// Behind every kernel launch.
+/// After every kernel launch.
 #define CUDA_CHECK_LAUNCH() CUDA_CHECK(cudaGetLastError())
 
 namespace train_gpt::cuda {
