@@ -4,26 +4,13 @@
 #include <string>
 #include <type_traits>
 
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
-#include "base/file.h"
 #include "base/json_text.h"
 
 namespace train_gpt {
 
-using Json = nlohmann::ordered_json;
-
 /// Throws Error when the file is not JSON.
-inline Json read_json(const std::filesystem::path& path) {
-    const MappedFile file(path);
-    try {
-        return Json::parse(file.text());
-    } catch (const Json::exception& error) {
-        throw Error(path.string(), " ", describe_json_error(error, file.text()),
-                    "; restore it from a copy");
-    }
-}
+Json read_json(const std::filesystem::path& path);
 
 /// The value of a key. Throws Error when it is missing or no T.
 template <class T>

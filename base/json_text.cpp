@@ -6,6 +6,14 @@
 
 namespace train_gpt {
 
+Json parse_json(std::string_view text) { return Json::parse(text); }
+
+Json try_parse_json(std::string_view text) { return Json::parse(text, nullptr, false); }
+
+std::string to_text(const Json& json, int indent) {
+    return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
 std::string place_of(const nlohmann::json::parse_error& error, std::string_view text) {
     const std::string_view before =
         text.substr(0, std::min(error.byte > 0 ? error.byte - 1 : 0, text.size()));

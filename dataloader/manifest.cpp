@@ -5,7 +5,6 @@
 #include <map>
 #include <set>
 
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -14,7 +13,6 @@
 namespace train_gpt {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 namespace {
 
@@ -85,7 +83,7 @@ void from_json(const Json& json, std::vector<T>& all) {
 /// Throws Error that says what is wrong, for a sentence about the file.
 Json parse(std::string_view text) {
     try {
-        return Json::parse(text);
+        return parse_json(text);
     } catch (const Json::exception& error) {
         throw Error(describe_json_error(error, text));
     }
@@ -95,11 +93,6 @@ Json parse(std::string_view text) {
 std::string what_is_wrong(const std::exception& error) {
     const auto* library = dynamic_cast<const Json::exception*>(&error);
     return library ? describe_json_error(*library, {}) : error.what();
-}
-
-/// File names may be any bytes; those that are no UTF-8 are shown as U+FFFD.
-std::string to_text(const Json& json) {
-    return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace
@@ -118,7 +111,7 @@ void write_progress(const fs::path& file, const PreparationState& state) {
                                 {"shards", to_json(state.shards[index_of(split)])}};
     json["sources"] = to_json(state.sources);
     json["left_out"] = to_json(state.left_out);
-    write_file(file, to_text(json));
+    write_file(file, to_text(json, 2) + "\n");
 }
 
 PreparationState read_progress(const fs::path& path, size_t sources) {
@@ -160,7 +153,7 @@ void write_data_manifest(const fs::path& folder, const DataManifest& manifest) {
     json["files"] = to_json(manifest.shards);
     json["sources"] = to_json(manifest.sources);
     json["left_out"] = to_json(manifest.left_out);
-    write_file(folder / kDataManifest, to_text(json));
+    write_file(folder / kDataManifest, to_text(json, 2) + "\n");
 }
 
 DataManifest read_data_manifest(const fs::path& folder) {
@@ -194,7 +187,7 @@ std::optional<DataManifest> find_data_manifest(const fs::path& folder) {
     const fs::path path = folder / kDataManifest;
     if (!fs::is_regular_file(path)) return {};
     const MappedFile file(path);
-    const Json json = Json::parse(file.text(), nullptr, false);
+    const Json json = try_parse_json(file.text());
     const std::string opening = concat("{\n  \"format\": \"", kFormat, "\"");
     if (json.is_discarded() &&
         (file.text().starts_with(opening) || opening.starts_with(file.text())))

@@ -1,6 +1,6 @@
 #include "parallel/together.h"
 
-#include <nlohmann/json.hpp>
+#include "base/json_text.h"
 
 namespace train_gpt {
 
@@ -27,11 +27,10 @@ std::string first_for_all(const World& world, const std::function<std::string()>
 }
 
 void require_same(const World& world, const std::map<std::string, std::string>& facts) {
-    using Json = nlohmann::json;
     if (world.size() == 1) return;
     std::vector<std::map<std::string, std::string>> of_rank;
-    for (const std::string& text : world.all_gather(Json(facts).dump()))
-        of_rank.push_back(Json::parse(text));
+    for (const std::string& text : world.all_gather(to_text(facts)))
+        of_rank.push_back(parse_json(text));
     const std::vector<std::string> hosts = world.all_gather(world.host());
 
     std::map<std::string, std::map<std::string, std::vector<int>>>

@@ -7,7 +7,6 @@
 #include <memory>
 #include <utility>
 
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -251,7 +250,7 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
                 hashes[file.filename().string()] = {
                     {"bytes", fs::file_size(file)},
                     {"xxh3", hash_file(file, [&] { world.activity().pulse(); })}};
-            return hashes.dump();
+            return to_text(hashes);
         });
         first_for_all(world, [&] {
             Json manifest = {{"format", "train_gpt checkpoint"},
@@ -259,8 +258,8 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
                              {"program", version()},
                              {"step", contents.step},
                              {"files", Json::object()}};
-            for (const std::string& entry : entries) manifest["files"].update(Json::parse(entry));
-            write_file(directory / "manifest.json", manifest.dump(2) + "\n");
+            for (const std::string& entry : entries) manifest["files"].update(parse_json(entry));
+            write_file(directory / "manifest.json", to_text(manifest, 2) + "\n");
             sync_directory(directory);
 
             // A checkpoint of the same step (the run was resumed from an older one) gives way.

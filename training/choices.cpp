@@ -4,15 +4,14 @@
 #include <sstream>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_text.h"
 
 namespace train_gpt {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 namespace {
 
@@ -21,7 +20,7 @@ constexpr std::string_view file_name = "choices.json";
 }  // namespace
 
 Choices choices_from_json(const std::string& text, const std::string& origin) {
-    const Json json = Json::parse(text, nullptr, false);
+    const Json json = try_parse_json(text);
     Choices choices;
     const auto damaged = [&] { return Error(origin, " is damaged; remove it to choose anew"); };
     if (!json.is_object() || !json.contains("recompute") || !json["recompute"].is_string() ||
@@ -47,7 +46,7 @@ std::string to_json(const Choices& choices) {
                  {"kernels", Json::array()}};
     std::istringstream lines(choices.kernels);
     for (std::string line; std::getline(lines, line);) json["kernels"].push_back(line);
-    return json.dump(2) + "\n";
+    return to_text(json, 2) + "\n";
 }
 
 Choices read_choices(const fs::path& folder) {

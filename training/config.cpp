@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <limits>
 
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_text.h"
 #include "training/config_keys.h"
 #include "training/config_parser.h"
 
@@ -14,7 +14,6 @@ namespace train_gpt {
 
 namespace {
 
-using json = nlohmann::ordered_json;
 
 /// a · b · c, or 2^63 - 1 when that is larger.
 int64_t saturating_product(int64_t a, int64_t b, int64_t c = 1) {
@@ -119,22 +118,22 @@ Config load_config(const std::filesystem::path& file, const std::vector<std::str
 }
 
 std::string to_json(const Config& config) {
-    json root;
+    Json root;
     for (const ConfigKey& key : config_keys()) {
         const std::string section(section_of_key(key.path));
-        json& parent = section.empty() ? root : root[section];
+        Json& parent = section.empty() ? root : root[section];
         parent[std::string(name_of_key(key.path))] = value_of(config, key);
     }
-    return root.dump(4) + "\n";
+    return to_text(root, 4) + "\n";
 }
 
 std::vector<std::string> config_differences(const Config& from, const Config& to) {
     std::vector<std::string> differences;
     for (const ConfigKey& key : config_keys()) {
-        const json before = value_of(from, key), after = value_of(to, key);
+        const Json before = value_of(from, key), after = value_of(to, key);
         if (before != after)
             differences.push_back(
-                concat(key.path, " changed from ", before.dump(), " to ", after.dump()));
+                concat(key.path, " changed from ", to_text(before), " to ", to_text(after)));
     }
     return differences;
 }
@@ -142,7 +141,7 @@ std::vector<std::string> config_differences(const Config& from, const Config& to
 std::map<std::string, std::string> config_values(const Config& config) {
     std::map<std::string, std::string> values;
     for (const ConfigKey& key : config_keys())
-        values[std::string(key.path)] = value_of(config, key).dump();
+        values[std::string(key.path)] = to_text(value_of(config, key));
     return values;
 }
 

@@ -78,7 +78,7 @@ std::vector<KeyDescription> describe_keys() {
                            : is_sources(field) ? "text or list"
                            : is_real(field)    ? "number"
                                                : "integer";
-        descriptions.push_back({std::string(key.path), type, value_of(defaults, key).dump(),
+        descriptions.push_back({std::string(key.path), type, to_text(value_of(defaults, key)),
                                 rule_text(key), std::string(key.meaning)});
     }
     return descriptions;

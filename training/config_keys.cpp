@@ -12,7 +12,6 @@ namespace train_gpt {
 
 namespace {
 
-using json = nlohmann::ordered_json;
 
 constexpr KeyRule between(double low, double high) { return {.low = low, .high = high}; }
 constexpr KeyRule at_least(double low) { return {.low = low}; }
@@ -215,10 +214,10 @@ std::string words_text(std::span<const std::string_view> words) {
 }
 
 /// One source alone as its glob, else the list.
-json to_value(const TrainSources& sources) {
+Json to_value(const TrainSources& sources) {
     if (sources.empty()) return "";
     if (sources.size() == 1 && sources[0].name == sources[0].glob) return sources[0].glob;
-    json list = json::array();
+    Json list = Json::array();
     for (const auto& source : sources)
         list.push_back({{"glob", source.glob}, {"weight", source.weight}, {"name", source.name}});
     return list;
@@ -274,16 +273,16 @@ std::string_view first_key_of(std::string_view section) {
         ->path;
 }
 
-json value_of(Config config, const ConfigKey& key) {
+Json value_of(Config config, const ConfigKey& key) {
     return std::visit(
         [](auto* value) {
             using Value = std::remove_pointer_t<decltype(value)>;
             if constexpr (std::is_same_v<Value, TrainSources>)
                 return to_value(*value);
             else if constexpr (is_one_of<Value>)
-                return json(value->word());
+                return Json(value->word());
             else
-                return json(*value);
+                return Json(*value);
         },
         key.field(config));
 }

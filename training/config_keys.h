@@ -12,8 +12,7 @@
 #include <variant>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
+#include "base/json_text.h"
 #include "training/config.h"
 
 namespace train_gpt {
@@ -73,7 +72,7 @@ bool is_config_section(std::string_view name);
 std::string_view first_key_of(std::string_view section);
 
 /// A key's value as JSON; of a copy, since the table hands out pointers to write to.
-nlohmann::ordered_json value_of(Config config, const ConfigKey& key);
+Json value_of(Config config, const ConfigKey& key);
 
 /// A key's rule for people, such as "a whole number from 1 to 4096".
 std::string rule_text(const ConfigKey& key);

@@ -8,7 +8,6 @@
 #include <type_traits>
 #include <utility>
 
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/json_text.h"
@@ -20,7 +19,6 @@ namespace train_gpt {
 
 namespace {
 
-using json = nlohmann::ordered_json;
 
 /// A text for an error message, cut where it is long.
 std::string shorten(const std::string& text) {
@@ -51,7 +49,7 @@ std::string suggestion(const std::string& what, const std::string& nearest) {
 /// An integer from JSON, where 5e5 and 500000.0 are integers too; false when it is none or does not
 /// fit.
 template <class Integer>
-bool read_integer(const json& value, Integer& out) {
+bool read_integer(const Json& value, Integer& out) {
     using Limits = std::numeric_limits<Integer>;
     if (value.is_number_unsigned()) {
         const auto number = value.get<uint64_t>();
@@ -76,7 +74,7 @@ bool read_integer(const json& value, Integer& out) {
 }
 
 /// A text of JSON that can name a file; nothing where it is none.
-std::optional<std::string> read_text(const json& value) {
+std::optional<std::string> read_text(const Json& value) {
     if (!value.is_string()) return {};
     auto text = value.get<std::string>();
     if (text.find('\0') != std::string::npos) return {};  // no path and no prompt has one
@@ -85,7 +83,7 @@ std::optional<std::string> read_text(const json& value) {
 
 /// Sources of training data: a glob, or a list of objects; nothing where it is neither. Throws
 /// Error for what is wrong in a list; `where` says which list it is.
-std::optional<TrainSources> read_sources(const json& value, const std::string& where) {
+std::optional<TrainSources> read_sources(const Json& value, const std::string& where) {
     if (const auto glob = read_text(value)) {
         if (glob->empty()) return TrainSources{};
         return TrainSources{{.glob = *glob, .name = *glob}};
@@ -96,12 +94,12 @@ std::optional<TrainSources> read_sources(const json& value, const std::string& w
                     Mixture::max_sources);
     TrainSources sources;
     std::set<std::string> names;
-    for (const json& entry : value) {
+    for (const Json& entry : value) {
         const auto refuse = [&](const auto&... what) {
             throw Error(where, ": source ", sources.size() + 1, " of the list ", what...,
                         "; a source is ", source_shape);
         };
-        if (!entry.is_object()) refuse("is ", shorten(entry.dump()));
+        if (!entry.is_object()) refuse("is ", shorten(to_text(entry)));
         Config::Data::Source source;
         for (const auto& [name, item] : entry.items()) {
             const auto text = read_text(item);
@@ -112,7 +110,7 @@ std::optional<TrainSources> read_sources(const json& value, const std::string& w
             else if (name == "weight" && item.is_number())
                 source.weight = item.get<double>();
             else
-                refuse("has \"", shorten(name), "\": ", shorten(item.dump()));
+                refuse("has \"", shorten(name), "\": ", shorten(to_text(item)));
         }
         if (source.name.empty()) source.name = source.glob;
         if (source.glob.empty()) refuse("has no glob");
@@ -125,7 +123,7 @@ std::optional<TrainSources> read_sources(const json& value, const std::string& w
 }
 
 /// Stores a JSON value in a key's field, or throws with the key's rule.
-void assign(Config& config, const ConfigKey& key, const json& value, const std::string& origin) {
+void assign(Config& config, const ConfigKey& key, const Json& value, const std::string& origin) {
     const KeyField field = key.field(config);
     const bool valid = std::visit(
         [&](auto* target) {
@@ -161,12 +159,12 @@ void assign(Config& config, const ConfigKey& key, const json& value, const std::
             }
         },
         field);
-    if (!valid) refuse(origin, key, value.dump(-1, ' ', false, json::error_handler_t::replace));
+    if (!valid) refuse(origin, key, to_text(value));
 }
 
 /// Parses JSON with comments. Errors carry line and column; a key that stands twice in one object
 /// is refused, since one of its values would be lost without a word.
-json parse_json(const std::string& text, const std::string& name) {
+Json parse_root(const std::string& text, const std::string& name) {
     struct Object {
         std::set<std::string> keys;
         std::string key;  // the one being parsed
@@ -179,12 +177,12 @@ json parse_json(const std::string& text, const std::string& name) {
         for (const Object& object : open) joined += (joined.empty() ? "" : ".") + object.key;
         return joined;
     };
-    const auto watch = [&](int, json::parse_event_t event, json& parsed) {
-        if (event == json::parse_event_t::object_start) open.emplace_back();
-        if (event == json::parse_event_t::object_end) open.pop_back();
-        if (event == json::parse_event_t::array_start) ++arrays;
-        if (event == json::parse_event_t::array_end) --arrays;
-        if (event == json::parse_event_t::key) {
+    const auto watch = [&](int, Json::parse_event_t event, Json& parsed) {
+        if (event == Json::parse_event_t::object_start) open.emplace_back();
+        if (event == Json::parse_event_t::object_end) open.pop_back();
+        if (event == Json::parse_event_t::array_start) ++arrays;
+        if (event == Json::parse_event_t::array_end) --arrays;
+        if (event == Json::parse_event_t::key) {
             open.back().key = parsed.get<std::string>();
             if (!open.back().keys.insert(open.back().key).second ||
                 (arrays == 0 && !paths.insert(path()).second))
@@ -198,15 +196,15 @@ json parse_json(const std::string& text, const std::string& name) {
             name,
             " is empty, but a configuration in JSON belongs here; start from one in configs/");
     try {
-        return json::parse(text, watch, true, true);
-    } catch (const json::parse_error& error) {
+        return Json::parse(text, watch, true, true);
+    } catch (const Json::parse_error& error) {
         // nlohmann's text: "[json.exception…] parse error at line 1, column 2: <what is wrong>".
         std::string what = error.what();
         const size_t at = what.find("column ");
         const size_t colon = at == std::string::npos ? at : what.find(": ", at);
         if (colon != std::string::npos) what.erase(0, colon + 2);
         throw Error(name, ", ", place_of(error, text), ": not valid JSON: ", what);
-    } catch (const json::out_of_range&) {
+    } catch (const Json::out_of_range&) {
         const std::string key = path();
         throw Error(name, ": ", key.empty() ? "a value" : key,
                     " is a number too large to represent");
@@ -214,7 +212,7 @@ json parse_json(const std::string& text, const std::string& name) {
 }
 
 /// Reads an object whose keys have paths that begin with the prefix.
-void read_section(Config& config, const std::string& prefix, const json& object,
+void read_section(Config& config, const std::string& prefix, const Json& object,
                   const std::string& origin) {
     for (const auto& item : object.items()) {
         const std::string path = prefix + item.key();
@@ -223,7 +221,7 @@ void read_section(Config& config, const std::string& prefix, const json& object,
             assign(config, *key, item.value(), origin);
         } else if (prefix.empty() && is_config_section(path)) {
             if (!item.value().is_object())
-                throw Error(origin, ": ", path, " = ", shorten(item.value().dump()),
+                throw Error(origin, ": ", path, " = ", shorten(to_text(item.value())),
                             " is not valid: it must be a section, an object such as { \"",
                             name_of_key(first_key_of(path)), "\": … }");
             read_section(config, path + ".", item.value(), origin);
@@ -239,7 +237,7 @@ void read_section(Config& config, const std::string& prefix, const json& object,
 }  // namespace
 
 void read_config(Config& config, const std::string& text, const std::string& name) {
-    const json root = parse_json(text, name);
+    const Json root = parse_root(text, name);
     if (!root.is_object()) throw Error(name, ": a configuration must be one JSON object { … }");
     read_section(config, "", root, name);
 }
@@ -258,7 +256,7 @@ void apply_override(Config& config, const std::string& text) {
         unknown_key(origin, path);
     }
     const KeyField field = key->field(config);
-    json value = json::parse(raw, nullptr, false);
+    Json value = try_parse_json(raw);
     // A list of sources that is no JSON is not a glob; "[ab]*.bin" is one.
     const size_t second = raw.find_first_not_of(" \t\n", 1);
     const bool is_list =
@@ -269,7 +267,7 @@ void apply_override(Config& config, const std::string& text) {
     if (is_bare) {
         try {
             (void)value.dump();
-        } catch (const json::exception&) {
+        } catch (const Json::exception&) {
             throw Error(origin, ": the value is not valid UTF-8");
         }
     }

@@ -4,7 +4,6 @@
 #include <string_view>
 #include <utility>
 
-#include <nlohmann/json.hpp>
 
 #include "training/config_keys.h"
 
@@ -12,10 +11,9 @@ namespace train_gpt {
 
 namespace {
 
-using json = nlohmann::ordered_json;
 
 /// The JSON Schema of a source in a list of sources.
-json source_schema() {
+Json source_schema() {
     return {{"type", "object"},
             {"additionalProperties", false},
             {"required", {"glob"}},
@@ -28,7 +26,7 @@ json source_schema() {
 }  // namespace
 
 std::string config_schema() {
-    json root = {
+    Json root = {
         {"$schema", "https://json-schema.org/draft/2020-12/schema"},
         {"title", "train_gpt configuration"},
         {"type", "object"},
@@ -38,18 +36,18 @@ std::string config_schema() {
     Config defaults;
     const auto number = [](double value) {
         const bool whole = std::trunc(value) == value && std::abs(value) <= max_exact_integer;
-        return whole ? json(static_cast<int64_t>(value)) : json(value);
+        return whole ? Json(static_cast<int64_t>(value)) : Json(value);
     };
     for (const ConfigKey& key : config_keys()) {
         const KeyField field = key.field(defaults);
         const KeyRule& rule = key.rule;
-        json property;
+        Json property;
         property["description"] = std::string(key.meaning);
-        property["type"] = is_text(field)      ? json("string")
-                           : is_switch(field)  ? json("boolean")
-                           : is_sources(field) ? json({"string", "array"})
-                           : is_real(field)    ? json("number")
-                                               : json("integer");
+        property["type"] = is_text(field)      ? Json("string")
+                           : is_switch(field)  ? Json("boolean")
+                           : is_sources(field) ? Json({"string", "array"})
+                           : is_real(field)    ? Json("number")
+                                               : Json("integer");
         if (is_sources(field)) property["items"] = source_schema();
         for (const std::string_view word : rule.words())
             property["enum"].push_back(std::string(word));
@@ -57,19 +55,19 @@ std::string config_schema() {
             property[rule.above_low ? "exclusiveMinimum" : "minimum"] = number(rule.low);
         if (rule.high < infinity) property["maximum"] = number(rule.high);
         property["default"] = value_of(defaults, key);
-        json* properties = &root["properties"];
+        Json* properties = &root["properties"];
         const std::string section(section_of_key(key.path));
         if (!section.empty()) {
-            json& object = (*properties)[section];
+            Json& object = (*properties)[section];
             if (object.is_null())
                 object = {{"type", "object"},
                           {"additionalProperties", false},
-                          {"properties", json::object()}};
+                          {"properties", Json::object()}};
             properties = &object["properties"];
         }
         (*properties)[std::string(name_of_key(key.path))] = std::move(property);
     }
-    return root.dump(2) + "\n";
+    return to_text(root, 2) + "\n";
 }
 
 }  // namespace train_gpt

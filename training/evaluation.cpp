@@ -7,10 +7,10 @@
 #include <string>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_text.h"
 #include "device/copy.h"
 #include "kernels/head_loss.h"
 
@@ -108,7 +108,7 @@ std::vector<int32_t> encode(const Tokenizer& tokenizer, const std::string& text)
 }
 
 /// 0 to 3, as a number or (in the published file's older editions) as a text; -1 where it is neither.
-int read_label(const nlohmann::json& label) {
+int read_label(const Json& label) {
     if (label.is_number_integer())
         return label.get<int64_t>() >= 0 && label.get<int64_t>() <= 3 ? label.get<int>() : -1;
     const std::string text = label.is_string() ? label.get<std::string>() : "";
@@ -133,7 +133,7 @@ HellaSwag::HellaSwag(const std::filesystem::path& jsonl, const Tokenizer& tokeni
                          "; the published file has \"ctx\", \"endings\" (4) and \"label\" (0 to 3) "
                          "in each line");
         };
-        const auto json = nlohmann::json::parse(line, nullptr, false);
+        const auto json = try_parse_json(line);
         if (json.is_discarded()) throw bad("it is not valid JSON");
         if (!json.is_object()) throw bad("it is not a JSON object");
         for (const char* key : {"ctx", "endings", "label"})

@@ -5,16 +5,15 @@
 #include <cstring>
 
 #include <fcntl.h>
-#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_text.h"
 
 namespace train_gpt {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 namespace {
 
@@ -32,7 +31,7 @@ KeptMetrics metrics_up_to(std::string_view text, int64_t last_step) {
     for (size_t end; (end = text.find('\n')) != std::string_view::npos;
          text.remove_prefix(end + 1)) {
         const std::string_view line = text.substr(0, end);
-        const Json json = Json::parse(line, nullptr, false);
+        const Json json = try_parse_json(line);
         if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer())
             continue;
         const int64_t step = json["step"].get<int64_t>();
@@ -85,7 +84,7 @@ void JsonLinesSink::write(const MetricsRecord& record) {
     Json json{{"step", record.step}};
     for (const auto& [name, value] : record.fields)
         std::visit([&, &key = name](const auto& v) { json[key] = v; }, value);
-    const std::string line = json.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+    const std::string line = to_text(json) + '\n';
     const off_t before = ::lseek(file_, 0, SEEK_END);
     const ssize_t written = ::write(file_, line.data(), line.size());
     if (written == static_cast<ssize_t>(line.size())) return;

@@ -7,7 +7,6 @@
 #include <memory>
 #include <set>
 
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -183,7 +182,7 @@ GPTShape read_model_shape(const fs::path& directory) {
     const fs::path path = directory / "config.json";
     const Json json = read_json(path);
     if (field<std::string>(json, "model_type", path) != "gpt2")
-        throw Error(path.string(), " has model_type = ", json["model_type"].dump(),
+        throw Error(path.string(), " has model_type = ", to_text(json["model_type"]),
                     "; only \"gpt2\" is supported");
     const auto activation =
         optional_field<std::string>(json, "activation_function", "gelu_new", path);
@@ -197,8 +196,8 @@ GPTShape read_model_shape(const fs::path& directory) {
     // What would make the same weights another function.
     const auto only = [&](const char* key, auto supported) {
         if (optional_field(json, key, supported, path) != supported)
-            throw Error(path.string(), " has ", key, " = ", json[key].dump(), "; only ",
-                        Json(supported).dump(), " is supported");
+            throw Error(path.string(), " has ", key, " = ", to_text(json[key]), "; only ",
+                        to_text(supported), " is supported");
     };
     only("n_inner", int64_t{4} * shape.n_embd);
     only("layer_norm_epsilon", 1e-5);
@@ -293,7 +292,7 @@ void load_weights(const fs::path& directory, ParameterStore& parameters) {
 
 std::vector<std::string> write_model(const fs::path& directory, const StoredModel& model,
                                      StoredType dtype, uint64_t max_file_bytes) {
-    write_file(directory / "config.json", config_json(model, dtype).dump(2) + "\n");
+    write_file(directory / "config.json", to_text(config_json(model, dtype), 2) + "\n");
 
     // Tensors follow each other; one that does not fit any more begins the next file.
     const std::vector<Parameter> parameters = gpt_parameters(model.shape);
@@ -337,7 +336,7 @@ std::vector<std::string> write_model(const fs::path& directory, const StoredMode
     if (files.size() > 1) {
         write_file(
             directory / index_name,
-            Json{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}}.dump(2) + "\n");
+            to_text({{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}}, 2) + "\n");
         written.push_back(index_name);
     }
     return written;
@@ -354,7 +353,7 @@ void write_tokenizer_config(const fs::path& path, const Tokenizer& tokenizer, in
     if (const auto end = tokenizer.end_of_text())
         for (const char* key : {"bos_token", "eos_token", "unk_token"})
             config[key] = std::string(tokenizer.token_bytes(*end));
-    write_file(path, config.dump(2) + "\n");
+    write_file(path, to_text(config, 2) + "\n");
 }
 
 }  // namespace

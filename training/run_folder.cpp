@@ -5,12 +5,12 @@
 #include <random>
 
 #include <fcntl.h>
-#include <nlohmann/json.hpp>
 #include <sys/file.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_text.h"
 #include "dataloader/manifest.h"
 #include "device/device.h"
 #include "parallel/together.h"
@@ -20,21 +20,15 @@
 namespace train_gpt {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 namespace {
 
 constexpr const char* manifest_name = "manifest.json";
 
-/// File names may be any bytes; those that are no UTF-8 are shown as U+FFFD.
-std::string to_text(const Json& json) {
-    return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
 /// The manifest of a run, as far as it is there and JSON.
 Json read_manifest(const fs::path& run_dir) {
     const fs::path file = run_dir / manifest_name;
-    return fs::exists(file) ? Json::parse(MappedFile(file).text(), nullptr, false) : Json();
+    return fs::exists(file) ? try_parse_json(MappedFile(file).text()) : Json();
 }
 
 /// Throws Error where the files that a run would write over are of something else. A folder with a lock or with checkpoints
@@ -48,7 +42,7 @@ void refuse_other_folders(const fs::path& folder) {
     };
     std::error_code code;  // a folder that cannot be looked into cannot be locked either
     if (fs::exists(manifest, code)) {
-        const Json json = Json::parse(MappedFile(manifest).text(), nullptr, false);
+        const Json json = try_parse_json(MappedFile(manifest).text());
         if (json.is_discarded()) return;
         if (json.is_object() && json.contains("format_version"))
             refuse(
@@ -147,7 +141,7 @@ void add_files(Json& data, const std::string& split, std::map<std::string, Json*
     if (data.is_object() && data.contains("path") && data["path"].is_string())
         files[concat(split, " ", files.size(), " ",
                      fs::path(data["path"].get<std::string>()).filename().string(), " ",
-                     data.value("bytes", Json()).dump())] = &data;
+                     to_text(data.value("bytes", Json())))] = &data;
     else if (data.is_structured())
         for (auto& part : data) add_files(part, split, files);
 }
@@ -218,7 +212,7 @@ std::vector<std::string> RunFolder::describe(const Config& config) const {
     const Json before = read_manifest(path_);
     take_over_hashes(before, manifest);
     write_file(path_ / "config.json", to_json(config));
-    write_file(path_ / manifest_name, to_text(manifest));
+    write_file(path_ / manifest_name, to_text(manifest, 2) + "\n");
     return changed_data(before, manifest);
 }
 
@@ -237,7 +231,7 @@ void RunFolder::record_hashes(const std::map<std::string, std::string>& hashes) 
         if (const auto found = hashes.find((*entry)["path"].get<std::string>());
             found != hashes.end())
             (*entry)["xxh3"] = found->second;
-    if (manifest.is_object()) write_file(path_ / manifest_name, to_text(manifest));
+    if (manifest.is_object()) write_file(path_ / manifest_name, to_text(manifest, 2) + "\n");
 }
 
 }  // namespace train_gpt

@@ -44,15 +44,12 @@ void lower_priority_of_thread() {
     ::syscall(SYS_ioprio_set, this_thread, 0, best_effort | last);
 }
 
-std::string to_text(const Json& json, int indent = -1) {
-    return json.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
 
 /// verified.json; an empty object where there is none. One that cannot be used stands for a run of which nothing was
 /// verified: all is read again, and no checkpoint rests on verified data.
 Json read_kept(const fs::path& file) {
     if (!fs::exists(file)) return Json::object();
-    const Json json = Json::parse(MappedFile(file).text(), nullptr, false);
+    const Json json = try_parse_json(MappedFile(file).text());
     const bool is_usable = json.is_object() && json.contains("files") && json["files"].is_array();
     return is_usable ? json : Json{{"sound_step", 0}};
 }
@@ -77,7 +74,7 @@ ShardWatch::Stamp ShardWatch::stamp_of(const fs::path& path) {
 ShardWatch::ShardWatch(const RunFolder& folder, const std::vector<WatchedShard>& shards,
                        int64_t first_step, const World& world)
     : folder_(folder), world_(world), sound_step_(first_step) {
-    const Json known = Json::parse(first_for_all(world, [&] { return known_of(shards); }));
+    const Json known = parse_json(first_for_all(world, [&] { return known_of(shards); }));
     if (known["sound_step"].is_number_integer())
         sound_step_ = std::min(sound_step_, known["sound_step"].get<int64_t>());
     const auto rank = static_cast<size_t>(world.rank()), ranks = static_cast<size_t>(world.size());
@@ -237,7 +234,7 @@ std::optional<ShardWatch::Damage> ShardWatch::settle() {
     std::optional<Damage> damage;
     std::vector<Json> all;
     for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
-        const Json& of = all.emplace_back(Json::parse(of_ranks[rank]));
+        const Json& of = all.emplace_back(parse_json(of_ranks[rank]));
         if (!of.contains("damage") || (damage && damage->trained)) continue;
         const std::string who = of_ranks.size() > 1 ? concat("rank ", rank, ": ") : "";
         damage = {who + of["damage"]["message"].get<std::string>(), of["damage"]["trained"]};

@@ -23,8 +23,7 @@
 #include <thread>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
+#include "base/json_text.h"
 #include "dataloader/verify.h"
 #include "parallel/world.h"
 #include "training/run_folder.h"
@@ -87,14 +86,14 @@ class ShardWatch {
         std::string hash;
     };
     static Stamp stamp_of(const std::filesystem::path& path);
-    static std::optional<Verified> verified_from(const nlohmann::ordered_json& entry);
+    static std::optional<Verified> verified_from(const Json& entry);
     std::string known_of(const std::vector<WatchedShard>& shards);
     void read_shards(const std::function<void(double)>& pause, const std::function<bool()>& stop);
     void verify(size_t shard, const Stamp& stamp, const std::string& hash);
     void find_damage(size_t shard, const std::string& message);  // with mutex_ held
     void in_background();
     void end_thread();
-    void keep(const std::vector<nlohmann::ordered_json>& of_ranks);
+    void keep(const std::vector<Json>& of_ranks);
 
     const RunFolder& folder_;
     const World& world_;
@@ -105,7 +104,7 @@ class ShardWatch {
     std::unique_ptr<FileReading> reading_;  // of the next, when it has begun
     Stamp stamp_;                           // of that
     // Of rank 0: the entries of verified.json by path, and its text.
-    std::map<std::string, nlohmann::ordered_json> kept_;
+    std::map<std::string, Json> kept_;
     std::string written_;
 
     mutable std::mutex mutex_;

@@ -1,0 +1,17 @@
+#include "base/json_file.h"
+
+#include "base/file.h"
+
+namespace train_gpt {
+
+Json read_json(const std::filesystem::path& path) {
+    const MappedFile file(path);
+    try {
+        return parse_json(file.text());
+    } catch (const Json::exception& error) {
+        throw Error(path.string(), " ", describe_json_error(error, file.text()),
+                    "; restore it from a copy");
+    }
+}
+
+}  // namespace train_gpt
