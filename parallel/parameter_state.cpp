@@ -1,0 +1,129 @@
+#include "parallel/parameter_state.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "base/random.h"
+#include "device/copy.h"
+
+namespace train_gpt {
+
+namespace {
+
+float* state_of(const ParameterBuffers::Piece& piece, ParameterState::State state) {
+    switch (state) {
+        case ParameterState::State::master:
+            return piece.master;
+        case ParameterState::State::moment1:
+            return piece.m;
+        case ParameterState::State::moment2:
+            return piece.v;
+        case ParameterState::State::gradient:
+            break;
+    }
+    return piece.gradient;
+}
+
+}  // namespace
+
+void ParameterState::initialize(uint64_t seed) {
+    std::vector<float> values;
+    clear_padding();
+    for (int i = 0; i < static_cast<int>(buffers_.parameters().size()); ++i) {
+        const Parameter& p = buffers_.parameters()[static_cast<size_t>(i)];
+        const RandomStream random(seed, RandomPurpose::init, static_cast<uint32_t>(i), 0);
+        values.assign(static_cast<size_t>(p.numel()), p.init_mean);
+        if (p.init_std > 0) random.fill_normal(values.data(), p.numel(), p.init_std, p.init_mean);
+        set(i, values);
+        if (!buffers_.training()) continue;
+        std::fill(values.begin(), values.end(), 0.0f);
+        write(State::moment1, i, 0, values);
+        write(State::moment2, i, 0, values);
+    }
+}
+
+void ParameterState::clear_padding() {
+    constexpr int64_t piece_elements = 1 << 16;
+    const std::vector<float> zeros(piece_elements, 0.0f);
+    for (int i = 0; i < static_cast<int>(buffers_.parameters().size()); ++i) {
+        const Parameter& p = buffers_.parameters()[static_cast<size_t>(i)];
+        for (int64_t first = p.numel(); first < p.padded_numel(); first += piece_elements) {
+            const auto piece = std::span(zeros).first(
+                static_cast<size_t>(std::min(piece_elements, p.padded_numel() - first)));
+            write(State::master, i, first, piece);
+            write(State::moment1, i, first, piece);
+            write(State::moment2, i, first, piece);
+        }
+    }
+}
+
+void ParameterState::set(int i, std::span<const float> values) {
+    assert(static_cast<int64_t>(values.size()) ==
+           buffers_.parameters()[static_cast<size_t>(i)].numel());
+    write(State::master, i, 0, values);
+}
+
+void ParameterState::get(int i, std::span<float> values) const {
+    read_weights(i, 0, values);
+    read(State::master, i, 0, values);
+}
+
+void ParameterState::write(State which, int i, int64_t first, std::span<const float> values) {
+    if (which == State::master) write_weights(i, first, values);
+    for (const ParameterBuffers::Piece& piece : buffers_.pieces_of(i)) {
+        const Range part = intersection(piece.range, {first, std::ssize(values)});
+        if (part.n == 0) continue;
+        copy_now(buffers_.device(), state_of(piece, which) + (part.first - piece.range.first),
+                 values.data() + (part.first - first), static_cast<size_t>(part.n) * sizeof(float));
+    }
+}
+
+void ParameterState::write_weights(int i, int64_t first, std::span<const float> values) {
+    char* const to = address_of_weight(i, first);
+    if (buffers_.dtype() == DType::fp32) {
+        copy_now(buffers_.device(), to, values.data(), values.size_bytes());
+        return;
+    }
+    constexpr size_t piece_elements = 1 << 20;
+    std::vector<bf16> rounded(std::min(piece_elements, values.size()));
+    for (size_t done = 0; done < values.size(); done += rounded.size()) {
+        const size_t n = std::min(rounded.size(), values.size() - done);
+#pragma omp parallel for schedule(static)
+        for (size_t k = 0; k < n; ++k) rounded[k] = bf16(values[done + k]);
+        copy_now(buffers_.device(), to + done * sizeof(bf16), rounded.data(), n * sizeof(bf16));
+    }
+}
+
+void ParameterState::read(State which, int i, int64_t first, std::span<float> values) const {
+    for (const ParameterBuffers::Piece& piece : buffers_.pieces_of(i)) {
+        const Range part = intersection(piece.range, {first, std::ssize(values)});
+        if (part.n == 0) continue;
+        copy_now(buffers_.device(), values.data() + (part.first - first),
+                 state_of(piece, which) + (part.first - piece.range.first),
+                 static_cast<size_t>(part.n) * sizeof(float));
+    }
+}
+
+void ParameterState::read_weights(int i, int64_t first, std::span<float> values) const {
+    const char* const from = address_of_weight(i, first);
+    if (buffers_.dtype() == DType::fp32) {
+        copy_now(buffers_.device(), values.data(), from, values.size_bytes());
+        return;
+    }
+    std::vector<bf16> rounded(values.size());
+    copy_now(buffers_.device(), rounded.data(), from, rounded.size() * sizeof(bf16));
+    std::transform(rounded.begin(), rounded.end(), values.begin(),
+                   [](bf16 v) { return to_float(v); });
+}
+
+std::span<const float> ParameterState::host_view(const ParameterBuffers::Piece& piece, State which,
+                                                 std::vector<float>& copied) const {
+    const size_t n = static_cast<size_t>(piece.range.n);
+    const float* const from = state_of(piece, which);
+    if (!buffers_.device().is_cuda()) return {from, n};
+    copied.resize(n);
+    copy_now(buffers_.device(), copied.data(), from, n * sizeof(float));
+    return copied;
+}
+
+}  // namespace train_gpt

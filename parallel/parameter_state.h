@@ -1,0 +1,49 @@
+// Weights and optimizer state from and to the host: initial values, files.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "parallel/parameter_buffers.h"
+
+namespace train_gpt {
+
+class ParameterState {
+  public:
+    /// `buffers` must live longer than the object.
+    explicit ParameterState(const ParameterBuffers& buffers) : buffers_(buffers) {}
+
+    /// Initial values from the registry: normal(init_mean, init_std) by Philox keyed by (seed,
+    /// parameter, element); moments zero, padding zero.
+    void initialize(uint64_t seed);
+    /// Sets parameter i from its logical elements: master and weight, padding zero.
+    void set(int i, std::span<const float> values);
+    /// The logical elements of parameter i in fp32: the master where this rank holds it, else the
+    /// weight.
+    void get(int i, std::span<float> values) const;
+    /// Weights of parameter i from element `first` on, for the host, behind all work on the device.
+    void read_weights(int i, int64_t first, std::span<float> values) const;
+
+    enum class State : uint8_t { master, moment1, moment2, gradient };
+    /// Elements first … of a state of parameter i, from and to the host, behind all work on the
+    /// device. Of values for elements that are not this rank's, read() leaves the places as they
+    /// are, and write() takes none. What is written to the masters is rounded into the weights,
+    /// also of elements that are not this rank's.
+    void read(State state, int i, int64_t first, std::span<float> values) const;
+    void write(State state, int i, int64_t first, std::span<const float> values);
+    /// A state of a piece for the host to read: in place, or from a GPU copied into `copied`.
+    std::span<const float> host_view(const ParameterBuffers::Piece& piece, State state,
+                                     std::vector<float>& copied) const;
+    /// Zeroes what lies behind the logical elements of weights and states.
+    void clear_padding();
+
+  private:
+    void write_weights(int i, int64_t first, std::span<const float> values);
+    char* address_of_weight(int i, int64_t element) const {
+        return buffers_.weight_address(buffers_.layout().offset(i) + element);
+    }
+
+    const ParameterBuffers& buffers_;
+};
+
+}  // namespace train_gpt
