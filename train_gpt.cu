@@ -38,13 +38,13 @@
 namespace train_gpt {
 namespace {
 
-/// The training loop: steps up to the schedule's end, or to what ends the run before.
+/// The training loop: runs steps until the schedule ends or something ends the run earlier.
 void train_steps(Run& run) {
     Trainer& trainer = run.trainer();
     TrainLoader& loader = run.loader();
     const int micro_batches = loader.micro_batches();
     while (run.goes_on()) {
-        // One step: the gradients of this rank's micro-batches summed, then one update by all ranks
+        // One step: sum the gradients of this rank's micro-batches, then update once on all ranks
         run.begin_step();
         int i = 0;
         for (; i < micro_batches && run.begin_micro_batch(i); ++i) {
@@ -57,12 +57,12 @@ void train_steps(Run& run) {
             run.drop_step();
             break;
         }
-        // A rank with fewer of them takes part in what the others exchange in their last one.
+        // A rank with fewer micro-batches takes part in the exchange during the others' last one.
         for (; i < loader.most_micro_batches(); ++i)
             trainer.parameters.skip_micro_batch(trainer.stream);
         run.update();
 
-        // What came of the steps so far; then what is due between two of them
+        // Outcomes of the steps so far, then whatever is due between two steps
         const Run::Pause pause = run.next_pause();
         const bool gradients_finite = run.settle(pause.any());
         if (!gradients_finite) break;
@@ -70,7 +70,7 @@ void train_steps(Run& run) {
             run.begin_pause(pause);
             if (pause.evaluates && !run.evaluate()) break;
             if (pause.samples) run.sample();
-            // After the rest, so that what the log says up to a checkpoint is complete
+            // Last, so that the log is complete up to the checkpoint
             if (pause.saves) run.save();
             run.end_pause();
         }
@@ -79,18 +79,18 @@ void train_steps(Run& run) {
     run.settle(true);
 }
 
-/// Trains as one of the world's ranks, with whom `group` exchanges. `given` is the configuration as
-/// it is kept in the run's folder.
+/// Trains as one of the world's ranks, which communicate through `group`. `given` is the
+/// configuration as the run's folder keeps it.
 int train(const CommandLine& line, const Config& given, const Device& device, const World& world,
           Communicator& group) {
     const bool first_rank = world.rank() == 0;
     const int ranks = world.size();
     select_kernels(given);
-    // mpirun shows its ranks a terminal also where its own output goes to a file.
+    // mpirun gives its ranks a terminal even when its own output goes to a file.
     const bool by_lines = given.log.progress == "auto" && ranks > 1;
     Progress progress(by_lines ? "lines" : given.log.progress, first_rank);
 
-    // Data: what the run reads, the same on all ranks, and whether anything is left to do
+    // Data: what the run reads, which is the same on all ranks, and whether any steps are left
     const RunData data(given, line.config);
     const int64_t steps = data.steps();
     require_same(world, data.facts(given, device));
@@ -101,7 +101,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
         return 0;
     }
 
-    // Memory: all of it, now
+    // Memory: all of it is allocated here
     const Decisions decided = decide(given, data.shape(), device, world);
     Config config = given;
     config.batch.micro_batch = decided.micro_batch;
@@ -116,7 +116,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     const Choices choices = choose_kernels(trainer, config, decided, world);
     trainer.parameters.connect(group, &trainer.clock);
 
-    // Weights: the newest checkpoint's with its optimizer, or those that a new run starts from
+    // Weights: the newest checkpoint's, with its optimizer state, or the initial ones of a new run
     const RunFolder folder(given.run_dir, world);
     const std::optional<int64_t> resumed = resume(given, data, trainer, world, progress);
     if (!resumed) initialize_weights(given, data, trainer, world, progress);
@@ -130,8 +130,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     if (first_rank && left > 0)
         record_start(folder, {given, decided.kept, choices, resumed.has_value()}, progress);
 
-    // Steps: their batches, what watches over the data, what is said of the run before and during
-    // them
+    // Steps: their batches, the verification of the data, and the reports before and during them
     ShardWatch watch(folder, data.shards(), first_step, world);
     LoaderOptions loading = loader_options(config, first_step, world.rank(), ranks);
     if (data.tokenizer()) loading.end_of_text = data.tokenizer()->end_of_text();
@@ -219,8 +218,7 @@ int run(const CommandLine& line) {
     }
 }
 
-/// Whether a command is run for what it prints. Others do their work although nobody may read what
-/// they say of it.
+/// Whether a command is run for its output. Other commands succeed even if their output is lost.
 bool prints_its_result(const CommandLine& line) {
     using enum CommandLine::Command;
     for (const auto command : {none, config, plan, sample, eval, selfcheck, verify})
@@ -243,7 +241,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
     train_gpt::limit_openmp_spinning(argv);
-    // A file beyond `ulimit -f` is an error of write(), as a full disk is.
+    // Makes a file larger than `ulimit -f` an error of write(), like a full disk.
     std::signal(SIGXFSZ, SIG_IGN);
     try {
         return train_gpt::run(argc, argv);

@@ -11,7 +11,7 @@ enum class DType : uint8_t {
     bf16,
     int32,
     fp64
-};  // fp64: for collectives; no kernel takes it
+};  // fp64: only for collectives; no kernel takes it
 
 constexpr size_t size_of(DType dtype) {
     return dtype == DType::bf16 ? 2 : dtype == DType::fp64 ? 8 : 4;

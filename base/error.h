@@ -18,14 +18,14 @@ std::string concat(const Args&... args) {
     return text.str();
 }
 
-/// Lines of our own making in a message, such as a table: their newlines stay.
+/// Text that the program itself formats as lines, such as a table: its newlines are kept.
 struct Lines {
     std::string text;
 };
 
-/// A failure that the user can understand and fix: one sentence with what, where and how to fix
-/// it. main() prints it on one line and exits with code 1. What it quotes may come from anywhere:
-/// texts among its arguments are made printable, on one line, but for literals and Lines.
+/// A failure that the user can understand and fix: one sentence that says what is wrong, where, and
+/// how to fix it. main() prints it on one line and exits with code 1. Arguments may quote text from
+/// anywhere: all strings except literals and Lines are made printable on one line.
 class Error : public std::runtime_error {
   public:
     template <class... Args>
@@ -42,8 +42,9 @@ class Error : public std::runtime_error {
     }
 };
 
-/// What to say of any exception: an Error's own sentence; one of ours for memory and files where
-/// the standard library's would be about its functions.
+/// The message to print for any exception. An Error has its own sentence. Exceptions of the
+/// standard library about memory and files get a sentence here, because theirs would be about
+/// library functions.
 std::string message_of(const std::exception& error);
 
 /// A command line that cannot be understood: main() exits with code 2.

@@ -1,5 +1,4 @@
-// Files as the project uses them: read-only maps, whole reads, and writes that appear only when
-// complete.
+// File access for the whole project: read-only maps, and writes that appear only when complete.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -35,28 +34,28 @@ class MappedFile {
     size_t size_ = 0;
 };
 
-/// A file that comes into being whole: bytes go to `path` + ".tmp" beside it; commit() flushes,
-/// fsyncs and renames. Destroyed without commit(), it removes the temporary file and leaves what
-/// was at `path` alone. Every failed call (disk full, read-only folder) throws Error with the path
-/// and the system's reason.
+/// A file that appears only when complete: bytes go to `path` + ".tmp" in the same folder; commit()
+/// flushes, fsyncs and renames. Destroyed without commit(), it removes the temporary file and
+/// leaves what was at `path` alone. Every failed call (disk full, read-only folder) throws Error
+/// with the path and the system's reason.
 class AtomicFile {
   public:
     explicit AtomicFile(std::filesystem::path path);
-    /// Goes on behind the first `size` bytes of a file whose writer has synced that many and is gone,
-    /// whether it had come to commit() or not. Throws Error when there are fewer.
+    /// Continues after the first `size` bytes of a file whose previous writer had synced at least
+    /// that many before it ended, with or without commit(). Throws Error when the file is shorter.
     AtomicFile(std::filesystem::path path, uint64_t size);
     ~AtomicFile();
     AtomicFile(const AtomicFile&) = delete;
     AtomicFile& operator=(const AtomicFile&) = delete;
 
-    /// Has at most about a gigabyte in the system's memory and not on disk, so that no call takes long.
+    /// Appends bytes. Flushes to disk after each gigabyte, so that no single flush takes long.
     void write(std::span<const std::byte> bytes);
     void write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
     /// Overwrites bytes written earlier (a header whose counts are known at the end).
     void write_at(uint64_t offset, std::span<const std::byte> bytes);
     uint64_t size() const { return size_; }
-    /// Has everything written so far on disk, and from now on leaves the temporary file when it is
-    /// destroyed without commit(): for another to go on with.
+    /// Flushes everything written so far to disk. From then on, destruction without commit() keeps
+    /// the temporary file, so that a later writer can continue it.
     void sync();
     void commit();
 
@@ -76,14 +75,14 @@ void write_file(const std::filesystem::path& path, std::string_view text);
 void sync_directory(const std::filesystem::path& directory);
 
 /// The existing regular files that a shell glob ("data/train_*.bin") matches, sorted by name.
-/// A pattern without wildcards must exist. Throws Error when nothing matches, or a match is a
-/// directory.
+/// A pattern without wildcards must name an existing file. Throws Error when nothing matches, or
+/// when a match is not a regular file.
 std::vector<std::filesystem::path> glob_files(const std::string& pattern);
 
-/// Called now and then by what takes long, for others to see that it goes on.
+/// Called from time to time during long work, to show that it is still making progress.
 using Pulse = std::function<void()>;
 
-/// 64-bit xxHash (XXH3) of bytes, and of a file's, as 16 hex digits.
+/// 64-bit xxHash (XXH3) of bytes or of a file's contents, as 16 hex digits.
 std::string hash_text(std::string_view bytes);
 std::string hash_file(const std::filesystem::path& path, const Pulse& pulse = {});
 

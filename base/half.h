@@ -9,8 +9,8 @@ struct fp16 {
     uint16_t bits = 0;
 
     fp16() = default;
-    /// Rounds to nearest, ties to even: to infinity from 65520 on, to multiples of 2^-24 below 2^-14.
-    /// A NaN becomes a quiet NaN.
+    /// Rounds to nearest, ties to even: magnitudes from 65520 up become infinity, those below
+    /// 2^-14 become multiples of 2^-24. A NaN becomes a quiet NaN.
     explicit fp16(float value) {
         const uint32_t word = std::bit_cast<uint32_t>(value), magnitude = word & 0x7fffffffu;
         uint32_t half;
@@ -19,7 +19,7 @@ struct fp16 {
         } else if (magnitude >= 0x477ff000u) {
             half = 0x7c00u;
         } else if (magnitude < 0x38800000u) {
-            // Floats from 0.5 on are 2^-24 apart, so that the addition rounds.
+            // Floats in [0.5, 1) are 2^-24 apart, so the addition does the rounding.
             half = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) -
                    std::bit_cast<uint32_t>(0.5f);
         } else {

@@ -1,4 +1,4 @@
-// XXH3 of bytes that come in pieces.
+// Incremental XXH3.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -15,7 +15,7 @@ class Hash {
     Hash& operator=(Hash&&) noexcept;
 
     void add(std::span<const std::byte> bytes);
-    /// Of all bytes so far, as hash_text() (base/file.h) gives it: 16 hex digits.
+    /// The hash of all bytes so far, as hash_text() (base/file.h) gives it: 16 hex digits.
     std::string digest() const;
 
   private:

@@ -1,4 +1,4 @@
-// Reading JSON files of known keys, with errors that name file and key.
+// Reading JSON files with known keys. Errors name the file and the key.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -12,12 +12,12 @@ namespace train_gpt {
 /// Throws Error when the file is not JSON.
 Json read_json(const std::filesystem::path& path);
 
-/// The value of a key. Throws Error when it is missing or no T.
+/// The value of a key. Throws Error when it is missing or not a T.
 template <class T>
 T field(const Json& json, const char* key, const std::filesystem::path& path) {
     try {
         const Json& value = json.at(key);
-        // The library would take 2.5, true and numbers that do not fit for integers.
+        // The library would convert 2.5, true and numbers beyond 64 bits to integers.
         if (!std::is_integral_v<T> || std::is_same_v<T, bool> || value.is_number_integer())
             return value.get<T>();
     } catch (const Json::exception&) {
@@ -26,7 +26,7 @@ T field(const Json& json, const char* key, const std::filesystem::path& path) {
                 "\"; is this the folder of a GPT-2 model or checkpoint?");
 }
 
-/// The value of a key that may be missing or null.
+/// The value of a key, or `fallback` when it is missing or null.
 template <class T>
 T optional_field(const Json& json, const char* key, T fallback, const std::filesystem::path& path) {
     if (!json.contains(key) || json[key].is_null()) return fallback;

@@ -10,10 +10,10 @@ namespace {
 
 struct Character {
     uint32_t code = 0;
-    size_t length = 0;  // in bytes; 0: no valid UTF-8
+    size_t length = 0;  // in bytes; 0: not valid UTF-8
 };
 
-/// The character that a text, which is not empty, begins with (Unicode 15, table 3-7).
+/// The first character of a non-empty text (Unicode 15, table 3-7).
 Character first_character(std::string_view text) {
     const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
     const unsigned char lead = byte(0);

@@ -1,5 +1,5 @@
-// Random numbers as functions, not sequences: every value follows from (seed, purpose, tensor, step, index) alone, whatever
-// the number of threads or ranks and the order of the calls.
+// Random numbers as functions, not sequences: every value depends only on (seed, purpose, tensor,
+// step, index), not on the number of threads or ranks or on the order of the calls.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -8,8 +8,9 @@ namespace train_gpt {
 
 using uint32x4 = std::array<uint32_t, 4>;
 
-/// Philox4x32-10, a counter-based generator: a keyed bijection of 128-bit counters whose outputs pass as independent random
-/// words. Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+/// Philox4x32-10, a counter-based generator: a keyed bijection of 128-bit counters whose outputs
+/// pass as independent random words. Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy
+/// as 1, 2, 3", SC 2011.
 inline uint32x4 philox(std::array<uint32_t, 2> key, uint32x4 counter) {
     for (int round = 0; round < 10; ++round) {
         const uint64_t product0 = uint64_t{0xd2511f53u} * counter[0];
@@ -24,10 +25,10 @@ inline uint32x4 philox(std::array<uint32_t, 2> key, uint32x4 counter) {
     return counter;
 }
 
-/// What random numbers are for. The values are part of what a seed means: append, never renumber.
+/// What random numbers are for. A seed's results depend on these values: append, never renumber.
 enum class RandomPurpose : uint32_t { init = 0, sampling = 1, data = 2, synthetic = 3, test = 4 };
 
-/// The random numbers of one purpose, tensor and step; index counts its elements.
+/// The random numbers of one purpose, tensor and step, indexed by element.
 class RandomStream {
   public:
     RandomStream(uint64_t seed, RandomPurpose purpose, uint32_t tensor, uint64_t step);
@@ -38,7 +39,7 @@ class RandomStream {
     /// Standard normal by Box & Muller (1958); |value| < 6.8.
     float normal(uint64_t index) const;
 
-    /// out[i] = mean + stddev·normal(first_index + i), by all threads.
+    /// out[i] = mean + stddev·normal(first_index + i), computed by all threads.
     void fill_normal(float* out, int64_t n, float stddev, float mean = 0.0f,
                      uint64_t first_index = 0) const;
 

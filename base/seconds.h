@@ -1,4 +1,4 @@
-// Wall-clock time that has passed.
+// Elapsed wall-clock time.
 #pragma once
 #include <chrono>
 

@@ -1,4 +1,4 @@
-// A tensor: a view of contiguous, row-major memory that somebody else (an Arena) owns.
+// A tensor: a view of contiguous, row-major memory owned by something else (an Arena).
 #pragma once
 #include <cassert>
 #include <cstdint>
@@ -34,8 +34,7 @@ struct Tensor {
     }
     size_t bytes() const { return static_cast<size_t>(numel()) * size_of(dtype); }
 
-    /// Columns of the matrix that the last dimension spans, and its rows: all other dimensions
-    /// together.
+    /// The tensor as a matrix: its columns are the last dimension, its rows all others together.
     int64_t cols() const { return rank ? shape[rank - 1] : 1; }
     int64_t rows() const { return rank ? numel() / shape[rank - 1] : 1; }
 
@@ -53,7 +52,7 @@ struct Tensor {
         return {start, dtype, {count, cols()}};
     }
 
-    /// The same memory under another shape of the same size.
+    /// The same memory with another shape of the same size.
     Tensor reshaped(std::initializer_list<int64_t> new_shape) const {
         Tensor view(data, dtype, new_shape);
         assert(view.numel() == numel());
@@ -61,9 +60,10 @@ struct Tensor {
     }
 };
 
-/// Where a weight gradient goes, given by parallel/; kernels write weight gradients nowhere else.
-/// Same layout as the weight. accumulate = false (the first micro-batch of a step) overwrites every
-/// element the kernel computes. A default sink stands for an absent optional gradient.
+/// The destination of a weight gradient, provided by parallel/; kernels write weight gradients
+/// nowhere else. It has the layout of the weight. accumulate = false (the first micro-batch of a
+/// step) overwrites every element that the kernel computes. A default sink stands for an absent
+/// optional gradient.
 struct GradientSink {
     void* data = nullptr;
     DType dtype = DType::fp32;

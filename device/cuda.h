@@ -1,4 +1,4 @@
-// The CUDA device: what device.cpp and memory.cpp hand on to. What every X.cu stands on is in cuda_queue.h.
+// The CUDA functions that device.cpp and memory.cpp call. cuda_queue.h has what every X.cu needs.
 #pragma once
 #ifdef TRAIN_GPT_CUDA
 #include <cstddef>
@@ -14,14 +14,15 @@ namespace train_gpt::cuda {
 
 /// Why GPU `index` cannot be used, as the end of a sentence; empty when it can.
 std::string obstacle(int index);
-/// A name for each GPU that this process can see, by index: the same in all processes of a host, whatever they can see.
+/// A name for each GPU that this process can see, by index. A GPU has the same name in all
+/// processes of a host, whichever GPUs they can see.
 std::vector<std::string> identities();
 std::string device_name(const Device& device);
 std::string describe_devices();
 uint64_t memory_available(const Device& device);
 
-/// Records what `submit` submits to the stream as a graph and runs that. Throws Error where it allocates or waits for the
-/// device, which a step may not.
+/// Captures the work that `submit` submits to the stream as a graph, and runs the graph. Throws
+/// Error when `submit` allocates or waits for the device, which a step must not do.
 void run_captured(Stream& stream, const std::function<void()>& submit);
 
 std::shared_ptr<Queue> open_queue(const Device& device, bool high_priority = false);
@@ -30,10 +31,10 @@ std::shared_ptr<void> create_event(const Device& device, bool timing = false);
 void record(void* event, Stream& stream);
 void wait(void* event);
 void hold(void* event, Stream& stream);
-/// Waits for both, which were created with timing.
+/// Waits for both events. They must have been created with timing.
 double seconds_between(void* first, void* last);
 
-/// Null when the device, or for pinned memory the host, has not enough.
+/// Null when there is not enough memory on the device or, for pinned memory, on the host.
 void* allocate(const Device& device, size_t bytes);
 void release(const Device& device, void* memory);
 void* allocate_pinned(const Device& device, size_t bytes);

@@ -1,5 +1,5 @@
-// What every X.cu stands on: checked calls of the CUDA runtime, and the queue of a Stream. Files with kernels are
-// read once for each architecture and twice more, so this header includes little.
+// What every X.cu needs: checked calls of the CUDA runtime, and the queue of a Stream. The compiler
+// parses a file with kernels once per architecture and twice more, so this header includes little.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -21,7 +21,7 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
     if (status != cudaSuccess) fail(status, call, file, line);
 }
 
-/// What CUDA can tell about a device that kernels choose by.
+/// Properties of a device by which kernels choose how to run.
 struct DeviceLimits {
     int multiprocessors = 0;
     int architecture = 0;               // 80, 90, …
@@ -39,8 +39,8 @@ class Queue {
     cudaStream_t stream() const { return stream_; }
     const DeviceLimits& limits() const { return limits_; }
 
-    /// What an operation keeps for this queue, such as a library's handle and plans: a T, made of the queue when it is
-    /// first asked for. Not for two threads at once.
+    /// An object that an operation keeps for this queue, such as a library handle and its plans: a
+    /// T, constructed from the queue on first use. Not thread-safe.
     template <class T>
     T& kept() {
         static char key;  // its address stands for T

@@ -1,4 +1,5 @@
-// This file must run on CPUs that lack what the kernels are compiled for, because it is where that is found out.
+// This file must run on CPUs without the instruction sets that the kernels are compiled for,
+// because it checks for them.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC target("no-avx,no-bmi,no-bmi2,no-lzcnt,no-popcnt,no-movbe,no-sse4.1,no-adx")
 #endif
@@ -73,7 +74,7 @@ std::string names_of(uint64_t sets) {
     return names;
 }
 
-/// The number behind `key` in a file of "key value" lines such as /proc/meminfo or memory.stat.
+/// The number after `key` in a file of "key value" lines such as /proc/meminfo or memory.stat.
 bool read_key(const fs::path& path, const std::string& key, uint64_t& value) {
     std::ifstream file(path);
     std::string word;
@@ -88,8 +89,9 @@ bool read_number(const fs::path& path, uint64_t& value) {
     return static_cast<bool>(file >> value);
 }
 
-/// The folders in which this process's control groups may be found, innermost first: those of version 2, and those
-/// of `controller` in version 1. Inside a container the path that /proc shows may not exist; the root then counts.
+/// The folders where this process's control groups may be found, innermost first: those of version
+/// 2, and those of `controller` in version 1. Inside a container the path that /proc shows may not
+/// exist; then only the root applies.
 std::vector<fs::path> control_groups(const std::string& controller) {
     std::vector<fs::path> folders;
     std::ifstream file("/proc/self/cgroup");
@@ -119,7 +121,7 @@ std::vector<fs::path> control_groups(const std::string& controller) {
     return folders;
 }
 
-/// Whole cores' worth of time that the control groups grant; the largest int without a limit.
+/// The CPU time that the control groups grant, in whole cores, at least 1; 10⁹ without a limit.
 int core_quota() {
     double cores = 1e9;
     for (const fs::path& folder : control_groups("cpu")) {
@@ -140,7 +142,8 @@ int team_size() {
         const long threads = std::strtol(wanted, nullptr, 10);
         if (threads > 0 && threads < 100000) return static_cast<int>(threads);
     }
-    // What libgomp counted when it was loaded: with OMP_PROC_BIND it has bound this thread to one core since.
+    // libgomp counted the processors when it was loaded. With OMP_PROC_BIND it has since bound this
+    // thread to one core, so the current affinity mask would be too small.
     return std::min(omp_get_num_procs(), core_quota());
 }
 
@@ -160,7 +163,7 @@ void find_memory(CpuInfo& info) {
         } else {
             continue;
         }
-        // Cached file pages count as usage, but the kernel gives them up when memory is wanted.
+        // Cached file pages count as usage, but the kernel frees them when memory is needed.
         const uint64_t held = usage - std::min(usage, cached);
         info.memory_total = std::min(info.memory_total, limit);
         info.memory_available = std::min(info.memory_available, limit - std::min(limit, held));
@@ -190,7 +193,7 @@ uint64_t cpu_instruction_sets() {
     if (bit(c, 23)) sets |= isa_popcnt;
     if (bit(c, 22)) sets |= isa_movbe;
 
-    // XCR0: which register files the operating system saves; without that their instructions fault.
+    // XCR0: the register files that the operating system saves. Instructions that use others fault.
     unsigned xcr0 = 0;
     if (bit(c, 27)) {
         unsigned high = 0;
@@ -265,7 +268,7 @@ void Stream::require_scratch(size_t bytes) const {
 
 namespace {
 
-/// A process that was started through /proc/self/exe is called "exe"; from now on as its program is.
+/// A process started through /proc/self/exe is named "exe"; renames it after its program.
 void restore_process_name(const char* program) {
     constexpr size_t longest_name = 15;
     char name[longest_name + 1] = "";
@@ -280,7 +283,7 @@ void limit_openmp_spinning(char** argv) {
     if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
     ::setenv("GOMP_SPINCOUNT", "1000", 1);
     ::execv("/proc/self/exe",
-            argv);  // returns only where it is not possible: then all stays as it was
+            argv);  // returns only on failure; then nothing has changed
 }
 
 Stream::Stream(Device device_, [[maybe_unused]] bool planning, [[maybe_unused]] Priority priority)
@@ -335,7 +338,7 @@ Device open_device(const std::string& wanted, [[maybe_unused]] int gpu) {
         throw Error("device is \"", wanted, "\", but must be \"auto\", \"cpu\" or \"cuda\"");
     }
     require_cpu_features();
-    // libgomp by itself follows OMP_NUM_THREADS and the affinity mask, but not a container's share of time.
+    // libgomp respects OMP_NUM_THREADS and the affinity mask, but not a container's CPU quota.
     omp_set_num_threads(team_size());
     if (wanted == "cpu") return {};
 #ifdef TRAIN_GPT_CUDA

@@ -1,4 +1,4 @@
-// The CUDA side of device.h and memory.h: finding a GPU that can be used, queues, events and memory.
+// The CUDA side of device.h and memory.h: checks for a usable GPU, queues, events and memory.
 #include <algorithm>
 #include <sstream>
 
@@ -38,7 +38,7 @@ std::string obstacle(int index) {
     const cudaError_t status = cudaGetDeviceCount(&count);
     int driver = 0;
     cudaDriverGetVersion(&driver);
-    cudaGetLastError();  // what was reported is answered here
+    cudaGetLastError();  // clears the error, which is handled here
     if (status == cudaErrorInsufficientDriver)
         return driver == 0 ? std::string("there is no NVIDIA driver here")
                            : concat("the NVIDIA driver is too old: it speaks CUDA ",
@@ -82,7 +82,7 @@ std::vector<std::string> identities() {
     for (int i = 0; i < count; ++i) {
         cudaDeviceProp properties{};
         CUDA_CHECK(cudaGetDeviceProperties(&properties, i));
-        // The slot tells GPUs apart, the number also parts of one (MIG).
+        // The PCI address distinguishes GPUs; the UUID also distinguishes the MIG instances of one.
         std::ostringstream name;
         name << std::hex << properties.pciDomainID << ':' << properties.pciBusID << '.'
              << properties.pciDeviceID << ' ';
@@ -124,7 +124,7 @@ uint64_t memory_available(const Device& device) {
     CUDA_CHECK(cudaSetDevice(device.index));
     size_t free = 0, total = 0;
     CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    // Kernels are loaded into the same memory when they first run, ours and the libraries'.
+    // Our kernels and those of libraries are loaded into the same memory when they first run.
     constexpr size_t for_kernels = size_t{512} << 20;
     return free - std::min(free, for_kernels);
 }
@@ -143,9 +143,9 @@ Queue::Queue(const Device& device, bool high_priority) {
                                             high_priority ? highest : lowest));
 }
 
-// Errors were reported by the call before; a destructor has nobody to tell.
+// Ignores errors: earlier calls have reported them, and a destructor cannot.
 Queue::~Queue() {
-    while (!kept_.empty()) kept_.pop_back();  // before the stream that a library was opened for
+    while (!kept_.empty()) kept_.pop_back();  // before the stream that the library handles use
     if (stream_) cudaStreamDestroy(stream_);
 }
 
@@ -210,7 +210,7 @@ double seconds_between(void* first, void* last) {
 
 namespace {
 
-/// An allocation's result; out of memory gives null, anything else that is wrong is an Error.
+/// The result of an allocation: null when out of memory. Any other failure throws Error.
 void* or_null(cudaError_t status, void* memory) {
     if (status == cudaErrorMemoryAllocation) {
         cudaGetLastError();

@@ -1,5 +1,6 @@
-// Devices and streams. A stream is an ordered queue of work on one device, with scratch memory that the work on it
-// shares. On the CPU work runs when it is submitted, by an OpenMP team; on CUDA later, while the host goes on.
+// Devices and streams. A stream is an ordered queue of work on one device, with scratch memory that
+// this work shares. On a CPU, an OpenMP team runs work when it is submitted; on a GPU, work runs
+// later, while the host continues.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -7,8 +8,8 @@
 #include <memory>
 #include <string>
 
-// X.cpp holds the CPU implementation of a contract and X.cu the CUDA one, in namespace cuda. The public function begins
-// with this macro, which hands the call on where the device is a GPU.
+// X.cpp holds the CPU implementation of a contract, and X.cu the CUDA one, in namespace cuda. The
+// public function begins with this macro, which forwards the call when the device is a GPU.
 #ifdef TRAIN_GPT_CUDA
 #define TRAIN_GPT_ON_CUDA(device_, call) \
     if ((device_).is_cuda()) return cuda::call
@@ -31,17 +32,18 @@ class Profiler;  // profile.h
 struct Cost;     // profile.h
 
 namespace cuda {
-class Queue;  // a cudaStream_t and the library handles that work on it needs; cuda.h
+class Queue;  // a cudaStream_t and the library handles that work on it needs; cuda_queue.h
 }
 
 struct Stream {
     Device device;
-    void* scratch = nullptr;   // 256-byte aligned; contents are undefined between kernels
+    void* scratch = nullptr;   // aligned by Arena::take(); undefined between kernels
     size_t scratch_bytes = 0;  // the largest X_scratch_bytes() of the kernels that run on it
 
-    enum class Priority : uint8_t { normal, high };  // of a GPU's streams, when several have work
+    /// Priority among a GPU's streams that have work at the same time.
+    enum class Priority : uint8_t { normal, high };
 
-    /// On CUDA opens a queue on the device, unless the stream is only to be planned with.
+    /// Opens a queue on a CUDA device, unless the stream is used only for planning.
     explicit Stream(Device device = {}, bool planning = false,
                     Priority priority = Priority::normal);
 
@@ -55,7 +57,7 @@ struct Stream {
     void synchronize();
 
     std::shared_ptr<cuda::Queue> queue;  // null on the CPU
-    Profiler* profiler = nullptr;        // who times the kernels; null: nobody
+    Profiler* profiler = nullptr;        // times the kernels; null: not timed
 
   private:
     void require_scratch(size_t bytes) const;
@@ -67,13 +69,15 @@ class Event {
     enum class Kind : uint8_t { order, timing };
 
     explicit Event(Device device = {}, Kind kind = Kind::order);
-    /// The point behind all work submitted to the stream so far.
+    /// Records the point after all work submitted to the stream so far.
     void record(Stream& stream);
-    /// The host waits until the recorded point is reached; at once when none was recorded.
+    /// Blocks the host until the recorded point is reached; returns immediately if none was
+    /// recorded.
     void wait() const;
-    /// Later work of the stream waits for the recorded point.
+    /// Makes later work of the stream wait for the recorded point.
     void hold(Stream& stream) const;
-    /// From one recorded point to this one, both of events for timing; waits for them.
+    /// Seconds from the recorded point of `earlier` to this one; waits for both. Both events must
+    /// be for timing.
     double seconds_since(const Event& earlier) const;
 
   private:
@@ -82,7 +86,8 @@ class Event {
     std::shared_ptr<void> event_;               // a cudaEvent_t
 };
 
-/// While it lives this thread submits a step, in which it may neither wait for a GPU nor allocate: what tries to is an Error.
+/// While an object of this class lives, its thread is submitting a step and may neither wait for a
+/// GPU nor allocate: an attempt throws Error.
 class StepSubmission {
   public:
     StepSubmission();
@@ -90,14 +95,14 @@ class StepSubmission {
     StepSubmission(const StepSubmission&) = delete;
     StepSubmission& operator=(const StepSubmission&) = delete;
 
-    /// Throws Error, which names what was tried, where such an object lives.
+    /// Throws Error that names `what` (the attempt) when this thread has such an object.
     static void require_none(const char* what);
 };
 
-/// What the CPU can do, by feature bits, and what of it this process may use.
+/// The CPU's features, and the threads and memory that this process may use.
 struct CpuInfo {
     std::string model;  // as the system names it, for display only
-    int threads = 1;    // OpenMP team size: OMP_NUM_THREADS, else the cores this process may run on
+    int threads = 1;    // OpenMP team size: OMP_NUM_THREADS, else the cores this process may use
     bool avx2 = false, avx512 = false, avx512_bf16 = false, amx_bf16 = false;
     uint64_t memory_total = 0,
              memory_available = 0;  // bytes; the smaller of the machine's and the cgroup's
@@ -106,20 +111,24 @@ struct CpuInfo {
 };
 CpuInfo cpu_info();
 
-/// First thing in main(): OpenMP threads that wait for work shall sleep after a few microseconds. By default libgomp's spin for
-/// milliseconds; where other programs want the cores too, a thread that spins takes the one its fellow waits for, and steps take
-/// several times as long. libgomp reads its settings from the environment when it is loaded, so the program starts itself
-/// again with GOMP_SPINCOUNT set, under the same name; does nothing where the user has set GOMP_SPINCOUNT or OMP_WAIT_POLICY.
+/// Must be called first in main(). Makes waiting OpenMP threads sleep after a few microseconds;
+/// libgomp's spin for milliseconds by default. When other programs also use the cores, a spinning
+/// thread occupies the core that another thread of its team needs, and steps take several times as
+/// long. libgomp reads its settings from the environment when it is loaded, so the program restarts
+/// itself with GOMP_SPINCOUNT set, under the same name. Does nothing when the user has set
+/// GOMP_SPINCOUNT or OMP_WAIT_POLICY.
 void limit_openmp_spinning(char** argv);
 
-/// Throws Error when the kernels of this build use instructions that this CPU lacks.
+/// Throws Error when this build's kernels use instructions that this CPU does not have.
 void require_cpu_features();
 
-/// "auto", "cpu" or "cuda" to a device; throws Error with the reason when it cannot be used. "auto" takes GPU `gpu` where it
-/// can be used, else the CPU, and then says why on stderr where the build has CUDA.
+/// Opens the device named "auto", "cpu" or "cuda". Throws Error with the reason when it cannot be
+/// used. "auto" takes GPU `gpu` if it can be used and otherwise the CPU; a build with CUDA then
+/// prints the reason to stderr.
 Device open_device(const std::string& wanted, int gpu = 0);
 
-/// Bytes that can still be allocated: of the GPU's memory, or of this process's share of the machine's.
+/// Bytes that can still be allocated, of the GPU's memory or of this process's share of the
+/// machine's memory.
 uint64_t memory_available(const Device& device);
 
 /// "AMD EPYC 9B14, 2 threads"

@@ -1,4 +1,4 @@
-// Compiled with the flags of the other kernels, so that its macros say what their code may use.
+// Compiled with the same flags as the kernels, so its macros show what their code may use.
 #include "device/instruction_set.h"
 
 namespace train_gpt {

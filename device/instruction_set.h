@@ -1,4 +1,5 @@
-// Which instruction set extensions the kernels were compiled for, and which this CPU has, as the same bits.
+// The instruction set extensions that the kernels were compiled for and those that this CPU has, as
+// the same bits.
 #pragma once
 #include <cstdint>
 
@@ -27,16 +28,18 @@ enum InstructionSet : uint64_t {
     isa_avx512_bf16 = 1 << 19,
     isa_avx512_fp16 = 1 << 20,
     isa_amx_bf16 =
-        1 << 21,  // TILE and BF16; the kernels ask for it at run time, so it is never a requirement
+        1 << 21,  // TILE and BF16; the kernels check for it at run time, so it is never required
 };
 
-/// Set at compile time; data and not a function, so that reading it runs none of the instructions in question.
+/// Set at compile time. Data rather than a function, so that reading it executes none of these
+/// instructions.
 extern const uint64_t compiled_instruction_sets;
 
-/// What CPUID reports and the operating system has enabled (XCR0). 0 on other architectures.
+/// The sets that CPUID reports and the operating system has enabled (XCR0). 0 on other
+/// architectures.
 uint64_t cpu_instruction_sets();
 
-/// Throws Error that names the sets which are needed but not present.
+/// Throws Error that names the sets that are needed but not present.
 void require_instruction_sets(uint64_t needed, uint64_t present);
 
 }  // namespace train_gpt

@@ -18,15 +18,16 @@ namespace {
 
 constexpr size_t cpu_alignment = 64;  // a cache line
 constexpr size_t cuda_alignment =
-    256;  // what cudaMalloc gives, and the widest that libraries ask for
+    256;  // what cudaMalloc gives, and the most that libraries require
 
-// Tensors whose sizes are multiples of 4 KiB would all start at the same offset in a page, and a load would wait for an
-// earlier store to the same offset of another tensor (4K aliasing). 13 cache lines behind each of them move the next
-// start; 13 and 64 have no common divisor, so that 64 tensors in a row start at 64 different offsets.
+// Tensors whose sizes are multiples of 4 KiB would all start at the same page offset, and a load
+// would wait for an earlier store to the same offset of another tensor (4K aliasing). 13 extra
+// cache lines after each of them shift the next start. 13 and 64 have no common divisor, so 64
+// tensors in a row start at 64 different offsets.
 constexpr size_t stagger = 13 * cpu_alignment;
 constexpr size_t stagger_from = 4096;
 
-// The addresses that counting hands out: not null, and outside of what user space maps.
+// Where the addresses of a counting arena start: not null, and outside the user address space.
 constexpr uintptr_t counting_base = uintptr_t{1} << 62;
 
 [[noreturn]] void fail_overflow(Purpose purpose) {
@@ -169,7 +170,7 @@ std::string format_bytes(uint64_t bytes) {
     }
     double value = static_cast<double>(bytes) / 1024;
     size_t unit = 0;
-    while (value >= 1023.995 && unit + 1 < std::size(units)) {  // what would print as 1024.00
+    while (value >= 1023.995 && unit + 1 < std::size(units)) {  // would print as 1024.00
         value /= 1024;
         ++unit;
     }

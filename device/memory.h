@@ -1,6 +1,6 @@
-// Planned memory. Everything a run needs is taken from one arena before step 1, so that a run whose
-// first step fits cannot run out of memory later. A plan is the same code run over an arena that
-// only counts.
+// Planned memory. Everything a run needs is taken from one arena before step 1, so a run whose
+// first step fits cannot run out of memory later. Planning runs the same code on an arena that only
+// counts.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -22,31 +22,32 @@ enum class Purpose : uint8_t {
     buffers,      // gradients of activations, logits
     kv_cache,     // sampling
     workspaces,   // scratch of kernels and libraries
-    staging,      // host memory, pinned where the device is a GPU: token batches, what is read back
+    staging,      // host memory, pinned for a GPU: token batches, results read back
     count
 };
 const char* name_of(Purpose purpose);
 
 class Arena {
   public:
-    /// Counts; take() returns addresses that must not be touched.
+    /// An arena that only counts: the addresses from take() must not be accessed.
     static Arena counting(Device device);
-    /// Allocates what `plan` counted, once. The same sequence of take() calls succeeds on it; more
-    /// is an Error.
+    /// Allocates what `plan` counted, once. The same sequence of take() calls then succeeds; taking
+    /// more throws Error.
     Arena(Device device, const Arena& plan);
     ~Arena();
     Arena(Arena&& other) noexcept;
     Arena& operator=(Arena&&) = delete;
 
-    /// 64-byte aligned memory, on a GPU 256-byte aligned; host memory for Purpose::staging, else the device's. It is not
-    /// touched: on the CPU pages come with the first write.
+    /// Memory aligned to 64 bytes on a CPU and 256 bytes on a GPU: host memory for
+    /// Purpose::staging, otherwise device memory. It is not touched: on a CPU, pages are allocated
+    /// at the first write.
     void* take(size_t bytes, Purpose purpose);
     Tensor tensor(DType dtype, std::initializer_list<int64_t> shape, Purpose purpose);
 
     bool is_counting() const { return device_memory_.base == nullptr; }
     Device device() const { return device_; }
     size_t bytes(Purpose purpose) const { return by_purpose_[static_cast<size_t>(purpose)]; }
-    /// Of the device's memory.
+    /// Bytes of device memory taken so far.
     size_t total_bytes() const { return device_memory_.used; }
 
   private:
@@ -61,7 +62,7 @@ class Arena {
     }
 
     Device device_;
-    Region device_memory_, pinned_;  // on the CPU all is in the first
+    Region device_memory_, pinned_;  // a CPU uses only the first
     std::array<size_t, static_cast<size_t>(Purpose::count)> by_purpose_{};
 };
 

@@ -11,12 +11,12 @@ namespace train_gpt {
 
 struct Profiler::Calls {
     struct Call {
-        size_t total;  // of its kind, in totals
+        size_t total;  // index of its kind in totals
         Event first, last;
     };
     Device device;
     std::vector<Total> totals;
-    std::vector<Call> open;  // not yet in totals
+    std::vector<Call> open;  // their seconds are not yet in totals
 };
 
 Profiler::Profiler(Device device) : calls_(std::make_unique<Calls>()) { calls_->device = device; }

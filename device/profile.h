@@ -1,5 +1,5 @@
-// Where a step's time goes: seconds per kind of kernel, beside the bytes that it must move and the FLOPs that it must do
-// at least. Off, it costs nothing but a named range for NVIDIA's tools on a GPU.
+// Where a step's time goes: seconds per kind of kernel, with the bytes and FLOPs that it needs at
+// least. When profiling is off, it costs only a named range for NVIDIA's tools on a GPU.
 #pragma once
 #include <memory>
 #include <string>
@@ -10,8 +10,9 @@
 
 namespace train_gpt {
 
-/// What a call has to do: every operand read once and every result written once; FLOPs of matrix products and attention
-/// (causal pairs only), where a multiply-add counts two. Each operation's header declares cost_of(its arguments).
+/// The least that a call must do: read every operand once, write every result once, and compute the
+/// FLOPs of matrix products and attention (causal pairs only). A multiply-add counts as two FLOPs.
+/// Each operation's header declares cost_of(its arguments).
 struct Cost {
     const char* kind = "";
     double bytes = 0, flops = 0;
@@ -20,7 +21,7 @@ struct Cost {
 /// 0 for an absent operand.
 inline double bytes_of(const Tensor& t) { return t ? static_cast<double>(t.bytes()) : 0.0; }
 
-/// Of n gradients: written, and read before where the sink accumulates.
+/// Bytes for n gradients: written, and also read when the sink accumulates.
 inline double bytes_of(const GradientSink& sink, int64_t n) {
     if (!sink) return 0;
     return static_cast<double>(n) * static_cast<double>(size_of(sink.dtype)) *
@@ -43,7 +44,7 @@ class Profiler {
     explicit Profiler(Device device);
     ~Profiler();
 
-    /// Sums over all calls so far, in the order of their first; waits for the device.
+    /// Totals over all calls so far, kinds in the order of their first call. Waits for the device.
     std::vector<Total> totals();
 
   private:
@@ -53,10 +54,10 @@ class Profiler {
 
     struct Calls;
     std::unique_ptr<Calls> calls_;
-    int depth_ = 0;  // a kernel made of others counts as one
+    int depth_ = 0;  // nested calls count as one
 };
 
-/// While it lives, work submitted to the stream counts as one call.
+/// While it lives, all work submitted to the stream counts as one call.
 class Profiled {
   public:
     Profiled(Stream& stream, const Cost& cost);

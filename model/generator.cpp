@@ -15,7 +15,7 @@ namespace train_gpt {
 
 namespace {
 
-// Tokens of a prompt that go through the model together.
+// Prompt tokens that go through the model together.
 constexpr int prompt_chunk = 64;
 
 }  // namespace
@@ -59,7 +59,7 @@ size_t Generator::scratch_bytes() const {
     size_t most = head_loss_scratch_bytes(device_, dtype, 1, shape_.padded_vocab(), C);
     for (const auto& [out, in] : {std::pair{3 * C, C}, {C, C}, {4 * C, C}, {C, 4 * C}})
         most = std::max(most, linear_scratch_bytes(device_, dtype, chunk_, out, in));
-    for (const int T : {1, 2, 3, chunk_})  // few queries are shared out in another way than many
+    for (const int T : {1, 2, 3, chunk_})  // a few queries are split over threads differently
         if (T <= chunk_)
             most = std::max(most, attention_scratch_bytes(device_, attention_shape(T)));
     return std::max(most, layernorm_scratch_bytes(device_, chunk_, C));
@@ -104,7 +104,7 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
         a.*member = (activations_.*member).row_range(0, T);
     Tensor out = x_next_.row_range(0, T);
 
-    stream.synchronize();  // the chunk before has been copied
+    stream.synchronize();  // the previous chunk has been copied
     std::copy(tokens.begin(), tokens.end(), host_tokens_.as<int32_t>());
     copy(stream, tokens_.data, host_tokens_.data, tokens.size_bytes());
     parameters_.acquire(stream, 0);

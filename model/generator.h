@@ -1,4 +1,5 @@
-// Autoregressive inference: a GPT that is fed token after token and keeps keys and values of the past in a cache.
+// Autoregressive inference: a GPT that takes tokens step by step and caches the keys and values of
+// all earlier ones.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -10,14 +11,15 @@ namespace train_gpt {
 
 class Generator {
   public:
-    /// Takes the cache [n_layer, 2, n_ctx, C] and activations for `chunk` tokens at a time from the arena.
+    /// Takes from the arena the cache [n_layer, 2, n_ctx, C] and the activations for `chunk` tokens
+    /// at a time.
     Generator(const GPTShape& shape, ParameterStore& parameters, Arena& arena);
 
-    /// Forgets the past.
+    /// Forgets all tokens.
     void reset() { position_ = 0; }
     int position() const { return position_; }
-    /// Appends tokens at positions position() … and computes the logits behind the last of them.
-    /// position() + tokens.size() may not exceed n_ctx; at least one token.
+    /// Appends tokens at positions position() … and computes the logits after the last of them.
+    /// There must be at least one token, and position() + tokens.size() must not exceed n_ctx.
     void feed(Stream& stream, std::span<const int32_t> tokens);
     /// Logits [V] for the next token, after feed().
     std::span<const float> logits() const {

@@ -13,8 +13,8 @@ namespace train_gpt {
 
 namespace {
 
-// Logits of one chunk of rows may take this much; beyond it the head runs in several chunks, each of which reads and
-// writes the whole gradient of wte.
+// The limit for the logits of one chunk of rows. With more rows the head runs in several chunks,
+// each of which reads and writes the whole gradient of wte.
 size_t logits_bytes_limit(const Device& device) {
     return size_t{device.is_cuda() ? 2048u : 256u} << 20;
 }
@@ -71,7 +71,7 @@ std::vector<Parameter> gpt_parameters(const GPTShape& shape) {
          .decay = true,
          .split_axis = 0,
          .init_std = std_dev});
-    // As OpenAI initialised it: positions at half the spread of tokens.
+    // As OpenAI initialised it: half the standard deviation of the token embeddings.
     add({.name = "wpe.weight",
          .shape = {shape.n_ctx, C},
          .padded = {},
@@ -114,8 +114,9 @@ GPT::GPT(const GPTShape& shape, const GPTOptions& options, ParameterStore& param
         return arena.tensor(DType::fp32, {M, cols}, Purpose::activations);
     };
 
-    // Kept per block in training, or shared by all blocks: what the level recomputes, everything in
-    // inference.
+    // In training, each block keeps its own activations, except that all blocks share the tensors
+    // that are recomputed. In inference all blocks share all tensors, except that their inputs x
+    // alternate between two.
     const bool share_all = !training || options_.recompute == Recompute::block;
     const bool share_elementwise = share_all || options_.recompute == Recompute::elementwise;
     for (int l = 0; l < shape_.n_layer; ++l) {

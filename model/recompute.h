@@ -1,10 +1,10 @@
-// What a training step keeps of a block's forward pass for its backward pass.
+// What a training step keeps from a block's forward pass for its backward pass.
 #pragma once
 #include <string>
 
 namespace train_gpt {
 
-/// What is not kept from forward to backward but computed again.
+/// What is recomputed in the backward pass instead of kept from the forward pass.
 enum class Recompute {
     none,
     elementwise,  // the outputs of the layer norms and of GELU

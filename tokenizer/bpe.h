@@ -1,6 +1,6 @@
-// Byte-pair encoding of one piece: symbols are merged, the pair of lowest rank first (Sennrich et
-// al. 2016, "Neural Machine Translation of Rare Words with Subword Units"; on bytes as in Radford
-// et al. 2019, GPT-2).
+// Byte-pair encoding of one piece: adjacent symbols are merged, the pair of lowest rank first
+// (Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units"; on bytes as
+// in Radford et al. 2019, GPT-2).
 #pragma once
 #include <algorithm>
 #include <array>
@@ -18,8 +18,8 @@
 
 namespace train_gpt {
 
-/// Two adjacent tokens become one. A merge's rank is its place in a list of merges; lower ranks go
-/// first.
+/// Two adjacent tokens become one. A merge's rank is its position in a list of merges; lower ranks
+/// are applied first.
 struct Merge {
     uint32_t left, right, result;
     bool operator==(const Merge&) const = default;
@@ -35,25 +35,25 @@ struct RankedMerge {
 /// Memory for merging pieces one after another without allocating for each. One per thread.
 class PieceMerger {
   public:
-    /// Merges tokens until no adjacent pair can merge. Each step takes the pair of lowest rank, of
-    /// equal ranks the leftmost. id_of(byte) gives the token of a byte; find(left id, right id) the
-    /// RankedMerge of a pair, of rank none when it cannot merge. O(n log n) for n bytes. The result
-    /// is valid until the next call.
+    /// Merges tokens until no adjacent pair can merge. Each step merges the pair of lowest rank;
+    /// among equal ranks, the leftmost. id_of(byte) gives the token of a byte; find(left id, right
+    /// id) gives the RankedMerge of a pair, with rank none when it cannot merge. O(n log n) for n
+    /// bytes. The result is valid until the next call.
     template <class IdOf, class Find>
     std::span<const uint32_t> merge(std::string_view bytes, IdOf&& id_of, Find&& find);
 
   private:
     static constexpr uint32_t none = RankedMerge::none;
 
-    /// Up to here, looking at all pairs for each merge is faster than keeping them in a queue.
+    /// Up to this many tokens, scanning all pairs for each merge is faster than keeping a queue.
     static constexpr size_t longest_scanned = 48;
     template <class Find>
     void merge_by_scanning(std::vector<uint32_t>& ids, Find&& find);
     template <class Find>
     void merge_by_queue(std::vector<uint32_t>& ids, Find&& find);
 
-    /// A token of the piece, in a list by position; the right one of two merged tokens leaves the
-    /// list.
+    /// A token of the piece, in a linked list of positions. When two tokens merge, the right one
+    /// leaves the list.
     struct Symbol {
         uint32_t id, previous, next;
         RankedMerge with_next;
@@ -66,14 +66,14 @@ class PieceMerger {
 /// The merges of a vocabulary, ready to encode. Immutable: any number of threads may use it.
 class BytePairEncoder {
   public:
-    /// tokens: bytes of each id, empty where an id is no token; all 256 single bytes must be there.
-    /// They are referred to, not copied: they must live as long as the encoder.
-    /// whole_pieces: a piece that is a token becomes that token even if the merges would not lead
-    /// there.
+    /// tokens: the bytes of each id, empty for an unused id; must include all 256 single bytes. The
+    /// encoder refers to them, so they must outlive it.
+    /// whole_pieces: a piece that is a token becomes that token, even if merging would not produce
+    /// it.
     BytePairEncoder(std::span<const std::string> tokens, std::span<const Merge> merges,
                     bool whole_pieces);
 
-    /// The token that a short piece becomes as a whole, or null. Valid as long as the encoder.
+    /// The single token that a short piece becomes, or null. Valid as long as the encoder.
     const uint32_t* find_whole(const PieceKey& key) const {
         for (size_t slot = key.hash();; ++slot) {
             const WholeToken& token = whole_tokens_[slot & (whole_tokens_.size() - 1)];
@@ -82,10 +82,10 @@ class BytePairEncoder {
         }
     }
 
-    /// The tokens that merging the bytes gives. Valid until the next call with this merger.
+    /// The tokens that the bytes merge into. Valid until the next call with this merger.
     std::span<const uint32_t> merge_bytes(std::string_view bytes, PieceMerger& merger) const;
 
-    /// The tokens of any piece, found as a whole or by merging. Valid until the next call with this
+    /// The tokens of any piece, looked up as a whole or merged. Valid until the next call with this
     /// merger.
     std::span<const uint32_t> encode_piece(std::string_view piece, PieceMerger& merger) const;
 
@@ -111,15 +111,15 @@ class BytePairEncoder {
 
     std::array<uint32_t, 256> byte_ids_{};
     std::vector<Pair>
-        pairs_;  // open addressing, a power of two of slots, at most half of them taken
+        pairs_;  // open addressing; a power of two of slots, at most half of them used
     int slot_shift_ = 0;
-    // Pieces that end as one token, which are most pieces of a text: found without merging.
+    // Pieces that become a single token, as most pieces do. They are found without merging.
     struct WholeToken {
-        PieceKey key;  // of length 0 where there is none
+        PieceKey key;  // length 0: an empty slot
         uint32_t id = 0;
     };
     std::vector<WholeToken> whole_tokens_;                        // open addressing like pairs_
-    std::unordered_map<std::string_view, uint32_t> long_tokens_;  // those without a PieceKey
+    std::unordered_map<std::string_view, uint32_t> long_tokens_;  // tokens too long for a PieceKey
 };
 
 template <class IdOf, class Find>

@@ -8,10 +8,10 @@
 #include "base/error.h"
 #include "tokenizer/byte_alphabet.h"
 
-// A pair of tokens comes up in one step only: that which makes the younger of the two, or the
-// beginning for two bytes. From then on it can only become rarer. So each pair has one list of the
-// words it came up in, written once, and the steps need to look a pair up only to subtract from its
-// count.
+// A new pair of tokens can appear in one step only: the one that creates the newer of its two
+// tokens. Pairs of bytes appear at the start. After that, a pair can only become rarer. So each
+// pair has one list of the words in which it appeared, written once, and later steps look a pair up
+// only to subtract from its count.
 
 namespace train_gpt {
 
@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint32_t none = UINT32_MAX;
 
-/// The different pieces as sequences of tokens, with how often each occurs.
+/// The distinct pieces as sequences of tokens, with the number of times each occurs.
 class Words {
   public:
     Words(const WordCounts& counts, const std::array<uint32_t, 256>& byte_ids) {
@@ -37,9 +37,9 @@ class Words {
         return {tokens_.data() + words_[word].begin, words_[word].length};
     }
 
-    /// Replaces the pair by its result wherever it stands in the word, from left to right. Calls
-    /// before(token) for the token that the result then follows (which may be a result too), and
-    /// after(token) for the token, not merged yet, that follows it.
+    /// Replaces every occurrence of the pair in the word by its result, from left to right. For
+    /// each, calls before(token) with the token before the result (possibly also a result), and
+    /// after(token) with the token after it, which is not merged yet.
     template <class Before, class After>
     void apply(uint32_t word, const Merge& merge, Before&& before, After&& after) {
         uint32_t* const tokens = tokens_.data() + words_[word].begin;
@@ -69,18 +69,20 @@ class Words {
     std::vector<uint32_t> tokens_;
 };
 
-/// The words that a pair came up in (it may have gone from some since): part of one long list.
+/// The words in which a pair appeared, as a range of one long list. The pair may since have
+/// disappeared from some of them.
 struct WordList {
     size_t begin = 0;
     uint32_t size = 0;
 };
 
-/// What one step changes about pairs that are known by an index, such as one of their tokens.
+/// The changes that one step makes to a group of pairs. An index identifies each pair, such as one
+/// of its tokens.
 class ChangedPairs {
   public:
     explicit ChangedPairs(size_t indices) : pairs_(indices) {}
 
-    /// The pair occurs `by` times more (or less).
+    /// The pair occurs `by` times more (fewer if negative).
     void change(uint32_t index, int64_t by) {
         Pair& pair = pairs_[index];
         if (!pair.changed) changed_.push_back(index);
@@ -88,7 +90,7 @@ class ChangedPairs {
         pair.count += by;
     }
 
-    /// The pair occurs `by` times more in a word. Calls for one word come together.
+    /// The pair occurs `by` times more, in this word. Calls for the same word must be consecutive.
     void come(uint32_t index, int64_t by, uint32_t word) {
         change(index, by);
         Pair& pair = pairs_[index];
@@ -98,7 +100,7 @@ class ChangedPairs {
         occurrences_.push_back({index, word});
     }
 
-    /// Appends the words that pairs came up in to `words`, calls visit(index, change, list of
+    /// Appends the words in which pairs appeared to `words`, calls visit(index, change, list of
     /// words) for each pair that changed, and forgets the changes.
     template <class Visit>
     void take(std::vector<uint32_t>& words, Visit&& visit) {
@@ -132,8 +134,8 @@ class ChangedPairs {
     std::vector<std::pair<uint32_t, uint32_t>> occurrences_;  // index and word
 };
 
-/// The pairs that may still be merged: how often each occurs now, and a queue of them. Counts in
-/// the queue may be out of date, which is found when they reach its top.
+/// The pairs that may still be merged: their current counts, and a priority queue. Counts in the
+/// queue may be out of date; they are corrected when they reach the top.
 class PairQueue {
   public:
     struct Candidate {
@@ -142,14 +144,14 @@ class PairQueue {
         WordList words;
     };
 
-    /// Adds a pair that has not been here before.
+    /// Adds a pair that was never added before.
     void insert(const Candidate& pair) {
         if (2 * ++pairs_ > counts_.size()) grow();
         counts_[slot_of(key_of(pair))] = {key_of(pair), pair.count};
         push(pair);
     }
 
-    /// A pair occurs less often by `by`. Does nothing when it was never inserted.
+    /// Lowers a pair's count by `by`. Does nothing if the pair was never added.
     void subtract(uint32_t left, uint32_t right, int64_t by) {
         const uint64_t pair = uint64_t{left} << 32 | right;
         if (Count& known = counts_[slot_of(pair)]; known.pair == pair) known.count -= by;
@@ -157,8 +159,8 @@ class PairQueue {
 
     bool empty() const { return queue_.empty(); }
 
-    /// Takes the most frequent pair; of equal counts the smaller (left, right). The queue must not
-    /// be empty.
+    /// Removes and returns the most frequent pair; among equal counts, the smallest (left, right).
+    /// The queue must not be empty.
     Candidate pop() {
         for (;;) {
             std::pop_heap(queue_.begin(), queue_.end(), after);
@@ -222,7 +224,7 @@ LearntMerges learn_merges(const WordCounts& counts, uint32_t vocab_size, uint64_
     PairQueue queue;
     std::vector<uint32_t> word_lists;
     const auto insert = [&](uint32_t left, uint32_t right, int64_t count, const WordList& list) {
-        // A pair that occurs too rarely now always will.
+        // Counts never grow, so a pair that is too rare now stays too rare.
         if (count > 0 && static_cast<uint64_t>(count) >= min_frequency)
             queue.insert({count, left, right, list});
     };
@@ -238,16 +240,16 @@ LearntMerges learn_merges(const WordCounts& counts, uint32_t vocab_size, uint64_
         });
     }
 
-    // By the token before or after the pair that is merged: the pairs of that token with the
-    // result, and those with the left or the right part, which go.
+    // Indexed by the token before or after the merged pair: the pairs of that token with the
+    // result, which are new, and with the left or right part, which disappear.
     ChangedPairs with_result_before(vocab_size), with_result_after(vocab_size);
     ChangedPairs with_left(vocab_size), with_right(vocab_size);
     while (learnt.tokens.size() < vocab_size && !queue.empty()) {
         const PairQueue::Candidate top = queue.pop();
         if (top.count < 1 || static_cast<uint64_t>(top.count) < min_frequency) break;
 
-        // These bytes are no token yet: wherever a string is merged into one token, the same merges
-        // happen inside it in the same order, so that no second pair ever spells it.
+        // These bytes are not a token yet: wherever a string is merged into one token, the same
+        // merges happen inside it in the same order, so no second pair ever has the same bytes.
         const uint32_t id = static_cast<uint32_t>(learnt.tokens.size());
         learnt.tokens.push_back(learnt.tokens[top.left] + learnt.tokens[top.right]);
         const Merge merge{top.left, top.right, id};
@@ -257,7 +259,7 @@ LearntMerges learn_merges(const WordCounts& counts, uint32_t vocab_size, uint64_
             const uint32_t word = word_lists[top.words.begin + i];
             const int64_t count = words.count(word);
             const auto before = [&](uint32_t token) {
-                if (token == id)  // a result too: what after() told of its right side has changed
+                if (token == id)  // also a result: undo the pair that after() counted for it
                     with_result_after.change(merge.left, -count);
                 else
                     with_left.change(token, count);

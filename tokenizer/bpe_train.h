@@ -9,17 +9,17 @@
 
 namespace train_gpt {
 
-/// Tokens by id, and the merges in order of rank that make those beyond the 256 bytes.
+/// Tokens by id, and the merges, in order of rank, that produce all but the 256 single bytes.
 struct LearntMerges {
     std::vector<std::string> tokens;
     std::vector<Merge> merges;
 };
 
-/// Byte-pair training (Sennrich et al. 2016, Algorithm 1) on pieces and how often they occur: each
-/// step merges the most frequent adjacent pair of tokens, of equal counts the one with the smaller
-/// (left id, right id), until there are `vocab_size` tokens or no pair occurs `min_frequency`
-/// times. Ids 0..255 are the bytes in GPT-2's order (see byte_alphabet.h). The result is a function
-/// of the pieces and their counts alone.
+/// Byte-pair training (Sennrich et al. 2016, Algorithm 1) on pieces and the number of times each
+/// occurs. Each step merges the most frequent adjacent pair of tokens (among equal counts, the one
+/// with the smallest (left id, right id)), until there are `vocab_size` tokens or no pair occurs
+/// `min_frequency` times. Ids 0..255 are the bytes in GPT-2's order (see byte_alphabet.h). The
+/// result depends only on the pieces and their counts.
 ///
 /// These are the merges of Hugging Face's BpeTrainer with initial_alphabet = ByteLevel.alphabet(),
 /// in the same order.

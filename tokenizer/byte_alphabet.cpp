@@ -6,7 +6,7 @@ namespace train_gpt {
 
 namespace {
 
-constexpr int code_points = 0x144;  // 256 characters: 188 below U+0100, 68 from there on
+constexpr int code_points = 0x144;  // 256 characters: 188 below U+0100, 68 from U+0100 on
 
 struct Alphabet {
     std::array<uint8_t, 256> sorted{};           // bytes by character
@@ -60,7 +60,7 @@ std::optional<std::string> from_byte_alphabet(std::string_view text) {
     bytes.reserve(text.size());
     for (size_t i = 0; i < text.size(); ++i) {
         int code = static_cast<uint8_t>(text[i]);
-        if (code >= 0x80) {  // the alphabet has no characters of more than two bytes
+        if (code >= 0x80) {  // no character of the alphabet is longer than two bytes
             if ((code & 0xE0) != 0xC0 || ++i == text.size()) return std::nullopt;
             code = (code & 0x1F) << 6 | (static_cast<uint8_t>(text[i]) & 0x3F);
         }

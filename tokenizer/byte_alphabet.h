@@ -1,4 +1,4 @@
-// GPT-2's way to write any bytes as printable text: each byte has one character. Vocabulary files
+// GPT-2's way to write arbitrary bytes as printable text, one character per byte. Vocabulary files
 // use it.
 #pragma once
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace train_gpt {
 
-/// The byte at place `index` (0..255) of the alphabet sorted by character: the printable bytes
+/// The byte at position `index` (0..255) of the alphabet sorted by character: the printable bytes
 /// 0x21-0x7E, 0xA1-0xAC, 0xAE-0xFF, which stand for themselves (as Latin-1), then the other 68,
 /// which are written U+0100, U+0101, ... This is the order of the single bytes in GPT-2's
 /// vocabulary and in vocabularies trained here.
@@ -17,7 +17,7 @@ uint8_t byte_at(int index);
 /// Bytes in the alphabet, as UTF-8: " the" is "Ġthe".
 std::string to_byte_alphabet(std::string_view bytes);
 
-/// The inverse; nothing when a character does not belong to the alphabet.
+/// The inverse; nullopt when a character is not in the alphabet.
 std::optional<std::string> from_byte_alphabet(std::string_view text);
 
 }  // namespace train_gpt

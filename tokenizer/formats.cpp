@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// The first of these files that the folder holds, or an empty path.
+/// The first of these files that exists in the folder, or an empty path.
 fs::path first_existing(const fs::path& folder, std::initializer_list<const char*> names) {
     std::error_code ignored;
     for (const char* name : names)
@@ -62,7 +62,7 @@ TokenizerDefinition read_folder(const fs::path& folder) {
 }  // namespace
 
 MappedFile map_vocabulary(const fs::path& file) {
-    std::error_code code;  // of what has no size, the reader says why
+    std::error_code code;  // if there is no size, MappedFile reports why
     if (const uintmax_t size = fs::file_size(file, code); !code && size > max_vocabulary_bytes)
         throw Error(file.string(), " has ", size >> 20,
                     " MiB and is no vocabulary; those have at most ", max_vocabulary_bytes >> 20,
@@ -90,7 +90,7 @@ TokenizerDefinition read_tokenizer(const fs::path& path) {
     std::error_code code;
     if (fs::is_directory(path, code)) return read_folder(path);
     if (path.extension() == ".tiktoken") return read_tiktoken(path);
-    // Either of two files stands for both.
+    // Naming either file of a pair selects both.
     const auto is_one_of = [&](const auto& names) {
         return std::ranges::find(names, path.filename()) != names.end();
     };

@@ -1,4 +1,4 @@
-// Vocabulary files: what a tokenizer is made of, and the known ways to write that down.
+// Vocabulary files: what defines a tokenizer, and the supported file formats.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -11,18 +11,18 @@
 
 namespace train_gpt {
 
-/// A token that is not merged from bytes but recognised in the text as it stands, such as
+/// A token that is not merged from bytes but recognised verbatim in the text, such as
 /// <|endoftext|>.
 struct AddedToken {
     uint32_t id = 0;
     std::string text;
-    bool special = true;      // recognised only where special tokens are asked for
-    bool normalized = false;  // recognised only in what the tokens without this flag leave over
+    bool special = true;      // recognised only when special tokens are asked for
+    bool normalized = false;  // recognised only in what tokens without this flag leave over
 };
 
 /// Everything that defines a byte-level BPE tokenizer.
 struct TokenizerDefinition {
-    std::vector<std::string> tokens;  // bytes by id; empty where the id is none or an added token
+    std::vector<std::string> tokens;  // bytes by id; empty for an unused id or an added token
     std::vector<Merge> merges;        // by rank
     std::vector<AddedToken> added;
     Pattern pattern = Pattern::gpt2;
@@ -30,19 +30,19 @@ struct TokenizerDefinition {
     bool add_prefix_space = false;  // a text that does not start with a space gets one
 };
 
-/// Ids are small numbers; a larger one is a damaged file, not a vocabulary.
+/// Ids are small numbers; a larger one means that the file is damaged.
 inline constexpr uint32_t max_vocab_size = 1u << 22;
 inline constexpr uint32_t min_trained_vocab = 257;  // the 256 bytes and <|endoftext|>
 
 /// Throws Error unless all 256 single bytes are tokens and no two tokens have the same bytes.
 void check_tokens(const TokenizerDefinition& definition, const std::filesystem::path& file);
 
-/// No vocabulary has a larger file: one beyond is something else, and is not read.
+/// No vocabulary file is larger than this. A larger file is something else and is not read.
 inline constexpr uintmax_t max_vocabulary_bytes = uintmax_t{1} << 28;
 MappedFile map_vocabulary(const std::filesystem::path& file);
 
-/// Reads a tokenizer.json, a folder or a *.tiktoken file (see Tokenizer::load). Throws Error with
-/// the file's name.
+/// Reads a tokenizer.json, a folder or a *.tiktoken file (see Tokenizer::load). Throws Error that
+/// names the file.
 TokenizerDefinition read_tokenizer(const std::filesystem::path& path);
 
 /// Reads Hugging Face's tokenizer.json (huggingface_json.cpp).
@@ -53,12 +53,12 @@ TokenizerDefinition read_tokenizer_json(const std::filesystem::path& file);
 TokenizerDefinition read_vocab_and_merges(const std::filesystem::path& vocab,
                                           const std::filesystem::path& merges);
 
-/// Reads a tiktoken rank file (tiktoken.cpp). The pattern and the special tokens are not in such
-/// files; they follow from the name, as tiktoken publishes them: cl100k*, r50k*, p50k* or gpt2*.
+/// Reads a tiktoken rank file (tiktoken.cpp). Such files do not contain the pattern and the special
+/// tokens; these follow from the name, as tiktoken publishes them: cl100k*, r50k*, p50k* or gpt2*.
 TokenizerDefinition read_tiktoken(const std::filesystem::path& file);
 
-/// The contents of a tokenizer.json. Added tokens stand in the vocabulary too, because Hugging
-/// Face's reader numbers those that do not by itself.
+/// The contents of a tokenizer.json. Added tokens are also written to the vocabulary, because
+/// Hugging Face's reader assigns its own ids to those that are not in it.
 std::string write_tokenizer_json(const TokenizerDefinition& definition);
 
 }  // namespace train_gpt

@@ -1,5 +1,5 @@
-// Hugging Face's tokenizer.json, read and written, and GPT-2's vocab.json with merges.txt, whose
-// parts it shares.
+// Reads and writes Hugging Face's tokenizer.json, and reads GPT-2's vocab.json with merges.txt,
+// which has parts in common with it.
 #include <algorithm>
 #include <array>
 #include <string_view>
@@ -20,10 +20,10 @@ using nlohmann::json;
 
 namespace {
 
-/// The spellings under which each pattern is found in tokenizer.json files; the first of a pattern
-/// is the one written. They mean the same to Oniguruma, the engine of Hugging Face's tokenizers.
-/// (tiktoken's spelling of cl100k does not: there, \p{N}{1,3}+ matches numbers of any length and $
-/// the end of any line.)
+/// The spellings of each pattern in tokenizer.json files; the first spelling of a pattern is the
+/// one written. All spellings of a pattern mean the same to Oniguruma, the engine of Hugging Face's
+/// tokenizers. (tiktoken's spelling of cl100k does not: in Oniguruma, \p{N}{1,3}+ matches numbers
+/// of any length and $ matches the end of any line.)
 constexpr std::array<std::pair<Pattern, std::string_view>, 4> pattern_spellings{{
     {Pattern::gpt2,
      R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
@@ -36,13 +36,13 @@ constexpr std::array<std::pair<Pattern, std::string_view>, 4> pattern_spellings{
      R"(|\s*[\r\n]+|\s+(?!\S)|\s+)"},
 }};
 
-/// JSON values of one file: every mistake becomes an Error that names the file and the place.
+/// The JSON values of one file. Every mistake becomes an Error that names the file and the place.
 class JsonReader {
   public:
     explicit JsonReader(const fs::path& file) : file_(file) {
         const MappedFile mapped = map_vocabulary(file);
         const std::string_view text = mapped.text();
-        // The parser takes a NUL for the end, and what follows for nothing.
+        // The parser treats a NUL as the end and ignores what follows.
         if (const size_t nul = text.find('\0'); nul != text.npos)
             throw fail(concat("is not valid JSON at byte ", nul + 1, " of ", text.size()));
         try {
@@ -63,7 +63,7 @@ class JsonReader {
                      "; give a byte-level BPE tokenizer as Hugging Face writes it");
     }
 
-    /// A member that may be missing or null; `fallback` then.
+    /// A member, or `fallback` when it is missing or null.
     template <class T>
     T get(const json& object, const char* key, T fallback) const {
         const auto found = object.find(key);
@@ -75,7 +75,7 @@ class JsonReader {
         }
     }
 
-    /// A member that must be there and be an object, or a list.
+    /// A required member, which must be an object (or a list).
     const json& object(const json& parent, const char* key) const {
         const auto found = parent.find(key);
         if (found == parent.end() || !found->is_object())
@@ -102,11 +102,11 @@ class JsonReader {
     json root_;
 };
 
-/// Names to ids, as files write them.
+/// Ids by name, as files write them.
 using Names = std::unordered_map<std::string, uint32_t>;
 
 /// Fills definition.tokens from an object of names and ids. Names that are not in the byte alphabet
-/// must be those of added tokens.
+/// must be names of added tokens.
 Names read_vocab(const JsonReader& reader, const json& vocab, TokenizerDefinition& definition) {
     Names names;
     for (const auto& [name, value] : vocab.items()) {
@@ -131,7 +131,7 @@ Names read_vocab(const JsonReader& reader, const json& vocab, TokenizerDefinitio
     return names;
 }
 
-/// Appends the merge of two named tokens; `where` says which merge it is.
+/// Appends the merge of two named tokens; `where` identifies the merge in errors.
 void add_merge(const Names& names, const std::string& left, const std::string& right,
                const std::string& where, const fs::path& file, TokenizerDefinition& definition) {
     const auto id = [&](const std::string& name) {
@@ -144,7 +144,7 @@ void add_merge(const Names& names, const std::string& left, const std::string& r
     definition.merges.push_back({id(left), id(right), id(left + right)});
 }
 
-/// Each pair of tokens may merge in one way only.
+/// Throws Error if a pair of tokens has more than one merge.
 void check_merges(const TokenizerDefinition& definition, const fs::path& file) {
     std::unordered_map<uint64_t, size_t> seen;
     for (size_t i = 0; i < definition.merges.size(); ++i) {
@@ -191,8 +191,8 @@ void read_added_tokens(const JsonReader& reader, TokenizerDefinition& definition
     }
 }
 
-/// An added token that also stands in the vocabulary must have the same id there, and no other
-/// token its id.
+/// An added token that is also in the vocabulary must have the same id there, and no other token
+/// may have its id.
 void check_added_tokens(const JsonReader& reader, const Names& names,
                         const TokenizerDefinition& definition) {
     for (const AddedToken& token : definition.added) {
@@ -206,8 +206,8 @@ void check_added_tokens(const JsonReader& reader, const Names& names,
     }
 }
 
-/// The last steps of pre-tokenisation must be: a Split by a known pattern and ByteLevel without its
-/// own, or ByteLevel with its own, which is GPT-2's.
+/// The pre-tokenizer must be a Split by a known pattern followed by ByteLevel without a pattern, or
+/// ByteLevel alone with its own pattern, which is GPT-2's.
 void read_pre_tokenizer(const JsonReader& reader, TokenizerDefinition& definition) {
     const json& outer = reader.object(reader.root(), "pre_tokenizer");
     std::vector<const json*> steps;

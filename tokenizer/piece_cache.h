@@ -1,4 +1,4 @@
-// Remembers the tokens of pieces: most of a text is a few thousand words again and again.
+// Remembers the tokens of pieces: most of a text is the same few thousand words.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -10,19 +10,18 @@
 
 namespace train_gpt {
 
-/// The tokens of short pieces that were met before, in memory that is bounded: a piece takes the
-/// place of the one whose hash is like its own. The cache starts small, for the sake of short
-/// texts.
+/// The tokens of short pieces seen before, in bounded memory: a new piece replaces the one in its
+/// hash slot. The cache starts small, so that short texts are cheap.
 class PieceCache {
   public:
-    /// Tokens of the piece; none when it is not here. Valid until the next insert().
+    /// The tokens of the piece; empty if it is not in the cache. Valid until the next insert().
     std::span<const uint32_t> find(const PieceKey& key) const {
         const Entry& entry = entries_[place_of(key)];
         if (entry.key != key) return {};
         return {entry.ids.data(), entry.count};
     }
 
-    /// Remembers the tokens of a piece, unless they are more than fit into an entry.
+    /// Remembers the tokens of a piece, unless there are too many for an entry.
     void insert(const PieceKey& key, std::span<const uint32_t> tokens) {
         if (tokens.size() > most_tokens) return;
         if (++inserted_ > entries_.size() && entries_.size() < most_entries) grow();
@@ -36,7 +35,7 @@ class PieceCache {
     static constexpr size_t fewest_entries = 64, most_entries = 1 << 14;
     static constexpr size_t most_tokens = 11;
     struct alignas(64) Entry {
-        PieceKey key;  // of length 0, which no piece has, where there is none
+        PieceKey key;  // length 0, which no piece has: an empty entry
         uint32_t count = 0;
         std::array<uint32_t, most_tokens> ids{};
     };
@@ -54,7 +53,7 @@ class PieceCache {
     }
 
     std::vector<Entry> entries_ = std::vector<Entry>(fewest_entries);
-    size_t inserted_ = 0;  // since the cache grew
+    size_t inserted_ = 0;  // since the cache last grew
 };
 
 }  // namespace train_gpt

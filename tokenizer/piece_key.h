@@ -9,8 +9,8 @@
 
 namespace train_gpt {
 
-/// A piece of at most 15 bytes as two machine words, its length in the last byte, so that looking a
-/// piece up neither follows pointers nor loops over bytes. Equal keys are equal pieces.
+/// A piece of at most 15 bytes as two machine words, with its length in the last byte, so that
+/// looking up a piece neither follows pointers nor loops over bytes. Equal keys mean equal pieces.
 struct PieceKey {
     uint64_t low = 0, high = 0;
     bool operator==(const PieceKey&) const = default;

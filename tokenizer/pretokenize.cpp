@@ -14,8 +14,8 @@ namespace {
 
 enum class CharClass : uint8_t { other, letter, number, space };
 
-/// The class of every code point below size(); all above are `other`. Spread out, because a search
-/// through the ranges for each character would take most of the time on text that is not English.
+/// The class of every code point below size(); all higher ones are `other`. A flat table, because
+/// searching the ranges for each character would take most of the time on non-English text.
 std::vector<CharClass> make_class_table() {
     std::vector<CharClass> table;
     const auto fill = [&table](std::span<const CodePointRange> ranges, CharClass value) {
@@ -34,7 +34,7 @@ CharClass class_of(uint32_t code) {
     return code < table.size() ? table[code] : CharClass::other;
 }
 
-/// Classes of the bytes below 0x80, each a character.
+/// Classes of the bytes below 0x80. Each is a character.
 constexpr std::array<CharClass, 128> ascii_classes = [] {
     std::array<CharClass, 128> classes{};
     for (int c = 'A'; c <= 'Z'; ++c) classes[c] = classes[c - 'A' + 'a'] = CharClass::letter;
@@ -48,8 +48,8 @@ struct Char {
     uint8_t length;  // bytes
 };
 
-/// The character at `at`, which is none of ASCII. UTF-8 is strict (RFC 3629): no overlong forms, no
-/// surrogates, nothing above U+10FFFF.
+/// The non-ASCII character at `at`. UTF-8 is strict (RFC 3629): no overlong forms, no surrogates,
+/// nothing above U+10FFFF.
 Char wide_char_at(std::string_view text, size_t at) {
     const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[at + i]); };
     const size_t left = text.size() - at;
@@ -77,17 +77,17 @@ Char char_at(std::string_view text, size_t at) {
     return byte < 0x80 ? Char{ascii_classes[byte], 1} : wide_char_at(text, at);
 }
 
-/// How many of the eight bytes, from the first on, are ASCII letters.
+/// How many of the eight bytes are ASCII letters, counted up to the first that is not.
 int count_letters(uint64_t bytes) {
     static_assert(std::endian::native == std::endian::little, "the first byte is the lowest");
     constexpr uint64_t each = 0x0101010101010101u, top = 0x80 * each;
-    // Without the top bits, no sum below carries into the next byte: it is at most 0x7F + 0x1F.
+    // With the top bits cleared, no sum carries into the next byte: it is at most 0x7F + 0x1F.
     const uint64_t lower = (bytes & ~top) | 0x20 * each;
     const uint64_t from_a = lower + (0x80 - 'a') * each, beyond_z = lower + (0x7F - 'z') * each;
     return std::countr_zero((~from_a | beyond_z | bytes) & top) / 8;
 }
 
-/// The first position from `at` on that holds no ASCII letter.
+/// The first position at or after `at` that does not hold an ASCII letter.
 size_t skip_ascii_letters(std::string_view text, size_t at) {
     for (uint64_t bytes; at + sizeof bytes <= text.size(); at += sizeof bytes) {
         std::memcpy(&bytes, text.data() + at, sizeof bytes);
@@ -98,7 +98,7 @@ size_t skip_ascii_letters(std::string_view text, size_t at) {
     return at;
 }
 
-/// The first position from `at` on whose character is not of class `kind`.
+/// The first position at or after `at` whose character is not of class `kind`.
 size_t skip(CharClass kind, std::string_view text, size_t at) {
     for (;;) {
         if (kind == CharClass::letter) at = skip_ascii_letters(text, at);
@@ -115,7 +115,7 @@ bool is_line_break(char c) { return c == '\r' || c == '\n'; }
 struct SpaceRun {
     size_t end = 0;               // bytes
     size_t last_char = 0;         // where its last character starts
-    size_t after_line_break = 0;  // end of the last \r or \n in it; 0 without one
+    size_t after_line_break = 0;  // end of the last \r or \n in it; 0 if there is none
 };
 
 SpaceRun space_run(std::string_view text) {
@@ -130,14 +130,14 @@ SpaceRun space_run(std::string_view text) {
     return run;
 }
 
-/// `\s+(?!\S)|\s+`: all of a run that ends the text; else all but its last character, which is left
-/// to the piece that follows; or that one character.
+/// `\s+(?!\S)|\s+`: the whole run if it ends the text; otherwise all but its last character, which
+/// belongs to the next piece; a run of one character is a piece.
 size_t match_spaces(std::string_view text, const SpaceRun& run) {
     return run.end == text.size() || run.last_char == 0 ? run.end : run.last_char;
 }
 
-/// Length of the contraction at the start of a text ('s 't 'm 'd 're 've 'll), or 0. Where case is
-/// ignored, the long s (U+017F) stands for s too: that is Unicode's simple case folding.
+/// Length of the contraction at the start of a text ('s 't 'm 'd 're 've 'll), or 0. When case is
+/// ignored, the long s (U+017F) also matches s, by Unicode's simple case folding.
 size_t match_contraction(std::string_view text, bool ignore_case) {
     if (text.size() < 2 || text[0] != '\'') return 0;
     const auto letter = [&](size_t i) {

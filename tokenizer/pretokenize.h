@@ -1,12 +1,11 @@
-// Pre-tokenisation: cuts text into pieces (roughly words), inside which byte pairs are merged.
+// Pre-tokenisation: cuts text into pieces (roughly words), within which byte pairs are merged.
 #pragma once
 #include <cstddef>
 #include <string_view>
 
 namespace train_gpt {
 
-/// A published way to cut text, written there as a regular expression whose successive matches are
-/// the pieces:
+/// A published way to cut text: a regular expression whose successive matches are the pieces.
 ///
 /// gpt2 (GPT-2; also r50k_base and p50k_base of tiktoken)
 ///     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
@@ -16,19 +15,19 @@ namespace train_gpt {
 /// cl100k_first (the same as first published, and as in the tokenizer.json of GPT-4 and Llama 3)
 ///     (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
 ///     |\s*[\r\n]+|\s+(?!\S)|\s+
-/// The last two differ only in white space that ends the text: with a line break in it, cl100k
-/// keeps it whole, while cl100k_first cuts it behind the last line break.
+/// The last two differ only in white space that contains a line break and ends the text: cl100k
+/// keeps it whole, while cl100k_first cuts it after the last line break.
 enum class Pattern { gpt2, cl100k, cl100k_first };
 
 /// The name of a pattern, as above.
 const char* pattern_name(Pattern pattern);
 
 /// Length in bytes of the first piece of `text`, at least 1; `text` must not be empty. The patterns
-/// look ahead only, so that cutting the rest of the text goes on as if it stood alone; the end of
-/// `text` is the end of the text.
+/// only look ahead, so the rest of the text can be cut as if it stood alone; the end of `text`
+/// counts as the end of the text.
 ///
 /// \p{L}, \p{N} and \s are those of Unicode 16.0. The expressions are defined on characters; a byte
-/// that belongs to no well-formed UTF-8 character counts as a character of its own that is neither
+/// that is not part of a well-formed UTF-8 character counts as a separate character that is neither
 /// letter, number nor space.
 size_t first_piece(Pattern pattern, std::string_view text);
 

@@ -1,5 +1,5 @@
-// tiktoken rank files: a line per token, its bytes in base64, a space, its rank, which is also its
-// id.
+// tiktoken rank files. Each line has a token: its bytes in base64, a space, and its rank, which is
+// also its id.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Standard base64 (RFC 4648, section 4), padded; nothing when it is malformed.
+/// Standard base64 (RFC 4648, section 4), padded; nullopt when it is malformed.
 std::optional<std::string> decode_base64(std::string_view text) {
     constexpr std::string_view digits =
         "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -49,12 +49,12 @@ std::optional<std::string> decode_base64(std::string_view text) {
     return bytes;
 }
 
-/// tiktoken merges any two adjacent tokens whose joined bytes are a token, the lowest joined rank
-/// first. Each token still comes from one pair only: whenever it is made, the merges inside its
-/// bytes were those that its bytes would undergo alone, because what lies outside them cannot
-/// change the order inside. So merging a token's bytes until just before it appears shows its pair,
-/// and the list of these pairs by rank encodes every text as the ranks do. A token that merging
-/// never reaches has no pair; it is found only as a whole piece.
+/// tiktoken merges any two adjacent tokens whose joined bytes are a token, lowest rank of the
+/// joined token first. Still, each token comes from only one pair: the merges within its bytes are
+/// always those that the bytes would undergo alone, because bytes outside cannot change the order
+/// inside. So merging a token's bytes until just before it appears gives its pair, and the list of
+/// these pairs by rank encodes every text as the ranks do. A token that merging never reaches has
+/// no pair; it is found only as a whole piece.
 std::vector<Merge> merges_from_ranks(const std::vector<std::string>& tokens) {
     std::unordered_map<std::string_view, uint32_t> rank_of;
     std::array<uint32_t, 256> byte_ids{};
@@ -84,7 +84,7 @@ std::vector<Merge> merges_from_ranks(const std::vector<std::string>& tokens) {
     return merges;
 }
 
-/// The pattern and special tokens that tiktoken publishes beside a rank file.
+/// The pattern and special tokens that tiktoken publishes with a rank file.
 void add_what_the_name_implies(TokenizerDefinition& definition, const fs::path& file) {
     const std::string name = file.filename().string();
     const auto is = [&](std::string_view prefix) { return name.starts_with(prefix); };
@@ -108,7 +108,7 @@ void add_what_the_name_implies(TokenizerDefinition& definition, const fs::path& 
                             {100276, "<|endofprompt|>"}};
         return;
     }
-    // The first free id: what r50k_base and p50k_base (which leaves a gap for it) have.
+    // The first unused id, as in r50k_base and p50k_base (which leaves a gap for it).
     uint32_t free_id = 0;
     while (free_id < n && !definition.tokens[free_id].empty()) ++free_id;
     definition.added = {{free_id, "<|endoftext|>"}};

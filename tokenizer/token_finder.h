@@ -13,7 +13,7 @@ namespace train_gpt {
 /// Finds a set of added tokens in a text. Immutable: any number of threads may use it.
 class TokenFinder {
   public:
-    /// The tokens, none empty, are referred to, not copied: they must live as long as the finder.
+    /// No token may be empty. The finder refers to the tokens, so they must outlive it.
     explicit TokenFinder(std::vector<const AddedToken*> tokens) : tokens_(std::move(tokens)) {
         std::sort(tokens_.begin(), tokens_.end(),
                   [](auto* a, auto* b) { return a->text < b->text; });
@@ -24,10 +24,9 @@ class TokenFinder {
     }
 
     /// Calls plain(text) for the stretches without a token and found(token) for the tokens, in
-    /// order. The leftmost token is taken, of those that start at one place the longest. Without
-    /// `with_special`, a special token is found too, so that no other is seen inside it, but stays
-    /// part of its stretch. Linear in the text: looking at one place is bounded by the longest
-    /// token.
+    /// order. Takes the leftmost token; of those that start at the same place, the longest. Without
+    /// `with_special`, a special token still hides other tokens inside it, but its text stays part
+    /// of the stretch. Linear in the text: the work at each place is bounded by the longest token.
     template <class Plain, class Found>
     void split(std::string_view text, bool with_special, Plain&& plain, Found&& found) const {
         const bool nothing_to_find = tokens_.empty() || (all_special_ && !with_special);
@@ -47,7 +46,7 @@ class TokenFinder {
 
   private:
     /// The longest token that starts at `at`, or null. Each further byte of the text narrows the
-    /// range of tokens that begin like it.
+    /// range of tokens with this prefix.
     const AddedToken* token_at(std::string_view text, size_t at) const {
         if (!starts_[static_cast<uint8_t>(text[at])]) return nullptr;
         const AddedToken* longest = nullptr;
@@ -70,7 +69,7 @@ class TokenFinder {
     }
 
     std::vector<const AddedToken*> tokens_;  // sorted by their bytes
-    std::array<bool, 256> starts_{};         // bytes that some token starts with
+    std::array<bool, 256> starts_{};         // the first bytes of all tokens
     bool all_special_ = true;
 };
 

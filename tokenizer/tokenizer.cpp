@@ -25,7 +25,7 @@ std::vector<const AddedToken*> select(const std::vector<AddedToken>& added, bool
 
 }  // namespace
 
-/// What encoding remembers from piece to piece.
+/// Memory that encoding reuses from piece to piece.
 struct Encoder::Scratch {
     PieceCache cache;
     PieceMerger merger;
@@ -104,7 +104,7 @@ struct Tokenizer::State {
     const TokenizerDefinition definition;
     const BytePairEncoder encoder;  // refers to definition.tokens
     const TokenFinder first_finder;
-    const TokenFinder second_finder;      // looks through what the first leaves over
+    const TokenFinder second_finder;      // searches what the first leaves over
     std::vector<std::string_view> bytes;  // by id
     std::optional<uint32_t> end_of_text;
 };

@@ -25,21 +25,21 @@ struct TrainOptions {
 /// A vocabulary with everything needed to encode and decode. Immutable, cheap to copy (copies share
 /// the vocabulary), and safe to use from any number of threads.
 ///
-/// Any bytes are text: decode(encode(x)) == x, also for invalid UTF-8, whose stray bytes count as
-/// symbols (see first_piece). The one exception is a vocabulary with add_prefix_space, which puts a
-/// space before a text that does not start with one, as its model expects.
+/// Any bytes are text: decode(encode(x)) == x, even for invalid UTF-8, whose stray bytes count as
+/// characters (see first_piece). The one exception is a vocabulary with add_prefix_space, which
+/// puts a space before a text that does not start with one, as its model expects.
 class Tokenizer {
   public:
-    /// Reads a vocabulary. path: a tokenizer.json; a *.tiktoken rank file; or a folder that holds
-    /// tokenizer.json, or vocab.json (encoder.json) with merges.txt (vocab.bpe), or one *.tiktoken
+    /// Reads a vocabulary. path: a tokenizer.json; a *.tiktoken rank file; or a folder with
+    /// tokenizer.json, or vocab.json (encoder.json) and merges.txt (vocab.bpe), or one *.tiktoken
     /// file.
     ///
-    /// Of tokenizer.json, BPE models with a ByteLevel pre-tokenizer are known, with GPT-2's or
-    /// cl100k's pattern. Truncation, padding and the post-processor (which adds tokens around a
-    /// text) are left out: ids are those of Hugging Face's encode(text, add_special_tokens=False).
-    /// Rank files are known by name: cl100k*, r50k*, p50k*, gpt2*; they get the special tokens that
-    /// tiktoken publishes. Throws Error that names the file and what is missing, malformed or not
-    /// supported.
+    /// For tokenizer.json, BPE models with a ByteLevel pre-tokenizer and GPT-2's or cl100k's
+    /// pattern are supported. Truncation, padding and the post-processor (which adds tokens around
+    /// a text) are ignored: ids are those of Hugging Face's encode(text, add_special_tokens=False).
+    /// Rank files are recognised by name: cl100k*, r50k*, p50k*, gpt2*; they get the special tokens
+    /// that tiktoken publishes. Throws Error that names the file and what is missing, malformed or
+    /// not supported.
     static Tokenizer load(const std::filesystem::path& path);
 
     /// Trains a vocabulary on the words of a corpus: 256 bytes, merges, and the special token
@@ -50,26 +50,27 @@ class Tokenizer {
     static Tokenizer train(const WordCounts& counts, uint32_t vocab_size,
                            uint64_t min_frequency = 1);
 
-    /// The same on documents, which do not merge into each other.
+    /// The same on documents; no merge crosses from one document to the next.
     static Tokenizer train(std::span<const std::string_view> texts, uint32_t vocab_size,
                            const TrainOptions& options = {});
 
-    /// Special tokens in the text are ordinary text. (Added tokens that are not special are
-    /// recognised all the same, as by Hugging Face's tokenizers with encode_special_tokens.)
+    /// Special tokens in the text are treated as ordinary text. (Added tokens that are not special
+    /// are still recognised, as by Hugging Face's tokenizers with encode_special_tokens.)
     std::vector<uint32_t> encode(std::string_view text) const;
 
-    /// Special tokens in the text become their ids; the longest of those that start at one place.
+    /// Special tokens in the text become their ids; of those that start at the same place, the
+    /// longest is taken.
     std::vector<uint32_t> encode_with_special(std::string_view text) const;
 
     /// The bytes of the tokens, one after another; they need not be valid UTF-8. Throws Error for
     /// an id that is not below vocab_size().
     std::string decode(std::span<const uint32_t> ids) const;
 
-    /// The bytes of one token; a special token's are its text. Empty for an unused id below
-    /// vocab_size(). Throws Error like decode. Valid as long as this tokenizer or a copy.
+    /// The bytes of one token; for a special token, its text. Empty for an unused id below
+    /// vocab_size(). Throws Error like decode. Valid as long as this tokenizer or a copy of it.
     std::string_view token_bytes(uint32_t id) const;
 
-    /// False for ids that are not special tokens, unused and too large ones among them.
+    /// Whether an id is a special token. False for unused and too large ids.
     bool is_special(uint32_t id) const;
 
     /// Whether both give every id the same bytes.
@@ -78,14 +79,13 @@ class Tokenizer {
     /// One more than the largest id.
     uint32_t vocab_size() const;
 
-    /// The token that ends a document, <|endoftext|> or <|end_of_text|>, where the vocabulary has
-    /// one.
+    /// The token that ends a document, <|endoftext|> or <|end_of_text|>, if the vocabulary has one.
     std::optional<uint32_t> end_of_text() const;
 
     /// How this vocabulary cuts text before merging.
     Pattern pattern() const;
 
-    /// Hugging Face's tokenizer.json, which gives the same ids there.
+    /// The vocabulary as Hugging Face's tokenizer.json, which gives the same ids there.
     std::string to_json() const;
     void save(const std::filesystem::path& tokenizer_json) const;
 
@@ -96,9 +96,9 @@ class Tokenizer {
     std::shared_ptr<const State> state_;
 };
 
-/// Encodes text after text, as Tokenizer::encode does, faster: it keeps its scratch memory and a
-/// bounded cache of pieces (1 MiB) from one text to the next. One per thread. It shares the
-/// vocabulary with the tokenizer, which need not outlive it.
+/// Encodes many texts like Tokenizer::encode, but faster: it keeps its scratch memory and a bounded
+/// cache of pieces (1 MiB) from one text to the next. One per thread. It shares the vocabulary with
+/// the tokenizer, which need not outlive it.
 class Encoder {
   public:
     explicit Encoder(const Tokenizer& tokenizer);

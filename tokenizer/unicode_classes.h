@@ -1,7 +1,7 @@
-// The code points that pre-tokenisation tells apart, as sorted ranges.
+// The classes of code points that pre-tokenisation distinguishes, as sorted ranges.
 //
-// Generated tables instead of a Unicode library: the version is fixed, so that a text has the same
-// tokens on every system, and it is the version the reference tokenizers are built with.
+// Generated tables instead of a Unicode library: the version is fixed, so a text has the same
+// tokens on every system, and it is the version that the reference tokenizers are built with.
 #pragma once
 #include <cstdint>
 #include <span>

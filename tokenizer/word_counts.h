@@ -1,4 +1,4 @@
-// How often each piece occurs: all that training a vocabulary needs of a corpus.
+// How often each piece occurs, which is all that vocabulary training needs of a corpus.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,8 +13,9 @@
 
 namespace train_gpt {
 
-/// The different pieces of texts and how often each occurs. Memory is bounded by the number of
-/// different pieces, not by the corpus. Threads that read a corpus together count apart and merge.
+/// The distinct pieces of texts and how often each occurs. Memory is bounded by the number of
+/// distinct pieces, not by the corpus. Threads that read a corpus together count separately and
+/// then merge.
 class WordCounts {
   public:
     explicit WordCounts(Pattern pattern) : pattern_(pattern) {}
@@ -22,15 +23,16 @@ class WordCounts {
     /// Adds the pieces of one document, or of a part of one that is cut between two pieces.
     void add(std::string_view text);
 
-    /// Adds the counts of `other`, which is left empty. Throws Error unless it has this pattern.
+    /// Adds the counts of `other` and leaves it empty. Throws Error unless both have the same
+    /// pattern.
     void merge(WordCounts&& other);
 
     Pattern pattern() const { return pattern_; }
 
-    /// How many different pieces there are.
+    /// The number of distinct pieces.
     size_t size() const { return short_pieces_ + long_words_.size(); }
 
-    /// Calls visit(piece, count) for every different piece, in no particular order.
+    /// Calls visit(piece, count) for every distinct piece, in no particular order.
     template <class Visit>
     void for_each(Visit&& visit) const {
         for (const ShortWord& word : short_words_)
@@ -54,7 +56,7 @@ class WordCounts {
 
     Pattern pattern_;
     std::vector<ShortWord> short_words_;  // open addressing, a power of two of slots
-    size_t short_pieces_ = 0;             // slots taken, at most half of them
+    size_t short_pieces_ = 0;             // slots used, at most half of them
     std::unordered_map<std::string, uint64_t, Hash, std::equal_to<>> long_words_;
 };
 

@@ -1,26 +1,26 @@
-// The commands besides `train` that are more than one call, a file each. Each takes the command
-// line and gives the exit code.
+// The commands other than `train` that take more than one call, one file each. Each takes the
+// command line and returns the exit code.
 #pragma once
 #include "training/command_line.h"
 
 namespace train_gpt::commands {
 
-/// Texts into token shards.
+/// Turns texts into token shards.
 int tokenize(const CommandLine& line);
 
-/// The configuration's keys: as help, as a JSON Schema, or as Markdown.
+/// Prints the configuration's keys as help, as a JSON Schema or as Markdown.
 int config(const CommandLine& line);
 
-/// What a run will take. Throws Error, after it has printed that, where the run cannot start here.
+/// Prints what a run will need. Then throws Error if the run cannot start here.
 int plan(const CommandLine& line);
 
-/// Texts that a trained model writes.
+/// Prints texts that a trained model generates.
 int sample(const CommandLine& line);
 
-/// Validation loss and HellaSwag of a trained model.
+/// Prints the validation loss and HellaSwag accuracy of a trained model.
 int eval(const CommandLine& line);
 
-/// The ranks of a cluster measured beside each other.
+/// Measures the ranks of a cluster and compares them.
 int selfcheck(const CommandLine& line);
 
 }  // namespace train_gpt::commands

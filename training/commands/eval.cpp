@@ -19,8 +19,8 @@ namespace train_gpt::commands {
 
 namespace {
 
-/// The shards of --data, or of the data that the checkpoint names, as windows of the model; throws
-/// Error where they are not as their manifest says.
+/// The shards of --data, or of the data that the checkpoint names, as windows of the model. Throws
+/// Error when they do not match their manifest.
 ValidationWindows open_windows(const CommandLine& line, const std::string& data,
                                InferenceSession& session) {
     std::shared_ptr<const TokenShards> shards;

@@ -17,14 +17,14 @@ namespace train_gpt::commands {
 int sample(const CommandLine& line) {
     InferenceSession session(line.checkpoint, line.device, line.dtype,
                              InferenceSession::For::sampling);
-    const Tokenizer& tokenizer = session.tokenizer();  // where there is none, nothing is printed
-    // A terminal would obey control characters; a file or a program gets what the model wrote.
+    const Tokenizer& tokenizer = session.tokenizer();  // if there is none, throws before any output
+    // A terminal would obey control characters; a file or a program gets the model's exact output.
     const auto print = [is_terminal = ::isatty(STDOUT_FILENO) != 0](std::string_view text) {
         const std::string shown = is_terminal ? printable(text) : std::string(text);
         std::fwrite(shown.data(), 1, shown.size(), stdout);
         std::fflush(stdout);
     };
-    uint64_t number = 0;  // each text has random numbers of its own
+    uint64_t number = 0;  // each text has its own random numbers
     const auto write = [&](const std::string& prompt, const std::function<bool()>& stop) {
         for (int i = 0; i < line.samples && !(stop && stop()); ++i) {
             if (i > 0) print("\n---\n");

@@ -6,7 +6,7 @@
 namespace train_gpt::commands {
 
 int selfcheck(const CommandLine& line) {
-    constexpr double timeout_seconds = 60;  // no measurement takes as long
+    constexpr double timeout_seconds = 60;  // no measurement takes that long
     return run_as_rank([&](const World& world) {
         return run_watched(world, line.device, timeout_seconds,
                            [&](const Device& device, Communicator& group) {
