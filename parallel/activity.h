@@ -1,4 +1,5 @@
-// What a rank is doing: written by the training loop and the communicators, read by the watchdog's thread.
+// What a rank is doing: written by the training loop and the communicators, read by the watchdog's
+// thread.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -7,7 +8,7 @@ namespace train_gpt {
 
 struct Activity {
     std::atomic<int64_t> pulses{
-        0};  // grows with everything that gets done: each micro-batch, collective, file
+        0};  // grows with each piece of work done: a micro-batch, collective or file
     std::atomic<int64_t> step{0};
     std::atomic<int64_t> collectives{0};          // entered so far
     std::atomic<const char*> collective{"none"};  // the last one entered; a string literal

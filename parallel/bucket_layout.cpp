@@ -12,7 +12,7 @@ namespace {
 
 // Tensors start on multiples of this many elements: 64-byte alignment for bf16 and fp32 alike.
 constexpr int64_t alignment = 64;
-// Each bucket is an exchange of its own; a run with more would do nothing but start them.
+// Each bucket is a separate exchange; a run with more of them would do little but start exchanges.
 constexpr int64_t most_buckets = 1 << 20;
 
 int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -29,7 +29,7 @@ BucketLayout::BucketLayout(const std::vector<Parameter>& parameters, int ranks,
     for (const Parameter& p : parameters)
         unit_numel[static_cast<size_t>(p.unit)] += p.padded_numel();
 
-    // The first unit of each bucket, from the last one down.
+    // The first unit of each bucket, from the last bucket down.
     std::vector<int> first_units;
     int64_t gathered = 0;
     for (int unit = units - 1; unit > 0; --unit) {
@@ -50,7 +50,7 @@ BucketLayout::BucketLayout(const std::vector<Parameter>& parameters, int ranks,
                     INT64_MAX);
 }
 
-/// Lays the tensors of the units behind what there is, in one bucket, or in several of about `largest` elements.
+/// Appends the tensors of the units, in one bucket, or in several of about `largest` elements.
 void BucketLayout::add_buckets(const std::vector<Parameter>& parameters, int first_unit,
                                int last_unit, int64_t largest) {
     const auto first_of = [&](int unit) {
@@ -60,7 +60,7 @@ void BucketLayout::add_buckets(const std::vector<Parameter>& parameters, int fir
             parameters.begin());
     };
     const size_t first = first_of(first_unit), behind = first_of(last_unit + 1);
-    int64_t end = 0;  // from numel_ on
+    int64_t end = 0;  // relative to numel_
     for (const bool small : {false, true}) {
         for (size_t i = first; i < behind; ++i) {
             const int64_t n = parameters[i].padded_numel();
@@ -71,7 +71,7 @@ void BucketLayout::add_buckets(const std::vector<Parameter>& parameters, int fir
             end += n;
         }
     }
-    const int64_t whole = ranks_ * norm_block;  // of this a bucket is a multiple
+    const int64_t whole = ranks_ * norm_block;  // a bucket is a multiple of this
     const int64_t size = largest > end ? rounded_up(end, whole) : rounded_up(largest, whole);
     for (int64_t done = 0; done < end; done += size) {
         const int64_t n = std::min(size, rounded_up(end - done, whole));

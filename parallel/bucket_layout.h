@@ -1,5 +1,5 @@
-// Where the tensors of a model lie in flat buffers, so that those can be reduced, updated and gathered in buckets, and each
-// bucket split evenly over ranks.
+// Where a model's tensors lie in flat buffers. The buffers are reduced, updated and gathered in
+// buckets, and each bucket is split evenly over the ranks.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -27,16 +27,19 @@ struct Bucket {
     int first_unit = 0, last_unit = 0;
 };
 
-/// Units 1 … lie in buckets of whole units, at least bucket_elements each, gathered from the last unit down, because
-/// gradients become final in that order. Unit 0, the embedding, is final last and needed first, and as large as many of
-/// the others: it is cut into buckets of about bucket_elements. A shard is a multiple of norm_block (adamw.h), and borders
-/// between shards lie on multiples of norm_block of a tensor's elements or between tensors: tensors of at least that size
-/// begin on a multiple of it, smaller ones cross none. What this and the even split leave free is padding; nothing reads it.
+/// Units 1 … lie in buckets of whole units with at least bucket_elements each (the bucket of unit
+/// 1 may have fewer), collected from the last unit down, because gradients become final in that
+/// order. Unit 0, the embedding, is final last and needed first, and is as large as many of the
+/// others: it is cut into buckets of about bucket_elements. A shard is a multiple of norm_block
+/// (adamw.h). Boundaries between shards lie between tensors or at multiples of norm_block within a
+/// tensor: tensors of at least norm_block elements begin at a multiple of it, and smaller ones do
+/// not cross one. The space that this and the even split leave free is padding, which nothing
+/// reads.
 class BucketLayout {
   public:
     BucketLayout(const std::vector<Parameter>& parameters, int ranks, int64_t bucket_elements);
 
-    /// Of parameter i in the flat buffers; a multiple of 64.
+    /// The offset of parameter i in the flat buffers, in elements; a multiple of 64.
     int64_t offset(int i) const { return offsets_[static_cast<size_t>(i)]; }
     int64_t numel() const { return numel_; }
     int64_t shard_numel() const { return numel_ / ranks_; }
@@ -47,7 +50,7 @@ class BucketLayout {
     Range shard_of(const Bucket& bucket, int rank) const {
         return {bucket.range.first + rank * bucket.shard, bucket.shard};
     }
-    /// Where that lies in a buffer that holds a rank's shards alone: bucket after bucket.
+    /// The offset of that part in a buffer that holds only a rank's shards, bucket after bucket.
     int64_t shard_offset(const Bucket& bucket) const { return bucket.range.first / ranks_; }
 
   private:

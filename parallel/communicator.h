@@ -1,5 +1,6 @@
-// Collectives over a group of ranks: what a step moves between devices. NCCL's on GPUs, MPI's and shared memory on CPUs,
-// nothing in a group of one. The axes of parallelism are groups that split() makes; data parallelism is the first.
+// Collectives over a group of ranks: what a step moves between devices. Uses NCCL on GPUs, MPI and
+// shared memory on CPUs, and nothing in a group of one. The axes of parallelism are groups that
+// split() makes; data parallelism is the first.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,12 +12,14 @@
 
 namespace train_gpt {
 
-/// Collectives are submitted to a stream in the same order on all ranks of the group. On a GPU they run in the order of
-/// the stream's work, beside other streams (give them one of high priority, and events both ways); on the CPU at once.
-/// Buffers lie in the stream's device's memory. Sums of fp32 and fp64 are added in that dtype; on CPUs by rank within each
-/// node and then by node, so that all_reduce and reduce_scatter + all_gather give the same bits. Sums of bf16 are in
-/// fp32 on CPUs and rounded once; NCCL may round each addition. A rank that is gone, or NCCL's asynchronous error, is an
-/// Error that names the collective.
+/// Collectives are submitted to a stream in the same order on all ranks of the group. On a GPU they
+/// run in the order of that stream's work, concurrently with other streams (use a high-priority
+/// stream, and events in both directions); on the CPU they run immediately. Buffers are in the
+/// memory of the stream's device. Sums of fp32 and fp64 are added in that dtype; on CPUs by rank
+/// within each node and then by node, so that all_reduce and reduce_scatter + all_gather give the
+/// same bits. Sums of bf16 are added in fp32 on CPUs and rounded once; NCCL may round after each
+/// addition. A rank that is gone, or an asynchronous error of NCCL, is an Error that names the
+/// collective.
 class Communicator {
   public:
     virtual ~Communicator() = default;
@@ -26,9 +29,10 @@ class Communicator {
     int rank() const { return rank_; }
     int size() const { return size_; }
 
-    /// data[count] becomes its sum over ranks.
+    /// data[count] becomes its sum over the ranks.
     virtual void all_reduce(Stream& stream, void* data, int64_t count, DType dtype) = 0;
-    /// out[count] = Σ over ranks of in[rank·count …]; in is [size·count] and is destroyed. out may be in + rank·count.
+    /// out[count] = Σ over ranks of in[rank·count …]; in is [size·count], and its contents are
+    /// undefined afterwards. out may be in + rank·count.
     virtual void reduce_scatter(Stream& stream, void* out, void* in, int64_t count,
                                 DType dtype) = 0;
     /// out [size·count] = in[count] of all ranks, by rank. in may be out + rank·count.
@@ -38,15 +42,18 @@ class Communicator {
     virtual void send(Stream& stream, const void* data, int64_t count, DType dtype, int to) = 0;
     virtual void receive(Stream& stream, void* data, int64_t count, DType dtype, int from) = 0;
     virtual void barrier(Stream& stream) = 0;
-    /// The ranks of this group that give the same color, ordered by key, then rank. All ranks of the group call it.
+    /// The group of those ranks of this one that pass the same color, ordered by key, then rank.
+    /// All ranks of this group call it.
     virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
-    /// Throws Error when a collective failed behind the host's back. Does not wait.
+    /// Throws Error when a collective has failed asynchronously. Does not wait.
     virtual void check() {}
-    /// Gives up collectives that wait for a rank that is gone, from any thread; the group is of no use any more.
+    /// Abandons collectives that wait for a rank that is gone. May be called from any thread; the
+    /// group cannot be used any more.
     virtual void abort() {}
 
-    /// Bytes that this rank has sent to others so far, as the algorithm moves them; for NCCL by its published volumes.
+    /// Bytes that this rank has sent to others so far, as the algorithm moves them; for NCCL,
+    /// computed from its documented volumes.
     int64_t bytes_sent() const { return bytes_sent_; }
 
   protected:
@@ -57,7 +64,8 @@ class Communicator {
     int rank_, size_;
 };
 
-/// The group of all ranks for buffers on `device`. Each collective that a rank enters is counted in `activity`.
+/// The group of all ranks, for buffers on `device`. Each collective that a rank enters is counted
+/// in `activity`.
 std::unique_ptr<Communicator> open_communicator(const World& world, const Device& device,
                                                 Activity& activity);
 

@@ -1,4 +1,5 @@
-// The kinds of groups that open_communicator() chooses from. Those of MPI and NCCL throw Error where the build has none.
+// The kinds of groups that open_communicator() chooses from. Those of MPI and NCCL throw Error in a
+// build without them.
 #pragma once
 #include <memory>
 #include <optional>
@@ -7,15 +8,15 @@
 
 namespace train_gpt {
 
-/// A rank alone: nothing moves, except from `in` to `out`.
+/// A group of one rank: nothing moves, except from `in` to `out`.
 std::unique_ptr<Communicator> open_group_of_one(Activity& activity);
 
-/// All ranks, for buffers in the host's memory. `node` is for tests: ranks that give the same number take themselves for one
-/// node's, although more of them share memory.
+/// All ranks, for buffers in host memory. `node` is for tests: ranks that pass the same number act
+/// as one node, even where more of them share memory.
 std::unique_ptr<Communicator> open_mpi_communicator(const World& world, Activity& activity,
                                                     std::optional<int> node = {});
 
-/// All ranks, each with a GPU of its own.
+/// All ranks, each with its own GPU.
 std::unique_ptr<Communicator> open_nccl_communicator(const World& world, const Device& device,
                                                      Activity& activity);
 

@@ -1,14 +1,18 @@
-// Collectives in the host's memory. Ranks of a node exchange data through memory that they share, nodes through MPI.
+// Collectives in host memory. The ranks of a node exchange data through shared memory, nodes
+// through MPI.
 //
-// The buffer of a collective is a row of blocks, one for each rank of the group. On every node each block has a handler: the
-// rank itself where it belongs to the node, else one of the node's ranks, which deals with the block's owner for all of them.
-//   reduce-scatter: the handler adds what the node's ranks have for the block and sends the sum to the owner, who adds the
-//                   nodes' sums.
-//   all-gather:     the owner sends its block to its handler on each other node, and every handler shows its blocks to its node.
-// So a block crosses between two nodes once, and an element's sum has one order, whatever block it lies in: within a node by
-// rank, then by node. Buffers flow through in turns, each of which moves an equal piece of every block through the shared
-// memory. Sums travel between nodes in the type they are added in, those of bf16 as fp32. All-reduce is both of them,
-// broadcast is an all-gather in which all blocks but the root's are empty.
+// The buffer of a collective consists of blocks, one for each rank of the group, which owns it. On
+// every node each block has a handler: the owner itself if it belongs to the node, else one of the
+// node's ranks, which communicates with the owner for the whole node.
+//   reduce-scatter: the handler adds the node's contributions to the block and sends the sum to the
+//                   owner, which adds the sums of all nodes.
+//   all-gather:     the owner sends its block to its handler on each other node, and every handler
+//                   shows its blocks to its node.
+// So a block crosses between two nodes once, and the elements of all blocks are summed in the same
+// order: within a node by rank, then by node. Buffers are processed in turns, each of which moves
+// an equal piece of every block through the shared memory. Sums travel between nodes in the type in
+// which they are added, those of bf16 as fp32. An all-reduce is a reduce-scatter and an all-gather.
+// A broadcast is an all-gather in which all blocks but the root's are empty.
 #include "base/error.h"
 #include "parallel/communicator_kinds.h"
 
@@ -30,15 +34,15 @@ namespace train_gpt {
 
 namespace {
 
-// What a rank shows to its node in one turn: large enough that meeting costs little beside copying, small enough to stay in
-// caches while others read it.
+// What a rank shows to its node in one turn: large enough that synchronizing costs little compared
+// with copying, small enough to stay in caches while others read it.
 constexpr size_t slot_bytes = size_t{1} << 20;
 constexpr size_t cache_line = 64;
 
 template <class T>
 using SumOf = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
 
-/// Calls f with a value of the dtype's type.
+/// Calls f with a value of the dtype's C++ type.
 template <class F>
 void with_type(DType dtype, F&& f) {
     switch (dtype) {
@@ -53,9 +57,9 @@ void with_type(DType dtype, F&& f) {
     }
 }
 
-// Below this many elements a team of threads costs more than it brings.
+// Below this many elements a team of threads costs more than it gains.
 constexpr int64_t team_elements = 1 << 15;
-constexpr int64_t strip = 1024;  // elements whose sums stay in the first cache
+constexpr int64_t strip = 1024;  // elements whose sums stay in the L1 cache
 
 /// to[i] = from[0][i] + from[1][i] + …, in this order. `to` may be one of them.
 template <class In, class Out>
@@ -101,7 +105,7 @@ int size_of_group(MPI_Comm group) {
 
 class MpiCommunicator final : public Communicator {
   public:
-    /// Takes over `group`, whose ranks give the number of their node.
+    /// Takes ownership of `group`, whose ranks pass the number of their node.
     MpiCommunicator(std::shared_ptr<const World::Membership> membership, MPI_Comm group, int node,
                     Activity& activity)
         : Communicator(rank_in(group), size_of_group(group)),
@@ -180,7 +184,7 @@ class MpiCommunicator final : public Communicator {
 
     void barrier(Stream&) override {
         activity_.enter("barrier");
-        int32_t nothing = 0;  // nobody has the sum before all have given their part
+        int32_t nothing = 0;  // no rank gets the sum before all have contributed
         reduce_everywhere(&nothing, 1, DType::int32);
     }
 
@@ -207,7 +211,7 @@ class MpiCommunicator final : public Communicator {
     }
 
   private:
-    /// What one turn moves of a block.
+    /// The part of a block that one turn moves.
     struct Piece {
         std::byte* data = nullptr;
         int64_t n = 0;
@@ -223,7 +227,7 @@ class MpiCommunicator final : public Communicator {
     enum class Tag : int { piece, message };
     static constexpr int64_t most_message_bytes = int64_t{1} << 30;  // MPI counts in int
 
-    /// How many turns a rank of the node has come to; other processes read it.
+    /// The turn that a rank of the node has reached; other processes read it.
     struct alignas(cache_line) Arrivals {
         std::atomic<int64_t> turns{0};
     };
@@ -234,7 +238,7 @@ class MpiCommunicator final : public Communicator {
         MPI_CHECK(MPI_Allgather(&node_, 1, MPI_INT, node_of.data(), 1, MPI_INT, group_));
         std::vector<int> names;                 // of nodes, ordered by their first ranks
         std::vector<std::vector<int>> members;  // ranks of each node
-        std::vector<size_t> place;              // of each rank among its node's
+        std::vector<size_t> place;              // of each rank within its node
         for (int r = 0; r < size(); ++r) {
             const int name = node_of[static_cast<size_t>(r)];
             const auto k = static_cast<size_t>(std::ranges::find(names, name) - names.begin());
@@ -261,7 +265,8 @@ class MpiCommunicator final : public Communicator {
             std::max(slot_bytes / static_cast<size_t>(size()) / cache_line, size_t{1}) * cache_line;
         const size_t slot = stride_ * static_cast<size_t>(size());
         MPI_CHECK(MPI_Comm_split(group_, static_cast<int>(my_node_), rank(), &neighbours_));
-        // Each rank's part in pages of its own, which the system puts near the processor that first writes to them.
+        // Each rank's part is in separate pages, which the system places near the processor that
+        // first writes to them.
         MPI_Info info = MPI_INFO_NULL;
         MPI_CHECK(MPI_Info_create(&info));
         MPI_CHECK(MPI_Info_set(info, "alloc_shared_noncontig", "true"));
@@ -276,7 +281,8 @@ class MpiCommunicator final : public Communicator {
             void* part = nullptr;
             MPI_CHECK(MPI_Win_shared_query(window_, static_cast<int>(j), &bytes, &unit,
                                            static_cast<void*>(&part)));
-            // Addresses differ between processes, but by whole pages.
+            // Addresses differ between processes, but by whole pages, so all find the same
+            // alignment.
             const size_t beyond = reinterpret_cast<uintptr_t>(part) % cache_line;
             std::byte* begin = static_cast<std::byte*>(part) + (beyond ? cache_line - beyond : 0);
             arrivals_.push_back(j == local_ ? new (begin) Arrivals
@@ -289,14 +295,15 @@ class MpiCommunicator final : public Communicator {
         pieces_.resize(static_cast<size_t>(size()));
         requests_.reserve(nodes + guests_.size());
         if (nodes > 1)
-            sums_.resize((nodes + guests_.size()) * 2 * stride_);  // of bf16 they are fp32
+            sums_.resize((nodes + guests_.size()) * 2 * stride_);  // sums of bf16 are fp32
     }
 
     int64_t piece_elements(DType dtype) const {
         return static_cast<int64_t>(stride_ / size_of(dtype));
     }
 
-    /// Calls turn(first, n) for what each turn moves of blocks of `count` elements.
+    /// Calls turn(first, n) for each turn, which moves elements [first, first + n) of every block
+    /// of `count` elements.
     template <class Turn>
     void for_each_turn(int64_t count, DType dtype, Turn&& turn) const {
         const int64_t most = piece_elements(dtype);
@@ -331,7 +338,8 @@ class MpiCommunicator final : public Communicator {
                 add<T>(neighbours_pieces(rank()), reinterpret_cast<T*>(out), n);
                 return;
             }
-            // The nodes' sums for this rank's own block, then this node's sums for its guests.
+            // The sums of all nodes for this rank's own block, then this node's sums for its
+            // guests.
             std::byte* sum = sums_.data();
             node_sums_.clear();
             for (size_t k = 0; k < handler_on_node_.size(); ++k, sum += 2 * stride_) {
@@ -353,7 +361,7 @@ class MpiCommunicator final : public Communicator {
         });
     }
 
-    /// Every rank's piece of its own block to all.
+    /// Gives every rank's piece of its own block to all ranks.
     void share_pieces(DType dtype) {
         ++turn_;
         for (size_t k = 0; k < handler_on_node_.size(); ++k) {
@@ -377,14 +385,14 @@ class MpiCommunicator final : public Communicator {
         }
     }
 
-    /// Copies a block's piece to where the node's ranks see it.
+    /// Copies a block's piece to where the node's ranks can see it.
     void show(int block, DType dtype, int64_t readers) {
         const int64_t bytes = bytes_of(piece(block), dtype);
         copy_bytes(slot(local_, block), piece(block).data, bytes);
         bytes_sent_ += readers * bytes;
     }
 
-    /// The pieces of a block that this rank handles, of the node's ranks in their order.
+    /// The pieces of a block that this rank handles, from the node's ranks in their order.
     const std::vector<const void*>& neighbours_pieces(int block) {
         shown_.clear();
         for (size_t j = 0; j < locals_; ++j)
@@ -392,13 +400,13 @@ class MpiCommunicator final : public Communicator {
         return shown_;
     }
 
-    /// Where a rank of the node shows a block in this turn. A slot is written again two turns later, when all have come to the
-    /// turn between and so have read it.
+    /// Where a rank of the node shows a block in this turn. A slot is overwritten two turns later:
+    /// by then all ranks have reached the turn in between, and so have read it.
     std::byte* slot(size_t local, int block) const {
         return slots_[local][static_cast<size_t>(turn_ % 2)] + static_cast<size_t>(block) * stride_;
     }
 
-    /// Returns when all ranks of the node have come to this turn.
+    /// Returns when all ranks of the node have reached this turn.
     void meet() {
         arrivals_[local_]->turns.store(turn_, std::memory_order_release);
         Patience patience;
@@ -430,18 +438,18 @@ class MpiCommunicator final : public Communicator {
         requests_.clear();
     }
 
-    std::shared_ptr<const World::Membership> membership_;  // MPI stays as long as this does
+    std::shared_ptr<const World::Membership> membership_;  // keeps MPI initialized
     Activity& activity_;
     MPI_Comm group_;
     int node_;
     std::atomic<bool> is_aborted_{false};
 
     size_t my_node_ = 0;             // among the group's nodes, ordered by their first ranks
-    size_t local_ = 0, locals_ = 1;  // this rank among the node's, and how many those are
-    std::vector<size_t> handler_;    // of each block on this node
+    size_t local_ = 0, locals_ = 1;  // this rank's index on its node, and the node's ranks
+    std::vector<size_t> handler_;    // of each block on this node, as an index
     std::vector<int> guests_;        // other nodes' ranks whose blocks this rank handles
     std::vector<int>
-        handler_on_node_;  // the rank that handles this rank's block on each node; on its own it is itself
+        handler_on_node_;  // the rank that handles this rank's block on each node; here itself
 
     MPI_Comm neighbours_ = MPI_COMM_NULL;  // the node's ranks of this group
     MPI_Win window_ = MPI_WIN_NULL;        // their shared memory: arrivals and two slots of each
@@ -450,7 +458,7 @@ class MpiCommunicator final : public Communicator {
     size_t stride_ = 0;  // bytes from block to block in a slot
     int64_t turn_ = 0;
 
-    // Used anew in each turn.
+    // Reused in each turn.
     std::vector<Piece> pieces_;
     std::vector<const void*> shown_, node_sums_;
     std::vector<MPI_Request> requests_;
@@ -462,7 +470,7 @@ class MpiCommunicator final : public Communicator {
 std::unique_ptr<Communicator> open_mpi_communicator(const World& world, Activity& activity,
                                                     std::optional<int> node) {
     const World::Membership& membership = *world.membership();
-    int first = world.rank();  // of the node's ranks, which names the node
+    int first = world.rank();  // of the node's ranks; it identifies the node
     MPI_CHECK(MPI_Bcast(&first, 1, MPI_INT, 0, membership.node));
     MPI_Comm group = MPI_COMM_NULL;
     MPI_CHECK(MPI_Comm_dup(membership.everyone, &group));

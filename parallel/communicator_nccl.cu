@@ -1,5 +1,5 @@
-// Collectives between GPUs. TRAIN_GPT_NCCL is defined where the build found NCCL's header; its library is looked for when a
-// group is opened, so that a machine with one GPU needs none.
+// Collectives between GPUs. TRAIN_GPT_NCCL is defined where the build found NCCL's header. The
+// library is loaded when a group is opened, so a machine with one GPU does not need it.
 #include "base/error.h"
 #include "device/cuda.h"
 #include "device/cuda_queue.h"
@@ -20,7 +20,7 @@ namespace train_gpt {
 
 namespace {
 
-/// NCCL's functions. The library stays loaded to the process's end: it has threads.
+/// NCCL's functions. The library stays loaded until the process ends, because it has threads.
 class Library {
   public:
     Library() : handle_(::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL)) {
@@ -63,7 +63,7 @@ class Library {
     decltype(&ncclSend) send;
     decltype(&ncclRecv) receive;
 
-    /// Throws Error where an operation of a group (null: of none yet) went wrong.
+    /// Throws Error where an operation of a group (null: not opened yet) failed.
     void check(ncclResult_t result, ncclComm_t group, const char* operation) const {
         if (result == ncclSuccess) return;
         const char* detail = get_last_error(group);
@@ -99,12 +99,13 @@ ncclDataType_t nccl_type(DType dtype) {
     return ncclFloat64;
 }
 
-/// A blocking communicator: a call returns when its work is in the stream, so that an event can be recorded behind it. With
-/// NCCL's other kind each call would be polled until then. A wait for a rank that never comes ends through abort() in a
-/// collective, and while a group is being opened through World::abort().
+/// A blocking communicator: a call returns when its work is in the stream, so that an event can be
+/// recorded after it. With NCCL's non-blocking kind each call would have to be polled until then.
+/// When a rank never comes, abort() ends the wait in a collective, and World::abort() ends it while
+/// a group is being opened.
 class NcclCommunicator final : public Communicator {
   public:
-    /// Takes over `group`.
+    /// Takes ownership of `group`.
     NcclCommunicator(std::shared_ptr<const Library> library, ncclComm_t group, int rank, int size,
                      const Device& device, Activity& activity)
         : Communicator(rank, size),
@@ -121,7 +122,7 @@ class NcclCommunicator final : public Communicator {
     ~NcclCommunicator() override {
         ncclComm_t group = group_.exchange(nullptr);
         if (!group) return;
-        // Ranks wait for each other's last work here. One that fails must not.
+        // Ranks wait for each other's last work here. A rank that fails must not wait.
         if (std::uncaught_exceptions() > 0) {
             library_->abort(group);
         } else {
@@ -245,7 +246,7 @@ class NcclCommunicator final : public Communicator {
     std::atomic<ncclComm_t> group_;  // null: aborted
     Device device_;
     Activity& activity_;
-    std::shared_ptr<void> nothing_;  // an int32 that barriers add
+    std::shared_ptr<void> nothing_;  // an int32 that barriers sum up
 };
 
 }  // namespace
@@ -259,7 +260,7 @@ std::unique_ptr<Communicator> open_nccl_communicator(const World& world, const D
     } catch (const Error& error) {
         obstacle = world.host() + ": " + error.what();
     }
-    // All go the same way: a rank that stopped here alone would leave the others waiting.
+    // All ranks decide the same: one that stopped here alone would leave the others waiting.
     for (const std::string& other : world.all_gather(obstacle)) {
         if (!other.empty()) throw Error(other);
     }

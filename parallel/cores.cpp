@@ -31,7 +31,7 @@ int threads_of_rank(std::span<const std::string> cores, size_t rank) {
         const auto has = [&](const std::string& of) { return core < of.size() && of[core] == '1'; };
         if (has(cores[rank])) share += 1.0 / static_cast<double>(std::ranges::count_if(cores, has));
     }
-    constexpr double rounding = 1e-6;  // three thirds are one
+    constexpr double rounding = 1e-6;  // so that three thirds are one
     return std::max(1, static_cast<int>(share + rounding));
 }
 

@@ -1,5 +1,5 @@
-// Collectives beside a model's work: on a GPU on a stream of their own, ordered by events both ways; on the CPU, and in a
-// group of one, at once.
+// Collectives that overlap with a model's work. On a GPU they run in their own stream, ordered by
+// events in both directions; on the CPU, and in a group of one, they run immediately.
 #pragma once
 #include <functional>
 #include <vector>
@@ -12,16 +12,17 @@ namespace train_gpt {
 
 class Exchange {
   public:
-    /// `slots`: pieces of work that are waited for each by itself.
+    /// `slots`: the number of pieces of work that can be waited for separately.
     Exchange(const Device& device, Communicator& communicator, int slots, StepClock* clock);
 
     Communicator& communicator() const { return communicator_; }
 
-    /// Submits work to the exchange's stream, behind all that `stream` has so far and what was submitted before.
+    /// Submits work to the exchange's stream, after everything that `stream` has so far and
+    /// everything submitted before.
     void submit(Stream& stream, int slot, const std::function<void(Stream&)>& work);
-    /// Later work of `stream` waits for what was last submitted under this slot.
+    /// Makes later work of `stream` wait for what was last submitted under this slot.
     void hold(Stream& stream, int slot);
-    /// Whether what is submitted runs beside the stream's own work.
+    /// Whether submitted work runs concurrently with the stream's own work.
     bool beside() const { return stream_.device.is_cuda() && communicator_.size() > 1; }
 
   private:

@@ -1,4 +1,5 @@
-// What the files that speak MPI share: the membership behind a World, checked calls, and waiting that leaves cores to others.
+// What the files that use MPI share: the membership behind a World, checked calls, and waiting that
+// yields the core to others.
 #pragma once
 #include <atomic>
 #include <string>
@@ -6,7 +7,7 @@
 #include "parallel/world.h"
 
 #ifdef TRAIN_GPT_MPI
-// MPI's own interface for C++ is not used.
+// MPI's own C++ interface is not used.
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
 #include <chrono>
@@ -34,15 +35,15 @@ struct World::Membership {
 
 #ifdef TRAIN_GPT_MPI
     MPI_Comm everyone = MPI_COMM_NULL;  // null in a world of one that no launcher started
-    MPI_Comm node = MPI_COMM_NULL;      // those that share memory, by rank
-    /// Some rank gave up a collective: to leave MPI would be to wait for ranks that never come.
+    MPI_Comm node = MPI_COMM_NULL;      // the ranks that share memory, by rank
+    /// Some rank has abandoned a collective: leaving MPI would wait for ranks that never come.
     mutable std::atomic<bool> is_broken{false};
 #endif
 };
 
 #ifdef TRAIN_GPT_MPI
 
-/// A call of MPI; throws Error with the call's text and MPI's reason.
+/// Calls MPI; throws Error with the text of the call and MPI's reason.
 #define MPI_CHECK(call) ::train_gpt::check_mpi(call, #call)
 
 inline void check_mpi(int status, const char* call) {
@@ -53,8 +54,8 @@ inline void check_mpi(int status, const char* call) {
     throw Error("MPI reports: ", reason, " (", call, "); look for the rank that failed first");
 }
 
-/// Waiting for another process: at first awake, for what comes within microseconds; then giving up the core each time, since
-/// the other may need it; then asleep.
+/// Waits for another process: first by spinning, for what comes within microseconds; then by
+/// yielding the core each time, since the other process may need it; then by sleeping.
 class Patience {
   public:
     void pause() {
@@ -72,7 +73,7 @@ class Patience {
     int64_t rounds_ = 0;
 };
 
-/// Returns when all requests are done; `look` is called while they are not, and may throw.
+/// Returns when all requests are done; until then it calls `look`, which may throw.
 template <class Look>
 void finish(std::span<MPI_Request> requests, Look&& look) {
     Patience patience;

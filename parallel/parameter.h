@@ -17,7 +17,7 @@ struct Parameter {
     bool transposed = false;      // Hugging Face stores it as [in, out] (its Conv1D)
     int split_axis = -1;  // tensor parallelism: 0 splits outputs, 1 inputs, −1 keeps it whole
     int split_parts =
-        1;  // equal parts along split_axis that are split each for itself (3: Q, K and V, by heads)
+        1;  // equal parts along split_axis, each of which is split (3: Q, K and V, by heads)
     float init_mean = 0, init_std = 0;
 
     int64_t numel() const { return product(shape); }  // logical

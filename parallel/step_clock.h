@@ -1,5 +1,5 @@
-// Where the time of a step goes, as the device sees it: on a GPU from events in the stream of the model's work, so that
-// communication and data count only where that work waits for them.
+// Where the time of a step goes, as the device sees it. On a GPU it is measured by events in the
+// stream of the model's work, so communication and data count only where that work waits for them.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -36,15 +36,16 @@ class StepClock {
   public:
     explicit StepClock(const Device& device) : device_(device) {}
 
-    /// A step begins, in the phase of computing.
+    /// Begins a step, in the compute phase.
     void begin(Stream& stream);
     void end(Stream& stream);
-    /// A step that began does not end.
+    /// Drops the step that has begun.
     void drop();
-    /// Times of the oldest step that ended and was not popped; waits for it.
+    /// Waits for the oldest step that ended and was not popped, and returns its times.
     StepTimes pop();
 
-    /// While it lives, the stream's time belongs to another phase. Nothing outside of steps, or without a clock.
+    /// While it exists, the stream's time counts for another phase. Does nothing outside a step or
+    /// without a clock.
     class Interval {
       public:
         Interval(StepClock* clock, Stream& stream, StepPhase phase);
@@ -64,7 +65,7 @@ class StepClock {
         StepPhase phase;  // from here on
     };
     struct Step {
-        std::vector<Mark> marks;  // the first `used`; the others wait to be used again
+        std::vector<Mark> marks;  // the first `used` are valid; the others can be reused
         size_t used = 0;
     };
     void mark(Stream& stream, StepPhase phase);

@@ -20,12 +20,12 @@ namespace {
 
 struct Launcher {
     const char* variable =
-        nullptr;    // what told that there is one; null: this process was started alone
-    int ranks = 0;  // 0: it does not say
+        nullptr;    // the variable that revealed it; null: this process was started alone
+    int ranks = 0;  // 0: unknown
 };
 
-/// What mpirun and srun leave in the environment. Slurm's variable is inherited by an mpirun within a job step, so that a count
-/// of one there says nothing.
+/// Finds the launcher by what mpirun and srun leave in the environment. An mpirun within a job step
+/// inherits Slurm's variable, so a count of one there is ignored where another variable gives more.
 Launcher find_launcher() {
     bool alone = false;
     for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
@@ -89,7 +89,8 @@ World::Membership::Membership() : host(host_name()) {}
 
 World::Membership::~Membership() {
 #ifdef TRAIN_GPT_MPI
-    // Ranks wait for each other here. One that fails must not: it ends without, by which the launcher knows to end the rest.
+    // MPI_Finalize waits for all ranks. A rank that fails must not wait: it ends without calling
+    // it, which makes the launcher end the others.
     if (everyone == MPI_COMM_NULL || is_broken || std::uncaught_exceptions() > 0) return;
     MPI_Comm_free(&node);
     MPI_Comm_free(&everyone);
@@ -123,8 +124,9 @@ World World::join() {
             "a process can join its world only once; this is a fault of the program, please report "
             "it");
 
-    // One thread at a time speaks MPI, except that any may end the job while another one waits: MULTIPLE makes that sure,
-    // with SERIALIZED it works where MPI_Abort takes no lock.
+    // One thread at a time calls MPI, except that any thread may end the job while another one
+    // waits. MULTIPLE guarantees that this works; with SERIALIZED it works where MPI_Abort takes no
+    // lock.
     int level = MPI_THREAD_SINGLE;
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
     const auto membership = std::make_shared<Membership>();
@@ -220,7 +222,7 @@ void World::abort(int exit_code) const {
     std::_Exit(exit_code);
 }
 
-#else  // every world is of one
+#else  // every world has one rank
 
 void World::barrier() const {}
 void World::all_reduce_sum(std::span<double>) const {}
@@ -234,11 +236,11 @@ void World::abort(int exit_code) const { std::_Exit(exit_code); }
 Device device_of_rank([[maybe_unused]] const World& world, const std::string& wanted) {
 #ifdef TRAIN_GPT_CUDA
     if (world.size() > 1 && wanted != "cpu") {
-        // Each rank takes the first GPU it can see that no lower rank of the node takes.
+        // Each rank takes the first GPU it can see that no lower rank of the node has taken.
         std::string visible;
         for (const std::string& gpu : cuda::identities()) visible += gpu + "\n";
         std::vector<std::string> taken;
-        int index = -1;  // of the GPU that is this rank's
+        int index = -1;  // of this rank's GPU
         for (const std::string& list : world.all_gather_local(visible)) {
             index = -1;
             std::istringstream lines(list);
@@ -260,7 +262,7 @@ Device device_of_rank([[maybe_unused]] const World& world, const std::string& wa
                          "-np, srun "
                          "--ntasks-per-node), "
                          "and see CUDA_VISIBLE_DEVICES");
-        // All go the same way: a rank that stopped here alone would leave the others waiting.
+        // All ranks decide the same: one that stopped here alone would leave the others waiting.
         const std::vector<std::string> all_visible = world.all_gather(visible);
         const bool none =
             std::ranges::all_of(all_visible, [](const std::string& list) { return list.empty(); });

@@ -1,5 +1,5 @@
-// The ranks of a run: who they are, and small messages between their hosts. One process drives one device; mpirun or srun
-// starts several, nothing starts one.
+// The ranks of a run: who they are, and small messages between their hosts. One process drives one
+// device. mpirun or srun starts several processes; without a launcher there is one.
 #pragma once
 #include <memory>
 #include <span>
@@ -11,8 +11,8 @@
 
 namespace train_gpt {
 
-/// All ranks call the collective functions in the same order. They are for setting up and for the borders of steps; what
-/// a step moves goes through a Communicator.
+/// All ranks call the collective functions in the same order. They are for setup and for step
+/// boundaries; what a step moves goes through a Communicator.
 class World {
   public:
     /// The MPI library and its version, or that this build has none.
@@ -20,43 +20,47 @@ class World {
 
     /// A world of one.
     World();
-    /// The world that the launcher started this process in (MPI, through mpirun, or srun with PMIx or PMI2); a world of one
-    /// where there is no launcher. Throws Error where a launcher started several ranks and this build has no MPI.
+    /// The world that the launcher started this process in (with MPI, through mpirun, or srun with
+    /// PMIx or PMI2); a world of one where there is no launcher. Throws Error where a launcher
+    /// started several ranks and this build has no MPI.
     static World join();
 
     int rank() const;
     int size() const;
-    /// Among the ranks that share this one's memory, found through MPI and not by the host's name.
+    /// The rank among those that share memory with this one, as found through MPI and not by the
+    /// host's name.
     int local_rank() const;
     int local_size() const;
     const std::string& host() const;
 
     void barrier() const;
-    /// Sums over ranks, added in the order of ranks, the same bits on all.
+    /// Sums over ranks, added in rank order, with the same bits on all ranks.
     void all_reduce_sum(std::span<double> values) const;
-    /// The root's text on all ranks.
+    /// Returns the root's text on all ranks.
     std::string broadcast(const std::string& text, int root = 0) const;
     /// The texts of all ranks, by rank.
     std::vector<std::string> all_gather(const std::string& text) const;
-    /// The same among the ranks that share this one's memory, by local rank.
+    /// The same among the ranks that share memory with this one, by local rank.
     std::vector<std::string> all_gather_local(const std::string& text) const;
 
-    /// What this rank is doing: whoever works for long without a collective says so there, pulse by pulse.
+    /// What this rank is doing. Code that works for long without a collective calls pulse() on it.
     Activity& activity() const;
 
-    /// Ends all ranks of the job now.
+    /// Ends all ranks of the job immediately.
     [[noreturn]] void abort(int exit_code) const;
 
     struct Membership;  // mpi_world.h
     const std::shared_ptr<const Membership>& membership() const { return membership_; }
 
   private:
-    std::shared_ptr<const Membership> membership_;  // the last one leaves MPI
+    std::shared_ptr<const Membership> membership_;  // the last owner leaves MPI
 };
 
-/// The device this rank trains on: open_device() alone; with others a GPU of its own, local rank r the r-th that its node's
-/// ranks can see, or the one GPU that only it was given to see (CUDA_VISIBLE_DEVICES). All ranks call it. Throws Error on all
-/// where one has none, naming host and counts, unless `wanted` is "auto" and no rank has any.
+/// The device that this rank trains on: open_device(wanted) in a world of one, or where `wanted` is
+/// "cpu". Otherwise each rank gets its own GPU: local rank r takes the r-th that the ranks of its
+/// node can see, or the only one that it can see itself (CUDA_VISIBLE_DEVICES). All ranks call it.
+/// Throws Error on all ranks where one of them has no GPU, naming host and counts, unless `wanted`
+/// is "auto" and no rank has any.
 Device device_of_rank(const World& world, const std::string& wanted);
 
 }  // namespace train_gpt

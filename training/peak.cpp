@@ -28,7 +28,8 @@ double product_rate(const Device& device, DType dtype, int64_t n) {
     matrices(plan, m);
     Arena arena(device, plan);
     matrices(arena, m);
-    // Random numbers, since zeros switch few transistors and are multiplied faster where power is the limit.
+    // Random values: zeros switch few transistors, so they are multiplied faster where power is the
+    // limit.
     std::vector<float> values(static_cast<size_t>(n * n));
     RandomStream(0, RandomPurpose::synthetic, 0, 0).fill_normal(values.data(), n * n, 1.0f);
     const std::vector<bf16> rounded = dtype == DType::bf16
@@ -38,7 +39,8 @@ double product_rate(const Device& device, DType dtype, int64_t n) {
         dtype == DType::bf16 ? static_cast<const void*>(rounded.data()) : values.data();
     for (const Tensor& t : {m[1], m[2]}) copy_now(device, t.data, data, t.bytes());
 
-    // A young process's threads may share one core until the scheduler has spread them: on until nothing gets faster.
+    // The threads of a new process may share a core until the scheduler spreads them, so repeat
+    // until the rate stops rising.
     using Clock = std::chrono::steady_clock;
     constexpr double patience = 0.25, limit = 2.0;
     double best = 0;

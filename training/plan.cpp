@@ -23,15 +23,16 @@ std::string formatted(const char* format, Args... args) {
     return text;
 }
 
-/// "staging" lies in the host's memory where the device is a GPU.
+/// "staging" is in host memory where the device is a GPU.
 std::string label_of(Purpose purpose, const Device& device) {
     return concat(name_of(purpose),
                   purpose == Purpose::staging && device.is_cuda() ? " (host)" : "");
 }
 
-/// What each rank sends in a step, with P elements in all buckets, padding included, and d ranks: a reduction of gradients
-/// b·P·(d−1)/d bytes, where b is 4 or in bf16 2; as much for each micro-batch with ZeRO-2, twice as much with ZeRO-0; the gathering of
-/// weights in their dtype s·P·(d−1)/d, but with ZeRO-0.
+/// What each rank sends in a step, with P elements in all buckets, padding included, and d ranks.
+/// Reducing gradients: b·P·(d−1)/d bytes, where b is 4, or 2 in bf16; twice that with ZeRO-0,
+/// and that much for each micro-batch with ZeRO-2. Gathering weights of s bytes each:
+/// s·P·(d−1)/d bytes, except with ZeRO-0.
 std::string traffic_line(const Config& config, const GPTShape& shape, DType dtype, int world) {
     const Sharding sharding = sharding_of(config, 0, world);
     const BucketLayout layout(gpt_parameters(shape), world, sharding.bucket_elements);
@@ -54,10 +55,10 @@ std::string traffic_line(const Config& config, const GPTShape& shape, DType dtyp
 constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
                                           Recompute::block};
 
-/// The time of a step, as fit_into() estimates it: in tokens of a large micro-batch.
+/// The time of a step as fit_into() estimates it, in units of one token of a large micro-batch.
 struct Pace {
-    int64_t most_tokens;  // of a micro-batch that is chosen, unless one sequence is longer
-    double fixed_tokens;  // what each micro-batch costs besides its tokens
+    int64_t most_tokens;  // in a chosen micro-batch, unless one sequence is longer
+    double fixed_tokens;  // the fixed cost of each micro-batch
 
     explicit Pace(const Device& device)
         : most_tokens(device.is_cuda() ? 65536 : 4096),
@@ -71,12 +72,12 @@ struct Pace {
     }
 };
 
-/// A step of `config` has too few micro-batches for the ranks: the Error with what would feed them.
+/// The Error for a step with too few micro-batches for the ranks; it says what would feed them.
 Error too_few_micro_batches(const Config& config, int ranks) {
     const int64_t T = config.sequence_length(), B = std::max(config.batch.micro_batch, 1);
     const int64_t sequences = config.batch.tokens_per_step / T;
     const auto tokens_for_all = [&](int64_t size) {
-        constexpr int64_t most_tokens = int64_t{1} << 32;  // that batch.tokens_per_step may be
+        constexpr int64_t most_tokens = int64_t{1} << 32;  // the limit of batch.tokens_per_step
         const int64_t wanted = ranks * size * T;
         return wanted <= most_tokens ? concat(" or batch.tokens_per_step=", wanted) : "";
     };
@@ -90,8 +91,8 @@ Error too_few_micro_batches(const Config& config, int ranks) {
                  " ranks; batch.micro_batch=", fitting, tokens_for_all(B), " can");
 }
 
-/// Micro-batches that divide a step, feed all ranks and are no larger than the device's pace asks
-/// for, ascending; the one that is given, where one is.
+/// The micro-batches that divide a step, feed all ranks and stay within pace.most_tokens,
+/// ascending; only the given one, where one is given.
 std::vector<int> possible_micro_batches(const Config& config, const Pace& pace, int ranks) {
     const int T = config.sequence_length(), given = config.batch.micro_batch;
     const int64_t sequences = config.batch.tokens_per_step / T;
@@ -109,19 +110,19 @@ Config with_micro_batch(Config config, int micro_batch) {
     return config;
 }
 
-/// What differs between two configurations, as options of the command line.
+/// The differences between two configurations, as command-line options.
 std::string settings_of(const Config& from, const Config& to) {
     const std::map<std::string, std::string> before = config_values(from);
     std::string settings;
     for (auto [key, value] : config_values(to)) {
         if (value == before.at(key)) continue;
-        std::erase(value, '"');  // JSON's, of a word
+        std::erase(value, '"');  // JSON's quotes around a string
         settings += concat(settings.empty() ? " with --set " : " --set ", key, "=", value);
     }
     return settings;
 }
 
-constexpr int64_t most_ranks = 1 << 20;  // of plan --world
+constexpr int64_t most_ranks = 1 << 20;  // the limit of plan --world
 
 }  // namespace
 
@@ -219,8 +220,8 @@ std::string change_that_fits(const Config& config, const GPTShape& shape, DType 
     open.batch.micro_batch = 0;
     if (const std::string found = try_with(open, ranks); !found.empty()) return found;
 
-    // The most ranks and the shortest sequence take least: where these do not fit, none between
-    // does.
+    // The most ranks or the shortest sequences need the least memory: where those do not fit,
+    // nothing in between does.
     const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
     int most = ranks;
     while (2 * int64_t{most} <= std::min(sequences, most_ranks)) most *= 2;
@@ -287,7 +288,7 @@ std::string memory_table(const Arena& plan) {
 
 namespace {
 
-/// Memory by purpose for every level, a column each.
+/// Memory by purpose, with a column for each level.
 std::string levels_table(const std::vector<Arena>& plans, const Device& device) {
     std::string table = formatted("  %-14s %14s %14s %14s\n", "", name_of(Recompute::none),
                                   name_of(Recompute::elementwise), name_of(Recompute::block));
@@ -305,7 +306,7 @@ std::string levels_table(const std::vector<Arena>& plans, const Device& device) 
     return table;
 }
 
-/// Model, step and run, a line each.
+/// Model, FLOPs, step, run and device, one line each.
 std::string describe_run(const Config& config, const GPTShape& shape, DType dtype,
                          const Device& device, int world) {
     const int T = config.sequence_length();

@@ -1,4 +1,5 @@
-// What a person sees while a run trains: a line a step, or on a terminal one line that is rewritten.
+// The progress shown while a run trains: one line per step, or on a terminal a single line that is
+// rewritten.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -10,18 +11,18 @@
 
 namespace train_gpt {
 
-/// What a line says of the steps since the line before.
+/// What a line says about the steps since the previous line.
 struct StepReport {
-    int64_t step = 0, steps = 0;                         // steps done, of
-    double loss = 0;                                     // of the last of them, nats per token
-    double grad_norm = 0, learning_rate = 0;             // of the last of them
-    double seconds = 0;                                  // of a step: their mean
-    double tokens_per_second = 0, flops_per_second = 0;  // their mean
+    int64_t step = 0, steps = 0;                         // done; of the whole run
+    double loss = 0;                                     // of the last step, nats per token
+    double grad_norm = 0, learning_rate = 0;             // of the last step
+    double seconds = 0;                                  // of a step, mean
+    double tokens_per_second = 0, flops_per_second = 0;  // means
     double peak_flops_per_second = 0;                    // measured on this machine
     uint64_t memory = 0;                                 // bytes, planned
     int ranks = 1;
-    StepTimes times;          // of a step on this rank: their mean
-    double seconds_left = 0;  // for the steps to come, at the speed of recent ones
+    StepTimes times;          // of a step on this rank, mean
+    double seconds_left = 0;  // for the remaining steps, at the recent speed
 };
 
 /// A part of a progress line.
@@ -30,32 +31,34 @@ struct ProgressField {
     int rank = 0;  // the higher, the sooner it is left out
 };
 
-/// Columns that a line on stdout may fill: one less than the terminal has, since some break a full
-/// line; 0 where it is no terminal, or does not say.
+/// Columns that a line on stdout may fill: one less than the terminal's width, since some terminals
+/// wrap a full line; 0 where stdout is not a terminal or does not report its width.
 int columns_of_stdout();
 
-/// The fields that fit into a line of `columns` (0: any length), joined by " | ". Those of the highest rank are left out first;
-/// where one field remains and is too long, it is cut.
+/// The fields that fit into a line of `columns` (0: any length), joined by " | ". Those of the
+/// highest rank are left out first; a single remaining field that is too long is cut.
 std::string fit_fields(std::vector<ProgressField> fields, int columns);
 
 class Progress {
   public:
-    /// style: "auto" (a rewritten line when stdout is a terminal, else lines), "line" or "lines". Of several ranks only one
-    /// speaks.
+    /// style: "auto" (one rewritten line when stdout is a terminal, else separate lines), "line" or
+    /// "lines". Only one of several ranks has speaks = true.
     explicit Progress(const std::string& style, bool speaks = true);
     ~Progress() { end_line(); }
     Progress(const Progress&) = delete;
     Progress& operator=(const Progress&) = delete;
 
-    /// A line with all fields, or in the line that is rewritten those that fit into the terminal's width of this moment.
+    /// Prints a line with all fields; the rewritten line shows those that fit into the terminal's
+    /// current width.
     void report(const StepReport& report);
-    /// In the line that is rewritten, beside what report() showed: how far work is that takes long, such as
-    /// "evaluation: 35%, 0:40 left". It goes with the next report() or say(). Otherwise nothing.
+    /// Adds to the rewritten line, after what report() showed, how far a long piece of work is,
+    /// such as "evaluation: 35%, 0:40 left". The next report() or say() removes it. Does nothing
+    /// where the line is not rewritten.
     void show(const std::string& done, double seconds_left);
-    /// The same within a step that takes long: how many of its micro-batches are done, after `seconds`. `expected`: seconds of
-    /// the step, as far as one knew before it.
+    /// The same within a step that takes long: the micro-batch that comes next, after `done` of
+    /// `all` took `seconds`. `expected`: seconds of the whole step, as estimated before it.
     void show_step(int64_t step, int done, int all, double seconds, double expected);
-    /// Prints a line of its own, after the progress line.
+    /// Prints a separate line after the progress line.
     void say(const std::string& line);
     /// The same on stderr, as a warning.
     void warn(const std::string& line);
@@ -71,16 +74,18 @@ class Progress {
     std::chrono::steady_clock::time_point shown_{};
 };
 
-/// A step that takes longer is announced, and shown by its micro-batches.
+/// A step that takes longer is announced, and its micro-batches are shown as they are done.
 constexpr double slow_step_seconds = 10;
 
-/// How long steps of so many FLOPs take at least, and all those to come: for before the first one.
+/// How long a step of `flops` takes at least, and all `steps` to come; printed before the first
+/// one.
 std::string describe_slow_steps(double flops, double seconds, int64_t steps);
 
 /// "1:02:03" or "2:03"
 std::string format_duration(double seconds);
 
-/// For times that are estimated: "12 s", "52 min", "7.5 h", "690 days", each from two of its units on.
+/// For estimated times: "12 s", "52 min", "7.5 h", "690 days"; each unit is used from a value of 2
+/// on.
 std::string rough_duration(double seconds);
 
 }  // namespace train_gpt

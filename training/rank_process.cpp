@@ -44,7 +44,8 @@ int run_watched(const World& world, const std::string& wanted_device, double tim
     try {
         return work(device, *group);
     } catch (const SharedError& error) {
-        // Printed here: where no exception passes the watchdog, ranks say goodbye.
+        // Printed here and not rethrown: when no exception passes the watchdog, it says goodbye to
+        // the other ranks instead of reporting a failure.
         if (world.rank() == 0) std::fprintf(stderr, "train_gpt: %s\n", error.what());
         return 1;
     } catch (const std::exception& error) {

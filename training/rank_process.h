@@ -1,5 +1,5 @@
-// This process as one of the ranks that a launcher started: what goes wrong on one of them ends
-// all.
+// Runs this process as one of the ranks that a launcher started: a failure on one rank ends all of
+// them.
 #pragma once
 #include <functional>
 #include <string>
@@ -11,20 +11,20 @@
 
 namespace train_gpt {
 
-/// An error that the watchdog has printed.
+/// An error that the watchdog has already printed.
 class ReportedError : public Error {
   public:
     using Error::Error;
 };
 
-/// Joins the world and does `work`; gives its result, or 1 after a SharedError, which the first
-/// rank prints. Another exception passes through in a world of one; else it is printed with rank
-/// and host, and ends all ranks.
+/// Joins the world and runs `work`. Returns its result, or 1 after a SharedError, which the first
+/// rank prints. A ReportedError passes through, and so does any other exception in a world of one;
+/// with several ranks it is printed with rank and host, and ends all of them.
 int run_as_rank(const std::function<int(const World&)>& work);
 
-/// Does `work` on this rank's device with the group of all ranks, while a watchdog sees to it that
-/// no rank waits for one that is gone. To be called within run_as_rank(). Throws ReportedError for
-/// what the watchdog has printed.
+/// Runs `work` on this rank's device with the group of all ranks, while a watchdog makes sure that
+/// no rank waits for one that is gone. Must be called within run_as_rank(). Throws ReportedError
+/// for what the watchdog has printed; returns 1 after a SharedError, which the first rank prints.
 int run_watched(const World& world, const std::string& wanted_device, double timeout_seconds,
                 const std::function<int(const Device&, Communicator&)>& work);
 

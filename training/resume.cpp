@@ -14,15 +14,15 @@ namespace train_gpt {
 
 namespace {
 
-/// Whether a model folder's tokenizer, where it has one, gives the ids the same bytes as the run's,
-/// where it has one.
+/// Whether the tokenizer of a model folder maps the ids to the same bytes as the run's; true where
+/// either has none.
 bool same_tokens(const std::filesystem::path& folder, const Tokenizer* tokenizer) {
     const auto theirs = read_folder_tokenizer(folder);
     return !theirs || !tokenizer || tokenizer->has_tokens_of(*theirs);
 }
 
-/// Throws Error where the run cannot resume from a checkpoint since it is of another model; says
-/// what else has changed.
+/// Throws Error where the run cannot resume from a checkpoint because it has another model or
+/// tokenizer; prints what else has changed.
 void compare_with(const std::filesystem::path& checkpoint, const Config& config,
                   const RunData& data, Progress& progress) {
     require_same_model(checkpoint, read_model_shape(checkpoint), data.shape());
@@ -35,7 +35,7 @@ void compare_with(const std::filesystem::path& checkpoint, const Config& config,
         progress.say("note: since this checkpoint " + change);
 }
 
-/// For a run that resumes with other training or validation data.
+/// The note for a run that resumes with changed training or validation data.
 std::string note_on_changed(const std::string& data) {
     return concat("note: ", data, " had other contents when this run was last started; ",
                   data == "data.train"
@@ -44,8 +44,8 @@ std::string note_on_changed(const std::string& data) {
                       : "validation losses before and after this step do not compare");
 }
 
-/// For a resumed run whose earlier choices fit neither this machine nor its number of ranks; empty
-/// where they do.
+/// The note for a resumed run whose earlier choices do not suit this machine and its number of
+/// ranks; empty where they do.
 std::string note_on_choices(const Config& config, const Choices& kept, const Choices& chosen) {
     if (kept.micro_batch == 0) return "";
     const bool other_batch =

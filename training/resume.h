@@ -1,6 +1,6 @@
-// Where a run starts: after the step of its newest checkpoint, or at step 0 with weights that are
-// random or another model's. All ranks call these functions together, but for record_start(), which
-// is the first rank's.
+// Where a run starts: after the step of its newest checkpoint, or at step 0 with random weights or
+// those of another model. All ranks call these functions together, except record_start(), which
+// only the first rank calls.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -16,30 +16,30 @@
 
 namespace train_gpt {
 
-/// What to say of a run that has nothing left to do; empty for others. Throws Error where the run
-/// in the folder is of another model.
+/// What to print for a run that has nothing left to do; empty for others. Throws Error where the
+/// run in the folder has another model.
 std::string describe_if_complete(const Config& config, const RunData& data, const World& world,
                                  Progress& progress);
 
-/// Restores weights and optimizer from the newest whole checkpoint of the run folder and returns
-/// its step; nothing when the run is new. Throws Error where that checkpoint is of another model;
-/// says what else has changed since.
+/// Restores weights and optimizer state from the newest complete checkpoint of the run folder and
+/// returns its step; nothing when the run is new. Throws Error where that checkpoint is of another
+/// model; prints what else has changed since.
 std::optional<int64_t> resume(const Config& config, const RunData& data, Trainer& trainer,
                               const World& world, Progress& progress);
 
-/// The weights that a new run starts from: random, or those of model.init_from.
+/// Sets the weights that a new run starts from: random ones, or those of model.init_from.
 void initialize_weights(const Config& config, const RunData& data, Trainer& trainer,
                         const World& world, Progress& progress);
 
-/// What a start leaves in the run's folder.
+/// What the run folder records about a start.
 struct StartRecord {
     const Config& config;
     const Choices& kept;     // of the checkpoint that the run resumes from
     const Choices& choices;  // of this start
     bool resumes = false;
 };
-/// Writes config.json, manifest.json and choices.json; for a run that resumes it says which data
-/// and choices are others now.
+/// Writes config.json, manifest.json and choices.json; for a run that resumes, prints which data
+/// and choices have changed.
 void record_start(const RunFolder& folder, const StartRecord& start, Progress& progress);
 
 }  // namespace train_gpt

@@ -59,7 +59,7 @@ void Run::begin_step() {
     Activity& activity = parts_.world.activity();
     activity.phase = "training";
     activity.step = step_ + 1;
-    // A rank by itself stops at once; several agree on the step after which they stop.
+    // A single rank stops immediately; several agree on the step after which they stop.
     if (ranks() > 1 &&
         (interrupted() || parts_.watch.found_damage() || (first_rank() && out_of_time())))
         trainer.request_stop();
@@ -110,7 +110,7 @@ bool Run::settle(bool all) {
     return ending_ != Ending::not_finite;
 }
 
-/// Takes outcomes, oldest first, until only so many remain.
+/// Takes outcomes, oldest first, until at most `may_remain` are left.
 void Run::settle_until(int64_t may_remain) {
     Trainer& trainer = parts_.trainer;
     for (; in_flight_ > may_remain; --in_flight_) {
@@ -153,7 +153,7 @@ bool Run::evaluate_and_log() {
         {parts_.trainer, step_, parts_.world, parts_.progress, parts_.metrics});
 }
 
-/// By an earlier start of this run.
+/// Whether an earlier start of this run has evaluated this step.
 bool Run::was_evaluated() const {
     const std::string last = first_for_all(parts_.world, [&] {
         return std::to_string(last_evaluation(parts_.config.run_dir, step_).step);
@@ -187,7 +187,7 @@ void Run::save() {
                              "; training continues, and the next checkpoint is tried at its time");
 }
 
-/// Why the checkpoint of this step could not be written; empty when it is there.
+/// Writes the checkpoint of this step unless it exists. Returns why that failed; empty on success.
 std::string Run::save_or_reason() {
     if (saved_step_ == step_) return "";
     const Config& config = parts_.config;
@@ -202,7 +202,7 @@ std::string Run::save_or_reason() {
     }
     saved_step_ = step_;
     try {
-        parts_.watch.settle();  // damage that it finds ends the run in its turn
+        parts_.watch.settle();  // damage that it finds ends the run at the next check
         if (first_rank())
             prune_checkpoints(config.run_dir, config.checkpoint.keep, parts_.watch.sound_step());
     } catch (const Error& error) {
@@ -237,7 +237,8 @@ void Run::rescue() {
 }
 
 int Run::end() {
-    // Also where the time limit or a signal came in the last step: no later start verifies it.
+    // Also where the time limit or a signal came in the last step: no step is left, so the run ends
+    // as a complete one.
     if (ending_ == Ending::finished || ending_ == Ending::stopped || step_ == steps_)
         finish_verification();
     const std::optional<ShardWatch::Damage> damage = parts_.watch.settle();
@@ -255,7 +256,7 @@ int Run::end() {
     return step_ < steps_ ? end_early(saved) : end_complete(saved);
 }
 
-/// Reads at full speed what has not been verified yet: no step waits for it now.
+/// Reads what has not been verified yet, at full speed since no step competes with it any more.
 void Run::finish_verification() {
     constexpr uint64_t worth_a_line = 1 << 30;
     if (const uint64_t left = parts_.watch.bytes_left(); left > worth_a_line)
@@ -263,7 +264,8 @@ void Run::finish_verification() {
     parts_.watch.finish([] { return interrupted() != nullptr; });
 }
 
-/// Leaves the newest checkpoint that rests on verified data as the run's newest. What to say of it.
+/// Sets aside the checkpoints that may rest on damaged data, so that the newest one left rests on
+/// verified data. Returns what to print about it.
 std::string Run::set_aside_unsound(const ShardWatch::Damage& damage) const {
     const Config& config = parts_.config;
     const std::string moved = first_for_all(parts_.world, [&] {
@@ -279,7 +281,7 @@ std::string Run::set_aside_unsound(const ShardWatch::Damage& damage) const {
         checkpoints.empty() ? "starts anew" : "resumes from " + checkpoints.front().string());
 }
 
-/// trouble: save_or_reason()'s.
+/// What to print about the last save. trouble: the result of save_or_reason().
 std::string Run::describe_saved(const std::string& trouble) const {
     if (!trouble.empty()) return trouble;
     if (step_ == 0 && !resumed_) return "no step was finished, so there is nothing to save";
@@ -320,7 +322,7 @@ int Run::end_complete(const std::string& saved) {
     return 0;
 }
 
-/// The same on all ranks, which call it together.
+/// Collective; the same on all ranks.
 int Run::exit_code(Ending ending) const {
     if (ending == Ending::stopped) return 0;
     double ctrl_c[] = {interrupt_signal() == SIGINT ? 1.0 : 0.0};

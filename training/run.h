@@ -1,5 +1,6 @@
-// A run from its first step to its end: what surrounds the micro-batches and the update of a step,
-// which train_gpt.cu shows. All ranks of a run call the same functions in the same order.
+// A run from its first step to its end: everything around the micro-batches and the update of a
+// step, whose order train_gpt.cu shows. All ranks of a run call the same functions in the same
+// order.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -18,9 +19,9 @@
 
 namespace train_gpt {
 
-/// What a run is made of; all of it outlives the Run.
+/// The parts of a run; all of them must outlive the Run.
 struct RunParts {
-    const Config& config;  // as the run's folder keeps it: batch.micro_batch may be 0
+    const Config& config;  // as recorded in the run's folder: batch.micro_batch may be 0
     const RunData& data;
     const Choices& choices;
     Trainer& trainer;
@@ -35,34 +36,34 @@ struct RunParts {
 
 class Run {
   public:
-    /// resumed: the step of the checkpoint that it starts from; nothing for a new run. stop_at: the
-    /// step after which the user wants it to stop; 0: the schedule's end.
+    /// resumed: the step of the checkpoint that the run starts from; nothing for a new run.
+    /// stop_at: the step after which the user wants it to stop; 0: at the schedule's end.
     Run(const RunParts& parts, std::optional<int64_t> resumed, int64_t stop_at);
 
     Trainer& trainer() { return parts_.trainer; }
     TrainLoader& loader() { return parts_.loader; }
 
-    /// The evaluation of the weights that a new run starts from; of a run that resumes, that of its
-    /// checkpoint's step, where a signal had ended it.
+    /// Evaluates the weights that a new run starts from. A run that resumes evaluates its
+    /// checkpoint's step where that is due and a signal had interrupted it.
     void evaluate_at_start();
-    /// Whether another step comes.
+    /// Whether another step follows.
     bool goes_on() const { return step_ < steps_ && ending_ == Ending::finished; }
 
     // ---- A step ---------------------------------------------------------------------------------
 
     void begin_step();
-    /// Shows that micro-batch i comes next. False where a signal ends the run before it; the step
-    /// is then to be dropped.
+    /// Shows that micro-batch i comes next. Returns false where a signal ends the run before it;
+    /// the caller then drops the step.
     bool begin_micro_batch(int i);
     void end_micro_batch();
-    /// Nothing of the step has been applied: it comes again when the run resumes.
+    /// Drops the step. Nothing of it has been applied: it is repeated when the run resumes.
     void drop_step();
-    /// AdamW with the step's learning rate, and the mean gradient of its tokens.
+    /// Applies AdamW with the step's learning rate and the mean gradient over its tokens.
     void update();
 
     // ---- After a step ---------------------------------------------------------------------------
 
-    /// What a pause between two steps is made for. The device has nothing left to do in it.
+    /// The reasons for a pause between two steps. The device is idle during it.
     struct Pause {
         bool evaluates = false, samples = false, saves = false, ends_profile = false, stops = false;
 
@@ -70,30 +71,30 @@ class Run {
     };
     Pause next_pause() const;
     /// Takes the outcomes of submitted steps: of all, or of all but those that the device may still
-    /// be computing. False where a gradient was not finite, which ends the run.
+    /// be computing. Returns false where a gradient was not finite, which ends the run.
     bool settle(bool all);
     void begin_pause(const Pause& pause);
-    /// False where a signal ended it, and so the run.
+    /// Returns false where a signal ended the evaluation, and with it the run.
     bool evaluate();
-    /// One sample.
+    /// Prints one sample.
     void sample();
-    /// Writes a checkpoint. Where that fails, it warns: the next one is tried in its turn.
+    /// Writes a checkpoint. Only warns where that fails: the next one is tried when it is due.
     void save();
     void end_pause();
-    /// Sees whether the run ends before its schedule.
+    /// Checks whether the run ends before its schedule does.
     void check_limits();
 
     // ---- The end --------------------------------------------------------------------------------
 
-    /// After an exception: saves what was learnt up to here, if the device still answers and no
-    /// other rank is needed.
+    /// After an exception: saves what was learned so far, if the device still responds and this is
+    /// the only rank.
     void rescue();
-    /// Saves, evaluates and samples as far as that is left to do, and says how the run ended. Gives
-    /// the exit code; throws Error where it ended badly.
+    /// Does what is left to save, evaluate and sample, and prints how the run ended. Returns the
+    /// exit code; throws Error where the run failed.
     int end();
 
   private:
-    /// Why no further step comes; the exit code follows from it.
+    /// Why no further step follows; it determines the exit code.
     enum class Ending { finished, stopped, interrupted, out_of_time, not_finite, damaged_data };
 
     bool first_rank() const { return parts_.world.rank() == 0; }
@@ -119,14 +120,14 @@ class Run {
     const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
     std::chrono::steady_clock::time_point step_start_ = start_;
 
-    int64_t step_;           // steps that were submitted, of the whole run
-    int64_t in_flight_ = 0;  // of them, those whose outcome the host has not seen
-    int64_t saved_step_;     // what a new run starts with is no checkpoint's worth
+    int64_t step_;           // steps submitted so far, counted over the whole run
+    int64_t in_flight_ = 0;  // those of them whose outcome the host has not seen
+    int64_t saved_step_;     // the last step that is saved; a new run's step 0 counts as saved
     Ending ending_ = Ending::finished;
-    std::string bad_parameter_;  // whose gradient was not finite
+    std::string bad_parameter_;  // the one whose gradient was not finite
 };
 
-/// "training N parameters in bf16 on …": what a run is, before its first step. memory: bytes of
+/// "training N parameters in bf16 on …": describes a run before its first step. memory: bytes of
 /// each rank.
 std::string describe_run(const Config& config, const Trainer& trainer, int64_t steps,
                          uint64_t memory, int ranks);

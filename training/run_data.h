@@ -1,4 +1,4 @@
-// What a run reads: tokenizer, training data, and what it is evaluated on. Opened and checked
+// What a run reads: tokenizer, training data and evaluation data. All of it is opened and checked
 // before anything is planned.
 #pragma once
 #include <cstdint>
@@ -17,28 +17,28 @@
 
 namespace train_gpt {
 
-/// Throws Error where a configuration lacks what a run needs, or names ready data that have not
-/// been fetched yet. `file`: the configuration's, for errors.
+/// Throws Error where a configuration does not set something that a run needs, or names data of
+/// known_data.h that has not been made yet. `file`: the configuration's, for error messages.
 void require_run_inputs(const Config& config, const std::string& file);
 
 class RunData {
   public:
     /// Opens everything. Throws Error for what is missing or damaged, and where tokenizer, model
-    /// and data do not belong together.
+    /// and data do not match.
     RunData(const Config& config, const std::string& file);
     RunData(const RunData&) = delete;
     RunData& operator=(const RunData&) = delete;
 
-    /// Null: the data are ids of tokens that nothing here can read.
+    /// Null where there is none: the data are token ids that nothing here can turn into text.
     const Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
-    /// Of the model, with the tokenizer's vocabulary where the configuration names none.
+    /// The model's shape, with the tokenizer's vocabulary where the configuration gives none.
     const GPTShape& shape() const { return shape_; }
     const std::vector<TrainSource>& sources() const { return sources_; }
     const Evaluations& evaluations() const { return evaluations_; }
-    /// Of the whole run.
+    /// Steps of the whole run.
     int64_t steps() const { return steps_; }
 
-    /// What all ranks must have in common before they begin, for require_same().
+    /// What must be the same on all ranks before they begin, for require_same().
     std::map<std::string, std::string> facts(const Config& config, const Device& device) const;
     /// All shards that the run reads, each once.
     std::vector<WatchedShard> shards() const;
@@ -54,7 +54,7 @@ class RunData {
     int64_t steps_ = 0;
 };
 
-/// What a run of so many steps takes from each of several sources of training data, a line each.
+/// What a run of `steps` steps takes from each of several sources of training data, one line each.
 std::string describe_mixture(const Config& config, const TrainLoader& loader, int64_t steps);
 
 }  // namespace train_gpt

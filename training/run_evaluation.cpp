@@ -16,12 +16,12 @@ namespace {
 
 constexpr double most_seconds_at_start = 30;
 
-/// Watches one evaluation: shows how far it is, and knows how long all of it takes.
+/// Follows one evaluation: shows its progress, and estimates how long all of it takes.
 class Watch {
   public:
     Watch(const char* what, Progress& progress) : what_(what), progress_(progress) {}
 
-    /// At the speed so far; 0 while that says little.
+    /// Estimated at the speed so far; 0 while it is too early for that.
     double seconds_of_all(double done) const {
         constexpr double enough_seconds = 2;
         return done > 0 && seconds() > enough_seconds ? seconds() / done : 0;
@@ -40,13 +40,14 @@ class Watch {
     std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-/// Its fields of a metrics line; and what is printed of it.
+/// The fields of an evaluation in metrics.jsonl.
 MetricsLog::Fields fields_of(const ValidationResult& v) {
     MetricsLog::Fields fields{{"val_loss", v.nats_per_token}, {"val_tokens", v.tokens}};
     if (std::isfinite(v.bits_per_byte)) fields.emplace_back("val_bits_per_byte", v.bits_per_byte);
     return fields;
 }
 
+/// What is printed about an evaluation.
 std::string text_of(int64_t step, const ValidationResult& v) {
     return concat(describe_validation(step, v.nats_per_token, v.bits_per_byte), " over ", v.tokens,
                   " tokens");
@@ -90,7 +91,7 @@ void evaluate_at_start(const Evaluations& on, const EvaluationPlace& at, double 
         at.progress.say(concat("step ", at.step, ": no evaluation, which would take about ",
                                rough_duration(seconds)));
     };
-    // All ranks decide alike: by the longest of their estimates.
+    // All ranks use the longest of their estimates, so that they decide the same.
     double longest = 0;
     for (const std::string& seconds : at.world.all_gather(std::to_string(least_seconds)))
         longest = std::max(longest, std::stod(seconds));

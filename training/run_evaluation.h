@@ -1,4 +1,4 @@
-// The evaluations of a run: made by all ranks, shown and logged by one.
+// The evaluations of a run: computed by all ranks, shown and logged by one.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -22,7 +22,7 @@ struct Evaluations {
 
 std::string describe_validation(int64_t step, double nats_per_token, double bits_per_byte);
 
-/// Who makes an evaluation, after which step, and where it is shown and logged.
+/// What computes an evaluation, after which step, and where it is shown and logged.
 struct EvaluationPlace {
     Trainer& run;
     int64_t step;
@@ -31,17 +31,17 @@ struct EvaluationPlace {
     MetricsLog& metrics;
 };
 
-/// Validation loss, and HellaSwag where the configuration names it. On a terminal it shows how far it is. False, on all ranks,
-/// where a signal to one of them came in between.
+/// Computes the validation loss, and HellaSwag where the configuration names it. Shows its progress
+/// on a terminal. Returns false, on all ranks, where a signal to one of them interrupted it.
 bool evaluate_and_log(const Evaluations& on, const EvaluationPlace& at);
 
-/// The validation loss that a new run starts from, without HellaSwag, where that takes half a minute at most. `least_seconds`:
-/// what it takes at the speed that was measured for matrix products. It is given up when it turns out to take longer, which is
-/// said, and at a signal.
+/// Computes the validation loss that a new run starts from, without HellaSwag, if that takes 30
+/// seconds at most. `least_seconds`: the time it takes at the measured speed of matrix products.
+/// The evaluation is abandoned at a signal, and when it turns out to take longer, which is printed.
 void evaluate_at_start(const Evaluations& on, const EvaluationPlace& at, double least_seconds);
 
-/// A note for people where `tokenize` took the validation data from the end of the text, whose loss may then stay above that of
-/// training; empty where it did not.
+/// A note for the user where `tokenize` took the validation data from the end of the text, so that
+/// their loss may stay above the training loss; empty where it did not.
 std::string note_on_validation(const std::string& glob);
 
 }  // namespace train_gpt

@@ -25,14 +25,14 @@ namespace {
 
 constexpr const char* manifest_name = "manifest.json";
 
-/// The manifest of a run, as far as it is there and JSON.
+/// The manifest of a run; not an object where it is missing or not valid JSON.
 Json read_manifest(const fs::path& run_dir) {
     const fs::path file = run_dir / manifest_name;
     return fs::exists(file) ? try_parse_json(MappedFile(file).text()) : Json();
 }
 
-/// Throws Error where the files that a run would write over are of something else. A folder with a lock or with checkpoints
-/// is a run's, and so may be a manifest.json that is damaged.
+/// Throws Error where the files that a run would overwrite belong to something else. A folder with
+/// a lock or with checkpoints belongs to a run, and so may one whose manifest.json is damaged.
 void refuse_other_folders(const fs::path& folder) {
     const fs::path manifest = folder / manifest_name;
     const auto refuse = [&](const auto&... what) {
@@ -40,7 +40,7 @@ void refuse_other_folders(const fs::path& folder) {
                     "; choose another folder with --set run_dir=… (model.init_from takes the "
                     "weights of a model or a checkpoint)");
     };
-    std::error_code code;  // a folder that cannot be looked into cannot be locked either
+    std::error_code code;  // a folder that cannot be read cannot be locked either
     if (fs::exists(manifest, code)) {
         const Json json = try_parse_json(MappedFile(manifest).text());
         if (json.is_discarded()) return;
@@ -61,7 +61,8 @@ void refuse_other_folders(const fs::path& folder) {
 }  // namespace
 
 RunFolder::RunFolder(const fs::path& path, const World& world) : path_(path) {
-    // A file that nobody else can have made tells whether other ranks see this folder, and not one of the same name.
+    // A file with a unique name shows whether the other ranks see this folder, and not another one
+    // of the same name.
     const std::string token = first_for_all(world, [&]() -> std::string {
         refuse_other_folders(path_);
         lock();
@@ -108,7 +109,8 @@ RunFolder::~RunFolder() {
 
 namespace {
 
-/// The files that a glob names, with the hashes that the data.json beside them recorded when they were written.
+/// The files that a glob names, with the hashes that the data.json in their folder recorded when
+/// they were written.
 Json describe_data(const std::string& pattern) {
     if (pattern == "synthetic" || pattern.empty()) return pattern;
     Json files = Json::array();
@@ -146,7 +148,7 @@ void add_files(Json& data, const std::string& split, std::map<std::string, Json*
         for (auto& part : data) add_files(part, split, files);
 }
 
-/// The entries of a manifest's data files, by place, name and size.
+/// The entries of a manifest's data files, by split, position, name and size.
 std::map<std::string, Json*> data_files(Json& manifest) {
     std::map<std::string, Json*> files;
     for (const char* split : {"train", "val"}) {
@@ -158,14 +160,15 @@ std::map<std::string, Json*> data_files(Json& manifest) {
     return files;
 }
 
-/// The hash that an earlier start of the run recorded of a file that `tokenize` did not describe; empty: none.
+/// The hash that an earlier start of the run recorded for a file that `tokenize` did not describe;
+/// empty where there is none.
 std::string hash_by_run(const Json& entry) {
     return !entry.contains("tokens") && entry.contains("xxh3") && entry["xxh3"].is_string()
                ? entry["xxh3"].get<std::string>()
                : "";
 }
 
-/// The same hashes for the files that are still in their place.
+/// Copies these hashes to the files that are still at the same position.
 void take_over_hashes(Json before, Json& manifest) {
     auto files = data_files(manifest);
     for (const auto& [key, entry] : data_files(before))
@@ -175,7 +178,7 @@ void take_over_hashes(Json before, Json& manifest) {
                 (*now->second)["xxh3"] = hash;
 }
 
-/// A manifest's description of data, but for the folders that they are in.
+/// A manifest's description of data, without the folders of the files.
 Json without_folders(Json data) {
     if (data.is_structured())
         for (auto& [key, value] : data.items())

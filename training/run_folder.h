@@ -1,13 +1,15 @@
-// A run's folder: one run at a time writes into it, and it tells afterwards what the run was.
+// A run's folder: one run at a time writes into it, and afterwards it documents the run.
 //
 //   config.json        the resolved configuration
-//   manifest.json      version, host, seed, data files with sizes, and with the hashes that `tokenize` or shard_watch.h recorded
+//   manifest.json      version, host, seed, and the data files with their sizes and the hashes that
+//                      `tokenize` or shard_watch.h recorded
 //   verified.json      the data files that were verified: shard_watch.h
-//   choices.json       what the run picked by itself: choices.h
-//   metrics.jsonl      one JSON object a line: training steps, evaluations: metrics.h
-//   metrics.old.jsonl  the longest that a new run found in its place, without a checkpoint to go on from
+//   choices.json       what the run chose by itself: choices.h
+//   metrics.jsonl      one JSON object per line, for training steps and evaluations: metrics.h
+//   metrics.old.jsonl  the longest metrics.jsonl that a new run found here when there was no
+//                      checkpoint to resume from
 //   step-NNNNNNNN/     checkpoints
-//   lock               held while a run is going on
+//   lock               held while a run is active
 #pragma once
 #include <filesystem>
 #include <map>
@@ -21,22 +23,24 @@ namespace train_gpt {
 
 class RunFolder {
   public:
-    /// Makes the folder where it does not exist and locks it. Throws Error when another run holds it, and for a folder that
-    /// has files of these names which no run wrote, such as a checkpoint. Of several ranks the first does so, and all find
-    /// out whether they see the same folder.
+    /// Creates the folder where it does not exist, and locks it. Throws Error when another run
+    /// holds the lock, and where the folder has files of these names that no run wrote, for example
+    /// because it is a checkpoint. Of several ranks the first does this; then all check that they
+    /// see the same folder.
     explicit RunFolder(const std::filesystem::path& path, const World& world = {});
     ~RunFolder();
     RunFolder(const RunFolder&) = delete;
     RunFolder& operator=(const RunFolder&) = delete;
 
     const std::filesystem::path& path() const { return path_; }
-    /// Writes config.json and manifest.json. Returns which data ("data.train", "data.val") had other contents or weights in
-    /// the manifest that was there.
+    /// Writes config.json and manifest.json. Returns which data ("data.train", "data.val") had
+    /// different contents or weights in the previous manifest.
     std::vector<std::string> describe(const Config& config) const;
 
-    /// The hashes in manifest.json, by path, of data that no data.json speaks of: what an earlier start of the run read.
+    /// The hashes in manifest.json, by path, of data that no data.json describes: an earlier start
+    /// of the run recorded them when it read the files.
     std::map<std::string, std::string> recorded_hashes() const;
-    /// Adds hashes to the entries of these paths there.
+    /// Adds hashes to the entries of these paths in manifest.json.
     void record_hashes(const std::map<std::string, std::string>& hashes) const;
 
   private:

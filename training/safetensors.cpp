@@ -51,7 +51,7 @@ std::string shape_text(std::span<const int64_t> shape) {
     return text + "]";
 }
 
-/// shape × element size, or false when that does not fit into 63 bits.
+/// Computes shape × element size; false when that does not fit into 63 bits.
 bool byte_count(const TensorInfo& info, uint64_t* bytes) {
     *bytes = element_size(info.dtype);
     // An extent of 0 makes the tensor empty, whatever the others are.
@@ -79,8 +79,8 @@ bool natural(const json& value, uint64_t* out) {
     return *out <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
 }
 
-/// JSON that keeps the last of several equal keys would hide a damaged header, so that equal keys
-/// are refused.
+/// Parses the header. Refuses duplicate keys: keeping only the last of them would hide a damaged
+/// header.
 json parse_header(const std::filesystem::path& path, const char* text, size_t size) {
     std::vector<std::set<std::string>> open_objects;
     const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
@@ -153,7 +153,7 @@ void for_each_element(const std::byte* p, int64_t n, Put put) {
 std::string quoted(const std::string& name) {
     size_t length = std::min<size_t>(name.size(), 100);
     while (length < name.size() && length > 0 && (name[length] & 0xc0) == 0x80)
-        --length;  // whole UTF-8
+        --length;  // not within a UTF-8 character
     std::string text = "\"";
     for (const char c : name.substr(0, length))
         text += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;

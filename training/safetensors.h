@@ -1,8 +1,10 @@
-// Tensors in one file: the safetensors format of Hugging Face.
+// Several tensors in one file: the safetensors format of Hugging Face.
 //
 //   8 bytes   N, little-endian: length of the header
-//   N bytes   JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, …, "__metadata__": {…}}
-//   the rest  the tensors' bytes, row-major, little-endian, without gaps; offsets count from the end of the header
+//   N bytes   JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, …,
+//             "__metadata__": {…}}
+//   the rest  the tensors' bytes, row-major, little-endian, without gaps; offsets count from the
+//             end of the header
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +18,8 @@
 
 namespace train_gpt {
 
-/// A name from a file as it can stand in a one-line message: quoted, cut, without control characters.
+/// A name from a file, made safe for a one-line message: quoted, truncated, without control
+/// characters.
 std::string quoted(const std::string& name);
 
 struct TensorInfo {
@@ -31,9 +34,9 @@ struct TensorInfo {
 };
 
 /// A safetensors file, mapped read-only. The constructor checks the whole header: its length, its
-/// JSON, every key and type, that bytes = shape × dtype, and that the tensors fill the file without
-/// gap or overlap. Whatever is wrong is an Error that names the file and the tensor. Contents are
-/// not checked (the format has no checksum).
+/// JSON, every key and type, that bytes = shape × dtype, and that the tensors fill the file
+/// without gaps or overlaps. Anything wrong is an Error that names the file and the tensor.
+/// Contents are not checked (the format has no checksum).
 class SafetensorsFile {
   public:
     explicit SafetensorsFile(const std::filesystem::path& path);
@@ -45,19 +48,19 @@ class SafetensorsFile {
 
     /// Null when there is no tensor of that name.
     const TensorInfo* find(const std::string& name) const;
-    /// The same, but a missing tensor, or one of another shape, is an Error.
+    /// The same, but throws Error when there is no such tensor, or it has another shape.
     const TensorInfo& at(const std::string& name) const;
     const TensorInfo& at(const std::string& name, std::span<const int64_t> shape) const;
 
-    /// The raw bytes of one of tensors(), valid as long as this object. They need not be aligned.
+    /// The raw bytes of one of tensors(), valid while this object exists. They need not be aligned.
     std::span<const std::byte> data(const TensorInfo& info) const;
 
-    /// Elements [first, first + count) in row-major order as floats: F32 and, converted, F64
-    /// (rounded), F16 and BF16 (exact). Any other dtype is an Error. count = -1: up to the last.
+    /// Elements [first, first + count) in row-major order as floats: from F32, F16 and BF16
+    /// exactly, from F64 rounded. Any other dtype is an Error. count = -1: up to the last.
     void read_floats(const TensorInfo& info, float* out, int64_t first = 0,
                      int64_t count = -1) const;
-    /// The same as integers, from I64, I32, I16, I8, U32, U16, U8; a value beyond int32 is an
-    /// Error.
+    /// The same as integers, from I64, I32, I16, I8, U32, U16 or U8; a value that int32 cannot hold
+    /// is an Error.
     std::vector<int32_t> read_integers(const TensorInfo& info) const;
 
   private:
@@ -68,22 +71,22 @@ class SafetensorsFile {
     std::map<std::string, std::string> metadata_;
 };
 
-/// Writes a safetensors file as a stream; it appears under its name with commit() (see AtomicFile).
-/// The data begins at a multiple of 64 bytes. Metadata {"format": "pt"} is what Hugging Face's
-/// transformers asks for.
+/// Writes a safetensors file as a stream; it appears under its name on commit() (see AtomicFile).
+/// The data begins at a multiple of 64 bytes. Hugging Face's transformers requires the metadata
+/// {"format": "pt"}.
 class SafetensorsWriter {
   public:
-    /// `tensors` in the order in which their bytes follow; begin and end are ignored. An unknown
+    /// `tensors` in the order of their bytes in the file; begin and end are ignored. An unknown
     /// dtype, a negative extent or a name that occurs twice is an Error.
     SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> tensors,
                       const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
-    /// The next bytes: the tensors in order, each in as many pieces as suit the caller.
+    /// Appends the next bytes: the tensors in order, each in any number of pieces.
     void append(std::span<const std::byte> bytes);
     /// Throws Error unless exactly the announced bytes were appended.
     void commit();
 
-    /// With begin and end as written.
+    /// The tensors, with begin and end as written.
     const std::vector<TensorInfo>& tensors() const { return tensors_; }
 
   private:

@@ -22,7 +22,7 @@ int32_t draw_token(std::span<const float> logits, const SamplingOptions& options
 
     size_t kept = ids.size();
     if (options.top_k > 0) kept = std::min(kept, static_cast<size_t>(options.top_k));
-    // Sorting is needed only where a likeliest few are asked for.
+    // Sorting is needed only where the draw is restricted to the likeliest tokens.
     if (kept < ids.size() || options.top_p < 1) {
         std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(kept), ids.end(),
                           more_likely);
@@ -67,7 +67,8 @@ std::string sample_text(Stream& stream, Generator& generator, const Tokenizer& t
     if (context.empty())
         context.push_back(static_cast<int32_t>(tokenizer.end_of_text().value_or(0)));
 
-    // A model may have more rows than its tokenizer has tokens, to round the vocabulary up: those stand for no text.
+    // A model may have more rows than its tokenizer has tokens, because its vocabulary is rounded
+    // up; the extra rows stand for no text.
     const auto logits = [&] {
         const std::span<const float> all = generator.logits();
         return all.first(std::min<size_t>(all.size(), tokenizer.vocab_size()));

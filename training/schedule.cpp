@@ -36,7 +36,7 @@ double learning_rate(const Config& config, int64_t step, int64_t total_steps) {
     const double peak_rate = config.optimizer.learning_rate;
     const auto& schedule = config.schedule;
     const Decay decay = schedule.decay;
-    // The quotient first: it is exactly 1 at the end, where rate · W / W may be a bit off.
+    // Divide first: the quotient is exactly 1 at the end, where rate · W / W may be off by a bit.
     if (step < schedule.warmup_steps)
         return peak_rate *
                (static_cast<double>(step + 1) / static_cast<double>(schedule.warmup_steps));

@@ -25,7 +25,7 @@ constexpr int64_t smallest = int64_t{64} << 10;
 
 bool is_rate(double value) { return std::isfinite(value) && value > 0; }
 
-/// Of an even number of values the mean of the two in the middle; NaN of none.
+/// The mean of the middle two for an even number of values; NaN for none.
 double median(std::vector<double> values) {
     if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
     std::sort(values.begin(), values.end());
@@ -38,8 +38,8 @@ double median_rate(const RankRates& rates) {
     return median(good);
 }
 
-/// What each rank measures, by rank: all begin at the same time, so that what they share (memory, a PCIe switch, power) is
-/// shared as it is in training.
+/// What each rank measures, by rank. All begin at the same time, so that what they share (memory, a
+/// PCIe switch, power) is shared as it is in training.
 std::vector<double> on_each_rank(const World& world, const std::function<double()>& measure) {
     world.barrier();
     std::vector<double> values;
@@ -49,7 +49,8 @@ std::vector<double> on_each_rank(const World& world, const std::function<double(
     return values;
 }
 
-/// Bytes per second of copies between host memory as a run stages it and the GPU, one way.
+/// Bytes per second of copies in one direction between the GPU and host memory of the kind that a
+/// run stages data in.
 double copy_rate(Stream& stream, void* to, const void* from, size_t bytes) {
     constexpr int repeats = 7;
     std::vector<double> rates;
@@ -64,10 +65,11 @@ double copy_rate(Stream& stream, void* to, const void* from, size_t bytes) {
     return median(rates);
 }
 
-/// Seconds that a collective takes: of each rank the median of samples, of these the slowest.
+/// Seconds that a collective takes: the median of each rank's samples, and of these the slowest.
 double collective_seconds(const World& world, Communicator& group, Stream& stream, int64_t bytes,
                           const std::function<void()>& collective) {
-    // Small ones in a row, as nccl-tests has it: a step submits many, and waits for none of them.
+    // Small collectives are timed in a row, as in nccl-tests: a step submits many and waits for
+    // none of them.
     const auto in_a_row = static_cast<int>(std::clamp<int64_t>((int64_t{16} << 20) / bytes, 1, 32));
     const auto sample = [&] {
         group.barrier(stream);
@@ -81,9 +83,9 @@ double collective_seconds(const World& world, Communicator& group, Stream& strea
         const std::vector<double> seconds = on_each_rank(world, measure);
         return *std::max_element(seconds.begin(), seconds.end());
     };
-    constexpr double enough = 0.2;  // seconds, for the samples of a size
+    constexpr double enough = 0.2;  // seconds for the samples of one size
     const double warm_up =
-        slowest(sample);  // the same on all ranks, and so is what follows from it
+        slowest(sample);  // the same on all ranks, and so is all that follows from it
     const auto samples = static_cast<size_t>(std::clamp(enough / (warm_up * in_a_row), 3.0, 9.0));
     return slowest([&] {
         std::vector<double> seconds(samples);
@@ -92,7 +94,7 @@ double collective_seconds(const World& world, Communicator& group, Stream& strea
     });
 }
 
-/// What each rank's device reaches.
+/// The rates that each rank's device reaches.
 std::vector<RankRates> measure_rates(const SelfcheckOptions& options, const Device& device,
                                      const World& world) {
     std::vector<RankRates> rates;
@@ -119,7 +121,7 @@ std::vector<CollectiveRates> measure_collectives(const SelfcheckOptions& options
                                                  const Device& device, const World& world,
                                                  Communicator& group) {
     const int n = group.size();
-    // All ranks take the same, and leave most of what there is to the communicator and to others.
+    // All ranks use the same sizes, and leave most of the memory to the communicator and to others.
     const std::vector<double> available = on_each_rank(world, [&] {
         return static_cast<double>(memory_available(device)) /
                (device.is_cuda() ? 1 : world.local_size());
@@ -155,17 +157,18 @@ std::vector<CollectiveRates> measure_collectives(const SelfcheckOptions& options
                        .reduce_scatter = half_reduce_bandwidth(n, bytes, reduce_scatter),
                        .all_gather = half_reduce_bandwidth(n, bytes, all_gather),
                        .all_reduce = all_reduce_bandwidth(n, bytes, all_reduce)});
-        // On a slow network larger ones only take longer.
+        // On a slow network, larger buffers only take longer.
         constexpr double patience = 0.5;
         if (std::max({reduce_scatter, all_gather, all_reduce}) > patience) break;
     }
     return all;
 }
 
-/// Rows of cells as columns that are as wide as their widest cell; texts are aligned to the left, numbers to the right.
+/// Lays out rows of cells in columns as wide as their widest cell. Columns [texts_from, texts_to)
+/// are texts, aligned to the left; the others are numbers, aligned to the right.
 std::string format_columns(const std::vector<std::vector<std::string>>& rows, size_t texts_from,
                            size_t texts_to) {
-    // Characters of UTF-8, not bytes.
+    // In UTF-8 characters, not bytes.
     const auto width = [](const std::string& cell) {
         return static_cast<size_t>(
             std::count_if(cell.begin(), cell.end(), [](char c) { return (c & 0xc0) != 0x80; }));
@@ -317,7 +320,7 @@ int selfcheck(const SelfcheckOptions& options, const Device& device, const World
     table.rates = measure_rates(options, device, world);
     if (world.size() > 1) table.collectives = measure_collectives(options, device, world, group);
 
-    // Ranks that share a machine with others may be slow for a moment, and others the next time.
+    // A rank that shares its machine may be slow for a moment, and another one the next time.
     std::vector<SlowRank> slow = find_slow_ranks(table.rates, options.tolerance);
     if (!slow.empty()) {
         table.rates_again = measure_rates(options, device, world);

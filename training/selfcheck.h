@@ -1,5 +1,6 @@
-// A cluster before a long run: what each rank's device reaches, what the exchange between ranks reaches, and which rank is
-// slower than the others. A step waits for its slowest rank, so one bad node costs as much as all of them being bad.
+// Checks a cluster before a long run: how fast each rank's device is, how fast the ranks exchange
+// data, and which rank is slower than the others. A step waits for its slowest rank, so one bad
+// node costs as much as if all of them were bad.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -16,18 +17,19 @@ struct SelfcheckOptions {
     int64_t max_bytes = int64_t{256} << 20;  // of the largest buffer that is copied or exchanged
 };
 
-/// Measures on all ranks at the same time, and again where a rank looks slow, since a moment's load
-/// slows one too. Prints the tables on the first rank. Gives 0 where no rank was slow both times;
-/// else throws SharedError, after the lines that name the slow ones. Takes 3 to 30 seconds.
+/// Measures on all ranks at the same time, and a second time where a rank looks slow, since a
+/// momentary load slows a rank too. Prints the tables on the first rank. Returns 0 where no rank
+/// was slow both times; else throws SharedError, after printing lines that name the slow ones.
+/// Takes 3 to 30 seconds.
 int selfcheck(const SelfcheckOptions& options, const Device& device, const World& world,
               Communicator& group);
 
-// ---- What of it knows no devices ------------------------------------------------------------------------------------
+// ---- Parts that need no device ------------------------------------------------------------------
 
-/// Something that each rank measured of its own device.
+/// A rate that each rank measured on its own device.
 struct RankRates {
     std::string name;             // with the unit: "bf16 TFLOP/s"
-    std::vector<double> of_rank;  // the more the better
+    std::vector<double> of_rank;  // higher is better
 };
 
 /// Bus bandwidths of the collectives for buffers of one size, bytes per second.
@@ -43,13 +45,15 @@ struct SelfcheckTable {
     std::vector<CollectiveRates> collectives;  // none in a world of one
 };
 
-/// What each rank's link carries per second when a collective over `ranks` ranks with a buffer of `bytes` (all_gather's output,
-/// reduce_scatter's input) takes `seconds`, as nccl-tests defines it, so that numbers compare with the hardware's and do not
-/// depend on the number of ranks: 2(n−1)/n · bytes / seconds for all_reduce, (n−1)/n · bytes / seconds for its two halves.
+/// Bytes per second that each rank's link carries when a collective over `ranks` ranks with a
+/// buffer of `bytes` (all_gather's output, reduce_scatter's input) takes `seconds`. Defined as in
+/// nccl-tests, so that the numbers compare with the hardware's and do not depend on the number of
+/// ranks: 2(n−1)/n · bytes / seconds for all_reduce, (n−1)/n · bytes / seconds for each of
+/// its two halves.
 double all_reduce_bandwidth(int ranks, int64_t bytes, double seconds);
 double half_reduce_bandwidth(int ranks, int64_t bytes, double seconds);
 
-/// 64 KiB, and four times as much as long as that is at most max_bytes.
+/// Buffer sizes: 64 KiB, and each four times the previous one, up to max_bytes.
 std::vector<int64_t> collective_sizes(int64_t max_bytes);
 
 struct SlowRate {
@@ -57,18 +61,19 @@ struct SlowRate {
     double value = 0, median = 0;
 };
 
-/// A rank with all that it is slow at.
+/// A rank with all rates at which it is slow.
 struct SlowRank {
     int rank = 0;
     std::vector<SlowRate> rates;
 };
 
-/// Ranks with a rate more than `tolerance` percent below the median of the ranks' (of an even
-/// number the mean of the two in the middle), by rank. A rate that is not a positive number always
-/// counts as slow, and in no median.
+/// Ranks with a rate more than `tolerance` percent below the median over the ranks (of an even
+/// number, the mean of the middle two), ordered by rank. A rate that is not a positive number
+/// always counts as slow, and is left out of the median.
 std::vector<SlowRank> find_slow_ranks(const std::vector<RankRates>& rates, double tolerance);
 
-/// Ranks that are slow at the same rate in both measurements, with these rates of the second one.
+/// Ranks that are slow at the same rate in both measurements, with the second one's values of these
+/// rates.
 std::vector<SlowRank> slow_in_both(const std::vector<SlowRank>& first,
                                    const std::vector<SlowRank>& second);
 

@@ -26,7 +26,8 @@ namespace {
 constexpr const char* file_name = "verified.json";
 constexpr int64_t all_steps = std::numeric_limits<int64_t>::max();
 
-/// Of a core, that the thread takes at most. A step may become slower by a fiftieth; half of that is left for caches and disks.
+/// The largest share of a core that the thread takes. A step may become 2 % slower; half of that is
+/// left for the effects on caches and disks.
 constexpr double share_of_core = 0.01;
 
 double cpu_seconds_of_thread() {
@@ -35,7 +36,8 @@ double cpu_seconds_of_thread() {
     return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-/// Others first, for the processor as for the disk. Where the system refuses, the pauses still hold.
+/// Lets other threads go first, for the CPU and for the disk. Where the system refuses, the pauses
+/// still limit this thread.
 void lower_priority_of_thread() {
     const sched_param none{};
     ::pthread_setschedparam(::pthread_self(), SCHED_BATCH, &none);
@@ -45,8 +47,8 @@ void lower_priority_of_thread() {
 }
 
 
-/// verified.json; an empty object where there is none. One that cannot be used stands for a run of which nothing was
-/// verified: all is read again, and no checkpoint rests on verified data.
+/// verified.json; an empty object where there is none. An unusable file means that nothing was
+/// verified: everything is read again, and no checkpoint rests on verified data.
 Json read_kept(const fs::path& file) {
     if (!fs::exists(file)) return Json::object();
     const Json json = try_parse_json(MappedFile(file).text());
@@ -95,7 +97,7 @@ ShardWatch::ShardWatch(const RunFolder& folder, const std::vector<WatchedShard>&
             continue;
         }
         bytes_left_ += now.bytes;
-        // What was found damaged is looked at again, first of all.
+        // A shard that was found damaged is read again, before all others.
         queue_.insert(before && before->stamp == now ? queue_.begin() : queue_.end(), i);
     }
     complete_ = queue_.empty();
@@ -268,7 +270,8 @@ void ShardWatch::keep(const std::vector<Json>& of_ranks) {
         if (text != written_) write_file(folder_.path() / file_name, text);
         written_ = text;
     } catch (const Error&) {
-        // A full disk, say, of which the checkpoints tell. What is not kept here is read again.
+        // For example a full disk, which the checkpoints report. What is not recorded here is read
+        // again.
     }
 }
 

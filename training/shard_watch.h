@@ -1,14 +1,15 @@
-// Verifies a run's token shards while it trains: each is read once by one of the ranks and compared with the hash that
-// `tokenize`, or an earlier start of the run, recorded. A thread of low priority does it, with pauses so that it takes no more
-// than a hundredth of a core.
+// Verifies a run's token shards while it trains: each is read once, by one of the ranks, and
+// compared with the hash that `tokenize` or an earlier start of the run recorded. A low-priority
+// thread does this, with pauses so that it takes at most a hundredth of a core.
 //
-// What has been read is kept in RUN_DIR/verified.json, with size, time of modification and inode, and is not read again while
-// these are the same:
+// RUN_DIR/verified.json records the files that have been read, with size, modification time and
+// inode. They are not read again while these stay the same:
 //
-//     {"sound_step": 8, "files": [{"path": …, "bytes": …, "modified": …, "inode": …, "xxh3": …}, …]}
+//     {"sound_step": 8,
+//      "files": [{"path": …, "bytes": …, "modified": …, "inode": …, "xxh3": …}, …]}
 //
-// sound_step: the step before which all of the run's data had been verified; checkpoints of later steps may rest on damaged
-// data until the reading is complete. null: it is.
+// sound_step: checkpoints up to this step rest on verified data; those of later steps may rest on
+// damaged data until all of the run's data has been read. null: all of it has been verified.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -33,12 +34,12 @@ namespace train_gpt {
 /// A shard of the run's data.
 struct WatchedShard {
     std::filesystem::path path;
-    bool trains = true;  // false: it is for validation alone
+    bool trains = true;  // false: only for validation
 };
 
 class ShardWatch {
   public:
-    /// All ranks call it, with the same shards, and the step that the run starts from. The thread
+    /// All ranks call it, with the same shards and the step that the run starts from. The thread
     /// starts where this rank has anything to read. `folder` and `world` must outlive the object.
     ShardWatch(const RunFolder& folder, const std::vector<WatchedShard>& shards, int64_t first_step,
                const World& world);
@@ -49,24 +50,25 @@ class ShardWatch {
     /// Whether this rank has found damage.
     bool found_damage() const { return found_damage_; }
 
-    /// Ends the thread and reads what is left of this rank's share now, unless stop() says so.
+    /// Ends the thread, and reads the rest of this rank's share now, until stop() returns true.
     void finish(const std::function<bool()>& stop);
-    /// Bytes that are left of this rank's share.
+    /// Bytes of this rank's share that are left to read.
     uint64_t bytes_left() const { return bytes_left_; }
 
     struct Damage {
-        std::string message;  // names the rank, where there are several, and the shard
-        bool trained = true;  // false: it is of validation data alone
+        std::string message;  // names the shard and, of several ranks, the rank
+        bool trained = true;  // false: only validation data is damaged
     };
-    /// All ranks call it: keeps in the run folder what they have read so far, with hashes of
-    /// shards that had none in its manifest.json. Gives damage that any of them has found.
+    /// All ranks call it: records in the run folder what they have read so far, with the hashes of
+    /// shards that had none in its manifest.json. Returns damage that any of them has found.
     std::optional<Damage> settle();
 
-    /// Checkpoints up to this step rest on verified data; the largest number: all do. The same on
-    /// all ranks, as of the last settle().
+    /// Checkpoints up to this step rest on verified data; INT64_MAX: all do. The same on all ranks,
+    /// as of the last settle().
     int64_t sound_step() const { return sound_step_; }
 
-    /// sound_step() as a run folder keeps it; nothing where all was verified, or nothing is known.
+    /// sound_step() as a run folder records it; nothing where all data was verified or nothing is
+    /// known.
     static std::optional<int64_t> kept_sound_step(const std::filesystem::path& run_dir);
 
   private:
@@ -90,7 +92,7 @@ class ShardWatch {
     std::string known_of(const std::vector<WatchedShard>& shards);
     void read_shards(const std::function<void(double)>& pause, const std::function<bool()>& stop);
     void verify(size_t shard, const Stamp& stamp, const std::string& hash);
-    void find_damage(size_t shard, const std::string& message);  // with mutex_ held
+    void find_damage(size_t shard, const std::string& message);  // call with mutex_ held
     void in_background();
     void end_thread();
     void keep(const std::vector<Json>& of_ranks);
@@ -99,17 +101,17 @@ class ShardWatch {
     const World& world_;
     int64_t sound_step_;
     std::vector<Shard> shards_;
-    std::vector<size_t> queue_;             // of shards_, for this rank to read
-    size_t next_ = 0;                       // in queue_; with reading_ for whoever reads
-    std::unique_ptr<FileReading> reading_;  // of the next, when it has begun
-    Stamp stamp_;                           // of that
-    // Of rank 0: the entries of verified.json by path, and its text.
+    std::vector<size_t> queue_;             // indices into shards_ that this rank reads
+    size_t next_ = 0;                       // in queue_; only for the thread that reads
+    std::unique_ptr<FileReading> reading_;  // of the next shard, once begun
+    Stamp stamp_;                           // of that shard
+    // On rank 0 only: the entries of verified.json by path, and its text.
     std::map<std::string, Json> kept_;
     std::string written_;
 
     mutable std::mutex mutex_;
     std::condition_variable wake_;
-    bool ending_ = false;             // the thread is to end
+    bool ending_ = false;             // the thread must end
     std::vector<Verified> verified_;  // since the last settle()
     std::optional<Damage> damage_;    // the first that this rank found
     std::atomic<bool> found_damage_{false};

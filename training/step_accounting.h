@@ -10,11 +10,12 @@ namespace train_gpt {
 
 class StepAccounting {
   public:
-    /// The first steps of a process warm up and do not count.
+    /// The first steps of a process are warm-up and do not count.
     void add(const StepTimes& times);
 
-    /// Collective: the mean step's shares over all ranks, and of several ranks which one computes longest and by how much more than the
-    /// median. Empty where there were too few steps.
+    /// Collective: each phase's share of the mean step over all ranks and, with several ranks,
+    /// which one computes longest and by how much more than the median. Empty where there were too
+    /// few steps.
     std::string summary(const World& world) const;
 
   private:

@@ -46,7 +46,8 @@ void StepLog::add(int64_t number, const StepOutcome& outcome, StepClock& clock) 
 StepReport StepLog::report_of(int64_t number, const StepOutcome& outcome) {
     const StepSize& size = options_.size;
     const StepPace::Mean mean = pace_.take();
-    // The measurement may have been disturbed: what a step reaches, the machine reaches.
+    // The measured peak may be too low if something disturbed the measurement: a rate that a step
+    // reaches is certainly possible.
     peak_flops_ = std::max(peak_flops_, size.flops / mean.seconds / size.ranks);
     const double targets = static_cast<double>(size.targets);
     return {.step = number,
@@ -64,7 +65,7 @@ StepReport StepLog::report_of(int64_t number, const StepOutcome& outcome) {
             .seconds_left = static_cast<double>(options_.steps - number) * pace_.recent()};
 }
 
-/// A step's line in metrics.jsonl.
+/// Writes a step's line to metrics.jsonl.
 void StepLog::write(const StepReport& r, const Optimizer::StepSums& sums) {
     MetricsLog::Fields fields{{"loss", r.loss},
                               {"grad_norm", r.grad_norm},
@@ -83,7 +84,7 @@ void StepLog::write(const StepReport& r, const Optimizer::StepSums& sums) {
     metrics_.write(r.step, fields);
 }
 
-/// Loss in a step, and tokens up to it, of each of several sources of training data.
+/// The loss in this step, and the tokens up to it, of each of several sources of training data.
 MetricsLog::Fields StepLog::fields_of_sources(int64_t number,
                                               const Optimizer::StepSums& sums) const {
     MetricsLog::Fields fields;

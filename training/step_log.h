@@ -1,5 +1,5 @@
-// What is shown and logged of a run's steps: their lines in the terminal and in metrics.jsonl, and
-// where their time went.
+// What is shown and logged about a run's steps: their lines in the terminal and in metrics.jsonl,
+// and where their time went.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace train_gpt {
 
-/// What a step takes, of all ranks together.
+/// The work of a step, over all ranks.
 struct StepSize {
     int64_t targets = 0;  // tokens that are predicted
     double flops = 0;
@@ -36,19 +36,19 @@ class StepLog {
         int64_t steps = 0;       // of the run
         uint64_t memory = 0;     // bytes of each rank
     };
-    /// What the references are to must outlive the object.
+    /// All that is passed by reference must outlive the object.
     StepLog(const Options& options, const TrainLoader& loader, Progress& progress,
             MetricsLog& metrics);
 
-    /// A step has come to its outcome; `number` counts from 1. Takes its times from the clock.
+    /// Records a finished step; `number` counts from 1. Takes the step's times from the clock.
     void add(int64_t number, const StepOutcome& outcome, StepClock& clock);
-    /// The time up to now is no step's.
+    /// The time up to now belongs to no step.
     void restart_time() { mark_ = std::chrono::steady_clock::now(); }
 
     const StepSize& size() const { return options_.size; }
-    /// Of a step: lately, or before the first one at least.
+    /// Seconds of a step: of recent ones, or before the first one a lower bound.
     double expected_seconds() const;
-    /// Collective: StepAccounting's.
+    /// Collective: StepAccounting::summary().
     std::string summary(const World& world) const { return accounting_.summary(world); }
 
   private:

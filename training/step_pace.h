@@ -1,4 +1,4 @@
-// How long a run's steps take: since the last line that said so, and lately.
+// How long a run's steps take: since the last report, and recently.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -11,15 +11,15 @@ class StepPace {
   public:
     void add(double seconds, const StepTimes& times);
 
-    /// The mean of the steps since the last call, of which there must be one.
+    /// The mean over the steps since the last take(); there must be at least one.
     struct Mean {
         double seconds = 0;
         StepTimes times;
     };
     Mean take();
 
-    /// The mean of the last `window` steps; the first one of a process, which pays for what is made once, counts only while it
-    /// is alone. 0 before it.
+    /// The mean of the last `window` steps. The first step of a process, which includes one-time
+    /// work, counts only until there is a second. 0 before the first.
     double recent() const;
 
     static constexpr size_t window = 32;

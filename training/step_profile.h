@@ -10,24 +10,26 @@ namespace train_gpt {
 
 class StepProfile {
   public:
-    /// Measures the limits that the table is printed beside: peak_flops is measure_peak_flops'. steps = 0: no profile.
+    /// Measures the memory bandwidth, one of the limits in the table; the other, peak_flops, is
+    /// from measure_peak_flops(). steps = 0: no profile.
     StepProfile(const Device& device, int64_t steps, double peak_flops);
 
-    /// 0: there will be no profile.
+    /// Steps that the process must run for the profile; 0: no profile.
     int64_t steps_needed() const { return steps_ > 0 ? warm_up + steps_ : 0; }
-    /// Before the first steps are submitted: the first two warm up.
+    /// Whether to call start() before this step is submitted. The first two steps are warm-up.
     bool starts_before(int64_t step_of_process) const {
         return steps_ > 0 && step_of_process == warm_up;
     }
     bool ends_behind(int64_t steps_of_process) const {
         return steps_ > 0 && steps_of_process == steps_needed();
     }
-    /// The device has nothing left to do at these calls. What is between pause() and go_on() belongs to no step; without
-    /// a profile under way they do nothing.
+    /// The device must be idle at these calls. Time between pause() and go_on() belongs to no step;
+    /// both do nothing while no profile is active.
     void start(Stream& stream);
     void pause(Stream& stream);
     void go_on(Stream& stream);
-    /// Time per kind of kernel and step, its share, GB/s or TFLOP/s, whichever is nearer to its limit, and how near.
+    /// The table: time per kind of kernel and step, its share, the rate in GB/s or TFLOP/s,
+    /// whichever is nearer to its limit, and how near it is.
     std::string finish(Stream& stream);
 
   private:
@@ -41,7 +43,7 @@ class StepProfile {
     std::chrono::steady_clock::time_point start_;
 };
 
-/// The table by itself: totals over `steps` steps that took `seconds` together.
+/// The table alone, from totals over `steps` steps that took `seconds` in total.
 std::string profile_table(const std::vector<Profiler::Total>& totals, int64_t steps, double seconds,
                           double peak_flops, double bandwidth);
 

@@ -18,7 +18,7 @@ bool is_finite(T value) {
     return std::isfinite(static_cast<float>(value));
 }
 
-/// values as T in `bytes`. Throws Error when one is not finite before or behind the rounding.
+/// Converts values to T, in `bytes`. Throws Error when one is not finite before or after rounding.
 template <class T>
 void round_to(std::span<const float> values, StoredType type, const std::string& name,
               std::vector<std::byte>& bytes) {

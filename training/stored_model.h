@@ -1,5 +1,6 @@
-// A model's weights as files keep them, whatever the format: Hugging Face's folders (model_folder.h), llm.c's files
-// (llmc_model.h), and the fp32 masters of a checkpoint (checkpoint.h).
+// A model's weights as stored in files, whatever the format: Hugging Face's folders
+// (model_folder.h), llm.c's files (llmc_model.h), and the fp32 master weights of a checkpoint
+// (checkpoint.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -23,28 +24,31 @@ constexpr const char* name_of(StoredType type) {
 struct StoredModel {
     GPTShape shape;
     StoredType dtype = StoredType::fp32;
-    std::optional<int64_t> end_of_text;  // the token's id, where the files say it
+    std::optional<int64_t> end_of_text;  // the token's id, where the files give it
 
-    /// values = elements [first, first + n) of a parameter of gpt_parameters(shape), in its layout; exact. Of a parameter that
-    /// is `transposed`, all elements at once.
+    /// Sets values to the elements [first, first + n) of a parameter of gpt_parameters(shape), in
+    /// its layout; exact. A parameter that is `transposed` must be read in one call.
     std::function<void(const Parameter& p, int64_t first, std::span<float> values)> read;
 };
 
-/// The shape with these extents. Throws Error that begins with `where` when one is impossible.
+/// The shape with these extents. Throws Error, whose message begins with `where`, when an extent is
+/// impossible.
 GPTShape checked_shape(const std::string& where, int64_t n_layer, int64_t n_head, int64_t n_embd,
                        int64_t n_ctx, int64_t vocab_size);
 
-/// Sets all weights (and masters) of a store of the same shape.
+/// Sets all weights (and master weights) of a store of the same shape.
 void load_weights(const StoredModel& model, ParameterStore& parameters);
 
-/// Calls write(bytes) with pieces of a parameter of the model, rounded to nearest into `type`: row-major in the registry's
-/// layout, or with `transposed` in Hugging Face's (the parameter is then one that is transposed there). Takes the memory of
-/// a small piece, and of the whole parameter where it is transposed. Throws Error naming the parameter when a number is
-/// not finite, or beyond what `type` can hold.
+/// Calls write(bytes) with pieces of a parameter of the model, rounded to nearest into `type`:
+/// row-major in the registry's layout, or if `transposed` in Hugging Face's layout (only for a
+/// parameter that is transposed there). Uses memory for a small piece, and for the whole parameter
+/// if p.transposed. Throws Error naming the parameter when a number is not finite, or too large for
+/// `type`.
 void write_parameter(const StoredModel& model, const Parameter& p, StoredType type, bool transposed,
                      const std::function<void(std::span<const std::byte>)>& write);
 
-/// out[c, r] = in[r, c] for rows × cols elements; rows of `in` are in_stride apart, those of `out` follow each other.
+/// out[c, r] = in[r, c] for rows × cols elements; rows of `in` are in_stride elements apart, those
+/// of `out` are contiguous.
 void transpose(const float* in, int64_t in_stride, float* out, int64_t rows, int64_t cols);
 
 }  // namespace train_gpt

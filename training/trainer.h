@@ -1,5 +1,5 @@
-// Everything a training run holds in memory, taken from one arena in one order. Run over a counting arena it is the plan
-// of the run; run over a real one it is the run.
+// Everything that a training run holds in memory, taken from one arena in a fixed order. With a
+// counting arena it is the plan of the run; with a real one it is the run.
 #pragma once
 #include <memory>
 
@@ -15,7 +15,7 @@
 
 namespace train_gpt {
 
-/// What the device found out in a step.
+/// What the device reports about a step.
 struct StepOutcome {
     StepState state;
     Optimizer::StepSums sums;  // over all ranks
@@ -25,9 +25,9 @@ struct StepOutcome {
 class OutcomeQueue {
   public:
     explicit OutcomeQueue(Arena& arena);
-    /// Enqueues the copy of a step's outcome. At most `capacity` outcomes may be on their way.
+    /// Enqueues the copy of a step's outcome. At most `capacity` outcomes may be in flight.
     void push(Stream& stream, const Optimizer& optimizer);
-    /// Waits for the oldest.
+    /// Waits for the oldest outcome and returns it.
     StepOutcome pop();
 
     static constexpr int capacity = 2;
@@ -42,17 +42,18 @@ struct Trainer {
     Trainer(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute,
             Arena& arena, const Sharding& sharding);
 
-    /// The run is to stop behind the step that comes: all ranks see it in that step's outcome.
+    /// Requests that the run stop after the next step: all ranks see this in that step's outcome.
     void request_stop() { *stop_request_ = 1; }
-    /// The loader's next batch, on its way to the device.
+    /// The loader's next batch, whose copy to the device has been submitted.
     TokenBatch next_batch(TrainLoader& loader);
-    /// One micro-batch: forward and backward, its losses added to the step's.
+    /// Runs one micro-batch forward and backward, and adds its losses to the step's.
     void micro_batch(const TokenBatch& batch, bool first, bool last);
-    /// The update behind a step's micro-batches.
+    /// The update after a step's micro-batches.
     void update(const AdamWStep& args, float scale, float clip);
 
-    /// Walks every path of a step, an evaluation and a sample once and applies nothing: libraries load their kernels and
-    /// choose among them now, not within a step. The gradients that it leaves are overwritten by the first micro-batch.
+    /// Runs every path of a step, an evaluation and a sample once and applies nothing, so that
+    /// libraries load and choose their kernels now and not during a step. The first micro-batch
+    /// overwrites the gradients that this leaves.
     void warm_up();
 
     Stream stream;
@@ -73,12 +74,12 @@ struct Trainer {
 
 GPTShape shape_of(const Config& config, int64_t vocab_size);
 
-/// What of LoaderOptions follows from the configuration.
+/// The LoaderOptions that follow from the configuration.
 LoaderOptions loader_options(const Config& config, int64_t first_step, int rank = 0, int ranks = 1);
 
 Sharding sharding_of(const Config& config, int rank, int ranks);
 
-/// AdamW's constants for the update of a step, counted from 0, with its learning rate.
+/// AdamW's constants, and the learning rate, for the update of a step counted from 0.
 AdamWStep adamw_step(const Config& config, int64_t step, double rate);
 
 }  // namespace train_gpt

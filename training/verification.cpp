@@ -37,7 +37,7 @@ class Table {
         ++count(FileState::damaged);
     }
 
-    /// The closing line. Whether all is well.
+    /// Prints the closing line. Returns whether nothing was damaged or missing.
     bool close() {
         const int bad = count(FileState::damaged) + count(FileState::missing);
         std::string text;
@@ -64,7 +64,7 @@ class Table {
         FileState state = FileState::damaged;
         try {
             state = verify_file(file);
-            // The header of a shard without a hash at least says how long it is.
+            // Without a hash, at least the length in a shard's header can be checked.
             if (state == FileState::no_hash && file.path.extension() == ".bin")
                 require_shard(file.path);
         } catch (const Error& error) {

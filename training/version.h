@@ -1,4 +1,4 @@
-// What this program is: its version and what it was built with.
+// The program's version, and what it was built with.
 #pragma once
 #include <string>
 
