@@ -1,8 +1,10 @@
 // Reading JSON files with known keys. Errors name the file and the key.
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "base/error.h"
 #include "base/json_text.h"
@@ -17,9 +19,15 @@ template <class T>
 T field(const Json& json, const char* key, const std::filesystem::path& path) {
     try {
         const Json& value = json.at(key);
-        // The library would convert 2.5, true and numbers beyond 64 bits to integers.
-        if (!std::is_integral_v<T> || std::is_same_v<T, bool> || value.is_number_integer())
+        // The library would convert 2.5, true and numbers that do not fit to integers.
+        if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+            if (value.is_number_unsigned()
+                    ? std::in_range<T>(value.get<uint64_t>())
+                    : value.is_number_integer() && std::in_range<T>(value.get<int64_t>()))
+                return value.get<T>();
+        } else {
             return value.get<T>();
+        }
     } catch (const Json::exception&) {
     }
     throw Error(path.string(), " has no valid \"", key,

@@ -25,19 +25,15 @@ struct Launcher {
 };
 
 /// Finds the launcher by what mpirun and srun leave in the environment. An mpirun within a job step
-/// inherits Slurm's variable, so a count of one there is ignored where another variable gives more.
+/// inherits Slurm's variable, so its own count comes first.
 Launcher find_launcher() {
-    bool alone = false;
     for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
         const char* value = std::getenv(variable);
-        const int ranks = value ? std::atoi(value) : 0;
-        if (ranks > 1) return {variable, ranks};
-        if (ranks == 1) alone = true;
+        if (const int ranks = value ? std::atoi(value) : 0; ranks > 0)
+            return ranks > 1 ? Launcher{variable, ranks} : Launcher{};
     }
-    if (alone) return {};
-    for (const char* variable : {"PMIX_RANK", "PMI_RANK"}) {
+    for (const char* variable : {"PMIX_RANK", "PMI_RANK"})
         if (std::getenv(variable)) return {variable, 0};
-    }
     return {};
 }
 

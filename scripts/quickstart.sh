@@ -8,8 +8,9 @@
 #   QUICKSTART_ARGS  more arguments for `train_gpt train`
 #   DATA_DIR         where prepared texts are kept (default: data)
 #   TRAIN_GPT        a program that is built already: nothing is installed or built
-# It measures a few steps and takes the longest of three runs that ends within about three minutes: 2,400 steps
-# (configs/quickstart.json), 1,200 or 600. Called again, it resumes where it was, with the length that it began with.
+# It measures a few steps and takes the longest of four runs that ends within about three minutes, and within about six after
+# the start: 2,400 steps (configs/quickstart.json), 1,200, 600 or 300. Called again, it resumes where it was, with the length
+# that it began with.
 set -eu
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 [ $# = 0 ] || { echo "error: $1 is not known here; DATA=my.txt in the environment names a text (see --help)" >&2; exit 2; }
@@ -85,7 +86,7 @@ measure_step() {
 
 # Sets `config`. The bits per byte are those of docs/measurements.md.
 choose_length() {
-    local length steps bits ms limit=3
+    local length steps bits ms limit=3 total=5.5
     config=configs/quickstart.json
     case ${QUICKSTART_ARGS:-} in *schedule.steps=* | *schedule.tokens=* | *schedule.epochs=*) return ;; esac
     if [ -s "$run_dir/config.json" ]; then
@@ -96,10 +97,11 @@ choose_length() {
     fi
     ms=$(measure_step)
     [ -n "$ms" ] || return 0
-    [ "$(nproc)" -lt 8 ] || limit=2  # many cores also install and build in less
+    [ "$(nproc)" -lt 8 ] || limit=2 total=2.5  # many cores also install and build in less
+    limit=$(awk "BEGIN { left = $total - $SECONDS / 60; print left < $limit ? left : $limit }")
     # Evaluations, samples and checkpoints take about as long as 100 steps.
     minutes() { awk "BEGIN { printf \"%.1f\", ($1 + 100) * $ms / 60000 }"; }
-    for length in 2400:1.35 1200:1.47 600:1.60; do
+    for length in 2400:1.35 1200:1.47 600:1.60 300:1.69; do
         steps=${length%:*} bits=${length#*:}
         if awk "BEGIN { exit $(minutes "$steps") > $limit }"; then break; fi
     done

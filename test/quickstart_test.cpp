@@ -201,8 +201,9 @@ TEST_CASE("the quickstart's length is what the machine trains in the time, and s
         int64_t fastest, slowest;  // milliseconds of a step
         int steps;
     };
-    const Speed speeds[] = {{2, 1, 70, 2400}, {2, 76, 136, 1200}, {2, 145, 9000, 600},
-                            {8, 1, 46, 2400}, {8, 52, 90, 1200},  {64, 97, 9000, 600}};
+    const Speed speeds[] = {{2, 1, 70, 2400},    {2, 76, 136, 1200},  {2, 145, 250, 600},
+                            {2, 265, 9000, 300}, {8, 1, 46, 2400},    {8, 52, 90, 1200},
+                            {64, 97, 165, 600},  {64, 175, 9000, 300}};
     for (const Speed& speed : speeds) {
         const Quickstart q;
         q.set_prepared();
@@ -265,6 +266,7 @@ TEST_CASE("the quickstart's lengths differ in nothing but the schedule", "[scrip
     };
     CHECK(configuration(1200) == configuration(2400));
     CHECK(configuration(600) == configuration(2400));
+    CHECK(configuration(300) == configuration(2400));
 }
 
 TEST_CASE("the curve is smoothed by a running mean that begins with the first point", "[scripts]") {

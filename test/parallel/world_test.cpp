@@ -78,6 +78,15 @@ TEST_CASE("a process that is told of twelve ranks and finds none does not train 
     }
 }
 
+TEST_CASE("mpirun's count of ranks comes before that of the Slurm step around it", "[world]") {
+    const ProgramResult alone =
+        run_program({this_program(), "ranks: join"}, {{"OMPI_COMM_WORLD_SIZE", "1"},
+                                                      {"SLURM_STEP_NUM_TASKS", "4"},
+                                                      {"ASAN_OPTIONS", "detect_leaks=0"}});
+    INFO(alone.output);
+    CHECK(contains(alone.output, "joined"));
+}
+
 TEST_CASE("ranks: messages", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
