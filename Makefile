@@ -116,8 +116,8 @@ ifneq ($(filter 12 12.%,$(shell $(CXX) -dumpversion 2> /dev/null)),)
 FLAGS += -Wno-restrict $(if $(SANITIZE),-Wno-maybe-uninitialized)
 endif
 # What nearly every file includes, compiled once (below).
-STANDARD := algorithm array atomic chrono cmath cstdint cstdio cstring filesystem functional map memory mutex optional set span \
-    sstream string string_view thread unordered_map utility vector
+STANDARD := algorithm array atomic cmath cstdint cstdio cstring filesystem functional map memory mutex optional set span \
+    sstream string string_view unordered_map utility vector
 KERNEL_FLAGS := $(filter -O3,$(OPTIMISE:-O2=-O3)) -march=$(MARCH) -fno-math-errno -fno-trapping-math
 COMPILE = $(CXX) $(DEFINES) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS)
 LIBRARIES := $(if $(filter 1,$(HAVE_ONEDNN)),-ldnnl) $(if $(filter 1,$(HAVE_MPI)),$(MPI_LIBRARIES)) $(if $(filter 1,$(HAVE_ZLIB)),-lz) \

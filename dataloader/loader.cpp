@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cassert>
-#include <chrono>
 #include <new>
 #include <utility>
 
 #include "base/error.h"
-#include "base/seconds.h"
+#include "base/stopwatch.h"
 
 namespace train_gpt {
 
@@ -209,9 +208,9 @@ const HostBatch& TrainLoader::next() {
         consumed_changed_.notify_one();
     }
     if (produced_ <= consumed_ && !failure_) {
-        const auto start = std::chrono::steady_clock::now();
+        const Stopwatch waiting;
         produced_changed_.wait(lock, [&] { return produced_ > consumed_ || failure_; });
-        wait_seconds_ += seconds_since(start);
+        wait_seconds_ += waiting.seconds();
     }
     if (produced_ <= consumed_) std::rethrow_exception(failure_);
     holding_ = true;

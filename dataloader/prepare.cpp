@@ -15,7 +15,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/seconds.h"
+#include "base/stopwatch.h"
 #include "dataloader/document_finder.h"
 #include "dataloader/documents.h"
 #include "dataloader/manifest.h"
@@ -31,7 +31,6 @@
 namespace train_gpt {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
 
 namespace {
 
@@ -374,7 +373,7 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
         SplitWriter(staging, Split::train, tokenizer, options_.shard_tokens, state.shards[0]),
         SplitWriter(staging, Split::val, tokenizer, options_.shard_tokens, state.shards[1])};
     report_.begin("encoding", state.position.source);
-    Clock::time_point saved = Clock::now();
+    Stopwatch since_saved;
     try {
         read(
             state, encodes_in_pieces(tokenizer),
@@ -403,9 +402,9 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
                 report_.count(batch, batch.bytes(),
                               state.tokens(Split::train) + state.tokens(Split::val));
                 if ((batch.can_restart || batch.last) &&
-                    seconds_since(saved) >= options_.save_seconds) {
+                    since_saved.seconds() >= options_.save_seconds) {
                     save(state, workplace, writers);
-                    saved = Clock::now();
+                    since_saved.restart();
                 }
             });
     } catch (const Stopped&) {
@@ -535,7 +534,7 @@ bool Preparation::run() {
         report_.say("an interrupted run had made all shards");
     } else {
         try {
-            const Clock::time_point start = Clock::now();
+            const Stopwatch training;
             const char* how = "loaded";
             if (!tokenizer && workplace.has(kTokenizerFile)) {
                 tokenizer = Tokenizer::load(staging / kTokenizerFile);
@@ -545,7 +544,7 @@ bool Preparation::run() {
                 how = "trained on the training text";
             }
             report_.say("tokenizer: ", tokenizer->vocab_size(), " tokens, ", how, " in ",
-                        format("%.1f s", seconds_since(start)));
+                        format("%.1f s", training.seconds()));
             if (!keeps_tokenizer_ && !workplace.has(kTokenizerFile))
                 tokenizer->save(staging / kTokenizerFile);
             if (options_.train_vocab > 0) workplace.keep();

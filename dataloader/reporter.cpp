@@ -19,7 +19,8 @@ Reporter::Reporter(std::FILE* log, double seconds, const std::vector<Source>& so
 
 void Reporter::begin(const char* what, size_t source) {
     what_ = what;
-    start_ = last_ = Clock::now();
+    since_start_.restart();
+    since_last_.restart();
     from_ = done_ = before_[source];
     text_ = 0;
     seen_first_ = false;
@@ -32,13 +33,13 @@ void Reporter::count(const Batch& batch, int64_t bytes, int64_t tokens) {
     if (!seen_first_) from_ = done_;
     seen_first_ = true;
     text_ += bytes;
-    if (!log_ || seconds_since(last_) < pause_seconds_) return;
-    last_ = Clock::now();
+    if (!log_ || since_last_.seconds() < pause_seconds_) return;
+    since_last_.restart();
     show(tokens);
 }
 
 void Reporter::show(int64_t tokens) {
-    const double passed = seconds_since(start_);
+    const double passed = since_start_.seconds();
     const double rate = static_cast<double>(text_) / passed;
     std::string line = concat(what_, ": ", format("%.2f", 1e-9 * static_cast<double>(done_)));
     const int64_t total = before_.back();

@@ -1,13 +1,12 @@
 // How far the reading of texts is, for a terminal or a log.
 #pragma once
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
-#include "base/seconds.h"
+#include "base/stopwatch.h"
 #include "dataloader/documents.h"
 
 namespace train_gpt {
@@ -41,7 +40,6 @@ class Reporter {
     void count(const Batch& batch, int64_t bytes, int64_t tokens);
 
   private:
-    using Clock = std::chrono::steady_clock;
     void show(int64_t tokens);
     void end_line();
 
@@ -52,7 +50,7 @@ class Reporter {
     bool knows_total_ = true, seen_first_ = false, line_open_ = false;
     const char* what_ = "";
     int64_t from_ = 0, done_ = 0, text_ = 0;
-    Clock::time_point start_, last_;
+    Stopwatch since_start_, since_last_;
 };
 
 }  // namespace train_gpt

@@ -26,6 +26,7 @@
 #endif
 
 #include "base/error.h"
+#include "base/stopwatch.h"
 #include "device/cuda.h"
 #include "device/instruction_set.h"
 #include "device/memory.h"
@@ -303,7 +304,7 @@ Event::Event(Device device, [[maybe_unused]] Kind kind) : device_(device) {
 
 void Event::record([[maybe_unused]] Stream& stream) {
     TRAIN_GPT_ON_CUDA(device_, record(event_.get(), stream));
-    at_ = std::chrono::steady_clock::now();
+    at_ = monotonic_seconds();
 }
 
 void Event::wait() const { TRAIN_GPT_ON_CUDA(device_, wait(event_.get())); }
@@ -314,7 +315,7 @@ void Event::hold([[maybe_unused]] Stream& stream) const {
 
 double Event::seconds_since(const Event& earlier) const {
     TRAIN_GPT_ON_CUDA(device_, seconds_between(earlier.event_.get(), event_.get()));
-    return std::chrono::duration<double>(at_ - earlier.at_).count();
+    return at_ - earlier.at_;
 }
 
 namespace {

@@ -2,7 +2,6 @@
 // this work shares. On a CPU, an OpenMP team runs work when it is submitted; on a GPU, work runs
 // later, while the host continues.
 #pragma once
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -82,7 +81,7 @@ class Event {
 
   private:
     Device device_;
-    std::chrono::steady_clock::time_point at_;  // on the CPU
+    double at_ = 0;  // on the CPU: monotonic_seconds()
     std::shared_ptr<void> event_;               // a cudaEvent_t
 };
 

@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # Every test: the suite as `make test` runs it, its long cases, all of it under AddressSanitizer and UBSan, and the data loader,
 # the verification of shards and the watchdog under ThreadSanitizer (the rest runs on OpenMP teams, whose barriers
-# ThreadSanitizer does not see). With
-# GPUSIM (a simulated GPU) also GPU kernels, with its checks for races and for missing dependencies between streams. Readers of
-# files are fuzzed, a minute each. Models go to transformers and back, and Parquet files become shards, where Python has what
-# that takes or can install it.
-#   usage: scripts/test-full.sh, or make test-full [GPUSIM=LIBRARIES]
+# ThreadSanitizer does not see). With GPUSIM (a simulated GPU) also GPU kernels, with its checks for races and for missing
+# dependencies between streams. Readers of files are fuzzed, a minute each. Models go to transformers and back, and Parquet files
+# become shards, where Python has what that takes or can install it.
+#   usage: scripts/test-full.sh [native|simulated], or make test-full [GPUSIM=LIBRARIES]
+# native and simulated are the two halves, which two machines can run at the same time.
 # The last line that it prints is "N passed, M failed" over all of these.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.." || exit
 . scripts/count-tests.sh
 make=${MAKE:-make}
 gpusim=${GPUSIM:-}
+half=${1:-both}
+case $half in both | native | simulated) ;; *) echo "usage: scripts/test-full.sh [native|simulated]" >&2; exit 2 ;; esac
 
 run() {  # run LABEL MAKE-ARGUMENTS…: without the simulator, which builds under a sanitizer know nothing of
     echo "== $1"
@@ -22,8 +24,9 @@ simulated() {  # simulated LABEL TESTS: on the simulated GPU alone
     SIMULATED=only counted "$make" --no-print-directory test GPUSIM="$gpusim" TEST_ARGS="$2"
 }
 
-run "as built" GPUSIM="$gpusim"
-if [ -n "$gpusim" ]; then
+[ $half = simulated ] || run "as built"
+if [ -n "$gpusim" ] && [ $half != native ]; then
+    simulated "GPU kernels on a simulated GPU" '[cuda]'
     simulated "the program on a simulated GPU" '[cli]'
     simulated "long cases on a simulated GPU" '[long][cuda]'
     # Ranks on several GPUs run in lazy order by themselves.
@@ -32,6 +35,7 @@ if [ -n "$gpusim" ]; then
         GPUSIM_STREAMS=lazy GPUSIM_SEED=$seed simulated "streams in an adverse order, seed $seed" '[cuda]~[training]'
     done
 fi
+[ $half != simulated ] || finish
 echo "== beside transformers"
 counted scripts/check-transformers.sh
 echo "== Parquet"

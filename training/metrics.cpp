@@ -111,10 +111,9 @@ MetricsLog::MetricsLog(const fs::path& run_dir, std::optional<int64_t> resume_st
 
 void MetricsLog::write(int64_t step, const Fields& fields, MetricsRecord::Kind kind) {
     if (sinks_.empty()) return;
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
     MetricsRecord record{.kind = kind, .step = step, .fields = fields};
     record.fields.emplace_back("tokens", step * tokens_per_step_);
-    record.fields.emplace_back("seconds", seconds_before_ + passed.count());
+    record.fields.emplace_back("seconds", seconds_before_ + since_start_.seconds());
     for (const auto& sink : sinks_) sink->write(record);
 }
 

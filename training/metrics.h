@@ -2,7 +2,6 @@
 // There is one sink so far: metrics.jsonl in the run's folder, from which later starts of the run
 // read what earlier ones measured.
 #pragma once
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
@@ -12,6 +11,8 @@
 #include <utility>
 #include <variant>
 #include <vector>
+
+#include "base/stopwatch.h"
 
 namespace train_gpt {
 
@@ -95,7 +96,7 @@ class MetricsLog {
   private:
     std::vector<std::unique_ptr<MetricsSink>> sinks_;
     int64_t tokens_per_step_;
-    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+    Stopwatch since_start_;
     double seconds_before_ = 0;
 };
 

@@ -1,12 +1,11 @@
 #include "training/peak.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <vector>
 
 #include "base/random.h"
-#include "base/seconds.h"
+#include "base/stopwatch.h"
 #include "device/copy.h"
 #include "device/memory.h"
 #include "kernels/linear/linear.h"
@@ -41,17 +40,16 @@ double product_rate(const Device& device, DType dtype, int64_t n) {
 
     // The threads of a new process may share a core until the scheduler spreads them, so repeat
     // until the rate stops rising.
-    using Clock = std::chrono::steady_clock;
     constexpr double patience = 0.25, limit = 2.0;
     double best = 0;
-    const auto start = Clock::now();
-    auto improved = start;
-    while (seconds_since(improved) < patience && seconds_since(start) < limit) {
-        const auto before = Clock::now();
+    const Stopwatch since_start;
+    Stopwatch since_improved;
+    while (since_improved.seconds() < patience && since_start.seconds() < limit) {
+        const Stopwatch product;
         linear_forward(stream, {.out = m[0], .x = m[1], .w = m[2]});
         stream.synchronize();
-        const double rate = 2.0 * n * n * n / seconds_since(before);
-        if (rate > 1.02 * best) improved = Clock::now();
+        const double rate = 2.0 * n * n * n / product.seconds();
+        if (rate > 1.02 * best) since_improved.restart();
         best = std::max(best, rate);
     }
     return best;
@@ -83,7 +81,7 @@ double measure_bandwidth(const Device& device) {
     double best = 0;
     for (int i = 0; i < repeats; ++i) {
         stream.synchronize();
-        const auto start = std::chrono::steady_clock::now();
+        const Stopwatch products;
         if (device.is_cuda()) {
             copy(stream, to, from, bytes);
             stream.synchronize();
@@ -93,7 +91,7 @@ double measure_bandwidth(const Device& device) {
             for (size_t first = 0; first < bytes; first += piece)
                 std::memcpy(to + first, from + first, piece);
         }
-        const double seconds = seconds_since(start);
+        const double seconds = products.seconds();
         best = std::max(best, 2.0 * static_cast<double>(bytes) / seconds);
     }
     return best;

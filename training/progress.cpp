@@ -115,9 +115,8 @@ void Progress::report(const StepReport& r) {
 
 void Progress::show(const std::string& done, double seconds_left) {
     if (!speaks_ || !rewrite_) return;
-    const auto now = std::chrono::steady_clock::now();
-    if (!note_.empty() && now - shown_ < std::chrono::milliseconds(200)) return;
-    shown_ = now;
+    if (!note_.empty() && since_shown_.seconds() < 0.2) return;
+    since_shown_.restart();
     note_ = done + ", " + format_duration(seconds_left) + " left";
     draw();
     line_open_ = true;

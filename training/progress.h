@@ -1,12 +1,12 @@
 // The progress shown while a run trains: one line per step, or on a terminal a single line that is
 // rewritten.
 #pragma once
-#include <chrono>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/stopwatch.h"
 #include "parallel/step_clock.h"
 
 namespace train_gpt {
@@ -71,7 +71,7 @@ class Progress {
     bool line_open_ = false;
     std::vector<ProgressField> fields_;  // of the last report
     std::string note_;                   // of show()
-    std::chrono::steady_clock::time_point shown_{};
+    Stopwatch since_shown_;
 };
 
 /// A step that takes longer is announced, and its micro-batches are shown as they are done.

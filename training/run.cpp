@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/seconds.h"
 #include "parallel/together.h"
 #include "training/checkpoint.h"
 #include "training/interrupt.h"
@@ -64,13 +63,13 @@ void Run::begin_step() {
         (interrupted() || parts_.watch.found_damage() || (first_rank() && out_of_time())))
         trainer.request_stop();
     trainer.clock.begin(trainer.stream);
-    step_start_ = std::chrono::steady_clock::now();
+    since_step_start_.restart();
 }
 
 bool Run::begin_micro_batch(int i) {
     if (ranks() == 1 && interrupted()) return false;
     parts_.progress.show_step(step_ + 1, i, parts_.loader.micro_batches(),
-                              seconds_since(step_start_), parts_.log.expected_seconds());
+                              since_step_start_.seconds(), parts_.log.expected_seconds());
     return true;
 }
 
@@ -213,7 +212,7 @@ std::string Run::save_or_reason() {
 
 bool Run::out_of_time() const {
     const double minutes = parts_.config.schedule.max_minutes;
-    return minutes > 0 && seconds_since(start_) > 60 * minutes;
+    return minutes > 0 && since_start_.seconds() > 60 * minutes;
 }
 
 void Run::check_limits() {

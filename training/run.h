@@ -2,11 +2,11 @@
 // step, whose order train_gpt.cu shows. All ranks of a run call the same functions in the same
 // order.
 #pragma once
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 
+#include "base/stopwatch.h"
 #include "training/choices.h"
 #include "training/config.h"
 #include "training/progress.h"
@@ -117,8 +117,8 @@ class Run {
     RunParts parts_;
     const int64_t first_step_, steps_, stop_at_;
     const bool resumed_;
-    const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-    std::chrono::steady_clock::time_point step_start_ = start_;
+    const Stopwatch since_start_;
+    Stopwatch since_step_start_;
 
     int64_t step_;           // steps submitted so far, counted over the whole run
     int64_t in_flight_ = 0;  // those of them whose outcome the host has not seen

@@ -1,12 +1,11 @@
 #include "training/run_evaluation.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <filesystem>
 
 #include "base/error.h"
-#include "base/seconds.h"
+#include "base/stopwatch.h"
 #include "dataloader/manifest.h"
 #include "training/interrupt.h"
 
@@ -24,20 +23,20 @@ class Watch {
     /// Estimated at the speed so far; 0 while it is too early for that.
     double seconds_of_all(double done) const {
         constexpr double enough_seconds = 2;
-        return done > 0 && seconds() > enough_seconds ? seconds() / done : 0;
+        const double seconds = since_start_.seconds();
+        return done > 0 && seconds > enough_seconds ? seconds / done : 0;
     }
     void show(double done) {
         const double all = seconds_of_all(done);
         if (all == 0) return;
-        progress_.show(concat(what_, ": ", static_cast<int>(100 * done), "%"), all - seconds());
+        progress_.show(concat(what_, ": ", static_cast<int>(100 * done), "%"),
+                       all - since_start_.seconds());
     }
 
   private:
-    double seconds() const { return seconds_since(start_); }
-
     const char* what_;
     Progress& progress_;
-    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+    Stopwatch since_start_;
 };
 
 /// The fields of an evaluation in metrics.jsonl.

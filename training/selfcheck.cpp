@@ -1,7 +1,6 @@
 #include "training/selfcheck.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -9,7 +8,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "base/seconds.h"
+#include "base/stopwatch.h"
 #include "device/copy.h"
 #include "device/memory.h"
 #include "parallel/together.h"
@@ -19,7 +18,6 @@ namespace train_gpt {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 
 constexpr int64_t smallest = int64_t{64} << 10;
 
@@ -55,12 +53,12 @@ double copy_rate(Stream& stream, void* to, const void* from, size_t bytes) {
     constexpr int repeats = 7;
     std::vector<double> rates;
     for (int i = 0; i <= repeats; ++i) {
-        const auto start = Clock::now();
+        const Stopwatch watch;
         copy(stream, to, from, bytes);
         stream.synchronize();
         if (i > 0)
             rates.push_back(static_cast<double>(bytes) /
-                            seconds_since(start));  // the first one warms up
+                            watch.seconds());  // the first one warms up
     }
     return median(rates);
 }
@@ -74,10 +72,10 @@ double collective_seconds(const World& world, Communicator& group, Stream& strea
     const auto sample = [&] {
         group.barrier(stream);
         stream.synchronize();
-        const auto start = Clock::now();
+        const Stopwatch watch;
         for (int i = 0; i < in_a_row; ++i) collective();
         stream.synchronize();
-        return seconds_since(start) / in_a_row;
+        return watch.seconds() / in_a_row;
     };
     const auto slowest = [&](const std::function<double()>& measure) {
         const std::vector<double> seconds = on_each_rank(world, measure);

@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/seconds.h"
 #include "training/schedule.h"
 
 namespace train_gpt {
@@ -30,7 +29,7 @@ double StepLog::expected_seconds() const {
 }
 
 void StepLog::add(int64_t number, const StepOutcome& outcome, StepClock& clock) {
-    const double seconds = seconds_since(mark_);
+    const double seconds = since_last_step_.seconds();
     restart_time();
     const StepTimes times = clock.pop();
     accounting_.add(times);

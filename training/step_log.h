@@ -1,15 +1,15 @@
 // What is shown and logged about a run's steps: their lines in the terminal and in metrics.jsonl,
 // and where their time went.
 #pragma once
-#include <chrono>
 #include <cstdint>
 #include <string>
 
+#include "base/stopwatch.h"
 #include "dataloader/loader.h"
 #include "model/gpt.h"
 #include "training/config.h"
-#include "training/progress.h"
 #include "training/metrics.h"
+#include "training/progress.h"
 #include "training/step_accounting.h"
 #include "training/step_pace.h"
 #include "training/trainer.h"
@@ -43,7 +43,7 @@ class StepLog {
     /// Records a finished step; `number` counts from 1. Takes the step's times from the clock.
     void add(int64_t number, const StepOutcome& outcome, StepClock& clock);
     /// The time up to now belongs to no step.
-    void restart_time() { mark_ = std::chrono::steady_clock::now(); }
+    void restart_time() { since_last_step_.restart(); }
 
     const StepSize& size() const { return options_.size; }
     /// Seconds of a step: of recent ones, or before the first one a lower bound.
@@ -63,8 +63,7 @@ class StepLog {
     StepAccounting accounting_;
     StepPace pace_;
     double peak_flops_;  // the highest so far
-    std::chrono::steady_clock::time_point mark_ =
-        std::chrono::steady_clock::now();  // the last step's end
+    Stopwatch since_last_step_;
 };
 
 }  // namespace train_gpt

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/seconds.h"
 #include "training/peak.h"
 
 namespace train_gpt {
@@ -15,12 +14,12 @@ StepProfile::StepProfile(const Device& device, int64_t steps, double peak_flops)
 
 void StepProfile::start(Stream& stream) {
     stream.profiler = &profiler_;
-    start_ = std::chrono::steady_clock::now();
+    since_start_.restart();
 }
 
 void StepProfile::pause(Stream& stream) {
     if (!stream.profiler) return;
-    seconds_ += seconds_since(start_);
+    seconds_ += since_start_.seconds();
     stream.profiler = nullptr;
     paused_ = true;
 }

@@ -1,9 +1,9 @@
 // `--profile STEPS`: where the time of a run's steps goes.
 #pragma once
-#include <chrono>
 #include <cstdint>
 #include <string>
 
+#include "base/stopwatch.h"
 #include "device/profile.h"
 
 namespace train_gpt {
@@ -38,9 +38,9 @@ class StepProfile {
     int64_t steps_;
     double peak_flops_, bandwidth_ = 0;
     Profiler profiler_;
-    double seconds_ = 0;  // up to start_
+    double seconds_ = 0;  // before since_start_
     bool paused_ = false;
-    std::chrono::steady_clock::time_point start_;
+    Stopwatch since_start_;
 };
 
 /// The table alone, from totals over `steps` steps that took `seconds` in total.
