@@ -38,7 +38,7 @@ class GzipDecoder : public Decoder {
 
     size_t decode(std::string_view& in, char* to, size_t size) override {
         if (between_members_) {
-            // Tapes and some block devices fill up with zeros.
+            // Skips zero padding, which tapes and some block devices add.
             if (members_ > 0) in.remove_prefix(std::min(in.find_first_not_of('\0'), in.size()));
             if (in.empty()) return 0;
             ::inflateReset(&state_);
@@ -74,7 +74,7 @@ class ZstdDecoder : public Decoder {
   public:
     ZstdDecoder() : state_(::ZSTD_createDStream()) {
         if (!state_) throw std::bad_alloc();
-        // Up to 2 GiB, for what `zstd --long=31` makes; a frame takes what it needs.
+        // Allows windows of up to 2 GiB (`zstd --long=31`); a frame only allocates what it needs.
         ::ZSTD_DCtx_setParameter(state_, ZSTD_d_windowLogMax,
                                  ::ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound);
     }
@@ -83,7 +83,7 @@ class ZstdDecoder : public Decoder {
     ZstdDecoder& operator=(const ZstdDecoder&) = delete;
 
     size_t decode(std::string_view& in, char* to, size_t size) override {
-        // A block at a time, since a call that fails does not tell of what it had unpacked before.
+        // One block at a time: a call that fails does not report what it unpacked before the error.
         ZSTD_inBuffer input{in.data(), std::min(in.size(), wanted_), 0};
         ZSTD_outBuffer output{to, size, 0};
         const size_t code = ::ZSTD_decompressStream(state_, &output, &input);
@@ -93,14 +93,15 @@ class ZstdDecoder : public Decoder {
             throw Error(::ZSTD_getErrorName(code));
         }
         wanted_ = code > 0 ? code : kFrameHeaderBytes;
-        // Between frames nothing has been read of the next one, but the call asks for its header.
+        // Without input after a frame, the call asks for the next frame's header (code > 0), but
+        // the data may still end here.
         if (input.pos > 0 || output.pos > 0) at_end_ = code == 0;
         return output.pos;
     }
     bool at_end() const override { return at_end_; }
 
   private:
-    static constexpr size_t kFrameHeaderBytes = 5;  // of the shortest
+    static constexpr size_t kFrameHeaderBytes = 5;  // enough to find the header's length
     ZSTD_DStream* state_;
     size_t wanted_ = kFrameHeaderBytes;
     bool at_end_ = false;
@@ -227,7 +228,8 @@ size_t ByteStream::unpack(char* to, size_t size) {
     return n;
 }
 
-/// Unpacks the same bytes together however they are read, so that damaged data always end at the same byte.
+/// Unpacks in the same chunks regardless of how the caller reads, so that damaged data always end
+/// at the same byte.
 void ByteStream::unpack_more() {
     for (;;) {
         size_t packed = unread_.size();
@@ -267,7 +269,7 @@ size_t ByteStream::read_file(char* to, size_t size) {
         file_bytes_ += static_cast<int64_t>(n);
         return n;
     }
-    // A signal that ends the program must not wait for whoever writes to the pipe.
+    // Polls, so that a signal can end the program even if nothing is written to the pipe.
     while (file_ == STDIN_FILENO) {
         pollfd waiting{file_, POLLIN, 0};
         if (stop_) throw Error("stopped");
@@ -288,7 +290,7 @@ void ByteStream::check_unchanged() const {
     if (file_ == STDIN_FILENO) return;
     struct stat status {};
     const bool is_whole =
-        file_bytes_ == size_ || decoder_;  // what is damaged is not read to its end
+        file_bytes_ == size_ || decoder_;  // damaged compressed data are not read to the end
     if (::fstat(file_, &status) == 0 && status.st_size == size_ &&
         nanoseconds(status.st_mtim) == modified_ && is_whole)
         return;

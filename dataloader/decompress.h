@@ -1,4 +1,4 @@
-// The bytes of an input, unpacked: a file, plain, gzip or zstd, or standard input.
+// The unpacked bytes of an input: a file (plain, gzip or zstd) or standard input.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace train_gpt {
 
-/// zlib and libzstd with their versions, or that this build does not have them, a line each.
+/// One line each for zlib and libzstd: the version, or that this build does not have it.
 std::string describe_decompressors();
 
 enum class Compression { none, gzip, zstd };
@@ -19,39 +19,40 @@ enum class Compression { none, gzip, zstd };
 class Decoder {
   public:
     virtual ~Decoder() = default;
-    /// Takes bytes from the front of `in`, writes at most `size` to `to` and returns how many; 0
-    /// when it needs more input. Throws Error with the reason alone for what is no such data,
-    /// behind the bytes before it (of zstd, but for the last block).
+    /// Takes bytes from the front of `in`, writes at most `size` bytes to `to` and returns how
+    /// many; 0 when it needs more input. For invalid data, throws Error with just the reason, after
+    /// it has returned all bytes before them (with zstd, all but those of the last block).
     virtual size_t decode(std::string_view& in, char* to, size_t size) = 0;
-    /// Whether the data may end here: behind a gzip member or a zstd frame.
+    /// Whether the data may end here: after a gzip member or a zstd frame.
     virtual bool at_end() const = 0;
 };
 
-/// Reads an input once, from front to back.
+/// Reads an input once, from beginning to end.
 class ByteStream {
   public:
-    /// path "-" is standard input. Throws Error when the file cannot be opened or is no regular
-    /// file, and for a compression that this build lacks. While `stop` is set, waiting for standard
-    /// input ends with an Error. With `skip_damage`, compressed data end where they are damaged.
-    /// `held` are bytes of standard input that were read before and come first.
+    /// path "-" is standard input. Throws Error when the file cannot be opened or is not a regular
+    /// file, and for a compression that this build does not support. While `stop` is set, waiting
+    /// for standard input ends with an Error. With `skip_damage`, compressed data end where they
+    /// are damaged. `held` has the bytes of standard input that were already read; they come first.
     ByteStream(std::string path, Compression compression, const std::atomic<bool>& stop,
                bool skip_damage = false, std::shared_ptr<const std::string> held = nullptr);
     ~ByteStream();
     ByteStream(const ByteStream&) = delete;
     ByteStream& operator=(const ByteStream&) = delete;
 
-    /// The next bytes; fewer than `size` only at the end. Members of a gzip file and frames of a
-    /// zstd file are one stream. Throws Error for truncated and damaged data, naming file and byte;
-    /// when the file has changed its size or time since it was opened; and for a plain input that
-    /// begins as gzip, zstd or UTF-16 do.
+    /// Reads the next `size` bytes and returns how many; fewer only at the end. The members of a
+    /// gzip file, or the frames of a zstd file, are one stream. Throws Error for truncated and
+    /// damaged data, naming file and byte; when the file's size or time of last change is no longer
+    /// what it was when opened; and for a plain input that begins like gzip, zstd, UTF-16 or a
+    /// token shard.
     size_t read(char* to, size_t size);
 
-    /// What is damaged, and where, when read() has ended there; empty: nothing.
+    /// What is damaged, and where, if read() ended at damage; else empty.
     const std::string& damage() const { return damage_; }
 
-    /// Bytes of the file that have been read so far (compressed ones, where it is).
+    /// Bytes of the file read so far (compressed bytes if it is compressed).
     int64_t file_bytes() const { return file_bytes_; }
-    /// Size and time of last change (ns) of the file as it was opened; 0 for standard input.
+    /// Size and time of last change (ns) of the file when it was opened; 0 for standard input.
     int64_t size() const { return size_; }
     int64_t modified() const { return modified_; }
 
@@ -73,7 +74,7 @@ class ByteStream {
     std::string damage_;
     std::vector<char> packed_, unpacked_;
     std::string_view unread_, ready_;  // of packed_ and unpacked_
-    bool begins_ = true;               // nothing has been read
+    bool begins_ = true;               // nothing has been read yet
 };
 
 }  // namespace train_gpt

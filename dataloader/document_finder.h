@@ -1,4 +1,4 @@
-// The documents in batches: which split each belongs to, what is left out, and what is no UTF-8.
+// The documents in batches: which split each belongs to, what is left out, and what is not UTF-8.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -21,18 +21,18 @@ struct Outcome {
     std::array<std::vector<uint32_t>, 2> tokens;
     std::array<int64_t, 2> documents{}, bytes{};
     std::vector<LeftOut> left_out;
-    int64_t not_utf8 = 0;                  // bytes of plain text (see count_not_utf8),
-    std::optional<size_t> first_not_utf8;  // the first of them in the batch's storage
+    int64_t not_utf8 = 0;                  // bytes of plain text (see count_not_utf8)
+    std::optional<size_t> first_not_utf8;  // offset of the first of them in the batch's storage
     bool has_crlf = false;                 // a line of plain text ends in CR LF
 };
 
-/// Adds to what was left out for the same reason.
+/// Adds `more` to the entry with the same reason, or as a new entry.
 void add(std::vector<LeftOut>& all, const LeftOut& more);
 
-/// Adds what came of a batch.
+/// Adds the outcome of a batch to `state` and moves its position past the batch.
 void count(PreparationState& state, const Batch& batch, const Outcome& outcome);
 
-/// Takes the documents out of batches: which split each belongs to, and lines that hold none.
+/// Finds the documents in batches, the split of each, and lines that are not valid documents.
 class DocumentFinder {
   public:
     DocumentFinder(const std::vector<Source>& sources, const std::string& field,
@@ -78,9 +78,9 @@ class DocumentFinder {
     }
 
   private:
-    /// Looks for what a plain text should not have.
+    /// Looks for what plain text should not have: bytes that are not UTF-8, and CR LF.
     static void look_at(const Batch& batch, std::string_view text, Outcome& outcome);
-    /// Leaves a line out, or throws Error where that was not asked for.
+    /// Leaves a line out; throws Error if bad lines are not to be skipped.
     void refuse(const Batch& batch, int64_t line, const std::string& reason, size_t column,
                 Outcome& outcome) const;
 

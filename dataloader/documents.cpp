@@ -20,9 +20,9 @@ namespace {
 
 constexpr std::string_view kSeparator = "<|endoftext|>";
 constexpr size_t kBatchBytes = 1 << 20;
-constexpr size_t kBeginningBytes = 1 << 16;  // in which it shows what an input is
+constexpr size_t kBeginningBytes = 1 << 16;  // enough to find out what an input is
 constexpr int64_t kQueueBytes = 16 << 20;    // read ahead of each source
-// Behind a place where an unfinished document is cut, so much of it is known to follow.
+// When an unfinished document is cut, at least this many bytes after the cut have been read.
 constexpr size_t kLookahead = 32;
 constexpr std::string_view kWhiteSpace = " \t\r\n";
 
@@ -49,7 +49,7 @@ Separator find_separator(std::string_view text, size_t from, bool at_line_start,
         if (at > 0 ? text[at - 1] != '\n' : !at_line_start) continue;
         size_t after = at + kSeparator.size();
         if (after < text.size() && text[after] == '\r') ++after;
-        if (after == text.size() && !complete) break;  // seen when more is there
+        if (after == text.size() && !complete) break;  // decided when more is read
         if (after < text.size() && text[after] != '\n') continue;
         return {at, std::min(after + 1, text.size())};
     }
@@ -58,8 +58,8 @@ Separator find_separator(std::string_view text, size_t from, bool at_line_start,
 
 namespace {
 
-/// Whether a character that is no white space in any sense begins at text[at]: ASCII, or
-/// well-formed UTF-8 outside the blocks that hold Unicode's spaces.
+/// Whether a character that is certainly not white space begins at text[at]: ASCII, or well-formed
+/// UTF-8 outside the blocks that contain Unicode's spaces.
 bool begins_word(std::string_view text, size_t at) {
     const auto byte = [&](size_t i) {
         return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
@@ -70,12 +70,13 @@ bool begins_word(std::string_view text, size_t at) {
     if (length == 0 || lead > 0xF4) return false;
     for (int i = 1; i < length; ++i)
         if ((byte(at + static_cast<size_t>(i)) & 0xC0) != 0x80) return false;
-    // U+0085 and U+00A0 have lead C2; U+1680 E1; U+2000 to U+205F E2 80 and E2 81; U+3000 E3 80 80.
+    // White space begins with C2 (U+0085, U+00A0), E1 (U+1680), E2 80 and E2 81 (U+2000 to U+205F)
+    // and E3 80 80 (U+3000).
     if (lead == 0xE1 || (lead == 0xE2 && byte(at + 1) <= 0x81)) return false;
     return !(lead == 0xE3 && byte(at + 1) == 0x80 && byte(at + 2) == 0x80);
 }
 
-/// Whether the character that ends before text[at] is one of begins_word().
+/// Whether the character that ends just before text[at] satisfies begins_word().
 bool ends_word(std::string_view text, size_t at) {
     for (size_t length = 1; length <= 4 && length <= at; ++length)
         if ((text[at - length] & 0xC0) != 0x80) return begins_word(text.substr(0, at), at - length);
@@ -86,12 +87,14 @@ bool ends_word(std::string_view text, size_t at) {
 
 bool is_encodable_cut(std::string_view text, size_t at) {
     if (at == 0 || at >= text.size()) return false;
-    // Between two words behind a single line break: the patterns let one follow punctuation and join
-    // other white space, but no piece goes on behind it with a word. ('/' is left out for patterns that
-    // let line breaks and slashes follow punctuation together, as o200k does.)
+    // Between two words, after a single line break: the patterns let a line break follow
+    // punctuation or join other white space, but no piece continues after it with a word. ('/' is
+    // excluded for patterns that let line breaks and slashes follow punctuation together, as o200k
+    // does.)
     if (text[at - 1] == '\n')
         return ends_word(text, at - 1) && begins_word(text, at) && text[at] != '/';
-    // Before white space behind a letter or number: only punctuation is joined with what follows.
+    // Before white space that follows a letter or number: the patterns join only punctuation with
+    // white space after it.
     return kWhiteSpace.find(text[at]) != kWhiteSpace.npos &&
            ends_in_letter_or_number(text.substr(0, at));
 }
@@ -139,8 +142,8 @@ class DocumentStream::Reader {
     }
 
   private:
-    /// Goes to where an interrupted run was: by reading, which works for all inputs and shows whether
-    /// they are the same.
+    /// Skips to where an interrupted run stopped, by reading: this works for all inputs and shows
+    /// whether they are unchanged.
     void drop(const Position& start) {
         std::string dropped(kBatchBytes, '\0');
         while (position_.offset < start.offset && !stream_.stop_) {
@@ -162,7 +165,7 @@ class DocumentStream::Reader {
         position_.in_document = start.in_document;
     }
 
-    /// Drops what is no text from the beginning of the source.
+    /// Drops what is not text from the beginning of the source.
     void begin() {
         fill(kBeginningBytes);
         see_beginning(buffer_);
@@ -184,7 +187,7 @@ class DocumentStream::Reader {
         position_.offset += static_cast<int64_t>(bytes.size());
     }
     void count_lines(std::string_view bytes) {
-        // In blocks whose count fits into a byte, which compilers make fast.
+        // Counts in blocks whose count fits into a byte: compilers turn this into fast code.
         constexpr size_t block = 255;
         for (size_t at = 0; at < bytes.size(); at += block) {
             uint8_t count = 0;
@@ -193,7 +196,7 @@ class DocumentStream::Reader {
         }
     }
 
-    /// Reads on until the buffer has `more` bytes more; false at the end of the source.
+    /// Appends the next `more` bytes to the buffer; false if the source ends before that.
     bool fill(size_t more) {
         const size_t before = buffer_.size();
         buffer_.resize(before + more);
@@ -201,7 +204,7 @@ class DocumentStream::Reader {
         return buffer_.size() == before + more;
     }
 
-    /// The buffer, in which what lies behind `end` is left.
+    /// Returns the buffer; what follows `end` becomes the new buffer.
     std::shared_ptr<std::string> take(size_t end) {
         std::string rest = buffer_.substr(end);
         auto taken = std::make_shared<std::string>(std::move(buffer_));
@@ -210,7 +213,8 @@ class DocumentStream::Reader {
         return taken;
     }
 
-    /// Of a document, or the rest of one, that must be held whole and begins at buffer_[begin].
+    /// Throws Error if buffer_[begin, end), a document or the rest of one that must be held whole,
+    /// is too long.
     void check_length(size_t begin, size_t end) const {
         if (static_cast<int64_t>(end - begin) <= kMaxDocumentBytes) return;
         throw Error(
@@ -274,7 +278,7 @@ class DocumentStream::Reader {
         }
     }
 
-    /// Takes buffer_[begin, end) as a document, or the rest or a part of one.
+    /// Adds buffer_[begin, end), a document or the rest or a part of one, to parts_.
     void add(size_t begin, size_t end, bool ends) {
         if (begin == end && !position_.in_document) return;
         if (!flows_) check_length(begin, end);
@@ -290,7 +294,7 @@ class DocumentStream::Reader {
         if (here < end) parts_.push_back({here, end, ends, Split::val});
     }
 
-    /// Hands out what lies before buffer_[end] in batches of about kBatchBytes.
+    /// Hands out the bytes before buffer_[end] in batches of about kBatchBytes.
     void release(size_t end) {
         const auto storage = take(end);
         const std::string_view text = std::string_view(*storage).substr(0, end);
@@ -333,7 +337,7 @@ class DocumentStream::Reader {
         if (sent < end || !batch.parts.empty()) flush(end, true);
     }
 
-    // ---- JSON Lines, and arrays, which are made such
+    // ---- JSON Lines, and arrays converted to JSON Lines
 
     void read_lines() {
         size_t more = kBatchBytes;
@@ -353,7 +357,8 @@ class DocumentStream::Reader {
             more = kBatchBytes;
             if (end > 0) release_lines(end);
         }
-        // A line that damage cuts is left out with it; one that is too long is so wherever reading began.
+        // A line that is cut off by damage is left out. If it is already too long, it counts as
+        // such, so that the result does not depend on where reading began.
         if (static_cast<int64_t>(buffer_.size()) > kMaxDocumentBytes) skip_line();
     }
 
@@ -373,7 +378,7 @@ class DocumentStream::Reader {
         push(std::move(batch));
     }
 
-    /// From an element on, or the array's end.
+    /// Starts before an element or before the closing bracket of the array.
     void read_array() {
         ArrayScanner scanner;
         size_t scanned = 0, end = 0, more = kBatchBytes;
@@ -390,7 +395,7 @@ class DocumentStream::Reader {
                 throw Error("element ", position_.line + 1, " of the array in ", source_.name(),
                             " has no end within ", kMaxDocumentBytes >> 20, " MiB; fix it");
             if (end == 0) continue;
-            // After its end it cannot be told any more that an array was read.
+            // No restart after the array's end: a Position does not record that it was reached.
             release_lines(end, !ended);
             scanned -= std::exchange(end, 0);
         }
@@ -403,14 +408,15 @@ class DocumentStream::Reader {
         }
     }
 
-    /// What is wrong with the source itself, at the place of buffer_[0].
+    /// Records that the source itself is damaged at buffer_[0]; throws Error unless damage is to be
+    /// skipped.
     void end_at_damage(const char* what) {
         damage_ = concat(source_.name(), " ", what, ", behind byte ", position_.offset);
         if (!rules_.skip_damage)
             throw Error(damage_, "; mend it, or say --skip-bad to leave the rest of it out");
     }
 
-    /// Leaves out the line that the buffer holds the beginning of.
+    /// Leaves out the line whose beginning is in the buffer.
     void skip_line() {
         Batch batch;
         batch.begin = position_.offset;
@@ -445,7 +451,8 @@ class DocumentStream::Reader {
     char last_byte_ = '\n';
     bool is_array_ = false;
     std::string damage_;  // of an array
-    // Where a document needs not be seen whole, its pieces go as they come.
+    // Whether pieces of a document are handed out as they are read: they may be encoded separately,
+    // and the split does not depend on the whole document.
     const bool flows_ = rules_.cuttable && (only_split(rules_.val_fraction) || rules_.cut);
     std::string buffer_;
     std::vector<Stretch> parts_;
@@ -467,7 +474,7 @@ DocumentStream::DocumentStream(const std::vector<Source>& sources, const Documen
         while (threads_.size() < std::min<size_t>(left, static_cast<size_t>(std::max(1, readers))))
             threads_.emplace_back([this] { read_sources(); });
     } catch (const std::system_error&) {
-        if (threads_.empty()) throw;  // fewer do the same work
+        if (threads_.empty()) throw;  // fewer threads do the same work
     }
 }
 
@@ -522,7 +529,7 @@ int64_t held_by(const Batch& batch) { return batch.bytes() + static_cast<int64_t
 void DocumentStream::push(Batch batch) {
     std::unique_lock lock(mutex_);
     Queue& queue = queues_[batch.source];
-    // The source that is handed out waits for no other's batches.
+    // The source that is being handed out does not wait for batches of other sources.
     changed_.wait(lock, [&] {
         return stop_ || ((queue.batches.empty() || queue.bytes < kQueueBytes) &&
                          (batch.source == next_out_ || held_bytes_ < most_held_));

@@ -1,5 +1,5 @@
-// One JSON array of texts as JSON Lines: `[{"text": "a"}, {"text": "b"}]`, as many exports write
-// it.
+// Converts one JSON array of texts, `[{"text": "a"}, {"text": "b"}]`, which many exports write, to
+// JSON Lines.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -7,29 +7,29 @@
 
 namespace train_gpt {
 
-/// Whether the first byte that is no white space opens an array.
+/// Whether the first byte that is not white space opens an array.
 bool begins_array(std::string_view text);
 
-/// Finds where the elements of an array end, from the byte after its opening bracket on, or after
-/// any comma between two elements. Nothing is checked but what borders depend on: strings and
-/// brackets.
+/// Finds where the elements of an array end. It starts after the opening bracket or after any comma
+/// between two elements. It checks only what the boundaries depend on: strings and brackets.
 class ArrayScanner {
   public:
     enum class Byte { of_element, comma, end };
 
-    /// What the next byte is. Nothing is known of those after the end.
+    /// What the next byte is. The result means nothing for bytes after the end.
     Byte next(char c);
-    /// Whether that byte is in a string.
+    /// Whether a string is open after that byte.
     bool in_string() const { return in_string_; }
 
   private:
-    int64_t depth_ = 0;  // below the array itself
+    int64_t depth_ = 0;  // of nesting inside the array itself
     bool in_string_ = false, escaped_ = false;
 };
 
-/// Makes each of the whole elements in `text`, of which it has nothing but them and what ends them,
-/// one line: the comma or bracket after it becomes a line break, and line breaks in it become
-/// spaces (but in strings, where JSON has none, another control character, which is as wrong).
+/// Turns each array element in text[0, size) into one line. These bytes are whole elements, each
+/// with the comma or bracket that ends it. That comma or bracket becomes a line break, and line
+/// breaks inside an element become spaces (inside a string, where JSON does not allow a line break,
+/// they become another control character, which is just as invalid).
 void array_to_lines(std::string& text, size_t size);
 
 }  // namespace train_gpt

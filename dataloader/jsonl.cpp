@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Takes one field out of an object as it is parsed; nothing else of it is kept.
+/// Extracts one field of an object while it is parsed; keeps nothing else.
 class FieldReader {
   public:
     FieldReader(const std::string& field, std::string& text, bool may_be_string)
@@ -83,7 +83,7 @@ bool is_blank(std::string_view line) {
 
 std::string read_field(std::string_view line, const std::string& field, std::string& text,
                        size_t& column, bool may_be_string) {
-    // The parser takes a NUL for the end, and what follows for nothing.
+    // The parser takes a NUL for the end and ignores what follows.
     if (const size_t nul = line.find('\0'); nul != line.npos) {
         column = nul + 1;
         return "is no valid JSON";

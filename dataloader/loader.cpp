@@ -12,13 +12,13 @@ namespace train_gpt {
 
 namespace {
 
-/// Where a window lies: its shard and its number in that shard.
+/// Where a window is: its shard and its number in that shard.
 struct Place {
     int shard;
     int64_t window;
 };
 
-/// `window_ends[i]` counts the windows of shards 0..i.
+/// `window_ends[i]` is the number of windows in shards 0..i.
 Place locate(const std::vector<int64_t>& window_ends, int64_t window) {
     const auto end = std::upper_bound(window_ends.begin(), window_ends.end(), window);
     const auto shard = end - window_ends.begin();
@@ -49,14 +49,14 @@ const LoaderOptions& checked(const LoaderOptions& o) {
         throw Error("a step of ", o.micro_batches_per_step, " micro-batches cannot feed ", o.world,
                     " ranks; use a larger batch, a smaller micro-batch or fewer ranks");
     constexpr int64_t kLimit = int64_t{1}
-                               << 40;  // of tokens in the buffers; keeps the arithmetic exact
+                               << 40;  // tokens in the buffers; prevents overflow in the sizes
     if (static_cast<int64_t>(o.B) * o.T > kLimit / (o.prefetch + int64_t{1}))
         throw Error("micro-batches of ", o.B, " x ", o.T, " tokens are too large to prefetch ",
                     o.prefetch, " of them; use a smaller micro-batch");
     return o;
 }
 
-/// Numbers in a slot of the ring: tokens, targets and doc_start [B, T], sources [B].
+/// int32 values in one slot of the ring: tokens, targets and doc_start [B, T], sources [B].
 size_t slot_length(const LoaderOptions& o) {
     return static_cast<size_t>(o.B) * (3 * static_cast<size_t>(o.T) + 1);
 }
@@ -71,7 +71,7 @@ int64_t first_of_rank(int rank, const LoaderOptions& o) {
     return static_cast<int64_t>(rank) * o.micro_batches_per_step / o.world;
 }
 
-/// The ends for locate(), of windows of T + 1 whole tokens.
+/// The window_ends for locate(), with windows of T + 1 tokens. Throws Error if there are none.
 std::vector<int64_t> whole_windows(const TokenShards& shards, int T) {
     std::vector<int64_t> ends;
     int64_t windows = 0;
@@ -84,7 +84,7 @@ std::vector<int64_t> whole_windows(const TokenShards& shards, int T) {
     return ends;
 }
 
-/// The order in which an epoch sees the windows of a source.
+/// The order in which an epoch visits the windows of a source.
 Permutation window_order(uint64_t seed, int64_t source, int64_t epoch, int64_t windows) {
     return Permutation(seed, static_cast<uint64_t>(source) << 48 | static_cast<uint64_t>(epoch),
                        windows);

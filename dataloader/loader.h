@@ -1,15 +1,15 @@
-// Batches from token shards: training samples in a shuffled order that depends on (seed, step)
-// alone, prefetched on a thread; and the validation split in file order, complete.
+// Batches from token shards: training samples in a shuffled order that depends only on (seed,
+// step), prefetched on a thread; and the complete validation split in file order.
 //
 // A training sample is a window: T + 1 consecutive tokens of one shard, starting at a multiple of
 // T. Window w holds tokens [w·T, w·T + T]: the last token of one window is the first of the next,
-// so that each is predicted once. A shard of n tokens has floor((n - 1) / T) windows; the rest of
-// its tokens (fewer than T + 1) is left out.
+// so that each is predicted once. A shard of n tokens has floor((n - 1) / T) windows; the remaining
+// tokens (fewer than T + 1) are left out.
 //
-// Documents: an end_of_text token begins a document, whose first word it lets a model predict from
-// nothing else; that it ends the one before is seen in the targets. doc_start[t] is the position in
-// the window of the first token of the document that token t belongs to; before the first border in
-// a window it is 0.
+// Documents: an end_of_text token counts as the first token of the document after it, so that the
+// model predicts that document's first word from this token alone. As a target, it ends the
+// document before it. doc_start[t] is the position in the window of the first token of the document
+// that token t belongs to; it is 0 before the first document boundary in the window.
 #pragma once
 #include <condition_variable>
 #include <cstddef>
@@ -29,15 +29,15 @@
 
 namespace train_gpt {
 
-/// One micro-batch: tokens, targets (the token that follows each) and doc_start, all [B, T]; and
-/// the source of each sample, [B].
+/// One micro-batch: tokens, targets (the token after each token) and doc_start, all [B, T]; and the
+/// source of each sample, [B].
 struct HostBatch {
     int64_t step = 0;
     int micro_batch = 0;  // its number in the step, over all ranks
     std::span<const int32_t> tokens, targets, doc_start, sources;
 };
 
-/// One of the sources that training samples come from, and its share beside the others.
+/// One of the sources of training samples, and its weight relative to the others.
 struct TrainSource {
     std::shared_ptr<const TokenShards> shards;
     double weight = 1;
@@ -50,10 +50,10 @@ struct LoaderOptions {
     int micro_batches_per_step = 1;  // over all ranks
     int rank = 0, world = 1;
     std::optional<uint32_t> end_of_text;
-    int prefetch = 4;  // micro-batches made ahead of the one in use
+    int prefetch = 4;  // micro-batches prepared ahead of the one in use
 };
 
-/// Windows of all shards together. Throws Error when there is none.
+/// The number of windows in all shards together. Throws Error if there are none.
 int64_t count_windows(const TokenShards& shards, int T);
 
 /// This rank's training micro-batches, in order, without end. Sample b of micro-batch m of a step
@@ -62,21 +62,21 @@ int64_t count_windows(const TokenShards& shards, int T);
 ///     g = (step · micro_batches_per_step + m) · B + b,  (source, i) = mixture(g)
 ///     epoch = floor(i / windows),  window = permutation(seed, source, epoch, i mod windows)
 ///
-/// over the windows of all shards of its source: each is seen exactly once an epoch of that source,
-/// and a step's samples and their order depend neither on the number of ranks nor on how they are
-/// cut into micro-batches.
-/// Rank r of `world` takes micro-batches [r·m/world, (r+1)·m/world) of the m of a step.
+/// over the windows of all shards of its source: each window is seen exactly once per epoch of that
+/// source, and a step's samples and their order depend neither on the number of ranks nor on how
+/// the step is divided into micro-batches.
+/// Rank r of `world` takes micro-batches [r·m/world, (r+1)·m/world) of a step's m.
 class TrainLoader {
   public:
-    /// Returns memory for that many bytes, aligned for int32, which outlives the loader.
+    /// Returns `bytes` bytes of memory, aligned for int32, that outlives the loader.
     using Allocator = std::function<void*(size_t bytes)>;
 
-    /// Starts the thread. `allocate` is called once, for buffer_bytes(options); by default the
+    /// Starts the thread. `allocate` is called once, with buffer_bytes(options); by default the
     /// loader owns its memory. Throws Error when options are out of range, when there are fewer
-    /// micro-batches than ranks, and when the shards hold no window.
+    /// micro-batches than ranks, and when the shards of a source have no window.
     TrainLoader(const std::vector<TrainSource>& sources, const LoaderOptions& options,
                 const Allocator& allocate = {});
-    /// The same of one source.
+    /// The same for a single source.
     TrainLoader(std::shared_ptr<const TokenShards> shards, const LoaderOptions& options,
                 const Allocator& allocate = {})
         : TrainLoader({{std::move(shards), 1}}, options, allocate) {}
@@ -84,15 +84,15 @@ class TrainLoader {
     TrainLoader(const TrainLoader&) = delete;
     TrainLoader& operator=(const TrainLoader&) = delete;
 
-    /// The memory a loader of these options holds: (prefetch + 1) micro-batches of three int32 each
-    /// token and one each sample. Throws Error for options out of range.
+    /// The bytes of memory that a loader with these options needs: (prefetch + 1) micro-batches
+    /// with three int32 per token and one per sample. Throws Error for options out of range.
     static size_t buffer_bytes(const LoaderOptions& options);
 
-    /// The next micro-batch; valid until the following next(). Rethrows what went wrong on the
-    /// thread, after the batches before it.
+    /// The next micro-batch; valid until the next call. Rethrows an exception of the thread, after
+    /// the micro-batches before it.
     const HostBatch& next();
 
-    /// Windows of a source.
+    /// The number of windows of a source.
     int64_t windows_per_epoch(int source = 0) const {
         return sources_[static_cast<size_t>(source)].window_ends.back();
     }
@@ -100,13 +100,13 @@ class TrainLoader {
     std::vector<int64_t> samples_before(int64_t step) const {
         return mixture_.counts_before(step * options_.micro_batches_per_step * options_.B);
     }
-    /// Of each step, this rank's.
+    /// This rank's micro-batches per step.
     int micro_batches() const { return rank_micro_batches_; }
-    /// Of each step, of the rank that has most.
+    /// Micro-batches per step of the rank that has the most.
     int most_micro_batches() const {
         return (options_.micro_batches_per_step + options_.world - 1) / options_.world;
     }
-    /// Seconds that next() has waited for data so far.
+    /// Seconds that next() has spent waiting for data so far.
     double wait_seconds() const { return wait_seconds_; }
 
   private:
@@ -122,40 +122,40 @@ class TrainLoader {
     void read_window(Source& source, int64_t sample);
 
     LoaderOptions options_;
-    int first_micro_batch_, rank_micro_batches_;  // of each step, this rank's
+    int first_micro_batch_, rank_micro_batches_;  // this rank's, in each step
     const Mixture mixture_;
-    Mixture draws_;                // the thread's
-    std::vector<Source> sources_;  // their order is the thread's
+    Mixture draws_;                // used only by the thread
+    std::vector<Source> sources_;  // `order` and `order_epoch` are used only by the thread
 
     std::vector<int32_t> own_memory_;
-    int32_t* memory_ = nullptr;  // [slot][tokens, targets, doc_start of B · T; sources of B]
+    int32_t* memory_ = nullptr;  // [slot][tokens, targets, doc_start: B · T each; sources: B]
     std::vector<int32_t> window_;
     std::vector<HostBatch> slots_;
 
     std::mutex mutex_;
     std::condition_variable produced_changed_, consumed_changed_;
-    int64_t produced_ = 0, consumed_ = 0;  // micro-batches; slot of number i: i mod slots
+    int64_t produced_ = 0, consumed_ = 0;  // micro-batches; number i is in slot i mod slots
     bool stop_ = false;
     std::exception_ptr failure_;
-    bool holding_ = false;  // the caller has batch number consumed_
+    bool holding_ = false;  // the caller is using micro-batch number consumed_
     double wait_seconds_ = 0;
     std::thread thread_;  // last: it uses all of the above
 };
 
 /// The validation split in file order: windows of T targets, shard after shard. The last window of
-/// a shard may be short: its remaining positions have token 0 and target -1. So every token of a
-/// shard but the first is predicted exactly once, up to max_tokens targets in all.
+/// a shard may be short: its remaining positions have token 0 and target -1. Thus every token of a
+/// shard except the first is predicted exactly once, up to max_tokens targets in total.
 class ValidationWindows {
   public:
     /// max_tokens = 0 means all. Throws Error when T < 1, max_tokens < 0, or there is nothing to
     /// predict.
     ValidationWindows(std::shared_ptr<const TokenShards> shards, int T, int64_t max_tokens);
 
-    /// Windows in all.
+    /// The total number of windows.
     int64_t count() const { return count_; }
-    /// Shards that windows are taken of: the first so many.
+    /// The number of shards that windows are taken from: these are the first ones.
     int shards_read() const;
-    /// Targets in all that are not -1.
+    /// The total number of targets that are not -1.
     int64_t target_tokens() const { return target_tokens_; }
 
     /// Fills tokens, targets, doc_start [B, T] with windows first_window … first_window + B - 1;

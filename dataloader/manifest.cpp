@@ -80,7 +80,7 @@ void from_json(const Json& json, std::vector<T>& all) {
     for (const Json& entry : json) from_json(entry, all.emplace_back());
 }
 
-/// Throws Error that says what is wrong, for a sentence about the file.
+/// Throws Error with what is wrong with the text, worded for a sentence about the file.
 Json parse(std::string_view text) {
     try {
         return parse_json(text);
@@ -89,7 +89,8 @@ Json parse(std::string_view text) {
     }
 }
 
-/// The same of entries that are missing or of another type, of which the library's texts are about itself.
+/// What is wrong with a file, in the same wording. It also covers entries that are missing or have
+/// the wrong type, for which the library's own message would describe the library.
 std::string what_is_wrong(const std::exception& error) {
     const auto* library = dynamic_cast<const Json::exception*>(&error);
     return library ? describe_json_error(*library, {}) : error.what();

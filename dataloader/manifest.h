@@ -1,5 +1,5 @@
-// What `train_gpt tokenize` says of its shards: data.json, the manifest of what is complete, and
-// progress.json, the journal of what is not.
+// What `train_gpt tokenize` records about its shards: data.json, the manifest of a complete result,
+// and progress.json, the journal of an unfinished one.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -23,39 +23,39 @@ struct PreparedShard {
     std::string name;    // in the folder
     std::string split;   // "train" or "val"
     int64_t tokens = 0;  // end-of-text tokens included
-    int64_t bytes = 0;   // of text that these tokens stand for; end-of-text tokens stand for none
+    int64_t bytes = 0;   // of text that these tokens represent; end-of-text tokens represent none
     std::string hash;    // hash_file() of the shard
 };
 
-/// One input that went in.
+/// One input that was read.
 struct PreparedSource {
     std::string path;       // "-": standard input
     int64_t bytes = 0;      // unpacked
-    int64_t documents = 0;  // that are not empty
+    int64_t documents = 0;  // without empty ones
     std::string hash;       // hash_text() of these bytes
-    // Bytes of plain text that are no UTF-8 (see count_not_utf8), and where the first of them is.
+    // Bytes of plain text that are not UTF-8 (see count_not_utf8), and where the first of them is.
     int64_t not_utf8 = 0, first_not_utf8 = 0, first_not_utf8_line = 0;
 };
 
-/// Lines of JSON Lines, elements of arrays, whole files, or the rest of damaged files, that were
+/// Lines of JSON Lines, elements of arrays, whole files, or the rest of damaged files that were
 /// left out for one reason.
 struct LeftOut {
     std::string reason;  // "is no valid JSON"
     int64_t count = 0;
-    std::string path;       // the first of them
-    int64_t line = 0;       // or element, from 1; 0: files
+    std::string path;       // of the first of them
+    int64_t line = 0;       // or element, of the first of them, counted from 1; 0: files
     bool in_array = false;  // the first of them is an element
 };
-// Reasons where the rest of a file was left out, and where a whole file was.
+// The reasons for leaving out the rest of a file, and a whole file.
 constexpr const char* reason_damaged = "is damaged";
 constexpr const char* reason_no_text = "is not text";
 
 /// data.json, as prepare() writes it.
 struct DataManifest {
-    bool complete = false;  // false: the writer was killed while it put the files in place
+    bool complete = false;  // false: the writer was killed while it moved the files into place
     uint32_t vocab_size = 0;
     std::string tokenizer;       // name of the tokenizer's file in the folder
-    std::string tokenizer_hash;  // hash_file() of it
+    std::string tokenizer_hash;  // hash_file() of that file
     double val_fraction = 0;
     std::string val_split;  // "documents" or "tail"
     int64_t train_documents = 0, val_documents = 0;
@@ -66,7 +66,8 @@ struct DataManifest {
 
 constexpr const char* kDataManifest = "data.json";
 
-/// What FOLDER/data.json says; nothing where there is none, or another program's. Throws Error when it is damaged.
+/// Reads FOLDER/data.json; returns nothing if it does not exist or belongs to another program.
+/// Throws Error when it is damaged.
 std::optional<DataManifest> find_data_manifest(const std::filesystem::path& folder);
 
 /// Reads FOLDER/data.json. Throws Error when it is missing, damaged or not a manifest of prepare().
@@ -74,17 +75,18 @@ DataManifest read_data_manifest(const std::filesystem::path& folder);
 /// Writes FOLDER/data.json.
 void write_data_manifest(const std::filesystem::path& folder, const DataManifest& manifest);
 
-/// Throws Error where shards that a glob names are in a folder that `tokenize` did not finish, or were made by it with
-/// other tokens than the tokenizer's (unless null). Shards of other programs, and "synthetic", pass.
+/// Throws Error when shards that match a glob are in a folder that `tokenize` did not finish, or
+/// were made by it with tokens different from those of `tokenizer` (unless null). Shards of other
+/// programs, and "synthetic", pass.
 void check_prepared(const std::string& glob, const Tokenizer* tokenizer);
 
-/// How far an interrupted run was: all that had been made up to a place in the inputs.
+/// How far a run has come: everything made up to a position in the inputs.
 struct PreparationState {
     Position position;
-    std::array<int64_t, 2> documents{}, bytes{};
+    std::array<int64_t, 2> documents{}, bytes{};  // by split
     std::array<std::vector<PreparedShard>, 2>
-        shards;                           // the last one's hash is empty while it grows
-    std::vector<PreparedSource> sources;  // those read, and the one at the position
+        shards;                           // by split; the last one's hash is empty while it grows
+    std::vector<PreparedSource> sources;  // all of them; complete for those before the position
     std::vector<LeftOut> left_out;
 
     int64_t tokens(Split split) const {
@@ -94,7 +96,7 @@ struct PreparationState {
     }
 };
 
-/// Reads the journal of a run on so many sources. Throws Error when it is damaged.
+/// Reads the journal of a run with that many sources. Throws Error when it is damaged.
 PreparationState read_progress(const std::filesystem::path& file, size_t sources);
 void write_progress(const std::filesystem::path& file, const PreparationState& state);
 

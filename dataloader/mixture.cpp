@@ -22,7 +22,8 @@ Mixture::Mixture(uint64_t seed, std::vector<double> weights)
                         ", but must be a finite number greater than 0");
     heaviest_ =
         static_cast<size_t>(std::max_element(weights_.begin(), weights_.end()) - weights_.begin());
-    const double largest = weights_[heaviest_];  // first, so that the sum cannot overflow
+    // Divides by the largest first, so that the sum cannot overflow.
+    const double largest = weights_[heaviest_];
     for (double& weight : weights_) weight /= largest;
     const double sum = std::accumulate(weights_.begin(), weights_.end(), 0.0);
     for (double& weight : weights_) weight /= sum;
@@ -48,7 +49,7 @@ std::vector<Mixture::Draw> Mixture::deal(int64_t block_number) const {
         assert(end[s] >= next[s]);
         turns.insert(turns.end(), static_cast<size_t>(end[s] - next[s]), static_cast<int>(s));
     }
-    // Another seed than the windows' permutations have.
+    // Uses a different seed from the permutations of windows.
     const Permutation shuffle(~seed_, static_cast<uint64_t>(block_number), block);
     std::vector<Draw> draws;
     for (int64_t i = 0; i < block; ++i) {

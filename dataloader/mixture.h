@@ -6,22 +6,23 @@
 
 namespace train_gpt {
 
-/// Deals an endless row of samples to sources in shares of their weights. It is a function of
-/// (seed, weights, sample) alone.
+/// Deals an endless sequence of samples to sources in proportion to their weights. The result
+/// depends only on (seed, weights, sample).
 ///
-/// Samples are dealt in blocks of `block`. Behind b blocks source s has got
+/// Samples are dealt in blocks of `block`. After b blocks, source s has received
 ///
-///     c_s(b) = floor(w_s / Σ w · block · b) samples, and the heaviest source what is left,
+///     c_s(b) = floor(w_s / Σ w · block · b) samples, and the heaviest source the rest,
 ///
-/// so that no share is ever off by more than the number of sources. Inside a block the turns are
-/// shuffled by a permutation of (seed, b); each source's own samples keep their order.
+/// so that no source's count is ever off by more than the number of sources. Within a block, the
+/// turns are shuffled by a permutation that depends on (seed, b); each source's own samples keep
+/// their order.
 class Mixture {
   public:
     static constexpr int max_sources = 64;
     /// Large enough for the heaviest of max_sources to make up for the rounding of the others.
     static constexpr int64_t block = int64_t{max_sources} * max_sources;
 
-    /// 1 to max_sources weights, each finite and greater than 0; else throws Error.
+    /// Takes 1 to max_sources weights, each finite and greater than 0; else throws Error.
     Mixture(uint64_t seed, std::vector<double> weights);
 
     int sources() const { return static_cast<int>(weights_.size()); }
@@ -30,7 +31,7 @@ class Mixture {
         int source = 0;
         int64_t index = 0;  // counts this source's samples from 0
     };
-    /// The draw of a sample, 0 <= sample. Samples in order cost the least.
+    /// The draw of a sample, 0 <= sample. Asking for samples in order is fastest.
     Draw operator()(int64_t sample);
 
     /// How many of the samples [0, sample) come from each source.
@@ -41,7 +42,7 @@ class Mixture {
     std::vector<Draw> deal(int64_t block_number) const;
 
     uint64_t seed_;
-    std::vector<double> weights_;  // that add up to 1
+    std::vector<double> weights_;  // normalised to a sum of 1
     size_t heaviest_ = 0;
     int64_t dealt_block_ = -1;
     std::vector<Draw> dealt_;  // of that block

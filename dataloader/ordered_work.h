@@ -1,4 +1,4 @@
-// Work on the batches of a stream, by several threads, with results in the stream's order.
+// Processes the batches of a stream on several threads, with results in the stream's order.
 #pragma once
 #include <chrono>
 #include <condition_variable>
@@ -20,14 +20,14 @@ class OrderedWork {
   public:
     using Work = std::function<Result(const Batch&)>;
 
-    /// Each of the threads makes a `Work` of its own and calls it for batches as they come. At most
-    /// twice as many batches as threads are under way, which bounds the memory.
+    /// Each thread makes its own `Work` and calls it for batches as they come. At most 2 · threads
+    /// + 2 batches are held at a time, which bounds the memory.
     OrderedWork(DocumentStream& stream, int threads, std::function<Work()> make_work)
         : stream_(stream), make_work_(std::move(make_work)), window_(2 * size_t(threads) + 2) {
         try {
             for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
         } catch (const std::system_error&) {
-            if (threads_.empty()) throw;  // fewer do the same work
+            if (threads_.empty()) throw;  // fewer threads do the same work
         }
     }
     ~OrderedWork() { stop(); }
@@ -36,8 +36,8 @@ class OrderedWork {
 
     enum class Next { result, nothing_yet, end };
 
-    /// The next batch and its result. Waits for at most a tenth of a second. Throws what the reading
-    /// of the batch or the work on it threw.
+    /// The next batch and its result. Waits for at most 0.1 s. Rethrows what reading the batch or
+    /// the work on it threw.
     Next next(Batch& batch, Result& result) {
         std::unique_lock lock(mutex_);
         const auto ready = [&] { return slots_.empty() ? ended_ : slots_.front().ready; };
@@ -53,7 +53,7 @@ class OrderedWork {
         return Next::result;
     }
 
-    /// Ends the work and waits for the threads.
+    /// Stops the work and waits for the threads.
     void stop() {
         {
             const std::lock_guard lock(mutex_);
@@ -92,7 +92,7 @@ class OrderedWork {
         }
     }
 
-    /// The next batch in a place of its own, or null at the end.
+    /// Takes the next batch into a new slot; null at the end.
     Slot* take() {
         const std::lock_guard in_turn(taking_);
         {
@@ -113,7 +113,7 @@ class OrderedWork {
             changed_.notify_all();
         }
         if (!failure && !batch) return nullptr;
-        Slot& slot = slots_.emplace_back();  // a deque leaves the others where they are
+        Slot& slot = slots_.emplace_back();  // a deque does not move the other slots
         if (batch) slot.batch = std::move(*batch);
         slot.failure = failure;
         return &slot;

@@ -5,14 +5,15 @@
 
 namespace train_gpt {
 
-/// A pseudo-random permutation of [0, n), a function of (seed, epoch) alone: O(1) memory, any index
-/// at any time, so that a loader has no state to save and every rank computes the same order.
+/// A pseudo-random permutation of [0, n) that depends only on (seed, epoch). It needs O(1) memory
+/// and gives any index at any time, so that a loader has no state to save and every rank computes
+/// the same order.
 ///
 /// A balanced Feistel network (Luby and Rackoff, "How to construct pseudorandom permutations from
-/// pseudorandom functions", 1988) permutes the smallest domain 4^k >= n; an image outside [0, n) is
-/// permuted again until it lies inside ("cycle walking": Black and Rogaway, "Ciphers with arbitrary
-/// finite domains", 2002). As 4^k < 4n, that takes fewer than four rounds on average. The round
-/// function is SplitMix64's finaliser (Steele, Lea and Flood, 2014).
+/// pseudorandom functions", 1988) permutes the smallest domain 4^k >= n, k >= 1; an image outside
+/// [0, n) is permuted again until it lies inside ("cycle walking": Black and Rogaway, "Ciphers with
+/// arbitrary finite domains", 2002). As 4^k <= 4n, that takes at most four passes on average. The
+/// round function is SplitMix64's finaliser (Steele, Lea and Flood, 2014).
 class Permutation {
   public:
     /// 1 <= n <= 2^62.

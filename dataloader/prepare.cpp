@@ -36,8 +36,8 @@ namespace {
 
 const char* purpose_of(Split split) { return split == Split::train ? "training" : "validation"; }
 
-/// Whether encodable_piece() holds for this vocabulary. Not so when it puts a space before every
-/// text, or has an added token that goes over a line border.
+/// Whether encodable_piece() is valid for this tokenizer. It is not if the tokenizer puts a space
+/// before every text, or if an added token spans an encodable cut, such as a line boundary.
 bool encodes_in_pieces(const Tokenizer& tokenizer) {
     if (tokenizer.decode(tokenizer.encode("x")) != "x") return false;
     for (uint32_t id = 0; id < tokenizer.vocab_size(); ++id) {
@@ -48,14 +48,14 @@ bool encodes_in_pieces(const Tokenizer& tokenizer) {
     return true;
 }
 
-/// The first place that was left out: "line 6 of a.jsonl", or "a.gz".
+/// Names the first item that was left out: "line 6 of a.jsonl", or "a.gz".
 std::string first_of(const LeftOut& left) {
     const std::string name = left.path == "-" ? "standard input" : left.path;
     if (left.line == 0) return name;
     return concat(left.in_array ? "element " : "line ", left.line, " of ", name);
 }
 
-/// "line 6 of a.txt", where its first byte is that is no UTF-8.
+/// Names the line of the first byte that is not UTF-8: "line 6 of a.txt".
 std::string first_not_utf8(const PreparedSource& source) {
     return first_of({"", 1, source.path, source.first_not_utf8_line});
 }
@@ -137,9 +137,9 @@ class Preparation {
     void describe(const PreparationState& state);
     bool has_left_out(const Workplace& workplace) const;
 
-    /// Reads everything from `state` on: `make_work` for each thread, then done(batch, outcome) in
-    /// the order of the text. Throws Stopped when the user wants an end, at a place where a run can
-    /// go on.
+    /// Reads everything from `state` on. Each thread does the work that its own call of make_work()
+    /// returns; then done(batch, outcome) is called in the order of the text. Throws Stopped when
+    /// the user wants to stop, at a position from which a run can resume.
     template <class Done>
     void read(const PreparationState& state, bool cuttable,
               std::function<OrderedWork<Outcome>::Work()> make_work, Done&& done) {
@@ -173,7 +173,7 @@ class Preparation {
     bool said_not_utf8_ = false, said_crlf_ = false;
 };
 
-/// What the inputs are and what is left out of them.
+/// Reports what is left out of the inputs. Throws Error if all of them are empty files.
 void Preparation::describe_inputs() {
     if (!skipped_.empty())
         report_.say("left out of the folders, since their names are not those of texts: ",
@@ -188,8 +188,8 @@ void Preparation::describe_inputs() {
         check_lengths({2, 2}, bytes, 0, {});
 }
 
-/// Where all text is in one packed file or comes from standard input, holds it in memory if it fits
-/// and may have its end cut off. Throws Stopped.
+/// If all text is in one compressed file or comes from standard input, holds it in memory if it
+/// fits and --val-split tail may apply to it. Returns whether all of it is held. Throws Stopped.
 bool Preparation::hold_single_text() {
     Source* const single = find_single_text(sources_);
     if (!single || only_split(options_.val_fraction)) return false;
@@ -206,7 +206,7 @@ bool Preparation::hold_single_text() {
     return reading.get();
 }
 
-/// By which rule, and where the end of the text begins if by that.
+/// Chooses the rule for the split and, for "tail", where the end of the text begins.
 void Preparation::choose_split() {
     val_split_ = options_.val_split;
     if (val_split_ == "documents") return;
@@ -227,7 +227,7 @@ void Preparation::choose_split() {
         if (source.path != "-") source.held = nullptr;  // it can be read again
 }
 
-/// Everything that the shards are a function of.
+/// Everything that the shards depend on.
 Plan Preparation::plan(const std::optional<Tokenizer>& given) const {
     std::string inputs;
     for (const Source& source : sources_)
@@ -270,8 +270,8 @@ void Preparation::check_lengths(const std::array<int64_t, 2>& lengths, int64_t b
     }
 }
 
-/// Documents go to one side or the other as a whole: few long ones can be far from the share that
-/// was wanted.
+/// Reports a validation share far from the one that was asked for. This happens with few or very
+/// long documents, because a document belongs to one split as a whole.
 void Preparation::compare_share(const PreparationState& state) {
     const double wanted = options_.val_fraction;
     const double share = static_cast<double>(state.bytes[index_of(Split::val)]) /
@@ -283,7 +283,7 @@ void Preparation::compare_share(const PreparationState& state) {
                 can_cut() ? "; --val-split tail takes the end of the text instead" : "");
 }
 
-/// Nothing has been read.
+/// The state before anything is read.
 PreparationState Preparation::begin_state() const {
     PreparationState state;
     for (const Source& source : sources_) state.sources.push_back({source.path, 0, 0, ""});
@@ -292,7 +292,7 @@ PreparationState Preparation::begin_state() const {
     return state;
 }
 
-/// Says what the text should not have when it is first seen.
+/// Reports what the text should not have, when it is first seen.
 void Preparation::note_faults(const PreparationState& state, const Batch& batch,
                               const Outcome& outcome) {
     const Source& source = sources_[batch.source];
@@ -472,7 +472,7 @@ void Preparation::describe(const PreparationState& state) {
                     "; kept as they are");
 }
 
-/// Whether an interrupted run left out something, which it may with --skip-bad only.
+/// Whether an interrupted run left something out, which only --skip-bad permits.
 bool Preparation::has_left_out(const Workplace& workplace) const {
     if (workplace.has(kDataManifest))
         return !read_data_manifest(workplace.staging()).left_out.empty();
@@ -480,7 +480,7 @@ bool Preparation::has_left_out(const Workplace& workplace) const {
            !read_progress(workplace.staging() / kProgressFile, sources_.size()).left_out.empty();
 }
 
-/// Says that this run replaces the shards of another.
+/// Reports that this run replaces the shards of an earlier one.
 void Preparation::describe_earlier_run() {
     if (!fs::exists(out_ / kDataManifest)) return;
     const DataManifest earlier = read_data_manifest(out_);
@@ -501,7 +501,7 @@ bool Preparation::run() {
         return false;
     }
 
-    // The tokenizer in the folder itself may be the one to use: it is kept as it is then.
+    // If the tokenizer to use is the one in the output folder, it is left as it is.
     const fs::path in_place = out_ / kTokenizerFile;
     keeps_tokenizer_ = !options_.tokenizer.empty() &&
                        (same_file(options_.tokenizer, in_place) ||

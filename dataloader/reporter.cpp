@@ -29,7 +29,7 @@ void Reporter::begin(const char* what, size_t source) {
 void Reporter::count(const Batch& batch, int64_t bytes, int64_t tokens) {
     done_ = before_[batch.source] +
             (batch.last ? before_[batch.source + 1] - before_[batch.source] : batch.file_bytes);
-    // What an interrupted run has done counts for nothing.
+    // The work of an interrupted run does not count for the ETA.
     if (!seen_first_) from_ = done_;
     seen_first_ = true;
     text_ += bytes;

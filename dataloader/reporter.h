@@ -1,4 +1,4 @@
-// How far the reading of texts is, for a terminal or a log.
+// Progress of reading texts, for a terminal or a log.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -11,7 +11,7 @@
 
 namespace train_gpt {
 
-/// A text as std::snprintf makes it, of at most 127 bytes.
+/// Formats a text like std::snprintf, of at most 127 bytes.
 template <class... Args>
 std::string format(const char* pattern, Args... args) {
     char text[128];
@@ -19,11 +19,11 @@ std::string format(const char* pattern, Args... args) {
     return text;
 }
 
-/// Says how far the reading is: on a terminal in a line that renews itself, else in a line now and
-/// then.
+/// Reports how much has been read: on a terminal in one line that is updated in place, else in a
+/// new line now and then.
 class Reporter {
   public:
-    /// Every `seconds`, and on a terminal every half of one.
+    /// Reports every `seconds` s; on a terminal, every 0.5 s.
     Reporter(std::FILE* log, double seconds, const std::vector<Source>& sources);
 
     template <class... Args>
@@ -34,9 +34,9 @@ class Reporter {
         std::fflush(log_);
     }
 
-    /// A reading of all sources begins at one of them.
+    /// A pass over the sources begins, at this one.
     void begin(const char* what, size_t source);
-    /// A batch with so many bytes of text was read, and there are so many tokens.
+    /// A batch with `bytes` bytes of text was read; `tokens` is the number of tokens so far.
     void count(const Batch& batch, int64_t bytes, int64_t tokens);
 
   private:
@@ -46,7 +46,7 @@ class Reporter {
     std::FILE* log_;
     const bool terminal_;
     const double pause_seconds_;
-    std::vector<int64_t> before_;  // bytes of files before each source, and of all
+    std::vector<int64_t> before_;  // bytes of files before each source, then of all files
     bool knows_total_ = true, seen_first_ = false, line_open_ = false;
     const char* what_ = "";
     int64_t from_ = 0, done_ = 0, text_ = 0;

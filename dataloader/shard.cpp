@@ -47,7 +47,7 @@ int32_t synthetic_token(int64_t position, uint32_t vocab_size) {
     return static_cast<int32_t>(((x >> 32) * vocab_size) >> 32);
 }
 
-/// out[i] = in[i] and the largest of them: one pass that the compiler turns into vector code.
+/// out[i] = in[i]; returns the largest. One pass, which the compiler vectorises.
 template <class Token>
 uint32_t widen(const std::byte* in, int64_t n, int32_t* out) {
     Token largest = 0;
@@ -197,8 +197,8 @@ TokenShards::Shard TokenShards::open_shard(const fs::path& path) {
 void require_shard(const fs::path& path) { TokenShards::open_shard(path); }
 
 void TokenShards::check_unchanged(const Shard& shard) const {
-    // Reading a mapping beyond the end of its file kills the process; a file cut or removed in
-    // mid-run is said instead.
+    // Reading a mapping past the end of its file kills the process, so a file that was truncated or
+    // removed during the run is reported before it is read.
     std::error_code code;
     const uintmax_t size = fs::file_size(shard.file.path(), code);
     if (code)

@@ -1,13 +1,15 @@
-// Token shards: files of token ids in llm.c's format, written whole and read through memory maps.
+// Token shards: files of token ids in llm.c's format, written atomically and read through memory
+// maps.
 //
 //     bytes 0..1023   256 int32: [0] magic, [1] version, [2] number of tokens, the rest 0
 //     bytes 1024..    the tokens: uint16 with magic 20240520 and version 1,
 //                                 uint32 with magic 20240801 and version 7
 //
-// Everything is little-endian. The format gives the number of tokens 32 bits; a file may hold more.
-// The truth is the size of the file: (size - 1024) / width. Header [2] must equal its low 32 bits
-// (so up to 2^31 - 1 tokens the format is exactly llm.c's), and header [3], which llm.c leaves 0,
-// must be 0 or its high 32 bits. ShardWriter writes both.
+// Everything is little-endian. The format has 32 bits for the number of tokens; a file may have
+// more tokens than that. The number is therefore taken from the size of the file: (size - 1024) /
+// width. Header [2] must equal its low 32 bits (so up to 2^31 - 1 tokens the format is exactly
+// llm.c's), and header [3], which llm.c leaves 0, must be 0 or its high 32 bits. ShardWriter writes
+// both.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -21,10 +23,10 @@
 
 namespace train_gpt {
 
-/// Whether a file that begins so is a token shard.
+/// Whether a file that begins with these bytes is a token shard.
 bool begins_as_shard(std::string_view bytes);
 
-/// Throws Error unless the file's header is a shard's and promises as many tokens as the file holds.
+/// Throws Error unless the file has a shard's header and as many tokens as the header says.
 void require_shard(const std::filesystem::path& path);
 
 /// A shard as ShardWriter wrote it.
@@ -33,31 +35,31 @@ struct ShardFile {
     int64_t tokens = 0;
 };
 
-/// Writes one stream of tokens as FOLDER/PREFIX_000000.bin, PREFIX_000001.bin, … of `shard_tokens`
-/// each (the last has the rest). Each file appears when it is complete (AtomicFile). 16-bit tokens
-/// where the vocabulary allows (<= 65536), else 32.
+/// Writes one stream of tokens as FOLDER/PREFIX_000000.bin, PREFIX_000001.bin, … with
+/// `shard_tokens` tokens each (the last has the rest). Each file appears when it is complete
+/// (AtomicFile). Tokens have 16 bits if the vocabulary allows it (<= 65536), else 32.
 class ShardWriter {
   public:
-    /// `written`: shards() of an earlier writer of the same stream when it called sync(); this one
-    /// goes on behind them, whatever the earlier one wrote since.
+    /// `written`: shards() of an earlier writer of the same stream at the time of a sync(). This
+    /// writer continues after them; whatever the earlier one wrote later is discarded.
     ShardWriter(std::filesystem::path folder, std::string prefix, uint32_t vocab_size,
                 int64_t shard_tokens, std::vector<ShardFile> written = {});
     ~ShardWriter();
     ShardWriter(const ShardWriter&) = delete;
     ShardWriter& operator=(const ShardWriter&) = delete;
 
-    /// Appends tokens. Throws Error for an id >= vocab_size and when the disk refuses.
+    /// Appends tokens. Throws Error for an id >= vocab_size and for a failed write.
     void append(std::span<const uint32_t> tokens);
 
-    /// All shards so far, of which the last may be incomplete.
+    /// All shards so far; the last may be incomplete.
     const std::vector<ShardFile>& shards() const { return shards_; }
 
-    /// Has everything appended so far on disk. An incomplete shard stays from now on (beside its place,
-    /// see AtomicFile) when the writer goes.
+    /// Flushes everything appended so far to disk. From now on, an incomplete shard is kept when
+    /// the writer is destroyed (under its temporary name, see AtomicFile).
     void sync();
 
-    /// Completes the last shard and returns all of them in order. Without it, the last shard does
-    /// not come into being.
+    /// Completes the last shard and returns all shards in order. Without this call, the last shard
+    /// does not appear under its name.
     std::vector<ShardFile> finish();
 
   private:
@@ -72,13 +74,13 @@ class ShardWriter {
     std::vector<std::byte> buffer_;
 };
 
-/// The tokens of all files that a glob matches, sorted by name, each one shard. The pattern
+/// The tokens of all files that match a glob, sorted by name; each file is one shard. The pattern
 /// "synthetic" stands for one shard of 2^24 pseudo-random tokens that needs no file: an endless
-/// deterministic stream for benchmarks (a file of that name is "./synthetic").
+/// deterministic stream for benchmarks (for a file of that name, write "./synthetic").
 class TokenShards {
   public:
-    /// Maps every file and checks its header against its size. Throws Error naming the file, the
-    /// byte and what is wrong. Token ids are checked as they are read. 1 <= vocab_size < 2^31.
+    /// Maps every file and checks its header against its size. Throws Error with the file, the byte
+    /// and what is wrong. Token ids are checked when they are read. 1 <= vocab_size < 2^31.
     TokenShards(const std::string& pattern, uint32_t vocab_size);
 
     bool synthetic() const { return synthetic_; }
@@ -91,12 +93,13 @@ class TokenShards {
         return shards_[static_cast<size_t>(shard)].file.path();
     }
 
-    /// Tells data apart without reading all of it: sizes of all shards, and a hash of each one's first and last pages.
+    /// Distinguishes data sets without reading them completely: the number of shards and tokens,
+    /// and a hash of the size and the first and last page of every shard.
     std::string fingerprint() const;
 
-    /// out[0..n) = tokens [offset, offset + n) of a shard; the range must lie inside it. Safe from
-    /// several threads at once. Throws Error for an id >= vocab_size (file and byte offset) and
-    /// when the file vanished or changed its size since it was mapped.
+    /// out[0..n) = tokens [offset, offset + n) of a shard; the range must lie inside it. May be
+    /// called from several threads at the same time. Throws Error for an id >= vocab_size (with
+    /// file and byte offset) and when the file was removed or its size changed since it was mapped.
     void copy(int shard, int64_t offset, int64_t n, int32_t* out) const;
 
   private:

@@ -21,10 +21,10 @@ namespace {
 struct Kind {
     bool jsonl = false;
     Compression compression = Compression::none;
-    bool is_text = false;  // certainly: a folder's files that may be anything are left out
+    bool is_text = false;  // certainly text; a folder's other files are left out
 };
 
-/// The last extension of a name, without which the name is left.
+/// Removes the last extension from a name and returns it in lower case.
 std::string take_extension(std::string& name) {
     const size_t dot = name.rfind('.');
     if (dot == std::string::npos || dot == 0) return "";
@@ -34,7 +34,7 @@ std::string take_extension(std::string& name) {
     return extension;
 }
 
-/// What a file is by its name.
+/// What a file is, judging by its name.
 Kind kind_of(const fs::path& path, bool has_field) {
     std::string name = path.filename().string();
     Kind kind;
@@ -54,7 +54,7 @@ std::string parquet_pipe(const std::string& files) {
                   " --field text | train_gpt tokenize - --field text --tokenizer DIR --out DIR");
 }
 
-/// Refuses files that are known not to be text.
+/// Throws Error for files that are not text, judging by their names.
 void refuse_unreadable_kinds(const std::string& path) {
     std::string name = fs::path(path).filename().string();
     std::string extension = take_extension(name);
@@ -71,7 +71,8 @@ void refuse_unreadable_kinds(const std::string& path) {
 
 constexpr size_t sample_bytes = 1 << 16;
 
-/// A sample of the text of a file: its beginning and, where it is not packed, places all over it.
+/// A sample of the text of a file: its beginning, or pieces from all over it if it is long and not
+/// compressed.
 std::string sample_of(ByteStream& opened, const std::string& path, Compression compression) {
     std::string sample(sample_bytes, '\0');
     sample.resize(opened.read(sample.data(), sample.size()));
@@ -80,16 +81,16 @@ std::string sample_of(ByteStream& opened, const std::string& path, Compression c
     constexpr size_t places = 16, bytes = sample_bytes / places;
     const MappedFile file(path);
     const std::string_view text = file.text();
-    if (text.size() <= sample_bytes) return sample;  // cut since: the reader finds that out
+    if (text.size() <= sample_bytes) return sample;  // truncated meanwhile; reading it will fail
     sample.clear();
     for (size_t i = 0; i < places; ++i)
         sample += text.substr((text.size() - bytes) / (places - 1) * i, bytes);
     return sample;
 }
 
-/// Adds a file, unless it is no text and `skip_bad`.
+/// Adds a file, unless it is not text and `skip_bad` is set.
 void add_file(const std::string& path, Kind kind, bool skip_bad, Sources& found) {
-    // Opened to say now, not hours later, that it cannot be read, or is a picture.
+    // Opens the file to find out now, not hours later, that it cannot be read or is a picture.
     const std::atomic<bool> never{false};
     ByteStream opened(path, kind.compression, never, true);
     if (!kind.jsonl) {
@@ -104,8 +105,8 @@ void add_file(const std::string& path, Kind kind, bool skip_bad, Sources& found)
         {path, kind.jsonl, kind.compression, opened.size(), opened.modified(), nullptr});
 }
 
-/// The texts in a folder and below, and the other files there. `above` are the folders on the way
-/// to it, to which links in it may lead back.
+/// Lists the texts in a folder and its subfolders, and counts the other files there. `above` has
+/// the folders on the path to it, to avoid following links back to them.
 void list_texts(const fs::path& folder, std::vector<fs::path>& above,
                 std::vector<std::string>& files, Skipped& skipped) {
     const fs::path real = fs::canonical(folder);

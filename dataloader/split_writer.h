@@ -1,4 +1,4 @@
-// The token shards of one split, and what the manifest says of them.
+// The token shards of one split, and their entries in the manifest.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -12,15 +12,15 @@
 
 namespace train_gpt {
 
-/// Writes the shards of one split and describes them in `shards`, with which it also begins: those
-/// that an interrupted run wrote.
+/// Writes the shards of one split and describes them in `shards`, which initially lists those that
+/// an interrupted run wrote.
 class SplitWriter {
   public:
     SplitWriter(const std::filesystem::path& folder, Split split, const Tokenizer& tokenizer,
                 int64_t shard_tokens, std::vector<PreparedShard>& shards);
 
     void append(std::span<const uint32_t> tokens);
-    /// Has on disk what was appended.
+    /// Flushes everything appended so far to disk.
     void sync() { writer_.sync(); }
     void finish();
 
@@ -33,7 +33,7 @@ class SplitWriter {
     const int64_t shard_tokens_;
     std::vector<PreparedShard>& shards_;
     ShardWriter writer_;
-    std::vector<int64_t> lengths_;  // of tokens, by id
+    std::vector<int64_t> lengths_;  // of tokens in bytes, by id
     bool finished_ = false;
 };
 

@@ -11,7 +11,7 @@ namespace train_gpt {
 
 namespace {
 
-/// The files as one text: byte p of it lies in the file i with begin(i) <= p < begin(i + 1).
+/// The files as one text: byte p of it is in the file i with begin(i) <= p < begin(i + 1).
 class Corpus {
   public:
     explicit Corpus(const std::vector<Source>& sources) {
@@ -54,14 +54,14 @@ class Corpus {
         return -1;
     }
 
-    /// The first place from `from` on that does not lie inside a UTF-8 character.
+    /// The first place at or after `from` that is not inside a UTF-8 character.
     int64_t character_after(int64_t from) const {
         for (int i = 0; i < files(); ++i) {
             if (begin(i + 1) <= from) continue;
             const std::string_view here = text(i);
             size_t p = static_cast<size_t>(from - begin(i));
-            // A character has at most three such bytes; more of them are no UTF-8, and any place is
-            // as good.
+            // A character has at most three continuation bytes; more of them are not UTF-8, and any
+            // place is as good.
             for (int n = 0; n < 3 && p > 0 && p < here.size() && (here[p] & 0xC0) == 0x80; ++n) ++p;
             return begin(i) + static_cast<int64_t>(p);
         }
@@ -95,7 +95,7 @@ int64_t tail_begin(const std::vector<Source>& sources, double fraction) {
     if (wanted == 0) return total;
     const int64_t cut = total - wanted;
     if (cut == 0) return cut;
-    // Half of the validation text either way is as far as it goes for a line's sake.
+    // A line boundary moves the cut by at most half of the validation text, in either direction.
     const int64_t slack = wanted / 2;
     if (const int64_t line = corpus.line_after(cut, cut + slack); line > 0 && line < total)
         return line;

@@ -1,4 +1,4 @@
-// The end of the text as validation: for a single document, such as a book.
+// The end of the text as the validation split: for a single document, such as a book.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -8,22 +8,23 @@
 
 namespace train_gpt {
 
-/// The source that holds all of the text where it is plain text that is packed or piped; null where
-/// there is none. (Empty files do not count.)
+/// The only source, if there is only one and it is plain text that is compressed or piped; else
+/// null. (Empty plain files do not count.)
 Source* find_single_text(std::vector<Source>& sources);
 
-/// Reads this source into source.held while it fits into memory (kMaxDocumentBytes) and, with
-/// `only_document`, may be one document. Returns whether that was all of it. Damage, with
-/// `skip_damage`, ends it. While `stop` is set, waiting for standard input ends with an Error.
+/// Reads this source into source.held as long as it fits into memory (kMaxDocumentBytes) and, with
+/// `only_document`, as long as it may be a single document. Returns whether all of it was read.
+/// With `skip_damage`, the text ends where it is damaged. While `stop` is set, waiting for standard
+/// input ends with an Error.
 bool hold_text(Source& source, bool only_document, bool skip_damage, const std::atomic<bool>& stop);
 
-/// Where validation begins in the bytes of all files in their order, or their number when there is
-/// none: `fraction` of them before the end, at the line border nearest behind (or else before) that
-/// place; where lines are too long for that, between two UTF-8 characters. All sources are plain
-/// files, or held.
+/// Where validation begins in the bytes of all files in order; their total number if there is no
+/// validation. It begins `fraction` of the bytes before the end, at the nearest line boundary after
+/// (or else before) that place; if lines are too long for that, between two UTF-8 characters. All
+/// sources must be plain files, or held.
 int64_t tail_begin(const std::vector<Source>& sources, double fraction);
 
-/// Whether all of the text is one document of one plain file.
+/// Whether all of the text is one document in one plain file.
 bool is_single_document(const std::vector<Source>& sources);
 
 }  // namespace train_gpt

@@ -7,7 +7,7 @@ namespace train_gpt {
 
 namespace {
 
-/// The length of the well-formed character at text[at], which is no ASCII; 0 where there is none.
+/// The length of the well-formed character at text[at], which is not ASCII; 0 if there is none.
 size_t character_length(std::string_view text, size_t at) {
     const auto byte = [&](size_t i) {
         return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
@@ -16,19 +16,19 @@ size_t character_length(std::string_view text, size_t at) {
     const unsigned lead = byte(at), second = byte(at + 1);
     if (lead >= 0xC2 && lead <= 0xDF) return follows(at + 1) ? 2 : 0;
     if (lead >= 0xE0 && lead <= 0xEF) {
-        // Not what fits into fewer bytes, and no surrogates.
+        // No overlong encodings, and no surrogates.
         const unsigned low = lead == 0xE0 ? 0xA0 : 0x80, high = lead == 0xED ? 0x9F : 0xBF;
         return second >= low && second <= high && follows(at + 2) ? 3 : 0;
     }
     if (lead >= 0xF0 && lead <= 0xF4) {
-        // Nor beyond U+10FFFF.
+        // No overlong encodings, and nothing above U+10FFFF.
         const unsigned low = lead == 0xF0 ? 0x90 : 0x80, high = lead == 0xF4 ? 0x8F : 0xBF;
         return second >= low && second <= high && follows(at + 2) && follows(at + 3) ? 4 : 0;
     }
     return 0;
 }
 
-/// The first byte from `at` on that is no ASCII, or the end.
+/// The position of the first byte at or after `at` that is not ASCII, or the end.
 size_t skip_ascii(std::string_view text, size_t at) {
     constexpr uint64_t high_bits = 0x8080808080808080;
     for (uint64_t words[4]; at + sizeof words <= text.size(); at += sizeof words) {
@@ -54,7 +54,7 @@ std::string_view without_byte_order_mark(std::string_view text) {
 size_t find_not_utf8(std::string_view text, size_t from) {
     for (size_t at = from;;) {
         at = skip_ascii(text, at);
-        // Text that is not in ASCII has such characters one after another.
+        // In text that is not ASCII, such characters follow one another.
         while (at < text.size() && (text[at] & 0x80)) {
             const size_t length = character_length(text, at);
             if (length == 0) return at;

@@ -108,7 +108,7 @@ FileReading::FileReading(fs::path path) : path_(std::move(path)), piece_(piece_b
         throw Error("cannot read ", path_.string(), ": ", std::strerror(code));
     }
     size_ = static_cast<uint64_t>(status.st_size);
-    // No reading ahead: each piece then finds cached what others have cached.
+    // No readahead, so that a piece is in the page cache only if something else read it.
     ::posix_fadvise(file_, 0, 0, POSIX_FADV_RANDOM);
     if (size_ == 0) return;
     mapping_ = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file_, 0);
@@ -120,7 +120,8 @@ FileReading::~FileReading() {
     ::close(file_);
 }
 
-/// Whether any page of the next bytes is in memory, or cannot be known.
+/// Whether any page of the next `bytes` bytes is in the page cache; true if this cannot be found
+/// out.
 bool FileReading::is_cached(size_t bytes) const {
     const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
     std::vector<unsigned char> pages((bytes + page - 1) / page);

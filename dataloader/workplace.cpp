@@ -42,7 +42,7 @@ void move_file(const fs::path& from, const fs::path& to) {
                     "; run the same command again");
 }
 
-/// The finished files, by name, with their hashes.
+/// The names of the finished files, with their hashes.
 std::vector<std::pair<std::string, std::string>> files_of(const DataManifest& manifest,
                                                           bool keeps_tokenizer) {
     std::vector<std::pair<std::string, std::string>> files;
@@ -56,7 +56,7 @@ std::vector<std::pair<std::string, std::string>> files_of(const DataManifest& ma
 Workplace::Workplace(const fs::path& out) : staging_(out / kStagingFolder) {
     make_directory(out);
     lock_ = ::open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    // Where locks do not exist (some network file systems), the rest works without.
+    // Some network file systems have no locks; everything else works without one.
     if (lock_ >= 0 && ::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
         ::close(lock_);
         throw Error("another `train_gpt tokenize` is writing to ", out.string(),
@@ -91,7 +91,8 @@ void Workplace::begin_anew(const Plan& plan) {
 }
 
 void Workplace::remove() {
-    // Without its plan, what is left of the folder by a process that is killed here is nothing to go on with.
+    // Removes the plan first: without it, no run continues from what is left if the process is
+    // killed here.
     std::error_code ignored;
     fs::remove(staging_ / kPlanFile, ignored);
     fs::remove_all(staging_, ignored);

@@ -1,5 +1,6 @@
-// The folder that `train_gpt tokenize` writes to: nobody else writes at the same time, what is unfinished is
-// hidden, and what is finished is moved in place so that a kill at any moment spoils nothing.
+// The folder that `train_gpt tokenize` writes to. Only one process at a time writes to it.
+// Unfinished files are hidden, and finished files are moved into place in such a way that a kill at
+// any moment does no damage.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -13,12 +14,13 @@ namespace train_gpt {
 constexpr const char* kTokenizerFile = "tokenizer.json";
 constexpr const char* kProgressFile = "progress.json";
 
-/// Everything that the shards are a function of, by name.
+/// Everything that the shards depend on, by name.
 using Plan = std::map<std::string, std::string>;
 
 class Workplace {
   public:
-    /// Makes the folder where it is missing, and locks it. Throws Error when another process works in it.
+    /// Creates the folder if it is missing, and locks it. Throws Error when another process is
+    /// writing to it.
     explicit Workplace(const std::filesystem::path& out);
     ~Workplace();
     Workplace(const Workplace&) = delete;
@@ -27,18 +29,18 @@ class Workplace {
     /// The hidden folder, for what is not complete yet.
     const std::filesystem::path& staging() const { return staging_; }
 
-    /// Opens the hidden folder for the making of what `plan` describes. What an interrupted run of the
-    /// same plan left in it stays, anything else goes. Returns what of the interrupted run's plan was
-    /// different ("inputs"), else an empty string.
+    /// Opens the hidden folder to make what `plan` describes. Files from an interrupted run of the
+    /// same plan are kept, all others are removed. Returns which part of the interrupted run's plan
+    /// was different ("inputs"), else an empty string.
     std::string open(const Plan& plan);
-    /// Makes the hidden folder anew, for `plan`.
+    /// Replaces the hidden folder with a new one that has only `plan`.
     void begin_anew(const Plan& plan);
-    /// Whether an interrupted run left something to go on with.
+    /// Whether the hidden folder has this file, which an interrupted run may have left.
     bool has(const char* name) const { return std::filesystem::exists(staging_ / name); }
 
-    /// From now on the hidden folder outlives a failure.
+    /// From now on, the hidden folder is kept on failure.
     void keep() { kept_ = true; }
-    /// It goes, with all that is in it.
+    /// The destructor will remove the hidden folder and everything in it.
     void drop() { kept_ = false; }
 
   private:
@@ -49,18 +51,18 @@ class Workplace {
     bool opened_ = false, kept_ = false;
 };
 
-/// Names in `out` that an earlier run made and that this one may replace. Throws Error when others are
-/// in its way.
+/// The names of files in `out` that an earlier run made and that this one may replace. Throws Error
+/// when other files are in its way.
 std::set<std::string> replaceable(const std::filesystem::path& out, bool keeps_tokenizer);
 
-/// Whether each finished file is still in the staging folder or has been moved to `out` by a process
-/// that was killed.
+/// Whether each finished file is still in the staging folder, or was moved to `out` by a process
+/// that was killed later.
 bool can_publish(const std::filesystem::path& staging, const std::filesystem::path& out,
                  const DataManifest& manifest, bool keeps_tokenizer);
 
-/// Moves the finished files from the staging folder to `out`. Killed at any moment, the manifest
-/// there lists every shard that may be left, old or new, so that no later run takes a mixture for
-/// good or for foreign.
+/// Moves the finished files from the staging folder to `out`. If the process is killed at any
+/// moment, the manifest in `out` lists every shard that may be there, old or new, so that a later
+/// run takes a mixture neither for a complete result nor for files of another program.
 void publish(const std::filesystem::path& staging, const std::filesystem::path& out,
              DataManifest manifest, const std::set<std::string>& old, bool keeps_tokenizer);
 

@@ -103,7 +103,7 @@ void Connection::finish() { ::shutdown(socket_.fd(), SHUT_WR); }
 const uint8_t* Connection::next() {
     if (first_ == last_) return nullptr;
     const size_t length = length_of(static_cast<Kind>(in_[first_]));
-    if (length == 0) ended_ = true;  // garbage: nothing that follows has a meaning
+    if (length == 0) ended_ = true;  // garbage: what follows has no meaning
     if (length == 0 || last_ - first_ < length) return nullptr;
     return in_.data() + std::exchange(first_, first_ + length);
 }
@@ -115,7 +115,7 @@ void Connection::flush() {
         if (n > 0) {
             sent += static_cast<size_t>(n);
         } else if (errno != EINTR) {
-            // A broken connection is noticed when it is read, after what came before.
+            // A broken connection is noticed when reading, after the data received before.
             if (errno != EAGAIN) sent = unsent_;
             break;
         }

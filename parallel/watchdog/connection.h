@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
 using Duration = Clock::duration;
 
-/// The timeout of poll() that ends just after `duration`.
+/// `duration` as a timeout for poll(), in ms: rounded up, at least 0 and at most 60000.
 int milliseconds(Duration duration);
 
 /// Owns a file descriptor.
@@ -39,11 +39,12 @@ class Socket {
     int fd_ = -1;
 };
 
-/// Listens on a port of the kernel's choice, IPv6 and IPv4 in one where the host has both. Throws
-/// Error when no port can be opened.
+/// Listens on a port that the kernel chooses, for both IPv6 and IPv4 if the host has both. Stores
+/// the port in `port`. Throws Error when no port can be opened.
 Socket open_port(std::string& port);
 
-/// A connection to the numeric address until `deadline`, else an invalid socket and errno.
+/// Connects to a numeric address and waits for that until `deadline`. On failure, returns an
+/// invalid socket and sets errno.
 Socket connect_to(const std::string& address, const std::string& port, Time deadline);
 
 /// Messages over a socket that never blocks, through buffers of fixed size.
@@ -53,19 +54,21 @@ class Connection {
 
     /// Adds the socket to those that poll() waits for.
     void enlist(std::vector<pollfd>& polls);
-    /// Sends and reads what it can after that poll(), if it is `polls` that it was enlisted in.
+    /// Sends and reads what it can after that poll(), if the socket was enlisted in `polls`.
     void serve(const std::vector<pollfd>& polls);
 
-    /// True when all was sent: another heartbeat is of use.
+    /// True if everything has been sent, so that another heartbeat makes sense.
     bool idle() const { return unsent_ == 0; }
-    /// There is room for one message after a heartbeat that is partly sent, and for a goodbye.
+    /// Sends what it can now and buffers the rest. After a partly sent heartbeat, the buffer has
+    /// room for one message and a goodbye; a message that does not fit is dropped.
     void send(const Message& message);
-    /// No more is to be sent: the other side reads all there is, then the end.
+    /// Ends sending: the other side reads everything that was sent, then the end of the stream.
     void finish();
 
-    /// The next whole message of those read; valid until the next serve(). Null when there is none.
+    /// The next complete message that was read, valid until the next serve(); null if there is
+    /// none.
     const uint8_t* next();
-    /// The stream has ended; what came before it is in next().
+    /// The stream has ended; next() still returns the messages before the end.
     bool ended() const { return ended_; }
 
   private:

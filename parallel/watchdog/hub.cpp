@@ -94,7 +94,7 @@ void Hub::connection_ended(int rank) {
                 line("rank 0 (host %s) was stopped, or its host frozen, for %.0f s, "
                      "and the others have ended",
                      members_[0].host.c_str(), std::chrono::duration<double>(pause_).count()));
-    else if (!member.failed)  // one that has reported need not say goodbye
+    else if (!member.failed)  // a rank that has reported need not say goodbye
         suspect(Cause::dead, 0s,
                 describe_failure(rank, member, Line("is dead: its connection ended")));
     member.leave();
@@ -129,9 +129,10 @@ void Hub::judge_stuck() {
         if (member.watched() && (!last || place(member) < place(*last))) last = &member;
     }
     if (!last) return;
-    // Its progress is the others' too: they have their time from when they need not wait any more.
+    // The others may have waited for this rank until its last progress, so their time without
+    // progress begins no earlier than that.
     for (Member& member : members_) member.changed = std::max(member.changed, last->changed);
-    // Who is not heard is judged by that.
+    // A rank that is not heard from is left to judge_silent().
     if (since(last->changed) <= timeout_ || since(last->heard) > timeout_ / 2) return;
     const auto waiting = std::count_if(members_.begin(), members_.end(), [&](const Member& m) {
         return &m != last && m.watched() && since(m.changed) > timeout_ / 2;
@@ -151,12 +152,12 @@ void Hub::accept_newcomers() {
     for (size_t count = 0; count < most; ++count) {
         Socket socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
         if (!socket) {
-            // Out of descriptors, for example: until the next tick, not in a busy loop.
+            // Out of descriptors, for example: tries again at the next tick, not in a busy loop.
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) accepting_ = false;
             return;
         }
         if (newcomers_.size() >= most) {
-            // The one that has kept its place longest without showing the secret goes.
+            // Drops the oldest connection that has not shown the secret.
             const auto stranger =
                 std::find_if(newcomers_.begin(), newcomers_.end(),
                              [](const Newcomer& newcomer) { return newcomer.rank == 0; });
@@ -184,7 +185,7 @@ void Hub::admit(Newcomer& newcomer, const std::vector<pollfd>& polls) {
             member.changed = now_;
             member.update(parse_progress(fields), now_);
             member.connection = std::move(newcomer.connection);
-            return;  // what else has come is read with the next heartbeat
+            return;  // anything after it is read with the next heartbeat
         } else {
             return newcomer.connection.reset();
         }

@@ -1,4 +1,4 @@
-// Rank 0's side: it lets the other ranks in, watches all ranks, decides which one has failed, and
+// Rank 0's side: it admits the other ranks, watches all ranks, decides which one has failed, and
 // tells the others.
 #pragma once
 #include <memory>
@@ -16,14 +16,14 @@ class Hub : public Watch {
         WatchdogOptions options);
 
   private:
-    /// A connection that is no member's yet.
+    /// A connection that does not belong to a member yet.
     struct Newcomer {
         std::unique_ptr<Connection> connection;
         Time until;
         int rank = 0;  // > 0 once it has shown the secret
         Name host;
     };
-    // Connections beyond the job's own that are kept until they have shown what they are.
+    // Newcomers that may be connected at the same time, in addition to one per rank.
     static constexpr size_t spare_newcomers = 64;
 
     void enlist(std::vector<pollfd>& polls) override;
@@ -32,21 +32,21 @@ class Hub : public Watch {
     void reported(const Line& message) override;
     bool left() override;
     void tell(const Line& text) override;
-    /// Reads on until the others have closed their ends: were there anything unread when this end
-    /// is closed, the kernel would throw away what they have not read yet. Those who are silent are
-    /// not waited for.
+    /// Keeps reading until the others have closed their ends: if this end were closed with unread
+    /// data, the kernel would discard what the others have not read yet. It does not wait for
+    /// silent ranks.
     void await_others() override;
 
     void receive_from(int rank, const std::vector<pollfd>& polls);
-    /// What a member says. False when it has left by that.
+    /// Handles a message from a member. False if the member has left with it.
     bool handle(int rank, Fields fields);
     void connection_ended(int rank);
 
     void accept_newcomers();
-    /// Lets a newcomer in that shows the secret, and makes it a member by its first heartbeat: an
-    /// attempt that the rank has given up, for another of this host's addresses, sends none.
+    /// Answers a newcomer that shows the secret, and makes it a member at its first heartbeat: a
+    /// connection that the rank has given up, to try another of this host's addresses, sends none.
     void admit(Newcomer& newcomer, const std::vector<pollfd>& polls);
-    /// Answers a hello. False when the newcomer is none of this job's ranks that are expected.
+    /// Answers a hello. False if the newcomer is not one of this job's expected ranks.
     bool welcome(Newcomer& newcomer, Fields hello);
 
     void judge_silent();

@@ -19,8 +19,7 @@ namespace train_gpt::watchdog {
 
 namespace {
 
-/// This host's numeric addresses, without those that mean something on one link only; loopback
-/// last.
+/// This host's numeric addresses except link-local ones; loopback last.
 std::vector<std::string> own_addresses() {
     ifaddrs* list = nullptr;
     if (::getifaddrs(&list) != 0)

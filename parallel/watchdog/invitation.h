@@ -1,4 +1,4 @@
-// What rank 0 sends to the other ranks so that they find its port and are let in.
+// What rank 0 sends to the other ranks so that they can find its port and are admitted.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,16 +9,17 @@ namespace train_gpt::watchdog {
 
 struct Invitation {
     std::string port;
-    Key client, hub;  // what a rank shows to rank 0, and what rank 0 then shows to it
+    Key client, hub;  // what a rank shows to rank 0, and what rank 0 shows in return
     std::vector<std::string> addresses;
 };
 
-/// To this host and that port, with a secret that is new. Throws Error.
+/// An invitation to this host and `port`, with a new secret. Throws Error when the kernel gives no
+/// random numbers or no list of addresses.
 Invitation make_invitation(const std::string& port);
 
 /// "<port> <64 hexadecimal digits> <address> …"
 std::string text_of(const Invitation& invitation);
-/// Throws Error where the text is no such.
+/// Throws Error when the text is not an invitation.
 Invitation parse_invitation(const std::string& text);
 
 }  // namespace train_gpt::watchdog

@@ -1,4 +1,4 @@
-// What a rank's watchdog knows of another rank.
+// What a watchdog knows about a rank.
 #pragma once
 #include <memory>
 
@@ -15,9 +15,9 @@ struct Member {
     std::unique_ptr<Connection> connection;
     Name host;
     Progress progress;
-    bool failed = false;  // has reported that it fails
-    Time heard;           // last
-    Time changed;         // when its pulses last were others than before
+    bool failed = false;  // it has reported a failure
+    Time heard;           // when it was last heard from
+    Time changed;         // when its pulses last changed
 
     void update(const Progress& latest, Time now) {
         if (latest.pulses != progress.pulses) changed = now;

@@ -1,5 +1,6 @@
-// The messages of watchdogs. A message is one byte for its kind, then fields; the kind determines
-// the length. Numbers are eight bytes, the lowest first; texts fill their field with zeros.
+// The messages between watchdogs. A message is one byte for its kind, then fields; the kind
+// determines the length. Numbers are eight bytes, little-endian; texts are padded with zeros to the
+// length of their field.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -11,21 +12,21 @@
 
 namespace train_gpt::watchdog {
 
-/// Half of the secret that a connection begins with.
+/// Half of the secret that is exchanged at the start of a connection.
 using Key = std::array<uint8_t, 16>;
 
-/// Takes as long wherever the first difference is.
+/// Compares in constant time, wherever the first difference is.
 bool equal(const Key& a, const Key& b);
 
 enum class Kind : uint8_t {
-    // From a rank that connects: secret, rank, size, host.
+    // From a rank that connects: half of the secret, rank, size, host.
     hello = 1,
-    // Rank 0's answer: the secret's other half, host. The first heartbeat after it makes the rank
-    // a member.
+    // Rank 0's answer: the other half of the secret, host. The first heartbeat after it makes the
+    // rank a member.
     welcome,
     // Progress.
     heartbeat,
-    // To rank 0: what it reports; from rank 0: the line that it has printed.
+    // To rank 0: the failure that a rank reports; from rank 0: the line that it has printed.
     failure,
     goodbye,
 };
@@ -48,7 +49,7 @@ constexpr size_t length_of(Kind kind) {
 }
 constexpr size_t longest_message = length_of(Kind::failure);
 
-/// A message that is written field by field.
+/// A message, written field by field.
 class Message {
   public:
     explicit Message(Kind kind) : bytes_{static_cast<uint8_t>(kind)}, size_(1) {}
@@ -68,7 +69,7 @@ class Message {
     size_t size_;
 };
 
-/// The fields of a whole message that came, in their order.
+/// The fields of a complete received message, read in order.
 class Fields {
   public:
     explicit Fields(const uint8_t* message)

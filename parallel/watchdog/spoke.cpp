@@ -25,8 +25,8 @@ void Spoke::join(const Invitation& invitation) {
     const Duration limit = std::min<Duration>(timeout_, 60s);
     const Time end = Clock::now() + limit;
     std::string reasons;
-    // Rank 0 may be slow to answer, and an address may lead nowhere: none is given more than a few
-    // seconds at once.
+    // Rank 0 may be slow to answer, and an address may lead nowhere: each address gets at most a
+    // few seconds at a time.
     for (Duration patience = 2s; Clock::now() < end;
          patience = std::min<Duration>(2 * patience, 8s)) {
         reasons.clear();

@@ -12,13 +12,13 @@ namespace train_gpt::watchdog {
 
 class Spoke : public Watch {
   public:
-    /// Returns when rank 0 has let this rank in. Throws Error when it has not within a minute, or
-    /// timeout_seconds if that is less.
+    /// Returns when rank 0 has admitted this rank. Throws Error if that does not happen within a
+    /// minute, or timeout_seconds if that is less.
     Spoke(const Invitation& invitation, const Activity& activity, WatchdogOptions options);
 
   private:
     void join(const Invitation& invitation);
-    /// Whether this is rank 0, which then knows this rank.
+    /// Introduces this rank. True if rank 0 is at the other end and has accepted it.
     bool introduce(std::unique_ptr<Connection> connection, const Invitation& invitation,
                    Time deadline);
 
@@ -28,7 +28,7 @@ class Spoke : public Watch {
     void reported(const Line& message) override;
     bool left() override;
 
-    /// How long this rank leaves it to lower ones to print a line about rank 0.
+    /// How long this rank waits for lower ranks to print a line about rank 0.
     Duration deference() const;
 
     Member hub_;  // rank 0, as this rank knows it

@@ -1,5 +1,5 @@
-// Texts of bounded length: the memory may be used up when a process fails, so once all ranks have
-// come, the watchdog's thread allocates none for what it says.
+// Texts of bounded length. Memory may be exhausted when a process fails, so once all ranks have
+// joined, the watchdog's thread allocates none for its messages.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace train_gpt::watchdog {
 
-/// A text of less than n bytes on one line; what is longer is cut off.
+/// A text of fewer than n bytes on one line; longer text is truncated.
 template <size_t n>
 class Text {
   public:
@@ -35,8 +35,8 @@ using Line = Text<1024>;
 
 [[gnu::format(printf, 1, 2)]] Line line(const char* format, ...);
 
-/// Prints "train_gpt: " and the text on standard error, past stdio, whose lock the main thread may
-/// hold, and only if whoever reads it takes it within a second.
+/// Prints "train_gpt: " and the text on standard error. It bypasses stdio, whose lock the main
+/// thread may hold, and prints nothing if standard error accepts no data within a second.
 void print(const Line& text);
 
 }  // namespace train_gpt::watchdog

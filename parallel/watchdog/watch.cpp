@@ -21,7 +21,7 @@ Duration seconds(double count) {
         std::chrono::duration<double>(std::min(count, 1e8)));
 }
 
-/// SIGALRM will end the process, should the watchdog not come to it: the kernel's own way.
+/// Makes the kernel end the process by SIGALRM in case the watchdog does not get to it.
 void set_alarm() {
     struct sigaction standard {};
     standard.sa_handler = SIG_DFL;
@@ -48,7 +48,7 @@ Watch::Watch(const Activity& activity, WatchdogOptions options)
 // --- the main thread's side ----------------------------------------------------------------------
 
 void Watch::start() {
-    // Signals are for the main thread.
+    // Signals go to the main thread.
     sigset_t all, before;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -169,7 +169,8 @@ void Watch::fail(const Line& text, bool found_out) {
     exit_unless_main_thread_does();
 }
 
-/// The main thread may be on its way out, by an exception that it reports.
+/// Gives the main thread time to end the process itself: it may be unwinding from an exception that
+/// it reports.
 void Watch::exit_unless_main_thread_does() {
     const Time end = Clock::now() + exit_grace;
     await_others();

@@ -1,5 +1,5 @@
-// The thread of a rank's watchdog, as far as it is the same on rank 0 (hub.h) and on the others
-// (spoke.h): its loop, its clock, and how it ends the process.
+// What the watchdog threads of rank 0 (hub.h) and of the other ranks (spoke.h) have in common: the
+// loop, the clock, and how they end the process.
 #pragma once
 #include <chrono>
 #include <condition_variable>
@@ -19,19 +19,20 @@ namespace train_gpt::watchdog {
 
 using namespace std::chrono_literals;
 
-// How long things may take. The sum of what happens after a failure stays below alarm_seconds.
+// Time limits. The sum of those after a failure stays below alarm_seconds.
 
-// Of a new connection, until it has shown the secret.
+// For a new connection to show the secret.
 constexpr Duration introduction_limit = 2s;
-// A rank that died shows by then, when its neighbours' collectives failed.
+// Between a reported failure and the verdict. If the cause is the death of another rank, that is
+// noticed within this time.
 constexpr Duration settling_time = 300ms;
-// Rank 0's, to a rank that reports.
+// For rank 0's answer to a rank that reports.
 constexpr Duration answer_limit = 3s;
-// Until the other side has read all and closed its end.
+// For the other side to read everything and close its end.
 constexpr Duration goodbye_limit = 2s;
-// In which a main thread that knows of the failure may end the process itself.
+// For a main thread that knows of the failure to end the process itself.
 constexpr Duration exit_grace = 500ms;
-// To SIGALRM.
+// Until SIGALRM.
 constexpr unsigned alarm_seconds = 5;
 
 class Watch {
@@ -40,48 +41,51 @@ class Watch {
     Watch(const Activity& activity, WatchdogOptions options);
     virtual ~Watch() = default;
 
-    // From the main thread. report() may come before leave(), which ends the thread.
+    // Called by the main thread. report() may come before leave(), which ends the watchdog's
+    // thread.
     void start();
     bool report(const std::string& message);
     void leave();
 
   protected:
-    // One turn: enlist() the sockets, wait, receive(), and every interval tick().
+    // One turn of the loop: enlist() the sockets, wait, receive(); and tick() once per interval.
     virtual void enlist(std::vector<pollfd>& polls) = 0;
     virtual void receive(const std::vector<pollfd>& polls) = 0;
     virtual void tick() = 0;
-    /// This rank fails, and says so.
+    /// This rank reports its own failure.
     virtual void reported(const Line& message) = 0;
-    /// Each turn after the main thread has come to its good end, until it returns true.
+    /// Called each turn after the main thread has called leave(), if nothing has failed, until it
+    /// returns true.
     virtual bool left() = 0;
-    /// Says what has failed to those who can still hear it, and waits until they have.
+    /// Sends what has failed to the ranks that can still be reached.
     virtual void tell(const Line&) {}
+    /// Waits until they have read it.
     virtual void await_others() {}
 
-    /// Why the process will end, the stronger cause last.
+    /// Why the process will end; stronger causes come later.
     enum class Cause { none, stuck, silent, reported, dead };
 
-    /// The process will end with this line when `patience` is over, unless a stronger cause shows
-    /// until then.
+    /// The process will end with this line after `patience`, unless a stronger cause is found by
+    /// then. Has no effect after a cause that is at least as strong.
     void suspect(Cause cause, Duration patience, const Line& text);
-    /// Ends the process, or the thread where the main thread ends the process itself. `found_out`:
-    /// it is this rank that has to print the line.
+    /// Ends the process, or only this thread if the main thread ends the process itself. If
+    /// `found_out`, this rank has to print the line.
     void fail(const Line& text, bool found_out);
 
-    /// What is said of a rank that is not heard.
+    /// The verdict on a rank that is not heard from.
     Line silence(const char* others = "") const;
 
-    /// now_ counts the time in which this process ran.
+    /// Advances now_, which counts only the time in which this process ran.
     void advance_clock();
-    /// How long ago, of the time in which this thread ran.
+    /// How long ago `then` was, counting only the time in which this process ran.
     Duration since(Time then) const { return now_ - then; }
 
     const Activity& activity_;
     const WatchdogOptions options_;
     const Duration timeout_, interval_;
     Time now_;
-    // How long this process did not run, if the others must have noticed; for one interval after
-    // it.
+    // How long this process did not run, if it was long enough for the others to notice; reset one
+    // interval later.
     Duration pause_{};
     Time leave_by_ = Time::max();
 
@@ -93,7 +97,7 @@ class Watch {
     void wake();
     void drain_wake();
 
-    Socket wake_;  // readable when the main thread wants something
+    Socket wake_;  // readable when the main thread has a request
     Time real_, resumed_, next_tick_, verdict_by_ = Time::max();
     Cause cause_ = Cause::none;
     Line failure_;
@@ -103,7 +107,7 @@ class Watch {
     std::mutex mutex_;  // held for a few instructions only
     std::condition_variable changed_;
     bool leaving_ = false, reported_ = false, announced_ = false;
-    Line report_;  // the main thread's, until reported_
+    Line report_;  // written by the main thread before it sets reported_, not changed later
 };
 
 }  // namespace train_gpt::watchdog
