@@ -12,8 +12,9 @@ namespace train_gpt {
 
 namespace {
 
-/// Calls work(segment, first, count) for all blocks of norm_block elements of all segments. Each thread takes one
-/// contiguous range of the blocks, counted over all segments, so that small tensors do not leave threads idle.
+/// Calls work(segment, first, count) for all blocks of norm_block elements of all segments. Each
+/// thread takes one contiguous range of the blocks, counted over all segments, so that small
+/// tensors do not leave threads idle.
 template <class Segment, class F>
 void for_each_block(std::span<const Segment> segments, F&& work) {
     int64_t total = 0;
@@ -35,7 +36,7 @@ void for_each_block(std::span<const Segment> segments, F&& work) {
     }
 }
 
-/// The update's constants of one step, with the bias corrections folded in.
+/// The constants of one update step, including the bias corrections.
 struct Constants {
     float multiplier, beta1, beta2, one_minus_beta1, one_minus_beta2;
     float m_correction, v_correction;  // 1 / (1 − β₁ᵗ), 1 / (1 − β₂ᵗ)

@@ -9,15 +9,18 @@ namespace train_gpt::cuda {
 
 namespace {
 
-// One launch works on many segments: their addresses come by value as the kernel's parameters, one thread block takes
-// one block of norm_block elements, and finds its segment by its number. A thread moves 16 bytes per access, 4 times.
+// One launch processes many segments. Their addresses are passed by value as kernel parameters.
+// Each thread block processes one block of norm_block elements and finds its segment by its block
+// number. A thread moves 16 bytes per access, 4 times.
 constexpr int threads = 256;
 static_assert(norm_block == 4 * 4 * threads);
 
+// The limit on kernel parameters for sm_70 and newer, less 256 bytes for the other parameters.
 constexpr size_t max_parameter_bytes =
-    32764 - 256;  // a kernel's, for sm_70 and newer; some are left for the others
+    32764 - 256;
 
-/// As many segments as the parameters hold, and the number of each one's first thread block.
+/// As many segments as fit into the kernel parameters, and the number of each one's first thread
+/// block.
 template <class Segment>
 struct Group {
     static constexpr int capacity =
@@ -38,7 +41,7 @@ struct Range {
 
 template <class Segment>
 __device__ __forceinline__ Range range_of(const Group<Segment>& group, unsigned block) {
-    int segment = 0;  // the last one whose first block is not behind this block
+    int segment = 0;  // the last one whose first block is not after this block
     for (int beyond = group.count; beyond - segment > 1;) {
         const int middle = (segment + beyond) / 2;
         (group.first_block[middle] <= block ? segment : beyond) = middle;
@@ -47,7 +50,8 @@ __device__ __forceinline__ Range range_of(const Group<Segment>& group, unsigned 
     return {segment, first, static_cast<int>(min(norm_block, group.segments[segment].n - first))};
 }
 
-/// launch(group) for all segments, as many at a time as a group takes. Segments without elements are left out.
+/// Calls launch(group) for all segments, with as many at a time as a group holds. Segments without
+/// elements are skipped.
 template <class Segment, class F>
 void for_each_group(std::span<const Segment> segments, F&& launch) {
     Group<Segment> group;
@@ -65,14 +69,16 @@ void for_each_group(std::span<const Segment> segments, F&& launch) {
     if (group.count) launch(group);
 }
 
-/// How many of the first `count` elements are moved in packs of 4: all whole packs, if the addresses allow it.
+/// How many of the first `count` elements are moved in packs of 4: all whole packs if the addresses
+/// allow it, else none.
 template <class... T>
 __device__ __forceinline__ int packed(int count, const T*... addresses) {
     const bool aligned = ((reinterpret_cast<uintptr_t>(addresses) % (4 * sizeof(T)) == 0) && ...);
     return aligned ? count / 4 * 4 : 0;
 }
 
-/// One thread block per block of norm_block elements: Σ g², in fp32 over the 16 elements of a thread, then in double.
+/// One thread block per block of norm_block elements: Σ g², in fp32 over the 16 elements of a
+/// thread, then in double.
 __global__ void __launch_bounds__(threads)
     sum_squares(const __grid_constant__ Group<NormSegment> group) {
     __shared__ double shared[threads / warp_size];
@@ -97,7 +103,8 @@ __global__ void __launch_bounds__(threads)
 
 constexpr int finish_threads = 1024;
 
-/// Σ values, the same in every thread of the block of finish_threads: thread i adds elements i, i + 1024, …
+/// Σ values, the same in every thread of the block of finish_threads: thread i adds elements i, i +
+/// 1024, …
 __device__ double sum_in_order(const double* values, int64_t n, double* shared) {
     double sum = 0;
 #pragma unroll 8
@@ -107,8 +114,8 @@ __device__ double sum_in_order(const double* values, int64_t n, double* shared) 
 
 __device__ float norm_of(double sum, float scale) { return static_cast<float>(scale * sqrt(sum)); }
 
-/// One block. Writes the norm and the multiplier; when the norm is not finite sets stop, and leaves bad_segment to
-/// find_bad_segment.
+/// One block. Writes the norm and the multiplier. If the norm is not finite, sets stop and leaves
+/// bad_segment to find_bad_segment.
 __global__ void __launch_bounds__(finish_threads)
     finish(StepState* state, const double* partials, int64_t n, float scale, float clip) {
     __shared__ double shared[finish_threads / warp_size];
@@ -124,7 +131,7 @@ __global__ void __launch_bounds__(finish_threads)
     }
 }
 
-/// The counts of consecutive segments as kernel parameters.
+/// The number of partials of each of several consecutive segments, passed as kernel parameters.
 struct Counts {
     static constexpr int capacity = 1000;
 
@@ -135,8 +142,9 @@ struct Counts {
 };
 static_assert(sizeof(Counts) <= max_parameter_bytes);
 
-/// One block, idle unless the optimizer stops for a segment that has no name yet. Goes through the segments in order
-/// until the norm of all so far is not finite. (Should rounding have hidden that, the last segment is named.)
+/// One block, which does nothing unless the optimizer has stopped and bad_segment is not yet set.
+/// Goes through the segments in order until the norm of all so far is not finite. (If rounding
+/// hides that, it reports the last segment.)
 __global__ void __launch_bounds__(finish_threads)
     find_bad_segment(const __grid_constant__ Counts counts, StepState* state,
                      const double* partials, float scale) {
@@ -154,7 +162,7 @@ __global__ void __launch_bounds__(finish_threads)
     }
 }
 
-/// The update's constants of one step, with the bias corrections folded in.
+/// The constants of one update step, including the bias corrections.
 struct Constants {
     float beta1, beta2, one_minus_beta1, one_minus_beta2;
     float m_correction, v_correction;  // 1 / (1 − β₁ᵗ), 1 / (1 − β₂ᵗ)
@@ -169,8 +177,8 @@ struct Constants {
     }
 };
 
-/// One thread block per block of norm_block elements. Reads gradient, m, v, master and writes m, v, master and, where
-/// there are any, weights: 30 bytes per parameter.
+/// One thread block per block of norm_block elements. Reads gradient, m, v and master; writes m, v,
+/// master and, if present, weights: 30 bytes per parameter.
 __global__ void __launch_bounds__(threads)
     update_parameters(const __grid_constant__ Group<AdamWSegment> group, const Constants constants,
                       const StepState* state) {

@@ -1,6 +1,6 @@
 // The optimizer's two passes over all parameters: the global gradient norm, and AdamW.
-// A tensor's elements are taken in fixed blocks of its logical index, so that results do not depend
-// on how tensors are split over ranks or threads.
+// Elements are processed in fixed blocks of a tensor's logical index, so results do not depend on
+// how tensors are split over ranks or threads.
 #pragma once
 #include <span>
 
@@ -9,7 +9,7 @@
 
 namespace train_gpt {
 
-/// Elements per block of norm_partials; shard borders lie on multiples of it.
+/// Elements per block of norm_partials; shard boundaries are multiples of it.
 constexpr int64_t norm_block = 4096;
 
 /// A range of one tensor's gradient: partials[i] receives Σ g² of block i of the range, in fp32 or
@@ -24,15 +24,17 @@ void norm_partials(Stream& stream, std::span<const NormSegment> segments);
 /// What a step decides on the device, so that the host need not wait.
 struct StepState {
     float norm = 0;        // of the scaled gradient, before clipping
-    float multiplier = 0;  // gradient scale · clip factor: what AdamW multiplies gradients with
+    float multiplier = 0;  // gradient scale · clip factor: AdamW multiplies gradients by it
+    // Sticky: set when a norm was not finite. AdamW then changes nothing.
     int32_t stop =
-        0;  // sticky: set when a norm was not finite; AdamW then leaves everything as it is
+        0;
     int32_t bad_segment = -1;  // the first segment whose norm was not finite
 };
 
-/// norm = scale·√Σ partials (summed in order, in double); multiplier = scale·min(1, clip / norm),
-/// clip = 0: no clipping. A norm that is not finite sets stop and bad_segment (which stay set).
-/// counts[i]: partials of segment i, in order.
+/// norm = scale·√Σ partials (summed in a fixed order, in double);
+/// multiplier = scale·min(1, clip / norm), where clip = 0 means no clipping.
+/// A norm that is not finite sets stop and bad_segment (which stay set). counts[i]: the number of
+/// partials of segment i, in order.
 void finish_norm(Stream& stream, StepState* state, const double* partials,
                  std::span<const int64_t> counts, float scale, float clip);
 
@@ -47,9 +49,9 @@ struct AdamWSegment {
 
 /// Loshchilov & Hutter, arXiv 1711.05101, with g = multiplier·gradient, t = step (1 for the first
 /// update):
-///   m = β₁m + (1−β₁)g    v = β₂v + (1−β₂)g²    θ −= lr·( (m/(1−β₁ᵗ)) / (√(v/(1−β₂ᵗ)) + ε) +
-///   decay·θ )
-/// One pass over memory. With state->stop set nothing changes.
+///   m = β₁m + (1−β₁)g    v = β₂v + (1−β₂)g²
+///   θ −= lr·( (m/(1−β₁ᵗ)) / (√(v/(1−β₂ᵗ)) + ε) + decay·θ )
+/// One pass over memory. If state->stop is set, nothing changes.
 struct AdamWStep {
     float learning_rate = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
     int64_t step = 1;
@@ -57,7 +59,7 @@ struct AdamWStep {
 };
 void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWStep& args);
 
-/// What a call must do at least (device/profile.h).
+/// The minimum bytes and FLOPs of a call (device/profile.h).
 Cost cost_of(std::span<const NormSegment> segments);
 Cost cost_of(std::span<const AdamWSegment> segments);
 

@@ -8,12 +8,14 @@ namespace train_gpt::cuda {
 
 namespace {
 
-// A thread takes packs of 8 elements, as many as a bf16 pack holds; enough blocks to fill the GPU, which go round.
+// Threads take packs of 8 elements, the size of a bf16 pack, in a grid-stride loop. There are
+// enough blocks to fill the GPU.
 constexpr int threads = 256, elements_per_pack = Pack<__nv_bfloat16>::size;
 constexpr int blocks_per_multiprocessor = 8;
 
-/// to[i] = from[i] in To's precision, plus to[i] where wanted. Addresses are multiples of 16 bytes (parts of planned buffers
-/// at multiples of norm_block); the tail goes element by element.
+/// to[i] = from[i] in To's precision, plus to[i] if `accumulate`. Addresses are multiples of 16
+/// bytes (parts of planned buffers start at multiples of norm_block); the tail is converted one
+/// element at a time.
 template <class To, class From, bool accumulate>
 __global__ void __launch_bounds__(threads) convert(To* to, const From* from, int64_t n) {
     const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x,

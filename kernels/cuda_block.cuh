@@ -1,4 +1,5 @@
-// What CUDA kernels share: 16-byte packs of elements, conversions, sums over a warp and over a block in a fixed order.
+// Shared by CUDA kernels: 16-byte packs of elements, conversions, and sums over a warp and over a
+// block in a fixed order.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -9,7 +10,7 @@ namespace train_gpt::cuda {
 
 constexpr int warp_size = 32;
 
-/// The device's own type for an element: float, or __nv_bfloat16 for train_gpt::bf16.
+/// The device type of an element: float, or __nv_bfloat16 for train_gpt::bf16.
 template <class T>
 struct ElementOf {
     using type = T;
@@ -30,7 +31,7 @@ __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat
 /// Rounds to nearest, ties to even.
 template <class T>
 __device__ __forceinline__ T from_float(float value) {
-    // Conversion by pairs is one fast instruction; that of a single number is a slow one on sm_90.
+    // Converting a pair is one fast instruction; converting a single number is a slow one on sm_90.
     if constexpr (sizeof(T) == 2)
         return __low2bfloat16(__floats2bfloat162_rn(value, 0.0f));
     else
@@ -49,7 +50,7 @@ struct alignas(16) Pack {
     static __device__ __forceinline__ Pack load(const T* from) {
         return from_bits(*reinterpret_cast<const uint4*>(from));
     }
-    /// For data that no other block reads again soon: it goes first from the caches.
+    /// For data that no other block reads again soon: the caches evict it first.
     static __device__ __forceinline__ Pack load_streaming(const T* from) {
         return from_bits(__ldcs(reinterpret_cast<const uint4*>(from)));
     }
@@ -69,7 +70,7 @@ struct alignas(16) Pack {
     }
 };
 
-/// The elements of a pack as floats: one instruction for each of bf16.
+/// The elements of a pack as floats: one instruction per bf16 element.
 __device__ __forceinline__ void unpack(float (&to)[4], const Pack<float>& from) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) to[i] = from[i];
@@ -83,7 +84,7 @@ __device__ __forceinline__ void unpack(float (&to)[8], const Pack<__nv_bfloat16>
         to[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
     }
 }
-/// The floats rounded to nearest, ties to even; half an instruction for each of bf16.
+/// The floats rounded to nearest, ties to even; half an instruction per bf16 element.
 template <class T>
 __device__ __forceinline__ Pack<T> pack(const float (&from)[Pack<T>::size]) {
     Pack<T> result;
@@ -115,8 +116,8 @@ __device__ __forceinline__ float warp_max(float value) {
     return value;
 }
 
-/// Sum over a block of whole warps, the same in every thread. `shared` holds one element per warp and may be used again
-/// after the next __syncthreads().
+/// Sum over a block of whole warps, the same in every thread. `shared` holds one element per warp
+/// and may be reused after the next __syncthreads().
 template <class T>
 __device__ __forceinline__ T block_sum(T value, T* shared) {
     value = warp_sum(value);

@@ -36,8 +36,9 @@ void add_row(float* sum, const T* row, int64_t columns) {
     for (int64_t c = 0; c < columns; ++c) sum[c] += to_float(row[c]);
 }
 
-/// One part of the work: a slice of the columns, and of the rows of dwte and dwpe those with index % parts == part.
-/// It visits the tokens in order, so that each element is summed in order whatever the number of parts.
+/// One part of the work: a slice of the columns, and the rows of dwte and dwpe with index % parts
+/// == part. It visits the tokens in order, so each element is summed in the same order for any
+/// number of parts.
 template <class T>
 void backward_part(const EmbeddingBackward& args, int64_t first_column, int64_t columns,
                    int64_t part, int64_t parts) {
@@ -73,8 +74,9 @@ void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
     const Profiled profiled(stream, cost_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, embedding_backward(stream, args));
     assert(args.dwte.dtype == DType::fp32 && args.dwpe.dtype == DType::fp32);
-    // Column slices need no look at other threads' tokens; only when there are more threads than slices of whole
-    // cache lines are worth having, the rows are divided as well.
+    // Slicing only the columns wastes no visits: a thread adds every row that it visits. The rows
+    // are divided as well only if there are more threads than slices of at least min_slice columns,
+    // in whole cache lines.
     constexpr int64_t min_slice = 64, line = 16;
     const int64_t C = args.dout.cols(), threads = omp_get_max_threads();
     const int64_t wanted_slices = std::clamp<int64_t>(C / min_slice, 1, threads);

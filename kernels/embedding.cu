@@ -15,7 +15,8 @@ bool aligned(Pointers... pointers) {
     return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
 }
 
-// A thread moves `width` elements at once: up to 16 bytes, or one element where rows are not made of whole packs.
+// A thread moves `width` elements at a time: up to 16 bytes, or one element if rows do not consist
+// of whole packs.
 
 template <class T, int width>
 __device__ __forceinline__ void load(float (&values)[width], const T* from) {
@@ -70,9 +71,10 @@ __global__ void __launch_bounds__(threads) add_embeddings(ForwardArgs<T> args) {
     }
 }
 
-// The backward pass sorts the rows of dout by the row of the gradient that they belong to, the key. The sort is stable:
-// the rows of one key, a run, stay in order. Each run is then summed by one warp, or, where it is longer than 32 rows,
-// by one thread block for each slice of the columns, so that a token that fills the batch occupies more than one warp.
+// The backward pass sorts the rows of dout by key: the row of the gradient to which they are added.
+// The sort is stable, so the rows of one key, a run, stay in order. A run of up to 32 rows is
+// summed by one warp. A longer run is summed by one thread block per slice of the columns, so that
+// a token that fills the batch occupies more than one warp.
 
 /// n rows of dout in the order of their keys.
 struct SortedRows {
@@ -81,7 +83,7 @@ struct SortedRows {
     int64_t n;
 };
 
-/// keys[row] = position of the row; rows[row] = row. Without keys only the latter.
+/// keys[row] = position of the row; rows[row] = row. If keys is null, only rows is written.
 __global__ void __launch_bounds__(threads)
     number_rows(uint32_t* keys, int32_t* rows, const int32_t* doc_start, int64_t n, int T) {
     const int64_t row = int64_t{blockIdx.x} * threads + threadIdx.x;
@@ -90,7 +92,7 @@ __global__ void __launch_bounds__(threads)
     if (keys) keys[row] = static_cast<uint32_t>(static_cast<int>(row % T) - doc_start[row]);
 }
 
-/// The rows sorted by position, where position t occurs once in each of B sequences.
+/// The rows sorted by position, when each position occurs once in each of the B sequences.
 __global__ void __launch_bounds__(threads)
     list_positions(uint32_t* keys, int32_t* rows, int64_t n, int T) {
     const int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x, B = n / T;
@@ -99,8 +101,8 @@ __global__ void __launch_bounds__(threads)
     rows[i] = static_cast<int32_t>(i % B * T + i / B);
 }
 
-/// sink[key] += Σ rows of the run, for runs of up to 32 rows. The warp of position i of the sorted rows does that when
-/// a run begins there.
+/// sink[key] += Σ rows of the run, for runs of up to 32 rows. The warp of position i of the sorted
+/// rows does this if a run begins there.
 template <class T, int width>
 __global__ void __launch_bounds__(threads)
     add_short_runs(float* sink, const T* dout, SortedRows sorted, int64_t C) {
@@ -141,8 +143,8 @@ struct Run {
     uint32_t key = 0;
 };
 
-/// The run of more than 32 rows whose first position that is a multiple of 32 is `position`; an empty one if there is
-/// none. Called by a whole warp.
+/// `position` is a multiple of 32. If it is the first such multiple in a run of more than 32 rows,
+/// returns that run, else an empty one. Called by a whole warp.
 __device__ Run long_run_at(const SortedRows& sorted, int64_t position) {
     const uint32_t key = sorted.keys[position];
     if (position > 0 && sorted.keys[position - warp_size] == key) return {};
@@ -152,7 +154,7 @@ __device__ Run long_run_at(const SortedRows& sorted, int64_t position) {
     };
     const unsigned before = __ballot_sync(0xffffffffu, holds(position - 1 - lane));
     Run run{.first = position - __popc(before), .end = position + 1, .key = key};
-    // The end lies in (run.end − 1, beyond]: 32 lanes probe it at equal distances.
+    // The end lies in (run.end − 1, beyond]: 32 lanes probe for it at equal distances.
     for (int64_t beyond = sorted.n; run.end < beyond;) {
         const int64_t distance = ceil_div<int64_t>(beyond - run.end, warp_size);
         const int64_t probe = run.end - 1 + (lane + 1) * distance;
@@ -163,8 +165,9 @@ __device__ Run long_run_at(const SortedRows& sorted, int64_t position) {
     return run.end - run.first > warp_size ? run : Run{};
 }
 
-/// sink[key] += Σ rows of the run, for runs of more than 32 rows and `slice` columns. A block looks for runs at 16
-/// multiples of 32. The threads divide a run's rows among them by their number; their sums are added in order.
+/// sink[key] += Σ rows of the run, for runs of more than 32 rows and `slice` columns. A block looks
+/// for runs at 16 multiples of 32. A run's rows are dealt round-robin to rows_at_once groups of
+/// threads, whose sums are then added in order.
 template <class T, int width>
 __global__ void __launch_bounds__(long_threads)
     add_long_runs(float* sink, const T* dout, SortedRows sorted, int64_t C) {
@@ -205,7 +208,8 @@ __global__ void __launch_bounds__(long_threads)
 
 template <class T>
 void add_runs(Stream& stream, float* sink, const T* dout, const SortedRows& sorted, int64_t C) {
-    // Short runs are mostly single rows: the fp32 sink is most of the traffic, so a thread takes 16 bytes of that.
+    // Short runs are mostly single rows: the fp32 sink is most of the traffic, so a thread takes 16
+    // bytes of the sink.
     const bool packed = C % Pack<T>::size == 0 && aligned(sink, dout);
     const auto short_runs = packed ? add_short_runs<T, Pack<float>::size> : add_short_runs<T, 1>;
     const auto long_runs = packed ? add_long_runs<T, Pack<T>::size> : add_long_runs<T, 1>;
@@ -218,9 +222,9 @@ void add_runs(Stream& stream, float* sink, const T* dout, const SortedRows& sort
     CUDA_CHECK_LAUNCH();
 }
 
-/// The parts of the scratch memory for n rows.
+/// The layout of the scratch memory for n rows.
 struct Scratch {
-    size_t list_bytes, sort_bytes = 0;  // of each of the four lists; of cub's
+    size_t list_bytes, sort_bytes = 0;  // of each of the four lists; of cub's storage
 
     explicit Scratch(int64_t n)
         : list_bytes(ceil_div<size_t>(static_cast<size_t>(n) * sizeof(int32_t), 256) * 256) {
@@ -237,7 +241,7 @@ struct Scratch {
     uint32_t* sorted_keys(void* scratch) const { return list<uint32_t>(scratch, 2); }
     int32_t* sorted_rows(void* scratch) const { return list<int32_t>(scratch, 3); }
 
-    /// Sorts (keys, rows) into the sorted lists; without scratch memory only finds sort_bytes.
+    /// Sorts (keys, rows) into the sorted lists. If scratch is null, only computes sort_bytes.
     cudaError_t sort(void* scratch, const uint32_t* keys, const int32_t* rows, int64_t n,
                      cudaStream_t on) {
         constexpr int key_bits = 31;  // keys are not negative as int32

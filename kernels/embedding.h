@@ -17,10 +17,10 @@ struct EmbeddingForward {
 };
 void embedding_forward(Stream& stream, const EmbeddingForward& args);
 
-/// dwte[token] += dout rows of that token, always added: the tied head has written dwte before
-/// (head_loss.h). dwpe (+)= sums over the batch; with accumulate = false every row of dwpe [n_ctx,
-/// C] is written, those that no position uses with zeros. The order of additions is fixed by the
-/// tokens, not by the thread count.
+/// dwte[token] += dout rows of that token. Always added, because the tied head has already written
+/// dwte (head_loss.h). dwpe (+)= sums over the batch; with accumulate = false every row of dwpe
+/// [n_ctx, C] is written, with zeros for positions that do not occur. The order of additions is
+/// fixed by the tokens, not by the thread count.
 struct EmbeddingBackward {
     GradientSink dwte, dwpe;
     Tensor dout;  // [B, T, C]
@@ -32,7 +32,7 @@ void embedding_backward(Stream& stream, const EmbeddingBackward& args);
 
 size_t embedding_scratch_bytes(const Device& device, int64_t rows, int64_t vocab_rows);
 
-/// What a call must do at least (device/profile.h).
+/// The minimum bytes and FLOPs of a call (device/profile.h).
 Cost cost_of(const EmbeddingForward& args);
 Cost cost_of(const EmbeddingBackward& args);
 

@@ -1,4 +1,5 @@
-// The exponential function for softmax loops: branch-free float arithmetic that compilers turn into vector code.
+// The exponential function for softmax loops: branch-free float arithmetic that compilers turn into
+// vector code.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -6,14 +7,15 @@
 
 namespace train_gpt {
 
-/// e^x with a relative error below 2⁻²³ for −87 <= x <= 88; below that 0, above it +∞, of a NaN a NaN.
-/// x = n·ln 2 + r with integer n and |r| <= ½·ln 2; e^r = 1 + r + r²·P(r), P the degree-4 polynomial whose greatest relative
-/// error in e^r is smallest (3.1·10⁻⁹).
+/// e^x with a relative error below 2⁻²³ for −87 <= x <= 88; 0 below that range, +∞ above it, NaN
+/// for a NaN. x = n·ln 2 + r with integer n and |r| <= ½·ln 2; e^r = 1 + r + r²·P(r), where P is
+/// the degree-4 polynomial with the smallest maximum relative error in e^r (3.1·10⁻⁹).
 inline float fast_exp(float x) {
     constexpr float log2_e = 1.44269504f;
     constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;  // n·ln2_high is exact
+    // 1.5·2²³: its unit in the last place is 1, and its lowest 9 bits are 0.
     constexpr float round_to_integer =
-        12582912.0f;  // 1.5·2²³: its last place is 1, its lowest 9 bits are 0
+        12582912.0f;
 
     const float shifted = x * log2_e + round_to_integer;
     const float n = shifted - round_to_integer;

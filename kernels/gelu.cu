@@ -6,11 +6,11 @@ namespace train_gpt::cuda {
 
 namespace {
 
-// Four loads of 16 bytes per thread, issued before the first use: 64 bytes of each thread are in flight.
+// Each thread issues four 16-byte loads before the first use, so 64 bytes per thread are in flight.
 constexpr int threads = 256, packs_per_thread = 4;
 
-/// out[i] = gelu(x[i]) for i < n; out may be x. The first `packs` packs are moved by 16-byte accesses, which need
-/// aligned tensors; the elements behind them one by one.
+/// out[i] = gelu(x[i]) for i < n; out may be x. The first `packs` packs are moved by 16-byte
+/// accesses, which need aligned tensors; the elements after them are moved one by one.
 template <class T>
 __global__ void __launch_bounds__(threads)
     gelu_elements(T* out, const T* x, int64_t packs, int64_t n) {

@@ -1,12 +1,14 @@
-// GELU (gelu.h) and its derivative for one number, in device code; gelu_math.h has them for the host.
+// GELU (gelu.h) and its derivative for one number, in device code; gelu_math.h has the host
+// versions.
 #pragma once
 #include "kernels/cuda_block.cuh"
 
 namespace train_gpt::cuda {
 
-// T is the type that a result will be stored in. For fp32 the exponential and the division are rounded well:
-// |error| < 1.5·10⁻⁷·|x|, of the derivative 3·10⁻⁷. For bf16 they are the hardware's approximations: |error| <
-// 6·10⁻⁷·|x|, of the derivative 10⁻⁶, far below the rounding that follows; GELU is then 8 instructions.
+// T is the type in which a result will be stored. For fp32, the exponential and the division are
+// accurate: |error| < 1.5·10⁻⁷·|x|, and 3·10⁻⁷ for the derivative. For bf16, they are the
+// hardware's approximations: |error| < 6·10⁻⁷·|x|, and 10⁻⁶ for the derivative, far below the
+// rounding to bf16 that follows. GELU is then 8 instructions.
 
 template <class T>
 __device__ __forceinline__ float exp_for(float x) {
@@ -40,7 +42,8 @@ __device__ __forceinline__ float gelu(float x) {
 /// gelu'(x) = σ + x·σ·(1 − σ)·2u', σ = σ(2u), 2u' = √(8/π)·(1 + 3·0.044715·x²).
 template <class T>
 __device__ __forceinline__ float gelu_derivative(float x) {
-    // Beyond ±10 the derivative is 0 or 1; inside, nothing overflows. A NaN passes both comparisons.
+    // Beyond ±10 the derivative is 0 or 1; inside, nothing overflows. A NaN fails both comparisons
+    // and stays a NaN.
     const float above = x < -10.0f ? -10.0f : x;
     const float z = above > 10.0f ? 10.0f : above;
     const float z2 = z * z;

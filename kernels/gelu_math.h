@@ -14,7 +14,8 @@ inline float gelu(float x) {
 
 /// gelu'(x) = σ + x·σ·(1 − σ)·2u', σ = σ(2u), 2u' = √(8/π)·(1 + 3·0.044715·x²). |error| < 2.5·10⁻⁷.
 inline float gelu_derivative(float x) {
-    // Beyond ±10 the derivative is 0 or 1; inside, nothing overflows. A NaN passes both comparisons.
+    // Beyond ±10 the derivative is 0 or 1; inside, nothing overflows. A NaN fails both comparisons
+    // and stays a NaN.
     const float above = x < -10.0f ? -10.0f : x;
     const float z = above > 10.0f ? 10.0f : above;
     const float z2 = z * z;

@@ -19,7 +19,7 @@ struct RowStats {
     float max, sum, target;
 };
 
-/// Row statistics over z[0..columns); target is an index into z, or outside of it.
+/// Row statistics over z[0..columns); target is an index into z, or out of range.
 template <class T>
 RowStats row_stats(const T* z, int64_t columns, int64_t target) {
     RowStats stats;
@@ -43,7 +43,8 @@ void row_backward(T* z, int64_t columns, int64_t padded, float max, float sum, i
     std::fill(z + columns, z + padded, T{});
 }
 
-/// Losses of one chunk of rows and, if wanted, dz in place of the logits, while a row is in the cache.
+/// Losses of one chunk of rows and, if `backward`, dz in place of the logits while the row is in
+/// cache.
 template <class T>
 void chunk_loss(Tensor logits, int64_t V, const int32_t* targets, float* losses, bool backward) {
     const int64_t rows = logits.rows(), Vp = logits.cols();
@@ -146,7 +147,7 @@ void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t
 void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,
                      bool accumulate) {
     TRAIN_GPT_ON_CUDA(stream.device, accumulate_loss(stream, total, losses, n, accumulate));
-    // A few thousand additions: one thread does them sooner than a team would start.
+    // A few thousand additions: one thread finishes them before an OpenMP team would have started.
     double sum = 0;
     for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(losses[i]);
     *total = (accumulate ? *total : 0.0) + sum;

@@ -1,5 +1,6 @@
-// The head's loss. The products go through linear.h; here are softmax and cross-entropy over rows of logits, which are
-// as long as the vocabulary. While training, a row is read from memory once and written once.
+// The head's loss. The matrix products go through linear.h; this file has softmax and cross-entropy
+// over rows of logits, each as long as the vocabulary. In training, a row that fits into shared
+// memory is read from memory once and written once.
 #include <algorithm>
 #include <climits>
 #include <cstdint>
@@ -18,22 +19,24 @@ namespace {
 constexpr int32_t ignored_target = -1;
 constexpr float infinity = __builtin_huge_valf();
 
-// Blocks of 512 threads, a row each. A row of 50257 bf16 logits takes 99 KiB of shared memory, so that two blocks
-// share an H200's multiprocessor: one copies its row in, or writes, while the other computes. All of a block's copies
-// are under way at once, far more than the 30 KiB per multiprocessor that keep the memory busy.
+// Blocks of 512 threads, one row each. A row of 50257 bf16 logits takes 99 KiB of shared memory, so
+// two blocks share a multiprocessor of an H200: one copies its row in, or writes, while the other
+// computes. All copies of a block are in flight at the same time, far more than the 30 KiB per
+// multiprocessor that keep the memory busy.
 constexpr int row_threads = 512;
 constexpr int row_warps = row_threads / warp_size;
 static_assert(row_threads % warp_size == 0);
 
-/// e^x with a relative error of 2⁻²²·max(1, |x|), 0 where that is below 2⁻¹²⁶: one multiplication and one MUFU.EX2. The
-/// error matters little, since x <= 0 here and e^x is small where |x| is large.
+/// e^x with a relative error of 2⁻²²·max(1, |x|); results below 2⁻¹²⁶ become 0. One multiplication
+/// and one MUFU.EX2. The error matters little, since x <= 0 here and e^x is small where |x| is
+/// large.
 __device__ __forceinline__ float exp_below(float x) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
     return result;
 }
 
-/// Maximum over the block, the same in every thread; a NaN is passed over. `shared` as in block_sum.
+/// Maximum over the block, the same in every thread; NaNs are ignored. `shared` as in block_sum.
 __device__ __forceinline__ float block_max(float value, float* shared) {
     value = warp_max(value);
     if (threadIdx.x % warp_size == 0) shared[threadIdx.x / warp_size] = value;
@@ -44,9 +47,10 @@ __device__ __forceinline__ float block_max(float value, float* shared) {
     return largest;
 }
 
-/// A row of logits as a sequence of packs; the last may end in padding, which is from column `columns` on. Rows of a
-/// padded vocabulary begin at multiples of 16 bytes. Where they do not, packs are moved element by element, and each
-/// thread still gets the same ones: the sums do not depend on the address.
+/// A row of logits as a sequence of packs. The last pack may end in padding, which starts at column
+/// `columns`. Rows of a padded vocabulary begin at multiples of 16 bytes. If a row does not, its
+/// packs are moved element by element, and each thread still gets the same ones: the sums do not
+/// depend on the address.
 template <class T>
 struct Row {
     static constexpr int size = Pack<T>::size;
@@ -65,7 +69,7 @@ struct Row {
         return aligned && (pack + 1) * size <= columns;
     }
 
-    /// What is no column of the row counts as −∞.
+    /// Elements past the last column are −∞.
     __device__ __forceinline__ Pack<T> load(int pack) const {
         return pack < packs && is_whole(pack) ? Pack<T>::load(data + pack * size)
                                               : load_elements(pack);
@@ -79,7 +83,7 @@ struct Row {
         }
         return result;
     }
-    /// Columns of padding become 0.
+    /// Padding columns become 0.
     __device__ __forceinline__ void store(int pack, const Pack<T>& values) const {
         if (is_whole(pack)) {
             values.store(data + pack * size);
@@ -91,7 +95,7 @@ struct Row {
             if (column < padded) data[column] = column < columns ? values[e] : from_float<T>(0.0f);
         }
     }
-    /// The padding behind the last pack.
+    /// Clears the padding after the last pack.
     __device__ void clear_padding() const {
         for (int column = packs * size + static_cast<int>(threadIdx.x); column < padded;
              column += row_threads)
@@ -130,8 +134,9 @@ __device__ __forceinline__ Pack<T> softmax_of(const Pack<T>& logits, float max, 
     return result;
 }
 
-/// Writes dz of a row: softmax, and behind it by the same thread the target's column, where it is one of the row's.
-/// pack_at(i) is pack i of the logits.
+/// Writes dz of a row: softmax, then the target's column if the row has it. The thread that wrote
+/// the pack with this column overwrites the column, so no barrier is needed. pack_at(i) is pack i
+/// of the logits.
 template <class T, class PackAt>
 __device__ __forceinline__ void write_gradient(const Row<T>& row, float max, float sum,
                                                int64_t target, float target_logit,
@@ -144,8 +149,9 @@ __device__ __forceinline__ void write_gradient(const Row<T>& row, float max, flo
     row.clear_padding();
 }
 
-/// Losses of a chunk of rows and, where wanted, dz in place of the logits [rows, Vp]. A block takes a row, which waits
-/// in `shared_packs` until its maximum and its sum are known; each thread works on packs that it has copied itself.
+/// Losses of a chunk of rows and, if `backward`, dz in place of the logits [rows, Vp]. A block
+/// takes one row and keeps it in `shared_packs` until its maximum and its sum are known. Each
+/// thread works on packs that it copied itself.
 template <class T>
 __global__ void __launch_bounds__(row_threads, 2)
     loss_in_shared_memory(T* logits, int Vp, int V, const int32_t* targets, float* losses,
@@ -186,9 +192,9 @@ __global__ void __launch_bounds__(row_threads, 2)
     if (backward) write_gradient(row, max, sum, target, target_logit, pack_at);
 }
 
-/// Row statistics (max, Σ exp(z − max), z_target) over the first `columns` of logits [rows, Vp], and the losses that
-/// follow from them where they are wanted. Reads each row once: a thread keeps a running maximum and rescales its sum
-/// when that grows.
+/// Row statistics (max, Σ exp(z − max), z_target) over the first `columns` of logits [rows, Vp],
+/// and the losses computed from them if `losses` is not null. Reads each row once: a thread keeps a
+/// running maximum and rescales its sum when the maximum grows.
 template <class T>
 __global__ void __launch_bounds__(row_threads)
     row_statistics(float* stats, float* losses, T* logits, int Vp, int columns,
@@ -197,7 +203,7 @@ __global__ void __launch_bounds__(row_threads)
     __shared__ float maxima[row_warps], sums[row_warps];
     const Row<T> row(logits, columns, Vp);
     float max = -infinity, sum = 0;
-    // exp(−∞ − base) is 0 also while all that was seen is −∞.
+    // base(−∞) is 0, so that exp(−∞ − base) is 0 even if only −∞ has been seen so far.
     const auto base = [](float of) { return of == -infinity ? 0.0f : of; };
     for (int from = threadIdx.x; from < row.packs; from += packs_at_once * row_threads) {
         Pack<T> packs[packs_at_once];
@@ -255,8 +261,8 @@ __global__ void __launch_bounds__(cast_threads)
     }
 }
 
-/// total (+)= Σ losses[0..n): one block, so that the order is always the same; some ten thousand numbers take
-/// microseconds.
+/// total (+)= Σ losses[0..n). One block, so the order is always the same; tens of thousands of
+/// numbers take microseconds.
 constexpr int sum_threads = 1024;
 __global__ void __launch_bounds__(sum_threads)
     sum_losses(double* total, const float* losses, int64_t n, bool accumulate) {
@@ -268,7 +274,7 @@ __global__ void __launch_bounds__(sum_threads)
     if (threadIdx.x == 0) *total = (accumulate ? *total : 0.0) + sum;
 }
 
-/// One block per source, so that the order is always the same.
+/// One block per source, so the order is always the same.
 __global__ void __launch_bounds__(sum_threads) sum_losses_of_source(LossBySource args) {
     __shared__ double sums[sum_threads / warp_size];
     const int source = static_cast<int>(blockIdx.x);
@@ -320,8 +326,9 @@ bool row_fits(const Stream& stream, int64_t V, DType dtype) {
 
 size_t stats_bytes(int64_t rows) { return static_cast<size_t>(3 * rows) * sizeof(float); }
 
-/// Losses of one chunk of rows and, if wanted, dz in place of the logits. Which way is taken depends on the vocabulary
-/// and the GPU alone, so that an evaluation gives the bits of a training step.
+/// Losses of one chunk of rows and, if `backward`, dz in place of the logits. Which kernel runs
+/// depends only on the vocabulary, the dtype and the GPU, so an evaluation gives the same bits as a
+/// training step.
 void chunk_loss(Stream& stream, Tensor logits, int64_t V, const int32_t* targets, float* losses,
                 bool backward) {
     if (!row_fits(stream, V, logits.dtype)) {

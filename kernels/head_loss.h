@@ -1,6 +1,6 @@
-// The head of a language model as one contract: final linear layer, softmax and cross-entropy, in
-// chunks of rows. Full logits [B·T, V] need never exist; a chunk's logits are turned into their
-// gradient in place.
+// The head of a language model as one operation: final linear layer, softmax and cross-entropy, in
+// chunks of rows. The full logits [B·T, V] never have to exist; a chunk's logits are turned into
+// their gradient in place.
 #pragma once
 #include "base/tensor.h"
 #include "device/device.h"
@@ -44,7 +44,8 @@ void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t
                      bool accumulate);
 
 /// totals[s] (+)= Σ losses[b, :] over the sequences b of source s, in double, in an order that does
-/// not depend on the thread count. Every total is written, those of sources without sequences too.
+/// not depend on the thread count. Every total is written, including those of sources without
+/// sequences.
 struct LossBySource {
     double* totals = nullptr;  // [sources]
     int sources = 0;
@@ -58,7 +59,7 @@ void accumulate_loss_by_source(Stream& stream, const LossBySource& args);
 size_t head_loss_scratch_bytes(const Device& device, DType dtype, int64_t chunk, int64_t Vp,
                                int64_t C);
 
-/// What a call must do at least (device/profile.h).
+/// The minimum bytes and FLOPs of a call (device/profile.h).
 Cost cost_of(const HeadLoss& args);
 
 namespace cuda {  // head_loss.cu

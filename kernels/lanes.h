@@ -1,6 +1,6 @@
-// What loops over rows are made of.
-// Sums and maxima are taken in a fixed order: element i goes to lane i mod 32, and the lanes are combined as a tree. The
-// result depends on the values alone, not on their address, the vector width or the number of threads.
+// Building blocks for loops over rows. Sums and maxima are taken in a fixed order: element i goes
+// to lane i mod 32, and the lanes are combined as a tree. The result depends only on the values,
+// not on their address, the vector width or the number of threads.
 #pragma once
 #include <cstdint>
 #include <limits>
@@ -9,15 +9,17 @@
 
 namespace train_gpt {
 
-/// out = value, rounded to nearest. In an `omp simd` loop the assignment of a bf16 object keeps GCC 11 and 12 from
-/// vectorising; that of its bits does not.
+/// out = value, rounded to nearest. In an `omp simd` loop, assigning a bf16 object keeps GCC 11 and
+/// 12 from vectorising; assigning its bits does not.
 inline void store(float& out, float value) { out = value; }
 inline void store(bf16& out, float value) { out.bits = bf16(value).bits; }
 
-/// 32 lanes keep two AVX-512 or four AVX2 accumulators busy, which hides the latency of an addition.
+/// 32 lanes keep two AVX-512 or four AVX2 accumulators busy, which hides the latency of an
+/// addition.
 constexpr int lane_count = 32;
 
-/// Σ f(i) for 0 <= i < n in fp32 lanes; the lanes are then added in type Total. f must not depend on the order of calls.
+/// Σ f(i) for 0 <= i < n in fp32 lanes; the lanes are then added in type Total. The results of f
+/// must not depend on the order of the calls.
 template <class Total = float, class F>
 inline Total lane_sum(int64_t n, F&& f) {
     alignas(64) float lanes[lane_count] = {};
@@ -36,7 +38,7 @@ inline Total lane_sum(int64_t n, F&& f) {
     return sums[0];
 }
 
-/// max f(i) for 0 <= i < n, −∞ for n = 0. A NaN is passed over.
+/// max f(i) for 0 <= i < n, −∞ for n = 0. NaNs are ignored.
 template <class F>
 inline float lane_max(int64_t n, F&& f) {
     alignas(64) float lanes[lane_count];

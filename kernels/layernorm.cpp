@@ -10,8 +10,9 @@ namespace train_gpt {
 
 namespace {
 
-// Column sums are taken per block of rows and the blocks then added in order: the result does not depend on which thread
-// took which block. 32 rows make the blocks' own traffic small beside that of the rows, 256 blocks bound the scratch.
+// Column sums are taken per block of rows and the blocks are then added in order, so the result
+// does not depend on which thread took which block. With 32 rows per block, the blocks' own traffic
+// is small compared with that of the rows; the limit of 256 blocks bounds the scratch memory.
 constexpr int64_t min_block_rows = 32, max_blocks = 256;
 
 int64_t rows_per_block(int64_t M) {

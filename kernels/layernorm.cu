@@ -9,18 +9,21 @@ namespace train_gpt::cuda {
 
 namespace {
 
-// Both passes are bound by memory: they read each row once, in 16-byte packs, and keep it in registers. Rows that packs
-// do not fit (C not a multiple of the pack, a view that starts anywhere) or that are too long for registers go through
-// the *_any kernels, which visit a row several times and rely on the caches.
+// Both passes are memory-bound: they read each row once, in 16-byte packs, and keep it in
+// registers. Rows that do not consist of whole packs (C not a multiple of the pack size, or a view
+// that starts at any address) or that are too long for registers use the *_any kernels, which visit
+// a row several times and rely on the caches.
 
-/// Forward: a row belongs to one warp of up to 8 packs a lane (C <= 2048 in bf16), else to a block of 4 packs a thread
-/// (C <= 32768). Eight warps a block leave 100 KB and more of loads in flight on a multiprocessor.
+/// Forward: a row belongs to one warp with up to 8 packs per lane (C <= 2048 in bf16), else to a
+/// block with up to 4 packs per thread (C <= 32768). Eight warps per block keep 100 KB or more of
+/// loads in flight on a multiprocessor.
 constexpr int warp_packs = 8, block_packs = 4, max_block_threads = 1024, rows_per_block = 8;
 
-/// Backward: each thread holds three fp32 column sums per element of its part of a row. With 8 elements 80 registers
-/// are enough, and two blocks of 384 threads run on a multiprocessor; rows of more than 3072 elements take 16 and 128
-/// registers. Rows on their way wait in shared memory: while one is in work, `stages` − 1 are being read. Several
-/// rows side by side fill a block, which keeps the number of partial sums small.
+/// Backward: each thread holds three fp32 column sums per element of its part of a row. With 8
+/// elements per thread, 80 registers are enough, and two blocks of 384 threads run on a
+/// multiprocessor; rows of more than 3072 elements take 16 elements and 128 registers per thread.
+/// Incoming rows are staged in shared memory: while one is processed, `stages` − 1 are being read.
+/// A block processes several rows side by side, which keeps the number of partial sums small.
 struct ShortRows {
     static constexpr int elements = 8, stages = 3, max_threads = 384, blocks_per_multiprocessor = 2;
     static constexpr int max_columns = elements * max_threads;
@@ -33,8 +36,8 @@ struct LongRows {
 
 constexpr int any_threads = 256;
 
-/// Blocks that sum columns: no more than this, which bounds the scratch; it holds three blocks on each of 160
-/// multiprocessors.
+/// The maximum number of blocks that sum columns, which bounds the scratch memory. 512 allow three
+/// blocks on each of 160 multiprocessors.
 int max_backward_blocks(int64_t C) { return C <= 2048 ? 512 : 256; }
 
 /// Calls f(std::integral_constant<int, n>{}) for 1 <= n <= most.
@@ -62,7 +65,8 @@ struct ForwardArgs {
     }
 };
 
-/// One row per warp (one_warp) or per block: C <= threads · packs · pack size. Reads x once, writes out and stats.
+/// One row per warp (one_warp) or per block; C <= threads · packs · pack size. Reads x once, writes
+/// out and stats.
 template <class T, int packs, bool one_warp>
 __global__ void __launch_bounds__(one_warp ? rows_per_block* warp_size : max_block_threads)
     forward_rows(ForwardArgs<T> args) {
@@ -148,7 +152,7 @@ struct BackwardArgs {
     int C;
 };
 
-/// Sums two values over a warp at once: lanes 0–15 return the total of a, lanes 16–31 that of b.
+/// Sums two values over a warp together: lanes 0–15 return the total of a, lanes 16–31 that of b.
 __device__ __forceinline__ float warp_sum_pair(float a, float b) {
     const bool upper = threadIdx.x & 16;
     float kept = upper ? b : a;
@@ -170,7 +174,7 @@ __device__ __forceinline__ float2 sum_of_pairs(const float* sums, int warps) {
     return lane % 2 == 0 ? float2{own, other} : float2{other, own};
 }
 
-/// Waits for the threads of one row, which are whole warps.
+/// A barrier for the threads of one row, which are whole warps.
 __device__ __forceinline__ void row_barrier() {
     if (blockDim.x == warp_size)
         __syncwarp();
@@ -178,7 +182,7 @@ __device__ __forceinline__ void row_barrier() {
         asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
 }
 
-/// Begins to copy a pack to shared memory. If not `wanted`, nothing is read and zeros are written.
+/// Starts copying a pack to shared memory. If not `wanted`, nothing is read and zeros are written.
 template <class T>
 __device__ __forceinline__ void copy_async(Pack<T>* to, const T* from, bool wanted) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
@@ -187,9 +191,11 @@ __device__ __forceinline__ void copy_async(Pack<T>* to, const T* from, bool want
                  : "memory");
 }
 
-/// A block has blockDim.y rows in work, each in blockDim.x threads: whole warps with C <= blockDim.x · elements. It
-/// takes every gridDim.x-th group of rows, reads dy, x and dres once, writes dres, and at the end its column sums.
-/// Dynamic shared memory: Pack<T>[blockDim.y][stages][3][packs][blockDim.x]; a thread reads only what it copied itself.
+/// A block processes blockDim.y rows at a time, each with blockDim.x threads: whole warps with C <=
+/// blockDim.x · elements. It takes every gridDim.x-th group of rows, reads dy, x and dres once,
+/// writes dres and, at the end, its column sums.
+/// Dynamic shared memory: Pack<T>[blockDim.y][stages][3][packs][blockDim.x].
+/// A thread reads only what it copied itself.
 template <class T, class Shape, bool overwrite>
 __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multiprocessor)
     backward_rows(BackwardArgs<T> args) {
@@ -201,7 +207,8 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
               group = static_cast<int>(threadIdx.y);
     const auto column = [&](int pack) { return (pack * lanes + lane) * size; };
 
-    // The thread's first element of the row in work, and where in shared memory that row and the next to be copied are.
+    // The thread's first element of the current row, and where in shared memory this row and the
+    // next row to copy are.
     const int64_t first_row = int64_t{blockIdx.x} * blockDim.y + group,
                   stride = int64_t{gridDim.x} * blockDim.y;
     const int64_t stride_elements = stride * args.C;
@@ -244,8 +251,9 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
         stats += stride;
         if (left > 1) next_stats = *stats;
         copy_row(at + (Shape::stages - 1) * stride_elements, left >= Shape::stages);
+        // Read again for each row: w is in L1, and there are no registers to keep it in.
         Pack<T> w_packs[packs] =
-            {};  // read for each row: it is in L1, and there are no registers to keep it in
+            {};
 #pragma unroll
         for (int k = 0; k < packs; ++k)
             if (column(k) < args.C) w_packs[k] = Pack<T>::load(args.w + column(k));
@@ -269,7 +277,7 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
                 db[k][i] += dy[i];
             }
         }
-        // One barrier a row is enough, because the next row uses other sums.
+        // One barrier per row is enough, because the next row uses the other half of warp_sums.
         float* const row_sums = warp_sums[left % 2] + group * 2 * warps;
         const float pair = warp_sum_pair(sum_g, sum_gx);
         if (lane % 16 == 0) row_sums[lane / 16] = pair;
@@ -296,7 +304,8 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
         advance(stage);
     }
 
-    // The groups add their sums one after the other, where rows were staged; the last writes them out.
+    // The groups add their sums one after the other, in the memory where rows were staged; the last
+    // one writes the totals to the partials.
     float* const block_sums = reinterpret_cast<float*>(dynamic_shared);
     float* const partials = args.partials + int64_t{blockIdx.x} * 3 * args.C;
     const int last = static_cast<int>(blockDim.y) - 1;
@@ -324,8 +333,9 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
     }
 }
 
-/// Any C and alignment: a block takes every gridDim.x-th row and visits it twice; a thread owns every any_threads-th
-/// column and adds to that column's sums in the partials, which the caches hold.
+/// Any C and alignment. A block takes every gridDim.x-th row and visits it twice; a thread owns
+/// every any_threads-th column and adds to that column's sums in the partials, which stay in the
+/// caches.
 template <class T, bool overwrite>
 __global__ void __launch_bounds__(any_threads) backward_any(BackwardArgs<T> args) {
     __shared__ float shared[2][any_threads / warp_size];
@@ -360,8 +370,8 @@ struct Sinks {
     GradientSink of[3];  // dw, db, dbias
 };
 
-/// sink (+)= Σ_block partials[block]: 32 columns of sink blockIdx.y per block. Slice s of 32 adds blocks s, s + 32, …;
-/// then the slices are added in order.
+/// sink (+)= Σ_block partials[block]. Each thread block takes 32 columns of sink blockIdx.y. Slice
+/// s of 32 adds blocks s, s + 32, …; then the slices are added in order.
 constexpr int reduce_slices = 32;
 __global__ void __launch_bounds__(warp_size* reduce_slices)
     reduce_partials(const __grid_constant__ Sinks sinks, const float* partials, int blocks, int C) {
@@ -421,7 +431,8 @@ void forward(Stream& stream, const LayerNormForward& args) {
     CUDA_CHECK_LAUNCH();
 }
 
-/// How backward_rows is launched for rows of C elements; a multiprocessor gets `resident` blocks.
+/// The launch configuration of backward_rows for rows of C elements. A multiprocessor runs
+/// `resident` blocks.
 struct BackwardLaunch {
     int64_t threads, groups, resident;
     size_t shared_bytes;
@@ -437,8 +448,9 @@ BackwardLaunch backward_launch(int64_t M, int64_t C) {
             static_cast<size_t>(groups * Shape::stages * 3 * packs * threads) * sizeof(Pack<T>)};
 }
 
-/// Launches what writes dres and the partials; returns the number of blocks that wrote some. It depends on the number
-/// of multiprocessors, and with it the order of the sums.
+/// Launches the kernel that writes dres and the partials; returns the number of blocks that wrote
+/// partials. This number, and with it the order of the sums, depends on the number of
+/// multiprocessors.
 template <class T, bool overwrite>
 int backward(Stream& stream, const LayerNormBackward& args, const BackwardArgs<T>& kernel_args) {
     const int64_t M = kernel_args.M, C = kernel_args.C;
@@ -448,7 +460,7 @@ int backward(Stream& stream, const LayerNormBackward& args, const BackwardArgs<T
     const bool is_short = C <= ShortRows::max_columns;
     const BackwardLaunch launch =
         is_short ? backward_launch<T, ShortRows>(M, C) : backward_launch<T, LongRows>(M, C);
-    constexpr size_t static_shared_bytes = 1024;  // at most; warp_sums
+    constexpr size_t static_shared_bytes = 1024;  // upper bound; warp_sums
     if (!packed || C > LongRows::max_columns ||
         launch.shared_bytes + static_shared_bytes > limits.shared_bytes_per_block) {
         const int64_t blocks =

@@ -19,8 +19,8 @@ void layernorm_forward(Stream& stream, const LayerNormForward& args);
 ///   dw   (+)=  Σ_rows dy ⊙ x̂        db (+)= Σ_rows dy
 ///   dbias (+)= Σ_rows dres (after the update): the bias gradient of the linear layer whose output
 ///   was added into x.
-/// dy, x, dres [M, C]; w [C]; stats [M, 2]; dw, db, dbias fp32 [C]. overwrite_dres: dres is
-/// written, not added to (the final layer norm, behind which no residual goes on).
+/// dy, x, dres [M, C]; w [C]; stats [M, 2]; dw, db, dbias fp32 [C]. overwrite_dres: dres is written
+/// instead of added to (for the final layer norm, which has no residual stream after it).
 struct LayerNormBackward {
     Tensor dres;
     GradientSink dw, db;
@@ -32,7 +32,7 @@ void layernorm_backward(Stream& stream, const LayerNormBackward& args);
 
 size_t layernorm_scratch_bytes(const Device& device, int64_t M, int64_t C);
 
-/// What a call must do at least (device/profile.h).
+/// The minimum bytes and FLOPs of a call (device/profile.h).
 Cost cost_of(const LayerNormForward& args);
 Cost cost_of(const LayerNormBackward& args);
 

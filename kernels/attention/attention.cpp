@@ -1,19 +1,22 @@
 // Causal attention on the CPU, in tiles that stay in the first two levels of cache.
 //
 // Work is cut into blocks of up to 256 queries of one head, and these into tiles of 64 queries × 64
-// keys. Every product of a tile is one of two register-blocked micro-kernels over packed operands:
+// keys. Every product of a tile uses one of two register-blocked micro-kernels over packed
+// operands:
 //   rows:     C[m, n] = Σ_k A[m, k]·B[k, n]    S = Q·Kᵀ, dP = dO·Vᵀ, O += P·V, dQ += dS·K
 //   columns:  C[m, n] = Σ_k A[k, m]·B[k, n]    dV += Pᵀ·dO, dK += dSᵀ·Q
-// Vectors run along n; A is broadcast element by element. "Packed" means: contiguous, zero-padded,
-// and for fp32 nothing else. With AVX512_BF16 an operand is made of 32-bit words that each hold two
-// bf16 neighbours along k, which is what the dot-product instruction multiplies; P and dS are
-// rounded to bf16 for it. Everything else is fp32.
+// Vectors run along n; A is broadcast element by element. "Packed" means contiguous and
+// zero-padded, and for fp32 nothing else. With AVX512_BF16, an operand consists of 32-bit words
+// that each hold two bf16 neighbours along k, which is what the dot-product instruction multiplies;
+// P and dS are rounded to bf16 for it. Everything else is fp32.
 //
-// Each element of a result is one chain of fused multiply-adds in the order of k, whoever computes
-// it: the bits depend neither on the number of threads nor on how blocks are shared among them.
+// Each element of a result is one chain of fused multiply-adds in the order of k, whichever thread
+// computes it: the bits depend neither on the number of threads nor on how blocks are shared among
+// them.
 //
 // A product covers whole panels of queries and, at document boundaries, whole tiles, with P = 0
-// where a query does not see a key: a NaN or an infinity also reaches such neighbours (0·∞ = NaN).
+// where a query does not see a key. A NaN or an infinity therefore also reaches such neighbours
+// (0·∞ = NaN).
 #include "kernels/attention/attention.h"
 
 #include <algorithm>
@@ -31,9 +34,9 @@ namespace {
 
 int64_t blocks_of(int64_t T) { return (T + cpu::block_rows - 1) / cpu::block_rows; }
 
-/// Whether the backward pass gives each thread whole key heads (five products per tile), or goes
-/// over queries and then over keys in blocks (seven products, but more pieces to share): whichever
-/// ends first on this many threads.
+/// Whether the backward pass goes over queries and then over keys in blocks (seven products per
+/// tile, but more pieces to share), or gives each thread whole key heads (five products per tile):
+/// whichever finishes first on this many threads.
 bool backward_in_blocks(const AttentionShape& shape, int threads) {
     const double heads = static_cast<double>(shape.B) * shape.H_kv,
                  blocks = static_cast<double>(blocks_of(shape.T));
@@ -60,9 +63,9 @@ decltype(auto) with_engine(DType dtype, F&& f) {
     return f(cpu::EngineOfBf16{}, bf16{});
 }
 
-/// Runs task(i, next, memory) for 0 <= i < count, where `next` is what the same thread will run
-/// afterwards, or −1. Each task writes its own part of the outputs, so that who runs it does not
-/// matter.
+/// Runs task(i, next, memory) for 0 <= i < count, where `next` is the task that the same thread
+/// runs afterwards, or −1. Each task writes its own part of the outputs, so it does not matter
+/// which thread runs it.
 template <class Task>
 void share(int64_t count, int threads, char* scratch, size_t bytes, const Task& task) {
     threads = static_cast<int>(std::min<int64_t>(threads, count));
@@ -107,7 +110,8 @@ void check(const AttentionShape& shape, const char* where) {
     }
 }
 
-// Where the document of each query starts; on a GPU the host does not see it.
+// Checks where the document of each query starts. On a GPU this is not checked, because the host
+// cannot see doc_start.
 void check_documents(const AttentionShape& shape, const char* where) {
     if (!shape.doc_start) return;
     for (int64_t i = 0; i < int64_t{shape.B} * shape.T; ++i) {
@@ -133,7 +137,7 @@ size_t attention_scratch_bytes(const Device& device, const AttentionShape& shape
         int64_t{shape.B} * shape.H * (shape.T < cpu::few_queries ? shape.T : blocks_of(shape.T));
     const auto threads = static_cast<int>(std::min<int64_t>(omp_get_max_threads(), pieces));
     return with_engine(shape.dtype, [&](auto engine, auto) {
-        size_t bytes = 0;  // a smaller team may need more each, where it gets whole heads
+        size_t bytes = 0;  // a smaller team may need more per thread, if threads get whole heads
         for (int n = 1; n <= threads; ++n) {
             bytes = std::max(bytes,
                              static_cast<size_t>(n) * bytes_per_thread<decltype(engine)>(shape, n));
@@ -170,7 +174,7 @@ void attention_forward(Stream& stream, const AttentionForward& args) {
             });
             return;
         }
-        // The last blocks see most keys: they go first, so that threads end together.
+        // The last blocks see the most keys. They go first, so that all threads finish together.
         const auto block = [&](int64_t i) {
             return cpu::ForwardBlock{i % heads / shape.H, i % shape.H,
                                      (blocks - 1 - i / heads) * cpu::block_rows};
@@ -259,7 +263,8 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
 
 namespace {
 
-/// Pairs of a query and a key that it sees, over batch and heads, in one document.
+/// The number of pairs of a query and a key that it sees, over batch and heads, if each sequence is
+/// one document.
 double pairs(const AttentionShape& s) {
     const double T = s.T, S = s.S;
     return (T * (S - T) + T * (T + 1) / 2) * s.B * s.H;

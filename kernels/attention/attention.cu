@@ -1,4 +1,5 @@
-// Attention on CUDA: chooses between tensor cores, the general kernels and cuDNN. attention.cpp has checked the arguments.
+// Attention on CUDA: chooses between the tensor-core kernels, the general kernels and cuDNN.
+// attention.cpp has checked the arguments.
 #include <algorithm>
 
 #include "device/cuda_queue.h"
@@ -11,8 +12,8 @@ namespace {
 
 constexpr int largest_tiled_head = 128;
 
-/// Fewer queries than the 16 rows of a tensor core's operand are left to the general kernels, which share the keys of
-/// one query among many warps: sampling.
+/// With fewer queries than the 16 rows of a tensor-core operand, as in sampling, the general
+/// kernels run instead: they divide the keys of one query among many warps.
 constexpr int fewest_tiled_queries = 16;
 
 bool can_be_tiled(const AttentionShape& shape, std::initializer_list<HeadsView> views) {

@@ -7,17 +7,17 @@
 namespace train_gpt {
 
 /// Element (b, t, h, d) of a query, key, value or output is data[b·batch + t·token + h·head + d];
-/// strides in elements. Packed QKV [B, T, 3, H, D] and separate tensors or a KV cache are the same
-/// to the kernels.
+/// strides in elements. The kernels treat packed QKV [B, T, 3, H, D], separate tensors and a KV
+/// cache alike.
 struct HeadsView {
     void* data = nullptr;
     int64_t batch = 0, token = 0, head = 0;
 };
 
-/// Query t (of T) stands at position t + S − T among S keys and sees keys s <= that position (T = S
-/// in training; T < S with a KV cache), and of those only s >= doc_start[b, t] where doc_start is
-/// given. H query heads share H_kv key/value heads, H % H_kv == 0, query head h uses key head h /
-/// (H / H_kv). 1 <= D <= 256.
+/// Query t (of T) is at position t + S − T among S keys and sees the keys s <= that position (T = S
+/// in training; T < S with a KV cache). If doc_start is given, it sees only those with s >=
+/// doc_start[b, t]. H query heads share H_kv key/value heads, H % H_kv == 0; query head h uses key
+/// head h / (H / H_kv). 1 <= D <= 256.
 struct AttentionShape {
     DType dtype = DType::fp32;
     int B = 0, T = 0, S = 0, H = 0, H_kv = 0, D = 0;
@@ -46,7 +46,7 @@ void attention_backward(Stream& stream, const AttentionBackward& args);
 
 size_t attention_scratch_bytes(const Device& device, const AttentionShape& shape);
 
-/// What a call must do at least (device/profile.h).
+/// The minimum bytes and FLOPs of a call (device/profile.h).
 Cost cost_of(const AttentionForward& args);
 Cost cost_of(const AttentionBackward& args);
 

@@ -16,7 +16,7 @@ struct BackwardScratch {
     Element *p_columns, *ds_rows, *ds_columns;
     float *dq, *dk, *dv, *scores, *dp, *delta, *lse;
 
-    /// keys: how many of them get their gradients from one thread at once.
+    /// keys: the number of keys whose gradients one thread accumulates at a time.
     BackwardScratch(Pieces& pieces, const AttentionShape& shape, int64_t keys) {
         constexpr bool paired = Engine::depth > 1;
         const int64_t rows = block_height(shape.T), head = padded_head(shape.D);
@@ -48,7 +48,7 @@ void softmax_backward_step(const Visibility& view, int rows, const BackwardScrat
     constexpr bool coarse = Engine::depth > 1;
     for (int r = 0; r < rows; r += Engine::depth) {
         const int vectors = view.vectors(r / panel * panel);
-        // Padding pairs up with the last vector where a row has an odd number of them.
+        // If a row has an odd number of vectors, the last one is paired with zeros.
         [[maybe_unused]] vfloat ds_of[Engine::depth][tile / lanes] = {};
         for (int v = 0; v < vectors; ++v) {
             vfloat p[Engine::depth], ds[Engine::depth];
@@ -146,8 +146,8 @@ void backward_range(const AttentionBackward& args, const BackwardRange& range,
                 my.lse[r] = args.lse[(b * shape.H + h) * shape.T + t0 + r] * log2_e;
             if (want_dq) std::fill_n(my.dq, static_cast<int64_t>(padded_rows) * head, 0.0f);
 
-            // The last block goes over all keys of the range, seen or not, for after it their
-            // gradients are complete.
+            // The last block visits all keys of the range, seen or not, because it completes their
+            // gradients and writes them.
             const bool finish = want_dkv && last;
             for (int64_t key0 = finish ? range.s0 : keys_begin;
                  key0 < (finish ? range.s1 : keys_end); key0 += tile) {

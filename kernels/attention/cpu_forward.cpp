@@ -30,8 +30,8 @@ struct ForwardScratch {
 };
 
 /// One online-softmax step of a tile: scores (in units of log 2) become probabilities relative to
-/// the rows' new maxima; rescale[r] is what sums over earlier keys must be multiplied with. bf16
-/// rows overwrite the scores row by row.
+/// the rows' new maxima. Sums over earlier keys must be multiplied by rescale[r]. bf16 rows
+/// overwrite the scores row by row.
 template <class Engine>
 void softmax_step(const Visibility& view, int rows, float* scores, float* row_max, float* row_sum,
                   float* rescale) {
@@ -56,8 +56,8 @@ void softmax_step(const Visibility& view, int rows, float* scores, float* row_ma
         }
         const vfloat old_max = load(row_max + r0);
         const vfloat new_max = max(reduce_rows(largest, take_max), old_max);
-        // While a row has seen no key its maximum is −∞; any finite reference gives the zeros it
-        // needs.
+        // As long as a row has seen no key, its maximum is −∞; any finite reference gives the zeros
+        // that it needs.
         const vfloat reference = new_max == minus_infinity ? vfloat{} : new_max;
         store(row_max + r0, new_max);
         store(rescale + r0, exp2<false>(old_max - reference));

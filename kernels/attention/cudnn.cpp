@@ -1,5 +1,6 @@
-// TRAIN_GPT_CUDNN is defined where the build found cuDNN's frontend: headers that describe the operation as a graph to
-// whichever version of the library is there at run time. Nothing of cuDNN is linked.
+// TRAIN_GPT_CUDNN is defined if the build found cuDNN's frontend: headers that describe the
+// operation as a graph to whichever version of the library is present at run time. Nothing is
+// linked against cuDNN.
 #include "kernels/attention/cudnn.h"
 
 #ifdef TRAIN_GPT_CUDA
@@ -22,7 +23,7 @@
 #include <cudnn_frontend.h>
 
 namespace cudnn_frontend {
-void* cudnn_dlhandle = nullptr;  // where the frontend looks up the functions of the library
+void* cudnn_dlhandle = nullptr;  // where the frontend looks up the library's functions
 }
 #endif
 
@@ -30,8 +31,8 @@ namespace train_gpt::cuda {
 
 namespace {
 
-/// Other lengths than multiples of 128 the frontend pads by a mask, which it copies from the host in every call to many
-/// versions of cuDNN.
+/// Other lengths than multiples of 128 are excluded, because the frontend pads them with a mask,
+/// which for many versions of cuDNN it copies from the host in every call.
 bool is_supported(const AttentionShape& s) {
     return s.dtype == DType::bf16 && !s.doc_start && s.T == s.S && s.T % 128 == 0 && s.D % 8 == 0 &&
            s.D <= 128 && s.H % s.H_kv == 0;
@@ -44,7 +45,7 @@ bool are_aligned(std::initializer_list<HeadsView> views) {
     });
 }
 
-/// As many as the logits may take.
+/// The same limit as for a chunk of logits on a GPU.
 constexpr size_t most_workspace_bytes = size_t{2} << 30;
 
 }  // namespace
@@ -63,12 +64,13 @@ const std::string& cudnn_obstacle() {
     return obstacle;
 }
 
-// cuDNN alone knows what a pass needs, but only once the pass is built, which takes a second; a plan counts this many
-// times. So this is what was seen with cuDNN 9.19, which other versions may exceed at the price of not being used.
-// Forward: 256 bytes. Backward: Σ dout·out of each row; where heads share keys and values, their gradients for each query
-// head; and, since the deterministic algorithm adds up dq in order, the scores' gradient as a matrix, on all GPUs but the
-// Blackwells of data centers. Where that matrix is too large it is not granted, and our own kernels, which have none, do
-// the pass.
+// Only cuDNN knows how much a pass needs, and only after the pass is built, which takes a second;
+// planning asks for this number many times. So these are the amounts observed with cuDNN 9.19. A
+// version that needs more is not used. Forward: 256 bytes. Backward: Σ dout·out of each row; if
+// heads share keys and values, their gradients for each query head; and, because the deterministic
+// algorithm adds up dq in order, the gradient of the scores as a matrix, on all GPUs except
+// data-center Blackwell. If that matrix is too large, it is not granted, and our own kernels, which
+// need no such matrix, run the pass.
 size_t cudnn_workspace_bytes(const AttentionShape& s) {
     if (!is_supported(s) || !cudnn_obstacle().empty()) return 0;
     const size_t T = static_cast<size_t>(s.T), D = static_cast<size_t>(s.D),
@@ -98,7 +100,7 @@ namespace fe = cudnn_frontend;
 
 constexpr size_t oldest_version = 90000;
 
-/// Errors of graphs list every plan that was tried; the first line says what is wrong.
+/// Graph errors list every plan that was tried; the first line says what is wrong.
 void require(fe::error_t status) {
     if (status.is_good()) return;
     const std::string text = status.get_message();
@@ -114,7 +116,7 @@ enum Uid : int64_t { uid_q = 1, uid_k, uid_v, uid_out, uid_lse, uid_dout, uid_dq
 
 using Tensor = fe::graph::Tensor_attributes;
 
-/// [B, H, T, D], as cuDNN orders the dimensions of whatever order in memory.
+/// Dimensions [B, H, T, D], in the order that cuDNN uses whatever the order in memory is.
 void describe(Tensor& tensor, Uid uid, const AttentionShape& s, int H, const HeadsView& view) {
     tensor.set_uid(uid)
         .set_dim({s.B, H, s.T, s.D})
@@ -150,7 +152,8 @@ struct Graph {
         tensor.set_output(true);
     }
 
-    /// Takes the first plan of cuDNN's heuristics, which depends on the shape, the GPU and the version alone.
+    /// Takes the first plan of cuDNN's heuristics, which depends only on the shape, the GPU and the
+    /// version.
     void build(cudnnHandle_t handle) {
         require(graph.build(handle, {fe::HeurMode_t::A}));
         int64_t bytes = 0;
@@ -238,7 +241,7 @@ class CudnnAttention : public AttentionLibrary {
     }
 
   private:
-    /// All that a graph depends on.
+    /// Everything that a graph depends on.
     using Key = std::vector<int64_t>;
     using Graphs = std::map<Key, Graph>;
 
@@ -277,8 +280,8 @@ Function* function_of(void* library, const char* name) {
 
 }  // namespace
 
-// The frontend remembers the functions that it has looked up, missing ones too: it is not used before they are known to
-// be there.
+// The frontend remembers the functions that it has looked up, including missing ones, so it is not
+// used before all of them are known to exist.
 std::string cudnn_obstacle(const char* name) {
     void* library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
     if (!library) return concat("cuDNN cannot be loaded (", dlerror(), ")");
@@ -289,7 +292,8 @@ std::string cudnn_obstacle(const char* name) {
         return concat("cuDNN ", version, " is too old; 9.0 or newer is needed");
     fe::cudnn_dlhandle = library;
 
-    // Else the frontend loads the first of several versions that it knows by name.
+    // Otherwise the frontend loads the first version of libcudart that it finds by its own list of
+    // names.
     setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", concat("libcudart.so.", CUDART_VERSION / 1000).c_str(),
            0);
     try {

@@ -47,13 +47,13 @@ namespace {
 constexpr const char* direction_names[] = {"forward", "backward"};
 constexpr const char* engine_names[] = {"own", "cudnn"};
 
-/// Queues fail alike: what one has said, another need not say again.
+/// Different queues fail for the same reasons: each line is printed only once.
 void say_once(const std::string& line) {
     static std::set<std::string> said;
     if (said.insert(line).second) std::fprintf(stderr, "train_gpt: %s\n", line.c_str());
 }
 
-/// The value whose name the next word is; a word that is no name fails the stream.
+/// Reads the next word as the name of a value. An unknown name sets the stream's failbit.
 template <class Value, size_t n>
 Value read_name(std::istream& from, const char* const (&names)[n]) {
     std::string word;
@@ -104,19 +104,20 @@ void AttentionEngines::run(Direction direction, Stream& stream, const Work& own,
     if (!attempt(direction, by_library)) own();
 }
 
-/// Both passes write the same outputs however often they run, so that the arguments themselves are timed with.
+/// Either pass writes the same outputs however often it runs, so it is timed with the actual
+/// arguments.
 void AttentionEngines::choose(Direction direction, Stream& stream, const Work& own,
                               const Work& by_library) {
     Pass& pass = passes_[direction];
     pass.chosen = Engine::own;
     if (!attempt(direction, by_library)) return;
-    own();  // what is done the first time only is done now
+    own();  // so that one-time work is not timed
     const double library_seconds = time_(stream, [&] { attempt(direction, by_library); });
     const double own_seconds = time_(stream, own);
     if (!pass.failed && library_seconds < own_seconds) pass.chosen = Engine::library;
 }
 
-/// False when the library failed, here or before.
+/// False if the library failed, in this call or an earlier one.
 bool AttentionEngines::attempt(Direction direction, const Work& by_library) {
     Pass& pass = passes_[direction];
     if (pass.failed) return false;
@@ -128,7 +129,8 @@ bool AttentionEngines::attempt(Direction direction, const Work& by_library) {
                         " runs on our own kernels, since ", reason.what()));
     }
     pass.failed = true;
-    // Without a forward pass, nothing is expected of the other; the reverse is common, since it needs more memory.
+    // If the forward pass fails, the backward pass is not attempted either. The reverse is common:
+    // the backward pass alone fails, since it needs more memory.
     if (direction == forward_pass) passes_[backward_pass].failed = true;
     for (Pass& each : passes_)
         if (each.failed && wanted() == Wanted::automatic) each.chosen = Engine::own;

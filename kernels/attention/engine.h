@@ -1,4 +1,5 @@
-// Which implementation of attention computes on a GPU: our own kernels (attention.cu) or cuDNN's (cudnn.h).
+// Which implementation of attention runs on a GPU: our own kernels (attention.cu) or cuDNN's
+// (cudnn.h).
 #pragma once
 #include <string>
 
@@ -15,15 +16,17 @@ struct CUstream_st;  // what a cudaStream_t points to
 
 namespace train_gpt {
 
-/// What attention on GPUs runs on, in all of the process: "own"; "cudnn", wherever it can; or "auto", the faster of the
-/// two as timed when a training shape is first seen. Throws Error for another name. Nothing depends on it on the CPU.
+/// Selects the attention implementation on GPUs for the whole process: "own"; "cudnn", wherever it
+/// can be used; or "auto", the faster of the two as timed when a training shape is first seen.
+/// Throws Error for another name. Has no effect on the CPU.
 void select_attention(const std::string& name);
 
 #ifdef TRAIN_GPT_CUDA
 namespace cuda {
 
-/// A library's attention, opened for one stream. Both functions submit their work to that stream and throw the reason,
-/// with none of the outputs valid, when they cannot; its text ends a sentence.
+/// A library's attention, opened for one stream. Both functions submit their work to that stream.
+/// If they cannot, they throw the reason, worded as the end of a sentence, and none of the outputs
+/// is valid.
 class AttentionLibrary {
   public:
     virtual ~AttentionLibrary() = default;
@@ -32,12 +35,14 @@ class AttentionLibrary {
                           size_t workspace_bytes) = 0;
 };
 
-/// Opens cuDNN for a stream; throws the reason, which ends a sentence, where it cannot be used.
+/// Opens cuDNN for a stream. If cuDNN cannot be used, throws the reason, worded as the end of a
+/// sentence.
 std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st* stream);
 
-/// Sends the calls of attention on a queue to our own kernels or to the library. Both compute the same from the same
-/// buffers, log-sum-exp included, so that each pass is chosen for itself. Where the library is absent or fails, our own
-/// kernels do the pass from then on, and one line on stderr says why.
+/// Sends the attention calls of a queue to our own kernels or to the library. Both compute the same
+/// from the same buffers, including the log-sum-exp, so the engine is chosen separately for each
+/// pass. If the library is missing or fails, our own kernels run that pass from then on, and one
+/// line on stderr says why.
 class AttentionEngines {
   public:
     using Work = std::function<void()>;  // submits our own kernels
@@ -50,14 +55,16 @@ class AttentionEngines {
                               Time time = median_seconds)
         : stream_(stream), open_(open), time_(time) {}
 
-    /// The arguments have been checked. The host waits for the device only while it times, the first time.
+    /// The arguments must already have been checked. The host waits for the device only while it
+    /// times a pass, the first time.
     void forward(Stream& stream, const AttentionForward& args, const Work& own);
     void backward(Stream& stream, const AttentionBackward& args, const Work& own);
 
-    /// The engines that "auto" has chosen so far, a line for each pass: what a run keeps, so that a later one gets the
-    /// same bits.
+    /// The engines that "auto" has chosen so far, one line per pass. A run keeps this text so that
+    /// a later run gets the same bits.
     std::string choices() const;
-    /// "auto" takes the engines of this text; what was chosen before is forgotten. Throws Error when it is damaged.
+    /// Makes "auto" use the engines in this text; earlier choices are forgotten. Throws Error if
+    /// the text is damaged.
     void set_choices(const std::string& text);
 
   private:
@@ -65,7 +72,7 @@ class AttentionEngines {
     enum Direction : uint8_t { forward_pass, backward_pass };
     struct Pass {
         std::optional<Engine> chosen;
-        bool failed = false;  // the library did
+        bool failed = false;  // the library has failed
     };
 
     void run(Direction direction, Stream& stream, const Work& own, const Work& by_library);
@@ -81,7 +88,7 @@ class AttentionEngines {
     std::array<Pass, 2> passes_;
 };
 
-/// Scratch that cuDNN may want for the shape; 0 where it is not going to be used.
+/// The scratch memory that cuDNN may need for the shape; 0 if it will not be used.
 size_t attention_library_scratch_bytes(const AttentionShape& shape);
 
 }  // namespace cuda

@@ -1,10 +1,12 @@
-// What the general kernels of attention share: for every dtype, head size, layout and number of queries, in fp32 arithmetic
-// without tensor cores. Dao et al., arXiv 2205.14135.
+// Shared by the general kernels of attention, which handle every dtype, head size, layout and
+// number of queries, in fp32 arithmetic without tensor cores. Dao et al., arXiv 2205.14135.
 //
-// A block has a few rows of one operand (queries, or keys in the pass for dk and dv) in shared memory; its warps share the
-// rows of the other, 32 at a time. In a first step a lane has one of the 32 rows and forms its products with all rows of
-// the block; in the second a lane has every 32nd element of the head and adds up the 32 rows with the weights that came of
-// the products. At the end the sums of the warps are added, in the order of the warps.
+// A block holds a few rows of one operand (queries, or keys in the pass for dk and dv) in shared
+// memory; its warps divide the rows of the other operand among themselves, 32 at a time. In the
+// first step, a lane has one of the 32 rows and computes its products with all rows of the block.
+// In the second step, a lane has every 32nd element of the head and adds up the 32 rows with the
+// weights computed from the products. At the end, the sums of the warps are added in the order of
+// the warps.
 #pragma once
 #include <initializer_list>
 #include <type_traits>
@@ -18,8 +20,9 @@ namespace train_gpt::cuda::general {
 constexpr int largest_head = 256, lane_elements = largest_head / warp_size;
 constexpr unsigned all_lanes = 0xffffffffu;
 
-/// Rows and warps of a block. Many rows make each row that is read count for more; a single query, in sampling, has its
-/// keys shared by many warps. The sums of dk and dv need twice the registers.
+/// Rows and warps of a block. With more rows, each row that is read from the other operand is used
+/// more often. For a single query, in sampling, the keys are divided among many warps. The sums of
+/// dk and dv need twice the registers.
 template <int rows_, int warps_>
 struct Cut {
     static constexpr int rows = rows_, warps = warps_, threads = warps * warp_size;
@@ -28,7 +31,7 @@ using QueriesCut = Cut<8, 4>;
 using QueryCut = Cut<1, 16>;
 using KeysCut = Cut<4, 4>;
 
-/// Elements of a row padded to whole packs of 4.
+/// The number of elements of a row, padded to whole packs of 4.
 __host__ __device__ constexpr int padded(int D) { return (D + 3) / 4 * 4; }
 
 /// One weight for each row of the block.
@@ -42,7 +45,8 @@ __device__ __forceinline__ const Element* row_of(const HeadsView& view, int b, i
     return static_cast<const Element*>(view.data) + b * view.batch + h * view.head + t * view.token;
 }
 
-/// Rows t, t + 1, … of a head as floats in shared memory; zeros from row `end` and element D on.
+/// Copies rows t, t + 1, … of a head to shared memory as floats, with zeros from row `end` and from
+/// element D on.
 template <class Element>
 __device__ void stage_rows(float* to, const HeadsView& view, int b, int h, int t, int rows, int end,
                            int D) {
@@ -53,7 +57,8 @@ __device__ void stage_rows(float* to, const HeadsView& view, int b, int h, int t
     }
 }
 
-/// products[r] = Σ rows[r]·other. Packed: `other` may be read four elements at a time.
+/// products[r] = Σ_d staged[r, d]·other[d]. If `packed`, `other` may be read four elements at a
+/// time.
 template <int rows, bool packed, class Element>
 __device__ __forceinline__ void multiply(float (&products)[rows], const float* staged,
                                          const Element* other, int D) {
@@ -100,7 +105,7 @@ __device__ __forceinline__ void add_rows(float (&sums)[rows][lane_elements],
     }
 }
 
-/// A warp's sums to shared memory, [rows, D].
+/// Writes a warp's sums to shared memory, [rows, D].
 template <int rows>
 __device__ __forceinline__ void put_sums(float* to, const float (&sums)[rows][lane_elements], int D,
                                          int lane) {
@@ -135,7 +140,7 @@ struct Range {
     __device__ __forceinline__ bool contains(int key) const { return key >= first && key <= last; }
 };
 
-/// Which rows of which head a block has; the blocks with most work come first.
+/// Which rows of which head a block processes; the blocks with the most work come first.
 struct Place {
     int b, h, first_row;
 

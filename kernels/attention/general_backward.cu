@@ -1,4 +1,5 @@
-// The backward pass of attention for everything that the contract allows: one kernel sums dq, one dk and dv.
+// The backward pass of attention for all arguments that the contract allows: one kernel computes
+// dq, the other dk and dv.
 #include "kernels/attention/cuda.h"
 #include "kernels/attention/general.cuh"
 
@@ -14,8 +15,9 @@ size_t queries_shared_bytes(int D) {
                   2 * Cut::rows);
 }
 
-/// dq of QueriesCut::rows queries of one head, and their delta = Σ dout·out for the other kernel. Shared: queries, dout, for
-/// each warp 32 weights per query and its sums, and lse and delta.
+/// dq of QueriesCut::rows queries of one head, and their delta = Σ dout·out for the other kernel.
+/// Shared memory: queries and dout; for each warp, 32 weights per query and its sums; lse and
+/// delta.
 template <class Element, bool packed>
 __global__ void __launch_bounds__(QueriesCut::threads, 2)
     backward_queries_kernel(const AttentionBackward args, float* deltas) {
@@ -91,8 +93,8 @@ size_t keys_shared_bytes(int D) {
                   2 * Cut::warps * (warp_size * Cut::rows + Cut::rows * D));
 }
 
-/// dk and dv of KeysCut::rows keys of one key head. Shared: keys, values, and for each warp 32 weights per key and its sums,
-/// of dk and of dv.
+/// dk and dv of KeysCut::rows keys of one key head. Shared memory: keys and values; for each warp,
+/// 32 weights per key and its sums, both for dk and for dv.
 template <class Element, bool packed>
 __global__ void __launch_bounds__(KeysCut::threads, 2)
     backward_keys_kernel(const AttentionBackward args, const float* deltas) {

@@ -1,4 +1,4 @@
-// The forward pass of attention for everything that the contract allows.
+// The forward pass of attention for all arguments that the contract allows.
 #include <limits>
 
 #include "kernels/attention/cuda.h"
@@ -16,8 +16,8 @@ size_t forward_shared_bytes(int D) {
                   Cut::warps * (warp_size * Cut::rows + Cut::rows * D + 2 * Cut::rows));
 }
 
-/// out and lse of Cut::rows queries of one head. Shared: the queries, and for each warp 32 weights per query, its sums of
-/// values, and its row maxima and sums.
+/// out and lse of Cut::rows queries of one head. Shared memory: the queries and, for each warp, 32
+/// weights per query, its sums of values, and its row maxima and row sums.
 template <class Element, class Cut, bool packed>
 __global__ void __launch_bounds__(Cut::threads, Cut::warps <= 4 ? 2 : 1)
     forward_kernel(const AttentionForward args) {
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(Cut::threads, Cut::warps <= 4 ? 2 : 1)
         first_key = min(first_key, Range(shape, b, t).first);
 
     float sums[rows][lane_elements] = {}, row_max[rows], row_sum[rows] = {};
-    // Finite: an infinite maximum less itself is not a number, and rows may see nothing of the first keys.
+    // Finite, because −∞ − (−∞) is NaN and a row may see none of the first keys.
 #pragma unroll
     for (int r = 0; r < rows; ++r) row_max[r] = std::numeric_limits<float>::lowest();
     for (int key0 = first_key + warp * warp_size; key0 <= last_key;
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(Cut::threads, Cut::warps <= 4 ? 2 : 1)
     }
     __syncthreads();
 
-    // Per row: the largest maximum, and how much of each warp's sums counts.
+    // For each row: the largest maximum, and the factor for each warp's sums.
     if (const int r = static_cast<int>(threadIdx.x); r < rows) {
         float largest = warp_max[r], total = 0;
         for (int w = 1; w < Cut::warps; ++w) largest = fmaxf(largest, warp_max[w * rows + r]);

@@ -1,4 +1,5 @@
-// The two products of which attention on the CPU is made (attention.cpp), over packed operands.
+// The two matrix products that attention on the CPU is built from (attention.cpp), over packed
+// operands.
 #pragma once
 #include "kernels/attention/vectors.h"
 
@@ -42,8 +43,8 @@ struct Bf16Pairs {
 };
 #endif
 
-/// Compilers like to read a row of B anew for each multiply-add that uses it, which makes loads the
-/// limit.
+/// Without this, compilers tend to reload a row of B for each multiply-add that uses it, which
+/// makes loads the bottleneck.
 template <class Vector>
 [[gnu::always_inline]] inline void keep_in_register(Vector& x) {
 #if defined(__AVX512F__)
@@ -55,7 +56,7 @@ template <class Vector>
 #endif
 }
 
-enum class A { rows, columns };      // how the broadcast operand lies: A[m, k] or A[k, m]
+enum class A { rows, columns };      // layout of the broadcast operand: A[m, k] or A[k, m]
 enum class C { scale, accumulate };  // C = factor·A·B, or C = factor[m]·C + A·B
 
 /// One panel of C: 4 rows by N vectors. Strides in words (a, b) and floats (c).
@@ -116,7 +117,7 @@ inline void multiply_columns(int columns, Args... args) {
     }
 }
 
-/// What multiplies tensors in bf16.
+/// The engine that multiplies bf16 tensors.
 #if TRAIN_GPT_BF16_PAIRS
 using EngineOfBf16 = Bf16Pairs;
 #else

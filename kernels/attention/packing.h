@@ -1,4 +1,5 @@
-// Packing for attention on the CPU: rows of a head into contiguous, zero-padded operands of the micro-kernels, and back.
+// Packing for attention on the CPU: copies rows of a head into contiguous, zero-padded operands of
+// the micro-kernels, and back.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -8,10 +9,10 @@
 
 namespace train_gpt::cpu {
 
-// Queries and keys of a tile: a 64 × 64 operand is half of a first-level cache of 32 KiB.
+// Queries and keys of a tile: a 64 × 64 operand takes half of a first-level cache of 32 KiB.
 constexpr int tile = 64;
-// Queries that share one packing of the keys: with 64 columns, 64 KiB per operand, all of them in
-// the second-level cache.
+// Queries that share one packing of the keys. With 64 columns an operand takes 64 KiB, so all
+// operands fit into the second-level cache.
 constexpr int block_rows = 256;
 constexpr int max_head = 256;
 static_assert(tile % lanes == 0 && tile % panel == 0 && lanes % panel == 0 &&
@@ -29,10 +30,10 @@ inline T* at(const HeadsView& view, int64_t b, int64_t t, int64_t h) {
     return static_cast<T*>(view.data) + b * view.batch + t * view.token + h * view.head;
 }
 
-/// Rows of the tensors that will be read or written soon. A head's rows lie far apart, where no
-/// hardware prefetcher follows; brought into the second-level cache a few with each panel of a
-/// product, they cost nothing. What was added last is wanted first. Only a hint: what does not fit
-/// is forgotten.
+/// Rows of the tensors that will be read or written soon. A head's rows are too far apart for
+/// hardware prefetchers. Prefetching a few of them into the second-level cache with each panel of a
+/// product costs nothing. The rows added last are prefetched first. This is only a hint: rows that
+/// exceed the capacity are dropped.
 class Prefetch {
   public:
     template <class Storage>
@@ -56,7 +57,7 @@ class Prefetch {
 
   private:
     static constexpr int capacity = 16;
-    // A block's products have about a third as many panels as it touches rows.
+    // A block's products have about a third as many panels as the block touches rows.
     static constexpr int rows_at_once = 4;
     struct Part {
         const char* row;
@@ -100,7 +101,7 @@ inline void pack_transposed(float* dst, const float* src, int words, int keys) {
     for (int r = 0; r < keys; r += lanes) {
         for (int k = 0; k < words; k += lanes) {
             vfloat square[lanes];
-            // Pairs: words is half of the padded head size, a multiple of lanes / 2.
+            // For bf16 pairs, `words` is half of the padded head size, a multiple of lanes / 2.
             const int depth = std::min(lanes, words - k);
 #pragma GCC unroll 16
             for (int i = 0; i < lanes; ++i) square[i] = load_unaligned(src + (r + i) * words + k);
@@ -110,7 +111,7 @@ inline void pack_transposed(float* dst, const float* src, int words, int keys) {
     }
 }
 
-/// B of a product over rows. Plain floats are that already.
+/// B of a product over rows. Plain floats need no packing.
 inline const float* pack_depth(float*, const float* src, int, int) { return src; }
 
 #if TRAIN_GPT_BF16_PAIRS
@@ -174,14 +175,15 @@ void row_products(float* dst, const Storage* a, int64_t a_stride, const Storage*
     }
 }
 
-/// Hands out 64-byte aligned pieces of one thread's share; over a null base it only counts.
+/// Hands out 64-byte aligned pieces of one thread's scratch memory; with a null base it only
+/// counts.
 class Pieces {
   public:
     explicit Pieces(char* base) : base_(base) {}
 
     template <class T>
     T* take(int64_t count) {
-        // Two extra lines keep buffers whose sizes are powers of two from meeting in the same sets
+        // Two extra lines keep buffers whose sizes are powers of two from mapping to the same sets
         // of the cache.
         const size_t start = used_;
         used_ += static_cast<size_t>(round_up(count * static_cast<int64_t>(sizeof(T)), 64)) + 128;

@@ -1,9 +1,10 @@
-// What the tensor-core kernels of attention share: how they are cut into tiles, tiles of heads in shared memory, the
-// products of a warp, and the order of the blocks.
+// Shared by the tensor-core kernels of attention: tile sizes, swizzled tiles of heads in shared
+// memory, the matrix products of a warp, and the order of the blocks.
 //
-// A block holds the rows of one operand (queries, or keys in the pass for dk and dv) and streams the rows of the other
-// past it. Each warp owns some of the held rows and all streamed ones, so that scores stay in its registers: the
-// accumulator of the first product has the layout of the left operand of the second.
+// A block holds the rows of one operand (queries, or keys in the pass for dk and dv) and streams
+// the rows of the other past it. Each warp owns some of the held rows and processes all streamed
+// ones, so scores stay in its registers: the accumulator fragments of the first product have the
+// layout of the left operand of the second.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -20,48 +21,55 @@ using Element = __nv_bfloat16;
 constexpr int warps = 4, threads = warps * warp_size;
 constexpr unsigned all_lanes = 0xffffffffu;
 
-/// How a kernel is cut for a head size, which is padded to the next of 16, 32, 64, 96, 128.
+/// The tile sizes of a kernel for a head size, which is padded to the next of 16, 32, 64, 96, 128.
 struct Cut {
-    int warp_rows;     // held rows of a warp
+    int warp_rows;     // held rows per warp
     int streamed;      // rows of a streamed tile; two stages of such tiles are in shared memory
-    int in_registers;  // of the held operands' 16-row pieces, how many a warp keeps in registers; others it reads again
-    int blocks;        // per multiprocessor, which bounds the registers of a thread to 512 / blocks
+    // How many 16-row pieces of the held operands a warp keeps in registers; it reads the others
+    // again.
+    int in_registers;
+    int blocks;        // per multiprocessor; limits the registers of a thread to 512 / blocks
 
     constexpr int rows() const { return warps * warp_rows; }
 };
 
-/// 32 rows per warp where registers allow: each fragment that is read from shared memory then feeds two products. With 16
-/// rows a 64×64 step reads as long as it multiplies: 128 bytes per clock against the rate of mma.sync on Hopper. Registers
-/// per thread for 32 rows of D = 64: out 64, scores 64, queries 32. For a larger D the queries stay in shared memory.
+/// 32 rows per warp if there are enough registers: each fragment read from shared memory then feeds
+/// two products. With 16 rows, a 64×64 step takes as long to read as to multiply: 128 bytes per
+/// clock compared with the rate of mma.sync on Hopper. Registers per thread for 32 rows of D = 64:
+/// out 64, scores 64, queries 32. For a larger D the queries stay in shared memory.
 constexpr Cut forward_cut(int head) { return head <= 64 ? Cut{32, 64, 2, 2} : Cut{32, 32, 0, 2}; }
 
-/// The pass for dq holds queries and dout. Scores are made and used up 16 keys at a time: they need few registers.
-/// D = 64, 32 rows: dq 64, queries and dout 64, scores and their gradients 32.
+/// The pass for dq holds queries and dout. Scores are computed and used 16 keys at a time, so they
+/// need few registers. D = 64, 32 rows: dq 64, queries and dout 64, scores and their gradients 32.
 constexpr Cut backward_queries_cut(int head) { return head <= 64 ? Cut{32, 64, 4, 2} : Cut{16, 64, 2, 2}; }
 
-/// The pass for dk and dv holds keys and values and has two sums. D = 64, 32 rows: dk and dv 128, keys and values 64,
-/// scores and their gradients 32: all there are.
+/// The pass for dk and dv holds keys and values and has two sums. D = 64, 32 rows: dk and dv 128,
+/// keys and values 64, scores and their gradients 32, which together take all registers.
 constexpr Cut backward_keys_cut(int head) {
     return head <= 64 ? Cut{32, 64, 4, 2} : head <= 96 ? Cut{16, 64, 2, 2} : Cut{16, 64, 1, 2};
 }
 
-/// Read anew each time, which costs less than the registers that would keep what is computed from it through the loops.
+/// Reads the index again each time. That costs less than the registers that would otherwise hold
+/// values computed from it throughout the loops.
 __device__ __forceinline__ int thread_index() {
     unsigned index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-    return static_cast<int>(index % threads);  // not negative, as the compiler can see now: a quotient is a shift
+    // The remainder shows the compiler that the index is not negative, so that a division becomes a
+    // shift.
+    return static_cast<int>(index % threads);
 }
 __device__ __forceinline__ int warp_index() { return static_cast<int>(threadIdx.x % threads) / warp_size; }
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x % warp_size); }
 
-/// Of the smallest GPUs that are supported (sm_86, sm_89), with opt-in.
+/// The shared memory of a block, with opt-in, on the smallest supported GPUs (sm_86, sm_89).
 constexpr int shared_bytes_limit = 99 << 10;
 
-// ------------------------------------------------------------------------------------------------------------- tiles
+// ------------------------------------------------------------------------------------------- tiles
 
-/// Rows of `head` elements in shared memory. ldmatrix reads 8 rows of 16 bytes at once: the 16-byte chunks of a row are
-/// permuted so that these lie in different banks, by flipping bits of the chunk's number; `period` is how many chunks that
-/// moves about.
+/// Rows of `head` elements in shared memory, swizzled: ldmatrix reads 8 rows of 16 bytes at a time,
+/// and the 16-byte chunks of a row are permuted, by flipping bits of the chunk number, so that
+/// these 8 chunks lie in different banks. `period`: the number of chunks that are permuted among
+/// themselves.
 template <int head>
 struct Tile {
     static_assert(head % 16 == 0);
@@ -73,7 +81,8 @@ struct Tile {
     static __device__ __forceinline__ uint32_t offset(int row, int chunk) {
         return row * row_bytes + (chunk ^ (row / (8 / period) % period)) * 16;
     }
-    /// From an address in the 16×16 submatrix at the tile's origin to the one in another; tiles begin at multiples of 128.
+    /// Turns an address in the 16×16 submatrix at the origin of a tile into the corresponding
+    /// address in the 16×16 submatrix (row16, column16). Tiles begin at multiples of 128 bytes.
     static __device__ __forceinline__ uint32_t moved(uint32_t address, int row16, int column16) {
         return (address ^ (column16 * 2 % period * 16)) + column16 * 2 / period * period * 16 + row16 * bytes(16);
     }
@@ -97,19 +106,21 @@ __device__ __forceinline__ T load_shared(uint32_t from) {
     return result;
 }
 
-/// Starts to copy 16 bytes to shared memory, or to clear them there.
+/// Starts copying 16 bytes to shared memory or, if not `valid`, clearing them there.
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-/// Starts to copy `rows` rows from row `first` of a head, zeros for rows from `end` on and for elements from D on.
+/// Starts copying `rows` rows of a head, beginning with row `first`; writes zeros for rows from
+/// `end` on and for elements from D on.
 template <int head, int rows>
 __device__ __forceinline__ void load_tile(uint32_t tile, const Element* from, int64_t stride, int first, int end,
                                           int D) {
     using To = Tile<head>;
     constexpr int rows_at_once = threads / To::period;
-    static_assert(rows % rows_at_once == 0 && rows_at_once % 8 == 0);  // the permutation repeats every 8 rows
+    // The swizzle repeats every 8 rows.
+    static_assert(rows % rows_at_once == 0 && rows_at_once % 8 == 0);
     const int thread = thread_index(), row = thread / To::period, chunk = thread % To::period;
     const uint32_t to = tile + To::offset(row, chunk);
     const Element* mine = from + (first + row) * stride + chunk * 8;
@@ -123,8 +134,9 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const Element* from, in
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------- products
-// Of mma.sync.m16n8k16: lane l has, of an accumulator, columns 2·(l % 4) and the next, in rows l / 4 and l / 4 + 8.
+// ---------------------------------------------------------------------------------------- products
+// mma.sync.m16n8k16: of an accumulator fragment, lane l holds columns 2·(l % 4) and 2·(l % 4) + 1
+// in rows l / 4 and l / 4 + 8.
 
 __device__ __forceinline__ void load_fragment(uint32_t (&to)[4], uint32_t from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -158,25 +170,27 @@ __device__ __forceinline__ float power_of_2(float x) {
     return result;
 }
 
-/// Where a lane points ldmatrix in a 16×16 submatrix, whose four 8×8 matrices come in this order: down, then right, for a
-/// left operand and for the transpose of a right one...
+/// A lane's ldmatrix offset in a 16×16 submatrix. Here its four 8×8 matrices come in the order
+/// down, then right: for a left operand, and for a right operand that is loaded transposed.
 template <int head>
 __device__ __forceinline__ uint32_t lane_offset_down(int lane) {
     return Tile<head>::offset(lane % 16, lane / 16);
 }
-/// ...and right, then down, for a right operand whose columns are the rows of the tile.
+/// The same in the order right, then down: for a right operand whose columns are the rows of the
+/// tile.
 template <int head>
 __device__ __forceinline__ uint32_t lane_offset_right(int lane) {
     return Tile<head>::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 }
 
-/// The warp's rows of a held operand, in 16-row pieces, of which the first `in_registers` are in registers.
+/// The warp's rows of a held operand, in 16-row pieces, of which the first `in_registers` are in
+/// registers.
 template <int head, int warp_rows, int in_registers>
 class Held {
   public:
     static constexpr int row_tiles = warp_rows / 16, depth = head / 16, kept = std::clamp(in_registers, 0, row_tiles);
 
-    /// The tile has arrived.
+    /// The tile must have arrived in shared memory.
     __device__ __forceinline__ Held(uint32_t tile, int warp, int lane)
         : from_(tile + Tile<head>::bytes(warp * warp_rows) + lane_offset_down<head>(lane)) {
 #pragma unroll
@@ -184,7 +198,7 @@ class Held {
 #pragma unroll
             for (int m = 0; m < kept; ++m) load_fragment(fragments_[k][m], Tile<head>::moved(from_, m, k));
     }
-    /// Columns 16·k and on.
+    /// Columns 16·k to 16·k + 15.
     __device__ __forceinline__ void get(uint32_t (&to)[row_tiles][4], int k) const {
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m) {
@@ -202,7 +216,8 @@ class Held {
     uint32_t fragments_[depth][std::max(kept, 1)][4];
 };
 
-/// scores[m][n] += held · tileᵀ, for 8·columns rows of the tile from the 16 in which `from` is, a lane_offset_right.
+/// scores[m][n] += held · tileᵀ, for 8·columns rows of the tile, beginning with the 16 rows that
+/// `from` points into. `from` contains lane_offset_right.
 template <int head, int row_tiles, int columns, class HeldOperand>
 __device__ __forceinline__ void multiply(float (&scores)[row_tiles][columns][4], const HeldOperand& held,
                                          uint32_t from) {
@@ -224,7 +239,8 @@ __device__ __forceinline__ void multiply(float (&scores)[row_tiles][columns][4],
     }
 }
 
-/// sums += weights · tile, over the 16 rows of the tile in which `from` is, a lane_offset_down.
+/// sums += weights · tile, over the 16 rows of the tile that `from` points into. `from` contains
+/// lane_offset_down.
 template <int head, int row_tiles>
 __device__ __forceinline__ void add_product(float (&sums)[row_tiles][head / 8][4],
                                             const uint32_t (&weights)[row_tiles][4], uint32_t from) {
@@ -240,7 +256,7 @@ __device__ __forceinline__ void add_product(float (&sums)[row_tiles][head / 8][4
     }
 }
 
-/// Two neighbouring accumulators as left operand.
+/// Converts two neighbouring accumulator fragments to a left operand.
 __device__ __forceinline__ void to_weights(uint32_t (&weights)[4], const float (&left)[4], const float (&right)[4]) {
     weights[0] = packed(left[0], left[1]);
     weights[1] = packed(left[2], left[3]);
@@ -248,8 +264,8 @@ __device__ __forceinline__ void to_weights(uint32_t (&weights)[4], const float (
     weights[3] = packed(right[2], right[3]);
 }
 
-/// Writes factor[row]·sums to the first `rows` rows. Neighbouring lanes exchange values, so that each has four neighbours
-/// and a row's 16 columns fill a 32-byte sector.
+/// Writes factor[row]·sums to the first `rows` rows. Neighbouring lanes exchange values, so that
+/// each lane has four adjacent ones and a row's 16 columns fill a 32-byte sector.
 template <int head, int row_tiles>
 __device__ __forceinline__ void store_rows(Element* to, int64_t stride, int rows, int D, int lane,
                                            const float (&sums)[row_tiles][head / 8][4],
@@ -276,7 +292,7 @@ __device__ __forceinline__ void store_rows(Element* to, int64_t stride, int rows
     }
 }
 
-/// Over the four lanes that share a row of an accumulator.
+/// Reductions over the four lanes that share a row of an accumulator fragment.
 __device__ __forceinline__ float row_max_of_lanes(float value) {
     value = fmaxf(value, __shfl_xor_sync(all_lanes, value, 1));
     return fmaxf(value, __shfl_xor_sync(all_lanes, value, 2));
@@ -286,7 +302,7 @@ __device__ __forceinline__ float row_sum_of_lanes(float value) {
     return value + __shfl_xor_sync(all_lanes, value, 2);
 }
 
-// ---------------------------------------------------------------------------------------------- documents and order
+// ----------------------------------------------------------------------------- documents and order
 
 /// The smallest and the largest of `count` first keys; the same in all lanes of a full warp.
 __device__ __forceinline__ int2 range_of(const int32_t* first_keys, int count) {
@@ -299,13 +315,14 @@ __device__ __forceinline__ int2 range_of(const int32_t* first_keys, int count) {
     return {__reduce_min_sync(all_lanes, least), __reduce_max_sync(all_lanes, most)};
 }
 
-/// Which block does what. Heads go through in groups whose streamed operands the L2 cache holds; within a group, the tiles
-/// with most work go first, so that blocks end together. The order changes no result.
+/// Which block does what. Heads are processed in groups whose streamed operands fit into the L2
+/// cache; within a group, the tiles with the most work go first, so that blocks finish together.
+/// The order does not affect results.
 struct Order {
     int heads, tiles, group;
 
     struct Work {
-        int head, rank;  // rank 0: the tiles with most work
+        int head, rank;  // rank 0: the tiles with the most work
     };
     __device__ __forceinline__ Work operator()(unsigned block) const {
         const int index = static_cast<int>(block), first_head = index / (group * tiles) * group;
@@ -314,7 +331,7 @@ struct Order {
     }
 };
 
-/// `heads` heads of `tiles` tiles; `bytes` are streamed for a head.
+/// `heads` heads of `tiles` tiles; `bytes` are streamed per head.
 inline Order order_of(const Stream& stream, int heads, int tiles, int64_t bytes) {
     const auto fitting = static_cast<int64_t>(limits_of(stream).l2_bytes) / 2 / std::max<int64_t>(bytes, 1);
     return {heads, tiles, static_cast<int>(std::clamp<int64_t>(fitting, 1, heads))};
@@ -328,7 +345,7 @@ void launch(const Stream& stream, Kernel* kernel, const Order& order, int shared
     CUDA_CHECK_LAUNCH();
 }
 
-/// Calls f with the head size, padded, as a compile-time constant.
+/// Calls f with the padded head size as a compile-time constant.
 template <class F>
 void with_padded_head(int D, F&& f) {
     if (D <= 16) return f(std::integral_constant<int, 16>{});

@@ -1,6 +1,6 @@
-// The backward pass of attention on tensor cores, in two kernels: one holds queries and sums dq, one holds keys and sums
-// dk and dv. Both compute the scores again; in return every sum has one owner and a fixed order, and probabilities never
-// leave the registers. Dao, arXiv 2307.08691.
+// The backward pass of attention on tensor cores, in two kernels: one holds queries and sums dq,
+// the other holds keys and sums dk and dv. Both recompute the scores. In return, every sum has one
+// owner and a fixed order, and probabilities never leave the registers. Dao, arXiv 2307.08691.
 #include <numbers>
 
 #include "kernels/attention/cuda.h"
@@ -12,8 +12,8 @@ namespace {
 
 using namespace tiles;
 
-/// What the sums of a query's products start from, so that p = exp(scale·scores) and ds = p·dp. The first kernel leaves
-/// it for the second in the scratch memory, [B, H, stats_rows(T)].
+/// The initial values of a query's accumulators, chosen so that p = exp(scale·scores) and ds =
+/// p·dp. The first kernel leaves them for the second in the scratch memory, [B, H, stats_rows(T)].
 struct RowStats {
     float scores;  // −lse / scale; −∞ for rows from T on, which makes their probabilities zero
     float dp;      // −Σ dout·out
@@ -53,8 +53,8 @@ __device__ __forceinline__ void multiply_elements(float (&ds)[row_tiles][2][4],
             for (int i = 0; i < 4; ++i) ds[m][n][i] *= p[m][n][i];
 }
 
-/// One block computes dq and RowStats of a tile of queries of one head; it streams the tiles of keys and values that they
-/// see. `scale` is the shape's in units of log 2.
+/// One block computes dq and RowStats for a tile of queries of one head; it streams the tiles of
+/// keys and values that they see. `scale` is the shape's scale in units of log 2.
 template <int head>
 __global__ void __launch_bounds__(threads, backward_queries_cut(head).blocks)
     backward_queries_kernel(const AttentionBackward args, const float scale, RowStats* all_stats,
@@ -130,14 +130,14 @@ __global__ void __launch_bounds__(threads, backward_queries_cut(head).blocks)
 #pragma unroll 1
     for (int tile = first_tile; tile <= last_tile; ++tile) {
         wait_for_copies();
-        __syncthreads();  // the tile is there for all, and none reads the one before
+        __syncthreads();  // the tile has arrived for all warps, and no warp reads the previous one
         if (tile < last_tile) load(tile + 1);
 #pragma unroll 1
         for (int row16 = 0; row16 < cut.streamed / 16; ++row16) {
             const int key = tile * cut.streamed + row16 * 16;
             const uint32_t key_rows =
                 stages + tile % 2 * 2 * tile_bytes + row16 * Tile<head>::bytes(16);
-            if (key > warp_row + cut.warp_rows - 1) break;  // the warp sees no more
+            if (key > warp_row + cut.warp_rows - 1) break;  // this warp sees no more keys
             float p[row_tiles][2][4], ds[row_tiles][2][4];
 #pragma unroll
             for (int m = 0; m < row_tiles; ++m) {
@@ -183,8 +183,9 @@ __global__ void __launch_bounds__(threads, backward_queries_cut(head).blocks)
                      end_row - warp_row, shape.D, lane, dq, factor);
 }
 
-/// One block computes dk and dv of a tile of keys of one key head; for each query head that shares it, it streams the
-/// tiles of queries and dout that see the keys. Scores are transposed: a warp's rows are keys.
+/// One block computes dk and dv for a tile of keys of one key head; for each query head that shares
+/// it, the block streams the tiles of queries and dout that see the keys. Scores are transposed: a
+/// warp's rows are keys.
 template <int head>
 __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
     backward_keys_kernel(const AttentionBackward args, const float scale, const RowStats* all_stats,
@@ -213,8 +214,8 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
     const int warp_row = first_row + warp * cut.warp_rows;
     const int32_t* doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * T : nullptr;
 
-    // The next tile of queries: from the one at the first key's position on, head after head. Those that see none of the
-    // keys are passed over.
+    // The next tile of queries, head after head; each head begins with the tile at the first key's
+    // position. `advance` skips tiles that see none of the keys.
     const int end_head = (h_kv + 1) * group;
     int next_head = end_head - group, next_query = first_row;
     const auto advance = [&] {
@@ -243,8 +244,9 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
                                 shape.D);
     load_tile<head, cut.rows()>(values, head_of(args.v, b, h_kv), args.v.token, first_row, end_row,
                                 shape.D);
+    // The query at a key's position sees it, so the first tile is never skipped.
     load_next(
-        stages);  // the query at a key's position sees it: the first tile is never passed over
+        stages);
     wait_for_copies();
     __syncthreads();
 
@@ -258,14 +260,14 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
         const int tile_query = next_query;
         advance();
         wait_for_copies();
-        __syncthreads();  // the tile is there for all, and none reads the one before
+        __syncthreads();  // the tile has arrived for all warps, and no warp reads the previous one
         if (next_head < end_head) load_next(2 * stages + stage_bytes - stage);
 #pragma unroll 1
         for (int query = tile_query; query < tile_query + cut.streamed; query += 16) {
             const int row = query % cut.streamed;
             const uint32_t stats = stage + 2 * tile_bytes + row * int{sizeof(RowStats)},
                            query_rows = stage + Tile<head>::bytes(row);
-            if (query < warp_row) continue;  // none of the 16 sees the warp's keys
+            if (query < warp_row) continue;  // none of the 16 queries sees the warp's keys
             float p[row_tiles][2][4], ds[row_tiles][2][4];
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
@@ -287,7 +289,7 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
             multiply<head>(ds, held_values, query_rows + tile_bytes + right);
             to_probabilities(p, scale);
             const int first_key =
-                doc_start ? doc_start[min(query + lane % 16, T - 1)] : 0;  // that lane % 16 sees
+                doc_start ? doc_start[min(query + lane % 16, T - 1)] : 0;  // of query + lane % 16
             if (query < warp_row + cut.warp_rows - 1 ||
                 __any_sync(all_lanes, first_key > warp_row)) {
 #pragma unroll

@@ -15,9 +15,10 @@ template <int head>
 constexpr int forward_shared_bytes = Tile<head>::bytes(forward_cut(head).rows() +
                                                        2 * 2 * forward_cut(head).streamed);
 
-/// One block computes the out and lse rows of a tile of queries of one head: it holds the queries and streams the tiles of
-/// keys and values that they see, from the first on. Scores live in registers; row maxima are of scores in units of
-/// log 2, so that the exponential is one fused multiply-add and one exp2; `scale` is the shape's in these units.
+/// One block computes out and lse for a tile of queries of one head: it holds the queries and
+/// streams the tiles of keys and values that they see, beginning with the first. Scores stay in
+/// registers. Row maxima are of scores in units of log 2, so the exponential is one fused
+/// multiply-add and one exp2; `scale` is the shape's scale in these units.
 template <int head>
 __global__ void __launch_bounds__(threads, forward_cut(head).blocks)
     forward_kernel(const AttentionForward args, const float scale, const Order order) {
@@ -61,19 +62,19 @@ __global__ void __launch_bounds__(threads, forward_cut(head).blocks)
     const Held<head, cut.warp_rows, cut.in_registers> held(queries, warp, lane);
     const uint32_t right = lane_offset_right<head>(lane), down = lane_offset_down<head>(lane);
     float out[row_tiles][head / 8][4] = {}, row_sum[row_tiles][2] = {}, row_max[row_tiles][2];
-    // Finite: an infinite maximum less itself is not a number, and rows may see nothing of the first tiles.
+    // Finite, because −∞ − (−∞) is NaN and a row may see none of the keys in the first tiles.
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) row_max[m][0] = row_max[m][1] = -1e38f;
 
 #pragma unroll 1
     for (int tile = first_tile; tile <= last_tile; ++tile) {
         wait_for_copies();
-        __syncthreads();  // the tile is there for all, and none reads the one before
+        __syncthreads();  // the tile has arrived for all warps, and no warp reads the previous one
         if (tile < last_tile) load(tile + 1);
         const uint32_t stage = stages + tile % 2 * 2 * tile_bytes;
         const int key = tile * cut.streamed;
         if (key > warp_row + cut.warp_rows - 1 + position)
-            continue;  // the warp sees no more; others may
+            continue;  // this warp sees no more keys; others may
 
         float scores[row_tiles][columns][4] = {};
         multiply<head>(scores, held, stage + right);

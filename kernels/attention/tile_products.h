@@ -1,4 +1,4 @@
-// Products of a tile of attention on the CPU, without those parts that causality and documents hide.
+// Products of an attention tile on the CPU, without the parts that causality and documents mask.
 #pragma once
 #include <algorithm>
 
@@ -25,7 +25,7 @@ struct Visibility {
     }
     /// Keys that rows [r, r + panel) see, in whole vectors.
     int vectors(int r) const { return (end(r + panel - 1) + lanes - 1) / lanes; }
-    /// The first row that sees `key`, were it not for documents.
+    /// The first row that sees `key`, ignoring documents.
     int first_row(int key) const { return static_cast<int>(std::max<int64_t>(0, key - position)); }
 
     bool empty() const {
@@ -51,8 +51,8 @@ inline int64_t first_key(const AttentionShape& shape, int64_t b, int64_t t0, int
     return *std::min_element(start, start + rows);
 }
 
-/// c = factor·(a·b) for the vectors of each panel that someone sees: scores, or dP. `words` spans
-/// the head dimension.
+/// c = factor·(a·b) for the vectors of each panel that some query sees: scores, or dP. `words`
+/// spans the head dimension.
 template <class Engine>
 void multiply_visible(const Visibility& view, int rows, int words,
                       const typename Engine::Element* a, const typename Engine::Element* b,

@@ -1,4 +1,5 @@
-// Vectors of floats for attention on the CPU, and what attention does with them: transposes, reductions and 2^x.
+// Vectors of floats for attention on the CPU, and what attention does with them: transposes,
+// reductions and 2^x.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -6,7 +7,7 @@
 #include <utility>
 
 #if defined(__AVX512F__)
-// GCC 11 and 12 take the undefined operand inside their own intrinsics for a mistake.
+// GCC 11 and 12 warn about the undefined operand inside their own intrinsics.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #if !defined(__clang__)
@@ -51,7 +52,7 @@ inline vfloat load_unaligned(const bf16* p) {
     return reinterpret_cast<vfloat>(__builtin_convertvector(half, vuint) << 16);
 }
 
-/// A NaN in a is ignored, a NaN in b is not: max(limit, x) keeps it.
+/// A NaN in a is ignored, a NaN in b is not: max(limit, x) keeps a NaN in x.
 inline vfloat max(vfloat a, vfloat b) {
 #if defined(__AVX512F__)
     return reinterpret_cast<vfloat>(
@@ -67,9 +68,9 @@ vint make_iota(std::integer_sequence<int, I...>) {
 }
 inline vint iota() { return make_iota(std::make_integer_sequence<int, lanes>{}); }
 
-/// Transposes one bit of (row, lane) between rows a and b = a + step: the low result holds a's
-/// lanes with that bit clear and, in the lanes where it is set, b's; the high result holds what is
-/// left.
+/// Transposes one bit of (row, lane) between rows a and b = a + step. The low result holds, in
+/// lanes with that bit clear, a's lanes and, in lanes with it set, b's lanes with the bit clear.
+/// The high result holds the rest.
 template <int step, bool high, int... I>
 inline vfloat exchange(vfloat a, vfloat b, std::integer_sequence<int, I...>) {
     constexpr auto source = [](int lane) {
@@ -116,10 +117,10 @@ constexpr auto take_max = [](vfloat a, vfloat b) { return max(a, b); };
 constexpr float log2_e = 1.44269504088896341f, ln_2 = 0.693147180559945309f;
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
-/// 2^x, 0 for x < −126, NaN for a NaN; meant for x <= 127. Exact at integers. x = n + r with
-/// integer n, |r| <= ½, and 2^r = 1 + r·P(r) with the polynomial whose largest relative error is
-/// least: 9·10⁻⁸ (degree 5 in r), or 3·10⁻⁶ (degree 4) where the result is about to be rounded to
-/// bf16.
+/// 2^x; 0 for x < −126 (with AVX-512 possibly a subnormal number), NaN for a NaN; meant for x <=
+/// 127. Exact at integers. x = n + r with integer n and |r| <= ½; 2^r = 1 + r·P(r), where P has the
+/// smallest maximum relative error: 9·10⁻⁸ (degree 5 in r) or, if `coarse`, 3·10⁻⁶ (degree 4), for
+/// results that are then rounded to bf16.
 template <bool coarse>
 [[gnu::always_inline]] inline vfloat exp2(vfloat x) {
 #if defined(__AVX512F__)
@@ -128,7 +129,7 @@ template <bool coarse>
         _mm512_roundscale_ps(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const vfloat r = reinterpret_cast<vfloat>(_mm512_sub_ps(bounded, whole));
 #else
-    constexpr float round_to_integer = 12582912.0f;  // 1.5·2²³: its last place is 1
+    constexpr float round_to_integer = 12582912.0f;  // 1.5·2²³: its unit in the last place is 1
     const vfloat shifted = x + round_to_integer;
     const vfloat r = x - (shifted - round_to_integer);
 #endif
@@ -149,7 +150,8 @@ template <bool coarse>
 #if defined(__AVX512F__)
     return reinterpret_cast<vfloat>(_mm512_scalef_ps(reinterpret_cast<__m512>(p), whole));
 #else
-    // A product, not a sum of exponents, so that a NaN stays one whatever its bits are.
+    // A multiplication, not an addition of exponents, so that a NaN stays a NaN whatever its bits
+    // are.
     const vfloat power = reinterpret_cast<vfloat>((reinterpret_cast<vint>(shifted) + 127) << 23);
     return x < -126.0f ? vfloat{} : p * power;
 #endif

@@ -42,7 +42,8 @@ cublasComputeType_t compute_type(bool tf32) {
     return tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
-/// cuBLASLt stores columns, so that it sees the transpose of each matrix here and is asked for dᵀ = bᵀ∘aᵀ: its A is b.
+/// cuBLASLt matrices are column-major, so it sees the transpose of each matrix here and is asked
+/// for dᵀ = bᵀ∘aᵀ: its A is b.
 cublasLtEpilogue_t cublas_epilogue(Epilogue epilogue) {
     switch (epilogue) {
         case Epilogue::bias:
@@ -73,9 +74,10 @@ int alignment_of(const void* address) {
     return 1 << std::min(4, std::countr_zero(reinterpret_cast<uintptr_t>(address)));
 }
 
-/// Sums over parts of k must be kept in fp32 and added in a fixed order. INPLACE and OUTPUT_TYPE keep them in the
-/// output's dtype, and nothing is said about the order in which INPLACE adds them.
-constexpr uint32_t allowed_reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // or none, always
+/// Partial sums over k must be kept in fp32 and added in a fixed order. INPLACE and OUTPUT_TYPE
+/// keep them in the output's dtype, and the order in which INPLACE adds them is not documented.
+/// Algorithms that do not split k are always allowed.
+constexpr uint32_t allowed_reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
 bool reduction_is_allowed(const cublasLtMatmulAlgo_t& algorithm) {
     uint32_t scheme = 0;
@@ -91,7 +93,7 @@ bool is_usable(const cublasLtMatmulAlgo_t& algorithm,
            checked.workspaceSize <= gemm_workspace_bytes && reduction_is_allowed(algorithm);
 }
 
-/// A moment of the device's time.
+/// A point in time on the device.
 class TimePoint {
   public:
     TimePoint() { CUDA_CHECK(cudaEventCreate(&event_)); }
@@ -112,7 +114,7 @@ class TimePoint {
     cudaEvent_t event_ = nullptr;
 };
 
-// The words of a line of choices.
+// The words in a line of choices.
 constexpr const char* op_names[] = {"nt", "nn", "tn"};
 constexpr const char* epilogue_names[] = {"none",      "bias",  "gelu",
                                           "bias_gelu", "dgelu", "column_sums"};
@@ -172,7 +174,7 @@ void GemmPlans::describe(Plan& plan, const Problem& p) {
     layout(plan.d, p.out, p.m, p.n);
 }
 
-/// Tells the plan's descriptor the addresses that are not arguments of cublasLtMatmul.
+/// Sets the addresses in the plan's descriptor that are not arguments of cublasLtMatmul.
 static void set_addresses(cublasLtMatmulDesc_t operation, const Gemm& args) {
     if (args.vector) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, args.vector);
     if (args.aux) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, args.aux);
@@ -207,7 +209,7 @@ std::vector<GemmPlans::Algorithm> GemmPlans::candidates(Stream& stream, Plan& pl
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         handle_of(stream), &plan.operation, &plan.b, &plan.a, &plan.d, &plan.d, &preference,
         most_candidates, found, &count);
-    // An epilogue that is not there for these shapes is reported as either.
+    // Either status can mean that the epilogue is not available for these shapes.
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
     require(status, "asking for algorithms");
     std::vector<Algorithm> usable;
@@ -217,7 +219,7 @@ std::vector<GemmPlans::Algorithm> GemmPlans::candidates(Stream& stream, Plan& pl
     return usable;
 }
 
-/// The candidate that takes the least time. The product is done many times over: it must not accumulate.
+/// The fastest candidate. The product runs many times, so it must not accumulate.
 GemmPlans::Algorithm GemmPlans::fastest(Stream& stream, const Gemm& args, Plan plan,
                                         const std::vector<Algorithm>& candidates) {
     TimePoint start, end;
@@ -226,7 +228,7 @@ GemmPlans::Algorithm GemmPlans::fastest(Stream& stream, const Gemm& args, Plan p
     for (const Algorithm& candidate : candidates) {
         plan.algorithm = candidate;
         if (launch(stream, args, plan) != CUBLAS_STATUS_SUCCESS)
-            continue;  // cuBLASLt does not promise that its guess runs
+            continue;  // cuBLASLt does not guarantee that its heuristic's result runs
         start.record(stream_of(stream));
         for (int run = 0; run < timed_runs; ++run)
             require(launch(stream, args, plan), "timing a product");
@@ -263,8 +265,8 @@ GemmPlans::Plan GemmPlans::make_plan(Stream& stream, const Gemm& args,
     const std::vector<Algorithm> found = candidates(stream, plan, problem);
     plan.supported = !found.empty();
     if (!plan.supported) return plan;
-    // A product that accumulates cannot be repeated. Where one is seen before its like that overwrites, it takes the
-    // first.
+    // A product that accumulates cannot be repeated. If it is seen before the same product that
+    // overwrites, it uses the first candidate.
     const bool timed = settings.autotune && !args.accumulate && found.size() > 1;
     plan.algorithm = timed ? fastest(stream, args, plan, found) : found.front();
     return plan;
@@ -277,7 +279,8 @@ GemmPlans::GemmPlans(const Queue&) {
 GemmPlans::~GemmPlans() { cublasLtDestroy(handle_); }
 
 bool GemmPlans::run(Stream& stream, const Gemm& args) {
-    // What cuBLASLt demands of aux; refusals are not left to it, since some versions notice only when they run.
+    // cuBLASLt's requirements for aux. They are checked here because some versions notice a
+    // violation only when the product runs.
     if (has_aux(args.epilogue) && (args.n % 8 != 0 || alignment_of(args.aux) < 16)) return false;
 
     const Problem problem = problem_of(args, settings.tf32);

@@ -1,5 +1,5 @@
-// Matrix products through cuBLASLt. What a product needs besides its addresses (descriptors, the algorithm) is made
-// when it is first seen and kept in a plan.
+// Matrix products through cuBLASLt. What a product needs besides its addresses (descriptors, the
+// algorithm) is created when it is first seen and kept in a plan.
 #pragma once
 #include <array>
 #include <compare>
@@ -18,7 +18,7 @@
 
 namespace train_gpt::cuda {
 
-/// What cuBLASLt does to a product while it is on chip.
+/// What cuBLASLt does to a product while it is still on chip.
 enum class Epilogue : uint8_t {
     none,
     bias,         // d = product + vector
@@ -28,9 +28,10 @@ enum class Epilogue : uint8_t {
     column_sums,  // d = product, vector = column sums of a [k, m] (op tn)
 };
 
-/// d = A∘B (+ residual) (+ d, where accumulate), then the epilogue. Row-major and contiguous matrices: a and b as
-/// GemmOp says, of dtype `in`; d, residual and aux [m, n], of dtype `out`; vector is a bias [n] of dtype `out`, or
-/// sums [m] in fp32. Products are summed in fp32, also where an algorithm splits k.
+/// d = A∘B (+ residual) (+ d, if accumulate), then the epilogue. Matrices are row-major and
+/// contiguous: a and b as GemmOp says, of dtype `in`; d, residual and aux [m, n], of dtype `out`;
+/// vector is a bias [n] of dtype `out`, or sums [m] in fp32. Products are summed in fp32, even if
+/// an algorithm splits k.
 struct Gemm {
     GemmOp op = GemmOp::nt;
     Epilogue epilogue = Epilogue::none;
@@ -42,22 +43,25 @@ struct Gemm {
     void *vector = nullptr, *aux = nullptr;
 };
 
-/// Scratch for any product. 32 MiB is what NVIDIA recommends on Hopper; older GPUs ask for 4 MiB, but planning knows no
-/// GPU, and the difference is too small to tell them apart.
+/// Scratch for any product. NVIDIA recommends 32 MiB for Hopper and 4 MiB for older GPUs, but
+/// planning does not know the GPU, and the difference is too small to be worth a distinction.
 constexpr size_t gemm_workspace_bytes = size_t{32} << 20;
 
-/// Submits the product. False, with nothing done, where cuBLASLt cannot do this epilogue for these shapes and
-/// addresses; a product without epilogue that it cannot do is an Error. The host waits for the device only when a
-/// product is first seen while GemmSettings::autotune is on.
+/// Submits the product. Returns false, with nothing done, if cuBLASLt cannot do this epilogue for
+/// these shapes and addresses; throws Error if it cannot do a product without epilogue. The host
+/// waits for the device only when a product is first seen while GemmSettings::autotune is on.
 bool gemm(Stream& stream, const Gemm& args);
 
-/// How a queue multiplies matrices. Set before its first product.
+/// How a queue multiplies matrices. Set this before its first product.
 struct GemmSettings {
+    // Time cuBLASLt's candidates when a product is first seen; else use the first.
     bool autotune =
-        false;  // time cuBLASLt's candidates when a product is first seen; else take the first
+        false;
+    // Multiply fp32 matrices on tensor cores, with elements rounded to 10 bits of mantissa.
     bool tf32 =
-        false;  // fp32 matrices in tensor cores, their elements rounded to 10 bits of mantissa
-    /// The bias gradient as a by-product of the weight gradient's product, where it overwrites; else by a kernel.
+        false;
+    /// Compute the bias gradient as a by-product of the weight gradient's product if it overwrites
+    /// its sink; else with a kernel.
     bool bias_gradient_epilogue = false;
 };
 
@@ -74,22 +78,27 @@ class GemmPlans {
     bool run(Stream& stream, const Gemm& args);
     cublasLtHandle_t handle() const { return handle_; }
 
-    /// The algorithms chosen so far, a line for each product: what a run keeps, so that a later one gets the same bits.
+    /// The algorithms chosen so far, one line per product. A run keeps this text so that a later
+    /// run gets the same bits.
     std::string choices() const;
-    /// Products take the algorithms of this text instead of choosing anew, as far as it names them and this version of
-    /// cuBLASLt has them; what was chosen before is forgotten. Throws Error when the text is damaged.
+    /// Makes products use the algorithms in this text instead of choosing again, as far as it names
+    /// them and this version of cuBLASLt has them; earlier choices are forgotten. Throws Error if
+    /// the text is damaged.
     void set_choices(const std::string& text);
 
   private:
-    /// What distinguishes products: one plan each. Whether a product accumulates makes no difference to cuBLASLt.
+    /// What distinguishes products; each distinct problem has one plan. Whether a product
+    /// accumulates makes no difference to cuBLASLt.
     struct Problem {
         GemmOp op;
         Epilogue epilogue;
         DType in, out;
         bool residual, tf32;
         int64_t m, n, k;
+        // The alignment of a, b, residual, d and vector in bytes, up to 16: no algorithm gains from
+        // more.
         std::array<int, 5>
-            alignment;  // of a, b, residual, d and vector, in bytes, up to 16: more helps no algorithm
+            alignment;
 
         auto operator<=>(const Problem&) const = default;
     };
@@ -97,7 +106,8 @@ class GemmPlans {
         cublasLtMatmulAlgo_t bits{};
         size_t workspace_bytes = 0;
     };
-    /// An algorithm as choices() writes it: its bits mean the same to every program that uses this version of cuBLASLt.
+    /// An algorithm as choices() writes it. Its bits have the same meaning in every program that
+    /// uses this version of cuBLASLt.
     struct Kept {
         size_t version = 0;
         cublasLtMatmulAlgo_t bits{};

@@ -1,4 +1,4 @@
-// Matrix products by oneDNN. Its API 2 and 3 differ only in how a primitive descriptor is made.
+// Matrix products with oneDNN. Its APIs 2 and 3 differ only in how a primitive descriptor is made.
 #ifdef TRAIN_GPT_ONEDNN
 #include <cassert>
 #include <functional>
@@ -28,14 +28,14 @@ memory::desc matrix(int64_t rows, int64_t cols, DType dtype, bool transposed) {
     return {memory::dims{rows, cols}, library_type(dtype), strides};
 }
 
-/// A product for one shape and team size. Planning needs the description only; the code is compiled
+/// A product for one shape and team size. Planning needs only the description; the code is compiled
 /// at the first use.
 struct Product {
     memory::desc a, b, c, bias, residual, scratchpad;
-    memory::desc plain_b;  // where b is a layout of the library's: what it is packed from
+    memory::desc plain_b;  // if b has a layout of the library: the layout from which it is packed
     dnnl::matmul::primitive_desc descriptor;
     bool supported = false;
-    bool copies = false;  // the kernel copies both operands into blocks of its own
+    bool copies = false;  // the kernel copies both operands into its own blocks
     dnnl::matmul primitive;
     dnnl::reorder packing;
 };
@@ -55,7 +55,7 @@ dnnl::matmul::primitive_desc describe(const dnnl::engine& engine, const Product&
 #endif
 }
 
-/// Of the CPU, as far as DNNL_MAX_CPU_ISA allows it.
+/// Whether the CPU has AVX-512 and DNNL_MAX_CPU_ISA allows it.
 bool has_avx512() {
     const auto all = static_cast<unsigned>(dnnl::cpu_isa::avx512_core);
     return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & all) == all;
@@ -118,7 +118,7 @@ struct KeyHash {
     }
 };
 
-/// The library's engine with every product prepared so far.
+/// The library's engine and every product prepared so far.
 class Products {
   public:
     static Products& instance() {

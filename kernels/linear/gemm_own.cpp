@@ -41,7 +41,7 @@ constexpr int64_t block_edge = 1024;
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-/// n cut into equal blocks of at most block_edge, whole tiles each.
+/// The block length if n is cut into equal blocks of at most block_edge, rounded up to whole tiles.
 int64_t block_length(int64_t n, int64_t tile) {
     return round_up(ceil_div(n, ceil_div(n, block_edge)), tile);
 }
@@ -75,7 +75,7 @@ Vector interleave(Vector a, Vector b, std::integer_sequence<int, lane...>) {
 }
 
 /// Transposes a square of vectors. Interleaving row i with row i + size / 2 rotates the bits of an
-/// element's index (row, column) by one; log2(size) times exchange row and column.
+/// element's index (row, column) by one; log2(size) such steps exchange row and column.
 void transpose(Vector (&rows)[vector_floats]) {
     constexpr std::make_integer_sequence<int, vector_floats> lanes;
 #pragma GCC unroll 4
@@ -139,7 +139,7 @@ void pack_across(float* panel, const T* source, int64_t ld, int64_t count, int64
     }
 }
 
-/// The same where element d of line i is source[d·ld + i].
+/// The same, but element d of line i is source[d·ld + i].
 template <int width, class T>
 void pack_along(float* panel, const T* source, int64_t ld, int64_t count, int64_t depth) {
     for (int64_t d = 0; d < depth; ++d) {
@@ -181,12 +181,12 @@ void multiply_panels(float* tile, const float* a, const float* b, int64_t depth)
     }
 }
 
-/// What happens to one row of a tile: added to what earlier slices of k left, and finished behind
-/// the last one.
+/// Finishes one row of a tile: adds what earlier slices of k left and, after the last slice, bias
+/// and residual, and writes c.
 template <class In, class Out>
 struct RowFinish {
     Out* c;
-    float* sums;  // partial sums: c itself in fp32
+    float* sums;  // partial sums; c itself if c is fp32
     const In *bias, *residual;
     bool add_sums, last;
 
@@ -234,7 +234,7 @@ void run(const GemmShape& shape, const GemmOperands& operands, float* scratch) {
             for (int64_t k = 0; k < K; k += block.depth) {
                 const int64_t depth = std::min(block.depth, K - k);
                 const bool first = k == 0, last = k + depth == K;
-                // With one slice of k the panels of B serve every block of rows.
+                // If k has only one slice, the panels of B serve every block of rows.
                 if (row == 0 || K > block.depth) {
 #pragma omp for schedule(static) nowait
                     for (int64_t j = 0; j < cols; j += tile_cols) {
@@ -257,8 +257,8 @@ void run(const GemmShape& shape, const GemmOperands& operands, float* scratch) {
                         pack_across<tile_rows>(panel, A + (row + i) * K + k, K, count, depth);
                     }
                 }
-                // Whoever is free takes the next group: one thread sums a whole element, so this
-                // decides no bits.
+                // Any free thread takes the next group. One thread sums a whole element, so this
+                // does not affect the bits.
 #pragma omp for collapse(2) schedule(dynamic, 1)
                 for (int64_t group_i = 0; group_i < rows; group_i += group_rows) {
                     for (int64_t group_j = 0; group_j < cols; group_j += group_cols) {
@@ -300,8 +300,8 @@ void run(const GemmShape& shape, const GemmOperands& operands, float* scratch) {
 }  // namespace
 
 size_t own_gemm_scratch_bytes(const GemmShape& shape) {
-    // Blocks of a larger m can be smaller; the bound for the largest blocks up to m serves every m
-    // below, too.
+    // Blocks of a larger m can be smaller; the bound for the largest blocks up to m is enough for
+    // every smaller m as well.
     Blocking block(shape);
     block.rows = round_up(std::min(shape.m, block_edge), tile_rows);
     return (block.a_floats() + block.b_floats() + block.sum_floats()) * sizeof(float);

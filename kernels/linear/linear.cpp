@@ -23,14 +23,15 @@ std::atomic<Library>& chosen_library() {
 }
 
 #ifdef TRAIN_GPT_ONEDNN
-/// Products in fp32 that oneDNN, where it reads B as it lies, is slow at; the own kernel copies B and
-/// loses nothing.
+/// Whether this is an fp32 product that oneDNN computes slowly because it reads B in place. Our own
+/// kernel copies B and is not affected.
 bool onednn_is_slow(const GemmShape& shape) {
     if (shape.in != DType::fp32 || shape.op == GemmOp::nt || onednn_copies(shape)) return false;
-    // Rows of B that are a multiple of a page apart fall into the same cache sets: on some Xeons
-    // two thirds of the speed.
+    // Rows of B that are a multiple of a page apart fall into the same cache sets: this costs two
+    // thirds of the speed on some Xeons.
     const bool rows_alias = shape.n % 1024 == 0;
-    // dx of the head sums over the vocabulary: 15 to 30 %, unless few rows leave the copy unpaid.
+    // dx of the head sums over the vocabulary: this costs 15 to 30 %. With few rows, the copy does
+    // not pay off.
     const bool deep = shape.op == GemmOp::nn && shape.k > 8192 && shape.m >= 128;
     return rows_alias || deep;
 }
@@ -41,11 +42,12 @@ bool use_onednn(const GemmShape& shape) {
     return library == Library::onednn || !onednn_is_slow(shape);
 }
 
-/// The shape for oneDNN with the weight, here B, packed, where that pays. In fp32 it costs about as much as 60 of the rows
-/// that it serves, and makes the others up to 1.2 (Zen 5) or 1.7 times (Xeons) as fast; in bf16 it costs what it gains.
-/// A library that copies the weight anyway gains nothing. rows: of all products with this weight together.
+/// The shape for oneDNN with the weight, here B, packed, if that pays off. In fp32, packing costs
+/// about as much as 60 of the rows that use it, and makes the others up to 1.2 (Zen 5) or 1.7 times
+/// (Xeons) as fast; in bf16 it costs what it gains. A library that copies the weight anyway gains
+/// nothing. rows: the total of all products with this weight.
 std::optional<GemmShape> packed(GemmShape shape, int64_t rows) {
-    constexpr int64_t most_bytes = 64 << 20;  // of scratch: not a copy of a head
+    constexpr int64_t most_bytes = 64 << 20;  // of scratch; not enough for the weight of a head
     if (shape.in != DType::fp32 || shape.op == GemmOp::tn || rows < 1024) return {};
     if (shape.n * shape.k * static_cast<int64_t>(sizeof(float)) > most_bytes) return {};
     if (chosen_library() == Library::own || onednn_copies(shape)) return {};
@@ -62,13 +64,13 @@ size_t gemm_scratch_bytes(const GemmShape& shape, int64_t rows) {
     return bytes;
 }
 
-/// The products of one matrix B with `rows` rows in all, a range of them at a time.
+/// The products of one matrix B with `rows` rows in total, a range of them at a time.
 class ProductsWithB {
   public:
     ProductsWithB(const Stream& stream, int64_t rows) : stream_(stream), rows_(rows) {}
 
     void operator()(const GemmShape& shape, GemmOperands operands) {
-        // oneDNN may want more scratch for fewer rows than linear_scratch_bytes was asked about.
+        // For fewer rows, oneDNN may need more scratch than linear_scratch_bytes was asked about.
         if (const auto with = packed(shape, rows_); with && multiply_packed(*with, operands))
             return;
         packed_.reset();
@@ -112,8 +114,9 @@ class ProductsWithB {
 };
 #endif
 
-/// Rows of a product with M rows that are finished before an element-wise pass goes over them: few enough that they are
-/// still in the cache, enough that the library's copy of the weight, made anew for each product, does not count.
+/// How many of a product's M rows are finished before an element-wise pass goes over them: few
+/// enough that they are still in the cache, enough that the library's copy of the weight, which it
+/// makes again for each product, does not matter.
 int64_t epilogue_rows(int64_t M, int64_t cols, DType dtype) {
     constexpr int64_t cache_bytes = 4 << 20, tile = 32;
     const int64_t most =

@@ -1,4 +1,5 @@
-// Linear layers: products through cuBLASLt, with its epilogues where it has them; the kernels here do what it lacks.
+// Linear layers: products through cuBLASLt, with its epilogues where it has them; the kernels here
+// do the rest.
 #include <algorithm>
 #include <cstdint>
 
@@ -12,11 +13,11 @@ namespace train_gpt::cuda {
 
 namespace {
 
-// --- element-wise ----------------------------------------------------------------------------------------------------
+// --- element-wise --------------------------------------------------------------------------------
 
 constexpr int threads_per_block = 256;
 
-/// A run of `width` elements, moved by one instruction; address alignment: the run's size.
+/// A run of `width` elements, moved by one instruction; addresses are aligned to the run's size.
 template <class T, int width>
 struct Run {
     T values[width];
@@ -54,7 +55,8 @@ void with_width(int64_t cols, bool aligned, F&& f) {
         f(std::integral_constant<int, 1>{});
 }
 
-/// Blocks for `count` independent pieces of work, one for each thread; more are taken in turn.
+/// The number of blocks for `count` independent pieces of work, one per thread. If there are more
+/// pieces than threads, the threads loop over them.
 int grid_for(const Stream& stream, int64_t count) {
     constexpr int blocks_per_multiprocessor = 8;  // 2048 threads
     return static_cast<int>(
@@ -62,8 +64,9 @@ int grid_for(const Stream& stream, int64_t count) {
                           limits_of(stream).multiprocessors * blocks_per_multiprocessor));
 }
 
-/// What the product's epilogue could not do: values [rows, cols] += bias [cols] where there is one, and
-/// activated = gelu(values) where it is wanted. Reads and writes each element once; cols is a multiple of width.
+/// Does what the product's epilogue could not: values [rows, cols] += bias [cols] if there is a
+/// bias, and activated = gelu(values) if `activated` is not null. Reads and writes each element
+/// once. width divides cols or, without a bias, count.
 template <class T, int width>
 __global__ void __launch_bounds__(threads_per_block)
     finish_forward(T* values, T* activated, const T* bias, int64_t count, int64_t cols) {
@@ -133,25 +136,27 @@ void launch_multiply_by_slope(Stream& stream, Tensor gradient, Tensor preact) {
     });
 }
 
-// --- column sums -----------------------------------------------------------------------------------------------------
-// In two passes: slices of rows are summed into fp32 partials, then the partials, always in the same order. How the
-// rows are divided depends on M alone, so the bits do not depend on the GPU.
+// --- column sums ---------------------------------------------------------------------------------
+// In two passes: slices of rows are summed into fp32 partials, then the partials are summed, always
+// in the same order. How the rows are divided depends only on M, so the bits do not depend on the
+// GPU.
 
-/// Long enough that the partials are 1/64 of bf16 gradients, short enough that 16k rows of 768 columns fill an H200.
+/// Long enough that the partials are 1/64 of bf16 gradients, short enough that 16k rows of 768
+/// columns fill an H200.
 constexpr int64_t slice_rows = 128;
 constexpr int slice_warps = threads_per_block / warp_size;
 
 int64_t slice_count(int64_t M) { return ceil_div(M, slice_rows); }
 
-/// partials [slices, N] = sums over slices of slice_rows rows of dy [M, N]. A block takes one slice and 32·width
-/// columns: a warp reads whole runs of a row (512 bytes where width is a pack's), its rows are slice_warps apart. N is
-/// a multiple of width.
+/// partials [slices, N] = sums over slices of slice_rows rows of dy [M, N]. A block takes one slice
+/// and 32·width columns. A warp reads whole runs of a row (512 bytes if width is a whole pack); its
+/// rows are slice_warps apart. N is a multiple of width.
 template <class T, int width>
 __global__ void __launch_bounds__(threads_per_block)
     sum_slices(float* partials, const T* dy, int64_t M, int64_t N, int64_t tiles) {
     constexpr int columns = warp_size * width;
-    // Element e of all lanes lies together, then a gap, so that both the writes and the reads in column order touch
-    // each bank once.
+    // Element e of all lanes is stored contiguously, followed by a gap, so that both the writes and
+    // the reads in column order touch each bank once.
     constexpr int stride = warp_size + warp_size / width;
     __shared__ float shared[slice_warps][width * stride];
     const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
@@ -162,7 +167,7 @@ __global__ void __launch_bounds__(threads_per_block)
 
     float sums[width] = {};
     if (column < N) {
-        // Four loads of 16 bytes are under way in each thread, 80 KiB and more on a multiprocessor.
+        // Each thread has four 16-byte loads in flight, which is 80 KiB or more per multiprocessor.
         constexpr int rows_at_once = 4;
         for (int64_t row = first + warp; row < last; row += rows_at_once * slice_warps) {
             Run<T, width> runs[rows_at_once] = {};
@@ -190,7 +195,8 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-/// out [N] (+)= column sums of partials [slices, N]. A block takes 32 columns; its warps take the slices in turn.
+/// out [N] (+)= column sums of partials [slices, N]. A block takes 32 columns; its warps take the
+/// slices in turn.
 constexpr int partial_warps = 32;
 __global__ void __launch_bounds__(partial_warps* warp_size)
     sum_partials(float* out, const float* partials, int64_t slices, int64_t N, bool accumulate) {
@@ -236,8 +242,9 @@ void column_sums(Stream& stream, const GradientSink& sink, const Tensor& dy) {
     CUDA_CHECK_LAUNCH();
 }
 
-/// Whether the product that makes dw sums the columns of dy by the way, which saves reading dy once more. cuBLASLt can
-/// only overwrite with such sums. Which is faster is to be measured: the algorithms that have this epilogue are fewer.
+/// Whether the product that computes dw also sums the columns of dy, which saves reading dy once
+/// more. cuBLASLt can only overwrite with such sums. Which way is faster has to be measured: fewer
+/// algorithms have this epilogue.
 bool product_sums_columns(const Stream& stream, const LinearBackwardWeight& args) {
     return args.dbias && !args.dbias.accumulate &&
            stream.queue->kept<GemmPlans>().settings.bias_gradient_epilogue;
@@ -259,8 +266,8 @@ void linear_forward(Stream& stream, const LinearForward& args) {
               .b = args.w.data,
               .residual = args.residual.data,
               .vector = args.bias.data};
-    // cuBLASLt takes GELU of the sum in fp32, before it is rounded into preact. In fp32 nothing is said about the
-    // accuracy of its tanh, so that only bf16 uses it.
+    // cuBLASLt applies GELU to the sum in fp32, before it is rounded into preact. Nothing is
+    // documented about the accuracy of its tanh, so only bf16 uses it.
     if (args.preact && dtype == DType::bf16) {
         Gemm fused = call;
         fused.epilogue = args.bias ? Epilogue::bias_gelu : Epilogue::gelu;

@@ -11,8 +11,8 @@ namespace train_gpt {
 /// out = x·wᵀ (+ bias) (+ residual)               without preact
 /// preact = x·wᵀ (+ bias), out = gelu(preact)     with preact (then no residual)
 /// x [M, K], w [N, K], out, residual and preact [M, N], bias [N]. gelu is the tanh approximation
-/// (gelu.h), taken of the stored preact (on CUDA in bf16 possibly of the value before it is rounded). residual
-/// may not alias out. Rows may be any number >= 1.
+/// (gelu.h) of the stored preact (in bf16 on CUDA, possibly of the value before rounding). residual
+/// may not alias out. Any number of rows >= 1 is allowed.
 struct LinearForward {
     Tensor out, x, w;
     Tensor bias = {}, residual = {}, preact = {};
@@ -28,7 +28,7 @@ struct LinearBackwardInput {
 };
 void linear_backward_input(Stream& stream, const LinearBackwardInput& args);
 
-/// dw (+)= dyᵀ·x, and dbias (+)= column sums of dy where dbias is wanted.
+/// dw (+)= dyᵀ·x, and dbias (+)= column sums of dy if dbias is given.
 /// x [M, K], dy [M, N]; dw [N, K] and dbias [N] in fp32.
 struct LinearBackwardWeight {
     GradientSink dw;
@@ -37,14 +37,14 @@ struct LinearBackwardWeight {
 };
 void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args);
 
-/// Scratch that the three calls need for up to M rows of a layer with weight [N, K].
+/// The scratch memory that the three calls need for up to M rows of a layer with weight [N, K].
 size_t linear_scratch_bytes(const Device& device, DType dtype, int64_t M, int64_t N, int64_t K);
 
-/// Which matrix product the CPU uses: "auto" (oneDNN where the build found it), "onednn" or "own".
-/// Throws Error when the build lacks it. Call before the first product.
+/// Selects the matrix product of the CPU: "auto" (oneDNN if the build found it), "onednn" or "own".
+/// Throws Error if it is not in this build. Call this before the first product.
 void select_cpu_gemm(const std::string& name);
 
-/// What a call must do at least (device/profile.h).
+/// The minimum bytes and FLOPs of a call (device/profile.h).
 Cost cost_of(const LinearForward& args);
 Cost cost_of(const LinearBackwardInput& args);
 Cost cost_of(const LinearBackwardWeight& args);
