@@ -59,7 +59,7 @@ CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
 HOST_CUDA_SOURCES := $(if $(CUDA_SOURCES),$(shell grep -L __global__ $(CUDA_SOURCES)))
 PROGRAMS := test/bench.cpp test/bench_tokenizer.cpp test/compare.cpp test/fuzz/fuzz.cpp
 TEST_SOURCES := $(filter-out $(PROGRAMS),$(sort $(wildcard test/*.cpp test/*/*.cpp)))
-HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(DIRECTORIES)) test/*.h test/*/*.h))
+HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(DIRECTORIES)) $(addsuffix /*.cuh,$(DIRECTORIES)) test/*.h test/*/*.h))
 
 # --- what this machine has -----------------------------------------------------------------------------------------
 # scripts/configure.sh looks once; it looks again when a variable below, a tool or a library has changed.

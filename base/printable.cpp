@@ -78,7 +78,8 @@ size_t unfinished_utf8(std::string_view text) {
 
 std::string with_separators(uint64_t number) {
     std::string text = std::to_string(number);
-    for (auto at = std::ssize(text) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), 1, ',');
+    for (auto at = std::ssize(text) - 3; at > 0; at -= 3)
+        text.insert(static_cast<size_t>(at), 1, ',');
     return text;
 }
 

@@ -5,7 +5,6 @@
 #include <map>
 #include <set>
 
-
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_text.h"

@@ -81,8 +81,8 @@ class Event {
 
   private:
     Device device_;
-    double at_ = 0;  // on the CPU: monotonic_seconds()
-    std::shared_ptr<void> event_;               // a cudaEvent_t
+    double at_ = 0;                // on the CPU: monotonic_seconds()
+    std::shared_ptr<void> event_;  // a cudaEvent_t
 };
 
 /// While an object of this class lives, its thread is submitting a step and may neither wait for a

@@ -16,8 +16,7 @@ constexpr int threads = 256;
 static_assert(norm_block == 4 * 4 * threads);
 
 // The limit on kernel parameters for sm_70 and newer, less 256 bytes for the other parameters.
-constexpr size_t max_parameter_bytes =
-    32764 - 256;
+constexpr size_t max_parameter_bytes = 32764 - 256;
 
 /// As many segments as fit into the kernel parameters, and the number of each one's first thread
 /// block.

@@ -26,8 +26,7 @@ struct StepState {
     float norm = 0;        // of the scaled gradient, before clipping
     float multiplier = 0;  // gradient scale · clip factor: AdamW multiplies gradients by it
     // Sticky: set when a norm was not finite. AdamW then changes nothing.
-    int32_t stop =
-        0;
+    int32_t stop = 0;
     int32_t bad_segment = -1;  // the first segment whose norm was not finite
 };
 

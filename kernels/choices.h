@@ -10,8 +10,7 @@ namespace train_gpt {
 struct KernelSettings {
     bool autotune = true;  // time the candidates when a shape is first seen; else use the first
     // Run fp32 matrix products on tensor cores, with operands rounded to 10 bits of mantissa.
-    bool tf32 =
-        false;
+    bool tf32 = false;
 };
 
 /// Call this before the stream's first kernel. The CPU has nothing to choose.

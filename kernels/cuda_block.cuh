@@ -55,7 +55,9 @@ struct alignas(16) Pack {
         return from_bits(__ldcs(reinterpret_cast<const uint4*>(from)));
     }
     __device__ __forceinline__ void store(T* to) const { *reinterpret_cast<uint4*>(to) = bits(); }
-    __device__ __forceinline__ void store_streaming(T* to) const { __stcs(reinterpret_cast<uint4*>(to), bits()); }
+    __device__ __forceinline__ void store_streaming(T* to) const {
+        __stcs(reinterpret_cast<uint4*>(to), bits());
+    }
 
   private:
     static __device__ __forceinline__ Pack from_bits(uint4 bits) {

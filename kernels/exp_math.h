@@ -14,8 +14,7 @@ inline float fast_exp(float x) {
     constexpr float log2_e = 1.44269504f;
     constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;  // n·ln2_high is exact
     // 1.5·2²³: its unit in the last place is 1, and its lowest 9 bits are 0.
-    constexpr float round_to_integer =
-        12582912.0f;
+    constexpr float round_to_integer = 12582912.0f;
 
     const float shifted = x * log2_e + round_to_integer;
     const float n = shifted - round_to_integer;

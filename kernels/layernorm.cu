@@ -252,8 +252,7 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
         if (left > 1) next_stats = *stats;
         copy_row(at + (Shape::stages - 1) * stride_elements, left >= Shape::stages);
         // Read again for each row: w is in L1, and there are no registers to keep it in.
-        Pack<T> w_packs[packs] =
-            {};
+        Pack<T> w_packs[packs] = {};
 #pragma unroll
         for (int k = 0; k < packs; ++k)
             if (column(k) < args.C) w_packs[k] = Pack<T>::load(args.w + column(k));

@@ -11,9 +11,9 @@
 #include <initializer_list>
 #include <type_traits>
 
+#include "device/cuda_queue.h"
 #include "kernels/attention/attention.h"
 #include "kernels/cuda_block.cuh"
-#include "device/cuda_queue.h"
 
 namespace train_gpt::cuda::general {
 

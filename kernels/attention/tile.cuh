@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/attention/attention.h"
 #include "device/cuda_queue.h"
+#include "kernels/attention/attention.h"
 #include "kernels/cuda_block.cuh"
 
 namespace train_gpt::cuda::tiles {
@@ -23,12 +23,12 @@ constexpr unsigned all_lanes = 0xffffffffu;
 
 /// The tile sizes of a kernel for a head size, which is padded to the next of 16, 32, 64, 96, 128.
 struct Cut {
-    int warp_rows;     // held rows per warp
-    int streamed;      // rows of a streamed tile; two stages of such tiles are in shared memory
+    int warp_rows;  // held rows per warp
+    int streamed;   // rows of a streamed tile; two stages of such tiles are in shared memory
     // How many 16-row pieces of the held operands a warp keeps in registers; it reads the others
     // again.
     int in_registers;
-    int blocks;        // per multiprocessor; limits the registers of a thread to 512 / blocks
+    int blocks;  // per multiprocessor; limits the registers of a thread to 512 / blocks
 
     constexpr int rows() const { return warps * warp_rows; }
 };
@@ -41,7 +41,9 @@ constexpr Cut forward_cut(int head) { return head <= 64 ? Cut{32, 64, 2, 2} : Cu
 
 /// The pass for dq holds queries and dout. Scores are computed and used 16 keys at a time, so they
 /// need few registers. D = 64, 32 rows: dq 64, queries and dout 64, scores and their gradients 32.
-constexpr Cut backward_queries_cut(int head) { return head <= 64 ? Cut{32, 64, 4, 2} : Cut{16, 64, 2, 2}; }
+constexpr Cut backward_queries_cut(int head) {
+    return head <= 64 ? Cut{32, 64, 4, 2} : Cut{16, 64, 2, 2};
+}
 
 /// The pass for dk and dv holds keys and values and has two sums. D = 64, 32 rows: dk and dv 128,
 /// keys and values 64, scores and their gradients 32, which together take all registers.
@@ -58,7 +60,9 @@ __device__ __forceinline__ int thread_index() {
     // shift.
     return static_cast<int>(index % threads);
 }
-__device__ __forceinline__ int warp_index() { return static_cast<int>(threadIdx.x % threads) / warp_size; }
+__device__ __forceinline__ int warp_index() {
+    return static_cast<int>(threadIdx.x % threads) / warp_size;
+}
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x % warp_size); }
 
 /// The shared memory of a block, with opt-in, on the smallest supported GPUs (sm_86, sm_89).
@@ -84,7 +88,8 @@ struct Tile {
     /// Turns an address in the 16×16 submatrix at the origin of a tile into the corresponding
     /// address in the 16×16 submatrix (row16, column16). Tiles begin at multiples of 128 bytes.
     static __device__ __forceinline__ uint32_t moved(uint32_t address, int row16, int column16) {
-        return (address ^ (column16 * 2 % period * 16)) + column16 * 2 / period * period * 16 + row16 * bytes(16);
+        return (address ^ (column16 * 2 % period * 16)) + column16 * 2 / period * period * 16 +
+               row16 * bytes(16);
     }
 };
 
@@ -108,15 +113,19 @@ __device__ __forceinline__ T load_shared(uint32_t from) {
 
 /// Starts copying 16 bytes to shared memory or, if not `valid`, clearing them there.
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
 }
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
 
 /// Starts copying `rows` rows of a head, beginning with row `first`; writes zeros for rows from
 /// `end` on and for elements from D on.
 template <int head, int rows>
-__device__ __forceinline__ void load_tile(uint32_t tile, const Element* from, int64_t stride, int first, int end,
-                                          int D) {
+__device__ __forceinline__ void load_tile(uint32_t tile, const Element* from, int64_t stride,
+                                          int first, int end, int D) {
     using To = Tile<head>;
     constexpr int rows_at_once = threads / To::period;
     // The swizzle repeats every 8 rows.
@@ -150,7 +159,8 @@ __device__ __forceinline__ void load_fragment_transposed(uint32_t (&to)[4], uint
                  : "r"(from)
                  : "memory");
 }
-__device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -188,7 +198,8 @@ __device__ __forceinline__ uint32_t lane_offset_right(int lane) {
 template <int head, int warp_rows, int in_registers>
 class Held {
   public:
-    static constexpr int row_tiles = warp_rows / 16, depth = head / 16, kept = std::clamp(in_registers, 0, row_tiles);
+    static constexpr int row_tiles = warp_rows / 16, depth = head / 16,
+                         kept = std::clamp(in_registers, 0, row_tiles);
 
     /// The tile must have arrived in shared memory.
     __device__ __forceinline__ Held(uint32_t tile, int warp, int lane)
@@ -196,7 +207,8 @@ class Held {
 #pragma unroll
         for (int k = 0; k < depth; ++k)
 #pragma unroll
-            for (int m = 0; m < kept; ++m) load_fragment(fragments_[k][m], Tile<head>::moved(from_, m, k));
+            for (int m = 0; m < kept; ++m)
+                load_fragment(fragments_[k][m], Tile<head>::moved(from_, m, k));
     }
     /// Columns 16·k to 16·k + 15.
     __device__ __forceinline__ void get(uint32_t (&to)[row_tiles][4], int k) const {
@@ -219,8 +231,8 @@ class Held {
 /// scores[m][n] += held · tileᵀ, for 8·columns rows of the tile, beginning with the 16 rows that
 /// `from` points into. `from` contains lane_offset_right.
 template <int head, int row_tiles, int columns, class HeldOperand>
-__device__ __forceinline__ void multiply(float (&scores)[row_tiles][columns][4], const HeldOperand& held,
-                                         uint32_t from) {
+__device__ __forceinline__ void multiply(float (&scores)[row_tiles][columns][4],
+                                         const HeldOperand& held, uint32_t from) {
     static_assert(columns % 2 == 0);
 #pragma unroll
     for (int k = 0; k < head / 16; ++k) {
@@ -243,7 +255,8 @@ __device__ __forceinline__ void multiply(float (&scores)[row_tiles][columns][4],
 /// lane_offset_down.
 template <int head, int row_tiles>
 __device__ __forceinline__ void add_product(float (&sums)[row_tiles][head / 8][4],
-                                            const uint32_t (&weights)[row_tiles][4], uint32_t from) {
+                                            const uint32_t (&weights)[row_tiles][4],
+                                            uint32_t from) {
 #pragma unroll
     for (int d = 0; d < head / 16; ++d) {
         uint32_t b[4];
@@ -257,7 +270,8 @@ __device__ __forceinline__ void add_product(float (&sums)[row_tiles][head / 8][4
 }
 
 /// Converts two neighbouring accumulator fragments to a left operand.
-__device__ __forceinline__ void to_weights(uint32_t (&weights)[4], const float (&left)[4], const float (&right)[4]) {
+__device__ __forceinline__ void to_weights(uint32_t (&weights)[4], const float (&left)[4],
+                                           const float (&right)[4]) {
     weights[0] = packed(left[0], left[1]);
     weights[1] = packed(left[2], left[3]);
     weights[2] = packed(right[0], right[1]);
@@ -333,13 +347,16 @@ struct Order {
 
 /// `heads` heads of `tiles` tiles; `bytes` are streamed per head.
 inline Order order_of(const Stream& stream, int heads, int tiles, int64_t bytes) {
-    const auto fitting = static_cast<int64_t>(limits_of(stream).l2_bytes) / 2 / std::max<int64_t>(bytes, 1);
+    const auto fitting =
+        static_cast<int64_t>(limits_of(stream).l2_bytes) / 2 / std::max<int64_t>(bytes, 1);
     return {heads, tiles, static_cast<int>(std::clamp<int64_t>(fitting, 1, heads))};
 }
 
 template <class Kernel, class... Arguments>
-void launch(const Stream& stream, Kernel* kernel, const Order& order, int shared_bytes, const Arguments&... arguments) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+void launch(const Stream& stream, Kernel* kernel, const Order& order, int shared_bytes,
+            const Arguments&... arguments) {
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
     kernel<<<static_cast<unsigned>(order.heads) * static_cast<unsigned>(order.tiles), threads,
              static_cast<size_t>(shared_bytes), stream_of(stream)>>>(arguments..., order);
     CUDA_CHECK_LAUNCH();

@@ -245,8 +245,7 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
     load_tile<head, cut.rows()>(values, head_of(args.v, b, h_kv), args.v.token, first_row, end_row,
                                 shape.D);
     // The query at a key's position sees it, so the first tile is never skipped.
-    load_next(
-        stages);
+    load_next(stages);
     wait_for_copies();
     __syncthreads();
 

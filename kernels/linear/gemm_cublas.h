@@ -55,11 +55,9 @@ bool gemm(Stream& stream, const Gemm& args);
 /// How a queue multiplies matrices. Set this before its first product.
 struct GemmSettings {
     // Time cuBLASLt's candidates when a product is first seen; else use the first.
-    bool autotune =
-        false;
+    bool autotune = false;
     // Multiply fp32 matrices on tensor cores, with elements rounded to 10 bits of mantissa.
-    bool tf32 =
-        false;
+    bool tf32 = false;
     /// Compute the bias gradient as a by-product of the weight gradient's product if it overwrites
     /// its sink; else with a kernel.
     bool bias_gradient_epilogue = false;
@@ -97,8 +95,7 @@ class GemmPlans {
         int64_t m, n, k;
         // The alignment of a, b, residual, d and vector in bytes, up to 16: no algorithm gains from
         // more.
-        std::array<int, 5>
-            alignment;
+        std::array<int, 5> alignment;
 
         auto operator<=>(const Problem&) const = default;
     };

@@ -27,8 +27,8 @@ std::atomic<Library>& chosen_library() {
 /// kernel copies B and is not affected.
 bool onednn_is_slow(const GemmShape& shape) {
     if (shape.in != DType::fp32 || shape.op == GemmOp::nt || onednn_copies(shape)) return false;
-    // Rows of B that are a multiple of a page apart fall into the same cache sets: this costs two
-    // thirds of the speed on some Xeons.
+    // Rows of B that are a multiple of a page apart fall into the same cache sets: this leaves
+    // two thirds of the speed on some Xeons.
     const bool rows_alias = shape.n % 1024 == 0;
     // dx of the head sums over the vocabulary: this costs 15 to 30 %. With few rows, the copy does
     // not pay off.
