@@ -24,12 +24,12 @@ constexpr unsigned all_lanes = 0xffffffffu;
 /// more often. For a single query, in sampling, the keys are divided among many warps. The sums of
 /// dk and dv need twice the registers.
 template <int rows_, int warps_>
-struct Cut {
+struct Tiling {
     static constexpr int rows = rows_, warps = warps_, threads = warps * warp_size;
 };
-using QueriesCut = Cut<8, 4>;
-using QueryCut = Cut<1, 16>;
-using KeysCut = Cut<4, 4>;
+using QueriesTiling = Tiling<8, 4>;
+using SingleQueryTiling = Tiling<1, 16>;
+using KeysTiling = Tiling<4, 4>;
 
 /// The number of elements of a row, padded to whole packs of 4.
 __host__ __device__ constexpr int padded(int D) { return (D + 3) / 4 * 4; }
@@ -172,13 +172,13 @@ void with_access(const AttentionShape& shape, std::initializer_list<HeadsView> v
     });
 }
 
-template <class Cut, class Kernel, class... Arguments>
+template <class Tiling, class Kernel, class... Arguments>
 void launch(const Stream& stream, Kernel* kernel, int64_t heads, int length, size_t shared_bytes,
             const Arguments&... arguments) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shared_bytes)));
-    kernel<<<static_cast<unsigned>(heads * ceil_div(length, Cut::rows)), Cut::threads, shared_bytes,
-             stream_of(stream)>>>(arguments...);
+    kernel<<<static_cast<unsigned>(heads * ceil_div(length, Tiling::rows)), Tiling::threads,
+             shared_bytes, stream_of(stream)>>>(arguments...);
     CUDA_CHECK_LAUNCH();
 }
 

@@ -10,19 +10,19 @@ namespace {
 using namespace general;
 
 size_t queries_shared_bytes(int D) {
-    using Cut = QueriesCut;
-    return floats(2 * Cut::rows * padded(D) + Cut::warps * (warp_size * Cut::rows + Cut::rows * D) +
-                  2 * Cut::rows);
+    using Tiling = QueriesTiling;
+    return floats(2 * Tiling::rows * padded(D) +
+                  Tiling::warps * (warp_size * Tiling::rows + Tiling::rows * D) + 2 * Tiling::rows);
 }
 
-/// dq of QueriesCut::rows queries of one head, and their delta = Σ dout·out for the other kernel.
+/// dq of QueriesTiling::rows queries of one head, and their delta = Σ dout·out for the other kernel.
 /// Shared memory: queries and dout; for each warp, 32 weights per query and its sums; lse and
 /// delta.
 template <class Element, bool packed>
-__global__ void __launch_bounds__(QueriesCut::threads, 2)
+__global__ void __launch_bounds__(QueriesTiling::threads, 2)
     backward_queries_kernel(const AttentionBackward args, float* deltas) {
-    using Cut = QueriesCut;
-    constexpr int rows = Cut::rows;
+    using Tiling = QueriesTiling;
+    constexpr int rows = Tiling::rows;
     const AttentionShape& shape = args.shape;
     const int D = shape.D, warp = static_cast<int>(threadIdx.x / warp_size),
               lane = static_cast<int>(threadIdx.x % warp_size);
@@ -35,13 +35,13 @@ __global__ void __launch_bounds__(QueriesCut::threads, 2)
     float* const douts = queries + rows * padded(D);
     auto* const all_weights = reinterpret_cast<Weights<rows>*>(douts + rows * padded(D));
     Weights<rows>* const weights = all_weights + warp * warp_size;
-    auto* const warp_sums = reinterpret_cast<float*>(all_weights + Cut::warps * warp_size);
-    float *const lse = warp_sums + Cut::warps * rows * D, *const delta = lse + rows;
+    auto* const warp_sums = reinterpret_cast<float*>(all_weights + Tiling::warps * warp_size);
+    float *const lse = warp_sums + Tiling::warps * rows * D, *const delta = lse + rows;
 
     stage_rows<Element>(queries, args.q, b, h, place.first_row, rows, shape.T, D);
     stage_rows<Element>(douts, args.dout, b, h, place.first_row, rows, shape.T, D);
     __syncthreads();
-    for (int r = warp; r < rows; r += Cut::warps) {
+    for (int r = warp; r < rows; r += Tiling::warps) {
         const int t = min(place.first_row + r, end_row - 1);
         float sum = 0;
         for (int d = lane; d < D; d += warp_size)
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(QueriesCut::threads, 2)
 
     float sums[rows][lane_elements] = {};
     for (int key0 = first_key + warp * warp_size; key0 <= last_key;
-         key0 += Cut::warps * warp_size) {
+         key0 += Tiling::warps * warp_size) {
         const int key = key0 + lane;
         float scores[rows], dp[rows];
         multiply<rows, packed>(scores, queries,
@@ -83,23 +83,23 @@ __global__ void __launch_bounds__(QueriesCut::threads, 2)
     }
     put_sums(warp_sums + warp * rows * D, sums, D, lane);
     __syncthreads();
-    merge_and_store<rows, Cut::warps, Element>(args.dq, b, h, place.first_row, end_row, warp_sums,
-                                               shape.scale, D);
+    merge_and_store<rows, Tiling::warps, Element>(args.dq, b, h, place.first_row, end_row,
+                                                  warp_sums, shape.scale, D);
 }
 
 size_t keys_shared_bytes(int D) {
-    using Cut = KeysCut;
-    return floats(2 * Cut::rows * padded(D) +
-                  2 * Cut::warps * (warp_size * Cut::rows + Cut::rows * D));
+    using Tiling = KeysTiling;
+    return floats(2 * Tiling::rows * padded(D) +
+                  2 * Tiling::warps * (warp_size * Tiling::rows + Tiling::rows * D));
 }
 
-/// dk and dv of KeysCut::rows keys of one key head. Shared memory: keys and values; for each warp,
+/// dk and dv of KeysTiling::rows keys of one key head. Shared memory: keys and values; for each warp,
 /// 32 weights per key and its sums, both for dk and for dv.
 template <class Element, bool packed>
-__global__ void __launch_bounds__(KeysCut::threads, 2)
+__global__ void __launch_bounds__(KeysTiling::threads, 2)
     backward_keys_kernel(const AttentionBackward args, const float* deltas) {
-    using Cut = KeysCut;
-    constexpr int rows = Cut::rows;
+    using Tiling = KeysTiling;
+    constexpr int rows = Tiling::rows;
     const AttentionShape& shape = args.shape;
     const int D = shape.D, T = shape.T, warp = static_cast<int>(threadIdx.x / warp_size),
               lane = static_cast<int>(threadIdx.x % warp_size);
@@ -113,9 +113,9 @@ __global__ void __launch_bounds__(KeysCut::threads, 2)
     auto* const all_weights = reinterpret_cast<Weights<rows>*>(values + rows * padded(D));
     Weights<rows>*const k_weights = all_weights + warp * warp_size, *const v_weights =
                                                                         k_weights +
-                                                                        Cut::warps * warp_size;
-    auto *const dk_sums = reinterpret_cast<float*>(all_weights + 2 * Cut::warps * warp_size),
-                *const dv_sums = dk_sums + Cut::warps * rows * D;
+                                                                        Tiling::warps * warp_size;
+    auto *const dk_sums = reinterpret_cast<float*>(all_weights + 2 * Tiling::warps * warp_size),
+                *const dv_sums = dk_sums + Tiling::warps * rows * D;
 
     stage_rows<Element>(keys, args.k, b, h_kv, place.first_row, rows, shape.S, D);
     stage_rows<Element>(values, args.v, b, h_kv, place.first_row, rows, shape.S, D);
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(KeysCut::threads, 2)
     float dk[rows][lane_elements] = {}, dv[rows][lane_elements] = {};
     for (int h = h_kv * group; h < (h_kv + 1) * group; ++h) {
         for (int query0 = place.first_row + warp * warp_size; query0 < T;
-             query0 += Cut::warps * warp_size) {
+             query0 += Tiling::warps * warp_size) {
             const int query = min(query0 + lane, T - 1);
             const Range range(shape, b, query);
             const bool sees_one =
@@ -156,10 +156,10 @@ __global__ void __launch_bounds__(KeysCut::threads, 2)
     put_sums(dk_sums + warp * rows * D, dk, D, lane);
     put_sums(dv_sums + warp * rows * D, dv, D, lane);
     __syncthreads();
-    merge_and_store<rows, Cut::warps, Element>(args.dk, b, h_kv, place.first_row, end_row, dk_sums,
-                                               shape.scale, D);
-    merge_and_store<rows, Cut::warps, Element>(args.dv, b, h_kv, place.first_row, end_row, dv_sums,
-                                               1, D);
+    merge_and_store<rows, Tiling::warps, Element>(args.dk, b, h_kv, place.first_row, end_row,
+                                                  dk_sums, shape.scale, D);
+    merge_and_store<rows, Tiling::warps, Element>(args.dv, b, h_kv, place.first_row, end_row,
+                                                  dv_sums, 1, D);
 }
 
 }  // namespace
@@ -169,12 +169,12 @@ void attention_backward_general(Stream& stream, const AttentionBackward& args) {
     auto* const deltas = stream.scratch_for<float>(attention_backward_general_scratch_bytes(shape));
     with_access(shape, {args.q, args.k, args.v, args.dout}, [&](auto element, auto packed) {
         using Element = decltype(element);
-        launch<QueriesCut>(stream, backward_queries_kernel<Element, packed>,
-                           int64_t{shape.B} * shape.H, shape.T, queries_shared_bytes(shape.D), args,
+        launch<QueriesTiling>(stream, backward_queries_kernel<Element, packed>,
+                              int64_t{shape.B} * shape.H, shape.T, queries_shared_bytes(shape.D),
+                              args, deltas);
+        launch<KeysTiling>(stream, backward_keys_kernel<Element, packed>,
+                           int64_t{shape.B} * shape.H_kv, shape.S, keys_shared_bytes(shape.D), args,
                            deltas);
-        launch<KeysCut>(stream, backward_keys_kernel<Element, packed>,
-                        int64_t{shape.B} * shape.H_kv, shape.S, keys_shared_bytes(shape.D), args,
-                        deltas);
     });
 }
 

@@ -10,18 +10,18 @@ namespace {
 
 using namespace general;
 
-template <class Cut>
+template <class Tiling>
 size_t forward_shared_bytes(int D) {
-    return floats(Cut::rows * padded(D) +
-                  Cut::warps * (warp_size * Cut::rows + Cut::rows * D + 2 * Cut::rows));
+    return floats(Tiling::rows * padded(D) +
+                  Tiling::warps * (warp_size * Tiling::rows + Tiling::rows * D + 2 * Tiling::rows));
 }
 
-/// out and lse of Cut::rows queries of one head. Shared memory: the queries and, for each warp, 32
+/// out and lse of Tiling::rows queries of one head. Shared memory: the queries and, for each warp, 32
 /// weights per query, its sums of values, and its row maxima and row sums.
-template <class Element, class Cut, bool packed>
-__global__ void __launch_bounds__(Cut::threads, Cut::warps <= 4 ? 2 : 1)
+template <class Element, class Tiling, bool packed>
+__global__ void __launch_bounds__(Tiling::threads, Tiling::warps <= 4 ? 2 : 1)
     forward_kernel(const AttentionForward args) {
-    constexpr int rows = Cut::rows;
+    constexpr int rows = Tiling::rows;
     const AttentionShape& shape = args.shape;
     const int D = shape.D, warp = static_cast<int>(threadIdx.x / warp_size),
               lane = static_cast<int>(threadIdx.x % warp_size);
@@ -33,9 +33,10 @@ __global__ void __launch_bounds__(Cut::threads, Cut::warps <= 4 ? 2 : 1)
     auto* const queries = reinterpret_cast<float*>(memory);
     auto* const all_weights = reinterpret_cast<Weights<rows>*>(queries + rows * padded(D));
     Weights<rows>* const weights = all_weights + warp * warp_size;
-    auto* const warp_sums = reinterpret_cast<float*>(all_weights + Cut::warps * warp_size);
-    float *const warp_max = warp_sums + Cut::warps * rows * D, *const warp_total =
-                                                                   warp_max + Cut::warps * rows;
+    auto* const warp_sums = reinterpret_cast<float*>(all_weights + Tiling::warps * warp_size);
+    float *const warp_max = warp_sums + Tiling::warps * rows * D, *const warp_total =
+                                                                      warp_max +
+                                                                      Tiling::warps * rows;
 
     stage_rows<Element>(queries, args.q, b, h, place.first_row, rows, shape.T, D);
     __syncthreads();
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(Cut::threads, Cut::warps <= 4 ? 2 : 1)
 #pragma unroll
     for (int r = 0; r < rows; ++r) row_max[r] = std::numeric_limits<float>::lowest();
     for (int key0 = first_key + warp * warp_size; key0 <= last_key;
-         key0 += Cut::warps * warp_size) {
+         key0 += Tiling::warps * warp_size) {
         const int key = key0 + lane;
         float scores[rows];
         multiply<rows, packed>(scores, queries,
@@ -89,10 +90,10 @@ __global__ void __launch_bounds__(Cut::threads, Cut::warps <= 4 ? 2 : 1)
     // For each row: the largest maximum, and the factor for each warp's sums.
     if (const int r = static_cast<int>(threadIdx.x); r < rows) {
         float largest = warp_max[r], total = 0;
-        for (int w = 1; w < Cut::warps; ++w) largest = fmaxf(largest, warp_max[w * rows + r]);
-        for (int w = 0; w < Cut::warps; ++w)
+        for (int w = 1; w < Tiling::warps; ++w) largest = fmaxf(largest, warp_max[w * rows + r]);
+        for (int w = 0; w < Tiling::warps; ++w)
             total += warp_total[w * rows + r] * expf(warp_max[w * rows + r] - largest);
-        for (int w = 0; w < Cut::warps; ++w)
+        for (int w = 0; w < Tiling::warps; ++w)
             warp_total[w * rows + r] = expf(warp_max[w * rows + r] - largest) / total;
         if (args.lse && place.first_row + r < end_row)
             args.lse[(int64_t{b} * shape.H + h) * shape.T + place.first_row + r] =
@@ -100,11 +101,11 @@ __global__ void __launch_bounds__(Cut::threads, Cut::warps <= 4 ? 2 : 1)
     }
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < rows * D; i += static_cast<int>(blockDim.x))
-        for (int w = 0; w < Cut::warps; ++w)
+        for (int w = 0; w < Tiling::warps; ++w)
             warp_sums[w * rows * D + i] *= warp_total[w * rows + i / D];
     __syncthreads();
-    merge_and_store<rows, Cut::warps, Element>(args.out, b, h, place.first_row, end_row, warp_sums,
-                                               1, D);
+    merge_and_store<rows, Tiling::warps, Element>(args.out, b, h, place.first_row, end_row,
+                                                  warp_sums, 1, D);
 }
 
 }  // namespace
@@ -113,15 +114,15 @@ void attention_forward_general(Stream& stream, const AttentionForward& args) {
     const AttentionShape& shape = args.shape;
     with_access(shape, {args.k}, [&](auto element, auto packed) {
         const auto run = [&](auto cut) {
-            using Cut = decltype(cut);
-            launch<Cut>(stream, forward_kernel<decltype(element), Cut, packed>,
-                        int64_t{shape.B} * shape.H, shape.T, forward_shared_bytes<Cut>(shape.D),
-                        args);
+            using Tiling = decltype(cut);
+            launch<Tiling>(stream, forward_kernel<decltype(element), Tiling, packed>,
+                           int64_t{shape.B} * shape.H, shape.T,
+                           forward_shared_bytes<Tiling>(shape.D), args);
         };
         if (shape.T == 1)
-            run(QueryCut{});
+            run(SingleQueryTiling{});
         else
-            run(QueriesCut{});
+            run(QueriesTiling{});
     });
 }
 

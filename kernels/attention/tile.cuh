@@ -1,10 +1,10 @@
 // Shared by the tensor-core kernels of attention: tile sizes, swizzled tiles of heads in shared
 // memory, the matrix products of a warp, and the order of the blocks.
 //
-// A block holds the rows of one operand (queries, or keys in the pass for dk and dv) and streams
-// the rows of the other past it. Each warp owns some of the held rows and processes all streamed
-// ones, so scores stay in its registers: the accumulator fragments of the first product have the
-// layout of the left operand of the second.
+// A block holds block_m rows of one operand (queries, or keys in the pass for dk and dv) and streams
+// the rows of the other past it, block_n at a time. Each warp owns warp_m of the held rows and
+// processes all streamed ones, so scores stay in its registers: the accumulator fragments of the
+// first product have the layout of the left operand of the second.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -22,33 +22,37 @@ constexpr int warps = 4, threads = warps * warp_size;
 constexpr unsigned all_lanes = 0xffffffffu;
 
 /// The tile sizes of a kernel for a head size, which is padded to the next of 16, 32, 64, 96, 128.
-struct Cut {
-    int warp_rows;  // held rows per warp
-    int streamed;   // rows of a streamed tile; two stages of such tiles are in shared memory
+struct Tiling {
+    int warp_m;   // held rows per warp
+    int block_n;  // rows of a streamed tile; two stages of such tiles are in shared memory
     // How many 16-row pieces of the held operands a warp keeps in registers; it reads the others
     // again.
     int in_registers;
-    int blocks;  // per multiprocessor; limits the registers of a thread to 512 / blocks
+    int blocks_per_sm;  // per multiprocessor; limits the registers of a thread to 512 / blocks
 
-    constexpr int rows() const { return warps * warp_rows; }
+    constexpr int block_m() const { return warps * warp_m; }
 };
 
 /// 32 rows per warp if there are enough registers: each fragment read from shared memory then feeds
 /// two products. With 16 rows, a 64×64 step takes as long to read as to multiply: 128 bytes per
 /// clock compared with the rate of mma.sync on Hopper. Registers per thread for 32 rows of D = 64:
 /// out 64, scores 64, queries 32. For a larger D the queries stay in shared memory.
-constexpr Cut forward_cut(int head) { return head <= 64 ? Cut{32, 64, 2, 2} : Cut{32, 32, 0, 2}; }
+constexpr Tiling forward_tiling(int head) {
+    return head <= 64 ? Tiling{32, 64, 2, 2} : Tiling{32, 32, 0, 2};
+}
 
 /// The pass for dq holds queries and dout. Scores are computed and used 16 keys at a time, so they
 /// need few registers. D = 64, 32 rows: dq 64, queries and dout 64, scores and their gradients 32.
-constexpr Cut backward_queries_cut(int head) {
-    return head <= 64 ? Cut{32, 64, 4, 2} : Cut{16, 64, 2, 2};
+constexpr Tiling backward_queries_tiling(int head) {
+    return head <= 64 ? Tiling{32, 64, 4, 2} : Tiling{16, 64, 2, 2};
 }
 
 /// The pass for dk and dv holds keys and values and has two sums. D = 64, 32 rows: dk and dv 128,
 /// keys and values 64, scores and their gradients 32, which together take all registers.
-constexpr Cut backward_keys_cut(int head) {
-    return head <= 64 ? Cut{32, 64, 4, 2} : head <= 96 ? Cut{16, 64, 2, 2} : Cut{16, 64, 1, 2};
+constexpr Tiling backward_keys_tiling(int head) {
+    return head <= 64   ? Tiling{32, 64, 4, 2}
+           : head <= 96 ? Tiling{16, 64, 2, 2}
+                        : Tiling{16, 64, 1, 2};
 }
 
 /// Reads the index again each time. That costs less than the registers that would otherwise hold
@@ -75,7 +79,7 @@ constexpr int shared_bytes_limit = 99 << 10;
 /// these 8 chunks lie in different banks. `period`: the number of chunks that are permuted among
 /// themselves.
 template <int head>
-struct Tile {
+struct SwizzledTile {
     static_assert(head % 16 == 0);
     static constexpr int row_bytes = head * int{sizeof(Element)}, chunks = row_bytes / 16;
     static constexpr int period = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
@@ -87,7 +91,8 @@ struct Tile {
     }
     /// Turns an address in the 16×16 submatrix at the origin of a tile into the corresponding
     /// address in the 16×16 submatrix (row16, column16). Tiles begin at multiples of 128 bytes.
-    static __device__ __forceinline__ uint32_t moved(uint32_t address, int row16, int column16) {
+    static __device__ __forceinline__ uint32_t submatrix(uint32_t address, int row16,
+                                                         int column16) {
         return (address ^ (column16 * 2 % period * 16)) + column16 * 2 / period * period * 16 +
                row16 * bytes(16);
     }
@@ -126,7 +131,7 @@ __device__ __forceinline__ void wait_for_copies() {
 template <int head, int rows>
 __device__ __forceinline__ void load_tile(uint32_t tile, const Element* from, int64_t stride,
                                           int first, int end, int D) {
-    using To = Tile<head>;
+    using To = SwizzledTile<head>;
     constexpr int rows_at_once = threads / To::period;
     // The swizzle repeats every 8 rows.
     static_assert(rows % rows_at_once == 0 && rows_at_once % 8 == 0);
@@ -141,6 +146,16 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const Element* from, in
             copy_async(to + To::bytes(i) + j * 16, valid ? mine + j * 8 : from, valid);
         }
     }
+}
+
+/// A stage is a tile of `first` and behind it one of `second`: keys and values, or queries and dout.
+template <int head, int rows>
+__device__ __forceinline__ void load_stage(uint32_t stage, const Element* first,
+                                           int64_t first_stride, const Element* second,
+                                           int64_t second_stride, int row, int end, int D) {
+    load_tile<head, rows>(stage, first, first_stride, row, end, D);
+    load_tile<head, rows>(stage + SwizzledTile<head>::bytes(rows), second, second_stride, row, end,
+                          D);
 }
 
 // ---------------------------------------------------------------------------------------- products
@@ -184,38 +199,38 @@ __device__ __forceinline__ float power_of_2(float x) {
 /// down, then right: for a left operand, and for a right operand that is loaded transposed.
 template <int head>
 __device__ __forceinline__ uint32_t lane_offset_down(int lane) {
-    return Tile<head>::offset(lane % 16, lane / 16);
+    return SwizzledTile<head>::offset(lane % 16, lane / 16);
 }
 /// The same in the order right, then down: for a right operand whose columns are the rows of the
 /// tile.
 template <int head>
 __device__ __forceinline__ uint32_t lane_offset_right(int lane) {
-    return Tile<head>::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    return SwizzledTile<head>::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 }
 
 /// The warp's rows of a held operand, in 16-row pieces, of which the first `in_registers` are in
 /// registers.
-template <int head, int warp_rows, int in_registers>
-class Held {
+template <int head, int warp_m, int in_registers>
+class OperandFragments {
   public:
-    static constexpr int row_tiles = warp_rows / 16, depth = head / 16,
+    static constexpr int row_tiles = warp_m / 16, depth = head / 16,
                          kept = std::clamp(in_registers, 0, row_tiles);
 
     /// The tile must have arrived in shared memory.
-    __device__ __forceinline__ Held(uint32_t tile, int warp, int lane)
-        : from_(tile + Tile<head>::bytes(warp * warp_rows) + lane_offset_down<head>(lane)) {
+    __device__ __forceinline__ OperandFragments(uint32_t tile, int warp, int lane)
+        : from_(tile + SwizzledTile<head>::bytes(warp * warp_m) + lane_offset_down<head>(lane)) {
 #pragma unroll
         for (int k = 0; k < depth; ++k)
 #pragma unroll
             for (int m = 0; m < kept; ++m)
-                load_fragment(fragments_[k][m], Tile<head>::moved(from_, m, k));
+                load_fragment(fragments_[k][m], SwizzledTile<head>::submatrix(from_, m, k));
     }
     /// Columns 16·k to 16·k + 15.
     __device__ __forceinline__ void get(uint32_t (&to)[row_tiles][4], int k) const {
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m) {
             if (m >= kept) {
-                load_fragment(to[m], Tile<head>::moved(from_, m, k));
+                load_fragment(to[m], SwizzledTile<head>::submatrix(from_, m, k));
                 continue;
             }
 #pragma unroll
@@ -228,20 +243,20 @@ class Held {
     uint32_t fragments_[depth][std::max(kept, 1)][4];
 };
 
-/// scores[m][n] += held · tileᵀ, for 8·columns rows of the tile, beginning with the 16 rows that
+/// scores[m][n] += left · tileᵀ, for 8·columns rows of the tile, beginning with the 16 rows that
 /// `from` points into. `from` contains lane_offset_right.
-template <int head, int row_tiles, int columns, class HeldOperand>
+template <int head, int row_tiles, int columns, class Fragments>
 __device__ __forceinline__ void multiply(float (&scores)[row_tiles][columns][4],
-                                         const HeldOperand& held, uint32_t from) {
+                                         const Fragments& left, uint32_t from) {
     static_assert(columns % 2 == 0);
 #pragma unroll
     for (int k = 0; k < head / 16; ++k) {
         uint32_t a[row_tiles][4];
-        held.get(a, k);
+        left.get(a, k);
 #pragma unroll
         for (int n = 0; n < columns; n += 2) {
             uint32_t b[4];
-            load_fragment(b, Tile<head>::moved(from, n / 2, k));
+            load_fragment(b, SwizzledTile<head>::submatrix(from, n / 2, k));
 #pragma unroll
             for (int m = 0; m < row_tiles; ++m) {
                 multiply_add(scores[m][n], a[m], b[0], b[1]);
@@ -260,7 +275,7 @@ __device__ __forceinline__ void add_product(float (&sums)[row_tiles][head / 8][4
 #pragma unroll
     for (int d = 0; d < head / 16; ++d) {
         uint32_t b[4];
-        load_fragment_transposed(b, Tile<head>::moved(from, 0, d));
+        load_fragment_transposed(b, SwizzledTile<head>::submatrix(from, 0, d));
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m) {
             multiply_add(sums[m][2 * d], weights[m], b[0], b[1]);
@@ -332,13 +347,13 @@ __device__ __forceinline__ int2 range_of(const int32_t* first_keys, int count) {
 /// Which block does what. Heads are processed in groups whose streamed operands fit into the L2
 /// cache; within a group, the tiles with the most work go first, so that blocks finish together.
 /// The order does not affect results.
-struct Order {
+struct TileScheduler {
     int heads, tiles, group;
 
-    struct Work {
+    struct Assignment {
         int head, rank;  // rank 0: the tiles with the most work
     };
-    __device__ __forceinline__ Work operator()(unsigned block) const {
+    __device__ __forceinline__ Assignment operator()(unsigned block) const {
         const int index = static_cast<int>(block), first_head = index / (group * tiles) * group;
         const int in_group = index % (group * tiles), size = min(group, heads - first_head);
         return {first_head + in_group % size, in_group / size};
@@ -346,19 +361,20 @@ struct Order {
 };
 
 /// `heads` heads of `tiles` tiles; `bytes` are streamed per head.
-inline Order order_of(const Stream& stream, int heads, int tiles, int64_t bytes) {
+inline TileScheduler tile_scheduler(const Stream& stream, int heads, int tiles, int64_t bytes) {
     const auto fitting =
         static_cast<int64_t>(limits_of(stream).l2_bytes) / 2 / std::max<int64_t>(bytes, 1);
     return {heads, tiles, static_cast<int>(std::clamp<int64_t>(fitting, 1, heads))};
 }
 
 template <class Kernel, class... Arguments>
-void launch(const Stream& stream, Kernel* kernel, const Order& order, int shared_bytes,
+void launch(const Stream& stream, Kernel* kernel, const TileScheduler& scheduler, int shared_bytes,
             const Arguments&... arguments) {
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
-    kernel<<<static_cast<unsigned>(order.heads) * static_cast<unsigned>(order.tiles), threads,
-             static_cast<size_t>(shared_bytes), stream_of(stream)>>>(arguments..., order);
+    kernel<<<static_cast<unsigned>(scheduler.heads) * static_cast<unsigned>(scheduler.tiles),
+             threads, static_cast<size_t>(shared_bytes), stream_of(stream)>>>(arguments...,
+                                                                              scheduler);
     CUDA_CHECK_LAUNCH();
 }
 

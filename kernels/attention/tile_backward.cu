@@ -22,16 +22,17 @@ constexpr int stats_rows(int T) { return ceil_div(T, 128) * 128; }
 
 /// Queries and dout, two stages of keys and values, RowStats of the queries.
 template <int head>
-constexpr int queries_shared_bytes = Tile<head>::bytes(2 * backward_queries_cut(head).rows() +
-                                                       2 * 2 *
-                                                           backward_queries_cut(head).streamed) +
-                                     int{sizeof(RowStats)} * backward_queries_cut(head).rows();
+constexpr int queries_shared_bytes =
+    SwizzledTile<head>::bytes(2 * backward_queries_tiling(head).block_m() +
+                              2 * 2 * backward_queries_tiling(head).block_n) +
+    int{sizeof(RowStats)} * backward_queries_tiling(head).block_m();
 
 /// Keys and values, two stages of queries, dout and RowStats.
 template <int head>
-constexpr int keys_shared_bytes = Tile<head>::bytes(2 * backward_keys_cut(head).rows() +
-                                                    2 * 2 * backward_keys_cut(head).streamed) +
-                                  int{sizeof(RowStats)} * 2 * backward_keys_cut(head).streamed;
+constexpr int keys_shared_bytes =
+    SwizzledTile<head>::bytes(2 * backward_keys_tiling(head).block_m() +
+                              2 * 2 * backward_keys_tiling(head).block_n) +
+    int{sizeof(RowStats)} * 2 * backward_keys_tiling(head).block_n;
 
 template <int row_tiles>
 __device__ __forceinline__ void to_probabilities(float (&scores)[row_tiles][2][4], float scale) {
@@ -56,75 +57,77 @@ __device__ __forceinline__ void multiply_elements(float (&ds)[row_tiles][2][4],
 /// One block computes dq and RowStats for a tile of queries of one head; it streams the tiles of
 /// keys and values that they see. `scale` is the shape's scale in units of log 2.
 template <int head>
-__global__ void __launch_bounds__(threads, backward_queries_cut(head).blocks)
+__global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_per_sm)
     backward_queries_kernel(const AttentionBackward args, const float scale, RowStats* all_stats,
-                            const Order order) {
-    constexpr Cut cut = backward_queries_cut(head);
-    constexpr int row_tiles = cut.warp_rows / 16;
-    constexpr uint32_t held_bytes = Tile<head>::bytes(cut.rows()),
-                       tile_bytes = Tile<head>::bytes(cut.streamed);
+                            const TileScheduler scheduler) {
+    constexpr Tiling tiling = backward_queries_tiling(head);
+    constexpr int row_tiles = tiling.warp_m / 16;
+    constexpr uint32_t operand_bytes = SwizzledTile<head>::bytes(tiling.block_m()),
+                       tile_bytes = SwizzledTile<head>::bytes(tiling.block_n);
     static_assert(queries_shared_bytes<head> <= shared_bytes_limit);
-    static_assert(128 % cut.rows() == 0 && cut.rows() <= threads);
+    static_assert(128 % tiling.block_m() == 0 && tiling.block_m() <= threads);
 
     extern __shared__ __align__(128) char memory[];
     auto* const stats = reinterpret_cast<RowStats*>(memory);
-    const uint32_t queries = shared_address(stats + cut.rows()), douts = queries + held_bytes,
-                   stages = douts + held_bytes;
+    const uint32_t queries = shared_address(stats + tiling.block_m()),
+                   douts = queries + operand_bytes, stages = douts + operand_bytes;
 
     const AttentionShape& shape = args.shape;
-    const auto work = order(blockIdx.x);
-    const int b = work.head / shape.H, h = work.head % shape.H, h_kv = h / (shape.H / shape.H_kv);
-    const int first_row = (order.tiles - 1 - work.rank) * cut.rows(),
-              end_row = min(first_row + cut.rows(), shape.T);
+    const auto assigned = scheduler(blockIdx.x);
+    const int b = assigned.head / shape.H, h = assigned.head % shape.H,
+              h_kv = h / (shape.H / shape.H_kv);
+    const int first_row = (scheduler.tiles - 1 - assigned.rank) * tiling.block_m(),
+              end_row = min(first_row + tiling.block_m(), shape.T);
     const int warp = warp_index(), lane = lane_index();
-    const int warp_row = first_row + warp * cut.warp_rows;
+    const int warp_row = first_row + warp * tiling.warp_m;
     const int32_t* doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * shape.T : nullptr;
     const int2 documents =
         doc_start ? range_of(doc_start + first_row, end_row - first_row) : int2{0, 0};
-    const int first_tile = documents.x / cut.streamed, last_tile = (end_row - 1) / cut.streamed;
+    const int first_tile = documents.x / tiling.block_n, last_tile = (end_row - 1) / tiling.block_n;
 
     const Element *k = head_of(args.k, b, h_kv), *v = head_of(args.v, b, h_kv);
     const auto load = [&](int tile) {
         const uint32_t stage = stages + tile % 2 * 2 * tile_bytes;
-        load_tile<head, cut.streamed>(stage, k, args.k.token, tile * cut.streamed, shape.S,
-                                      shape.D);
-        load_tile<head, cut.streamed>(stage + tile_bytes, v, args.v.token, tile * cut.streamed,
-                                      shape.S, shape.D);
+        load_stage<head, tiling.block_n>(stage, k, args.k.token, v, args.v.token,
+                                         tile * tiling.block_n, shape.S, shape.D);
     };
-    load_tile<head, cut.rows()>(queries, head_of(args.q, b, h), args.q.token, first_row, end_row,
-                                shape.D);
-    load_tile<head, cut.rows()>(douts, head_of(args.dout, b, h), args.dout.token, first_row,
-                                end_row, shape.D);
+    load_tile<head, tiling.block_m()>(queries, head_of(args.q, b, h), args.q.token, first_row,
+                                      end_row, shape.D);
+    load_tile<head, tiling.block_m()>(douts, head_of(args.dout, b, h), args.dout.token, first_row,
+                                      end_row, shape.D);
     load(first_tile);
     wait_for_copies();
     __syncthreads();
 
-    if (const int i = thread_index(), row = first_row + i; i < cut.rows()) {
+    if (const int i = thread_index(), row = first_row + i; i < tiling.block_m()) {
         RowStats mine{-std::numeric_limits<float>::infinity(), 0};
         if (row < end_row) {
-            mine.scores = -args.lse[int64_t{work.head} * shape.T + row] / shape.scale;
+            mine.scores = -args.lse[int64_t{assigned.head} * shape.T + row] / shape.scale;
             const Element* out = head_of(args.out, b, h) + row * args.out.token;
             for (int chunk = 0; chunk * 8 < shape.D; ++chunk) {
                 const auto o = Pack<Element>::load(out + chunk * 8);
-                const auto g = load_shared<Pack<Element>>(douts + Tile<head>::offset(i, chunk));
+                const auto g =
+                    load_shared<Pack<Element>>(douts + SwizzledTile<head>::offset(i, chunk));
 #pragma unroll
                 for (int j = 0; j < 8; ++j) mine.dp -= to_float(o[j]) * to_float(g[j]);
             }
         }
         stats[i] = mine;
-        all_stats[int64_t{work.head} * stats_rows(shape.T) + row] = mine;
+        all_stats[int64_t{assigned.head} * stats_rows(shape.T) + row] = mine;
     }
     __syncthreads();
 
-    const Held<head, cut.warp_rows, cut.in_registers> held_queries(queries, warp, lane);
-    const Held<head, cut.warp_rows, cut.in_registers - row_tiles> held_douts(douts, warp, lane);
+    const OperandFragments<head, tiling.warp_m, tiling.in_registers> q_fragments(queries, warp,
+                                                                                 lane);
+    const OperandFragments<head, tiling.warp_m, tiling.in_registers - row_tiles> dout_fragments(
+        douts, warp, lane);
     const uint32_t right = lane_offset_right<head>(lane), down = lane_offset_down<head>(lane);
     RowStats row_stats[row_tiles][2];
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            row_stats[m][half] = stats[warp * cut.warp_rows + m * 16 + half * 8 + lane / 4];
+            row_stats[m][half] = stats[warp * tiling.warp_m + m * 16 + half * 8 + lane / 4];
     float dq[row_tiles][head / 8][4] = {};
 
 #pragma unroll 1
@@ -133,11 +136,11 @@ __global__ void __launch_bounds__(threads, backward_queries_cut(head).blocks)
         __syncthreads();  // the tile has arrived for all warps, and no warp reads the previous one
         if (tile < last_tile) load(tile + 1);
 #pragma unroll 1
-        for (int row16 = 0; row16 < cut.streamed / 16; ++row16) {
-            const int key = tile * cut.streamed + row16 * 16;
+        for (int row16 = 0; row16 < tiling.block_n / 16; ++row16) {
+            const int key = tile * tiling.block_n + row16 * 16;
             const uint32_t key_rows =
-                stages + tile % 2 * 2 * tile_bytes + row16 * Tile<head>::bytes(16);
-            if (key > warp_row + cut.warp_rows - 1) break;  // this warp sees no more keys
+                stages + tile % 2 * 2 * tile_bytes + row16 * SwizzledTile<head>::bytes(16);
+            if (key > warp_row + tiling.warp_m - 1) break;  // this warp sees no more keys
             float p[row_tiles][2][4], ds[row_tiles][2][4];
 #pragma unroll
             for (int m = 0; m < row_tiles; ++m) {
@@ -150,8 +153,8 @@ __global__ void __launch_bounds__(threads, backward_queries_cut(head).blocks)
                     }
                 }
             }
-            multiply<head>(p, held_queries, key_rows + right);
-            multiply<head>(ds, held_douts, key_rows + tile_bytes + right);
+            multiply<head>(p, q_fragments, key_rows + right);
+            multiply<head>(ds, dout_fragments, key_rows + tile_bytes + right);
             to_probabilities(p, scale);
             if (key + 15 > warp_row || key < documents.y) {
 #pragma unroll
@@ -187,31 +190,32 @@ __global__ void __launch_bounds__(threads, backward_queries_cut(head).blocks)
 /// it, the block streams the tiles of queries and dout that see the keys. Scores are transposed: a
 /// warp's rows are keys.
 template <int head>
-__global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
+__global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per_sm)
     backward_keys_kernel(const AttentionBackward args, const float scale, const RowStats* all_stats,
-                         const Order order) {
-    constexpr Cut cut = backward_keys_cut(head);
-    constexpr int row_tiles = cut.warp_rows / 16;
-    constexpr uint32_t held_bytes = Tile<head>::bytes(cut.rows()),
-                       tile_bytes = Tile<head>::bytes(cut.streamed);
-    constexpr int stats_chunks = cut.streamed * int{sizeof(RowStats)} / 16;
+                         const TileScheduler scheduler) {
+    constexpr Tiling tiling = backward_keys_tiling(head);
+    constexpr int row_tiles = tiling.warp_m / 16;
+    constexpr uint32_t operand_bytes = SwizzledTile<head>::bytes(tiling.block_m()),
+                       tile_bytes = SwizzledTile<head>::bytes(tiling.block_n);
+    constexpr int stats_chunks = tiling.block_n * int{sizeof(RowStats)} / 16;
     constexpr uint32_t stage_bytes = 2 * tile_bytes + stats_chunks * 16;
     static_assert(keys_shared_bytes<head> <= shared_bytes_limit);
-    static_assert(stats_chunks <= threads && cut.rows() % cut.streamed == 0);
+    static_assert(stats_chunks <= threads && tiling.block_m() % tiling.block_n == 0);
     // The other kernel has written the stats of all rows of a streamed tile.
-    static_assert(backward_queries_cut(head).rows() % cut.streamed == 0);
+    static_assert(backward_queries_tiling(head).block_m() % tiling.block_n == 0);
 
     extern __shared__ __align__(128) char memory[];
-    const uint32_t keys = shared_address(memory), values = keys + held_bytes,
-                   stages = values + held_bytes;
+    const uint32_t keys = shared_address(memory), values = keys + operand_bytes,
+                   stages = values + operand_bytes;
 
     const AttentionShape& shape = args.shape;
     const int T = shape.T, group = shape.H / shape.H_kv;
-    const auto work = order(blockIdx.x);
-    const int b = work.head / shape.H_kv, h_kv = work.head % shape.H_kv;
-    const int first_row = work.rank * cut.rows(), end_row = min(first_row + cut.rows(), T);
+    const auto assigned = scheduler(blockIdx.x);
+    const int b = assigned.head / shape.H_kv, h_kv = assigned.head % shape.H_kv;
+    const int first_row = assigned.rank * tiling.block_m(),
+              end_row = min(first_row + tiling.block_m(), T);
     const int warp = warp_index(), lane = lane_index();
-    const int warp_row = first_row + warp * cut.warp_rows;
+    const int warp_row = first_row + warp * tiling.warp_m;
     const int32_t* doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * T : nullptr;
 
     // The next tile of queries, head after head; each head begins with the tile at the first key's
@@ -220,37 +224,37 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
     int next_head = end_head - group, next_query = first_row;
     const auto advance = [&] {
         do {
-            next_query += cut.streamed;
+            next_query += tiling.block_n;
             if (next_query >= T) {
                 next_query = first_row;
                 ++next_head;
             }
         } while (doc_start && next_head < end_head &&
-                 range_of(doc_start + next_query, min(cut.streamed, T - next_query)).x >=
-                     first_row + cut.rows());
+                 range_of(doc_start + next_query, min(tiling.block_n, T - next_query)).x >=
+                     first_row + tiling.block_m());
     };
     const auto load_next = [&](uint32_t to) {
-        load_tile<head, cut.streamed>(to, head_of(args.q, b, next_head), args.q.token, next_query,
-                                      T, shape.D);
-        load_tile<head, cut.streamed>(to + tile_bytes, head_of(args.dout, b, next_head),
-                                      args.dout.token, next_query, T, shape.D);
+        load_stage<head, tiling.block_n>(to, head_of(args.q, b, next_head), args.q.token,
+                                         head_of(args.dout, b, next_head), args.dout.token,
+                                         next_query, T, shape.D);
         if (const int i = thread_index(); i < stats_chunks)
             copy_async(
                 to + 2 * tile_bytes + i * 16,
                 all_stats + (int64_t{b} * shape.H + next_head) * stats_rows(T) + next_query + i * 2,
                 true);
     };
-    load_tile<head, cut.rows()>(keys, head_of(args.k, b, h_kv), args.k.token, first_row, end_row,
-                                shape.D);
-    load_tile<head, cut.rows()>(values, head_of(args.v, b, h_kv), args.v.token, first_row, end_row,
-                                shape.D);
+    load_tile<head, tiling.block_m()>(keys, head_of(args.k, b, h_kv), args.k.token, first_row,
+                                      end_row, shape.D);
+    load_tile<head, tiling.block_m()>(values, head_of(args.v, b, h_kv), args.v.token, first_row,
+                                      end_row, shape.D);
     // The query at a key's position sees it, so the first tile is never skipped.
     load_next(stages);
     wait_for_copies();
     __syncthreads();
 
-    const Held<head, cut.warp_rows, cut.in_registers> held_keys(keys, warp, lane);
-    const Held<head, cut.warp_rows, cut.in_registers - row_tiles> held_values(values, warp, lane);
+    const OperandFragments<head, tiling.warp_m, tiling.in_registers> k_fragments(keys, warp, lane);
+    const OperandFragments<head, tiling.warp_m, tiling.in_registers - row_tiles> v_fragments(
+        values, warp, lane);
     const uint32_t right = lane_offset_right<head>(lane), down = lane_offset_down<head>(lane);
     float dk[row_tiles][head / 8][4] = {}, dv[row_tiles][head / 8][4] = {};
 
@@ -262,10 +266,10 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
         __syncthreads();  // the tile has arrived for all warps, and no warp reads the previous one
         if (next_head < end_head) load_next(2 * stages + stage_bytes - stage);
 #pragma unroll 1
-        for (int query = tile_query; query < tile_query + cut.streamed; query += 16) {
-            const int row = query % cut.streamed;
+        for (int query = tile_query; query < tile_query + tiling.block_n; query += 16) {
+            const int row = query % tiling.block_n;
             const uint32_t stats = stage + 2 * tile_bytes + row * int{sizeof(RowStats)},
-                           query_rows = stage + Tile<head>::bytes(row);
+                           query_rows = stage + SwizzledTile<head>::bytes(row);
             if (query < warp_row) continue;  // none of the 16 queries sees the warp's keys
             float p[row_tiles][2][4], ds[row_tiles][2][4];
 #pragma unroll
@@ -284,12 +288,12 @@ __global__ void __launch_bounds__(threads, backward_keys_cut(head).blocks)
                     }
                 }
             }
-            multiply<head>(p, held_keys, query_rows + right);
-            multiply<head>(ds, held_values, query_rows + tile_bytes + right);
+            multiply<head>(p, k_fragments, query_rows + right);
+            multiply<head>(ds, v_fragments, query_rows + tile_bytes + right);
             to_probabilities(p, scale);
             const int first_key =
                 doc_start ? doc_start[min(query + lane % 16, T - 1)] : 0;  // of query + lane % 16
-            if (query < warp_row + cut.warp_rows - 1 ||
+            if (query < warp_row + tiling.warp_m - 1 ||
                 __any_sync(all_lanes, first_key > warp_row)) {
 #pragma unroll
                 for (int n = 0; n < 2; ++n) {
@@ -343,13 +347,15 @@ void attention_backward_tiled(Stream& stream, const AttentionBackward& args) {
         const int64_t bytes = int64_t{2} * shape.T * shape.D * sizeof(Element);
         const int group = shape.H / shape.H_kv;
         launch(stream, backward_queries_kernel<head>,
-               order_of(stream, shape.B * shape.H,
-                        ceil_div(shape.T, backward_queries_cut(head).rows()), bytes / group),
+               tile_scheduler(stream, shape.B * shape.H,
+                              ceil_div(shape.T, backward_queries_tiling(head).block_m()),
+                              bytes / group),
                queries_shared_bytes<head>, args, scale, stats);
-        launch(stream, backward_keys_kernel<head>,
-               order_of(stream, shape.B * shape.H_kv,
-                        ceil_div(shape.T, backward_keys_cut(head).rows()), bytes * group),
-               keys_shared_bytes<head>, args, scale, stats);
+        launch(
+            stream, backward_keys_kernel<head>,
+            tile_scheduler(stream, shape.B * shape.H_kv,
+                           ceil_div(shape.T, backward_keys_tiling(head).block_m()), bytes * group),
+            keys_shared_bytes<head>, args, scale, stats);
     });
 }
 

@@ -12,54 +12,55 @@ using namespace tiles;
 
 /// The queries, and two stages of keys and values.
 template <int head>
-constexpr int forward_shared_bytes = Tile<head>::bytes(forward_cut(head).rows() +
-                                                       2 * 2 * forward_cut(head).streamed);
+constexpr int forward_shared_bytes = SwizzledTile<head>::bytes(forward_tiling(head).block_m() +
+                                                               2 * 2 *
+                                                                   forward_tiling(head).block_n);
 
 /// One block computes out and lse for a tile of queries of one head: it holds the queries and
 /// streams the tiles of keys and values that they see, beginning with the first. Scores stay in
 /// registers. Row maxima are of scores in units of log 2, so the exponential is one fused
 /// multiply-add and one exp2; `scale` is the shape's scale in these units.
 template <int head>
-__global__ void __launch_bounds__(threads, forward_cut(head).blocks)
-    forward_kernel(const AttentionForward args, const float scale, const Order order) {
-    constexpr Cut cut = forward_cut(head);
-    constexpr int row_tiles = cut.warp_rows / 16, columns = cut.streamed / 8;
-    constexpr uint32_t tile_bytes = Tile<head>::bytes(cut.streamed);
+__global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
+    forward_kernel(const AttentionForward args, const float scale, const TileScheduler scheduler) {
+    constexpr Tiling tiling = forward_tiling(head);
+    constexpr int row_tiles = tiling.warp_m / 16, columns = tiling.block_n / 8;
+    constexpr uint32_t tile_bytes = SwizzledTile<head>::bytes(tiling.block_n);
     static_assert(forward_shared_bytes<head> <= shared_bytes_limit);
 
     extern __shared__ __align__(128) char memory[];
     const uint32_t queries = shared_address(memory),
-                   stages = queries + Tile<head>::bytes(cut.rows());
+                   stages = queries + SwizzledTile<head>::bytes(tiling.block_m());
 
     const AttentionShape& shape = args.shape;
-    const auto work = order(blockIdx.x);
-    const int b = work.head / shape.H, h = work.head % shape.H, h_kv = h / (shape.H / shape.H_kv);
-    const int first_row = (order.tiles - 1 - work.rank) * cut.rows(),
-              end_row = min(first_row + cut.rows(), shape.T);
+    const auto assigned = scheduler(blockIdx.x);
+    const int b = assigned.head / shape.H, h = assigned.head % shape.H,
+              h_kv = h / (shape.H / shape.H_kv);
+    const int first_row = (scheduler.tiles - 1 - assigned.rank) * tiling.block_m(),
+              end_row = min(first_row + tiling.block_m(), shape.T);
     const int warp = warp_index(), lane = lane_index();
-    const int warp_row = first_row + warp * cut.warp_rows;
+    const int warp_row = first_row + warp * tiling.warp_m;
     const int position = shape.S - shape.T;  // of query 0
     const int32_t* doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * shape.T : nullptr;
     const int2 documents =
         doc_start ? range_of(doc_start + first_row, end_row - first_row) : int2{0, 0};
-    const int first_tile = documents.x / cut.streamed,
-              last_tile = (end_row - 1 + position) / cut.streamed;
+    const int first_tile = documents.x / tiling.block_n,
+              last_tile = (end_row - 1 + position) / tiling.block_n;
 
     const Element *k = head_of(args.k, b, h_kv), *v = head_of(args.v, b, h_kv);
     const auto load = [&](int tile) {
         const uint32_t stage = stages + tile % 2 * 2 * tile_bytes;
-        load_tile<head, cut.streamed>(stage, k, args.k.token, tile * cut.streamed, shape.S,
-                                      shape.D);
-        load_tile<head, cut.streamed>(stage + tile_bytes, v, args.v.token, tile * cut.streamed,
-                                      shape.S, shape.D);
+        load_stage<head, tiling.block_n>(stage, k, args.k.token, v, args.v.token,
+                                         tile * tiling.block_n, shape.S, shape.D);
     };
-    load_tile<head, cut.rows()>(queries, head_of(args.q, b, h), args.q.token, first_row, end_row,
-                                shape.D);
+    load_tile<head, tiling.block_m()>(queries, head_of(args.q, b, h), args.q.token, first_row,
+                                      end_row, shape.D);
     load(first_tile);
     wait_for_copies();
     __syncthreads();
 
-    const Held<head, cut.warp_rows, cut.in_registers> held(queries, warp, lane);
+    const OperandFragments<head, tiling.warp_m, tiling.in_registers> q_fragments(queries, warp,
+                                                                                 lane);
     const uint32_t right = lane_offset_right<head>(lane), down = lane_offset_down<head>(lane);
     float out[row_tiles][head / 8][4] = {}, row_sum[row_tiles][2] = {}, row_max[row_tiles][2];
     // Finite, because −∞ − (−∞) is NaN and a row may see none of the keys in the first tiles.
@@ -72,13 +73,13 @@ __global__ void __launch_bounds__(threads, forward_cut(head).blocks)
         __syncthreads();  // the tile has arrived for all warps, and no warp reads the previous one
         if (tile < last_tile) load(tile + 1);
         const uint32_t stage = stages + tile % 2 * 2 * tile_bytes;
-        const int key = tile * cut.streamed;
-        if (key > warp_row + cut.warp_rows - 1 + position)
+        const int key = tile * tiling.block_n;
+        if (key > warp_row + tiling.warp_m - 1 + position)
             continue;  // this warp sees no more keys; others may
 
         float scores[row_tiles][columns][4] = {};
-        multiply<head>(scores, held, stage + right);
-        if (key + cut.streamed - 1 > warp_row + position || key < documents.y) {
+        multiply<head>(scores, q_fragments, stage + right);
+        if (key + tiling.block_n - 1 > warp_row + position || key < documents.y) {
 #pragma unroll
             for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
@@ -130,13 +131,13 @@ __global__ void __launch_bounds__(threads, forward_cut(head).blocks)
             }
         }
 #pragma unroll
-        for (int row16 = 0; row16 < cut.streamed / 16; ++row16) {
+        for (int row16 = 0; row16 < tiling.block_n / 16; ++row16) {
             uint32_t weights[row_tiles][4];
 #pragma unroll
             for (int m = 0; m < row_tiles; ++m)
                 to_weights(weights[m], scores[m][2 * row16], scores[m][2 * row16 + 1]);
             add_product<head>(out, weights,
-                              stage + tile_bytes + down + row16 * Tile<head>::bytes(16));
+                              stage + tile_bytes + down + row16 * SwizzledTile<head>::bytes(16));
         }
     }
 
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(threads, forward_cut(head).blocks)
             factor[m][half] = 1 / sum;
             const int row = warp_row + m * 16 + half * 8 + lane / 4;
             if (args.lse && lane % 4 == 0 && row < end_row)
-                args.lse[int64_t{work.head} * shape.T + row] =
+                args.lse[int64_t{assigned.head} * shape.T + row] =
                     (row_max[m][half] + log2f(sum)) * std::numbers::ln2_v<float>;
         }
     }
@@ -163,11 +164,12 @@ void attention_forward_tiled(Stream& stream, const AttentionForward& args) {
     const AttentionShape& shape = args.shape;
     with_padded_head(shape.D, [&](auto padded) {
         constexpr int head = padded;
-        const int tiles = ceil_div(shape.T, forward_cut(head).rows());
+        const int tiles = ceil_div(shape.T, forward_tiling(head).block_m());
         const int64_t bytes =
             int64_t{2} * shape.S * shape.D * sizeof(Element) / (shape.H / shape.H_kv);
-        launch(stream, forward_kernel<head>, order_of(stream, shape.B * shape.H, tiles, bytes),
-               forward_shared_bytes<head>, args, shape.scale * std::numbers::log2e_v<float>);
+        launch(stream, forward_kernel<head>,
+               tile_scheduler(stream, shape.B * shape.H, tiles, bytes), forward_shared_bytes<head>,
+               args, shape.scale * std::numbers::log2e_v<float>);
     });
 }
 
