@@ -91,10 +91,10 @@ AtomicFile::AtomicFile(fs::path path, uint64_t size)
     if (!fs::exists(temporary_)) ::rename(path_.c_str(), temporary_.c_str());
     std::error_code code;
     const uintmax_t there = fs::file_size(temporary_, code);
-    if (code) fail("cannot go on with", temporary_, code.value());
+    if (code) fail("cannot continue", temporary_, code.value());
     if (there < size)
-        throw Error("cannot go on with ", temporary_.string(), ": it has ", there, " bytes, but ",
-                    size, " were written; remove it and begin anew");
+        throw Error("cannot continue ", temporary_.string(), ": it has ", there, " bytes, but ",
+                    size, " were written; remove it and start again");
     file_ = std::fopen(temporary_.c_str(), "r+b");
     if (!file_ || ::ftruncate(::fileno(file_), static_cast<off_t>(size)) != 0 ||
         std::fseek(file_, 0, SEEK_END) != 0) {

@@ -160,7 +160,7 @@ class DocumentStream::Reader {
                         " is not what it was when this command was interrupted (up to "
                         "byte ",
                         start.offset, "); give it the same again, or remove the folder ",
-                        kStagingFolder, " to begin anew");
+                        kStagingFolder, " to start again");
         position_.line = start.line;
         position_.in_document = start.in_document;
     }
@@ -220,7 +220,7 @@ class DocumentStream::Reader {
         throw Error(
             source_.name(), " has a document of more than ", kMaxDocumentBytes >> 20,
             " MiB at byte ", position_.offset + static_cast<int64_t>(begin),
-            flows_ ? ", in which no letter or number has white space behind it, where it could "
+            flows_ ? ", in which no letter or number is followed by white space, where it could "
                      "be cut; put lines <|endoftext|> between documents"
                    : ", which must be seen whole to tell its split; put lines <|endoftext|> "
                      "between documents, or say --val-fraction 0 or, for plain files, "
@@ -411,9 +411,9 @@ class DocumentStream::Reader {
     /// Records that the source itself is damaged at buffer_[0]; throws Error unless damage is to be
     /// skipped.
     void end_at_damage(const char* what) {
-        damage_ = concat(source_.name(), " ", what, ", behind byte ", position_.offset);
+        damage_ = concat(source_.name(), " ", what, ", after byte ", position_.offset);
         if (!rules_.skip_damage)
-            throw Error(damage_, "; mend it, or say --skip-bad to leave the rest of it out");
+            throw Error(damage_, "; fix it, or use --skip-bad to leave the rest of it out");
     }
 
     /// Leaves out the line whose beginning is in the buffer.

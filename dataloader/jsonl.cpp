@@ -86,15 +86,15 @@ std::string read_field(std::string_view line, const std::string& field, std::str
     // The parser takes a NUL for the end and ignores what follows.
     if (const size_t nul = line.find('\0'); nul != line.npos) {
         column = nul + 1;
-        return "is no valid JSON";
+        return "is not valid JSON";
     }
     FieldReader reader(field, text, may_be_string);
     const bool valid = Json::sax_parse(line.data(), line.data() + line.size(), &reader);
     column = reader.error_at;
     if (reader.has_huge_number) return "has a number that no 64-bit float can hold";
-    if (!valid) return "is no valid JSON";
+    if (!valid) return "is not valid JSON";
     if (reader.is_string) return "";
-    if (!reader.is_object) return "is no JSON object";
+    if (!reader.is_object) return "is not a JSON object";
     if (reader.found == FieldReader::Found::nothing) return concat("has no field \"", field, "\"");
     if (reader.found == FieldReader::Found::other)
         return concat("has no string in the field \"", field, "\"");

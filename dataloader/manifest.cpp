@@ -177,7 +177,7 @@ DataManifest read_data_manifest(const fs::path& folder) {
         from_json(json.at("sources"), manifest.sources);
         if (json.contains("left_out")) from_json(json["left_out"], manifest.left_out);
     } catch (const std::exception& error) {
-        throw Error(path.string(), " is no manifest of `train_gpt tokenize` (it ",
+        throw Error(path.string(), " is not a manifest of `train_gpt tokenize` (it ",
                     what_is_wrong(error), "); remove it or choose another folder");
     }
     return manifest;

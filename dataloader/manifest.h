@@ -40,7 +40,7 @@ struct PreparedSource {
 /// Lines of JSON Lines, elements of arrays, whole files, or the rest of damaged files that were
 /// left out for one reason.
 struct LeftOut {
-    std::string reason;  // "is no valid JSON"
+    std::string reason;  // "is not valid JSON"
     int64_t count = 0;
     std::string path;       // of the first of them
     int64_t line = 0;       // or element, of the first of them, counted from 1; 0: files

@@ -244,13 +244,12 @@ Plan Preparation::plan(const std::optional<Tokenizer>& given) const {
 void Preparation::check_lengths(const std::array<int64_t, 2>& lengths, int64_t bytes,
                                 int64_t documents, const std::vector<LeftOut>& left_out) const {
     if (bytes == 0 && !left_out.empty())
-        throw Error("nothing is left of the text: ", first_of(left_out.front()), " ",
-                    left_out.front().reason,
-                    left_out.size() > 1 || left_out.front().count > 1
-                        ? ", and more was left out behind it"
-                        : "",
-                    "; mend it",
-                    left_out.front().line > 0 ? ", or name the --field that has the text" : "");
+        throw Error(
+            "nothing is left of the text: ", first_of(left_out.front()), " ",
+            left_out.front().reason,
+            left_out.size() > 1 || left_out.front().count > 1 ? ", and more was left out after it"
+                                                              : "",
+            "; fix it", left_out.front().line > 0 ? ", or name the --field that has the text" : "");
     if (bytes == 0)
         throw Error("the text in ", sources_.front().name(),
                     sources_.size() > 1 ? " and the other inputs" : "",
@@ -363,7 +362,7 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
     if (workplace.has(kProgressFile)) {
         state = read_progress(staging / kProgressFile, sources_.size());
         for (const PreparedSource& source : state.sources) said_not_utf8_ |= source.not_utf8 > 0;
-        report_.say("going on behind ", state.tokens(Split::train) + state.tokens(Split::val),
+        report_.say("continuing after ", state.tokens(Split::train) + state.tokens(Split::val),
                     " tokens of an interrupted run");
     }
     if (!tokenizer.end_of_text())
@@ -409,7 +408,7 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
             });
     } catch (const Stopped&) {
         save(state, workplace, writers);
-        report_.say("stopped behind ", state.tokens(Split::train) + state.tokens(Split::val),
+        report_.say("stopped after ", state.tokens(Split::train) + state.tokens(Split::val),
                     " tokens, which are kept in ", staging.string(),
                     "; the same command resumes from there");
         throw;
@@ -497,7 +496,7 @@ bool Preparation::run() {
     try {
         choose_split();
     } catch (const Stopped&) {
-        report_.say("stopped before the text was read; the same command begins anew");
+        report_.say("stopped before the text was read; the same command starts again");
         return false;
     }
 
@@ -514,17 +513,17 @@ bool Preparation::run() {
     describe_earlier_run();
     const fs::path& staging = workplace.staging();
     if (const std::string change = workplace.open(plan(tokenizer)); !change.empty())
-        report_.say("an interrupted run in ", out_.string(), " cannot go on, since its ", change,
-                    change.ends_with('s') ? " were" : " was", " different; beginning anew");
+        report_.say("an interrupted run in ", out_.string(), " cannot continue, since its ", change,
+                    change.ends_with('s') ? " were" : " was", " different; starting again");
     if (!options_.skip_bad && has_left_out(workplace)) {
         report_.say("an interrupted run in ", out_.string(),
-                    " had left out what is bad, as --skip-bad says; without it, beginning anew");
+                    " had left out what is bad, as --skip-bad says; without it, starting again");
         workplace.begin_anew(plan(tokenizer));
     }
     if (workplace.has(kDataManifest) &&
         !can_publish(staging, out_, read_data_manifest(staging), keeps_tokenizer_)) {
         report_.say("shards of an interrupted run are missing in ", out_.string(),
-                    "; beginning anew");
+                    "; starting again");
         workplace.begin_anew(plan(tokenizer));
     }
 
@@ -552,7 +551,7 @@ bool Preparation::run() {
         } catch (const Stopped&) {
             if (!workplace.has(kTokenizerFile))
                 report_.say(
-                    "stopped before the vocabulary was trained; the same command begins anew");
+                    "stopped before the vocabulary was trained; the same command starts again");
             return false;
         }
         manifest.tokenizer_hash = hash_file(keeps_tokenizer_ ? in_place : staging / kTokenizerFile);

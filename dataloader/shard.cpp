@@ -165,7 +165,7 @@ TokenShards::Shard TokenShards::open_shard(const fs::path& path) {
     const int64_t size = static_cast<int64_t>(bytes.size());
     const std::string again = "; make it again with `train_gpt tokenize`";
     if (size < kHeaderBytes)
-        throw Error(path.string(), " is no token shard: it has ", size,
+        throw Error(path.string(), " is not a token shard: it has ", size,
                     " bytes and a shard's header alone has ", kHeaderBytes, again);
     Header header;
     std::memcpy(header.data(), bytes.data(), sizeof header);
@@ -174,7 +174,7 @@ TokenShards::Shard TokenShards::open_shard(const fs::path& path) {
     for (const Format* known : {&kFormat16, &kFormat32})
         if (header[0] == known->magic) format = known;
     if (!format)
-        throw Error(path.string(), " is no token shard: at byte 0 stands ", header[0], " where ",
+        throw Error(path.string(), " is not a token shard: byte 0 has ", header[0], " where ",
                     kFormat16.magic, " (uint16 tokens) or ", kFormat32.magic, " (uint32) belongs",
                     again);
     if (header[1] != format->version)

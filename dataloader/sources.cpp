@@ -60,7 +60,7 @@ void refuse_unreadable_kinds(const std::string& path) {
     std::string extension = take_extension(name);
     if (extension == ".parquet")
         throw Error(path,
-                    " is a Parquet file, which needs a reader of its own: ", parquet_pipe(path));
+                    " is a Parquet file, which needs a separate reader: ", parquet_pipe(path));
     if (extension == ".gz" || extension == ".zst") extension = take_extension(name);
     for (const char* archive : {".tar", ".tgz", ".zip", ".7z", ".xz", ".bz2", ".lz4"})
         if (extension == archive)
@@ -157,7 +157,7 @@ void refuse_no_text(const std::string& name, std::string_view sample) {
     if (share < max_share_of_no_text) return;
     throw Error(
         name, " is not text in UTF-8: ", std::lround(100 * share),
-        " % of its bytes are no characters of it; leave out pictures, programs and archives "
+        " % of its bytes are not characters; leave out pictures, programs and archives "
         "(--skip-bad does), and turn text in another encoding into UTF-8: iconv -f ENCODING "
         "-t UTF-8 ",
         name == "standard input" ? "" : name);

@@ -15,7 +15,7 @@ void copy(Stream& stream, void* to, const void* from, size_t bytes) {
 }
 
 void copy_now(const Device& device, void* to, const void* from, size_t bytes) {
-    StepSubmission::require_none("copying at once");
+    StepSubmission::require_none("copying synchronously");
     CUDA_CHECK(cudaSetDevice(device.index));
     CUDA_CHECK(cudaDeviceSynchronize());
     CUDA_CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));

@@ -252,7 +252,7 @@ void require_instruction_sets(uint64_t needed, uint64_t present) {
     const uint64_t missing = needed & ~present;
     if (missing == 0) return;
     throw Error("this binary's kernels use ", names_of(missing),
-                ", which this CPU lacks; rebuild on this machine with make MARCH=native or "
+                ", which this CPU does not have; rebuild on this machine with make MARCH=native or "
                 "MARCH=x86-64-v3");
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches ready data and prepares it for training, into data/NAME. Called again, it goes on where it was.
+# Fetches ready data and prepares it for training, into data/NAME. Called again, it continues where it was.
 #   usage: scripts/data.sh NAME…
 #
 #   gpt2              GPT-2's vocabulary: encoder.json, vocab.bpe                                              1.5 MB
@@ -13,7 +13,7 @@
 # Environment: DATA_DIR (data), SHARDS (of fineweb*: only so many files for training), HF_ENDPOINT (a mirror of https://huggingface.co),
 # TRAIN_GPT (build/train_gpt), TOKENIZER (of fineweb-edu-text: another vocabulary than GPT-2's). Needs curl, and for Parquet
 # python3 (see scripts/parquet.py).
-# Downloads go on after an interruption. Each is checked with a SHA-256, written here or, for large files on Hugging Face, told
+# Downloads continue after an interruption. Each is checked with a SHA-256, written here or, for large files on Hugging Face, told
 # by its server, and once it is right kept in FILE.sha256 (sha256sum -c reads it).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -54,7 +54,7 @@ fetch() {  # fetch URL FILE [SHA256]
        into $file by hand" ;;
                 22) stop "$host does not give $url; it may have moved" ;;
                 23) stop "$part cannot be written; make room or set DATA_DIR to another disk, and run the same command again" ;;
-                *) stop "the download of $url broke off (curl: $status); run the same command again, and it goes on" ;;
+                *) stop "the download of $url broke off (curl: $status); run the same command again, and it continues" ;;
             esac
         fi
         mv "$part" "$file"

@@ -49,10 +49,10 @@ TokenizerDefinition read_folder(const fs::path& folder) {
     if (const fs::path ranks = rank_file_in(folder); !ranks.empty()) return read_tiktoken(ranks);
     if (!vocab.empty())
         throw Error(vocab.string(),
-                    " needs merges.txt or vocab.bpe beside it; add that file to the folder");
+                    " needs merges.txt or vocab.bpe next to it; add that file to the folder");
     if (!merges.empty())
         throw Error(merges.string(),
-                    " needs vocab.json or encoder.json beside it; add that file to the folder");
+                    " needs vocab.json or encoder.json next to it; add that file to the folder");
     throw Error("the folder ", folder.string(),
                 " holds no tokenizer: give one with tokenizer.json, with vocab.json (or "
                 "encoder.json) and merges.txt "
@@ -65,7 +65,7 @@ MappedFile map_vocabulary(const fs::path& file) {
     std::error_code code;  // if there is no size, MappedFile reports why
     if (const uintmax_t size = fs::file_size(file, code); !code && size > max_vocabulary_bytes)
         throw Error(file.string(), " has ", size >> 20,
-                    " MiB and is no vocabulary; those have at most ", max_vocabulary_bytes >> 20,
+                    " MiB and is not a vocabulary; these have at most ", max_vocabulary_bytes >> 20,
                     " MiB: give a tokenizer.json, a *.tiktoken file, or a folder with one");
     return MappedFile(file);
 }

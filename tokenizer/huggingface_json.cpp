@@ -186,7 +186,7 @@ void read_added_tokens(const JsonReader& reader, TokenizerDefinition& definition
         for (const AddedToken& other : definition.added)
             if (other.id == token.id || other.text == token.text)
                 throw reader.fail(concat("has the added token \"", token.text, "\" (id ", token.id,
-                                         ") beside \"", other.text, "\" (id ", other.id, ")"));
+                                         ") next to \"", other.text, "\" (id ", other.id, ")"));
         definition.added.push_back(std::move(token));
     }
 }

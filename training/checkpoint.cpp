@@ -7,7 +7,6 @@
 #include <memory>
 #include <utility>
 
-
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_file.h"
@@ -351,9 +350,9 @@ std::optional<fs::path> recover_newest_checkpoint(
         return checkpoint;
     }
     if (damaged.empty()) return {};
-    throw Error(
-        "none of the ", damaged.size(), " checkpoints in ", run_dir.string(),
-        " is whole; restore one of them from a copy, or choose another run_dir to start afresh");
+    throw Error("none of the ", damaged.size(), " checkpoints in ", run_dir.string(),
+                " is undamaged; restore one of them from a copy, or choose another run_dir to "
+                "start afresh");
 }
 
 fs::path find_checkpoint(const fs::path& path) {
@@ -424,7 +423,7 @@ void verify_checkpoint(const fs::path& checkpoint, Verify what, const Pulse& pul
         if (what == Verify::choices && name != "choices.json") continue;
         const FileState state = verify_file(file, pulse);
         if (state == FileState::missing)
-            throw Error(checkpoint.string(), " lacks its file ", name, advice);
+            throw Error(checkpoint.string(), " is missing its file ", name, advice);
         if (const uintmax_t bytes = fs::file_size(file.path); bytes != file.bytes)
             throw Error(file.path.string(), " has ", bytes, " bytes instead of ", *file.bytes,
                         advice);

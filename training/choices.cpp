@@ -4,7 +4,6 @@
 #include <sstream>
 #include <string_view>
 
-
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_text.h"
@@ -22,7 +21,7 @@ constexpr std::string_view file_name = "choices.json";
 Choices choices_from_json(const std::string& text, const std::string& origin) {
     const Json json = try_parse_json(text);
     Choices choices;
-    const auto damaged = [&] { return Error(origin, " is damaged; remove it to choose anew"); };
+    const auto damaged = [&] { return Error(origin, " is damaged; remove it to choose again"); };
     if (!json.is_object() || !json.contains("recompute") || !json["recompute"].is_string() ||
         !json.contains("kernels") || !json["kernels"].is_array())
         throw damaged();

@@ -147,24 +147,23 @@ CommandLine parse_command_line(int argc, char** argv) {
         ->capture_default_str()
         ->type_name("N");
     tokenize->add_flag("--skip-bad", line.prepare.skip_bad,
-                       "Leave out files that are no text, lines of JSON Lines that hold none and, "
-                       "of damaged compressed files, what follows the damage; count them");
+                       "Leave out files that are not text, lines of JSON Lines without text and, "
+                       "of damaged compressed files, the rest after the damage; count them");
     tokenize->add_option("--threads", line.prepare.threads, "Threads that encode; 0: all")
         ->check(CLI::Range(0, 4096))
         ->capture_default_str()
         ->type_name("N");
 
-    CLI::App* train =
-        app.add_subcommand("train", "Train a model, or go on where its run folder left off");
+    CLI::App* train = app.add_subcommand("train", "Train a model, or resume from its run folder");
     add_config(train, line);
     train
         ->add_option("--stop-at", line.stop_at,
-                     "End behind a checkpoint after this step, the schedule unchanged")
+                     "End with a checkpoint after this step; the schedule stays the same")
         ->type_name("STEP")
         ->check(CLI::Range(int64_t{1}, most));
     train
         ->add_option("--profile", line.profile,
-                     "Print where the time of that many steps goes, behind two that warm up")
+                     "Print where the time of that many steps goes, after two warm-up steps")
         ->type_name("STEPS")
         ->check(CLI::Range(int64_t{1}, int64_t{10000}));
     train->add_flag("--print-config", line.print_config,
@@ -261,7 +260,7 @@ CommandLine parse_command_line(int argc, char** argv) {
         export_
             ->add_option("--max-shard-size", shard_size,
                          "Cut the weights into files of at most this size, such as 500MB or 2GiB; "
-                         "a tensor that is larger has one of its own")
+                         "a larger tensor has its own")
             ->type_name("BYTES")
             ->capture_default_str();
 

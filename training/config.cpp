@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_text.h"
@@ -13,7 +12,6 @@
 namespace train_gpt {
 
 namespace {
-
 
 /// a · b · c, or 2^63 - 1 when that is larger.
 int64_t saturating_product(int64_t a, int64_t b, int64_t c = 1) {

@@ -12,7 +12,6 @@ namespace train_gpt {
 
 namespace {
 
-
 constexpr KeyRule between(double low, double high) { return {.low = low, .high = high}; }
 constexpr KeyRule at_least(double low) { return {.low = low}; }
 constexpr KeyRule greater_than(double low) { return {.low = low, .above_low = true}; }
@@ -76,7 +75,7 @@ constexpr ConfigKey table[] = {
      "Token shards to evaluate on, as a glob; `synthetic` as above; empty: no validation."},
     {KEY(data.document_mask), any_text(),
      "A token sees its own document only, whose positions begin at 0; needs a tokenizer with "
-     "an end-of-text token, which is what tells documents apart. (FLOPs are counted as without "
+     "an end-of-text token, which separates documents. (FLOPs are counted as without "
      "it.)"},
 
     {KEY(batch.tokens_per_step), between(1, 4294967296.0),
@@ -180,8 +179,8 @@ constexpr ConfigKey table[] = {
      "On a GPU: time the algorithms that cuBLASLt offers for each shape, and where "
      "`kernels.attention` is `auto` both "
      "attentions, before the first step and keep the fastest; or take cuBLASLt's first and our "
-     "own attention. A run that goes "
-     "on uses what it chose before."},
+     "own attention. A resumed run "
+     "uses what it chose before."},
 
     {KEY(parallel.zero), between(0, 2),
      "What data parallelism splits over ranks (ZeRO's stages): 0: nothing; 1: optimizer state; "

@@ -8,7 +8,6 @@
 #include <type_traits>
 #include <utility>
 
-
 #include "base/error.h"
 #include "base/json_text.h"
 #include "dataloader/mixture.h"
@@ -18,7 +17,6 @@
 namespace train_gpt {
 
 namespace {
-
 
 /// A text for an error message, cut where it is long.
 std::string shorten(const std::string& text) {
@@ -170,7 +168,8 @@ Json parse_root(const std::string& text, const std::string& name) {
         std::string key;  // the one being parsed
     };
     std::vector<Object> open;
-    std::set<std::string> paths;  // "model.n_layer" may also stand as {"model": {"n_layer": …}}
+    std::set<std::string>
+        paths;  // "model.n_layer" may also be written as {"model": {"n_layer": …}}
     int arrays = 0;
     const auto path = [&] {
         std::string joined;
@@ -187,7 +186,7 @@ Json parse_root(const std::string& text, const std::string& name) {
             if (!open.back().keys.insert(open.back().key).second ||
                 (arrays == 0 && !paths.insert(path()).second))
                 throw Error(name, ": the key \"", shorten(path()),
-                            "\" stands there twice; remove one of them");
+                            "\" appears twice; remove one of them");
         }
         return true;
     };

@@ -4,13 +4,11 @@
 #include <string_view>
 #include <utility>
 
-
 #include "training/config_keys.h"
 
 namespace train_gpt {
 
 namespace {
-
 
 /// The JSON Schema of a source in a list of sources.
 Json source_schema() {

@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 
-
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_text.h"
@@ -129,7 +128,8 @@ HellaSwag::HellaSwag(const std::filesystem::path& jsonl, const Tokenizer& tokeni
         if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
 
         const auto bad = [&](const char* what) -> Error {
-            return Error(jsonl.string(), ", line ", line_number, " is no HellaSwag example: ", what,
+            return Error(jsonl.string(), ", line ", line_number,
+                         " is not a HellaSwag example: ", what,
                          "; the published file has \"ctx\", \"endings\" (4) and \"label\" (0 to 3) "
                          "in each line");
         };

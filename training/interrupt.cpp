@@ -16,7 +16,7 @@ std::atomic<bool> ctrl_c{false};
 
 void on_signal(int signal) {
     if (received.exchange(signal) != 0) ::_exit(128 + signal);
-    static constexpr char text[] = "\nsaving, then ending; a second signal ends at once\n";
+    static constexpr char text[] = "\nsaving, then ending; a second signal ends immediately\n";
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text, sizeof text - 1);
 }
 

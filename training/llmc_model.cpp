@@ -85,7 +85,7 @@ StoredModel open_llmc_model(const fs::path& path) {
     }
     if (bytes.size() != end)
         throw Error(path.string(), " has ", bytes.size(), " bytes, but its header calls for ", end,
-                    "; it is damaged or not whole, so copy it again");
+                    "; it is damaged or incomplete, so copy it again");
 
     model.read = [file, offsets, element](const Parameter& p, int64_t first,
                                           std::span<float> values) {

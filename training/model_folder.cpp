@@ -7,7 +7,6 @@
 #include <memory>
 #include <set>
 
-
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_file.h"
@@ -167,7 +166,7 @@ void require_tied(const fs::path& directory, const FolderTensors::Place& head,
         equal = a == b;
     }
     if (!equal)
-        throw Error(directory.string(), " has a head of its own: lm_head.weight differs from ",
+        throw Error(directory.string(), " has a separate output head: lm_head.weight differs from ",
                     wte.info->name,
                     "; only models whose head is tied to the embedding are supported");
 }
@@ -239,12 +238,12 @@ StoredModel open_model_folder(const fs::path& directory) {
         if (!known.contains(name) && !is_mask(name)) unexpected.push_back(at.info->name);
     if (!missing.empty())
         throw Error(directory.string(),
-                    " lacks tensors that its config.json calls for: ", listed(missing),
+                    " is missing tensors that its config.json needs: ", listed(missing),
                     "; restore the files, or the config.json that belongs to them");
     if (!unexpected.empty())
         throw Error(directory.string(),
-                    " holds tensors that a GPT-2 of its config.json has not: ", listed(unexpected),
-                    "; only GPT-2 language models are supported");
+                    " has tensors that a GPT-2 with its config.json does not have: ",
+                    listed(unexpected), "; only GPT-2 language models are supported");
     const auto *head = place("lm_head.weight"), *wte = place("wte.weight");
     if (head && head != wte) require_tied(directory, *head, *wte);
 

@@ -271,13 +271,14 @@ std::string Run::set_aside_unsound(const ShardWatch::Damage& damage) const {
         return std::to_string(set_aside_checkpoints(config.run_dir, parts_.watch.sound_step()));
     });
     const auto checkpoints = list_checkpoints(config.run_dir);
-    return concat(
-        damage.message, "; checkpoints from before it was verified are not used",
-        moved == "0" ? ""
-                     : concat(" (", moved, moved == "1" ? " checkpoint is" : " checkpoints are",
-                              " now called step-NNNNNNNN.suspect)"),
-        ": with whole data the same command ",
-        checkpoints.empty() ? "starts anew" : "resumes from " + checkpoints.front().string());
+    return concat(damage.message, "; checkpoints from before it was verified are not used",
+                  moved == "0"
+                      ? ""
+                      : concat(" (", moved, moved == "1" ? " checkpoint is" : " checkpoints are",
+                               " now called step-NNNNNNNN.suspect)"),
+                  ": with undamaged data the same command ",
+                  checkpoints.empty() ? "starts again from the beginning"
+                                      : "resumes from " + checkpoints.front().string());
 }
 
 /// What to print about the last save. trouble: the result of save_or_reason().

@@ -36,7 +36,7 @@ RunData::RunData(const Config& config, const std::string& file) {
                     "; set model.vocab_size=0 to take the tokenizer's");
     if (config.data.document_mask && !(tokenizer_ && tokenizer_->end_of_text()))
         throw Error(file, ": data.document_mask needs a tokenizer with an end-of-text token, ",
-                    "which tells documents apart; set tokenizer.path to the one the data were made "
+                    "which separates documents; set tokenizer.path to the one the data were made "
                     "with");
     for (const auto& [glob, weight, name] : config.data.train)
         sources_.push_back(

@@ -46,7 +46,7 @@ void refuse_other_folders(const fs::path& folder) {
         if (json.is_discarded()) return;
         if (json.is_object() && json.contains("format_version"))
             refuse(
-                " is a checkpoint, not the folder of a run; to go on with its run, name the folder "
+                " is a checkpoint, not the folder of a run; to resume its run, name the folder "
                 "above");
         if (!json.is_object() || !json.contains("program"))
             refuse(" has a manifest.json that no run wrote, and a run would replace it");

@@ -308,7 +308,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
     std::set<std::string> names;
     for (TensorInfo& info : tensors_) {
         if (info.name == metadata_key) bad(info, "has a name that the format reserves");
-        if (!names.insert(info.name).second) bad(info, "is there twice");
+        if (!names.insert(info.name).second) bad(info, "appears twice");
         if (element_size(info.dtype) == 0) bad(info, "has the unknown dtype ", quoted(info.dtype));
         for (const int64_t extent : info.shape)
             if (extent < 0) bad(info, "has the negative extent ", extent);

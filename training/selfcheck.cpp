@@ -18,7 +18,6 @@ namespace train_gpt {
 
 namespace {
 
-
 constexpr int64_t smallest = int64_t{64} << 10;
 
 bool is_rate(double value) { return std::isfinite(value) && value > 0; }

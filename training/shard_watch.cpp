@@ -46,7 +46,6 @@ void lower_priority_of_thread() {
     ::syscall(SYS_ioprio_set, this_thread, 0, best_effort | last);
 }
 
-
 /// verified.json; an empty object where there is none. An unusable file means that nothing was
 /// verified: everything is read again, and no checkpoint rests on verified data.
 Json read_kept(const fs::path& file) {

@@ -164,7 +164,7 @@ void AttentionEngines::set_choices(const std::string& text) {
         const auto engine = read_name<Engine>(from, engine_names);
         if (!from || subject != "attention" || from >> rest)
             throw Error("The choices of attention engines are damaged in the line \"", line,
-                        "\"; remove them to choose anew.");
+                        "\"; remove them to choose again.");
         chosen[direction] = engine;
     }
     for (const Direction direction : {forward_pass, backward_pass})

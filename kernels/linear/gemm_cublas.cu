@@ -340,7 +340,7 @@ void GemmPlans::set_choices(const std::string& text) {
         std::string rest;
         if (!from || from >> rest)
             throw Error("The choices of matrix algorithms are damaged in the line \"", line,
-                        "\"; remove them to choose anew.");
+                        "\"; remove them to choose again.");
         all[p] = kept;
     }
     kept_ = std::move(all);

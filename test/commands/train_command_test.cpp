@@ -264,7 +264,7 @@ TEST_CASE("a run on masked documents of two sources reports each, and goes on as
 }
 
 TEST_CASE(
-    "SIGINT, SIGTERM, SIGUSR1 and SIGHUP end behind a checkpoint from which the same command "
+    "SIGINT, SIGTERM, SIGUSR1 and SIGHUP end after a checkpoint from which the same command "
     "resumes",
     "[cli][cuda]") {
     const Workplace& w = Workplace::get();
@@ -394,7 +394,7 @@ TEST_CASE("tokenize ends tidily at SIGINT and SIGTERM, and the same command resu
         return Arguments{"tokenize", directory / "a.jsonl"} + options + Arguments{out};
     };
     const Outcome whole = check_succeeds(train_gpt_with(tokenize(directory / "whole")));
-    CHECK(contains(whole.out, "1 line that is no valid JSON, first line 601 of"));
+    CHECK(contains(whole.out, "1 line that is not valid JSON, first line 601 of"));
     for (const auto& [number, code] : {std::pair{SIGINT, 130}, {SIGTERM, 75}}) {
         const std::string out = directory / std::to_string(number);
         Process process(tokenize(out));
@@ -405,7 +405,7 @@ TEST_CASE("tokenize ends tidily at SIGINT and SIGTERM, and the same command resu
         CHECK(stopped.code == code);
         CHECK(contains(stopped.out, "the same command resumes from there"));
         CHECK_FALSE(fs::exists(out + "/data.json"));
-        CHECK(contains(check_succeeds(train_gpt_with(tokenize(out))).out, "going on behind"));
+        CHECK(contains(check_succeeds(train_gpt_with(tokenize(out))).out, "continuing after"));
         for (const char* name : {"/train_000000.bin", "/val_000000.bin", "/data.json"})
             CHECK(file_difference(out + name, directory / "whole" + name) == "");
     }

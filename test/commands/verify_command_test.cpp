@@ -50,7 +50,7 @@ TEST_CASE(
                   {shard, "damaged", "resumes from " + run + "/" + step_folder(8)});
     CHECK(checkpoints_in(run) == std::vector<int64_t>{4, 8});
     check_refused(train_gpt_with(w.train(data.directory / "new", data.of())), 1,
-                  {shard, "damaged", "starts anew"});
+                  {shard, "damaged", "starts again from the beginning"});
     CHECK(list_checkpoints(data.directory / "new").empty());
 
     // As if the start at step 4 had been stopped before all was read.

@@ -159,7 +159,7 @@ TEST_CASE("what lies behind damage in a compressed file is left out on demand al
         CHECK(contains(error_of([&] { prepare(options, nullptr); }), "--skip-bad"));
         options.skip_bad = true;
         const std::string text = said();
-        CHECK(contains(text, "going on behind"));
+        CHECK(contains(text, "continuing after"));
         CHECK(contains(text, file + " is damaged at byte "));
         CHECK(contains(text, "; what follows is left out"));
         CHECK(contains(text, "left out: the rest of 1 file that is damaged, first " + file));
@@ -288,18 +288,18 @@ TEST_CASE(
         {"{\"text\": {\"text\": \"x\"}}", "no string in the field"},
         {"{\"text\": null}", "no string in the field"},
         {"{\"Text\": \"x\", \"a\": {\"text\": \"x\"}}", "no field \"text\""},
-        {"[{\"text\": \"x\"}]", "no JSON object"},
-        {"\"text\"", "no JSON object"},
-        {"{\"text\": \"x\"", "no valid JSON"},
-        {"{\"text\": \"x\"} {}", "no valid JSON"},
-        {"{\"text\": \"\\ud800\"}", "no valid JSON"},
-        {"{\"text\": \"\\udc00\\ud800\"}", "no valid JSON"},
-        {"{\"text\": \"\xFF\"}", "no valid JSON"},
-        {"{\"text\": \"\xED\xA0\x80\"}", "no valid JSON"},
-        {"{\"text\": \"tab\tin\"}", "no valid JSON"},
-        {std::string(100000, '['), "no valid JSON"},
-        {"text", "no valid JSON"},
-        {std::string("{\"text\": \"kept\"}\0{\"text\": \"lost\"}", 33), "no valid JSON"},
+        {"[{\"text\": \"x\"}]", "not a JSON object"},
+        {"\"text\"", "not a JSON object"},
+        {"{\"text\": \"x\"", "not valid JSON"},
+        {"{\"text\": \"x\"} {}", "not valid JSON"},
+        {"{\"text\": \"\\ud800\"}", "not valid JSON"},
+        {"{\"text\": \"\\udc00\\ud800\"}", "not valid JSON"},
+        {"{\"text\": \"\xFF\"}", "not valid JSON"},
+        {"{\"text\": \"\xED\xA0\x80\"}", "not valid JSON"},
+        {"{\"text\": \"tab\tin\"}", "not valid JSON"},
+        {std::string(100000, '['), "not valid JSON"},
+        {"text", "not valid JSON"},
+        {std::string("{\"text\": \"kept\"}\0{\"text\": \"lost\"}", 33), "not valid JSON"},
         {"{\"text\": \"x\", \"n\": 1e999}", "number that no 64-bit float"}};
     const std::string good =
         "{\"text\": \"a\\n\\u0041\\ud83d\\ude00\\\"\\\\\\/\\u0000z\", \"k\": [1, {\"text\": "
@@ -337,8 +337,8 @@ TEST_CASE(
     CHECK((counts == std::map<std::string, std::pair<int64_t, int64_t>>{
                          {"has no string in the field \"text\"", {3, 6}},
                          {"has no field \"text\"", {1, 9}},
-                         {"is no JSON object", {2, 10}},
-                         {"is no valid JSON", {10, 12}},
+                         {"is not a JSON object", {2, 10}},
+                         {"is not valid JSON", {10, 12}},
                          {"has a number that no 64-bit float can hold", {1, 22}}}));
 
     write(file, "{\"body\": \"x y\", \"text\": 1}\n");
@@ -635,7 +635,7 @@ TEST_CASE("an interrupted run goes on where its output is in the folder that it 
     std::FILE* const log = std::fopen((folder / "log").c_str(), "w");
     prepare(options, log);
     std::fclose(log);
-    CHECK(contains(read(folder / "log"), "going on behind"));
+    CHECK(contains(read(folder / "log"), "continuing after"));
     fs::remove(folder / "corpus/a.jsonl");
     CHECK((shards_in(folder / "corpus") == shards_in(folder / "whole")));
 }
@@ -749,7 +749,7 @@ TEST_CASE("an interrupted run goes on with the same options and inputs only") {
         REQUIRE_FALSE(stop(2));
         REQUIRE(fs::exists(progress));
         options.threads = 3;
-        CHECK(contains(said(), "going on behind"));
+        CHECK(contains(said(), "continuing after"));
         CHECK((files_in(options.out) == expected));
     }
     SECTION("what is left of a removal, which takes the plan first, is not gone on with") {
@@ -757,20 +757,20 @@ TEST_CASE("an interrupted run goes on with the same options and inputs only") {
         REQUIRE(fs::exists(progress));
         fs::remove(plan);
         fs::remove(folder / "out/.tokenize.tmp/train_000000.bin");
-        CHECK_FALSE(contains(said(), "going on behind"));
+        CHECK_FALSE(contains(said(), "continuing after"));
         CHECK((files_in(options.out) == expected));
     }
-    SECTION("another fraction begins anew") {
+    SECTION("another fraction starts again") {
         REQUIRE_FALSE(stop(2));
         options.val_fraction = 0.25;
         const std::string text = said();
-        CHECK(contains(text, "its val_fraction was different; beginning anew"));
-        CHECK_FALSE(contains(text, "going on"));
+        CHECK(contains(text, "its val_fraction was different; starting again"));
+        CHECK_FALSE(contains(text, "continuing"));
     }
-    SECTION("another input begins anew") {
+    SECTION("another input starts again") {
         REQUIRE_FALSE(stop(2));
         write(file, as_jsonl(random_documents(100, 20000)));
-        CHECK(contains(said(), "its inputs were different; beginning anew"));
+        CHECK(contains(said(), "its inputs were different; starting again"));
         prepare(options, nullptr);
         options.out = folder / "whole";
         prepare(options, nullptr);

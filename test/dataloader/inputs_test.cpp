@@ -300,13 +300,13 @@ TEST_CASE(
     const std::string body = refused(good + R"({"body": "x"}])");
     CHECK(contains(body, "element 2 of " + file + " has no field \"text\""));
     CHECK(contains(body, "--field"));
-    CHECK(contains(refused(good + "7]"), "element 2 of " + file + " is no JSON object"));
+    CHECK(contains(refused(good + "7]"), "element 2 of " + file + " is not a JSON object"));
     CHECK(
         contains(refused(good + "{\"text\": \"a\nb\"}]"), "element 2 of " + file + " is no valid"));
     CHECK(contains(refused(good), file + " is truncated: it ends within its array"));
     CHECK(contains(refused(good + R"({"text": "two"})"), "is truncated"));
     CHECK(contains(refused(good + R"({"text": "two"}] {"text": "three"})"),
-                   file + " has more than blanks after its array, behind byte 34"));
+                   file + " has more than blanks after its array, after byte 34"));
     CHECK(contains(refused(R"({"rows": [)"
                            "\n"
                            R"({"text": "one"}]})"),
@@ -317,7 +317,7 @@ TEST_CASE(
     for (const auto& [bytes, left] :
          {std::pair<std::string, std::string>{
               R"(7, {"text": "two"}, {"text": 2}])",
-              "1 element that is no JSON object, first element 2 of " + file},
+              "1 element that is not a JSON object, first element 2 of " + file},
           {R"({"text": "two"}, {"text": "thr)",
            "the rest of 1 file that is damaged, first " + file},
           {R"({"text": "two"}] and more)", "the rest of 1 file that is damaged, first " + file}}) {

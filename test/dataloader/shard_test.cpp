@@ -124,7 +124,7 @@ TEST_CASE("a faulty header or size is refused with the file and the byte") {
     const std::vector<Case> cases{
         {"", "0 bytes"},
         {good.substr(0, 1023), "1023 bytes"},
-        {with(0, 20240522), "byte 0 stands 20240522"},
+        {with(0, 20240522), "byte 0 has 20240522"},
         {with(1, 7), "version 7 at byte 4"},
         {with(2, 6), "promises 6 tokens at byte 8"},
         {with(2, 4), "promises 4 tokens at byte 8"},

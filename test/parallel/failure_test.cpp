@@ -235,7 +235,7 @@ void check_failed(Job& job, const fs::path& run, const std::string& expression) 
 
 /// Without what ranks say of a signal, which may come in the middle of another's line, wherever mpirun has cut its output.
 std::string without_signal_notes(std::string output) {
-    const std::string note = "\nsaving, then ending; a second signal ends at once\n";
+    const std::string note = "\nsaving, then ending; a second signal ends immediately\n";
     for (size_t at; (at = output.find(note)) != std::string::npos;) output.erase(at, note.size());
     return output;
 }

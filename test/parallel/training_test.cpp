@@ -526,7 +526,7 @@ TEST_CASE("ranks go on from the checkpoints of any number of ranks at any stage"
     const ProgramResult mended = job.start(3, "chain", zero(1));
     CAPTURE(mended.output);
     CHECK(mended.exit_code == 0);
-    CHECK(contains(mended.output, step_folder(16) + " lacks its file " + missing));
+    CHECK(contains(mended.output, step_folder(16) + " is missing its file " + missing));
     CHECK(contains(mended.output, "resuming from " + chain + "/" + step_folder(12)));
     check_close(chain, one, dtype.bounds);
 }

@@ -265,7 +265,7 @@ TEST_CASE("a path without a tokenizer is refused with what would be one") {
     // What is far too large is not read, and need not be on the disk.
     std::filesystem::resize_file(folder / "empty.json", max_vocabulary_bytes + 1);
     CHECK(
-        contains(load_error(folder / "empty.json"), "empty.json has 256 MiB and is no vocabulary"));
+        contains(load_error(folder / "empty.json"), "empty.json has 256 MiB and is not a vocabulary"));
     write_file(folder / "a.tiktoken", "");
     write_file(folder / "b.tiktoken", "");
     CHECK(contains(load_error(folder.path()), "several"));

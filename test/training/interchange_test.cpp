@@ -353,7 +353,7 @@ TEST_CASE("a folder whose tensors are not its model's is refused with their name
     const auto at = static_cast<size_t>(random_int(0, std::ssize(good) - 1));
     CHECK(contains(refused([&](Tensors& t) { t.erase(t.begin() + static_cast<int64_t>(at)); }),
                    good[at].name.substr(12)));
-    CHECK(contains(refused([&](Tensors& t) { t[at].name += "s"; }), "lacks tensors"));
+    CHECK(contains(refused([&](Tensors& t) { t[at].name += "s"; }), "is missing tensors"));
     CHECK(contains(refused([&](Tensors& t) { t.resize(3); }), " more"));
     CHECK(contains(refused([&](Tensors& t) {
                        t.push_back({"h.99.ln_1.weight", "F32", "abcd", {1}});
