@@ -127,6 +127,7 @@ class Preparation {
     Plan plan(const std::optional<Tokenizer>& given) const;
     Tokenizer train_tokenizer();
     DataManifest encode(const Tokenizer& tokenizer, Workplace& workplace);
+    DataManifest manifest_of(const Tokenizer& tokenizer, const PreparationState& state) const;
     void save(const PreparationState& state, Workplace& workplace,
               std::array<SplitWriter, 2>& writers) const;
     void check_lengths(const std::array<int64_t, 2>& lengths, int64_t bytes, int64_t documents,
@@ -424,7 +425,11 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
         throw;
     }
     compare_share(state);
+    return manifest_of(tokenizer, state);
+}
 
+DataManifest Preparation::manifest_of(const Tokenizer& tokenizer,
+                                      const PreparationState& state) const {
     DataManifest manifest;
     manifest.complete = true;
     manifest.vocab_size = tokenizer.vocab_size();

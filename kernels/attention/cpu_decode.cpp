@@ -17,6 +17,23 @@ struct DecodeScratch {
     }
 };
 
+/// acc[c] += Σ weights[j]·row j, for rows first … end − 1 and `columns` vectors, at most 4, of each.
+template <class T>
+void add_rows(vfloat (&acc)[4], int columns, const float* weights, const T* rows, int64_t stride,
+              int first, int end) {
+    const T* row = rows + first * stride;
+    if (columns == 4) {
+        for (int j = first; j < end; ++j, row += stride) {
+#pragma GCC unroll 4
+            for (int c = 0; c < 4; ++c) acc[c] += weights[j] * load_unaligned(row + c * lanes);
+        }
+    } else {
+        for (int j = first; j < end; ++j, row += stride)
+            for (int c = 0; c < columns; ++c)
+                acc[c] += weights[j] * load_unaligned(row + c * lanes);
+    }
+}
+
 }  // namespace
 
 template <class Storage>
@@ -65,19 +82,7 @@ void forward_query(const AttentionForward& args, int64_t b, int64_t h, int64_t t
             const int columns = std::min(4, vectors - n);
             vfloat acc[4] = {};
             for (int c = 0; c < columns; ++c) acc[c] = load(out + (n + c) * lanes) * rescale;
-            const auto* row = v + skip * v_stride + n * lanes;
-            if (columns == 4) {
-                for (int j = skip; j < keys; ++j, row += v_stride) {
-#pragma GCC unroll 4
-                    for (int c = 0; c < 4; ++c)
-                        acc[c] += scores[j] * load_unaligned(row + c * lanes);
-                }
-            } else {
-                for (int j = skip; j < keys; ++j, row += v_stride) {
-                    for (int c = 0; c < columns; ++c)
-                        acc[c] += scores[j] * load_unaligned(row + c * lanes);
-                }
-            }
+            add_rows(acc, columns, scores, v + n * lanes, v_stride, skip, keys);
             for (int c = 0; c < columns; ++c) store(out + (n + c) * lanes, acc[c]);
         }
     };

@@ -212,6 +212,22 @@ struct RowFinish {
     }
 };
 
+/// Packs `count` rows or columns of an operand into panels of `width`. All threads of a team call it
+/// and share the panels; they do not wait for each other at the end.
+template <int width, class In>
+void pack_panels(float* panels, const In* from, int64_t stride, bool along, int64_t count,
+                 int64_t depth) {
+#pragma omp for schedule(static) nowait
+    for (int64_t i = 0; i < count; i += width) {
+        const int64_t filled = std::min<int64_t>(width, count - i);
+        if (along) {
+            pack_along<width>(panels + i * depth, from + i, stride, filled, depth);
+        } else {
+            pack_across<width>(panels + i * depth, from + i * stride, stride, filled, depth);
+        }
+    }
+}
+
 template <class In, class Out>
 void run(const GemmShape& shape, const GemmOperands& operands, float* scratch) {
     const int64_t M = shape.m, N = shape.n, K = shape.k;
@@ -235,28 +251,12 @@ void run(const GemmShape& shape, const GemmOperands& operands, float* scratch) {
                 const int64_t depth = std::min(block.depth, K - k);
                 const bool first = k == 0, last = k + depth == K;
                 // If k has only one slice, the panels of B serve every block of rows.
-                if (row == 0 || K > block.depth) {
-#pragma omp for schedule(static) nowait
-                    for (int64_t j = 0; j < cols; j += tile_cols) {
-                        const int64_t count = std::min<int64_t>(tile_cols, cols - j);
-                        float* panel = b_panels + j * depth;
-                        if (b_along) {
-                            pack_along<tile_cols>(panel, B + k * N + col + j, N, count, depth);
-                        } else {
-                            pack_across<tile_cols>(panel, B + (col + j) * K + k, K, count, depth);
-                        }
-                    }
-                }
-#pragma omp for schedule(static)
-                for (int64_t i = 0; i < rows; i += tile_rows) {
-                    const int64_t count = std::min<int64_t>(tile_rows, rows - i);
-                    float* panel = a_panels + i * depth;
-                    if (a_along) {
-                        pack_along<tile_rows>(panel, A + k * M + row + i, M, count, depth);
-                    } else {
-                        pack_across<tile_rows>(panel, A + (row + i) * K + k, K, count, depth);
-                    }
-                }
+                if (row == 0 || K > block.depth)
+                    pack_panels<tile_cols>(b_panels, B + (b_along ? k * N + col : col * K + k),
+                                           b_along ? N : K, b_along, cols, depth);
+                pack_panels<tile_rows>(a_panels, A + (a_along ? k * M + row : row * K + k),
+                                       a_along ? M : K, a_along, rows, depth);
+#pragma omp barrier
                 // Any free thread takes the next group. One thread sums a whole element, so this
                 // does not affect the bits.
 #pragma omp for collapse(2) schedule(dynamic, 1)
