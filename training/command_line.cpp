@@ -85,22 +85,13 @@ void add_checkpoint(CLI::App* app, CommandLine& line) {
         ->capture_default_str();
 }
 
-}  // namespace
+/// Options of `export` that are parsed further after all of the command line is known.
+struct ExportWords {
+    std::string format = "huggingface", dtype, max_shard_size = "5GB";
+    const CLI::Option* max_shard_size_option = nullptr;
+};
 
-CommandLine parse_command_line(int argc, char** argv) {
-    CommandLine line;
-    CLI::App app("Pretrains GPT language models: one executable from raw text to a trained model.",
-                 "train_gpt");
-    app.footer(
-        "Every command explains itself: train_gpt train --help\n\n"
-        "Exit codes: 0 done; 1 failed; 2 wrong usage; 75 train or tokenize stopped early (SIGTERM, "
-        "SIGUSR1, SIGHUP, schedule.max_minutes) with\neverything saved: run the same command "
-        "again; "
-        "130 the same after Ctrl-C");
-    app.require_subcommand(0, 1);
-    bool version_wanted = false;
-    app.add_flag("--version", version_wanted, "Version, build, libraries and devices found");
-
+void add_tokenize_command(CLI::App& app, CommandLine& line) {
     CLI::App* tokenize =
         app.add_subcommand("tokenize", "Turn text into token shards (and train a vocabulary)");
     tokenize
@@ -153,7 +144,9 @@ CommandLine parse_command_line(int argc, char** argv) {
         ->check(CLI::Range(0, 4096))
         ->capture_default_str()
         ->type_name("N");
+}
 
+void add_train_command(CLI::App& app, CommandLine& line) {
     CLI::App* train = app.add_subcommand("train", "Train a model, or resume from its run folder");
     add_config(train, line);
     train
@@ -168,14 +161,18 @@ CommandLine parse_command_line(int argc, char** argv) {
         ->check(CLI::Range(int64_t{1}, int64_t{10000}));
     train->add_flag("--print-config", line.print_config,
                     "Print the resolved configuration and exit");
+}
 
+void add_plan_command(CLI::App& app, CommandLine& line) {
     CLI::App* plan =
         app.add_subcommand("plan", "Parameters, FLOPs and memory of a run, without starting it");
     add_config(plan, line);
     plan->add_option("--world", line.world, "Ranks")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
+}
 
+void add_sample_command(CLI::App& app, CommandLine& line) {
     CLI::App* sample = app.add_subcommand("sample", "Write text with a trained model");
     add_checkpoint(sample, line);
     auto* prompt = sample->add_option("--prompt", line.prompt,
@@ -210,7 +207,9 @@ CommandLine parse_command_line(int argc, char** argv) {
     sample->add_option("--samples", line.samples, "How many texts")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
+}
 
+void add_eval_command(CLI::App& app, CommandLine& line) {
     CLI::App* eval =
         app.add_subcommand("eval", "Validation loss and HellaSwag accuracy of a model");
     add_checkpoint(eval, line);
@@ -225,7 +224,9 @@ CommandLine parse_command_line(int argc, char** argv) {
     eval->add_option("--max-examples", line.max_examples, "HellaSwag examples at most; 0: all")
         ->check(CLI::Range(int64_t{0}, most))
         ->capture_default_str();
+}
 
+void add_import_command(CLI::App& app, CommandLine& line) {
     CLI::App* import = app.add_subcommand(
         "import", "Make a model folder of a Hugging Face GPT-2 or a model file of llm.c");
     import
@@ -239,31 +240,33 @@ CommandLine parse_command_line(int argc, char** argv) {
         ->add_option("--tokenizer", line.importing.tokenizer,
                      "The model's tokenizer, as `tokenize` takes it; default: the one in SOURCE")
         ->type_name("PATH");
+}
 
+void add_export_command(CLI::App& app, CommandLine& line, ExportWords& words) {
     CLI::App* export_ =
         app.add_subcommand("export", "Write a model for other programs: Hugging Face's or llm.c");
     add_checkpoint_argument(export_, line.exporting.checkpoint);
     add_out(export_, line.exporting.out)
         ->description("Folder to make, which must not exist or be empty; of llm.c a file");
-    std::string format = "huggingface", dtype;
     export_
-        ->add_option("--format", format,
+        ->add_option("--format", words.format,
                      "huggingface (config.json, model.safetensors, tokenizer) or llm.c")
         ->check(CLI::IsMember({"huggingface", "llm.c"}))
         ->capture_default_str();
     export_
-        ->add_option("--dtype", dtype,
+        ->add_option("--dtype", words.dtype,
                      "fp32, bf16 or fp16; default: as the checkpoint's weights are stored")
         ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
-    std::string shard_size = "5GB";
-    auto* shard_option =
+    words.max_shard_size_option =
         export_
-            ->add_option("--max-shard-size", shard_size,
+            ->add_option("--max-shard-size", words.max_shard_size,
                          "Cut the weights into files of at most this size, such as 500MB or 2GiB; "
                          "a larger tensor has its own")
             ->type_name("BYTES")
             ->capture_default_str();
+}
 
+void add_selfcheck_command(CLI::App& app, CommandLine& line) {
     CLI::App* selfcheck =
         app.add_subcommand("selfcheck",
                            "Speed of each rank's device and of the exchange between ranks, under "
@@ -282,7 +285,9 @@ CommandLine parse_command_line(int argc, char** argv) {
         ->check(CLI::Range(int64_t{1} << 16, int64_t{1} << 40))
         ->capture_default_str()
         ->type_name("BYTES");
+}
 
+void add_verify_command(CLI::App& app, CommandLine& line) {
     CLI::App* verify = app.add_subcommand(
         "verify", "Whether data or checkpoints are as they were written, by their hashes");
     verify
@@ -292,7 +297,9 @@ CommandLine parse_command_line(int argc, char** argv) {
             "checkpoint, or a run's folder (all its checkpoints)")
         ->required()
         ->type_name("DATA|CHECKPOINT");
+}
 
+void add_config_command(CLI::App& app, CommandLine& line) {
     CLI::App* config =
         app.add_subcommand("config", "Print what configuration keys there are, or what one means");
     auto* key =
@@ -304,6 +311,58 @@ CommandLine parse_command_line(int argc, char** argv) {
     config->add_flag("--schema", line.schema, "Print the JSON Schema instead (configs/schema.json)")
         ->excludes(key)
         ->excludes(markdown);
+}
+
+/// Throws UsageError for words that do not go together.
+void resolve(const ExportWords& words, ExportOptions& options) {
+    for (const StoredType type : {StoredType::fp32, StoredType::bf16, StoredType::fp16})
+        if (words.dtype == name_of(type)) options.dtype = type;
+    options.max_file_bytes = bytes_from(words.max_shard_size, "--max-shard-size");
+    if (words.format == "llm.c") {
+        options.format = ExportOptions::Format::llmc;
+        if (words.max_shard_size_option->count() > 0)
+            throw UsageError("--max-shard-size cuts Hugging Face's folders; llm.c's are one file");
+        if (options.dtype == StoredType::fp16)
+            throw UsageError(
+                "llm.c's model files hold fp32 or bf16, not fp16; choose another --dtype");
+    }
+}
+
+constexpr std::pair<const char*, Command> commands[] = {
+    {"tokenize", Command::tokenize}, {"train", Command::train},
+    {"plan", Command::plan},         {"sample", Command::sample},
+    {"eval", Command::eval},         {"import", Command::import_},
+    {"export", Command::export_},    {"selfcheck", Command::selfcheck},
+    {"verify", Command::verify},     {"config", Command::config},
+};
+
+}  // namespace
+
+CommandLine parse_command_line(int argc, char** argv) {
+    CommandLine line;
+    CLI::App app("Pretrains GPT language models: one executable from raw text to a trained model.",
+                 "train_gpt");
+    app.footer(
+        "Every command explains itself: train_gpt train --help\n\n"
+        "Exit codes: 0 done; 1 failed; 2 wrong usage; 75 train or tokenize stopped early (SIGTERM, "
+        "SIGUSR1, SIGHUP, schedule.max_minutes) with\neverything saved: run the same command "
+        "again; "
+        "130 the same after Ctrl-C");
+    app.require_subcommand(0, 1);
+    bool version_wanted = false;
+    app.add_flag("--version", version_wanted, "Version, build, libraries and devices found");
+
+    ExportWords words;
+    add_tokenize_command(app, line);
+    add_train_command(app, line);
+    add_plan_command(app, line);
+    add_sample_command(app, line);
+    add_eval_command(app, line);
+    add_import_command(app, line);
+    add_export_command(app, line, words);
+    add_selfcheck_command(app, line);
+    add_verify_command(app, line);
+    add_config_command(app, line);
 
     try {
         app.parse(argc, argv);
@@ -314,10 +373,10 @@ CommandLine parse_command_line(int argc, char** argv) {
     } catch (const CLI::ParseError& error) {
         const auto chosen = app.get_subcommands();
         if (chosen.empty() && argc > 1 && argv[1][0] != '-') {
-            std::string commands;
-            for (const CLI::App* command : app.get_subcommands(nullptr))
-                commands += (commands.empty() ? "" : ", ") + command->get_name();
-            throw UsageError("there is no command \"", argv[1], "\"; the commands are ", commands);
+            std::string names;
+            for (const auto& [name, command] : commands)
+                names += concat(names.empty() ? "" : ", ", name);
+            throw UsageError("there is no command \"", argv[1], "\"; the commands are ", names);
         }
         throw UsageError(error.what(), "; see train_gpt ",
                          chosen.empty() ? "" : chosen.front()->get_name() + " ", "--help");
@@ -327,33 +386,15 @@ CommandLine parse_command_line(int argc, char** argv) {
     } else if (app.get_subcommands().empty()) {
         line.output = app.help();
     }
-    for (const auto& [subcommand, command] : {std::pair{tokenize, Command::tokenize},
-                                              {train, Command::train},
-                                              {plan, Command::plan},
-                                              {sample, Command::sample},
-                                              {eval, Command::eval},
-                                              {import, Command::import_},
-                                              {export_, Command::export_},
-                                              {selfcheck, Command::selfcheck},
-                                              {verify, Command::verify},
-                                              {config, Command::config}})
-        if (!version_wanted && subcommand->parsed()) line.command = command;
+    for (const CLI::App* chosen : app.get_subcommands())
+        for (const auto& [name, command] : commands)
+            if (!version_wanted && chosen->get_name() == name) line.command = command;
     if (line.command == Command::tokenize && line.prepare.train_vocab == 0 &&
         line.prepare.tokenizer.empty())
         throw UsageError(
             "tokenize needs a vocabulary: give --train-vocab N to train one on the text, or "
             "--tokenizer PATH");
-    for (const StoredType type : {StoredType::fp32, StoredType::bf16, StoredType::fp16})
-        if (dtype == name_of(type)) line.exporting.dtype = type;
-    line.exporting.max_file_bytes = bytes_from(shard_size, "--max-shard-size");
-    if (format == "llm.c") {
-        line.exporting.format = ExportOptions::Format::llmc;
-        if (shard_option->count() > 0)
-            throw UsageError("--max-shard-size cuts Hugging Face's folders; llm.c's are one file");
-        if (line.exporting.dtype == StoredType::fp16)
-            throw UsageError(
-                "llm.c's model files hold fp32 or bf16, not fp16; choose another --dtype");
-    }
+    resolve(words, line.exporting);
     return line;
 }
 
