@@ -302,7 +302,7 @@ TEST_CASE(
     CHECK(contains(body, "--field"));
     CHECK(contains(refused(good + "7]"), "element 2 of " + file + " is not a JSON object"));
     CHECK(
-        contains(refused(good + "{\"text\": \"a\nb\"}]"), "element 2 of " + file + " is no valid"));
+        contains(refused(good + "{\"text\": \"a\nb\"}]"), "element 2 of " + file + " is not valid"));
     CHECK(contains(refused(good), file + " is truncated: it ends within its array"));
     CHECK(contains(refused(good + R"({"text": "two"})"), "is truncated"));
     CHECK(contains(refused(good + R"({"text": "two"}] {"text": "three"})"),
