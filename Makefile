@@ -327,10 +327,13 @@ format: | has-clang-format
 
 # clang reads the compiler's own omp.h, but its own intrinsics.
 LINTED := $(addprefix lint/,train_gpt.cu $(SOURCES) $(TEST_SOURCES) test/compare.cpp)
-.PHONY: $(LINTED) lint-layers
-lint: $(LINTED) lint-layers
+.PHONY: $(LINTED) lint-layers lint-scripts
+lint: $(LINTED) lint-layers lint-scripts
 lint-layers:
 	@scripts/check-layers.sh
+lint-scripts:
+	@if command -v shellcheck > /dev/null; then shellcheck -x -S warning .ci/run $(wildcard scripts/*.sh scripts/*/*.sh); else echo 'skipped: shellcheck, which is not installed'; fi
+	@if command -v ruff > /dev/null; then ruff check -q --select E9,F scripts; else echo 'skipped: ruff, which is not installed'; fi
 $(LINTED): lint/%: % | has-clang-tidy
 	@echo "lint $<"
 	@clang-tidy --quiet $< -- -x c++ $(DEFINES) $(MPI_INCLUDES) $(filter-out -Werror -Wno-restrict -Wno-maybe-uninitialized,$(FLAGS)) -idirafter $(shell $(CXX) -print-file-name=include) \
@@ -366,7 +369,7 @@ help:
 	@echo 'make bench       measures speed and memory beside PyTorch, and the tokenizer beside tokenizers and tiktoken'
 	@echo 'make compare     builds build/compare, which compares results and speed of the kernels; it has --help'
 	@echo 'make format      lays out the sources with clang-format'
-	@echo 'make lint        checks the sources with clang-tidy'
+	@echo 'make lint        checks the sources with clang-tidy and their layers, the scripts with shellcheck and ruff'
 	@echo 'make install     copies the program, its configurations and scripts for data to PREFIX (now $(PREFIX)), below DESTDIR'
 	@echo 'make bundle      puts the program and its libraries into build/bundle, which runs after a copy'
 	@echo 'make clean       removes build/'

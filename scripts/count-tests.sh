@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2154  # the script that sources this one sets `test`
 # What run-tests.sh and test-full.sh share: running programs whose last line is "N passed, M failed", and adding these up.
 set -uo pipefail
 passed=0

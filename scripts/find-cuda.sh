@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034  # the script that sources this one uses the variables
 # Sourced: finds the CUDA toolkit that a build uses. CUDA_HOME, where it is set and can be used, else the newest of the nvcc in
 # PATH and those in CUDA_FOLDERS (/usr/local/cuda, /opt/cuda).
 

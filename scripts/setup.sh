@@ -29,6 +29,7 @@ compiles() {  # compiles HEADER: whether the compiler finds it
 
 # The headers with which attention on GPUs can use cuDNN. No package of Debian has them; NVIDIA's package for Python does,
 # the same in each of its builds. They are left out where they cannot be fetched.
+# shellcheck source=scripts/find-cuda.sh
 . "$(dirname "$0")/find-cuda.sh"
 frontend=1.32.0
 frontend_sha256=c6006556017a4d1c914c52a556c71b1267f2d6a0500f742e7b4edef539878df0
