@@ -286,7 +286,7 @@ void Comparison::print_introduction() const {
         bound_formula);
     if (options_.repeat > 0)
         std::printf(
-            "- ms: median of %d calls behind %d that warm up, on copies of the operands that fill "
+            "- ms: median of %d calls after %d that warm up, on copies of the operands that fill "
             "%zu MiB\n",
             options_.repeat, warm_up_calls, beyond_caches >> 20);
     if (options_.all)

@@ -69,7 +69,7 @@ std::string random_bytes(size_t n) {
 
 }  // namespace
 
-TEST_CASE("a download that breaks off goes on, is checked with the server's hash, and is done once",
+TEST_CASE("a download that breaks off continues, is checked with the server's hash, and is done once",
           "[scripts]") {
     const Server server;
     // Served under the published name, but with other bytes than the script's hash wants.

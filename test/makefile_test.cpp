@@ -55,7 +55,7 @@ class Project {
 
 }  // namespace
 
-TEST_CASE("two makes at once leave a whole configuration", "[makefile]") {
+TEST_CASE("two makes at the same time leave a whole configuration", "[makefile]") {
     const Project project;
     // Both are at work before either ends, and the one that began first ends last.
     project.add("scripts/configure.sh",

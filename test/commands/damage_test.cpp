@@ -87,7 +87,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a full disk is told, older checkpoints stay whole, and the next one is tried in its turn",
+    "a full disk is reported, older checkpoints stay whole, and the next one is tried on time",
     "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;

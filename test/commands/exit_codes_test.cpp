@@ -28,7 +28,7 @@ TEST_CASE("the exit code says whether to run the same command again", "[cli]") {
         CHECK(contains(help, part));
 }
 
-TEST_CASE("a run stopped before its first step is done leaves no checkpoint and is told so",
+TEST_CASE("a run stopped before its first step is done leaves no checkpoint and says so",
           "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;

@@ -191,7 +191,7 @@ TEST_CASE("k steps, a stop and the rest equal all steps at once, bit for bit", "
     }
 }
 
-TEST_CASE("a run on masked documents of two sources reports each, and goes on as it was",
+TEST_CASE("a run on masked documents of two sources reports each, and resumes as it was",
           "[cli][cuda]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
@@ -296,7 +296,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("a signal during an evaluation ends it behind a checkpoint", "[cli][cuda]") {
+TEST_CASE("a signal during an evaluation ends it after a checkpoint", "[cli][cuda]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
     const std::string run = directory / "run";
@@ -329,7 +329,7 @@ TEST_CASE("a signal during an evaluation ends it behind a checkpoint", "[cli][cu
     CHECK(metrics_of(run).back().contains("val_loss"));
 }
 
-TEST_CASE("a run goes on when whoever reads its output goes away", "[cli]") {
+TEST_CASE("a run continues when the reader of its output goes away", "[cli]") {
     const TemporaryDirectory directory;
     std::string command = binary();
     for (const std::string& argument : Workplace::get().train(directory / "run"))
@@ -338,7 +338,7 @@ TEST_CASE("a run goes on when whoever reads its output goes away", "[cli]") {
     CHECK(checkpoints_in(directory / "run") == std::vector<int64_t>{12});
 }
 
-TEST_CASE("one run at a time writes into a folder, and a second signal ends it at once", "[cli]") {
+TEST_CASE("one run at a time writes into a folder, and a second signal ends it immediately", "[cli]") {
     const TemporaryDirectory directory;
     const Arguments arguments = Workplace::get().train(directory / "run", slow);
     Process process(arguments);
@@ -411,7 +411,7 @@ TEST_CASE("tokenize ends tidily at SIGINT and SIGTERM, and the same command resu
     }
 }
 
-TEST_CASE("a run ends behind a checkpoint when its time is over", "[cli]") {
+TEST_CASE("a run ends after a checkpoint when its time is over", "[cli]") {
     const TemporaryDirectory directory;
     const Outcome outcome = check_stopped(train_gpt_with(Workplace::get().train(
         directory / "run", endless + Arguments{"--set", "schedule.max_minutes=0.001"})));
@@ -467,7 +467,7 @@ TEST_CASE("another vocabulary than the data's or the checkpoint's is refused", "
     CHECK(contains(started.out + started.err, "has other tokens than the one of these weights"));
 }
 
-TEST_CASE("a run beyond the configuration's end, and a profile that cannot come, are told",
+TEST_CASE("a run beyond the configuration's end, and a profile that cannot be made, are reported",
           "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
@@ -520,7 +520,7 @@ TEST_CASE("results that cannot be written are an error", "[cli]") {
     }
 }
 
-TEST_CASE("a run that goes on with other data says so", "[cli]") {
+TEST_CASE("a run that resumes with other data says so", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
     const std::string run = directory / "run";
@@ -534,7 +534,7 @@ TEST_CASE("a run that goes on with other data says so", "[cli]") {
 }
 
 TEST_CASE(
-    "another model in the configuration of a resumed run is refused and other changes are told",
+    "another model in the configuration of a resumed run is refused and other changes are reported",
     "[cli]") {
     const TemporaryDirectory directory;
     const std::string run = directory / "run";

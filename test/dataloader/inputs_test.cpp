@@ -184,7 +184,7 @@ TEST_CASE("line ends of Windows are kept, which is said once") {
     CHECK_FALSE(contains(said_by(options), "CR LF"));
 }
 
-TEST_CASE("files that a folder holds beside texts are named by kind with their numbers") {
+TEST_CASE("other files in a folder of texts are counted by kind") {
     const TemporaryDirectory folder;
     fs::create_directory(folder / "in");
     for (const char* name : {"a.txt", "x.PY", "y.py", "z.py", "Makefile", "p.parquet", "q.json"})

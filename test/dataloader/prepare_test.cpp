@@ -406,7 +406,7 @@ TEST_CASE("a folder is prepared again in place, and nothing that is not ours is 
         CHECK(contains(error_of([&] { prepare(options, nullptr); }), "tokenizer.json"));
         CHECK(read(other + "/tokenizer.json") == "{}");
     }
-    SECTION("what a killed process left is cleared and mended") {
+    SECTION("what a killed process left is cleared and repaired") {
         fs::create_directory(out + "/.tokenize.tmp");
         write(out + "/.tokenize.tmp/train_000000.bin.tmp", "half");
         std::string manifest = read(out + "/data.json");

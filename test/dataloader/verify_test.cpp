@@ -40,7 +40,7 @@ TEST_CASE("a file read in pieces has the hash of the whole, and one cut meanwhil
     CHECK(contains(error_of([&] { FileReading(directory / "none"); }), "No such file"));
 }
 
-TEST_CASE("one changed byte anywhere is damage, and files without a record are told apart") {
+TEST_CASE("one changed byte anywhere is damage, and files without a record are reported as such") {
     const TemporaryDirectory directory;
     const std::string glob =
         write_shards(directory.path(), {random_tokens(500, 300), random_tokens(400, 300)}, 300);

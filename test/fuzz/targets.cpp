@@ -198,7 +198,7 @@ bool fuzz_jsonl(Bytes bytes) {
         std::string text;
         size_t column = 0;
         const std::string reason = read_field(line, "text", text, column, is_array);
-        promise(column <= line.size() + 1, "a fault behind the line");
+        promise(column <= line.size() + 1, "a fault after the line");
         promise(!reason.empty() || text.size() <= line.size(), "a text longer than its line");
         taken = taken || reason.empty();
     }

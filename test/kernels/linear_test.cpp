@@ -8,6 +8,7 @@
 #include "kernels/choices.h"
 #include "kernels/linear/gemm.h"
 #include "test/kernels/kernel_test.h"
+#include "test/kernels/linear_problem.h"
 #include "test/kernels/reference.h"
 #ifdef TRAIN_GPT_CUDA
 #include "device/cuda_queue.h"
@@ -16,143 +17,7 @@
 
 namespace train_gpt {
 
-namespace {
-
-std::vector<std::string> libraries() {
-    if (test_device().is_cuda()) return {"auto"};
-#ifdef TRAIN_GPT_ONEDNN
-    return {"own", "onednn"};
-#else
-    return {"own"};
-#endif
-}
-
-/// Chooses a matrix product while it lives.
-struct Library {
-    explicit Library(const std::string& name) { select_cpu_gemm(name); }
-    ~Library() { select_cpu_gemm("auto"); }
-};
-
-Values rounded_to_float(Values values) { return stored_as(DType::fp32, std::move(values)); }
-
-/// One layer with random contents: x [M, K], w [N, K], dy [M, N].
-struct Layer {
-    DType dtype;
-    int64_t M, N, K;
-    Buffer x, w, bias, residual, dy, input_preact;
-
-    Layer(DType dtype_, int64_t M_, int64_t N_, int64_t K_)
-        : dtype(dtype_),
-          M(M_),
-          N(N_),
-          K(K_),
-          x(dtype, {M, K}, random_normal(static_cast<size_t>(M * K))),
-          w(dtype, {N, K},
-            random_normal(static_cast<size_t>(N * K), 1.0f / std::sqrt(static_cast<float>(K)))),
-          bias(dtype, {N}, random_normal(static_cast<size_t>(N))),
-          residual(dtype, {M, N}, random_normal(static_cast<size_t>(M * N))),
-          dy(dtype, {M, N}, random_normal(static_cast<size_t>(M * N))),
-          input_preact(dtype, {M, K}, random_normal(static_cast<size_t>(M * K), 2.0f)) {}
-
-    size_t scratch_bytes() const { return linear_scratch_bytes(test_device(), dtype, M, N, K); }
-
-    // The three products, without what epilogues add.
-    template <class Real>
-    Values forward() const {
-        return product_reference<Real>(GemmOp::nt, x.values(), w.values(), M, N, K);
-    }
-    template <class Real>
-    Values backward_input() const {
-        return product_reference<Real>(GemmOp::nn, dy.values(), w.values(), M, K, N);
-    }
-    template <class Real>
-    Values backward_weight() const {
-        return product_reference<Real>(GemmOp::tn, dy.values(), x.values(), N, K, M);
-    }
-};
-
-struct Extent {
-    int64_t M, N, K;
-};
-
-/// Odd sizes, sizes around the tiles, and the shapes of small transformers.
-std::vector<Extent> extents() {
-    if (device_is_simulated()) {
-        return {{1, 1, 1},     {1, 70, 7},
-                {33, 1, 65},   {15, 31, 17},
-                {64, 192, 64}, {13, 104, 40},
-                {270, 24, 16}, {random_int(1, 90), random_int(1, 90), random_int(1, 90)}};
-    }
-    std::vector<Extent> result{{1, 1, 1},      {1, 300, 7},   {300, 1, 65},   {2, 33, 300},
-                               {15, 31, 17},   {64, 192, 64}, {13, 1024, 40}, {50, 48, 1024},
-                               {129, 96, 768}, {520, 64, 33}};
-    for (int i = 0; i < 6; ++i)
-        result.push_back({random_int(1, 300), random_int(1, 300), random_int(1, 300)});
-    // Enough rows for a packed weight, enough columns for epilogues range by range.
-    result.push_back({random_int(1024, 1300), random_int(2048, 2200), random_int(1, 40)});
-    result.push_back({random_int(1024, 1300), random_int(1, 40), random_int(2048, 2200)});
-    return result;
-}
-
-void for_each_layer(const std::function<void(const Layer&)>& check) {
-    for (const Extent& e : extents()) {
-        for (DType dtype : {DType::fp32, DType::bf16}) {
-            CAPTURE(name_of(dtype), e.M, e.N, e.K);
-            check(Layer(dtype, e.M, e.N, e.K));
-        }
-    }
-}
-
-/// How matrices are multiplied: a library of the CPU, or settings of the GPU's.
-struct Choice {
-    bool autotune = false, bias_gradient_epilogue = false;
-
-    void apply([[maybe_unused]] Stream& stream) const {
-#ifdef TRAIN_GPT_CUDA
-        if (stream.device.is_cuda())
-            stream.queue->kept<cuda::GemmPlans>().settings = {
-                .autotune = autotune, .bias_gradient_epilogue = bias_gradient_epilogue};
-#endif
-    }
-};
-
-void for_each_library(const std::function<void()>& check) {
-    for (const std::string& name : libraries()) {
-        const Library library(name);
-        CAPTURE(name);
-        check();
-    }
-}
-
-void for_each_choice(const std::function<void(const Choice&)>& check) {
-    if (!test_device().is_cuda()) {
-        for_each_library([&] { check({}); });
-        return;
-    }
-    for (bool autotune : {false, true}) {
-        for (bool bias_gradient_epilogue : {false, true}) {
-            CAPTURE(autotune, bias_gradient_epilogue);
-            check({autotune, bias_gradient_epilogue});
-        }
-    }
-}
-
-/// A stream on the CPU, whatever the device under test.
-class HostStream {
-  public:
-    explicit HostStream(size_t scratch_bytes) : scratch_(scratch_bytes + 64) {
-        stream_.scratch =
-            scratch_.data() + (64 - reinterpret_cast<uintptr_t>(scratch_.data()) % 64) % 64;
-        stream_.scratch_bytes = scratch_bytes;
-    }
-    operator Stream&() { return stream_; }
-
-  private:
-    std::vector<char> scratch_;
-    Stream stream_;
-};
-
-}  // namespace
+using namespace linear_problem;
 
 TEST_CASE("linear forward with each epilogue is as accurate as a plain loop", "[cuda]") {
     ON_EACH_DEVICE();
@@ -252,7 +117,7 @@ TEST_CASE(
             linear_backward_input(stream, {dx, p.dy, p.w});
             accuracy.check("dx", p.dtype, dx.values(), plain, reference);
             linear_backward_input(stream, {dpreact, p.dy, p.w, p.input_preact});
-            accuracy.check("dx behind GELU", p.dtype, dpreact.values(), sloped_plain, sloped);
+            accuracy.check("dx after GELU", p.dtype, dpreact.values(), sloped_plain, sloped);
         });
     });
 }

@@ -72,7 +72,7 @@ TEST_CASE("buckets hold every tensor once, whole units, and split evenly on bord
     }
 }
 
-TEST_CASE("padding of buckets is small beside a real model", "[bucket_layout]") {
+TEST_CASE("padding of buckets is small compared with a real model", "[bucket_layout]") {
     const GPTShape gpt2{
         .n_layer = 12, .n_head = 12, .n_embd = 768, .n_ctx = 1024, .vocab_size = 50257};
     const std::vector<Parameter> parameters = gpt_parameters(gpt2);

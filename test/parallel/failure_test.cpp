@@ -1,6 +1,6 @@
-// What a job of several ranks does when something goes wrong in it: the real program under mpirun, on CPUs. No case can hang:
-// a job that does not end is ended at its deadline, and its exit code says so.
-#include <algorithm>
+// What a job of several ranks does when something goes wrong in it: the real program under mpirun,
+// on CPUs. No case can hang: a job that does not end is ended at its deadline, and its exit code
+// says so.
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -9,9 +9,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <future>
-#include <regex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -27,283 +24,19 @@
 #include "dataloader/shard.h"
 #include "test/catch.h"
 #include "test/file_difference.h"
+#include "test/parallel/failing_job.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"
 #include "test/text.h"
 #include "training/checkpoint.h"
 
 using namespace train_gpt;
-namespace fs = std::filesystem;
-
-namespace {
-
-using Json = nlohmann::json;
-using Clock = std::chrono::steady_clock;
-using Arguments = std::vector<std::string>;
-
-constexpr double timeout = 3;  // parallel.timeout_seconds
-constexpr double grace = 30;   // what ending may take beyond it, however busy the machine
-constexpr double deadline = 100;
-
-const Environment surroundings{
-    {"OMP_NUM_THREADS", "1"},
-    {"ASAN_OPTIONS", "detect_leaks=0"}};  // MPI's library leaves memory behind
-
-Arguments operator+(Arguments a, const Arguments& b) {
-    a.insert(a.end(), b.begin(), b.end());
-    return a;
-}
-
-double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-std::string binary() {
-    for (const char* name : {"TRAIN_GPT_BINARY", "TRAIN_GPT"})
-        if (const char* path = std::getenv(name)) return fs::absolute(path);
-    return fs::absolute("build/train_gpt");
-}
-
-/// A tiny model that trains for ever, with a checkpoint every fourth step.
-Arguments train(const fs::path& run, const Arguments& more = {}) {
-    static const TemporaryDirectory directory;
-    static const std::string path = [] {
-        const Json config = {
-            {"device", "cpu"},
-            {"model",
-             {{"n_layer", 2}, {"n_head", 2}, {"n_embd", 32}, {"n_ctx", 32}, {"vocab_size", 256}}},
-            {"data", {{"train", "synthetic"}, {"val", "synthetic"}}},
-            {"batch", {{"tokens_per_step", 512}, {"micro_batch", 4}, {"sequence_length", 32}}},
-            {"optimizer", {{"learning_rate", 0.003}}},
-            {"schedule", {{"steps", 1000000}, {"warmup_steps", 3}}},
-            {"precision", {{"dtype", "fp32"}}},
-            {"checkpoint", {{"every", 4}, {"keep", 2}}},
-            {"evaluation", {{"every", 0}, {"max_tokens", 1024}}},
-            {"parallel", {{"timeout_seconds", timeout}}},
-            {"log", {{"every", 1}, {"progress", "lines"}}}};
-        std::string path = directory / "config.json";
-        write(path, config.dump(4));
-        return path;
-    }();
-    return Arguments{binary(), "train", path, "--set", "run_dir=" + run.string()} + more;
-}
-
-/// The same, with arguments that one rank alone is given.
-Arguments train_with_one_different(const fs::path& run, int rank, const Arguments& its_arguments) {
-    std::string its;
-    for (const std::string& argument : its_arguments) its += " '" + argument + "'";
-    return Arguments{"sh", "-c",
-                     concat("if [ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = ", rank,
-                            " ]; then exec \"$@\"", its, "; fi; exec \"$@\""),
-                     "sh"} +
-           train(run);
-}
-
-// ---- Jobs -----------------------------------------------------------------------------------------------------------
-
-/// A process of a job, found by the run folder that its command line names.
-struct Process {
-    pid_t pid;
-    int rank;  // −1: the launcher
-};
-
-/// A file of /proc; empty where its process ends while it is read.
-std::string read_of_process(const fs::path& file) {
-    try {
-        return read(file);
-    } catch (const std::ios_base::failure&) {
-        return "";
-    }
-}
-
-std::vector<Process> processes_of(const fs::path& run) {
-    std::vector<Process> found;
-    const std::string named = "run_dir=" + run.string() + '\0';
-    for (const auto& entry : fs::directory_iterator("/proc")) {
-        const std::string name = entry.path().filename();
-        if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-        const std::string arguments = read_of_process(entry.path() / "cmdline");
-        if (arguments.find(named) == std::string::npos) continue;
-        const std::string environment = '\0' + read_of_process(entry.path() / "environ");
-        Process process{static_cast<pid_t>(std::stol(name)), -1};
-        for (const std::string variable : {"OMPI_COMM_WORLD_RANK=", "PMI_RANK="}) {
-            const size_t at = environment.find('\0' + variable);
-            if (at != std::string::npos)
-                process.rank = std::atoi(&environment[at + 1 + variable.size()]);
-        }
-        found.push_back(process);
-    }
-    return found;
-}
-
-/// The last step that the run's metrics tell of.
-int64_t last_step(const fs::path& run) {
-    const std::string text = read(run / "metrics.jsonl");
-    const size_t end = text.rfind('\n');
-    if (end == std::string::npos || end == 0) return 0;
-    const size_t begin = text.rfind('\n', end - 1) + 1;  // npos + 1 is 0
-    const Json line = Json::parse(text.substr(begin, end - begin), nullptr, false);
-    return line.is_object() ? line.value("step", int64_t{0}) : 0;
-}
-
-class Job {
-  public:
-    Job(int ranks, const fs::path& run, const Arguments& more = {},
-        const Environment& environment = {})
-        : Job(run, mpirun(ranks) + train(run, more), environment) {}
-    Job(fs::path run, const Arguments& command, Environment environment = {})
-        : run_(std::move(run)) {
-        environment.insert(surroundings.begin(), surroundings.end());
-        // What MPI leaves when it is killed goes with this object.
-        for (const char* variable : {"TMPDIR", "OMPI_MCA_btl_vader_backing_directory"})
-            environment.emplace(variable, scratch_.path());
-        result_ = std::async(std::launch::async,
-                             [=] { return run_program(command, environment, deadline); });
-    }
-    ~Job() {
-        if (!result_.valid()) return;
-        for (const Process& process : processes_of(run_)) ::kill(process.pid, SIGKILL);
-        result_.get();
-    }
-
-    /// Waits until the condition holds; false when the job ended without it.
-    bool wait_until(const std::function<bool()>& condition) {
-        while (!condition())
-            if (result_.wait_for(std::chrono::microseconds(500)) == std::future_status::ready)
-                return condition();
-        return true;
-    }
-    bool wait_for_step(int64_t step) {
-        return wait_until([&] { return last_step(run_) >= step; });
-    }
-
-    /// Signals a rank, or the launcher (−1). False when there is no such process.
-    bool signal(int rank, int number) {
-        event_ = Clock::now();
-        for (const Process& process : processes_of(run_))
-            if (process.rank == rank) return ::kill(process.pid, number) == 0;
-        return false;
-    }
-    /// From here on the time is counted; signal() does it too.
-    void mark() { event_ = Clock::now(); }
-    double seconds_since_mark() const { return seconds_since(event_); }
-
-    ProgramResult finish() {
-        ProgramResult result = result_.get();
-        result.seconds = seconds_since_mark();
-        return result;
-    }
-
-  private:
-    TemporaryDirectory scratch_;
-    fs::path run_;
-    Clock::time_point event_ = Clock::now();
-    std::future<ProgramResult> result_;
-};
-
-size_t count(const std::string& text, const std::string& part) {
-    size_t n = 0;
-    for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++n;
-    return n;
-}
-
-/// Nothing of a job is left, or nothing of a kind; processes that end just now have the time for it.
-void check_gone(
-    const fs::path& run,
-    const std::function<bool(const Process&)>& counts = [](const Process&) { return true; }) {
-    const auto start = Clock::now();
-    const auto left = [&] {
-        const std::vector<Process> processes = processes_of(run);
-        return std::count_if(processes.begin(), processes.end(), counts);
-    };
-    while (left() > 0 && seconds_since(start) < timeout + grace)
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    CHECK(left() == 0);
-}
-
-/// The job ended by itself, within the time that silence takes to be noticed, with an error, with a line that the expression
-/// matches, and with all its processes.
-void check_failed(Job& job, const fs::path& run, const std::string& expression) {
-    const ProgramResult result = job.finish();
-    INFO(result.output);
-    CHECK(result.exit_code > 0);
-    CHECK(result.seconds < timeout + grace);
-    CAPTURE(expression);
-    CHECK(std::regex_search(result.output, std::regex("(^|\n)train_gpt: " + expression)));
-    check_gone(run);
-}
-
-/// Without what ranks say of a signal, which may come in the middle of another's line, wherever mpirun has cut its output.
-std::string without_signal_notes(std::string output) {
-    const std::string note = "\nsaving, then ending; a second signal ends immediately\n";
-    for (size_t at; (at = output.find(note)) != std::string::npos;) output.erase(at, note.size());
-    return output;
-}
-
-/// The job stopped early after a checkpoint, with the exit code for that, and says the reason and how to go on.
-void check_saved(Job& job, const fs::path& run, const std::string& reason, int code = 75) {
-    const ProgramResult result = job.finish();
-    INFO(result.output);
-    CHECK(result.exit_code == code);
-    const std::string output = without_signal_notes(result.output);
-    CHECK(std::regex_search(
-        output, std::regex("(^|\n)[^\n]*" + reason +
-                           "[^\n]*: step [0-9]+ of [^\n]*the same command resumes from there")));
-    CHECK(count(result.output, "train_gpt: ") == 0);
-    check_gone(run);
-}
-
-const std::string last_words =
-    "[^\n]*; its last collective was [a-z -]+ number [0-9]+, in step [0-9]+ \\([a-z]+\\)";
-
-/// The job of a command that ends well by itself.
-std::string check_succeeds(const Arguments& command) {
-    const ProgramResult result = run_program(command, surroundings, deadline);
-    INFO(result.output);
-    REQUIRE(result.exit_code == 0);
-    return result.output;
-}
-
-/// The step of the newest checkpoint; each that the run has must be whole.
-int64_t newest_whole_checkpoint(const fs::path& run) {
-    const std::vector<fs::path> checkpoints = list_checkpoints(run);
-    REQUIRE(!checkpoints.empty());
-    for (const fs::path& checkpoint : checkpoints) {
-        CAPTURE(checkpoint.string());
-        CHECK(error_of([&] { verify_checkpoint(checkpoint, Verify::everything); }) == "");
-    }
-    return checkpoint_step(checkpoints.front());
-}
-
-/// The same command goes on from the newest checkpoint, and arrives where a run arrives to which nothing happened.
-void check_goes_on(int ranks, const fs::path& run) {
-    const int64_t newest = newest_whole_checkpoint(run);
-    const Arguments stop{"--stop-at", std::to_string(newest + 3)};
-    CHECK(contains(check_succeeds(mpirun(ranks) + train(run, stop)),
-                   "resuming from " + list_checkpoints(run).front().string()));
-    REQUIRE(newest_whole_checkpoint(run) == newest + 3);
-
-    const TemporaryDirectory other;
-    const fs::path whole = other / "run";
-    check_succeeds(mpirun(ranks) + train(whole, stop));
-    REQUIRE(newest_whole_checkpoint(whole) == newest + 3);
-    size_t compared = 0;
-    for (const auto& entry : fs::directory_iterator(list_checkpoints(whole).front())) {
-        if (entry.path().extension() != ".safetensors") continue;
-        CAPTURE(entry.path().string());
-        CHECK(file_difference(entry.path(),
-                              list_checkpoints(run).front() / entry.path().filename()) == "");
-        ++compared;
-    }
-    CHECK(compared == 1 + static_cast<size_t>(ranks));
-}
-
-}  // namespace
+using namespace train_gpt::failing_job;
 
 // ---- Ranks that die, hang or fail -----------------------------------------------------------------------------------
 
 TEST_CASE(
-    "a rank that is killed ends the job with a line that names it, and the job goes on from whole "
+    "a rank that is killed ends the job with a line that names it, and the job resumes from whole "
     "checkpoints",
     "[failure]") {
     if (skip_without_mpirun()) return;
@@ -387,7 +120,7 @@ TEST_CASE("a rank that alone meets bad data in an evaluation ends the job with t
 
 // ---- Signals --------------------------------------------------------------------------------------------------------
 
-TEST_CASE("ranks agree on the step behind which they stop when one of them is signalled",
+TEST_CASE("ranks agree on the step after which they stop when one of them gets a signal",
           "[failure]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
@@ -401,7 +134,7 @@ TEST_CASE("ranks agree on the step behind which they stop when one of them is si
     CHECK(newest_whole_checkpoint(run) == last_step(run));
 }
 
-TEST_CASE("a signal to one rank during a save or an evaluation ends behind a checkpoint",
+TEST_CASE("a signal to one rank during a save or an evaluation ends the job after a checkpoint",
           "[failure][.][long]") {
     if (skip_without_mpirun()) return;
     // A model that takes longer to be written, or to be evaluated, than to be trained for a step.
@@ -437,7 +170,7 @@ TEST_CASE("a signal to one rank during a save or an evaluation ends behind a che
     }
 }
 
-TEST_CASE("mpirun hands SIGUSR1 on, by which the job ends behind a checkpoint",
+TEST_CASE("mpirun passes SIGUSR1 on, and the job ends after a checkpoint",
           "[failure][.][long]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
@@ -464,7 +197,7 @@ TEST_CASE("SIGTERM to mpirun ends the job and leaves whole checkpoints", "[failu
     newest_whole_checkpoint(run);
 }
 
-TEST_CASE("SIGTERM to mpirun ends behind a checkpoint where mpirun leaves the time",
+TEST_CASE("SIGTERM to mpirun ends the job after a checkpoint if mpirun leaves the time",
           "[failure][.][long]") {
     if (skip_without_mpirun()) return;
     // Open MPI waits so long before it hands the signal on, and again before it kills; it reads no output meanwhile, and what a
@@ -496,7 +229,7 @@ TEST_CASE("SIGTERM to mpirun ends behind a checkpoint where mpirun leaves the ti
     }
 }
 
-TEST_CASE("a second signal ends a rank at once, and so the job", "[failure][.][long]") {
+TEST_CASE("a second signal ends a rank immediately, and so the job", "[failure][.][long]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
@@ -510,7 +243,7 @@ TEST_CASE("a second signal ends a rank at once, and so the job", "[failure][.][l
     newest_whole_checkpoint(run);
 }
 
-TEST_CASE("all ranks stop behind the same step when the time is over", "[failure]") {
+TEST_CASE("all ranks stop after the same step when the time is over", "[failure]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
@@ -545,7 +278,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a disk that is full for one rank is told, training goes on, and room that comes back is used",
+    "a disk that is full for one rank is reported, training continues, and space that is freed is used",
     "[failure]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
@@ -579,7 +312,7 @@ TEST_CASE(
     check_gone(run);
 }
 
-TEST_CASE("a start that one rank cannot make is told in one sentence and ends all", "[failure]") {
+TEST_CASE("a rank that cannot start says why in one sentence, and all ranks end", "[failure]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
@@ -610,7 +343,7 @@ TEST_CASE("a start that one rank cannot make is told in one sentence and ends al
     }
 }
 
-TEST_CASE("a start that no rank can make is told in one sentence", "[failure][.][long]") {
+TEST_CASE("a start that fails on every rank is reported in one sentence", "[failure][.][long]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";

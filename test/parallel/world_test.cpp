@@ -65,7 +65,7 @@ TEST_CASE("ranks: join", "[.ranks]") {
     }
 }
 
-TEST_CASE("a process that is told of twelve ranks and finds none does not train alone", "[world]") {
+TEST_CASE("a process started as one of twelve ranks that finds none does not train alone", "[world]") {
     for (const std::string name : launcher_variables) {
         const ProgramResult result = run_program(
             {this_program(), "ranks: join"}, {{name, "12"}, {"ASAN_OPTIONS", "detect_leaks=0"}});

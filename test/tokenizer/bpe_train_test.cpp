@@ -74,7 +74,7 @@ TEST_CASE("training finds the merges that Hugging Face's trainer finds") {
     CHECK(ours.at("model").at("merges") == merges);
 }
 
-TEST_CASE("incremental training equals counting anew before each merge") {
+TEST_CASE("incremental training equals counting again before each merge") {
     for (int round = 0; round < 40; ++round) {
         std::vector<std::string> texts;
         for (int64_t i = random_int(1, 10); i > 0; --i)

@@ -95,7 +95,7 @@ using Names = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE("the hash of a file is that of its bytes, and is seen to go on") {
+TEST_CASE("the hash of a file is that of its bytes, and its progress is reported") {
     const TemporaryDirectory folder;
     const fs::path path = folder / "large";
     write_file(path, "begin");

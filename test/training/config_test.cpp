@@ -521,7 +521,7 @@ TEST_CASE("more micro-batches than can be counted are refused", "[config]") {
 }
 
 TEST_CASE("configs/schema.json is what the binary writes", "[config]") {
-    INFO("write it anew: build/train_gpt config --schema > configs/schema.json");
+    INFO("write it again: build/train_gpt config --schema > configs/schema.json");
     const bool current = read(repository() / "configs/schema.json") == config_schema();
     CHECK(current);
 }

@@ -44,7 +44,7 @@ TEST_CASE("a line leaves out the least important fields until it fits, and no mo
     }
 }
 
-TEST_CASE("durations are told as people say them", "[progress]") {
+TEST_CASE("durations are printed as people say them", "[progress]") {
     CHECK(format_duration(0.4) == "0:00");
     CHECK(format_duration(59.6) == "1:00");
     CHECK(format_duration(3599) == "59:59");

@@ -86,7 +86,7 @@ TEST_CASE("whole shards are read once, and again only when they have changed") {
     CHECK(start(run, 9));
 }
 
-TEST_CASE("the thread finds damage by itself, and a later start finds it at once") {
+TEST_CASE("the thread finds damage by itself, and a later start finds it immediately") {
     const Run run(true);
     const auto i = static_cast<size_t>(random_int(0, 2));
     run.damage(i);

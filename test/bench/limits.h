@@ -1,0 +1,351 @@
+// The least time of a training step on this machine: memory bandwidth, matrix products and attention,
+// measured, and what a step has of each.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#ifdef TRAIN_GPT_ONEDNN
+#include <dnnl.hpp>
+#endif
+
+#include "base/error.h"
+#include "base/tensor.h"
+#include "device/device.h"
+#include "device/memory.h"
+#include "kernels/attention/attention.h"
+#include "kernels/linear/linear.h"
+#include "test/bench/machine.h"
+
+namespace train_gpt::bench {
+
+// --- memory -------------------------------------------------------------------------------------------------------------
+
+struct Bandwidth {
+    double triad = 0;   // bytes/s of c = a + s·b, three streams counted
+    double update = 0;  // bytes/s of AdamW's streams: four read, three of them written back
+};
+
+inline Bandwidth measure_bandwidth(Timing& timing, int threads) {
+    constexpr int64_t n = int64_t{24} << 20;  // 96 MiB an array: beyond the caches
+    std::vector<std::unique_ptr<float[]>> arrays;
+    for (int i = 0; i < 4; ++i) arrays.emplace_back(new float[n]);
+    float *a = arrays[0].get(), *b = arrays[1].get(), *c = arrays[2].get(), *d = arrays[3].get();
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t i = 0; i < n; ++i) a[i] = b[i] = c[i] = d[i] = 1.0f;
+
+    const double triad = timing([&] {
+#pragma omp parallel for simd num_threads(threads) schedule(static)
+        for (int64_t i = 0; i < n; ++i) c[i] = a[i] + 0.5f * b[i];
+    });
+    const double update = timing([&] {
+#pragma omp parallel for simd num_threads(threads) schedule(static)
+        for (int64_t i = 0; i < n; ++i) {
+            a[i] = 0.5f * a[i] + d[i];
+            b[i] = 0.5f * b[i] + d[i];
+            c[i] = 0.5f * c[i] + d[i];
+        }
+    });
+    constexpr double bytes = static_cast<double>(n) * sizeof(float);
+    return {3 * bytes / triad, 7 * bytes / update};
+}
+
+// --- matrix products ---------------------------------------------------------------------------------------------------
+
+/// Memory for tensors of one measurement.
+class Buffers {
+  public:
+    Tensor tensor(DType dtype, std::initializer_list<int64_t> shape) {
+        Tensor t(nullptr, dtype, shape);
+        t.data = take(t.bytes());
+        return t;
+    }
+    /// Filled with values of the size activations have; the multiplication of denormals would be slow.
+    Tensor random(DType dtype, std::initializer_list<int64_t> shape) {
+        Tensor t = tensor(dtype, shape);
+        const int64_t n = t.numel();
+        with_float_type(dtype, [&]<class T>(T) {
+            T* p = t.as<T>();
+#pragma omp parallel for schedule(static)
+            for (int64_t i = 0; i < n; ++i)
+                p[i] = static_cast<T>(static_cast<float>(i * 2654435761u % 2048) / 1024.0f - 1.0f);
+        });
+        return t;
+    }
+    void* take(size_t bytes) {
+        memory_.emplace_back(std::aligned_alloc(64, (bytes + 127) / 64 * 64), &std::free);
+        if (!memory_.back())
+            throw Error("out of memory: ", format_bytes(bytes),
+                        " are needed; close other programs");
+        return memory_.back().get();
+    }
+
+  private:
+    std::vector<std::unique_ptr<void, void (*)(void*)>> memory_;
+};
+
+enum class Product { forward, backward_input, backward_weight };
+constexpr Product products[] = {Product::forward, Product::backward_input,
+                                Product::backward_weight};
+inline const char* name_of(Product p) {
+    return p == Product::forward          ? "forward"
+           : p == Product::backward_input ? "d input"
+                                          : "d weight";
+}
+
+/// A linear layer's products: x [M, K], w [N, K], y [M, N].
+struct Linear {
+    const char* name;
+    int64_t M, N, K;
+    int count;  // how often a step has it
+    double flops() const {
+        return 2.0 * static_cast<double>(M) * static_cast<double>(N) * static_cast<double>(K);
+    }
+};
+
+/// Seconds of one product; 0 where it was not measured.
+struct ProductTimes {
+    double project = 0, library = 0, library_packed = 0;
+    double best() const {
+        double least = project;
+        for (const double t : {library, library_packed})
+            if (t > 0) least = std::min(least, t);
+        return least;
+    }
+};
+
+#ifdef TRAIN_GPT_ONEDNN
+/// One product through oneDNN alone. With `packed` the weights lie in the layout oneDNN likes best.
+class LibraryProduct {
+  public:
+    LibraryProduct(Product product, DType dtype, const Linear& l, const Tensor& x, const Tensor& w,
+                   const Tensor& y, const Tensor& dw, bool packed)
+        : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {
+        using Dims = dnnl::memory::dims;
+        const auto in =
+            dtype == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
+        const auto f32 = dnnl::memory::data_type::f32;
+        const auto matrix = [](int64_t rows, int64_t cols, dnnl::memory::data_type type,
+                               bool transposed) {
+            return dnnl::memory::desc({rows, cols}, type,
+                                      transposed ? Dims{1, rows} : Dims{cols, 1});
+        };
+        dnnl::memory::desc a, b, c;
+        void *pa = nullptr, *pb = nullptr, *pc = nullptr;
+        switch (product) {
+            case Product::forward:
+                a = matrix(l.M, l.K, in, false), b = matrix(l.K, l.N, in, true),
+                c = matrix(l.M, l.N, in, false);
+                pa = x.data, pb = w.data, pc = y.data;
+                break;
+            case Product::backward_input:
+                a = matrix(l.M, l.N, in, false), b = matrix(l.N, l.K, in, false),
+                c = matrix(l.M, l.K, in, false);
+                pa = y.data, pb = w.data, pc = x.data;
+                break;
+            case Product::backward_weight:
+                a = matrix(l.N, l.M, in, true), b = matrix(l.M, l.K, in, false),
+                c = matrix(l.N, l.K, f32, false);
+                pa = y.data, pb = x.data, pc = dw.data;
+                break;
+        }
+        const Dims b_dims = product == Product::forward          ? Dims{l.K, l.N}
+                            : product == Product::backward_input ? Dims{l.N, l.K}
+                                                                 : Dims{l.M, l.K};
+        auto b_used = b;
+        if (packed) b_used = dnnl::memory::desc(b_dims, in, dnnl::memory::format_tag::any);
+#if DNNL_VERSION_MAJOR >= 3
+        const dnnl::matmul::primitive_desc description(engine_, a, b_used, c);
+#else
+        const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b_used, c), engine_);
+#endif
+        matmul_ = dnnl::matmul(description);
+        dnnl::memory weights(b, engine_, pb);
+        if (packed) {
+            dnnl::memory laid_out(description.weights_desc(), engine_);
+            dnnl::reorder(weights, laid_out).execute(stream_, weights, laid_out);
+            stream_.wait();
+            weights = laid_out;
+        }
+        arguments_ = {{DNNL_ARG_SRC, dnnl::memory(a, engine_, pa)},
+                      {DNNL_ARG_WEIGHTS, weights},
+                      {DNNL_ARG_DST, dnnl::memory(c, engine_, pc)}};
+    }
+    void run() {
+        matmul_.execute(stream_, arguments_);
+        stream_.wait();
+    }
+
+  private:
+    dnnl::engine engine_;
+    dnnl::stream stream_;
+    dnnl::matmul matmul_;
+    std::unordered_map<int, dnnl::memory> arguments_;
+};
+#endif
+
+inline ProductTimes measure_product(Timing& timing, Product product, DType dtype, const Linear& l) {
+    Buffers memory;
+    const Device cpu;
+    Stream stream(cpu);
+    stream.scratch_bytes = linear_scratch_bytes(cpu, dtype, l.M, l.N, l.K);
+    stream.scratch = memory.take(stream.scratch_bytes);
+    const Tensor x = memory.random(dtype, {l.M, l.K}), w = memory.random(dtype, {l.N, l.K}),
+                 y = memory.random(dtype, {l.M, l.N});
+    const Tensor dw =
+        product == Product::backward_weight ? memory.tensor(DType::fp32, {l.N, l.K}) : Tensor();
+    ProductTimes times;
+    times.project = timing([&] {
+        switch (product) {
+            case Product::forward:
+                linear_forward(stream, {.out = y, .x = x, .w = w});
+                break;
+            case Product::backward_input:
+                linear_backward_input(stream, {.dx = x, .dy = y, .w = w});
+                break;
+            case Product::backward_weight:
+                linear_backward_weight(stream,
+                                       {.dw = {dw.data, DType::fp32, false}, .x = x, .dy = y});
+                break;
+        }
+    });
+#ifdef TRAIN_GPT_ONEDNN
+    try {
+        LibraryProduct plain(product, dtype, l, x, w, y, dw, false);
+        times.library = timing([&] { plain.run(); });
+        if (product != Product::backward_weight) {
+            LibraryProduct packed(product, dtype, l, x, w, y, dw, true);
+            times.library_packed = timing([&] { packed.run(); });
+        }
+    } catch (const dnnl::error&) {
+        // A product that oneDNN does not have for this CPU (bf16 on AVX2): the project's own is what there is.
+    }
+#endif
+    return times;
+}
+
+// --- models --------------------------------------------------------------------------------------------------------------
+
+struct Model {
+    const char* name;
+    int n_layer, n_embd, n_head;
+    int64_t vocab, padded_vocab;
+    int B, T;
+
+    int64_t tokens() const { return int64_t{B} * T; }
+    double parameters() const {
+        const double C = n_embd;
+        return n_layer * (12 * C * C + 13 * C) + (static_cast<double>(padded_vocab) + T + 2) * C;
+    }
+};
+constexpr Model models[] = {{"12.3M", 6, 384, 6, 4096, 4096, 8, 256},
+                            {"124M", 12, 768, 12, 50257, 50304, 4, 256}};
+
+/// Least times of a step's parts, in seconds.
+struct Floor {
+    double products = 0, attention = 0, adamw = 0, element_wise = 0;
+    double total() const { return products + attention + adamw + element_wise; }
+};
+
+inline double measure_attention(Timing& timing, const Model& m, DType dtype) {
+    Buffers memory;
+    const Device cpu;
+    const int64_t C = m.n_embd, D = m.n_embd / m.n_head, T = m.T;
+    const Tensor qkv = memory.random(dtype, {m.B, T, 3 * C}),
+                 out = memory.tensor(dtype, {m.B, T, C}), dout = memory.random(dtype, {m.B, T, C}),
+                 dqkv = memory.tensor(dtype, {m.B, T, 3 * C}),
+                 lse = memory.tensor(DType::fp32, {m.B, m.n_head, T});
+    AttentionShape shape;
+    shape.dtype = dtype;
+    shape.B = m.B;
+    shape.T = shape.S = m.T;
+    shape.H = shape.H_kv = m.n_head;
+    shape.D = static_cast<int>(D);
+    shape.scale = 0.125f;
+    Stream stream(cpu);
+    stream.scratch_bytes = attention_scratch_bytes(cpu, shape);
+    stream.scratch = memory.take(stream.scratch_bytes);
+    const auto part = [&](const Tensor& packed, int64_t i) {
+        return HeadsView{
+            static_cast<char*>(packed.data) + static_cast<size_t>(i * C) * size_of(dtype),
+            3 * T * C, 3 * C, D};
+    };
+    const auto whole = [&](const Tensor& t) { return HeadsView{t.data, T * C, C, D}; };
+    return timing([&] {
+        attention_forward(stream, {.shape = shape,
+                                   .q = part(qkv, 0),
+                                   .k = part(qkv, 1),
+                                   .v = part(qkv, 2),
+                                   .out = whole(out),
+                                   .lse = lse.as<float>()});
+        attention_backward(stream, {.shape = shape,
+                                    .q = part(qkv, 0),
+                                    .k = part(qkv, 1),
+                                    .v = part(qkv, 2),
+                                    .out = whole(out),
+                                    .dout = whole(dout),
+                                    .lse = lse.as<float>(),
+                                    .dq = part(dqkv, 0),
+                                    .dk = part(dqkv, 1),
+                                    .dv = part(dqkv, 2)});
+    });
+}
+
+constexpr const char* floor_rule =
+    "The floor of a step is the sum of: its matrix products, each at the fastest of this project's "
+    "kernel, oneDNN, and "
+    "oneDNN with weights packed beforehand; causal attention, 7·B·T²·C FLOPs a layer, at 0.6 of "
+    "the best product's rate or "
+    "at the rate of this project's attention where that is higher; AdamW's 28 (fp32) or 30 (bf16) "
+    "bytes a parameter at the "
+    "update bandwidth; and at triad bandwidth the element-wise traffic that remains when all is "
+    "fused: (22·L + 9)·B·T·C "
+    "activations and 2·B·T·V logits.\n";
+
+inline Floor measure_floor(Timing& timing, const Model& m, DType dtype, const Bandwidth& bandwidth,
+                           std::string* table) {
+    const int64_t M = m.tokens(), C = m.n_embd;
+    const Linear layers[] = {{"qkv", M, 3 * C, C, m.n_layer},
+                             {"attention out", M, C, C, m.n_layer},
+                             {"mlp up", M, 4 * C, C, m.n_layer},
+                             {"mlp down", M, C, 4 * C, m.n_layer},
+                             {"head", M, m.padded_vocab, C, 1}};
+    Floor floor;
+    double best_rate = 0;
+    for (const Linear& l : layers) {
+        for (const Product product : products) {
+            const ProductTimes t = measure_product(timing, product, dtype, l);
+            floor.products += l.count * t.best();
+            best_rate = std::max(best_rate, l.flops() / t.best());
+            const auto rate = [&](double seconds) {
+                char text[16] = "–";
+                if (seconds > 0)
+                    std::snprintf(text, sizeof text, "%.0f", l.flops() / seconds / 1e9);
+                return std::string(text);
+            };
+            *table += concat("| ", m.name, " ", name_of(dtype), " | ", l.name, " ", l.M, "×", l.N,
+                             "×", l.K, " | ", name_of(product), " | ", rate(t.project), " | ",
+                             rate(t.library), " | ", rate(t.library_packed), " |\n");
+        }
+    }
+    const double width = static_cast<double>(size_of(dtype)), tokens = static_cast<double>(M);
+    const double attention_flops = 7.0 * tokens * m.T * m.n_embd;
+    const double own_attention = attention_flops / measure_attention(timing, m, dtype);
+    char text[160];
+    std::snprintf(text, sizeof text, "| %s %s | attention, %d heads of %d | both | %.0f | | |\n",
+                  m.name, name_of(dtype), m.n_head, m.n_embd / m.n_head, own_attention / 1e9);
+    *table += text;
+    floor.attention = m.n_layer * attention_flops / std::max(0.6 * best_rate, own_attention);
+    floor.adamw = m.parameters() * (dtype == DType::bf16 ? 30 : 28) / bandwidth.update;
+    floor.element_wise = ((22 * m.n_layer + 9) * tokens * m.n_embd +
+                          2 * tokens * static_cast<double>(m.padded_vocab)) *
+                         width / bandwidth.triad;
+    return floor;
+}
+
+}  // namespace train_gpt::bench

@@ -1,0 +1,291 @@
+// prepare() that is interrupted and continued, and what it reports on the way.
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <regex>
+#include <thread>
+
+#include <sys/wait.h>
+
+#include "test/dataloader/corpus.h"
+
+using namespace train_gpt;
+namespace fs = std::filesystem;
+
+TEST_CASE(
+    "interrupted or killed at any moment, the same command gives the shards of an uninterrupted "
+    "run") {
+    const TemporaryDirectory folder;
+    Strings inputs;
+    for (int i = 0; i < 4; ++i) {
+        const Strings documents = random_documents(25, i == 2 ? 200'000 : 40'000);
+        const bool text = i % 2 == 0;
+        std::string name = folder / ("part" + std::to_string(i) + (text ? ".txt" : ".jsonl"));
+        std::string bytes = text ? as_text(documents) : as_jsonl(documents);
+        if (const auto all = packers(); i > 1 && all.size() == 2) {
+            const auto& [extension, pack] = i == 2 ? *all.begin() : *all.rbegin();
+            name += extension;
+            bytes = pack(bytes);
+        }
+        write(name, bytes);
+        inputs.push_back(name);
+    }
+    write(folder / "long.txt", random_document(3'000'000));
+
+    for (const bool one_document : {false, true}) {
+        auto options =
+            options_for(one_document ? Strings{folder / "long.txt"} : inputs, folder / "whole");
+        options.val_split = one_document ? "tail" : "documents";
+        options.save_seconds = 0;
+        options.threads = 2;
+        if (one_document) {
+            options.tokenizer.clear();
+            options.train_vocab = 300;
+        }
+        prepare(options, nullptr);
+        const auto expected = files_in(folder / "whole");
+        fs::remove_all(folder / "whole");
+
+        // Asked to end, over and over
+        options.out = folder / "stopped";
+        int stops = 0;
+        for (int64_t patience = 1;; patience = random_int(1, 6), ++stops) {
+            REQUIRE(stops < 1000);
+            // Counting for a vocabulary begins anew each time.
+            const std::string trained = folder / "stopped/.tokenize.tmp/tokenizer.json";
+            if (prepare(options, nullptr, [&] { return fs::exists(trained) && --patience < 0; }))
+                break;
+            CHECK_FALSE(fs::exists(folder / "stopped/data.json"));
+            CHECK(fs::exists(folder / "stopped/.tokenize.tmp"));
+        }
+        CHECK(stops > 0);
+        CHECK((files_in(folder / "stopped") == expected));
+        CHECK_FALSE(fs::exists(folder / "stopped/.tokenize.tmp"));
+        fs::remove_all(folder / "stopped");
+
+        // Killed
+        options.out = folder / "killed";
+        int kills = 0;
+        for (bool done = false; !done;) {
+            REQUIRE(kills < 1000);
+            const pid_t process = ::fork();
+            REQUIRE(process >= 0);
+            if (process == 0) {
+                try {
+                    prepare(options, nullptr);
+                } catch (...) {
+                    ::_exit(1);
+                }
+                ::_exit(0);
+            }
+            // The later ones live longer, so that some get to the end.
+            std::this_thread::sleep_for(
+                std::chrono::microseconds(random_int(1000, 20'000 * (kills + 1))));
+            ::kill(process, SIGKILL);
+            int status = 0;
+            ::waitpid(process, &status, 0);
+            kills += WIFSIGNALED(status);
+            done = WIFEXITED(status);
+            if (done) CHECK(WEXITSTATUS(status) == 0);
+            if (!done && fs::exists(folder / "killed/data.json") &&
+                read_data_manifest(folder / "killed").complete)
+                CHECK((files_in(folder / "killed") == expected));
+        }
+        CHECK((files_in(folder / "killed") == expected));
+        fs::remove_all(folder / "killed");
+    }
+}
+
+TEST_CASE("progress, speed and remaining time are reported") {
+    const TemporaryDirectory folder;
+    const std::string text = as_text(random_documents(400, 30'000));
+    write(folder / "a.txt", text);
+    write(folder / "b.txt", text);
+    auto options = options_for({folder / "a.txt", folder / "b.txt"}, folder / "out");
+    options.report_seconds = 0;
+    std::FILE* const log = std::fopen((folder / "log").c_str(), "w");
+    prepare(options, log);
+    std::fclose(log);
+    const std::string said = read(folder / "log");
+    char total[16];
+    std::snprintf(total, sizeof total, "%.2f", 2e-9 * static_cast<double>(text.size()));
+    const std::regex line(
+        concat("encoding: [0-9.]+ of ", total,
+               R"re( GB \((\d+)%\) \| [0-9.]+ MB/s \| ([0-9.]+) million tokens(.*))re"));
+    std::vector<int> percent;
+    std::vector<double> tokens;
+    bool has_eta = false;
+    for (std::sregex_iterator at(said.begin(), said.end(), line), end; at != end; ++at) {
+        percent.push_back(std::stoi((*at)[1]));
+        tokens.push_back(std::stod((*at)[2]));
+        has_eta |= std::regex_match((*at)[3].str(), std::regex(R"re( \| ETA \d+:\d\d:\d\d)re"));
+    }
+    CAPTURE(said);
+    REQUIRE(percent.size() > 4);
+    CHECK(std::ranges::is_sorted(percent));
+    CHECK(percent.front() < 50);
+    CHECK(percent.back() == 100);
+    CHECK(std::ranges::is_sorted(tokens));
+    CHECK(has_eta);
+    int64_t written = 0;
+    for (const PreparedShard& shard : read_data_manifest(folder / "out").shards)
+        written += shard.tokens;
+    CHECK(std::abs(tokens.back() - 1e-6 * static_cast<double>(written)) < 0.06);
+}
+
+TEST_CASE("an interrupted run continues where its output is in the folder that it reads") {
+    const TemporaryDirectory folder;
+    fs::create_directory(folder / "corpus");
+    write(folder / "corpus/a.jsonl", as_jsonl(random_documents(300, 20000)));
+    auto options = options_for({folder / "corpus"}, folder / "whole");
+    options.save_seconds = 0;
+    prepare(options, nullptr);
+    options.out = folder / "corpus";
+    int left = 2;
+    REQUIRE_FALSE(prepare(options, nullptr, [&] { return --left < 0; }));
+    std::FILE* const log = std::fopen((folder / "log").c_str(), "w");
+    prepare(options, log);
+    std::fclose(log);
+    CHECK(contains(read(folder / "log"), "continuing after"));
+    fs::remove(folder / "corpus/a.jsonl");
+    CHECK((shards_in(folder / "corpus") == shards_in(folder / "whole")));
+}
+
+TEST_CASE("a document that goes out in pieces ends once, wherever the run is interrupted") {
+    const TemporaryDirectory folder;
+    write(folder / "a.txt", random_document(2'500'000));
+    write(folder / "b.txt", random_document(1'300'000));
+    for (const double fraction : {0.0, 1.0, 0.1}) {
+        auto options = options_for({folder / "a.txt", folder / "b.txt"}, folder / "whole");
+        options.val_fraction = fraction;
+        if (fraction == 0.1) options.val_split = "tail";
+        options.save_seconds = 0;
+        prepare(options, nullptr);
+        const auto expected = files_in(folder / "whole");
+        options.out = folder / "stopped";
+        for (int stop = 1, ended = 0; !ended; ++stop) {
+            REQUIRE(stop < 100);
+            CAPTURE(fraction, stop);
+            int left = stop;
+            ended = prepare(options, nullptr, [&] { return --left == 0; });
+            if (!ended) REQUIRE(prepare(options, nullptr));
+            CHECK((files_in(folder / "stopped") == expected));
+            fs::remove_all(folder / "stopped");
+        }
+        fs::remove_all(folder / "whole");
+    }
+}
+
+TEST_CASE("an interrupted run continues with the same options and inputs only") {
+    const TemporaryDirectory folder;
+    const std::string file = folder / "a.jsonl";
+    write(file, as_jsonl(random_documents(300, 20000)));
+    auto options = options_for({file}, folder / "whole");
+    options.save_seconds = 0;
+    prepare(options, nullptr);
+    const auto expected = files_in(folder / "whole");
+    options.out = folder / "out";
+    const auto stop = [&](int after) {
+        return prepare(options, nullptr, [&] { return --after < 0; });
+    };
+    const std::string progress = folder / "out/.tokenize.tmp/progress.json",
+                      plan = folder / "out/.tokenize.tmp/plan.txt";
+    /// What the command says.
+    const auto said = [&] {
+        std::FILE* log = std::fopen((folder / "log").c_str(), "w");
+        prepare(options, log);
+        std::fclose(log);
+        return read(folder / "log");
+    };
+
+    SECTION("the number of threads may change") {
+        REQUIRE_FALSE(stop(2));
+        REQUIRE(fs::exists(progress));
+        options.threads = 3;
+        CHECK(contains(said(), "continuing after"));
+        CHECK((files_in(options.out) == expected));
+    }
+    SECTION("what is left of a removal, which takes the plan first, is not gone on with") {
+        REQUIRE_FALSE(stop(2));
+        REQUIRE(fs::exists(progress));
+        fs::remove(plan);
+        fs::remove(folder / "out/.tokenize.tmp/train_000000.bin");
+        CHECK_FALSE(contains(said(), "continuing after"));
+        CHECK((files_in(options.out) == expected));
+    }
+    SECTION("another fraction starts again") {
+        REQUIRE_FALSE(stop(2));
+        options.val_fraction = 0.25;
+        const std::string text = said();
+        CHECK(contains(text, "its val_fraction was different; starting again"));
+        CHECK_FALSE(contains(text, "continuing"));
+    }
+    SECTION("another input starts again") {
+        REQUIRE_FALSE(stop(2));
+        write(file, as_jsonl(random_documents(100, 20000)));
+        CHECK(contains(said(), "its inputs were different; starting again"));
+        prepare(options, nullptr);
+        options.out = folder / "whole";
+        prepare(options, nullptr);
+        CHECK((files_in(folder / "out") == files_in(folder / "whole")));
+    }
+    SECTION("without --skip-bad nothing stays left out") {
+        write(file, "{\n" + as_jsonl(random_documents(300, 20000)));
+        options.skip_bad = true;
+        REQUIRE_FALSE(stop(2));
+        options.skip_bad = false;
+        CHECK(contains(error_of(said), "line 1 of " + file));
+        CHECK(contains(read(folder / "log"), "had left out what is bad"));
+    }
+    SECTION("other bytes in an input of the same size and time are noticed") {
+        REQUIRE_FALSE(stop(2));
+        const auto time = fs::last_write_time(file);
+        std::string text = read(file);
+        text[text.find("\"id\":7") + 5] = '8';
+        write(file, text);
+        fs::last_write_time(file, time);
+        CHECK(contains(error_of([&] { prepare(options, nullptr); }), "is not what it was"));
+    }
+    SECTION("a damaged journal is refused") {
+        REQUIRE_FALSE(stop(2));
+        std::string text = read(progress);
+        if (random_int(0, 1) == 1) {
+            text.resize(text.size() / 2);
+        } else {
+            const size_t sources = text.find('[', text.find("\"sources\": ")) + 1;
+            text.erase(sources, text.find(']', sources) - sources);
+        }
+        write(progress, text);
+        CHECK(contains(error_of([&] { prepare(options, nullptr); }), "progress.json is damaged"));
+    }
+    SECTION("another standard input is noticed") {
+        options.texts = {"-"};
+        options.field = "text";
+        int left = 2;
+        with_input(file,
+                   [&] { REQUIRE_FALSE(prepare(options, nullptr, [&] { return --left < 0; })); });
+        with_input(vocabulary(), [&] {
+            CHECK(contains(error_of([&] { prepare(options, nullptr); }),
+                           "standard input is not what it was"));
+        });
+        with_input(file, [&] { prepare(options, nullptr); });
+        CHECK((shards_in(folder / "out") == shards_in(folder / "whole")));
+    }
+    SECTION(
+        "a run that was killed between its moves is finished, or started again where shards are "
+        "gone") {
+        REQUIRE_FALSE(stop(2));
+        const std::string staging = folder / "out/.tokenize.tmp";
+        fs::remove(progress);
+        const bool gone = random_int(0, 1) == 1;
+        for (const auto& [name, bytes] : expected) write(staging + "/" + name, bytes);
+        fs::rename(staging + "/train_000000.bin", folder / "out/train_000000.bin");
+        std::string manifest = expected.at("data.json");
+        manifest.replace(manifest.find("\"complete\": true"), 16, "\"complete\": false");
+        write(folder / "out/data.json", manifest);
+        if (gone) fs::remove(folder / "out/train_000000.bin");
+        CHECK(contains(said(), gone ? "are missing" : "had made all shards"));
+        CHECK((files_in(options.out) == expected));
+        CHECK_FALSE(fs::exists(plan));
+    }
+}

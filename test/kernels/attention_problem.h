@@ -1,0 +1,399 @@
+// Random attention problems, and what the kernels must give for them.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <omp.h>
+
+#include "base/error.h"
+#include "kernels/attention/attention.h"
+#include "test/catch.h"
+#include "test/kernels/reference.h"
+#include "test/kernels/test_device.h"
+#include "test/random.h"
+
+namespace train_gpt::attention_problem {
+
+// --------------------------------------------------------------------------------------- reference
+
+struct Case : AttentionProblem {
+    bool aligned = false;  // all views, to 8 elements: what the tensor cores' kernels need
+};
+
+inline float rounded(double x, DType dtype) {
+    const float single = static_cast<float>(x);
+    return dtype == DType::bf16 ? to_float(bf16(single)) : single;
+}
+
+inline AttentionReference exact_attention(const Case& c) { return attention_reference<double>(c); }
+/// Matrix units take bf16 operands: where there are some, a plain implementation rounds P and dS too.
+inline AttentionReference plain_attention(const Case& c) {
+    const bool matrix_units = test_device().is_cuda() || cpu_info().native_bf16();
+    return attention_reference<float>(c, c.shape.dtype, matrix_units ? c.shape.dtype : DType::fp32);
+}
+
+// ----------------------------------------------------------------------------------------- layouts
+
+enum class Layout { packed, separate, cache };
+
+/// Memory of several heads tensors. Every element that belongs to no view holds a pattern that must
+/// survive.
+class Memory {
+  public:
+    Memory(DType dtype, size_t elements)
+        : dtype_(dtype), memory_(elements * size_of(dtype)), owned_(elements, false) {
+        for (size_t i = 0; i < elements * size_of(dtype); ++i)
+            data()[i] = static_cast<unsigned char>(random_int(0, 255));
+    }
+
+    void* at(size_t element) const { return data() + element * size_of(dtype_); }
+    double get(size_t element) const {
+        if (dtype_ == DType::bf16) {
+            bf16 x;
+            std::memcpy(&x, at(element), 2);
+            return to_float(x);
+        }
+        float x;
+        std::memcpy(&x, at(element), 4);
+        return x;
+    }
+    void set(size_t element, double value) {
+        const bf16 half(static_cast<float>(value));
+        const float single = static_cast<float>(value);
+        std::memcpy(at(element), dtype_ == DType::bf16 ? static_cast<const void*>(&half) : &single,
+                    size_of(dtype_));
+    }
+    void own(size_t element) { owned_[element] = true; }
+    void settle() const { memory_.settle(); }
+    std::vector<unsigned char> bytes() const {
+        settle();
+        return {data(), data() + owned_.size() * size_of(dtype_)};
+    }
+    /// True when nothing but owned elements differs from `before`.
+    bool others_unchanged(const std::vector<unsigned char>& before) const {
+        const size_t size = size_of(dtype_);
+        settle();
+        for (size_t i = 0; i < owned_.size(); ++i) {
+            if (!owned_[i] && std::memcmp(at(i), &before[i * size], size) != 0) return false;
+        }
+        return true;
+    }
+
+  private:
+    unsigned char* data() const { return static_cast<unsigned char*>(memory_.data()); }
+
+    DType dtype_;
+    TestMemory memory_;
+    std::vector<bool> owned_;
+};
+
+/// One tensor [B, T, heads, D] somewhere in a Memory.
+struct Placed {
+    std::shared_ptr<Memory> memory;
+    size_t origin = 0;
+    HeadsView view;
+    int B = 0, T = 0, heads = 0, D = 0;
+
+    template <class F>
+    void each(F&& f) const {
+        size_t i = 0;
+        for (int b = 0; b < B; ++b)
+            for (int t = 0; t < T; ++t)
+                for (int h = 0; h < heads; ++h)
+                    for (int d = 0; d < D; ++d)
+                        f(origin + static_cast<size_t>(b * view.batch + t * view.token +
+                                                       h * view.head + d),
+                          i++);
+    }
+    void fill(const Values& values) const {
+        each([&](size_t at, size_t i) { memory->set(at, values[i]); });
+    }
+    Values read() const {
+        Values values;
+        memory->settle();
+        each([&](size_t at, size_t) { values.push_back(memory->get(at)); });
+        return values;
+    }
+    void poison() const {
+        each([&](size_t at, size_t) {
+            memory->set(at, std::numeric_limits<double>::quiet_NaN());
+            memory->own(at);
+        });
+    }
+};
+
+inline Placed place(const std::shared_ptr<Memory>& memory, size_t origin, int B, int T, int heads,
+                    int D, int64_t batch, int64_t token, int64_t head) {
+    Placed p{memory, origin, {memory->at(origin), batch, token, head}, B, T, heads, D};
+    return p;
+}
+
+/// A tensor of its own: [B, T, heads, D] or, as a cache, [B, heads, more than T, D], with random
+/// gaps and a margin.
+inline Placed place_alone(const Case& c, int T, int heads, Layout layout) {
+    const AttentionShape& s = c.shape;
+    const int64_t unit = c.aligned ? 8 : 1;
+    const int64_t margin = unit * random_int(0, 40), gap = unit * random_int(0, 3);
+    int64_t token, head, batch;
+    if (layout == Layout::cache) {
+        token = s.D + gap;
+        head = (T + random_int(0, 5)) * token;
+        batch = heads * head + gap;
+    } else {
+        head = s.D + gap;
+        token = heads * head + unit * random_int(0, 9);
+        batch = T * token;
+    }
+    auto memory = std::make_shared<Memory>(s.dtype, static_cast<size_t>(2 * margin + s.B * batch));
+    return place(memory, static_cast<size_t>(margin), s.B, T, heads, s.D, batch, token, head);
+}
+
+/// Three tensors in one, [B, T, H + 2·H_kv, D].
+inline std::vector<Placed> place_packed(const Case& c) {
+    const AttentionShape& s = c.shape;
+    const int64_t margin = (c.aligned ? 8 : 1) * random_int(0, 40);
+    const int64_t token = static_cast<int64_t>(s.H + 2 * s.H_kv) * s.D;
+    auto memory =
+        std::make_shared<Memory>(s.dtype, static_cast<size_t>(2 * margin + s.B * s.T * token));
+    const auto part = [&](int first, int heads) {
+        return place(memory, static_cast<size_t>(margin + static_cast<int64_t>(first) * s.D), s.B,
+                     s.T, heads, s.D, s.T * token, token, s.D);
+    };
+    return {part(0, s.H), part(s.H, s.H_kv), part(s.H + s.H_kv, s.H_kv)};
+}
+
+inline std::vector<Placed> place_qkv(const Case& c, Layout layout) {
+    const AttentionShape& s = c.shape;
+    if (layout == Layout::packed && s.T == s.S) return place_packed(c);
+    return {place_alone(c, s.T, s.H, Layout::separate), place_alone(c, s.S, s.H_kv, layout),
+            place_alone(c, s.S, s.H_kv, layout)};
+}
+
+/// A stream whose scratch is exactly what the contract asks for, full of NaNs. On CUDA a write behind it is an error, on
+/// the CPU it is found by within_bounds().
+struct TestStream {
+    size_t bytes;
+    TestMemory memory;
+    Stream stream;
+
+    explicit TestStream(const AttentionShape& shape)
+        : bytes(attention_scratch_bytes(test_device(), shape)),
+          memory(bytes + guard()),
+          stream(test_device()) {
+        stream.scratch = memory.data();
+        stream.scratch_bytes = bytes;
+    }
+    bool within_bounds() const {
+        memory.settle();
+        const auto* end = static_cast<const unsigned char*>(memory.data()) + bytes;
+        return std::all_of(end, end + guard(), [](unsigned char byte) { return byte == 0xff; });
+    }
+
+  private:
+    static size_t guard() { return test_device().is_cuda() ? 0 : 64; }
+};
+
+/// One run of the kernels on a case; outputs poisoned before, surroundings checked after.
+struct Run {
+    Values out, dq, dk, dv;
+    std::vector<float> lse;
+};
+
+inline Run run(const Case& c, Layout layout, bool want_lse = true) {
+    AttentionShape shape = c.shape;
+    const TestMemory documents(c.doc_start.size() * sizeof(int32_t));
+    if (!c.doc_start.empty()) {
+        std::memcpy(documents.data(), c.doc_start.data(), c.doc_start.size() * sizeof(int32_t));
+        shape.doc_start = static_cast<const int32_t*>(documents.data());
+    }
+    const bool backward = !c.dout.empty();
+    TestStream scratch(shape);
+    auto qkv = place_qkv(c, layout);
+    const Placed out = place_alone(c, shape.T, shape.H, Layout::separate);
+    qkv[0].fill(c.q);
+    qkv[1].fill(c.k);
+    qkv[2].fill(c.v);
+    out.poison();
+    Run result;
+    constexpr size_t guard = 16;
+    const float mark = 1234.5f;
+    const size_t rows = static_cast<size_t>(shape.B) * shape.H * shape.T;
+    const TestMemory lse_memory((rows + 2 * guard) * sizeof(float));
+    auto* const lse = static_cast<float*>(lse_memory.data());
+    std::fill_n(lse, rows + 2 * guard, mark);
+    std::fill_n(lse + guard, rows, std::numeric_limits<float>::quiet_NaN());
+
+    const auto qkv_before = qkv[0].memory->bytes();
+    const auto k_before = qkv[1].memory->bytes(), v_before = qkv[2].memory->bytes();
+    const auto out_before = out.memory->bytes();
+    AttentionForward forward{shape,       qkv[0].view, qkv[1].view,
+                             qkv[2].view, out.view,    want_lse ? lse + guard : nullptr};
+    attention_forward(scratch.stream, forward);
+    result.out = out.read();
+    result.lse.assign(lse + guard, lse + guard + rows);
+    REQUIRE(out.memory->others_unchanged(out_before));
+    REQUIRE(scratch.within_bounds());
+    for (size_t i = 0; i < guard; ++i) REQUIRE((lse[i] == mark && lse[guard + rows + i] == mark));
+
+    if (backward) {
+        const Placed dout = place_alone(c, shape.T, shape.H, Layout::separate);
+        dout.fill(c.dout);
+        auto grads = place_qkv(c, layout);
+        for (auto& g : grads) g.poison();
+        std::vector<std::vector<unsigned char>> before;
+        for (auto& g : grads) before.push_back(g.memory->bytes());
+        TestStream fresh(shape);
+        attention_backward(fresh.stream,
+                           {shape, qkv[0].view, qkv[1].view, qkv[2].view, out.view, dout.view,
+                            lse + guard, grads[0].view, grads[1].view, grads[2].view});
+        for (size_t i = 0; i < grads.size(); ++i)
+            REQUIRE(grads[i].memory->others_unchanged(before[i]));
+        REQUIRE(fresh.within_bounds());
+        result.dq = grads[0].read();
+        result.dk = grads[1].read();
+        result.dv = grads[2].read();
+    }
+    REQUIRE(qkv[0].memory->bytes() == qkv_before);
+    REQUIRE(qkv[1].memory->bytes() == k_before);
+    REQUIRE(qkv[2].memory->bytes() == v_before);
+    return result;
+}
+
+// ------------------------------------------------------------------------------------------ inputs
+
+inline Values random_values(size_t n, DType dtype, float stddev = 1.0f) {
+    Values values;
+    for (float x : random_normal(n, stddev)) values.push_back(rounded(x, dtype));
+    return values;
+}
+
+struct Wish {
+    DType dtype = DType::fp32;
+    int T = 0, extra_keys = 0, D = 0;  // 0: any T, any D
+    int B = 0, H = 0, H_kv = 0;        // 0: a few
+    bool documents = false, backward = true, aligned = false;
+    float size = 1;
+};
+
+inline Case random_case(const Wish& wish) {
+    Case c;
+    AttentionShape& s = c.shape;
+    s.dtype = wish.dtype;
+    s.B = wish.B ? wish.B : static_cast<int>(random_int(1, 2));
+    c.aligned = wish.aligned;
+    s.T = wish.T ? wish.T : static_cast<int>(random_int(1, device_is_simulated() ? 40 : 150));
+    s.S = s.T + wish.extra_keys;
+    s.D = wish.D         ? wish.D
+          : wish.aligned ? 8 * static_cast<int>(random_int(1, 16))
+                         : static_cast<int>(random_int(1, random_int(0, 3) ? 80 : 256));
+    s.H_kv = wish.H_kv ? wish.H_kv : static_cast<int>(random_int(1, 2));
+    s.H = wish.H ? wish.H : s.H_kv * static_cast<int>(random_int(1, 3));
+    s.scale = 1 / std::sqrt(static_cast<float>(s.D));
+    if (wish.documents) {
+        for (int b = 0; b < s.B; ++b) {
+            int start = static_cast<int>(random_int(0, std::max(0, s.S - s.T)));
+            const int64_t mean_length = random_int(1, s.T);
+            for (int t = 0; t < s.T; ++t) {
+                if (random_int(1, mean_length) == 1) start = t + s.S - s.T;
+                c.doc_start.push_back(start);
+            }
+        }
+    }
+    const size_t q_size = static_cast<size_t>(s.B) * s.T * s.H * s.D,
+                 k_size = static_cast<size_t>(s.B) * s.S * s.H_kv * s.D;
+    c.q = random_values(q_size, s.dtype, wish.size);
+    c.k = random_values(k_size, s.dtype, wish.size);
+    c.v = random_values(k_size, s.dtype);
+    if (wish.backward && s.T == s.S) c.dout = random_values(q_size, s.dtype);
+    return c;
+}
+
+inline std::string describe(const Case& c) {
+    const AttentionShape& s = c.shape;
+    return concat(name_of(s.dtype), " B", s.B, " T", s.T, " S", s.S, " H", s.H, " H_kv", s.H_kv,
+                  " D", s.D, c.doc_start.empty() ? "" : " documents", c.aligned ? " aligned" : "");
+}
+
+// ------------------------------------------------------------------------------------------ errors
+
+inline double root_mean_square(const Values& a) {
+    double sum = 0;
+    for (double x : a) sum += x * x;
+    return a.empty() ? 0 : std::sqrt(sum / static_cast<double>(a.size()));
+}
+struct ErrorSize {
+    double rms = 0, max = 0;  // max: relative to the terms of the element
+};
+inline ErrorSize error_of(const Values& a, const Values& exact, const Values& terms) {
+    REQUIRE(a.size() == exact.size());
+    Values difference;
+    ErrorSize e;
+    for (size_t i = 0; i < a.size(); ++i) {
+        difference.push_back(a[i] - exact[i]);
+        const double relative = std::abs(difference[i]) / (terms[i] + 1e-30);
+        e.max = std::isfinite(relative) ? std::max(e.max, relative)
+                                        : std::numeric_limits<double>::infinity();
+    }
+    e.rms = root_mean_square(difference);
+    return e;
+}
+
+/// Errors may be twice (root mean square) or three times (largest) those of a plain implementation
+/// with the same storage and fp32 arithmetic, and some roundings of the terms that are summed.
+/// The backward pass computes probabilities from scores of its own and lse: their roundings are relative to the scores'
+/// terms.
+inline void check_tensor(const std::string& name, const Case& c, const Values& ours,
+                         const Values& plain, const Values& exact, const Values& terms,
+                         double score_terms = 0) {
+    const ErrorSize error = error_of(ours, exact, terms), usual = error_of(plain, exact, terms);
+    const double terms_rms = root_mean_square(terms);
+    CAPTURE(name, describe(c), terms_rms, score_terms, error.rms, error.max, usual.rms, usual.max);
+    // bf16: P and dS may be rounded too. Where few elements make no statistics, and in a single element, one such
+    // rounding can outweigh all roundings of the result; the bound is then the rounding itself.
+    const bool half = c.shape.dtype == DType::bf16;
+    const bool few = half && (exact.size() < 2000 || c.shape.D < 8);
+    const double recomputed = 0x1p-24 * score_terms;
+    CHECK(error.rms <= 2 * usual.rms + (few ? 1.0 / 256 : 3e-7 + recomputed) * terms_rms);
+    CHECK(error.max <= 3 * usual.max + (half ? 1.0 / 256 : 1e-6 + recomputed));
+}
+
+inline void check_case(const Case& c, Layout layout) {
+    const Run ours = run(c, layout);
+    const AttentionReference exact = exact_attention(c), plain = plain_attention(c);
+    check_tensor("out", c, ours.out, plain.out, exact.out, exact.out_terms);
+    for (size_t i = 0; i < ours.lse.size(); ++i) {
+        CAPTURE(describe(c), i);
+        REQUIRE(std::abs(ours.lse[i] - exact.lse[i]) <= 3e-6 * (1 + std::abs(exact.lse[i])));
+    }
+    if (c.dout.empty()) return;
+    check_tensor("dq", c, ours.dq, plain.dq, exact.dq, exact.dq_terms, exact.score_terms);
+    check_tensor("dk", c, ours.dk, plain.dk, exact.dk, exact.dk_terms, exact.score_terms);
+    check_tensor("dv", c, ours.dv, plain.dv, exact.dv, exact.dv_terms, exact.score_terms);
+}
+
+inline Layout any_layout() { return static_cast<Layout>(random_int(0, 2)); }
+
+/// Sets the OpenMP team size and puts the old one back.
+struct Threads {
+    int before = omp_get_max_threads();
+    explicit Threads(int n) { omp_set_num_threads(n); }
+    ~Threads() { omp_set_num_threads(before); }
+};
+
+template <class T>
+inline bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+inline bool same_bits(const Run& a, const Run& b) {
+    return same_bits(a.out, b.out) && same_bits(a.lse, b.lse) && same_bits(a.dq, b.dq) &&
+           same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv);
+}
+
+const std::vector<DType> dtypes = {DType::fp32, DType::bf16};
+
+}  // namespace train_gpt::attention_problem

@@ -1,0 +1,294 @@
+// Jobs of the real program under mpirun to which something happens, and what must be true of them afterwards.
+#pragma once
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <regex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include "dataloader/shard.h"
+#include "test/catch.h"
+#include "test/file_difference.h"
+#include "test/parallel/ranks.h"
+#include "test/random.h"
+#include "test/text.h"
+#include "training/checkpoint.h"
+
+namespace train_gpt::failing_job {
+
+namespace fs = std::filesystem;
+
+using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+using Arguments = std::vector<std::string>;
+
+constexpr double timeout = 3;  // parallel.timeout_seconds
+constexpr double grace = 30;   // what ending may take beyond it, however busy the machine
+constexpr double deadline = 100;
+
+const Environment surroundings{
+    {"OMP_NUM_THREADS", "1"},
+    {"ASAN_OPTIONS", "detect_leaks=0"}};  // MPI's library leaves memory behind
+
+inline Arguments operator+(Arguments a, const Arguments& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+inline double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+inline std::string binary() {
+    for (const char* name : {"TRAIN_GPT_BINARY", "TRAIN_GPT"})
+        if (const char* path = std::getenv(name)) return fs::absolute(path);
+    return fs::absolute("build/train_gpt");
+}
+
+/// A tiny model that trains for ever, with a checkpoint every fourth step.
+inline Arguments train(const fs::path& run, const Arguments& more = {}) {
+    static const TemporaryDirectory directory;
+    static const std::string path = [] {
+        const Json config = {
+            {"device", "cpu"},
+            {"model",
+             {{"n_layer", 2}, {"n_head", 2}, {"n_embd", 32}, {"n_ctx", 32}, {"vocab_size", 256}}},
+            {"data", {{"train", "synthetic"}, {"val", "synthetic"}}},
+            {"batch", {{"tokens_per_step", 512}, {"micro_batch", 4}, {"sequence_length", 32}}},
+            {"optimizer", {{"learning_rate", 0.003}}},
+            {"schedule", {{"steps", 1000000}, {"warmup_steps", 3}}},
+            {"precision", {{"dtype", "fp32"}}},
+            {"checkpoint", {{"every", 4}, {"keep", 2}}},
+            {"evaluation", {{"every", 0}, {"max_tokens", 1024}}},
+            {"parallel", {{"timeout_seconds", timeout}}},
+            {"log", {{"every", 1}, {"progress", "lines"}}}};
+        std::string path = directory / "config.json";
+        write(path, config.dump(4));
+        return path;
+    }();
+    return Arguments{binary(), "train", path, "--set", "run_dir=" + run.string()} + more;
+}
+
+/// The same, with arguments that one rank alone is given.
+inline Arguments train_with_one_different(const fs::path& run, int rank,
+                                          const Arguments& its_arguments) {
+    std::string its;
+    for (const std::string& argument : its_arguments) its += " '" + argument + "'";
+    return Arguments{"sh", "-c",
+                     concat("if [ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = ", rank,
+                            " ]; then exec \"$@\"", its, "; fi; exec \"$@\""),
+                     "sh"} +
+           train(run);
+}
+
+// ---- Jobs -----------------------------------------------------------------------------------------------------------
+
+/// A process of a job, found by the run folder that its command line names.
+struct Process {
+    pid_t pid;
+    int rank;  // −1: the launcher
+};
+
+/// A file of /proc; empty where its process ends while it is read.
+inline std::string read_of_process(const fs::path& file) {
+    try {
+        return read(file);
+    } catch (const std::ios_base::failure&) {
+        return "";
+    }
+}
+
+inline std::vector<Process> processes_of(const fs::path& run) {
+    std::vector<Process> found;
+    const std::string named = "run_dir=" + run.string() + '\0';
+    for (const auto& entry : fs::directory_iterator("/proc")) {
+        const std::string name = entry.path().filename();
+        if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+        const std::string arguments = read_of_process(entry.path() / "cmdline");
+        if (arguments.find(named) == std::string::npos) continue;
+        const std::string environment = '\0' + read_of_process(entry.path() / "environ");
+        Process process{static_cast<pid_t>(std::stol(name)), -1};
+        for (const std::string variable : {"OMPI_COMM_WORLD_RANK=", "PMI_RANK="}) {
+            const size_t at = environment.find('\0' + variable);
+            if (at != std::string::npos)
+                process.rank = std::atoi(&environment[at + 1 + variable.size()]);
+        }
+        found.push_back(process);
+    }
+    return found;
+}
+
+/// The last step that the run's metrics tell of.
+inline int64_t last_step(const fs::path& run) {
+    const std::string text = read(run / "metrics.jsonl");
+    const size_t end = text.rfind('\n');
+    if (end == std::string::npos || end == 0) return 0;
+    const size_t begin = text.rfind('\n', end - 1) + 1;  // npos + 1 is 0
+    const Json line = Json::parse(text.substr(begin, end - begin), nullptr, false);
+    return line.is_object() ? line.value("step", int64_t{0}) : 0;
+}
+
+class Job {
+  public:
+    Job(int ranks, const fs::path& run, const Arguments& more = {},
+        const Environment& environment = {})
+        : Job(run, mpirun(ranks) + train(run, more), environment) {}
+    Job(fs::path run, const Arguments& command, Environment environment = {})
+        : run_(std::move(run)) {
+        environment.insert(surroundings.begin(), surroundings.end());
+        // What MPI leaves when it is killed goes with this object.
+        for (const char* variable : {"TMPDIR", "OMPI_MCA_btl_vader_backing_directory"})
+            environment.emplace(variable, scratch_.path());
+        result_ = std::async(std::launch::async,
+                             [=] { return run_program(command, environment, deadline); });
+    }
+    ~Job() {
+        if (!result_.valid()) return;
+        for (const Process& process : processes_of(run_)) ::kill(process.pid, SIGKILL);
+        result_.get();
+    }
+
+    /// Waits until the condition holds; false when the job ended without it.
+    bool wait_until(const std::function<bool()>& condition) {
+        while (!condition())
+            if (result_.wait_for(std::chrono::microseconds(500)) == std::future_status::ready)
+                return condition();
+        return true;
+    }
+    bool wait_for_step(int64_t step) {
+        return wait_until([&] { return last_step(run_) >= step; });
+    }
+
+    /// Signals a rank, or the launcher (−1). False when there is no such process.
+    bool signal(int rank, int number) {
+        event_ = Clock::now();
+        for (const Process& process : processes_of(run_))
+            if (process.rank == rank) return ::kill(process.pid, number) == 0;
+        return false;
+    }
+    /// From here on the time is counted; signal() does it too.
+    void mark() { event_ = Clock::now(); }
+    double seconds_since_mark() const { return seconds_since(event_); }
+
+    ProgramResult finish() {
+        ProgramResult result = result_.get();
+        result.seconds = seconds_since_mark();
+        return result;
+    }
+
+  private:
+    TemporaryDirectory scratch_;
+    fs::path run_;
+    Clock::time_point event_ = Clock::now();
+    std::future<ProgramResult> result_;
+};
+
+inline size_t count(const std::string& text, const std::string& part) {
+    size_t n = 0;
+    for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++n;
+    return n;
+}
+
+/// Nothing of a job is left, or nothing of a kind; processes that end just now have the time for it.
+inline void check_gone(
+    const fs::path& run,
+    const std::function<bool(const Process&)>& counts = [](const Process&) { return true; }) {
+    const auto start = Clock::now();
+    const auto left = [&] {
+        const std::vector<Process> processes = processes_of(run);
+        return std::count_if(processes.begin(), processes.end(), counts);
+    };
+    while (left() > 0 && seconds_since(start) < timeout + grace)
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(left() == 0);
+}
+
+/// The job ended by itself, within the time that silence takes to be noticed, with an error, with a line that the expression
+/// matches, and with all its processes.
+inline void check_failed(Job& job, const fs::path& run, const std::string& expression) {
+    const ProgramResult result = job.finish();
+    INFO(result.output);
+    CHECK(result.exit_code > 0);
+    CHECK(result.seconds < timeout + grace);
+    CAPTURE(expression);
+    CHECK(std::regex_search(result.output, std::regex("(^|\n)train_gpt: " + expression)));
+    check_gone(run);
+}
+
+/// Without what ranks say of a signal, which may come in the middle of another's line, wherever mpirun has cut its output.
+inline std::string without_signal_notes(std::string output) {
+    const std::string note = "\nsaving, then ending; a second signal ends immediately\n";
+    for (size_t at; (at = output.find(note)) != std::string::npos;) output.erase(at, note.size());
+    return output;
+}
+
+/// The job stopped early after a checkpoint, with the exit code for that, and says the reason and how to go on.
+inline void check_saved(Job& job, const fs::path& run, const std::string& reason, int code = 75) {
+    const ProgramResult result = job.finish();
+    INFO(result.output);
+    CHECK(result.exit_code == code);
+    const std::string output = without_signal_notes(result.output);
+    CHECK(std::regex_search(
+        output, std::regex("(^|\n)[^\n]*" + reason +
+                           "[^\n]*: step [0-9]+ of [^\n]*the same command resumes from there")));
+    CHECK(count(result.output, "train_gpt: ") == 0);
+    check_gone(run);
+}
+
+const std::string last_words =
+    "[^\n]*; its last collective was [a-z -]+ number [0-9]+, in step [0-9]+ \\([a-z]+\\)";
+
+/// The job of a command that ends well by itself.
+inline std::string check_succeeds(const Arguments& command) {
+    const ProgramResult result = run_program(command, surroundings, deadline);
+    INFO(result.output);
+    REQUIRE(result.exit_code == 0);
+    return result.output;
+}
+
+/// The step of the newest checkpoint; each that the run has must be whole.
+inline int64_t newest_whole_checkpoint(const fs::path& run) {
+    const std::vector<fs::path> checkpoints = list_checkpoints(run);
+    REQUIRE(!checkpoints.empty());
+    for (const fs::path& checkpoint : checkpoints) {
+        CAPTURE(checkpoint.string());
+        CHECK(error_of([&] { verify_checkpoint(checkpoint, Verify::everything); }) == "");
+    }
+    return checkpoint_step(checkpoints.front());
+}
+
+/// The same command goes on from the newest checkpoint, and arrives where a run arrives to which nothing happened.
+inline void check_goes_on(int ranks, const fs::path& run) {
+    const int64_t newest = newest_whole_checkpoint(run);
+    const Arguments stop{"--stop-at", std::to_string(newest + 3)};
+    CHECK(contains(check_succeeds(mpirun(ranks) + train(run, stop)),
+                   "resuming from " + list_checkpoints(run).front().string()));
+    REQUIRE(newest_whole_checkpoint(run) == newest + 3);
+
+    const TemporaryDirectory other;
+    const fs::path whole = other / "run";
+    check_succeeds(mpirun(ranks) + train(whole, stop));
+    REQUIRE(newest_whole_checkpoint(whole) == newest + 3);
+    size_t compared = 0;
+    for (const auto& entry : fs::directory_iterator(list_checkpoints(whole).front())) {
+        if (entry.path().extension() != ".safetensors") continue;
+        CAPTURE(entry.path().string());
+        CHECK(file_difference(entry.path(),
+                              list_checkpoints(run).front() / entry.path().filename()) == "");
+        ++compared;
+    }
+    CHECK(compared == 1 + static_cast<size_t>(ranks));
+}
+
+}  // namespace train_gpt::failing_job
