@@ -1,10 +1,12 @@
-// The benchmark: the speed of a training step compared with what this machine allows (the floor) and with PyTorch, all
-// measured in one run on the same threads. scripts/bench.sh prepares and starts it.
+// The benchmark: how fast a training step is compared with what this machine allows (the floor) and
+// with PyTorch, all measured in one run on the same threads. scripts/bench.sh prepares and starts
+// it.
 //
-// A neighbour on the same machine slows everything down for a while. A canary, a short loop of multiply-adds on every
-// thread, runs before and after each sample; when it is slower than 0.85 of the fastest seen, the sample does not count.
-// A round of training steps does not count either when other processes, or other guests of the host, took more than 5 % of
-// the processor time meanwhile.
+// Other load on the same machine can slow everything down for a while. A canary, a short loop of
+// multiply-adds on every thread, runs before and after each sample; if it reaches less than 0.85 of
+// the fastest rate seen, the sample does not count. A round of training steps also does not count
+// if other processes, or other guests of the host, took more than 5 % of the processor time during
+// it.
 #include <algorithm>
 #include <csignal>
 #include <cstdint>

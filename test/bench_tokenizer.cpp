@@ -1,11 +1,14 @@
-// The tokenizer's side of its benchmark: scripts/bench_tokenizer.py writes commands to its input, a line each, and reads
-// the seconds that each took. Files are read, and vocabularies loaded, outside of the time.
+// The tokenizer's side of its benchmark: scripts/bench_tokenizer.py writes commands to stdin, one
+// per line, and reads the seconds that each took. Reading files and loading vocabularies is not
+// timed.
 //
 //   load VOCABULARY TOKENIZER_JSON    loads, saves as tokenizer.json   → name of the pattern
 //   encode TEXT THREADS [IDS]         encodes; the ids go to a file    → seconds
-//   train TEXT THREADS VOCAB_SIZE TOKENIZER_JSON                       → seconds to count words, seconds to learn merges
+//   train TEXT THREADS VOCAB_SIZE TOKENIZER_JSON
+//                                     → seconds to count words, seconds to learn merges
 //
-// A text is a file of documents one after another; their lengths are in TEXT.lengths, a line each.
+// A text is a file of documents, one after another; their lengths are in TEXT.lengths, one per
+// line.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -54,7 +57,7 @@ struct Documents {
     std::vector<std::string_view> documents;
 };
 
-/// Runs work(thread, document) for all documents, each thread taking the next one.
+/// Runs work(thread, document) for all documents; each thread takes the next one when it is free.
 void over_documents(const Documents& text, size_t threads,
                     const std::function<void(size_t, size_t)>& work) {
     std::atomic<size_t> next{0};

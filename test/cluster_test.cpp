@@ -1,4 +1,5 @@
-// The job files in scripts/cluster/, with stand-ins for what a cluster's launchers do. Real ranks are tested elsewhere.
+// The job files in scripts/cluster/, with stand-ins for a cluster's launchers. Real ranks are
+// tested elsewhere.
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -15,8 +16,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// A folder with programs that say how they were called. As srun and mpirun one lives until SIGUSR1 comes when it is to train,
-/// with the program's exit code for that, and fails at the selfcheck when SELFCHECK says so.
+/// A folder with programs that print how they were called. The srun and mpirun among them, when
+/// called to train, run until SIGUSR1 and then exit with CODE (by default 75, the program's exit
+/// code for that). They fail at the selfcheck when SELFCHECK says so.
 class Cluster {
   public:
     Cluster() {
@@ -37,7 +39,7 @@ while [ $n -lt 600 ]; do sleep 0.1; n=$((n + 1)); done
         write(folder_ / "hosts", "# two nodes\nnode1 slots=8\nnode2 slots=4\n");
     }
 
-    /// Runs a script and, when it trains, sends it the signal.
+    /// Runs a script and, once it trains, sends it the signal.
     ProgramResult run(const std::string& script, const std::string& launcher,
                       const std::string& signal, const std::string& selfcheck = "--tolerance 20",
                       const std::string& code = "75") const {
@@ -81,7 +83,8 @@ TEST_CASE("job files check the ranks first, then train, and a signal reaches the
         for (const char* signal : {"USR1", "TERM"}) {
             const ProgramResult result = cluster.run(script, launcher, signal);
             INFO(script << ", " << launcher << ", SIG" << signal << ": " << result.output);
-            // Back into the queue when the time is over, not when it is to end.
+            // Requeued when the time limit is near (SIGUSR1), not when the job is told to end
+            // (SIGTERM).
             const bool requeued = script.starts_with("slurm") && std::string(signal) == "USR1";
             CHECK(result.exit_code == (requeued ? 0 : 75));
             CHECK(contains(result.output, "called: scontrol requeue 4711") == requeued);

@@ -1,5 +1,5 @@
-// Compares the kernels' implementations by hand: how far their results are from float64 and from each other, how long they
-// take, and how near that is to what the device reaches at best.
+// Compares the kernels' implementations by hand: how far their results are from float64 and from
+// each other, how long they take, and how near that is to the best the device can reach.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -28,9 +28,9 @@ struct Options {
     uint64_t seed = 0;
 };
 
-// --- tables ----------------------------------------------------------------------------------------------------------
+// --- tables --------------------------------------------------------------------------------------
 
-/// Characters, of which UTF-8 makes one to four bytes.
+/// Width in characters; UTF-8 encodes a character in one to four bytes.
 size_t width_of(const std::string& text) {
     return static_cast<size_t>(
         std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
@@ -86,7 +86,7 @@ std::string text_of(const Shape& shape, const std::vector<Letter>& order) {
     return text;
 }
 
-// --- what is compared ------------------------------------------------------------------------------------------------
+// --- what is compared ----------------------------------------------------------------------------
 
 Shape small_shape(const Operation& operation) {
     Shape shape;
@@ -101,7 +101,7 @@ Shape gpt2_shape(const Operation& operation, const Device& device) {
     return shape;
 }
 
-/// A result beside what it should be.
+/// A result compared with what it should be.
 struct Judgement {
     std::string result, against;
     Difference difference;
@@ -119,7 +119,8 @@ struct Judged {
 
 using Results = std::map<std::string, Values>;
 
-/// Judges results against others by name; `bounds` times what a correct result may differ from the exact one.
+/// Compares results with others by name. They may differ by `bounds` times what a correct result
+/// may differ from the exact one.
 void judge(std::vector<Judgement>& judgements, const Operands& operands, const Results& ours,
            const std::string& against, const Results& theirs, double bounds) {
     for (const Operand& operand : operands.all()) {
@@ -130,7 +131,7 @@ void judge(std::vector<Judgement>& judgements, const Operands& operands, const R
     }
 }
 
-// --- the program -----------------------------------------------------------------------------------------------------
+// --- the program ---------------------------------------------------------------------------------
 
 class Comparison {
   public:
@@ -179,11 +180,11 @@ class Comparison {
     std::vector<std::string> speed_cells(const Device& device, const Operation& operation,
                                          const Operands& operands) const;
     std::vector<std::string> error_cells(const Judgement& judgement);
-    /// Calls visit for each implementation, while it is chosen.
+    /// Calls visit for each implementation while that implementation is selected.
     void judge_all(const Operation& operation, const Operands& operands,
                    const std::function<void(const Judged&)>& visit);
     std::vector<DType> dtypes_of(const Operation& operation) const;
-    /// Goes on with the next when one fails.
+    /// Runs the action. An Error is printed and counted, and the caller continues with the next.
     void attempt(const Operation& operation, DType dtype, const std::function<void()>& action);
 
     const Options& options_;
@@ -191,7 +192,7 @@ class Comparison {
     Shape given_;  // by --shape
     std::vector<DType> dtypes_;
     std::vector<Device> devices_;
-    std::vector<Limits> limits_;  // of each device; a bandwidth of 0: it is not timed
+    std::vector<Limits> limits_;  // of each device; a bandwidth of 0 means that it is not timed
     int failures_ = 0;
 };
 
@@ -214,7 +215,7 @@ void Comparison::require_kernel(const std::string& name) const {
     const auto& all = operations();
     if (std::any_of(all.begin(), all.end(), [&](const Operation& o) { return o.name == name; }))
         return;
-    // 0 where the kernel's name begins so, 1 for words that share nothing
+    // 0 if the kernel's name begins with the given one; 1 for names that share nothing
     const auto unlikeness = [&](const Operation& o) {
         if (!name.empty() && o.name.starts_with(name)) return 0.0;
         return static_cast<double>(edit_distance(name, o.name)) /
@@ -259,11 +260,11 @@ void Comparison::read_shape() {
 }
 
 void Comparison::open_devices() {
-    open_device("cpu");  // its threads
+    open_device("cpu");  // sets up its threads
     for (const Device& device : test_devices())
         if (options_.device == "all" || options_.device == (device.is_cuda() ? "cuda" : "cpu"))
             devices_.push_back(device);
-    if (devices_.empty()) open_device(options_.device);  // says why not
+    if (devices_.empty()) open_device(options_.device);  // throws, saying why
     for (const Device& device : devices_) {
         const DeviceUnderTest under_test(device);
         const bool timed = options_.repeat > 0 && !device_is_simulated();
@@ -316,7 +317,7 @@ void Comparison::judge_all(const Operation& operation, const Operands& operands,
                            const std::function<void(const Judged&)>& visit) {
     const Results exact = options_.no_reference ? Results() : operation.reference(operands);
     std::string first_name;
-    Results first;  // of the first implementation, which is the CPU's where the CPU takes part
+    Results first;  // of the first implementation, which is the CPU's if the CPU takes part
     for (const Device& device : devices_) {
         for (const Implementation& implementation : operation.implementations(operands, device)) {
             implementation.choose();

@@ -1,5 +1,5 @@
-// build/compare as a user drives it, and how it judges. COMPARE, as the Makefile sets it, names the program; without it,
-// build/compare.
+// build/compare as a user runs it, and how it judges results. COMPARE, set by the Makefile, names
+// the program; the default is build/compare.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -125,7 +125,7 @@ TEST_CASE("compare finds every kernel of every device within its bounds at a sma
 }
 
 TEST_CASE("matrix products are right where oneDNN may use no more than AVX2", "[compare]") {
-    // As many rows as packing wants, and rows of the weight that are pages apart.
+    // Enough rows for packing, and weight rows that are whole pages apart.
     const std::string odd = std::to_string(random_int(1, 80));
     for (const std::string& extents : {"M=1031,N=1024,K=" + odd, "M=1024,K=1024,N=" + odd}) {
         CAPTURE(extents);

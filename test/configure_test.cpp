@@ -1,4 +1,4 @@
-// What scripts/configure.sh makes of the tools that a machine has.
+// What scripts/configure.sh decides from the tools that a machine has.
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Tools that only say something, in a folder of their own.
+/// Tools that only print something, in their own folder.
 class Tools {
   public:
     void add(const std::string& name, const std::string& says, int code = 0) const {
@@ -103,7 +103,7 @@ TEST_CASE("the newest CUDA toolkit that can build the kernels is taken, and CUDA
     in_path.add_toolkit("11.8");
     elsewhere.add_toolkit("13." + minor);
     CHECK(contains(chosen(), takes(elsewhere)));
-    in_path.add_toolkit("13.1" + minor);  // numbers, not letters
+    in_path.add_toolkit("13.1" + minor);  // compared as numbers, not as text
     CHECK(contains(chosen(), takes(in_path)));
     asked.add_toolkit("13.0");
     CHECK(contains(chosen({{"CUDA_HOME", asked.path()}}), takes(asked)));

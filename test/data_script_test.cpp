@@ -1,4 +1,5 @@
-// scripts/data.sh, with a stand-in for curl that serves files from a folder and breaks off when told to.
+// scripts/data.sh, with a stand-in for curl that serves files from a folder and breaks off when
+// told to.
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -21,7 +22,7 @@ namespace {
 class Server {
   public:
     Server() {
-        // Knows the calls "curl … -sSI … URL" and "curl … -C - -o FILE URL".
+        // Understands the calls "curl … -sSI … URL" and "curl … -C - -o FILE URL".
         write(folder_ / "curl", R"sh(#!/bin/sh
 for last; do :; done
 from=$SERVED/${last##*/}
@@ -46,7 +47,7 @@ tail -c "+$((had + 1))" "$from" | head -c "${BREAK_AFTER:-1000000000}" >> "$2"
 
     std::string served(const std::string& name) const { return folder_ / ("served/" + name); }
     std::string data(const std::string& name) const { return folder_ / ("data/" + name); }
-    /// URLs that were asked for so far.
+    /// URLs requested so far.
     std::string log() const { return fs::exists(served("log")) ? read(served("log")) : ""; }
 
     ProgramResult run(const std::string& name, Environment more = {}) const {
@@ -69,10 +70,11 @@ std::string random_bytes(size_t n) {
 
 }  // namespace
 
-TEST_CASE("a download that breaks off continues, is checked with the server's hash, and is done once",
-          "[scripts]") {
+TEST_CASE(
+    "a download that breaks off continues, is checked with the server's hash, and is done once",
+    "[scripts]") {
     const Server server;
-    // Served under the published name, but with other bytes than the script's hash wants.
+    // Served under the published name, but with bytes that do not match the script's hash.
     write(server.served("encoder.json"), "{}");
     const ProgramResult wrong = server.run("fineweb-edu-10b");
     INFO(wrong.output);
@@ -81,7 +83,7 @@ TEST_CASE("a download that breaks off continues, is checked with the server's ha
     CHECK(fs::exists(server.data("gpt2/encoder.json.wrong")));
     CHECK_FALSE(fs::exists(server.data("gpt2/encoder.json")));
 
-    // What is known to be right is not asked for again.
+    // Files that were already checked are not requested again.
     for (const char* name : {"encoder.json", "vocab.bpe"}) {
         write(server.data(std::string("gpt2/") + name), "here already");
         write(server.data(std::string("gpt2/") + name + ".sha256"), "checked");
@@ -103,7 +105,7 @@ TEST_CASE("a download that breaks off continues, is checked with the server's ha
     INFO(whole.output);
     CHECK(whole.exit_code == 0);
     for (int i = 0; i < 3; ++i) CHECK(read(shard(i)) == read(server.served(names[i])));
-    // It says what to train on, which is what the presets do.
+    // It prints what to train on, which is the same as in the presets.
     const auto preset = nlohmann::json::parse(read("configs/gpt2-124m.json"), nullptr, true, true);
     for (const char* split : {"train", "val"}) {
         const std::string glob = preset["data"][split];
@@ -115,7 +117,7 @@ TEST_CASE("a download that breaks off continues, is checked with the server's ha
     CHECK(server.run("fineweb-edu-10b").exit_code == 0);
     CHECK(server.log() == asked);
 
-    // A part that became something else is found out, and the next call begins anew.
+    // A partial file with other content is detected, and the next call starts again.
     fs::remove(shard(1));
     fs::remove(shard(1) + ".sha256");
     write(shard(1) + ".part", random_bytes(700));
@@ -135,7 +137,7 @@ TEST_CASE("texts that are fetched become shards, once", "[scripts]") {
                             fs::file_time_type::clock::now() - std::chrono::seconds(10));
         write(server.data(name + ".sha256"), "checked");
     };
-    // Tiny Shakespeare with another text
+    // Tiny Shakespeare, but with other text
     put("tinyshakespeare/input.txt", std::string(200, 'x') + "\nFirst Citizen:\n");
     write(server.served("TinyStoriesV2-GPT4-train.txt"), stories + stories);
     write(server.served("TinyStoriesV2-GPT4-valid.txt"), stories);
@@ -149,7 +151,7 @@ TEST_CASE("texts that are fetched become shards, once", "[scripts]") {
         const DataManifest train = read_data_manifest(server.data(name));
         CHECK(train.complete);
         if (name == "tinystories") {
-            CHECK(train.train_documents == 3);  // nothing is between the two copies
+            CHECK(train.train_documents == 3);  // no separator between the two copies
             CHECK(train.val_documents == 0);
             const DataManifest valid = read_data_manifest(server.data(name + "/valid"));
             CHECK(valid.train_documents == 0);
@@ -158,7 +160,7 @@ TEST_CASE("texts that are fetched become shards, once", "[scripts]") {
         } else {
             CHECK(train.val_split == "tail");
         }
-        // Presets of models for a text find its shards and its vocabulary there.
+        // The presets for a text expect its shards and its vocabulary there.
         CHECK(contains(first.output, "data.train=" + server.data(name) + "/train_*.bin"));
         CHECK(fs::exists(server.data(name + "/tokenizer.json")));
         const auto made = fs::last_write_time(server.data(name + "/data.json"));

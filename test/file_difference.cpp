@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// One element as text: a number where it is floating, else its bytes.
+/// One element as text: a number if the dtype is floating point, else its bytes.
 std::string element(const SafetensorsFile& file, const TensorInfo& info, int64_t index) {
     const size_t size = (info.end - info.begin) / static_cast<size_t>(info.numel());
     if (info.dtype == "F32" || info.dtype == "F64" || info.dtype == "F16" || info.dtype == "BF16") {
@@ -43,7 +43,7 @@ std::string index_text(const TensorInfo& info, int64_t index) {
     return "[" + text + "]";
 }
 
-/// The first tensor that differs; empty when it is something else, such as the header.
+/// The first tensor that differs; empty when the difference is elsewhere, such as in the header.
 std::string tensor_difference(const fs::path& a, const fs::path& b) {
     const SafetensorsFile ours(a), theirs(b);
     for (const TensorInfo& info : ours.tensors()) {

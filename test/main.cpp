@@ -48,7 +48,8 @@ CATCH_REGISTER_LISTENER(Counter)
 
 pid_t runner = 0;
 
-/// The closing line, once, and not of processes that tests fork. A case that is not over has failed.
+/// Prints the closing line once, and not in processes that tests fork. A case that is still running
+/// has failed.
 void close_run() {
     static bool closed = false;
     if (closed || ::getpid() != runner) return;
@@ -57,8 +58,8 @@ void close_run() {
     std::fflush(stdout);
 }
 
-/// Whatever ends the program, an assert or an exit(), the line comes. Catch2 has told of a signal
-/// before it comes here.
+/// Prints the closing line however the program ends, also by an assert or an exit(). Catch2 has
+/// already reported a signal before it arrives here.
 void close_run_in_any_case() {
     runner = ::getpid();
     std::atexit(close_run);

@@ -1,4 +1,5 @@
-// The Makefile: how it keeps what scripts/configure.sh has found, with a stand-in for that script, and what it installs.
+// The Makefile: how it keeps what scripts/configure.sh found (here a stand-in for that script), and
+// what it installs.
 #include <cstdlib>
 #include <filesystem>
 #include <regex>
@@ -20,7 +21,7 @@ const std::string findings =
     "echo 'HAVE_ONEDNN := 1\nHAVE_ZLIB := 0\nHAVE_ZSTD := 1\nHAVE_MPI := 0'; "
     "echo HAVE_CUDA := $([ \"$CUDA\" = \"\" ] && echo 1 || echo 0)\n";
 
-/// A folder in which `make` finds the project's Makefile and a scripts/configure.sh of the test's.
+/// A folder in which `make` finds the project's Makefile and the test's own scripts/configure.sh.
 class Project {
   public:
     Project() {
@@ -36,7 +37,7 @@ class Project {
     void see_gpu(bool seen) const {
         add("bin/nvidia-smi", seen ? "echo 'GPU 0: NVIDIA Test'" : "echo 'No devices'; exit 9");
     }
-    /// Runs a line of the shell in the folder, in which $MAKE makes build/config.mk.
+    /// Runs a shell command line in the folder, in which $MAKE makes build/config.mk.
     ProgramResult shell(const std::string& line, const std::string& cuda = "") const {
         return run_program(
             {"bash", "-c", "cd \"$FOLDER\" || exit; exec < /dev/null; " + line},
@@ -57,7 +58,7 @@ class Project {
 
 TEST_CASE("two makes at the same time leave a whole configuration", "[makefile]") {
     const Project project;
-    // Both are at work before either ends, and the one that began first ends last.
+    // Both start before either ends, and the one that began first ends last.
     project.add("scripts/configure.sh",
                 "mkdir first 2> /dev/null && mine=first || mine=second\n"
                 "touch $mine.began\n"
@@ -110,7 +111,7 @@ TEST_CASE("CUDA=auto builds for GPUs where one is seen, and keeps a build for th
 TEST_CASE("make install copies the scripts that the program names, and they work anywhere",
           "[makefile]") {
     const TemporaryDirectory directory;
-    // The project as far as `make install` reads it.
+    // The parts of the project that `make install` reads.
     fs::copy("scripts", directory / "scripts", fs::copy_options::recursive);
     fs::copy("configs", directory / "configs");
     fs::copy_file("Makefile", directory / "Makefile");
@@ -139,7 +140,7 @@ TEST_CASE("make install copies the scripts that the program names, and they work
         CHECK(fs::exists(share / name));
     }
 
-    // Nothing of the project is left but what was installed.
+    // Nothing of the project remains except what was installed.
     for (const char* name : {"Makefile", "scripts", "configs", "build"})
         fs::remove_all(directory / name);
     const bool python = run_program({"python3", "--version"}).exit_code == 0;

@@ -1,4 +1,5 @@
-// scripts/quickstart.sh and scripts/plot.sh, with stand-ins for training, for `bible` and for gnuplot.
+// scripts/quickstart.sh and scripts/plot.sh, with stand-ins for training, for `bible` and for
+// gnuplot.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -20,8 +21,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Passes on every call but `train`, which it notes; that one writes what the script reads: the steps of the run, and
-/// steps of about $MS milliseconds, the first of which takes much longer.
+/// Passes every call except `train` on to the real program. It records a call of `train` and writes
+/// what the script reads: the number of steps of the run, and steps of about $MS milliseconds, the
+/// first of which takes much longer.
 constexpr const char* program_script = R"sh(#!/bin/bash
 [ "$1" = train ] || exec "$REAL" "$@"
 steps=$(sed -n 's/^ *"steps": \([0-9]*\).*/\1/p' "$2")
@@ -100,7 +102,7 @@ class Quickstart {
         std::string run_dir, config;
         int steps = 0;
     };
-    /// The calls of `train` since this was asked last.
+    /// The calls of `train` since the last call of this function.
     std::vector<Call> trained() const {
         std::vector<Call> calls;
         std::istringstream lines(read(folder_ / "calls"));
@@ -140,7 +142,7 @@ TEST_CASE("scripts answer --help with their usage, and start nothing", "[scripts
     int scripts = 0;
     for (const auto& entry : fs::recursive_directory_iterator("scripts")) {
         const std::string script = entry.path().string();
-        // Parts of others begin with no interpreter, and configure.sh belongs to the Makefile.
+        // Files that are parts of others have no #! line, and configure.sh belongs to the Makefile.
         const bool shell = script.ends_with(".sh") && !script.ends_with("/configure.sh");
         if (!(shell || (python && script.ends_with(".py"))) || !read(script).starts_with("#!"))
             continue;
@@ -225,7 +227,7 @@ TEST_CASE("the quickstart's length is what the machine trains in the time, and s
         CHECK(calls[1].steps == speed.steps);
         CHECK(q.leaves_nothing());
 
-        // However fast the machine has become.
+        // The length stays, however fast the machine is now.
         CHECK(q.run(random_int(1, 9000)).exit_code == 0);
         const auto again = q.trained();
         REQUIRE(again.size() == 1);

@@ -1,5 +1,5 @@
-// Fresh random inputs for tests: the seed is new in every run, printed on start, and set by
-// TEST_SEED to repeat one.
+// Fresh random inputs for tests. The seed is new in every run and printed at the start; TEST_SEED
+// sets it, to repeat a run.
 #pragma once
 #include <cstdint>
 #include <random>
@@ -8,7 +8,7 @@
 
 namespace train_gpt {
 
-/// The generator all tests draw from.
+/// The generator that all tests draw from.
 std::mt19937_64& test_rng();
 
 /// A uniform integer in [low, high].
@@ -17,7 +17,7 @@ int64_t random_int(int64_t low, int64_t high);
 /// n independent normal values.
 std::vector<float> random_normal(size_t n, float stddev = 1.0f);
 
-/// A new empty folder, removed when the object goes.
+/// A new empty folder, removed by the destructor.
 class TemporaryDirectory {
   public:
     TemporaryDirectory();

@@ -1,4 +1,5 @@
-// The closing line "N passed, M failed", whatever ends the tests: of this program, and of scripts/run-tests.sh over several.
+// The closing line "N passed, M failed" is printed however the tests end: by this program, and by
+// scripts/run-tests.sh for several runs.
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
@@ -25,7 +26,8 @@ std::string last_line(const std::string& text) {
 
 bool is_wanted() { return std::getenv("END_TESTS") != nullptr; }
 
-/// Runs a script in place of the test program, on a machine without a GPU.
+/// Runs scripts/run-tests.sh with a script in place of the test program, as on a machine without a
+/// GPU.
 ProgramResult run_tests(const std::string& script, const std::vector<std::string>& arguments,
                         Environment environment = {}) {
     const TemporaryDirectory directory;

@@ -1,4 +1,4 @@
-// Texts in tests: files, error messages, and what they contain.
+// Text helpers for tests: files, error messages, and what they contain.
 #pragma once
 #include <filesystem>
 #include <fstream>
@@ -22,7 +22,7 @@ inline bool contains(const std::string& text, const std::string& part) {
     return text.find(part) != std::string::npos;
 }
 
-/// How often `part` stands in the text, without overlaps.
+/// How often `part` occurs in the text, without overlaps.
 inline size_t occurrences(const std::string& text, const std::string& part) {
     size_t count = 0;
     for (size_t at = text.find(part); at != std::string::npos;

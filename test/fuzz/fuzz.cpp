@@ -1,4 +1,5 @@
-// libFuzzer's entry: FUZZ_TARGET=NAME build/fuzz/fuzz CORPUS… fuzzes one of the targets. See scripts/fuzz.sh.
+// libFuzzer's entry point: FUZZ_TARGET=NAME build/fuzz/fuzz CORPUS… fuzzes one of the targets.
+// See scripts/fuzz.sh.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -14,7 +15,7 @@ const train_gpt::FuzzTarget* target = nullptr;
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
     const char* name = std::getenv("FUZZ_TARGET");
-    if (!name) {  // what there is
+    if (!name) {  // list the targets
         for (const auto& each : train_gpt::fuzz_targets()) std::puts(each.name);
         std::exit(0);
     }

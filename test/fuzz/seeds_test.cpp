@@ -17,7 +17,7 @@ bool run(const FuzzTarget& target, const std::string& bytes) {
     return target.run(std::as_bytes(std::span(bytes)));
 }
 
-/// A few random edits: bytes changed, cut out, put in or doubled, numbers made large.
+/// A few random edits: bytes changed, removed, inserted or doubled, numbers made large.
 std::string damaged(std::string bytes) {
     for (int64_t edits = random_int(1, 4); edits > 0 && !bytes.empty(); --edits) {
         const auto at = static_cast<size_t>(random_int(0, std::ssize(bytes) - 1));

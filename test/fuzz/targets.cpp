@@ -50,7 +50,7 @@ class MemoryFile {
     int file_;
 };
 
-/// Another name for a file, among the temporary files.
+/// Another name for a file, in the folder of temporary files.
 class Link {
   public:
     Link(const std::string& file, const std::string& name)
@@ -71,7 +71,7 @@ class Link {
     std::filesystem::path path_;
 };
 
-/// The file's bytes before and behind its first zero byte.
+/// The file's bytes before and after its first zero byte.
 std::pair<Bytes, Bytes> halves(Bytes bytes) {
     size_t at = 0;
     while (at < bytes.size() && bytes[at] != std::byte{}) ++at;
@@ -88,8 +88,8 @@ std::string without_spaces(std::string_view text) {
     return rest;
 }
 
-/// Any text comes back from its tokens, and a written vocabulary reads back as itself. A vocabulary with a prefix space
-/// puts one at the beginning and behind each added token.
+/// Checks that any text is what its tokens decode to, with a vocabulary that was written and read
+/// back. A vocabulary with a prefix space adds one at the beginning and after each added token.
 void use(const TokenizerDefinition& definition, Bytes text_bytes) {
     const bool prefix = definition.add_prefix_space;
     const std::string json = write_tokenizer_json(definition);
@@ -118,7 +118,7 @@ bool fuzz_vocab_and_merges(Bytes bytes) {
 }
 
 bool fuzz_tiktoken(Bytes bytes) {
-    // The name tells the pattern.
+    // The name selects the pattern.
     const MemoryFile file(bytes);
     const Link link(file.path(), concat("cl100k_fuzz_", ::getpid(), ".tiktoken"));
     use(read_tiktoken(link.path()), bytes);
@@ -161,7 +161,8 @@ bool fuzz_safetensors(Bytes bytes) {
     return true;
 }
 
-/// The elements of an array as lines; what is an array of JSON has as many as it has elements.
+/// The elements of an array as lines. If the text is a valid JSON array, there must be one line for
+/// each element, equal to it.
 std::string lines_of_array(std::string_view text) {
     std::string lines(text.substr(text.find('[') + 1));
     size_t size = 0;

@@ -1,4 +1,5 @@
-// The whole model against PyTorch in float64 (test/fixtures/gpt2-tiny, made by scripts/model_fixtures.py), and against itself.
+// The whole model against PyTorch in float64 (test/fixtures/gpt2-tiny, made by
+// scripts/model_fixtures.py), and against itself.
 #include "model/gpt.h"
 
 #include <cmath>
@@ -28,7 +29,7 @@ double read_metadata(const SafetensorsFile& file, const std::string& name) {
     return std::stod(file.metadata().at(name));
 }
 
-/// Hugging Face's layout of a gradient to ours.
+/// A gradient in Hugging Face's layout, converted to ours.
 std::vector<float> to_our_layout(const std::vector<float>& values, const Parameter& p) {
     if (!p.transposed) return values;
     const size_t out = static_cast<size_t>(p.shape[0]), in = static_cast<size_t>(p.shape[1]);
@@ -58,7 +59,8 @@ Difference difference(const std::vector<float>& ours, const std::vector<float>& 
     return d;
 }
 
-/// What a tensor may differ from the float64 reference: rounding of fp32, or 3 times what PyTorch's own bf16 differs.
+/// How far a tensor may differ from the float64 reference: by rounding in fp32, or by 3 times what
+/// PyTorch's own bf16 differs.
 void check_close(const SafetensorsFile& expected, const std::string& name, DType dtype,
                  Difference d) {
     INFO(name << " in " << name_of(dtype) << ": greatest difference " << d.greatest << ", relative "
@@ -147,7 +149,7 @@ TEST_CASE("logits with a key-value cache equal PyTorch's float64", "[model][cuda
         std::vector<float> ours;
         for (int b = 0; b < f.B; ++b) {
             m.generator->reset();
-            // Pieces of random length: the cache may not show.
+            // One token at a time here, two pieces of random length below: the cache must not show.
             for (int t = 0; t < f.T; ++t) {
                 m.generator->feed(m.stream, {f.tokens.data() + b * f.T + t, 1});
                 const auto logits = m.generator->logits();
@@ -179,7 +181,7 @@ TEST_CASE("ten AdamW steps follow PyTorch's losses", "[model][cuda]") {
                              norms = read(f.expected, "steps.norms");
     const std::vector<float> torch_bf16 = read(f.expected, "pure.steps.losses");
     const size_t batch = static_cast<size_t>(f.B * f.T);
-    // How far PyTorch's bf16 strays over these steps: the scale that ours may have.
+    // How far PyTorch's bf16 strays over these steps; ours may stray 3 times as far.
     double torch_stray = 0;
     for (size_t s = 0; s < losses.size(); ++s)
         torch_stray = std::max(torch_stray, std::fabs(double{torch_bf16[s]} - double{losses[s]}));
@@ -232,7 +234,8 @@ TEST_CASE("recomputation changes no bit of any gradient", "[model][cuda]") {
             other.run(tokens.data(), targets.data());
             for (int i = 0; i < plain.count(); ++i) {
                 CAPTURE(name_of(dtype), name_of(level), plain.parameter(i).name);
-                // On CUDA a product's epilogue takes GELU of the sum before it is rounded, recomputation behind it.
+                // On CUDA, a product's epilogue applies GELU to the sum before it is rounded;
+                // recomputation applies it to the rounded sum.
                 if (level == Recompute::elementwise && test_device().is_cuda())
                     CHECK(difference(other.gradient(i), plain.gradient(i)).relative <
                           (dtype == DType::fp32 ? 1e-5 : 0.02));
@@ -277,7 +280,8 @@ TEST_CASE("masked documents in one window learn what each learns in a window of 
     const GPTShape shape = random_shape();
     const int T = static_cast<int>(random_int(4, std::min(shape.n_ctx, 40)));
     const uint64_t seed = test_rng()();
-    // Documents fill one window; apart, each begins a window and ignored tokens follow it.
+    // All documents fill one window. When separate, each begins its own window, and ignored tokens
+    // follow it.
     std::vector<int32_t> doc_start;
     int documents = 0;
     for (int start = 0; start < T; ++documents) {
@@ -358,7 +362,7 @@ TEST_CASE("one batch is learnt by heart within 200 steps", "[model][cuda]") {
         .n_layer = small ? 1 : 2, .n_head = 2, .n_embd = 64, .n_ctx = 32, .vocab_size = 128};
     const int B = small ? 1 : 4, T = small ? 16 : 32;
     auto text = random_tokens(static_cast<size_t>(B * (T + 1)), shape.vocab_size);
-    // Nobody can know how a sequence goes on that begins like another.
+    // Every sequence has its own first token: two that begin alike could not both be predicted.
     for (int b = 0; b < B; ++b) text[static_cast<size_t>(b * (T + 1))] = b;
     std::vector<int32_t> tokens, targets;
     for (int b = 0; b < B; ++b)

@@ -22,7 +22,7 @@ struct TinyModel {
               Recompute recompute = Recompute::none)
         : arena_(allocate(shape, B, T, dtype, recompute)) {
         build(arena_, shape, B, T, dtype, recompute);
-        // Nothing may be read before it is written, gradients least of all.
+        // Nothing may be read before it is written, in particular gradients.
         for (int i = 0; i < count(); ++i)
             set_state(ParameterStore::State::gradient, i, std::numeric_limits<float>::quiet_NaN());
     }
@@ -41,7 +41,7 @@ struct TinyModel {
         return loss;
     }
 
-    /// The batches to come have documents: doc_start [B, T].
+    /// The following batches have documents: doc_start [B, T].
     void set_documents(const int32_t* doc_start) {
         copy_now(stream.device, doc_start_.data, doc_start, doc_start_.bytes());
         has_documents_ = true;
@@ -50,7 +50,7 @@ struct TinyModel {
         copy_now(stream.device, tokens_.data, tokens, tokens_.bytes());
         copy_now(stream.device, targets_.data, targets, targets_.bytes());
     }
-    /// The work of run() alone.
+    /// The work of run() without its copies.
     void submit(bool first = true, bool last = true) {
         const TokenBatch batch{.tokens = tokens_.as<int32_t>(),
                                .targets = targets_.as<int32_t>(),
