@@ -7,8 +7,8 @@
 
 namespace train_gpt {
 
-/// On CUDA batches are copied by a stream of their own while the device computes on the batch before; on the CPU they are
-/// used where the loader made them.
+/// On CUDA a separate stream copies each batch while the device computes on the one before. On the
+/// CPU batches are used where the loader made them.
 class BatchFeed {
   public:
     /// Takes device memory for two batches of [B, T].
@@ -16,9 +16,10 @@ class BatchFeed {
 
     /// The loader's next batch, for work submitted to `compute` until the next call.
     TokenBatch next(Stream& compute, TrainLoader& loader);
-    /// Targets of each batch: all of them, since training windows are whole.
+    /// The number of targets of each batch: all of them, since training windows are complete.
     int64_t targets() const { return int64_t{B_} * T_; }
-    /// The source of each sample of the batch that next() gave last, [B] in the device's memory.
+    /// The source of each sample of the batch that next() returned last, [B] in the device's
+    /// memory.
     const int32_t* sources() const { return sources_; }
 
   private:

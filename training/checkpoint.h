@@ -1,16 +1,20 @@
-// Checkpoints: folders RUN_DIR/step-NNNNNNNN that Hugging Face's tools load, and that a run resumes from.
+// Checkpoints: folders RUN_DIR/step-NNNNNNNN that Hugging Face's tools load, and from which a run
+// resumes.
 //
 //   config.json, model.safetensors         weights in the compute dtype: model_folder.h
-//   tokenizer.json, tokenizer_config.json  where the run has a tokenizer
-//   optimizer-RRRRR-of-WWWWW.safetensors   fp32 masters and moments of rank R's shards: "master/KEY", "m/KEY", "v/KEY", flat
-//                                          ranges of a logical, unpadded tensor in this project's layout. KEY is the tensor's
-//                                          name, or NAME[first:end] for a part of it; metadata "range/KEY" = "first-end".
-//                                          Any number of ranks can read them.
+//   tokenizer.json, tokenizer_config.json  if the run has a tokenizer
+//   optimizer-RRRRR-of-WWWWW.safetensors   fp32 masters and moments of rank R's shards:
+//                                          "master/KEY", "m/KEY", "v/KEY", flat ranges of a logical, unpadded
+//                                          tensor in this project's layout. KEY is the tensor's
+//                                          name, or NAME[first:end] for a part of it; metadata
+//                                          "range/KEY" = "first-end". Any number of ranks can read
+//                                          them.
 //   train_gpt.json                         the configuration of the run
-//   choices.json                           what the run picked by itself: choices.h
-//   manifest.json                          step, and size and hash of every other file; written last
+//   choices.json                           what the run chose for its machine: choices.h
+//   manifest.json                          step, and size and hash of all other files; written last
 //
-// A checkpoint is written beside its place and renamed when whole: a folder step-NNNNNNNN without a manifest is none.
+// A checkpoint is written under another name and renamed when complete: a folder step-NNNNNNNN
+// without a manifest is not a checkpoint.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -41,35 +45,37 @@ struct CheckpointContents {
     Choices choices = {};
 };
 
-/// Writes RUN_DIR/step-NNNNNNNN and returns its path. All ranks call it; each writes its shard of the optimizer's state.
-/// Throws Error (disk full, weights that are not finite, …), on all ranks when one fails, with nothing left behind and
-/// older checkpoints as they were.
+/// Writes RUN_DIR/step-NNNNNNNN and returns its path. All ranks call it; each writes its shard of
+/// the optimizer's state. Throws Error (disk full, weights that are not finite, …) on all ranks if
+/// one fails; the failed checkpoint is removed, and older ones stay as they were.
 std::filesystem::path save_checkpoint(const std::filesystem::path& run_dir,
                                       const CheckpointContents& contents, const World& world = {});
 
-/// Deletes all but the newest `keep` complete checkpoints of a run (0: keeps all), and what interrupted saves left. The newest
-/// of at most `sound_step` stays too: while the data of later steps are not verified, it is the one to fall back on.
+/// Deletes all but the newest `keep` complete checkpoints of a run (0: keeps all), and what
+/// interrupted saves left. The newest checkpoint up to `sound_step` stays too: while the data of
+/// later steps are not verified, it is the one to fall back on.
 void prune_checkpoints(const std::filesystem::path& run_dir, int keep,
                        int64_t sound_step = std::numeric_limits<int64_t>::max());
 
-/// Renames the checkpoints of later steps to step-NNNNNNNN.suspect, so that a run does not resume from them; returns how many.
+/// Renames the checkpoints after `sound_step` to step-NNNNNNNN.suspect, so that a run does not
+/// resume from them. Returns how many.
 int set_aside_checkpoints(const std::filesystem::path& run_dir, int64_t sound_step);
 
-/// The complete checkpoints of a run, newest first. None when the folder does not exist.
+/// The complete checkpoints of a run, newest first. Empty if the folder does not exist.
 std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& run_dir);
 
-/// The checkpoint that a path names: the folder itself, or the newest one of a run's folder. Throws Error when there
-/// is none.
+/// The checkpoint that a path names: the folder itself, or the newest one of a run's folder. Throws
+/// Error if there is none.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
-/// The same, verified as far as its manifest goes (Verify::model) before anything else is read of it.
+/// The same, after its files have been verified with its manifest (Verify::model).
 std::filesystem::path find_whole_checkpoint(const std::filesystem::path& path,
                                             const Pulse& pulse = {});
 
-/// The newest checkpoint of a run whose files are all as they were written, for the run to go on from; nothing when the
-/// run has none yet. Damaged ones that are newer are told to `warn` and renamed to step-NNNNNNNN.damaged, so that they
-/// are not counted as checkpoints any more. Throws Error when there are checkpoints but none is whole: a run does not
-/// start from scratch over what may be mended.
+/// The newest undamaged checkpoint of a run, from which the run resumes; nothing if the run has
+/// none yet. Newer, damaged ones are reported to `warn` and renamed to step-NNNNNNNN.damaged, so
+/// that they no longer count as checkpoints. Throws Error if all checkpoints are damaged: a run
+/// does not start from scratch over files that may be repaired.
 std::optional<std::filesystem::path> recover_newest_checkpoint(
     const std::filesystem::path& run_dir, const std::function<void(const std::string&)>& warn,
     const Pulse& pulse = {});
@@ -79,21 +85,23 @@ enum class Verify { everything, model /* all but the optimizer's state */, choic
 void verify_checkpoint(const std::filesystem::path& checkpoint, Verify what,
                        const Pulse& pulse = {});
 
-/// The files of a checkpoint as its manifest lists them. Throws Error for a manifest that is not whole.
+/// The files of a checkpoint, from its manifest. Throws Error for an incomplete manifest.
 std::vector<RecordedFile> recorded_files(const std::filesystem::path& checkpoint);
 
-/// Step of a checkpoint of ours, from its manifest.
+/// The step of a checkpoint of this program, from its manifest.
 int64_t checkpoint_step(const std::filesystem::path& checkpoint);
 
 /// The configuration of the run that wrote a checkpoint.
 Config checkpoint_config(const std::filesystem::path& checkpoint);
 
-/// Masters and moments of the optimizer's files into a training store: after it a run goes on bit for bit. A store that
-/// holds shards takes those, from the files of any number of ranks; weights of others' shards have still to be gathered.
+/// Loads masters and moments from the optimizer's files into a training store; the run then
+/// continues bit for bit. A store that holds shards takes those, from the files of any number of
+/// ranks. The weights of other ranks' shards must be gathered afterwards.
 void load_training_state(const std::filesystem::path& checkpoint, ParameterStore& parameters,
                          const Pulse& pulse = {});
 
-/// The fp32 masters in the optimizer's files, as a model; nothing where the checkpoint has no such files.
+/// The fp32 masters in the optimizer's files, as a model; nothing if the checkpoint has no such
+/// files.
 std::optional<StoredModel> open_masters(const std::filesystem::path& checkpoint);
 
 }  // namespace train_gpt

@@ -1,5 +1,5 @@
-// What a run picked by itself, by measuring or by what fits: kept in its folder and in each checkpoint, and used again when
-// it goes on, so that it has the same bits.
+// What a run chose for its machine, by measuring or by what fits. The choices are kept in its
+// folder and in each checkpoint and used again when it resumes, so that it has the same bits.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -13,11 +13,12 @@ struct Choices {
 };
 
 std::string to_json(const Choices& choices);
-/// Throws Error, which names the text's origin, when it is damaged.
+/// Throws Error that names the text's origin if it is damaged.
 Choices choices_from_json(const std::string& text,
                           const std::string& origin = "the first rank's choices");
 
-/// FOLDER/choices.json. Reading gives nothing where there is none, and throws Error when it is damaged.
+/// FOLDER/choices.json. Reading returns empty choices if the file does not exist, and throws Error
+/// if it is damaged.
 Choices read_choices(const std::filesystem::path& folder);
 void write_choices(const std::filesystem::path& folder, const Choices& choices);
 

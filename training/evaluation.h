@@ -17,12 +17,12 @@ namespace train_gpt {
 
 struct ValidationResult {
     double nats_per_token = 0;
-    double bits_per_byte = 0;  // NaN where no tokenizer tells how long the tokens are
+    double bits_per_byte = 0;  // NaN without a tokenizer, which knows their bytes
     int64_t tokens = 0;
 };
 
-/// Whether an evaluation is to be given up; asked by each rank before each of its batches, with the share of the evaluation
-/// that is done, and obeyed by all.
+/// Whether to give up an evaluation. Each rank asks before each of its batches, with the share of
+/// the evaluation that is done; all ranks obey.
 using StopEvaluation = std::function<bool(double done)>;
 class EvaluationStopped : public std::exception {};
 
@@ -41,7 +41,8 @@ class EvaluationBatch {
                 .targets = device_targets_.as<int32_t>(),
                 .doc_start = doc_start.empty() ? nullptr : device_doc_start_.as<int32_t>()};
     }
-    /// Runs the model on what the host has filled in. Losses per token then lie in the device's memory.
+    /// Runs the model on what the host has filled in. The losses per token are then in the device's
+    /// memory.
     void run(Stream& stream, GPT& model) const;
     /// The sum of its losses; waits for the device.
     double total(Stream& stream, const GPT& model) const;
@@ -54,10 +55,11 @@ class EvaluationBatch {
     float* losses_ = nullptr;
 };
 
-/// Mean loss over all targets of the validation windows, and the same in bits per byte of the text those targets
-/// stand for: Σ loss / (ln 2 · Σ bytes). The end-of-text token stands for no bytes. The ranks take turns with the batches; the
-/// result is that of one rank, bit for bit, on all of them. A batch with a mask of documents needs
-/// a tokenizer, whose end-of-text token tells them apart. Throws EvaluationStopped on all ranks when one is to `stop`.
+/// Mean loss over all targets of the validation windows, and the same in bits per byte of their
+/// text: Σ loss / (ln 2 · Σ bytes). The end-of-text token has no bytes. Ranks take turns with the
+/// batches; all get the result that one rank would get, bit for bit. A batch with a document mask
+/// needs a tokenizer, whose end-of-text token separates documents. Throws EvaluationStopped on all
+/// ranks if one of them must `stop`.
 ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& windows,
                           const Tokenizer* tokenizer, const EvaluationBatch& batch,
                           const World& world = {}, const StopEvaluation& stop = {});
@@ -69,11 +71,13 @@ struct HellaSwagResult {
         0;  // … with the lowest loss per token of the ending, as llm.c counts
 };
 
-/// HellaSwag (Zellers et al. 2019, arXiv 1905.07830): four endings for each context, of which one is right.
+/// HellaSwag (Zellers et al. 2019, arXiv 1905.07830): four endings for each context, one of them
+/// right.
 class HellaSwag {
   public:
-    /// Reads the published JSONL, lines with "ctx", "endings" (4) and "label", and encodes it: ending e as " " + e behind
-    /// ctx. max_examples = 0: all. Throws Error naming file and line of bad input.
+    /// Reads the published JSONL, lines with "ctx", "endings" (4) and "label", and encodes it: each
+    /// ending e as " " + e after ctx. max_examples = 0: all. Throws Error that names file and line
+    /// of bad input.
     HellaSwag(const std::filesystem::path& jsonl, const Tokenizer& tokenizer, int64_t max_examples);
 
     int64_t size() const { return std::ssize(examples_); }
@@ -82,13 +86,15 @@ class HellaSwag {
         double nats = 0;     // summed over what was scored
         int64_t tokens = 0;  // scored
     };
-    /// The losses of endings first … first + count − 1, at most the model's B; ending e of example i is number 4·i + e.
+    /// The losses of endings first … first + count − 1, at most the model's B. Ending e of example
+    /// i is number 4·i + e.
     std::vector<EndingLoss> score(Stream& stream, GPT& model, const EvaluationBatch& batch,
                                   size_t first, size_t count) const;
 
-    /// Scores every ending as the continuation of its context. Rows longer than the model's T lose the start of their
-    /// context; an ending longer than T, its end. Each rank scores its share of the examples; all get the result. Throws
-    /// EvaluationStopped on all ranks when one is to `stop`.
+    /// Scores every ending as the continuation of its context. Rows longer than the model's T lose
+    /// the start of their context; an ending longer than T loses its end. Each rank scores its
+    /// share of the examples; all get the result. Throws EvaluationStopped on all ranks if one of
+    /// them must `stop`.
     HellaSwagResult evaluate(Stream& stream, GPT& model, const EvaluationBatch& batch,
                              const World& world = {}, const StopEvaluation& stop = {}) const;
 

@@ -1,4 +1,4 @@
-// A trained model opened for use: its weights, tokenizer and memory. What `sample` and `eval` stand on.
+// A trained model opened for `sample` and `eval`: its weights, tokenizer and memory.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -16,7 +16,8 @@ class InferenceSession {
   public:
     enum class For { sampling, evaluation };
 
-    /// path: a checkpoint, a run's folder, or a Hugging Face GPT-2 folder. Throws Error when it cannot be used.
+    /// path: a checkpoint, a run's folder, or a Hugging Face GPT-2 folder. Throws Error if it
+    /// cannot be used.
     InferenceSession(const std::string& path, const std::string& device, const std::string& dtype,
                      For use);
 

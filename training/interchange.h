@@ -1,4 +1,4 @@
-// The commands `import` and `export`: models between this program, Hugging Face's folders and llm.c's files.
+// The commands `import` and `export`: models from and to Hugging Face's folders and llm.c's files.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -18,19 +18,19 @@ struct ExportOptions {
     enum class Format { hugging_face, llmc };
 
     std::string checkpoint;  // a checkpoint, a run's folder, or the folder of a GPT-2 model
-    std::string
-        out;  // a folder that does not exist or is empty; for llm.c a file that does not exist
+    std::string out;         // a new or empty folder; for llm.c a new file
     Format format = Format::hugging_face;
     std::optional<StoredType> dtype;  // nothing: as in the checkpoint
     uint64_t max_file_bytes = 5'000'000'000;
 };
 
-/// Makes a model folder (model_folder.h) of any source, its numbers as they were, and returns a sentence on what was done.
-/// Throws Error, and leaves nothing behind, when the source cannot be used or the folder cannot be written.
+/// Makes a model folder (model_folder.h) from any source without changing its numbers, and returns
+/// a sentence that says what was done. If the source cannot be used or the folder cannot be
+/// written, throws Error and leaves nothing.
 std::string import_model(const ImportOptions& options);
 
-/// The same from a checkpoint, in a dtype and format of choice. Where the checkpoint's weights are bf16, and it has the fp32
-/// masters they are the rounding of, fp32 and fp16 are made from those.
+/// The same from a checkpoint, in the given dtype and format. From a bf16 checkpoint that still has
+/// the fp32 masters, fp32 and fp16 are made from the masters.
 std::string export_model(const ExportOptions& options);
 
 }  // namespace train_gpt

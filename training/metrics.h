@@ -16,7 +16,7 @@
 
 namespace train_gpt {
 
-/// What was measured at once. docs/running.md says what the fields are.
+/// The measurements of one step or one evaluation. docs/running.md describes the fields.
 struct MetricsRecord {
     enum class Kind { training_step, evaluation };
     using Value = std::variant<int64_t, double, std::string>;
@@ -43,15 +43,15 @@ class MetricsSink {
 /// and infinities are written as null.
 class JsonLinesSink : public MetricsSink {
   public:
-    /// Keeps the lines of steps <= resume_step of an earlier run in this folder, and drops the
-    /// rest: those steps come again. A half-written last line is dropped. A run that begins anew,
-    /// with nothing as resume_step, leaves all of them in metrics.old.jsonl, unless what is there
-    /// is longer.
+    /// Keeps the lines of steps <= resume_step of an earlier run in this folder and drops the rest,
+    /// since those steps are run again. An incomplete last line is dropped. A run that starts from
+    /// the beginning (no resume_step) moves all lines to metrics.old.jsonl, unless that file is
+    /// longer.
     JsonLinesSink(const std::filesystem::path& run_dir, std::optional<int64_t> resume_step);
     ~JsonLinesSink() override;
 
-    /// Appends one line. Where the disk is full, it says so once on stderr, and lines are missing
-    /// until there is room again.
+    /// Appends one line. If the disk is full, it says so once on stderr; lines are missing until
+    /// there is space again.
     void write(const MetricsRecord& record) override;
 
     /// "seconds" of the last line that was kept; 0: there is none.
