@@ -3,7 +3,7 @@
 # the verification of shards and the watchdog under ThreadSanitizer (the rest runs on OpenMP teams, whose barriers
 # ThreadSanitizer does not see). With GPUSIM (a simulated GPU) also GPU kernels, with its checks for races and for missing
 # dependencies between streams. Readers of files are fuzzed, a minute each. Models go to transformers and back, and Parquet files
-# become shards, where Python has what that takes or can install it.
+# become shards, where Python has what that takes or can install it. A dozen deliberate faults, chosen by chance, must be caught.
 #   usage: scripts/test-full.sh [native|simulated], or make test-full [GPUSIM=LIBRARIES]
 # native and simulated are the two halves, which two machines can run at the same time.
 # The last line that it prints is "N passed, M failed" over all of these.
@@ -43,6 +43,8 @@ counted scripts/check-parquet.sh
 run "long cases" TEST_ARGS='[long]'
 run "AddressSanitizer and UBSan" SANITIZE=address,undefined CUDA=0
 run "ThreadSanitizer" SANITIZE=thread CUDA=0 TEST_ARGS='-# [#loader_test],[#shard_test],[#permutation_test],[#watchdog_test],[#shard_watch_test]'
+echo "== a dozen deliberate faults"
+GPUSIM='' MAKE=$make counted scripts/mutants.sh --random 12
 echo "== fuzzing"
 MAKE=$make counted scripts/fuzz.sh
 finish
