@@ -91,7 +91,8 @@ TEST_CASE(
     "[cli]") {
     const TemporaryDirectory directory;
     std::string shard = read(Workplace::get().data("train_000000.bin"));
-    // Within the first epoch every window of 32 tokens comes once: one of these four stops a run of one epoch.
+    // In the first epoch, every window of 32 tokens comes up once, so one of these four stops a run
+    // within one epoch.
     const size_t tokens = (shard.size() - 1024) / 2 / 32 * 32;
     std::set<std::string> bytes;
     for (size_t quarter = 1; quarter <= 4; ++quarter) {
@@ -134,7 +135,7 @@ TEST_CASE("a launcher with several ranks is refused", "[cli]") {
     for (const char* variable :
          {"OMPI_COMM_WORLD_SIZE=2", "PMI_SIZE=8", "SLURM_STEP_NUM_TASKS=3"}) {
         const std::string name = std::string(variable).substr(0, std::string(variable).find('='));
-        const Surroundings launched{// MPI's library leaves memory behind
+        const Surroundings launched{// MPI's library leaks memory
                                     .environment = {variable, "ASAN_OPTIONS=detect_leaks=0"}};
         check_refused(train_gpt_with(Workplace::get().train(directory / "run"), launched), 1,
                       {name, "rank"});

@@ -1,4 +1,4 @@
-// The command line: help, what cannot be understood, configurations.
+// The command line: help, invalid arguments, configurations.
 #include <map>
 
 #include "test/commands/program.h"

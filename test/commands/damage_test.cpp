@@ -28,7 +28,7 @@ TEST_CASE(
         if (fell_back) {
             CHECK(outcome.err.starts_with("warning: "));
             CHECK(contains(outcome.err, step_folder(8)));
-            // What was damaged stays for who wants to look at it, out of the way.
+            // The damaged checkpoint is kept for inspection, out of the way.
             CHECK(fs::exists(run + "/" + step_folder(8) + ".damaged"));
             fs::remove_all(run + "/" + step_folder(8) + ".damaged");
         }

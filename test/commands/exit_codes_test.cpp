@@ -1,5 +1,6 @@
-// Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped early with everything saved, 130 the same after Ctrl-C. Signals at
-// each moment of a run, and ranks, are tested in train_command_test.cpp and test/parallel/failure_test.cpp.
+// Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped early with everything saved, 130 the same
+// after Ctrl-C. Signals at each moment of a run, and ranks, are tested in train_command_test.cpp
+// and test/parallel/failure_test.cpp.
 #include <chrono>
 #include <csignal>
 
@@ -11,8 +12,8 @@ TEST_CASE("the exit code says whether to run the same command again", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
     const std::string run = directory / "run";
-    check_succeeds(train_gpt_with(w.train(run, {"--stop-at", "9"})));  // as it was asked to
-    // Starts that are cut off by their time get there.
+    check_succeeds(train_gpt_with(w.train(run, {"--stop-at", "9"})));  // stopping was requested
+    // Starts that are cut short by their time limit complete the run together.
     int starts = 0, code = 75;
     for (; code == 75 && starts < 100; ++starts)
         code = train_gpt_with(w.train(run, {"--set", "schedule.max_minutes=1e-9"})).code;
@@ -28,8 +29,7 @@ TEST_CASE("the exit code says whether to run the same command again", "[cli]") {
         CHECK(contains(help, part));
 }
 
-TEST_CASE("a run stopped before its first step is done leaves no checkpoint and says so",
-          "[cli]") {
+TEST_CASE("a run stopped before its first step is done leaves no checkpoint and says so", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
     const std::string run = directory / "run";
@@ -54,13 +54,13 @@ TEST_CASE("a run that is complete says so without loading its model", "[cli]") {
     const auto before = names_in(run);
     const Outcome outcome = check_succeeds(train_gpt_with(w.train(run)));
     const auto metrics = metrics_of(run);
-    CHECK(outcome.out.starts_with("note: since this checkpoint "));  // of another run_dir
+    CHECK(outcome.out.starts_with("note: since this checkpoint "));  // about another run_dir
     CHECK(contains(outcome.out, "\nalready complete: step 12 is saved in " + run + "\n"));
     for (const char* part : {"resuming", "training ", "--- sample"})
         CHECK_FALSE(contains(outcome.out, part));
     CHECK(names_in(run) == before);
     CHECK(metrics == metrics_of(finished_run()));
-    // Without its last evaluation it is not.
+    // Without its last evaluation, the run is not complete.
     fs::remove(run + "/metrics.jsonl");
     const Outcome evaluated = check_succeeds(train_gpt_with(w.train(run)));
     CHECK_FALSE(contains(evaluated.out, "already complete"));

@@ -28,7 +28,7 @@ TEST_CASE("a run with a micro-batch of its choice resumes to the same bits", "[c
     const Outcome rest = train("parts", {});
     CHECK_FALSE(contains(rest.out, "note: "));
     check_same_state(directory / "whole", directory / "parts", 12);
-    // The configuration keeps what was asked for, and the choices what came of it.
+    // The configuration keeps what was requested, and the choices keep what was chosen.
     const fs::path checkpoint = directory / ("parts/" + step_folder(12));
     for (const fs::path& file :
          {fs::path(directory / "parts/config.json"), checkpoint / "train_gpt.json"})
@@ -36,7 +36,7 @@ TEST_CASE("a run with a micro-batch of its choice resumes to the same bits", "[c
     for (const fs::path& file :
          {fs::path(directory / "parts/choices.json"), checkpoint / "choices.json"})
         CHECK(Json::parse(read(file)).at("micro_batch") == 8);
-    // The same micro-batch as if it had been given
+    // The results are the same as if this micro-batch had been given.
     check_succeeds(train_gpt_with(
         Workplace::get().train(directory / "given", {"--set", "batch.micro_batch=8"})));
     check_same_state(directory / "whole", directory / "given", 12);
@@ -53,12 +53,12 @@ TEST_CASE("a resumed run computes with the micro-batch that its checkpoint names
     const Outcome kept = train({"--stop-at", "6"});
     CHECK(contains(kept.out, "(4 micro-batches of 2 × 32)"));
     CHECK_FALSE(contains(kept.out, "note: "));
-    // One that does not divide the step is replaced, and the run says so.
+    // A micro-batch that does not divide the step is replaced, and the run says so.
     choose_for(fs::path(run) / step_folder(6), 3);
     const Outcome changed = train({"--stop-at", "9"});
     CHECK(contains(changed.out, "(1 micro-batch of 8 × 32)"));
     CHECK(contains(changed.out, "note: the run had chosen batch.micro_batch=3"));
-    // Checkpoints of earlier versions name none.
+    // Checkpoints of earlier versions name no micro-batch.
     const fs::path checkpoint = fs::path(run) / step_folder(9);
     choose_for(checkpoint, 0);
     const Outcome older = train({});

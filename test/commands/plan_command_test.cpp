@@ -1,4 +1,4 @@
-// train_gpt plan beside the run that it describes.
+// train_gpt plan compared with the run that it describes.
 
 #include "base/error.h"
 #include "test/commands/program.h"

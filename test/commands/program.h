@@ -1,5 +1,6 @@
-// The program as a process: started with arguments and surroundings, watched, and judged by its exit code, what it printed and
-// what it left behind. TRAIN_GPT_BINARY (or TRAIN_GPT, as the Makefile sets it) names it; without these, build/train_gpt.
+// The program as a process: started with arguments and surroundings, watched, and judged by its
+// exit code, its output and what it left behind. TRAIN_GPT_BINARY (or TRAIN_GPT, set by the
+// Makefile) names it; the default is build/train_gpt.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -18,7 +19,8 @@
 #include "test/random.h"
 #include "test/text.h"
 
-// A namespace of its own, so that its classes are not taken for the program's of the same names.
+// Its own namespace, so that its classes are not confused with the program's classes of the same
+// names.
 namespace train_gpt::inline program {
 
 using Arguments = std::vector<std::string>;
@@ -30,7 +32,7 @@ std::string binary();
 /// What a process starts with besides its arguments.
 struct Surroundings {
     Arguments environment = {};  // "NAME=value"
-    /// The largest file it may write: to it, the disk is full there.
+    /// The largest file that it may write; longer writes fail as on a full disk.
     rlim_t file_bytes = RLIM_INFINITY;
     bool bound_by_permissions = false;  // also when the tests run as root
     std::string program = binary();
@@ -50,11 +52,12 @@ class Process {
 
     pid_t pid() const { return pid_; }
     std::string out() const { return read(out_path()); }
-    /// Without the note that there is no GPU.
+    /// stderr without the note that there is no GPU.
     std::string err() const;
     void signal(int number);
 
-    /// Waits until the condition holds; false when the process ended without it, or after two minutes.
+    /// Waits until the condition holds; false if the process ended without it, or after two
+    /// minutes.
     bool wait_until(const std::function<bool()>& condition);
     bool wait_for_step(int64_t step);
     Outcome finish();
@@ -71,13 +74,14 @@ class Process {
 
 Outcome train_gpt_with(const Arguments& arguments, const Surroundings& surroundings = {});
 
-/// Checks a failure: the exit code, nothing but one line on stderr, and what that line names.
+/// Checks a failure: the exit code, a single line on stderr, and what that line names.
 void check_refused(const Outcome& outcome, int code, const Arguments& parts);
 Outcome check_succeeds(const Outcome& outcome);
 /// Checks that a command stopped early with everything saved, by default not by Ctrl-C.
 Outcome check_stopped(const Outcome& outcome, int code = 75);
 
-/// A text of a few invented words, tokenized, and a configuration that trains a tiny model on it. Made once.
+/// A text of a few invented words, tokenized, and a configuration that trains a tiny model on it.
+/// Made once.
 class Workplace {
   public:
     static const Workplace& get();
@@ -98,23 +102,24 @@ std::string step_folder(int64_t step);
 /// The names of a folder's entries.
 std::set<std::string> names_in(const fs::path& folder);
 
-/// The steps of a run's checkpoints; anything that only begins like one is a failure.
+/// The steps of a run's checkpoints; a name that only begins like a checkpoint's is a failure.
 std::vector<int64_t> checkpoints_in(const fs::path& run_dir);
 
-/// metrics.jsonl without what depends on the clock. Every line must be a JSON object, and of every kind of line there is
-/// one for a step, in order.
+/// metrics.jsonl without the values that depend on the clock. Every line must be a JSON object, and
+/// the lines of each kind must have increasing steps.
 std::vector<Json> metrics_of(const fs::path& run_dir);
 
 inline const char* const optimizer_file = "optimizer-00000-of-00001.safetensors";
 
-/// Two runs have the same weights, optimizer state and metrics at a step, bit for bit.
+/// Checks that two runs have the same weights, optimizer state and metrics at a step, bit for bit.
 void check_same_state(const fs::path& a, const fs::path& b, int64_t step);
 void check_finite_weights(const fs::path& checkpoint);
-/// Writes a file of a checkpoint as if the run had written it: its hash in the manifest is the new one.
+/// Replaces a file of a checkpoint as if the run had written it: the manifest gets its new hash.
 void replace_in_checkpoint(const fs::path& checkpoint, const std::string& name,
                            const std::string& bytes);
 
-/// A finished run of the workplace's configuration, made once; its checkpoints are of steps 4, 8 and 12.
+/// A finished run of the workplace's configuration, made once, with checkpoints of steps 4, 8 and
+/// 12.
 const std::string& finished_run();
 
 /// The number after `label` in a text.
@@ -125,7 +130,7 @@ Arguments operator+(Arguments a, const Arguments& b);
 /// A run that does not end by itself.
 inline const Arguments endless{"--set", "schedule.steps=1000000"};
 
-/// A run whose every step takes about a second.
+/// A run whose steps take about a second each.
 inline const Arguments slow{"--set", "model.n_layer=4",
                             "--set", "model.n_embd=256",
                             "--set", "model.n_head=4",

@@ -1,4 +1,5 @@
-// What a run shows on a terminal and in its first minutes, and what metrics.jsonl holds of it.
+// What a run prints on a terminal and in its first minutes, and what it writes to metrics.jsonl
+// then.
 #include <algorithm>
 #include <csignal>
 
@@ -12,10 +13,10 @@ constexpr const char* ctrl_c = "\x03";
 
 const Arguments nothing_between{"--set", "evaluation.every=0", "--set", "sampling.every=0"};
 
-/// A run whose every step has so many micro-batches that it does not end.
+/// A run whose steps have so many micro-batches that none of them ends.
 const Arguments endless_step{"--set", "batch.tokens_per_step=4294967296"};
 
-/// The steps of a run's lines that have a key.
+/// The steps of those lines of a run's metrics that have a key.
 std::vector<int64_t> steps_with(const std::string& run, const char* key) {
     std::vector<int64_t> steps;
     for (const Json& line : metrics_of(run))
@@ -43,7 +44,7 @@ TEST_CASE("the progress line fits the terminal's width, also after it has change
         const size_t begin = process.screen().size();
         REQUIRE(process.wait_until([&] { return process.screen().size() > begin + 3000; }));
         Arguments lines = drawn_lines(process.screen().substr(begin));
-        // The first ones may have begun at the old width; the last one is not complete.
+        // The first lines may have begun at the old width; the last one is incomplete.
         return Arguments(lines.begin() + 3, lines.end() - 1);
     };
     for (const std::string& line : lines_at(200)) CHECK(contains(line, "% of peak) | "));
@@ -145,7 +146,7 @@ TEST_CASE("a new run is evaluated before its first step, once, with no influence
     CHECK(number_after(eval.out, "validation loss ") ==
           Approx(values_of(run, "val_loss").front()).epsilon(1e-5));
 
-    // A folder in which nothing was saved begins anew.
+    // A folder in which nothing was saved starts from the beginning again.
     fs::remove_all(run + "/" + step_folder(3));
     fs::remove_all(run + "/" + step_folder(12));
     check_succeeds(train_gpt_with(w.train(run, {"--stop-at", "1"})));
@@ -158,7 +159,8 @@ TEST_CASE("the first step has a line of its own, whatever the interval of lines"
     const std::string run = directory / "run";
     const Arguments options = nothing_between + Arguments{"--set", "log.every=5"};
     check_succeeds(train_gpt_with(w.train(run, options + Arguments{"--stop-at", "7"})));
-    // Resumed, it is shown but not logged, so that the file is the same as without the stop.
+    // After a resume it is printed but not logged, so that the file is the same as without the
+    // stop.
     const Outcome resumed = check_succeeds(train_gpt_with(w.train(run, options)));
     CHECK(contains(resumed.out, "step 8/12 | "));
     CHECK_FALSE(contains(resumed.out, "step 9/12 | "));

@@ -15,7 +15,7 @@ TEST_CASE("a resumed run uses the choices of its checkpoint, not what it would c
     check_succeeds(train_gpt_with(w.train(run, {"--stop-at", "4"})));
     const fs::path checkpoint = run / step_folder(4);
     Json choices = Json::parse(read(checkpoint / "choices.json"));
-    REQUIRE(choices.at("recompute") == "none");  // this model fits without
+    REQUIRE(choices.at("recompute") == "none");  // this model fits without recomputation
     choices["recompute"] = "block";
     replace_in_checkpoint(checkpoint, "choices.json", choices.dump(2));
 
@@ -44,7 +44,7 @@ TEST_CASE("schedule.max_minutes counts minutes", "[cli]") {
 }
 
 TEST_CASE("a run that an earlier version began resumes", "[cli]") {
-    // Made by d988c49: 12 steps, of which the checkpoint of step 4 is here.
+    // Made by commit d988c49: 12 steps, of which the fixture has the checkpoint of step 4.
     const TemporaryDirectory directory;
     const fs::path folder = directory / "golden";
     fs::copy("test/fixtures/golden-run", folder, fs::copy_options::recursive);
@@ -56,7 +56,7 @@ TEST_CASE("a run that an earlier version began resumes", "[cli]") {
     REQUIRE(result.exit_code == 0);
     CHECK(contains(result.output, "resuming from run/" + step_folder(4)));
     CHECK(checkpoints_in(folder / "run") == std::vector<int64_t>{4, 8, 12});
-    // The same bits on the same processor; on others sums are rounded differently.
+    // The same bits on the same processor; on others, sums are rounded differently.
     const std::vector<Json> after = metrics_of(folder / "run");
     REQUIRE(after.size() == before.size());
     for (size_t i = 0; i < before.size(); ++i)

@@ -91,7 +91,7 @@ TEST_CASE("HellaSwag accuracy is reported by eval and by a run that names the fi
                                        "--max-examples", "4"}))
             .out;
     CHECK(number_after(out, "HellaSwag accuracy ") ==
-          0.25);  // the same four endings, each the right one once
+          0.25);  // the same four endings, each of which is right once
     CHECK(contains(out, "over 4 examples"));
     check_succeeds(train_gpt_with(Workplace::get().train(
         directory / "run", {"--set", "evaluation.hellaswag=" + (directory / "h.jsonl"), "--set",
@@ -103,7 +103,7 @@ TEST_CASE("HellaSwag accuracy is reported by eval and by a run that names the fi
         train_gpt_with({"eval", finished_run(), "--hellaswag", directory / "bad.jsonl"});
     check_refused(bad, 1, {"bad.jsonl", "line 6"});
     CHECK(bad.out.empty());
-    // A run finds out before it trains.
+    // A run notices this before it trains.
     const Outcome refused = train_gpt_with(Workplace::get().train(
         directory / "other", {"--set", "evaluation.hellaswag=" + (directory / "bad.jsonl")}));
     check_refused(refused, 1, {"line 6"});

@@ -47,7 +47,8 @@ TEST_CASE("sample says that a tokenizer is missing before it prints anything", "
 
 TEST_CASE("on a terminal sample asks for text after text, and Ctrl-C stops one of them", "[cli]") {
     if (skip_without_terminals()) return;
-    // The two likeliest tokens: the end of the text is none of them, so that a sample ends by nothing else.
+    // Only the two likeliest tokens: the end of the text is not one of them, so only Ctrl-C ends a
+    // sample.
     TerminalProcess process({"sample", finished_run(), "--max-tokens", "10000000", "--top-k", "2"},
                             80);
     const auto prompts = [&] {
@@ -61,7 +62,7 @@ TEST_CASE("on a terminal sample asks for text after text, and Ctrl-C stops one o
         REQUIRE(process.wait_until([&] { return prompts() > 0; }));
         const size_t begin = process.screen().size();
         process.type(text + "\n");
-        // Its echo, and the text again with what follows.
+        // The echo of the keys, and then the text again with its continuation.
         const std::string written = text + "\n" + text;
         REQUIRE(process.wait_until([&] {
             const size_t at = process.screen().find(written, begin);

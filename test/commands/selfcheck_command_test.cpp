@@ -31,8 +31,8 @@ TEST_CASE("selfcheck of two ranks compares them and measures collectives by size
 TEST_CASE("selfcheck measures again where a rank looks slow, and names each slow one once",
           "[cli]") {
     if (skip_without_mpirun()) return;
-    // No two measurements are equal, so one of two ranks is slower than tolerance 0 allows; which
-    // of them, and whether it is again, is for the machine to say.
+    // No two measurements are equal, so one of two ranks is slower than tolerance 0 allows. Which
+    // one that is, and whether it is slow again, depends on the machine.
     const ProgramResult result = run_ranks(
         2, {binary(), "selfcheck", "--device", "cpu", "--max-bytes", "65536", "--tolerance", "0"});
     INFO(result.output);

@@ -44,7 +44,7 @@ TerminalProcess::TerminalProcess(const Arguments& arguments, int columns) {
     if (pid_ == 0) {
         ::setsid();
         ::setenv("OMP_NUM_THREADS", "1", 1);
-        const int end = ::open(name.c_str(), O_RDWR);  // the terminal that controls the session
+        const int end = ::open(name.c_str(), O_RDWR);  // the controlling terminal of the session
         for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(end, fd);
         ::execv(program.c_str(), argv.data());
         ::_exit(127);
@@ -76,7 +76,7 @@ bool TerminalProcess::read_more(int milliseconds) {
     pollfd ready{terminal_, POLLIN, 0};
     if (::poll(&ready, 1, milliseconds) == 0) return milliseconds > 0;
     char text[4096];
-    const ssize_t n = ::read(terminal_, text, sizeof text);  // an error once nobody has it open
+    const ssize_t n = ::read(terminal_, text, sizeof text);  // fails once nobody has it open
     for (ssize_t i = 0; i < n; ++i) {
         screen_ += text[i];
         if (screen_.ends_with("\r\n")) screen_.replace(screen_.size() - 2, 2, "\n");

@@ -1,4 +1,4 @@
-// The program on a terminal: a pseudo-terminal of a size that can be changed, whose keys the test presses.
+// The program on a terminal: a pseudo-terminal of variable size, on which the test types.
 #pragma once
 #include <functional>
 #include <string>
@@ -9,7 +9,8 @@
 
 namespace train_gpt {
 
-/// Whether a test must do without pseudo-terminals, which a container may lack; says so, once. It begins with
+/// Whether a test cannot use pseudo-terminals, which may be missing in a container; prints that
+/// once. Such a test begins with
 ///     if (skip_without_terminals()) return;
 bool skip_without_terminals();
 
@@ -20,19 +21,21 @@ class TerminalProcess {
     TerminalProcess(const TerminalProcess&) = delete;
     TerminalProcess& operator=(const TerminalProcess&) = delete;
 
-    /// Everything that the terminal was sent so far, "\r\n" as "\n".
+    /// Everything that the terminal has received so far, with "\r\n" as "\n".
     const std::string& screen() const { return screen_; }
     void type(const std::string& keys);
-    /// And reads what was printed before.
+    /// Changes the width, and reads everything printed so far.
     void resize(int columns);
 
-    /// Reads until the condition holds; false when the process ended without it, or after two minutes.
+    /// Reads until the condition holds; false if the process ended without it, or after two
+    /// minutes.
     bool wait_until(const std::function<bool()>& condition);
     /// Reads to the end; the exit code, or minus the signal that ended it.
     int finish();
 
   private:
-    /// Waits a little for what the program prints; false at its end, or where it shall not wait and nothing is there.
+    /// Waits a little for output. False at the end of the output, and for 0 milliseconds also if
+    /// there is none now.
     bool read_more(int milliseconds = 100);
 
     int terminal_ = -1;
@@ -40,7 +43,8 @@ class TerminalProcess {
     std::string screen_;
 };
 
-/// The lines of a screen as they were drawn one over the other, without the sequences that erase.
+/// The lines of a screen in the order in which they were drawn over each other, without the
+/// sequences that erase.
 Arguments drawn_lines(const std::string& screen);
 
 }  // namespace train_gpt

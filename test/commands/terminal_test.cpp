@@ -1,4 +1,4 @@
-// What a terminal and `ps` are shown.
+// What a terminal and `ps` show.
 #include "test/commands/terminal.h"
 
 #include <algorithm>
@@ -61,7 +61,8 @@ std::string on_terminal(const Arguments& arguments) {
 }  // namespace
 
 TEST_CASE("the process is called as its program, also when that was renamed", "[cli]") {
-    // With it, which this program has set for itself, the program would not start itself again.
+    // This program has set the variable for itself; if the program inherited it, it would not
+    // restart itself.
     const char* spins = std::getenv("GOMP_SPINCOUNT");
     const std::string before = spins ? spins : "";
     ::unsetenv("GOMP_SPINCOUNT");
@@ -100,7 +101,7 @@ TEST_CASE("control characters and bad UTF-8 from files and arguments are escaped
     check_printable(train_gpt_with({"plan", directory / "key.json"}));
     write(directory / (std::string(attack) + ".json"), "{");
     check_printable(train_gpt_with({"plan", directory / (std::string(attack) + ".json")}));
-    // A newline in a name makes no second line.
+    // A newline in a name does not begin a second line.
     check_refused(train_gpt_with({"plan", directory / "two\nlines"}), 1, {"two\\nlines"});
 }
 
@@ -124,7 +125,7 @@ TEST_CASE("a checkpoint's hashes are compared before anything in it is read", "[
             CHECK_FALSE(contains(outcome.err, "exception"));
         }
     }
-    // Without hashes, as another program leaves a model, the place is named.
+    // Without hashes, as in a model from another program, the position of the error is named.
     fs::remove(checkpoint + "/manifest.json");
     write(checkpoint + "/config.json", "{\n  \"n_layer\": }");
     for (const char* command : {"eval", "sample"}) {

@@ -68,7 +68,7 @@ TEST_CASE("the updates of a run are AdamW's, with the configuration's numbers at
         return fs::path(directory / name);
     };
 
-    // Warm-up to the peak behind 4 steps, then down to nothing at the last
+    // Warm-up to the peak over 4 steps, then decay to zero at the last step.
     const double peak = 0.02, decay = 2.5;
     const fs::path whole = run(
         "whole", {"--set", "schedule.decay=linear", "--set", "schedule.warmup_steps=4", "--set",
@@ -83,8 +83,9 @@ TEST_CASE("the updates of a run are AdamW's, with the configuration's numbers at
         CHECK(rates[static_cast<size_t>(step - 1)] ==
               Approx(peak * (step <= 4 ? step / 4.0 : (12 - step) / 8.0)).margin(1e-9));
 
-    // How far each weight went beyond its decay (of matrices alone), in learning rates. Without a mean of gradients g that
-    // is 1 at first, and g2 / sqrt((g1^2 + g2^2) / 2) in the second step.
+    // How far each weight moved in addition to its decay (which only matrices have), in learning
+    // rates. With beta1 = 0 that is 1 in the first step, for any gradient, and g2 / sqrt((g1^2 +
+    // g2^2) / 2) in the second.
     const auto moves = [&](const auto& before, int64_t step) {
         std::vector<double> all;
         const double rate = rates[static_cast<size_t>(step - 1)];
@@ -108,7 +109,7 @@ TEST_CASE("the updates of a run are AdamW's, with the configuration's numbers at
     CHECK(farthest < 1.42);
     CHECK(farthest > 1.2);
 
-    // With a large epsilon the update is the clipped gradient's multiple.
+    // With a large epsilon, the update is a multiple of the clipped gradient.
     const fs::path clipped = run(
         "clipped", {"--set", "schedule.warmup_steps=0", "--set", "schedule.decay=constant", "--set",
                     "optimizer.learning_rate=1", "--set", "optimizer.weight_decay=0", "--set",
@@ -144,7 +145,7 @@ TEST_CASE("a run shows each step and its samples as it goes", "[cli]") {
     CHECK_FALSE(contains(lines, "\r"));
     CHECK(count(line, step) == 5);
     CHECK(count(line, "\r[^\n]*" + step) > 0);
-    // One behind steps 2 and 4, three at the end; the likeliest token each time leaves no choice.
+    // One sample after steps 2 and 4, three at the end; top_k = 1 leaves no choice.
     CHECK(count(lines, "--- sample\nabc") == 5);
     std::string last = lines.substr(lines.rfind("--- sample"));
     last = last.substr(0, last.rfind("step 5 of 5"));
@@ -159,7 +160,7 @@ TEST_CASE("a run is as long as its steps, tokens or passes over the data say", "
             w.train(directory / name, {"--set", "schedule.steps=0", "--set", length})));
         return checkpoints_in(directory / name).back();
     };
-    CHECK(steps("tokens", "schedule.tokens=1025") == 5);  // of 256
+    CHECK(steps("tokens", "schedule.tokens=1025") == 5);  // of 256 tokens each
     const Json data = Json::parse(read(w.data("data.json")));
     int64_t windows = 0;
     for (const Json& file : data["files"])
@@ -182,7 +183,7 @@ TEST_CASE("k steps, a stop and the rest equal all steps at once, bit for bit", "
             w.train(directory / "parts", options + Arguments{"--stop-at", stop}), two_threads));
         CHECK(contains(stopped.out, "without --stop-at"));
         CHECK(checkpoints_in(directory / "parts") == std::vector<int64_t>{std::stoll(stop)});
-        // A stop that is already behind is a stop.
+        // A stop that has already been reached is still a stop.
         check_succeeds(train_gpt_with(
             w.train(directory / "parts", options + Arguments{"--stop-at", stop}), two_threads));
         CHECK(checkpoints_in(directory / "parts").size() == 1);
@@ -195,7 +196,7 @@ TEST_CASE("a run on masked documents of two sources reports each, and resumes as
           "[cli][cuda]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
-    // Every third line ends a document; the second source has capitals only.
+    // Every third line ends a document; the second source has only capitals.
     std::string small, capital;
     int lines = 0;
     for (const char c : read(w.text())) {
@@ -243,7 +244,7 @@ TEST_CASE("a run on masked documents of two sources reports each, and resumes as
     check_succeeds(train_gpt_with(w.train(directory / "parts", options)));
     check_same_state(directory / "whole", directory / "parts", 12);
 
-    // A masked model is evaluated as masked.
+    // A model trained with a document mask is evaluated with it.
     const auto eval = check_succeeds(train_gpt_with({"eval", directory / "whole"}));
     CHECK(number_after(eval.out, "validation loss ") ==
           Approx(number_after(whole.out, "step 12: validation loss ")).epsilon(1e-5));
@@ -268,7 +269,7 @@ TEST_CASE(
     "resumes",
     "[cli][cuda]") {
     const Workplace& w = Workplace::get();
-    std::signal(SIGHUP, SIG_DFL);  // where the tests themselves ignore it, the program would
+    std::signal(SIGHUP, SIG_DFL);  // if the tests ignore it, the program would too
     for (const auto& [number, name] : {std::pair{SIGINT, "SIGINT"},
                                        {SIGTERM, "SIGTERM"},
                                        {SIGUSR1, "SIGUSR1"},
@@ -305,20 +306,20 @@ TEST_CASE("a signal during an evaluation ends it after a checkpoint", "[cli][cud
     check_succeeds(train_gpt_with(w.train(run, shorter + Arguments{"--stop-at", "1"})));
     {
         Process process(w.train(run, options));
-        REQUIRE(process.wait_for_step(2));  // after which it is evaluated, for long
+        REQUIRE(process.wait_for_step(2));  // a long evaluation follows it
         process.signal(SIGTERM);
         const Outcome outcome = check_stopped(process.finish());
         CHECK(contains(outcome.out, "SIGTERM: step 2 of 12 is saved"));
     }
     CHECK(checkpoints_in(run) == std::vector<int64_t>{1, 2});
     CHECK_FALSE(metrics_of(run).back().contains("val_loss"));
-    // It comes when the run goes on, once.
+    // The missing evaluation is done when the run resumes, and only once.
     const Arguments stop{"--stop-at", "3"};
     for (int i = 0; i < 2; ++i) check_succeeds(train_gpt_with(w.train(run, shorter + stop)));
     check_succeeds(train_gpt_with(w.train(directory / "whole", shorter + stop)));
     CHECK(metrics_of(run) == metrics_of(directory / "whole"));
     CHECK(metrics_of(run).size() == 5);  // evaluated at 0 and 2
-    // So it is with the last one, for which the run goes on.
+    // The same holds for the last evaluation, for which the run resumes.
     {
         Process process(w.train(run, options + Arguments{"--set", "evaluation.every=0"}));
         REQUIRE(process.wait_for_step(12));
@@ -338,7 +339,8 @@ TEST_CASE("a run continues when the reader of its output goes away", "[cli]") {
     CHECK(checkpoints_in(directory / "run") == std::vector<int64_t>{12});
 }
 
-TEST_CASE("one run at a time writes into a folder, and a second signal ends it immediately", "[cli]") {
+TEST_CASE("one run at a time writes into a folder, and a second signal ends it immediately",
+          "[cli]") {
     const TemporaryDirectory directory;
     const Arguments arguments = Workplace::get().train(directory / "run", slow);
     Process process(arguments);
@@ -348,7 +350,7 @@ TEST_CASE("one run at a time writes into a folder, and a second signal ends it i
     REQUIRE(process.wait_until([&] { return contains(process.err(), "second signal"); }));
     process.signal(SIGTERM);
     CHECK(process.finish().code == 128 + SIGTERM);
-    // Nothing was saved, and the lock went with the process.
+    // Nothing was saved, and the lock disappeared with the process.
     CHECK(checkpoints_in(directory / "run").empty());
     check_succeeds(train_gpt_with(Workplace::get().train(directory / "run", {"--stop-at", "1"})));
 }
@@ -364,7 +366,7 @@ TEST_CASE("a killed run resumes from its newest checkpoint as if nothing had bee
     process.signal(SIGKILL);
     CHECK(process.finish().code == -SIGKILL);
     {
-        // What a kill in mid-write leaves.
+        // What a kill in the middle of a write leaves behind.
         std::ofstream(run + "/metrics.jsonl", std::ios::app) << R"({"step": 9999999, "lo)";
         fs::create_directory(run + "/step-99999999.tmp");
     }
@@ -442,7 +444,7 @@ TEST_CASE(
 TEST_CASE("another vocabulary than the data's or the checkpoint's is refused", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
-    // As many tokens, but others.
+    // The same number of tokens, but different ones.
     const size_t vocabulary = Json::parse(read(w.data("data.json")))["vocab_size"].get<size_t>();
     std::string text = read(w.text());
     std::ranges::reverse(text);
@@ -570,7 +572,8 @@ TEST_CASE(
         check_finite_weights(run / step_folder(steps[0]));
         CHECK(static_cast<int64_t>(metrics_of(run).size()) >= steps[0]);
     }
-    // Weights beyond what fp32 holds are no last good weights: nothing is saved, and an older checkpoint stays.
+    // Weights outside the range of fp32 are not the last good weights: nothing is saved, and an
+    // older checkpoint stays.
     fs::copy(finished_run(), directory / "older", fs::copy_options::recursive);
     const Outcome outcome = train_gpt_with(Workplace::get().train(
         directory / "older",

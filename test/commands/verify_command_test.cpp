@@ -7,7 +7,8 @@ using namespace train_gpt;
 
 namespace {
 
-/// The workplace's data in a folder of their own, to be damaged, and arguments that make a run use them.
+/// A copy of the workplace's data in its own folder, to be damaged, and arguments that make a run
+/// use it.
 struct Data {
     explicit Data(bool with_hashes = true) {
         fs::copy(fs::path(Workplace::get().data("data.json")).parent_path(), folder);
@@ -19,7 +20,7 @@ struct Data {
                          "--set", "checkpoint.every=4"} +
                more;
     }
-    /// Replaces a token by another that the vocabulary has.
+    /// Replaces a token with another one of the vocabulary.
     std::string damage(const std::string& name) const {
         const std::string path = folder + "/" + name;
         std::string bytes = read(path);
@@ -53,7 +54,7 @@ TEST_CASE(
                   {shard, "damaged", "starts again from the beginning"});
     CHECK(list_checkpoints(data.directory / "new").empty());
 
-    // As if the start at step 4 had been stopped before all was read.
+    // As if the start at step 4 had been stopped before all data were read.
     const fs::path kept = run + "/verified.json";
     Json json = Json::parse(read(kept));
     json["sound_step"] = 4;
@@ -128,7 +129,7 @@ TEST_CASE("of several ranks one finds the damage and all end with the shard's na
     const ProgramResult first = train({"--stop-at", "5"});
     INFO(first.output);
     REQUIRE(first.exit_code == 0);
-    // Of a training and a validation shard each rank reads one.
+    // There is one training shard and one validation shard, and each rank verifies one of them.
     const bool trains = random_int(0, 1);
     const std::string shard = data.damage(trains ? "train_000000.bin" : "val_000000.bin");
     const ProgramResult second = train({});
@@ -136,7 +137,7 @@ TEST_CASE("of several ranks one finds the damage and all end with the shard's na
     CHECK(second.exit_code == 1);
     CHECK(contains(second.output, concat("rank ", trains ? 0 : 1, ": ", shard, " is damaged")));
     if (!trains) return;
-    // Where the damage was found late, the checkpoint of step 8 has been set aside.
+    // If the damage was found late, the checkpoint of step 8 has been set aside.
     fs::remove_all(run + "/" + step_folder(8) + ".suspect");
     CHECK(checkpoints_in(run) == std::vector<int64_t>{4, 5});
 }

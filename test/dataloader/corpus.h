@@ -1,5 +1,5 @@
 // Corpora for tests of prepare(): random documents, packed and written in every format, and what
-// its shards hold.
+// the shards made from them contain.
 #pragma once
 #include <algorithm>
 #include <cstdio>
@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 
 using Strings = std::vector<std::string>;
 
-/// Words of few letters and what may stand between them.
+/// Words of a few letters, and what may stand between them.
 inline std::string random_document(size_t bytes) {
     static const Strings parts{"ab",
                                "cab",
@@ -53,7 +53,7 @@ inline std::string random_document(size_t bytes) {
     return text;
 }
 
-/// Documents of all sizes; now and then one comes again.
+/// Documents of all sizes; now and then one is repeated.
 inline Strings random_documents(int count, size_t most_bytes) {
     Strings documents;
     for (int i = 0; i < count; ++i)
@@ -141,7 +141,7 @@ inline Strings documents_in(const std::string& out, const std::string& split) {
     return documents;
 }
 
-/// All files of a folder with their bytes, those inside hidden folders left out.
+/// All files directly in a folder, with their bytes.
 inline std::map<std::string, std::string> files_in(const std::string& folder) {
     std::map<std::string, std::string> files;
     for (const auto& entry : fs::directory_iterator(folder))
@@ -193,7 +193,7 @@ void with_input(const std::string& path, Action&& action) {
     ::close(before);
 }
 
-/// What prepare() says, as it does where its output is no terminal.
+/// What prepare() prints when its output is not a terminal.
 inline std::string said_by(const PrepareOptions& options) {
     const TemporaryDirectory folder;
     {

@@ -1,4 +1,4 @@
-// What inputs may be: text that is none, arrays of JSON, a single packed or piped document.
+// What inputs may be: bytes that are not text, JSON arrays, a single packed or piped document.
 #include <numeric>
 
 #include "dataloader/documents.h"
@@ -9,7 +9,7 @@ using namespace train_gpt;
 
 namespace {
 
-/// The shards of a run that is stopped over and over.
+/// The shards of a run that is stopped again and again.
 std::map<std::string, std::string> files_of_stopped_runs(PrepareOptions options,
                                                          const std::string& out) {
     options.out = out;
@@ -17,7 +17,7 @@ std::map<std::string, std::string> files_of_stopped_runs(PrepareOptions options,
     for (int stops = 0;; ++stops) {
         REQUIRE(stops < 1000);
         int64_t patience = random_int(1, 5);
-        // Counting for a vocabulary begins anew each time.
+        // Counting for a vocabulary starts again each time.
         const auto tired = [&] {
             return (options.train_vocab == 0 ||
                     fs::exists(out + "/.tokenize.tmp/tokenizer.json")) &&
@@ -157,7 +157,7 @@ TEST_CASE("a byte order mark is no part of the text, in any format, wherever rea
         CHECK((files_of_stopped_runs(options, folder / "stopped") == files_in(folder / "marked")));
         for (const char* out : {"plain", "marked", "stopped"}) fs::remove_all(folder / out);
     }
-    // The mark within the text is a character like others.
+    // A mark within the text is a character like any other.
     write(folder / "one.txt", mark + "a " + mark + "b");
     auto options = options_for({folder / "one.txt"}, folder / "one");
     options.val_split = "";
@@ -256,7 +256,7 @@ std::string as_array(const Strings& documents, bool strings) {
 TEST_CASE(
     "an array of JSON gives the shards of its elements as JSON Lines, wherever it is stopped") {
     const TemporaryDirectory folder;
-    // Characters that borders of elements could be taken from.
+    // Characters that could be mistaken for boundaries of elements.
     Strings documents = random_documents(60, 80'000);
     for (std::string& document : documents)
         document.insert(static_cast<size_t>(random_int(0, 1)), "\\\"],[{\n\r}");
@@ -301,8 +301,8 @@ TEST_CASE(
     CHECK(contains(body, "element 2 of " + file + " has no field \"text\""));
     CHECK(contains(body, "--field"));
     CHECK(contains(refused(good + "7]"), "element 2 of " + file + " is not a JSON object"));
-    CHECK(
-        contains(refused(good + "{\"text\": \"a\nb\"}]"), "element 2 of " + file + " is not valid"));
+    CHECK(contains(refused(good + "{\"text\": \"a\nb\"}]"),
+                   "element 2 of " + file + " is not valid"));
     CHECK(contains(refused(good), file + " is truncated: it ends within its array"));
     CHECK(contains(refused(good + R"({"text": "two"})"), "is truncated"));
     CHECK(contains(refused(good + R"({"text": "two"}] {"text": "three"})"),
@@ -368,19 +368,19 @@ TEST_CASE("the end of a single document is validation by default, packed or pipe
         CHECK((shards_in(folder / "out") == trained));
     }
 
-    // Several documents stay whole, however much is read to see that they are several.
+    // Several documents stay whole, however much must be read to see that there are several.
     write(folder / "more.txt", as_text(random_documents(40, 100'000)));
     prepare(options_of(folder / "more.txt", ""), nullptr);
     const auto whole = shards_in(folder / "out");
     with_input(folder / "more.txt", [&] { prepare(options_of("-", ""), nullptr); });
     CHECK((shards_in(folder / "out") == whole));
     CHECK(read_data_manifest(folder / "out").val_split == "documents");
-    // Unless the end is asked for.
+    // Unless the tail is requested.
     prepare(options_of(folder / "more.txt", "tail"), nullptr);
     const auto tail = shards_in(folder / "out");
     with_input(folder / "more.txt", [&] { prepare(options_of("-", "tail"), nullptr); });
     CHECK((shards_in(folder / "out") == tail));
-    // JSON Lines have no end that could be cut off.
+    // JSON Lines have no end that could be split off.
     write(folder / "a.jsonl", as_jsonl({"one"}));
     CHECK(contains(error_of([&] { prepare(options_of(folder / "a.jsonl", "tail"), nullptr); }),
                    "--val-split documents"));

@@ -38,8 +38,8 @@ int32_t naive_doc_start(const int32_t* tokens, int t, uint32_t end_of_text) {
     return 0;
 }
 
-/// Sample b of a batch as its window of T + 1 tokens; checks that the targets are the tokens moved
-/// by one.
+/// Sample b of a batch as its window of T + 1 tokens; checks that the targets are the tokens
+/// shifted by one.
 std::vector<int32_t> window_of(const HostBatch& batch, int b, int T) {
     const auto tokens = batch.tokens.subspan(static_cast<size_t>(b * T), static_cast<size_t>(T));
     const auto targets = batch.targets.subspan(static_cast<size_t>(b * T), static_cast<size_t>(T));
@@ -162,13 +162,13 @@ TEST_CASE(
             CHECK(samples(tokens, options, world, steps) == expected);
         }
     }
-    // Ranks that do not divide the micro-batches: 7 over 1, 2, 3, 5.
+    // 7 micro-batches over numbers of ranks that do not divide them, and over 7.
     options.B = 2;
     options.micro_batches_per_step = 7;
     const auto seven = samples(tokens, options, 1, steps);
     for (const int world : {2, 3, 5, 7}) CHECK(samples(tokens, options, world, steps) == seven);
 
-    // A loader started later goes on where the other came by.
+    // A loader that starts at a later step gives what the first one gave from there on.
     options.first_step += 4;
     const auto later = samples(tokens, options, 2, steps - 4);
     CHECK(std::equal(later.begin(), later.end(), seven.begin() + 4 * 14, seven.end()));
@@ -195,7 +195,8 @@ TEST_CASE("of several sources each gives every window once before one comes agai
                                write_shards(folder / std::to_string(s), shards, kVocab), kVocab),
                            weights[s]});
     }
-    // The samples of each source in order, from loaders of every rank of several worlds
+    // The samples of each source in order, from the loaders of every rank, for several numbers of
+    // ranks.
     const int64_t steps = 60;
     std::vector<std::vector<std::vector<int32_t>>> first_seen;
     for (const int world : {1, 3}) {

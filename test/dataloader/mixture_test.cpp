@@ -79,7 +79,7 @@ TEST_CASE("a draw depends on seed, weights and sample alone") {
         REQUIRE(draw.source == expected.source);
         REQUIRE(draw.index == expected.index);
     }
-    // Weights count beside each other only, and turns are shuffled.
+    // Only the ratio of weights counts, and turns are shuffled.
     Mixture even(seed, {3, 3}), same(seed, {0.25, 0.25}), others_turns(seed + 1, {3, 3});
     int changes = 0, differences = 0;
     for (int64_t g = 0; g < Mixture::block; ++g) {

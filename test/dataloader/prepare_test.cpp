@@ -23,7 +23,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Words of few letters, so that byte pairs repeat, and everything that text may hold between them.
+/// Words of few letters, so that byte pairs repeat, with everything between them that text may
+/// contain.
 std::string random_text(size_t bytes) {
     static const std::vector<std::string> gaps{" ",
                                                " ",
@@ -79,7 +80,7 @@ std::vector<uint32_t> tokens_of(const std::string& glob, uint32_t vocab_size) {
     return tokens;
 }
 
-/// The documents that tokens stand for; the last is what follows the last end of text.
+/// The documents that the tokens decode to; the last is what follows the last end of text.
 std::vector<std::string> documents_of(const Tokenizer& tokenizer,
                                       const std::vector<uint32_t>& tokens) {
     std::vector<std::string> documents{""};
@@ -108,7 +109,7 @@ std::vector<std::string> names_in(const fs::path& folder) {
     return names;
 }
 
-/// Every file of a folder with its bytes: to see that nothing changed.
+/// Every file of a folder with its bytes, to check that nothing changed.
 std::vector<std::pair<std::string, std::string>> contents(const fs::path& folder) {
     std::vector<std::pair<std::string, std::string>> all;
     for (const std::string& name : names_in(folder)) all.emplace_back(name, read(folder / name));
@@ -149,7 +150,7 @@ TEST_CASE(
     const auto val_tokens = tokens_of(out + "/val_*.bin", vocab_size);
     const auto train = documents_of(tokenizer, train_tokens),
                val = documents_of(tokenizer, val_tokens);
-    REQUIRE(train.size() == 3);  // the third one is cut
+    REQUIRE(train.size() == 3);  // the third one is split
     REQUIRE(val.size() == 2);
     CHECK(train[0] == parts[0]);
     CHECK(train[1] == parts[1]);
@@ -161,7 +162,7 @@ TEST_CASE(
     CHECK(fraction > 0.05);
     CHECK(fraction < 0.15);
 
-    // The tokenizer has seen the training part alone.
+    // The tokenizer was trained on the training part only.
     const std::vector<std::string_view> seen(train.begin(), train.end());
     Tokenizer::train(seen, options.train_vocab).save(folder / "expected.json");
     CHECK(read(out + "/tokenizer.json") == read(folder / "expected.json"));
@@ -281,7 +282,7 @@ TEST_CASE("no pattern has a piece across the places where a document is cut for 
     CHECK(encodable_piece("\xE4\xB8\xAD\n\xE4\xB8\xAD", 0) == 3);  // 中
     CHECK(encodable_piece("\xE3\x80\x80\n\xE4\xB8\xAD", 0) == 7);  // a space before the break
     CHECK(encodable_piece("\xE3\x80\x82 \xE4\xB8\xAD", 0) == 7);   // 。is punctuation
-    CHECK(encodable_piece("\xB8\xAD \xE4\xB8", 0) == 5);           // no characters
+    CHECK(encodable_piece("\xB8\xAD \xE4\xB8", 0) == 5);           // no valid characters
 }
 
 TEST_CASE("a line <|endoftext|> ends a document and is no text itself") {
@@ -338,8 +339,8 @@ TEST_CASE("validation begins at a line, or between characters where lines are to
         return val;
     };
     const std::string a(600, 'a'), b(40, 'b'), c(360, 'c');
-    CHECK(validation({a + "\n" + b + "\n" + c}, 0.38) == c);  // the line behind the place
-    CHECK(validation({a + "\n" + b + "\n" + c}, 0.35) == c);  // the line before it, none behind
+    CHECK(validation({a + "\n" + b + "\n" + c}, 0.38) == c);  // the line after the split point
+    CHECK(validation({a + "\n" + b + "\n" + c}, 0.35) == c);  // the line before it: none follows
     CHECK(validation({a + "\n" + c + c + "\n"}, 0.1).size() == 132);  // no line near: 10 % of 1322
     CHECK(validation({a, c}, 0.36) == c);                             // a file begins a line
     CHECK(validation({a, b + "\n" + c}, 0.401) == b + "\n" + c);
@@ -361,7 +362,7 @@ TEST_CASE("a folder is prepared again in place, and nothing that is not ours is 
     REQUIRE(fs::exists(out + "/train_000001.bin"));
     write(out + "/notes.txt", "mine");
 
-    // Smaller data: the shards that are no longer needed go.
+    // Less data: the shards that are no longer needed are removed.
     auto options = options_for({folder / "b.txt"}, out);
     options.shard_tokens = 100000;
     options.val_fraction = 0;
@@ -370,7 +371,7 @@ TEST_CASE("a folder is prepared again in place, and nothing that is not ours is 
           std::vector<std::string>{"data.json", "notes.txt", "tokenizer.json", "train_000000.bin"});
     CHECK(read(out + "/notes.txt") == "mine");
 
-    // With the folder's own tokenizer: it stays byte for byte.
+    // With the folder's own tokenizer, which stays the same byte for byte.
     const std::string tokenizer_before = read(out + "/tokenizer.json");
     auto own = options_for({folder / "a.txt"}, out);
     own.train_vocab = 0;
@@ -440,7 +441,7 @@ TEST_CASE("a full disk leaves the folder as it was") {
     auto options = options_for({folder / "large.txt"}, out);
     options.shard_tokens = 1 << 30;
 
-    // A limit on file size fails writes as a full disk does.
+    // A limit on the file size makes writes fail as on a full disk.
     rlimit limit{};
     REQUIRE(::getrlimit(RLIMIT_FSIZE, &limit) == 0);
     const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
@@ -455,7 +456,7 @@ TEST_CASE("a full disk leaves the folder as it was") {
     ::setrlimit(RLIMIT_FSIZE, &limit);
     std::signal(SIGXFSZ, old_handler);
     CHECK(contains(message, "train_000000.bin"));
-    // What is kept to go on with is hidden.
+    // What is kept for resuming is hidden.
     CHECK(fs::exists(out + "/.tokenize.tmp/tokenizer.json"));
     fs::rename(out + "/.tokenize.tmp", folder / "kept");
     CHECK((contents(out) == before));

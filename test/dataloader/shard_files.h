@@ -1,4 +1,4 @@
-// Shards with random tokens, as the tests of the loader want them.
+// Shards with random tokens, as the loader's tests need them.
 #pragma once
 #include <algorithm>
 #include <cstdio>

@@ -26,7 +26,7 @@ std::vector<uint32_t> read_all(const TokenShards& shards) {
     return tokens;
 }
 
-/// The smallest good shard of 16-bit tokens, made by hand from the format's description.
+/// A minimal valid shard of 16-bit tokens, made by hand from the description of the format.
 std::string shard_bytes(const std::vector<uint16_t>& tokens) {
     std::vector<uint32_t> header(256);
     header[0] = 20240520;
@@ -189,7 +189,7 @@ TEST_CASE("a shard of more than 2^31 and of more than 2^32 tokens is read to its
          {(int64_t{1} << 31) + random_int(0, 100000), (int64_t{1} << 32) + random_int(1, 100000)}) {
         for (const bool high_word : {false, true}) {
             CAPTURE(tokens, high_word);
-            // A sparse file: it takes no room on the disk.
+            // A sparse file: it takes no space on the disk.
             const std::string path = folder / "large.bin";
             std::vector<uint32_t> header(256);
             header[0] = 20240520;

@@ -50,7 +50,7 @@ TEST_CASE("every code point but surrogates is UTF-8, and each of its parts is no
         if (one.size() > 1) wrong += count_not_utf8(one.substr(1)) != std::ssize(one) - 1;
     }
     CHECK(wrong == 0);
-    // Longer than need be, and beyond the last code point.
+    // Overlong forms, values past the last code point, and bytes that never begin a character.
     for (const std::string bad : {"\xC0\x80", "\xC1\xBF", "\xE0\x9F\xBF", "\xF0\x8F\xBF\xBF",
                                   "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\x80"})
         CHECK(count_not_utf8("ab" + bad + "c") == std::ssize(bad));
@@ -72,7 +72,7 @@ TEST_CASE("bytes put into UTF-8 where they are none are counted, and the first i
         CAPTURE(round, text.size());
         CHECK(count_not_utf8(text) == bad);
         CHECK(find_not_utf8(text) == std::min(first, text.size()));
-        // In two parts, with ASCII at the border, there are as many.
+        // Split in two, with ASCII at the boundary, there are as many.
         const auto at = static_cast<size_t>(random_int(0, std::ssize(text)));
         const std::string left = text.substr(0, at) + "\n", right = text.substr(at);
         CHECK(count_not_utf8(left + right) == count_not_utf8(left) + count_not_utf8(right));

@@ -1,4 +1,4 @@
-// Files against the sizes and hashes that manifests recorded.
+// Files checked against the sizes and hashes that manifests recorded.
 #include "dataloader/verify.h"
 
 #include "base/file.h"

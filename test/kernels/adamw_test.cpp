@@ -10,7 +10,7 @@ namespace train_gpt {
 
 namespace {
 
-/// A few tensors of odd sizes with their optimizer state, and the same in float64.
+/// A few tensors of odd sizes with their optimizer state, and the same state in float64.
 struct Parameters {
     struct One {
         int64_t n = random_int(0, 3) == 0 ? random_int(1, 40)
@@ -169,7 +169,7 @@ TEST_CASE("a norm that is not finite stops the optimizer for good and names the 
         CHECK(norm.state().stop == 1);
         CHECK(norm.state().bad_segment == static_cast<int32_t>(first));
 
-        // A later, sound norm changes neither.
+        // A later, finite norm changes neither.
         std::ranges::fill(norm.partials.values(), 1.0);
         TestStream stream;
         finish_norm(stream, norm.memory.data(), norm.partials.data(), norm.counts, 1, 1);
@@ -222,7 +222,8 @@ TEST_CASE(
             bool rounded = true;
             for (size_t i = 0; i < static_cast<size_t>(one->n); ++i) {
                 const AdamWReference& exact = one->exact[i];
-                // Each step rounds θ once and changes it by at most a few learning rates, known to a few fp32 roundings.
+                // Each step rounds θ once and changes it by at most a few learning rates, with an
+                // error of a few fp32 roundings.
                 const double allowed = steps * (0x1p-24 * std::abs(exact.master) + 0x1p-19 * 0.01);
                 worst_master =
                     worse(worst_master, std::abs(one->master[i] - exact.master) / allowed);
@@ -245,8 +246,8 @@ TEST_CASE(
 
 namespace {
 
-/// Optimizer state of `counts.size()` segments in one piece of memory each, segment i being counts[i] elements long and
-/// beginning `gap` elements behind the one before.
+/// Optimizer state of sizes.size() segments, with one piece of memory for each kind of state.
+/// Segment i has sizes[i] elements and begins `gap` elements after the end of the previous one.
 struct Pieces {
     static constexpr AdamWStep step{.learning_rate = 0.01f,
                                     .beta1 = 0.9f,
@@ -380,7 +381,8 @@ TEST_CASE("the first segment is named with which the norm is no longer finite, a
         const Shared<StepState> state(1);
         *state.data() = {};
         std::ranges::fill(partials.values(), 1.0);
-        // Finite numbers, but the root of their sum is not finite in fp32; others that are worse follow.
+        // Finite numbers, but the root of their sum is not finite in fp32. The later ones are
+        // infinite.
         for (size_t i = static_cast<size_t>(2 * bad); i < partials.values().size(); ++i)
             partials.values()[i] = i > static_cast<size_t>(2 * bad) + 1
                                        ? std::numeric_limits<double>::infinity()

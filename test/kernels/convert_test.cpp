@@ -12,7 +12,7 @@ TEST_CASE("conversions round to nearest, widen exactly and add in fp32", "[cuda]
         CAPTURE(n);
         const std::vector<float> values = random_normal(count, 3.0f), sums = random_normal(count);
         const Buffer wide(DType::fp32, {n + 1}),
-            narrow(DType::bf16, {n + 1});  // the last element is not theirs
+            narrow(DType::bf16, {n + 1});  // one element more, which must not change
         for (size_t i = 0; i < count; ++i) wide.as<float>()[i] = values[i];
         TestStream stream;
         round_to_bf16(stream, narrow.as<bf16>(), wide.as<float>(), n);

@@ -11,7 +11,7 @@ namespace train_gpt {
 
 namespace {
 
-/// Target tokens where the device can read them.
+/// Target tokens in memory that the device can read.
 class Targets {
   public:
     explicit Targets(const std::vector<int32_t>& values)
@@ -25,7 +25,7 @@ class Targets {
     TestMemory memory_;
 };
 
-/// One in five is ignored.
+/// One target in five is ignored.
 std::vector<int32_t> random_targets(int64_t R, int64_t V) {
     std::vector<int32_t> targets;
     for (int64_t row = 0; row < R; ++row)
@@ -60,7 +60,7 @@ struct Problem {
     bool ignored(size_t row) const { return targets[row] == -1; }
 };
 
-/// The formulas of head_loss.h in Real; with `store`, as the dtype stores what is stored.
+/// The formulas of head_loss.h in Real; with `store`, stored values are rounded to the dtype.
 template <class Real>
 HeadLossReference textbook(const Problem& p, bool store) {
     return head_loss_reference<Real>({.R = p.R,
@@ -240,7 +240,7 @@ TEST_CASE(
         const Targets targets(random_targets(R, V));
         CAPTURE(name_of(dtype), R, V, first);
 
-        // Columns beyond those of a half are left poisoned: nothing may read them.
+        // Columns past those of a half stay poisoned: nothing may read them.
         std::unique_ptr<Buffer> halves[2], stats[2];
         TestStream stream;
         for (int half : {0, 1}) {
@@ -417,7 +417,7 @@ TEST_CASE("losses of each source add up by themselves", "[cuda]") {
 TEST_CASE("head_loss takes vocabularies of any size, with rows that begin anywhere", "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
-    // On a GPU a row of up to 227 KiB waits on chip; a longer one is read twice.
+    // On a GPU, a row of up to 227 KiB stays on chip; a longer one is read twice.
     struct Case {
         DType dtype;
         int64_t V, padding;

@@ -1,5 +1,5 @@
-// What the tests of kernels share: the device they run on, owned tensors that start poisoned, a stream, and error bounds
-// that come from the dtype.
+// What the tests of kernels share: the device they run on, tensors that own their memory and start
+// poisoned, a stream, and error bounds that follow from the dtype.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -21,8 +21,9 @@
 
 namespace train_gpt {
 
-/// A tensor that owns its memory on the device under test, where the host can read and write it too. Without values its
-/// bytes are all ones: a NaN in both floating dtypes. Reading waits for the device.
+/// A tensor that owns its memory on the device under test, where the host can read and write it
+/// too. Without values, all its bits are ones: a NaN in both floating-point dtypes. Reading waits
+/// for the device.
 class Buffer {
   public:
     Buffer(DType dtype, std::initializer_list<int64_t> shape)
@@ -79,7 +80,7 @@ class Buffer {
     TestMemory memory_;
 };
 
-/// A stream on the device under test with exactly so much scratch, poisoned.
+/// A stream on the device under test with exactly this much scratch, poisoned.
 class TestStream {
   public:
     explicit TestStream(size_t scratch_bytes = 0)
@@ -103,8 +104,8 @@ inline std::vector<double> stored_as(DType dtype, std::vector<double> values) {
     return values;
 }
 
-/// Errors of results against the float64 reference, beside those of a straightforward computation in fp32 that is stored in
-/// the dtype, "plain".
+/// Errors of results against the float64 reference, compared with those of a straightforward
+/// computation in fp32 that is stored in the dtype ("plain").
 class Errors {
   public:
     void add(const std::vector<double>& ours, const std::vector<double>& plain,
@@ -124,8 +125,9 @@ class Errors {
         }
         count_ += reference.size();
     }
-    /// Ours must be no worse than 2.5 times the plain ones, in the root mean square and at the worst element; plus one
-    /// rounding of bf16 or four of fp32, because short sums may be exact. A NaN fails.
+    /// Our errors may be at most 2.5 times the plain ones, both in the root mean square and in the
+    /// worst element, plus one rounding of bf16 or four of fp32 (twice that in the worst element),
+    /// because short sums may be exact. A NaN fails.
     void check(const std::string& what, DType dtype) const {
         const double n = static_cast<double>(std::max<size_t>(count_, 1));
         const double rounding = dtype == DType::bf16 ? 0x1p-9 : 0x1p-22;
@@ -151,14 +153,15 @@ inline void check_accuracy(const std::string& what, DType dtype, const std::vect
     errors.check(what, dtype);
 }
 
-/// Judges the results of several problems, among them some of a few elements. The plain errors of those may all be small
-/// by luck; so they are judged together with all others of their name, in the end.
+/// Judges the results of several problems. The plain errors of a result with few elements may all
+/// be small by chance, so such a result is judged only at the end, together with all others of its
+/// name.
 class Accuracy {
   public:
     Accuracy() = default;
     Accuracy(const Accuracy&) = delete;
     Accuracy& operator=(const Accuracy&) = delete;
-    ~Accuracy() noexcept(false) {  // with Catch2's -a a failed CHECK throws
+    ~Accuracy() noexcept(false) {  // with Catch2's -a, a failed CHECK throws
         if (std::uncaught_exceptions() > 0) return;
         for (const auto& [of, errors] : all_) errors.check("all " + of.first, of.second);
     }
@@ -172,8 +175,8 @@ class Accuracy {
     std::map<std::pair<std::string, DType>, Errors> all_;
 };
 
-/// run() gives the bytes of all results; they must be the same with teams of 1, 2, 3 and 7 threads, and on CUDA in
-/// repeated runs.
+/// run() returns the bytes of all results. They must be the same with teams of 1, 2, 3 and 7
+/// threads; on CUDA these are repeated runs.
 inline void check_thread_independence(const std::function<std::string()>& run) {
     const int threads_before = omp_get_max_threads();
     omp_set_num_threads(1);

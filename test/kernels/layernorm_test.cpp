@@ -30,7 +30,7 @@ struct Problem {
           dres(dtype, {M, C}, random_normal(static_cast<size_t>(M * C))) {}
 };
 
-/// The formulas of layernorm.h in Real; with `store`, as the dtype stores what is stored.
+/// The formulas of layernorm.h in Real; with `store`, stored values are rounded to the dtype.
 template <class Real>
 LayerNormReference textbook(const Problem& p, bool store) {
     return layernorm_reference<Real>({.M = p.M,
@@ -54,7 +54,7 @@ Problem random_problem(DType dtype) {
     return {dtype, random_int(1, device_is_simulated() ? 30 : 150), random_int(8, 400)};
 }
 
-/// Runs the backward pass of p, adding to or writing every sink, and judges all that it gives.
+/// Runs the backward pass of p, adding to every sink or overwriting it, and judges all its results.
 void check_backward(Accuracy& accuracy, const Problem& p, bool accumulate) {
     const DType dtype = p.dtype;
     CAPTURE(name_of(dtype), p.M, p.C, p.overwrite_dres, accumulate);
@@ -166,7 +166,8 @@ TEST_CASE(
 TEST_CASE("layernorm takes rows of any length", "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
-    // Lengths around those where the CUDA kernels take another path: a warp or a block to a row, registers or not.
+    // Lengths around the limits where the CUDA kernels take another path: a warp or a block per
+    // row, in registers or not.
     for (int64_t C : {5, 7, 8, 33, 255, 264, 768, 1001, 1600, 2048, 2056, 3072, 3080, 8192, 8200,
                       16384, 32776}) {
         for (DType dtype : {DType::fp32, DType::bf16}) {
@@ -186,8 +187,8 @@ TEST_CASE("layernorm backward adds up more rows than fit into one round of threa
           "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
-    // Some ten thousand rows, so that a group of threads comes to its fourth, on the largest GPU too; and rows so long that
-    // few fit.
+    // About ten thousand rows, so that a group of threads reaches its fourth row even on the
+    // largest GPU; and rows so long that few fit.
     for (const auto& [dtype, M, C] :
          {std::tuple{DType::bf16, random_int(10000, 11000), 8 * random_int(2, 5)},
           {DType::fp32, random_int(10000, 11000), 4 * random_int(2, 9)},
@@ -274,7 +275,8 @@ TEST_CASE("layernorm on the GPU agrees with the CPU", "[cuda]") {
         TestStream gpu(layernorm_scratch_bytes(test_device(), p.M, p.C));
         const auto expected = run(cpu), ours = run(gpu);
         for (size_t result = 0; result < ours.size(); ++result) {
-            // Where fp32 sums differ by a few roundings, bf16 may round to the neighbour; the bias gradient sums those.
+            // Where fp32 sums differ by a few roundings, bf16 may round to the neighbouring value;
+            // the bias gradient sums such values.
             const double rounding =
                 dtype == DType::bf16 && (result < 2 || result == 5) ? 0x1p-7 : 0x1p-18;
             double worst = 0;

@@ -8,7 +8,7 @@ namespace train_gpt {
 
 namespace {
 
-/// As a tensor of the dtype keeps it; fp32 stands for no rounding.
+/// The value as a tensor of the dtype stores it; fp32 means no rounding.
 template <class Real>
 Real kept(Real value, DType dtype) {
     return dtype == DType::bf16 ? static_cast<Real>(to_float(bf16(static_cast<float>(value))))
@@ -37,7 +37,7 @@ double gelu_derivative_reference(double x) {
 template <class Real>
 Values product_reference(GemmOp op, const Values& a, const Values& b, int64_t m, int64_t n,
                          int64_t k) {
-    // Rows that are multiplied lie side by side.
+    // Both operands are copied so that each sum runs along two contiguous rows.
     std::vector<Real> left(static_cast<size_t>(m * k)), right(static_cast<size_t>(n * k));
     for (int64_t i = 0; i < m; ++i)
         for (int64_t d = 0; d < k; ++d)

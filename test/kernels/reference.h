@@ -1,6 +1,7 @@
-// The kernels' contracts computed from their formulas, one element after the other: what results are judged by. In double it
-// is the reference; in float, with stored = bf16 where tensors are, it is what a plain implementation gives, whose errors
-// show which errors are usual. Tensors are dense vectors of the elements as stored, with the shapes of the contracts.
+// The kernels' contracts computed from their formulas, one element at a time, to judge results by.
+// In double they are the reference. In float, with stored = bf16 where tensors are bf16, they are
+// what a plain implementation gives, whose errors show which errors are normal. Tensors are dense
+// vectors of the elements as stored, with the shapes of the contracts.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -15,14 +16,14 @@ namespace train_gpt {
 
 using Values = std::vector<double>;
 
-/// The larger of two errors. A NaN stays, which std::max drops.
+/// The larger of two errors. Keeps a NaN, which std::max drops.
 inline double worse(double a, double b) { return std::isnan(a) || a > b ? a : b; }
 
 /// ½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
 double gelu_reference(double x);
 double gelu_derivative_reference(double x);
 
-/// c [m, n] = A∘B as GemmOp says: c_ij = Σ_k a_ik·b_kj, one term after the other in Real.
+/// c [m, n] = A∘B as GemmOp says: c_ij = Σ_k a_ik·b_kj, summed term by term in Real.
 template <class Real>
 Values product_reference(GemmOp op, const Values& a, const Values& b, int64_t m, int64_t n,
                          int64_t k);
@@ -30,22 +31,22 @@ Values product_reference(GemmOp op, const Values& a, const Values& b, int64_t m,
 struct LayerNormProblem {
     int64_t M = 0, C = 0;
     Values x, w, b;
-    Values dy = {}, dres = {};  // absent: the forward pass alone; dres is overwritten
+    Values dy = {}, dres = {};  // dy empty: only the forward pass; dres empty: it is overwritten
     double epsilon = 1e-5;
 };
 struct LayerNormReference {
     Values out, stats, dres, dw, db;
 };
-/// With x̂ = (x − μ)·ρ and g = dy ⊙ w: out = x̂ ⊙ w + b, stats = (μ, ρ) of each row, dres + ρ·(g − mean(g) − x̂·mean(g ⊙ x̂)),
-/// dw = Σ_rows dy ⊙ x̂, db = Σ_rows dy.
+/// With x̂ = (x − μ)·ρ and g = dy ⊙ w: out = x̂ ⊙ w + b, stats = (μ, ρ) of each row,
+/// dres += ρ·(g − mean(g) − x̂·mean(g ⊙ x̂)), dw = Σ_rows dy ⊙ x̂, db = Σ_rows dy.
 template <class Real>
 LayerNormReference layernorm_reference(const LayerNormProblem& p, DType stored = DType::fp32);
 
 struct AttentionProblem {
-    AttentionShape shape;            // but for its doc_start
+    AttentionShape shape;            // except for its doc_start
     std::vector<int32_t> doc_start;  // empty: one document
     Values q, k, v;                  // [B, T or S, heads, D]
-    Values dout;                     // empty: the forward pass alone
+    Values dout;                     // empty: only the forward pass
 
     size_t q_at(int b, int t, int h) const {
         return ((static_cast<size_t>(b) * shape.T + t) * shape.H + h) * shape.D;
@@ -62,24 +63,26 @@ struct AttentionProblem {
     }
     int last(int t) const { return t + shape.S - shape.T; }
 };
-/// The *_terms are sums of the absolute values of what is added up for each element: what rounding errors of the
-/// intermediate steps are relative to.
+/// The *_terms are, for each element, the sums of the absolute values of the terms that are added:
+/// rounding errors of the intermediate steps are relative to them.
 struct AttentionReference {
     Values out, lse, dq, dk, dv;
     Values out_terms, dq_terms, dk_terms, dv_terms;
     double score_terms = 0;  // the largest of any score
 };
-/// p = softmax(scale·q·kᵀ + mask), out = p·v, lse = log Σ exp of the scores; with dp = dout·vᵀ, δ = Σ out ⊙ dout and
-/// ds = scale·p ⊙ (dp − δ): dq = ds·k, dk = dsᵀ·q, dv = pᵀ·dout. The backward pass reads out as stored; p and ds are rounded
-/// to `operands` before they are multiplied, as matrix units want them.
+/// p = softmax(scale·q·kᵀ + mask), out = p·v, lse = log Σ exp of the scores;
+/// with dp = dout·vᵀ, δ = Σ out ⊙ dout and ds = scale·p ⊙ (dp − δ):
+/// dq = ds·k, dk = dsᵀ·q, dv = pᵀ·dout.
+/// The backward pass reads out as stored; p and ds are rounded to `operands` before they are
+/// multiplied, as matrix units require.
 template <class Real>
 AttentionReference attention_reference(const AttentionProblem& p, DType stored = DType::fp32,
                                        DType operands = DType::fp32);
 
-/// The rows that tokens [B·T] take from wte and wpe.
+/// The rows of wte and wpe that the tokens [B·T] select.
 struct EmbeddingRows {
     int64_t T = 0, C = 0;
-    std::vector<int32_t> tokens, doc_start = {};  // doc_start empty: 0
+    std::vector<int32_t> tokens, doc_start = {};  // doc_start empty: all 0
 
     size_t token_at(size_t row) const { return static_cast<size_t>(tokens[row] * C); }
     size_t position_at(size_t row) const {
@@ -102,8 +105,9 @@ struct HeadLossProblem {
 struct HeadLossReference {
     Values losses, dx, dw;
 };
-/// With z = x·wᵀ: losses = log Σ_j exp z_j − z_target, dz = softmax(z) − onehot(target), dx = dz·w, dw = dzᵀ·x; rows whose
-/// target is −1 count nothing. Logits, dz and dx are stored.
+/// With z = x·wᵀ: losses = log Σ_j exp z_j − z_target, dz = softmax(z) − onehot(target),
+/// dx = dz·w, dw = dzᵀ·x. Rows whose target is −1 contribute nothing. Logits, dz and dx are
+/// rounded to `stored`.
 template <class Real>
 HeadLossReference head_loss_reference(const HeadLossProblem& p, DType stored = DType::fp32);
 
@@ -113,8 +117,9 @@ Values norm_partials_reference(const Values& gradient);
 struct AdamWReference {
     double master = 0, m = 0, v = 0;
 };
-/// One element's update, with g = multiplier·gradient:
-///   m = β₁m + (1−β₁)g    v = β₂v + (1−β₂)g²    θ −= lr·( (m/(1−β₁ᵗ)) / (√(v/(1−β₂ᵗ)) + ε) + decay·θ )
+/// The update of one element, with g = multiplier·gradient:
+///   m = β₁m + (1−β₁)g    v = β₂v + (1−β₂)g²
+///   θ −= lr·( (m/(1−β₁ᵗ)) / (√(v/(1−β₂ᵗ)) + ε) + decay·θ )
 AdamWReference adamw_reference(const AdamWReference& before, double gradient, double multiplier,
                                bool decay, const AdamWStep& args);
 

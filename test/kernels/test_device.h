@@ -1,4 +1,4 @@
-// The device a test runs on.
+// The device that a test runs on.
 #pragma once
 #include <cstddef>
 #include <vector>
@@ -7,13 +7,13 @@
 
 namespace train_gpt {
 
-/// The CPU, and the first GPU (real or simulated) where there is one.
+/// The CPU, and the first GPU (real or simulated) if there is one.
 const std::vector<Device>& test_devices();
 
 /// The device under test; the CPU outside of ON_EACH_DEVICE.
 const Device& test_device();
 
-/// While it lives, test_device() is this device.
+/// Makes a device the test_device() for its lifetime.
 class DeviceUnderTest {
   public:
     explicit DeviceUnderTest(Device device);
@@ -22,17 +22,19 @@ class DeviceUnderTest {
     DeviceUnderTest& operator=(const DeviceUnderTest&) = delete;
 };
 
-/// First line of a test case: runs the rest of it once on each device. The tag [cuda] selects such tests.
+/// First line of a test case: runs the rest of it once on each device. The tag [cuda] selects such
+/// tests.
 #define ON_EACH_DEVICE()                                                         \
     const ::train_gpt::DeviceUnderTest device_under_test(                        \
         GENERATE(::Catch::Generators::from_range(::train_gpt::test_devices()))); \
     INFO("on " << (::train_gpt::test_device().is_cuda() ? "CUDA" : "the CPU"))
 
-/// True under the simulated CUDA device, where kernels run thousands of times slower: shapes must be small.
+/// True with the simulated CUDA device, where kernels run thousands of times slower: shapes must be
+/// small.
 bool device_is_simulated();
 
-/// Memory of the device under test that the host can use too, filled with ones (NaN). On CUDA it is managed memory of
-/// exactly this size, so that what is written behind it is found.
+/// Memory of the device under test that the host can use too, filled with 0xff bytes (NaN). On
+/// CUDA it is managed memory of exactly this size, so that writes past its end are detected.
 class TestMemory {
   public:
     explicit TestMemory(size_t bytes);
@@ -41,7 +43,7 @@ class TestMemory {
     TestMemory& operator=(const TestMemory&) = delete;
 
     void* data() const { return data_; }
-    /// Returns when the device has done all work submitted to it.
+    /// Waits until the device has done all work submitted to it.
     void settle() const;
 
   private:

@@ -40,7 +40,8 @@ TEST_CASE("buckets hold every tensor once, whole units, and split evenly on bord
             CHECK(layout.shard_offset(bucket) * ranks == bucket.range.first);
             CHECK(bucket.first_unit ==
                   (b == 0 || bucket.last_unit == 0 ? 0 : buckets[b - 1].last_unit + 1));
-            // The embedding is cut; buckets of blocks are at least as large as wanted, but for the one that was begun last.
+            // The embedding is split. Buckets of blocks are at least as large as wanted, except for
+            // the one with the first block, which is filled last.
             if (bucket.last_unit == 0)
                 CHECK(bucket.range.n < wanted + 2 * ranks * norm_block);
             else if (bucket.first_unit > 1)
@@ -61,7 +62,7 @@ TEST_CASE("buckets hold every tensor once, whole units, and split evenly on bord
                 const int64_t n = intersection(place, bucket.range).n;
                 inside += n;
                 if (n > 0) CHECK((bucket.first_unit <= p.unit && p.unit <= bucket.last_unit));
-                // Every shard's part begins a norm block of the tensor.
+                // The part of a tensor in any shard begins at one of the tensor's norm blocks.
                 for (int rank = 0; rank < ranks; ++rank) {
                     const Range part = intersection(place, layout.shard_of(bucket, rank));
                     if (part.n > 0) CHECK((part.first - place.first) % norm_block == 0);

@@ -33,7 +33,8 @@ using namespace train_gpt;
 
 namespace {
 
-/// Element i of what a rank gives: of very different sizes and both signs, for integers small. The same on all ranks.
+/// Element i of what a rank contributes: of very different magnitudes and both signs; integers are
+/// small. All ranks compute the same values.
 template <class T>
 T value(uint64_t seed, int rank, int64_t i) {
     uint64_t x = seed + 0x9e3779b97f4a7c15u *
@@ -55,7 +56,8 @@ double number(T x) {
     return static_cast<double>(x);
 }
 
-/// The sum of element i as the contract for CPUs has it: in each node by rank, then by node, bf16 in fp32 and rounded once.
+/// The sum of element i as the contract for CPUs requires: by rank within each node, then by node;
+/// bf16 is summed in fp32 and rounded once.
 template <class T>
 T sum_in_order(uint64_t seed, const std::vector<std::vector<int>>& nodes, int64_t i) {
     using Sum = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
@@ -71,7 +73,8 @@ T sum_in_order(uint64_t seed, const std::vector<std::vector<int>>& nodes, int64_
     return static_cast<T>(*total);
 }
 
-/// What a float64 sum may differ from one in T, where each addition rounds, and for bf16 perhaps to bf16.
+/// Whether a sum is as near to the float64 sum as it must be if every addition rounds in T (bf16
+/// may also be rounded to bf16 each time).
 template <class T>
 bool is_near_sum(T sum, uint64_t seed, int ranks, int64_t i) {
     double exact = 0, magnitude = 0;
@@ -92,7 +95,8 @@ bool same_bits(T a, T b) {
     return std::bit_cast<Bytes>(a) == std::bit_cast<Bytes>(b);
 }
 
-/// A buffer of the device under test, poisoned, with a few elements behind it that must stay so.
+/// A poisoned buffer on the device under test, with a few elements after its end that must stay
+/// poisoned.
 template <class T>
 class Buffer {
   public:
@@ -115,14 +119,15 @@ struct Group {
     Communicator& ranks;
     Stream& stream;
     Activity& activity;
-    std::vector<std::vector<int>> nodes;  // on CPUs; on GPUs the order of sums is NCCL's
+    std::vector<std::vector<int>> nodes;  // on CPUs; on GPUs, NCCL chooses the order of sums
     bool has_cpus = true;
 
     int rank() const { return ranks.rank(); }
     int size() const { return ranks.size(); }
 };
 
-/// Every rank's `count` elements of each rank's block: element b·count + i.
+/// Fills n elements with this rank's values. Of blocks of `count` elements, one for each rank,
+/// element i of block b is element b·count + i.
 template <class T>
 void fill(const Group& g, const Buffer<T>& buffer, uint64_t seed, int64_t n) {
     for (int64_t i = 0; i < n; ++i) buffer[i] = value<T>(seed, g.rank(), i);
@@ -143,7 +148,7 @@ void check_collectives(const Group& g, int64_t count) {
     const auto volume = static_cast<int64_t>(sizeof(T)) * count * (n - 1);
     const bool has_formula =
         g.nodes.size() <=
-        1;  // between nodes bf16 travels as fp32, and ranks of small nodes send more
+        1;  // between nodes, bf16 travels as fp32, and ranks of small nodes send more
 
     // reduce_scatter, out of place and in place
     const Buffer<T> all(n * count), own(count), in_place(n * count), gathered(n * count),
@@ -185,7 +190,7 @@ void check_collectives(const Group& g, int64_t count) {
     CHECK(wrong == 0);
     CHECK((gathered.is_intact() && in_place.is_intact() && reduced.is_intact()));
 
-    // A count that no number of ranks divides.
+    // A count that the number of ranks does not divide.
     const int64_t odd = n * count - 1;
     if (odd > 0) {
         const Buffer<T> sums(odd);
@@ -226,7 +231,7 @@ void check_collectives(const Group& g, int64_t count) {
     g.ranks.check();
 }
 
-/// Behind a barrier everything is there that any rank did before it.
+/// After a barrier, everything is visible that any rank did before it.
 void check_barrier(const Group& g, const std::string& path) {
     const int file = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT, 0600);
     REQUIRE(file >= 0);
@@ -239,7 +244,8 @@ void check_barrier(const Group& g, const std::string& path) {
     ::close(file);
 }
 
-/// Counts around the sizes that may matter: one element, a cache line, and on CPUs more than two slots of the shared memory.
+/// Counts around the sizes that may matter: one element, a cache line, and on CPUs more than two
+/// slots of the shared memory.
 void check_group(const Group& g, const std::string& barrier_file) {
     const int64_t entered = g.activity.collectives;
     for (const int64_t count :
@@ -256,7 +262,8 @@ void check_group(const Group& g, const std::string& barrier_file) {
     CHECK(std::string(g.activity.collective) == "barrier");
 }
 
-/// Parts of the group, with the ranks' order turned round, and parts of parts. Returns what this rank sent in them.
+/// Splits the group into parts with the order of ranks reversed, and splits a part again. Returns
+/// what this rank sent in its part.
 int64_t check_split(const Group& g) {
     const int color = g.rank() % 2;
     const std::unique_ptr<Communicator> part = g.ranks.split(color, -g.rank());
@@ -282,7 +289,7 @@ int64_t check_split(const Group& g) {
     return part->bytes_sent();
 }
 
-/// Ranks that give the same number, by rank; ordered as the first of them are.
+/// The groups of ranks that give the same number, by rank; groups are ordered by their first ranks.
 std::vector<std::vector<int>> nodes_of(const std::vector<int>& numbers) {
     std::vector<std::vector<int>> nodes;
     for (size_t r = 0; r < numbers.size(); ++r) {
@@ -349,10 +356,10 @@ TEST_CASE("ranks: several nodes", "[.ranks]") {
     const auto n = static_cast<size_t>(world.size());
     std::vector<std::vector<int>> layouts(3, std::vector<int>(n));
     for (size_t r = 0; r < n; ++r) {
-        layouts[0][r] = r + 1 < n ? 0 : 1;        // the last alone
+        layouts[0][r] = r + 1 < n ? 0 : 1;        // the last rank alone
         layouts[1][r] = static_cast<int>(r % 2);  // mpirun --map-by node
         layouts[2][r] =
-            5 + static_cast<int>(random_int(0, static_cast<int>(n)));  // any, on all ranks the same
+            5 + static_cast<int>(random_int(0, static_cast<int>(n)));  // random, same on all ranks
     }
     for (size_t l = 0; l < layouts.size(); ++l) {
         const std::vector<int>& nodes = layouts[l];
@@ -364,7 +371,8 @@ TEST_CASE("ranks: several nodes", "[.ranks]") {
         check_group(g, barrier_file(world, "nodes" + std::to_string(l) + "-"));
         check_split(g);
 
-        // Whatever the layout, each block goes to every other rank: through memory or between nodes.
+        // Whatever the layout, each block goes to every other rank, either through memory or
+        // between nodes.
         const Buffer<float> all(world.size() * 100);
         const int64_t before = ranks->bytes_sent();
         ranks->all_gather(stream, all.data(), all.data() + world.rank() * 100, 100, DType::fp32);
@@ -392,7 +400,7 @@ TEST_CASE("ranks of nodes of different sizes and in any order exchange the same"
 
 namespace {
 
-/// Rank 0 enters a collective that rank 1 never comes to, and another thread gives the group up.
+/// Rank 0 enters a collective that rank 1 never enters, and another thread aborts the group.
 void give_up(const World& world, Communicator& ranks, const Device& device, Activity& activity) {
     Stream stream(device);
     const Buffer<float> data(1000);
@@ -409,7 +417,7 @@ void give_up(const World& world, Communicator& ranks, const Device& device, Acti
     const std::string message = error_of([&] {
         ranks.all_reduce(stream, data.data(), 1000, DType::fp32);
         stream.synchronize();
-        watchdog.join();  // on a GPU the stream may go on before the group is closed
+        watchdog.join();  // on a GPU, the stream may continue before the group is closed
         ranks.check();
     });
     if (watchdog.joinable()) watchdog.join();
@@ -472,14 +480,14 @@ TEST_CASE("a rank that waits for one that is gone ends, or leaves with an Error 
 
 namespace {
 
-/// The GPU of this rank, and for what of the test takes the device under test.
+/// The GPU of this rank; also makes it the device under test.
 struct Gpu {
     explicit Gpu(const World& world) : device(device_of_rank(world, "cuda")), under_test(device) {}
     Device device;
     DeviceUnderTest under_test;
 };
 
-/// The sum of the numbers behind each occurrence of a word.
+/// The sum of the numbers that follow each occurrence of a word.
 int64_t sum_behind(const std::string& text, const std::string& word) {
     int64_t sum = 0;
     for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1))
@@ -567,7 +575,7 @@ TEST_CASE("ranks: gpu give up", "[.ranks]") {
     const Gpu gpu(world);
     Activity activity;
     give_up(world, *open_communicator(world, gpu.device, activity), gpu.device, activity);
-    world.abort(1);  // the rank alone saw that, and does not wait
+    world.abort(1);  // only this rank has noticed, and it does not wait
 }
 
 TEST_CASE("ranks: gpu die", "[.ranks]") {

@@ -27,8 +27,9 @@ TEST_CASE("ranks share the cores that they have in common, and keep those of the
     CHECK(threads({"1100", "0011"}) == std::vector<int>{2, 2});    // bound to cores
     CHECK(threads({"1111", "11"}) == std::vector<int>{3, 1});      // overlapping
     CHECK(threads({"1", "1", "1"}) == std::vector<int>{1, 1, 1});  // more ranks than cores
-    CHECK(threads({"", "11"}) == std::vector<int>{1, 2});          // one that does not know
-    // Together they start no more threads than there are cores, unless each has but one.
+    CHECK(threads({"", "11"}) == std::vector<int>{1, 2});          // one does not know its cores
+    // Together they start no more threads than there are cores, not counting ranks with a single
+    // thread.
     for (int round = 0; round < 50; ++round) {
         std::vector<std::string> cores(static_cast<size_t>(random_int(1, 8)));
         std::string any(32, '0');

@@ -93,7 +93,7 @@ ProgramResult run_program(const std::vector<std::string>& command, const Environ
     posix_spawn_file_actions_adddup2(&files, ends[1], STDOUT_FILENO);
     posix_spawn_file_actions_adddup2(&files, ends[1], STDERR_FILENO);
     posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    posix_spawnattr_t attributes;  // a process group of its own, to end all of it
+    posix_spawnattr_t attributes;  // its own process group, so that all of it can be ended
     posix_spawnattr_init(&attributes);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
     std::vector<std::string> arguments = command, variables = merged(environment);
@@ -115,7 +115,8 @@ ProgramResult run_program(const std::vector<std::string>& command, const Environ
     ProgramResult result;
     bool is_late = false;
     for (;;) {
-        // mpirun ends its ranks when it is asked to end; what does not end at once is killed.
+        // mpirun ends its ranks when it is asked to end; whatever does not end within 5 s is
+        // killed.
         const double limit = deadline_seconds + (is_late ? 5 : 0);
         pollfd waiting{ends[0], POLLIN, 0};
         const int ready =
@@ -167,7 +168,7 @@ ProgramResult run_ranks(int n, const std::vector<std::string>& command, Environm
     environment.emplace(started_as_ranks, "1");
     environment.emplace("OMP_NUM_THREADS", "1");
     environment.emplace("TEST_SEED", std::to_string(test_rng()() >> 1));
-    environment.emplace("ASAN_OPTIONS", "detect_leaks=0");  // MPI's library leaves memory behind
+    environment.emplace("ASAN_OPTIONS", "detect_leaks=0");  // MPI's library leaks memory
     return run_program(all, environment, deadline_seconds);
 }
 

@@ -65,7 +65,8 @@ TEST_CASE("ranks: join", "[.ranks]") {
     }
 }
 
-TEST_CASE("a process started as one of twelve ranks that finds none does not train alone", "[world]") {
+TEST_CASE("a process started as one of twelve ranks that finds none does not train alone",
+          "[world]") {
     for (const std::string name : launcher_variables) {
         const ProgramResult result = run_program(
             {this_program(), "ranks: join"}, {{name, "12"}, {"ASAN_OPTIONS", "detect_leaks=0"}});
@@ -95,7 +96,7 @@ TEST_CASE("ranks: messages", "[.ranks]") {
     CHECK(world.local_size() == world.size());
     CHECK(world.local_rank() == world.rank());
 
-    // All draw the same numbers.
+    // All ranks draw the same numbers.
     std::vector<std::vector<float>> values;
     for (size_t r = 0; r < n; ++r)
         values.push_back(random_normal(static_cast<size_t>(37),
@@ -110,7 +111,7 @@ TEST_CASE("ranks: messages", "[.ranks]") {
     world.all_reduce_sum(sums);
     CHECK(sums == expected);
 
-    // Texts of different lengths, empty ones and ones with zeros.
+    // Texts of different lengths, some of them empty; those of rank 0 consist of zero bytes.
     std::vector<std::string> texts;
     for (size_t r = 0; r < n; ++r)
         texts.push_back(
@@ -202,7 +203,7 @@ TEST_CASE("ranks get GPUs of their own, or the CPU, and none is given twice", "[
     for (const char* line : {"rank 0 takes GPU 0", "rank 1 takes GPU 1", "rank 2 takes GPU 2"})
         CHECK(contains(each.output, line));
 
-    // Two launchers' habits: every rank sees its own GPU only, as number 0; or the ranks' lists overlap.
+    // Some launchers let every rank see only its own GPU, as number 0.
     const ProgramResult one_each =
         run_ranks(2,
                   {"sh", "-c",

@@ -20,8 +20,8 @@ std::vector<uint32_t> bytes_as_ids(std::string_view bytes) {
 
 TEST_CASE("a piece is merged lowest rank first, leftmost first, whatever the ranks") {
     for (int round = 0; round < 200; ++round) {
-        // Random rules over few tokens, so that pairs overlap, repeat and feed each other. A result
-        // id larger than both parts makes merging end.
+        // Random rules over few tokens, so that pairs overlap, repeat and feed each other. Merging
+        // ends because every result id is larger than both parts.
         std::map<std::pair<uint32_t, uint32_t>, RankedMerge> rules;
         const uint32_t letters = static_cast<uint32_t>(random_int(1, 4));
         std::vector<uint32_t> known;

@@ -16,8 +16,8 @@ namespace {
 using nlohmann::json;
 using Ids = std::vector<uint32_t>;
 
-/// The sentence that loading `path` fails with; empty when it loads. Anything but an Error fails
-/// the test.
+/// The message of the Error that loading `path` throws; empty when it loads. Any other exception
+/// fails the test.
 std::string load_error(const std::string& path) {
     try {
         Tokenizer::load(path);
@@ -89,7 +89,7 @@ TEST_CASE("GPT-2's pair of files is read under both their names") {
         write_file(folder / merges_name, merges);
         const Tokenizer tokenizer = Tokenizer::load(folder.path());
         CHECK(tokenizer.end_of_text() == 699u);
-        for (const char* name : {vocab_name, merges_name})  // one of them names both
+        for (const char* name : {vocab_name, merges_name})  // either of them selects both
             CHECK(Tokenizer::load(folder / name).to_json() == tokenizer.to_json());
         for (size_t i = 0; i < vectors.at("strings").size(); ++i) {
             const std::string text = vectors.at("strings")[i];
@@ -123,7 +123,7 @@ TEST_CASE("add_prefix_space puts a space before a text that has none") {
 
 TEST_CASE("ignore_merges takes a whole piece that is a token") {
     json model = trained();
-    model["model"]["vocab"]["qqq"] = 698 + 2;  // no merge leads there
+    model["model"]["vocab"]["qqq"] = 698 + 2;  // no merge produces it
     const Ids merged = load_json(model).encode("qqq");
     CHECK(merged.size() == 3);
     model["model"]["ignore_merges"] = true;
@@ -148,7 +148,7 @@ TEST_CASE(
     CHECK(std::count(plain.begin(), plain.end(), 701u) == 0);
     file["added_tokens"].push_back(added_token(702, "><b"));
     file["added_tokens"].back()["special"] = false;
-    // Text all the same, but nothing is recognised inside it.
+    // A special token is plain text here, but no other token is recognised inside it either.
     CHECK(load_json(file).encode("<a><b>") == load_json(trained()).encode("<a><b>"));
     CHECK(tokenizer.is_special(701));
     CHECK_FALSE(tokenizer.is_special(705));
@@ -262,10 +262,10 @@ TEST_CASE("a path without a tokenizer is refused with what would be one") {
     CHECK(contains(load_error(folder / "missing.json"), "missing.json"));
     write_file(folder / "empty.json", "");
     CHECK(contains(load_error(folder / "empty.json"), "not valid JSON"));
-    // What is far too large is not read, and need not be on the disk.
+    // A file that is far too large is not read; this one takes no space on the disk.
     std::filesystem::resize_file(folder / "empty.json", max_vocabulary_bytes + 1);
-    CHECK(
-        contains(load_error(folder / "empty.json"), "empty.json has 256 MiB and is not a vocabulary"));
+    CHECK(contains(load_error(folder / "empty.json"),
+                   "empty.json has 256 MiB and is not a vocabulary"));
     write_file(folder / "a.tiktoken", "");
     write_file(folder / "b.tiktoken", "");
     CHECK(contains(load_error(folder.path()), "several"));

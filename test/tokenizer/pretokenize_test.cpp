@@ -61,7 +61,7 @@ TEST_CASE("pieces follow one another and cover any bytes") {
 
 TEST_CASE("a byte outside well-formed UTF-8 is a symbol of its own") {
     // A continuation byte, leads that never occur, cut characters, overlong forms, a surrogate,
-    // beyond U+10FFFF.
+    // values past U+10FFFF.
     for (const std::string bad :
          {"\x80", "\xC0", "\xFF", "\xC3", "\xE4\xB8", "\xF0\x9F\x91", "\xC0\xAF", "\xE0\x80\xAF",
           "\xF0\x80\x80\xAF", "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80"}) {
@@ -69,7 +69,7 @@ TEST_CASE("a byte outside well-formed UTF-8 is a symbol of its own") {
         const std::string inside = "a" + bad + "b", after_space = " " + bad + "1";
         CHECK(pieces_of(Pattern::gpt2, inside) == Pieces{"a", bad, "b"});
         CHECK(pieces_of(Pattern::gpt2, after_space) == Pieces{" " + bad, "1"});
-        // cl100k: one symbol goes with the letters behind it; several stay together before them.
+        // cl100k: one symbol goes with the letters after it; several stay together before them.
         if (bad.size() == 1)
             CHECK(pieces_of(Pattern::cl100k, inside) == Pieces{"a", bad + "b"});
         else

@@ -1,5 +1,5 @@
-// What the tokenizer's tests share: fixtures, random bytes, and byte-pair encoding written as its
-// definition.
+// What the tokenizer's tests share: fixtures, random bytes, and byte-pair encoding straight from
+// its definition.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -51,8 +51,8 @@ inline std::string random_letters(size_t length, int letters) {
     return text;
 }
 
-/// Looks at every adjacent pair before every step: the pair of lowest rank merges, of equal ranks
-/// the leftmost.
+/// Looks at every adjacent pair before every step: merges the pair of lowest rank, and of equal
+/// ranks the leftmost.
 inline std::vector<uint32_t> naive_merge(
     std::vector<uint32_t> ids, const std::function<RankedMerge(uint32_t, uint32_t)>& find) {
     for (;;) {

@@ -140,7 +140,7 @@ TEST_CASE("one tokenizer serves many threads") {
 }
 
 TEST_CASE("300,000 of the same, or a word of as many letters, is encoded like any other text") {
-    // With work that grows with the square of the length this would not end.
+    // With work quadratic in the length, this would not end.
     std::string noise;
     for (int i = 0; i < 300000; ++i) noise += static_cast<char>(random_int(0, 255));
     const auto repeated = [](std::string_view what) {
@@ -180,7 +180,7 @@ TEST_CASE("an encoder gives the tokens of merging each piece, whatever it has se
         gone.reset();
         Ids all, expected;
         for (int round = 0; round < 300; ++round) {
-            // More different words than the cache starts with, some of them again and again.
+            // More distinct words than the cache starts with, some of them again and again.
             std::string text = random_bytes(static_cast<size_t>(random_int(0, 300)));
             for (int64_t word = random_int(0, 60); word > 0; --word)
                 text += ' ' + random_letters(static_cast<size_t>(random_int(1, 20)),

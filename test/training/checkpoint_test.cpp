@@ -38,7 +38,7 @@ GPTShape random_shape() {
             .vocab_size = random_int(50, 300)};
 }
 
-/// A model whose weights and moments are random, in padding zero.
+/// A model with random weights and moments; the padding is zero.
 TinyModel random_model(const GPTShape& shape, DType dtype) {
     TinyModel model(shape, 1, 2, dtype);
     for (int i = 0; i < model.count(); ++i) {
@@ -71,7 +71,7 @@ void check_equal(const TinyModel& a, const TinyModel& b) {
     }
 }
 
-/// A run's folder with checkpoints of these steps, all of one model.
+/// Saves checkpoints of one model at these steps in a run's folder.
 void save_steps(const fs::path& run_dir, const std::vector<int64_t>& steps) {
     const GPTShape shape{.n_layer = 1, .n_head = 1, .n_embd = 8, .n_ctx = 4, .vocab_size = 20};
     const TinyModel model = random_model(shape, DType::fp32);
@@ -127,7 +127,7 @@ TEST_CASE("a checkpoint restores masters, moments and weights bit for bit", "[ch
         load_training_state(path, *other.parameters);
         check_equal(model, other);
 
-        // The weights alone are the masters in fp32, and their rounding in bf16.
+        // The weights alone equal the masters in fp32, and the rounded masters in bf16.
         TinyModel weights(shape, 1, 2, dtype);
         poison(weights);
         load_weights(path, *weights.parameters);
@@ -162,7 +162,7 @@ TEST_CASE("weights lie in model.safetensors as Hugging Face stores them", "[chec
             REQUIRE(weights[static_cast<size_t>(out * C + in)] ==
                     stored[static_cast<size_t>(in * 3 * C + out)]);
 
-    // Written again, every tensor is there under its name, with its shape and its numbers.
+    // Saved again, every tensor is present under its name, with its shape and its values.
     const TemporaryDirectory directory;
     const fs::path path =
         save_checkpoint(directory.path(), {1, Config{}, shape, *model.parameters});
@@ -253,9 +253,11 @@ TEST_CASE("any flipped bit, missing byte or missing file of a checkpoint is foun
                 static_cast<size_t>(random_int(0, static_cast<int64_t>(bytes.size()) - 1));
             bytes[at] ^= static_cast<char>(1 << random_int(0, 7));
             CAPTURE(at);
-            // The manifest itself may change without harm (the version that it names); it may only not name another step.
+            // The manifest itself may change without harm (the version in it); only the step in it
+            // must stay the same.
             if (name != "manifest.json") CHECK(refused(bytes));
-            CHECK(refused(good.substr(0, std::min(at, good.size() - 2))));  // a line break may go
+            // Only the last line break may be missing.
+            CHECK(refused(good.substr(0, std::min(at, good.size() - 2))));
         }
         fs::remove(path / name);
         CHECK(contains(error_of([&] { verify_checkpoint(path, Verify::everything); }),

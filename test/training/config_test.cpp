@@ -66,7 +66,7 @@ std::vector<std::filesystem::path> presets() {
     return files;
 }
 
-/// Parameters of a GPT-2: tied embedding, positions, 12·C² + 13·C a block, the last LayerNorm.
+/// Parameters of a GPT-2: tied embedding, positions, 12·C² + 13·C per block, the last LayerNorm.
 double parameters(const Config& config) {
     const double C = config.model.n_embd, L = config.model.n_layer;
     return (config.model.vocab_size + config.model.n_ctx) * C + L * (12 * C * C + 13 * C) + 2 * C;
@@ -132,7 +132,7 @@ TEST_CASE("a key that is like no other has no suggestion, and what other program
         CAPTURE(key.path);
         CHECK(nearest_key(key.path) == key.path);
         keys.insert(key.path);
-        // A letter is missing in a name that is no other's then.
+        // With one letter missing the name is no other key's, and the key is suggested.
         std::string wrong = key.path;
         const size_t dot = wrong.rfind('.') + 1, length = wrong.size() - dot;
         if (length < 6) continue;
@@ -172,7 +172,7 @@ TEST_CASE("a value of the wrong type or range is refused with its path, the valu
             refused("optimizer", "learning_rate", value, "a number greater than 0");
         for (const char* value : {"1", "1.0", "-0.1", "2"})
             refused("optimizer", "beta1", value, "a number from 0 to 0.9999999");
-        // What would be 0, 1 or infinite in the optimizer's fp32
+        // Values that would be 0, 1 or infinite in the optimizer's fp32.
         refused("optimizer", "beta2", "0.9999999999", "a number from 0 to 0.9999999");
         for (const char* value : {"0", "1e-60"})
             refused("optimizer", "epsilon", value, "a number from 1e-37 to 1000000");
@@ -434,7 +434,7 @@ TEST_CASE("every preset is strict JSON that loads, resolved or not", "[config]")
         CHECK_FALSE(strict.at("description").get<std::string>().empty());
         const Config config = load_config(file, {});
         CHECK(to_json(parse_config(to_json(config), "resolved")) == to_json(config));
-        const std::string name = file.stem().string();  // the lengths of the quickstart share a run
+        const std::string name = file.stem().string();  // the quickstart's presets share a run
         CHECK(config.run_dir == "runs/" + (name.starts_with("quickstart") ? "quickstart" : name));
         CHECK(config.sequence_length() == config.model.n_ctx);
     }
@@ -481,7 +481,7 @@ TEST_CASE("what a preset reads is what a script of the project makes", "[config]
             CHECK(path.starts_with("data/"));
             CHECK_FALSE(command_that_makes(path).empty());
         }
-        // A vocabulary beside the data is theirs, and of the size that it has.
+        // A vocabulary next to the data belongs to the data, and its size is read from it.
         CHECK((config.model.vocab_size == 0) == config.tokenizer.path.ends_with("/tokenizer.json"));
     }
 }

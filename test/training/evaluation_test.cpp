@@ -20,7 +20,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Words of few letters.
+/// Words of a few letters.
 std::string random_text(int64_t words) {
     std::string text;
     for (; words > 0; --words) {
@@ -36,7 +36,8 @@ Tokenizer small_tokenizer() {
     return Tokenizer::train(std::vector<std::string_view>{text}, 300);
 }
 
-/// A model with random weights, large enough that its predictions differ. The same for the same seed.
+/// A model with random weights, large enough that its predictions differ; the same for the same
+/// seed.
 TinyModel random_model(int64_t vocab_size, int B, int T, uint64_t seed) {
     TinyModel model(
         {.n_layer = 2, .n_head = 2, .n_embd = 16, .n_ctx = 40, .vocab_size = vocab_size}, B, T,
@@ -51,7 +52,7 @@ TinyModel random_model(int64_t vocab_size, int B, int T, uint64_t seed) {
     return model;
 }
 
-/// A batch with its memory.
+/// A batch that owns its memory.
 struct Batch {
     explicit Batch(const TinyModel& model)
         : arena(model.stream.device, planned(model)),
@@ -69,7 +70,7 @@ struct Batch {
     EvaluationBatch batch;
 };
 
-/// −log of the probability of `token` behind what the generator was fed.
+/// −log of the probability of `token` after what the generator was fed.
 double loss_of(const Generator& generator, int32_t token) {
     const auto logits = generator.logits();
     const double highest = *std::max_element(logits.begin(), logits.end());
@@ -95,7 +96,8 @@ TEST_CASE("validation loss is the mean over all targets, whatever the batch", "[
     const auto shards =
         std::make_shared<TokenShards>(write_shards(directory.path(), streams, V), V);
 
-    // Token after token through the key-value cache: every window of T targets begins with an empty context.
+    // Token by token through the key-value cache: every window of T targets begins with an empty
+    // context.
     TinyModel naive = random_model(V, 1, T, seed);
     double nats = 0, bytes = 0;
     int64_t targets = 0;
@@ -137,7 +139,7 @@ TEST_CASE("HellaSwag scores every ending as a continuation of its context", "[ev
     int right = 0, right_per_token = 0;
     const int examples = 12;
     for (int i = 0; i < examples; ++i) {
-        // Contexts from none to more than T tokens, endings too.
+        // Contexts from none to more than T tokens, and endings of more than T tokens too.
         const std::string context = i == 0 ? "" : random_text(random_int(1, 25));
         std::vector<std::string> endings;
         double loss[4], per_token[4];
@@ -165,7 +167,7 @@ TEST_CASE("HellaSwag scores every ending as a continuation of its context", "[ev
             losses.push_back(loss[e]);
             tokens.push_back(static_cast<int64_t>(scored));
         }
-        // Mostly an ending that one of the two counts takes.
+        // In most examples, the ending that one of the two scores selects.
         const auto label =
             std::array<int64_t, 3>{std::min_element(loss, loss + 4) - loss,
                                    std::min_element(per_token, per_token + 4) - per_token,
@@ -200,7 +202,7 @@ TEST_CASE("HellaSwag scores every ending as a continuation of its context", "[ev
     }
     CHECK(HellaSwag(directory / "h.jsonl", tokenizer, 5).size() == 5);
 
-    // A model that knows fewer tokens than the tokenizer has is told apart from one that can be scored.
+    // A model with fewer tokens than the tokenizer cannot be scored.
     TinyModel small = random_model(100, 2, static_cast<int>(T), seed);
     Batch batch(small);
     CHECK(contains(error_of([&] { hellaswag.evaluate(small.stream, *small.model, batch); }),

@@ -80,7 +80,7 @@ TEST_CASE("the report names parameters, batch, ranks and the memory of every rec
     Config config = random_config();
     const GPTShape shape = shape_of(config, config.model.vocab_size);
     const std::string report = plan_report(config, Device{}, 1).text;
-    // GPT-2: tied embedding, positions, 12·C² + 13·C a block, the last norm.
+    // GPT-2: tied embedding, positions, 12·C² + 13·C per block, the last norm.
     const int64_t C = shape.n_embd, L = shape.n_layer;
     const int64_t parameters =
         (shape.vocab_size + shape.n_ctx) * C + L * (12 * C * C + 13 * C) + 2 * C;
@@ -151,7 +151,7 @@ TEST_CASE("a micro-batch that is left open is the one with which a step is done 
         };
         const uint64_t least = bytes_of(1, Recompute::block);
         const uint64_t available = least + static_cast<uint64_t>(random_int(0, 1 << 24));
-        // By going through all of them, with the times that plan.h names.
+        // By going through all of them, with the relative times in plan.h.
         double soonest = 1e300;
         for (int64_t B = 1; B <= sequences; ++B)
             for (const auto& [level, cost] : {std::pair{Recompute::none, 1.0},
@@ -214,7 +214,7 @@ TEST_CASE("a resumed run takes the choices that it has, unless they fit no more"
     CHECK(choose(kept, bytes(3, Recompute::block), 1).micro_batch == 3);
     const Choices less = choose(kept, bytes(3, Recompute::block) - 1, 1);
     CHECK(bytes(less.micro_batch, recompute_from(less.recompute)) < bytes(3, Recompute::block));
-    config.batch.micro_batch = 4;  // what is given is taken
+    config.batch.micro_batch = 4;  // given values are used
     config.precision.recompute = "elementwise";
     CHECK(choose(kept, plenty, 1).micro_batch == 4);
     CHECK(choose(kept, plenty, 1).recompute == "elementwise");
@@ -309,7 +309,7 @@ TEST_CASE("a plan of any size is counted, and one that cannot fit says so", "[pl
         CHECK(contains(error.what(), "masters"));
         CHECK(contains(error.what(), format_bytes(plan.total_bytes())));
     }
-    // More than 64 bits can count.
+    // A size that 64 bits may not be able to count: then an error says so.
     config.batch.micro_batch = 1048576;
     config.batch.tokens_per_step = int64_t{1048576} * 2048;
     const std::string error = error_of(config, 1);

@@ -18,7 +18,7 @@ TEST_CASE("a line leaves out the least important fields until it fits, and no mo
                 {std::string(static_cast<size_t>(random_int(1, 20)), static_cast<char>('a' + i)),
                  i});
         std::shuffle(fields.begin(), fields.end(), test_rng());
-        const auto length = [&](int most_important) {  // of a line with so many fields
+        const auto length = [&](int most_important) {  // of a line with this many fields
             size_t all = 0;
             for (const ProgressField& field : fields)
                 if (field.rank < most_important) all += field.text.size() + 3;
@@ -33,7 +33,7 @@ TEST_CASE("a line leaves out the least important fields until it fits, and no mo
         int kept = 1;
         while (kept < n && length(kept + 1) <= columns) ++kept;
         CHECK(static_cast<int>(line.size()) == std::min(columns, length(kept)));
-        size_t from = 0;  // those kept, in the order they were given
+        size_t from = 0;  // the kept fields, in the order in which they were given
         for (const ProgressField& field : fields)
             if (field.rank < kept) {
                 const size_t at = line.find(field.text.substr(0, static_cast<size_t>(columns)));
@@ -72,7 +72,7 @@ TEST_CASE("the pace of steps is their mean since the last line, and of recent on
         all.push_back(seconds);
         since += seconds;
         ++steps;
-        // The first step counts only alone.
+        // The first step counts only while it is the only one.
         const size_t window = std::min(StepPace::window, std::max<size_t>(all.size() - 1, 1));
         double recent = 0;
         for (size_t k = all.size() - window; k < all.size(); ++k) recent += all[k];

@@ -48,7 +48,7 @@ TEST_CASE("a run writes over the files of runs alone", "[run_folder]") {
     const std::string run = directory / "run", other = directory / "other";
     RunFolder(run).describe(config);
     CHECK_NOTHROW(RunFolder(run));
-    write(run + "/manifest.json", "{\"program\": \"");  // of a run, as far as one can see
+    write(run + "/manifest.json", "{\"program\": \"");  // cut short, but it may be a run's
     CHECK_NOTHROW(RunFolder(run));
     // A run that had nothing to do, or was killed at its start, has written no manifest.
     fs::remove(run + "/manifest.json");
@@ -108,7 +108,7 @@ TEST_CASE("a run's folder says what the run was", "[run_folder]") {
     CHECK(shards > 1);
     CHECK(manifest.at("train").size() == shards);
 
-    // What is compared when a run goes on: contents, wherever they are
+    // What is compared when a run resumes: the contents, wherever they are.
     fs::rename(directory / "data", directory / "moved");
     config.data.train[0].glob = directory / "moved/train_*.bin";
     CHECK(folder.describe(config).empty());
@@ -121,7 +121,7 @@ TEST_CASE("a run's folder says what the run was", "[run_folder]") {
     CHECK(folder.describe(config).empty());
     config.data.train.pop_back();
 
-    fs::remove(directory / "moved/data.json");  // shards of other origin
+    fs::remove(directory / "moved/data.json");  // now the shards have no hashes
     CHECK(folder.describe(config) == std::vector<std::string>{"data.train", "data.val"});
     CHECK_FALSE(
         Json::parse(read(directory / "run/manifest.json")).at("train").at(0).contains("xxh3"));
@@ -138,7 +138,7 @@ TEST_CASE("metrics are one JSON object a line, whatever the numbers and texts", 
     const size_t end = text.find('\n');
     const Json first = Json::parse(text.substr(0, end)), second = Json::parse(text.substr(end + 1));
     CHECK(first.at("loss").get<double>() == 1.0 / 3);
-    CHECK(first.begin().key() == "loss");  // sorted when it is read
+    CHECK(first.begin().key() == "loss");  // the parser sorts the keys
     CHECK(text.starts_with("{\"step\":1,"));
     CHECK(second.at("loss").is_null());
     CHECK(second.at("norm").is_null());
@@ -173,7 +173,7 @@ TEST_CASE("a resumed run keeps the metrics up to its step and drops what comes a
     MetricsLog(directory.path(), std::nullopt, {});
     CHECK(read(directory / "metrics.jsonl").empty());
 
-    // Of runs without a checkpoint to go on from, the longest stays.
+    // Of runs without a checkpoint to resume from, the longest metrics are kept.
     CHECK(read(directory / "metrics.old.jsonl") == "{\"step\":1,\"loss\":5.0}\n");
     for (const std::string& text : {kept, dropped, kept + dropped}) {
         write(directory / "metrics.jsonl", text);
@@ -194,7 +194,7 @@ TEST_CASE("each line of metrics says tokens and seconds, which grow over the sta
     write(directory / "metrics.jsonl", Json{{"step", 1}, {"seconds", 1}}.dump() + "\n" +
                                            Json{{"step", 2}, {"seconds", before}}.dump() + "\n" +
                                            Json{{"step", 2}, {"val_loss", 4}}.dump() +
-                                           "\n" +  // of a run that did not say it
+                                           "\n" +  // of a version that did not record seconds
                                            Json{{"step", 3}, {"seconds", 1000}}.dump() + "\n");
     MetricsLog log(directory.path(), 2, {.tokens_per_step = tokens_per_step});
     log.write(3, {{"loss", 1.0}});
@@ -211,5 +211,5 @@ TEST_CASE("each line of metrics says tokens and seconds, which grow over the sta
         last = json.at("seconds");
     }
     CHECK(step == 5);
-    CHECK(last < before + 100);  // of this start those that passed, not those of the clock
+    CHECK(last < before + 100);  // only the seconds since this start are added
 }

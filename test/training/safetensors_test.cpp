@@ -15,7 +15,7 @@ namespace train_gpt {
 
 namespace {
 
-/// A file of a given header text and data, as the format lays it out.
+/// A file with the given header text and data, as the format lays it out.
 std::string raw_file(const std::string& header, const std::string& data) {
     const uint64_t length = header.size();
     std::string bytes(sizeof length, '\0');
@@ -66,7 +66,7 @@ TEST_CASE("what a SafetensorsWriter wrote, a SafetensorsFile reads back") {
     writer.append(bytes_of(floats).first(cut));
     writer.append(bytes_of(floats).subspan(cut));
     writer.append(bytes_of(integers));
-    REQUIRE_THROWS_AS(SafetensorsFile(path), Error);  // not there before commit()
+    REQUIRE_THROWS_AS(SafetensorsFile(path), Error);  // the file does not exist before commit()
     writer.commit();
 
     const SafetensorsFile file(path);

@@ -16,7 +16,7 @@ using namespace train_gpt;
 
 namespace {
 
-/// Logits with ties and with tokens that cannot come.
+/// Logits with ties, and with tokens that cannot be drawn.
 std::vector<float> random_logits(size_t n) {
     std::vector<float> logits = random_normal(n, 2.0f);
     for (float& logit : logits) {
@@ -27,7 +27,7 @@ std::vector<float> random_logits(size_t n) {
     return logits;
 }
 
-/// What draw_token's contract says, step by step: the probability of each token.
+/// The contract of draw_token, step by step: the probability of each token.
 std::vector<double> reference(const std::vector<float>& logits, const SamplingOptions& o) {
     std::vector<size_t> rank(logits.size());
     std::iota(rank.begin(), rank.end(), size_t{0});
@@ -71,7 +71,7 @@ TinyModel random_model(int64_t vocab_size, int n_ctx) {
     return model;
 }
 
-/// A UTF-8 character begins before the border and goes on behind it.
+/// Whether a UTF-8 character begins before the boundary and continues after it.
 bool character_across(const std::string& text, size_t border) {
     const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
     for (size_t start = border - std::min<size_t>(border, 3); start < border; ++start) {
@@ -101,8 +101,8 @@ TEST_CASE(
         if (random_int(0, 1)) o.top_p = std::uniform_real_distribution<>(0.05, 0.99)(test_rng());
         CAPTURE(logits, o.temperature, o.top_k, o.top_p);
         const auto p = reference(logits, o);
-        // Each token owns an interval of [0, 1) as long as its probability, so that among n even points it has n·p, give
-        // or take one at its ends.
+        // Each token owns an interval of [0, 1) as long as its probability, so among n evenly
+        // spaced points it gets n·p, give or take one at its ends.
         constexpr int n = 4000;
         std::vector<int> count(logits.size());
         for (int i = 0; i < n; ++i)
@@ -121,7 +121,7 @@ TEST_CASE("of equally likely tokens top-p and top-k keep those of the lowest ids
         const auto level = static_cast<float>(random_int(-3, 3));
         const std::vector<float> logits(static_cast<size_t>(n), level);
         const int kept = static_cast<int>(random_int(1, n - 1));
-        // Each of them has the probability 1/n, a power of two: the first `kept` have exactly top_p.
+        // Each token has the probability 1/n, a power of two: the first `kept` have exactly top_p.
         const SamplingOptions by_probability{.temperature = 0.7,
                                              .top_p = kept / static_cast<double>(n)},
             by_number{.temperature = 0.7, .top_k = kept};
@@ -165,7 +165,7 @@ TEST_CASE("prompts of any length fit into the memory that was planned, with any 
                              .vocab_size = 50},
                             1, 2, dtype);
             model.stream.scratch_bytes =
-                model.generator->scratch_bytes();  // and not what training needs
+                model.generator->scratch_bytes();  // not what training needs
             const std::vector<int32_t> prompt(length, 7);
             for (const size_t n : {1, 2, 3, 4, 5, 64, 67, length}) {
                 CAPTURE(team, name_of(dtype), heads, n);
@@ -185,11 +185,11 @@ TEST_CASE("a sample is a function of seed and number, and comes in whole charact
     TinyModel m = random_model(tokenizer.vocab_size(), 24);
     const auto sample = [&](const std::string& prompt, SamplingOptions o, uint64_t number,
                             const std::function<void(std::string_view)>& emit = {}) {
-        o.max_tokens = 60;  // beyond n_ctx
+        o.max_tokens = 60;  // more than n_ctx
         return sample_text(m.stream, *m.generator, tokenizer, prompt, o, number, emit);
     };
     const SamplingOptions o{.temperature = 1.2, .seed = test_rng()()};
-    // Several at a time: one may end at once, and so equal another.
+    // Several at a time: a single one may end immediately, and so equal another.
     const auto samples = [&](const std::string& prompt, const SamplingOptions& options,
                              uint64_t first) {
         std::string text;
@@ -235,7 +235,7 @@ TEST_CASE("a sample beyond n_ctx is what a model without a cache writes from the
     while (compared < 8) {
         const auto n_ctx = static_cast<size_t>(random_int(3, 12));
         TinyModel m = random_model(static_cast<int64_t>(V), static_cast<int>(n_ctx));
-        // Large, so that a token at another position is another input.
+        // Large, so that the same token at another position is a different input.
         const int positions = m.parameters->index_of("wpe.weight");
         m.parameters->set(positions, random_normal(n_ctx * 16, 2.0f));
         std::string prompt;  // shorter than n_ctx or longer
@@ -264,7 +264,7 @@ TEST_CASE("a sample beyond n_ctx is what a model without a cache writes from the
             context.push_back(static_cast<int32_t>(token));
             expected += tokenizer.token_bytes(token);
         }
-        // Where two tokens are as likely but for rounding, either may come.
+        // If two tokens are equally likely within rounding, either may be drawn.
         if (!is_clear || context.size() < 2 * n_ctx) continue;
         CAPTURE(n_ctx, prompt);
         CHECK(sample_text(m.stream, *m.generator, tokenizer, prompt,
@@ -278,7 +278,7 @@ TEST_CASE("a sample ends at the end of the document, and rows beyond the tokeniz
     const Tokenizer tokenizer = small_tokenizer();
     const int64_t V = 500;
     TinyModel m = random_model(V, 24);
-    // ln_f gives a constant vector, so that the logits are what wte makes of it.
+    // ln_f gives a constant vector, so wte alone determines the logits.
     const auto set = [&](const char* name, const std::function<float(int64_t)>& value) {
         const int i = m.parameters->index_of(name);
         std::vector<float> values(static_cast<size_t>(m.parameter(i).numel()));

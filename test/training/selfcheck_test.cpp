@@ -76,7 +76,7 @@ TEST_CASE("a rank that is slower than the tolerance allows is named once, a fast
         CHECK(found[0].rates[1].name == "GB/s");
         CHECK(found[0].rates[1].value == bandwidth[slow]);
         CHECK(std::abs(found[0].rates[1].median / 100 - 1) < 0.002);
-        // Allowed more, it is not slow any more.
+        // With a larger tolerance, it is no longer slow.
         CHECK(find_slow_ranks(rates(), tolerance + 2).empty());
 
         SelfcheckTable table = table_of(rates());
@@ -103,7 +103,7 @@ TEST_CASE("of two ranks only the slower one is named", "[selfcheck]") {
     CHECK(slow_at({low, high}, 9) == std::vector<int>{0});
     CHECK(slow_at({high, low}, 9) == std::vector<int>{1});
     CHECK(slow_at({low, low}, 0).empty());
-    // Of four the median is the mean of the two in the middle, of three the one in the middle.
+    // Of four, the median is the mean of the middle two; of three, it is the middle one.
     const auto four = find_slow_ranks({{"r", {10 * high, low, high, low / 10}}}, 15);
     REQUIRE(ranks_of(four) == std::vector<int>{3});
     CHECK(std::abs(four[0].rates[0].median - (low + high) / 2) < 1e-12);
@@ -112,7 +112,7 @@ TEST_CASE("of two ranks only the slower one is named", "[selfcheck]") {
 }
 
 TEST_CASE("only what is slow in both measurements counts", "[selfcheck]") {
-    // A load slows one rank, then the other; or the same one, at something else.
+    // A load slows one rank, then the other; or it slows the same rank, but another rate.
     const auto rates = [](const std::vector<double>& flops, const std::vector<double>& bandwidth) {
         return std::vector<RankRates>{{"TFLOP/s", flops}, {"GB/s", bandwidth}};
     };
@@ -169,7 +169,7 @@ TEST_CASE("one rank is compared with nothing", "[selfcheck]") {
 
 TEST_CASE("the table has a row for each rank and each size, in columns", "[selfcheck]") {
     SelfcheckTable table = table_of({{"TFLOP/s", {812.25, 810.5}}, {"GB/s", {4000, 4.125}}});
-    table.devices[1] = "GPU with “quotes”";  // as wide as it looks
+    table.devices[1] = "GPU with “quotes”";  // its width is counted in characters
     table.collectives = {{65536, 1.5e9, 2.25e9, 3e9},
                          {int64_t{256} << 20, 1.5e11, 2.5e11, 3.125e11}};
     const std::string text = format_selfcheck(table, {}, 15);
@@ -195,7 +195,7 @@ TEST_CASE("bus bandwidth is what a ring sends over each link, whatever the numbe
     for (const int ranks : {2, 3, 8, 1024}) {
         const int64_t bytes = random_int(1, 1 << 30);
         const double link = std::exp(uniform(10, 27));  // bytes per second
-        // In a ring each rank sends all blocks but one; for an all-reduce twice.
+        // In a ring, each rank sends all blocks but one, and for an all-reduce twice as many.
         const double seconds = static_cast<double>(bytes) / ranks * (ranks - 1) / link;
         CAPTURE(ranks, bytes, link);
         CHECK(std::abs(half_reduce_bandwidth(ranks, bytes, seconds) / link - 1) < 1e-12);

@@ -17,7 +17,8 @@ namespace {
 
 constexpr int64_t all_steps = std::numeric_limits<int64_t>::max();
 
-/// Shards, their data.json where wanted, and a run that reads them: the first two train, the third validates.
+/// Shards, with a data.json if wanted, and a run that reads them: the first two are for training,
+/// the third is for validation.
 struct Run {
     explicit Run(bool with_hashes) {
         fs::create_directory(directory / "data");
@@ -42,7 +43,7 @@ struct Run {
         bytes[static_cast<size_t>(random_int(1024, std::ssize(bytes) - 1))] ^= 1;
         write(files[i], bytes);
     }
-    /// Damages it without a trace in its size, inode and time of modification.
+    /// Damages a shard without a trace in its size, inode and modification time.
     void damage_secretly(size_t i) const {
         const auto time = fs::last_write_time(files[i]);
         damage(i);
@@ -58,7 +59,7 @@ struct Run {
     World world;
 };
 
-/// One start of the run that verifies all.
+/// One start of the run that verifies all shards.
 std::optional<ShardWatch::Damage> start(const Run& run, int64_t step,
                                         int64_t* sound_step = nullptr) {
     const RunFolder folder(run.directory / "run");
@@ -102,7 +103,8 @@ TEST_CASE("the thread finds damage by itself, and a later start finds it immedia
         CHECK(damage->trained == (i < 2));
         CHECK(watch.sound_step() == 5);
     }
-    // Until all is whole, steps after the first that could have been trained on it are not sound.
+    // Until all shards are whole, steps after the first one that may have used a damaged shard are
+    // not sound.
     int64_t sound_step = 0;
     CHECK(start(run, 8, &sound_step));
     CHECK(sound_step == 5);
@@ -131,7 +133,7 @@ TEST_CASE("shards without a hash get one in the run's manifest, and a swap is no
     const auto damage = start(run, 4);
     REQUIRE(damage);
     CHECK(contains(damage->message, run.files[i].string() + " is not the file that this run read"));
-    // As the message says
+    // As the message advises.
     fs::remove(run.directory / "run/manifest.json");
     CHECK_FALSE(start(run, 4));
     CHECK_FALSE(start(run, 4));
@@ -144,11 +146,11 @@ TEST_CASE("a watch that ends before it is done keeps what it has read and leaves
         const RunFolder folder(run.directory / "run");
         folder.describe(run.config);
         ShardWatch watch(folder, run.shards, 3, run.world);
-        watch.finish([&] { return watch.bytes_left() < others; });  // in the midst of the second
+        watch.finish([&] { return watch.bytes_left() < others; });  // in the middle of the second
         CHECK_FALSE(watch.settle());
     }
     const size_t kept = run.kept()["files"].size();
-    REQUIRE(kept >= 1);  // more, where the thread was faster than this
+    REQUIRE(kept >= 1);  // more if the thread was faster
     run.damage_secretly(0);
     int64_t sound_step = 0;
     if (kept < 3) {
@@ -163,7 +165,7 @@ TEST_CASE("a watch that ends before it is done keeps what it has read and leaves
 }
 
 TEST_CASE("the thread leaves the processor to the run") {
-    // 256 MB take a hundredth of a core seconds, and a whole one less than the 300 ms.
+    // With a hundredth of a core, 256 MB take seconds; with a whole core, less than the 300 ms.
     const TemporaryDirectory directory;
     const fs::path large = directory / "large.bin";
     write(large, "");
