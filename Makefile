@@ -301,7 +301,7 @@ test-full:
 FUZZ := build/fuzz
 FUZZ_SOURCES := $(wildcard tokenizer/*.cpp dataloader/*.cpp) \
     $(addprefix training/,config.cpp config_keys.cpp config_parser.cpp nearest_key.cpp safetensors.cpp) \
-    $(addprefix base/,error.cpp file.cpp hash.cpp json_text.cpp printable.cpp) \
+    $(addprefix base/,error.cpp file.cpp hash.cpp json_text.cpp printable.cpp stopwatch.cpp) \
     test/fuzz/targets.cpp test/fuzz/fuzz.cpp
 FUZZ_OBJECTS := $(addprefix $(FUZZ)/,$(FUZZ_SOURCES:.cpp=.o))
 FUZZ_FLAGS := -std=c++20 -O1 -g -Wall -Wextra -fno-omit-frame-pointer -fno-sanitize-recover=all
