@@ -66,6 +66,16 @@ std::string escaped(std::string_view text, bool on_one_line) {
 std::string printable(std::string_view text) { return escaped(text, false); }
 std::string printable_line(std::string_view text) { return escaped(text, true); }
 
+void blank_unprintable(std::span<char> text) {
+    while (!text.empty()) {
+        const Character character = first_character({text.data(), text.size()});
+        const size_t length = std::max<size_t>(character.length, 1);
+        if (character.length == 0 || commands_terminals(character.code))
+            std::ranges::fill(text.first(length), ' ');
+        text = text.subspan(length);
+    }
+}
+
 size_t unfinished_utf8(std::string_view text) {
     for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
         const auto byte = static_cast<unsigned char>(text[text.size() - back]);

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -15,6 +16,9 @@ std::string printable(std::string_view text);
 
 /// The same on one line: newline and tab are also escaped, as \n and \t.
 std::string printable_line(std::string_view text);
+
+/// Replaces in place what printable_line() would escape, byte by byte with spaces. Allocates nothing.
+void blank_unprintable(std::span<char> text);
 
 /// The number of bytes at the end of a text that begin an incomplete UTF-8 character.
 size_t unfinished_utf8(std::string_view text);

@@ -4,10 +4,14 @@
 #include <array>
 #include <bit>
 #include <cassert>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <system_error>
 #include <utility>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/error.h"
 
@@ -58,6 +62,42 @@ uint32_t widen(const std::byte* in, int64_t n, int32_t* out) {
         out[i] = static_cast<int32_t>(token);
     }
     return largest;
+}
+
+/// Bytes [begin, begin + n) of a file that had `size` bytes at the start of the run. Reading a
+/// mapping past the end of its file would kill the process; so the file is opened for each call,
+/// which also bounds the number of open files.
+std::vector<std::byte> read_unchanged(const fs::path& path, int64_t size, int64_t begin,
+                                      int64_t n) {
+    const auto cannot_read = [&](int code) {
+        return Error("cannot read ", path.string(), " any more: ", std::strerror(code),
+                     "; data must stay in place while a run reads it");
+    };
+    const auto changed = [&](int64_t now) {
+        return Error(path.string(), " changed from ", size, " to ", now,
+                     " bytes while it was being read; data must stay as it is during a run");
+    };
+    struct Descriptor {
+        int value;
+        ~Descriptor() {
+            if (value >= 0) ::close(value);
+        }
+    };
+    const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+    struct stat status {};
+    if (file.value < 0 || ::fstat(file.value, &status) != 0) throw cannot_read(errno);
+    if (status.st_size != size) throw changed(status.st_size);
+
+    std::vector<std::byte> bytes(static_cast<size_t>(n));
+    for (int64_t done = 0; done < n;) {
+        const ssize_t got =
+            ::pread(file.value, bytes.data() + done, static_cast<size_t>(n - done), begin + done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) throw cannot_read(errno);
+        if (got == 0) throw changed(begin + done);
+        done += got;
+    }
+    return bytes;
 }
 
 }  // namespace
@@ -159,9 +199,8 @@ bool begins_as_shard(std::string_view bytes) {
 }
 
 TokenShards::Shard TokenShards::open_shard(const fs::path& path) {
-    Shard shard;
-    shard.file = MappedFile(path);
-    const std::span<const std::byte> bytes = shard.file.bytes();
+    const MappedFile file(path);
+    const std::span<const std::byte> bytes = file.bytes();
     const int64_t size = static_cast<int64_t>(bytes.size());
     const std::string again = "; make it again with `train_gpt tokenize`";
     if (size < kHeaderBytes)
@@ -181,8 +220,7 @@ TokenShards::Shard TokenShards::open_shard(const fs::path& path) {
         throw Error(path.string(), " has shard version ", header[1], " at byte 4, but version ",
                     format->version, " is the one known for its kind", again);
     const int64_t body = size - kHeaderBytes;
-    shard.width = format->width;
-    shard.tokens = body / format->width;
+    Shard shard{path, size, body / format->width, format->width};
     if (body % format->width != 0 || header[2] != low32(shard.tokens) ||
         (header[3] != 0 && header[3] != high32(shard.tokens))) {
         const int64_t promised =
@@ -196,19 +234,6 @@ TokenShards::Shard TokenShards::open_shard(const fs::path& path) {
 
 void require_shard(const fs::path& path) { TokenShards::open_shard(path); }
 
-void TokenShards::check_unchanged(const Shard& shard) const {
-    // Reading a mapping past the end of its file kills the process, so a file that was truncated or
-    // removed during the run is reported before it is read.
-    std::error_code code;
-    const uintmax_t size = fs::file_size(shard.file.path(), code);
-    if (code)
-        throw Error("cannot read ", shard.file.path().string(), " any more: ", code.message(),
-                    "; data must stay in place while a run reads it");
-    if (size != shard.file.bytes().size())
-        throw Error(shard.file.path().string(), " changed from ", shard.file.bytes().size(), " to ",
-                    size, " bytes while it was being read; data must stay as it is during a run");
-}
-
 void TokenShards::copy(int shard_index, int64_t offset, int64_t n, int32_t* out) const {
     const Shard& shard = shards_[static_cast<size_t>(shard_index)];
     assert(offset >= 0 && n >= 0 && offset <= shard.tokens - n);
@@ -216,15 +241,15 @@ void TokenShards::copy(int shard_index, int64_t offset, int64_t n, int32_t* out)
         for (int64_t i = 0; i < n; ++i) out[i] = synthetic_token(offset + i, vocab_size_);
         return;
     }
-    check_unchanged(shard);
     const int64_t begin = kHeaderBytes + offset * shard.width;
-    const std::byte* in = shard.file.bytes().data() + begin;
+    const std::vector<std::byte> in =
+        read_unchanged(shard.path, shard.bytes, begin, n * shard.width);
     const uint32_t largest =
-        shard.width == 2 ? widen<uint16_t>(in, n, out) : widen<uint32_t>(in, n, out);
+        shard.width == 2 ? widen<uint16_t>(in.data(), n, out) : widen<uint32_t>(in.data(), n, out);
     if (largest < vocab_size_) return;
     for (int64_t i = 0; i < n; ++i)
         if (const uint32_t token = static_cast<uint32_t>(out[i]); token >= vocab_size_)
-            throw Error(shard.file.path().string(), " holds token id ", token, " at byte ",
+            throw Error(shard.path.string(), " holds token id ", token, " at byte ",
                         begin + i * shard.width, ", outside the vocabulary of ", vocab_size_,
                         "; it is damaged or was made with another tokenizer");
 }
@@ -234,7 +259,8 @@ std::string TokenShards::fingerprint() const {
     constexpr size_t page = 4096;
     std::string sample;
     for (const Shard& shard : shards_) {
-        const std::string_view text = shard.file.text();
+        const MappedFile file(shard.path);
+        const std::string_view text = file.text();
         sample += concat(text.size(), " ", text.substr(0, page),
                          text.substr(text.size() - std::min(text.size(), page)));
     }

@@ -1,5 +1,4 @@
-// Token shards: files of token ids in llm.c's format, written atomically and read through memory
-// maps.
+// Token shards: files of token ids in llm.c's format, written atomically.
 //
 //     bytes 0..1023   256 int32: [0] magic, [1] version, [2] number of tokens, the rest 0
 //     bytes 1024..    the tokens: uint16 with magic 20240520 and version 1,
@@ -79,8 +78,8 @@ class ShardWriter {
 /// deterministic stream for benchmarks (for a file of that name, write "./synthetic").
 class TokenShards {
   public:
-    /// Maps every file and checks its header against its size. Throws Error with the file, the byte
-    /// and what is wrong. Token ids are checked when they are read. 1 <= vocab_size < 2^31.
+    /// Checks the header of every file against its size. Throws Error with the file, the byte and
+    /// what is wrong. Token ids are checked when they are read. 1 <= vocab_size < 2^31.
     TokenShards(const std::string& pattern, uint32_t vocab_size);
 
     bool synthetic() const { return synthetic_; }
@@ -90,7 +89,7 @@ class TokenShards {
     int64_t shard_tokens(int shard) const { return shards_[static_cast<size_t>(shard)].tokens; }
     /// The file of a shard; empty for the synthetic one.
     const std::filesystem::path& shard_path(int shard) const {
-        return shards_[static_cast<size_t>(shard)].file.path();
+        return shards_[static_cast<size_t>(shard)].path;
     }
 
     /// Distinguishes data sets without reading them completely: the number of shards and tokens,
@@ -99,19 +98,19 @@ class TokenShards {
 
     /// out[0..n) = tokens [offset, offset + n) of a shard; the range must lie inside it. May be
     /// called from several threads at the same time. Throws Error for an id >= vocab_size (with
-    /// file and byte offset) and when the file was removed or its size changed since it was mapped.
+    /// file and byte offset) and when the file was removed or its size changed since the start.
     void copy(int shard, int64_t offset, int64_t n, int32_t* out) const;
 
   private:
     struct Shard {
-        MappedFile file;
+        std::filesystem::path path;
+        int64_t bytes = 0;  // of the file
         int64_t tokens = 0;
         int width = 0;  // bytes per token
     };
 
     static Shard open_shard(const std::filesystem::path& path);
     friend void require_shard(const std::filesystem::path& path);
-    void check_unchanged(const Shard& shard) const;
 
     uint32_t vocab_size_;
     bool synthetic_ = false;

@@ -12,17 +12,19 @@
 
 namespace train_gpt::watchdog {
 
-/// A text of fewer than n bytes on one line; longer text is truncated.
+/// A text of fewer than n bytes on one line, safe for a terminal; longer text is truncated. Text of
+/// a Text is the same text, so that all ranks hold the same line.
 template <size_t n>
 class Text {
   public:
     Text() = default;
     explicit Text(std::string_view text) {
-        std::copy_n(text.data(), std::min(text.size(), n - 1), chars_.data());
-        for (char& c : chars_)
-            if ((c > 0 && c < ' ') || c == 127) c = ' ';
-        for (size_t cut = unfinished_utf8(chars_.data()); cut > 0; --cut)
-            chars_[std::strlen(chars_.data()) - 1] = 0;
+        const size_t fitting = std::min(text.size(), n - 1);
+        std::copy_n(text.data(), fitting, chars_.data());
+        const size_t length = std::strlen(chars_.data());
+        const size_t whole = length - unfinished_utf8({chars_.data(), length});
+        std::ranges::fill(std::span(chars_).subspan(whole), '\0');
+        blank_unprintable(std::span(chars_).first(whole));
     }
     const char* c_str() const { return chars_.data(); }
     std::span<const char, n> chars() const { return chars_; }

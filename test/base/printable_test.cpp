@@ -1,6 +1,9 @@
 // Text on its way to a terminal.
 #include "base/printable.h"
 
+#include <regex>
+#include <string>
+
 #include "base/error.h"
 #include "test/catch.h"
 #include "test/random.h"
@@ -53,6 +56,25 @@ TEST_CASE("an error is one line of printable text, whatever it quotes") {
         message_of(std::filesystem::filesystem_error(
             "cannot frobnicate", "some/file", std::make_error_code(std::errc::permission_denied))),
         "cannot use some/file: Permission denied"));
+}
+
+TEST_CASE("blanked text is printable and differs from the original in unprintable bytes alone") {
+    for (int round = 0; round < 200; ++round) {
+        std::string bytes;
+        for (int64_t n = random_int(0, 60); n > 0; --n)
+            bytes += random_int(0, 1) ? std::string(1, static_cast<char>(random_int(0, 255))) : "ö";
+        std::string text = bytes;
+        blank_unprintable(text);
+        CAPTURE(bytes, text);
+        CHECK(printable_line(text) == text);
+        REQUIRE(text.size() == bytes.size());
+        std::string kept = printable_line(bytes);  // with each escape made as many spaces as bytes
+        kept = std::regex_replace(
+            kept, std::regex(R"(\\x[0-9a-f]{2}|\\[nt]|\\u00[01][0-9a-f]|\\u007f)"), " ");
+        kept = std::regex_replace(kept, std::regex(R"(\\u00[89][0-9a-f])"), "  ");
+        kept = std::regex_replace(kept, std::regex(R"(\\u20[0-9a-f]{2})"), "   ");
+        if (!contains(bytes, "\\")) CHECK(text == kept);
+    }
 }
 
 TEST_CASE("numbers have separators of thousands") {

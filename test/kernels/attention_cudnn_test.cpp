@@ -1,7 +1,5 @@
 // cuDNN as a second implementation of attention: the choice between the two with a library that stands in for it, and
 // cuDNN itself where it is found.
-#include "kernels/attention/cudnn.h"
-
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -14,6 +12,7 @@
 
 #include "base/error.h"
 #include "device/cuda.h"
+#include "kernels/attention/cudnn.h"
 #include "kernels/attention/engine.h"
 #include "kernels/choices.h"
 #include "test/catch.h"

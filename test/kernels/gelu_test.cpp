@@ -73,7 +73,8 @@ TEST_CASE("gelu may overwrite its input, for any number of elements", "[cuda]") 
     }
 }
 
-TEST_CASE("gelu takes tensors that begin at any element and writes nothing next to them", "[cuda]") {
+TEST_CASE("gelu takes tensors that begin at any element and writes nothing next to them",
+          "[cuda]") {
     ON_EACH_DEVICE();
     for (DType dtype : {DType::fp32, DType::bf16}) {
         const int64_t n = random_int(1, 5000);

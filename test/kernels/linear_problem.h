@@ -1,6 +1,7 @@
 // Random linear layers, and what the kernels must give for them.
 #pragma once
 #include <cmath>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,10 @@
 #include "kernels/linear/linear.h"
 #include "test/kernels/kernel_test.h"
 #include "test/kernels/reference.h"
+#ifdef TRAIN_GPT_CUDA
+#include "device/cuda_queue.h"
+#include "kernels/linear/gemm_cublas.h"
+#endif
 
 namespace train_gpt::linear_problem {
 

@@ -170,8 +170,7 @@ TEST_CASE("a signal to one rank during a save or an evaluation ends the job afte
     }
 }
 
-TEST_CASE("mpirun passes SIGUSR1 on, and the job ends after a checkpoint",
-          "[failure][.][long]") {
+TEST_CASE("mpirun passes SIGUSR1 on, and the job ends after a checkpoint", "[failure][.][long]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
@@ -278,7 +277,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a disk that is full for one rank is reported, training continues, and space that is freed is used",
+    "a disk that is full for one rank is reported, training continues, and space that is freed is "
+    "used",
     "[failure]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;

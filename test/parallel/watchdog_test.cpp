@@ -25,12 +25,25 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/printable.h"
+#include "parallel/watchdog/text.h"
 #include "test/catch.h"
 #include "test/parallel/watchdog_job.h"
 #include "test/random.h"
 
 using namespace train_gpt;
 using namespace train_gpt::watchdog_job;
+
+TEST_CASE("a watchdog's line is printable, and stays as it is on its way through other ranks",
+          "[watchdog]") {
+    for (int round = 0; round < 200; ++round) {
+        const watchdog::Line line(random_bytes(random_int(0, 1100)));
+        const std::string text = line.c_str();
+        CHECK(text.size() < 1024);
+        CHECK(printable_line(text) == text);
+        CHECK(watchdog::Line(text).c_str() == text);
+    }
+}
 
 TEST_CASE("ranks that leave in any order end well and say nothing", "[watchdog]") {
     std::list<Job> jobs;
