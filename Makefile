@@ -161,7 +161,7 @@ OBJECTS += $(patsubst %,$(O)/%.o,$(CUDA_SOURCES))
 endif
 TEST_OBJECTS := $(addprefix $(O)/,$(TEST_SOURCES:.cpp=.o))
 # Tests share these with build/compare, which knows no Catch2.
-COMPARE_OBJECTS := $(filter $(addprefix $(O)/test/,compare/%.o kernels/reference.o kernels/test_device.o),$(TEST_OBJECTS))
+COMPARE_OBJECTS := $(filter $(addprefix $(O)/test/,compare/%.o kernels/%_operations.o kernels/reference.o kernels/test_device.o),$(TEST_OBJECTS))
 
 all: $(B)/train_gpt
 

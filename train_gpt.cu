@@ -85,10 +85,10 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
           Communicator& group) {
     const bool first_rank = world.rank() == 0;
     const int ranks = world.size();
-    select_kernels(given);
     // mpirun gives its ranks a terminal even when its own output goes to a file.
-    const bool by_lines = given.log.progress == "auto" && ranks > 1;
-    Progress progress(by_lines ? "lines" : given.log.progress, first_rank);
+    ProgressStyle style = given.log.progress;
+    if (style == ProgressStyle::automatic && ranks > 1) style = ProgressStyle::lines;
+    Progress progress(style, first_rank);
 
     // Data: what the run reads, which is the same on all ranks, and whether any steps are left
     const RunData data(given, line.config);
@@ -105,7 +105,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     const Decisions decided = decide(given, data.shape(), device, world);
     Config config = given;
     config.batch.micro_batch = decided.micro_batch;
-    const double peak_flops = measure_peak_flops(device, decided.dtype);
+    const double peak_flops = measure_peak_flops(device, decided.dtype, kernel_settings(given));
     world.activity().pulse();
     StepProfile profile(device, line.profile, peak_flops);
     const Arena plan =
@@ -113,7 +113,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     Arena arena = allocate(plan, config, data.shape(), decided.dtype, ranks);
     Trainer trainer(config, data.shape(), decided.dtype, decided.recompute, arena,
                     sharding_of(config, world.rank(), ranks));
-    const Choices choices = choose_kernels(trainer, config, decided, world);
+    const Choices choices = choose_kernels(trainer, decided, world);
     trainer.parameters.connect(group, &trainer.clock);
 
     // Weights: the newest checkpoint's, with its optimizer state, or the initial ones of a new run

@@ -92,7 +92,7 @@ class ZstdDecoder : public Decoder {
             if (::ZSTD_getErrorCode(code) == ZSTD_error_memory_allocation) throw std::bad_alloc();
             throw Error(::ZSTD_getErrorName(code));
         }
-        wanted_ = code > 0 ? code : kFrameHeaderBytes;
+        wanted_ = code > 0 ? code : frame_header_bytes;
         // Without input after a frame, the call asks for the next frame's header (code > 0), but
         // the data may still end here.
         if (input.pos > 0 || output.pos > 0) at_end_ = code == 0;
@@ -101,9 +101,9 @@ class ZstdDecoder : public Decoder {
     bool at_end() const override { return at_end_; }
 
   private:
-    static constexpr size_t kFrameHeaderBytes = 5;  // enough to find the header's length
+    static constexpr size_t frame_header_bytes = 5;  // enough to find the header's length
     ZSTD_DStream* state_;
-    size_t wanted_ = kFrameHeaderBytes;
+    size_t wanted_ = frame_header_bytes;
     bool at_end_ = false;
 };
 #endif

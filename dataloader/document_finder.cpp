@@ -16,7 +16,7 @@ void add(std::vector<LeftOut>& all, const LeftOut& more) {
 }
 
 void count(PreparationState& state, const Batch& batch, const Outcome& outcome) {
-    for (const Split split : kSplits) {
+    for (const Split split : splits) {
         state.documents[index_of(split)] += outcome.documents[index_of(split)];
         state.bytes[index_of(split)] += outcome.bytes[index_of(split)];
         state.sources[batch.source].documents += outcome.documents[index_of(split)];

@@ -57,7 +57,7 @@ class DocumentFinder {
         }
 
         int64_t number = batch.line;
-        const std::string too_long = concat("is longer than ", kMaxDocumentBytes >> 20, " MiB");
+        const std::string too_long = concat("is longer than ", max_document_bytes >> 20, " MiB");
         if (batch.line_too_long) refuse(batch, number + 1, too_long, 0, outcome);
         for (std::string_view rest = batch.lines; !rest.empty();) {
             const size_t end = std::min(rest.find('\n'), rest.size() - 1) + 1;
@@ -66,7 +66,7 @@ class DocumentFinder {
             ++number;
             if (is_blank(line)) continue;
             size_t column = 0;
-            if (static_cast<int64_t>(line.size()) > kMaxDocumentBytes)
+            if (static_cast<int64_t>(line.size()) > max_document_bytes)
                 refuse(batch, number, too_long, 0, outcome);
             else if (const std::string reason =
                          read_field(line, field_, text_, column, batch.is_array);

@@ -18,13 +18,13 @@ namespace train_gpt {
 
 namespace {
 
-constexpr std::string_view kSeparator = "<|endoftext|>";
-constexpr size_t kBatchBytes = 1 << 20;
-constexpr size_t kBeginningBytes = 1 << 16;  // enough to find out what an input is
-constexpr int64_t kQueueBytes = 16 << 20;    // read ahead of each source
+constexpr std::string_view separator = "<|endoftext|>";
+constexpr size_t batch_bytes = 1 << 20;
+constexpr size_t beginning_bytes = 1 << 16;  // enough to find out what an input is
+constexpr int64_t queue_bytes = 16 << 20;    // read ahead of each source
 // When an unfinished document is cut, at least this many bytes after the cut have been read.
-constexpr size_t kLookahead = 32;
-constexpr std::string_view kWhiteSpace = " \t\r\n";
+constexpr size_t lookahead = 32;
+constexpr std::string_view white_space = " \t\r\n";
 
 }  // namespace
 
@@ -43,11 +43,11 @@ Split split_of(std::string_view document, double val_fraction) {
 }
 
 Separator find_separator(std::string_view text, size_t from, bool at_line_start, bool complete) {
-    for (size_t at = from;; at += kSeparator.size()) {
-        at = text.find(kSeparator, at);
+    for (size_t at = from;; at += separator.size()) {
+        at = text.find(separator, at);
         if (at == std::string_view::npos) break;
         if (at > 0 ? text[at - 1] != '\n' : !at_line_start) continue;
-        size_t after = at + kSeparator.size();
+        size_t after = at + separator.size();
         if (after < text.size() && text[after] == '\r') ++after;
         if (after == text.size() && !complete) break;  // decided when more is read
         if (after < text.size() && text[after] != '\n') continue;
@@ -95,12 +95,12 @@ bool is_encodable_cut(std::string_view text, size_t at) {
         return ends_word(text, at - 1) && begins_word(text, at) && text[at] != '/';
     // Before white space that follows a letter or number: the patterns join only punctuation with
     // white space after it.
-    return kWhiteSpace.find(text[at]) != kWhiteSpace.npos &&
+    return white_space.find(text[at]) != white_space.npos &&
            ends_in_letter_or_number(text.substr(0, at));
 }
 
 size_t encodable_piece(std::string_view text, size_t wanted) {
-    for (size_t at = wanted; (at = text.find_first_of(kWhiteSpace, at)) != text.npos; ++at)
+    for (size_t at = wanted; (at = text.find_first_of(white_space, at)) != text.npos; ++at)
         for (const size_t cut : {at, at + 1})
             if (is_encodable_cut(text, cut)) return cut;
     return text.size();
@@ -145,7 +145,7 @@ class DocumentStream::Reader {
     /// Skips to where an interrupted run stopped, by reading: this works for all inputs and shows
     /// whether they are unchanged.
     void drop(const Position& start) {
-        std::string dropped(kBatchBytes, '\0');
+        std::string dropped(batch_bytes, '\0');
         while (position_.offset < start.offset && !stream_.stop_) {
             const size_t n = bytes_.read(
                 dropped.data(),
@@ -160,14 +160,14 @@ class DocumentStream::Reader {
                         " is not what it was when this command was interrupted (up to "
                         "byte ",
                         start.offset, "); give it the same again, or remove the folder ",
-                        kStagingFolder, " to start again");
+                        staging_folder, " to start again");
         position_.line = start.line;
         position_.in_document = start.in_document;
     }
 
     /// Drops what is not text from the beginning of the source.
     void begin() {
-        fill(kBeginningBytes);
+        fill(beginning_bytes);
         see_beginning(buffer_);
         if (source_.path == "-" && !source_.jsonl) refuse_no_text(source_.name(), buffer_);
         drop_front(buffer_.size() - without_byte_order_mark(buffer_).size());
@@ -209,16 +209,16 @@ class DocumentStream::Reader {
         std::string rest = buffer_.substr(end);
         auto taken = std::make_shared<std::string>(std::move(buffer_));
         buffer_ = std::move(rest);
-        if (taken->size() < kBatchBytes / 2) taken->shrink_to_fit();  // a small file
+        if (taken->size() < batch_bytes / 2) taken->shrink_to_fit();  // a small file
         return taken;
     }
 
     /// Throws Error if buffer_[begin, end), a document or the rest of one that must be held whole,
     /// is too long.
     void check_length(size_t begin, size_t end) const {
-        if (static_cast<int64_t>(end - begin) <= kMaxDocumentBytes) return;
+        if (static_cast<int64_t>(end - begin) <= max_document_bytes) return;
         throw Error(
-            source_.name(), " has a document of more than ", kMaxDocumentBytes >> 20,
+            source_.name(), " has a document of more than ", max_document_bytes >> 20,
             " MiB at byte ", position_.offset + static_cast<int64_t>(begin),
             flows_ ? ", in which no letter or number is followed by white space, where it could "
                      "be cut; put lines <|endoftext|> between documents"
@@ -237,7 +237,7 @@ class DocumentStream::Reader {
 
     void read_text() {
         bool at_line_start = position_.offset == 0 || last_byte_ == '\n';
-        size_t searched = 0, more = kBatchBytes;
+        size_t searched = 0, more = batch_bytes;
         for (bool complete = false; !complete;) {
             complete = !fill(more);
             parts_.clear();
@@ -255,9 +255,9 @@ class DocumentStream::Reader {
                 position_.in_document = false;
                 begin = buffer_.size();
             } else if (begin == 0 && flows_) {
-                std::string_view known(buffer_.data(), buffer_.size() - kLookahead);
-                while (known.size() > kBatchBytes / 2) {
-                    const size_t length = encodable_piece(known, kBatchBytes / 2);
+                std::string_view known(buffer_.data(), buffer_.size() - lookahead);
+                while (known.size() > batch_bytes / 2) {
+                    const size_t length = encodable_piece(known, batch_bytes / 2);
                     if (length == known.size()) break;
                     add(begin, begin + length, false);
                     position_.in_document = true;
@@ -267,12 +267,12 @@ class DocumentStream::Reader {
             }
             if (begin == 0 && parts_.empty()) {
                 check_length(0, buffer_.size());
-                searched = buffer_.size() - std::min(buffer_.size(), kSeparator.size() + 2);
-                more = std::max(buffer_.size() / 2, kBatchBytes);
+                searched = buffer_.size() - std::min(buffer_.size(), separator.size() + 2);
+                more = std::max(buffer_.size() / 2, batch_bytes);
                 continue;
             }
             if (begin > 0) at_line_start = buffer_[begin - 1] == '\n';
-            more = kBatchBytes;
+            more = batch_bytes;
             searched = 0;
             release(begin);
         }
@@ -294,7 +294,7 @@ class DocumentStream::Reader {
         if (here < end) parts_.push_back({here, end, ends, Split::val});
     }
 
-    /// Hands out the bytes before buffer_[end] in batches of about kBatchBytes.
+    /// Hands out the bytes before buffer_[end] in batches of about batch_bytes.
     void release(size_t end) {
         const auto storage = take(end);
         const std::string_view text = std::string_view(*storage).substr(0, end);
@@ -317,17 +317,17 @@ class DocumentStream::Reader {
         for (const Stretch& stretch : parts_) {
             std::string_view rest_of_part = text.substr(stretch.begin, stretch.end - stretch.begin);
             std::optional<Split> split = stretch.split;
-            const bool long_one = rest_of_part.size() > 2 * kBatchBytes && rules_.cuttable;
+            const bool long_one = rest_of_part.size() > 2 * batch_bytes && rules_.cuttable;
             if (long_one && !split) split = split_of(rest_of_part, rules_.val_fraction);
             do {
                 const size_t length =
-                    long_one ? encodable_piece(rest_of_part, kBatchBytes) : rest_of_part.size();
+                    long_one ? encodable_piece(rest_of_part, batch_bytes) : rest_of_part.size();
                 const bool last = length == rest_of_part.size();
                 batch.parts.push_back(
                     {rest_of_part.substr(0, length), stretch.ends && last, split});
                 rest_of_part.remove_prefix(length);
                 const size_t to = stretch.end - rest_of_part.size();
-                if (to - batch_begin >= kBatchBytes) {
+                if (to - batch_begin >= batch_bytes) {
                     position_.in_document = !(stretch.ends && last);
                     flush(to, last);
                 }
@@ -340,26 +340,26 @@ class DocumentStream::Reader {
     // ---- JSON Lines, and arrays converted to JSON Lines
 
     void read_lines() {
-        size_t more = kBatchBytes;
+        size_t more = batch_bytes;
         for (bool complete = false; !complete;) {
             complete = !fill(more);
             const size_t end =
                 complete && bytes_.damage().empty() ? buffer_.size() : buffer_.rfind('\n') + 1;
             if (end == 0 && !complete) {
-                if (static_cast<int64_t>(buffer_.size()) > kMaxDocumentBytes) {
+                if (static_cast<int64_t>(buffer_.size()) > max_document_bytes) {
                     skip_line();
-                    more = kBatchBytes;
+                    more = batch_bytes;
                 } else {
-                    more = std::max(buffer_.size() / 2, kBatchBytes);
+                    more = std::max(buffer_.size() / 2, batch_bytes);
                 }
                 continue;
             }
-            more = kBatchBytes;
+            more = batch_bytes;
             if (end > 0) release_lines(end);
         }
         // A line that is cut off by damage is left out. If it is already too long, it counts as
         // such, so that the result does not depend on where reading began.
-        if (static_cast<int64_t>(buffer_.size()) > kMaxDocumentBytes) skip_line();
+        if (static_cast<int64_t>(buffer_.size()) > max_document_bytes) skip_line();
     }
 
     void release_lines(size_t end, bool can_restart = true) {
@@ -381,7 +381,7 @@ class DocumentStream::Reader {
     /// Starts before an element or before the closing bracket of the array.
     void read_array() {
         ArrayScanner scanner;
-        size_t scanned = 0, end = 0, more = kBatchBytes;
+        size_t scanned = 0, end = 0, more = batch_bytes;
         bool ended = false;
         for (bool complete = false; !complete && !ended;) {
             complete = !fill(more);
@@ -390,10 +390,10 @@ class DocumentStream::Reader {
                 ended = byte == ArrayScanner::Byte::end;
                 if (byte != ArrayScanner::Byte::of_element) end = scanned;
             }
-            more = end > 0 ? kBatchBytes : std::max(buffer_.size() / 2, kBatchBytes);
-            if (end == 0 && static_cast<int64_t>(buffer_.size()) > kMaxDocumentBytes)
+            more = end > 0 ? batch_bytes : std::max(buffer_.size() / 2, batch_bytes);
+            if (end == 0 && static_cast<int64_t>(buffer_.size()) > max_document_bytes)
                 throw Error("element ", position_.line + 1, " of the array in ", source_.name(),
-                            " has no end within ", kMaxDocumentBytes >> 20, " MiB; fix it");
+                            " has no end within ", max_document_bytes >> 20, " MiB; fix it");
             if (end == 0) continue;
             // No restart after the array's end: a Position does not record that it was reached.
             release_lines(end, !ended);
@@ -404,7 +404,7 @@ class DocumentStream::Reader {
         while (ended) {
             if (!is_blank(buffer_)) end_at_damage("has more than blanks after its array");
             drop_front(buffer_.size());
-            if (!damage_.empty() || (!fill(kBatchBytes) && buffer_.empty())) break;
+            if (!damage_.empty() || (!fill(batch_bytes) && buffer_.empty())) break;
         }
     }
 
@@ -427,7 +427,7 @@ class DocumentStream::Reader {
             const size_t end = newline == std::string::npos ? buffer_.size() : newline + 1;
             advance(std::string_view(buffer_).substr(0, end));
             buffer_.erase(0, end);
-            if (newline != std::string::npos || !(fill(kBatchBytes) || !buffer_.empty())) break;
+            if (newline != std::string::npos || !(fill(batch_bytes) || !buffer_.empty())) break;
         }
         ++position_.line;
         batch.end = position_;
@@ -466,7 +466,7 @@ DocumentStream::DocumentStream(const std::vector<Source>& sources, const Documen
       queues_(sources.size()),
       next_to_read_(start.source),
       next_out_(start.source),
-      most_held_(kQueueBytes * std::max(1, readers)) {
+      most_held_(queue_bytes * std::max(1, readers)) {
     begins_.push_back(0);
     for (const Source& source : sources) begins_.push_back(begins_.back() + source.size);
     const size_t left = sources.size() - std::min(sources.size(), start.source);
@@ -531,7 +531,7 @@ void DocumentStream::push(Batch batch) {
     Queue& queue = queues_[batch.source];
     // The source that is being handed out does not wait for batches of other sources.
     changed_.wait(lock, [&] {
-        return stop_ || ((queue.batches.empty() || queue.bytes < kQueueBytes) &&
+        return stop_ || ((queue.batches.empty() || queue.bytes < queue_bytes) &&
                          (batch.source == next_out_ || held_bytes_ < most_held_));
     });
     if (stop_) throw Error("stopped");

@@ -68,7 +68,7 @@ struct DocumentRules {
 };
 
 /// The longest document that can be held in memory, if it must be; the longest line of JSON Lines.
-constexpr int64_t kMaxDocumentBytes = int64_t{1} << 28;
+constexpr int64_t max_document_bytes = int64_t{1} << 28;
 
 /// The split of every document if there is only one split (val_fraction is 0 or 1).
 std::optional<Split> only_split(double val_fraction);

@@ -48,9 +48,9 @@ const LoaderOptions& checked(const LoaderOptions& o) {
     if (o.micro_batches_per_step < o.world)
         throw Error("a step of ", o.micro_batches_per_step, " micro-batches cannot feed ", o.world,
                     " ranks; use a larger batch, a smaller micro-batch or fewer ranks");
-    constexpr int64_t kLimit = int64_t{1}
-                               << 40;  // tokens in the buffers; prevents overflow in the sizes
-    if (static_cast<int64_t>(o.B) * o.T > kLimit / (o.prefetch + int64_t{1}))
+    // In the buffers, so that no size overflows.
+    constexpr int64_t most_tokens = int64_t{1} << 40;
+    if (static_cast<int64_t>(o.B) * o.T > most_tokens / (o.prefetch + int64_t{1}))
         throw Error("micro-batches of ", o.B, " x ", o.T, " tokens are too large to prefetch ",
                     o.prefetch, " of them; use a smaller micro-batch");
     return o;

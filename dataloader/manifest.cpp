@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* kFormat = "train_gpt data 1";
+constexpr const char* manifest_format = "train_gpt data 1";
 
 Json to_json(const PreparedShard& shard) {
     return {{"name", shard.name},
@@ -105,7 +105,7 @@ void write_progress(const fs::path& file, const PreparationState& state) {
                         {"line", at.line},
                         {"in_document", at.in_document},
                         {"hash", at.hash}};
-    for (const Split split : kSplits)
+    for (const Split split : splits)
         json[name_of(split)] = {{"documents", state.documents[index_of(split)]},
                                 {"bytes", state.bytes[index_of(split)]},
                                 {"shards", to_json(state.shards[index_of(split)])}};
@@ -123,7 +123,7 @@ PreparationState read_progress(const fs::path& path, size_t sources) {
         state.position = {at.at("source").get<size_t>(), at.at("offset").get<int64_t>(),
                           at.at("line").get<int64_t>(), at.at("in_document").get<bool>(),
                           at.at("hash").get<uint64_t>()};
-        for (const Split split : kSplits) {
+        for (const Split split : splits) {
             const Json& part = json.at(name_of(split));
             part.at("documents").get_to(state.documents[index_of(split)]);
             part.at("bytes").get_to(state.bytes[index_of(split)]);
@@ -143,7 +143,7 @@ PreparationState read_progress(const fs::path& path, size_t sources) {
 
 void write_data_manifest(const fs::path& folder, const DataManifest& manifest) {
     Json json;
-    json["format"] = kFormat;
+    json["format"] = manifest_format;
     json["complete"] = manifest.complete;
     json["vocab_size"] = manifest.vocab_size;
     json["tokenizer"] = {{"name", manifest.tokenizer}, {"hash", manifest.tokenizer_hash}};
@@ -153,16 +153,17 @@ void write_data_manifest(const fs::path& folder, const DataManifest& manifest) {
     json["files"] = to_json(manifest.shards);
     json["sources"] = to_json(manifest.sources);
     json["left_out"] = to_json(manifest.left_out);
-    write_file(folder / kDataManifest, to_text(json, 2) + "\n");
+    write_file(folder / data_manifest, to_text(json, 2) + "\n");
 }
 
 DataManifest read_data_manifest(const fs::path& folder) {
-    const fs::path path = folder / kDataManifest;
+    const fs::path path = folder / data_manifest;
     DataManifest manifest;
     const MappedFile file(path);
     try {
         const Json json = parse(file.text());
-        if (json.at("format") != kFormat) throw Error("has not the \"format\" \"", kFormat, "\"");
+        if (json.at("format") != manifest_format)
+            throw Error("has not the \"format\" \"", manifest_format, "\"");
         json.at("complete").get_to(manifest.complete);
         json.at("vocab_size").get_to(manifest.vocab_size);
         json.at("tokenizer").at("name").get_to(manifest.tokenizer);
@@ -184,17 +185,17 @@ DataManifest read_data_manifest(const fs::path& folder) {
 }
 
 std::optional<DataManifest> find_data_manifest(const fs::path& folder) {
-    const fs::path path = folder / kDataManifest;
+    const fs::path path = folder / data_manifest;
     if (!fs::is_regular_file(path)) return {};
     const MappedFile file(path);
     const Json json = try_parse_json(file.text());
-    const std::string opening = concat("{\n  \"format\": \"", kFormat, "\"");
+    const std::string opening = concat("{\n  \"format\": \"", manifest_format, "\"");
     if (json.is_discarded() &&
         (file.text().starts_with(opening) || opening.starts_with(file.text())))
         throw Error(path.string(),
                     " is damaged; copy the folder again, or remove that file to use its shards "
                     "without what it says of them");
-    if (!json.is_object() || json.value("format", Json()) != kFormat) return {};
+    if (!json.is_object() || json.value("format", Json()) != manifest_format) return {};
     return read_data_manifest(folder);
 }
 

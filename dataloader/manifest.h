@@ -14,7 +14,7 @@
 
 namespace train_gpt {
 
-constexpr std::array<Split, 2> kSplits{Split::train, Split::val};
+constexpr std::array<Split, 2> splits{Split::train, Split::val};
 inline const char* name_of(Split split) { return split == Split::train ? "train" : "val"; }
 constexpr size_t index_of(Split split) { return static_cast<size_t>(split); }
 
@@ -64,7 +64,7 @@ struct DataManifest {
     std::vector<LeftOut> left_out;
 };
 
-constexpr const char* kDataManifest = "data.json";
+constexpr const char* data_manifest = "data.json";
 
 /// Reads FOLDER/data.json; returns nothing if it does not exist or belongs to another program.
 /// Throws Error when it is damaged.

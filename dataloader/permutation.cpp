@@ -21,9 +21,9 @@ Permutation::Permutation(uint64_t seed, uint64_t epoch, int64_t n) : n_(n) {
     const int bits = std::bit_width(static_cast<uint64_t>(n - 1));
     half_bits_ = bits <= 2 ? 1 : (bits + 1) / 2;
     // Two mixes with different offsets: neighbouring seeds and epochs give unrelated keys.
-    constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
-    uint64_t state = mix(mix(seed + kGolden) + epoch);
-    for (uint64_t& key : round_keys_) key = mix(state += kGolden);
+    constexpr uint64_t golden_ratio = 0x9e3779b97f4a7c15;
+    uint64_t state = mix(mix(seed + golden_ratio) + epoch);
+    for (uint64_t& key : round_keys_) key = mix(state += golden_ratio);
 }
 
 int64_t Permutation::operator()(int64_t index) const {

@@ -25,11 +25,11 @@ class Permutation {
     int64_t size() const { return n_; }
 
   private:
-    static constexpr int kRounds = 8;
+    static constexpr int rounds = 8;
 
     int64_t n_;
     int half_bits_;
-    std::array<uint64_t, kRounds> round_keys_;
+    std::array<uint64_t, rounds> round_keys_;
 };
 
 }  // namespace train_gpt

@@ -220,7 +220,7 @@ void Preparation::choose_split() {
             throw UsageError(
                 "--val-split tail takes the end of plain text files, or of one that is "
                 "packed or piped and has at most ",
-                kMaxDocumentBytes >> 20, " MiB, and ", other->name(),
+                max_document_bytes >> 20, " MiB, and ", other->name(),
                 " is none; unpack it into a file, or use --val-split documents");
         cut_ = tail_begin(sources_, options_.val_fraction);
     }
@@ -255,7 +255,7 @@ void Preparation::check_lengths(const std::array<int64_t, 2>& lengths, int64_t b
         throw Error("the text in ", sources_.front().name(),
                     sources_.size() > 1 ? " and the other inputs" : "",
                     " is empty; name a file with text in it");
-    for (const Split split : kSplits) {
+    for (const Split split : splits) {
         const int64_t length = lengths[index_of(split)];
         const auto only = only_split(options_.val_fraction);
         if (length >= 2 || (only && split != *only)) continue;
@@ -353,15 +353,15 @@ Tokenizer Preparation::train_tokenizer() {
 void Preparation::save(const PreparationState& state, Workplace& workplace,
                        std::array<SplitWriter, 2>& writers) const {
     for (SplitWriter& writer : writers) writer.sync();
-    write_progress(workplace.staging() / kProgressFile, state);
+    write_progress(workplace.staging() / progress_file, state);
     workplace.keep();
 }
 
 DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplace) {
     const fs::path& staging = workplace.staging();
     PreparationState state = begin_state();
-    if (workplace.has(kProgressFile)) {
-        state = read_progress(staging / kProgressFile, sources_.size());
+    if (workplace.has(progress_file)) {
+        state = read_progress(staging / progress_file, sources_.size());
         for (const PreparedSource& source : state.sources) said_not_utf8_ |= source.not_utf8 > 0;
         report_.say("continuing after ", state.tokens(Split::train) + state.tokens(Split::val),
                     " tokens of an interrupted run");
@@ -392,7 +392,7 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
                 };
             },
             [&](const Batch& batch, const Outcome& outcome) {
-                for (const Split split : kSplits)
+                for (const Split split : splits)
                     writers[index_of(split)].append(outcome.tokens[index_of(split)]);
                 count(state, batch, outcome);
                 note_faults(state, batch, outcome);
@@ -433,12 +433,12 @@ DataManifest Preparation::manifest_of(const Tokenizer& tokenizer,
     DataManifest manifest;
     manifest.complete = true;
     manifest.vocab_size = tokenizer.vocab_size();
-    manifest.tokenizer = kTokenizerFile;
+    manifest.tokenizer = tokenizer_file;
     manifest.val_fraction = options_.val_fraction;
     manifest.val_split = val_split_;
     manifest.train_documents = state.documents[0];
     manifest.val_documents = state.documents[1];
-    for (const Split split : kSplits)
+    for (const Split split : splits)
         manifest.shards.insert(manifest.shards.end(), state.shards[index_of(split)].begin(),
                                state.shards[index_of(split)].end());
     manifest.sources = state.sources;
@@ -447,7 +447,7 @@ DataManifest Preparation::manifest_of(const Tokenizer& tokenizer,
 }
 
 void Preparation::describe(const PreparationState& state) {
-    for (const Split split : kSplits) {
+    for (const Split split : splits) {
         const auto& shards = state.shards[index_of(split)];
         const int64_t tokens = state.tokens(split);
         if (tokens == 0) continue;
@@ -478,15 +478,15 @@ void Preparation::describe(const PreparationState& state) {
 
 /// Whether an interrupted run left something out, which only --skip-bad permits.
 bool Preparation::has_left_out(const Workplace& workplace) const {
-    if (workplace.has(kDataManifest))
+    if (workplace.has(data_manifest))
         return !read_data_manifest(workplace.staging()).left_out.empty();
-    return workplace.has(kProgressFile) &&
-           !read_progress(workplace.staging() / kProgressFile, sources_.size()).left_out.empty();
+    return workplace.has(progress_file) &&
+           !read_progress(workplace.staging() / progress_file, sources_.size()).left_out.empty();
 }
 
 /// Reports that this run replaces the shards of an earlier one.
 void Preparation::describe_earlier_run() {
-    if (!fs::exists(out_ / kDataManifest)) return;
+    if (!fs::exists(out_ / data_manifest)) return;
     const DataManifest earlier = read_data_manifest(out_);
     if (!earlier.complete || earlier.shards.empty()) return;
     int64_t tokens = 0;
@@ -506,10 +506,10 @@ bool Preparation::run() {
     }
 
     // If the tokenizer to use is the one in the output folder, it is left as it is.
-    const fs::path in_place = out_ / kTokenizerFile;
+    const fs::path in_place = out_ / tokenizer_file;
     keeps_tokenizer_ = !options_.tokenizer.empty() &&
                        (same_file(options_.tokenizer, in_place) ||
-                        same_file(fs::path(options_.tokenizer) / kTokenizerFile, in_place));
+                        same_file(fs::path(options_.tokenizer) / tokenizer_file, in_place));
     std::optional<Tokenizer> tokenizer;
     if (!options_.tokenizer.empty()) tokenizer = Tokenizer::load(options_.tokenizer);
 
@@ -525,7 +525,7 @@ bool Preparation::run() {
                     " had left out what is bad, as --skip-bad says; without it, starting again");
         workplace.begin_anew(plan(tokenizer));
     }
-    if (workplace.has(kDataManifest) &&
+    if (workplace.has(data_manifest) &&
         !can_publish(staging, out_, read_data_manifest(staging), keeps_tokenizer_)) {
         report_.say("shards of an interrupted run are missing in ", out_.string(),
                     "; starting again");
@@ -533,15 +533,15 @@ bool Preparation::run() {
     }
 
     DataManifest manifest;
-    if (workplace.has(kDataManifest)) {
+    if (workplace.has(data_manifest)) {
         manifest = read_data_manifest(staging);
         report_.say("an interrupted run had made all shards");
     } else {
         try {
             const Stopwatch training;
             const char* how = "loaded";
-            if (!tokenizer && workplace.has(kTokenizerFile)) {
-                tokenizer = Tokenizer::load(staging / kTokenizerFile);
+            if (!tokenizer && workplace.has(tokenizer_file)) {
+                tokenizer = Tokenizer::load(staging / tokenizer_file);
                 how = "trained on the training text by an interrupted run, and loaded";
             } else if (!tokenizer) {
                 tokenizer = train_tokenizer();
@@ -549,17 +549,17 @@ bool Preparation::run() {
             }
             report_.say("tokenizer: ", tokenizer->vocab_size(), " tokens, ", how, " in ",
                         format("%.1f s", training.seconds()));
-            if (!keeps_tokenizer_ && !workplace.has(kTokenizerFile))
-                tokenizer->save(staging / kTokenizerFile);
+            if (!keeps_tokenizer_ && !workplace.has(tokenizer_file))
+                tokenizer->save(staging / tokenizer_file);
             if (options_.train_vocab > 0) workplace.keep();
             manifest = encode(*tokenizer, workplace);
         } catch (const Stopped&) {
-            if (!workplace.has(kTokenizerFile))
+            if (!workplace.has(tokenizer_file))
                 report_.say(
                     "stopped before the vocabulary was trained; the same command starts again");
             return false;
         }
-        manifest.tokenizer_hash = hash_file(keeps_tokenizer_ ? in_place : staging / kTokenizerFile);
+        manifest.tokenizer_hash = hash_file(keeps_tokenizer_ ? in_place : staging / tokenizer_file);
         write_data_manifest(staging, manifest);
         sync_directory(staging);
         workplace.keep();

@@ -41,7 +41,7 @@ struct PrepareOptions {
 /// last val_fraction of the bytes of all files in order, cut at the nearest line boundary after (or
 /// else before) that place; if lines are too long for that, between two UTF-8 characters. For
 /// "tail", all inputs must be plain text files, or all text must be in one input that is compressed
-/// or piped and has at most kMaxDocumentBytes. A document that is cut has no end-of-text token at
+/// or piped and has at most max_document_bytes. A document that is cut has no end-of-text token at
 /// the cut. The default is "tail" if that is possible and all text is one document, else
 /// "documents". The tokenizer is trained on the training split only.
 ///

@@ -24,22 +24,20 @@ static_assert(std::endian::native == std::endian::little,
 
 namespace {
 
-constexpr int64_t kHeaderBytes = 1024;
-constexpr int64_t kMaxShards = 1'000'000;  // six digits keep the names in order
-constexpr int64_t kSyntheticTokens = int64_t{1} << 24;
+constexpr int64_t header_bytes = 1024;
+constexpr int64_t max_shards = 1'000'000;  // six digits keep the names in order
+constexpr int64_t synthetic_tokens = int64_t{1} << 24;
 
-using Header = std::array<uint32_t, kHeaderBytes / sizeof(uint32_t)>;
+using Header = std::array<uint32_t, header_bytes / sizeof(uint32_t)>;
 
 struct Format {
     uint32_t magic, version;
     int width;
 };
-constexpr Format kFormat16{20240520, 1, 2};
-constexpr Format kFormat32{20240801, 7, 4};
+constexpr Format format16{20240520, 1, 2};
+constexpr Format format32{20240801, 7, 4};
 
-const Format& format_for(uint32_t vocab_size) {
-    return vocab_size <= 65536 ? kFormat16 : kFormat32;
-}
+const Format& format_for(uint32_t vocab_size) { return vocab_size <= 65536 ? format16 : format32; }
 
 uint32_t low32(int64_t value) { return static_cast<uint32_t>(value); }
 uint32_t high32(int64_t value) { return static_cast<uint32_t>(static_cast<uint64_t>(value) >> 32); }
@@ -114,7 +112,7 @@ ShardWriter::ShardWriter(fs::path folder, std::string prefix, uint32_t vocab_siz
                     " tokens holds nothing to predict; make shards of at least 2");
     if (!shards_.empty() && shards_.back().tokens < shard_tokens) {
         const ShardFile& last = shards_.back();
-        const int64_t bytes = kHeaderBytes + last.tokens * format_for(vocab_size).width;
+        const int64_t bytes = header_bytes + last.tokens * format_for(vocab_size).width;
         file_ = std::make_unique<AtomicFile>(last.path, static_cast<uint64_t>(bytes));
     }
 }
@@ -125,9 +123,9 @@ void ShardWriter::append(std::span<const uint32_t> tokens) {
     const Format& format = format_for(vocab_size_);
     while (!tokens.empty()) {
         if (!file_) {
-            if (static_cast<int64_t>(shards_.size()) == kMaxShards)
+            if (static_cast<int64_t>(shards_.size()) == max_shards)
                 throw Error("shards of ", shard_tokens_, " tokens would make more than ",
-                            kMaxShards, " files in ", folder_.string(), "; make them larger");
+                            max_shards, " files in ", folder_.string(), "; make them larger");
             char name[32];
             std::snprintf(name, sizeof name, "_%06zu.bin", shards_.size());
             shards_.push_back({folder_ / (prefix_ + name), 0});
@@ -136,9 +134,9 @@ void ShardWriter::append(std::span<const uint32_t> tokens) {
             file_->write(std::as_bytes(std::span(unknown_yet)));
         }
         int64_t& written = shards_.back().tokens;
-        constexpr int64_t kBlock = 1 << 18;  // bounds the buffer
+        constexpr int64_t block_tokens = 1 << 18;  // bounds the buffer
         const int64_t n =
-            std::min({static_cast<int64_t>(tokens.size()), shard_tokens_ - written, kBlock});
+            std::min({static_cast<int64_t>(tokens.size()), shard_tokens_ - written, block_tokens});
         buffer_.resize(static_cast<size_t>(n * format.width));
         for (int64_t i = 0; i < n; ++i) {
             const uint32_t token = tokens[static_cast<size_t>(i)];
@@ -182,7 +180,7 @@ TokenShards::TokenShards(const std::string& pattern, uint32_t vocab_size)
     if (pattern == "synthetic") {
         synthetic_ = true;
         shards_.emplace_back();
-        shards_.back().tokens = kSyntheticTokens;
+        shards_.back().tokens = synthetic_tokens;
     } else {
         for (const fs::path& path : glob_files(pattern)) shards_.push_back(open_shard(path));
     }
@@ -190,10 +188,10 @@ TokenShards::TokenShards(const std::string& pattern, uint32_t vocab_size)
 }
 
 bool begins_as_shard(std::string_view bytes) {
-    if (bytes.size() < static_cast<size_t>(kHeaderBytes)) return false;
+    if (bytes.size() < static_cast<size_t>(header_bytes)) return false;
     Header header;
     std::memcpy(header.data(), bytes.data(), sizeof header);
-    return std::ranges::any_of(std::array{kFormat16, kFormat32}, [&](const Format& format) {
+    return std::ranges::any_of(std::array{format16, format32}, [&](const Format& format) {
         return header[0] == format.magic && header[1] == format.version;
     });
 }
@@ -203,23 +201,23 @@ TokenShards::Shard TokenShards::open_shard(const fs::path& path) {
     const std::span<const std::byte> bytes = file.bytes();
     const int64_t size = static_cast<int64_t>(bytes.size());
     const std::string again = "; make it again with `train_gpt tokenize`";
-    if (size < kHeaderBytes)
+    if (size < header_bytes)
         throw Error(path.string(), " is not a token shard: it has ", size,
-                    " bytes and a shard's header alone has ", kHeaderBytes, again);
+                    " bytes and a shard's header alone has ", header_bytes, again);
     Header header;
     std::memcpy(header.data(), bytes.data(), sizeof header);
 
     const Format* format = nullptr;
-    for (const Format* known : {&kFormat16, &kFormat32})
+    for (const Format* known : {&format16, &format32})
         if (header[0] == known->magic) format = known;
     if (!format)
         throw Error(path.string(), " is not a token shard: byte 0 has ", header[0], " where ",
-                    kFormat16.magic, " (uint16 tokens) or ", kFormat32.magic, " (uint32) belongs",
+                    format16.magic, " (uint16 tokens) or ", format32.magic, " (uint32) belongs",
                     again);
     if (header[1] != format->version)
         throw Error(path.string(), " has shard version ", header[1], " at byte 4, but version ",
                     format->version, " is the one known for its kind", again);
-    const int64_t body = size - kHeaderBytes;
+    const int64_t body = size - header_bytes;
     Shard shard{path, size, body / format->width, format->width};
     if (body % format->width != 0 || header[2] != low32(shard.tokens) ||
         (header[3] != 0 && header[3] != high32(shard.tokens))) {
@@ -241,7 +239,7 @@ void TokenShards::copy(int shard_index, int64_t offset, int64_t n, int32_t* out)
         for (int64_t i = 0; i < n; ++i) out[i] = synthetic_token(offset + i, vocab_size_);
         return;
     }
-    const int64_t begin = kHeaderBytes + offset * shard.width;
+    const int64_t begin = header_bytes + offset * shard.width;
     const std::vector<std::byte> in =
         read_unchanged(shard.path, shard.bytes, begin, n * shard.width);
     const uint32_t largest =

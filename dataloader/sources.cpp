@@ -114,7 +114,7 @@ void list_texts(const fs::path& folder, std::vector<fs::path>& above,
     above.push_back(real);
     for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
         if (entry.is_directory()) {
-            if (entry.path().filename() != kStagingFolder)
+            if (entry.path().filename() != staging_folder)
                 list_texts(entry.path(), above, files, skipped);
         } else if (entry.is_regular_file() && kind_of(entry.path(), false).is_text) {
             files.push_back(entry.path().string());

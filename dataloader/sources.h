@@ -38,7 +38,7 @@ struct Sources {
 
 /// The folder inside the output folder of `tokenize` for what is not complete. Nothing in it is an
 /// input.
-constexpr const char* kStagingFolder = ".tokenize.tmp";
+constexpr const char* staging_folder = ".tokenize.tmp";
 
 /// The files that the user's inputs stand for: a file stands for itself, a folder for the files of
 /// known kinds in it and its subfolders (.txt .text .md .jsonl .ndjson, each also with .gz or .zst;

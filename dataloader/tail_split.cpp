@@ -136,7 +136,7 @@ bool hold_text(Source& source, bool only_document, bool skip_damage,
         text->resize(before + bytes.read(text->data() + before, size - before));
         if (only_document && !is_one_document(*text)) return false;
         if (text->size() < size) return true;
-        if (static_cast<int64_t>(size) >= kMaxDocumentBytes) return false;
+        if (static_cast<int64_t>(size) >= max_document_bytes) return false;
     }
 }
 

@@ -12,7 +12,7 @@ namespace train_gpt {
 /// null. (Empty plain files do not count.)
 Source* find_single_text(std::vector<Source>& sources);
 
-/// Reads this source into source.held as long as it fits into memory (kMaxDocumentBytes) and, with
+/// Reads this source into source.held as long as it fits into memory (max_document_bytes) and, with
 /// `only_document`, as long as it may be a single document. Returns whether all of it was read.
 /// With `skip_damage`, the text ends where it is damaged. While `stop` is set, waiting for standard
 /// input ends with an Error.

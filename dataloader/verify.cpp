@@ -57,7 +57,7 @@ std::vector<RecordedFile> recorded_shards(const std::vector<fs::path>& shards) {
             files.push_back({.path = shard, .manifest = {}, .bytes = {}, .hash = {}});
         else
             files.push_back({.path = shard,
-                             .manifest = folder / kDataManifest,
+                             .manifest = folder / data_manifest,
                              .bytes = {},
                              .hash = found->second});
     }
@@ -74,7 +74,7 @@ std::vector<RecordedFile> recorded_data(const fs::path& folder) {
     const auto add = [&](const std::string& name, const std::string& hash) {
         if (name.empty() || !listed.insert(name).second) return;
         files.push_back({.path = folder / name,
-                         .manifest = hash.empty() ? fs::path() : folder / kDataManifest,
+                         .manifest = hash.empty() ? fs::path() : folder / data_manifest,
                          .bytes = {},
                          .hash = hash});
     };

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* kPlanFile = "plan.txt";
+constexpr const char* plan_file = "plan.txt";
 
 /// A line "NAME HASH" for each part of a plan.
 std::string to_text(const Plan& plan) {
@@ -53,7 +53,7 @@ std::vector<std::pair<std::string, std::string>> files_of(const DataManifest& ma
 
 }  // namespace
 
-Workplace::Workplace(const fs::path& out) : staging_(out / kStagingFolder) {
+Workplace::Workplace(const fs::path& out) : staging_(out / staging_folder) {
     make_directory(out);
     lock_ = ::open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     // Some network file systems have no locks; everything else works without one.
@@ -71,7 +71,7 @@ Workplace::~Workplace() {
 
 std::string Workplace::open(const Plan& plan) {
     std::string change;
-    if (const fs::path path = staging_ / kPlanFile; fs::exists(path)) {
+    if (const fs::path path = staging_ / plan_file; fs::exists(path)) {
         const MappedFile before(path);
         for (const auto& part : plan)
             if (change.empty() && before.text().find(to_text({part})) == std::string_view::npos)
@@ -87,32 +87,32 @@ void Workplace::begin_anew(const Plan& plan) {
     kept_ = false;
     remove();
     make_directory(staging_);
-    write_file(staging_ / kPlanFile, to_text(plan));
+    write_file(staging_ / plan_file, to_text(plan));
 }
 
 void Workplace::remove() {
     // Removes the plan first: without it, no run continues from what is left if the process is
     // killed here.
     std::error_code ignored;
-    fs::remove(staging_ / kPlanFile, ignored);
+    fs::remove(staging_ / plan_file, ignored);
     fs::remove_all(staging_, ignored);
 }
 
 std::set<std::string> replaceable(const fs::path& out, bool keeps_tokenizer) {
     std::set<std::string> known;
-    if (fs::exists(out / kDataManifest)) {
+    if (fs::exists(out / data_manifest)) {
         const DataManifest old = read_data_manifest(out);
         for (const PreparedShard& shard : old.shards)
             if (is_shard_name(shard.name)) known.insert(shard.name);
-        if (!old.complete || !fs::exists(out / kTokenizerFile) ||
-            hash_file(out / kTokenizerFile) == old.tokenizer_hash)
-            known.insert(kTokenizerFile);
+        if (!old.complete || !fs::exists(out / tokenizer_file) ||
+            hash_file(out / tokenizer_file) == old.tokenizer_hash)
+            known.insert(tokenizer_file);
     }
     for (const fs::directory_entry& entry : fs::directory_iterator(out)) {
         const std::string name = entry.path().filename().string();
-        const bool foreign = is_shard_name(name) || (name == kTokenizerFile && !keeps_tokenizer);
+        const bool foreign = is_shard_name(name) || (name == tokenizer_file && !keeps_tokenizer);
         if (foreign && !known.contains(name))
-            throw Error(entry.path().string(), " is in the way: ", kDataManifest,
+            throw Error(entry.path().string(), " is in the way: ", data_manifest,
                         " does not list it as it is, so it was not made by `train_gpt tokenize` "
                         "here; move it away or choose another folder");
     }

@@ -11,8 +11,8 @@
 
 namespace train_gpt {
 
-constexpr const char* kTokenizerFile = "tokenizer.json";
-constexpr const char* kProgressFile = "progress.json";
+constexpr const char* tokenizer_file = "tokenizer.json";
+constexpr const char* progress_file = "progress.json";
 
 /// Everything that the shards depend on, by name.
 using Plan = std::map<std::string, std::string>;

@@ -34,15 +34,36 @@ namespace cuda {
 class Queue;  // a cudaStream_t and the library handles that work on it needs; cuda_queue.h
 }
 
+/// Which implementation the kernels of a stream use where there are several. Set this before the
+/// stream's scratch memory is planned.
+struct KernelSettings {
+    enum class Gemm : uint8_t { automatic, onednn, own };
+    enum class Attention : uint8_t { automatic, own, cudnn };
+
+    // Matrix products on the CPU; automatic: oneDNN, if the build found it, where it is faster.
+    Gemm gemm = Gemm::automatic;
+    // Attention on a GPU; automatic: the faster, as timed when a training shape is first seen.
+    Attention attention = Attention::automatic;
+    // Time cuBLASLt's candidates when a product is first seen; else use the first.
+    bool autotune = false;
+    // Multiply fp32 matrices on tensor cores, with elements rounded to 10 bits of mantissa.
+    bool tf32 = false;
+    // On a GPU, compute the bias gradient as a by-product of the weight gradient's product if it
+    // overwrites its sink; else with a kernel.
+    bool bias_gradient_epilogue = false;
+};
+
 struct Stream {
     Device device;
+    KernelSettings settings = {};
     void* scratch = nullptr;   // aligned by Arena::take(); undefined between kernels
     size_t scratch_bytes = 0;  // the largest X_scratch_bytes() of the kernels that run on it
 
     /// Priority among a GPU's streams that have work at the same time.
     enum class Priority : uint8_t { normal, high };
 
-    /// Opens a queue on a CUDA device, unless the stream is used only for planning.
+    /// Opens a queue on a CUDA device, unless the stream is used only for planning: for calls of
+    /// X_scratch_bytes(stream, …), which depend on its device and settings.
     explicit Stream(Device device = {}, bool planning = false,
                     Priority priority = Priority::normal);
 

@@ -10,15 +10,6 @@
 
 namespace train_gpt {
 
-void set_kernel_settings([[maybe_unused]] Stream& stream,
-                         [[maybe_unused]] const KernelSettings& settings) {
-#ifdef TRAIN_GPT_CUDA
-    if (stream.queue)
-        stream.queue->kept<cuda::GemmPlans>().settings = {.autotune = settings.autotune,
-                                                          .tf32 = settings.tf32};
-#endif
-}
-
 std::string kernel_choices([[maybe_unused]] const Stream& stream) {
 #ifdef TRAIN_GPT_CUDA
     if (stream.queue)

@@ -95,9 +95,9 @@ void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
     });
 }
 
-size_t embedding_scratch_bytes(const Device& device, [[maybe_unused]] int64_t rows,
+size_t embedding_scratch_bytes(const Stream& stream, [[maybe_unused]] int64_t rows,
                                [[maybe_unused]] int64_t vocab_rows) {
-    TRAIN_GPT_ON_CUDA(device, embedding_scratch_bytes(rows, vocab_rows));
+    TRAIN_GPT_ON_CUDA(stream.device, embedding_scratch_bytes(rows, vocab_rows));
     return 0;
 }
 

@@ -30,7 +30,7 @@ struct EmbeddingBackward {
 };
 void embedding_backward(Stream& stream, const EmbeddingBackward& args);
 
-size_t embedding_scratch_bytes(const Device& device, int64_t rows, int64_t vocab_rows);
+size_t embedding_scratch_bytes(const Stream& stream, int64_t rows, int64_t vocab_rows);
 
 /// The minimum bytes and FLOPs of a call (device/profile.h).
 Cost cost_of(const EmbeddingForward& args);

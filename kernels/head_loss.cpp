@@ -164,10 +164,10 @@ void accumulate_loss_by_source(Stream& stream, const LossBySource& args) {
     }
 }
 
-size_t head_loss_scratch_bytes(const Device& device, DType dtype, int64_t chunk, int64_t Vp,
+size_t head_loss_scratch_bytes(const Stream& stream, DType dtype, int64_t chunk, int64_t Vp,
                                int64_t C) {
-    TRAIN_GPT_ON_CUDA(device, head_loss_scratch_bytes(dtype, chunk, Vp, C));
-    return linear_scratch_bytes(device, dtype, chunk, Vp, C);
+    TRAIN_GPT_ON_CUDA(stream.device, head_loss_scratch_bytes(dtype, chunk, Vp, C));
+    return linear_scratch_bytes(stream, dtype, chunk, Vp, C);
 }
 
 Cost cost_of(const HeadLoss& a) {

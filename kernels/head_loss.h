@@ -56,7 +56,7 @@ struct LossBySource {
 };
 void accumulate_loss_by_source(Stream& stream, const LossBySource& args);
 
-size_t head_loss_scratch_bytes(const Device& device, DType dtype, int64_t chunk, int64_t Vp,
+size_t head_loss_scratch_bytes(const Stream& stream, DType dtype, int64_t chunk, int64_t Vp,
                                int64_t C);
 
 /// The minimum bytes and FLOPs of a call (device/profile.h).

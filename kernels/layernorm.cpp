@@ -121,7 +121,7 @@ void layernorm_backward(Stream& stream, const LayerNormBackward& args) {
     const int64_t M = args.x.rows(), C = args.x.cols();
     const int64_t blocks = block_count(M), block_rows = rows_per_block(M), stride = 3 * C;
     constexpr int64_t columns = 64;  // per item of the reduction: whole cache lines
-    float* partials = stream.scratch_for<float>(layernorm_scratch_bytes(stream.device, M, C));
+    float* partials = stream.scratch_for<float>(layernorm_scratch_bytes(stream, M, C));
 
     with_float_type(args.x.dtype, [&](auto type) {
         using T = decltype(type);
@@ -149,8 +149,8 @@ void layernorm_backward(Stream& stream, const LayerNormBackward& args) {
     });
 }
 
-size_t layernorm_scratch_bytes(const Device& device, int64_t M, int64_t C) {
-    TRAIN_GPT_ON_CUDA(device, layernorm_scratch_bytes(M, C));
+size_t layernorm_scratch_bytes(const Stream& stream, int64_t M, int64_t C) {
+    TRAIN_GPT_ON_CUDA(stream.device, layernorm_scratch_bytes(M, C));
     return static_cast<size_t>(block_count(M) * 3 * C) * sizeof(float);
 }
 

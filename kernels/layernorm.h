@@ -30,7 +30,7 @@ struct LayerNormBackward {
 };
 void layernorm_backward(Stream& stream, const LayerNormBackward& args);
 
-size_t layernorm_scratch_bytes(const Device& device, int64_t M, int64_t C);
+size_t layernorm_scratch_bytes(const Stream& stream, int64_t M, int64_t C);
 
 /// The minimum bytes and FLOPs of a call (device/profile.h).
 Cost cost_of(const LayerNormForward& args);

@@ -21,10 +21,7 @@ constexpr int prompt_chunk = 64;
 }  // namespace
 
 Generator::Generator(const GPTShape& shape, ParameterStore& parameters, Arena& arena)
-    : shape_(shape),
-      parameters_(parameters),
-      device_(arena.device()),
-      chunk_(std::min(prompt_chunk, shape.n_ctx)) {
+    : shape_(shape), parameters_(parameters), chunk_(std::min(prompt_chunk, shape.n_ctx)) {
     for (int l = 0; l < shape_.n_layer; ++l)
         block_parameters_.push_back(BlockParameters::find(parameters_, l));
     const int64_t C = shape_.n_embd;
@@ -53,16 +50,15 @@ Generator::Generator(const GPTShape& shape, ParameterStore& parameters, Arena& a
     host_logits_ = arena.tensor(DType::fp32, {shape_.vocab_size}, Purpose::staging);
 }
 
-size_t Generator::scratch_bytes() const {
+size_t Generator::scratch_bytes(const Stream& stream) const {
     const int64_t C = shape_.n_embd;
     const DType dtype = parameters_.dtype();
-    size_t most = head_loss_scratch_bytes(device_, dtype, 1, shape_.padded_vocab(), C);
+    size_t most = head_loss_scratch_bytes(stream, dtype, 1, shape_.padded_vocab(), C);
     for (const auto& [out, in] : {std::pair{3 * C, C}, {C, C}, {4 * C, C}, {C, 4 * C}})
-        most = std::max(most, linear_scratch_bytes(device_, dtype, chunk_, out, in));
+        most = std::max(most, linear_scratch_bytes(stream, dtype, chunk_, out, in));
     for (const int T : {1, 2, 3, chunk_})  // a few queries are split over threads differently
-        if (T <= chunk_)
-            most = std::max(most, attention_scratch_bytes(device_, attention_shape(T)));
-    return std::max(most, layernorm_scratch_bytes(device_, chunk_, C));
+        if (T <= chunk_) most = std::max(most, attention_scratch_bytes(stream, attention_shape(T)));
+    return std::max(most, layernorm_scratch_bytes(stream, chunk_, C));
 }
 
 AttentionShape Generator::attention_shape(int T) const {

@@ -26,7 +26,7 @@ class Generator {
         return {host_logits_.as<float>(), static_cast<size_t>(shape_.vocab_size)};
     }
     const GPTShape& shape() const { return shape_; }
-    size_t scratch_bytes() const;
+    size_t scratch_bytes(const Stream& stream) const;
 
   private:
     /// Keys (part 0) or values (1) of a layer: [1, n_ctx, H, D].
@@ -36,7 +36,6 @@ class Generator {
 
     GPTShape shape_;
     ParameterStore& parameters_;
-    Device device_;
     std::vector<BlockParameters> block_parameters_;
     BlockActivations activations_;  // [chunk, …]
     Tensor x_next_, lnf_, cache_, tokens_, logits_, logits_scratch_;

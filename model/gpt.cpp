@@ -93,7 +93,7 @@ std::vector<Parameter> gpt_parameters(const GPTShape& shape) {
 }
 
 GPT::GPT(const GPTShape& shape, const GPTOptions& options, ParameterStore& parameters, Arena& arena)
-    : shape_(shape), options_(options), parameters_(parameters), device_(arena.device()) {
+    : shape_(shape), options_(options), parameters_(parameters) {
     const auto index = [&](const std::string& name) {
         const int i = parameters_.index_of(name);
         assert(i >= 0);
@@ -146,7 +146,7 @@ GPT::GPT(const GPTShape& shape, const GPTOptions& options, ParameterStore& param
     stats_f_ = floats(2);
 
     const int64_t Vp = shape_.padded_vocab();
-    const int64_t rows_that_fit = static_cast<int64_t>(logits_bytes_limit(device_) /
+    const int64_t rows_that_fit = static_cast<int64_t>(logits_bytes_limit(arena.device()) /
                                                        (static_cast<size_t>(Vp) * size_of(dtype)));
     const int64_t chunks =
         (M + std::max<int64_t>(rows_that_fit, 1) - 1) / std::max<int64_t>(rows_that_fit, 1);
@@ -159,7 +159,7 @@ GPT::GPT(const GPTShape& shape, const GPTOptions& options, ParameterStore& param
     }
 }
 
-size_t GPT::scratch_bytes() const {
+size_t GPT::scratch_bytes(const Stream& stream) const {
     const int64_t C = shape_.n_embd, M = int64_t{options_.B} * options_.T,
                   Vp = shape_.padded_vocab();
     const DType dtype = parameters_.dtype();
@@ -167,13 +167,13 @@ size_t GPT::scratch_bytes() const {
     const int32_t any = 0;
     const TokenBatch batch{.doc_start = options_.document_mask ? &any : nullptr};
     const auto linear = [&](int64_t out, int64_t in) {
-        return linear_scratch_bytes(device_, dtype, M, out, in);
+        return linear_scratch_bytes(stream, dtype, M, out, in);
     };
     return std::max({linear(3 * C, C), linear(C, C), linear(4 * C, C), linear(C, 4 * C),
-                     layernorm_scratch_bytes(device_, M, C),
-                     attention_scratch_bytes(device_, attention_shape(batch)),
-                     embedding_scratch_bytes(device_, M, Vp),
-                     head_loss_scratch_bytes(device_, dtype, logits_.shape[0], Vp, C)});
+                     layernorm_scratch_bytes(stream, M, C),
+                     attention_scratch_bytes(stream, attention_shape(batch)),
+                     embedding_scratch_bytes(stream, M, Vp),
+                     head_loss_scratch_bytes(stream, dtype, logits_.shape[0], Vp, C)});
 }
 
 AttentionShape GPT::attention_shape(const TokenBatch& batch) const {

@@ -63,7 +63,7 @@ class GPT {
 
     const float* losses() const { return losses_.as<float>(); }
     /// The largest scratch memory that any kernel of this model needs.
-    size_t scratch_bytes() const;
+    size_t scratch_bytes(const Stream& stream) const;
 
     // The parts, for callers that run them separately (pipelines).
     void embed(Stream& stream, const TokenBatch& batch);
@@ -78,7 +78,6 @@ class GPT {
     GPTShape shape_;
     GPTOptions options_;
     ParameterStore& parameters_;
-    Device device_;
     int wte_, wpe_, lnf_w_, lnf_b_;
     std::vector<BlockParameters> block_parameters_;
 

@@ -64,7 +64,7 @@ void ParameterCollectives::reduce(Stream& stream, size_t b) {
                   !first_micro_batch_);
         else if (rounded)
             widen(exchange, gradients + skipped, sums, dtype, mine.n, false);
-        if (last_micro_batch_ && exchange_->beside()) behind_sums_(exchange, b);
+        if (last_micro_batch_ && exchange_->beside()) after_sums_(exchange, b);
     });
     // The memory that the bucket after the next one writes to was last used by the one before this.
     if (buffers_.sharding().zero == 2 && b + 1 < buckets().size() && bucket.first_unit > 0)
@@ -87,7 +87,7 @@ void ParameterCollectives::skip_micro_batch(Stream& stream) {
 void ParameterCollectives::finish_gradients(Stream& stream) {
     for (size_t b = 0; b < buckets().size(); ++b) {
         if (exchange_) exchange_->hold(stream, reduce_slot(b));
-        if (!exchange_ || !exchange_->beside()) behind_sums_(stream, b);
+        if (!exchange_ || !exchange_->beside()) after_sums_(stream, b);
     }
 }
 

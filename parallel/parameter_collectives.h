@@ -47,12 +47,12 @@ class ParameterCollectives {
     /// reduce in it.
     void skip_micro_batch(Stream& stream);
     /// Later work of the stream finds the gradient sums of the step, over all ranks, in the pieces
-    /// of the buffers, and what behind_sums() was given done for every bucket.
+    /// of the buffers, and what after_sums() was given done for every bucket.
     void finish_gradients(Stream& stream);
     /// Does `work` as soon as the gradient sums of a bucket are in its pieces: on a GPU with other
     /// ranks behind the bucket's reduction, beside the backward pass of the blocks before it.
-    void behind_sums(std::function<void(Stream&, size_t bucket)> work) {
-        behind_sums_ = std::move(work);
+    void after_sums(std::function<void(Stream&, size_t bucket)> work) {
+        after_sums_ = std::move(work);
     }
     /// Collects the weights of a bucket from the ranks that have updated them.
     void gather(Stream& stream, int bucket);
@@ -70,7 +70,7 @@ class ParameterCollectives {
 
     const ParameterBuffers& buffers_;
     std::unique_ptr<Exchange> exchange_;  // null in a group of one
-    std::function<void(Stream&, size_t)> behind_sums_ = [](Stream&, size_t) {};
+    std::function<void(Stream&, size_t)> after_sums_ = [](Stream&, size_t) {};
     std::vector<int> units_missing_;  // of each bucket, in this micro-batch
     bool first_micro_batch_ = true, last_micro_batch_ = true;
 };

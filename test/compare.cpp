@@ -102,34 +102,12 @@ Shape gpt2_shape(const Operation& operation, const Device& device) {
 }
 
 /// A result compared with what it should be.
-struct Judgement {
-    std::string result, against;
-    Difference difference;
-    double bound = 0;
-
-    bool holds() const { return difference.relative <= bound; }  // false for a NaN
-};
-
 /// The results of one implementation.
 struct Judged {
     Device device;
-    std::string implementation;
+    Implementation implementation;
     std::vector<Judgement> judgements;
 };
-
-using Results = std::map<std::string, Values>;
-
-/// Compares results with others by name. They may differ by `bounds` times what a correct result
-/// may differ from the exact one.
-void judge(std::vector<Judgement>& judgements, const Operands& operands, const Results& ours,
-           const std::string& against, const Results& theirs, double bounds) {
-    for (const Operand& operand : operands.all()) {
-        if (!operand.is_result) continue;
-        judgements.push_back({operand.name, against,
-                              difference(ours.at(operand.name), theirs.at(operand.name)),
-                              bounds * operand.accuracy.bound(operands.dtype())});
-    }
-}
 
 // --- the program ---------------------------------------------------------------------------------
 
@@ -177,10 +155,10 @@ class Comparison {
     void print_introduction() const;
     void compare(const Operation& operation);
     void compare_at_gpt2_shapes();
-    std::vector<std::string> speed_cells(const Device& device, const Operation& operation,
+    std::vector<std::string> speed_cells(const Judged& judged, const Operation& operation,
                                          const Operands& operands) const;
     std::vector<std::string> error_cells(const Judgement& judgement);
-    /// Calls visit for each implementation while that implementation is selected.
+    /// Calls visit for each implementation.
     void judge_all(const Operation& operation, const Operands& operands,
                    const std::function<void(const Judged&)>& visit);
     std::vector<DType> dtypes_of(const Operation& operation) const;
@@ -320,18 +298,19 @@ void Comparison::judge_all(const Operation& operation, const Operands& operands,
     Results first;  // of the first implementation, which is the CPU's if the CPU takes part
     for (const Device& device : devices_) {
         for (const Implementation& implementation : operation.implementations(operands, device)) {
-            implementation.choose();
-            const Results results = Workplace(operation, operands, device).results();
+            const Results results =
+                Workplace(operation, operands, device, implementation.settings).results();
             if (first_name.empty()) {
                 first_name = implementation.name;
                 first = results;
             }
-            Judged judged{device, implementation.name, {}};
+            Judged judged{device, implementation, {}};
             if (!options_.no_reference)
-                judge(judged.judgements, operands, results, "float64", exact, 1);
+                judged.judgements = judge(operands, results, "float64", exact, 1);
             const bool other_device = device.is_cuda() && !devices_.front().is_cuda();
             if (other_device || options_.no_reference)
-                judge(judged.judgements, operands, results, first_name, first, 2);
+                std::ranges::move(judge(operands, results, first_name, first, 2),
+                                  std::back_inserter(judged.judgements));
             visit(judged);
         }
     }
@@ -347,12 +326,13 @@ std::vector<std::string> Comparison::error_cells(const Judgement& j) {
             number("%.1e", j.bound)};
 }
 
-std::vector<std::string> Comparison::speed_cells(const Device& device, const Operation& operation,
+std::vector<std::string> Comparison::speed_cells(const Judged& judged, const Operation& operation,
                                                  const Operands& operands) const {
-    const auto found = std::find(devices_.begin(), devices_.end(), device);
+    const auto found = std::find(devices_.begin(), devices_.end(), judged.device);
     const Limits& limits = limits_[static_cast<size_t>(found - devices_.begin())];
     if (limits.bandwidth == 0) return {"–", "–", "–"};
-    const Speed speed = Workplace(operation, operands, device, copies_beyond_caches(operands))
+    const Speed speed = Workplace(operation, operands, judged.device,
+                                  judged.implementation.settings, copies_beyond_caches(operands))
                             .speed(options_.repeat);
     const double by_bytes = speed.bytes / limits.bandwidth;
     const double by_flops = speed.flops > 0 ? speed.flops / limits.flops.at(operands.dtype()) : 0;
@@ -387,9 +367,9 @@ void Comparison::compare(const Operation& operation) {
             Operands operands(shape, dtype, options_.seed);
             operation.declare(operands);
             judge_all(operation, operands, [&](const Judged& judged) {
-                std::vector<std::string> speed = speed_cells(judged.device, operation, operands);
+                std::vector<std::string> speed = speed_cells(judged, operation, operands);
                 for (const Judgement& judgement : judged.judgements) {
-                    table.row(std::vector<std::string>{name_of(dtype), judged.implementation} +
+                    table.row(std::vector<std::string>{name_of(dtype), judged.implementation.name} +
                               error_cells(judgement) + speed);
                     speed.assign(speed_columns.size(), "");
                 }
@@ -423,9 +403,9 @@ void Comparison::compare_at_gpt2_shapes() {
                     Operands large(shape, dtype, options_.seed);
                     operation->declare(large);
                     table.row(std::vector<std::string>{operation->name, name_of(dtype),
-                                                       judged.implementation,
+                                                       judged.implementation.name,
                                                        text_of(shape, operation->letters)} +
-                              speed_cells(judged.device, *operation, large) + error_cells(worst));
+                              speed_cells(judged, *operation, large) + error_cells(worst));
                 });
             });
         }

@@ -37,14 +37,14 @@ fs::path rank_file_in(const fs::path& folder) {
     return found;
 }
 
-constexpr std::initializer_list<const char*> kVocabNames{"vocab.json", "encoder.json"},
-    kMergesNames{"merges.txt", "vocab.bpe"};
+constexpr std::initializer_list<const char*> vocab_names{"vocab.json", "encoder.json"},
+    merges_names{"merges.txt", "vocab.bpe"};
 
 TokenizerDefinition read_folder(const fs::path& folder) {
     if (const fs::path json = first_existing(folder, {"tokenizer.json"}); !json.empty())
         return read_tokenizer_json(json);
-    const fs::path vocab = first_existing(folder, kVocabNames);
-    const fs::path merges = first_existing(folder, kMergesNames);
+    const fs::path vocab = first_existing(folder, vocab_names);
+    const fs::path merges = first_existing(folder, merges_names);
     if (!vocab.empty() && !merges.empty()) return read_vocab_and_merges(vocab, merges);
     if (const fs::path ranks = rank_file_in(folder); !ranks.empty()) return read_tiktoken(ranks);
     if (!vocab.empty())
@@ -95,11 +95,11 @@ TokenizerDefinition read_tokenizer(const fs::path& path) {
         return std::ranges::find(names, path.filename()) != names.end();
     };
     const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
-    if (is_one_of(kVocabNames))
-        if (const fs::path merges = first_existing(folder, kMergesNames); !merges.empty())
+    if (is_one_of(vocab_names))
+        if (const fs::path merges = first_existing(folder, merges_names); !merges.empty())
             return read_vocab_and_merges(path, merges);
-    if (is_one_of(kMergesNames))
-        if (const fs::path vocab = first_existing(folder, kVocabNames); !vocab.empty())
+    if (is_one_of(merges_names))
+        if (const fs::path vocab = first_existing(folder, vocab_names); !vocab.empty())
             return read_vocab_and_merges(vocab, path);
     return read_tokenizer_json(path);
 }

@@ -10,10 +10,15 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "device/device.h"
 #include "model/recompute.h"
 #include "training/one_of.h"
 
 namespace train_gpt {
+
+/// How a run shows its progress: a line that is rewritten, or separate lines; automatic: a line that
+/// is rewritten on a terminal, separate lines elsewhere and with several ranks.
+enum class ProgressStyle { automatic, line, lines };
 
 /// How the learning rate falls after the warm-up: schedule.h.
 enum class Decay { cosine, linear, constant, wsd };
@@ -48,6 +53,33 @@ struct WordsOf<std::optional<Recompute>> {
         {name_of(Recompute::none), Recompute::none},
         {name_of(Recompute::elementwise), Recompute::elementwise},
         {name_of(Recompute::block), Recompute::block}};
+};
+
+template <>
+struct WordsOf<bool> {
+    static constexpr Word<bool> list[] = {{"on", true}, {"off", false}};
+};
+
+template <>
+struct WordsOf<KernelSettings::Gemm> {
+    static constexpr Word<KernelSettings::Gemm> list[] = {{"auto", KernelSettings::Gemm::automatic},
+                                                          {"onednn", KernelSettings::Gemm::onednn},
+                                                          {"own", KernelSettings::Gemm::own}};
+};
+
+template <>
+struct WordsOf<KernelSettings::Attention> {
+    static constexpr Word<KernelSettings::Attention> list[] = {
+        {"auto", KernelSettings::Attention::automatic},
+        {"own", KernelSettings::Attention::own},
+        {"cudnn", KernelSettings::Attention::cudnn}};
+};
+
+template <>
+struct WordsOf<ProgressStyle> {
+    static constexpr Word<ProgressStyle> list[] = {{"auto", ProgressStyle::automatic},
+                                                   {"line", ProgressStyle::line},
+                                                   {"lines", ProgressStyle::lines}};
 };
 
 /// Everything a run depends on. Sections and names are those of the JSON file; `train_gpt config`
@@ -108,7 +140,7 @@ struct Config {
     struct Precision {
         OneOf<std::optional<DType>> dtype;  // auto: bf16 where the device multiplies it natively
         OneOf<std::optional<Recompute>> recompute;  // auto: the least that fits
-        std::string tf32 = "off";                   // on | off
+        OneOf<bool> tf32 = false;                   // on a GPU
     } precision;
 
     struct Checkpoint {
@@ -135,14 +167,13 @@ struct Config {
 
     struct Log {
         int64_t every = 1;  // steps between lines
-        std::string progress =
-            "auto";  // auto (a progress line on a terminal, lines elsewhere and of several ranks) | line | lines
+        OneOf<ProgressStyle> progress;
     } log;
 
     struct Kernels {
-        std::string gemm = "auto";       // on the CPU: auto | onednn | own
-        std::string attention = "auto";  // on CUDA: auto (the faster one) | own | cudnn
-        std::string autotune = "on";     // on CUDA: on | off
+        OneOf<KernelSettings::Gemm> gemm;            // on the CPU
+        OneOf<KernelSettings::Attention> attention;  // on a GPU
+        OneOf<bool> autotune = true;                 // on a GPU
     } kernels;
 
     struct Parallel {

@@ -127,7 +127,7 @@ constexpr ConfigKey table[] = {
      "What the backward pass computes again instead of keeping: nothing, the cheap "
      "element-wise results, or whole "
      "blocks. Saves memory, costs time. `auto`: the least with which the run fits."},
-    {KEY(precision.tf32), one_of({"on", "off"}),
+    {KEY(precision.tf32), one_of<bool>(),
      "On a GPU, with `precision.dtype` fp32: matrix products on tensor cores, their operands "
      "rounded to TF32's 10 bits of "
      "mantissa. Several times faster, for comparisons less exact."},
@@ -160,22 +160,22 @@ constexpr ConfigKey table[] = {
 
     {KEY(log.every), between(1, max_steps),
      "Steps between lines of the log and of `metrics.jsonl`."},
-    {KEY(log.progress), one_of({"auto", "line", "lines"}),
+    {KEY(log.progress), one_of<ProgressStyle>(),
      "`line`: one progress line that is rewritten; `lines`: a line a step; `auto`: the first "
      "on a terminal, the "
      "second elsewhere."},
 
-    {KEY(kernels.gemm), one_of({"auto", "onednn", "own"}),
+    {KEY(kernels.gemm), one_of<KernelSettings::Gemm>(),
      "Matrix products on the CPU: oneDNN (where the build found it), the project's own kernel, "
      "or the first that "
      "is there."},
-    {KEY(kernels.attention), one_of({"auto", "own", "cudnn"}),
+    {KEY(kernels.attention), one_of<KernelSettings::Attention>(),
      "Attention on GPUs: the project's own kernels; cuDNN, where it is found and can compute "
      "it (bf16, without a mask "
      "of documents), for whose backward pass up to 2 GiB of scratch memory are planned; or the "
      "faster of the two, as "
      "timed at the start of the run."},
-    {KEY(kernels.autotune), one_of({"on", "off"}),
+    {KEY(kernels.autotune), one_of<bool>(),
      "On a GPU: time the algorithms that cuBLASLt offers for each shape, and where "
      "`kernels.attention` is `auto` both "
      "attentions, before the first step and keep the fastest; or take cuBLASLt's first and our "

@@ -19,9 +19,11 @@ namespace train_gpt {
 
 /// Where a key's value lives in a Config; the pointer's type is the key's type.
 using TrainSources = std::vector<Config::Data::Source>;
-using KeyField = std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*,
-                              TrainSources*, OneOf<Decay>*, OneOf<DType>*,
-                              OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*>;
+using KeyField =
+    std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, TrainSources*,
+                 OneOf<Decay>*, OneOf<DType>*, OneOf<std::optional<DType>>*,
+                 OneOf<std::optional<Recompute>>*, OneOf<bool>*, OneOf<ProgressStyle>*,
+                 OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*>;
 
 /// Words are texts too.
 bool is_text(const KeyField& field);

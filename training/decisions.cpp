@@ -4,9 +4,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "kernels/attention/engine.h"
 #include "kernels/choices.h"
-#include "kernels/linear/linear.h"
 #include "parallel/together.h"
 #include "training/checkpoint.h"
 #include "training/plan.h"
@@ -31,12 +29,6 @@ Choices kept_choices(const std::filesystem::path& run_dir) {
 
 }  // namespace
 
-void select_kernels(const Config& config) {
-    const auto& k = config.kernels;
-    select_cpu_gemm(k.gemm);
-    select_attention(k.attention == "auto" && k.autotune == "off" ? "own" : k.attention);
-}
-
 Decisions decide(const Config& config, const GPTShape& shape, const Device& device,
                  const World& world) {
     Decisions decided;
@@ -57,12 +49,9 @@ Decisions decide(const Config& config, const GPTShape& shape, const Device& devi
     return decided;
 }
 
-Choices choose_kernels(Trainer& trainer, const Config& config, const Decisions& decided,
-                       const World& world) {
+Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& world) {
     Stream& stream = trainer.stream;
     const bool first_rank = world.rank() == 0, is_cuda = stream.device.is_cuda();
-    set_kernel_settings(stream, {.autotune = config.kernels.autotune == "on",
-                                 .tf32 = config.precision.tf32 == "on"});
     set_kernel_choices(stream, decided.kept.kernels);
     if (first_rank && is_cuda) trainer.warm_up();
     const Choices choices = choices_from_json(first_for_all(world, [&] {

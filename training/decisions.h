@@ -10,10 +10,6 @@
 
 namespace train_gpt {
 
-/// Sets which implementations of kernels this process uses, as far as the configuration says it.
-/// Before anything is planned.
-void select_kernels(const Config& config);
-
 /// What has to be known before memory is planned.
 struct Decisions {
     DType dtype = DType::fp32;
@@ -27,7 +23,6 @@ Decisions decide(const Config& config, const GPTShape& shape, const Device& devi
 
 /// Chooses kernels where there is a choice: as `decided.kept` says, else by timing them on every
 /// path of a step. All ranks call it. Gives all of the run's choices.
-Choices choose_kernels(Trainer& trainer, const Config& config, const Decisions& decided,
-                       const World& world);
+Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& world);
 
 }  // namespace train_gpt

@@ -47,14 +47,14 @@ void InferenceSession::build(Arena& arena, DType dtype, For use) {
                                                    ParameterStore::Use::inference);
     if (use == For::sampling) {
         generator_ = std::make_unique<Generator>(shape_, *parameters_, arena);
-        stream_.scratch_bytes = generator_->scratch_bytes();
+        stream_.scratch_bytes = generator_->scratch_bytes(stream_);
     } else {
         const GPTOptions options{.B = evaluation_batch_size,
                                  .T = sequence_length_,
                                  .use = ParameterStore::Use::inference,
                                  .document_mask = document_mask_};
         model_ = std::make_unique<GPT>(shape_, options, *parameters_, arena);
-        stream_.scratch_bytes = model_->scratch_bytes();
+        stream_.scratch_bytes = model_->scratch_bytes(stream_);
         batch_ = EvaluationBatch(arena, options.B, options.T, options.document_mask);
     }
     stream_.scratch = arena.take(stream_.scratch_bytes, Purpose::workspaces);

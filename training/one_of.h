@@ -1,6 +1,7 @@
 // A setting that is one of a few words, such as "cosine": parsed where it is assigned, and a value
 // of its type from then on.
 #pragma once
+#include <concepts>
 #include <optional>
 #include <string_view>
 
@@ -24,7 +25,11 @@ class OneOf {
   public:
     constexpr OneOf() = default;
     constexpr OneOf(Value value) : value_(value) {}
-    OneOf& operator=(Value value) {
+    /// From a value; a literal is a word, also where it would convert to the value, as to bool.
+    template <class From>
+    requires(std::convertible_to<From, Value> &&
+             !std::convertible_to<From, std::string_view>) OneOf&
+    operator=(From value) {
         value_ = value;
         return *this;
     }

@@ -4,14 +4,12 @@
 
 namespace train_gpt {
 
-static_assert(sizeof(Optimizer::StepSums) == (2 + Mixture::max_sources) * sizeof(double));
-
-Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int sources)
+Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums)
     : parameters_(parameters),
       device_(arena.device()),
       norm_segments_(parameters.layout().buckets().size()),
       adamw_segments_(parameters.layout().buckets().size()),
-      sums_count_(2 + (sources > 1 ? sources : 0)) {
+      sums_count_(sums) {
     std::vector<int64_t> first_partial;
     for (const Parameter& p : parameters_.parameters()) {
         first_partial.push_back(partials_);
@@ -19,11 +17,11 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int sources)
         partials_ += partial_counts_.back();
     }
     const size_t bytes = static_cast<size_t>(sums_count_ + partials_) * sizeof(double);
-    sums_of_rank_ = static_cast<StepSums*>(arena.take(bytes, Purpose::workspaces));
+    sums_of_rank_ = static_cast<double*>(arena.take(bytes, Purpose::workspaces));
     // In a group of one nobody adds anything.
     sums_ = parameters_.sharding().size == 1
                 ? sums_of_rank_
-                : static_cast<StepSums*>(arena.take(bytes, Purpose::workspaces));
+                : static_cast<double*>(arena.take(bytes, Purpose::workspaces));
     state_ = static_cast<StepState*>(arena.take(sizeof(StepState), Purpose::workspaces));
     if (arena.is_counting()) return;
 
@@ -37,7 +35,7 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int sources)
         norm_segments_[static_cast<size_t>(piece.bucket)].push_back(
             {.gradient = piece.gradient,
              .n = n,
-             .partials = partials_behind(sums_of_rank_) + first_partial[i] + block});
+             .partials = sums_of_rank_ + sums_count_ + first_partial[i] + block});
         adamw_segments_[static_cast<size_t>(piece.bucket)].push_back(
             {.weights = piece.weights,
              .master = piece.master,
@@ -47,12 +45,8 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int sources)
              .n = n,
              .decay = parameters_.parameters()[i].decay});
     }
-    parameters_.behind_sums(
+    parameters_.after_sums(
         [this](Stream& stream, size_t bucket) { norm_partials(stream, norm_segments_[bucket]); });
-}
-
-double* Optimizer::partials_behind(StepSums* sums) const {
-    return reinterpret_cast<double*>(sums) + sums_count_;
 }
 
 void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) {
@@ -62,9 +56,9 @@ void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) 
         const int64_t together = sums_count_ + (parameters_.sharding().zero == 0 ? 0 : partials_);
         copy(stream, sums_, sums_of_rank_,
              static_cast<size_t>(sums_count_ + partials_) * sizeof(double));
-        parameters_.sum_over_ranks(stream, reinterpret_cast<double*>(sums_), together);
+        parameters_.sum_over_ranks(stream, sums_, together);
     }
-    finish_norm(stream, state_, partials_behind(sums_), partial_counts_, scale, clip);
+    finish_norm(stream, state_, sums_ + sums_count_, partial_counts_, scale, clip);
     args.state = state_;
     for (size_t b = 0; b < adamw_segments_.size(); ++b) {
         adamw(stream, adamw_segments_[b], args);

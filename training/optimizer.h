@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "dataloader/mixture.h"
 #include "kernels/adamw.h"
 #include "parallel/parameters.h"
 
@@ -12,22 +11,14 @@ namespace train_gpt {
 
 class Optimizer {
   public:
-    /// sources: of training data.
-    Optimizer(ParameterStore& parameters, Arena& arena, int sources = 1);
+    /// sums: how many other sums over a step the ranks add up in the same exchange as the norm.
+    Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums = 0);
 
-    /// This rank's sums over a step, in the device's memory; the ranks add them up together with
-    /// the norm. loss: in nats. stop_requests: 1 if this rank wants the run to stop after this
-    /// step. loss_of_source: the loss of each source, if training data come from several; the
-    /// device holds as many as there are sources.
-    struct StepSums {
-        double loss = 0, stop_requests = 0;
-        double loss_of_source[Mixture::max_sources] = {};
-    };
-    /// The bytes of StepSums that the device holds.
+    /// This rank's sums over a step [sums], in the device's memory; its kernels add to them.
+    double* sums_of_rank() { return sums_of_rank_; }
+    /// The sums over all ranks [sums], after update().
+    const double* sums() const { return sums_; }
     size_t sums_bytes() const { return static_cast<size_t>(sums_count_) * sizeof(double); }
-    StepSums* sums_of_rank() { return sums_of_rank_; }
-    /// The sums over all ranks, after update().
-    const StepSums* sums() const { return sums_; }
 
     /// One update from the gradient sums in the store. scale: 1 / valid target tokens of the step;
     /// clip: the largest global norm of the scaled gradient, 0: no clipping. args.state is filled
@@ -43,8 +34,6 @@ class Optimizer {
     std::string bad_parameter(const StepState& state) const;
 
   private:
-    double* partials_behind(StepSums* sums) const;
-
     ParameterStore& parameters_;
     Device device_;
     // Of each bucket.
@@ -54,7 +43,7 @@ class Optimizer {
     int64_t sums_count_;
     // Each is followed by the norm's partials in the registry's order: of this rank (zero where they
     // are another rank's), and of all ranks.
-    StepSums *sums_of_rank_ = nullptr, *sums_ = nullptr;
+    double *sums_of_rank_ = nullptr, *sums_ = nullptr;
     int64_t partials_ = 0;
     StepState* state_ = nullptr;
 };

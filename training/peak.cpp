@@ -15,11 +15,12 @@ namespace train_gpt {
 namespace {
 
 /// FLOP/s of n×n×n products of random matrices.
-double product_rate(const Device& device, DType dtype, int64_t n) {
+double product_rate(const Device& device, DType dtype, const KernelSettings& settings, int64_t n) {
     Stream stream(device);
+    stream.settings = settings;
     const auto matrices = [&](Arena& arena, Tensor(&m)[3]) {
         for (Tensor& t : m) t = arena.tensor(dtype, {n, n}, Purpose::workspaces);
-        stream.scratch_bytes = linear_scratch_bytes(device, dtype, n, n, n);
+        stream.scratch_bytes = linear_scratch_bytes(stream, dtype, n, n, n);
         stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     };
     Tensor m[3];
@@ -57,13 +58,13 @@ double product_rate(const Device& device, DType dtype, int64_t n) {
 
 }  // namespace
 
-double measure_peak_flops(const Device& device, DType dtype) {
+double measure_peak_flops(const Device& device, DType dtype, const KernelSettings& settings) {
     constexpr int64_t small = 1024, large = 8192;
-    const double rate = product_rate(device, dtype, small);
+    const double rate = product_rate(device, dtype, settings, small);
     // A product that takes less than a millisecond does not fill the device.
     constexpr double seconds = 1e-3;
     return 2.0 * small * small * small / rate < seconds && device.is_cuda()
-               ? product_rate(device, dtype, large)
+               ? product_rate(device, dtype, settings, large)
                : rate;
 }
 

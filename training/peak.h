@@ -7,7 +7,7 @@ namespace train_gpt {
 
 /// FLOP/s (2·M·N·K per product) of the fastest of several large matrix products in this dtype
 /// through linear_forward. Takes 0.25 to 2 seconds, and up to twice that on a GPU.
-double measure_peak_flops(const Device& device, DType dtype);
+double measure_peak_flops(const Device& device, DType dtype, const KernelSettings& settings = {});
 
 /// Bytes per second, reads plus writes, of a copy that is too large for any cache. Takes a fraction
 /// of a second.

@@ -90,8 +90,10 @@ std::string fit_fields(std::vector<ProgressField> fields, int columns) {
     return line;
 }
 
-Progress::Progress(const std::string& style, bool speaks)
-    : rewrite_(style == "line" || (style == "auto" && ::isatty(STDOUT_FILENO))), speaks_(speaks) {}
+Progress::Progress(ProgressStyle style, bool speaks)
+    : rewrite_(style == ProgressStyle::line ||
+               (style == ProgressStyle::automatic && ::isatty(STDOUT_FILENO))),
+      speaks_(speaks) {}
 
 void Progress::draw() const {
     std::vector<ProgressField> fields = fields_;

@@ -8,6 +8,7 @@
 
 #include "base/stopwatch.h"
 #include "parallel/step_clock.h"
+#include "training/config.h"
 
 namespace train_gpt {
 
@@ -41,9 +42,8 @@ std::string fit_fields(std::vector<ProgressField> fields, int columns);
 
 class Progress {
   public:
-    /// style: "auto" (one rewritten line when stdout is a terminal, else separate lines), "line" or
-    /// "lines". Only one of several ranks has speaks = true.
-    explicit Progress(const std::string& style, bool speaks = true);
+    /// Only one of several ranks has speaks = true.
+    explicit Progress(ProgressStyle style, bool speaks = true);
     ~Progress() { end_line(); }
     Progress(const Progress&) = delete;
     Progress& operator=(const Progress&) = delete;

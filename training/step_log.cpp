@@ -65,7 +65,7 @@ StepReport StepLog::report_of(int64_t number, const StepOutcome& outcome) {
 }
 
 /// Writes a step's line to metrics.jsonl.
-void StepLog::write(const StepReport& r, const Optimizer::StepSums& sums) {
+void StepLog::write(const StepReport& r, const StepSums& sums) {
     MetricsLog::Fields fields{{"loss", r.loss},
                               {"grad_norm", r.grad_norm},
                               {"learning_rate", r.learning_rate},
@@ -84,8 +84,7 @@ void StepLog::write(const StepReport& r, const Optimizer::StepSums& sums) {
 }
 
 /// The loss in this step, and the tokens up to it, of each of several sources of training data.
-MetricsLog::Fields StepLog::fields_of_sources(int64_t number,
-                                              const Optimizer::StepSums& sums) const {
+MetricsLog::Fields StepLog::fields_of_sources(int64_t number, const StepSums& sums) const {
     MetricsLog::Fields fields;
     const auto& sources = options_.config.data.train;
     if (sources.size() == 1) return fields;

@@ -53,8 +53,8 @@ class StepLog {
 
   private:
     StepReport report_of(int64_t number, const StepOutcome& outcome);
-    void write(const StepReport& report, const Optimizer::StepSums& sums);
-    MetricsLog::Fields fields_of_sources(int64_t number, const Optimizer::StepSums& sums) const;
+    void write(const StepReport& report, const StepSums& sums);
+    MetricsLog::Fields fields_of_sources(int64_t number, const StepSums& sums) const;
 
     Options options_;
     const TrainLoader& loader_;

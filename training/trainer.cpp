@@ -4,6 +4,7 @@
 #include <cassert>
 #include <vector>
 
+#include "base/error.h"
 #include "device/copy.h"
 #include "kernels/head_loss.h"
 
@@ -38,6 +39,23 @@ Sharding sharding_of(const Config& config, int rank, int ranks) {
             .reduce_dtype = p.reduce_dtype};
 }
 
+KernelSettings kernel_settings(const Config& config) {
+    using Attention = KernelSettings::Attention;
+    const auto& k = config.kernels;
+#ifndef TRAIN_GPT_ONEDNN
+    if (k.gemm == KernelSettings::Gemm::onednn)
+        throw Error(
+            "kernels.gemm is \"onednn\", which is not in this build; install oneDNN (Debian: "
+            "libdnnl-dev) and build again, or choose \"own\"");
+#endif
+    Attention attention = k.attention;
+    if (attention == Attention::automatic && !k.autotune) attention = Attention::own;
+    return {.gemm = k.gemm,
+            .attention = attention,
+            .autotune = k.autotune,
+            .tf32 = config.precision.tf32};
+}
+
 AdamWStep adamw_step(const Config& config, int64_t step, double rate) {
     const auto& o = config.optimizer;
     return {.learning_rate = static_cast<float>(rate),
@@ -60,14 +78,15 @@ Trainer::Trainer(const Config& config, const GPTShape& shape, DType dtype, Recom
              .document_mask = config.data.document_mask},
             parameters, arena),
       generator(shape, parameters, arena),
-      optimizer(parameters, arena, static_cast<int>(config.data.train.size())),
+      optimizer(parameters, arena, StepSums::count(static_cast<int>(config.data.train.size()))),
       feed(arena, config.batch.micro_batch, config.sequence_length(), config.data.document_mask),
       evaluation_batch(arena, config.batch.micro_batch, config.sequence_length(),
                        config.data.document_mask),
       outcomes(arena),
       clock(arena.device()),
       sources_(static_cast<int>(config.data.train.size())) {
-    stream.scratch_bytes = std::max(model.scratch_bytes(), generator.scratch_bytes());
+    stream.settings = kernel_settings(config);
+    stream.scratch_bytes = std::max(model.scratch_bytes(stream), generator.scratch_bytes(stream));
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     stop_request_ = static_cast<double*>(arena.take(sizeof(double), Purpose::staging));
     if (!arena.is_counting()) *stop_request_ = 0;
@@ -85,10 +104,9 @@ void Trainer::micro_batch(const TokenBatch& batch, bool first, bool last) {
     parameters.begin_micro_batch(first, last);
     model.forward(stream, batch);
     model.backward(stream, batch);
-    accumulate_loss(stream, &optimizer.sums_of_rank()->loss, model.losses(), feed.targets(),
-                    !first);
+    accumulate_loss(stream, &sums()->loss, model.losses(), feed.targets(), !first);
     if (sources_ > 1 && feed.sources())  // there are none before the first batch
-        accumulate_loss_by_source(stream, {.totals = optimizer.sums_of_rank()->loss_of_source,
+        accumulate_loss_by_source(stream, {.totals = sums()->loss_of_source,
                                            .sources = sources_,
                                            .losses = model.losses(),
                                            .source_of = feed.sources(),
@@ -98,7 +116,7 @@ void Trainer::micro_batch(const TokenBatch& batch, bool first, bool last) {
 }
 
 void Trainer::update(const AdamWStep& args, float scale, float clip) {
-    copy(stream, &optimizer.sums_of_rank()->stop_requests, stop_request_, sizeof *stop_request_);
+    copy(stream, &sums()->stop_requests, stop_request_, sizeof *stop_request_);
     const StepSubmission submission;
     const StepClock::Interval interval(&clock, stream, StepPhase::optimizer);
     optimizer.update(stream, args, scale, clip);

@@ -12,13 +12,14 @@
 #include "training/config.h"
 #include "training/evaluation.h"
 #include "training/optimizer.h"
+#include "training/step_sums.h"
 
 namespace train_gpt {
 
 /// What the device reports about a step.
 struct StepOutcome {
     StepState state;
-    Optimizer::StepSums sums;  // over all ranks
+    StepSums sums;  // over all ranks
 };
 
 /// Outcomes of steps on their way to the host, which may be a step ahead of the device.
@@ -68,6 +69,9 @@ struct Trainer {
     void* loader_memory = nullptr;  // TrainLoader's ring of batches
 
   private:
+    /// This rank's, in the device's memory.
+    StepSums* sums() { return reinterpret_cast<StepSums*>(optimizer.sums_of_rank()); }
+
     double* stop_request_ = nullptr;  // in host memory
     int sources_;                     // of training data
 };
@@ -76,6 +80,9 @@ GPTShape shape_of(const Config& config, int64_t vocab_size);
 
 /// The LoaderOptions that follow from the configuration.
 LoaderOptions loader_options(const Config& config, int64_t first_step, int rank = 0, int ranks = 1);
+
+/// Which kernels the configuration asks for. Throws Error for one that is not in this build.
+KernelSettings kernel_settings(const Config& config);
 
 Sharding sharding_of(const Config& config, int rank, int ranks);
 

@@ -102,7 +102,7 @@ std::vector<RecordedFile> files_of_model(const fs::path& folder) {
 }
 
 void verify_folder(const fs::path& folder, Table& table) {
-    if (fs::exists(folder / kDataManifest)) {
+    if (fs::exists(folder / data_manifest)) {
         table.section(folder, recorded_data(folder));
     } else if (is_checkpoint(folder)) {
         table.section(folder, recorded_files(folder));
@@ -136,7 +136,7 @@ bool verify(const std::string& what, std::FILE* out) {
     const fs::path path = what;
     if (fs::is_directory(path))
         verify_folder(path, table);
-    else if (path.filename() == kDataManifest)
+    else if (path.filename() == data_manifest)
         table.section(path, recorded_data(path.has_parent_path() ? path.parent_path() : "."));
     else
         table.section(what, recorded_shards(glob_files(what)));

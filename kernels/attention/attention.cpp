@@ -130,9 +130,9 @@ void check(const HeadsView& view, const char* name, const char* where) {
 }
 }  // namespace
 
-size_t attention_scratch_bytes(const Device& device, const AttentionShape& shape) {
+size_t attention_scratch_bytes(const Stream& stream, const AttentionShape& shape) {
     check(shape, "attention_scratch_bytes");
-    TRAIN_GPT_ON_CUDA(device, attention_scratch_bytes(shape));
+    TRAIN_GPT_ON_CUDA(stream.device, attention_scratch_bytes(stream, shape));
     const int64_t pieces =
         int64_t{shape.B} * shape.H * (shape.T < cpu::few_queries ? shape.T : blocks_of(shape.T));
     const auto threads = static_cast<int>(std::min<int64_t>(omp_get_max_threads(), pieces));

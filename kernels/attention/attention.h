@@ -44,7 +44,7 @@ struct AttentionBackward {
 };
 void attention_backward(Stream& stream, const AttentionBackward& args);
 
-size_t attention_scratch_bytes(const Device& device, const AttentionShape& shape);
+size_t attention_scratch_bytes(const Stream& stream, const AttentionShape& shape);
 
 /// The minimum bytes and FLOPs of a call (device/profile.h).
 Cost cost_of(const AttentionForward& args);
@@ -53,7 +53,7 @@ Cost cost_of(const AttentionBackward& args);
 namespace cuda {  // attention.cu
 void attention_forward(Stream& stream, const AttentionForward& args);
 void attention_backward(Stream& stream, const AttentionBackward& args);
-size_t attention_scratch_bytes(const AttentionShape& shape);
+size_t attention_scratch_bytes(const Stream& stream, const AttentionShape& shape);
 }  // namespace cuda
 
 }  // namespace train_gpt

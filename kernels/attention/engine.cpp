@@ -1,7 +1,6 @@
 #include "kernels/attention/engine.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <set>
 #include <sstream>
@@ -15,34 +14,12 @@
 
 namespace train_gpt {
 
-namespace {
-
-enum class Wanted { automatic, own, cudnn };
-
-/// What select_attention chose.
-std::atomic<Wanted>& wanted() {
-    static std::atomic<Wanted> engine{Wanted::automatic};
-    return engine;
-}
-
-}  // namespace
-
-void select_attention(const std::string& name) {
-    if (name == "auto")
-        wanted() = Wanted::automatic;
-    else if (name == "own")
-        wanted() = Wanted::own;
-    else if (name == "cudnn")
-        wanted() = Wanted::cudnn;
-    else
-        throw Error("There is no attention called \"", name,
-                    "\"; choose \"auto\", \"own\" or \"cudnn\".");
-}
-
 #ifdef TRAIN_GPT_CUDA
 namespace cuda {
 
 namespace {
+
+using Wanted = KernelSettings::Attention;
 
 constexpr const char* direction_names[] = {"forward", "backward"};
 constexpr const char* engine_names[] = {"own", "cudnn"};
@@ -96,12 +73,13 @@ void AttentionEngines::backward(Stream& stream, const AttentionBackward& args, c
 void AttentionEngines::run(Direction direction, Stream& stream, const Work& own,
                            const Work& by_library) {
     const Pass& pass = passes_[direction];
-    if (wanted() == Wanted::own || pass.failed) return own();
-    if (wanted() == Wanted::automatic) {
+    const Wanted wanted = stream.settings.attention;
+    if (wanted == Wanted::own || pass.failed) return own();
+    if (wanted == Wanted::automatic) {
         if (!pass.chosen) choose(direction, stream, own, by_library);
         if (pass.chosen == Engine::own) return own();
     }
-    if (!attempt(direction, by_library)) own();
+    if (!attempt(direction, stream, by_library)) own();
 }
 
 /// Either pass writes the same outputs however often it runs, so it is timed with the actual
@@ -110,15 +88,15 @@ void AttentionEngines::choose(Direction direction, Stream& stream, const Work& o
                               const Work& by_library) {
     Pass& pass = passes_[direction];
     pass.chosen = Engine::own;
-    if (!attempt(direction, by_library)) return;
+    if (!attempt(direction, stream, by_library)) return;
     own();  // so that one-time work is not timed
-    const double library_seconds = time_(stream, [&] { attempt(direction, by_library); });
+    const double library_seconds = time_(stream, [&] { attempt(direction, stream, by_library); });
     const double own_seconds = time_(stream, own);
     if (!pass.failed && library_seconds < own_seconds) pass.chosen = Engine::library;
 }
 
 /// False if the library failed, in this call or an earlier one.
-bool AttentionEngines::attempt(Direction direction, const Work& by_library) {
+bool AttentionEngines::attempt(Direction direction, const Stream& stream, const Work& by_library) {
     Pass& pass = passes_[direction];
     if (pass.failed) return false;
     try {
@@ -132,8 +110,9 @@ bool AttentionEngines::attempt(Direction direction, const Work& by_library) {
     // If the forward pass fails, the backward pass is not attempted either. The reverse is common:
     // the backward pass alone fails, since it needs more memory.
     if (direction == forward_pass) passes_[backward_pass].failed = true;
-    for (Pass& each : passes_)
-        if (each.failed && wanted() == Wanted::automatic) each.chosen = Engine::own;
+    if (stream.settings.attention == Wanted::automatic)
+        for (Pass& each : passes_)
+            if (each.failed) each.chosen = Engine::own;
     return false;
 }
 
@@ -171,8 +150,9 @@ void AttentionEngines::set_choices(const std::string& text) {
         passes_[direction].chosen = chosen[direction];
 }
 
-size_t attention_library_scratch_bytes(const AttentionShape& shape) {
-    return wanted() == Wanted::own ? 0 : cudnn_workspace_bytes(shape);
+size_t attention_library_scratch_bytes(const KernelSettings& settings,
+                                       const AttentionShape& shape) {
+    return settings.attention == Wanted::own ? 0 : cudnn_workspace_bytes(shape);
 }
 
 }  // namespace cuda

@@ -16,11 +16,6 @@ struct CUstream_st;  // what a cudaStream_t points to
 
 namespace train_gpt {
 
-/// Selects the attention implementation on GPUs for the whole process: "own"; "cudnn", wherever it
-/// can be used; or "auto", the faster of the two as timed when a training shape is first seen.
-/// Throws Error for another name. Has no effect on the CPU.
-void select_attention(const std::string& name);
-
 #ifdef TRAIN_GPT_CUDA
 namespace cuda {
 
@@ -39,7 +34,8 @@ class AttentionLibrary {
 /// sentence.
 std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st* stream);
 
-/// Sends the attention calls of a queue to our own kernels or to the library. Both compute the same
+/// Sends the attention calls of a queue to our own kernels or to the library, as the stream's
+/// settings say. Both compute the same
 /// from the same buffers, including the log-sum-exp, so the engine is chosen separately for each
 /// pass. If the library is missing or fails, our own kernels run that pass from then on, and one
 /// line on stderr says why.
@@ -77,7 +73,7 @@ class AttentionEngines {
 
     void run(Direction direction, Stream& stream, const Work& own, const Work& by_library);
     void choose(Direction direction, Stream& stream, const Work& own, const Work& by_library);
-    bool attempt(Direction direction, const Work& by_library);
+    bool attempt(Direction direction, const Stream& stream, const Work& by_library);
     AttentionLibrary& library();
     static double median_seconds(Stream& stream, const Work& work);
 
@@ -89,7 +85,7 @@ class AttentionEngines {
 };
 
 /// The scratch memory that cuDNN may need for the shape; 0 if it will not be used.
-size_t attention_library_scratch_bytes(const AttentionShape& shape);
+size_t attention_library_scratch_bytes(const KernelSettings& settings, const AttentionShape& shape);
 
 }  // namespace cuda
 #endif

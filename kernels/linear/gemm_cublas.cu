@@ -267,7 +267,7 @@ GemmPlans::Plan GemmPlans::make_plan(Stream& stream, const Gemm& args,
     if (!plan.supported) return plan;
     // A product that accumulates cannot be repeated. If it is seen before the same product that
     // overwrites, it uses the first candidate.
-    const bool timed = settings.autotune && !args.accumulate && found.size() > 1;
+    const bool timed = stream.settings.autotune && !args.accumulate && found.size() > 1;
     plan.algorithm = timed ? fastest(stream, args, plan, found) : found.front();
     return plan;
 }
@@ -283,7 +283,7 @@ bool GemmPlans::run(Stream& stream, const Gemm& args) {
     // violation only when the product runs.
     if (has_aux(args.epilogue) && (args.n % 8 != 0 || alignment_of(args.aux) < 16)) return false;
 
-    const Problem problem = problem_of(args, settings.tf32);
+    const Problem problem = problem_of(args, stream.settings.tf32);
     auto found = plans_.find(problem);
     if (found == plans_.end())
         found = plans_.emplace(problem, make_plan(stream, args, problem)).first;

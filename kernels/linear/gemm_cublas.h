@@ -49,19 +49,8 @@ constexpr size_t gemm_workspace_bytes = size_t{32} << 20;
 
 /// Submits the product. Returns false, with nothing done, if cuBLASLt cannot do this epilogue for
 /// these shapes and addresses; throws Error if it cannot do a product without epilogue. The host
-/// waits for the device only when a product is first seen while GemmSettings::autotune is on.
+/// waits for the device only when a product is first seen while KernelSettings::autotune is on.
 bool gemm(Stream& stream, const Gemm& args);
-
-/// How a queue multiplies matrices. Set this before its first product.
-struct GemmSettings {
-    // Time cuBLASLt's candidates when a product is first seen; else use the first.
-    bool autotune = false;
-    // Multiply fp32 matrices on tensor cores, with elements rounded to 10 bits of mantissa.
-    bool tf32 = false;
-    /// Compute the bias gradient as a by-product of the weight gradient's product if it overwrites
-    /// its sink; else with a kernel.
-    bool bias_gradient_epilogue = false;
-};
 
 /// cuBLASLt and the plans of a queue: queue.kept<GemmPlans>().
 class GemmPlans {
@@ -70,8 +59,6 @@ class GemmPlans {
     ~GemmPlans();
     GemmPlans(const GemmPlans&) = delete;
     GemmPlans& operator=(const GemmPlans&) = delete;
-
-    GemmSettings settings;
 
     bool run(Stream& stream, const Gemm& args);
     cublasLtHandle_t handle() const { return handle_; }

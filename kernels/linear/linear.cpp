@@ -1,7 +1,6 @@
 #include "kernels/linear/linear.h"
 
 #include <algorithm>
-#include <atomic>
 #include <optional>
 
 #include "base/error.h"
@@ -14,13 +13,7 @@ namespace train_gpt {
 
 namespace {
 
-enum class Library { automatic, onednn, own };
-
-/// What select_cpu_gemm chose.
-std::atomic<Library>& chosen_library() {
-    static std::atomic<Library> library{Library::automatic};
-    return library;
-}
+using Library = KernelSettings::Gemm;
 
 #ifdef TRAIN_GPT_ONEDNN
 /// Whether this is an fp32 product that oneDNN computes slowly because it reads B in place. Our own
@@ -36,8 +29,7 @@ bool onednn_is_slow(const GemmShape& shape) {
     return rows_alias || deep;
 }
 
-bool use_onednn(const GemmShape& shape) {
-    const Library library = chosen_library();
+bool use_onednn(Library library, const GemmShape& shape) {
     if (library == Library::own || !onednn_supports(shape)) return false;
     return library == Library::onednn || !onednn_is_slow(shape);
 }
@@ -46,20 +38,20 @@ bool use_onednn(const GemmShape& shape) {
 /// about as much as 60 of the rows that use it, and makes the others up to 1.2 (Zen 5) or 1.7 times
 /// (Xeons) as fast; in bf16 it costs what it gains. A library that copies the weight anyway gains
 /// nothing. rows: the total of all products with this weight.
-std::optional<GemmShape> packed(GemmShape shape, int64_t rows) {
+std::optional<GemmShape> packed(Library library, GemmShape shape, int64_t rows) {
     constexpr int64_t most_bytes = 64 << 20;  // of scratch; not enough for the weight of a head
     if (shape.in != DType::fp32 || shape.op == GemmOp::tn || rows < 1024) return {};
     if (shape.n * shape.k * static_cast<int64_t>(sizeof(float)) > most_bytes) return {};
-    if (chosen_library() == Library::own || onednn_copies(shape)) return {};
+    if (library == Library::own || onednn_copies(shape)) return {};
     shape.packed = true;
     if (!onednn_supports(shape)) return {};
     return shape;
 }
 
-size_t gemm_scratch_bytes(const GemmShape& shape, int64_t rows) {
+size_t gemm_scratch_bytes(Library library, const GemmShape& shape, int64_t rows) {
     size_t bytes = own_gemm_scratch_bytes(shape);
-    if (use_onednn(shape)) bytes = std::max(bytes, onednn_gemm_scratch_bytes(shape));
-    if (const auto with = packed(shape, rows))
+    if (use_onednn(library, shape)) bytes = std::max(bytes, onednn_gemm_scratch_bytes(shape));
+    if (const auto with = packed(library, shape, rows))
         bytes = std::max(bytes, onednn_packed_bytes(*with) + onednn_gemm_scratch_bytes(*with));
     return bytes;
 }
@@ -67,14 +59,17 @@ size_t gemm_scratch_bytes(const GemmShape& shape, int64_t rows) {
 /// The products of one matrix B with `rows` rows in total, a range of them at a time.
 class ProductsWithB {
   public:
-    ProductsWithB(const Stream& stream, int64_t rows) : stream_(stream), rows_(rows) {}
+    ProductsWithB(const Stream& stream, int64_t rows)
+        : stream_(stream), library_(stream.settings.gemm), rows_(rows) {}
 
     void operator()(const GemmShape& shape, GemmOperands operands) {
         // For fewer rows, oneDNN may need more scratch than linear_scratch_bytes was asked about.
-        if (const auto with = packed(shape, rows_); with && multiply_packed(*with, operands))
+        if (const auto with = packed(library_, shape, rows_);
+            with && multiply_packed(*with, operands))
             return;
         packed_.reset();
-        if (use_onednn(shape) && onednn_gemm_scratch_bytes(shape) <= stream_.scratch_bytes) {
+        if (use_onednn(library_, shape) &&
+            onednn_gemm_scratch_bytes(shape) <= stream_.scratch_bytes) {
             onednn_gemm(shape, operands, stream_.scratch);
         } else {
             own_gemm(shape, operands, stream_.scratch_for<void>(own_gemm_scratch_bytes(shape)));
@@ -95,11 +90,14 @@ class ProductsWithB {
     }
 
     const Stream& stream_;
+    Library library_;
     int64_t rows_;
     std::optional<GemmShape> packed_;  // the shape for which scratch begins with a packed B
 };
 #else
-size_t gemm_scratch_bytes(const GemmShape& shape, int64_t) { return own_gemm_scratch_bytes(shape); }
+size_t gemm_scratch_bytes(Library, const GemmShape& shape, int64_t) {
+    return own_gemm_scratch_bytes(shape);
+}
 
 class ProductsWithB {
   public:
@@ -267,11 +265,11 @@ void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
     if (args.dbias) column_sums(stream, args.dbias, args.dy);
 }
 
-size_t linear_scratch_bytes(const Device& device, DType dtype, int64_t M, int64_t N, int64_t K) {
-    TRAIN_GPT_ON_CUDA(device, linear_scratch_bytes(dtype, M, N, K));
+size_t linear_scratch_bytes(const Stream& stream, DType dtype, int64_t M, int64_t N, int64_t K) {
+    TRAIN_GPT_ON_CUDA(stream.device, linear_scratch_bytes(dtype, M, N, K));
     size_t bytes = column_sum_scratch_bytes(M, N);
     const auto cover = [&](const GemmShape& shape) {
-        bytes = std::max(bytes, gemm_scratch_bytes(shape, M));
+        bytes = std::max(bytes, gemm_scratch_bytes(stream.settings.gemm, shape, M));
     };
     const auto cover_rows = [&](int64_t rows) {
         for (bool bias : {false, true}) {
@@ -292,26 +290,6 @@ size_t linear_scratch_bytes(const Device& device, DType dtype, int64_t M, int64_
         if (M % step) cover_rows(M % step);
     }
     return bytes;
-}
-
-void select_cpu_gemm(const std::string& name) {
-    if (name == "auto") {
-        chosen_library() = Library::automatic;
-    } else if (name == "own") {
-        chosen_library() = Library::own;
-    } else if (name == "onednn") {
-#ifdef TRAIN_GPT_ONEDNN
-        chosen_library() = Library::onednn;
-#else
-        throw Error(
-            "The matrix product \"onednn\" is not in this build; install oneDNN (Debian: "
-            "libdnnl-dev) and build "
-            "again, or choose \"own\".");
-#endif
-    } else {
-        throw Error("There is no matrix product called \"", name,
-                    "\"; choose \"auto\", \"onednn\" or \"own\".");
-    }
 }
 
 Cost cost_of(const LinearForward& a) {

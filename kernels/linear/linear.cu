@@ -246,8 +246,7 @@ void column_sums(Stream& stream, const GradientSink& sink, const Tensor& dy) {
 /// more. cuBLASLt can only overwrite with such sums. Which way is faster has to be measured: fewer
 /// algorithms have this epilogue.
 bool product_sums_columns(const Stream& stream, const LinearBackwardWeight& args) {
-    return args.dbias && !args.dbias.accumulate &&
-           stream.queue->kept<GemmPlans>().settings.bias_gradient_epilogue;
+    return args.dbias && !args.dbias.accumulate && stream.settings.bias_gradient_epilogue;
 }
 
 }  // namespace

@@ -38,11 +38,7 @@ struct LinearBackwardWeight {
 void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args);
 
 /// The scratch memory that the three calls need for up to M rows of a layer with weight [N, K].
-size_t linear_scratch_bytes(const Device& device, DType dtype, int64_t M, int64_t N, int64_t K);
-
-/// Selects the matrix product of the CPU: "auto" (oneDNN if the build found it), "onednn" or "own".
-/// Throws Error if it is not in this build. Call this before the first product.
-void select_cpu_gemm(const std::string& name);
+size_t linear_scratch_bytes(const Stream& stream, DType dtype, int64_t M, int64_t N, int64_t K);
 
 /// The minimum bytes and FLOPs of a call (device/profile.h).
 Cost cost_of(const LinearForward& args);

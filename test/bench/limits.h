@@ -193,7 +193,7 @@ inline ProductTimes measure_product(Timing& timing, Product product, DType dtype
     Buffers memory;
     const Device cpu;
     Stream stream(cpu);
-    stream.scratch_bytes = linear_scratch_bytes(cpu, dtype, l.M, l.N, l.K);
+    stream.scratch_bytes = linear_scratch_bytes(stream, dtype, l.M, l.N, l.K);
     stream.scratch = memory.take(stream.scratch_bytes);
     const Tensor x = memory.random(dtype, {l.M, l.K}), w = memory.random(dtype, {l.N, l.K}),
                  y = memory.random(dtype, {l.M, l.N});
@@ -268,7 +268,7 @@ inline double measure_attention(Timing& timing, const Model& m, DType dtype) {
     shape.D = static_cast<int>(D);
     shape.scale = 0.125f;
     Stream stream(cpu);
-    stream.scratch_bytes = attention_scratch_bytes(cpu, shape);
+    stream.scratch_bytes = attention_scratch_bytes(stream, shape);
     stream.scratch = memory.take(stream.scratch_bytes);
     const auto part = [&](const Tensor& packed, int64_t i) {
         return HeadsView{

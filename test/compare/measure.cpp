@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "device/profile.h"
-#include "kernels/choices.h"
 #include "test/kernels/reference.h"
 #include "training/peak.h"
 
@@ -26,6 +25,18 @@ Difference difference(const Values& ours, const Values& theirs) {
     return d;
 }
 
+std::vector<Judgement> judge(const Operands& operands, const Results& ours,
+                             const std::string& against, const Results& theirs, double bounds) {
+    std::vector<Judgement> judgements;
+    for (const Operand& operand : operands.all()) {
+        if (!operand.is_result) continue;
+        judgements.push_back({operand.name, against,
+                              difference(ours.at(operand.name), theirs.at(operand.name)),
+                              bounds * operand.accuracy.bound(operands.dtype())});
+    }
+    return judgements;
+}
+
 Limits measure_limits(const Device& device, const std::vector<DType>& dtypes) {
     Limits limits{.bandwidth = measure_bandwidth(device), .flops = {}};
     for (DType dtype : dtypes) limits.flops[dtype] = measure_peak_flops(device, dtype);
@@ -38,29 +49,29 @@ int64_t copies_beyond_caches(const Operands& operands) {
 }
 
 Workplace::Workplace(const Operation& operation, const Operands& operands, const Device& device,
-                     int64_t copies)
+                     const KernelSettings& settings, int64_t copies)
     : operation_(operation), operands_(operands), stream_(device) {
+    stream_.settings = settings;
     Arena plan = Arena::counting(device);
     take(plan, copies);
     arena_ = std::make_unique<Arena>(device, plan);
     take(*arena_, copies);
     for (const Call& call : calls_) call.reset();
-    set_kernel_settings(stream_, {});
 }
 
 void Workplace::take(Arena& arena, int64_t copies) {
     calls_.clear();
     for (int64_t i = 0; i < copies; ++i) calls_.emplace_back(operands_, arena);
-    stream_.scratch_bytes = operation_.scratch_bytes(arena.device(), operands_);
+    stream_.scratch_bytes = operation_.scratch_bytes(stream_, operands_);
     stream_.scratch = arena.take(stream_.scratch_bytes, Purpose::workspaces);
 }
 
-std::map<std::string, Values> Workplace::results() {
+Results Workplace::results() {
     const Call& call = calls_.front();
     operation_.prepare(stream_, call);
     operation_.run(stream_, call);
     stream_.synchronize();
-    std::map<std::string, Values> results;
+    Results results;
     for (const Operand& operand : operands_.all())
         if (operand.is_result) results[operand.name] = call.values(operand);
     return results;

@@ -16,6 +16,19 @@ struct Difference {
 };
 Difference difference(const Values& ours, const Values& theirs);
 
+/// A result beside what it should be.
+struct Judgement {
+    std::string result, against;
+    Difference difference;
+    double bound = 0;
+
+    bool holds() const { return difference.relative <= bound; }  // false for a NaN
+};
+/// Compares a call's results with others, by name. They may differ by `bounds` times what a correct
+/// result may differ from the exact one.
+std::vector<Judgement> judge(const Operands& operands, const Results& ours,
+                             const std::string& against, const Results& theirs, double bounds);
+
 /// What a device reaches at best, in bytes and FLOPs per second.
 struct Limits {
     double bandwidth = 0;
@@ -32,10 +45,10 @@ struct Speed {
 class Workplace {
   public:
     Workplace(const Operation& operation, const Operands& operands, const Device& device,
-              int64_t copies = 1);
+              const KernelSettings& settings, int64_t copies = 1);
 
     /// The results of one call, by name.
-    std::map<std::string, Values> results();
+    Results results();
     /// The median of `repeats` calls, each on the next copy of the operands, behind a few that warm up.
     Speed speed(int repeats);
 

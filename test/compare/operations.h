@@ -1,4 +1,6 @@
-// What build/compare compares: every contract of kernels/*.h in each form that training uses, one struct each.
+// Every contract of kernels/*.h in each form that training uses, one struct each, beside its tests:
+// test/kernels/X_operations.cpp. From these structs come a test of each against float64, a check of
+// each gradient (test/kernels/operations_test.cpp) and the lines of build/compare.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -128,9 +130,18 @@ struct Letter {
 /// One of the ways of computing an operation on a device.
 struct Implementation {
     std::string name;
-    void (*choose)() = [] {};  // from here on
+    KernelSettings settings = {};
 };
 std::vector<Implementation> only_one(const Operands& o, const Device& device);
+
+using Results = std::map<std::string, Values>;
+
+/// A result that is the gradient of a loss.
+struct Derivative {
+    std::string gradient;                                 // the result's name
+    Values (*point)(const Operands& o);                   // where the gradient is taken
+    double (*loss)(const Operands& o, const Values& at);  // in float64
+};
 
 struct Operation {
     std::string name, computes;
@@ -140,15 +151,42 @@ struct Operation {
                                                    const Device& device) = only_one;
 
     void (*declare)(Operands& o) = nullptr;
-    size_t (*scratch_bytes)(const Device& device, const Operands& o) =
-        [](const Device&, const Operands&) { return size_t{0}; };
+    size_t (*scratch_bytes)(const Stream& stream, const Operands& o) =
+        [](const Stream&, const Operands&) { return size_t{0}; };
     /// What other contracts have computed before in training.
     void (*prepare)(Stream& stream, const Call& c) = [](Stream&, const Call&) {};
     /// One call of the contract, which adds its cost (cost_of in its header) and its time to the stream's profiler.
     void (*run)(Stream& stream, const Call& c) = nullptr;
     /// The results in float64.
-    std::map<std::string, Values> (*reference)(const Operands& o) = nullptr;
+    Results (*reference)(const Operands& o) = nullptr;
+    std::vector<Derivative> derivatives = {};
 };
 const std::vector<Operation>& operations();
+
+// In test/kernels/X_operations.cpp:
+std::vector<Operation> linear_operations();
+std::vector<Operation> gelu_operations();
+std::vector<Operation> layernorm_operations();
+std::vector<Operation> attention_operations();
+std::vector<Operation> embedding_operations();
+std::vector<Operation> head_loss_operations();
+std::vector<Operation> adamw_operations();
+
+// What several of them share.
+
+constexpr Letter batch{'B', 2, 4, 64}, sequence{'T', 256, 256, 1024};
+constexpr Letter tokens{'M', 256, 4 * 256, 64 * 1024};
+constexpr Letter letter(char name, int64_t small, int64_t gpt2) {
+    return {name, small, gpt2, gpt2};
+}
+
+/// w [rows, cols], with which the terms of x·wᵀ keep the size of x's elements.
+void declare_weight(Operands& o, int64_t rows, int64_t cols);
+
+/// The libraries for matrix products: the CPU has two.
+std::vector<Implementation> products(const Operands& o, const Device& device);
+
+/// Σ a ⊙ b
+double dot(const Values& a, const Values& b);
 
 }  // namespace train_gpt::compare

@@ -557,7 +557,7 @@ TEST_CASE("documents and lines that are too long to hold are refused with their 
     const TemporaryDirectory folder;
     const auto long_file = [&](const std::string& name) {
         write(folder / name, "{\"text\": \"one\"}\n");
-        fs::resize_file(folder / name, static_cast<uintmax_t>(kMaxDocumentBytes) + (3 << 20));
+        fs::resize_file(folder / name, static_cast<uintmax_t>(max_document_bytes) + (3 << 20));
         std::ofstream(folder / name, std::ios::app) << "\n{\"text\": \"two\"}\n{\n";
         return folder / name;
     };
@@ -571,7 +571,7 @@ TEST_CASE("documents and lines that are too long to hold are refused with their 
     REQUIRE(read_data_manifest(folder / "out").left_out.size() == 2);
     CHECK(read_data_manifest(folder / "out").left_out[1].line == 4);
 
-    write(folder / "a.txt", std::string(static_cast<size_t>(kMaxDocumentBytes) + (3 << 20), 'x'));
+    write(folder / "a.txt", std::string(static_cast<size_t>(max_document_bytes) + (3 << 20), 'x'));
     options.texts = {folder / "a.txt"};
     options.val_fraction = 0.1;
     CHECK(contains(error_of([&] { prepare(options, nullptr); }), "MiB at byte 0"));

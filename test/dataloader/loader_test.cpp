@@ -11,11 +11,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr uint32_t kVocab = 700;
+constexpr uint32_t vocab = 700;
 
 std::vector<std::vector<uint32_t>> random_shards(int count, int64_t low, int64_t high) {
     std::vector<std::vector<uint32_t>> shards;
-    for (int i = 0; i < count; ++i) shards.push_back(random_tokens(random_int(low, high), kVocab));
+    for (int i = 0; i < count; ++i) shards.push_back(random_tokens(random_int(low, high), vocab));
     return shards;
 }
 
@@ -91,7 +91,7 @@ TEST_CASE("each window of every shard is seen exactly once an epoch, in another 
     for (auto& shard : shards)
         if (shard.empty()) shard.push_back(1);
     const auto tokens =
-        std::make_shared<TokenShards>(write_shards(folder.path(), shards, kVocab), kVocab);
+        std::make_shared<TokenShards>(write_shards(folder.path(), shards, vocab), vocab);
     auto windows = naive_windows(shards, options.T);
     const auto n = static_cast<int64_t>(windows.size());
     CAPTURE(options.T, options.B, n);
@@ -127,8 +127,7 @@ TEST_CASE("the loader gives what reading at the permuted places gives") {
     const auto windows = naive_windows(shards, options.T);
     const auto n = static_cast<int64_t>(windows.size());
     TrainLoader loader(
-        std::make_shared<TokenShards>(write_shards(folder.path(), shards, kVocab), kVocab),
-        options);
+        std::make_shared<TokenShards>(write_shards(folder.path(), shards, vocab), vocab), options);
     int64_t g = options.first_step * 5 * 3;
     for (int i = 0; i < 200; ++i) {
         const HostBatch& batch = loader.next();
@@ -144,7 +143,7 @@ TEST_CASE(
     "a step's samples and their order are the same for any number of ranks and any micro-batch") {
     const TemporaryDirectory folder;
     const auto tokens = std::make_shared<TokenShards>(
-        write_shards(folder.path(), random_shards(3, 200, 2000), kVocab), kVocab);
+        write_shards(folder.path(), random_shards(3, 200, 2000), vocab), vocab);
     LoaderOptions options;
     options.T = 9;
     options.seed = test_rng()();
@@ -192,7 +191,7 @@ TEST_CASE("of several sources each gives every window once before one comes agai
         const auto shards = random_shards(2, 100, 3000);
         windows.push_back(naive_windows(shards, options.T));
         sources.push_back({std::make_shared<TokenShards>(
-                               write_shards(folder / std::to_string(s), shards, kVocab), kVocab),
+                               write_shards(folder / std::to_string(s), shards, vocab), vocab),
                            weights[s]});
     }
     // The samples of each source in order, from the loaders of every rank, for several numbers of
@@ -260,7 +259,7 @@ TEST_CASE("doc_start equals its definition, with and without an end of text") {
 TEST_CASE(
     "the loader uses the caller's memory, as much as it said, and a batch stays valid until the "
     "next") {
-    const auto tokens = std::make_shared<TokenShards>("synthetic", kVocab);
+    const auto tokens = std::make_shared<TokenShards>("synthetic", vocab);
     LoaderOptions options;
     options.B = 3;
     options.T = 50;
@@ -290,7 +289,7 @@ TEST_CASE(
 }
 
 TEST_CASE("loaders stop cleanly at any moment") {
-    const auto tokens = std::make_shared<TokenShards>("synthetic", kVocab);
+    const auto tokens = std::make_shared<TokenShards>("synthetic", vocab);
     LoaderOptions options;
     options.B = 2;
     options.T = 8;
@@ -307,13 +306,13 @@ TEST_CASE("a fault on the loader's thread reaches next(), after the good batches
     options.B = 1;
     options.T = 10;
     options.seed = test_rng()();
-    auto shard = random_tokens(1001, kVocab);
+    auto shard = random_tokens(1001, vocab);
     const auto good = naive_windows({shard}, options.T);
     const int64_t bad_batch = random_int(0, 99);
     const Permutation order(options.seed, 0, 100);
-    shard[static_cast<size_t>(order(bad_batch) * options.T + random_int(1, 9))] = kVocab + 5;
+    shard[static_cast<size_t>(order(bad_batch) * options.T + random_int(1, 9))] = vocab + 5;
     const auto tokens =
-        std::make_shared<TokenShards>(write_shards(folder.path(), {shard}, kVocab + 10), kVocab);
+        std::make_shared<TokenShards>(write_shards(folder.path(), {shard}, vocab + 10), vocab);
     TrainLoader loader(tokens, options);
     for (int64_t i = 0; i < bad_batch; ++i)
         REQUIRE(window_of(loader.next(), 0, options.T) == good[static_cast<size_t>(order(i))]);
@@ -321,14 +320,14 @@ TEST_CASE("a fault on the loader's thread reaches next(), after the good batches
         const std::string message = error_of([&] { loader.next(); });
         CAPTURE(message);
         CHECK(contains(message, "train_000000.bin"));
-        CHECK(contains(message, concat("token id ", kVocab + 5)));
+        CHECK(contains(message, concat("token id ", vocab + 5)));
     }
 }
 
 TEST_CASE("a shard truncated while the loader reads it ends in an error of next()") {
     const TemporaryDirectory folder;
     const auto tokens = std::make_shared<TokenShards>(
-        write_shards(folder.path(), random_shards(1, 100000, 100000), kVocab), kVocab);
+        write_shards(folder.path(), random_shards(1, 100000, 100000), vocab), vocab);
     LoaderOptions options;
     options.B = 2;
     options.T = 100;
@@ -344,7 +343,7 @@ TEST_CASE("a shard truncated while the loader reads it ends in an error of next(
 TEST_CASE("loader options out of range are refused with a sentence") {
     const TemporaryDirectory folder;
     const auto tokens = std::make_shared<TokenShards>(
-        write_shards(folder.path(), {random_tokens(100, kVocab)}, kVocab), kVocab);
+        write_shards(folder.path(), {random_tokens(100, vocab)}, vocab), vocab);
     const LoaderOptions good{1, 2, 10, 0, 4, 0, 2, {}, 2};
     CHECK_NOTHROW(TrainLoader(tokens, good).next());
     const auto refused = [&](auto change) {
@@ -367,11 +366,11 @@ TEST_CASE("validation predicts every token of every shard but its first exactly 
     const TemporaryDirectory folder;
     const int T = static_cast<int>(random_int(1, 30));
     auto shards = random_shards(5, 1, 300);
-    shards.push_back(random_tokens(1, kVocab));
-    shards.push_back(random_tokens(2, kVocab));
-    shards.push_back(random_tokens(3 * T + 1, kVocab));
+    shards.push_back(random_tokens(1, vocab));
+    shards.push_back(random_tokens(2, vocab));
+    shards.push_back(random_tokens(3 * T + 1, vocab));
     const auto tokens =
-        std::make_shared<TokenShards>(write_shards(folder.path(), shards, kVocab), kVocab);
+        std::make_shared<TokenShards>(write_shards(folder.path(), shards, vocab), vocab);
     std::vector<std::pair<uint32_t, uint32_t>> all;  // (token, target)
     for (const auto& shard : shards)
         for (size_t i = 1; i < shard.size(); ++i) all.emplace_back(shard[i - 1], shard[i]);
@@ -417,6 +416,6 @@ TEST_CASE("validation predicts every token of every shard but its first exactly 
 TEST_CASE("validation data with nothing to predict are refused") {
     const TemporaryDirectory folder;
     const auto tokens =
-        std::make_shared<TokenShards>(write_shards(folder.path(), {{3}, {4}}, kVocab), kVocab);
+        std::make_shared<TokenShards>(write_shards(folder.path(), {{3}, {4}}, vocab), vocab);
     CHECK(contains(error_of([&] { ValidationWindows(tokens, 5, 0); }), "nothing to predict"));
 }

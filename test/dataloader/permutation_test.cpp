@@ -69,14 +69,14 @@ TEST_CASE("every element comes to every place about equally often") {
     // Pearson's chi-square over (place, image) of a small permutation under many epochs.
     const int64_t n = random_int(5, 40);
     CAPTURE(n);
-    constexpr int kEpochs = 20000;
+    constexpr int epoch_count = 20000;
     const uint64_t seed = test_rng()();
     std::vector<int> count(static_cast<size_t>(n * n));
-    for (int epoch = 0; epoch < kEpochs; ++epoch) {
+    for (int epoch = 0; epoch < epoch_count; ++epoch) {
         const Permutation permutation(seed, static_cast<uint64_t>(epoch), n);
         for (int64_t i = 0; i < n; ++i) ++count[static_cast<size_t>(i * n + permutation(i))];
     }
-    const double expected = static_cast<double>(kEpochs) / static_cast<double>(n);
+    const double expected = static_cast<double>(epoch_count) / static_cast<double>(n);
     double chi2 = 0;
     for (const int c : count) chi2 += (c - expected) * (c - expected) / expected;
     const double freedom = static_cast<double>((n - 1) * (n - 1));

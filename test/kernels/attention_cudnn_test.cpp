@@ -25,25 +25,10 @@
 #endif
 
 namespace train_gpt {
-namespace {
-
-/// select_attention, until the end of a scope.
-struct Selected {
-    explicit Selected(const std::string& name) { select_attention(name); }
-    ~Selected() { select_attention("auto"); }
-};
-
-}  // namespace
-
-TEST_CASE("an unknown attention is refused by name") {
-    const std::string error = error_of([] { select_attention("flash"); });
-    CHECK(contains(error, "\"flash\""));
-    CHECK(contains(error, "\"cudnn\""));
-    for (const char* name : {"own", "cudnn", "auto"}) CHECK_NOTHROW(Selected(name));
-}
-
 #ifdef TRAIN_GPT_CUDA
 namespace {
+
+using Wanted = KernelSettings::Attention;
 
 AttentionShape small_shape() {
     return {.dtype = DType::bf16,
@@ -150,6 +135,7 @@ struct Engines {
     int own_forwards = 0, own_backwards = 0;
     int own_milliseconds = 0;
 
+    explicit Engines(Wanted wanted = Wanted::automatic) { stream.settings.attention = wanted; }
     void forward() { forward(memory.forward()); }
     void forward(const AttentionForward& args) {
         engines.forward(stream, args, [&] { ++own_forwards, script.clock += own_milliseconds; });
@@ -228,11 +214,8 @@ TEST_CASE("scratch is granted to cuDNN only where it can be used", "[cuda]") {
     AttentionShape shape = small_shape();
     const bool usable = cuda::cudnn_obstacle().empty();
     CHECK((cuda::cudnn_workspace_bytes(shape) > 0) == usable);
-    CHECK((cuda::attention_library_scratch_bytes(shape) > 0) == usable);
-    {
-        const Selected own("own");
-        CHECK(cuda::attention_library_scratch_bytes(shape) == 0);
-    }
+    CHECK((cuda::attention_library_scratch_bytes({}, shape) > 0) == usable);
+    CHECK(cuda::attention_library_scratch_bytes({.attention = Wanted::own}, shape) == 0);
     shape.dtype = DType::fp32;
     CHECK(cuda::cudnn_workspace_bytes(shape) == 0);
     shape = small_shape();
@@ -243,15 +226,12 @@ TEST_CASE("scratch is granted to cuDNN only where it can be used", "[cuda]") {
 
 TEST_CASE("own attention does not open the library, wanted cuDNN does not try our own", "[cuda]") {
     script = {};
-    Engines e;
-    {
-        const Selected own("own");
-        e.forward();
-        e.backward();
-        CHECK(std::pair(e.own_forwards, e.own_backwards) == std::pair(1, 1));
-        CHECK(script.opened == 0);
-    }
-    const Selected library("cudnn");
+    Engines e(Wanted::own);
+    e.forward();
+    e.backward();
+    CHECK(std::pair(e.own_forwards, e.own_backwards) == std::pair(1, 1));
+    CHECK(script.opened == 0);
+    e.stream.settings.attention = Wanted::cudnn;
     for (int i = 0; i < 3; ++i) {
         e.forward();
         e.backward();
@@ -272,13 +252,12 @@ TEST_CASE("own attention does not open the library, wanted cuDNN does not try ou
 
 TEST_CASE("where the library cannot be opened our own attention computes, and one line says why",
           "[cuda]") {
-    const std::string wanted = GENERATE("auto", "cudnn");
-    CAPTURE(wanted);
-    const Selected selected(wanted);
+    const Wanted wanted = GENERATE(Wanted::automatic, Wanted::cudnn);
+    CAPTURE(static_cast<int>(wanted));
     script = {};
     script.open_failure = fresh_reason();
     Stderr captured;
-    Engines first, second;
+    Engines first(wanted), second(wanted);
     for (Engines* e : {&first, &second}) {
         for (int i = 0; i < 2; ++i) {
             e->forward();
@@ -289,16 +268,16 @@ TEST_CASE("where the library cannot be opened our own attention computes, and on
           "train_gpt: attention runs on our own kernels, since " + script.open_failure + "\n");
     for (Engines* e : {&first, &second}) {
         CHECK(std::pair(e->own_forwards, e->own_backwards) == std::pair(2, 2));
-        CHECK(e->engines.choices() ==
-              (wanted == "auto" ? "attention forward own\nattention backward own\n" : ""));
+        CHECK(
+            e->engines.choices() ==
+            (wanted == Wanted::automatic ? "attention forward own\nattention backward own\n" : ""));
     }
     CHECK(script.opened == 2);
 }
 
 TEST_CASE("a pass in which the library fails is done by our own kernels from then on", "[cuda]") {
-    const Selected selected("cudnn");
     script = {};
-    Engines e;
+    Engines e(Wanted::cudnn);
     e.forward();
     SECTION("backward") {
         script.backward_failure = fresh_reason();
@@ -514,7 +493,7 @@ TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits aga
         exact_shape.dtype = DType::fp32;
         const Problem plain(shape, qkv, dout), exact(exact_shape, qkv, dout);
         for (const Problem* p : {&plain, &exact}) {
-            TestStream host(attention_scratch_bytes({}, p->shape));
+            TestStream host(attention_scratch_bytes(planning({}, Device{}), p->shape));
             attention_forward(host, p->forward());
             attention_backward(host, p->backward());
         }

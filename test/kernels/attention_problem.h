@@ -182,7 +182,7 @@ struct TestStream {
     Stream stream;
 
     explicit TestStream(const AttentionShape& shape)
-        : bytes(attention_scratch_bytes(test_device(), shape)),
+        : bytes(attention_scratch_bytes(planning(), shape)),
           memory(bytes + guard()),
           stream(test_device()) {
         stream.scratch = memory.data();

@@ -370,7 +370,7 @@ TEST_CASE("attention refuses what it cannot compute, in a sentence", "[cuda]") {
         auto* const x = static_cast<float*>(memory.data());
         const HeadsView view{x, 0, 0, 0};
         shape.D = 257;
-        CHECK_THROWS_AS(attention_scratch_bytes(test_device(), shape), Error);
+        CHECK_THROWS_AS(attention_scratch_bytes(planning(), shape), Error);
         CHECK_THROWS_AS(attention_forward(scratch.stream, {shape, view, view, view, view, nullptr}),
                         Error);
         CHECK_THROWS_AS(attention_forward(scratch.stream, {c.shape, view, {}, view, view, nullptr}),

@@ -67,7 +67,7 @@ void check_backward(Accuracy& accuracy, const Problem& p, DType dtype, bool docu
     embedding_backward_reference<double>(p.rows(documents), dout.values(), wte_exact, wpe_exact);
     embedding_backward_reference<float>(p.rows(documents), dout.values(), wte_plain, wpe_plain);
     const Integers tokens(p.tokens), doc_start(p.doc_start);
-    TestStream stream(embedding_scratch_bytes(test_device(), p.B * p.T, p.padded));
+    TestStream stream(embedding_scratch_bytes(planning(), p.B * p.T, p.padded));
     embedding_backward(stream, {.dwte = dwte.sink(random_int(0, 1) == 1),
                                 .dwpe = dwpe.sink(accumulate),
                                 .dout = dout,
@@ -187,7 +187,7 @@ TEST_CASE("embedding takes views that begin at any element", "[cuda]") {
     const Buffer wte(DType::fp32, {p.padded * p.C + 1}, shifted(p.wte)),
         wpe(DType::fp32, {p.n_ctx * p.C + 1}, shifted(p.wpe));
     const Buffer out(DType::fp32, {18 * p.C + 1});
-    TestStream stream(embedding_scratch_bytes(test_device(), 18, p.padded));
+    TestStream stream(embedding_scratch_bytes(planning(), 18, p.padded));
     embedding_forward(stream, {.out = view(out, {2, 9, p.C}),
                                .tokens = tokens.data(),
                                .wte = view(wte, {p.padded, p.C}),
@@ -233,7 +233,7 @@ TEST_CASE("embedding on the GPU agrees with the CPU", "[cuda]") {
         values.insert(values.end(), positions.begin(), positions.end());
         return values;
     };
-    TestStream gpu(embedding_scratch_bytes(test_device(), p.B * p.T, p.padded));
+    TestStream gpu(embedding_scratch_bytes(planning(), p.B * p.T, p.padded));
     Stream cpu;
     const std::vector<double> ours = run(gpu), expected = run(cpu);
     double worst = 0;
@@ -252,7 +252,7 @@ TEST_CASE("embedding backward gives the same bits whatever the number of threads
         check_thread_independence([&] {
             const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte),
                 dwpe(DType::fp32, {p.n_ctx, p.C});
-            TestStream stream(embedding_scratch_bytes(test_device(), p.B * p.T, p.padded));
+            TestStream stream(embedding_scratch_bytes(planning(), p.B * p.T, p.padded));
             embedding_backward(stream, {.dwte = dwte.sink(true),
                                         .dwpe = dwpe.sink(false),
                                         .dout = dout,

@@ -81,7 +81,7 @@ struct Outputs {
 void run(const Problem& p, const Outputs& out, int64_t chunk, bool backward,
          bool accumulate = false) {
     const Buffer logits(p.dtype, {chunk, p.Vp});
-    TestStream stream(head_loss_scratch_bytes(test_device(), p.dtype, chunk, p.Vp, p.C));
+    TestStream stream(head_loss_scratch_bytes(planning(), p.dtype, chunk, p.Vp, p.C));
     head_loss(stream, {.x = p.x,
                        .w = p.w,
                        .logits = logits,
@@ -331,7 +331,7 @@ TEST_CASE("head_logits are the products with the vocabulary, without its padding
         Accuracy accuracy;
         const Problem p(dtype);
         const Buffer out(DType::fp32, {p.R, p.V}), scratch(dtype, {p.R, p.Vp});
-        TestStream stream(head_loss_scratch_bytes(test_device(), dtype, p.R, p.Vp, p.C));
+        TestStream stream(head_loss_scratch_bytes(planning(), dtype, p.R, p.Vp, p.C));
         head_logits(stream, out, p.x, p.w, scratch);
         std::vector<double> exact;
         std::vector<double> plain;
@@ -455,7 +455,7 @@ TEST_CASE(
         const Targets targets({3, 4, -1});
         const Buffer losses(DType::fp32, {3}), logits(DType::fp32, {3, p.Vp}),
             dx(DType::fp32, {3, 1});
-        TestStream stream(head_loss_scratch_bytes(test_device(), p.dtype, 3, p.Vp, p.C));
+        TestStream stream(head_loss_scratch_bytes(planning(), p.dtype, 3, p.Vp, p.C));
         head_loss(stream, {.x = p.x,
                            .w = p.w,
                            .logits = logits,
@@ -491,7 +491,8 @@ TEST_CASE("head_loss on a GPU is as accurate as on the CPU", "[cuda]") {
         run(p, ours, p.R, true);
 
         const Buffer logits(dtype, {p.R, p.Vp});
-        std::vector<char> scratch(head_loss_scratch_bytes({}, dtype, p.R, p.Vp, p.C) + 64);
+        std::vector<char> scratch(
+            head_loss_scratch_bytes(planning({}, Device{}), dtype, p.R, p.Vp, p.C) + 64);
         Stream host;
         host.scratch =
             scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;

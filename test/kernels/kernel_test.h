@@ -83,8 +83,9 @@ class Buffer {
 /// A stream on the device under test with exactly this much scratch, poisoned.
 class TestStream {
   public:
-    explicit TestStream(size_t scratch_bytes = 0)
+    explicit TestStream(size_t scratch_bytes = 0, const KernelSettings& settings = {})
         : scratch_(scratch_bytes), stream_(test_device()) {
+        stream_.settings = settings;
         stream_.scratch = scratch_.data();
         stream_.scratch_bytes = scratch_bytes;
     }

@@ -72,7 +72,7 @@ void check_backward(Accuracy& accuracy, const Problem& p, bool accumulate) {
     const auto dw = gradient(), db = gradient(), dbias = gradient();
     const Buffer poisoned(dtype, {p.M, p.C});
     const Tensor dres = p.overwrite_dres ? poisoned : p.dres;
-    TestStream stream(layernorm_scratch_bytes(test_device(), p.M, p.C));
+    TestStream stream(layernorm_scratch_bytes(planning(), p.M, p.C));
     layernorm_backward(stream, {.dres = dres,
                                 .dw = dw->sink(accumulate),
                                 .db = db->sink(accumulate),
@@ -221,7 +221,7 @@ TEST_CASE("layernorm takes views that begin at any element", "[cuda]") {
             dres(dtype, {n + 1});
         const Buffer stats(DType::fp32, {p.M, 2}), dw(DType::fp32, {p.C}), db(DType::fp32, {p.C});
         const Tensor x_view = shifted(x, p.x.values()), w_view = shifted(w, p.w.values());
-        TestStream stream(layernorm_scratch_bytes(test_device(), p.M, p.C));
+        TestStream stream(layernorm_scratch_bytes(planning(), p.M, p.C));
         layernorm_forward(stream, {.out = shifted(out, p.x.values()),
                                    .stats = stats,
                                    .x = x_view,
@@ -268,11 +268,11 @@ TEST_CASE("layernorm on the GPU agrees with the CPU", "[cuda]") {
             return std::vector{out.values(), dres.values(), stats.values(),
                                dw.values(),  db.values(),   dbias.values()};
         };
-        std::vector<char> scratch(layernorm_scratch_bytes({}, p.M, p.C));
+        std::vector<char> scratch(layernorm_scratch_bytes(planning({}, Device{}), p.M, p.C));
         Stream cpu;
         cpu.scratch = scratch.data();
         cpu.scratch_bytes = scratch.size();
-        TestStream gpu(layernorm_scratch_bytes(test_device(), p.M, p.C));
+        TestStream gpu(layernorm_scratch_bytes(planning(), p.M, p.C));
         const auto expected = run(cpu), ours = run(gpu);
         for (size_t result = 0; result < ours.size(); ++result) {
             // Where fp32 sums differ by a few roundings, bf16 may round to the neighbouring value;
@@ -299,7 +299,7 @@ TEST_CASE("layernorm backward matches the numerical gradient along random direct
         const Buffer out(DType::fp32, {M, C}), stats(DType::fp32, {M, 2});
         run_forward(p, out, stats);
         const Buffer dx(DType::fp32, {M, C}), dw(DType::fp32, {C}), db(DType::fp32, {C});
-        TestStream stream(layernorm_scratch_bytes(test_device(), M, C));
+        TestStream stream(layernorm_scratch_bytes(planning(), M, C));
         layernorm_backward(stream, {.dres = dx,
                                     .dw = dw.sink(false),
                                     .db = db.sink(false),
@@ -353,7 +353,7 @@ TEST_CASE("layernorm gives the same bits whatever the number of threads, and in 
                 dres(dtype, {p.M, p.C}, before);
             const Buffer dw(DType::fp32, {p.C}), db(DType::fp32, {p.C}), dbias(DType::fp32, {p.C});
             run_forward(p, out, stats);
-            TestStream stream(layernorm_scratch_bytes(test_device(), p.M, p.C));
+            TestStream stream(layernorm_scratch_bytes(planning(), p.M, p.C));
             layernorm_backward(stream, {.dres = dres,
                                         .dw = dw.sink(false),
                                         .db = db.sink(false),

@@ -7,32 +7,28 @@
 #include <vector>
 
 #include "base/error.h"
-#include "kernels/choices.h"
-#include "kernels/linear/gemm.h"
 #include "kernels/linear/linear.h"
 #include "test/kernels/kernel_test.h"
 #include "test/kernels/reference.h"
-#ifdef TRAIN_GPT_CUDA
-#include "device/cuda_queue.h"
-#include "kernels/linear/gemm_cublas.h"
-#endif
 
 namespace train_gpt::linear_problem {
 
-inline std::vector<std::string> libraries() {
-    if (test_device().is_cuda()) return {"auto"};
-#ifdef TRAIN_GPT_ONEDNN
-    return {"own", "onednn"};
-#else
-    return {"own"};
-#endif
-}
-
-/// Chooses a matrix product while it lives.
-struct Library {
-    explicit Library(const std::string& name) { select_cpu_gemm(name); }
-    ~Library() { select_cpu_gemm("auto"); }
+/// One of the ways to multiply matrices on the device under test.
+struct Product {
+    std::string name;
+    KernelSettings settings;
 };
+
+inline std::vector<Product> products() {
+    using Gemm = KernelSettings::Gemm;
+    if (test_device().is_cuda()) return {{"cuBLASLt", {}}};
+    return {
+        {"own", {.gemm = Gemm::own}},
+#ifdef TRAIN_GPT_ONEDNN
+        {"onednn", {.gemm = Gemm::onednn}},
+#endif
+    };
+}
 
 inline Values rounded_to_float(Values values) { return stored_as(DType::fp32, std::move(values)); }
 
@@ -55,7 +51,9 @@ struct Layer {
           dy(dtype, {M, N}, random_normal(static_cast<size_t>(M * N))),
           input_preact(dtype, {M, K}, random_normal(static_cast<size_t>(M * K), 2.0f)) {}
 
-    size_t scratch_bytes() const { return linear_scratch_bytes(test_device(), dtype, M, N, K); }
+    size_t scratch_bytes(const KernelSettings& settings = {}) const {
+        return linear_scratch_bytes(planning(settings), dtype, M, N, K);
+    }
 
     // The three products, without what epilogues add.
     template <class Real>
@@ -104,36 +102,20 @@ inline void for_each_layer(const std::function<void(const Layer&)>& check) {
     }
 }
 
-/// How matrices are multiplied: a library of the CPU, or settings of the GPU's.
-struct Choice {
-    bool autotune = false, bias_gradient_epilogue = false;
-
-    void apply([[maybe_unused]] Stream& stream) const {
-#ifdef TRAIN_GPT_CUDA
-        if (stream.device.is_cuda())
-            stream.queue->kept<cuda::GemmPlans>().settings = {
-                .autotune = autotune, .bias_gradient_epilogue = bias_gradient_epilogue};
-#endif
-    }
-};
-
-inline void for_each_library(const std::function<void()>& check) {
-    for (const std::string& name : libraries()) {
-        const Library library(name);
-        CAPTURE(name);
-        check();
+inline void for_each_product(const std::function<void(const KernelSettings&)>& check) {
+    for (const Product& product : products()) {
+        CAPTURE(product.name);
+        check(product.settings);
     }
 }
 
-inline void for_each_choice(const std::function<void(const Choice&)>& check) {
-    if (!test_device().is_cuda()) {
-        for_each_library([&] { check({}); });
-        return;
-    }
+/// The same with all settings of a GPU.
+inline void for_each_setting(const std::function<void(const KernelSettings&)>& check) {
+    if (!test_device().is_cuda()) return for_each_product(check);
     for (bool autotune : {false, true}) {
         for (bool bias_gradient_epilogue : {false, true}) {
             CAPTURE(autotune, bias_gradient_epilogue);
-            check({autotune, bias_gradient_epilogue});
+            check({.autotune = autotune, .bias_gradient_epilogue = bias_gradient_epilogue});
         }
     }
 }

@@ -36,9 +36,9 @@ TEST_CASE("linear forward with each epilogue is as accurate as a plain loop", "[
                     single[i] = static_cast<float>(single[i] + addition);
                 }
                 single = stored_as(p.dtype, single);
-                for_each_library([&] {
+                for_each_product([&](const KernelSettings& settings) {
                     const Buffer out(p.dtype, {p.M, p.N});
-                    TestStream stream(p.scratch_bytes());
+                    TestStream stream(p.scratch_bytes(settings), settings);
                     LinearForward args{out, p.x, p.w};
                     if (bias) args.bias = p.bias;
                     if (residual) args.residual = p.residual;
@@ -61,9 +61,9 @@ TEST_CASE("linear forward with GELU keeps the preactivation and takes GELU of wh
             reference[i] += addition;
             plain[i] = static_cast<float>(plain[i] + addition);
         }
-        for_each_library([&] {
+        for_each_product([&](const KernelSettings& settings) {
             const Buffer out(p.dtype, {p.M, p.N}), preact(p.dtype, {p.M, p.N});
-            TestStream stream(p.scratch_bytes());
+            TestStream stream(p.scratch_bytes(settings), settings);
             LinearForward args{out, p.x, p.w, p.bias};
             args.preact = preact;
             linear_forward(stream, args);
@@ -111,9 +111,9 @@ TEST_CASE(
             sloped_plain[i] *= slope + 1e-7;
         }
         sloped_plain = stored_as(p.dtype, sloped_plain);
-        for_each_library([&] {
+        for_each_product([&](const KernelSettings& settings) {
             const Buffer dx(p.dtype, {p.M, p.K}), dpreact(p.dtype, {p.M, p.K});
-            TestStream stream(p.scratch_bytes());
+            TestStream stream(p.scratch_bytes(settings), settings);
             linear_backward_input(stream, {dx, p.dy, p.w});
             accuracy.check("dx", p.dtype, dx.values(), plain, reference);
             linear_backward_input(stream, {dpreact, p.dy, p.w, p.input_preact});
@@ -144,9 +144,8 @@ TEST_CASE("linear backward of weight and bias overwrites or accumulates in fp32"
                       additions * 0x1p-24 * (db_terms[j] + std::abs(before[j])));
             }
         };
-        for_each_choice([&](const Choice& choice) {
-            TestStream stream(p.scratch_bytes());
-            choice.apply(stream);
+        for_each_setting([&](const KernelSettings& settings) {
+            TestStream stream(p.scratch_bytes(settings), settings);
             const Buffer dw(DType::fp32, {p.N, p.K}), db(DType::fp32, {p.N});
             linear_backward_weight(stream, {dw.sink(false), p.x, p.dy, db.sink(false)});
             accuracy.check("dw", DType::fp32, dw.values(), rounded_to_float(dw_plain), dw_exact);
@@ -180,8 +179,7 @@ TEST_CASE("two linear layers with GELU between them match their numerical gradie
     // L = Σ g ⊙ (gelu(x·w1ᵀ + b1)·w2ᵀ + b2 + x), differentiated along a random direction of each
     // parameter.
     const int64_t M = random_int(3, 40), C = random_int(3, 40), F = random_int(3, 80);
-    for (const std::string& name : libraries()) {
-        const Library library(name);
+    for (const auto& [name, settings] : products()) {
         CAPTURE(name, M, C, F);
         const auto make = [](int64_t rows, int64_t cols, float stddev) {
             return std::make_unique<Buffer>(
@@ -191,8 +189,10 @@ TEST_CASE("two linear layers with GELU between them match their numerical gradie
         const float w_stddev = 1.0f / std::sqrt(static_cast<float>(C));
         const auto x = make(M, C, 1), w1 = make(F, C, w_stddev), b1 = make(1, F, 1),
                    w2 = make(C, F, w_stddev), b2 = make(1, C, 1), g = make(M, C, 1);
-        TestStream stream(std::max(linear_scratch_bytes(test_device(), DType::fp32, M, F, C),
-                                   linear_scratch_bytes(test_device(), DType::fp32, M, C, F)));
+        const Stream plan = planning(settings);
+        TestStream stream(std::max(linear_scratch_bytes(plan, DType::fp32, M, F, C),
+                                   linear_scratch_bytes(plan, DType::fp32, M, C, F)),
+                          settings);
         const Buffer preact(DType::fp32, {M, F}), hidden(DType::fp32, {M, F}),
             out(DType::fp32, {M, C});
         const auto loss = [&] {
@@ -249,13 +249,12 @@ TEST_CASE("two linear layers with GELU between them match their numerical gradie
 
 TEST_CASE("a linear layer gives the same bits when it is run again", "[cuda]") {
     ON_EACH_DEVICE();
-    for (const std::string& name : libraries()) {
+    for (const auto& [name, settings] : products()) {
         for (DType dtype : {DType::fp32, DType::bf16}) {
-            const Library library(name);
             const Layer p(dtype, random_int(1, 300), random_int(1, 300), random_int(1, 300));
             CAPTURE(name, name_of(dtype), p.M, p.N, p.K);
             const auto run = [&] {
-                TestStream stream(p.scratch_bytes());
+                TestStream stream(p.scratch_bytes(settings), settings);
                 const Buffer out(dtype, {p.M, p.N}), preact(dtype, {p.M, p.N}),
                     dx(dtype, {p.M, p.K});
                 const Buffer dw(DType::fp32, {p.N, p.K}), db(DType::fp32, {p.N});
@@ -273,12 +272,12 @@ TEST_CASE("a linear layer gives the same bits when it is run again", "[cuda]") {
 
 TEST_CASE(
     "the own matrix product gives each row the same bits in whatever company it is computed") {
-    const Library library("own");
+    const KernelSettings settings{.gemm = KernelSettings::Gemm::own};
     for (DType dtype : {DType::fp32, DType::bf16}) {
         const Layer p(dtype, random_int(2, 300), random_int(1, 300), random_int(300, 900));
         const int64_t cut = random_int(1, p.M - 1);
         CAPTURE(name_of(dtype), p.M, p.N, p.K, cut);
-        TestStream stream(p.scratch_bytes());
+        TestStream stream(p.scratch_bytes(settings), settings);
         const Buffer whole(dtype, {p.M, p.N}), parts(dtype, {p.M, p.N});
         linear_forward(stream, {whole, p.x, p.w, p.bias, p.residual, {}});
         for (const auto& [first, count] : {std::pair{int64_t{0}, cut}, std::pair{cut, p.M - cut}}) {
@@ -296,12 +295,12 @@ TEST_CASE(
 TEST_CASE("scratch for M rows serves every smaller number of rows", "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
-    for (const std::string& name : libraries()) {
+    for (const auto& [name, settings] : products()) {
         for (DType dtype : {DType::fp32, DType::bf16}) {
-            const Library library(name);
             const int64_t most = random_int(1025, 1100), N = random_int(1, 40),
                           K = random_int(1, 40);
-            TestStream stream(linear_scratch_bytes(test_device(), dtype, most, N, K));
+            TestStream stream(linear_scratch_bytes(planning(settings), dtype, most, N, K),
+                              settings);
             for (int64_t M :
                  {most, int64_t{1025}, int64_t{1024}, random_int(1, 1024), int64_t{1}}) {
                 const Layer p(dtype, M, N, K);
@@ -329,18 +328,6 @@ TEST_CASE("the automatic choice of a matrix product serves rows a page apart") {
     linear_backward_weight(stream, {dw.sink(false), p.x, p.dy});
     accuracy.check("dw", p.dtype, dw.values(), p.backward_weight<float>(),
                    p.backward_weight<double>());
-}
-
-TEST_CASE("an unknown matrix product is refused by name") {
-    try {
-        select_cpu_gemm("openblas");
-        FAIL("accepted");
-    } catch (const Error& error) {
-        CHECK(std::string(error.what()).find("openblas") != std::string::npos);
-    }
-#ifndef TRAIN_GPT_ONEDNN
-    CHECK_THROWS_AS(select_cpu_gemm("onednn"), Error);
-#endif
 }
 
 TEST_CASE("a linear layer on a GPU is as accurate as on the CPU", "[cuda]") {
@@ -372,7 +359,7 @@ TEST_CASE("a linear layer on a GPU is as accurate as on the CPU", "[cuda]") {
             };
             const Results ours(p), cpu(p);
             TestStream stream(p.scratch_bytes());
-            HostStream host(linear_scratch_bytes({}, dtype, M, N, K));
+            HostStream host(linear_scratch_bytes(planning({}, Device{}), dtype, M, N, K));
             run(stream, ours);
             run(host, cpu);
 
@@ -498,8 +485,7 @@ TEST_CASE("matrix algorithms that a run has chosen are used again", "[cuda]") {
         set_kernel_choices(stream, text);
     };
 
-    TestStream first(p.scratch_bytes());
-    Choice{.autotune = true}.apply(first);
+    TestStream first(p.scratch_bytes(), {.autotune = true});
     CHECK(choices_of(first).empty());
     const std::string results = run(first), choices = choices_of(first);
     CHECK(std::count(choices.begin(), choices.end(), '\n') == 8);
@@ -563,8 +549,7 @@ TEST_CASE("TF32 is used for fp32 matrices where it is asked for, and only there"
     const Buffer out(DType::fp32, {32, 40});
     const Values exact = p.forward<double>();
     const auto worst_error = [&](bool tf32) {
-        TestStream stream(p.scratch_bytes());
-        set_kernel_settings(stream, {.autotune = false, .tf32 = tf32});
+        TestStream stream(p.scratch_bytes(), {.tf32 = tf32});
         linear_forward(stream, {out, p.x, p.w});
         double worst = 0;
         for (size_t i = 0; i < exact.size(); ++i) worst = worse(worst, std::abs(out[i] - exact[i]));

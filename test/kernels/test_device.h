@@ -13,6 +13,13 @@ const std::vector<Device>& test_devices();
 /// The device under test; the CPU outside of ON_EACH_DEVICE.
 const Device& test_device();
 
+/// A stream that runs nothing, to ask how much scratch memory kernels need.
+inline Stream planning(const KernelSettings& settings = {}, const Device& device = test_device()) {
+    Stream stream(device, true);
+    stream.settings = settings;
+    return stream;
+}
+
 /// Makes a device the test_device() for its lifetime.
 class DeviceUnderTest {
   public:

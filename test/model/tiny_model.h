@@ -115,7 +115,8 @@ struct TinyModel {
         doc_start_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
         loss_ = static_cast<double*>(arena.take(sizeof(double), Purpose::buffers));
         stream = Stream(arena.device(), arena.is_counting());
-        stream.scratch_bytes = std::max(model->scratch_bytes(), generator->scratch_bytes());
+        stream.scratch_bytes =
+            std::max(model->scratch_bytes(stream), generator->scratch_bytes(stream));
         stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     }
 

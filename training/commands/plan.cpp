@@ -4,13 +4,11 @@
 
 #include "base/error.h"
 #include "training/commands/commands.h"
-#include "training/decisions.h"
 
 namespace train_gpt::commands {
 
 int plan(const CommandLine& line) {
     const Config config = load_config(line.config, line.overrides);
-    select_kernels(config);
     const PlanReport report = plan_report(config, open_device(config.device), line.world);
     std::fputs(report.text.c_str(), stdout);
     std::fflush(stdout);

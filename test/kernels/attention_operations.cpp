@@ -1,0 +1,152 @@
+// The operations of attention: operations.h says what each entry means.
+#include <cmath>
+
+#include "kernels/attention/attention.h"
+#include "kernels/attention/cudnn.h"
+#include "test/compare/operations.h"
+#include "test/kernels/reference.h"
+
+namespace train_gpt::compare {
+
+namespace {
+
+template <class Extents>
+AttentionShape attention_shape(const Extents& of) {
+    const int H = static_cast<int>(of['H']), T = static_cast<int>(of['T']),
+              D = static_cast<int>(of['D']);
+    return {.dtype = of.dtype(),
+            .B = static_cast<int>(of['B']),
+            .T = T,
+            .S = T,
+            .H = H,
+            .H_kv = H,
+            .D = D,
+            .scale = 1 / std::sqrt(static_cast<float>(D))};
+}
+
+size_t attention_scratch(const Stream& stream, const Operands& o) {
+    return attention_scratch_bytes(stream, attention_shape(o));
+}
+
+std::vector<Implementation> attentions(const Operands& o, const Device& device) {
+    if (!device.is_cuda()) return only_one(o, device);
+    std::vector<Implementation> all{
+        {"CUDA, own", {.attention = KernelSettings::Attention::own, .autotune = true}}};
+#ifdef TRAIN_GPT_CUDA
+    if (cuda::cudnn_workspace_bytes(attention_shape(o)) > 0)  // else it cannot be used
+        all.push_back(
+            {"CUDA, cuDNN", {.attention = KernelSettings::Attention::cudnn, .autotune = true}});
+#endif
+    return all;
+}
+
+/// q (part 0), k (1) or v (2) of [B, T, 3·H·D].
+HeadsView packed(const Call& c, const char* name, int64_t part) {
+    const int64_t C = c['H'] * c['D'];
+    const Tensor qkv = c[name];
+    return {static_cast<char*>(qkv.data) + static_cast<size_t>(part * C) * size_of(qkv.dtype),
+            c['T'] * 3 * C, 3 * C, c['D']};
+}
+
+HeadsView plain(const Call& c, const char* name) {
+    const int64_t C = c['H'] * c['D'];
+    return {c[name].data, c['T'] * C, C, c['D']};
+}
+
+void run_attention_forward(Stream& stream, const Call& c) {
+    attention_forward(stream, {.shape = attention_shape(c),
+                               .q = packed(c, "qkv", 0),
+                               .k = packed(c, "qkv", 1),
+                               .v = packed(c, "qkv", 2),
+                               .out = plain(c, "out"),
+                               .lse = c.data<float>("lse")});
+}
+
+void run_attention_backward(Stream& stream, const Call& c) {
+    attention_backward(stream, {.shape = attention_shape(c),
+                                .q = packed(c, "qkv", 0),
+                                .k = packed(c, "qkv", 1),
+                                .v = packed(c, "qkv", 2),
+                                .out = plain(c, "out"),
+                                .dout = plain(c, "dout"),
+                                .lse = c.data<float>("lse"),
+                                .dq = packed(c, "dqkv", 0),
+                                .dk = packed(c, "dqkv", 1),
+                                .dv = packed(c, "dqkv", 2)});
+}
+
+AttentionProblem attention_problem(const Operands& o, const Values& qkv) {
+    AttentionProblem problem{
+        .shape = attention_shape(o), .doc_start = {}, .q = {}, .k = {}, .v = {}, .dout = {}};
+    const size_t C = static_cast<size_t>(o['H'] * o['D']);
+    for (size_t i = 0; i < qkv.size(); ++i) {
+        const size_t part = i / C % 3;
+        (part == 0 ? problem.q : part == 1 ? problem.k : problem.v).push_back(qkv[i]);
+    }
+    return problem;
+}
+
+const Derivative of_qkv{.gradient = "dqkv",
+                        .point = [](const Operands& o) { return o.values("qkv"); },
+                        .loss =
+                            [](const Operands& o, const Values& qkv) {
+                                return dot(
+                                    o.values("dout"),
+                                    attention_reference<double>(attention_problem(o, qkv)).out);
+                            }};
+
+Results attention_references(const Operands& o) {
+    AttentionProblem problem = attention_problem(o, o.values("qkv"));
+    const size_t C = static_cast<size_t>(o['H'] * o['D']);
+    if (o.has("dout")) problem.dout = o.values("dout");
+    const AttentionReference r = attention_reference<double>(problem);
+    Values dqkv(r.dq.size() * 3);
+    for (size_t i = 0; i < r.dq.size(); ++i) {
+        const size_t first = i / C * 3 * C + i % C;
+        dqkv[first] = r.dq[i];
+        dqkv[first + C] = r.dk[i];
+        dqkv[first + 2 * C] = r.dv[i];
+    }
+    return {{"out", r.out}, {"lse", r.lse}, {"dqkv", dqkv}};
+}
+
+}  // namespace
+
+std::vector<Operation> attention_operations() {
+    return {
+        {.name = "attention_forward",
+         .computes = "out = softmax(q·kᵀ/√D, causal)·v, lse = log Σ exp of each row",
+         .letters = {batch, sequence, letter('H', 4, 12), letter('D', 64, 64)},
+         .implementations = attentions,
+         .declare =
+             [](Operands& o) {
+                 o.normal("qkv", {o['B'], o['T'], 3 * o['H'] * o['D']});
+                 o.result("out", {o['B'], o['T'], o['H'] * o['D']}, o.dtype(),
+                          {.roundings = 2, .terms = o['T'] + o['D']});
+                 o.result("lse", {o['B'], o['H'], o['T']}, DType::fp32, {.terms = o['T'] + o['D']});
+             },
+         .scratch_bytes = attention_scratch,
+         .run = run_attention_forward,
+         .reference = attention_references},
+        {.name = "attention_backward",
+         .computes = "dqkv, the gradients of q, k and v, with out and lse of the forward pass",
+         .letters = {batch, sequence, letter('H', 4, 12), letter('D', 64, 64)},
+         .implementations = attentions,
+         .declare =
+             [](Operands& o) {
+                 o.normal("qkv", {o['B'], o['T'], 3 * o['H'] * o['D']});
+                 o.normal("dout", {o['B'], o['T'], o['H'] * o['D']});
+                 o.room("out", {o['B'], o['T'], o['H'] * o['D']}, o.dtype());
+                 o.room("lse", {o['B'], o['H'], o['T']}, DType::fp32);
+                 o.result("dqkv", {o['B'], o['T'], 3 * o['H'] * o['D']}, o.dtype(),
+                          {.roundings = 4, .terms = o['T'] + o['D']});
+             },
+         .scratch_bytes = attention_scratch,
+         .prepare = run_attention_forward,
+         .run = run_attention_backward,
+         .reference = attention_references,
+         .derivatives = {of_qkv}},
+    };
+}
+
+}  // namespace train_gpt::compare
