@@ -17,7 +17,8 @@ std::string printable(std::string_view text);
 /// The same on one line: newline and tab are also escaped, as \n and \t.
 std::string printable_line(std::string_view text);
 
-/// Replaces in place what printable_line() would escape, byte by byte with spaces. Allocates nothing.
+/// Replaces in place what printable_line() would escape, byte by byte with spaces. Allocates
+/// nothing.
 void blank_unprintable(std::span<char> text);
 
 /// The number of bytes at the end of a text that begin an incomplete UTF-8 character.

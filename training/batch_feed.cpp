@@ -22,8 +22,8 @@ BatchFeed::BatchFeed(Arena& arena, int B, int T, bool document_mask)
 }
 
 TokenBatch BatchFeed::next(Stream& compute, TrainLoader& loader) {
-    // The loader may write over its batch from now on, and this feed over the device's copy of the
-    // batch before it.
+    // From now on the loader may overwrite its batch, and this feed the device's copy of the
+    // previous one.
     slots_[current_].copied.wait();
     slots_[current_].used.record(compute);
     const HostBatch& host = loader.next();

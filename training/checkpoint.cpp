@@ -141,7 +141,7 @@ struct SavedRange {
     std::string key;
     Range range;
 
-    /// values = elements from `first` on of a saved state of the tensor; they lie in the range.
+    /// Reads elements first, first + 1, … of a saved state of the tensor, all within the range.
     void read(const char* state, int64_t first, std::span<float> values) const {
         const std::vector<int64_t> shape{range.n};
         file->read_floats(file->at(state + key, shape), values.data(), first - range.first,
@@ -149,10 +149,11 @@ struct SavedRange {
     }
 };
 
-/// The optimizer's files of a checkpoint, which any number of ranks wrote.
+/// A checkpoint's optimizer files, written by any number of ranks.
 class OptimizerFiles {
   public:
-    /// Throws Error unless they hold every element of every parameter once, or there are none.
+    /// Throws Error unless they hold every element of every parameter exactly once, or there are
+    /// no such files.
     OptimizerFiles(const fs::path& checkpoint, const std::vector<Parameter>& parameters) {
         for (const auto& entry : fs::directory_iterator(checkpoint))
             if (is_optimizer_file(entry.path().filename().string()))
@@ -224,7 +225,7 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
             const auto add = [&](const std::string& name) {
                 return files.emplace_back(directory / name);
             };
-            // Where every rank has all of the optimizer's state, one file of it is enough.
+            // If every rank has the whole optimizer state, one file is enough.
             const int shards = parameters.sharding().zero == 0 ? 1 : world.size();
             if (world.rank() < shards) {
                 char name[64];
@@ -261,7 +262,7 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
             write_file(directory / "manifest.json", to_text(manifest, 2) + "\n");
             sync_directory(directory);
 
-            // A checkpoint of the same step (the run was resumed from an older one) gives way.
+            // Replaces a checkpoint of the same step, if the run was resumed from an older one.
             fs::remove_all(final_path);
             fs::rename(directory, final_path);
             sync_directory(run_dir);
@@ -300,7 +301,8 @@ void prune_checkpoints(const fs::path& run_dir, int keep, int64_t sound_step) {
     });
     for (size_t i = static_cast<size_t>(keep); keep > 0 && i < checkpoints.size(); ++i) {
         if (checkpoints.begin() + static_cast<std::ptrdiff_t>(i) == sound) continue;
-        // Under this name it is no checkpoint any more, and what an interruption leaves goes the next time.
+        // Under this name it no longer counts as a checkpoint; if deleting it is interrupted, the
+        // next save deletes the rest.
         fs::path leaving = checkpoints[i];
         leaving += ".tmp";
         fs::rename(checkpoints[i], leaving, ignored);
@@ -310,7 +312,7 @@ void prune_checkpoints(const fs::path& run_dir, int keep, int64_t sound_step) {
 
 namespace {
 
-/// Renames a checkpoint to a name that is none, in place of what has it.
+/// Renames a checkpoint to a name that no checkpoint has, and replaces what has that name.
 void set_aside(const fs::path& checkpoint, const char* suffix) {
     std::error_code code;
     fs::path aside = checkpoint;

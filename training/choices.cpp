@@ -25,7 +25,7 @@ Choices choices_from_json(const std::string& text, const std::string& origin) {
     if (!json.is_object() || !json.contains("recompute") || !json["recompute"].is_string() ||
         !json.contains("kernels") || !json["kernels"].is_array())
         throw damaged();
-    if (json.contains("micro_batch")) {  // older ones have none
+    if (json.contains("micro_batch")) {  // older checkpoints have none
         if (!json["micro_batch"].is_number_unsigned() ||
             json["micro_batch"] > std::numeric_limits<int>::max())
             throw damaged();

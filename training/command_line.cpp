@@ -15,10 +15,10 @@ namespace {
 
 using Command = CommandLine::Command;
 
-// A bound for counts, so that messages name one that can be read.
+// An upper bound for counts that reads well in messages.
 constexpr int64_t most = int64_t{1} << 53;
 
-/// A check of numbers. CLI11's own lets NaN through, and negative numbers where the type has no sign.
+/// Checks numbers. CLI11's own check accepts NaN, and negative numbers for unsigned types.
 CLI::Validator from_to(double low, double high) {
     return CLI::Validator(
         [=](const std::string& text) -> std::string {
@@ -30,7 +30,7 @@ CLI::Validator from_to(double low, double high) {
         "");
 }
 
-/// Bytes in a text such as 20000, 500MB or 2GiB.
+/// Parses a size such as 20000, 500MB or 2GiB.
 uint64_t bytes_from(const std::string& text, const char* option) {
     constexpr std::pair<const char*, int64_t> units[] = {
         {"", 1},          {"KB", 1000},     {"MB", 1000 * 1000}, {"GB", 1000 * 1000 * 1000},
@@ -85,7 +85,7 @@ void add_checkpoint(CLI::App* app, CommandLine& line) {
         ->capture_default_str();
 }
 
-/// Options of `export` that are parsed further after all of the command line is known.
+/// Options of `export` that are parsed after the whole command line is known.
 struct ExportWords {
     std::string format = "huggingface", dtype, max_shard_size = "5GB";
     const CLI::Option* max_shard_size_option = nullptr;
@@ -313,7 +313,7 @@ void add_config_command(CLI::App& app, CommandLine& line) {
         ->excludes(markdown);
 }
 
-/// Throws UsageError for words that do not go together.
+/// Throws UsageError for options that exclude each other.
 void resolve(const ExportWords& words, ExportOptions& options) {
     for (const StoredType type : {StoredType::fp32, StoredType::bf16, StoredType::fp16})
         if (words.dtype == name_of(type)) options.dtype = type;

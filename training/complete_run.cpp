@@ -18,7 +18,7 @@ std::optional<CompleteRun> find_complete_run(const Config& config, int64_t steps
         if (!config.data.val.empty() && run.evaluation.step != run.step) return {};
         verify_checkpoint(run.checkpoint, Verify::everything, pulse);
         return run;
-    } catch (const Error&) {  // whoever resumes from it says what is wrong with it
+    } catch (const Error&) {  // resuming from it reports what is wrong with it
         return {};
     }
 }

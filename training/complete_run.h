@@ -17,8 +17,8 @@ struct CompleteRun {
     LoggedEvaluation evaluation;  // of that step, where there are validation data
 };
 
-/// The run in config.run_dir where its newest checkpoint is whole, is of the last of `steps` steps or a later one, and has been
-/// evaluated; else nothing.
+/// The run in config.run_dir where its newest checkpoint is whole, is of the last of `steps` steps
+/// or a later one, and has been evaluated; else nothing.
 std::optional<CompleteRun> find_complete_run(const Config& config, int64_t steps,
                                              const Pulse& pulse = {});
 

@@ -84,7 +84,7 @@ void check_schedule(const Config& config, const std::string& name) {
                     : given == 2 ? "two do"
                                  : "all three do",
                     given == 0 ? "; set one of them" : "; set the others to 0");
-    if (schedule.epochs > 0) return;  // its number of steps depends on the data
+    if (schedule.epochs > 0) return;  // the number of steps then depends on the data
     const int64_t per_step = config.batch.tokens_per_step;
     const int64_t steps =
         schedule.steps > 0 ? schedule.steps : (schedule.tokens + per_step - 1) / per_step;

@@ -16,8 +16,8 @@
 
 namespace train_gpt {
 
-/// How a run shows its progress: a line that is rewritten, or separate lines; automatic: a line that
-/// is rewritten on a terminal, separate lines elsewhere and with several ranks.
+/// How a run shows its progress: a line that is rewritten, or separate lines; automatic: a line
+/// that is rewritten on a terminal, separate lines elsewhere and with several ranks.
 enum class ProgressStyle { automatic, line, lines };
 
 /// How the learning rate falls after the warm-up: schedule.h.

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t key_column = 26, default_column = 11;  // their widths
 
-/// Characters of UTF-8.
+/// The number of characters in UTF-8 text.
 size_t width_of(const std::string& text) {
     return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
         return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
@@ -25,8 +25,8 @@ std::string padded(std::string text, size_t width) {
     return text.append(width - std::min(width, wide), ' ');
 }
 
-/// A text without Markdown's marks, broken between words into lines that begin at column `indent`,
-/// the first of which continues one of `at` columns.
+/// Removes Markdown's marks and breaks the text into lines that begin at column `indent`; the first
+/// continues a line of `at` columns.
 std::string wrapped(const std::string& text, size_t at, size_t indent, size_t columns) {
     std::string lines;
     std::istringstream words(text);

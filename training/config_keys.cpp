@@ -23,7 +23,7 @@ constexpr KeyRule one_of(std::initializer_list<std::string_view> words) {
     for (const std::string_view word : words) rule.word_list[rule.word_count++] = word;
     return rule;
 }
-/// The words of a OneOf.
+/// The words that a OneOf accepts.
 template <class Value>
 constexpr KeyRule one_of() {
     KeyRule rule;
@@ -212,7 +212,7 @@ std::string words_text(std::span<const std::string_view> words) {
     return text;
 }
 
-/// One source alone as its glob, else the list.
+/// A single source as its glob, several as a list.
 Json to_value(const TrainSources& sources) {
     if (sources.empty()) return "";
     if (sources.size() == 1 && sources[0].name == sources[0].glob) return sources[0].glob;

@@ -18,7 +18,7 @@ namespace train_gpt {
 
 namespace {
 
-/// A text for an error message, cut where it is long.
+/// Text for an error message, truncated if it is long.
 std::string shorten(const std::string& text) {
     constexpr size_t longest = 80;
     if (text.size() <= longest) return text;
@@ -44,8 +44,8 @@ std::string suggestion(const std::string& what, const std::string& nearest) {
                 suggestion("key", nearest_key(path)));
 }
 
-/// An integer from JSON, where 5e5 and 500000.0 are integers too; false when it is none or does not
-/// fit.
+/// Reads an integer from JSON; 5e5 and 500000.0 are integers too. Returns false if the value is not
+/// an integer or does not fit.
 template <class Integer>
 bool read_integer(const Json& value, Integer& out) {
     using Limits = std::numeric_limits<Integer>;
@@ -71,16 +71,17 @@ bool read_integer(const Json& value, Integer& out) {
     return true;
 }
 
-/// A text of JSON that can name a file; nothing where it is none.
+/// A JSON string that can name a file; nothing for other values.
 std::optional<std::string> read_text(const Json& value) {
     if (!value.is_string()) return {};
     auto text = value.get<std::string>();
-    if (text.find('\0') != std::string::npos) return {};  // no path and no prompt has one
+    if (text.find('\0') != std::string::npos)
+        return {};  // neither a path nor a prompt may have one
     return text;
 }
 
-/// Sources of training data: a glob, or a list of objects; nothing where it is neither. Throws
-/// Error for what is wrong in a list; `where` says which list it is.
+/// Sources of training data: a glob, or a list of objects; nothing for other values. Throws Error
+/// for a mistake in a list; `where` names the list in the message.
 std::optional<TrainSources> read_sources(const Json& value, const std::string& where) {
     if (const auto glob = read_text(value)) {
         if (glob->empty()) return TrainSources{};
@@ -161,11 +162,11 @@ void assign(Config& config, const ConfigKey& key, const Json& value, const std::
 }
 
 /// Parses JSON with comments. Errors carry line and column; a key that stands twice in one object
-/// is refused, since one of its values would be lost without a word.
+/// is refused, because one of its values would be lost silently.
 Json parse_root(const std::string& text, const std::string& name) {
     struct Object {
         std::set<std::string> keys;
-        std::string key;  // the one being parsed
+        std::string key;  // being parsed
     };
     std::vector<Object> open;
     std::set<std::string>
@@ -256,7 +257,7 @@ void apply_override(Config& config, const std::string& text) {
     }
     const KeyField field = key->field(config);
     Json value = try_parse_json(raw);
-    // A list of sources that is no JSON is not a glob; "[ab]*.bin" is one.
+    // A damaged list of sources must not be taken for a glob; "[ab]*.bin" is a glob.
     const size_t second = raw.find_first_not_of(" \t\n", 1);
     const bool is_list =
         value.is_array() || (raw.starts_with('[') && second != raw.npos && raw[second] == '{');

@@ -13,15 +13,14 @@ namespace train_gpt {
 
 namespace {
 
-/// What the newest whole checkpoint of the run folder was computed with; nothing when the run is
-/// new.
+/// The choices of the newest whole checkpoint in the run folder; nothing for a new run.
 Choices kept_choices(const std::filesystem::path& run_dir) {
     for (const auto& checkpoint : list_checkpoints(run_dir)) {
         try {
             verify_checkpoint(checkpoint, Verify::choices);
             return read_choices(checkpoint);
         } catch (const Error&) {
-            // resume() says what is wrong with it, and goes back to the one before.
+            // resume() reports what is wrong with it and uses the previous checkpoint.
         }
     }
     return {};

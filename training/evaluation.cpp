@@ -59,7 +59,7 @@ std::span<const float> EvaluationBatch::losses(Stream& stream, const GPT& model)
 
 namespace {
 
-/// All ranks stop, or none.
+/// All ranks stop, or none does.
 void stop_together(const World& world, const StopEvaluation& stop, double done) {
     if (!stop) return;
     double wanting[] = {stop(done) ? 1.0 : 0.0};
@@ -73,7 +73,8 @@ ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& w
                           const Tokenizer* tokenizer, const EvaluationBatch& batch,
                           const World& world, const StopEvaluation& stop) {
     const int64_t B = model.options().B, batches = (windows.count() + B - 1) / B;
-    // Each batch's sum of losses, 0 where another rank computes it, and behind them the bytes: sums over ranks are exact.
+    // The sum of losses of each batch, then the bytes. Each is 0 on all ranks but one, so sums over
+    // ranks are exact.
     std::vector<double> sums(static_cast<size_t>(batches) + 1);
     for (int64_t first = 0; first < batches; first += world.size()) {
         stop_together(world, stop, static_cast<double>(first) / static_cast<double>(batches));
@@ -106,7 +107,8 @@ std::vector<int32_t> encode(const Tokenizer& tokenizer, const std::string& text)
     return {ids.begin(), ids.end()};
 }
 
-/// 0 to 3, as a number or (in the published file's older editions) as a text; -1 where it is neither.
+/// The label, 0 to 3, given as a number or (in older editions of the published file) as text; -1 if
+/// it is neither.
 int read_label(const Json& label) {
     if (label.is_number_integer())
         return label.get<int64_t>() >= 0 && label.get<int64_t>() <= 3 ? label.get<int>() : -1;
@@ -197,13 +199,13 @@ std::vector<HellaSwag::EndingLoss> HellaSwag::score(Stream& stream, GPT& model,
 HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, const EvaluationBatch& batch,
                                     const World& world, const StopEvaluation& stop) const {
     const size_t B = static_cast<size_t>(model.options().B);
-    double right[2] = {};  // by the loss, by the loss per token
+    double right[2] = {};  // by the sum of losses, and by the loss per token
     EndingLoss endings[endings_per_example];
     const auto first_row = [&](int rank) {
         return examples_.size() * static_cast<size_t>(rank) / static_cast<size_t>(world.size()) *
                endings_per_example;
     };
-    size_t rounds = 0;  // of the rank that has most
+    size_t rounds = 0;  // of the rank with the most examples
     for (int rank = 0; rank < world.size(); ++rank)
         rounds = std::max(rounds, (first_row(rank + 1) - first_row(rank) + B - 1) / B);
     const size_t begin = first_row(world.rank()), end = first_row(world.rank() + 1);

@@ -26,8 +26,8 @@ struct ValidationResult {
 using StopEvaluation = std::function<bool(double done)>;
 class EvaluationStopped : public std::exception {};
 
-/// One batch of evaluation: tokens, targets and, with a mask of documents, doc_start, each [B, T] of
-/// the model, that the host fills in, and what comes back.
+/// One batch of evaluation: tokens, targets and, with a mask of documents, doc_start, each [B, T]
+/// of the model, that the host fills in, and what comes back.
 class EvaluationBatch {
   public:
     EvaluationBatch() = default;

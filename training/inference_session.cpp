@@ -30,7 +30,8 @@ InferenceSession::InferenceSession(const std::string& path, const std::string& d
     tokenizer_ = read_folder_tokenizer(path_);
 
     const Device device = open_device(device_wanted);
-    // What was trained in fp32 is used in fp32; what was trained in bf16 where the device multiplies it natively.
+    // A model trained in fp32 is used in fp32; one trained in bf16 is used in bf16 if the device
+    // multiplies it natively.
     const DType dtype = dtype_wanted == "auto" && read_model_dtype(path_) == DType::fp32
                             ? DType::fp32
                             : resolve_dtype(dtype_wanted, device);

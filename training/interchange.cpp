@@ -15,14 +15,15 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Without a slash at its end, so that a name beside it can be made of it.
+/// The path without a trailing slash, so that names of siblings can be derived from it.
 fs::path place_of(const std::string& out) {
     if (out.empty()) throw UsageError("--out is empty; name what is to be written");
     const fs::path path = fs::absolute(out).lexically_normal();
     return path.has_filename() ? path : path.parent_path();
 }
 
-/// Throws Error when something is at `path`, but for an empty folder where a folder is to be written.
+/// Throws Error if something exists at `path`, unless a folder is to be written and it is an empty
+/// folder.
 void require_free(const fs::path& path, bool folder) {
     std::error_code code;
     if (fs::symlink_status(path, code).type() == fs::file_type::not_found) return;
@@ -32,7 +33,7 @@ void require_free(const fs::path& path, bool folder) {
                 "; remove it or choose another --out");
 }
 
-/// Makes the folder `out` of what `write` puts into the folder it is given: beside its place, and renamed when whole.
+/// Calls `write` with a temporary folder next to `out`, and renames it to `out` when it is complete.
 void write_folder(const std::string& out, const std::function<void(const fs::path&)>& write) {
     const fs::path path = place_of(out);
     require_free(path, true);
@@ -67,7 +68,7 @@ void require_tokens_fit(const Tokenizer& tokenizer, const std::string& where,
                     "; it is not the one the model was trained with");
 }
 
-/// What stands in a message for the parameters of a model.
+/// Describes a model's parameters in a message.
 std::string described(const StoredModel& model, StoredType dtype) {
     int64_t n = 0;
     for (const Parameter& p : gpt_parameters(model.shape)) n += p.numel();

@@ -30,11 +30,11 @@ void catch_interrupts() {
     for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP}) {
         struct sigaction before {};
         ::sigaction(signal, nullptr, &before);
-        // nohup, say: who started the run wants it to go on.
+        // Ignored by whoever started the run, for example nohup: the run must continue.
         if (signal == SIGHUP && before.sa_handler == SIG_IGN) continue;
         ::sigaction(signal, &action, nullptr);
     }
-    // A reader of the output that goes away does not end the run either.
+    // The run also continues when the reader of its output exits.
     std::signal(SIGPIPE, SIG_IGN);
 }
 

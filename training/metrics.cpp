@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* file_name = "metrics.jsonl";
 
-/// What metrics.jsonl holds up to a step.
+/// The contents of metrics.jsonl up to a step.
 struct KeptMetrics {
     std::string lines;
     double seconds = 0;  // of the last line
@@ -89,7 +89,7 @@ void JsonLinesSink::write(const MetricsRecord& record) {
     const ssize_t written = ::write(file_, line.data(), line.size());
     if (written == static_cast<ssize_t>(line.size())) return;
     const char* reason = written < 0 ? std::strerror(errno) : "the disk is full";
-    // Half a line would spoil the file for its readers.
+    // Programs that read the file would fail at half a line.
     const bool cut = written <= 0 || ::ftruncate(file_, before) == 0;
     if (!failed_)
         std::fprintf(stderr,

@@ -68,7 +68,7 @@ Json config_json(const StoredModel& model, StoredType dtype) {
             {"torch_dtype", names_of(dtype).torch}};
 }
 
-/// Buffers of older versions of transformers: masks that follow from the shape.
+/// Buffers that older versions of transformers saved: masks that follow from the shape.
 bool is_mask(const std::string& name) {
     return name.starts_with("h.") &&
            (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
@@ -83,7 +83,8 @@ std::string listed(const std::vector<std::string>& names) {
     return names.size() > most ? concat(text, " and ", names.size() - most, " more") : text;
 }
 
-/// The weights of a folder: all its files, and where each tensor is, by its name without the prefix.
+/// The weights in a folder: all its files, and the place of each tensor, by its name without the
+/// prefix.
 struct FolderTensors {
     struct Place {
         const SafetensorsFile* file;
@@ -151,7 +152,7 @@ FolderTensors open_tensors(const fs::path& directory) {
     return tensors;
 }
 
-/// Throws Error unless both hold the same numbers.
+/// Throws Error unless both tensors hold the same values.
 void require_tied(const fs::path& directory, const FolderTensors::Place& head,
                   const FolderTensors::Place& wte) {
     constexpr int64_t piece = 1 << 18;
@@ -192,7 +193,7 @@ GPTShape read_model_shape(const fs::path& directory) {
     const GPTShape shape = checked_shape(
         path.string(), size("n_layer"), size("n_head"), size("n_embd"),
         size(json.contains("n_positions") ? "n_positions" : "n_ctx"), size("vocab_size"));
-    // What would make the same weights another function.
+    // Settings with which the same weights compute another function.
     const auto only = [&](const char* key, auto supported) {
         if (optional_field(json, key, supported, path) != supported)
             throw Error(path.string(), " has ", key, " = ", to_text(json[key]), "; only ",
@@ -212,7 +213,7 @@ StoredModel open_model_folder(const fs::path& directory) {
     auto tensors = std::make_shared<const FolderTensors>(open_tensors(directory));
     const auto place = [tensors](const std::string& name) {
         auto found = tensors->places.find(name);
-        // Of tied tensors some programs keep one, under the head's name.
+        // Some programs save tied tensors once, under the head's name.
         if (found == tensors->places.end() && name == "wte.weight")
             found = tensors->places.find("lm_head.weight");
         return found == tensors->places.end() ? nullptr : &found->second;
@@ -248,7 +249,7 @@ StoredModel open_model_folder(const fs::path& directory) {
     if (head && head != wte) require_tied(directory, *head, *wte);
 
     StoredModel model{.shape = shape, .dtype = StoredType::fp32, .end_of_text = {}, .read = {}};
-    if (dtypes.size() == 1)  // fp32 holds what the others do
+    if (dtypes.size() == 1)  // fp32 holds the values of the others exactly
         for (const StoredTypeNames& names : type_names)
             if (dtypes.contains(names.safetensors)) model.dtype = names.type;
     const Json config = read_json(directory / "config.json");
@@ -293,7 +294,7 @@ std::vector<std::string> write_model(const fs::path& directory, const StoredMode
                                      StoredType dtype, uint64_t max_file_bytes) {
     write_file(directory / "config.json", to_text(config_json(model, dtype), 2) + "\n");
 
-    // Tensors follow each other; one that does not fit any more begins the next file.
+    // Tensors fill one file after the other; a tensor that no longer fits begins the next file.
     const std::vector<Parameter> parameters = gpt_parameters(model.shape);
     std::vector<std::vector<const Parameter*>> files(1);
     uint64_t total = 0, of_file = 0;
@@ -343,8 +344,8 @@ std::vector<std::string> write_model(const fs::path& directory, const StoredMode
 
 namespace {
 
-/// Without it AutoTokenizer would take the class that belongs to the model's kind, which cuts text as GPT-2 does whatever
-/// tokenizer.json says.
+/// Without this file AutoTokenizer uses the class of the model's kind, which splits text as GPT-2
+/// does, whatever tokenizer.json says.
 void write_tokenizer_config(const fs::path& path, const Tokenizer& tokenizer, int n_ctx) {
     Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                    {"model_max_length", n_ctx},

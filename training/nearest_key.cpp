@@ -36,10 +36,10 @@ double unlikeness(std::string_view a, std::string_view b) {
     return longer == 0 ? 0 : static_cast<double>(edit_distance(a, b)) / static_cast<double>(longer);
 }
 
-/// Whether one word can be a slip of the pen for the other.
+/// Whether one word may be a typing mistake for the other.
 constexpr double most_unlike = 0.4;
 
-/// What other programs call some keys, by the name alone.
+/// Other programs' names for some keys, without sections.
 const std::map<std::string_view, const char*>& other_names() {
     static const std::map<std::string_view, const char*> names = {
         {"lr", "optimizer.learning_rate"},
@@ -79,8 +79,8 @@ const std::map<std::string_view, const char*>& other_names() {
 std::string nearest_key(const std::string& path) {
     if (const auto known = other_names().find(name_of_key(path)); known != other_names().end())
         return known->second;
-    // The name says more than the section: a right name under a wrong section, or under none, is
-    // near.
+    // The name matters more than the section: the right name in the wrong section, or without one,
+    // is near.
     std::string nearest;
     double least = infinity;
     for (const ConfigKey& key : config_keys()) {

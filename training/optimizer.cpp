@@ -18,7 +18,7 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums)
     }
     const size_t bytes = static_cast<size_t>(sums_count_ + partials_) * sizeof(double);
     sums_of_rank_ = static_cast<double*>(arena.take(bytes, Purpose::workspaces));
-    // In a group of one nobody adds anything.
+    // In a group of one, the sums over all ranks are this rank's.
     sums_ = parameters_.sharding().size == 1
                 ? sums_of_rank_
                 : static_cast<double*>(arena.take(bytes, Purpose::workspaces));

@@ -41,8 +41,8 @@ class Optimizer {
     std::vector<std::vector<AdamWSegment>> adamw_segments_;
     std::vector<int64_t> partial_counts_;  // of each parameter
     int64_t sums_count_;
-    // Each is followed by the norm's partials in the registry's order: of this rank (zero where they
-    // are another rank's), and of all ranks.
+    // Each is followed by the norm's partials in the registry's order: of this rank (zero where
+    // they are another rank's), and of all ranks.
     double *sums_of_rank_ = nullptr, *sums_ = nullptr;
     int64_t partials_ = 0;
     StepState* state_ = nullptr;

@@ -17,7 +17,8 @@ struct DecodeScratch {
     }
 };
 
-/// acc[c] += Σ weights[j]·row j, for rows first … end − 1 and `columns` vectors, at most 4, of each.
+/// acc[c] += Σ weights[j]·row j, for rows first … end − 1 and `columns` vectors, at most 4, of
+/// each.
 template <class T>
 void add_rows(vfloat (&acc)[4], int columns, const float* weights, const T* rows, int64_t stride,
               int first, int end) {

@@ -15,9 +15,9 @@ size_t queries_shared_bytes(int D) {
                   Tiling::warps * (warp_size * Tiling::rows + Tiling::rows * D) + 2 * Tiling::rows);
 }
 
-/// dq of QueriesTiling::rows queries of one head, and their delta = Σ dout·out for the other kernel.
-/// Shared memory: queries and dout; for each warp, 32 weights per query and its sums; lse and
-/// delta.
+/// dq of QueriesTiling::rows queries of one head, and their delta = Σ dout·out for the other
+/// kernel. Shared memory: queries and dout; for each warp, 32 weights per query and its sums; lse
+/// and delta.
 template <class Element, bool packed>
 __global__ void __launch_bounds__(QueriesTiling::threads, 2)
     backward_queries_kernel(const AttentionBackward args, float* deltas) {
@@ -93,8 +93,8 @@ size_t keys_shared_bytes(int D) {
                   2 * Tiling::warps * (warp_size * Tiling::rows + Tiling::rows * D));
 }
 
-/// dk and dv of KeysTiling::rows keys of one key head. Shared memory: keys and values; for each warp,
-/// 32 weights per key and its sums, both for dk and for dv.
+/// dk and dv of KeysTiling::rows keys of one key head. Shared memory: keys and values; for each
+/// warp, 32 weights per key and its sums, both for dk and for dv.
 template <class Element, bool packed>
 __global__ void __launch_bounds__(KeysTiling::threads, 2)
     backward_keys_kernel(const AttentionBackward args, const float* deltas) {

@@ -16,8 +16,8 @@ size_t forward_shared_bytes(int D) {
                   Tiling::warps * (warp_size * Tiling::rows + Tiling::rows * D + 2 * Tiling::rows));
 }
 
-/// out and lse of Tiling::rows queries of one head. Shared memory: the queries and, for each warp, 32
-/// weights per query, its sums of values, and its row maxima and row sums.
+/// out and lse of Tiling::rows queries of one head. Shared memory: the queries and, for each warp,
+/// 32 weights per query, its sums of values, and its row maxima and row sums.
 template <class Element, class Tiling, bool packed>
 __global__ void __launch_bounds__(Tiling::threads, Tiling::warps <= 4 ? 2 : 1)
     forward_kernel(const AttentionForward args) {

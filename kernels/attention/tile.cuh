@@ -1,10 +1,10 @@
 // Shared by the tensor-core kernels of attention: tile sizes, swizzled tiles of heads in shared
 // memory, the matrix products of a warp, and the order of the blocks.
 //
-// A block holds block_m rows of one operand (queries, or keys in the pass for dk and dv) and streams
-// the rows of the other past it, block_n at a time. Each warp owns warp_m of the held rows and
-// processes all streamed ones, so scores stay in its registers: the accumulator fragments of the
-// first product have the layout of the left operand of the second.
+// A block holds block_m rows of one operand (queries, or keys in the pass for dk and dv) and
+// streams the rows of the other past it, block_n at a time. Each warp owns warp_m of the held rows
+// and processes all streamed ones, so scores stay in its registers: the accumulator fragments of
+// the first product have the layout of the left operand of the second.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -148,7 +148,8 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const Element* from, in
     }
 }
 
-/// A stage is a tile of `first` and behind it one of `second`: keys and values, or queries and dout.
+/// A stage is a tile of `first` and behind it one of `second`: keys and values, or queries and
+/// dout.
 template <int head, int rows>
 __device__ __forceinline__ void load_stage(uint32_t stage, const Element* first,
                                            int64_t first_stride, const Element* second,

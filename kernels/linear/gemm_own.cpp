@@ -212,8 +212,8 @@ struct RowFinish {
     }
 };
 
-/// Packs `count` rows or columns of an operand into panels of `width`. All threads of a team call it
-/// and share the panels; they do not wait for each other at the end.
+/// Packs `count` rows or columns of an operand into panels of `width`. All threads of a team call
+/// it and share the panels; they do not wait for each other at the end.
 template <int width, class In>
 void pack_panels(float* panels, const In* from, int64_t stride, bool along, int64_t count,
                  int64_t depth) {

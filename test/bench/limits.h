@@ -1,5 +1,5 @@
-// The least time of a training step on this machine: memory bandwidth, matrix products and attention,
-// measured, and what a step has of each.
+// The least time of a training step on this machine: memory bandwidth, matrix products and
+// attention, measured, and what a step has of each.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace train_gpt::bench {
 
-// --- memory -------------------------------------------------------------------------------------------------------------
+// --- memory --------------------------------------------------------------------------------------
 
 struct Bandwidth {
     double triad = 0;   // bytes/s of c = a + s·b, three streams counted
@@ -55,7 +55,7 @@ inline Bandwidth measure_bandwidth(Timing& timing, int threads) {
     return {3 * bytes / triad, 7 * bytes / update};
 }
 
-// --- matrix products ---------------------------------------------------------------------------------------------------
+// --- matrix products -----------------------------------------------------------------------------
 
 /// Memory for tensors of one measurement.
 class Buffers {
@@ -65,7 +65,8 @@ class Buffers {
         t.data = take(t.bytes());
         return t;
     }
-    /// Filled with values of the size activations have; the multiplication of denormals would be slow.
+    /// Filled with values of the size activations have; the multiplication of denormals would be
+    /// slow.
     Tensor random(DType dtype, std::initializer_list<int64_t> shape) {
         Tensor t = tensor(dtype, shape);
         const int64_t n = t.numel();
@@ -223,13 +224,14 @@ inline ProductTimes measure_product(Timing& timing, Product product, DType dtype
             times.library_packed = timing([&] { packed.run(); });
         }
     } catch (const dnnl::error&) {
-        // A product that oneDNN does not have for this CPU (bf16 on AVX2): the project's own is what there is.
+        // A product that oneDNN does not have for this CPU (bf16 on AVX2): the project's own is
+        // what there is.
     }
 #endif
     return times;
 }
 
-// --- models --------------------------------------------------------------------------------------------------------------
+// --- models --------------------------------------------------------------------------------------
 
 struct Model {
     const char* name;

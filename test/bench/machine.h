@@ -28,7 +28,8 @@ inline double median(std::vector<double> values) {
     return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-/// Processor time that all cores spent on anything, or that the host took from them, in clock ticks.
+/// Processor time that all cores spent on anything, or that the host took from them, in clock
+/// ticks.
 inline int64_t machine_ticks() {
     std::ifstream file("/proc/stat");
     std::string name;
@@ -37,8 +38,8 @@ inline int64_t machine_ticks() {
     return user + nice + system + irq + soft_irq + steal;
 }
 
-/// The share of all processor time since construction that went neither to this process nor to another whose own time,
-/// before and after, is given.
+/// The share of all processor time since construction that went neither to this process nor to
+/// another whose own time, before and after, is given.
 class OthersShare {
   public:
     explicit OthersShare(int64_t own_ticks = 0)
@@ -61,10 +62,10 @@ class OthersShare {
     int64_t taken_;
 };
 
-// --- multiply-adds: the canary and the peak ----------------------------------------------------------------------------
+// --- multiply-adds: the canary and the peak ------------------------------------------------------
 
-// Each loop makes `rounds` rounds of 12 independent vector operations, which hides the latency of two units with four
-// cycles each. The result is returned so that it is not optimised away.
+// Each loop makes `rounds` rounds of 12 independent vector operations, which hides the latency of
+// two units with four cycles each. The result is returned so that it is not optimised away.
 using FmaLoop = float (*)(int64_t rounds);
 struct FmaKind {
     FmaLoop loop;
@@ -126,7 +127,8 @@ inline FmaKind fma_kind(const CpuInfo& cpu) {
     return {fma_plain, 12 * 2};
 }
 
-/// FLOP/s of all threads together, taken from the slowest: work is shared out evenly, so that it sets the pace.
+/// FLOP/s of all threads together, taken from the slowest: work is shared out evenly, so that it
+/// sets the pace.
 inline double fma_rate(const FmaKind& kind, int64_t rounds, int threads) {
     double slowest = 0;
     float sink = 0;
@@ -143,8 +145,8 @@ inline double fma_rate(const FmaKind& kind, int64_t rounds, int threads) {
     return kind.flops_per_round * static_cast<double>(rounds) * threads / slowest;
 }
 
-/// Tells whether the cores are this process's own at the moment. A look takes 4 to 8 ms: longer than a time slice, so that
-/// other processes of this machine show as well.
+/// Tells whether the cores are this process's own at the moment. A look takes 4 to 8 ms: longer
+/// than a time slice, so that other processes of this machine show as well.
 class Canary {
   public:
     Canary(const CpuInfo& cpu) : kind_(fma_kind(cpu)), threads_(cpu.threads) {
@@ -183,8 +185,9 @@ class Canary {
     int64_t looks_ = 0, good_ = 0;
 };
 
-/// The median time of `work` in seconds over up to `samples` quiet samples after a warm-up. When the machine is never quiet
-/// for the length of a sample, the median of all: *disturbed counts those.
+/// The median time of `work` in seconds over up to `samples` quiet samples after a warm-up. When
+/// the machine is never quiet for the length of a sample, the median of all: *disturbed counts
+/// those.
 struct Timing {
     Canary& canary;
     int samples = 5;

@@ -30,10 +30,10 @@ namespace train_gpt::bench {
 
 using nlohmann::json;
 
-// --- training steps of both sides ---------------------------------------------------------------------------------------
+// --- training steps of both sides ----------------------------------------------------------------
 
-/// A child process; ended when the object goes. What it says goes to a file that errors quote from: stderr alone where
-/// stdin and stdout are pipes to talk through, else stdout too.
+/// A child process; ended when the object goes. What it says goes to a file that errors quote from:
+/// stderr alone where stdin and stdout are pipes to talk through, else stdout too.
 class Child {
   public:
     Child(const std::vector<std::string>& command, const std::string& log, bool talk) : log_(log) {
@@ -108,7 +108,8 @@ class Child {
         std::ifstream file(concat("/proc/", pid_, "/stat"));
         std::string text;
         std::getline(file, text);
-        // The second field is the name in parentheses, which may hold spaces; user and system time are the 14th and 15th.
+        // The second field is the name in parentheses, which may hold spaces; user and system time
+        // are the 14th and 15th.
         std::istringstream fields(text.substr(std::min(text.rfind(')') + 1, text.size())));
         std::string skipped;
         for (int i = 3; i < 14; ++i) fields >> skipped;

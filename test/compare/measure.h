@@ -49,7 +49,8 @@ class Workplace {
 
     /// The results of one call, by name.
     Results results();
-    /// The median of `repeats` calls, each on the next copy of the operands, behind a few that warm up.
+    /// The median of `repeats` calls, each on the next copy of the operands, behind a few that warm
+    /// up.
     Speed speed(int repeats);
 
   private:
@@ -62,8 +63,8 @@ class Workplace {
     Stream stream_;
 };
 
-/// Copies of the operands that together are in no cache any more when their turn comes; not for operands so small that
-/// starting the call takes longer than they do.
+/// Copies of the operands that together are in no cache any more when their turn comes; not for
+/// operands so small that starting the call takes longer than they do.
 int64_t copies_beyond_caches(const Operands& operands);
 constexpr size_t beyond_caches = size_t{256} << 20;
 constexpr int warm_up_calls = 3;

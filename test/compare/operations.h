@@ -20,15 +20,16 @@ using Dims = std::vector<int64_t>;
 /// The extent of each letter: B T C H D V M N K as in the contracts.
 using Shape = std::map<char, int64_t>;
 
-/// How well a result can be known: it is rounded to the compute dtype so often on its way, and is a sum of so many terms in
-/// fp32.
+/// How well a result can be known: it is rounded to the compute dtype so often on its way, and is a
+/// sum of so many terms in fp32.
 struct Accuracy {
     int roundings = 0;
     int64_t terms = 1;
 
-    /// Of the relative L2 error. A rounding has a relative error of at most u, a sum of n random terms in fp32 one of about
-    /// √n·2⁻²⁴; independent errors add up as squares. 16 terms more are for roots, exponentials and quotients, the factor 2
-    /// for what is not random. A statement about many elements: a single sum whose terms cancel may be less exact.
+    /// Of the relative L2 error. A rounding has a relative error of at most u, a sum of n random
+    /// terms in fp32 one of about √n·2⁻²⁴; independent errors add up as squares. 16 terms more are
+    /// for roots, exponentials and quotients, the factor 2 for what is not random. A statement
+    /// about many elements: a single sum whose terms cancel may be less exact.
     double bound(DType dtype) const;
 };
 constexpr const char* bound_formula =
@@ -60,7 +61,8 @@ class Operands {
     DType dtype() const { return dtype_; }
 
     // What declares them. Throw Error where memory does not suffice.
-    /// Independent normal values, of the compute dtype or of another. They repeat after four million.
+    /// Independent normal values, of the compute dtype or of another. They repeat after four
+    /// million.
     void normal(const std::string& name, const Dims& dims, float stddev = 1, float mean = 0);
     void normal(const std::string& name, const Dims& dims, DType dtype, float stddev = 1,
                 float mean = 0);
@@ -155,7 +157,8 @@ struct Operation {
         [](const Stream&, const Operands&) { return size_t{0}; };
     /// What other contracts have computed before in training.
     void (*prepare)(Stream& stream, const Call& c) = [](Stream&, const Call&) {};
-    /// One call of the contract, which adds its cost (cost_of in its header) and its time to the stream's profiler.
+    /// One call of the contract, which adds its cost (cost_of in its header) and its time to the
+    /// stream's profiler.
     void (*run)(Stream& stream, const Call& c) = nullptr;
     /// The results in float64.
     Results (*reference)(const Operands& o) = nullptr;

@@ -177,8 +177,8 @@ TEST_CASE("what follows damage in a compressed file is left out only on demand")
         CHECK(contains(error_of([&] { prepare(alone, nullptr); }),
                        "nothing is left of the text: " + file + " is damaged"));
 
-        // Wherever the file ends, the documents before are there (of zstd, but for a block); wherever the damage is, a run
-        // that is stopped gives the same.
+        // Wherever the file ends, the documents before are there (of zstd, but for a block);
+        // wherever the damage is, a run that is stopped gives the same.
         const std::string text_of_all = content(documents);
         std::string bytes = pack(text_of_all);
         const auto at = static_cast<size_t>(random_int(0, static_cast<int64_t>(bytes.size()) - 1));

@@ -1,5 +1,5 @@
-// cuDNN as a second implementation of attention: the choice between the two with a library that stands in for it, and
-// cuDNN itself where it is found.
+// cuDNN as a second implementation of attention: the choice between the two with a library that
+// stands in for it, and cuDNN itself where it is found.
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -497,8 +497,8 @@ TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits aga
             attention_forward(host, p->forward());
             attention_backward(host, p->backward());
         }
-        // cuDNN rounds the probabilities and the scores' gradient before it multiplies with them, each about as much as
-        // the result itself is rounded.
+        // cuDNN rounds the probabilities and the scores' gradient before it multiplies with them,
+        // each about as much as the result itself is rounded.
         const auto check = [&](const char* what, const Buffer Problem::*buffer) {
             const std::vector<double> reference = (exact.*buffer).values();
             const double error = distance((ours.*buffer).values(), reference),

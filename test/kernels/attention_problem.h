@@ -31,7 +31,8 @@ inline float rounded(double x, DType dtype) {
 }
 
 inline AttentionReference exact_attention(const Case& c) { return attention_reference<double>(c); }
-/// Matrix units take bf16 operands: where there are some, a plain implementation rounds P and dS too.
+/// Matrix units take bf16 operands: where there are some, a plain implementation rounds P and dS
+/// too.
 inline AttentionReference plain_attention(const Case& c) {
     const bool matrix_units = test_device().is_cuda() || cpu_info().native_bf16();
     return attention_reference<float>(c, c.shape.dtype, matrix_units ? c.shape.dtype : DType::fp32);
@@ -174,8 +175,8 @@ inline std::vector<Placed> place_qkv(const Case& c, Layout layout) {
             place_alone(c, s.S, s.H_kv, layout)};
 }
 
-/// A stream whose scratch is exactly what the contract asks for, full of NaNs. On CUDA a write behind it is an error, on
-/// the CPU it is found by within_bounds().
+/// A stream whose scratch is exactly what the contract asks for, full of NaNs. On CUDA a write
+/// behind it is an error, on the CPU it is found by within_bounds().
 struct TestStream {
     size_t bytes;
     TestMemory memory;
@@ -344,17 +345,18 @@ inline ErrorSize error_of(const Values& a, const Values& exact, const Values& te
 }
 
 /// Errors may be twice (root mean square) or three times (largest) those of a plain implementation
-/// with the same storage and fp32 arithmetic, and some roundings of the terms that are summed.
-/// The backward pass computes probabilities from scores of its own and lse: their roundings are relative to the scores'
-/// terms.
+/// with the same storage and fp32 arithmetic, and some roundings of the terms that are summed. The
+/// backward pass computes probabilities from scores of its own and lse: their roundings are
+/// relative to the scores' terms.
 inline void check_tensor(const std::string& name, const Case& c, const Values& ours,
                          const Values& plain, const Values& exact, const Values& terms,
                          double score_terms = 0) {
     const ErrorSize error = error_of(ours, exact, terms), usual = error_of(plain, exact, terms);
     const double terms_rms = root_mean_square(terms);
     CAPTURE(name, describe(c), terms_rms, score_terms, error.rms, error.max, usual.rms, usual.max);
-    // bf16: P and dS may be rounded too. Where few elements make no statistics, and in a single element, one such
-    // rounding can outweigh all roundings of the result; the bound is then the rounding itself.
+    // bf16: P and dS may be rounded too. Where few elements make no statistics, and in a single
+    // element, one such rounding can outweigh all roundings of the result; the bound is then the
+    // rounding itself.
     const bool half = c.shape.dtype == DType::bf16;
     const bool few = half && (exact.size() < 2000 || c.shape.D < 8);
     const double recomputed = 0x1p-24 * score_terms;

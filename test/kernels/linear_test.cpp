@@ -70,7 +70,8 @@ TEST_CASE("linear forward with GELU keeps the preactivation and takes GELU of wh
             accuracy.check("preact", p.dtype, preact.values(), stored_as(p.dtype, plain),
                            reference);
 
-            // What cuBLASLt takes GELU of is not rounded to bf16 yet, so that `out` is not a function of preact alone.
+            // What cuBLASLt takes GELU of is not rounded to bf16 yet, so that `out` is not a
+            // function of preact alone.
             if (test_device().is_cuda() && p.dtype == DType::bf16) {
                 Values exact = reference, rounded = stored_as(p.dtype, plain);
                 for (double& value : exact) value = gelu_reference(value);
@@ -101,7 +102,8 @@ TEST_CASE(
     Accuracy accuracy;
     for_each_layer([&](const Layer& p) {
         const Values reference = p.backward_input<double>();
-        // Where the library has no epilogue for GELU's derivative, the product is rounded before it is multiplied.
+        // Where the library has no epilogue for GELU's derivative, the product is rounded before it
+        // is multiplied.
         const Values plain = stored_as(p.dtype, p.backward_input<float>());
         Values sloped = reference, sloped_plain = plain;
         for (size_t i = 0; i < reference.size(); ++i) {
@@ -135,7 +137,8 @@ TEST_CASE("linear backward of weight and bias overwrites or accumulates in fp32"
                 db_terms[j] += std::abs(value);
             }
         }
-        // Each term goes through at most this many fp32 additions: 34 in a slab of 128 rows, one for each slab, one to accumulate.
+        // Each term goes through at most this many fp32 additions: 34 in a slab of 128 rows, one
+        // for each slab, one to accumulate.
         const double additions = 36.0 + static_cast<double>(p.M) / 128;
         const auto check_sums = [&](const Values& sums, const Values& before) {
             for (size_t j = 0; j < sums.size(); ++j) {
@@ -518,7 +521,8 @@ TEST_CASE("matrix algorithms that a run has chosen are used again", "[cuda]") {
         return text;
     };
     REQUIRE(joined() == untimed);
-    // The simulated library takes a small product's algorithm, which needs no workspace, for a large one too.
+    // The simulated library takes a small product's algorithm, which needs no workspace, for a
+    // large one too.
     if (device_is_simulated()) {
         std::vector<size_t> forward;
         for (size_t i = 0; i < words.size(); ++i)

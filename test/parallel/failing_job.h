@@ -1,4 +1,5 @@
-// Jobs of the real program under mpirun to which something happens, and what must be true of them afterwards.
+// Jobs of the real program under mpirun to which something happens, and what must be true of them
+// afterwards.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -92,7 +93,7 @@ inline Arguments train_with_one_different(const fs::path& run, int rank,
            train(run);
 }
 
-// ---- Jobs -----------------------------------------------------------------------------------------------------------
+// ---- Jobs ---------------------------------------------------------------------------------------
 
 /// A process of a job, found by the run folder that its command line names.
 struct Process {
@@ -200,7 +201,7 @@ inline size_t count(const std::string& text, const std::string& part) {
     return n;
 }
 
-/// Nothing of a job is left, or nothing of a kind; processes that end just now have the time for it.
+/// No process of a job is left, or none of a kind; those that are ending are given time.
 inline void check_gone(
     const fs::path& run,
     const std::function<bool(const Process&)>& counts = [](const Process&) { return true; }) {
@@ -214,8 +215,8 @@ inline void check_gone(
     CHECK(left() == 0);
 }
 
-/// The job ended by itself, within the time that silence takes to be noticed, with an error, with a line that the expression
-/// matches, and with all its processes.
+/// The job ended by itself, within the time that silence takes to be noticed, with an error, with a
+/// line that the expression matches, and with all its processes.
 inline void check_failed(Job& job, const fs::path& run, const std::string& expression) {
     const ProgramResult result = job.finish();
     INFO(result.output);
@@ -226,14 +227,16 @@ inline void check_failed(Job& job, const fs::path& run, const std::string& expre
     check_gone(run);
 }
 
-/// Without what ranks say of a signal, which may come in the middle of another's line, wherever mpirun has cut its output.
+/// Without the ranks' lines about a signal, which may come in the middle of another rank's line,
+/// wherever mpirun has cut its output.
 inline std::string without_signal_notes(std::string output) {
     const std::string note = "\nsaving, then ending; a second signal ends immediately\n";
     for (size_t at; (at = output.find(note)) != std::string::npos;) output.erase(at, note.size());
     return output;
 }
 
-/// The job stopped early after a checkpoint, with the exit code for that, and says the reason and how to go on.
+/// The job stopped early after a checkpoint, with the exit code for that, and says why and how to
+/// resume.
 inline void check_saved(Job& job, const fs::path& run, const std::string& reason, int code = 75) {
     const ProgramResult result = job.finish();
     INFO(result.output);
@@ -268,7 +271,8 @@ inline int64_t newest_whole_checkpoint(const fs::path& run) {
     return checkpoint_step(checkpoints.front());
 }
 
-/// The same command goes on from the newest checkpoint, and arrives where a run arrives to which nothing happened.
+/// The same command resumes from the newest checkpoint, and ends with the result of a run that was
+/// not disturbed.
 inline void check_goes_on(int ranks, const fs::path& run) {
     const int64_t newest = newest_whole_checkpoint(run);
     const Arguments stop{"--stop-at", std::to_string(newest + 3)};

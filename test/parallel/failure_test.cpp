@@ -33,7 +33,7 @@
 using namespace train_gpt;
 using namespace train_gpt::failing_job;
 
-// ---- Ranks that die, hang or fail -----------------------------------------------------------------------------------
+// ---- Ranks that die, hang or fail ---------------------------------------------------------------
 
 TEST_CASE(
     "a rank that is killed ends the job with a line that names it, and the job resumes from whole "
@@ -118,7 +118,7 @@ TEST_CASE("a rank that alone meets bad data in an evaluation ends the job with t
     CHECK(newest_whole_checkpoint(run) == 4);
 }
 
-// ---- Signals --------------------------------------------------------------------------------------------------------
+// ---- Signals ------------------------------------------------------------------------------------
 
 TEST_CASE("ranks agree on the step after which they stop when one of them gets a signal",
           "[failure]") {
@@ -199,8 +199,8 @@ TEST_CASE("SIGTERM to mpirun ends the job and leaves whole checkpoints", "[failu
 TEST_CASE("SIGTERM to mpirun ends the job after a checkpoint if mpirun leaves the time",
           "[failure][.][long]") {
     if (skip_without_mpirun()) return;
-    // Open MPI waits so long before it hands the signal on, and again before it kills; it reads no output meanwhile, and what a
-    // terminal takes is little.
+    // Open MPI waits so long before it hands the signal on, and again before it kills; it reads no
+    // output meanwhile, and what a terminal takes is little.
     constexpr int seconds = 4;
     const Environment patience{{"OMPI_MCA_odls_base_sigkill_timeout", std::to_string(seconds)}};
     const Arguments quiet{"--set", "log.every=1000000", "--set", "checkpoint.every=0"};
@@ -253,7 +253,7 @@ TEST_CASE("all ranks stop after the same step when the time is over", "[failure]
     CHECK(newest_whole_checkpoint(run) == last_step(run));
 }
 
-// ---- Weights, disks and data ----------------------------------------------------------------------------------------
+// ---- Weights, disks and data --------------------------------------------------------------------
 
 TEST_CASE(
     "a gradient that is not finite stops all ranks with one sentence and the last good weights",
@@ -365,13 +365,14 @@ TEST_CASE("a start that fails on every rank is reported in one sentence", "[fail
     check_saved(first, run, "SIGUSR1");
 }
 
-// ---- Two hosts ------------------------------------------------------------------------------------------------------
+// ---- Two hosts ----------------------------------------------------------------------------------
 
 namespace {
 
-/// Two nodes with names, addresses and loopbacks of their own and a cable between them: network and UTS namespaces and a pair
-/// of veth devices. Open MPI takes them for two hosts; it starts its ranks there through an "rsh" that enters the namespaces.
-/// They go with the processes that live in them.
+/// Two nodes with names, addresses and loopbacks of their own and a cable between them: network and
+/// UTS namespaces and a pair of veth devices. Open MPI takes them for two hosts; it starts its
+/// ranks there through an "rsh" that enters the namespaces. They go with the processes that live in
+/// them.
 class TwoNodes {
   public:
     TwoNodes() {

@@ -88,8 +88,8 @@ class Job {
             {"batch.micro_batch", std::to_string(B)},
             {"batch.sequence_length", std::to_string(T)},
             {"optimizer.learning_rate", "0.003"},
-            // With a larger ε than usual an update is a smooth function of the gradient, and not the sign of its rounding
-            // errors where the gradient is none (the biases of keys).
+            // With a larger ε than usual an update is a smooth function of the gradient, and not
+            // the sign of its rounding errors where the gradient is none (the biases of keys).
             {"optimizer.epsilon", "0.001"},
             {"optimizer.grad_clip", "0.5"},
             {"schedule.steps", "20"},
@@ -134,11 +134,13 @@ class Job {
         return run_ranks(ranks, command("train", name, more, options), environment);
     }
 
-    /// Trains in the folder `name`, which is returned, as `ranks` ranks, a single one without a launcher; it must succeed.
+    /// Trains in the folder `name`, which is returned, as `ranks` ranks, a single one without a
+    /// launcher; it must succeed.
     std::string train(int ranks, const std::string& name, const Settings& more = {},
                       const Command& options = {}, Environment environment = {}) const {
         environment.emplace("OMP_NUM_THREADS", "1");
-        // A real GPU begins a collective that only other ranks wait for; a simulated one whose streams run late needs this.
+        // A real GPU begins a collective that only other ranks wait for; a simulated one whose
+        // streams run late needs this.
         environment.emplace("GPUSIM_NCCL_PROGRESS_MS", "300");
         const ProgramResult result =
             ranks == 1 ? run_program(command("train", name, more, options), environment)
@@ -189,8 +191,8 @@ inline std::vector<Json> metrics_of(const std::string& run) {
 
 using Tensors = std::map<std::string, std::vector<float>>;
 
-/// Weights ("weights/NAME"), and of all optimizer files together masters and moments ("master/NAME", "m/NAME", "v/NAME"),
-/// of which each element must be in exactly one.
+/// Weights ("weights/NAME"), and of all optimizer files together masters and moments
+/// ("master/NAME", "m/NAME", "v/NAME"), of which each element must be in exactly one.
 inline Tensors state_of(const std::string& run, int64_t step) {
     const fs::path checkpoint = fs::path(run) / step_folder(step);
     Tensors all;
@@ -244,17 +246,19 @@ inline void check_equal(const std::string& a, const std::string& b, int64_t step
     CHECK(of_a.size() == of_b.size());
 }
 
-// How far two runs may lie apart that differ in the order of sums alone. A gradient is a sum over hundreds of tokens, of
-// products of vectors of up to a thousand elements: its rounding errors in the dtype, of unit roundoff u, are of the size of
-// √1000·u, and grow by a small factor over 20 steps. In the norm and in the loss they average out.
+// How far two runs may lie apart that differ in the order of sums alone. A gradient is a sum over
+// hundreds of tokens, of products of vectors of up to a thousand elements: its rounding errors in
+// the dtype, of unit roundoff u, are of the size of √1000·u, and grow by a small factor over 20
+// steps. In the norm and in the loss they average out.
 struct Bounds {
     double loss, norm, tensor;  // relative; of a tensor's elements together
 };
 // Losses and gradients are sums in fp32.
 constexpr double fp32_roundoff = 0x1p-24, bf16_roundoff = 0x1p-9;
 constexpr Bounds in_fp32_order{2 * fp32_roundoff, 16 * fp32_roundoff, 128 * fp32_roundoff};
-// A master that differs in its last bit may round to another bf16 weight, and activations behind it to others; sums are in
-// fp32 also here. Gradients that are sent in bf16 differ by one or two roundings each.
+// A master that differs in its last bit may round to another bf16 weight, and activations behind it
+// to others; sums are in fp32 also here. Gradients that are sent in bf16 differ by one or two
+// roundings each.
 constexpr Bounds in_bf16_order{bf16_roundoff / 4, 2 * bf16_roundoff, 16 * bf16_roundoff};
 
 /// What a model computes in.
@@ -323,9 +327,10 @@ inline bool gpus_are_simulated() {
     return device_is_simulated();
 }
 
-/// Trains on `ranks` ranks with every stage of ZeRO: all come close to one rank, and where sums have a fixed order (NCCL may
-/// choose another one for all-reduce than for reduce-scatter) stages 0 and 1 are equal; stage 2 as well when no rank has a
-/// second micro-batch, whose sums it adds in another order.
+/// Trains on `ranks` ranks with every stage of ZeRO: all come close to one rank, and where sums
+/// have a fixed order (NCCL may choose another one for all-reduce than for reduce-scatter) stages 0
+/// and 1 are equal; stage 2 as well when no rank has a second micro-batch, whose sums it adds in
+/// another order.
 inline void check_stages(const Job& job, const std::string& one_rank, int ranks,
                          const Settings& more, const Bounds& bounds,
                          const Environment& environment = {}) {

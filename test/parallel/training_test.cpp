@@ -156,7 +156,8 @@ TEST_CASE("ranks resume from checkpoints of any number of ranks at any stage", "
         CHECK(names_in(checkpoint) == wanted);
     }
 
-    // Without one rank's file the checkpoint counts as damaged, and the run goes on from the one before.
+    // Without one rank's file the checkpoint counts as damaged, and the run resumes from the
+    // previous one.
     fs::remove_all(fs::path(chain) / step_folder(20));
     const std::string missing =
         concat("optimizer-", "0000", random_int(0, 3), "-of-00004.safetensors");
@@ -240,7 +241,8 @@ TEST_CASE("a rank holds of weights, gradients and optimizer what its stage of Ze
                 const GPTShape shape = shape_of(config, config.model.vocab_size);
                 const DType dtype = resolve_dtype(dtype_name, Device{});
                 const BucketLayout layout = job.layout(ranks);
-                // A parameter takes, in bytes: its weight, 4 of gradient, 4 of master where the weight is rounded, 8 of moments.
+                // A parameter takes, in bytes: its weight, 4 of gradient, 4 of master where the
+                // weight is rounded, 8 of moments.
                 const auto all = static_cast<size_t>(layout.numel());
                 const size_t shard = all / static_cast<size_t>(ranks),
                              updated = stage == 0 ? all : shard;
@@ -340,7 +342,8 @@ const Settings on_gpus{{"device", "cuda"},
                        {"evaluation.every", "2"},
                        {"evaluation.max_tokens", "60"}};
 
-/// On a simulated GPU: streams run as late as they may, and those that are free to run in an order that depends on `seed`.
+/// On a simulated GPU: streams run as late as they may, and those that are free to run in an order
+/// that depends on `seed`.
 Environment adverse(int64_t seed) {
     return {{"GPUSIM_STREAMS", "lazy"}, {"GPUSIM_SEED", std::to_string(seed)}};
 }
@@ -386,7 +389,8 @@ void check_traffic(const Traffic& t) {
     const int64_t padding = elements - parameters;
     CHECK(padding < norm_block * (std::ssize(job.parameters()) + d * std::ssize(layout.buckets())));
     const auto size = [](const std::string& dtype) { return dtype == "bf16" ? 2 : 4; };
-    // Bytes times d, of which every rank sends 1/d: a ring reduces and gathers in d − 1 rounds each.
+    // Bytes times d, of which every rank sends 1/d: a ring reduces and gathers in d − 1 rounds
+    // each.
     const int64_t reduced = size(t.sent) * elements * (d - 1),
                   gathered = size(t.dtype) * elements * (d - 1);
     const int64_t rounds = t.stage == 2 ? (micro_batches + d - 1) / d : 1;

@@ -1,4 +1,5 @@
-// Jobs of forked processes for the watchdog's tests, each process a rank that enters collectives as training does.
+// Jobs of forked processes for the watchdog's tests, each process a rank that enters collectives as
+// training does.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -217,7 +218,8 @@ inline std::string named(int rank) {
     return concat("train_gpt: rank ", rank, " (host node", rank, ") ");
 }
 
-/// The line names a collective that the rank had entered by its last heartbeat, `entered` at the latest, and its step.
+/// The line names a collective that the rank had entered by its last heartbeat, `entered` at the
+/// latest, and its step.
 inline bool names_last_collective(const std::string& line, int64_t entered) {
     if (contains(line, "; it has entered no collective, in step ")) return true;
     const std::string before = "; its last collective was reduce-scatter number ";
@@ -307,7 +309,8 @@ inline std::string heartbeat(int64_t pulses, int64_t step, int64_t collectives) 
            padded("phase", 64);
 }
 
-/// A process that passes on, both ways, what one connection at its port and the job's port say, until the test cuts it.
+/// A process that passes on, both ways, what one connection at its port and the job's port say,
+/// until the test cuts it.
 class Relay {
   public:
     enum Cut { none, silent, closed };
@@ -375,7 +378,8 @@ class Relay {
     pid_t process_ = 0;
 };
 
-/// All but the culprit were ended by their watchdogs with one and the same line, which rank 0 alone has printed.
+/// All but the culprit were ended by their watchdogs with one and the same line, which rank 0 alone
+/// has printed.
 inline void check_ended(Job& job, int culprit) {
     for (int rank = 0; rank < job.size(); ++rank) {
         if (rank == culprit) continue;

@@ -1,6 +1,6 @@
-// Jobs of forked processes, each a rank with a watchdog, that enter collectives as training does and
-// wait there for all others. A missing rank leaves the others waiting, and only their watchdogs end
-// them.
+// Jobs of forked processes, each a rank with a watchdog, that enter collectives as training does
+// and wait there for all others. A missing rank leaves the others waiting, and only their watchdogs
+// end them.
 #include "parallel/watchdog/watchdog.h"
 
 #include <algorithm>
@@ -320,7 +320,8 @@ TEST_CASE("a job is not disturbed by strangers at its port", "[watchdog]") {
     call(hello(secret, 2, 3) + "garbage");
     call(hello(secret, 2, 3) + hello(secret, 2, 3));
     {
-        // With the secret alone, without a heartbeat, nobody is a member; and one may come in single bytes.
+        // With the secret alone, without a heartbeat, nobody is a member; and one may come in
+        // single bytes.
         const Caller caller(job.invitation());
         for (char byte : hello(secret, 2, 3)) caller.send({byte});
         CHECK(caller.read(17) == '\2' + answer);

@@ -19,8 +19,8 @@ namespace train_gpt::commands {
 
 namespace {
 
-/// The shards of --data, or of the data that the checkpoint names, as windows of the model. Throws
-/// Error when they do not match their manifest.
+/// The shards of --data, or of the data that the checkpoint names, in windows of the model's
+/// length. Throws Error if they do not match their manifest.
 ValidationWindows open_windows(const CommandLine& line, const std::string& data,
                                InferenceSession& session) {
     std::shared_ptr<const TokenShards> shards;
