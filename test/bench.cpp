@@ -106,9 +106,7 @@ void print_cells(const std::vector<Cell>& cells) {
     }
 }
 
-void run(const Options& options) {
-    require_cpu_features();
-    const CpuInfo cpu = cpu_info();
+void print_introduction(const CpuInfo& cpu) {
     char date[32];
     const std::time_t today = std::time(nullptr);
     std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&today));
@@ -122,10 +120,11 @@ void run(const Options& options) {
     std::printf("; oneDNN %d.%d.%d", dnnl::version()->major, dnnl::version()->minor,
                 dnnl::version()->patch);
 #endif
-    Canary canary(cpu);
-    Timing timing{canary, options.quick ? 5 : 9, options.quick ? 2.0 : 6.0};
-    const Bandwidth bandwidth = measure_bandwidth(timing, cpu.threads);
-    std::printf("\n\n- multiply-adds: %.0f GF/s fp32", canary.best_rate() / 1e9);
+    std::printf("\n\n");
+}
+
+void print_rates(const CpuInfo& cpu, const Canary& canary, const Bandwidth& bandwidth) {
+    std::printf("- multiply-adds: %.0f GF/s fp32", canary.best_rate() / 1e9);
 #if defined(__x86_64__)
     if (cpu.avx512_bf16) {
         double best = 0;
@@ -137,6 +136,35 @@ void run(const Options& options) {
     std::printf("\n- memory: triad %.1f GB/s, update in place (AdamW) %.1f GB/s\n",
                 bandwidth.triad / 1e9, bandwidth.update / 1e9);
     std::fflush(stdout);
+}
+
+/// Rounds of steps of both programs in turns, until enough of them were quiet. peer: null, or
+/// PyTorch.
+void measure_steps(Cell& cell, const Options& options, Canary& canary, OurRun& ours,
+                   PeerRun* peer) {
+    const double slower = std::max(median(ours.steps(2)), peer ? median(peer->steps(2)) : 0);
+    const int steps = std::clamp(static_cast<int>(2500 / slower), 2, 8);
+    const int wanted = options.quick ? 3 : 5;
+    const double start = monotonic_seconds();
+    do {
+        if (peer) cell.peer.add(canary, *peer, steps);
+        cell.ours.add(canary, ours, steps);
+    } while ((cell.ours.good_rounds < wanted || (peer && cell.peer.good_rounds < wanted)) &&
+             monotonic_seconds() - start < (options.quick ? 25 : options.cell_seconds));
+    cell.our_rss = ours.peak_rss();
+    if (!peer) return;
+    cell.peer_rss = peer->peak_rss();
+    cell.peer_label = peer->label();
+}
+
+void run(const Options& options) {
+    require_cpu_features();
+    const CpuInfo cpu = cpu_info();
+    print_introduction(cpu);
+    Canary canary(cpu);
+    Timing timing{canary, options.quick ? 5 : 9, options.quick ? 2.0 : 6.0};
+    const Bandwidth bandwidth = measure_bandwidth(timing, cpu.threads);
+    print_rates(cpu, canary, bandwidth);
 
     std::vector<Cell> cells;
     std::string products =
@@ -155,22 +183,8 @@ void run(const Options& options) {
             if (!options.python.empty()) peer = fastest_peer(options, m, dtype, cpu.threads);
             OurRun ours(options.program, options.folder + "/" + name, m, dtype);
             std::fprintf(stderr, "%s: rounds of steps\n", name.c_str());
-            const double slower =
-                std::max(median(ours.steps(2)), peer ? median(peer->steps(2)) : 0);
-            const int steps = std::clamp(static_cast<int>(2500 / slower), 2, 8);
-            const int wanted = options.quick ? 3 : 5;
-            const double start = monotonic_seconds();
-            do {
-                if (peer) cell.peer.add(canary, *peer, steps);
-                cell.ours.add(canary, ours, steps);
-            } while ((cell.ours.good_rounds < wanted || (peer && cell.peer.good_rounds < wanted)) &&
-                     monotonic_seconds() - start < (options.quick ? 25 : options.cell_seconds));
-            cell.our_rss = ours.peak_rss();
-            if (peer) {
-                cell.peer_rss = peer->peak_rss();
-                cell.peer_label = peer->label();
-                peer_version = peer->version();
-            }
+            measure_steps(cell, options, canary, ours, peer.get());
+            if (peer) peer_version = peer->version();
             cells.push_back(std::move(cell));
         }
     }

@@ -21,6 +21,13 @@ const std::string findings =
     "echo 'HAVE_ONEDNN := 1\nHAVE_ZLIB := 0\nHAVE_ZSTD := 1\nHAVE_MPI := 0'; "
     "echo HAVE_CUDA := $([ \"$CUDA\" = \"\" ] && echo 1 || echo 0)\n";
 
+/// For a make of its own: what the make that runs the tests was given does not count.
+Environment with_fresh_make(Environment environment) {
+    for (const char* variable : {"MAKEFLAGS", "SANITIZE", "DEBUG"}) environment[variable] = "";
+    environment["MAKELEVEL"] = "0";
+    return environment;
+}
+
 /// A folder in which `make` finds the project's Makefile and the test's own scripts/configure.sh.
 class Project {
   public:
@@ -41,12 +48,11 @@ class Project {
     ProgramResult shell(const std::string& line, const std::string& cuda = "") const {
         return run_program(
             {"bash", "-c", "cd \"$FOLDER\" || exit; exec < /dev/null; " + line},
-            {{"FOLDER", folder_.path()},
-             {"MAKE", "make -s -f " + fs::absolute("Makefile").string() + " build/config.mk"},
-             {"PATH", folder_ / "bin" + (":" + std::string(std::getenv("PATH")))},
-             {"CUDA", cuda},
-             {"MAKEFLAGS", ""},
-             {"MAKELEVEL", "0"}});
+            with_fresh_make(
+                {{"FOLDER", folder_.path()},
+                 {"MAKE", "make -s -f " + fs::absolute("Makefile").string() + " build/config.mk"},
+                 {"PATH", folder_ / "bin" + (":" + std::string(std::getenv("PATH")))},
+                 {"CUDA", cuda}}));
     }
     std::string file(const std::string& name) const { return read(folder_ / name); }
 
@@ -120,7 +126,7 @@ TEST_CASE("make install copies the scripts that the program names, and they work
     write(directory / "scripts/configure.sh", "#!/bin/bash\n" + findings);
     const auto shell = [&](const std::string& line) {
         return run_program({"bash", "-c", "cd \"$FOLDER\" || exit; exec < /dev/null; " + line},
-                           {{"FOLDER", directory.path()}, {"MAKEFLAGS", ""}, {"MAKELEVEL", "0"}});
+                           with_fresh_make({{"FOLDER", directory.path()}}));
     };
     const ProgramResult made =
         shell("make -o build/train_gpt install DESTDIR=$PWD/root PREFIX=/usr");

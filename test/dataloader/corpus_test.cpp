@@ -120,22 +120,39 @@ TEST_CASE("compressed files, whole or in members, give the shards of the plain o
     }
 }
 
-TEST_CASE("what follows damage in a compressed file is left out only on demand") {
-    const TemporaryDirectory folder;
+namespace {
+
+/// Documents for a compressed file that will be damaged, and others for a whole file after it.
+struct DamagedCorpus {
+    TemporaryDirectory folder;
     const bool jsonl = random_int(0, 1) == 1;
     const std::string extension = jsonl ? ".jsonl" : ".txt";
     const Strings documents = random_documents(300, 30000), others = random_documents(5, 2000);
-    const auto content = [&](const Strings& all) { return jsonl ? as_jsonl(all) : as_text(all); };
-    const auto as_read = [&](Strings all) { return jsonl ? all : with_newline(std::move(all)); };
-    for (const auto& [packed, pack] : packers()) {
-        CAPTURE(extension, packed);
-        const std::string file = folder / ("a" + extension + packed),
-                          other = folder / ("b" + extension);
+
+    std::string content(const Strings& all) const { return jsonl ? as_jsonl(all) : as_text(all); }
+    Strings as_read(Strings all) const { return jsonl ? all : with_newline(std::move(all)); }
+    std::string file(const std::string& packed) const {
+        return folder / ("a" + extension + packed);
+    }
+    PrepareOptions options(const std::string& packed) const {
+        const std::string other = folder / ("b" + extension);
         write(other, content(others));
-        auto options = options_for({file, other}, folder / ("out" + packed));
+        auto options = options_for({file(packed), other}, folder / ("out" + packed));
         options.val_fraction = 0;
         options.shard_tokens = 1'000'000;
         options.save_seconds = 0;
+        return options;
+    }
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(DamagedCorpus,
+                 "what follows damage in a compressed file is left out only on demand") {
+    for (const auto& [packed, pack] : packers()) {
+        CAPTURE(extension, packed);
+        const std::string file = this->file(packed);
+        auto options = this->options(packed);
         const auto said = [&] {
             std::FILE* log = std::fopen((folder / "log").c_str(), "w");
             prepare(options, log);
@@ -176,9 +193,17 @@ TEST_CASE("what follows damage in a compressed file is left out only on demand")
         alone.train_vocab = 300;
         CHECK(contains(error_of([&] { prepare(alone, nullptr); }),
                        "nothing is left of the text: " + file + " is damaged"));
+    }
+}
 
-        // Wherever the file ends, the documents before are there (of zstd, but for a block);
-        // wherever the damage is, a run that is stopped gives the same.
+/// The documents before the damage are there (of zstd, but for a block).
+TEST_CASE_METHOD(DamagedCorpus,
+                 "wherever a compressed file is damaged, a run that was stopped gives the same") {
+    for (const auto& [packed, pack] : packers()) {
+        CAPTURE(extension, packed);
+        const std::string file = this->file(packed);
+        auto options = this->options(packed);
+        options.skip_bad = true;
         const std::string text_of_all = content(documents);
         std::string bytes = pack(text_of_all);
         const auto at = static_cast<size_t>(random_int(0, static_cast<int64_t>(bytes.size()) - 1));
@@ -188,7 +213,6 @@ TEST_CASE("what follows damage in a compressed file is left out only on demand")
         else
             bytes.replace(at, 200, std::string(200, '\xff'));
         write(file, bytes);
-        fs::remove_all(options.out);
         prepare(options, nullptr);
         const auto undisturbed = files_in(options.out);
         const Strings found = documents_in(options.out, "train");

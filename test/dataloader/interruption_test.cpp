@@ -7,10 +7,24 @@
 
 #include <sys/wait.h>
 
+#include "dataloader/manifest.h"
 #include "test/dataloader/corpus.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;
+
+namespace {
+
+/// Interrupts the command once a part of the text is saved.
+void interrupt(const PrepareOptions& options) {
+    const std::string progress = options.out + "/.tokenize.tmp/progress.json";
+    REQUIRE_FALSE(prepare(options, nullptr, [&] {
+        return fs::exists(progress) &&
+               read_progress(progress, options.texts.size()).position.offset > 0;
+    }));
+}
+
+}  // namespace
 
 TEST_CASE(
     "interrupted or killed at any moment, the same command gives the shards of an uninterrupted "
@@ -141,8 +155,7 @@ TEST_CASE("an interrupted run continues where its output is in the folder that i
     options.save_seconds = 0;
     prepare(options, nullptr);
     options.out = folder / "corpus";
-    int left = 2;
-    REQUIRE_FALSE(prepare(options, nullptr, [&] { return --left < 0; }));
+    interrupt(options);
     std::FILE* const log = std::fopen((folder / "log").c_str(), "w");
     prepare(options, log);
     std::fclose(log);
@@ -176,52 +189,62 @@ TEST_CASE("a document that goes out in pieces ends once, wherever the run is int
     }
 }
 
-TEST_CASE("an interrupted run continues with the same options and inputs only") {
-    const TemporaryDirectory folder;
+namespace {
+
+/// A run that is interrupted and started again, and what it makes undisturbed.
+struct InterruptedRun {
+    TemporaryDirectory folder;
     const std::string file = folder / "a.jsonl";
-    write(file, as_jsonl(random_documents(300, 20000)));
-    auto options = options_for({file}, folder / "whole");
-    options.save_seconds = 0;
-    prepare(options, nullptr);
-    const auto expected = files_in(folder / "whole");
-    options.out = folder / "out";
-    const auto stop = [&](int after) {
-        return prepare(options, nullptr, [&] { return --after < 0; });
-    };
-    const std::string progress = folder / "out/.tokenize.tmp/progress.json",
-                      plan = folder / "out/.tokenize.tmp/plan.txt";
-    /// What the command says.
-    const auto said = [&] {
+    const std::string staging = folder / "out/.tokenize.tmp", progress = staging + "/progress.json",
+                      plan = staging + "/plan.txt";
+    PrepareOptions options;
+    std::map<std::string, std::string> expected;
+
+    InterruptedRun() {
+        write(file, as_jsonl(random_documents(300, 20000)));
+        options = options_for({file}, folder / "whole");
+        options.save_seconds = 0;
+        prepare(options, nullptr);
+        expected = files_in(folder / "whole");
+        options.out = folder / "out";
+    }
+    /// Runs to the end; returns what was printed.
+    std::string said() {
         std::FILE* log = std::fopen((folder / "log").c_str(), "w");
         prepare(options, log);
         std::fclose(log);
         return read(folder / "log");
-    };
+    }
+};
 
+}  // namespace
+
+TEST_CASE_METHOD(InterruptedRun,
+                 "an interrupted run continues with the same options and inputs only") {
     SECTION("the number of threads may change") {
-        REQUIRE_FALSE(stop(2));
+        interrupt(options);
         REQUIRE(fs::exists(progress));
         options.threads = 3;
         CHECK(contains(said(), "continuing after"));
         CHECK((files_in(options.out) == expected));
     }
     SECTION("what is left of a removal, which takes the plan first, is not gone on with") {
-        REQUIRE_FALSE(stop(2));
+        interrupt(options);
         REQUIRE(fs::exists(progress));
         fs::remove(plan);
-        fs::remove(folder / "out/.tokenize.tmp/train_000000.bin");
+        fs::remove(staging + "/train_000000.bin");
         CHECK_FALSE(contains(said(), "continuing after"));
         CHECK((files_in(options.out) == expected));
     }
     SECTION("another fraction starts again") {
-        REQUIRE_FALSE(stop(2));
+        interrupt(options);
         options.val_fraction = 0.25;
         const std::string text = said();
         CHECK(contains(text, "its val_fraction was different; starting again"));
         CHECK_FALSE(contains(text, "continuing"));
     }
     SECTION("another input starts again") {
-        REQUIRE_FALSE(stop(2));
+        interrupt(options);
         write(file, as_jsonl(random_documents(100, 20000)));
         CHECK(contains(said(), "its inputs were different; starting again"));
         prepare(options, nullptr);
@@ -232,13 +255,13 @@ TEST_CASE("an interrupted run continues with the same options and inputs only") 
     SECTION("without --skip-bad nothing stays left out") {
         write(file, "{\n" + as_jsonl(random_documents(300, 20000)));
         options.skip_bad = true;
-        REQUIRE_FALSE(stop(2));
+        interrupt(options);
         options.skip_bad = false;
-        CHECK(contains(error_of(said), "line 1 of " + file));
+        CHECK(contains(error_of([&] { said(); }), "line 1 of " + file));
         CHECK(contains(read(folder / "log"), "had left out what is bad"));
     }
     SECTION("other bytes in an input of the same size and time are noticed") {
-        REQUIRE_FALSE(stop(2));
+        interrupt(options);
         const auto time = fs::last_write_time(file);
         std::string text = read(file);
         text[text.find("\"id\":7") + 5] = '8';
@@ -246,8 +269,12 @@ TEST_CASE("an interrupted run continues with the same options and inputs only") 
         fs::last_write_time(file, time);
         CHECK(contains(error_of([&] { prepare(options, nullptr); }), "is not what it was"));
     }
+}
+
+TEST_CASE_METHOD(InterruptedRun,
+                 "what an interrupted run left behind is checked before it is used") {
     SECTION("a damaged journal is refused") {
-        REQUIRE_FALSE(stop(2));
+        interrupt(options);
         std::string text = read(progress);
         if (random_int(0, 1) == 1) {
             text.resize(text.size() / 2);
@@ -261,9 +288,7 @@ TEST_CASE("an interrupted run continues with the same options and inputs only") 
     SECTION("another standard input is noticed") {
         options.texts = {"-"};
         options.field = "text";
-        int left = 2;
-        with_input(file,
-                   [&] { REQUIRE_FALSE(prepare(options, nullptr, [&] { return --left < 0; })); });
+        with_input(file, [&] { interrupt(options); });
         with_input(vocabulary(), [&] {
             CHECK(contains(error_of([&] { prepare(options, nullptr); }),
                            "standard input is not what it was"));
@@ -274,8 +299,7 @@ TEST_CASE("an interrupted run continues with the same options and inputs only") 
     SECTION(
         "a run that was killed between its moves is finished, or started again where shards are "
         "gone") {
-        REQUIRE_FALSE(stop(2));
-        const std::string staging = folder / "out/.tokenize.tmp";
+        interrupt(options);
         fs::remove(progress);
         const bool gone = random_int(0, 1) == 1;
         for (const auto& [name, bytes] : expected) write(staging + "/" + name, bytes);

@@ -428,37 +428,25 @@ struct Problem {
     }
 };
 
+const AttentionShape cudnn_shapes[] = {
+    {.dtype = DType::bf16,
+     .B = 2,
+     .T = 1024,
+     .S = 1024,
+     .H = 3,
+     .H_kv = 3,
+     .D = 64,
+     .scale = 0.125f},
+    {.dtype = DType::bf16, .B = 3, .T = 384, .S = 384, .H = 6, .H_kv = 2, .D = 128, .scale = 0.1f},
+    {.dtype = DType::bf16, .B = 2, .T = 256, .S = 256, .H = 2, .H_kv = 2, .D = 40, .scale = 0.2f}};
+
 }  // namespace
 
 TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits again", "[cuda]") {
     ON_EACH_DEVICE();
     if (!test_device().is_cuda() || !cuda::cudnn_obstacle().empty()) return;
-    const AttentionShape shapes[] = {{.dtype = DType::bf16,
-                                      .B = 2,
-                                      .T = 1024,
-                                      .S = 1024,
-                                      .H = 3,
-                                      .H_kv = 3,
-                                      .D = 64,
-                                      .scale = 0.125f},
-                                     {.dtype = DType::bf16,
-                                      .B = 3,
-                                      .T = 384,
-                                      .S = 384,
-                                      .H = 6,
-                                      .H_kv = 2,
-                                      .D = 128,
-                                      .scale = 0.1f},
-                                     {.dtype = DType::bf16,
-                                      .B = 2,
-                                      .T = 256,
-                                      .S = 256,
-                                      .H = 2,
-                                      .H_kv = 2,
-                                      .D = 40,
-                                      .scale = 0.2f}};
     const Device device = test_device();
-    for (const AttentionShape& shape : shapes) {
+    for (const AttentionShape& shape : cudnn_shapes) {
         const DeviceUnderTest gpu(device);
         CAPTURE(shape.B, shape.T, shape.H, shape.H_kv, shape.D);
         const auto random_bf16 = [](int64_t n) {

@@ -483,27 +483,23 @@ TEST_CASE("matrix algorithms that a run has chosen are used again", "[cuda]") {
         }
         return bytes;
     };
-    const auto choices_of = [](Stream& stream) { return kernel_choices(stream); };
-    const auto choose = [](Stream& stream, const std::string& text) {
-        set_kernel_choices(stream, text);
-    };
 
     TestStream first(p.scratch_bytes(), {.autotune = true});
-    CHECK(choices_of(first).empty());
-    const std::string results = run(first), choices = choices_of(first);
+    CHECK(kernel_choices(first).empty());
+    const std::string results = run(first), choices = kernel_choices(first);
     CHECK(std::count(choices.begin(), choices.end(), '\n') == 8);
     CHECK((run(first) == results));
-    CHECK(choices_of(first) == choices);
+    CHECK(kernel_choices(first) == choices);
 
     TestStream again(p.scratch_bytes());
-    choose(again, choices);
-    CHECK(choices_of(again) == choices);
+    set_kernel_choices(again, choices);
+    CHECK(kernel_choices(again) == choices);
     CHECK((run(again) == results));
-    CHECK(choices_of(again) == choices);
+    CHECK(kernel_choices(again) == choices);
 
     TestStream other(p.scratch_bytes());
     run(other);
-    const std::string untimed = choices_of(other);
+    const std::string untimed = kernel_choices(other);
     const size_t version_word = 14;  // behind it the algorithm
     std::vector<std::vector<std::string>> words;
     std::istringstream lines(untimed);
@@ -531,19 +527,19 @@ TEST_CASE("matrix algorithms that a run has chosen are used again", "[cuda]") {
         std::swap_ranges(words[forward[0]].begin() + version_word, words[forward[0]].end(),
                          words[forward[1]].begin() + version_word);
         REQUIRE(joined() != untimed);
-        choose(other, joined());
+        set_kernel_choices(other, joined());
         run(other);
-        CHECK(choices_of(other) == joined());
+        CHECK(kernel_choices(other) == joined());
     }
     // Algorithms of another version of the library are passed over.
     for (auto& line : words) line[version_word] = "1";
-    choose(other, joined());
+    set_kernel_choices(other, joined());
     run(other);
-    CHECK(choices_of(other) == untimed);
+    CHECK(kernel_choices(other) == untimed);
 
     for (const std::string& damaged :
          {std::string("nonsense\n"), choices.substr(0, choices.size() / 2), choices + "nt\n"})
-        CHECK_THROWS_AS(choose(other, damaged), Error);
+        CHECK_THROWS_AS(set_kernel_choices(other, damaged), Error);
 }
 
 TEST_CASE("TF32 is used for fp32 matrices where it is asked for, and only there", "[cuda]") {

@@ -140,7 +140,7 @@ bool is_right_sum(const Group& g, T sum, uint64_t seed, int64_t i) {
 }
 
 template <class T>
-void check_collectives(const Group& g, int64_t count) {
+void check_sums(const Group& g, int64_t count) {
     const DType dtype = dtype_of<T>;
     const int n = g.size();
     const uint64_t seed = test_rng()();
@@ -204,6 +204,14 @@ void check_collectives(const Group& g, int64_t count) {
         CHECK(wrong == 0);
         CHECK(sums.is_intact());
     }
+}
+
+template <class T>
+void check_copies(const Group& g, int64_t count) {
+    const DType dtype = dtype_of<T>;
+    const int n = g.size();
+    const uint64_t seed = test_rng()();
+    INFO(name_of(dtype) << ", " << count << " elements, rank " << g.rank() << " of " << n);
 
     // broadcast
     const int root = static_cast<int>(random_int(0, n - 1));
@@ -221,7 +229,7 @@ void check_collectives(const Group& g, int64_t count) {
         if (g.rank() % 2 == 1) g.ranks.send(g.stream, passed.data(), count, dtype, next);
     }
     g.stream.synchronize();
-    wrong = 0;
+    int64_t wrong = 0;
     for (int64_t i = 0; i < count; ++i) {
         wrong += !same_bits(data[i], value<T>(seed, root, i));
         wrong += n > 1 && !same_bits(arrived[i], value<T>(seed, previous, i));
@@ -229,6 +237,12 @@ void check_collectives(const Group& g, int64_t count) {
     CHECK(wrong == 0);
     CHECK((data.is_intact() && arrived.is_intact()));
     g.ranks.check();
+}
+
+template <class T>
+void check_collectives(const Group& g, int64_t count) {
+    check_sums<T>(g, count);
+    check_copies<T>(g, count);
 }
 
 /// After a barrier, everything is visible that any rank did before it.

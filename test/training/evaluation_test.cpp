@@ -127,6 +127,38 @@ TEST_CASE("validation loss is the mean over all targets, whatever the batch", "[
     }
 }
 
+namespace {
+
+struct EndingScore {
+    double nats = 0;
+    int64_t tokens = 0;
+};
+
+/// The ending after as much of the context as fits into T tokens with it, token by token.
+EndingScore naive_score(TinyModel& model, const Tokenizer& tokenizer, size_t T,
+                        const std::string& context, const std::string& text) {
+    const auto ending = tokenizer.encode(" " + text);
+    const size_t scored = std::min(ending.size(), T);
+    auto given = tokenizer.encode(context);
+    if (given.empty()) given.push_back(*tokenizer.end_of_text());
+    if (given.size() > T + 1 - scored)
+        given.erase(given.begin(), given.end() - static_cast<std::ptrdiff_t>(T + 1 - scored));
+    model.generator->reset();
+    for (uint32_t token : given) {
+        const auto input = static_cast<int32_t>(token);
+        model.generator->feed(model.stream, {&input, 1});
+    }
+    EndingScore score{0, static_cast<int64_t>(scored)};
+    for (size_t t = 0; t < scored; ++t) {
+        const auto token = static_cast<int32_t>(ending[t]);
+        score.nats += loss_of(*model.generator, token);
+        if (t + 1 < scored) model.generator->feed(model.stream, {&token, 1});
+    }
+    return score;
+}
+
+}  // namespace
+
 TEST_CASE("HellaSwag scores every ending as a continuation of its context", "[evaluation]") {
     const Tokenizer tokenizer = small_tokenizer();
     const uint64_t seed = test_rng()();
@@ -145,27 +177,11 @@ TEST_CASE("HellaSwag scores every ending as a continuation of its context", "[ev
         double loss[4], per_token[4];
         for (int e = 0; e < 4; ++e) {
             endings.push_back(random_text(i == 1 ? 40 : random_int(1, 8)));
-            const auto ending = tokenizer.encode(" " + endings.back());
-            const size_t scored = std::min(ending.size(), T);
-            auto given = tokenizer.encode(context);
-            if (given.empty()) given.push_back(*tokenizer.end_of_text());
-            if (given.size() > T + 1 - scored)
-                given.erase(given.begin(),
-                            given.end() - static_cast<std::ptrdiff_t>(T + 1 - scored));
-            naive.generator->reset();
-            for (uint32_t token : given) {
-                const auto input = static_cast<int32_t>(token);
-                naive.generator->feed(naive.stream, {&input, 1});
-            }
-            loss[e] = 0;
-            for (size_t t = 0; t < scored; ++t) {
-                const auto token = static_cast<int32_t>(ending[t]);
-                loss[e] += loss_of(*naive.generator, token);
-                if (t + 1 < scored) naive.generator->feed(naive.stream, {&token, 1});
-            }
-            per_token[e] = loss[e] / static_cast<double>(scored);
-            losses.push_back(loss[e]);
-            tokens.push_back(static_cast<int64_t>(scored));
+            const EndingScore score = naive_score(naive, tokenizer, T, context, endings.back());
+            loss[e] = score.nats;
+            per_token[e] = score.nats / static_cast<double>(score.tokens);
+            losses.push_back(score.nats);
+            tokens.push_back(score.tokens);
         }
         // In most examples, the ending that one of the two scores selects.
         const auto label =
