@@ -132,7 +132,7 @@ trap 'exit 143' TERM HUP
 
 if [ "$mode" = check ]; then
     # The tests' names and sections, one a line, as the compiler joins their parts.
-    cat test/*.cpp test/*/*.cpp | tr '\n' ' ' | sed 's/" *"//g' | grep -o '\(TEST_CASE\|SECTION\)( *"[^"]*"' |
+    cat test/*.cpp test/*/*.cpp | tr '\n' ' ' | sed 's/" *"//g; s/TEST_CASE_METHOD([^,]*,/TEST_CASE(/g' | grep -o '\(TEST_CASE\|SECTION\)( *"[^"]*"' |
         sed 's/( *"/ /; s/"$//' > "$work/tests"
     for i in "${chosen[@]}"; do
         pattern=$(pattern_of "$i")
