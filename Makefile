@@ -327,8 +327,9 @@ format: | has-clang-format
 
 # clang reads the compiler's own omp.h, but its own intrinsics.
 LINTED := $(addprefix lint/,train_gpt.cu $(SOURCES) $(TEST_SOURCES) test/compare.cpp)
-.PHONY: $(LINTED) lint-layers lint-scripts
-lint: $(LINTED) lint-layers lint-scripts
+LINTED_CUDA := $(addprefix lint/,$(CUDA_SOURCES))
+.PHONY: $(LINTED) $(LINTED_CUDA) lint-layers lint-scripts
+lint: $(LINTED) $(LINTED_CUDA) lint-layers lint-scripts
 lint-layers:
 	@scripts/check-layers.sh
 lint-scripts:
@@ -338,6 +339,15 @@ $(LINTED): lint/%: % | has-clang-tidy
 	@echo "lint $<"
 	@clang-tidy --quiet $< -- -x c++ $(DEFINES) $(MPI_INCLUDES) $(filter-out -Werror -Wno-restrict -Wno-maybe-uninitialized,$(FLAGS)) -idirafter $(shell $(CXX) -print-file-name=include) \
 	    $(if $(filter kernels/%,$<),$(KERNEL_FLAGS)) 2>&1 | sed '/warnings\{0,1\} generated/d'
+
+# Few versions of clang read CUDA 13's headers: these files, and the .cuh that they include, have nvcc's warnings.
+$(LINTED_CUDA): lint/%: %
+ifeq ($(HAVE_CUDA),1)
+	@echo "lint $<"
+	@$(NVCC) $(filter-out -O3 -lineinfo,$(NVCC_FLAGS)) -Werror all-warnings -Xcompiler -Werror,-Wshadow $(DEFINES) $(CPPFLAGS) -o /dev/null -c $<
+else
+	@echo "skipped: $<, without nvcc"
+endif
 
 has-clang-format has-clang-tidy: has-%:
 	@command -v $* > /dev/null || { echo 'error: there is no $*; on Debian and Ubuntu: apt-get install $*' >&2; exit 1; }
