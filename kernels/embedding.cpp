@@ -15,18 +15,28 @@ template <class T>
 void forward(const EmbeddingForward& args) {
     const int64_t rows = args.out.rows(), C = args.out.cols(),
                   T_ = args.out.shape[args.out.rank - 2];
-    const T *wte = args.wte.as<T>(), *wpe = args.wpe.as<T>();
+    const T* wte = args.wte.as<T>();
+    const T* wpe = args.wpe ? args.wpe.as<T>() : nullptr;
     T* out = args.out.as<T>();
 
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; ++row) {
         const int64_t start = args.doc_start ? args.doc_start[row] : 0;
         const int64_t position = args.first_position + row % T_ - start;
-        assert(position >= 0 && position < args.wpe.rows());
-        const T *token = wte + args.tokens[row] * C, *place = wpe + position * C;
+        assert(position >= 0 && (!wpe || position < args.wpe.rows()));
+        const int64_t token = args.tokens[row] - args.first_token;
+        const T* of_token = token >= 0 && token < args.wte.rows() ? wte + token * C : nullptr;
+        const T* of_position = wpe ? wpe + position * C : nullptr;
         T* out_row = out + row * C;
+        if (of_token && of_position) {
 #pragma omp simd
-        for (int64_t c = 0; c < C; ++c) store(out_row[c], to_float(token[c]) + to_float(place[c]));
+            for (int64_t c = 0; c < C; ++c)
+                store(out_row[c], to_float(of_token[c]) + to_float(of_position[c]));
+        } else if (const T* only = of_token ? of_token : of_position) {
+            std::copy_n(only, C, out_row);
+        } else {
+            std::fill_n(out_row, C, T{});
+        }
     }
 }
 
@@ -48,16 +58,17 @@ void backward_part(const EmbeddingBackward& args, int64_t first_column, int64_t 
     float* dwte = args.dwte ? static_cast<float*>(args.dwte.data) + first_column : nullptr;
     float* dwpe = args.dwpe ? static_cast<float*>(args.dwpe.data) + first_column : nullptr;
 
-    if (dwpe && !args.dwpe.accumulate) {
-        for (int64_t position = part; position < args.n_ctx; position += parts) {
-            std::fill_n(dwpe + position * C, columns, 0.0f);
-        }
-    }
+    const auto clear = [&](float* sink, int64_t sink_rows) {
+        for (int64_t i = part; i < sink_rows; i += parts) std::fill_n(sink + i * C, columns, 0.0f);
+    };
+    if (dwte && !args.dwte.accumulate) clear(dwte, args.vocab_rows);
+    if (dwpe && !args.dwpe.accumulate) clear(dwpe, args.n_ctx);
     for (int64_t row = 0; row < rows; ++row) {
-        const int64_t token = args.tokens[row];
+        const int64_t token = args.tokens[row] - args.first_token;
         const int64_t position = row % T_ - (args.doc_start ? args.doc_start[row] : 0);
         assert(position >= 0 && (!dwpe || position < args.n_ctx));
-        if (dwte && token % parts == part) add_row(dwte + token * C, dout + row * C, columns);
+        if (dwte && token >= 0 && token < args.vocab_rows && token % parts == part)
+            add_row(dwte + token * C, dout + row * C, columns);
         if (dwpe && position % parts == part) add_row(dwpe + position * C, dout + row * C, columns);
     }
 }
@@ -74,6 +85,7 @@ void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
     const Profiled profiled(stream, cost_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, embedding_backward(stream, args));
     assert(args.dwte.dtype == DType::fp32 && args.dwpe.dtype == DType::fp32);
+    assert(!args.dwte || args.vocab_rows > 0);
     // Slicing only the columns wastes no visits: a thread adds every row that it visits. The rows
     // are divided as well only if there are more threads than slices of at least min_slice columns,
     // in whole cache lines.
@@ -106,7 +118,9 @@ Cost cost_of(const EmbeddingForward& a) { return {"embedding_forward", 2 * bytes
 Cost cost_of(const EmbeddingBackward& a) {
     const int64_t C = a.dout.cols();
     const double fp32 = static_cast<double>(a.dout.numel()) * sizeof(float);
-    return {"embedding_backward", bytes_of(a.dout) + 2 * fp32 + bytes_of(a.dwpe, a.n_ctx * C), 0};
+    // Rows of tokens that occur are read and written; all are written if the sink is overwritten.
+    const double dwte = a.dwte.accumulate ? 2 * fp32 : bytes_of(a.dwte, a.vocab_rows * C);
+    return {"embedding_backward", bytes_of(a.dout) + dwte + bytes_of(a.dwpe, a.n_ctx * C), 0};
 }
 
 }  // namespace train_gpt

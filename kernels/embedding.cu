@@ -45,9 +45,9 @@ __device__ __forceinline__ void store(T* to, const float (&values)[width]) {
 template <class T>
 struct ForwardArgs {
     T* out;
-    const T *wte, *wpe;
+    const T *wte, *wpe;                 // wpe may be null
     const int32_t *tokens, *doc_start;  // doc_start may be null
-    int64_t rows, C;
+    int64_t rows, C, first_token, vocab_rows;
     int T_, first_position;
 };
 
@@ -58,13 +58,16 @@ __global__ void __launch_bounds__(threads) add_embeddings(ForwardArgs<T> args) {
     if (row >= args.rows) return;
     const int64_t position =
         args.first_position + row % args.T_ - (args.doc_start ? args.doc_start[row] : 0);
-    const T *token = args.wte + args.tokens[row] * args.C, *place = args.wpe + position * args.C;
+    const int64_t token = args.tokens[row] - args.first_token;
+    const bool has_token = token >= 0 && token < args.vocab_rows;
+    const T* of_token = args.wte + token * args.C;
+    const T* of_position = args.wpe + position * args.C;
     T* out = args.out + row * args.C;
 #pragma unroll 4
     for (int64_t c = threadIdx.x % warp_size * width; c < args.C; c += warp_size * width) {
-        float sum[width], other[width];
-        load(sum, token + c);
-        load(other, place + c);
+        float sum[width] = {}, other[width] = {};
+        if (has_token) load(sum, of_token + c);
+        if (args.wpe) load(other, of_position + c);
 #pragma unroll
         for (int i = 0; i < width; ++i) sum[i] += other[i];
         store(out + c, sum);
@@ -76,11 +79,16 @@ __global__ void __launch_bounds__(threads) add_embeddings(ForwardArgs<T> args) {
 // summed by one warp. A longer run is summed by one thread block per slice of the columns, so that
 // a token that fills the batch occupies more than one warp.
 
-/// n rows of dout in the order of their keys.
+/// n rows of dout in the order of their keys. Key k belongs to row k − first_key of the gradient,
+/// which has `sink_rows`; rows of other keys are skipped.
 struct SortedRows {
     const uint32_t* keys;
     const int32_t* rows;
     int64_t n;
+    uint32_t first_key, sink_rows;
+
+    /// The row of the gradient, or a number >= sink_rows.
+    __device__ uint32_t sink_row(uint32_t key) const { return key - first_key; }
 };
 
 /// keys[row] = position of the row; rows[row] = row. If keys is null, only rows is written.
@@ -101,7 +109,7 @@ __global__ void __launch_bounds__(threads)
     rows[i] = static_cast<int32_t>(i % B * T + i / B);
 }
 
-/// sink[key] += Σ rows of the run, for runs of up to 32 rows. The warp of position i of the sorted
+/// Row of the sink += Σ rows of the run, for runs of up to 32 rows. The warp of position i of the sorted
 /// rows does this if a run begins there.
 template <class T, int width>
 __global__ void __launch_bounds__(threads)
@@ -110,6 +118,8 @@ __global__ void __launch_bounds__(threads)
     if (first >= sorted.n) return;
     const uint32_t key = sorted.keys[first];
     if (first > 0 && sorted.keys[first - 1] == key) return;
+    const int64_t sink_row = sorted.sink_row(key);
+    if (sink_row >= sorted.sink_rows) return;
     const int lane = static_cast<int>(threadIdx.x) % warp_size;
     const int64_t next = first + 1 + lane;
     const unsigned following =
@@ -122,7 +132,7 @@ __global__ void __launch_bounds__(threads)
         const int64_t c = start + lane * width;
         const bool inside = c < C;
         float total[width] = {}, sum[width] = {}, values[width] = {};
-        if (inside) load(total, sink + key * C + c);
+        if (inside) load(total, sink + sink_row * C + c);
 #pragma unroll 4
         for (int i = 0; i < count; ++i) {
             const int64_t row = __shfl_sync(0xffffffffu, lanes_row, i);
@@ -132,7 +142,7 @@ __global__ void __launch_bounds__(threads)
         }
 #pragma unroll
         for (int k = 0; k < width; ++k) total[k] += sum[k];
-        if (inside) store(sink + key * C + c, total);
+        if (inside) store(sink + sink_row * C + c, total);
     }
 }
 
@@ -140,7 +150,7 @@ constexpr int long_threads = 512, long_warps = long_threads / warp_size, slice =
 
 struct Run {
     int64_t first = 0, end = 0;
-    uint32_t key = 0;
+    uint32_t sink_row = 0;
 };
 
 /// `position` is a multiple of 32. If it is the first such multiple in a run of more than 32 rows,
@@ -148,12 +158,14 @@ struct Run {
 __device__ Run long_run_at(const SortedRows& sorted, int64_t position) {
     const uint32_t key = sorted.keys[position];
     if (position > 0 && sorted.keys[position - warp_size] == key) return {};
+    if (sorted.sink_row(key) >= sorted.sink_rows) return {};
     const int lane = static_cast<int>(threadIdx.x) % warp_size;
     const auto holds = [&](int64_t at) {
         return at >= 0 && at < sorted.n && sorted.keys[at] == key;
     };
     const unsigned before = __ballot_sync(0xffffffffu, holds(position - 1 - lane));
-    Run run{.first = position - __popc(before), .end = position + 1, .key = key};
+    Run run{
+        .first = position - __popc(before), .end = position + 1, .sink_row = sorted.sink_row(key)};
     // The end lies in (run.end − 1, beyond]: 32 lanes probe for it at equal distances.
     for (int64_t beyond = sorted.n; run.end < beyond;) {
         const int64_t distance = ceil_div<int64_t>(beyond - run.end, warp_size);
@@ -165,7 +177,7 @@ __device__ Run long_run_at(const SortedRows& sorted, int64_t position) {
     return run.end - run.first > warp_size ? run : Run{};
 }
 
-/// sink[key] += Σ rows of the run, for runs of more than 32 rows and `slice` columns. A block looks
+/// Row of the sink += Σ rows of the run, for runs of more than 32 rows and `slice` columns. A block looks
 /// for runs at 16 multiples of 32. A run's rows are dealt round-robin to rows_at_once groups of
 /// threads, whose sums are then added in order.
 template <class T, int width>
@@ -200,7 +212,7 @@ __global__ void __launch_bounds__(long_threads)
         if (thread < slice && first_column + thread < C) {
             float total = 0;
             for (int row = 0; row < rows_at_once; ++row) total += sums[row][thread];
-            sink[run.key * C + first_column + thread] += total;
+            sink[run.sink_row * C + first_column + thread] += total;
         }
         __syncthreads();
     }
@@ -263,6 +275,8 @@ void embedding_forward(Stream& stream, const EmbeddingForward& args) {
                                          .doc_start = args.doc_start,
                                          .rows = args.out.rows(),
                                          .C = args.out.cols(),
+                                         .first_token = args.first_token,
+                                         .vocab_rows = args.wte.rows(),
                                          .T_ = static_cast<int>(args.out.shape[args.out.rank - 2]),
                                          .first_position = args.first_position};
         const auto blocks =
@@ -281,31 +295,36 @@ void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
     const int T_ = static_cast<int>(args.dout.shape[args.dout.rank - 2]);
     Scratch scratch(n);
     void* memory = stream.scratch_for<void>(scratch.bytes());
-    const SortedRows sorted{scratch.sorted_keys(memory), scratch.sorted_rows(memory), n};
+    const auto sorted = [&](int64_t first_key, int64_t sink_rows) {
+        return SortedRows{scratch.sorted_keys(memory), scratch.sorted_rows(memory), n,
+                          static_cast<uint32_t>(first_key), static_cast<uint32_t>(sink_rows)};
+    };
     const auto blocks = static_cast<unsigned>(ceil_div<int64_t>(n, threads));
     const auto sort = [&](const uint32_t* keys) {
         CUDA_CHECK(scratch.sort(memory, keys, scratch.rows(memory), n, stream_of(stream)));
     };
-    const auto add_to = [&](const GradientSink& sink) {
+    const auto add_to = [&](const GradientSink& sink, const SortedRows& rows) {
         with_element_type(args.dout.dtype, [&](auto type) {
             using T = decltype(type);
             add_runs<T>(stream, static_cast<float*>(sink.data),
-                        static_cast<const T*>(args.dout.data), sorted, C);
+                        static_cast<const T*>(args.dout.data), rows, C);
         });
+    };
+    const auto clear = [&](const GradientSink& sink, int64_t rows) {
+        CUDA_CHECK(cudaMemsetAsync(sink.data, 0, static_cast<size_t>(rows * C) * sizeof(float),
+                                   stream_of(stream)));
     };
 
     if (args.dwte) {
+        if (!args.dwte.accumulate) clear(args.dwte, args.vocab_rows);
         number_rows<<<blocks, threads, 0, stream_of(stream)>>>(nullptr, scratch.rows(memory),
                                                                nullptr, n, T_);
         CUDA_CHECK_LAUNCH();
         sort(reinterpret_cast<const uint32_t*>(args.tokens));
-        add_to(args.dwte);
+        add_to(args.dwte, sorted(args.first_token, args.vocab_rows));
     }
     if (args.dwpe) {
-        if (!args.dwpe.accumulate)
-            CUDA_CHECK(cudaMemsetAsync(args.dwpe.data, 0,
-                                       static_cast<size_t>(args.n_ctx * C) * sizeof(float),
-                                       stream_of(stream)));
+        if (!args.dwpe.accumulate) clear(args.dwpe, args.n_ctx);
         if (args.doc_start) {
             number_rows<<<blocks, threads, 0, stream_of(stream)>>>(
                 scratch.keys(memory), scratch.rows(memory), args.doc_start, n, T_);
@@ -316,7 +335,7 @@ void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
                 scratch.sorted_keys(memory), scratch.sorted_rows(memory), n, T_);
             CUDA_CHECK_LAUNCH();
         }
-        add_to(args.dwpe);
+        add_to(args.dwpe, sorted(0, args.n_ctx));
     }
 }
 

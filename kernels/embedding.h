@@ -5,28 +5,33 @@
 
 namespace train_gpt {
 
-/// out[b, t, :] = wte[token[b, t], :] + wpe[position, :], position = first_position + t −
-/// doc_start[b, t] (doc_start null: 0). tokens [B·T] int32, 0 <= token < rows of wte (checked by
-/// the loader, not here); wte [Vp, C], wpe [n_ctx, C].
+/// out[b, t, :] = wte[token[b, t] − first_token, :] + wpe[position, :], position = first_position +
+/// t − doc_start[b, t] (doc_start null: 0). tokens [B·T] int32, not negative (checked by the
+/// loader, not here); wte [rows, C], wpe [n_ctx, C]. wte may hold a range of the vocabulary: a token
+/// outside [first_token, first_token + rows) counts as a row of zeros. Without wpe, positions add
+/// nothing. The sum over parts of a vocabulary, one of them with wpe, is then the whole.
 struct EmbeddingForward {
     Tensor out;  // [B, T, C]
     const int32_t* tokens = nullptr;
-    Tensor wte, wpe;
+    Tensor wte, wpe = {};
     const int32_t* doc_start = nullptr;  // [B·T]
     int first_position = 0;              // sampling with a KV cache
+    int64_t first_token = 0;
 };
 void embedding_forward(Stream& stream, const EmbeddingForward& args);
 
-/// dwte[token] += dout rows of that token. Always added, because the tied head has already written
-/// dwte (head_loss.h). dwpe (+)= sums over the batch; with accumulate = false every row of dwpe
-/// [n_ctx, C] is written, with zeros for positions that do not occur. The order of additions is
-/// fixed by the tokens, not by the thread count.
+/// dwte[token − first_token] (+)= sum of the dout rows of that token, dwpe[position] (+)= sum over the
+/// batch. With accumulate = false every row of a sink is written, with zeros for tokens and
+/// positions that do not occur; the sink of a tied head, which head_loss has already written, must
+/// accumulate. Either sink may be absent. Tokens outside [first_token, first_token + vocab_rows) are
+/// skipped. The order of additions is fixed by the tokens, not by the thread count.
 struct EmbeddingBackward {
-    GradientSink dwte, dwpe;
-    Tensor dout;  // [B, T, C]
+    GradientSink dwte, dwpe;  // [vocab_rows, C], [n_ctx, C]
+    Tensor dout;              // [B, T, C]
     const int32_t* tokens = nullptr;
-    int64_t n_ctx = 0;
+    int64_t vocab_rows = 0, n_ctx = 0;
     const int32_t* doc_start = nullptr;
+    int64_t first_token = 0;
 };
 void embedding_backward(Stream& stream, const EmbeddingBackward& args);
 

@@ -277,11 +277,14 @@ void GPT::backward_blocks(Stream& stream, const TokenBatch& batch, int first, in
 }
 
 void GPT::backward_embedding(Stream& stream, const TokenBatch& batch) {
+    GradientSink dwte = parameters_.sink(wte_);
+    dwte.accumulate = true;  // to what the head, which shares wte, has written
     embedding_backward(stream,
-                       {.dwte = parameters_.sink(wte_),
+                       {.dwte = dwte,
                         .dwpe = parameters_.sink(wpe_),
                         .dout = gradients_.dres.reshaped({options_.B, options_.T, shape_.n_embd}),
                         .tokens = batch.tokens,
+                        .vocab_rows = shape_.padded_vocab(),
                         .n_ctx = shape_.n_ctx,
                         .doc_start = batch.doc_start});
     parameters_.gradients_ready(stream, 0);

@@ -143,7 +143,7 @@ const Operand* Operands::find(const std::string& name) const {
 
 Values Operands::values(const std::string& name) const {
     const Operand& operand = *find(name);
-    return operand.values(operand.content.data());
+    return operand.content.empty() ? Values() : operand.values(operand.content.data());
 }
 
 std::vector<int32_t> Operands::integer_values(const std::string& name) const {

@@ -81,7 +81,7 @@ class Operands {
     const std::vector<Operand>& all() const { return operands_; }
     size_t total_bytes() const;
     bool has(const std::string& name) const { return find(name) != nullptr; }
-    /// What an operand holds before the call.
+    /// What an operand holds before the call; empty for a result that is only written.
     Values values(const std::string& name) const;
     std::vector<int32_t> integer_values(const std::string& name) const;
 

@@ -57,21 +57,27 @@ void check_backward(Accuracy& accuracy, const Problem& p, DType dtype, bool docu
                     bool accumulate) {
     CAPTURE(name_of(dtype), p.B, p.T, p.C, p.n_ctx, documents, accumulate);
     const Buffer dout(dtype, {p.B, p.T, p.C}, p.dout);
-    const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte);
-    const Buffer filled(DType::fp32, {p.n_ctx, p.C}, p.wpe), poisoned(DType::fp32, {p.n_ctx, p.C});
-    const Buffer& dwpe = accumulate ? filled : poisoned;
+    const Buffer filled_wte(DType::fp32, {p.padded, p.C}, p.wte),
+        poisoned_wte(DType::fp32, {p.padded, p.C}), filled_wpe(DType::fp32, {p.n_ctx, p.C}, p.wpe),
+        poisoned_wpe(DType::fp32, {p.n_ctx, p.C});
+    const bool accumulate_wte = random_int(0, 1) == 1;
+    CAPTURE(accumulate_wte);
+    const Buffer& dwte = accumulate_wte ? filled_wte : poisoned_wte;
+    const Buffer& dwpe = accumulate ? filled_wpe : poisoned_wpe;
 
-    Values wte_exact(p.wte.begin(), p.wte.end()), wpe_exact(p.wpe.size());
+    Values wte_exact(p.wte.size()), wpe_exact(p.wpe.size());
+    if (accumulate_wte) wte_exact.assign(p.wte.begin(), p.wte.end());
     if (accumulate) wpe_exact.assign(p.wpe.begin(), p.wpe.end());
     Values wte_plain = wte_exact, wpe_plain = wpe_exact;
     embedding_backward_reference<double>(p.rows(documents), dout.values(), wte_exact, wpe_exact);
     embedding_backward_reference<float>(p.rows(documents), dout.values(), wte_plain, wpe_plain);
     const Integers tokens(p.tokens), doc_start(p.doc_start);
     TestStream stream(embedding_scratch_bytes(planning(), p.B * p.T, p.padded));
-    embedding_backward(stream, {.dwte = dwte.sink(random_int(0, 1) == 1),
+    embedding_backward(stream, {.dwte = dwte.sink(accumulate_wte),
                                 .dwpe = dwpe.sink(accumulate),
                                 .dout = dout,
                                 .tokens = tokens.data(),
+                                .vocab_rows = p.padded,
                                 .n_ctx = p.n_ctx,
                                 .doc_start = documents ? doc_start.data() : nullptr});
     accuracy.check("dwte", DType::fp32, dwte.values(), wte_plain, wte_exact);
@@ -120,9 +126,8 @@ TEST_CASE("embedding forward continues at first_position", "[cuda]") {
     CHECK((row.substr(row.size() - last.bytes().size()) == last.bytes()));
 }
 
-TEST_CASE(
-    "embedding backward always adds to dwte, and writes every row of dwpe unless it accumulates",
-    "[cuda]") {
+TEST_CASE("embedding backward writes every row of both tables, or adds to what they hold",
+          "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
     for (DType dtype : {DType::fp32, DType::bf16}) {
@@ -208,11 +213,76 @@ TEST_CASE("embedding takes views that begin at any element", "[cuda]") {
                                     .dwpe = {},
                                     .dout = from,
                                     .tokens = tokens.data(),
+                                    .vocab_rows = p.padded,
                                     .n_ctx = p.n_ctx});
     };
     backward(dwte, view(dout, {2, 9, p.C}));
     backward(dwte_expected, dout_aligned);
     CHECK((dwte.bytes() == dwte_expected.bytes()));
+}
+
+TEST_CASE("a vocabulary split into parts gives what the whole gives", "[cuda]") {
+    ON_EACH_DEVICE();
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+        for (const int64_t parts : {2, 3, 5}) {
+            Problem p(random_int(1, 5), random_int(1, 60),
+                      random_int(0, 1) ? random_int(1, 50) : 8 * random_int(1, 8));
+            if (p.padded < parts) continue;
+            const bool documents = random_int(0, 1) == 1, accumulate = random_int(0, 1) == 1;
+            CAPTURE(name_of(dtype), parts, p.padded, p.B, p.T, p.C, documents, accumulate);
+            const Integers tokens(p.tokens), doc_start(p.doc_start);
+            const int32_t* const starts = documents ? doc_start.data() : nullptr;
+            const Buffer wte(dtype, {p.padded, p.C}, p.wte), wpe(dtype, {p.n_ctx, p.C}, p.wpe),
+                dout(dtype, {p.B, p.T, p.C}, p.dout), whole(dtype, {p.B, p.T, p.C});
+            const Buffer filled(DType::fp32, {p.padded, p.C}, p.wte),
+                filled_parts(DType::fp32, {p.padded, p.C}, p.wte),
+                poisoned(DType::fp32, {p.padded, p.C}),
+                poisoned_parts(DType::fp32, {p.padded, p.C});
+            const Buffer &dwte = accumulate ? filled : poisoned,
+                         &dwte_parts = accumulate ? filled_parts : poisoned_parts;
+            TestStream stream(embedding_scratch_bytes(planning(), p.B * p.T, p.padded));
+            embedding_forward(stream, {.out = whole,
+                                       .tokens = tokens.data(),
+                                       .wte = wte,
+                                       .wpe = wpe,
+                                       .doc_start = starts});
+            embedding_backward(stream, {.dwte = dwte.sink(accumulate),
+                                        .dwpe = {},
+                                        .dout = dout,
+                                        .tokens = tokens.data(),
+                                        .vocab_rows = p.padded,
+                                        .n_ctx = p.n_ctx,
+                                        .doc_start = starts});
+
+            // One part has the positions. Every element of the sum has one or two terms.
+            Values sum(whole.values().size());
+            const int64_t with_positions = random_int(0, parts - 1);
+            for (int64_t part = 0; part < parts; ++part) {
+                const int64_t first = p.padded * part / parts,
+                              rows = p.padded * (part + 1) / parts - first;
+                const Buffer out(dtype, {p.B, p.T, p.C});
+                embedding_forward(stream, {.out = out,
+                                           .tokens = tokens.data(),
+                                           .wte = wte.tensor().row_range(first, rows),
+                                           .wpe = part == with_positions ? wpe.tensor() : Tensor(),
+                                           .doc_start = starts,
+                                           .first_token = first});
+                const Tensor sink = dwte_parts.tensor().row_range(first, rows);
+                embedding_backward(stream, {.dwte = {sink.data, sink.dtype, accumulate},
+                                            .dwpe = {},
+                                            .dout = dout,
+                                            .tokens = tokens.data(),
+                                            .vocab_rows = rows,
+                                            .n_ctx = p.n_ctx,
+                                            .doc_start = starts,
+                                            .first_token = first});
+                const Values values = out.values();
+                for (size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
+            }
+            CHECK((stored_as(dtype, sum) == whole.values()));
+            CHECK((dwte_parts.bytes() == dwte.bytes()));
+        }
+    }
 }
 
 TEST_CASE("embedding on the GPU agrees with the CPU", "[cuda]") {
@@ -227,6 +297,7 @@ TEST_CASE("embedding on the GPU agrees with the CPU", "[cuda]") {
                                     .dwpe = dwpe.sink(false),
                                     .dout = dout,
                                     .tokens = tokens.data(),
+                                    .vocab_rows = p.padded,
                                     .n_ctx = p.n_ctx,
                                     .doc_start = doc_start.data()});
         std::vector<double> values = dwte.values(), positions = dwpe.values();
@@ -257,6 +328,7 @@ TEST_CASE("embedding backward gives the same bits whatever the number of threads
                                         .dwpe = dwpe.sink(false),
                                         .dout = dout,
                                         .tokens = tokens.data(),
+                                        .vocab_rows = p.padded,
                                         .n_ctx = p.n_ctx,
                                         .doc_start = doc_start.data()});
             return dwte.bytes() + dwpe.bytes();
