@@ -63,6 +63,16 @@ void chunk_loss(Tensor logits, int64_t V, const int32_t* targets, float* losses,
     }
 }
 
+/// The same for a part of the vocabulary; `first` is the chunk's first row.
+void chunk_loss_of_part(Stream& stream, const HeadLoss& args, int64_t first, Tensor logits) {
+    const Tensor stats = args.stats.row_range(0, logits.rows());
+    const int32_t* targets = args.targets + first;
+    softmax_stats(stream, stats, logits, targets, args.first_column, args.V);
+    args.combine(stream, stats);
+    losses_of_stats(stream, args.losses + first, stats, targets);
+    if (args.dx) softmax_backward(stream, logits, stats, targets, args.first_column, args.V);
+}
+
 }  // namespace
 
 void head_loss(Stream& stream, const HeadLoss& args) {
@@ -71,15 +81,20 @@ void head_loss(Stream& stream, const HeadLoss& args) {
     const int64_t R = args.x.rows(), chunk = args.logits.rows();
     assert(args.w.cols() == args.x.cols() && args.logits.cols() == args.w.rows() &&
            args.V <= args.w.rows());
+    assert(args.combine ? args.stats.rows() >= chunk : args.first_column == 0);
     GradientSink dw = args.dw;
     for (int64_t first = 0; first < R; first += chunk) {
         const int64_t rows = std::min(chunk, R - first);
         const Tensor x = args.x.row_range(first, rows), logits = args.logits.row_range(0, rows);
         linear_forward(stream, {.out = logits, .x = x, .w = args.w});
-        with_float_type(logits.dtype, [&](auto type) {
-            chunk_loss<decltype(type)>(logits, args.V, args.targets + first, args.losses + first,
-                                       static_cast<bool>(args.dx));
-        });
+        if (args.combine) {
+            chunk_loss_of_part(stream, args, first, logits);
+        } else {
+            with_float_type(logits.dtype, [&](auto type) {
+                chunk_loss<decltype(type)>(logits, args.V, args.targets + first,
+                                           args.losses + first, static_cast<bool>(args.dx));
+            });
+        }
         if (!args.dx) continue;
         linear_backward_input(stream,
                               {.dx = args.dx.row_range(first, rows), .dy = logits, .w = args.w});
@@ -122,6 +137,36 @@ void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* t
             out[2] = of_row.target;
         }
     });
+}
+
+void combine_softmax_stats(Stream& stream, Tensor stats, Tensor of_parts) {
+    TRAIN_GPT_ON_CUDA(stream.device, combine_softmax_stats(stream, stats, of_parts));
+    const int64_t parts = of_parts.shape[0], rows = stats.rows();
+    for (int64_t row = 0; row < rows; ++row) {
+        const auto of = [&](int64_t part) {
+            return of_parts.as<float>() + 3 * (part * rows + row);
+        };
+        float max = of(0)[0], sum = 0, target = of(0)[2];
+        for (int64_t part = 1; part < parts; ++part) {
+            max = std::max(max, of(part)[0]);
+            target = std::max(target, of(part)[2]);
+        }
+        for (int64_t part = 0; part < parts; ++part)
+            sum += of(part)[1] * fast_exp(of(part)[0] - max);
+        float* out = stats.as<float>() + 3 * row;
+        out[0] = max;
+        out[1] = sum;
+        out[2] = target;
+    }
+}
+
+void losses_of_stats(Stream& stream, float* losses, Tensor stats, const int32_t* targets) {
+    TRAIN_GPT_ON_CUDA(stream.device, losses_of_stats(stream, losses, stats, targets));
+    for (int64_t row = 0; row < stats.rows(); ++row) {
+        const float* of_row = stats.as<float>() + 3 * row;
+        losses[row] =
+            targets[row] == ignored_target ? 0 : std::log(of_row[1]) + (of_row[0] - of_row[2]);
+    }
 }
 
 void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets,

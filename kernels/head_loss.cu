@@ -232,6 +232,34 @@ __global__ void __launch_bounds__(row_threads)
             target == ignored_target ? 0.0f : logf(row_sum) + (row_max - target_logit);
 }
 
+/// Statistics [rows, 3] over the whole vocabulary from those of its parts, [parts, rows, 3].
+__global__ void __launch_bounds__(256)
+    combine_statistics(float* stats, const float* of_parts, int64_t parts, int64_t rows) {
+    const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (row >= rows) return;
+    const auto of = [&](int64_t part) { return of_parts + 3 * (part * rows + row); };
+    float max = of(0)[0], sum = 0, target = of(0)[2];
+    for (int64_t part = 1; part < parts; ++part) {
+        max = fmaxf(max, of(part)[0]);
+        target = fmaxf(target, of(part)[2]);
+    }
+    const float base = max == -infinity ? 0.0f : max;  // no NaN if all logits are −∞
+    for (int64_t part = 0; part < parts; ++part) sum += of(part)[1] * exp_below(of(part)[0] - base);
+    float* const out = stats + 3 * row;
+    out[0] = max;
+    out[1] = sum;
+    out[2] = target;
+}
+
+/// losses[r] from statistics over the whole vocabulary.
+__global__ void __launch_bounds__(256)
+    losses_from(float* losses, const float* stats, const int32_t* targets, int64_t rows) {
+    const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (row >= rows) return;
+    const float* const of_row = stats + 3 * row;
+    losses[row] = targets[row] == ignored_target ? 0.0f : logf(of_row[1]) + (of_row[0] - of_row[2]);
+}
+
 /// dz in place of logits [rows, Vp], from row statistics over the whole vocabulary.
 template <class T>
 __global__ void __launch_bounds__(row_threads)
@@ -353,6 +381,17 @@ void chunk_loss(Stream& stream, Tensor logits, int64_t V, const int32_t* targets
     });
 }
 
+/// The same for a part of the vocabulary; `first` is the chunk's first row.
+void chunk_loss_of_part(Stream& stream, const HeadLoss& args, int64_t first, Tensor logits) {
+    const Tensor stats = args.stats.row_range(0, logits.rows());
+    const int32_t* targets = args.targets + first;
+    auto* const of_rows = static_cast<float*>(stats.data);
+    launch_statistics(stream, of_rows, nullptr, logits, targets, args.first_column, args.V);
+    args.combine(stream, stats);
+    cuda::losses_of_stats(stream, args.losses + first, stats, targets);
+    if (args.dx) launch_gradient(stream, logits, of_rows, targets, args.first_column, args.V);
+}
+
 }  // namespace
 
 void head_loss(Stream& stream, const HeadLoss& args) {
@@ -362,8 +401,11 @@ void head_loss(Stream& stream, const HeadLoss& args) {
         const int64_t rows = std::min(chunk, R - first);
         const Tensor x = args.x.row_range(first, rows), logits = args.logits.row_range(0, rows);
         cuda::linear_forward(stream, {.out = logits, .x = x, .w = args.w});
-        chunk_loss(stream, logits, args.V, args.targets + first, args.losses + first,
-                   static_cast<bool>(args.dx));
+        if (args.combine)
+            chunk_loss_of_part(stream, args, first, logits);
+        else
+            chunk_loss(stream, logits, args.V, args.targets + first, args.losses + first,
+                       static_cast<bool>(args.dx));
         if (!args.dx) continue;
         cuda::linear_backward_input(
             stream, {.dx = args.dx.row_range(first, rows), .dy = logits, .w = args.w});
@@ -390,6 +432,21 @@ void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_
 void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets,
                    int64_t first_column, int64_t columns) {
     launch_statistics(stream, stats.as<float>(), nullptr, logits, targets, first_column, columns);
+}
+
+void combine_softmax_stats(Stream& stream, Tensor stats, Tensor of_parts) {
+    const int64_t rows = stats.rows();
+    const auto blocks = static_cast<unsigned>(ceil_div<int64_t>(rows, 256));
+    combine_statistics<<<blocks, 256, 0, stream_of(stream)>>>(
+        stats.as<float>(), of_parts.as<float>(), of_parts.shape[0], rows);
+    CUDA_CHECK_LAUNCH();
+}
+
+void losses_of_stats(Stream& stream, float* losses, Tensor stats, const int32_t* targets) {
+    const auto blocks = static_cast<unsigned>(ceil_div<int64_t>(stats.rows(), 256));
+    losses_from<<<blocks, 256, 0, stream_of(stream)>>>(losses, stats.as<float>(), targets,
+                                                       stats.rows());
+    CUDA_CHECK_LAUNCH();
 }
 
 void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets,

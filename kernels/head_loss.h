@@ -2,6 +2,8 @@
 // chunks of rows. The full logits [B·T, V] never have to exist; a chunk's logits are turned into
 // their gradient in place.
 #pragma once
+#include <functional>
+
 #include "base/tensor.h"
 #include "device/device.h"
 
@@ -15,6 +17,11 @@ namespace train_gpt {
 /// These are gradients of the sum of losses over rows, unscaled.
 /// x, dx [R, C]; w [Vp, C]; logits [chunk, Vp], memory for one chunk of rows; R need not be a
 /// multiple of chunk. targets [R] int32, −1 <= target < V; losses fp32 [R]. dx may not alias x.
+///
+/// w may hold a part of the vocabulary: V entries that begin with first_column. Then `combine` turns
+/// the statistics of a chunk's rows over this part (see softmax_stats) into those over the whole
+/// vocabulary, as later work of the stream; it is called once for each chunk, in order. Losses are
+/// those of the whole, dw is the part's, and dx is the part's share, which the caller adds up.
 struct HeadLoss {
     Tensor x, w, logits;
     int64_t V = 0;
@@ -22,6 +29,9 @@ struct HeadLoss {
     float* losses = nullptr;
     Tensor dx = {};
     GradientSink dw = {};
+    int64_t first_column = 0;
+    Tensor stats = {};  // fp32 [chunk, 3]; needed with combine
+    std::function<void(Stream& stream, Tensor stats)> combine = {};
 };
 void head_loss(Stream& stream, const HeadLoss& args);
 
@@ -29,13 +39,17 @@ void head_loss(Stream& stream, const HeadLoss& args);
 /// scratch_logits [R, Vp] of x's dtype.
 void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_logits);
 
-/// The two steps inside head_loss, separate so that a vocabulary can be split over ranks. `logits`
-/// [R, Vp] holds the columns [first_column, first_column + columns) of the vocabulary, columns <=
-/// Vp. softmax_stats: per row (max, Σ exp(z − max), z_target or −∞ if the target is not in these
-/// columns), fp32 [R, 3].
+/// The steps of a head_loss whose vocabulary is split. `logits` [R, Vp] holds the columns
+/// [first_column, first_column + columns) of the vocabulary, columns <= Vp. softmax_stats: per row
+/// (max, Σ exp(z − max), z_target or −∞ if the target is not in these columns), fp32 [R, 3].
 void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets,
                    int64_t first_column, int64_t columns);
-/// Turns logits into dz in place from the (combined) stats; padding columns become 0.
+/// stats [R, 3] of the whole vocabulary from those of its parts, of_parts [parts, R, 3]. Parts are
+/// added in order. stats may be one of the parts.
+void combine_softmax_stats(Stream& stream, Tensor stats, Tensor of_parts);
+/// losses[r] from combined stats [R, 3].
+void losses_of_stats(Stream& stream, float* losses, Tensor stats, const int32_t* targets);
+/// Turns logits into dz in place from the combined stats; padding columns become 0.
 void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets,
                       int64_t first_column, int64_t columns);
 
@@ -67,6 +81,8 @@ void head_loss(Stream& stream, const HeadLoss& args);
 void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_logits);
 void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets,
                    int64_t first_column, int64_t columns);
+void combine_softmax_stats(Stream& stream, Tensor stats, Tensor of_parts);
+void losses_of_stats(Stream& stream, float* losses, Tensor stats, const int32_t* targets);
 void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets,
                       int64_t first_column, int64_t columns);
 void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,

@@ -1,6 +1,9 @@
 #include "kernels/head_loss.h"
 
 #include <algorithm>
+#include <functional>
+#include <list>
+#include <vector>
 
 #include "base/error.h"
 #include "kernels/exp_math.h"
@@ -302,6 +305,108 @@ TEST_CASE(
             softmax_backward(stream, *halves[half], combined, targets.data(), starts[half],
                              columns[half]);
             accuracy.check("dz", dtype, halves[half]->values(), stored_as(dtype, plain), exact);
+        }
+    }
+}
+
+namespace {
+
+/// Entries [first, first + V) of a problem's vocabulary, with padding of their own.
+struct Part {
+    const Problem& whole;
+    int64_t first, V, Vp;
+    Buffer w, dw, dx, losses;
+
+    Part(const Problem& p, int64_t first_, int64_t V_, int64_t padding)
+        : whole(p),
+          first(first_),
+          V(V_),
+          Vp(V + padding),
+          w(p.dtype, {Vp, p.C}, rows_of(p)),
+          dw(DType::fp32, {Vp, p.C}),
+          dx(p.dtype, {p.R, p.C}),
+          losses(DType::fp32, {p.R}) {}
+
+    std::vector<float> rows_of(const Problem& p) const {
+        const Values all = p.w.values();
+        std::vector<float> rows(all.begin() + first * p.C, all.begin() + (first + V) * p.C);
+        rows.resize(static_cast<size_t>(Vp * p.C));
+        return rows;
+    }
+    void run(int64_t chunk, bool backward,
+             const std::function<void(Stream&, Tensor)>& combine) const {
+        const Buffer logits(whole.dtype, {chunk, Vp}), stats(DType::fp32, {chunk, 3});
+        TestStream stream(head_loss_scratch_bytes(planning(), whole.dtype, chunk, Vp, whole.C));
+        head_loss(stream, {.x = whole.x,
+                           .w = w,
+                           .logits = logits,
+                           .V = V,
+                           .targets = whole.targets.data(),
+                           .losses = losses.as<float>(),
+                           .dx = backward ? dx.tensor() : Tensor{},
+                           .dw = backward ? dw.sink(false) : GradientSink{},
+                           .first_column = first,
+                           .stats = stats,
+                           .combine = combine});
+        static_cast<Stream&>(stream).synchronize();
+    }
+};
+
+}  // namespace
+
+TEST_CASE("parts of a vocabulary that combine their statistics give the whole's loss and gradients",
+          "[cuda]") {
+    ON_EACH_DEVICE();
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        Accuracy accuracy;
+        for (const int64_t n : {2, 3, 5}) {
+            const Problem p(dtype, random_int(1, 40), random_int(1, 70), random_int(n, 300), 0);
+            const int64_t chunk = random_int(1, p.R);
+            CAPTURE(name_of(dtype), n, p.R, p.C, p.V, chunk);
+            std::list<Part> parts;
+            for (int64_t i = 0; i < n; ++i) {
+                const int64_t first = p.V * i / n;
+                parts.emplace_back(p, first, p.V * (i + 1) / n - first, random_int(0, 9));
+            }
+
+            // First each part's statistics of every chunk, then the combined ones for all.
+            std::vector<std::vector<float>> of_chunks;
+            for (const Part& part : parts) {
+                size_t k = 0;
+                part.run(chunk, false, [&](Stream& stream, Tensor stats) {
+                    stream.synchronize();
+                    if (of_chunks.size() == k) of_chunks.emplace_back();
+                    const auto* values = static_cast<const float*>(stats.data);
+                    of_chunks[k].insert(of_chunks[k].end(), values, values + stats.numel());
+                    ++k;
+                });
+            }
+            for (const Part& part : parts) {
+                size_t k = 0;
+                std::list<Buffer> alive;
+                part.run(chunk, true, [&](Stream& stream, Tensor stats) {
+                    alive.emplace_back(DType::fp32,
+                                       std::initializer_list<int64_t>{n, stats.rows(), 3},
+                                       of_chunks.at(k++));
+                    combine_softmax_stats(stream, stats, alive.back());
+                });
+            }
+
+            const HeadLossReference exact = textbook<double>(p, false),
+                                    plain = textbook<float>(p, true);
+            Values dx(exact.dx.size()), dw;
+            for (const Part& part : parts) {
+                accuracy.check("losses", DType::fp32, part.losses.values(), plain.losses,
+                               exact.losses);
+                const Values share = part.dx.values(), rows = part.dw.values();
+                for (size_t i = 0; i < dx.size(); ++i) dx[i] += share[i];
+                dw.insert(dw.end(), rows.begin(), rows.begin() + part.V * p.C);
+                CHECK(std::all_of(rows.begin() + part.V * p.C, rows.end(),
+                                  [](double value) { return value == 0; }));
+            }
+            accuracy.check("dw", DType::fp32, dw, plain.dw, exact.dw);
+            // In bf16 each part's share is rounded.
+            if (dtype == DType::fp32) accuracy.check("dx", dtype, dx, plain.dx, exact.dx);
         }
     }
 }
