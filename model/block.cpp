@@ -1,5 +1,6 @@
 #include "model/block.h"
 
+#include "base/error.h"
 #include "kernels/gelu.h"
 #include "kernels/layernorm.h"
 #include "kernels/linear/linear.h"
@@ -7,9 +8,23 @@
 namespace train_gpt {
 
 BlockParameters BlockParameters::find(const ParameterStore& parameters, int layer) {
-    const int i = parameters.index_of("h." + std::to_string(layer) + ".ln_1.weight");
-    assert(i >= 0);
-    return {i, i + 1, i + 2, i + 3, i + 4, i + 5, i + 6, i + 7, i + 8, i + 9, i + 10, i + 11};
+    const auto index = [&](const char* name) {
+        const int i = parameters.index_of(concat("h.", layer, ".", name));
+        assert(i >= 0);
+        return i;
+    };
+    return {.ln1_w = index("ln_1.weight"),
+            .ln1_b = index("ln_1.bias"),
+            .qkv_w = index("attn.c_attn.weight"),
+            .qkv_b = index("attn.c_attn.bias"),
+            .proj_w = index("attn.c_proj.weight"),
+            .proj_b = index("attn.c_proj.bias"),
+            .ln2_w = index("ln_2.weight"),
+            .ln2_b = index("ln_2.bias"),
+            .fc_w = index("mlp.c_fc.weight"),
+            .fc_b = index("mlp.c_fc.bias"),
+            .fcproj_w = index("mlp.c_proj.weight"),
+            .fcproj_b = index("mlp.c_proj.bias")};
 }
 
 HeadsView packed_view(Tensor qkv, int part, int T, int H, int D) {

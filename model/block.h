@@ -14,7 +14,7 @@
 
 namespace train_gpt {
 
-/// Indices of a block's parameters in the store, in registry order.
+/// Indices of a block's parameters in the store.
 struct BlockParameters {
     int ln1_w, ln1_b, qkv_w, qkv_b, proj_w, proj_b, ln2_w, ln2_b, fc_w, fc_b, fcproj_w, fcproj_b;
 
