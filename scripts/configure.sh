@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Looks for what a build can use. Prints make variables on stdout and, on stderr, what was found and what that means.
+# Looks for what a build can use. usage: scripts/configure.sh, with the environment that the Makefile sets. Prints make variables on stdout and, on stderr, what was found and what that means.
 # The Makefile calls it and keeps its answer in build/config.mk.
 # Environment: CXX, CXXFLAGS, CPPFLAGS, LDFLAGS, MARCH, CUDA, MPI, ONEDNN, CUDA_HOME, CUDA_FOLDERS, GPU_ARCHS.
+[ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 set -u
 
 work=$(mktemp -d)

@@ -41,8 +41,8 @@ counted scripts/check-transformers.sh
 echo "== Parquet"
 counted scripts/check-parquet.sh
 run "long cases" TEST_ARGS='[long]'
-run "AddressSanitizer and UBSan" SANITIZE=address,undefined CUDA=0
-run "ThreadSanitizer" SANITIZE=thread CUDA=0 TEST_ARGS='-# [#loader_test],[#shard_test],[#permutation_test],[#watchdog_test],[#shard_watch_test]'
+run "AddressSanitizer and UBSan" SANITIZE=address,undefined CUDA=0 WERROR=1
+run "ThreadSanitizer" SANITIZE=thread CUDA=0 WERROR=1 TEST_ARGS='-# [#loader_test],[#shard_test],[#permutation_test],[#watchdog_test],[#shard_watch_test]'
 echo "== a dozen deliberate faults"
 GPUSIM='' MAKE=$make counted scripts/mutants.sh --random 12
 echo "== fuzzing"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <regex>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -42,9 +43,10 @@ for i in 1 2 3 4 5 6 7 8; do
 done > "$run_dir/metrics.jsonl"
 )sh";
 
-/// Keeps the smoothed curve and draws nothing.
+/// Keeps the smoothed curve and its commands, and draws nothing.
 constexpr const char* gnuplot_script = R"sh(#!/bin/sh
-picture=$(sed -n "s/^set output '\(.*\)'/\1/p")
+cat > "$SMOOTH.commands"
+picture=$(sed -n "s/^set output '\(.*\)'/\1/p" "$SMOOTH.commands")
 cp "${picture%/*}/smooth" "$SMOOTH"
 echo picture > "$picture"
 )sh";
@@ -142,8 +144,8 @@ TEST_CASE("scripts answer --help with their usage, and start nothing", "[scripts
     int scripts = 0;
     for (const auto& entry : fs::recursive_directory_iterator("scripts")) {
         const std::string script = entry.path().string();
-        // Files that are parts of others have no #! line, and configure.sh belongs to the Makefile.
-        const bool shell = script.ends_with(".sh") && !script.ends_with("/configure.sh");
+        // Files that are parts of others have no #! line.
+        const bool shell = script.ends_with(".sh");
         if (!(shell || (python && script.ends_with(".py"))) || !read(script).starts_with("#!"))
             continue;
         CAPTURE(script);
@@ -286,6 +288,8 @@ TEST_CASE("the curve is smoothed by a running mean that begins with the first po
     INFO(result.output);
     REQUIRE(result.exit_code == 0);
     CHECK(read(q.run_dir() + "/loss.png") == "picture\n");
+    const std::string commands = read(q.smooth() + ".commands");
+    CHECK(std::regex_search(commands, std::regex("/val' using 1:2 with linespoints pointtype ")));
     std::istringstream curve(read(q.smooth()));
     for (int i = 0; i < n; ++i) {
         const int reach = std::min(n / 25, i), last = std::min(i + reach, n - 1);

@@ -4,12 +4,14 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "test/catch.h"
+#include "test/kernels/kernel_test.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"
 #include "test/text.h"
@@ -64,6 +66,28 @@ TEST_CASE("ends by a signal", "[.][runner]") {
 }
 TEST_CASE("ends by exit", "[.][runner]") {
     if (is_wanted()) std::exit(0);
+}
+
+TEST_CASE("fails when its accuracy is judged", "[.][runner]") {
+    Accuracy accuracy;
+    if (is_wanted()) accuracy.check("one value", DType::fp32, {1}, {0}, {0});
+}
+
+TEST_CASE("with -a, a check that fails at the end of a test ends the tests with their count") {
+    const char* name = "fails when its accuracy is judged";
+    const ProgramResult run = run_program({this_program(), name, "-a"}, {{"END_TESTS", "1"}});
+    INFO(run.output);
+    CHECK(last_line(run.output) == "0 passed, 1 failed");
+    CHECK(run.exit_code > 0);
+    CHECK(run.exit_code < 128);  // no signal
+    CHECK(last_line(run_program({this_program(), name, "-a"}).output) == "1 passed, 0 failed");
+}
+
+TEST_CASE("test cases for ranks end well where they are started alone") {
+    const ProgramResult run = run_program({this_program(), "ranks: *"});
+    INFO(run.output);
+    CHECK(run.exit_code == 0);
+    CHECK(std::regex_match(last_line(run.output), std::regex("[1-9][0-9]* passed, 0 failed")));
 }
 
 TEST_CASE("the closing line comes whatever ends a test, which has failed then") {

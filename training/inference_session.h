@@ -21,6 +21,8 @@ class InferenceSession {
     InferenceSession(const std::string& path, const std::string& device, const std::string& dtype,
                      For use);
 
+    /// The checkpoint's folder.
+    const std::filesystem::path& path() const { return path_; }
     const GPTShape& shape() const { return shape_; }
     Stream& stream() { return stream_; }
     Generator& generator() { return *generator_; }           // For::sampling

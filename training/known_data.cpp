@@ -13,10 +13,11 @@ namespace fs = std::filesystem;
 
 std::string command_that_makes(const std::string& path) {
     constexpr const char* fetched[] = {"gpt2",        "tinyshakespeare", "tinystories",
-                                       "fineweb-10b", "fineweb-edu-10b", "hellaswag"};
+                                       "fineweb-10b", "fineweb-edu-10b", "fineweb-edu-text",
+                                       "hellaswag"};
     bool in_data = false;  // the folder that scripts/data.sh writes to
     for (const fs::path& part : fs::path(path).lexically_normal()) {
-        if (in_data && part == "quickstart") return "scripts/quickstart.sh";
+        if (in_data && part == "quickstart") return "make quickstart";
         if (in_data && std::find(std::begin(fetched), std::end(fetched), part) != std::end(fetched))
             return "scripts/data.sh " + part.string();
         in_data = part == "data";

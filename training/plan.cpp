@@ -306,6 +306,9 @@ std::string levels_table(const std::vector<Arena>& plans, const Device& device) 
     return table;
 }
 
+/// Memory of the largest GPU known, a B300.
+constexpr uint64_t largest_gpu_bytes = 288'000'000'000;
+
 /// Model, FLOPs, step, run and device, one line each.
 std::string describe_run(const Config& config, const GPTShape& shape, DType dtype,
                          const Device& device, int world) {
@@ -319,6 +322,11 @@ std::string describe_run(const Config& config, const GPTShape& shape, DType dtyp
                shape.head_size(), ", ", shape.n_embd, " channels, ", shape.n_ctx,
                " positions, vocabulary ", shape.vocab_size, " (", shape.padded_vocab(),
                " in memory)\n", "parameters   ", with_separators(parameters), "\n");
+    const auto weights = static_cast<uint64_t>(parameters) * size_of(dtype);
+    if (weights > largest_gpu_bytes)
+        text += concat("note         its weights alone take ", format_bytes(weights),
+                       ", which no GPU has, and ranks do not share them: it cannot be trained on "
+                       "GPUs yet\n");
     text += formatted(
         "FLOPs        %.4g per token (6·N + 6·L·C·T, causal attention counted half), %.4g per "
         "step\n",

@@ -90,10 +90,11 @@ std::string fit_fields(std::vector<ProgressField> fields, int columns) {
     return line;
 }
 
-Progress::Progress(ProgressStyle style, bool speaks)
+Progress::Progress(ProgressStyle style, bool speaks, double line_seconds)
     : rewrite_(style == ProgressStyle::line ||
                (style == ProgressStyle::automatic && ::isatty(STDOUT_FILENO))),
-      speaks_(speaks) {}
+      speaks_(speaks),
+      line_seconds_(line_seconds) {}
 
 void Progress::draw() const {
     std::vector<ProgressField> fields = fields_;
@@ -112,14 +113,23 @@ void Progress::report(const StepReport& r) {
     } else {
         std::printf("%s\n", fit_fields(fields_, 0).c_str());
         std::fflush(stdout);
+        since_shown_.restart();
     }
 }
 
 void Progress::show(const std::string& done, double seconds_left) {
-    if (!speaks_ || !rewrite_) return;
-    if (!note_.empty() && since_shown_.seconds() < 0.2) return;
+    if (!speaks_) return;
+    if (rewrite_ ? !note_.empty() && since_shown_.seconds() < 0.2
+                 : since_shown_.seconds() < line_seconds_)
+        return;
     since_shown_.restart();
-    note_ = done + ", " + format_duration(seconds_left) + " left";
+    const std::string note = done + ", " + format_duration(seconds_left) + " left";
+    if (!rewrite_) {
+        std::printf("%s\n", note.c_str());
+        std::fflush(stdout);
+        return;
+    }
+    note_ = note;
     draw();
     line_open_ = true;
 }

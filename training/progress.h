@@ -42,8 +42,8 @@ std::string fit_fields(std::vector<ProgressField> fields, int columns);
 
 class Progress {
   public:
-    /// Only one of several ranks has speaks = true.
-    explicit Progress(ProgressStyle style, bool speaks = true);
+    /// Only one of several ranks has speaks = true. line_seconds: see show().
+    explicit Progress(ProgressStyle style, bool speaks = true, double line_seconds = 60);
     ~Progress() { end_line(); }
     Progress(const Progress&) = delete;
     Progress& operator=(const Progress&) = delete;
@@ -52,8 +52,8 @@ class Progress {
     /// current width.
     void report(const StepReport& report);
     /// Adds to the rewritten line, after what report() showed, how far a long piece of work is,
-    /// such as "evaluation: 35%, 0:40 left". The next report() or say() removes it. Does nothing
-    /// where the line is not rewritten.
+    /// such as "evaluation: 35%, 0:40 left". The next report() or say() removes it. Where the line
+    /// is not rewritten, prints a line of its own when line_seconds have passed since the last one.
     void show(const std::string& done, double seconds_left);
     /// The same within a step that takes long: the micro-batch that comes next, after `done` of
     /// `all` took `seconds`. `expected`: seconds of the whole step, as estimated before it.
@@ -68,6 +68,7 @@ class Progress {
     void end_line();
 
     bool rewrite_, speaks_;
+    double line_seconds_;
     bool line_open_ = false;
     std::vector<ProgressField> fields_;  // of the last report
     std::string note_;                   // of show()

@@ -23,18 +23,16 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* manifest_name = "manifest.json";
-
 /// The manifest of a run; not an object where it is missing or not valid JSON.
 Json read_manifest(const fs::path& run_dir) {
-    const fs::path file = run_dir / manifest_name;
+    const fs::path file = run_dir / run_manifest;
     return fs::exists(file) ? try_parse_json(MappedFile(file).text()) : Json();
 }
 
 /// Throws Error where the files that a run would overwrite belong to something else. A folder with
 /// a lock or with checkpoints belongs to a run, and so may one whose manifest.json is damaged.
 void refuse_other_folders(const fs::path& folder) {
-    const fs::path manifest = folder / manifest_name;
+    const fs::path manifest = folder / run_manifest;
     const auto refuse = [&](const auto&... what) {
         throw Error(folder.string(), what...,
                     "; choose another folder with --set run_dir=… (model.init_from takes the "
@@ -215,13 +213,13 @@ std::vector<std::string> RunFolder::describe(const Config& config) const {
     const Json before = read_manifest(path_);
     take_over_hashes(before, manifest);
     write_file(path_ / "config.json", to_json(config));
-    write_file(path_ / manifest_name, to_text(manifest, 2) + "\n");
+    write_file(path_ / run_manifest, to_text(manifest, 2) + "\n");
     return changed_data(before, manifest);
 }
 
-std::map<std::string, std::string> RunFolder::recorded_hashes() const {
+std::map<std::string, std::string> hashes_by_run(const fs::path& run_folder) {
     std::map<std::string, std::string> hashes;
-    Json manifest = read_manifest(path_);
+    Json manifest = read_manifest(run_folder);
     for (const auto& [key, entry] : data_files(manifest))
         if (const std::string hash = hash_by_run(*entry); !hash.empty())
             hashes[(*entry)["path"].get<std::string>()] = hash;
@@ -234,7 +232,7 @@ void RunFolder::record_hashes(const std::map<std::string, std::string>& hashes) 
         if (const auto found = hashes.find((*entry)["path"].get<std::string>());
             found != hashes.end())
             (*entry)["xxh3"] = found->second;
-    if (manifest.is_object()) write_file(path_ / manifest_name, to_text(manifest, 2) + "\n");
+    if (manifest.is_object()) write_file(path_ / run_manifest, to_text(manifest, 2) + "\n");
 }
 
 }  // namespace train_gpt

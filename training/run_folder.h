@@ -37,9 +37,6 @@ class RunFolder {
     /// different contents or weights in the previous manifest.
     std::vector<std::string> describe(const Config& config) const;
 
-    /// The hashes in manifest.json, by path, of data that no data.json describes: an earlier start
-    /// of the run recorded them when it read the files.
-    std::map<std::string, std::string> recorded_hashes() const;
     /// Adds hashes to the entries of these paths in manifest.json.
     void record_hashes(const std::map<std::string, std::string>& hashes) const;
 
@@ -49,5 +46,11 @@ class RunFolder {
     std::filesystem::path path_;
     int lock_ = -1;
 };
+
+/// The file of a run's folder that names its data.
+constexpr const char* run_manifest = "manifest.json";
+/// The hashes in a run folder's manifest.json, by path, of data that no data.json describes: a start
+/// of the run recorded them when it read the files. None where the folder has no manifest.
+std::map<std::string, std::string> hashes_by_run(const std::filesystem::path& run_folder);
 
 }  // namespace train_gpt

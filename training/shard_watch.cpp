@@ -124,7 +124,7 @@ std::string ShardWatch::known_of(const std::vector<WatchedShard>& shards) {
         for (const Json& entry : file["files"])
             if (entry.is_object() && entry.contains("path") && entry["path"].is_string())
                 kept_[entry["path"].get<std::string>()] = entry;
-    const std::map<std::string, std::string> of_run = folder_.recorded_hashes();
+    const std::map<std::string, std::string> of_run = hashes_by_run(folder_.path());
     std::vector<fs::path> paths;
     for (const WatchedShard& shard : shards) paths.push_back(shard.path);
     Json known = {{"sound_step", file.value("sound_step", Json())}, {"shards", Json::array()}};
@@ -132,7 +132,7 @@ std::string ShardWatch::known_of(const std::vector<WatchedShard>& shards) {
         const auto by_run = of_run.find(recorded.path.string());
         const bool is_by_run = recorded.hash.empty() && by_run != of_run.end();
         if (is_by_run)
-            recorded = {recorded.path, folder_.path() / "manifest.json", {}, by_run->second};
+            recorded = {recorded.path, folder_.path() / run_manifest, {}, by_run->second};
         const auto kept = kept_.find(recorded.path.string());
         known["shards"].push_back({{"hash", recorded.hash},
                                    {"manifest", recorded.manifest.string()},

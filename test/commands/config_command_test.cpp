@@ -1,6 +1,7 @@
 // train_gpt config: the reference of all keys, of a section and of one; and where presets' data
 // come from.
 #include <algorithm>
+#include <regex>
 #include <sstream>
 
 #include "test/commands/program.h"
@@ -65,7 +66,15 @@ TEST_CASE("the reference fits into the terminal's width", "[config]") {
 TEST_CASE("what scripts fetch and is not there is named with the script", "[cli]") {
     CHECK(command_that_makes("data/gpt2") == "scripts/data.sh gpt2");
     CHECK(command_that_makes("data/tinystories/valid/val_*.bin") == "scripts/data.sh tinystories");
-    CHECK(command_that_makes("/a/data/quickstart/tokenizer.json") == "scripts/quickstart.sh");
+    CHECK(command_that_makes("/a/data/quickstart/tokenizer.json") == "make quickstart");
+    // Every name in the usage of scripts/data.sh.
+    const std::string usage = read("scripts/data.sh");
+    const std::regex name("\n#   ([a-z0-9-]+)  ");
+    int names = 0;
+    for (std::sregex_iterator at(usage.begin(), usage.end(), name), end; at != end; ++at, ++names)
+        CHECK(command_that_makes("data/" + (*at)[1].str() + "/x") ==
+              "scripts/data.sh " + (*at)[1].str());
+    CHECK(names >= 7);
     for (const char* path : {"", "data", "data/mine/train_*.bin", "gpt2", "synthetic"})
         CHECK(command_that_makes(path).empty());
 

@@ -44,6 +44,16 @@ TEST_CASE("a plan that does not fit is printed, and ends with exit code 1 and on
     CHECK(contains(outcome.out, "parameters   "));
 }
 
+TEST_CASE("the plan of a preset that no GPU can hold yet says so", "[cli]") {
+    const auto plan = [](const char* preset) {
+        return train_gpt_with({"plan", concat("configs/", preset, ".json"), "--set", "device=cpu",
+                               "--set", "precision.dtype=bf16"})
+            .out;
+    };
+    CHECK(contains(plan("gpt3-175b"), "it cannot be trained on GPUs yet"));
+    CHECK_FALSE(contains(plan("gpt3-13b"), "cannot be trained"));
+}
+
 TEST_CASE("a preset has a plan on any number of ranks that its step can feed", "[cli]") {
     for (const char* ranks : {"1", "48", "64", "512"}) {
         const Outcome outcome = check_succeeds(train_gpt_with(

@@ -122,6 +122,18 @@ TEST_CASE("the updates of a run are AdamW's, with the configuration's numbers at
     CHECK(std::sqrt(square) == Approx(0.001).epsilon(0.01));
 }
 
+TEST_CASE("every field of metrics.jsonl is documented", "[cli]") {
+    const std::string page = read("docs/running.md");
+    int fields = 0;
+    for (const Json& line : metrics_of(finished_run()))
+        for (const auto& [field, value] : line.items()) {
+            INFO(field);
+            CHECK(contains(page, "`" + field + "`"));
+            ++fields;
+        }
+    CHECK(fields > 10);
+}
+
 TEST_CASE("a run shows each step and its samples as it goes", "[cli]") {
     const TemporaryDirectory directory;
     const Arguments options{"--set", "schedule.steps=5",    "--set", "sampling.every=2",

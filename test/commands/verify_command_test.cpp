@@ -103,14 +103,20 @@ TEST_CASE("damaged validation data end a run too, and what was trained is kept",
     check_succeeds(train_gpt_with({"eval", run}));
 }
 
-TEST_CASE("a shard of another program that is swapped for one of its size is noticed on resume",
-          "[cli]") {
+TEST_CASE(
+    "a shard of another program that is swapped for one of its size is noticed on resume and by "
+    "eval",
+    "[cli]") {
     const Workplace& w = Workplace::get();
     const Data data(false);
     const std::string run = data.directory / "run";
     check_succeeds(train_gpt_with(w.train(run, data.of({"--stop-at", "5"}))));
     CHECK(Json::parse(read(run + "/manifest.json"))["train"][0]["xxh3"] ==
           hash_file(data.folder + "/train_000000.bin"));
+    check_succeeds(train_gpt_with({"eval", run}));
+    const std::string val = data.damage("val_000000.bin");
+    check_refused(train_gpt_with({"eval", run}), 1, {val, "differs from its hash in " + run});
+    data.restore("val_000000.bin");
     const std::string shard = data.damage("train_000000.bin");
     check_refused(train_gpt_with(w.train(run, data.of())), 1,
                   {shard, "is not the file that this run read before", run + "/manifest.json"});

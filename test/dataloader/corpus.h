@@ -154,6 +154,22 @@ inline std::map<std::string, std::string> shards_in(const std::string& folder) {
     return files;
 }
 
+/// Empty for equal files. Else names the first file that only one has, or that differs, and where.
+inline std::string difference(const std::map<std::string, std::string>& a,
+                              const std::map<std::string, std::string>& b) {
+    for (const auto* files : {&a, &b})
+        for (const auto& [name, bytes] : *files)
+            if (!a.contains(name) || !b.contains(name)) return "only one has " + name;
+    for (const auto& [name, bytes] : a) {
+        const std::string& others = b.at(name);
+        if (bytes == others) continue;
+        const auto at = std::ranges::mismatch(bytes, others).in1 - bytes.begin();
+        return concat(name, " differs at byte ", at, " (", bytes.size(), " and ", others.size(),
+                      " bytes)");
+    }
+    return "";
+}
+
 /// A vocabulary that is made once.
 inline const std::string& vocabulary() {
     static const TemporaryDirectory folder;

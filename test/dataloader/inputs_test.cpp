@@ -86,7 +86,7 @@ TEST_CASE("bytes that are no UTF-8 stay, the first is named with its line, and a
         const DataManifest manifest = read_data_manifest(options.out);
         for (size_t file = 0; file < 3; ++file) CHECK(manifest.sources[file].not_utf8 == bad[file]);
         options.threads = 3;
-        CHECK((files_of_stopped_runs(options, folder / "stopped") == whole));
+        CHECK(difference(files_of_stopped_runs(options, folder / "stopped"), whole) == "");
         fs::remove_all(folder / "out");
         fs::remove_all(folder / "stopped");
     }
@@ -153,8 +153,9 @@ TEST_CASE("a byte order mark is no part of the text, in any format, wherever rea
         prepare(options_for({folder / name}, folder / "plain"), nullptr);
         const auto options = options_for({folder / ("marked-" + name)}, folder / "marked");
         prepare(options, nullptr);
-        CHECK((shards_in(folder / "marked") == shards_in(folder / "plain")));
-        CHECK((files_of_stopped_runs(options, folder / "stopped") == files_in(folder / "marked")));
+        CHECK(difference(shards_in(folder / "marked"), shards_in(folder / "plain")) == "");
+        CHECK(difference(files_of_stopped_runs(options, folder / "stopped"),
+                         files_in(folder / "marked")) == "");
         for (const char* out : {"plain", "marked", "stopped"}) fs::remove_all(folder / out);
     }
     // A mark within the text is a character like any other.
@@ -273,16 +274,16 @@ TEST_CASE(
             auto options = options_for({folder / name}, folder / "array");
             options.threads = static_cast<int>(random_int(1, 4));
             prepare(options, nullptr);
-            CHECK((shards_in(folder / "array") == shards_in(folder / "lines")));
+            CHECK(difference(shards_in(folder / "array"), shards_in(folder / "lines")) == "");
             CHECK(read_data_manifest(folder / "array").sources[0].documents == 60);
-            CHECK(
-                (files_of_stopped_runs(options, folder / "stopped") == files_in(folder / "array")));
+            CHECK(difference(files_of_stopped_runs(options, folder / "stopped"),
+                             files_in(folder / "array")) == "");
             fs::remove_all(folder / "stopped");
         }
         auto piped = options_for({"-"}, folder / "piped");
         piped.field = "text";
         with_input(folder / "a.json", [&] { prepare(piped, nullptr); });
-        CHECK((shards_in(folder / "piped") == shards_in(folder / "lines")));
+        CHECK(difference(shards_in(folder / "piped"), shards_in(folder / "lines")) == "");
     }
 }
 
@@ -342,7 +343,7 @@ TEST_CASE("the end of a single document is validation by default, packed or pipe
     const auto expected = shards_in(folder / "out");
     const auto check = [&](const PrepareOptions& options) {
         prepare(options, nullptr);
-        CHECK((shards_in(folder / "out") == expected));
+        CHECK(difference(shards_in(folder / "out"), expected) == "");
         CHECK(read_data_manifest(folder / "out").val_split == "tail");
     };
     for (const char* split : {"", "tail"}) {
@@ -351,7 +352,8 @@ TEST_CASE("the end of a single document is validation by default, packed or pipe
             CAPTURE(split, extension);
             const auto options = options_of(file + extension, split);
             check(options);
-            CHECK((files_of_stopped_runs(options, folder / "stopped") == files_in(folder / "out")));
+            CHECK(difference(files_of_stopped_runs(options, folder / "stopped"),
+                             files_in(folder / "out")) == "");
             fs::remove_all(folder / "stopped");
         }
         with_input(file, [&] { check(options_of("-", split)); });
@@ -365,7 +367,7 @@ TEST_CASE("the end of a single document is validation by default, packed or pipe
         const auto trained = shards_in(folder / "out");
         options.texts = {file + extension};
         prepare(options, nullptr);
-        CHECK((shards_in(folder / "out") == trained));
+        CHECK(difference(shards_in(folder / "out"), trained) == "");
     }
 
     // Several documents stay whole, however much must be read to see that there are several.
@@ -373,13 +375,13 @@ TEST_CASE("the end of a single document is validation by default, packed or pipe
     prepare(options_of(folder / "more.txt", ""), nullptr);
     const auto whole = shards_in(folder / "out");
     with_input(folder / "more.txt", [&] { prepare(options_of("-", ""), nullptr); });
-    CHECK((shards_in(folder / "out") == whole));
+    CHECK(difference(shards_in(folder / "out"), whole) == "");
     CHECK(read_data_manifest(folder / "out").val_split == "documents");
     // Unless the tail is requested.
     prepare(options_of(folder / "more.txt", "tail"), nullptr);
     const auto tail = shards_in(folder / "out");
     with_input(folder / "more.txt", [&] { prepare(options_of("-", "tail"), nullptr); });
-    CHECK((shards_in(folder / "out") == tail));
+    CHECK(difference(shards_in(folder / "out"), tail) == "");
     // JSON Lines have no end that could be split off.
     write(folder / "a.jsonl", as_jsonl({"one"}));
     CHECK(contains(error_of([&] { prepare(options_of(folder / "a.jsonl", "tail"), nullptr); }),

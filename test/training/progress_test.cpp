@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <string>
+
+#include <unistd.h>
 
 #include "test/catch.h"
 #include "test/random.h"
@@ -85,4 +89,34 @@ TEST_CASE("the pace of steps is their mean since the last line, and of recent on
         since = 0;
         steps = 0;
     }
+}
+
+TEST_CASE("where lines stay, long work is reported at intervals", "[progress]") {
+    const auto shown = [](double line_seconds) {
+        std::FILE* const file = std::tmpfile();
+        REQUIRE(file);
+        std::fflush(stdout);
+        const int kept = ::dup(STDOUT_FILENO);
+        ::dup2(::fileno(file), STDOUT_FILENO);
+        {
+            Progress progress(ProgressStyle::lines, true, line_seconds);
+            progress.show_step(7, 0, 4, 0, slow_step_seconds - 1);  // not long
+            progress.show_step(7, 1, 4, 30, 0);
+            progress.show_step(7, 3, 4, 90, 0);
+            progress.show("evaluation: 35%", 40);
+        }
+        std::fflush(stdout);
+        ::dup2(kept, STDOUT_FILENO);
+        ::close(kept);
+        std::rewind(file);
+        std::string text;
+        for (int c; (c = std::fgetc(file)) != EOF;) text += static_cast<char>(c);
+        std::fclose(file);
+        return text;
+    };
+    CHECK(shown(0) ==
+          "step 7: micro-batch 2/4, 1:30 left\n"
+          "step 7: micro-batch 4/4, 0:30 left\n"
+          "evaluation: 35%, 0:40 left\n");
+    CHECK(shown(3600).empty());
 }

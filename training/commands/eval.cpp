@@ -14,6 +14,7 @@
 #include "training/evaluation.h"
 #include "training/inference_session.h"
 #include "training/known_data.h"
+#include "training/run_folder.h"
 
 namespace train_gpt::commands {
 
@@ -40,7 +41,17 @@ ValidationWindows open_windows(const CommandLine& line, const std::string& data,
     std::vector<std::filesystem::path> read;
     for (int i = 0; i < windows.shards_read() && !shards->synthetic(); ++i)
         read.push_back(shards->shard_path(i));
-    require_undamaged(recorded_shards(read));
+    std::vector<RecordedFile> files = recorded_shards(read);
+    // Of shards that no data.json describes, the run has recorded hashes when it read them.
+    const std::filesystem::path run = session.path().parent_path();
+    if (line.data.empty())
+        for (const auto hashes = hashes_by_run(run); RecordedFile & file : files)
+            if (const auto known = hashes.find(file.path.string());
+                known != hashes.end() && file.hash.empty()) {
+                file.hash = known->second;
+                file.manifest = run / run_manifest;
+            }
+    require_undamaged(files);
     return windows;
 }
 
