@@ -28,9 +28,13 @@ else
         counted_together '[cli]~[.]' "$(printf '~[cli]~[.][%s],' $ranks)" "~[cli]~[.]$(printf '~[%s]' $ranks)"
     fi
     if [ -n "${GPUSIM:-}" ]; then
-        [ $# -gt 0 ] || set -- '[cuda]'
-        echo "== on a simulated GPU: $*"
-        counted env LD_LIBRARY_PATH="$GPUSIM${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$test" "$@"
+        echo "== on a simulated GPU: ${*:-[cuda]}"
+        export LD_LIBRARY_PATH="$GPUSIM${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+        if [ $# -gt 0 ]; then
+            counted "$test" "$@"
+        else
+            counted_together '[cuda][cli],[cuda]~[cli][training]' '[cuda]~[cli]~[training]'
+        fi
     fi
 fi
 finish
