@@ -371,7 +371,7 @@ TEST_CASE("the end of a single document is validation by default, packed or pipe
     }
 
     // Several documents stay whole, however much must be read to see that there are several.
-    write(folder / "more.txt", as_text(random_documents(40, 100'000)));
+    write(folder / "more.txt", as_text(random_documents(300, 15'000)));
     prepare(options_of(folder / "more.txt", ""), nullptr);
     const auto whole = shards_in(folder / "out");
     with_input(folder / "more.txt", [&] { prepare(options_of("-", ""), nullptr); });
