@@ -59,6 +59,7 @@ CtrlCWatch::CtrlCWatch() {
     ctrl_c = false;
     struct sigaction action {};
     action.sa_handler = [](int) { ctrl_c = true; };
+    action.sa_flags = SA_RESTART;  // else a write to a slow terminal fails
     ::sigemptyset(&action.sa_mask);
     ::sigaction(SIGINT, &action, &before_);
 }

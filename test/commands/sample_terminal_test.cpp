@@ -72,5 +72,7 @@ TEST_CASE("on a terminal sample asks for text after text, and Ctrl-C stops one o
         REQUIRE(process.wait_until([&] { return prompts() > std::max<size_t>(asked, 1); }));
     }
     process.type(random_int(0, 1) ? "\n" : "\x04");
-    CHECK(process.finish() == 0);
+    const int code = process.finish();
+    INFO(process.screen());
+    CHECK(code == 0);
 }
