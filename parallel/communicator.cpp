@@ -12,7 +12,9 @@ class GroupOfOne final : public Communicator {
   public:
     explicit GroupOfOne(Activity& activity) : Communicator(0, 1), activity_(activity) {}
 
-    void all_reduce(Stream&, void*, int64_t, DType) override { activity_.enter("all-reduce"); }
+    void all_reduce(Stream&, void*, int64_t, DType, Reduction) override {
+        activity_.enter("all-reduce");
+    }
     void reduce_scatter(Stream& stream, void* out, void* in, int64_t count, DType dtype) override {
         activity_.enter("reduce-scatter");
         if (out != in) copy(stream, out, in, static_cast<size_t>(count) * size_of(dtype));

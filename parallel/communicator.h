@@ -12,6 +12,8 @@
 
 namespace train_gpt {
 
+enum class Reduction { sum, max };
+
 /// Collectives are submitted to a stream in the same order on all ranks of the group. On a GPU they
 /// run in the order of that stream's work, concurrently with other streams (use a high-priority
 /// stream, and events in both directions); on the CPU they run immediately. Buffers are in the
@@ -29,8 +31,10 @@ class Communicator {
     int rank() const { return rank_; }
     int size() const { return size_; }
 
-    /// data[count] becomes its sum over the ranks.
-    virtual void all_reduce(Stream& stream, void* data, int64_t count, DType dtype) = 0;
+    /// data[count] becomes its sum, or its maximum, over the ranks. The maximum of numbers of which
+    /// one is NaN may be any of them.
+    virtual void all_reduce(Stream& stream, void* data, int64_t count, DType dtype,
+                            Reduction reduction = Reduction::sum) = 0;
     /// out[count] = Σ over ranks of in[rank·count …]; in is [size·count], and its contents are
     /// undefined afterwards. out may be in + rank·count.
     virtual void reduce_scatter(Stream& stream, void* out, void* in, int64_t count,

@@ -61,9 +61,10 @@ void with_type(DType dtype, F&& f) {
 constexpr int64_t team_elements = 1 << 15;
 constexpr int64_t strip = 1024;  // elements whose sums stay in the L1 cache
 
-/// to[i] = from[0][i] + from[1][i] + …, in this order. `to` may be one of them.
+/// to[i] = from[0][i] + from[1][i] + …, in this order, or the largest of them. `to` may be one of
+/// them.
 template <class In, class Out>
-void add(const std::vector<const void*>& from, Out* to, int64_t n) {
+void combine(Reduction reduction, const std::vector<const void*>& from, Out* to, int64_t n) {
     using Sum = SumOf<In>;
 #pragma omp parallel for schedule(static) if (n >= team_elements)
     for (int64_t first = 0; first < n; first += strip) {
@@ -74,9 +75,13 @@ void add(const std::vector<const void*>& from, Out* to, int64_t n) {
             if (j == 0) {
                 for (int64_t i = 0; i < m; ++i)
                     sum[static_cast<size_t>(i)] = static_cast<Sum>(x[i]);
-            } else {
+            } else if (reduction == Reduction::sum) {
                 for (int64_t i = 0; i < m; ++i)
                     sum[static_cast<size_t>(i)] += static_cast<Sum>(x[i]);
+            } else {
+                for (int64_t i = 0; i < m; ++i)
+                    sum[static_cast<size_t>(i)] =
+                        std::max(sum[static_cast<size_t>(i)], static_cast<Sum>(x[i]));
             }
         }
         for (int64_t i = 0; i < m; ++i)
@@ -129,16 +134,16 @@ class MpiCommunicator final : public Communicator {
         MPI_Comm_free(&group_);
     }
 
-    void all_reduce(Stream&, void* data, int64_t count, DType dtype) override {
+    void all_reduce(Stream&, void* data, int64_t count, DType dtype, Reduction reduction) override {
         activity_.enter("all-reduce");
-        reduce_everywhere(data, count, dtype);
+        reduce_everywhere(data, count, dtype, reduction);
     }
 
     void reduce_scatter(Stream&, void* out, void* in, int64_t count, DType dtype) override {
         activity_.enter("reduce-scatter");
         for_each_turn(count, dtype, [&](int64_t first, int64_t n) {
             for (int b = 0; b < size(); ++b) piece(b) = {at(in, b * count + first, dtype), n};
-            sum_pieces(at(out, first, dtype), dtype);
+            reduce_pieces(at(out, first, dtype), dtype, Reduction::sum);
         });
     }
 
@@ -185,7 +190,7 @@ class MpiCommunicator final : public Communicator {
     void barrier(Stream&) override {
         activity_.enter("barrier");
         int32_t nothing = 0;  // no rank gets the sum before all have contributed
-        reduce_everywhere(&nothing, 1, DType::int32);
+        reduce_everywhere(&nothing, 1, DType::int32, Reduction::sum);
     }
 
     std::unique_ptr<Communicator> split(int color, int key) override {
@@ -311,7 +316,7 @@ class MpiCommunicator final : public Communicator {
             turn(first, std::min(most, count - first));
     }
 
-    void reduce_everywhere(void* data, int64_t count, DType dtype) {
+    void reduce_everywhere(void* data, int64_t count, DType dtype, Reduction reduction) {
         const int64_t most = piece_elements(dtype) * size();
         for (int64_t first = 0; first < count; first += most) {
             const int64_t n = std::min(most, count - first), share = (n + size() - 1) / size();
@@ -319,13 +324,13 @@ class MpiCommunicator final : public Communicator {
                 const int64_t begin = std::min(n, b * share), end = std::min(n, begin + share);
                 piece(b) = {at(data, first + begin, dtype), end - begin};
             }
-            sum_pieces(piece(rank()).data, dtype);
+            reduce_pieces(piece(rank()).data, dtype, reduction);
             share_pieces(dtype);
         }
     }
 
-    /// out = Σ over ranks of their piece of this rank's block.
-    void sum_pieces(std::byte* out, DType dtype) {
+    /// out = the sum, or the maximum, over ranks of their piece of this rank's block.
+    void reduce_pieces(std::byte* out, DType dtype, Reduction reduction) {
         ++turn_;
         for (int b = 0; b < size(); ++b) {
             if (handler_[static_cast<size_t>(b)] != local_) show(b, dtype, 1);
@@ -335,7 +340,7 @@ class MpiCommunicator final : public Communicator {
             using Sum = SumOf<T>;
             const int64_t n = piece(rank()).n;
             if (handler_on_node_.size() == 1) {
-                add<T>(neighbours_pieces(rank()), reinterpret_cast<T*>(out), n);
+                combine<T>(reduction, neighbours_pieces(rank()), reinterpret_cast<T*>(out), n);
                 return;
             }
             // The sums of all nodes for this rank's own block, then this node's sums for its
@@ -345,19 +350,21 @@ class MpiCommunicator final : public Communicator {
             for (size_t k = 0; k < handler_on_node_.size(); ++k, sum += 2 * stride_) {
                 node_sums_.push_back(sum);
                 if (k == my_node_) {
-                    add<T>(neighbours_pieces(rank()), reinterpret_cast<Sum*>(sum), n);
+                    combine<T>(reduction, neighbours_pieces(rank()), reinterpret_cast<Sum*>(sum),
+                               n);
                 } else {
                     post_receive(sum, n * static_cast<int64_t>(sizeof(Sum)), handler_on_node_[k],
                                  Tag::piece);
                 }
             }
             for (const int b : guests_) {
-                add<T>(neighbours_pieces(b), reinterpret_cast<Sum*>(sum), piece(b).n);
+                combine<T>(reduction, neighbours_pieces(b), reinterpret_cast<Sum*>(sum),
+                           piece(b).n);
                 post_send(sum, piece(b).n * static_cast<int64_t>(sizeof(Sum)), b, Tag::piece);
                 sum += 2 * stride_;
             }
             finish_messages();
-            add<Sum>(node_sums_, reinterpret_cast<T*>(out), n);
+            combine<Sum>(reduction, node_sums_, reinterpret_cast<T*>(out), n);
         });
     }
 

@@ -130,10 +130,12 @@ class NcclCommunicator final : public Communicator {
         }
     }
 
-    void all_reduce(Stream& stream, void* data, int64_t count, DType dtype) override {
+    void all_reduce(Stream& stream, void* data, int64_t count, DType dtype,
+                    Reduction reduction) override {
         run("all-reduce", stream, [&](ncclComm_t group, cudaStream_t queue) {
             return library_->all_reduce(data, data, static_cast<size_t>(count), nccl_type(dtype),
-                                        ncclSum, group, queue);
+                                        reduction == Reduction::max ? ncclMax : ncclSum, group,
+                                        queue);
         });
         bytes_sent_ += 2 * (size() - 1) * bytes(count, dtype) / size();
     }

@@ -190,6 +190,20 @@ void check_sums(const Group& g, int64_t count) {
     CHECK(wrong == 0);
     CHECK((gathered.is_intact() && in_place.is_intact() && reduced.is_intact()));
 
+    // The largest value of all ranks
+    const Buffer<T> largest(n * count);
+    fill(g, largest, seed, n * count);
+    g.ranks.all_reduce(g.stream, largest.data(), n * count, dtype, Reduction::max);
+    g.stream.synchronize();
+    wrong = 0;
+    for (int64_t i = 0; i < n * count; ++i) {
+        double expected = number(value<T>(seed, 0, i));
+        for (int r = 1; r < n; ++r) expected = std::max(expected, number(value<T>(seed, r, i)));
+        wrong += number(largest[i]) != expected;
+    }
+    CHECK(wrong == 0);
+    CHECK(largest.is_intact());
+
     // A count that the number of ranks does not divide.
     const int64_t odd = n * count - 1;
     if (odd > 0) {
