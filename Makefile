@@ -51,7 +51,7 @@ VARIANT := $(subst $(space),-,$(strip $(if $(filter-out 0,$(DEBUG)),debug) $(sub
 B := build$(if $(VARIANT),/$(VARIANT))
 O := $(B)/objects
 
-DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/linear model parallel parallel/watchdog \
+DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/linear model model/families parallel parallel/watchdog \
     training training/commands
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))

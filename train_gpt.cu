@@ -46,11 +46,12 @@ void train_steps(Run& run) {
     while (run.goes_on()) {
         // One step: sum the gradients of this rank's micro-batches, then update once on all ranks
         run.begin_step();
+        trainer.begin_step(micro_batches, loader.most_micro_batches());
         int i = 0;
         for (; i < micro_batches && run.begin_micro_batch(i); ++i) {
             const TokenBatch batch = trainer.next_batch(loader);
             const StepSubmission submission;
-            trainer.micro_batch(batch, i == 0, i == micro_batches - 1);
+            trainer.micro_batch(batch);
             run.end_micro_batch();
         }
         if (i < micro_batches) {
@@ -102,16 +103,16 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     }
 
     // Memory: all of it is allocated here
-    const Decisions decided = decide(given, data.shape(), device, world);
+    const Decisions decided = decide(given, data.spec(), device, world);
     Config config = given;
     config.batch.micro_batch = decided.micro_batch;
     const double peak_flops = measure_peak_flops(device, decided.dtype, kernel_settings(given));
     world.activity().pulse();
     StepProfile profile(device, line.profile, peak_flops);
     const Arena plan =
-        plan_memory(config, data.shape(), decided.dtype, decided.recompute, device, ranks);
-    Arena arena = allocate(plan, config, data.shape(), decided.dtype, ranks);
-    Trainer trainer(config, data.shape(), decided.dtype, decided.recompute, arena,
+        plan_memory(config, data.spec(), decided.dtype, decided.recompute, device, ranks);
+    Arena arena = allocate(plan, config, data.spec(), decided.dtype, ranks);
+    Trainer trainer(config, data.spec(), decided.dtype, decided.recompute, arena,
                     sharding_of(config, world.rank(), ranks));
     const Choices choices = choose_kernels(trainer, decided, world);
     trainer.parameters.connect(group, &trainer.clock);
@@ -135,7 +136,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     LoaderOptions loading = loader_options(config, first_step, world.rank(), ranks);
     if (data.tokenizer()) loading.end_of_text = data.tokenizer()->end_of_text();
     TrainLoader loader(data.sources(), loading, [&](size_t) { return trainer.loader_memory; });
-    const StepSize size = size_of_step(config, data.shape(), peak_flops, ranks);
+    const StepSize size = size_of_step(config, data.spec(), peak_flops, ranks);
     catch_interrupts();
     progress.say(describe_run(config, trainer, steps, plan.total_bytes(), ranks));
     if (data.sources().size() > 1) progress.say(describe_mixture(config, loader, steps));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include <omp.h>
 
@@ -76,15 +77,33 @@ void norm_partials(Stream& stream, std::span<const NormSegment> segments) {
     });
 }
 
-void finish_norm(Stream& stream, StepState* state, const double* partials,
-                 std::span<const int64_t> counts, float scale, float clip) {
-    TRAIN_GPT_ON_CUDA(stream.device, finish_norm(stream, state, partials, counts, scale, clip));
+void add_partials(Stream& stream, double* sums, const double* partials,
+                  std::span<const int64_t> counts) {
+    TRAIN_GPT_ON_CUDA(stream.device, add_partials(stream, sums, partials, counts));
+    for (const int64_t count : counts) {
+        *sums++ = std::accumulate(partials, partials + count, 0.0);
+        partials += count;
+    }
+}
+
+void add_rows(Stream& stream, double* out, const double* in, int64_t rows, int64_t n) {
+    TRAIN_GPT_ON_CUDA(stream.device, add_rows(stream, out, in, rows, n));
+    for (int64_t i = 0; i < n; ++i) {
+        double sum = 0;
+        for (int64_t r = 0; r < rows; ++r) sum += in[r * n + i];
+        out[i] = sum;
+    }
+}
+
+void finish_norm(Stream& stream, StepState* state, const double* sums, int64_t n, float scale,
+                 float clip) {
+    TRAIN_GPT_ON_CUDA(stream.device, finish_norm(stream, state, sums, n, scale, clip));
     double total = 0;
     int32_t bad_segment = -1;
-    for (size_t segment = 0; segment < counts.size(); ++segment) {
-        for (int64_t i = 0; i < counts[segment]; ++i) total += *partials++;
+    for (int64_t i = 0; i < n; ++i) {
+        total += sums[i];
         const bool finite = std::isfinite(static_cast<float>(scale * std::sqrt(total)));
-        if (!finite && bad_segment < 0) bad_segment = static_cast<int32_t>(segment);
+        if (!finite && bad_segment < 0) bad_segment = static_cast<int32_t>(i);
     }
     state->norm = static_cast<float>(scale * std::sqrt(total));
     if (bad_segment >= 0) {

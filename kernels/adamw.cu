@@ -113,52 +113,55 @@ __device__ double sum_in_order(const double* values, int64_t n, double* shared) 
 
 __device__ float norm_of(double sum, float scale) { return static_cast<float>(scale * sqrt(sum)); }
 
-/// One block. Writes the norm and the multiplier. If the norm is not finite, sets stop and leaves
-/// bad_segment to find_bad_segment.
+/// Where the partials of several consecutive tensors begin, passed as kernel parameters; one more
+/// entry says where the last ones end.
+struct Starts {
+    static constexpr int capacity = 1000;
+
+    int64_t of[capacity + 1];
+    int count = 0;
+};
+static_assert(sizeof(Starts) <= max_parameter_bytes);
+
+/// One thread block per tensor.
 __global__ void __launch_bounds__(finish_threads)
-    finish(StepState* state, const double* partials, int64_t n, float scale, float clip) {
+    sum_tensors(double* sums, const double* partials, const __grid_constant__ Starts starts) {
     __shared__ double shared[finish_threads / warp_size];
-    const double total = sum_in_order(partials, n, shared);
+    const int64_t first = starts.of[blockIdx.x], end = starts.of[blockIdx.x + 1];
+    const double sum = sum_in_order(partials + first, end - first, shared);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(threads)
+    sum_rows(double* out, const double* in, int64_t rows, int64_t n) {
+    const int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x;
+    if (i >= n) return;
+    double sum = 0;
+#pragma unroll 8
+    for (int64_t r = 0; r < rows; ++r) sum += in[r * n + i];
+    out[i] = sum;
+}
+
+/// One block. Writes the norm and the multiplier, or if the norm is not finite, stop and bad_segment.
+/// (If rounding hides the bad sum, that is the last one.)
+__global__ void __launch_bounds__(finish_threads)
+    finish(StepState* state, const double* sums, int64_t n, float scale, float clip) {
+    __shared__ double shared[finish_threads / warp_size];
+    const double total = sum_in_order(sums, n, shared);
     if (threadIdx.x > 0) return;
     const float norm = norm_of(total, scale);
     state->norm = norm;
     if (isfinite(norm)) {
         state->multiplier = scale * (clip > 0 && norm > clip ? clip / norm : 1.0f);
-    } else {
-        state->multiplier = 0;
-        state->stop = 1;
-    }
-}
-
-/// The number of partials of each of several consecutive segments, passed as kernel parameters.
-struct Counts {
-    static constexpr int capacity = 1000;
-
-    int64_t of[capacity];
-    int count = 0, first_segment = 0;
-    int64_t first_partial = 0;
-    bool last = false;  // no segments follow
-};
-static_assert(sizeof(Counts) <= max_parameter_bytes);
-
-/// One block, which does nothing unless the optimizer has stopped and bad_segment is not yet set.
-/// Goes through the segments in order until the norm of all so far is not finite. (If rounding
-/// hides that, it reports the last segment.)
-__global__ void __launch_bounds__(finish_threads)
-    find_bad_segment(const __grid_constant__ Counts counts, StepState* state,
-                     const double* partials, float scale) {
-    __shared__ double shared[2][finish_threads / warp_size];
-    if (!state->stop || state->bad_segment >= 0) return;
-    double total = sum_in_order(partials, counts.first_partial, shared[0]);
-    partials += counts.first_partial;
-    for (int segment = 0; segment < counts.count; ++segment) {
-        total += sum_in_order(partials, counts.of[segment], shared[(segment + 1) % 2]);
-        partials += counts.of[segment];
-        if (isfinite(norm_of(total, scale)) && !(counts.last && segment + 1 == counts.count))
-            continue;
-        if (threadIdx.x == 0) state->bad_segment = counts.first_segment + segment;
         return;
     }
+    state->multiplier = 0;
+    state->stop = 1;
+    if (state->bad_segment >= 0) return;
+    int64_t bad = 0;
+    for (double so_far = sums[0]; bad + 1 < n && isfinite(norm_of(so_far, scale));)
+        so_far += sums[++bad];
+    state->bad_segment = static_cast<int32_t>(bad);
 }
 
 /// The constants of one update step, including the bias corrections.
@@ -228,25 +231,33 @@ void norm_partials(Stream& stream, std::span<const NormSegment> segments) {
     });
 }
 
-void finish_norm(Stream& stream, StepState* state, const double* partials,
-                 std::span<const int64_t> counts, float scale, float clip) {
-    int64_t total = 0;
-    for (int64_t count : counts) total += count;
-    finish<<<1, finish_threads, 0, stream_of(stream)>>>(state, partials, total, scale, clip);
-    CUDA_CHECK_LAUNCH();
-
-    Counts group;
-    for (size_t segment = 0; segment < counts.size(); ++segment) {
-        group.of[group.count++] = counts[segment];
-        group.last = segment + 1 == counts.size();
-        if (group.count < Counts::capacity && !group.last) continue;
-        find_bad_segment<<<1, finish_threads, 0, stream_of(stream)>>>(group, state, partials,
-                                                                      scale);
+void add_partials(Stream& stream, double* sums, const double* partials,
+                  std::span<const int64_t> counts) {
+    Starts starts;
+    int64_t end = 0;
+    for (size_t i = 0; i < counts.size(); ++i) {
+        starts.of[starts.count++] = end;
+        end += counts[i];
+        if (starts.count < Starts::capacity && i + 1 < counts.size()) continue;
+        starts.of[starts.count] = end;
+        sum_tensors<<<static_cast<unsigned>(starts.count), finish_threads, 0, stream_of(stream)>>>(
+            sums, partials, starts);
         CUDA_CHECK_LAUNCH();
-        for (int i = 0; i < group.count; ++i) group.first_partial += group.of[i];
-        group.first_segment += group.count;
-        group.count = 0;
+        sums += starts.count;
+        starts.count = 0;
     }
+}
+
+void add_rows(Stream& stream, double* out, const double* in, int64_t rows, int64_t n) {
+    sum_rows<<<static_cast<unsigned>(ceil_div(n, int64_t{threads})), threads, 0,
+               stream_of(stream)>>>(out, in, rows, n);
+    CUDA_CHECK_LAUNCH();
+}
+
+void finish_norm(Stream& stream, StepState* state, const double* sums, int64_t n, float scale,
+                 float clip) {
+    finish<<<1, finish_threads, 0, stream_of(stream)>>>(state, sums, n, scale, clip);
+    CUDA_CHECK_LAUNCH();
 }
 
 void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWStep& args) {

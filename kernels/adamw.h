@@ -21,21 +21,27 @@ struct NormSegment {
 };
 void norm_partials(Stream& stream, std::span<const NormSegment> segments);
 
+/// sums[i] = Σ of the next counts[i] partials, in a fixed order.
+void add_partials(Stream& stream, double* sums, const double* partials,
+                  std::span<const int64_t> counts);
+
+/// out[i] = Σ over rows r of in[r·n + i], in the order of rows; in [rows, n].
+void add_rows(Stream& stream, double* out, const double* in, int64_t rows, int64_t n);
+
 /// What a step decides on the device, so that the host need not wait.
 struct StepState {
     float norm = 0;        // of the scaled gradient, before clipping
     float multiplier = 0;  // gradient scale · clip factor: AdamW multiplies gradients by it
     // Sticky: set when a norm was not finite. AdamW then changes nothing.
     int32_t stop = 0;
-    int32_t bad_segment = -1;  // the first segment whose norm was not finite
+    int32_t bad_segment = -1;  // the first sum with which the norm was not finite
 };
 
-/// norm = scale·√Σ partials (summed in a fixed order, in double);
+/// norm = scale·√Σ sums (added in a fixed order, in double); sums [n], one of each tensor.
 /// multiplier = scale·min(1, clip / norm), where clip = 0 means no clipping.
-/// A norm that is not finite sets stop and bad_segment (which stay set). counts[i]: the number of
-/// partials of segment i, in order.
-void finish_norm(Stream& stream, StepState* state, const double* partials,
-                 std::span<const int64_t> counts, float scale, float clip);
+/// A norm that is not finite sets stop and bad_segment (which stay set).
+void finish_norm(Stream& stream, StepState* state, const double* sums, int64_t n, float scale,
+                 float clip);
 
 /// One range of a parameter. In fp32 training weights is null: master is the weight itself.
 struct AdamWSegment {
@@ -64,8 +70,11 @@ Cost cost_of(std::span<const AdamWSegment> segments);
 
 namespace cuda {  // adamw.cu
 void norm_partials(Stream& stream, std::span<const NormSegment> segments);
-void finish_norm(Stream& stream, StepState* state, const double* partials,
-                 std::span<const int64_t> counts, float scale, float clip);
+void add_partials(Stream& stream, double* sums, const double* partials,
+                  std::span<const int64_t> counts);
+void add_rows(Stream& stream, double* out, const double* in, int64_t rows, int64_t n);
+void finish_norm(Stream& stream, StepState* state, const double* sums, int64_t n, float scale,
+                 float clip);
 void adamw(Stream& stream, std::span<const AdamWSegment> segments, const AdamWStep& args);
 }  // namespace cuda
 

@@ -1,4 +1,4 @@
-#include "kernels/layernorm.h"
+#include "kernels/norm.h"
 
 #include <algorithm>
 #include <cmath>
@@ -21,33 +21,48 @@ int64_t rows_per_block(int64_t M) {
 int64_t block_count(int64_t M) { return (M + rows_per_block(M) - 1) / rows_per_block(M); }
 
 template <class T>
-void forward(const LayerNormForward& args) {
+void forward(const NormForward& args) {
     const int64_t M = args.x.rows(), C = args.x.cols();
-    const T *x = args.x.as<T>(), *w = args.w.as<T>(), *b = args.b.as<T>();
-    T* out = args.out.as<T>();
-    float* stats = args.stats ? args.stats.as<float>() : nullptr;
+    const bool rms = args.norm == Norm::rms, adds = bool(args.x_out);
+    const auto data = [](const Tensor& tensor) { return tensor ? tensor.as<T>() : nullptr; };
+    const T *w = data(args.w), *b = data(args.b), *bias = data(args.bias);
     const float epsilon = args.epsilon;
 
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < M; ++row) {
-        const T* x_row = x + row * C;
-        T* out_row = out + row * C;
-        const float mean =
-            lane_sum(C, [=](int64_t c) { return to_float(x_row[c]); }) / static_cast<float>(C);
+        const T* x = data(args.x) + row * C;
+        T* out = data(args.out) + row * C;
+        if (adds) {
+            const T* residual = data(args.residual) + row * C;
+            T* x_out = data(args.x_out) + row * C;
+#pragma omp simd
+            for (int64_t c = 0; c < C; ++c)
+                store(x_out[c],
+                      to_float(x[c]) + to_float(residual[c]) + (bias ? to_float(bias[c]) : 0.0f));
+            x = x_out;
+        }
+        const float n = static_cast<float>(C);
+        const float mean = rms ? 0.0f : lane_sum(C, [=](int64_t c) { return to_float(x[c]); }) / n;
         const float variance = lane_sum(C,
                                         [=](int64_t c) {
-                                            const float centred = to_float(x_row[c]) - mean;
+                                            const float centred = to_float(x[c]) - mean;
                                             return centred * centred;
                                         }) /
-                               static_cast<float>(C);
+                               n;
         const float rstd = 1.0f / std::sqrt(variance + epsilon);
+        if (b) {
 #pragma omp simd
-        for (int64_t c = 0; c < C; ++c) {
-            store(out_row[c], (to_float(x_row[c]) - mean) * rstd * to_float(w[c]) + to_float(b[c]));
+            for (int64_t c = 0; c < C; ++c)
+                store(out[c], (to_float(x[c]) - mean) * rstd * to_float(w[c]) + to_float(b[c]));
+        } else {
+#pragma omp simd
+            for (int64_t c = 0; c < C; ++c)
+                store(out[c], (to_float(x[c]) - mean) * rstd * to_float(w[c]));
         }
-        if (stats) {
-            stats[2 * row] = mean;
-            stats[2 * row + 1] = rstd;
+        if (args.stats) {
+            float* stats = args.stats.as<float>() + 2 * row;
+            stats[0] = mean;
+            stats[1] = rstd;
         }
     }
 }
@@ -58,11 +73,11 @@ struct ColumnSums {
 };
 
 template <class T, bool overwrite>
-void backward_rows(const LayerNormBackward& args, int64_t first, int64_t last,
-                   const ColumnSums& sums) {
+void backward_rows(const NormBackward& args, int64_t first, int64_t last, const ColumnSums& sums) {
     const int64_t C = args.x.cols();
     const T* w = args.w.as<T>();
     const float* stats = args.stats.as<float>();
+    const bool rms = args.norm == Norm::rms;
     float *dw = sums.dw, *db = sums.db, *dbias = sums.dbias;
     std::fill_n(dw, C, 0.0f);
     std::fill_n(db, C, 0.0f);
@@ -74,7 +89,8 @@ void backward_rows(const LayerNormBackward& args, int64_t first, int64_t last,
         const float mean = stats[2 * row], rstd = stats[2 * row + 1];
         const float scale = 1.0f / static_cast<float>(C);
         const float mean_g =
-            scale * lane_sum(C, [=](int64_t c) { return to_float(dy[c]) * to_float(w[c]); });
+            rms ? 0.0f
+                : scale * lane_sum(C, [=](int64_t c) { return to_float(dy[c]) * to_float(w[c]); });
         const float mean_gx =
             scale * lane_sum(C, [=](int64_t c) {
                 return to_float(dy[c]) * to_float(w[c]) * ((to_float(x[c]) - mean) * rstd);
@@ -108,20 +124,21 @@ void reduce(const GradientSink& sink, const float* partials, int64_t blocks, int
 
 }  // namespace
 
-void layernorm_forward(Stream& stream, const LayerNormForward& args) {
+void norm_forward(Stream& stream, const NormForward& args) {
     const Profiled profiled(stream, cost_of(args));
-    TRAIN_GPT_ON_CUDA(stream.device, layernorm_forward(stream, args));
+    TRAIN_GPT_ON_CUDA(stream.device, norm_forward(stream, args));
     assert(args.x.dtype == args.out.dtype && args.out.data != args.x.data);
+    assert(bool(args.x_out) == bool(args.residual) && args.out.data != args.x_out.data);
     with_float_type(args.x.dtype, [&](auto type) { forward<decltype(type)>(args); });
 }
 
-void layernorm_backward(Stream& stream, const LayerNormBackward& args) {
+void norm_backward(Stream& stream, const NormBackward& args) {
     const Profiled profiled(stream, cost_of(args));
-    TRAIN_GPT_ON_CUDA(stream.device, layernorm_backward(stream, args));
+    TRAIN_GPT_ON_CUDA(stream.device, norm_backward(stream, args));
     const int64_t M = args.x.rows(), C = args.x.cols();
     const int64_t blocks = block_count(M), block_rows = rows_per_block(M), stride = 3 * C;
     constexpr int64_t columns = 64;  // per item of the reduction: whole cache lines
-    float* partials = stream.scratch_for<float>(layernorm_scratch_bytes(stream, M, C));
+    float* partials = stream.scratch_for<float>(norm_scratch_bytes(stream, M, C));
 
     with_float_type(args.x.dtype, [&](auto type) {
         using T = decltype(type);
@@ -149,19 +166,21 @@ void layernorm_backward(Stream& stream, const LayerNormBackward& args) {
     });
 }
 
-size_t layernorm_scratch_bytes(const Stream& stream, int64_t M, int64_t C) {
-    TRAIN_GPT_ON_CUDA(stream.device, layernorm_scratch_bytes(M, C));
+size_t norm_scratch_bytes(const Stream& stream, int64_t M, int64_t C) {
+    TRAIN_GPT_ON_CUDA(stream.device, norm_scratch_bytes(M, C));
     return static_cast<size_t>(block_count(M) * 3 * C) * sizeof(float);
 }
 
-Cost cost_of(const LayerNormForward& a) {
-    return {"layernorm_forward",
-            bytes_of(a.x) + bytes_of(a.w) + bytes_of(a.b) + bytes_of(a.out) + bytes_of(a.stats), 0};
+Cost cost_of(const NormForward& a) {
+    return {a.norm == Norm::rms ? "rmsnorm_forward" : "layernorm_forward",
+            bytes_of(a.x) + bytes_of(a.residual) + bytes_of(a.bias) + bytes_of(a.x_out) +
+                bytes_of(a.w) + bytes_of(a.b) + bytes_of(a.out) + bytes_of(a.stats),
+            0};
 }
 
-Cost cost_of(const LayerNormBackward& a) {
+Cost cost_of(const NormBackward& a) {
     const int64_t C = a.x.cols();
-    return {"layernorm_backward",
+    return {a.norm == Norm::rms ? "rmsnorm_backward" : "layernorm_backward",
             bytes_of(a.dy) + bytes_of(a.x) + bytes_of(a.stats) + bytes_of(a.w) +
                 bytes_of(a.dres) * (a.overwrite_dres ? 1 : 2) + bytes_of(a.dw, C) +
                 bytes_of(a.db, C) + bytes_of(a.dbias, C),

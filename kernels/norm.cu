@@ -3,7 +3,7 @@
 
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
-#include "kernels/layernorm.h"
+#include "kernels/norm.h"
 
 namespace train_gpt::cuda {
 
@@ -52,11 +52,14 @@ void with_count(int64_t n, F&& f) {
 template <class T>
 struct ForwardArgs {
     T* out;
-    float* stats;  // may be null
-    const T *x, *w, *b;
+    float* stats;              // may be null
+    const T *x, *w, *b;        // b may be null
+    const T *residual, *bias;  // of the adding form; bias may be null
+    T* x_out;                  // null: nothing is added
     int64_t M;
     int C;
     float epsilon;
+    bool rms;
 
     __device__ void store_stats(int64_t row, float mean, float rstd) const {
         if (!stats) return;
@@ -64,6 +67,22 @@ struct ForwardArgs {
         stats[2 * row + 1] = rstd;
     }
 };
+
+/// x += residual + bias for a pack of a row that begins at element `first`; stores the sum, and
+/// leaves in x what was stored.
+template <class T>
+__device__ __forceinline__ void add_to_row(float (&x)[Pack<T>::size], const ForwardArgs<T>& args,
+                                           int64_t first, int column) {
+    constexpr int size = Pack<T>::size;
+    float residual[size], bias[size] = {};
+    unpack(residual, Pack<T>::load(args.residual + first + column));
+    if (args.bias) unpack(bias, Pack<T>::load(args.bias + column));
+#pragma unroll
+    for (int i = 0; i < size; ++i) x[i] = x[i] + residual[i] + bias[i];
+    const Pack<T> sum = pack<T>(x);
+    sum.store(args.x_out + first + column);
+    unpack(x, sum);
+}
 
 /// One row per warp (one_warp) or per block; C <= threads · packs · pack size. Reads x once, writes
 /// out and stats.
@@ -92,10 +111,11 @@ __global__ void __launch_bounds__(one_warp ? rows_per_block* warp_size : max_blo
     for (int k = 0; k < packs; ++k) {
         if (column(k) >= args.C) continue;
         unpack(x[k], row_packs[k]);
+        if (args.x_out) add_to_row(x[k], args, row * args.C, column(k));
 #pragma unroll
         for (int i = 0; i < size; ++i) sum += x[k][i];
     }
-    const float mean = row_sum(sum, shared[0]) / static_cast<float>(args.C);
+    const float mean = args.rms ? 0.0f : row_sum(sum, shared[0]) / static_cast<float>(args.C);
 #pragma unroll
     for (int k = 0; k < packs; ++k) {
         if (column(k) >= args.C) continue;
@@ -112,9 +132,9 @@ __global__ void __launch_bounds__(one_warp ? rows_per_block* warp_size : max_blo
 #pragma unroll
     for (int k = 0; k < packs; ++k) {
         if (column(k) >= args.C) continue;
-        float w[size], b[size];
+        float w[size], b[size] = {};
         unpack(w, Pack<T>::load(args.w + column(k)));
-        unpack(b, Pack<T>::load(args.b + column(k)));
+        if (args.b) unpack(b, Pack<T>::load(args.b + column(k)));
 #pragma unroll
         for (int i = 0; i < size; ++i) x[k][i] = x[k][i] * rstd * w[i] + b[i];
         pack<T>(x[k]).store(args.out + row * args.C + column(k));
@@ -128,8 +148,15 @@ __global__ void __launch_bounds__(any_threads) forward_any(ForwardArgs<T> args) 
     const int64_t row = blockIdx.x;
     const T* x = args.x + row * args.C;
     float sum = 0, squares = 0;
+    if (args.x_out) {  // each thread reads below what it has written here
+        T* x_out = args.x_out + row * args.C;
+        for (int c = static_cast<int>(threadIdx.x); c < args.C; c += any_threads)
+            x_out[c] = from_float<T>(to_float(x[c]) + to_float(args.residual[row * args.C + c]) +
+                                     (args.bias ? to_float(args.bias[c]) : 0.0f));
+        x = x_out;
+    }
     for (int c = static_cast<int>(threadIdx.x); c < args.C; c += any_threads) sum += to_float(x[c]);
-    const float mean = block_sum(sum, shared[0]) / static_cast<float>(args.C);
+    const float mean = args.rms ? 0.0f : block_sum(sum, shared[0]) / static_cast<float>(args.C);
     for (int c = static_cast<int>(threadIdx.x); c < args.C; c += any_threads) {
         const float centred = to_float(x[c]) - mean;
         squares += centred * centred;
@@ -138,8 +165,9 @@ __global__ void __launch_bounds__(any_threads) forward_any(ForwardArgs<T> args) 
         rsqrtf(block_sum(squares, shared[1]) / static_cast<float>(args.C) + args.epsilon);
     if (threadIdx.x == 0) args.store_stats(row, mean, rstd);
     for (int c = static_cast<int>(threadIdx.x); c < args.C; c += any_threads)
-        args.out[row * args.C + c] = from_float<T>(
-            (to_float(x[c]) - mean) * rstd * to_float(args.w[c]) + to_float(args.b[c]));
+        args.out[row * args.C + c] =
+            from_float<T>((to_float(x[c]) - mean) * rstd * to_float(args.w[c]) +
+                          (args.b ? to_float(args.b[c]) : 0.0f));
 }
 
 template <class T>
@@ -150,6 +178,7 @@ struct BackwardArgs {
     float* partials;  // [blocks, 3, C]: each block's column sums for dw, db and dbias
     int64_t M;
     int C;
+    bool rms;
 };
 
 /// Sums two values over a warp together: lanes 0–15 return the total of a, lanes 16–31 that of b.
@@ -282,7 +311,7 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
         if (lane % 16 == 0) row_sums[lane / 16] = pair;
         row_barrier();
         const float2 totals = sum_of_pairs(row_sums, warps);
-        const float mean_g = scale * totals.x, mean_gx = scale * totals.y;
+        const float mean_g = args.rms ? 0.0f : scale * totals.x, mean_gx = scale * totals.y;
 
 #pragma unroll
         for (int k = 0; k < packs; ++k) {
@@ -350,8 +379,10 @@ __global__ void __launch_bounds__(any_threads) backward_any(BackwardArgs<T> args
             sum_g += g;
             sum_gx += g * ((to_float(x[c]) - mean) * rstd);
         }
-        const float mean_g = scale * block_sum(sum_g, shared[0]),
+        // Both sums for both norms: each one's barriers let the next row reuse the other's memory.
+        const float total_g = block_sum(sum_g, shared[0]),
                     mean_gx = scale * block_sum(sum_gx, shared[1]);
+        const float mean_g = args.rms ? 0.0f : scale * total_g;
         for (int c = static_cast<int>(threadIdx.x); c < args.C; c += any_threads) {
             const float normal = (to_float(x[c]) - mean) * rstd, dy_c = to_float(dy[c]);
             const float dx = rstd * (dy_c * to_float(args.w[c]) - mean_g - normal * mean_gx);
@@ -401,17 +432,22 @@ bool rows_are_packed(int64_t C, const Tensors&... tensors) {
 }
 
 template <class T>
-void forward(Stream& stream, const LayerNormForward& args) {
+void forward(Stream& stream, const NormForward& args) {
     const int64_t M = args.x.rows(), C = args.x.cols(), packs = ceil_div<int64_t>(C, Pack<T>::size);
     const ForwardArgs<T> kernel_args{.out = static_cast<T*>(args.out.data),
                                      .stats = static_cast<float*>(args.stats.data),
                                      .x = static_cast<const T*>(args.x.data),
                                      .w = static_cast<const T*>(args.w.data),
                                      .b = static_cast<const T*>(args.b.data),
+                                     .residual = static_cast<const T*>(args.residual.data),
+                                     .bias = static_cast<const T*>(args.bias.data),
+                                     .x_out = static_cast<T*>(args.x_out.data),
                                      .M = M,
                                      .C = static_cast<int>(C),
-                                     .epsilon = args.epsilon};
-    if (!rows_are_packed<T>(C, args.x, args.out, args.w, args.b) ||
+                                     .epsilon = args.epsilon,
+                                     .rms = args.norm == Norm::rms};
+    if (!rows_are_packed<T>(C, args.x, args.out, args.w, args.b, args.residual, args.bias,
+                            args.x_out) ||
         packs > block_packs * max_block_threads) {
         forward_any<T>
             <<<static_cast<unsigned>(M), any_threads, 0, stream_of(stream)>>>(kernel_args);
@@ -451,7 +487,7 @@ BackwardLaunch backward_launch(int64_t M, int64_t C) {
 /// partials. This number, and with it the order of the sums, depends on the number of
 /// multiprocessors.
 template <class T, bool overwrite>
-int backward(Stream& stream, const LayerNormBackward& args, const BackwardArgs<T>& kernel_args) {
+int backward(Stream& stream, const NormBackward& args, const BackwardArgs<T>& kernel_args) {
     const int64_t M = kernel_args.M, C = kernel_args.C;
     const DeviceLimits& limits = limits_of(stream);
     const bool packed = rows_are_packed<T>(C, args.dy, args.x, args.dres, args.w) &&
@@ -485,14 +521,14 @@ int backward(Stream& stream, const LayerNormBackward& args, const BackwardArgs<T
 
 }  // namespace
 
-void layernorm_forward(Stream& stream, const LayerNormForward& args) {
+void norm_forward(Stream& stream, const NormForward& args) {
     assert(args.x.dtype == args.out.dtype && args.out.data != args.x.data);
     with_element_type(args.x.dtype, [&](auto type) { forward<decltype(type)>(stream, args); });
 }
 
-void layernorm_backward(Stream& stream, const LayerNormBackward& args) {
+void norm_backward(Stream& stream, const NormBackward& args) {
     const int64_t M = args.x.rows(), C = args.x.cols();
-    float* partials = stream.scratch_for<float>(layernorm_scratch_bytes(M, C));
+    float* partials = stream.scratch_for<float>(norm_scratch_bytes(M, C));
     const int blocks = with_element_type(args.x.dtype, [&](auto type) {
         using T = decltype(type);
         const BackwardArgs<T> kernel_args{.dres = static_cast<T*>(args.dres.data),
@@ -502,7 +538,8 @@ void layernorm_backward(Stream& stream, const LayerNormBackward& args) {
                                           .stats = args.stats.as<float>(),
                                           .partials = partials,
                                           .M = M,
-                                          .C = static_cast<int>(C)};
+                                          .C = static_cast<int>(C),
+                                          .rms = args.norm == Norm::rms};
         return args.overwrite_dres ? backward<T, true>(stream, args, kernel_args)
                                    : backward<T, false>(stream, args, kernel_args);
     });
@@ -512,7 +549,7 @@ void layernorm_backward(Stream& stream, const LayerNormBackward& args) {
     CUDA_CHECK_LAUNCH();
 }
 
-size_t layernorm_scratch_bytes(int64_t M, int64_t C) {
+size_t norm_scratch_bytes(int64_t M, int64_t C) {
     return static_cast<size_t>(std::min<int64_t>(M, max_backward_blocks(C)) * 3 * C) *
            sizeof(float);
 }

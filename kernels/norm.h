@@ -1,45 +1,57 @@
-// Layer normalisation over the last dimension: y = (x − μ)·ρ ⊙ w + b with ρ = 1 / √(σ² + ε).
-// Ba, Kiros & Hinton, arXiv 1607.06450. Statistics and sums in fp32.
+// Normalisation over the last dimension. With x̂ = (x − μ)·ρ, y = x̂ ⊙ w + b:
+//   layer   μ = mean(x), ρ = 1 / √(mean((x − μ)²) + ε)    Ba, Kiros & Hinton, arXiv 1607.06450
+//   rms     μ = 0,       ρ = 1 / √(mean(x²) + ε)          Zhang & Sennrich, arXiv 1910.07467
+// Statistics and sums in fp32.
 #pragma once
 #include "base/tensor.h"
 #include "device/device.h"
 
 namespace train_gpt {
 
-/// x, out [M, C]; w, b [C] of the same dtype (fp32 or bf16); stats fp32 [M, 2] holds (μ, ρ) of each
-/// row. out may not alias x. stats may be absent (inference).
-struct LayerNormForward {
-    Tensor out, stats, x, w, b;
+enum class Norm : uint8_t { layer, rms };
+
+/// out = norm(x), or with x_out, in one pass: x_out = x + residual (+ bias), out = norm(x_out), of
+/// the rounded x_out.
+/// x, out, residual, x_out [M, C]; w, b, bias [C] of the same dtype (fp32 or bf16); b may be absent.
+/// stats fp32 [M, 2] receives (μ, ρ) of each row; it may be absent (inference). out may not alias
+/// x, x_out or residual; x_out may be x or residual.
+struct NormForward {
+    Norm norm = Norm::layer;
+    Tensor out, stats, x, w;
+    Tensor b = {};
+    Tensor residual = {}, bias = {}, x_out = {};
     float epsilon = 1e-5f;
 };
-void layernorm_forward(Stream& stream, const LayerNormForward& args);
+void norm_forward(Stream& stream, const NormForward& args);
 
-/// The backward pass through y = layernorm(x) where x also continues along the residual stream:
-///   dres  +=  ρ·(g − mean(g) − x̂·mean(g ⊙ x̂)),  g = dy ⊙ w,  x̂ = (x − μ)·ρ
-///   dw   (+)=  Σ_rows dy ⊙ x̂        db (+)= Σ_rows dy
+/// The backward pass through y = norm(x) where x also continues along the residual stream:
+///   dres  +=  ρ·(g − mean(g) − x̂·mean(g ⊙ x̂)),  g = dy ⊙ w;  rms: without mean(g)
+///   dw   (+)=  Σ_rows dy ⊙ x̂        db (+)= Σ_rows dy, if there is a b
 ///   dbias (+)= Σ_rows dres (after the update): the bias gradient of the linear layer whose output
 ///   was added into x.
 /// dy, x, dres [M, C]; w [C]; stats [M, 2]; dw, db, dbias fp32 [C]. overwrite_dres: dres is written
-/// instead of added to (for the final layer norm, which has no residual stream after it).
-struct LayerNormBackward {
+/// instead of added to (for the final norm, which has no residual stream after it). After the adding
+/// form, x is its x_out.
+struct NormBackward {
+    Norm norm = Norm::layer;
     Tensor dres;
-    GradientSink dw, db;
+    GradientSink dw, db = {};
     Tensor dy, x, w, stats;
     GradientSink dbias = {};
     bool overwrite_dres = false;
 };
-void layernorm_backward(Stream& stream, const LayerNormBackward& args);
+void norm_backward(Stream& stream, const NormBackward& args);
 
-size_t layernorm_scratch_bytes(const Stream& stream, int64_t M, int64_t C);
+size_t norm_scratch_bytes(const Stream& stream, int64_t M, int64_t C);
 
 /// The minimum bytes and FLOPs of a call (device/profile.h).
-Cost cost_of(const LayerNormForward& args);
-Cost cost_of(const LayerNormBackward& args);
+Cost cost_of(const NormForward& args);
+Cost cost_of(const NormBackward& args);
 
-namespace cuda {  // layernorm.cu
-void layernorm_forward(Stream& stream, const LayerNormForward& args);
-void layernorm_backward(Stream& stream, const LayerNormBackward& args);
-size_t layernorm_scratch_bytes(int64_t M, int64_t C);
+namespace cuda {  // norm.cu
+void norm_forward(Stream& stream, const NormForward& args);
+void norm_backward(Stream& stream, const NormBackward& args);
+size_t norm_scratch_bytes(int64_t M, int64_t C);
 }  // namespace cuda
 
 }  // namespace train_gpt

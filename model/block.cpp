@@ -1,159 +1,162 @@
 #include "model/block.h"
 
-#include "base/error.h"
+#include "device/copy.h"
 #include "kernels/gelu.h"
-#include "kernels/layernorm.h"
 #include "kernels/linear/linear.h"
+#include "kernels/norm.h"
 
 namespace train_gpt {
 
-BlockParameters BlockParameters::find(const ParameterStore& parameters, int layer) {
-    const auto index = [&](const char* name) {
-        const int i = parameters.index_of(concat("h.", layer, ".", name));
-        assert(i >= 0);
-        return i;
-    };
-    return {.ln1_w = index("ln_1.weight"),
-            .ln1_b = index("ln_1.bias"),
-            .qkv_w = index("attn.c_attn.weight"),
-            .qkv_b = index("attn.c_attn.bias"),
-            .proj_w = index("attn.c_proj.weight"),
-            .proj_b = index("attn.c_proj.bias"),
-            .ln2_w = index("ln_2.weight"),
-            .ln2_b = index("ln_2.bias"),
-            .fc_w = index("mlp.c_fc.weight"),
-            .fc_b = index("mlp.c_fc.bias"),
-            .fcproj_w = index("mlp.c_proj.weight"),
-            .fcproj_b = index("mlp.c_proj.bias")};
-}
-
-HeadsView packed_view(Tensor qkv, int part, int T, int H, int D) {
-    const int64_t C = int64_t{H} * D;
-    auto* data = static_cast<char*>(qkv.data) + static_cast<size_t>(part * C) * size_of(qkv.dtype);
-    return {data, T * 3 * C, 3 * C, D};
-}
-
-HeadsView plain_view(Tensor x, int T, int H, int D) {
-    const int64_t C = int64_t{H} * D;
-    return {x.data, T * C, C, D};
+HeadsView heads_view(Tensor packed, int first, int T, int D) {
+    const int64_t width = packed.cols();
+    auto* data = static_cast<char*>(packed.data) +
+                 static_cast<size_t>(int64_t{first} * D) * size_of(packed.dtype);
+    return {data, T * width, width, D};
 }
 
 namespace {
 
-void norm1(Stream& stream, const ParameterStore& w, const BlockParameters& p,
+/// q, k and v in a packed tensor.
+struct PackedHeads {
+    HeadsView q, k, v;
+
+    PackedHeads(Tensor qkv, const AttentionShape& s)
+        : q(heads_view(qkv, 0, s.T, s.D)),
+          k(heads_view(qkv, s.H, s.T, s.D)),
+          v(heads_view(qkv, s.H + s.H_kv, s.T, s.D)) {}
+};
+
+void norm1(Stream& stream, const UnitLease& w, const BlockParameters& p,
            const BlockActivations& a) {
-    layernorm_forward(stream, {.out = a.ln1,
-                               .stats = a.stats1,
-                               .x = a.x,
-                               .w = w.weight(p.ln1_w),
-                               .b = w.weight(p.ln1_b)});
+    norm_forward(stream, {.out = a.norm1,
+                          .stats = a.stats1,
+                          .x = a.x,
+                          .w = w.weight(p.norm1_w),
+                          .b = w.weight(p.norm1_b)});
 }
 
-void norm2(Stream& stream, const ParameterStore& w, const BlockParameters& p,
+void norm2(Stream& stream, const UnitLease& w, const BlockParameters& p,
            const BlockActivations& a) {
-    layernorm_forward(stream, {.out = a.ln2,
-                               .stats = a.stats2,
-                               .x = a.x_mid,
-                               .w = w.weight(p.ln2_w),
-                               .b = w.weight(p.ln2_b)});
+    norm_forward(stream, {.out = a.norm2,
+                          .stats = a.stats2,
+                          .x = a.x_mid,
+                          .w = w.weight(p.norm2_w),
+                          .b = w.weight(p.norm2_b)});
 }
 
 }  // namespace
 
-void block_before_attention(Stream& stream, const ParameterStore& w, const BlockParameters& p,
+void block_before_attention(Stream& stream, const UnitLease& w, const BlockParameters& p,
                             const BlockActivations& a) {
     norm1(stream, w, p, a);
     linear_forward(stream,
-                   {.out = a.qkv, .x = a.ln1, .w = w.weight(p.qkv_w), .bias = w.weight(p.qkv_b)});
+                   {.out = a.qkv, .x = a.norm1, .w = w.weight(p.qkv_w), .bias = w.weight(p.qkv_b)});
 }
 
-void block_after_attention(Stream& stream, const ParameterStore& w, const BlockParameters& p,
+void block_after_attention(Stream& stream, const UnitLease& w, const BlockParameters& p,
                            const BlockActivations& a, Tensor out) {
     linear_forward(stream, {.out = a.x_mid,
                             .x = a.att,
-                            .w = w.weight(p.proj_w),
-                            .bias = w.weight(p.proj_b),
+                            .w = w.weight(p.out_w),
+                            .bias = w.weight(p.out_b),
                             .residual = a.x});
     norm2(stream, w, p, a);
     linear_forward(stream, {.out = a.gelu,
-                            .x = a.ln2,
-                            .w = w.weight(p.fc_w),
-                            .bias = w.weight(p.fc_b),
+                            .x = a.norm2,
+                            .w = w.weight(p.up_w),
+                            .bias = w.weight(p.up_b),
                             .preact = a.preact});
     if (out)
         linear_forward(stream, {.out = out,
                                 .x = a.gelu,
-                                .w = w.weight(p.fcproj_w),
-                                .bias = w.weight(p.fcproj_b),
+                                .w = w.weight(p.down_w),
+                                .bias = w.weight(p.down_b),
                                 .residual = a.x_mid});
 }
 
-void block_forward(Stream& stream, const ParameterStore& w, const BlockParameters& p,
+void block_forward(Stream& stream, const UnitLease& w, const BlockParameters& p,
                    const BlockActivations& a, const AttentionShape& s, Tensor out) {
     block_before_attention(stream, w, p, a);
+    const PackedHeads heads(a.qkv, s);
     attention_forward(stream, {.shape = s,
-                               .q = packed_view(a.qkv, 0, s.T, s.H, s.D),
-                               .k = packed_view(a.qkv, 1, s.T, s.H, s.D),
-                               .v = packed_view(a.qkv, 2, s.T, s.H, s.D),
-                               .out = plain_view(a.att, s.T, s.H, s.D),
+                               .q = heads.q,
+                               .k = heads.k,
+                               .v = heads.v,
+                               .out = heads_view(a.att, 0, s.T, s.D),
                                .lse = a.lse.as<float>()});
     block_after_attention(stream, w, p, a, out);
 }
 
-void block_backward(Stream& stream, const ParameterStore& w, const BlockParameters& p,
-                    const BlockActivations& a, const BlockGradients& g, const AttentionShape& s,
-                    Recompute recompute, GradientSink bias_before) {
-    const auto sink = [&](int i) { return w.sink(i); };
-    const Tensor dfc = g.dwide, dqkv(g.dwide.data, g.dwide.dtype, {a.qkv.rows(), a.qkv.cols()});
+void block_backward(Stream& stream, ParameterCollectives& store, const UnitLease& w,
+                    const BlockBackward& args) {
+    const BlockParameters& p = args.parameters;
+    const BlockActivations& a = args.activations;
+    const BlockGradients& g = args.gradients;
+    const AttentionShape& s = args.attention;
+    const bool inputs = args.part != Backward::weights, weights = args.part != Backward::inputs;
+    const bool apart = args.part != Backward::both;
+    const auto weight_gradient = [&](int weight, int bias, Tensor x, Tensor dy) {
+        if (weights)
+            linear_backward_weight(
+                stream, {.dw = store.sink(weight), .x = x, .dy = dy, .dbias = store.sink(bias)});
+    };
+    const auto input_gradient = [&](Tensor dx, Tensor dy, int weight, Tensor preact = {}) {
+        linear_backward_input(stream,
+                              {.dx = dx, .dy = dy, .w = w.weight(weight), .preact = preact});
+    };
 
-    if (recompute == Recompute::block) {
+    if (inputs && args.recompute == Recompute::block) {
         block_forward(stream, w, p, a, s, {});
-    } else if (recompute == Recompute::elementwise) {
+    } else if (inputs && args.recompute == Recompute::elementwise) {
         gelu_forward(stream, a.gelu, a.preact);
         norm2(stream, w, p, a);
     }
 
     // MLP
-    linear_backward_weight(stream, {.dw = sink(p.fcproj_w), .x = a.gelu, .dy = g.dres});
-    linear_backward_input(stream,
-                          {.dx = dfc, .dy = g.dres, .w = w.weight(p.fcproj_w), .preact = a.preact});
-    linear_backward_weight(stream,
-                           {.dw = sink(p.fc_w), .x = a.ln2, .dy = dfc, .dbias = sink(p.fc_b)});
-    linear_backward_input(stream, {.dx = g.dy, .dy = dfc, .w = w.weight(p.fc_w)});
-    layernorm_backward(stream, {.dres = g.dres,
-                                .dw = sink(p.ln2_w),
-                                .db = sink(p.ln2_b),
-                                .dy = g.dy,
-                                .x = a.x_mid,
-                                .w = w.weight(p.ln2_w),
-                                .stats = a.stats2,
-                                .dbias = sink(p.proj_b)});
+    if (inputs && apart) copy(stream, g.dout.data, g.dres.data, g.dres.bytes());
+    weight_gradient(p.down_w, p.down_b, a.gelu, apart ? g.dout : g.dres);
+    if (inputs) input_gradient(g.dup, g.dres, p.down_w, a.preact);
+    weight_gradient(p.up_w, p.up_b, a.norm2, g.dup);
+    if (inputs) {
+        input_gradient(g.dy, g.dup, p.up_w);
+        norm_backward(stream, {.dres = g.dres,
+                               .dw = store.sink(p.norm2_w),
+                               .db = store.sink(p.norm2_b),
+                               .dy = g.dy,
+                               .x = a.x_mid,
+                               .w = w.weight(p.norm2_w),
+                               .stats = a.stats2,
+                               .dbias = store.sink(p.out_b)});
+        if (apart) copy(stream, g.dmid.data, g.dres.data, g.dres.bytes());
+    }
 
     // Attention
-    linear_backward_weight(stream, {.dw = sink(p.proj_w), .x = a.att, .dy = g.dres});
-    linear_backward_input(stream, {.dx = g.dy, .dy = g.dres, .w = w.weight(p.proj_w)});
-    attention_backward(stream, {.shape = s,
-                                .q = packed_view(a.qkv, 0, s.T, s.H, s.D),
-                                .k = packed_view(a.qkv, 1, s.T, s.H, s.D),
-                                .v = packed_view(a.qkv, 2, s.T, s.H, s.D),
-                                .out = plain_view(a.att, s.T, s.H, s.D),
-                                .dout = plain_view(g.dy, s.T, s.H, s.D),
-                                .lse = a.lse.as<float>(),
-                                .dq = packed_view(dqkv, 0, s.T, s.H, s.D),
-                                .dk = packed_view(dqkv, 1, s.T, s.H, s.D),
-                                .dv = packed_view(dqkv, 2, s.T, s.H, s.D)});
-    if (recompute == Recompute::elementwise) norm1(stream, w, p, a);
-    linear_backward_weight(stream,
-                           {.dw = sink(p.qkv_w), .x = a.ln1, .dy = dqkv, .dbias = sink(p.qkv_b)});
-    linear_backward_input(stream, {.dx = g.dy, .dy = dqkv, .w = w.weight(p.qkv_w)});
-    layernorm_backward(stream, {.dres = g.dres,
-                                .dw = sink(p.ln1_w),
-                                .db = sink(p.ln1_b),
-                                .dy = g.dy,
-                                .x = a.x,
-                                .w = w.weight(p.ln1_w),
-                                .stats = a.stats1,
-                                .dbias = bias_before});
+    weight_gradient(p.out_w, -1, a.att, apart ? g.dmid : g.dres);
+    if (inputs) {
+        input_gradient(g.datt, g.dres, p.out_w);
+        const PackedHeads heads(a.qkv, s), gradients(g.dqkv, s);
+        attention_backward(stream, {.shape = s,
+                                    .q = heads.q,
+                                    .k = heads.k,
+                                    .v = heads.v,
+                                    .out = heads_view(a.att, 0, s.T, s.D),
+                                    .dout = heads_view(g.datt, 0, s.T, s.D),
+                                    .lse = a.lse.as<float>(),
+                                    .dq = gradients.q,
+                                    .dk = gradients.k,
+                                    .dv = gradients.v});
+        if (args.recompute == Recompute::elementwise) norm1(stream, w, p, a);
+    }
+    weight_gradient(p.qkv_w, p.qkv_b, a.norm1, g.dqkv);
+    if (!inputs) return;
+    input_gradient(g.dy, g.dqkv, p.qkv_w);
+    norm_backward(stream, {.dres = g.dres,
+                           .dw = store.sink(p.norm1_w),
+                           .db = store.sink(p.norm1_b),
+                           .dy = g.dy,
+                           .x = a.x,
+                           .w = w.weight(p.norm1_w),
+                           .stats = a.stats1});
 }
 
 }  // namespace train_gpt

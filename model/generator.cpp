@@ -8,8 +8,8 @@
 #include "device/copy.h"
 #include "kernels/embedding.h"
 #include "kernels/head_loss.h"
-#include "kernels/layernorm.h"
 #include "kernels/linear/linear.h"
+#include "kernels/norm.h"
 
 namespace train_gpt {
 
@@ -20,68 +20,69 @@ constexpr int prompt_chunk = 64;
 
 }  // namespace
 
-Generator::Generator(const GPTShape& shape, ParameterStore& parameters, Arena& arena)
-    : shape_(shape), parameters_(parameters), chunk_(std::min(prompt_chunk, shape.n_ctx)) {
-    for (int l = 0; l < shape_.n_layer; ++l)
-        block_parameters_.push_back(BlockParameters::find(parameters_, l));
-    const int64_t C = shape_.n_embd;
+Generator::Generator(const DecoderSpec& spec, const Registry& registry, ParameterStore& parameters,
+                     Arena& arena)
+    : spec_(spec),
+      registry_(registry),
+      parameters_(parameters),
+      chunk_(std::min(prompt_chunk, spec.n_ctx)) {
+    const int64_t C = spec_.n_embd, F = spec_.n_ff;
     const DType dtype = parameters_.dtype();
     const auto buffer = [&](int64_t rows, int64_t cols, DType type) {
         return arena.tensor(type, {rows, cols}, Purpose::kv_cache);
     };
     activations_ = {.x = buffer(chunk_, C, dtype),
-                    .ln1 = buffer(chunk_, C, dtype),
+                    .norm1 = buffer(chunk_, C, dtype),
                     .stats1 = buffer(chunk_, 2, DType::fp32),
-                    .qkv = buffer(chunk_, 3 * C, dtype),
-                    .att = buffer(chunk_, C, dtype),
+                    .qkv = buffer(chunk_, spec_.qkv_width(), dtype),
+                    .att = buffer(chunk_, spec_.attention_width(), dtype),
                     .lse = {},
                     .x_mid = buffer(chunk_, C, dtype),
-                    .ln2 = buffer(chunk_, C, dtype),
+                    .norm2 = buffer(chunk_, C, dtype),
                     .stats2 = buffer(chunk_, 2, DType::fp32),
-                    .preact = buffer(chunk_, 4 * C, dtype),
-                    .gelu = buffer(chunk_, 4 * C, dtype)};
+                    .preact = buffer(chunk_, F, dtype),
+                    .gelu = buffer(chunk_, F, dtype)};
     x_next_ = buffer(chunk_, C, dtype);
-    lnf_ = buffer(1, C, dtype);
-    cache_ = buffer(int64_t{shape_.n_layer} * 2 * shape_.n_ctx, C, dtype);
-    logits_ = buffer(1, shape_.vocab_size, DType::fp32);
-    logits_scratch_ = buffer(1, shape_.padded_vocab(), dtype);
+    final_norm_ = buffer(1, C, dtype);
+    cache_ = buffer(int64_t{spec_.n_layer} * 2 * spec_.n_ctx,
+                    int64_t{spec_.n_kv_head} * spec_.head_size, dtype);
+    logits_ = buffer(1, spec_.vocab_size, DType::fp32);
+    logits_scratch_ = buffer(1, spec_.padded_vocab(), dtype);
     tokens_ = buffer(1, chunk_, DType::int32);
     host_tokens_ = arena.tensor(DType::int32, {chunk_}, Purpose::staging);
-    host_logits_ = arena.tensor(DType::fp32, {shape_.vocab_size}, Purpose::staging);
+    host_logits_ = arena.tensor(DType::fp32, {spec_.vocab_size}, Purpose::staging);
 }
 
 size_t Generator::scratch_bytes(const Stream& stream) const {
-    const int64_t C = shape_.n_embd;
+    const int64_t C = spec_.n_embd, F = spec_.n_ff, width = spec_.attention_width();
     const DType dtype = parameters_.dtype();
-    size_t most = head_loss_scratch_bytes(stream, dtype, 1, shape_.padded_vocab(), C);
-    for (const auto& [out, in] : {std::pair{3 * C, C}, {C, C}, {4 * C, C}, {C, 4 * C}})
+    size_t most = head_loss_scratch_bytes(stream, dtype, 1, spec_.padded_vocab(), C);
+    for (const auto& [out, in] :
+         {std::pair{int64_t{spec_.qkv_width()}, C}, {C, width}, {F, C}, {C, F}})
         most = std::max(most, linear_scratch_bytes(stream, dtype, chunk_, out, in));
     for (const int T : {1, 2, 3, chunk_})  // a few queries are split over threads differently
         if (T <= chunk_) most = std::max(most, attention_scratch_bytes(stream, attention_shape(T)));
-    return std::max(most, layernorm_scratch_bytes(stream, chunk_, C));
+    return std::max(most, norm_scratch_bytes(stream, chunk_, C));
 }
 
 AttentionShape Generator::attention_shape(int T) const {
-    const int D = shape_.head_size();
     return {.dtype = parameters_.dtype(),
             .B = 1,
             .T = T,
             .S = position_ + T,
-            .H = shape_.n_head,
-            .H_kv = shape_.n_head,
-            .D = D,
-            .scale = 1.0f / std::sqrt(static_cast<float>(D)),
+            .H = spec_.n_head,
+            .H_kv = spec_.n_kv_head,
+            .D = spec_.head_size,
+            .scale = 1.0f / std::sqrt(static_cast<float>(spec_.head_size)),
             .doc_start = nullptr};
 }
 
-HeadsView Generator::cache(int layer, int part) const {
-    const int64_t first_row = (int64_t{layer} * 2 + part) * shape_.n_ctx;
-    return plain_view(cache_.row_range(first_row, shape_.n_ctx), shape_.n_ctx, shape_.n_head,
-                      shape_.head_size());
+Tensor Generator::cache(int layer, int part) const {
+    return cache_.row_range((int64_t{layer} * 2 + part) * spec_.n_ctx, spec_.n_ctx);
 }
 
 void Generator::feed(Stream& stream, std::span<const int32_t> tokens) {
-    assert(!tokens.empty() && position_ + static_cast<int>(tokens.size()) <= shape_.n_ctx);
+    assert(!tokens.empty() && position_ + static_cast<int>(tokens.size()) <= spec_.n_ctx);
     while (!tokens.empty()) {
         const size_t n = std::min(tokens.size(), static_cast<size_t>(chunk_));
         feed_chunk(stream, tokens.first(n), n == tokens.size());
@@ -89,13 +90,31 @@ void Generator::feed(Stream& stream, std::span<const int32_t> tokens) {
     }
 }
 
+/// Appends the keys and values of T tokens to the cache of a layer, and attends to all of it.
+void Generator::attend(Stream& stream, int layer, const BlockActivations& a, int T) {
+    const int H = spec_.n_head, H_kv = spec_.n_kv_head, D = spec_.head_size;
+    const size_t element = size_of(a.qkv.dtype),
+                 row = static_cast<size_t>(H_kv) * static_cast<size_t>(D) * element;
+    for (int part = 0; part < 2; ++part)
+        copy_rows(
+            stream,
+            static_cast<char*>(cache(layer, part).data) + static_cast<size_t>(position_) * row, row,
+            heads_view(a.qkv, H + part * H_kv, T, D).data,
+            static_cast<size_t>(a.qkv.cols()) * element, row, T);
+    attention_forward(stream, {.shape = attention_shape(T),
+                               .q = heads_view(a.qkv, 0, T, D),
+                               .k = heads_view(cache(layer, 0), 0, spec_.n_ctx, D),
+                               .v = heads_view(cache(layer, 1), 0, spec_.n_ctx, D),
+                               .out = heads_view(a.att, 0, T, D),
+                               .lse = nullptr});
+}
+
 void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool with_logits) {
-    const int T = static_cast<int>(tokens.size()), H = shape_.n_head, D = shape_.head_size();
-    const int64_t C = shape_.n_embd;
+    const int T = static_cast<int>(tokens.size());
     BlockActivations a;
-    for (auto member : {&BlockActivations::x, &BlockActivations::ln1, &BlockActivations::stats1,
+    for (auto member : {&BlockActivations::x, &BlockActivations::norm1, &BlockActivations::stats1,
                         &BlockActivations::qkv, &BlockActivations::att, &BlockActivations::x_mid,
-                        &BlockActivations::ln2, &BlockActivations::stats2,
+                        &BlockActivations::norm2, &BlockActivations::stats2,
                         &BlockActivations::preact, &BlockActivations::gelu})
         a.*member = (activations_.*member).row_range(0, T);
     Tensor out = x_next_.row_range(0, T);
@@ -103,51 +122,36 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
     stream.synchronize();  // the previous chunk has been copied
     std::copy(tokens.begin(), tokens.end(), host_tokens_.as<int32_t>());
     copy(stream, tokens_.data, host_tokens_.data, tokens.size_bytes());
-    parameters_.acquire(stream, 0);
-    embedding_forward(stream, {.out = a.x.reshaped({1, T, C}),
-                               .tokens = tokens_.as<int32_t>(),
-                               .wte = parameters_.weight(parameters_.index_of("wte.weight")),
-                               .wpe = parameters_.weight(parameters_.index_of("wpe.weight")),
-                               .doc_start = nullptr,
-                               .first_position = position_});
-    parameters_.release(0);
-    for (int l = 0; l < shape_.n_layer; ++l) {
-        const BlockParameters& p = block_parameters_[static_cast<size_t>(l)];
-        parameters_.acquire(stream, l + 1);
-        block_before_attention(stream, parameters_, p, a);
-        for (int part = 0; part < 2; ++part) {
-            const HeadsView fresh = packed_view(a.qkv, 1 + part, T, H, D);
-            const size_t row = static_cast<size_t>(C) * size_of(a.qkv.dtype);
-            copy_rows(
-                stream,
-                static_cast<char*>(cache(l, part).data) + static_cast<size_t>(position_) * row, row,
-                fresh.data, 3 * row, row, T);
-        }
-        attention_forward(stream, {.shape = attention_shape(T),
-                                   .q = packed_view(a.qkv, 0, T, H, D),
-                                   .k = cache(l, 0),
-                                   .v = cache(l, 1),
-                                   .out = plain_view(a.att, T, H, D),
-                                   .lse = nullptr});
-        block_after_attention(stream, parameters_, p, a, out);
-        parameters_.release(l + 1);
+    {
+        const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(registry_.tokens));
+        embedding_forward(stream, {.out = a.x.reshaped({1, T, spec_.n_embd}),
+                                   .tokens = tokens_.as<int32_t>(),
+                                   .wte = weights.weight(registry_.tokens),
+                                   .wpe = weights.weight(registry_.positions),
+                                   .doc_start = nullptr,
+                                   .first_position = position_});
+    }
+    for (int l = 0; l < spec_.n_layer; ++l) {
+        const BlockParameters& p = registry_.blocks[static_cast<size_t>(l)];
+        const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(p.norm1_w));
+        block_before_attention(stream, weights, p, a);
+        attend(stream, l, a, T);
+        block_after_attention(stream, weights, p, a, out);
         std::swap(a.x, out);
     }
     position_ += T;
     if (!with_logits) return;
-
-    const int unit = parameters_.units() - 1;
-    parameters_.acquire(stream, unit);
-    layernorm_forward(stream, {.out = lnf_,
-                               .stats = {},
-                               .x = a.x.row_range(T - 1, 1),
-                               .w = parameters_.weight(parameters_.index_of("ln_f.weight")),
-                               .b = parameters_.weight(parameters_.index_of("ln_f.bias"))});
-    parameters_.release(unit);
-    parameters_.acquire(stream, 0);
-    head_logits(stream, logits_, lnf_, parameters_.weight(parameters_.index_of("wte.weight")),
-                logits_scratch_);
-    parameters_.release(0);
+    {
+        const UnitLease weights =
+            parameters_.acquire(stream, registry_.unit_of(registry_.final_norm_w));
+        norm_forward(stream, {.out = final_norm_,
+                              .stats = {},
+                              .x = a.x.row_range(T - 1, 1),
+                              .w = weights.weight(registry_.final_norm_w),
+                              .b = weights.weight(registry_.final_norm_b)});
+    }
+    const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(registry_.head));
+    head_logits(stream, logits_, final_norm_, weights.weight(registry_.head), logits_scratch_);
     copy(stream, host_logits_.data, logits_.data, logits_.bytes());
     stream.synchronize();
 }

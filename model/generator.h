@@ -1,19 +1,22 @@
-// Autoregressive inference: a GPT that takes tokens step by step and caches the keys and values of
+// Autoregressive inference: a decoder that takes tokens step by step and caches the keys and values of
 // all earlier ones.
 #pragma once
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "model/gpt.h"
+#include "model/block.h"
+#include "model/registry.h"
+#include "model/spec.h"
 
 namespace train_gpt {
 
 class Generator {
   public:
-    /// Takes from the arena the cache [n_layer, 2, n_ctx, C] and the activations for `chunk` tokens
-    /// at a time.
-    Generator(const GPTShape& shape, ParameterStore& parameters, Arena& arena);
+    /// Takes from the arena the cache [n_layer, 2, n_ctx, H_kv·D] and the activations for `chunk`
+    /// tokens at a time.
+    Generator(const DecoderSpec& spec, const Registry& registry, ParameterStore& parameters,
+              Arena& arena);
 
     /// Forgets all tokens.
     void reset() { position_ = 0; }
@@ -23,22 +26,23 @@ class Generator {
     void feed(Stream& stream, std::span<const int32_t> tokens);
     /// Logits [V] for the next token, after feed().
     std::span<const float> logits() const {
-        return {host_logits_.as<float>(), static_cast<size_t>(shape_.vocab_size)};
+        return {host_logits_.as<float>(), static_cast<size_t>(spec_.vocab_size)};
     }
-    const GPTShape& shape() const { return shape_; }
+    const DecoderSpec& spec() const { return spec_; }
     size_t scratch_bytes(const Stream& stream) const;
 
   private:
-    /// Keys (part 0) or values (1) of a layer: [1, n_ctx, H, D].
-    HeadsView cache(int layer, int part) const;
+    /// Keys (part 0) or values (1) of a layer: [1, n_ctx, H_kv, D].
+    Tensor cache(int layer, int part) const;
+    void attend(Stream& stream, int layer, const BlockActivations& activations, int T);
     void feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool with_logits);
     AttentionShape attention_shape(int T) const;
 
-    GPTShape shape_;
+    DecoderSpec spec_;
+    Registry registry_;
     ParameterStore& parameters_;
-    std::vector<BlockParameters> block_parameters_;
     BlockActivations activations_;  // [chunk, …]
-    Tensor x_next_, lnf_, cache_, tokens_, logits_, logits_scratch_;
+    Tensor x_next_, final_norm_, cache_, tokens_, logits_, logits_scratch_;
     Tensor host_tokens_, host_logits_;
     int chunk_ = 0, position_ = 0;
 };

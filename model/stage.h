@@ -1,35 +1,19 @@
-// GPT-2 (Radford et al. 2019) as a composition of kernels: learned positions, pre-LayerNorm blocks,
-// tanh-GELU, tied head. The forward and backward passes are written by hand with kernels/*.h;
-// weights and gradients belong to a ParameterStore.
+// A range of a decoder's layers with what stands before and after them: the embedding if the range
+// begins the model; the final norm, head and loss if it ends it. A model on one device is a single
+// stage. Forward and backward passes are written by hand with kernels/*.h; weights and gradients
+// belong to a ParameterStore.
 #pragma once
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "device/device.h"
 #include "device/memory.h"
 #include "model/block.h"
+#include "model/registry.h"
+#include "model/spec.h"
 #include "parallel/parameters.h"
 
 namespace train_gpt {
-
-struct GPTShape {
-    int n_layer = 0, n_head = 0, n_embd = 0, n_ctx = 0;
-    int64_t vocab_size = 0;
-
-    int head_size() const { return n_embd / n_head; }
-    /// Rows of wte in memory: a multiple of 128, for the matrix products. The loss ignores the
-    /// padding.
-    int64_t padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
-    /// Training FLOPs per token: 6·N + 6·L·C·T, where N is the number of parameters in matrix
-    /// products and causal attention counts half.
-    double flops_per_token(int T) const;
-};
-
-/// The parameter registry: wte and wpe (unit 0), the blocks (units 1 … n_layer), and ln_f (the
-/// last unit). Initial values as in GPT-2: normal(0, 0.02), positions normal(0, 0.01), residual
-/// projections scaled by 1/√(2·n_layer), norms 1, biases 0.
-std::vector<Parameter> gpt_parameters(const GPTShape& shape);
 
 /// Token ids of a micro-batch on the model's device, each [B, T]; target −1 is ignored.
 struct TokenBatch {
@@ -37,55 +21,87 @@ struct TokenBatch {
                   *doc_start = nullptr;  // doc_start null: no document masks
 };
 
-struct GPTOptions {
+struct StageOptions {
     int B = 1, T = 1;
+    /// Micro-batches whose activations are held at the same time.
+    int slots = 1;
     Recompute recompute = Recompute::none;
     ParameterStore::Use use = ParameterStore::Use::training;
     bool document_mask = false;  // batches will have doc_start
+    /// backward_inputs() and backward_weights() will be called apart. Each slot then also keeps what
+    /// the second one reads: the inputs of the linear layers and the gradients of their outputs.
+    bool backward_apart = false;
 };
 
-class GPT {
+/// Work for micro-batches may be called in any order that computes what it needs first: forward(),
+/// then backward() or backward_inputs() and some time later backward_weights(), of the same slot.
+/// The gradients of a step are sums over its micro-batches. M = B·T.
+class Stage {
   public:
     /// Takes activations for micro-batches of B·T tokens from the arena. In inference all blocks
-    /// share them.
-    GPT(const GPTShape& shape, const GPTOptions& options, ParameterStore& parameters, Arena& arena);
+    /// share them. `registry` is the one that the store's parameters come from.
+    Stage(const DecoderSpec& spec, const Registry& registry, const StageOptions& options,
+          ParameterStore& parameters, Arena& arena);
 
-    const GPTShape& shape() const { return shape_; }
-    const GPTOptions& options() const { return options_; }
+    const DecoderSpec& spec() const { return spec_; }
+    const StageOptions& options() const { return options_; }
 
-    /// Embedding, all blocks, final norm.
-    void forward(Stream& stream, const TokenBatch& batch);
-    /// Loss per token (nats) of the last forward(): fp32 [B·T], 0 where the target is −1.
-    void evaluate_head(Stream& stream, const TokenBatch& batch);
-    /// The same, then the backward pass of the head and of everything before it. Gradients of the
-    /// *sum* of losses go to the store's sinks.
-    void backward(Stream& stream, const TokenBatch& batch);
+    /// Embedding of batch.tokens, or `in` [M, C] if the stage does not begin the model; blocks; the
+    /// final norm, or out [M, C] if the stage does not end the model.
+    void forward(Stream& stream, int slot, const TokenBatch& batch, Tensor in = {},
+                 Tensor out = {});
+    /// Loss per token (nats) of a forward pass: fp32 [M], 0 where the target is −1. Only in a stage
+    /// that ends the model.
+    void evaluate_head(Stream& stream, int slot, const TokenBatch& batch);
 
+    /// The same if the stage ends the model, and the backward pass from the sum of losses, or from
+    /// `dout` [M, C]. Gradients of weights go to the store's sinks; din [M, C] receives that of the
+    /// stage's input, if the stage does not begin the model.
+    void backward(Stream& stream, int slot, const TokenBatch& batch, Tensor dout = {},
+                  Tensor din = {});
+    /// The two halves of backward(), with the option backward_apart. The head's weight gradient and
+    /// those of norms come with the first.
+    void backward_inputs(Stream& stream, int slot, const TokenBatch& batch, Tensor dout = {},
+                         Tensor din = {});
+    void backward_weights(Stream& stream, int slot, const TokenBatch& batch);
+
+    /// Of the last evaluate_head() or backward pass.
     const float* losses() const { return losses_.as<float>(); }
-    /// The largest scratch memory that any kernel of this model needs.
+    /// The largest scratch memory that any kernel of this stage needs.
     size_t scratch_bytes(const Stream& stream) const;
 
-    // The parts, for callers that run them separately (pipelines).
-    void embed(Stream& stream, const TokenBatch& batch);
-    void forward_blocks(Stream& stream, const TokenBatch& batch, int first, int last);
-    void backward_blocks(Stream& stream, const TokenBatch& batch, int first, int last);
-    void backward_embedding(Stream& stream, const TokenBatch& batch);
-
   private:
+    /// What a micro-batch keeps from its forward to its backward pass.
+    struct Slot {
+        std::vector<BlockActivations> blocks;
+        std::vector<BlockGradients> gradients;  // of each block
+        Tensor out;                             // of the last block, if the stage ends the model
+        Tensor final_norm, final_stats;
+        Tensor dembedding;  // of the embedding's output, if the halves are called apart
+    };
+
+    Slot& slot(int i) { return slots_[static_cast<size_t>(i)]; }
+    int layers() const { return static_cast<int>(registry_.blocks.size()); }
+    int unit_of_block(int i) const { return i + (registry_.begins_model() ? 1 : 0); }
     AttentionShape attention_shape(const TokenBatch& batch) const;
-    void head(Stream& stream, const TokenBatch& batch, bool backward);
+    void take_activations(Arena& arena);
+    void take_gradients(Arena& arena);
+    void embed(Stream& stream, Tensor out, const TokenBatch& batch);
+    void head(Stream& stream, const Slot& slot, const TokenBatch& batch, bool backward);
+    void backward_head(Stream& stream, const Slot& slot, const TokenBatch& batch);
+    void backward_from_end(Stream& stream, Slot& slot, const TokenBatch& batch, Tensor dout,
+                           Backward part);
+    void backward_blocks(Stream& stream, Slot& slot, const TokenBatch& batch, Backward part);
+    void backward_embedding(Stream& stream, Tensor dout, const TokenBatch& batch);
 
-    GPTShape shape_;
-    GPTOptions options_;
+    DecoderSpec spec_;
+    Registry registry_;
+    StageOptions options_;
     ParameterStore& parameters_;
-    int wte_, wpe_, lnf_w_, lnf_b_;
-    std::vector<BlockParameters> block_parameters_;
 
-    std::vector<BlockActivations> blocks_;
-    Tensor x_out_;            // after the last block [M, C]
-    Tensor lnf_, stats_f_;    // final norm
+    std::vector<Slot> slots_;
     Tensor logits_, losses_;  // [chunk, Vp], [M]
-    BlockGradients gradients_;
+    Tensor dres_, dy_;        // [M, C]: gradients of the residual stream, and temporary ones
 };
 
 }  // namespace train_gpt

@@ -1,25 +1,13 @@
 // Where a model's tensors lie in flat buffers. The buffers are reduced, updated and gathered in
 // buckets, and each bucket is split evenly over the ranks.
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "parallel/parameter.h"
+#include "parallel/range.h"
 
 namespace train_gpt {
-
-/// Elements [first, first + n).
-struct Range {
-    int64_t first = 0, n = 0;
-
-    int64_t end() const { return first + n; }
-    bool operator==(const Range&) const = default;
-};
-inline Range intersection(const Range& a, const Range& b) {
-    const int64_t first = std::max(a.first, b.first);
-    return {first, std::max<int64_t>(0, std::min(a.end(), b.end()) - first)};
-}
 
 struct Bucket {
     Range range;  // in the flat buffers; ranks · shard elements

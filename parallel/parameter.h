@@ -1,29 +1,50 @@
 // An entry of a model's parameter registry.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "parallel/range.h"
+
 namespace train_gpt {
 
-/// One entry of a model's parameter registry. Shapes are as in memory: a linear weight is [out,
-/// in].
+/// How tensor parallelism cuts a tensor: along `axis` (0: rows, 1: columns), each section for
+/// itself. Sections are extents along the axis, in order, and need not be equal (q | k | v with
+/// grouped heads, gate | up).
+struct TensorSplit {
+    int axis = 0;
+    std::vector<int64_t> sections;
+};
+
+/// A tensor of Hugging Face's files that holds the next `rows` rows of one of ours.
+struct StoredTensor {
+    std::string name;         // without the family's prefix
+    int64_t rows = 0;         // of ours
+    bool transposed = false;  // stored as [in, out] (Conv1D)
+};
+
+/// Shapes are as in memory: a linear weight is [out, in].
 struct Parameter {
-    std::string name;             // as in Hugging Face's GPT-2, without the "transformer." prefix
-    std::vector<int64_t> shape;   // logical
+    std::string name;             // in optimizer files and messages
+    std::vector<int64_t> shape;   // logical, of one or two extents
     std::vector<int64_t> padded;  // in memory; rows beyond the logical ones are zero and stay zero
     int unit = 0;                 // the group it is acquired, reduced and gathered with
+    uint32_t id = 0;              // its place in the whole model; keys its initial values
     bool decay = false;           // AdamW's weight decay applies
-    bool transposed = false;      // Hugging Face stores it as [in, out] (its Conv1D)
-    int split_axis = -1;  // tensor parallelism: 0 splits outputs, 1 inputs, −1 keeps it whole
-    int split_parts =
-        1;  // equal parts along split_axis, each of which is split (3: Q, K and V, by heads)
+    std::optional<TensorSplit> split;  // none: each tensor-parallel rank holds all of it
+    /// Name of the parameter of another stage that holds the same values; empty if there is none.
+    /// The gradients of both are added up, and the norm counts the other one.
+    std::string tied_to;
+    std::vector<StoredTensor> stored;  // they cover the rows, in order
+    std::vector<std::string> aliases;  // further names of a tensor with the same values in files
     float init_mean = 0, init_std = 0;
 
-    int64_t numel() const { return product(shape); }  // logical
-    int64_t padded_numel() const {
-        return product(padded);
-    }  // in memory; the logical elements come first
+    bool transposed() const { return stored[0].transposed; }  // in files; all of `stored` alike
+    int64_t rows() const { return shape[0]; }                 // logical
+    int64_t cols() const { return numel() / shape[0]; }       // 1 for a vector
+    int64_t numel() const { return product(shape); }          // logical
+    int64_t padded_numel() const { return product(padded); }  // the logical elements come first
 
   private:
     static int64_t product(const std::vector<int64_t>& extents) {
@@ -32,5 +53,10 @@ struct Parameter {
         return n;
     }
 };
+
+/// What rank `rank` of `ranks` tensor-parallel ranks holds of a parameter: ranges along its split
+/// axis, one for each section; the whole first axis if it is not split. Throws Error for a section
+/// that cannot be cut into equal parts.
+std::vector<Range> part_of(const Parameter& parameter, int rank, int ranks);
 
 }  // namespace train_gpt

@@ -54,8 +54,8 @@ class ParameterBuffers {
         return sharding_.zero == 0 ? bucket.range : layout_.shard_of(bucket, sharding_.rank);
     }
 
-    /// Weight of parameter i in the compute dtype, padded shape. In a training step it is valid
-    /// between acquire(unit) and release(unit) (ParameterCollectives).
+    /// Weight of parameter i in the compute dtype, padded shape. A model takes it from a lease
+    /// (ParameterCollectives::acquire).
     Tensor weight(int i) const;
     /// Of an element of the layout.
     char* weight_address(int64_t element) const {
@@ -107,9 +107,8 @@ class ParameterBuffers {
 
     // ZeRO-2: gradients of a micro-batch. Unit 0 has room of its own, since its gradient is first
     // written when the backward pass begins and last when it ends; the buckets of blocks take
-    // turns, three because the gradient of a bias belongs to a block and is written by the one
-    // above.
-    static constexpr size_t turns = 3;
+    // turns: one is reduced while the next is written.
+    static constexpr size_t turns = 2;
     float* embedding_gradients_ = nullptr;
     float* block_gradients_[turns] = {};
     bf16* rounded_gradients_ = nullptr;

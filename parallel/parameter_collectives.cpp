@@ -1,5 +1,6 @@
 #include "parallel/parameter_collectives.h"
 
+#include <algorithm>
 #include <cassert>
 
 #include "device/copy.h"
@@ -8,7 +9,10 @@
 namespace train_gpt {
 
 ParameterCollectives::ParameterCollectives(const ParameterBuffers& buffers)
-    : buffers_(buffers), units_missing_(buckets().size()) {}
+    : buffers_(buffers),
+      leases_(static_cast<size_t>(buffers.units())),
+      written_(buffers.parameters().size()),
+      ready_(buckets().size()) {}
 
 void ParameterCollectives::connect(Communicator& communicator, StepClock* clock) {
     assert(communicator.size() == buffers_.sharding().size &&
@@ -18,28 +22,45 @@ void ParameterCollectives::connect(Communicator& communicator, StepClock* clock)
             std::make_unique<Exchange>(buffers_.device(), communicator, sum_slot() + 1, clock);
 }
 
-void ParameterCollectives::acquire(Stream& stream, int unit) {
-    if (!exchange_) return;
-    for (size_t b = buffers_.first_bucket(unit);
-         b < buckets().size() && buckets()[b].first_unit <= unit; ++b)
-        exchange_->hold(stream, gather_slot(b));
+UnitLease ParameterCollectives::acquire(Stream& stream, int unit) {
+    if (exchange_)
+        for (size_t b = buffers_.first_bucket(unit);
+             b < buckets().size() && buckets()[b].first_unit <= unit; ++b)
+            exchange_->hold(stream, gather_slot(b));
+    return {buffers_, unit, leases_[static_cast<size_t>(unit)]};
+}
+
+void ParameterCollectives::begin_step(int micro_batches, int most) {
+    micro_batches_ = reduces_every_micro_batch() ? most : micro_batches;
+    std::fill(written_.begin(), written_.end(), false);
+    std::fill(ready_.begin(), ready_.end(), 0);
 }
 
 void ParameterCollectives::begin_backward(Stream& stream) {
-    for (size_t b = 0; b < units_missing_.size(); ++b) {
-        const Bucket& bucket = buckets()[b];
-        units_missing_[b] = bucket.last_unit - bucket.first_unit + 1;
-        // Gradients of the micro-batch before may still be on their way from where these will be
-        // written.
-        if (buffers_.sharding().zero == 2 && exchange_) exchange_->hold(stream, reduce_slot(b));
-    }
+    if (!reduces_every_micro_batch() || !exchange_ || units_ready_ > 0) return;
+    // Gradients of the micro-batch before may still be on their way from where these will be
+    // written.
+    for (size_t b = 0; b < buckets().size(); ++b) exchange_->hold(stream, reduce_slot(b));
+}
+
+GradientSink ParameterCollectives::sink(int i) {
+    if (i < 0) return {};
+    const bool accumulate = written_[static_cast<size_t>(i)];
+    written_[static_cast<size_t>(i)] = true;
+    return {buffers_.gradient_of_micro_batch(i), DType::fp32, accumulate};
 }
 
 void ParameterCollectives::gradients_ready(Stream& stream, int unit) {
-    if (!exchange_ || (buffers_.sharding().zero < 2 && !last_micro_batch_)) return;
+    units_ready_ = (units_ready_ + 1) % buffers_.units();
+    if (reduces_every_micro_batch())
+        for (size_t i = 0; i < written_.size(); ++i)
+            if (buffers_.parameters()[i].unit == unit) written_[i] = false;
     for (size_t b = buffers_.first_bucket(unit);
-         b < buckets().size() && buckets()[b].first_unit <= unit; ++b)
-        if (--units_missing_[b] == 0) reduce(stream, b);
+         b < buckets().size() && buckets()[b].first_unit <= unit; ++b) {
+        ++ready_[b];
+        if (exchange_ && ready_[b] % (reduces_every_micro_batch() ? units_of(b) : all_of(b)) == 0)
+            reduce(stream, b);
+    }
 }
 
 void ParameterCollectives::reduce(Stream& stream, size_t b) {
@@ -59,21 +80,20 @@ void ParameterCollectives::reduce(Stream& stream, size_t b) {
             group.all_reduce(exchange, all, bucket.range.n, dtype);
         else
             group.reduce_scatter(exchange, sums, all, bucket.shard, dtype);
-        if (buffers_.sharding().zero == 2)
+        if (reduces_every_micro_batch())
             widen(exchange, buffers_.owned_gradients(bucket), sums, dtype, mine.n,
-                  !first_micro_batch_);
+                  ready_[b] > units_of(b));
         else if (rounded)
             widen(exchange, gradients + skipped, sums, dtype, mine.n, false);
-        if (last_micro_batch_ && exchange_->beside()) after_sums_(exchange, b);
+        if (ready_[b] == all_of(b) && exchange_->beside()) after_sums_(exchange, b);
     });
-    // The memory that the bucket after the next one writes to was last used by the one before this.
-    if (buffers_.sharding().zero == 2 && b + 1 < buckets().size() && bucket.first_unit > 0)
+    // The next bucket's gradients are written where those of the one before this were.
+    if (reduces_every_micro_batch() && b + 1 < buckets().size() && bucket.first_unit > 0)
         exchange_->hold(stream, reduce_slot(b + 1));
 }
 
 void ParameterCollectives::skip_micro_batch(Stream& stream) {
-    if (buffers_.sharding().zero < 2) return;
-    first_micro_batch_ = false;
+    if (!reduces_every_micro_batch()) return;
     begin_backward(stream);
     for (int unit = buffers_.units() - 1; unit >= 0; --unit) {
         for (size_t b = buffers_.first_bucket(unit);
@@ -92,6 +112,7 @@ void ParameterCollectives::finish_gradients(Stream& stream) {
 }
 
 void ParameterCollectives::gather(Stream& stream, int b) {
+    assert(std::all_of(leases_.begin(), leases_.end(), [](int leases) { return leases == 0; }));
     if (!exchange_ || buffers_.sharding().zero == 0) return;
     const Bucket& bucket = buckets()[static_cast<size_t>(b)];
     exchange_->submit(stream, gather_slot(static_cast<size_t>(b)), [&](Stream& exchange) {
@@ -105,10 +126,11 @@ void ParameterCollectives::gather_all(Stream& stream) {
     for (size_t b = 0; b < buckets().size(); ++b) gather(stream, static_cast<int>(b));
 }
 
-void ParameterCollectives::sum_over_ranks(Stream& stream, double* data, int64_t n) {
-    if (!exchange_) return;
+void ParameterCollectives::gather_from_ranks(Stream& stream, double* out, const double* in,
+                                             int64_t n) {
+    assert(exchange_);
     exchange_->submit(stream, sum_slot(), [&](Stream& exchange) {
-        exchange_->communicator().all_reduce(exchange, data, n, DType::fp64);
+        exchange_->communicator().all_gather(exchange, out, in, n, DType::fp64);
     });
     exchange_->hold(stream, sum_slot());
 }

@@ -1,7 +1,9 @@
-// What ranks exchange of a model's parameters in a training step: gradients are reduced and weights
-// gathered bucket by bucket, beside the model's work. Offload and packed copies will hang on the
-// same calls: acquire(), release() and gradients_ready().
+// What a model and its ranks do with a model's parameters in a training step: weights are leased to
+// the model, gradients are reduced and weights gathered bucket by bucket, beside the model's work.
+// Fully sharded weights, offload and packed copies will hang on the same calls: acquire(),
+// prefetch() and gradients_ready().
 #pragma once
+#include <cassert>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -13,11 +15,36 @@
 
 namespace train_gpt {
 
-/// In a training step the model calls begin_micro_batch(), then acquire() and release() around each
-/// use of a unit's weights, begin_backward(), and gradients_ready() as soon as all gradients of a
-/// unit are written. A bucket whose units are ready is reduced while the model computes the others.
-/// finish_gradients() then waits for the sums, the optimizer updates the buffers' pieces(), and
-/// gather() collects each bucket's weights, for which the next acquire() waits.
+/// The weights of a unit, for as long as the object lives.
+class UnitLease {
+  public:
+    UnitLease(const ParameterBuffers& buffers, int unit, int& leases)
+        : buffers_(&buffers), unit_(unit), leases_(&leases) {
+        ++leases;
+    }
+    ~UnitLease() { --*leases_; }
+    UnitLease(const UnitLease&) = delete;
+    UnitLease& operator=(const UnitLease&) = delete;
+
+    /// Weight of parameter i, which is of this unit, in the compute dtype and padded shape. −1: none.
+    Tensor weight(int i) const {
+        if (i < 0) return {};
+        assert(buffers_->parameters()[static_cast<size_t>(i)].unit == unit_);
+        return buffers_->weight(i);
+    }
+
+  private:
+    const ParameterBuffers* buffers_;
+    int unit_;
+    int* leases_;
+};
+
+/// In a training step the model calls begin_step(), and then for each micro-batch acquire() around
+/// each use of a unit's weights, begin_backward(), sink() for each gradient that it is about to
+/// write, and gradients_ready() as soon as all gradients of a unit are written. A bucket whose units
+/// are ready is reduced while the model computes the others: in the last micro-batch, or with ZeRO-2
+/// in each. finish_gradients() then waits for the sums, the optimizer updates the buffers' pieces(),
+/// and gather() collects each bucket's weights, for which the next acquire() waits.
 class ParameterCollectives {
   public:
     /// `buffers` must live longer than the object.
@@ -26,22 +53,19 @@ class ParameterCollectives {
     /// counts as communication in `clock`.
     void connect(Communicator& communicator, StepClock* clock = nullptr);
 
-    void acquire(Stream& stream, int unit);
-    void release(int /*unit*/) {}
+    /// Later work of the stream finds the weights of the unit in place while the lease lives.
+    UnitLease acquire(Stream& stream, int unit);
+    /// The unit will be acquired next. Nothing to do as long as every rank holds all weights.
+    void prefetch(Stream& /*stream*/, int /*unit*/) {}
 
-    /// Where the gradient of parameter i goes in the present micro-batch.
-    GradientSink sink(int i) const {
-        return {buffers_.gradient_of_micro_batch(i), DType::fp32,
-                !first_micro_batch_ && buffers_.sharding().zero < 2};
-    }
-    /// first, last: of the micro-batches that this rank computes in the step.
-    void begin_micro_batch(bool first, bool last) {
-        first_micro_batch_ = first;
-        last_micro_batch_ = last;
-    }
+    /// `micro_batches`: how many this rank computes in the step; `most`: how many any rank does.
+    void begin_step(int micro_batches, int most);
     void begin_backward(Stream& stream);
-    /// All gradients of a unit have been written for this micro-batch. Units become ready from the
-    /// last one down.
+    /// Where a gradient of parameter i goes, for one kernel that writes it: the first one in a step
+    /// (with ZeRO-2: in a micro-batch) overwrites, later ones add. −1: an empty sink.
+    GradientSink sink(int i);
+    /// All gradients of a unit have been written for one more micro-batch. With ZeRO-2 units become
+    /// ready from the last one down, and no other micro-batch writes gradients until all are.
     void gradients_ready(Stream& stream, int unit);
     /// In place of a micro-batch, on a rank that has one less than others: takes part in what they
     /// reduce in it.
@@ -57,12 +81,17 @@ class ParameterCollectives {
     /// Collects the weights of a bucket from the ranks that have updated them.
     void gather(Stream& stream, int bucket);
     void gather_all(Stream& stream);
-    /// data[n] becomes its sum over ranks, for later work of the stream.
-    void sum_over_ranks(Stream& stream, double* data, int64_t n);
+    /// out [size·n] = in[n] of all ranks, by rank, for later work of the stream. Not in a group of
+    /// one.
+    void gather_from_ranks(Stream& stream, double* out, const double* in, int64_t n);
 
   private:
     const std::vector<Bucket>& buckets() const { return buffers_.layout().buckets(); }
+    bool reduces_every_micro_batch() const { return buffers_.sharding().zero == 2; }
     void reduce(Stream& stream, size_t bucket);
+    /// How often units of a bucket become ready in a micro-batch, and in a step.
+    int units_of(size_t b) const { return buckets()[b].last_unit - buckets()[b].first_unit + 1; }
+    int all_of(size_t b) const { return micro_batches_ * units_of(b); }
     // What is waited for each by itself: every bucket's reduction, every bucket's weights, sums.
     int reduce_slot(size_t bucket) const { return static_cast<int>(bucket); }
     int gather_slot(size_t bucket) const { return static_cast<int>(buckets().size() + bucket); }
@@ -71,8 +100,10 @@ class ParameterCollectives {
     const ParameterBuffers& buffers_;
     std::unique_ptr<Exchange> exchange_;  // null in a group of one
     std::function<void(Stream&, size_t)> after_sums_ = [](Stream&, size_t) {};
-    std::vector<int> units_missing_;  // of each bucket, in this micro-batch
-    bool first_micro_batch_ = true, last_micro_batch_ = true;
+    std::vector<int> leases_;    // of each unit, how many live
+    std::vector<bool> written_;  // of each parameter: later gradients are added
+    std::vector<int> ready_;     // of each bucket: how often its units became ready in this step
+    int micro_batches_ = 1, units_ready_ = 0;
 };
 
 }  // namespace train_gpt

@@ -31,7 +31,7 @@ void ParameterState::initialize(uint64_t seed) {
     clear_padding();
     for (int i = 0; i < static_cast<int>(buffers_.parameters().size()); ++i) {
         const Parameter& p = buffers_.parameters()[static_cast<size_t>(i)];
-        const RandomStream random(seed, RandomPurpose::init, static_cast<uint32_t>(i), 0);
+        const RandomStream random(seed, RandomPurpose::init, p.id, 0);
         values.assign(static_cast<size_t>(p.numel()), p.init_mean);
         if (p.init_std > 0) random.fill_normal(values.data(), p.numel(), p.init_std, p.init_mean);
         set(i, values);

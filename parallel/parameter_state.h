@@ -14,7 +14,7 @@ class ParameterState {
     explicit ParameterState(const ParameterBuffers& buffers) : buffers_(buffers) {}
 
     /// Initial values from the registry: normal(init_mean, init_std) by Philox keyed by (seed,
-    /// parameter, element); moments zero, padding zero.
+    /// parameter's id, element); moments zero, padding zero.
     void initialize(uint64_t seed);
     /// Sets parameter i from its logical elements: master and weight, padding zero.
     void set(int i, std::span<const float> values);

@@ -3,7 +3,7 @@
 #include "dataloader/loader.h"
 #include "device/device.h"
 #include "device/memory.h"
-#include "model/gpt.h"
+#include "model/stage.h"
 
 namespace train_gpt {
 

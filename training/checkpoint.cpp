@@ -59,7 +59,7 @@ bool is_optimizer_file(const std::string& name) {
 StoredModel stored_model(const CheckpointContents& contents, Activity& activity) {
     const ParameterStore& parameters = contents.parameters;
     StoredModel model{
-        .shape = contents.shape,
+        .spec = contents.spec,
         .dtype = parameters.dtype() == DType::bf16 ? StoredType::bf16 : StoredType::fp32,
         .end_of_text = {},
         .read = [&](const Parameter& p, int64_t first, std::span<float> values) {
@@ -242,7 +242,7 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
                 add("choices.json");
                 if (contents.tokenizer)
                     for (const std::string& name :
-                         write_tokenizer(directory, *contents.tokenizer, contents.shape.n_ctx))
+                         write_tokenizer(directory, *contents.tokenizer, contents.spec.n_ctx))
                         add(name);
             }
             Json hashes = Json::object();
@@ -463,7 +463,7 @@ void load_training_state(const fs::path& checkpoint, ParameterStore& parameters,
 
 std::optional<StoredModel> open_masters(const fs::path& checkpoint) {
     StoredModel model = open_model_folder(checkpoint);
-    const std::vector<Parameter> parameters = gpt_parameters(model.shape);
+    const std::vector<Parameter> parameters = registry_of(model.spec).parameters;
     const auto saved = std::make_shared<const OptimizerFiles>(checkpoint, parameters);
     if (saved->empty()) return {};
     std::map<std::string, int> index;

@@ -26,7 +26,7 @@
 
 #include "base/file.h"
 #include "dataloader/verify.h"
-#include "model/gpt.h"
+#include "model/stage.h"
 #include "parallel/world.h"
 #include "tokenizer/tokenizer.h"
 #include "training/choices.h"
@@ -39,7 +39,7 @@ namespace train_gpt {
 struct CheckpointContents {
     int64_t step = 0;
     const Config& config;
-    const GPTShape& shape;
+    const DecoderSpec& spec;
     const ParameterStore& parameters;      // of a training run
     const Tokenizer* tokenizer = nullptr;  // null: synthetic data
     Choices choices = {};

@@ -28,7 +28,7 @@ Choices kept_choices(const std::filesystem::path& run_dir) {
 
 }  // namespace
 
-Decisions decide(const Config& config, const GPTShape& shape, const Device& device,
+Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,
                  const World& world) {
     Decisions decided;
     const std::string dtype = first_for_all(world, [&]() -> std::string {
@@ -40,7 +40,7 @@ Decisions decide(const Config& config, const GPTShape& shape, const Device& devi
     const uint64_t available =
         memory_available(device) / static_cast<uint64_t>(device.is_cuda() ? 1 : world.local_size());
     const Choices chosen = choices_from_json(first_for_all(world, [&] {
-        return to_json(choose_by_memory(decided.kept, available, config, shape, decided.dtype,
+        return to_json(choose_by_memory(decided.kept, available, config, spec, decided.dtype,
                                         device, world.size()));
     }));
     decided.micro_batch = chosen.micro_batch;

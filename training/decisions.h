@@ -2,7 +2,7 @@
 // before. Machines may differ in both, so the first rank decides for all.
 #pragma once
 #include "device/device.h"
-#include "model/gpt.h"
+#include "model/stage.h"
 #include "parallel/world.h"
 #include "training/choices.h"
 #include "training/config.h"
@@ -18,7 +18,7 @@ struct Decisions {
     Choices kept;  // of the newest whole checkpoint, where there is one
 };
 /// All ranks call it.
-Decisions decide(const Config& config, const GPTShape& shape, const Device& device,
+Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,
                  const World& world);
 
 /// Chooses kernels where there is a choice: as `decided.kept` says, else by timing them on every

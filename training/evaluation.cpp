@@ -32,25 +32,25 @@ EvaluationBatch::EvaluationBatch(Arena& arena, int B, int T, bool document_mask)
     losses_ = static_cast<float*>(host(n * sizeof(float)));
 }
 
-void EvaluationBatch::run(Stream& stream, GPT& model) const {
+void EvaluationBatch::run(Stream& stream, Stage& model) const {
     if (stream.device.is_cuda()) {
         copy(stream, device_tokens_.data, tokens.data(), tokens.size_bytes());
         copy(stream, device_targets_.data, targets.data(), targets.size_bytes());
         if (!doc_start.empty())
             copy(stream, device_doc_start_.data, doc_start.data(), doc_start.size_bytes());
     }
-    model.forward(stream, on_device());
-    model.evaluate_head(stream, on_device());
+    model.forward(stream, 0, on_device());
+    model.evaluate_head(stream, 0, on_device());
 }
 
-double EvaluationBatch::total(Stream& stream, const GPT& model) const {
+double EvaluationBatch::total(Stream& stream, const Stage& model) const {
     accumulate_loss(stream, device_total_, model.losses(), std::ssize(tokens), false);
     if (stream.device.is_cuda()) copy(stream, total_, device_total_, sizeof *total_);
     stream.synchronize();
     return *total_;
 }
 
-std::span<const float> EvaluationBatch::losses(Stream& stream, const GPT& model) const {
+std::span<const float> EvaluationBatch::losses(Stream& stream, const Stage& model) const {
     if (!stream.device.is_cuda()) return {model.losses(), tokens.size()};
     copy(stream, losses_, model.losses(), tokens.size() * sizeof(float));
     stream.synchronize();
@@ -69,7 +69,7 @@ void stop_together(const World& world, const StopEvaluation& stop, double done) 
 
 }  // namespace
 
-ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& windows,
+ValidationResult evaluate(Stream& stream, Stage& model, const ValidationWindows& windows,
                           const Tokenizer* tokenizer, const EvaluationBatch& batch,
                           const World& world, const StopEvaluation& stop) {
     const int64_t B = model.options().B, batches = (windows.count() + B - 1) / B;
@@ -160,14 +160,14 @@ HellaSwag::HellaSwag(const std::filesystem::path& jsonl, const Tokenizer& tokeni
         throw Error(jsonl.string(), " holds no HellaSwag example; check the path");
 }
 
-std::vector<HellaSwag::EndingLoss> HellaSwag::score(Stream& stream, GPT& model,
+std::vector<HellaSwag::EndingLoss> HellaSwag::score(Stream& stream, Stage& model,
                                                     const EvaluationBatch& batch, size_t first,
                                                     size_t count) const {
     const size_t T = static_cast<size_t>(model.options().T);
     const auto checked = [&](int32_t token) {
-        if (token >= model.shape().vocab_size)
+        if (token >= model.spec().vocab_size)
             throw Error("the tokenizer has token ", token, ", but the model knows only ",
-                        model.shape().vocab_size,
+                        model.spec().vocab_size,
                         "; use the tokenizer that the model was trained with");
         return token;
     };
@@ -196,7 +196,7 @@ std::vector<HellaSwag::EndingLoss> HellaSwag::score(Stream& stream, GPT& model,
     return scores;
 }
 
-HellaSwagResult HellaSwag::evaluate(Stream& stream, GPT& model, const EvaluationBatch& batch,
+HellaSwagResult HellaSwag::evaluate(Stream& stream, Stage& model, const EvaluationBatch& batch,
                                     const World& world, const StopEvaluation& stop) const {
     const size_t B = static_cast<size_t>(model.options().B);
     double right[2] = {};  // by the sum of losses, and by the loss per token

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dataloader/loader.h"
-#include "model/gpt.h"
+#include "model/stage.h"
 #include "parallel/world.h"
 #include "tokenizer/tokenizer.h"
 
@@ -43,11 +43,11 @@ class EvaluationBatch {
     }
     /// Runs the model on what the host has filled in. The losses per token are then in the device's
     /// memory.
-    void run(Stream& stream, GPT& model) const;
+    void run(Stream& stream, Stage& model) const;
     /// The sum of its losses; waits for the device.
-    double total(Stream& stream, const GPT& model) const;
+    double total(Stream& stream, const Stage& model) const;
     /// Each token's loss, for the host.
-    std::span<const float> losses(Stream& stream, const GPT& model) const;
+    std::span<const float> losses(Stream& stream, const Stage& model) const;
 
   private:
     Tensor device_tokens_, device_targets_, device_doc_start_;  // on the CPU the host's
@@ -60,7 +60,7 @@ class EvaluationBatch {
 /// batches; all get the result that one rank would get, bit for bit. A batch with a document mask
 /// needs a tokenizer, whose end-of-text token separates documents. Throws EvaluationStopped on all
 /// ranks if one of them must `stop`.
-ValidationResult evaluate(Stream& stream, GPT& model, const ValidationWindows& windows,
+ValidationResult evaluate(Stream& stream, Stage& model, const ValidationWindows& windows,
                           const Tokenizer* tokenizer, const EvaluationBatch& batch,
                           const World& world = {}, const StopEvaluation& stop = {});
 
@@ -88,14 +88,14 @@ class HellaSwag {
     };
     /// The losses of endings first … first + count − 1, at most the model's B. Ending e of example
     /// i is number 4·i + e.
-    std::vector<EndingLoss> score(Stream& stream, GPT& model, const EvaluationBatch& batch,
+    std::vector<EndingLoss> score(Stream& stream, Stage& model, const EvaluationBatch& batch,
                                   size_t first, size_t count) const;
 
     /// Scores every ending as the continuation of its context. Rows longer than the model's T lose
     /// the start of their context; an ending longer than T loses its end. Each rank scores its
     /// share of the examples; all get the result. Throws EvaluationStopped on all ranks if one of
     /// them must `stop`.
-    HellaSwagResult evaluate(Stream& stream, GPT& model, const EvaluationBatch& batch,
+    HellaSwagResult evaluate(Stream& stream, Stage& model, const EvaluationBatch& batch,
                              const World& world = {}, const StopEvaluation& stop = {}) const;
 
   private:

@@ -19,8 +19,8 @@ constexpr int evaluation_batch_size = 8;
 InferenceSession::InferenceSession(const std::string& path, const std::string& device_wanted,
                                    const std::string& dtype_wanted, For use)
     : path_(find_whole_checkpoint(path)),
-      shape_(read_model_shape(path_)),
-      sequence_length_(shape_.n_ctx) {
+      spec_(read_model_spec(path_)),
+      sequence_length_(spec_.n_ctx) {
     if (fs::exists(path_ / "train_gpt.json")) {
         const Config config = checkpoint_config(path_);
         sequence_length_ = config.sequence_length();
@@ -44,17 +44,18 @@ InferenceSession::InferenceSession(const std::string& path, const std::string& d
 
 void InferenceSession::build(Arena& arena, DType dtype, For use) {
     stream_ = Stream(arena.device(), arena.is_counting());
-    parameters_ = std::make_unique<ParameterStore>(arena, gpt_parameters(shape_), dtype,
+    const Registry registry = registry_of(spec_);
+    parameters_ = std::make_unique<ParameterStore>(arena, registry.parameters, dtype,
                                                    ParameterStore::Use::inference);
     if (use == For::sampling) {
-        generator_ = std::make_unique<Generator>(shape_, *parameters_, arena);
+        generator_ = std::make_unique<Generator>(spec_, registry, *parameters_, arena);
         stream_.scratch_bytes = generator_->scratch_bytes(stream_);
     } else {
-        const GPTOptions options{.B = evaluation_batch_size,
-                                 .T = sequence_length_,
-                                 .use = ParameterStore::Use::inference,
-                                 .document_mask = document_mask_};
-        model_ = std::make_unique<GPT>(shape_, options, *parameters_, arena);
+        const StageOptions options{.B = evaluation_batch_size,
+                                   .T = sequence_length_,
+                                   .use = ParameterStore::Use::inference,
+                                   .document_mask = document_mask_};
+        model_ = std::make_unique<Stage>(spec_, registry, options, *parameters_, arena);
         stream_.scratch_bytes = model_->scratch_bytes(stream_);
         batch_ = EvaluationBatch(arena, options.B, options.T, options.document_mask);
     }

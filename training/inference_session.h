@@ -6,7 +6,7 @@
 #include <string>
 
 #include "model/generator.h"
-#include "model/gpt.h"
+#include "model/stage.h"
 #include "tokenizer/tokenizer.h"
 #include "training/evaluation.h"
 
@@ -23,10 +23,10 @@ class InferenceSession {
 
     /// The checkpoint's folder.
     const std::filesystem::path& path() const { return path_; }
-    const GPTShape& shape() const { return shape_; }
+    const DecoderSpec& spec() const { return spec_; }
     Stream& stream() { return stream_; }
     Generator& generator() { return *generator_; }           // For::sampling
-    GPT& model() { return *model_; }                         // For::evaluation
+    Stage& model() { return *model_; }                       // For::evaluation
     const EvaluationBatch& batch() const { return batch_; }  // For::evaluation
     /// Throws Error when the folder has no tokenizer.
     const Tokenizer& tokenizer() const;
@@ -38,7 +38,7 @@ class InferenceSession {
     void build(Arena& arena, DType dtype, For use);
 
     std::filesystem::path path_;
-    GPTShape shape_;
+    DecoderSpec spec_;
     int sequence_length_ = 0;
     bool document_mask_ = false;
     std::string validation_data_;
@@ -46,7 +46,7 @@ class InferenceSession {
     std::unique_ptr<Arena> arena_;
     Stream stream_;
     std::unique_ptr<ParameterStore> parameters_;
-    std::unique_ptr<GPT> model_;
+    std::unique_ptr<Stage> model_;
     std::unique_ptr<Generator> generator_;
     EvaluationBatch batch_;
 };

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "model/families/family.h"
 #include "training/checkpoint.h"
 #include "training/llmc_model.h"
 #include "training/model_folder.h"
@@ -61,18 +62,17 @@ void write_folder(const std::string& out, const std::function<void(const fs::pat
 
 /// Throws Error when a tokenizer has more tokens than its model has rows.
 void require_tokens_fit(const Tokenizer& tokenizer, const std::string& where,
-                        const GPTShape& shape) {
-    if (tokenizer.vocab_size() > shape.vocab_size)
+                        const DecoderSpec& spec) {
+    if (tokenizer.vocab_size() > spec.vocab_size)
         throw Error("the tokenizer ", where, " has ", tokenizer.vocab_size(),
-                    " tokens, but the model has ", shape.vocab_size,
+                    " tokens, but the model has ", spec.vocab_size,
                     "; it is not the one the model was trained with");
 }
 
 /// Describes a model's parameters in a message.
 std::string described(const StoredModel& model, StoredType dtype) {
-    int64_t n = 0;
-    for (const Parameter& p : gpt_parameters(model.shape)) n += p.numel();
-    return concat("a GPT-2 of ", n, " parameters in ", name_of(dtype));
+    return concat("a ", model.spec.family->title, " of ", registry_of(model.spec).numel(),
+                  " parameters in ", name_of(dtype));
 }
 
 }  // namespace
@@ -96,16 +96,16 @@ std::string import_model(const ImportOptions& options) {
     if (tokenizer)
         require_tokens_fit(*tokenizer,
                            options.tokenizer.empty() ? source.string() : options.tokenizer,
-                           model.shape);
+                           model.spec);
     write_folder(options.out, [&](const fs::path& folder) {
         write_model(folder, model, model.dtype);
         if (!options.tokenizer.empty())
-            write_tokenizer(folder, *tokenizer, model.shape.n_ctx);
+            write_tokenizer(folder, *tokenizer, model.spec.n_ctx);
         else if (tokenizer)
-            copy_tokenizer(source, folder, model.shape.n_ctx);
+            copy_tokenizer(source, folder, model.spec.n_ctx);
     });
-    const std::string unlike = tokenizer && tokenizer->vocab_size() < model.shape.vocab_size
-                                   ? concat("; the model has ", model.shape.vocab_size,
+    const std::string unlike = tokenizer && tokenizer->vocab_size() < model.spec.vocab_size
+                                   ? concat("; the model has ", model.spec.vocab_size,
                                             " tokens, its tokenizer ", tokenizer->vocab_size())
                                    : "";
     return concat("imported ", described(model, model.dtype),
@@ -135,8 +135,8 @@ std::string export_model(const ExportOptions& options) {
         write_folder(options.out, [&](const fs::path& folder) {
             write_model(folder, model, dtype, options.max_file_bytes);
             if (const auto tokenizer = read_folder_tokenizer(checkpoint)) {
-                require_tokens_fit(*tokenizer, checkpoint.string(), model.shape);
-                copy_tokenizer(checkpoint, folder, model.shape.n_ctx);
+                require_tokens_fit(*tokenizer, checkpoint.string(), model.spec);
+                copy_tokenizer(checkpoint, folder, model.spec.n_ctx);
             }
         });
     }

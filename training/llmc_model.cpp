@@ -7,6 +7,7 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "model/families/gpt2.h"
 
 namespace train_gpt {
 
@@ -27,24 +28,17 @@ enum Header {
     at_padded
 };
 
-/// Hugging Face's names of the 16 tensors in the order of the file.
-constexpr const char* before_blocks[] = {"wte.weight", "wpe.weight"};
-constexpr const char* of_each_block[] = {
-    "ln_1.weight",        "ln_1.bias",        "attn.c_attn.weight", "attn.c_attn.bias",
-    "attn.c_proj.weight", "attn.c_proj.bias", "ln_2.weight",        "ln_2.bias",
-    "mlp.c_fc.weight",    "mlp.c_fc.bias",    "mlp.c_proj.weight",  "mlp.c_proj.bias"};
-constexpr const char* behind_blocks[] = {"ln_f.weight", "ln_f.bias"};
-
-/// The parameters in the order of the file.
-std::vector<Parameter> in_file_order(const GPTShape& shape) {
-    std::map<std::string, Parameter> by_name;
-    for (const Parameter& p : gpt_parameters(shape)) by_name.emplace(p.name, p);
+/// The parameters in the order of the file, which stacks those of one kind over the layers.
+std::vector<Parameter> in_file_order(const DecoderSpec& spec) {
+    using P = BlockParameters;
+    const Registry r = registry_of(spec);
+    std::vector<int> order{r.tokens, r.positions};
+    for (const auto member : {&P::norm1_w, &P::norm1_b, &P::qkv_w, &P::qkv_b, &P::out_w, &P::out_b,
+                              &P::norm2_w, &P::norm2_b, &P::up_w, &P::up_b, &P::down_w, &P::down_b})
+        for (const BlockParameters& block : r.blocks) order.push_back(block.*member);
+    order.insert(order.end(), {r.final_norm_w, r.final_norm_b});
     std::vector<Parameter> ordered;
-    for (const char* name : before_blocks) ordered.push_back(by_name.at(name));
-    for (const char* name : of_each_block)
-        for (int layer = 0; layer < shape.n_layer; ++layer)
-            ordered.push_back(by_name.at(concat("h.", layer, ".", name)));
-    for (const char* name : behind_blocks) ordered.push_back(by_name.at(name));
+    for (const int i : order) ordered.push_back(r.parameters[static_cast<size_t>(i)]);
     return ordered;
 }
 
@@ -63,25 +57,28 @@ StoredModel open_llmc_model(const fs::path& path) {
         throw Error(path.string(), " is a model file of llm.c's version ", version,
                     "; only version ", fp32_version, " (fp32) and ", bf16_version,
                     " (bf16) are supported");
-    const GPTShape shape = checked_shape(path.string(), header[at_layers], header[at_heads],
-                                         header[at_channels], header[at_n_ctx], header[at_vocab]);
+    const DecoderSpec spec = gpt2.spec(checked({.n_layer = header[at_layers],
+                                                .n_head = header[at_heads],
+                                                .n_embd = header[at_channels],
+                                                .n_ctx = header[at_n_ctx],
+                                                .vocab_size = header[at_vocab]},
+                                               path.string()));
     const int64_t padded = header[at_padded];
-    if (padded < shape.vocab_size || padded > 2 * int64_t{1 << 24})
-        throw Error(path.string(), " has ", padded, " rows for a vocabulary of ", shape.vocab_size,
+    if (padded < spec.vocab_size || padded > 2 * int64_t{1 << 24})
+        throw Error(path.string(), " has ", padded, " rows for a vocabulary of ", spec.vocab_size,
                     "; its header is damaged, so copy it again");
 
-    StoredModel model{.shape = shape,
+    StoredModel model{.spec = spec,
                       .dtype = version == fp32_version ? StoredType::fp32 : StoredType::bf16,
                       .end_of_text = {},
                       .read = {}};
     const size_t element = size_of(model.dtype);
     std::map<std::string, uint64_t> offsets;  // in bytes
     uint64_t end = header_bytes;
-    for (const Parameter& p : in_file_order(shape)) {
+    for (const Parameter& p : in_file_order(spec)) {
         offsets[p.name] = end;
-        end +=
-            static_cast<uint64_t>(p.name == before_blocks[0] ? padded * shape.n_embd : p.numel()) *
-            element;
+        const bool embedding = end == header_bytes;  // the first one
+        end += static_cast<uint64_t>(embedding ? padded * spec.n_embd : p.numel()) * element;
     }
     if (bytes.size() != end)
         throw Error(path.string(), " has ", bytes.size(), " bytes, but its header calls for ", end,
@@ -108,24 +105,25 @@ StoredModel open_llmc_model(const fs::path& path) {
 void write_llmc_model(const fs::path& path, const StoredModel& model, StoredType dtype) {
     if (dtype == StoredType::fp16)
         throw Error("llm.c's model files hold fp32 or bf16, not fp16; choose one with --dtype");
-    const GPTShape& shape = model.shape;
+    const DecoderSpec& spec = model.spec;
     int32_t header[header_ints] = {};
     header[at_magic] = magic;
     header[at_version] = dtype == StoredType::fp32 ? fp32_version : bf16_version;
-    header[at_n_ctx] = shape.n_ctx;
-    header[at_vocab] = static_cast<int32_t>(shape.vocab_size);
-    header[at_layers] = shape.n_layer;
-    header[at_heads] = shape.n_head;
-    header[at_channels] = shape.n_embd;
-    header[at_padded] = static_cast<int32_t>(shape.padded_vocab());
+    header[at_n_ctx] = spec.n_ctx;
+    header[at_vocab] = static_cast<int32_t>(spec.vocab_size);
+    header[at_layers] = spec.n_layer;
+    header[at_heads] = spec.n_head;
+    header[at_channels] = spec.n_embd;
+    header[at_padded] = static_cast<int32_t>(spec.padded_vocab());
     AtomicFile file(path);
     file.write(std::as_bytes(std::span(header)));
-    for (const Parameter& p : in_file_order(shape)) {
-        write_parameter(model, p, dtype, false,
+    const std::vector<Parameter> parameters = in_file_order(spec);
+    for (const Parameter& p : parameters) {
+        write_parameter(model, p, {0, p.rows()}, dtype, false,
                         [&](std::span<const std::byte> bytes) { file.write(bytes); });
-        if (p.name == before_blocks[0])
+        if (&p == &parameters.front())
             file.write(std::vector<std::byte>(
-                static_cast<size_t>((shape.padded_vocab() - shape.vocab_size) * shape.n_embd) *
+                static_cast<size_t>((spec.padded_vocab() - spec.vocab_size) * spec.n_embd) *
                 size_of(dtype)));
     }
     file.commit();

@@ -1,6 +1,7 @@
 #include "training/model_folder.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cctype>
 #include <cstdio>
 #include <map>
@@ -10,6 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_file.h"
+#include "model/families/family.h"
 #include "training/safetensors.h"
 
 namespace train_gpt {
@@ -18,7 +20,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* prefix = "transformer.";
 constexpr const char* weights_name = "model.safetensors";
 constexpr const char* index_name = "model.safetensors.index.json";
 constexpr const char* tokenizer_config_name = "tokenizer_config.json";
@@ -39,39 +40,20 @@ const StoredTypeNames& names_of(StoredType type) {
                          [&](const StoredTypeNames& names) { return names.type == type; });
 }
 
-std::vector<int64_t> hugging_face_shape(const Parameter& p) {
-    return p.transposed ? std::vector<int64_t>{p.shape[1], p.shape[0]} : p.shape;
+/// The shape of a tensor as files hold it.
+std::vector<int64_t> shape_in_files(const Parameter& p, const StoredTensor& stored) {
+    if (p.shape.size() == 1) return {stored.rows};
+    if (stored.transposed) return {p.cols(), stored.rows};
+    return {stored.rows, p.cols()};
 }
 
 Json config_json(const StoredModel& model, StoredType dtype) {
     const Json end = model.end_of_text ? Json(*model.end_of_text) : Json(nullptr);
-    return {{"architectures", {"GPT2LMHeadModel"}},
-            {"model_type", "gpt2"},
-            {"vocab_size", model.shape.vocab_size},
-            {"n_positions", model.shape.n_ctx},
-            {"n_ctx", model.shape.n_ctx},
-            {"n_embd", model.shape.n_embd},
-            {"n_layer", model.shape.n_layer},
-            {"n_head", model.shape.n_head},
-            {"n_inner", nullptr},
-            {"activation_function", "gelu_new"},
-            {"layer_norm_epsilon", 1e-5},
-            {"initializer_range", 0.02},
-            {"resid_pdrop", 0.0},
-            {"embd_pdrop", 0.0},
-            {"attn_pdrop", 0.0},
-            {"scale_attn_weights", true},
-            {"tie_word_embeddings", true},
-            {"bos_token_id", end},
-            {"eos_token_id", end},
-            {"use_cache", true},
-            {"torch_dtype", names_of(dtype).torch}};
-}
-
-/// Buffers that older versions of transformers saved: masks that follow from the shape.
-bool is_mask(const std::string& name) {
-    return name.starts_with("h.") &&
-           (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
+    Json config = model.spec.family->config(model.spec);
+    config["bos_token_id"] = end;
+    config["eos_token_id"] = end;
+    config["torch_dtype"] = names_of(dtype).torch;
+    return config;
 }
 
 /// "a", "b", "c" and 4 more
@@ -90,16 +72,25 @@ struct FolderTensors {
         const SafetensorsFile* file;
         const TensorInfo* info;
     };
+    std::string prefix;  // which names may have or lack
     std::vector<std::unique_ptr<SafetensorsFile>> files;
     std::map<std::string, Place> places;
+
+    /// Null if there is none. Some programs save a tied tensor once, under the other's name.
+    const Place* find(const Parameter& p, const StoredTensor& stored) const {
+        if (const auto found = places.find(stored.name); found != places.end())
+            return &found->second;
+        for (const std::string& alias : p.aliases)
+            if (const auto found = places.find(alias); found != places.end()) return &found->second;
+        return nullptr;
+    }
 
     void add(const fs::path& path, const std::function<void(const TensorInfo&)>& check) {
         const auto& file = files.emplace_back(std::make_unique<SafetensorsFile>(path));
         for (const TensorInfo& info : file->tensors()) {
             check(info);
-            const std::string plain = info.name.starts_with(prefix)
-                                          ? info.name.substr(std::string(prefix).size())
-                                          : info.name;
+            const std::string plain =
+                info.name.starts_with(prefix) ? info.name.substr(prefix.size()) : info.name;
             const auto [at, is_new] = places.try_emplace(plain, Place{file.get(), &info});
             if (!is_new)
                 throw Error(path.string(), " holds ", quoted(info.name), ", which ",
@@ -109,8 +100,8 @@ struct FolderTensors {
     }
 };
 
-FolderTensors open_tensors(const fs::path& directory) {
-    FolderTensors tensors;
+FolderTensors open_tensors(const fs::path& directory, const Family& family) {
+    FolderTensors tensors{.prefix = family.prefix, .files = {}, .places = {}};
     if (fs::exists(directory / weights_name)) {
         tensors.add(directory / weights_name, [](const TensorInfo&) {});
         return tensors;
@@ -154,21 +145,21 @@ FolderTensors open_tensors(const fs::path& directory) {
 
 /// Throws Error unless both tensors hold the same values.
 void require_tied(const fs::path& directory, const FolderTensors::Place& head,
-                  const FolderTensors::Place& wte) {
+                  const FolderTensors::Place& embedding) {
     constexpr int64_t piece = 1 << 18;
-    const int64_t n = wte.info->numel();
-    bool equal = head.info->shape == wte.info->shape;
+    const int64_t n = embedding.info->numel();
+    bool equal = head.info->shape == embedding.info->shape;
     std::vector<float> a, b;
     for (int64_t first = 0; equal && first < n; first += piece) {
         a.resize(static_cast<size_t>(std::min(piece, n - first)));
         b.resize(a.size());
         head.file->read_floats(*head.info, a.data(), first, std::ssize(a));
-        wte.file->read_floats(*wte.info, b.data(), first, std::ssize(b));
+        embedding.file->read_floats(*embedding.info, b.data(), first, std::ssize(b));
         equal = a == b;
     }
     if (!equal)
-        throw Error(directory.string(), " has a separate output head: lm_head.weight differs from ",
-                    wte.info->name,
+        throw Error(directory.string(), " has a separate output head: ", head.info->name,
+                    " differs from ", embedding.info->name,
                     "; only models whose head is tied to the embedding are supported");
 }
 
@@ -178,97 +169,87 @@ bool is_model_folder(const fs::path& directory) {
     return fs::exists(directory / weights_name) || fs::exists(directory / index_name);
 }
 
-GPTShape read_model_shape(const fs::path& directory) {
+DecoderSpec read_model_spec(const fs::path& directory) {
     const fs::path path = directory / "config.json";
     const Json json = read_json(path);
-    if (field<std::string>(json, "model_type", path) != "gpt2")
-        throw Error(path.string(), " has model_type = ", to_text(json["model_type"]),
-                    "; only \"gpt2\" is supported");
-    const auto activation =
-        optional_field<std::string>(json, "activation_function", "gelu_new", path);
-    if (activation != "gelu_new" && activation != "gelu_pytorch_tanh")
-        throw Error(path.string(), " has activation_function = \"", activation,
-                    "\"; only \"gelu_new\" (tanh approximation) is supported");
-    const auto size = [&](const char* key) { return field<int64_t>(json, key, path); };
-    const GPTShape shape = checked_shape(
-        path.string(), size("n_layer"), size("n_head"), size("n_embd"),
-        size(json.contains("n_positions") ? "n_positions" : "n_ctx"), size("vocab_size"));
-    // Settings with which the same weights compute another function.
-    const auto only = [&](const char* key, auto supported) {
-        if (optional_field(json, key, supported, path) != supported)
-            throw Error(path.string(), " has ", key, " = ", to_text(json[key]), "; only ",
-                        to_text(supported), " is supported");
-    };
-    only("n_inner", int64_t{4} * shape.n_embd);
-    only("layer_norm_epsilon", 1e-5);
-    only("scale_attn_weights", true);
-    only("scale_attn_by_inverse_layer_idx", false);
-    only("tie_word_embeddings", true);
-    only("add_cross_attention", false);
-    return shape;
+    return family_of(field<std::string>(json, "model_type", path), path).read_config(json, path);
 }
 
 StoredModel open_model_folder(const fs::path& directory) {
-    const GPTShape shape = read_model_shape(directory);
-    auto tensors = std::make_shared<const FolderTensors>(open_tensors(directory));
-    const auto place = [tensors](const std::string& name) {
-        auto found = tensors->places.find(name);
-        // Some programs save tied tensors once, under the head's name.
-        if (found == tensors->places.end() && name == "wte.weight")
-            found = tensors->places.find("lm_head.weight");
-        return found == tensors->places.end() ? nullptr : &found->second;
-    };
+    return open_model_folder(directory, read_model_spec(directory));
+}
 
-    std::set<std::string> known{"lm_head.weight"}, dtypes;
+StoredModel open_model_folder(const fs::path& directory, const DecoderSpec& spec) {
+    const Family& family = *spec.family;
+    auto tensors = std::make_shared<const FolderTensors>(open_tensors(directory, family));
+
+    std::set<std::string> known, dtypes;
     std::vector<std::string> missing, unexpected;
-    for (const Parameter& p : gpt_parameters(shape)) {
-        known.insert(p.name);
-        const FolderTensors::Place* at = place(p.name);
-        if (!at) {
-            missing.push_back(p.name);
-            continue;
+    for (const Parameter& p : registry_of(spec).parameters) {
+        known.insert(p.aliases.begin(), p.aliases.end());
+        for (const StoredTensor& stored : p.stored) {
+            known.insert(stored.name);
+            const FolderTensors::Place* at = tensors->find(p, stored);
+            if (!at) {
+                missing.push_back(stored.name);
+                continue;
+            }
+            at->file->at(at->info->name, shape_in_files(p, stored));
+            if (std::none_of(std::begin(type_names), std::end(type_names), [&](const auto& names) {
+                    return at->info->dtype == names.safetensors;
+                }))
+                throw Error(at->file->path().string(), ": tensor ", quoted(at->info->name),
+                            " is of dtype ", at->info->dtype,
+                            "; only F32, BF16 and F16 are supported");
+            dtypes.insert(at->info->dtype);
+            for (const std::string& alias : p.aliases)
+                if (const auto other = tensors->places.find(alias);
+                    other != tensors->places.end() && &other->second != at)
+                    require_tied(directory, other->second, *at);
         }
-        at->file->at(at->info->name, hugging_face_shape(p));
-        if (std::none_of(std::begin(type_names), std::end(type_names),
-                         [&](const auto& names) { return at->info->dtype == names.safetensors; }))
-            throw Error(at->file->path().string(), ": tensor ", quoted(at->info->name),
-                        " is of dtype ", at->info->dtype, "; only F32, BF16 and F16 are supported");
-        dtypes.insert(at->info->dtype);
     }
     for (const auto& [name, at] : tensors->places)
-        if (!known.contains(name) && !is_mask(name)) unexpected.push_back(at.info->name);
+        if (!known.contains(name) && !family.is_buffer(name)) unexpected.push_back(at.info->name);
     if (!missing.empty())
         throw Error(directory.string(),
                     " is missing tensors that its config.json needs: ", listed(missing),
                     "; restore the files, or the config.json that belongs to them");
     if (!unexpected.empty())
-        throw Error(directory.string(),
-                    " has tensors that a GPT-2 with its config.json does not have: ",
-                    listed(unexpected), "; only GPT-2 language models are supported");
-    const auto *head = place("lm_head.weight"), *wte = place("wte.weight");
-    if (head && head != wte) require_tied(directory, *head, *wte);
+        throw Error(directory.string(), " has tensors that a ", family.title,
+                    " with its config.json does not have: ", listed(unexpected), "; only ",
+                    family.title, " language models are supported");
 
-    StoredModel model{.shape = shape, .dtype = StoredType::fp32, .end_of_text = {}, .read = {}};
+    StoredModel model{.spec = spec, .dtype = StoredType::fp32, .end_of_text = {}, .read = {}};
     if (dtypes.size() == 1)  // fp32 holds the values of the others exactly
         for (const StoredTypeNames& names : type_names)
             if (dtypes.contains(names.safetensors)) model.dtype = names.type;
     const Json config = read_json(directory / "config.json");
     if (config.contains("eos_token_id") && config["eos_token_id"].is_number_unsigned())
         model.end_of_text = config["eos_token_id"].get<int64_t>();
-    model.read = [tensors, place](const Parameter& p, int64_t first, std::span<float> values) {
-        const FolderTensors::Place& at = *place(p.name);
-        if (!p.transposed) {
-            at.file->read_floats(*at.info, values.data(), first, std::ssize(values));
-            return;
+    model.read = [tensors](const Parameter& p, int64_t first, std::span<float> values) {
+        const Range wanted{first, std::ssize(values)};
+        int64_t begin = 0;  // of the rows that a stored tensor holds, in elements
+        for (const StoredTensor& stored : p.stored) {
+            const Range held{begin, stored.rows * p.cols()}, part = intersection(held, wanted);
+            begin = held.end();
+            if (part.n == 0) continue;
+            const FolderTensors::Place& at = *tensors->find(p, stored);
+            float* out = values.data() + (part.first - first);
+            if (!stored.transposed) {
+                at.file->read_floats(*at.info, out, part.first - held.first, part.n);
+                continue;
+            }
+            assert(part == held);
+            std::vector<float> theirs(static_cast<size_t>(held.n));
+            at.file->read_floats(*at.info, theirs.data());
+            transpose(theirs.data(), stored.rows, out, p.cols(), stored.rows);
         }
-        std::vector<float> theirs(values.size());
-        at.file->read_floats(*at.info, theirs.data());
-        transpose(theirs.data(), p.shape[0], values.data(), p.shape[1], p.shape[0]);
     };
     return model;
 }
 
-void require_same_model(const fs::path& directory, const GPTShape& found, const GPTShape& wanted) {
+void require_same_model(const fs::path& directory, const DecoderSpec& found,
+                        const DecoderSpec& wanted) {
     const auto require = [&](const char* key, int64_t have, int64_t want) {
         if (have != want)
             throw Error("the model in ", directory.string(), " has ", key, " = ", have,
@@ -295,18 +276,28 @@ std::vector<std::string> write_model(const fs::path& directory, const StoredMode
     write_file(directory / "config.json", to_text(config_json(model, dtype), 2) + "\n");
 
     // Tensors fill one file after the other; a tensor that no longer fits begins the next file.
-    const std::vector<Parameter> parameters = gpt_parameters(model.shape);
-    std::vector<std::vector<const Parameter*>> files(1);
+    struct Written {
+        const Parameter* parameter;
+        const StoredTensor* stored;
+        Range rows;  // of the parameter
+    };
+    const Registry registry = registry_of(model.spec);
+    const std::string prefix = model.spec.family->prefix;
+    std::vector<std::vector<Written>> files(1);
     uint64_t total = 0, of_file = 0;
-    for (const Parameter& p : parameters) {
-        const uint64_t bytes = static_cast<uint64_t>(p.numel()) * size_of(dtype);
-        if (max_file_bytes > 0 && of_file > 0 && of_file + bytes > max_file_bytes) {
-            files.emplace_back();
-            of_file = 0;
+    for (const Parameter& p : registry.parameters) {
+        int64_t row = 0;
+        for (const StoredTensor& stored : p.stored) {
+            const uint64_t bytes = static_cast<uint64_t>(stored.rows * p.cols()) * size_of(dtype);
+            if (max_file_bytes > 0 && of_file > 0 && of_file + bytes > max_file_bytes) {
+                files.emplace_back();
+                of_file = 0;
+            }
+            files.back().push_back({&p, &stored, {row, stored.rows}});
+            row += stored.rows;
+            of_file += bytes;
+            total += bytes;
         }
-        files.back().push_back(&p);
-        of_file += bytes;
-        total += bytes;
     }
 
     std::vector<std::string> written{"config.json"};
@@ -320,15 +311,15 @@ std::vector<std::string> write_model(const fs::path& directory, const StoredMode
             name = numbered;
         }
         std::vector<TensorInfo> tensors;
-        for (const Parameter* p : files[i]) {
-            tensors.push_back({.name = prefix + p->name,
+        for (const Written& w : files[i]) {
+            tensors.push_back({.name = prefix + w.stored->name,
                                .dtype = names_of(dtype).safetensors,
-                               .shape = hugging_face_shape(*p)});
-            weight_map[prefix + p->name] = name;
+                               .shape = shape_in_files(*w.parameter, *w.stored)});
+            weight_map[tensors.back().name] = name;
         }
         SafetensorsWriter writer(directory / name, std::move(tensors));
-        for (const Parameter* p : files[i])
-            write_parameter(model, *p, dtype, p->transposed,
+        for (const Written& w : files[i])
+            write_parameter(model, *w.parameter, w.rows, dtype, w.stored->transposed,
                             [&](std::span<const std::byte> bytes) { writer.append(bytes); });
         writer.commit();
         written.push_back(name);
@@ -344,8 +335,8 @@ std::vector<std::string> write_model(const fs::path& directory, const StoredMode
 
 namespace {
 
-/// Without this file AutoTokenizer uses the class of the model's kind, which splits text as GPT-2
-/// does, whatever tokenizer.json says.
+/// Without this file AutoTokenizer uses the class of the model's kind, which splits text as that
+/// model does, whatever tokenizer.json says.
 void write_tokenizer_config(const fs::path& path, const Tokenizer& tokenizer, int n_ctx) {
     Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                    {"model_max_length", n_ctx},

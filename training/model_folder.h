@@ -1,8 +1,8 @@
-// The folder in which Hugging Face's tools keep a GPT-2:
+// The folder in which Hugging Face's tools keep a model:
 //
-//   config.json                              GPT2Config
+//   config.json                              the family and its extents
 //   model.safetensors                        weights under Hugging Face's names and layouts
-//                                            (Conv1D: linear weights are [in, out])
+//                                            (model/families)
 //   model-RRRRR-of-WWWWW.safetensors,        or several files, and an index of where each tensor is
 //   model.safetensors.index.json
 //   tokenizer.json, tokenizer_config.json    the tokenizer, if any; or vocab.json and merges.txt
@@ -21,24 +21,25 @@ namespace train_gpt {
 /// Whether the folder holds weights as Hugging Face names them.
 bool is_model_folder(const std::filesystem::path& directory);
 
-/// The shape of the model, from config.json. Throws Error for other architectures, and for variants
-/// of GPT-2 that compute something else with the same weights.
-GPTShape read_model_shape(const std::filesystem::path& directory);
+/// The model, from config.json. Throws Error for other families, and for variants of one that
+/// compute something else with the same weights.
+DecoderSpec read_model_spec(const std::filesystem::path& directory);
 
-/// Opens a folder (fp32, bf16 or fp16; one file or several; names with and without "transformer.").
+/// Opens a folder (fp32, bf16 or fp16; one file or several; names with and without the family's prefix).
 /// Checks everything that can be known without reading the weights. Throws Error for a file that is
 /// missing or damaged; a tensor that is missing, unknown, in two files or of another shape; and for
-/// a head (lm_head.weight) that is not wte.
+/// a tied tensor whose two copies differ.
 StoredModel open_model_folder(const std::filesystem::path& directory);
+StoredModel open_model_folder(const std::filesystem::path& directory, const DecoderSpec& spec);
 
 /// Throws Error that names the difference if a folder's model is not the wanted one.
-void require_same_model(const std::filesystem::path& directory, const GPTShape& found,
-                        const GPTShape& wanted);
+void require_same_model(const std::filesystem::path& directory, const DecoderSpec& found,
+                        const DecoderSpec& wanted);
 
 /// The compute dtype of what a folder holds: bf16 for bf16, else fp32.
 DType read_model_dtype(const std::filesystem::path& directory);
 
-/// Weights of a folder into a store of the same shape.
+/// Weights of a folder into a store of the same model.
 void load_weights(const std::filesystem::path& directory, ParameterStore& parameters);
 
 /// Writes config.json and the weights in `dtype` into a folder; returns the names of the files.

@@ -4,61 +4,88 @@
 
 namespace train_gpt {
 
+namespace {
+
+/// Whether a piece's gradient counts for the norm here: it counts once over all ranks and stages.
+bool counts_for_norm(const ParameterStore& parameters, const ParameterStore::Piece& piece) {
+    const Sharding& sharding = parameters.sharding();
+    const bool same_on_all = sharding.zero == 0 && sharding.rank > 0;
+    return !same_on_all &&
+           parameters.parameters()[static_cast<size_t>(piece.parameter)].tied_to.empty();
+}
+
+int64_t blocks_of(const ParameterStore::Piece& piece) {
+    return (piece.range.n + norm_block - 1) / norm_block;
+}
+
+}  // namespace
+
 Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums)
     : parameters_(parameters),
       device_(arena.device()),
       norm_segments_(parameters.layout().buckets().size()),
       adamw_segments_(parameters.layout().buckets().size()),
-      sums_count_(sums) {
-    std::vector<int64_t> first_partial;
-    for (const Parameter& p : parameters_.parameters()) {
-        first_partial.push_back(partials_);
-        partial_counts_.push_back((p.padded_numel() + norm_block - 1) / norm_block);
-        partials_ += partial_counts_.back();
-    }
-    const size_t bytes = static_cast<size_t>(sums_count_ + partials_) * sizeof(double);
-    sums_of_rank_ = static_cast<double*>(arena.take(bytes, Purpose::workspaces));
-    // In a group of one, the sums over all ranks are this rank's.
-    sums_ = parameters_.sharding().size == 1
-                ? sums_of_rank_
-                : static_cast<double*>(arena.take(bytes, Purpose::workspaces));
+      sums_count_(sums),
+      tensors_(std::ssize(parameters.parameters())),
+      partial_counts_(parameters.parameters().size()) {
+    for (const ParameterStore::Piece& piece : parameters_.pieces())
+        if (counts_for_norm(parameters_, piece))
+            partial_counts_[static_cast<size_t>(piece.parameter)] += blocks_of(piece);
+    const auto doubles = [&](int64_t n) {
+        return static_cast<double*>(
+            arena.take(static_cast<size_t>(n) * sizeof(double), Purpose::workspaces));
+    };
+    const int64_t n = sums_count_ + tensors_, ranks = parameters_.sharding().size;
+    // As many on every rank; the last block of a tensor may be short.
+    const BucketLayout& layout = parameters_.layout();
+    partials_ = doubles((parameters_.sharding().zero == 0 ? layout.numel() : layout.shard_numel()) /
+                            norm_block +
+                        tensors_);
+    sums_of_rank_ = doubles(n);
+    gathered_ = ranks > 1 ? doubles(ranks * n) : nullptr;
+    sums_ = ranks > 1 ? doubles(n) : sums_of_rank_;
     state_ = static_cast<StepState*>(arena.take(sizeof(StepState), Purpose::workspaces));
     if (arena.is_counting()) return;
 
-    const std::vector<char> zeros(bytes);
-    copy_now(device_, sums_of_rank_, zeros.data(), bytes);
+    const std::vector<char> zeros(static_cast<size_t>(n) * sizeof(double));
+    copy_now(device_, sums_of_rank_, zeros.data(), zeros.size());
     const StepState fresh;
     copy_now(device_, state_, &fresh, sizeof fresh);
+    make_segments();
+    parameters_.after_sums(
+        [this](Stream& stream, size_t bucket) { norm_partials(stream, norm_segments_[bucket]); });
+}
+
+void Optimizer::make_segments() {
+    double* next = partials_;
     for (const ParameterStore::Piece& piece : parameters_.pieces()) {
-        const size_t i = static_cast<size_t>(piece.parameter);
-        const int64_t block = piece.range.first / norm_block, n = piece.range.n;
-        norm_segments_[static_cast<size_t>(piece.bucket)].push_back(
-            {.gradient = piece.gradient,
-             .n = n,
-             .partials = sums_of_rank_ + sums_count_ + first_partial[i] + block});
-        adamw_segments_[static_cast<size_t>(piece.bucket)].push_back(
+        const auto bucket = static_cast<size_t>(piece.bucket);
+        const int64_t n = piece.range.n;
+        if (counts_for_norm(parameters_, piece)) {
+            norm_segments_[bucket].push_back(
+                {.gradient = piece.gradient, .n = n, .partials = next});
+            next += blocks_of(piece);
+        }
+        adamw_segments_[bucket].push_back(
             {.weights = piece.weights,
              .master = piece.master,
              .m = piece.m,
              .v = piece.v,
              .gradient = piece.gradient,
              .n = n,
-             .decay = parameters_.parameters()[i].decay});
+             .decay = parameters_.parameters()[static_cast<size_t>(piece.parameter)].decay});
     }
-    parameters_.after_sums(
-        [this](Stream& stream, size_t bucket) { norm_partials(stream, norm_segments_[bucket]); });
 }
 
 void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) {
     parameters_.finish_gradients(stream);
+    add_partials(stream, sums_of_rank_ + sums_count_, partials_, partial_counts_);
     if (sums_ != sums_of_rank_) {
-        // With ZeRO-0 every rank has all partials already.
-        const int64_t together = sums_count_ + (parameters_.sharding().zero == 0 ? 0 : partials_);
-        copy(stream, sums_, sums_of_rank_,
-             static_cast<size_t>(sums_count_ + partials_) * sizeof(double));
-        parameters_.sum_over_ranks(stream, sums_, together);
+        const int64_t n = sums_count_ + tensors_;
+        parameters_.gather_from_ranks(stream, gathered_, sums_of_rank_, n);
+        add_rows(stream, sums_, gathered_, parameters_.sharding().size, n);
     }
-    finish_norm(stream, state_, sums_ + sums_count_, partial_counts_, scale, clip);
+    finish_norm(stream, state_, sums_ + sums_count_, tensors_, scale, clip);
     args.state = state_;
     for (size_t b = 0; b < adamw_segments_.size(); ++b) {
         adamw(stream, adamw_segments_[b], args);

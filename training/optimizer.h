@@ -34,17 +34,19 @@ class Optimizer {
     std::string bad_parameter(const StepState& state) const;
 
   private:
+    void make_segments();
+
     ParameterStore& parameters_;
     Device device_;
     // Of each bucket.
     std::vector<std::vector<NormSegment>> norm_segments_;
     std::vector<std::vector<AdamWSegment>> adamw_segments_;
+    int64_t sums_count_, tensors_;
+    // Blocks of the gradients whose norm this rank counts, tensor by tensor.
+    double* partials_ = nullptr;
     std::vector<int64_t> partial_counts_;  // of each parameter
-    int64_t sums_count_;
-    // Each is followed by the norm's partials in the registry's order: of this rank (zero where
-    // they are another rank's), and of all ranks.
-    double *sums_of_rank_ = nullptr, *sums_ = nullptr;
-    int64_t partials_ = 0;
+    // Sums of the step, then one of each tensor: of this rank, of each rank, of all ranks.
+    double *sums_of_rank_ = nullptr, *gathered_ = nullptr, *sums_ = nullptr;
     StepState* state_ = nullptr;
 };
 

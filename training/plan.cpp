@@ -33,9 +33,9 @@ std::string label_of(Purpose purpose, const Device& device) {
 /// Reducing gradients: b·P·(d−1)/d bytes, where b is 4, or 2 in bf16; twice that with ZeRO-0,
 /// and that much for each micro-batch with ZeRO-2. Gathering weights of s bytes each:
 /// s·P·(d−1)/d bytes, except with ZeRO-0.
-std::string traffic_line(const Config& config, const GPTShape& shape, DType dtype, int world) {
+std::string traffic_line(const Config& config, const DecoderSpec& spec, DType dtype, int world) {
     const Sharding sharding = sharding_of(config, 0, world);
-    const BucketLayout layout(gpt_parameters(shape), world, sharding.bucket_elements);
+    const BucketLayout layout(registry_of(spec).parameters, world, sharding.bucket_elements);
     const int64_t micro_batches = (config.micro_batches_per_step() + world - 1) / world;
     const double others = static_cast<double>(layout.numel()) * (world - 1) / world;
     const double reductions = sharding.zero == 0   ? 2.0
@@ -148,20 +148,20 @@ DType resolve_dtype(const std::string& word, const Device& device) {
     return resolve_dtype(wanted, device);
 }
 
-Arena plan_memory(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute,
+Arena plan_memory(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
                   const Device& device, int ranks) {
     Arena plan = Arena::counting(device);
-    const Trainer counted(config, shape, dtype, recompute, plan, sharding_of(config, 0, ranks));
+    const Trainer counted(config, spec, dtype, recompute, plan, sharding_of(config, 0, ranks));
     return plan;
 }
 
-Fit fit_into(uint64_t available, const Config& config, const GPTShape& shape, DType dtype,
+Fit fit_into(uint64_t available, const Config& config, const DecoderSpec& spec, DType dtype,
              const Device& device, int ranks) {
     const Pace pace(device);
     const std::vector<int> possible = possible_micro_batches(config, pace, ranks);
     const auto fit_of = [&](int B, Recompute level) {
         const Arena plan =
-            plan_memory(with_micro_batch(config, B), shape, dtype, level, device, ranks);
+            plan_memory(with_micro_batch(config, B), spec, dtype, level, device, ranks);
         return Fit{B, level, plan.total_bytes()};
     };
     std::vector<Recompute> levels(std::begin(recompute_levels), std::end(recompute_levels));
@@ -188,7 +188,7 @@ Fit fit_into(uint64_t available, const Config& config, const GPTShape& shape, DT
 }
 
 Choices choose_by_memory(const Choices& kept, uint64_t available, const Config& config,
-                         const GPTShape& shape, DType dtype, const Device& device, int ranks) {
+                         const DecoderSpec& spec, DType dtype, const Device& device, int ranks) {
     Config as_kept = config;
     if (config.batch.micro_batch == 0) as_kept.batch.micro_batch = kept.micro_batch;
     if (config.precision.recompute.is_auto() && !kept.recompute.empty())
@@ -197,16 +197,16 @@ Choices choose_by_memory(const Choices& kept, uint64_t available, const Config& 
     const int B = as_kept.batch.micro_batch;
     const bool serves = B == 0 || (sequences % B == 0 && sequences / B >= ranks);
     Fit fit;
-    if (serves) fit = fit_into(available, as_kept, shape, dtype, device, ranks);
+    if (serves) fit = fit_into(available, as_kept, spec, dtype, device, ranks);
     if (!serves || fit.bytes > available)
-        fit = fit_into(available, config, shape, dtype, device, ranks);
+        fit = fit_into(available, config, spec, dtype, device, ranks);
     return {fit.micro_batch, name_of(fit.recompute), kept.kernels};
 }
 
-std::string change_that_fits(const Config& config, const GPTShape& shape, DType dtype,
+std::string change_that_fits(const Config& config, const DecoderSpec& spec, DType dtype,
                              const Device& device, uint64_t available, int ranks) {
     const auto try_with = [&](Config changed, int on) -> std::string {
-        const Fit fit = fit_into(available, changed, shape, dtype, device, on);
+        const Fit fit = fit_into(available, changed, spec, dtype, device, on);
         if (fit.bytes > available) return "";
         if (config.batch.micro_batch > 0) changed.batch.micro_batch = fit.micro_batch;
         if (!config.precision.recompute.is_auto()) changed.precision.recompute = fit.recompute;
@@ -246,14 +246,14 @@ std::string change_that_fits(const Config& config, const GPTShape& shape, DType 
 
     open.parallel.zero = 2;
     const Arena plan =
-        plan_memory(with_micro_batch(open, 1), shape, dtype, Recompute::block, device, most);
+        plan_memory(with_micro_batch(open, 1), spec, dtype, Recompute::block, device, most);
     return concat("with a micro-batch of one sequence and parallel.zero=2, each of ", most,
                   most == 1 ? " rank needs " : " ranks needs ", format_bytes(plan.total_bytes()),
                   ", ", format_bytes(plan.bytes(Purpose::parameters)),
                   " of it for the weights, which are not split over ranks; take a smaller model");
 }
 
-Arena allocate(const Arena& plan, const Config& config, const GPTShape& shape, DType dtype,
+Arena allocate(const Arena& plan, const Config& config, const DecoderSpec& spec, DType dtype,
                int ranks) {
     try {
         return allocate(plan);
@@ -263,7 +263,7 @@ Arena allocate(const Arena& plan, const Config& config, const GPTShape& shape, D
             Lines{error.what()},
             !plan.device().is_cuda() && plan.total_bytes() <= available
                 ? "the machine has that much, so a limit of this process forbids it; see ulimit -v"
-                : change_that_fits(config, shape, dtype, plan.device(), available, ranks));
+                : change_that_fits(config, spec, dtype, plan.device(), available, ranks));
     }
 }
 
@@ -310,18 +310,16 @@ std::string levels_table(const std::vector<Arena>& plans, const Device& device) 
 constexpr uint64_t largest_gpu_bytes = 288'000'000'000;
 
 /// Model, FLOPs, step, run and device, one line each.
-std::string describe_run(const Config& config, const GPTShape& shape, DType dtype,
+std::string describe_run(const Config& config, const DecoderSpec& spec, DType dtype,
                          const Device& device, int world) {
     const int T = config.sequence_length();
     const int64_t micro_batches = config.micro_batches_per_step();
-    int64_t parameters = 0;
-    for (const Parameter& p : gpt_parameters(shape)) parameters += p.numel();
-    const double flops = shape.flops_per_token(T);
-    std::string text =
-        concat("model        ", shape.n_layer, " layers, ", shape.n_head, " heads of ",
-               shape.head_size(), ", ", shape.n_embd, " channels, ", shape.n_ctx,
-               " positions, vocabulary ", shape.vocab_size, " (", shape.padded_vocab(),
-               " in memory)\n", "parameters   ", with_separators(parameters), "\n");
+    const int64_t parameters = registry_of(spec).numel();
+    const double flops = spec.flops_per_token(T);
+    std::string text = concat("model        ", spec.n_layer, " layers, ", spec.n_head, " heads of ",
+                              spec.head_size, ", ", spec.n_embd, " channels, ", spec.n_ctx,
+                              " positions, vocabulary ", spec.vocab_size, " (", spec.padded_vocab(),
+                              " in memory)\n", "parameters   ", with_separators(parameters), "\n");
     const auto weights = static_cast<uint64_t>(parameters) * size_of(dtype);
     if (weights > largest_gpu_bytes)
         text += concat("note         its weights alone take ", format_bytes(weights),
@@ -336,7 +334,7 @@ std::string describe_run(const Config& config, const GPTShape& shape, DType dtyp
                    " of ", config.batch.micro_batch, " × ", T, " tokens, on ", world, " rank",
                    world == 1 ? "" : "s", ": ", micro_batches / world, " to ",
                    (micro_batches + world - 1) / world, " each\n");
-    if (world > 1) text += traffic_line(config, shape, dtype, world);
+    if (world > 1) text += traffic_line(config, spec, dtype, world);
     if (config.schedule.epochs == 0) {
         const int64_t steps = total_steps(config, 0);
         text += concat("run          ", with_separators(steps), " steps, ",
@@ -349,17 +347,17 @@ std::string describe_run(const Config& config, const GPTShape& shape, DType dtyp
 }  // namespace
 
 PlanReport plan_report(const Config& given, const Device& device, int world) {
-    const GPTShape shape = shape_of(given, vocab_size_of(given));
+    const DecoderSpec spec = spec_of(given, vocab_size_of(given));
     const DType dtype = resolve_dtype(given.precision.dtype, device);
     const uint64_t available = memory_available(device);
-    const Fit fit = fit_into(available, given, shape, dtype, device, world);
+    const Fit fit = fit_into(available, given, spec, dtype, device, world);
     const Config config = with_micro_batch(given, fit.micro_batch);
 
     std::vector<Arena> plans;
     for (const Recompute level : recompute_levels)
-        plans.push_back(plan_memory(config, shape, dtype, level, device, world));
+        plans.push_back(plan_memory(config, spec, dtype, level, device, world));
     PlanReport report;
-    report.text = concat(describe_run(config, shape, dtype, device, world),
+    report.text = concat(describe_run(config, spec, dtype, device, world),
                          "\nmemory of each rank, by what is recomputed in the backward pass\n",
                          levels_table(plans, device), "\nbatch.micro_batch = ", fit.micro_batch,
                          ", precision.recompute = ", name_of(fit.recompute), ": ",
@@ -369,7 +367,7 @@ PlanReport plan_report(const Config& given, const Device& device, int world) {
         report.problem =
             concat("the run needs ", format_bytes(fit.bytes), " of memory on each rank, and ",
                    format_bytes(available), " are available here; ",
-                   change_that_fits(given, shape, dtype, device, available, world));
+                   change_that_fits(given, spec, dtype, device, available, world));
     return report;
 }
 

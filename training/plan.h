@@ -5,7 +5,7 @@
 #include <string>
 
 #include "device/memory.h"
-#include "model/gpt.h"
+#include "model/stage.h"
 #include "training/choices.h"
 #include "training/config.h"
 
@@ -22,7 +22,7 @@ DType resolve_dtype(std::optional<DType> wanted, const Device& device);
 DType resolve_dtype(const std::string& word, const Device& device);
 
 /// Memory of each of `ranks` ranks: that of a Trainer over a counting arena.
-Arena plan_memory(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute,
+Arena plan_memory(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
                   const Device& device, int ranks = 1);
 
 /// How a step is divided so that it fits into memory.
@@ -40,22 +40,22 @@ struct Fit {
 /// beyond which nothing is gained, or one sequence where that is longer. Where nothing fits: the
 /// choice that needs the least memory. Throws Error where a step cannot feed all ranks; the message
 /// says what can.
-Fit fit_into(uint64_t available, const Config& config, const GPTShape& shape, DType dtype,
+Fit fit_into(uint64_t available, const Config& config, const DecoderSpec& spec, DType dtype,
              const Device& device, int ranks = 1);
 
 /// The choices that depend on memory, for a run that starts or resumes here: those of `kept` where
 /// they still divide a step, feed all ranks and fit, else those of fit_into().
 Choices choose_by_memory(const Choices& kept, uint64_t available, const Config& config,
-                         const GPTShape& shape, DType dtype, const Device& device, int ranks = 1);
+                         const DecoderSpec& spec, DType dtype, const Device& device, int ranks = 1);
 
 /// The smallest change that makes the configuration fit into `available` bytes on each rank, as a
 /// sentence; where none does, the least memory that it would need.
-std::string change_that_fits(const Config& config, const GPTShape& shape, DType dtype,
+std::string change_that_fits(const Config& config, const DecoderSpec& spec, DType dtype,
                              const Device& device, uint64_t available, int ranks = 1);
 
 /// Allocates the memory of a run's plan. Where there is not enough, the Error says what takes how
 /// much and what would fit.
-Arena allocate(const Arena& plan, const Config& config, const GPTShape& shape, DType dtype,
+Arena allocate(const Arena& plan, const Config& config, const DecoderSpec& spec, DType dtype,
                int ranks = 1);
 
 /// Allocates the memory of a plan. Where there is not enough, the Error says what takes how much.

@@ -25,7 +25,7 @@ bool same_tokens(const std::filesystem::path& folder, const Tokenizer* tokenizer
 /// tokenizer; prints what else has changed.
 void compare_with(const std::filesystem::path& checkpoint, const Config& config,
                   const RunData& data, Progress& progress) {
-    require_same_model(checkpoint, read_model_shape(checkpoint), data.shape());
+    require_same_model(checkpoint, read_model_spec(checkpoint), data.spec());
     if (!same_tokens(checkpoint, data.tokenizer()))
         throw Error("the tokenizer ", config.tokenizer.path, " has other tokens than the one in ",
                     checkpoint.string(),
@@ -99,7 +99,7 @@ void initialize_weights(const Config& config, const RunData& data, Trainer& trai
     const auto source =
         find_whole_checkpoint(config.model.init_from, [&] { world.activity().pulse(); });
     StoredModel model = open_model_folder(source);
-    require_same_model(source, model.shape, data.shape());
+    require_same_model(source, model.spec, data.spec());
     model.read = [&, read = std::move(model.read)](const Parameter& p, int64_t first,
                                                    std::span<float> values) {
         world.activity().pulse();

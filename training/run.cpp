@@ -193,7 +193,7 @@ std::string Run::save_or_reason() {
     parts_.world.activity().phase = "checkpoint";
     try {
         save_checkpoint(config.run_dir,
-                        {step_, config, parts_.data.shape(), parts_.trainer.parameters,
+                        {step_, config, parts_.data.spec(), parts_.trainer.parameters,
                          parts_.data.tokenizer(), parts_.choices},
                         parts_.world);
     } catch (const Error& error) {

@@ -29,10 +29,10 @@ void require_run_inputs(const Config& config, const std::string& file) {
 
 RunData::RunData(const Config& config, const std::string& file) {
     if (!config.tokenizer.path.empty()) tokenizer_ = Tokenizer::load(config.tokenizer.path);
-    shape_ = shape_of(config, vocab_size_of(config));
-    if (tokenizer_ && tokenizer_->vocab_size() > shape_.vocab_size)
+    spec_ = spec_of(config, vocab_size_of(config));
+    if (tokenizer_ && tokenizer_->vocab_size() > spec_.vocab_size)
         throw Error("the tokenizer ", config.tokenizer.path, " has ", tokenizer_->vocab_size(),
-                    " tokens, but model.vocab_size is ", shape_.vocab_size,
+                    " tokens, but model.vocab_size is ", spec_.vocab_size,
                     "; set model.vocab_size=0 to take the tokenizer's");
     if (config.data.document_mask && !(tokenizer_ && tokenizer_->end_of_text()))
         throw Error(file, ": data.document_mask needs a tokenizer with an end-of-text token, ",
@@ -40,8 +40,7 @@ RunData::RunData(const Config& config, const std::string& file) {
                     "with");
     for (const auto& [glob, weight, name] : config.data.train)
         sources_.push_back(
-            {std::make_shared<TokenShards>(glob, static_cast<uint32_t>(shape_.vocab_size)),
-             weight});
+            {std::make_shared<TokenShards>(glob, static_cast<uint32_t>(spec_.vocab_size)), weight});
     open_evaluations(config, file);
     for (const auto& source : config.data.train) check_prepared(source.glob, tokenizer());
     check_prepared(config.data.val, tokenizer());
@@ -54,8 +53,8 @@ RunData::RunData(const Config& config, const std::string& file) {
 void RunData::open_evaluations(const Config& config, const std::string& file) {
     evaluations_.tokenizer = tokenizer();
     if (!config.data.val.empty()) {
-        validation_ = std::make_shared<TokenShards>(config.data.val,
-                                                    static_cast<uint32_t>(shape_.vocab_size));
+        validation_ =
+            std::make_shared<TokenShards>(config.data.val, static_cast<uint32_t>(spec_.vocab_size));
         evaluations_.validation = std::make_unique<ValidationWindows>(
             validation_, config.sequence_length(), config.evaluation.max_tokens);
     }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dataloader/loader.h"
-#include "model/gpt.h"
+#include "model/stage.h"
 #include "tokenizer/tokenizer.h"
 #include "training/config.h"
 #include "training/run_evaluation.h"
@@ -31,8 +31,8 @@ class RunData {
 
     /// Null where there is none: the data are token ids that nothing here can turn into text.
     const Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
-    /// The model's shape, with the tokenizer's vocabulary where the configuration gives none.
-    const GPTShape& shape() const { return shape_; }
+    /// The model, with the tokenizer's vocabulary where the configuration gives none.
+    const DecoderSpec& spec() const { return spec_; }
     const std::vector<TrainSource>& sources() const { return sources_; }
     const Evaluations& evaluations() const { return evaluations_; }
     /// Steps of the whole run.
@@ -47,7 +47,7 @@ class RunData {
     void open_evaluations(const Config& config, const std::string& file);
 
     std::optional<Tokenizer> tokenizer_;
-    GPTShape shape_;
+    DecoderSpec spec_;
     std::vector<TrainSource> sources_;
     std::shared_ptr<const TokenShards> validation_;  // null: none
     Evaluations evaluations_;

@@ -55,12 +55,12 @@ std::string sample_text(Stream& stream, Generator& generator, const Tokenizer& t
                         const std::string& prompt, const SamplingOptions& options, uint64_t sample,
                         const std::function<void(std::string_view)>& emit,
                         const std::function<bool()>& stop) {
-    const size_t n_ctx = static_cast<size_t>(generator.shape().n_ctx);
+    const size_t n_ctx = static_cast<size_t>(generator.spec().n_ctx);
     std::vector<int32_t> context;
     for (uint32_t id : tokenizer.encode(prompt)) {
-        if (id >= generator.shape().vocab_size)
+        if (id >= generator.spec().vocab_size)
             throw Error("the tokenizer gives the prompt the token ", id,
-                        ", but the model's vocabulary has only ", generator.shape().vocab_size,
+                        ", but the model's vocabulary has only ", generator.spec().vocab_size,
                         "; use the tokenizer that the model was trained with");
         context.push_back(static_cast<int32_t>(id));
     }

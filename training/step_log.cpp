@@ -8,10 +8,10 @@
 
 namespace train_gpt {
 
-StepSize size_of_step(const Config& config, const GPTShape& shape, double peak_flops, int ranks) {
+StepSize size_of_step(const Config& config, const DecoderSpec& spec, double peak_flops, int ranks) {
     const int T = config.sequence_length();
     return {.targets = config.micro_batches_per_step() * config.batch.micro_batch * T,
-            .flops = shape.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step),
+            .flops = spec.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step),
             .ranks = ranks,
             .peak_flops = peak_flops};
 }

@@ -6,7 +6,7 @@
 
 #include "base/stopwatch.h"
 #include "dataloader/loader.h"
-#include "model/gpt.h"
+#include "model/stage.h"
 #include "training/config.h"
 #include "training/metrics.h"
 #include "training/progress.h"
@@ -25,7 +25,7 @@ struct StepSize {
 
     double least_seconds() const { return flops / (peak_flops * ranks); }
 };
-StepSize size_of_step(const Config& config, const GPTShape& shape, double peak_flops, int ranks);
+StepSize size_of_step(const Config& config, const DecoderSpec& spec, double peak_flops, int ranks);
 
 class StepLog {
   public:

@@ -38,24 +38,6 @@ void round_to(std::span<const float> values, StoredType type, const std::string&
 
 }  // namespace
 
-GPTShape checked_shape(const std::string& where, int64_t n_layer, int64_t n_head, int64_t n_embd,
-                       int64_t n_ctx, int64_t vocab_size) {
-    const auto size = [&](const char* key, int64_t value, int64_t most) {
-        if (value < 1 || value > most)
-            throw Error(where, " has ", key, " = ", value, "; it must lie between 1 and ", most);
-        return static_cast<int>(value);
-    };
-    const GPTShape shape{.n_layer = size("n_layer", n_layer, 10000),
-                         .n_head = size("n_head", n_head, 10000),
-                         .n_embd = size("n_embd", n_embd, 1 << 20),
-                         .n_ctx = size("n_positions", n_ctx, 1 << 24),
-                         .vocab_size = size("vocab_size", vocab_size, 1 << 24)};
-    if (shape.n_embd % shape.n_head != 0 || shape.head_size() > 256)
-        throw Error(where, " has n_embd = ", shape.n_embd, " and n_head = ", shape.n_head,
-                    "; heads must divide channels and be at most 256 wide");
-    return shape;
-}
-
 void load_weights(const StoredModel& model, ParameterStore& parameters) {
     std::vector<float> values;
     for (int i = 0; i < static_cast<int>(parameters.parameters().size()); ++i) {
@@ -67,28 +49,30 @@ void load_weights(const StoredModel& model, ParameterStore& parameters) {
     parameters.clear_padding();
 }
 
-void write_parameter(const StoredModel& model, const Parameter& p, StoredType type, bool transposed,
+void write_parameter(const StoredModel& model, const Parameter& p, Range part, StoredType type,
+                     bool transposed,
                      const std::function<void(std::span<const std::byte>)>& write) {
-    assert(!transposed || p.transposed);
+    assert(!transposed || p.transposed());
     constexpr int64_t piece_elements = 1 << 18;
-    const bool whole = p.transposed;
+    const bool whole = p.transposed();
     std::vector<float> all(whole ? static_cast<size_t>(p.numel()) : 0), values;
     if (whole) model.read(p, 0, all);
-    const int64_t rows = transposed ? p.shape[1] : p.shape[0], cols = p.numel() / rows;
+    const int64_t begin = part.first * p.cols();  // of the part
+    const int64_t rows = transposed ? p.cols() : part.n, cols = transposed ? part.n : p.cols();
     const int64_t rows_at_once = std::max<int64_t>(1, piece_elements / cols);
     std::vector<std::byte> bytes;
     for (int64_t first = 0; first < rows; first += rows_at_once) {
         const int64_t n = std::min(rows_at_once, rows - first);
         std::span<const float> piece;
         if (whole && !transposed) {
-            piece = std::span(all).subspan(static_cast<size_t>(first * cols),
+            piece = std::span(all).subspan(static_cast<size_t>(begin + first * cols),
                                            static_cast<size_t>(n * cols));
         } else {
             values.resize(static_cast<size_t>(n * cols));
             if (transposed)
-                transpose(all.data() + first, rows, values.data(), cols, n);
+                transpose(all.data() + begin + first, rows, values.data(), cols, n);
             else
-                model.read(p, first * cols, values);
+                model.read(p, begin + first * cols, values);
             piece = values;
         }
         if (type == StoredType::fp32)

@@ -10,7 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "model/gpt.h"
+#include "model/registry.h"
+#include "model/spec.h"
+#include "parallel/parameters.h"
 
 namespace train_gpt {
 
@@ -22,30 +24,24 @@ constexpr const char* name_of(StoredType type) {
 }
 
 struct StoredModel {
-    GPTShape shape;
+    DecoderSpec spec;
     StoredType dtype = StoredType::fp32;
     std::optional<int64_t> end_of_text;  // the token's id, where the files give it
 
-    /// Sets values to the elements [first, first + n) of a parameter of gpt_parameters(shape), in
-    /// its layout; exact. A parameter that is `transposed` must be read in one call.
+    /// Sets values to the elements [first, first + n) of a parameter of registry_of(spec), in its
+    /// layout; exact. A parameter that is transposed() must be read in one call.
     std::function<void(const Parameter& p, int64_t first, std::span<float> values)> read;
 };
-
-/// The shape with these extents. Throws Error, whose message begins with `where`, when an extent is
-/// impossible.
-GPTShape checked_shape(const std::string& where, int64_t n_layer, int64_t n_head, int64_t n_embd,
-                       int64_t n_ctx, int64_t vocab_size);
 
 /// Sets all weights (and master weights) of a store of the same shape.
 void load_weights(const StoredModel& model, ParameterStore& parameters);
 
-/// Calls write(bytes) with pieces of a parameter of the model, rounded to nearest into `type`:
-/// row-major in the registry's layout, or if `transposed` in Hugging Face's layout (only for a
-/// parameter that is transposed there). Uses memory for a small piece, and for the whole parameter
-/// if p.transposed. Throws Error naming the parameter when a number is not finite, or too large for
+/// Calls write(bytes) with pieces of some rows of a parameter of the model, rounded to nearest into
+/// `type`: row-major, [out, in], or if `transposed` as [in, out] (only for a parameter that is
+/// transposed()). Uses memory for a small piece, and for the whole parameter if it is transposed(). Throws Error naming the parameter when a number is not finite, or too large for
 /// `type`.
-void write_parameter(const StoredModel& model, const Parameter& p, StoredType type, bool transposed,
-                     const std::function<void(std::span<const std::byte>)>& write);
+void write_parameter(const StoredModel& model, const Parameter& p, Range rows, StoredType type,
+                     bool transposed, const std::function<void(std::span<const std::byte>)>& write);
 
 /// out[c, r] = in[r, c] for rows × cols elements; rows of `in` are in_stride elements apart, those
 /// of `out` are contiguous.

@@ -2,21 +2,23 @@
 
 #include <algorithm>
 #include <cassert>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "device/copy.h"
 #include "kernels/head_loss.h"
+#include "model/families/family.h"
 
 namespace train_gpt {
 
-GPTShape shape_of(const Config& config, int64_t vocab_size) {
+DecoderSpec spec_of(const Config& config, int64_t vocab_size) {
     const auto& m = config.model;
-    return {.n_layer = m.n_layer,
-            .n_head = m.n_head,
-            .n_embd = m.n_embd,
-            .n_ctx = m.n_ctx,
-            .vocab_size = vocab_size};
+    return default_family().spec({.n_layer = m.n_layer,
+                                  .n_head = m.n_head,
+                                  .n_embd = m.n_embd,
+                                  .n_ctx = m.n_ctx,
+                                  .vocab_size = vocab_size});
 }
 
 LoaderOptions loader_options(const Config& config, int64_t first_step, int rank, int ranks) {
@@ -66,18 +68,19 @@ AdamWStep adamw_step(const Config& config, int64_t step, double rate) {
             .step = step + 1};
 }
 
-Trainer::Trainer(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute,
+Trainer::Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
                  Arena& arena, const Sharding& sharding)
     : stream(arena.device(), arena.is_counting()),
-      parameters(arena, gpt_parameters(shape), dtype, ParameterStore::Use::training, sharding),
-      model(shape,
+      registry(registry_of(spec)),
+      parameters(arena, registry.parameters, dtype, ParameterStore::Use::training, sharding),
+      model(spec, registry,
             {.B = config.batch.micro_batch,
              .T = config.sequence_length(),
              .recompute = recompute,
              .use = ParameterStore::Use::training,
              .document_mask = config.data.document_mask},
             parameters, arena),
-      generator(shape, parameters, arena),
+      generator(spec, registry, parameters, arena),
       optimizer(parameters, arena, StepSums::count(static_cast<int>(config.data.train.size()))),
       feed(arena, config.batch.micro_batch, config.sequence_length(), config.data.document_mask),
       evaluation_batch(arena, config.batch.micro_batch, config.sequence_length(),
@@ -100,10 +103,15 @@ TokenBatch Trainer::next_batch(TrainLoader& loader) {
     return feed.next(stream, loader);
 }
 
-void Trainer::micro_batch(const TokenBatch& batch, bool first, bool last) {
-    parameters.begin_micro_batch(first, last);
-    model.forward(stream, batch);
-    model.backward(stream, batch);
+void Trainer::begin_step(int micro_batches, int most) {
+    parameters.begin_step(micro_batches, most);
+    first_micro_batch_ = true;
+}
+
+void Trainer::micro_batch(const TokenBatch& batch) {
+    const bool first = std::exchange(first_micro_batch_, false);
+    model.forward(stream, 0, batch);
+    model.backward(stream, 0, batch);
     accumulate_loss(stream, &sums()->loss, model.losses(), feed.targets(), !first);
     if (sources_ > 1 && feed.sources())  // there are none before the first batch
         accumulate_loss_by_source(stream, {.totals = sums()->loss_of_source,
@@ -128,11 +136,12 @@ void Trainer::warm_up() {
     std::fill(evaluation_batch.targets.begin(), evaluation_batch.targets.end(), 0);
     std::fill(evaluation_batch.doc_start.begin(), evaluation_batch.doc_start.end(), 0);
     evaluation_batch.run(stream, model);
-    for (const bool first : {true, false}) micro_batch(evaluation_batch.on_device(), first, !first);
+    begin_step(2, 2);
+    for (int i = 0; i < 2; ++i) micro_batch(evaluation_batch.on_device());
     const std::vector<int32_t> prompt(2, 0);
     for (const size_t n : {size_t{1}, prompt.size()}) {
         generator.reset();
-        if (static_cast<int>(n) <= generator.shape().n_ctx)
+        if (static_cast<int>(n) <= generator.spec().n_ctx)
             generator.feed(stream, std::span(prompt).first(n));
     }
     generator.reset();

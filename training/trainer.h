@@ -6,7 +6,7 @@
 #include "dataloader/loader.h"
 #include "kernels/adamw.h"
 #include "model/generator.h"
-#include "model/gpt.h"
+#include "model/stage.h"
 #include "parallel/step_clock.h"
 #include "training/batch_feed.h"
 #include "training/config.h"
@@ -40,15 +40,17 @@ class OutcomeQueue {
 };
 
 struct Trainer {
-    Trainer(const Config& config, const GPTShape& shape, DType dtype, Recompute recompute,
+    Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
             Arena& arena, const Sharding& sharding);
 
     /// Requests that the run stop after the next step: all ranks see this in that step's outcome.
     void request_stop() { *stop_request_ = 1; }
     /// The loader's next batch, whose copy to the device has been submitted.
     TokenBatch next_batch(TrainLoader& loader);
+    /// Begins a step of so many micro-batches on this rank, and at most so many on any.
+    void begin_step(int micro_batches, int most);
     /// Runs one micro-batch forward and backward, and adds its losses to the step's.
-    void micro_batch(const TokenBatch& batch, bool first, bool last);
+    void micro_batch(const TokenBatch& batch);
     /// The update after a step's micro-batches.
     void update(const AdamWStep& args, float scale, float clip);
 
@@ -58,8 +60,9 @@ struct Trainer {
     void warm_up();
 
     Stream stream;
+    Registry registry;
     ParameterStore parameters;
-    GPT model;
+    Stage model;
     Generator generator;
     Optimizer optimizer;
     BatchFeed feed;
@@ -74,9 +77,11 @@ struct Trainer {
 
     double* stop_request_ = nullptr;  // in host memory
     int sources_;                     // of training data
+    bool first_micro_batch_ = true;   // of the step
 };
 
-GPTShape shape_of(const Config& config, int64_t vocab_size);
+/// The model that a configuration describes, with this vocabulary.
+DecoderSpec spec_of(const Config& config, int64_t vocab_size);
 
 /// The LoaderOptions that follow from the configuration.
 LoaderOptions loader_options(const Config& config, int64_t first_step, int rank = 0, int ranks = 1);

@@ -169,7 +169,7 @@ const std::vector<Operation>& operations();
 // In test/kernels/X_operations.cpp:
 std::vector<Operation> linear_operations();
 std::vector<Operation> gelu_operations();
-std::vector<Operation> layernorm_operations();
+std::vector<Operation> norm_operations();
 std::vector<Operation> attention_operations();
 std::vector<Operation> embedding_operations();
 std::vector<Operation> head_loss_operations();

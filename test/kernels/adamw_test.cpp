@@ -1,6 +1,7 @@
 #include "kernels/adamw.h"
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 
 #include "test/kernels/kernel_test.h"
@@ -77,17 +78,29 @@ class Shared {
     std::unique_ptr<TestMemory> memory_;
 };
 
-struct Norm {
+/// The norm from partials, counts[i] of tensor i.
+void finish_partials(Stream& stream, StepState* state, const double* partials,
+                     const std::vector<int64_t>& counts, float scale, float clip) {
+    const Shared<double> sums(counts.size());
+    add_partials(stream, sums.data(), partials, counts);
+    finish_norm(stream, state, sums.data(), static_cast<int64_t>(counts.size()), scale, clip);
+    stream.synchronize();
+}
+
+struct GradientNorm {
     std::vector<int64_t> counts;
     Shared<double> partials{0};
     Shared<StepState> memory{1};
 
-    Norm() { *memory.data() = {}; }
+    GradientNorm() { *memory.data() = {}; }
+    void finish(Stream& stream, float scale, float clip) const {
+        finish_partials(stream, memory.data(), partials.data(), counts, scale, clip);
+    }
     StepState state() const { return memory.values()[0]; }
 };
 
-Norm norm_of(const Parameters& parameters, float scale, float clip) {
-    Norm norm;
+GradientNorm norm_of(const Parameters& parameters, float scale, float clip) {
+    GradientNorm norm;
     for (auto& one : parameters.all) norm.counts.push_back((one->n + norm_block - 1) / norm_block);
     int64_t total = 0;
     for (int64_t count : norm.counts) total += count;
@@ -101,7 +114,7 @@ Norm norm_of(const Parameters& parameters, float scale, float clip) {
     }
     TestStream stream;
     norm_partials(stream, segments);
-    finish_norm(stream, norm.memory.data(), norm.partials.data(), norm.counts, scale, clip);
+    norm.finish(stream, scale, clip);
     return norm;
 }
 
@@ -117,7 +130,7 @@ TEST_CASE(
         parameters.new_gradients(0.3f);
         double exact = 0;
         const float scale = 0.01f;
-        const Norm norm = norm_of(parameters, scale, 0);
+        const GradientNorm norm = norm_of(parameters, scale, 0);
         const std::span<const double> partials = norm.partials.values();
         const StepState state = norm.state();
         size_t at = 0;
@@ -164,7 +177,7 @@ TEST_CASE("a norm that is not finite stops the optimizer for good and names the 
             auto& one = *parameters.all[i];
             one.gradient.set(static_cast<size_t>(random_int(0, one.n - 1)), bad);
         }
-        Norm norm = norm_of(parameters, 1, 1);
+        GradientNorm norm = norm_of(parameters, 1, 1);
         CAPTURE(bad, first);
         CHECK(norm.state().stop == 1);
         CHECK(norm.state().bad_segment == static_cast<int32_t>(first));
@@ -172,7 +185,7 @@ TEST_CASE("a norm that is not finite stops the optimizer for good and names the 
         // A later, finite norm changes neither.
         std::ranges::fill(norm.partials.values(), 1.0);
         TestStream stream;
-        finish_norm(stream, norm.memory.data(), norm.partials.data(), norm.counts, 1, 1);
+        norm.finish(stream, 1, 1);
         CHECK(norm.state().stop == 1);
         CHECK(norm.state().bad_segment == static_cast<int32_t>(first));
 
@@ -204,7 +217,7 @@ TEST_CASE(
         const int steps = 6;
         for (args.step = 1; args.step <= steps; ++args.step) {
             parameters.new_gradients(0.1f);
-            const Norm norm = norm_of(parameters, 0.25f, 0.5f);
+            const GradientNorm norm = norm_of(parameters, 0.25f, 0.5f);
             args.state = norm.memory.data();
             TestStream stream;
             adamw(stream, parameters.segments(), args);
@@ -304,7 +317,7 @@ struct Pieces {
                                 .decay = i % 2 == 0});
         }
         norm_partials(stream, norm_segments);
-        finish_norm(stream, state.data(), partials.data(), counts, 0.5f, 1.0f);
+        finish_partials(stream, state.data(), partials.data(), counts, 0.5f, 1.0f);
         AdamWStep args = step;
         args.state = state.data();
         adamw(stream, segments, args);
@@ -388,11 +401,45 @@ TEST_CASE("the first segment is named with which the norm is no longer finite, a
                                        ? std::numeric_limits<double>::infinity()
                                        : 6e76;
         TestStream stream;
-        finish_norm(stream, state.data(), partials.data(), counts, 1, 1);
+        finish_partials(stream, state.data(), partials.data(), counts, 1, 1);
         CAPTURE(bad);
         CHECK(state.values()[0].stop == 1);
         CHECK(state.values()[0].bad_segment == bad);
         CHECK(state.values()[0].multiplier == 0);
+    }
+}
+
+TEST_CASE("partials are added tensor by tensor, and sums of ranks rank by rank", "[cuda]") {
+    ON_EACH_DEVICE();
+    std::vector<int64_t> counts;
+    for (int64_t i = random_int(1, 2100); i > 0; --i) counts.push_back(random_int(0, 5));
+    counts.push_back(random_int(1025, 3000));
+    const auto n = std::ssize(counts);
+    const Shared<double> partials(
+        static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
+    for (double& value : partials.values()) value = static_cast<double>(random_int(1, 1 << 20));
+    const Shared<double> sums(counts.size());
+    std::ranges::fill(sums.values(), std::nan(""));
+    TestStream stream;
+    add_partials(stream, sums.data(), partials.data(), counts);
+    const double* next = partials.values().data();
+    std::vector<double> expected;  // sums of integers, exact in any order
+    for (const int64_t count : counts) {
+        expected.push_back(std::accumulate(next, next + count, 0.0));
+        next += count;
+    }
+    CHECK(std::ranges::equal(sums.values(), expected));
+
+    const int64_t ranks = random_int(1, 20);
+    const Shared<double> rows(static_cast<size_t>(ranks * n)), total(counts.size());
+    for (double& value : rows.values()) value = double{random_normal(1)[0]} / 3;
+    std::ranges::fill(total.values(), std::nan(""));
+    add_rows(stream, total.data(), rows.data(), ranks, n);
+    const std::span<const double> in = rows.values(), out = total.values();
+    for (int64_t i = 0; i < n; ++i) {
+        double sum = 0;  // the order of ranks is part of the contract, so bits are equal
+        for (int64_t r = 0; r < ranks; ++r) sum += in[static_cast<size_t>(r * n + i)];
+        CHECK(out[static_cast<size_t>(i)] == sum);
     }
 }
 
@@ -462,7 +509,7 @@ TEST_CASE("norms and adamw give the same bits whatever the number of threads, an
         }
         TestStream stream;
         norm_partials(stream, norm_segments);
-        finish_norm(stream, state.data(), partials.data(), counts, 1, 1);
+        finish_partials(stream, state.data(), partials.data(), counts, 1, 1);
         adamw(stream, segments,
               {.learning_rate = 0.1f,
                .beta1 = 0.9f,

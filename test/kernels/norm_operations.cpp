@@ -1,5 +1,5 @@
-// The operations of LayerNorm: operations.h says what each entry means.
-#include "kernels/layernorm.h"
+// The operations of norms: operations.h says what each entry means.
+#include "kernels/norm.h"
 #include "test/compare/operations.h"
 #include "test/kernels/reference.h"
 
@@ -10,126 +10,154 @@ namespace {
 /// The elements of a very short row may be nearly equal: ρ then makes rounding errors large.
 constexpr Letter normed{'C', 768, 768, 768, 8};
 
-void norm(Operands& o) {
-    o.normal("x", {o['M'], o['C']}, 2, 0.5f);
-    o.normal("w", {o['C']}, 0.3f, 1);
-    o.normal("b", {o['C']});
-}
+/// Operands, calls and references of one norm; RMSNorm has no b.
+template <Norm norm>
+struct Of {
+    static constexpr bool has_b = norm == Norm::layer;
 
-void run_layernorm_forward(Stream& stream, const Call& c) {
-    layernorm_forward(
-        stream, {.out = c["out"], .stats = c["stats"], .x = c["x"], .w = c["w"], .b = c["b"]});
-}
+    static void declare(Operands& o) {
+        o.normal("x", {o['M'], o['C']}, 2, 0.5f);
+        o.normal("w", {o['C']}, 0.3f, 1);
+        if (has_b) o.normal("b", {o['C']});
+    }
 
-LayerNormProblem norm_problem(const Operands& o) {
-    return {.M = o['M'], .C = o['C'], .x = o.values("x"), .w = o.values("w"), .b = o.values("b")};
-}
+    static void run_forward(Stream& stream, const Call& c) {
+        norm_forward(stream, {.norm = norm,
+                              .out = c["out"],
+                              .stats = c["stats"],
+                              .x = c["x"],
+                              .w = c["w"],
+                              .b = has_b ? c["b"] : Tensor{}});
+    }
 
-/// Σ dy ⊙ layernorm(x) + Σ dres ⊙ x: the residual stream goes on as x.
-double layernorm_loss(const Operands& o, const LayerNormProblem& problem) {
-    return dot(o.values("dy"), layernorm_reference<double>(problem).out) +
-           dot(o.values("dres"), problem.x);
-}
+    static void run_backward(Stream& stream, const Call& c) {
+        norm_backward(stream, {.norm = norm,
+                               .dres = c["dres"],
+                               .dw = c.sink("dw"),
+                               .db = has_b ? c.sink("db") : GradientSink{},
+                               .dy = c["dy"],
+                               .x = c["x"],
+                               .w = c["w"],
+                               .stats = c["stats"],
+                               .dbias = c.sink("dbias")});
+    }
 
-const Derivative of_x{.gradient = "dres",
-                      .point = [](const Operands& o) { return o.values("x"); },
-                      .loss =
-                          [](const Operands& o, const Values& x) {
-                              LayerNormProblem problem = norm_problem(o);
-                              problem.x = x;
-                              return layernorm_loss(o, problem);
-                          }};
-const Derivative of_w{.gradient = "dw",
-                      .point = [](const Operands& o) { return o.values("w"); },
-                      .loss =
-                          [](const Operands& o, const Values& w) {
-                              LayerNormProblem problem = norm_problem(o);
-                              problem.w = w;
-                              return layernorm_loss(o, problem);
-                          }};
-const Derivative of_b{.gradient = "db",
-                      .point = [](const Operands& o) { return o.values("b"); },
-                      .loss =
-                          [](const Operands& o, const Values& b) {
-                              LayerNormProblem problem = norm_problem(o);
-                              problem.b = b;
-                              return layernorm_loss(o, problem);
-                          }};
-/// Of the layer whose output was added into x.
-const Derivative of_bias{
-    .gradient = "dbias",
-    .point = [](const Operands& o) { return Values(static_cast<size_t>(o['C'])); },
-    .loss =
-        [](const Operands& o, const Values& bias) {
-            LayerNormProblem problem = norm_problem(o);
-            for (size_t i = 0; i < problem.x.size(); ++i) problem.x[i] += bias[i % bias.size()];
-            return layernorm_loss(o, problem);
-        }};
+    static NormProblem problem(const Operands& o) {
+        return {.norm = norm,
+                .M = o['M'],
+                .C = o['C'],
+                .x = o.values("x"),
+                .w = o.values("w"),
+                .b = has_b ? o.values("b") : Values()};
+    }
 
-Results layernorm_backward_reference(const Operands& o) {
-    LayerNormProblem problem = norm_problem(o);
-    problem.dy = o.values("dy");
-    problem.dres = o.values("dres");
-    const LayerNormReference r = layernorm_reference<double>(problem);
-    Values dbias(static_cast<size_t>(o['C']));
-    for (size_t i = 0; i < r.dres.size(); ++i) dbias[i % dbias.size()] += r.dres[i];
-    return {{"dres", r.dres}, {"dw", r.dw}, {"db", r.db}, {"dbias", dbias}};
-}
+    /// Σ dy ⊙ norm(x) + Σ dres ⊙ x: the residual stream goes on as x.
+    static double loss(const Operands& o, const NormProblem& problem) {
+        return dot(o.values("dy"), norm_reference<double>(problem).out) +
+               dot(o.values("dres"), problem.x);
+    }
+
+    /// The gradient of a member of the problem.
+    template <Values NormProblem::*member>
+    static double loss_with(const Operands& o, const Values& values) {
+        NormProblem changed = problem(o);
+        changed.*member = values;
+        return loss(o, changed);
+    }
+
+    /// With the bias of the layer whose output was added into x.
+    static double loss_with_bias(const Operands& o, const Values& bias) {
+        NormProblem changed = problem(o);
+        for (size_t i = 0; i < changed.x.size(); ++i) changed.x[i] += bias[i % bias.size()];
+        return loss(o, changed);
+    }
+
+    static std::vector<Derivative> derivatives() {
+        std::vector<Derivative> all{
+            {.gradient = "dres",
+             .point = [](const Operands& o) { return o.values("x"); },
+             .loss = loss_with<&NormProblem::x>},
+            {.gradient = "dw",
+             .point = [](const Operands& o) { return o.values("w"); },
+             .loss = loss_with<&NormProblem::w>},
+            {.gradient = "dbias",
+             .point = [](const Operands& o) { return Values(static_cast<size_t>(o['C'])); },
+             .loss = loss_with_bias}};
+        if (has_b)
+            all.push_back({.gradient = "db",
+                           .point = [](const Operands& o) { return o.values("b"); },
+                           .loss = loss_with<&NormProblem::b>});
+        return all;
+    }
+
+    static Results reference(const Operands& o) {
+        NormProblem backward = problem(o);
+        backward.dy = o.values("dy");
+        backward.dres = o.values("dres");
+        const NormReference r = norm_reference<double>(backward);
+        Values dbias(static_cast<size_t>(o['C']));
+        for (size_t i = 0; i < r.dres.size(); ++i) dbias[i % dbias.size()] += r.dres[i];
+        Results results{{"dres", r.dres}, {"dw", r.dw}, {"dbias", dbias}};
+        if (has_b) results["db"] = r.db;
+        return results;
+    }
+
+    static std::vector<Operation> operations(const std::string& name) {
+        return {
+            {.name = name + "_forward",
+             .computes = has_b ? "out = (x − μ)·ρ ⊙ w + b, stats = (μ, ρ)"
+                               : "out = x·ρ ⊙ w, stats = (0, ρ)",
+             .letters = {tokens, normed},
+             .declare =
+                 [](Operands& o) {
+                     declare(o);
+                     o.result("out", {o['M'], o['C']}, o.dtype(),
+                              {.roundings = 1, .terms = o['C']});
+                     o.result("stats", {o['M'], 2}, DType::fp32, {.terms = o['C']});
+                 },
+             .run = run_forward,
+             .reference = [](const Operands& o) -> Results {
+                 const NormReference r = norm_reference<double>(problem(o));
+                 return {{"out", r.out}, {"stats", r.stats}};
+             }},
+            {.name = name + "_backward",
+             .computes = has_b ? "dres += the gradient of x, dw = Σ_rows dy ⊙ (x − μ)·ρ, db = "
+                                 "Σ_rows dy, dbias = Σ_rows dres"
+                               : "dres += the gradient of x, dw = Σ_rows dy ⊙ x·ρ, dbias = Σ_rows "
+                                 "dres",
+             .letters = {tokens, normed},
+             .declare =
+                 [](Operands& o) {
+                     declare(o);
+                     o.normal("dy", {o['M'], o['C']});
+                     o.normal("dres", {o['M'], o['C']});
+                     o.room("out", {o['M'], o['C']}, o.dtype());
+                     o.room("stats", {o['M'], 2}, DType::fp32);
+                     o.changes("dres", {.roundings = 1, .terms = o['C']});
+                     o.result("dw", {o['C']}, DType::fp32, {.terms = o['C'] + o['M']});
+                     if (has_b) o.result("db", {o['C']}, DType::fp32, {.terms = o['M']});
+                     o.result("dbias", {o['C']}, DType::fp32,
+                              {.roundings = 1, .terms = o['C'] + o['M']});
+                 },
+             .scratch_bytes =
+                 [](const Stream& stream, const Operands& o) {
+                     return norm_scratch_bytes(stream, o['M'], o['C']);
+                 },
+             .prepare = run_forward,
+             .run = run_backward,
+             .reference = reference,
+             .derivatives = derivatives()},
+        };
+    }
+};
 
 }  // namespace
 
-std::vector<Operation> layernorm_operations() {
-    return {
-        {.name = "layernorm_forward",
-         .computes = "out = (x − μ)·ρ ⊙ w + b, stats = (μ, ρ)",
-         .letters = {tokens, normed},
-         .declare =
-             [](Operands& o) {
-                 norm(o);
-                 o.result("out", {o['M'], o['C']}, o.dtype(), {.roundings = 1, .terms = o['C']});
-                 o.result("stats", {o['M'], 2}, DType::fp32, {.terms = o['C']});
-             },
-         .run = run_layernorm_forward,
-         .reference = [](const Operands& o) -> Results {
-             const LayerNormReference r = layernorm_reference<double>(norm_problem(o));
-             return {{"out", r.out}, {"stats", r.stats}};
-         }},
-        {.name = "layernorm_backward",
-         .computes = "dres += the gradient of x, dw = Σ_rows dy ⊙ (x − μ)·ρ, db = Σ_rows dy, dbias "
-                     "= Σ_rows dres",
-         .letters = {tokens, normed},
-         .declare =
-             [](Operands& o) {
-                 norm(o);
-                 o.normal("dy", {o['M'], o['C']});
-                 o.normal("dres", {o['M'], o['C']});
-                 o.room("out", {o['M'], o['C']}, o.dtype());
-                 o.room("stats", {o['M'], 2}, DType::fp32);
-                 o.changes("dres", {.roundings = 1, .terms = o['C']});
-                 o.result("dw", {o['C']}, DType::fp32, {.terms = o['C'] + o['M']});
-                 o.result("db", {o['C']}, DType::fp32, {.terms = o['M']});
-                 o.result("dbias", {o['C']}, DType::fp32,
-                          {.roundings = 1, .terms = o['C'] + o['M']});
-             },
-         .scratch_bytes =
-             [](const Stream& stream, const Operands& o) {
-                 return layernorm_scratch_bytes(stream, o['M'], o['C']);
-             },
-         .prepare = run_layernorm_forward,
-         .run =
-             [](Stream& stream, const Call& c) {
-                 layernorm_backward(stream, {.dres = c["dres"],
-                                             .dw = c.sink("dw"),
-                                             .db = c.sink("db"),
-                                             .dy = c["dy"],
-                                             .x = c["x"],
-                                             .w = c["w"],
-                                             .stats = c["stats"],
-                                             .dbias = c.sink("dbias")});
-             },
-         .reference = layernorm_backward_reference,
-         .derivatives = {of_x, of_w, of_b, of_bias}},
-    };
+std::vector<Operation> norm_operations() {
+    std::vector<Operation> all = Of<Norm::layer>::operations("layernorm");
+    for (Operation& operation : Of<Norm::rms>::operations("rmsnorm"))
+        all.push_back(std::move(operation));
+    return all;
 }
 
 }  // namespace train_gpt::compare

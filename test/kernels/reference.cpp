@@ -62,15 +62,15 @@ Values product_reference(GemmOp op, const Values& a, const Values& b, int64_t m,
 }
 
 template <class Real>
-LayerNormReference layernorm_reference(const LayerNormProblem& p, DType stored) {
+NormReference norm_reference(const NormProblem& p, DType stored) {
     const size_t M = static_cast<size_t>(p.M), C = static_cast<size_t>(p.C);
     std::vector<Real> out(M * C), dres(p.dy.size()), dw(C), db(C);
-    LayerNormReference r;
+    NormReference r;
     for (size_t row = 0; row < M; ++row) {
         const size_t at = row * C;
         Real mean = 0, variance = 0, mean_g = 0, mean_gx = 0;
         for (size_t c = 0; c < C; ++c) mean += static_cast<Real>(p.x[at + c]);
-        mean /= static_cast<Real>(C);
+        mean = p.norm == Norm::rms ? Real(0) : mean / static_cast<Real>(C);
         for (size_t c = 0; c < C; ++c) {
             const Real centred = static_cast<Real>(p.x[at + c]) - mean;
             variance += centred * centred;
@@ -83,7 +83,8 @@ LayerNormReference layernorm_reference(const LayerNormProblem& p, DType stored) 
             return (static_cast<Real>(p.x[at + c]) - mean) * rstd;
         };
         for (size_t c = 0; c < C; ++c)
-            out[at + c] = normal(c) * static_cast<Real>(p.w[c]) + static_cast<Real>(p.b[c]);
+            out[at + c] = normal(c) * static_cast<Real>(p.w[c]) +
+                          (p.b.empty() ? Real(0) : static_cast<Real>(p.b[c]));
         if (p.dy.empty()) continue;
         for (size_t c = 0; c < C; ++c) {
             const Real dy = static_cast<Real>(p.dy[at + c]), g = dy * static_cast<Real>(p.w[c]);
@@ -92,7 +93,7 @@ LayerNormReference layernorm_reference(const LayerNormProblem& p, DType stored) 
             dw[c] += dy * normal(c);
             db[c] += dy;
         }
-        mean_g /= static_cast<Real>(C);
+        mean_g = p.norm == Norm::rms ? Real(0) : mean_g / static_cast<Real>(C);
         mean_gx /= static_cast<Real>(C);
         for (size_t c = 0; c < C; ++c) {
             const Real g = static_cast<Real>(p.dy[at + c]) * static_cast<Real>(p.w[c]);
@@ -266,8 +267,8 @@ template Values product_reference<float>(GemmOp, const Values&, const Values&, i
                                          int64_t);
 template Values product_reference<double>(GemmOp, const Values&, const Values&, int64_t, int64_t,
                                           int64_t);
-template LayerNormReference layernorm_reference<float>(const LayerNormProblem&, DType);
-template LayerNormReference layernorm_reference<double>(const LayerNormProblem&, DType);
+template NormReference norm_reference<float>(const NormProblem&, DType);
+template NormReference norm_reference<double>(const NormProblem&, DType);
 template AttentionReference attention_reference<float>(const AttentionProblem&, DType, DType);
 template AttentionReference attention_reference<double>(const AttentionProblem&, DType, DType);
 template void embedding_backward_reference<float>(const EmbeddingRows&, const Values&, Values&,

@@ -11,6 +11,7 @@
 #include "kernels/adamw.h"
 #include "kernels/attention/attention.h"
 #include "kernels/linear/gemm.h"
+#include "kernels/norm.h"
 
 namespace train_gpt {
 
@@ -28,19 +29,21 @@ template <class Real>
 Values product_reference(GemmOp op, const Values& a, const Values& b, int64_t m, int64_t n,
                          int64_t k);
 
-struct LayerNormProblem {
+struct NormProblem {
+    Norm norm = Norm::layer;
     int64_t M = 0, C = 0;
-    Values x, w, b;
+    Values x, w, b;             // b empty: none
     Values dy = {}, dres = {};  // dy empty: only the forward pass; dres empty: it is overwritten
     double epsilon = 1e-5;
 };
-struct LayerNormReference {
+struct NormReference {
     Values out, stats, dres, dw, db;
 };
 /// With x̂ = (x − μ)·ρ and g = dy ⊙ w: out = x̂ ⊙ w + b, stats = (μ, ρ) of each row,
 /// dres += ρ·(g − mean(g) − x̂·mean(g ⊙ x̂)), dw = Σ_rows dy ⊙ x̂, db = Σ_rows dy.
+/// With Norm::rms, μ = 0 and there is no mean(g).
 template <class Real>
-LayerNormReference layernorm_reference(const LayerNormProblem& p, DType stored = DType::fp32);
+NormReference norm_reference(const NormProblem& p, DType stored = DType::fp32);
 
 struct AttentionProblem {
     AttentionShape shape;            // except for its doc_start

@@ -1,6 +1,6 @@
 // The whole model against PyTorch in float64 (test/fixtures/gpt2-tiny, made by
 // scripts/model_fixtures.py), and against itself.
-#include "model/gpt.h"
+#include "model/stage.h"
 
 #include <cmath>
 #include <cstring>
@@ -31,7 +31,7 @@ double read_metadata(const SafetensorsFile& file, const std::string& name) {
 
 /// A gradient in Hugging Face's layout, converted to ours.
 std::vector<float> to_our_layout(const std::vector<float>& values, const Parameter& p) {
-    if (!p.transposed) return values;
+    if (!p.transposed()) return values;
     const size_t out = static_cast<size_t>(p.shape[0]), in = static_cast<size_t>(p.shape[1]);
     std::vector<float> result(values.size());
     for (size_t o = 0; o < out; ++o)
@@ -81,24 +81,24 @@ struct Fixture {
     std::vector<int32_t> targets = expected.read_integers(expected.at("targets"));
     int B = static_cast<int>(expected.at("tokens").shape[0]),
         T = static_cast<int>(expected.at("tokens").shape[1]);
-    GPTShape shape = read_model_shape(fixture);
+    DecoderSpec spec = read_model_spec(fixture);
     double valid = static_cast<double>(
         std::count_if(targets.begin(), targets.end(), [](int t) { return t >= 0; }));
 
     TinyModel model(DType dtype, Recompute recompute = Recompute::none) const {
-        TinyModel m(shape, B, T, dtype, recompute);
+        TinyModel m(spec, B, T, dtype, recompute);
         load_weights(fixture, *m.parameters);
         return m;
     }
 };
 
-GPTShape random_shape() {
+DecoderSpec random_spec() {
     const int n_head = static_cast<int>(random_int(1, 4));
-    return {.n_layer = static_cast<int>(random_int(1, 3)),
-            .n_head = n_head,
-            .n_embd = n_head * static_cast<int>(random_int(1, 3)) * 8,
-            .n_ctx = static_cast<int>(random_int(20, 40)),
-            .vocab_size = random_int(50, 300)};
+    return gpt2.spec({.n_layer = static_cast<int>(random_int(1, 3)),
+                      .n_head = n_head,
+                      .n_embd = n_head * static_cast<int>(random_int(1, 3)) * 8,
+                      .n_ctx = static_cast<int>(random_int(20, 40)),
+                      .vocab_size = random_int(50, 300)});
 }
 
 std::vector<int32_t> random_tokens(size_t n, int64_t vocab_size) {
@@ -115,7 +115,7 @@ const Recompute levels[] = {Recompute::none, Recompute::elementwise, Recompute::
 TEST_CASE("loss and every gradient equal PyTorch's float64", "[model][cuda]") {
     ON_EACH_DEVICE();
     const Fixture f;
-    REQUIRE(f.T < f.shape.n_ctx);
+    REQUIRE(f.T < f.spec.n_ctx);
     for (DType dtype : dtypes)
         for (Recompute level : levels) {
             CAPTURE(name_of(dtype), name_of(level));
@@ -143,7 +143,7 @@ TEST_CASE("logits with a key-value cache equal PyTorch's float64", "[model][cuda
     ON_EACH_DEVICE();
     const Fixture f;
     const std::vector<float> reference = read(f.expected, "logits");
-    const size_t V = static_cast<size_t>(f.shape.vocab_size);
+    const size_t V = static_cast<size_t>(f.spec.vocab_size);
     for (DType dtype : dtypes) {
         TinyModel m = f.model(dtype);
         std::vector<float> ours;
@@ -218,18 +218,18 @@ TEST_CASE("ten AdamW steps follow PyTorch's losses", "[model][cuda]") {
 
 TEST_CASE("recomputation changes no bit of any gradient", "[model][cuda]") {
     ON_EACH_DEVICE();
-    const GPTShape shape = random_shape();
+    const DecoderSpec spec = random_spec();
     const int B = static_cast<int>(random_int(1, 3)),
-              T = static_cast<int>(random_int(1, shape.n_ctx));
-    const auto tokens = random_tokens(static_cast<size_t>(B * T), shape.vocab_size);
-    const auto targets = random_tokens(static_cast<size_t>(B * T), shape.vocab_size);
+              T = static_cast<int>(random_int(1, spec.n_ctx));
+    const auto tokens = random_tokens(static_cast<size_t>(B * T), spec.vocab_size);
+    const auto targets = random_tokens(static_cast<size_t>(B * T), spec.vocab_size);
     const uint64_t seed = test_rng()();
     for (DType dtype : dtypes) {
-        TinyModel plain(shape, B, T, dtype);
+        TinyModel plain(spec, B, T, dtype);
         plain.parameters->initialize(seed);
         plain.run(tokens.data(), targets.data());
         for (Recompute level : {Recompute::elementwise, Recompute::block}) {
-            TinyModel other(shape, B, T, dtype, level);
+            TinyModel other(spec, B, T, dtype, level);
             other.parameters->initialize(seed);
             other.run(tokens.data(), targets.data());
             for (int i = 0; i < plain.count(); ++i) {
@@ -248,14 +248,14 @@ TEST_CASE("recomputation changes no bit of any gradient", "[model][cuda]") {
 
 TEST_CASE("accumulated micro-batches add up to the gradient of both", "[model][cuda]") {
     ON_EACH_DEVICE();
-    const GPTShape shape = random_shape();
+    const DecoderSpec spec = random_spec();
     const int B = static_cast<int>(random_int(1, 3)),
-              T = static_cast<int>(random_int(1, shape.n_ctx));
+              T = static_cast<int>(random_int(1, spec.n_ctx));
     const size_t n = static_cast<size_t>(B * T);
-    const auto tokens = random_tokens(2 * n, shape.vocab_size),
-               targets = random_tokens(2 * n, shape.vocab_size);
+    const auto tokens = random_tokens(2 * n, spec.vocab_size),
+               targets = random_tokens(2 * n, spec.vocab_size);
     const uint64_t seed = test_rng()();
-    TinyModel m(shape, B, T, DType::fp32);
+    TinyModel m(spec, B, T, DType::fp32);
     m.parameters->initialize(seed);
     std::vector<std::vector<float>> parts[2];
     for (int part : {0, 1}) {
@@ -263,8 +263,8 @@ TEST_CASE("accumulated micro-batches add up to the gradient of both", "[model][c
               targets.data() + static_cast<size_t>(part) * n);
         for (int i = 0; i < m.count(); ++i) parts[part].push_back(m.gradient(i));
     }
-    m.run(tokens.data(), targets.data(), true, false);
-    m.run(tokens.data() + n, targets.data() + n, false, true);
+    m.run(tokens.data(), targets.data(), true, 2);
+    m.run(tokens.data() + n, targets.data() + n, false);
     for (int i = 0; i < m.count(); ++i) {
         auto& first = parts[0][static_cast<size_t>(i)];
         const auto& second = parts[1][static_cast<size_t>(i)];
@@ -277,8 +277,8 @@ TEST_CASE("accumulated micro-batches add up to the gradient of both", "[model][c
 TEST_CASE("masked documents in one window learn what each learns in a window of its own",
           "[model][cuda]") {
     ON_EACH_DEVICE();
-    const GPTShape shape = random_shape();
-    const int T = static_cast<int>(random_int(4, std::min(shape.n_ctx, 40)));
+    const DecoderSpec spec = random_spec();
+    const int T = static_cast<int>(random_int(4, std::min(spec.n_ctx, 40)));
     const uint64_t seed = test_rng()();
     // All documents fill one window. When separate, each begins its own window, and ignored tokens
     // follow it.
@@ -289,8 +289,8 @@ TEST_CASE("masked documents in one window learn what each learns in a window of 
         doc_start.insert(doc_start.end(), static_cast<size_t>(end - start), start);
         start = end;
     }
-    const auto tokens = random_tokens(static_cast<size_t>(T), shape.vocab_size);
-    const auto targets = random_tokens(static_cast<size_t>(T), shape.vocab_size);
+    const auto tokens = random_tokens(static_cast<size_t>(T), spec.vocab_size);
+    const auto targets = random_tokens(static_cast<size_t>(T), spec.vocab_size);
     std::vector<int32_t> apart_tokens(static_cast<size_t>(documents * T), 0),
         apart_targets(static_cast<size_t>(documents * T), -1);
     std::vector<size_t> place;  // of each token
@@ -301,7 +301,7 @@ TEST_CASE("masked documents in one window learn what each learns in a window of 
         apart_tokens[place.back()] = tokens[static_cast<size_t>(t)];
         apart_targets[place.back()] = targets[static_cast<size_t>(t)];
     }
-    TinyModel masked(shape, 1, T, DType::fp32), apart(shape, documents, T, DType::fp32);
+    TinyModel masked(spec, 1, T, DType::fp32), apart(spec, documents, T, DType::fp32);
     for (TinyModel* model : {&masked, &apart}) model->parameters->initialize(seed);
     masked.set_documents(doc_start.data());
     masked.run(tokens.data(), targets.data());
@@ -321,19 +321,19 @@ TEST_CASE(
     "padding of the vocabulary stays zero and weights of positions beyond T stay as they decay",
     "[model][cuda]") {
     ON_EACH_DEVICE();
-    GPTShape shape = random_shape();
-    shape.vocab_size = random_int(129, 250);  // padded to 256
-    const int B = 2, T = shape.n_ctx / 2;
+    DecoderSpec spec = random_spec();
+    spec.vocab_size = random_int(129, 250);  // padded to 256
+    const int B = 2, T = spec.n_ctx / 2;
     for (DType dtype : dtypes) {
-        TinyModel m(shape, B, T, dtype);
+        TinyModel m(spec, B, T, dtype);
         m.parameters->initialize(test_rng()());
         const int wpe = m.parameters->index_of("wpe.weight"),
                   wte = m.parameters->index_of("wte.weight");
-        const int64_t C = shape.n_embd;
+        const int64_t C = spec.n_embd;
         const auto at = static_cast<size_t>(T * C);
         const float before = m.state(ParameterStore::State::master, wpe)[at];
         for (int step = 1; step <= 3; ++step) {
-            const auto tokens = random_tokens(static_cast<size_t>(B * T), shape.vocab_size);
+            const auto tokens = random_tokens(static_cast<size_t>(B * T), spec.vocab_size);
             m.run(tokens.data(), tokens.data());
             m.optimizer->update(m.stream,
                                 {.learning_rate = 0.1f,
@@ -346,7 +346,7 @@ TEST_CASE(
         }
         const std::vector<float> rows = m.state(ParameterStore::State::master, wte);
         bool all_zero = true;
-        for (int64_t i = shape.vocab_size * C; i < shape.padded_vocab() * C; ++i)
+        for (int64_t i = spec.vocab_size * C; i < spec.padded_vocab() * C; ++i)
             all_zero &= rows[static_cast<size_t>(i)] == 0;
         CHECK(all_zero);
         CHECK(m.state(ParameterStore::State::master, wpe)[at] ==
@@ -358,10 +358,10 @@ TEST_CASE("one batch is learnt by heart within 200 steps", "[model][cuda]") {
     ON_EACH_DEVICE();
     // A simulated GPU takes a minute for 200 steps of the larger model.
     const bool small = device_is_simulated();
-    const GPTShape shape{
-        .n_layer = small ? 1 : 2, .n_head = 2, .n_embd = 64, .n_ctx = 32, .vocab_size = 128};
+    const DecoderSpec spec = gpt2.spec(
+        {.n_layer = small ? 1 : 2, .n_head = 2, .n_embd = 64, .n_ctx = 32, .vocab_size = 128});
     const int B = small ? 1 : 4, T = small ? 16 : 32;
-    auto text = random_tokens(static_cast<size_t>(B * (T + 1)), shape.vocab_size);
+    auto text = random_tokens(static_cast<size_t>(B * (T + 1)), spec.vocab_size);
     // Every sequence has its own first token: two that begin alike could not both be predicted.
     for (int b = 0; b < B; ++b) text[static_cast<size_t>(b * (T + 1))] = b;
     std::vector<int32_t> tokens, targets;
@@ -372,7 +372,7 @@ TEST_CASE("one batch is learnt by heart within 200 steps", "[model][cuda]") {
         }
     for (DType dtype : dtypes) {
         CAPTURE(name_of(dtype));
-        TinyModel m(shape, B, T, dtype);
+        TinyModel m(spec, B, T, dtype);
         m.parameters->initialize(test_rng()());
         double loss = INFINITY;
         for (int step = 1; step <= 200 && loss >= 0.01; ++step) {
@@ -392,10 +392,10 @@ TEST_CASE("one batch is learnt by heart within 200 steps", "[model][cuda]") {
 TEST_CASE("a gradient that is not finite stops the optimizer for good and is named",
           "[model][cuda]") {
     ON_EACH_DEVICE();
-    const GPTShape shape = random_shape();
-    TinyModel m(shape, 1, 4, DType::bf16);
+    const DecoderSpec spec = random_spec();
+    TinyModel m(spec, 1, 4, DType::bf16);
     m.parameters->initialize(1);
-    const auto tokens = random_tokens(4, shape.vocab_size);
+    const auto tokens = random_tokens(4, spec.vocab_size);
     m.run(tokens.data(), tokens.data());
     const int bad = static_cast<int>(random_int(0, m.count() - 1));
     const float infinity = INFINITY;
@@ -419,22 +419,22 @@ TEST_CASE(
     "[model][cuda]") {
     if (test_devices().size() < 2) return;
     const DeviceUnderTest on_cuda(test_devices()[1]);
-    const GPTShape shape = random_shape();
-    const int B = 2, T = static_cast<int>(random_int(1, shape.n_ctx));
+    const DecoderSpec spec = random_spec();
+    const int B = 2, T = static_cast<int>(random_int(1, spec.n_ctx));
     const uint64_t seed = test_rng()();
-    const auto tokens = random_tokens(static_cast<size_t>(B * T), shape.vocab_size);
-    const auto targets = random_tokens(static_cast<size_t>(B * T), shape.vocab_size);
+    const auto tokens = random_tokens(static_cast<size_t>(B * T), spec.vocab_size);
+    const auto targets = random_tokens(static_cast<size_t>(B * T), spec.vocab_size);
     for (DType dtype : dtypes) {
         CAPTURE(name_of(dtype));
         std::vector<std::vector<float>> masters[2];
         for (const bool captured : {false, true}) {
-            TinyModel m(shape, B, T, dtype);
+            TinyModel m(spec, B, T, dtype);
             m.parameters->initialize(seed);
             m.set_batch(tokens.data(), targets.data());
             m.submit();  // the first step chooses algorithms
             const auto step = [&] {
-                m.submit(true, false);
-                m.submit(false, true);
+                m.submit(true, 2);
+                m.submit(false);
                 m.optimizer->update(
                     m.stream,
                     {.learning_rate = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f},
@@ -454,14 +454,12 @@ TEST_CASE(
 
 TEST_CASE("parameter counts are those of the published GPT-2 models", "[model]") {
     const auto parameters = [](int n_layer, int n_head, int n_embd) {
-        int64_t n = 0;
-        for (const Parameter& p : gpt_parameters({.n_layer = n_layer,
-                                  .n_head = n_head,
-                                  .n_embd = n_embd,
-                                  .n_ctx = 1024,
-                                  .vocab_size = 50257}))
-            n += p.numel();
-        return n;
+        return registry_of(gpt2.spec({.n_layer = n_layer,
+                                      .n_head = n_head,
+                                      .n_embd = n_embd,
+                                      .n_ctx = 1024,
+                                      .vocab_size = 50257}))
+            .numel();
     };
     CHECK(parameters(12, 12, 768) == 124439808);
     CHECK(parameters(24, 16, 1024) == 354823168);
@@ -470,9 +468,9 @@ TEST_CASE("parameter counts are those of the published GPT-2 models", "[model]")
 }
 
 TEST_CASE("initial weights have GPT-2's spread", "[model]") {
-    const GPTShape shape{
-        .n_layer = 8, .n_head = 2, .n_embd = 128, .n_ctx = 128, .vocab_size = 1000};
-    TinyModel m(shape, 1, 1, DType::fp32);
+    const DecoderSpec spec =
+        gpt2.spec({.n_layer = 8, .n_head = 2, .n_embd = 128, .n_ctx = 128, .vocab_size = 1000});
+    TinyModel m(spec, 1, 1, DType::fp32);
     m.parameters->initialize(test_rng()());
     for (int i = 0; i < m.count(); ++i) {
         const Parameter& p = m.parameter(i);
@@ -496,11 +494,12 @@ TEST_CASE("initial weights have GPT-2's spread", "[model]") {
 }
 
 TEST_CASE("no two parameters, and no two seeds, share their initial values", "[model]") {
-    const GPTShape shape{.n_layer = 3, .n_head = 2, .n_embd = 32, .n_ctx = 40, .vocab_size = 70};
+    const DecoderSpec spec =
+        gpt2.spec({.n_layer = 3, .n_head = 2, .n_embd = 32, .n_ctx = 40, .vocab_size = 70});
     const uint64_t seed = test_rng()();
     std::vector<std::pair<std::string, std::vector<float>>> drawn;  // around 0, with deviation 1
     for (const uint64_t of : {seed, seed + 1}) {
-        TinyModel m(shape, 1, 1, DType::fp32);
+        TinyModel m(spec, 1, 1, DType::fp32);
         m.parameters->initialize(of);
         for (int i = 0; i < m.count(); ++i) {
             const Parameter& p = m.parameter(i);

@@ -1,4 +1,4 @@
-// A small GPT with its own memory on the device under test, for tests.
+// A small decoder with its own memory on the device under test, for tests.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -9,8 +9,9 @@
 
 #include "device/copy.h"
 #include "kernels/head_loss.h"
+#include "model/families/gpt2.h"
 #include "model/generator.h"
-#include "model/gpt.h"
+#include "model/stage.h"
 #include "test/kernels/test_device.h"
 #include "training/checkpoint.h"
 #include "training/optimizer.h"
@@ -18,10 +19,14 @@
 namespace train_gpt {
 
 struct TinyModel {
-    TinyModel(const GPTShape& shape, int B, int T, DType dtype,
+    TinyModel(const DecoderSpec& spec, int B, int T, DType dtype,
               Recompute recompute = Recompute::none)
-        : arena_(allocate(shape, B, T, dtype, recompute)) {
-        build(arena_, shape, B, T, dtype, recompute);
+        : TinyModel(spec, registry_of(spec), {.B = B, .T = T, .recompute = recompute}, dtype) {}
+    /// A stage of a model, or a whole one with any options.
+    TinyModel(const DecoderSpec& spec, const Registry& registry, const StageOptions& options,
+              DType dtype)
+        : arena_(allocate(spec, registry, options, dtype)) {
+        build(arena_, spec, registry, options, dtype);
         // Nothing may be read before it is written, in particular gradients.
         for (int i = 0; i < count(); ++i)
             set_state(ParameterStore::State::gradient, i, std::numeric_limits<float>::quiet_NaN());
@@ -32,10 +37,12 @@ struct TinyModel {
         return parameters->parameters()[static_cast<size_t>(i)];
     }
 
-    /// Forward and backward of one micro-batch; returns the sum of losses.
-    double run(const int32_t* tokens, const int32_t* targets, bool first = true, bool last = true) {
+    /// Forward and backward of one micro-batch of `micro_batches` in a step; returns the sum of
+    /// losses. Those after the first do not begin a step.
+    double run(const int32_t* tokens, const int32_t* targets, bool first = true,
+               int micro_batches = 1) {
         set_batch(tokens, targets);
-        submit(first, last);
+        submit(first, micro_batches);
         double loss = 0;
         copy_now(stream.device, &loss, loss_, sizeof loss);
         return loss;
@@ -50,14 +57,16 @@ struct TinyModel {
         copy_now(stream.device, tokens_.data, tokens, tokens_.bytes());
         copy_now(stream.device, targets_.data, targets, targets_.bytes());
     }
+    TokenBatch batch() const {
+        return {.tokens = tokens_.as<int32_t>(),
+                .targets = targets_.as<int32_t>(),
+                .doc_start = has_documents_ ? doc_start_.as<int32_t>() : nullptr};
+    }
     /// The work of run() without its copies.
-    void submit(bool first = true, bool last = true) {
-        const TokenBatch batch{.tokens = tokens_.as<int32_t>(),
-                               .targets = targets_.as<int32_t>(),
-                               .doc_start = has_documents_ ? doc_start_.as<int32_t>() : nullptr};
-        parameters->begin_micro_batch(first, last);
-        model->forward(stream, batch);
-        model->backward(stream, batch);
+    void submit(bool first = true, int micro_batches = 1) {
+        if (first) parameters->begin_step(micro_batches, micro_batches);
+        model->forward(stream, 0, batch());
+        model->backward(stream, 0, batch());
         accumulate_loss(stream, loss_, model->losses(), tokens_.numel(), false);
     }
 
@@ -85,38 +94,37 @@ struct TinyModel {
 
     Stream stream;
     std::unique_ptr<ParameterStore> parameters;
-    std::unique_ptr<GPT> model;
-    std::unique_ptr<Generator> generator;
+    std::unique_ptr<Stage> model;
+    std::unique_ptr<Generator> generator;  // of a whole model
     std::unique_ptr<Optimizer> optimizer;
 
   private:
-    Arena allocate(const GPTShape& shape, int B, int T, DType dtype, Recompute recompute) {
+    Arena allocate(const DecoderSpec& spec, const Registry& registry, const StageOptions& options,
+                   DType dtype) {
         Arena plan = Arena::counting(test_device());
-        build(plan, shape, B, T, dtype, recompute);
+        build(plan, spec, registry, options, dtype);
         return Arena(test_device(), plan);
     }
 
-    void build(Arena& arena, const GPTShape& shape, int B, int T, DType dtype,
-               Recompute recompute) {
+    void build(Arena& arena, const DecoderSpec& spec, const Registry& registry,
+               const StageOptions& options, DType dtype) {
         optimizer.reset();
         generator.reset();
         model.reset();
-        parameters = std::make_unique<ParameterStore>(arena, gpt_parameters(shape), dtype,
+        const int B = options.B, T = options.T;
+        parameters = std::make_unique<ParameterStore>(arena, registry.parameters, dtype,
                                                       ParameterStore::Use::training);
-        model = std::make_unique<GPT>(
-            shape,
-            GPTOptions{
-                .B = B, .T = T, .recompute = recompute, .use = ParameterStore::Use::training},
-            *parameters, arena);
-        generator = std::make_unique<Generator>(shape, *parameters, arena);
+        model = std::make_unique<Stage>(spec, registry, options, *parameters, arena);
+        if (registry.begins_model() && registry.ends_model())
+            generator = std::make_unique<Generator>(spec, registry, *parameters, arena);
         optimizer = std::make_unique<Optimizer>(*parameters, arena);
         tokens_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
         targets_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
         doc_start_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
         loss_ = static_cast<double*>(arena.take(sizeof(double), Purpose::buffers));
         stream = Stream(arena.device(), arena.is_counting());
-        stream.scratch_bytes =
-            std::max(model->scratch_bytes(stream), generator->scratch_bytes(stream));
+        stream.scratch_bytes = std::max(model->scratch_bytes(stream),
+                                        generator ? generator->scratch_bytes(stream) : size_t{0});
         stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     }
 

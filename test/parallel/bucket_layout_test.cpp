@@ -1,7 +1,8 @@
 #include "parallel/bucket_layout.h"
 
 #include "kernels/adamw.h"
-#include "model/gpt.h"
+#include "model/families/gpt2.h"
+#include "model/stage.h"
 #include "test/catch.h"
 #include "test/random.h"
 
@@ -9,13 +10,13 @@ using namespace train_gpt;
 
 namespace {
 
-GPTShape random_shape() {
+DecoderSpec random_spec() {
     const int n_head = static_cast<int>(random_int(1, 6));
-    return {.n_layer = static_cast<int>(random_int(1, 9)),
-            .n_head = n_head,
-            .n_embd = n_head * static_cast<int>(random_int(1, 12)) * 8,
-            .n_ctx = static_cast<int>(random_int(1, 300)),
-            .vocab_size = random_int(10, 5000)};
+    return gpt2.spec({.n_layer = static_cast<int>(random_int(1, 9)),
+                      .n_head = n_head,
+                      .n_embd = n_head * static_cast<int>(random_int(1, 12)) * 8,
+                      .n_ctx = static_cast<int>(random_int(1, 300)),
+                      .vocab_size = random_int(10, 5000)});
 }
 
 }  // namespace
@@ -23,7 +24,7 @@ GPTShape random_shape() {
 TEST_CASE("buckets hold every tensor once, whole units, and split evenly on borders of norm blocks",
           "[bucket_layout]") {
     for (int repeat = 0; repeat < 40; ++repeat) {
-        const std::vector<Parameter> parameters = gpt_parameters(random_shape());
+        const std::vector<Parameter> parameters = registry_of(random_spec()).parameters;
         const int ranks = static_cast<int>(random_int(1, 9));
         const int64_t wanted = random_int(1, 400000);
         const BucketLayout layout(parameters, ranks, wanted);
@@ -74,9 +75,9 @@ TEST_CASE("buckets hold every tensor once, whole units, and split evenly on bord
 }
 
 TEST_CASE("padding of buckets is small compared with a real model", "[bucket_layout]") {
-    const GPTShape gpt2{
-        .n_layer = 12, .n_head = 12, .n_embd = 768, .n_ctx = 1024, .vocab_size = 50257};
-    const std::vector<Parameter> parameters = gpt_parameters(gpt2);
+    const DecoderSpec spec =
+        gpt2.spec({.n_layer = 12, .n_head = 12, .n_embd = 768, .n_ctx = 1024, .vocab_size = 50257});
+    const std::vector<Parameter> parameters = registry_of(spec).parameters;
     int64_t elements = 0;
     for (const Parameter& p : parameters) elements += p.padded_numel();
     for (int ranks : {1, 8, 64}) {

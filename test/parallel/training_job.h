@@ -112,7 +112,7 @@ class Job {
         return parse_config("{}", "test", assignments(more));
     }
     std::vector<Parameter> parameters() const {
-        return gpt_parameters(shape_of(config(), config().model.vocab_size));
+        return registry_of(spec_of(config(), config().model.vocab_size)).parameters;
     }
     BucketLayout layout(int ranks) const {
         return BucketLayout(parameters(), ranks, sharding_of(config(), 0, ranks).bucket_elements);

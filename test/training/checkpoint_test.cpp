@@ -29,18 +29,18 @@ using Json = nlohmann::json;
 const std::string fixture = "test/fixtures/gpt2-tiny";
 const char* const optimizer_file = "optimizer-00000-of-00001.safetensors";
 
-GPTShape random_shape() {
+DecoderSpec random_spec() {
     const int n_head = static_cast<int>(random_int(1, 3));
-    return {.n_layer = static_cast<int>(random_int(1, 2)),
-            .n_head = n_head,
-            .n_embd = n_head * static_cast<int>(random_int(1, 3)) * 8,
-            .n_ctx = static_cast<int>(random_int(3, 20)),
-            .vocab_size = random_int(50, 300)};
+    return gpt2.spec({.n_layer = static_cast<int>(random_int(1, 2)),
+                      .n_head = n_head,
+                      .n_embd = n_head * static_cast<int>(random_int(1, 3)) * 8,
+                      .n_ctx = static_cast<int>(random_int(3, 20)),
+                      .vocab_size = random_int(50, 300)});
 }
 
 /// A model with random weights and moments; the padding is zero.
-TinyModel random_model(const GPTShape& shape, DType dtype) {
-    TinyModel model(shape, 1, 2, dtype);
+TinyModel random_model(const DecoderSpec& spec, DType dtype) {
+    TinyModel model(spec, 1, 2, dtype);
     for (int i = 0; i < model.count(); ++i) {
         const size_t n = static_cast<size_t>(model.parameter(i).numel());
         model.parameters->set(i, random_normal(n));
@@ -73,9 +73,10 @@ void check_equal(const TinyModel& a, const TinyModel& b) {
 
 /// Saves checkpoints of one model at these steps in a run's folder.
 void save_steps(const fs::path& run_dir, const std::vector<int64_t>& steps) {
-    const GPTShape shape{.n_layer = 1, .n_head = 1, .n_embd = 8, .n_ctx = 4, .vocab_size = 20};
-    const TinyModel model = random_model(shape, DType::fp32);
-    for (int64_t step : steps) save_checkpoint(run_dir, {step, Config{}, shape, *model.parameters});
+    const DecoderSpec spec =
+        gpt2.spec({.n_layer = 1, .n_head = 1, .n_embd = 8, .n_ctx = 4, .vocab_size = 20});
+    const TinyModel model = random_model(spec, DType::fp32);
+    for (int64_t step : steps) save_checkpoint(run_dir, {step, Config{}, spec, *model.parameters});
 }
 
 std::vector<std::string> names(const std::vector<fs::path>& paths) {
@@ -107,28 +108,28 @@ TEST_CASE("the hash of a file is that of its bytes, and its progress is reported
 
 TEST_CASE("a checkpoint restores masters, moments and weights bit for bit", "[checkpoint]") {
     for (DType dtype : {DType::fp32, DType::bf16}) {
-        const GPTShape shape = random_shape();
-        CAPTURE(name_of(dtype), shape.n_embd, shape.vocab_size);
+        const DecoderSpec spec = random_spec();
+        CAPTURE(name_of(dtype), spec.n_embd, spec.vocab_size);
         const TemporaryDirectory directory;
-        const TinyModel model = random_model(shape, dtype);
+        const TinyModel model = random_model(spec, dtype);
         const int64_t step = random_int(0, 99999999);
         Config config;
         config.schedule.steps = 7;
         const fs::path path =
-            save_checkpoint(directory.path(), {step, config, shape, *model.parameters});
+            save_checkpoint(directory.path(), {step, config, spec, *model.parameters});
         verify_checkpoint(path, Verify::everything);
         CHECK(checkpoint_step(path) == step);
         CHECK(config_differences(checkpoint_config(path), config).empty());
-        require_same_model(path, read_model_shape(path), shape);
+        require_same_model(path, read_model_spec(path), spec);
         CHECK(read_model_dtype(path) == dtype);
 
-        TinyModel other(shape, 1, 2, dtype);
+        TinyModel other(spec, 1, 2, dtype);
         poison(other);
         load_training_state(path, *other.parameters);
         check_equal(model, other);
 
         // The weights alone equal the masters in fp32, and the rounded masters in bf16.
-        TinyModel weights(shape, 1, 2, dtype);
+        TinyModel weights(spec, 1, 2, dtype);
         poison(weights);
         load_weights(path, *weights.parameters);
         for (int i = 0; i < model.count(); ++i) {
@@ -142,15 +143,15 @@ TEST_CASE("a checkpoint restores masters, moments and weights bit for bit", "[ch
 }
 
 TEST_CASE("weights lie in model.safetensors as Hugging Face stores them", "[checkpoint]") {
-    const GPTShape shape = read_model_shape(fixture);
-    TinyModel model(shape, 1, 2, DType::fp32);
+    const DecoderSpec spec = read_model_spec(fixture);
+    TinyModel model(spec, 1, 2, DType::fp32);
     model.parameters->initialize(test_rng()());
     load_weights(fixture, *model.parameters);
     const SafetensorsFile theirs(fs::path(fixture) / "model.safetensors");
 
     // c_attn is [in, out] there, and [out, in] here.
     const int qkv = model.parameters->index_of("h.0.attn.c_attn.weight");
-    const int64_t C = shape.n_embd;
+    const int64_t C = spec.n_embd;
     const TensorInfo* info = theirs.find("transformer.h.0.attn.c_attn.weight");
     if (!info) info = &theirs.at("h.0.attn.c_attn.weight");
     REQUIRE(info->shape == std::vector<int64_t>{C, 3 * C});
@@ -164,8 +165,7 @@ TEST_CASE("weights lie in model.safetensors as Hugging Face stores them", "[chec
 
     // Saved again, every tensor is present under its name, with its shape and its values.
     const TemporaryDirectory directory;
-    const fs::path path =
-        save_checkpoint(directory.path(), {1, Config{}, shape, *model.parameters});
+    const fs::path path = save_checkpoint(directory.path(), {1, Config{}, spec, *model.parameters});
     const SafetensorsFile ours(path / "model.safetensors");
     CHECK(static_cast<int>(ours.tensors().size()) == model.count());
     for (const TensorInfo& tensor : ours.tensors()) {
@@ -191,10 +191,9 @@ TEST_CASE("weights lie in model.safetensors as Hugging Face stores them", "[chec
 
 TEST_CASE("optimizer state that several ranks wrote loads into one", "[checkpoint]") {
     const TemporaryDirectory directory;
-    const GPTShape shape = random_shape();
-    const TinyModel model = random_model(shape, DType::fp32);
-    const fs::path path =
-        save_checkpoint(directory.path(), {1, Config{}, shape, *model.parameters});
+    const DecoderSpec spec = random_spec();
+    const TinyModel model = random_model(spec, DType::fp32);
+    const fs::path path = save_checkpoint(directory.path(), {1, Config{}, spec, *model.parameters});
     fs::remove(path / optimizer_file);
     const int ranks = static_cast<int>(random_int(2, 4));
     const auto write_rank = [&](int rank) {
@@ -221,7 +220,7 @@ TEST_CASE("optimizer state that several ranks wrote loads into one", "[checkpoin
         writer.commit();
     };
     for (int rank = 0; rank < ranks; ++rank) write_rank(rank);
-    TinyModel other(shape, 1, 2, DType::fp32);
+    TinyModel other(spec, 1, 2, DType::fp32);
     poison(other);
     load_training_state(path, *other.parameters);
     check_equal(model, other);
@@ -349,11 +348,12 @@ TEST_CASE("the newest checkpoints are kept, and nothing else is touched", "[chec
 
 TEST_CASE("a checkpoint that cannot be written leaves the others as they were", "[checkpoint]") {
     const TemporaryDirectory directory;
-    const GPTShape shape{.n_layer = 1, .n_head = 1, .n_embd = 8, .n_ctx = 4, .vocab_size = 20};
+    const DecoderSpec spec =
+        gpt2.spec({.n_layer = 1, .n_head = 1, .n_embd = 8, .n_ctx = 4, .vocab_size = 20});
     for (DType dtype : {DType::fp32, DType::bf16}) {
         const fs::path run = directory / name_of(dtype);
-        TinyModel model = random_model(shape, dtype);
-        save_checkpoint(run, {1, Config{}, shape, *model.parameters});
+        TinyModel model = random_model(spec, dtype);
+        save_checkpoint(run, {1, Config{}, spec, *model.parameters});
         const int bad = static_cast<int>(random_int(0, model.count() - 1));
         const int64_t at = random_int(0, model.parameter(bad).numel() - 1);
         const auto set = [&](float value) {
@@ -363,14 +363,14 @@ TEST_CASE("a checkpoint that cannot be written leaves the others as they were", 
         for (float number : {NAN, INFINITY, dtype == DType::bf16 ? 3.4e38f : -INFINITY}) {
             set(number);
             const std::string error = error_of([&] {
-                save_checkpoint(run, {2, Config{}, shape, *model.parameters});
+                save_checkpoint(run, {2, Config{}, spec, *model.parameters});
             });
             CHECK(contains(error, model.parameter(bad).name));
             CHECK(names_in(run) == std::set<std::string>{"step-00000001"});
         }
         set(1);
         write(run / "step-00000003.tmp", "a file in the way is replaced");
-        save_checkpoint(run, {3, Config{}, shape, *model.parameters});
+        save_checkpoint(run, {3, Config{}, spec, *model.parameters});
         CHECK(names_in(run) == std::set<std::string>{"step-00000001", "step-00000003"});
     }
 }
@@ -383,7 +383,7 @@ TEST_CASE("a model folder that is not GPT-2 as known here is refused with the ke
         Json config = good;
         config[key] = value;
         write(directory / "config.json", config.dump());
-        const std::string error = error_of([&] { read_model_shape(directory.path()); });
+        const std::string error = error_of([&] { read_model_spec(directory.path()); });
         CAPTURE(key, value.dump(), error);
         CHECK(contains(error, directory / "config.json"));
         CHECK(contains(error, key));
@@ -404,13 +404,14 @@ TEST_CASE("a model folder that is not GPT-2 as known here is refused with the ke
     refused("scale_attn_weights", false);
     refused("scale_attn_by_inverse_layer_idx", true);
     write(directory / "config.json", "{");
-    CHECK(contains(error_of([&] { read_model_shape(directory.path()); }), "not valid JSON"));
-    CHECK(contains(error_of([&] { read_model_shape(directory / "none"); }), directory / "none"));
+    CHECK(contains(error_of([&] { read_model_spec(directory.path()); }), "not valid JSON"));
+    CHECK(contains(error_of([&] { read_model_spec(directory / "none"); }), directory / "none"));
 
-    const GPTShape shape{.n_layer = 2, .n_head = 2, .n_embd = 8, .n_ctx = 4, .vocab_size = 20};
-    GPTShape other = shape;
+    const DecoderSpec spec =
+        gpt2.spec({.n_layer = 2, .n_head = 2, .n_embd = 8, .n_ctx = 4, .vocab_size = 20});
+    DecoderSpec other = spec;
     other.n_ctx = 8;
-    CHECK(contains(error_of([&] { require_same_model("here", other, shape); }), "n_ctx = 8"));
+    CHECK(contains(error_of([&] { require_same_model("here", other, spec); }), "n_ctx = 8"));
 }
 
 TEST_CASE("a checkpoint is named by itself or by its run", "[checkpoint]") {

@@ -83,7 +83,7 @@ TEST_CASE("a Hugging Face folder is read exactly: any dtype, prefix, number of f
                 }
                 std::shuffle(tensors.begin(), tensors.end(), test_rng());
                 const fs::path folder =
-                    write_shards(directory / "model", model.shape, tensors, files);
+                    write_shards(directory / "model", model.spec, tensors, files);
                 CHECK(find_checkpoint(folder) == folder);
                 const StoredModel stored = open_model_folder(folder);
                 CHECK(stored.dtype == type);
@@ -94,14 +94,69 @@ TEST_CASE("a Hugging Face folder is read exactly: any dtype, prefix, number of f
     const TemporaryDirectory directory;
     const Numbers model = random_numbers(StoredType::bf16);
     Tensors tensors = tensors_of(model, "");
-    const Parameter wte = gpt_parameters(model.shape)[0];
+    const Parameter wte = registry_of(model.spec).parameters[0];
     tensors[0].dtype = "F32";
     tensors[0].bytes =
         bytes_of(hugging_face_values(wte, model.values.at(wte.name)), StoredType::fp32);
     const StoredModel mixed =
-        open_model_folder(write_shards(directory / "mixed", model.shape, tensors, 2));
+        open_model_folder(write_shards(directory / "mixed", model.spec, tensors, 2));
     CHECK(mixed.dtype == StoredType::fp32);
     check_holds(mixed, model);
+}
+
+TEST_CASE("a tensor that files hold as several is written and read by rows", "[interchange]") {
+    // A family like GPT-2 whose files hold q, k and v apart.
+    static Family family = gpt2;
+    family.registry = [](const DecoderSpec& spec) {
+        Registry registry = gpt2.registry(spec);
+        for (const BlockParameters& block : registry.blocks)
+            for (const int i : {block.qkv_w, block.qkv_b}) {
+                Parameter& p = registry.parameters[static_cast<size_t>(i)];
+                const StoredTensor whole = p.stored[0];
+                p.stored.clear();
+                for (size_t part = 0; part < 3; ++part)
+                    p.stored.push_back({.name = std::string(1, "qkv"[part]) + "." + whole.name,
+                                        .rows = p.split->sections[part],
+                                        .transposed = whole.transposed});
+            }
+        return registry;
+    };
+    for (const StoredType type : stored_types) {
+        const TemporaryDirectory directory;
+        Numbers model = random_numbers(type);
+        model.spec.family = &family;
+        model.spec.n_kv_head = 1;  // sections of different sizes
+        const Registry registry = registry_of(model.spec);
+        for (const Parameter& p : registry.parameters) {
+            std::vector<float> values = random_normal(static_cast<size_t>(p.numel()));
+            for (float& value : values) value = rounded(value, type);
+            model.values[p.name] = values;
+        }
+        StoredModel stored{.spec = model.spec, .dtype = type, .end_of_text = {}, .read = {}};
+        stored.read = [&](const Parameter& p, int64_t first, std::span<float> values) {
+            std::copy_n(model.values.at(p.name).begin() + first, values.size(), values.begin());
+        };
+        write_model(fs::path(directory.path()), stored, type, random_int(0, 1) * 4000);
+        const StoredModel found = open_model_folder(fs::path(directory.path()), model.spec);
+        check_holds(found, model);
+
+        // One of the tensors, by its own name
+        const SafetensorsFile file = [&] {
+            for (const auto& entry : fs::directory_iterator(directory.path()))
+                if (entry.path().extension() == ".safetensors") {
+                    SafetensorsFile one(entry.path());
+                    if (one.find("transformer.k.h.0.attn.c_attn.bias")) return one;
+                }
+            throw Error("no file holds the tensor");
+        }();
+        const TensorInfo& info = file.at("transformer.k.h.0.attn.c_attn.bias");
+        std::vector<float> values(static_cast<size_t>(info.numel()));
+        file.read_floats(info, values.data());
+        const Parameter& bias = registry.parameters[static_cast<size_t>(registry.blocks[0].qkv_b)];
+        const std::vector<float>& all = model.values.at(bias.name);
+        const auto first = all.begin() + bias.split->sections[0];
+        CHECK(values == std::vector<float>(first, first + bias.split->sections[1]));
+    }
 }
 
 TEST_CASE("a folder whose tensors are not its model's is refused with their names",
@@ -114,7 +169,7 @@ TEST_CASE("a folder whose tensors are not its model's is refused with their name
         spoil(tensors);
         std::string message;
         for (int files : {1, 2}) {
-            const fs::path folder = write_shards(directory / "model", model.shape, tensors, files);
+            const fs::path folder = write_shards(directory / "model", model.spec, tensors, files);
             if (files == 1) {
                 fs::rename(folder / "part-0.safetensors", folder / "model.safetensors");
                 fs::remove(folder / "model.safetensors.index.json");
@@ -172,7 +227,7 @@ TEST_CASE("an index that does not fit its files is refused", "[interchange]") {
     const TemporaryDirectory directory;
     const Numbers model = random_numbers(StoredType::bf16);
     const fs::path folder =
-        write_shards(directory / "model", model.shape, tensors_of(model, "transformer."), 3);
+        write_shards(directory / "model", model.spec, tensors_of(model, "transformer."), 3);
     const fs::path index = folder / "model.safetensors.index.json";
     const Json good = Json::parse(read(index));
     const std::string wte = "transformer.wte.weight", home = good["weight_map"][wte];
@@ -381,7 +436,7 @@ TEST_CASE("llm.c's model files are read, and written again byte for byte", "[int
         CAPTURE(name_of(type));
         const TemporaryDirectory directory;
         const Numbers model = random_numbers(type);
-        const int64_t padded = (model.shape.vocab_size + 127) / 128 * 128;
+        const int64_t padded = (model.spec.vocab_size + 127) / 128 * 128;
         const std::string bytes = llmc_bytes(model, padded);
         write(directory / "model.bin", bytes);
         check_holds(open_llmc_model(directory / "model.bin"), model);
@@ -396,7 +451,7 @@ TEST_CASE("llm.c's model files are read, and written again byte for byte", "[int
         // Other padding is no part of the model.
         write(directory / "wide.bin", llmc_bytes(model, padded + random_int(1, 100)));
         check_holds(open_llmc_model(directory / "wide.bin"), model);
-        write(directory / "narrow.bin", llmc_bytes(model, model.shape.vocab_size));
+        write(directory / "narrow.bin", llmc_bytes(model, model.spec.vocab_size));
         check_holds(open_llmc_model(directory / "narrow.bin"), model);
         CHECK(contains(error_of([&] {
                            export_model({.checkpoint = directory / "imported",
@@ -445,7 +500,7 @@ TEST_CASE("a file that is no whole model file of llm.c is refused", "[interchang
             CAPTURE(at, value);
             with(at, value);
         }
-    CHECK(contains(with(7, static_cast<int32_t>(model.shape.vocab_size) - 1), "rows"));
+    CHECK(contains(with(7, static_cast<int32_t>(model.spec.vocab_size) - 1), "rows"));
 }
 
 TEST_CASE("import and export write to a free place alone, and leave nothing when they fail",
@@ -504,12 +559,12 @@ TEST_CASE("a tokenizer goes with its model", "[interchange]") {
     do {
         fs::remove_all(directory / "run");
         masters = save_bf16_checkpoint(directory / "run", &tokenizer);
-    } while (masters.shape.vocab_size < 259);
+    } while (masters.spec.vocab_size < 259);
     const fs::path checkpoint = directory / "run/step-00000001";
     verify_checkpoint(checkpoint, Verify::everything);
     const Json config = Json::parse(read(checkpoint / "tokenizer_config.json"));
     CHECK(config["eos_token"] == "<|endoftext|>");
-    CHECK(config["model_max_length"] == masters.shape.n_ctx);
+    CHECK(config["model_max_length"] == masters.spec.n_ctx);
     const Json manifest = Json::parse(read(checkpoint / "manifest.json"));
     CHECK(manifest["files"].contains("tokenizer_config.json"));
 
@@ -552,7 +607,7 @@ TEST_CASE("a tokenizer goes with its model", "[interchange]") {
     // One with more tokens than the model has rows is another model's.
     Numbers small;
     do small = random_numbers(StoredType::fp32);
-    while (small.shape.vocab_size >= 258);
+    while (small.spec.vocab_size >= 258);
     write_folder(directory / "small", small, "");
     CHECK(contains(
         error_of([&] {

@@ -45,12 +45,12 @@ TEST_CASE("the plan counts what a run takes, by purpose and to the byte", "[plan
     for (const char* dtype : {"fp32", "bf16"})
         for (Recompute level : {Recompute::none, Recompute::elementwise, Recompute::block}) {
             const Config config = random_config();
-            const GPTShape shape = shape_of(config, vocab_size_of(config));
+            const DecoderSpec spec = spec_of(config, vocab_size_of(config));
             const Arena plan =
-                plan_memory(config, shape, resolve_dtype(dtype, Device{}), level, Device{});
+                plan_memory(config, spec, resolve_dtype(dtype, Device{}), level, Device{});
             CHECK(plan.is_counting());
             Arena arena = allocate(plan);
-            const Trainer run(config, shape, resolve_dtype(dtype, Device{}), level, arena,
+            const Trainer run(config, spec, resolve_dtype(dtype, Device{}), level, arena,
                               Sharding{});
             CHECK(arena.total_bytes() == plan.total_bytes());
             for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i) {
@@ -67,9 +67,9 @@ TEST_CASE("the plan counts what a run takes, by purpose and to the byte", "[plan
 TEST_CASE("recomputation takes less memory the more of it there is", "[plan]") {
     Config config = random_config();
     config.model.n_layer = 4;
-    const GPTShape shape = shape_of(config, config.model.vocab_size);
+    const DecoderSpec spec = spec_of(config, config.model.vocab_size);
     const auto bytes = [&](Recompute level) {
-        return plan_memory(config, shape, DType::fp32, level, Device{}).bytes(Purpose::activations);
+        return plan_memory(config, spec, DType::fp32, level, Device{}).bytes(Purpose::activations);
     };
     CHECK(bytes(Recompute::none) > bytes(Recompute::elementwise));
     CHECK(bytes(Recompute::elementwise) > bytes(Recompute::block));
@@ -78,12 +78,12 @@ TEST_CASE("recomputation takes less memory the more of it there is", "[plan]") {
 TEST_CASE("the report names parameters, batch, ranks and the memory of every recompute level",
           "[plan]") {
     Config config = random_config();
-    const GPTShape shape = shape_of(config, config.model.vocab_size);
+    const DecoderSpec spec = spec_of(config, config.model.vocab_size);
     const std::string report = plan_report(config, Device{}, 1).text;
     // GPT-2: tied embedding, positions, 12·C² + 13·C per block, the last norm.
-    const int64_t C = shape.n_embd, L = shape.n_layer;
+    const int64_t C = spec.n_embd, L = spec.n_layer;
     const int64_t parameters =
-        (shape.vocab_size + shape.n_ctx) * C + L * (12 * C * C + 13 * C) + 2 * C;
+        (spec.vocab_size + spec.n_ctx) * C + L * (12 * C * C + 13 * C) + 2 * C;
     std::string digits = std::to_string(parameters);
     for (int i = static_cast<int>(digits.size()) - 3; i > 0; i -= 3)
         digits.insert(static_cast<size_t>(i), ",");
@@ -91,13 +91,12 @@ TEST_CASE("the report names parameters, batch, ranks and the memory of every rec
     CHECK(contains(report, digits));
     char flops[32];
     std::snprintf(flops, sizeof flops, "%.4g per token",
-                  shape.flops_per_token(config.sequence_length()));
+                  spec.flops_per_token(config.sequence_length()));
     CHECK(contains(report, flops));
     const DType dtype = resolve_dtype("auto", Device{});
     for (Recompute level : {Recompute::none, Recompute::elementwise, Recompute::block})
         CHECK(contains(
-            report,
-            format_bytes(plan_memory(config, shape, dtype, level, Device{}).total_bytes())));
+            report, format_bytes(plan_memory(config, spec, dtype, level, Device{}).total_bytes())));
     CHECK_FALSE(contains(report, "DOES NOT FIT"));
     CHECK(plan_report(config, Device{}, 1).problem.empty());
 
@@ -143,11 +142,11 @@ TEST_CASE("a micro-batch that is left open is the one with which a step is done 
         const int64_t T = config.sequence_length(), sequences = random_int(1, 120);
         config.batch.tokens_per_step = sequences * T;
         const auto ranks = static_cast<int>(random_int(1, std::min<int64_t>(sequences, 9)));
-        const GPTShape shape = shape_of(config, config.model.vocab_size);
+        const DecoderSpec spec = spec_of(config, config.model.vocab_size);
         const auto bytes_of = [&](int64_t B, Recompute level) {
             Config with = config;
             with.batch.micro_batch = static_cast<int>(B);
-            return plan_memory(with, shape, DType::fp32, level, Device{}, ranks).total_bytes();
+            return plan_memory(with, spec, DType::fp32, level, Device{}, ranks).total_bytes();
         };
         const uint64_t least = bytes_of(1, Recompute::block);
         const uint64_t available = least + static_cast<uint64_t>(random_int(0, 1 << 24));
@@ -163,7 +162,7 @@ TEST_CASE("a micro-batch that is left open is the one with which a step is done 
                 const int64_t busiest = (m + ranks - 1) / ranks;
                 soonest = std::min(soonest, static_cast<double>(busiest * (B * T + 64)) * cost);
             }
-        const Fit fit = fit_into(available, config, shape, DType::fp32, Device{}, ranks);
+        const Fit fit = fit_into(available, config, spec, DType::fp32, Device{}, ranks);
         CAPTURE(T, sequences, ranks, available, fit.micro_batch, name_of(fit.recompute));
         CHECK(fit.bytes == bytes_of(fit.micro_batch, fit.recompute));
         CHECK(fit.bytes <= available);
@@ -175,11 +174,11 @@ TEST_CASE("a micro-batch that is left open is the one with which a step is done 
                   cost[static_cast<size_t>(fit.recompute)] ==
               soonest);
 
-        const Fit none = fit_into(least - 1, config, shape, DType::fp32, Device{}, ranks);
+        const Fit none = fit_into(least - 1, config, spec, DType::fp32, Device{}, ranks);
         CHECK(none.bytes == least);
         config.batch.micro_batch = fit.micro_batch;
         config.precision.recompute = "elementwise";
-        const Fit given = fit_into(0, config, shape, DType::fp32, Device{}, ranks);
+        const Fit given = fit_into(0, config, spec, DType::fp32, Device{}, ranks);
         CHECK(given.micro_batch == fit.micro_batch);
         CHECK(given.recompute == Recompute::elementwise);
     }
@@ -189,10 +188,10 @@ TEST_CASE("a resumed run takes the choices that it has, unless they fit no more"
     Config config = random_config();
     config.batch.micro_batch = 0;
     config.batch.tokens_per_step = 24 * config.sequence_length();
-    const GPTShape shape = shape_of(config, config.model.vocab_size);
+    const DecoderSpec spec = spec_of(config, config.model.vocab_size);
     constexpr uint64_t plenty = uint64_t{1} << 50;
     const auto choose = [&](const Choices& kept, uint64_t available, int ranks) {
-        return choose_by_memory(kept, available, config, shape, DType::fp32, Device{}, ranks);
+        return choose_by_memory(kept, available, config, spec, DType::fp32, Device{}, ranks);
     };
     const Choices fresh = choose({}, plenty, 1);
     CHECK(fresh.micro_batch > 0);
@@ -209,7 +208,7 @@ TEST_CASE("a resumed run takes the choices that it has, unless they fit no more"
     const auto bytes = [&](int B, Recompute level) {
         Config with = config;
         with.batch.micro_batch = B;
-        return plan_memory(with, shape, DType::fp32, level, Device{}, 1).total_bytes();
+        return plan_memory(with, spec, DType::fp32, level, Device{}, 1).total_bytes();
     };
     CHECK(choose(kept, bytes(3, Recompute::block), 1).micro_batch == 3);
     const Choices less = choose(kept, bytes(3, Recompute::block) - 1, 1);
@@ -229,15 +228,15 @@ TEST_CASE("a change that is said to fit fits", "[plan]") {
         config.model.n_ctx = 64;
         config.batch.sequence_length = 64;
         config.batch.tokens_per_step = 4 * 4 * 64;
-        const GPTShape shape = shape_of(config, config.model.vocab_size);
+        const DecoderSpec spec = spec_of(config, config.model.vocab_size);
         const auto fit = [&](const Config& of, uint64_t available, int ranks) {
-            return fit_into(available, of, shape, DType::fp32, Device{}, ranks);
+            return fit_into(available, of, spec, DType::fp32, Device{}, ranks);
         };
         const uint64_t needed = fit(config, 0, 1).bytes;
         const auto available = static_cast<uint64_t>(
             random_int(static_cast<int64_t>(needed) / 4, static_cast<int64_t>(needed) - 1));
         const std::string advice =
-            change_that_fits(config, shape, DType::fp32, Device{}, available, 1);
+            change_that_fits(config, spec, DType::fp32, Device{}, available, 1);
         std::istringstream words(advice);
         std::vector<std::string> settings;
         int ranks = 1;
@@ -270,11 +269,10 @@ TEST_CASE("every preset has a plan on one rank and on many", "[plan]") {
         CAPTURE(file.string());
         Config config = load_config(file, {});
         if (config.model.vocab_size == 0) config.model.vocab_size = 8192;
-        const GPTShape shape = shape_of(config, config.model.vocab_size);
+        const DecoderSpec spec = spec_of(config, config.model.vocab_size);
         for (const int ranks : {1, 7}) {
             if (config.batch.micro_batch > 0 && config.micro_batches_per_step() < ranks) continue;
-            const Fit fit =
-                fit_into(uint64_t{1} << 50, config, shape, DType::bf16, Device{}, ranks);
+            const Fit fit = fit_into(uint64_t{1} << 50, config, spec, DType::bf16, Device{}, ranks);
             CHECK(fit.recompute == Recompute::none);
             CHECK(config.batch.tokens_per_step %
                       (int64_t{fit.micro_batch} * config.sequence_length()) ==
@@ -301,7 +299,7 @@ TEST_CASE("a plan of any size is counted, and one that cannot fit says so", "[pl
     CHECK(contains(error_of(config, 1), "raise parallel.bucket_mb"));
     config.parallel.bucket_mb = 64;
     const Arena plan =
-        plan_memory(config, shape_of(config, 16777216), DType::bf16, Recompute::block, Device{});
+        plan_memory(config, spec_of(config, 16777216), DType::bf16, Recompute::block, Device{});
     try {
         allocate(plan);
         FAIL("petabytes were allocated");

@@ -63,8 +63,9 @@ Tokenizer small_tokenizer() {
 
 TinyModel random_model(int64_t vocab_size, int n_ctx) {
     TinyModel model(
-        {.n_layer = 1, .n_head = 2, .n_embd = 16, .n_ctx = n_ctx, .vocab_size = vocab_size}, 1, 2,
-        DType::fp32);
+        gpt2.spec(
+            {.n_layer = 1, .n_head = 2, .n_embd = 16, .n_ctx = n_ctx, .vocab_size = vocab_size}),
+        1, 2, DType::fp32);
     for (int i = 0; i < model.count(); ++i)
         model.parameters->set(i,
                               random_normal(static_cast<size_t>(model.parameter(i).numel()), 0.3f));
@@ -158,11 +159,11 @@ TEST_CASE("prompts of any length fit into the memory that was planned, with any 
         omp_set_num_threads(team);
         for (const DType dtype : {DType::fp32, DType::bf16}) {
             const int heads = static_cast<int>(random_int(1, 12)), length = 70;
-            TinyModel model({.n_layer = 1,
-                             .n_head = heads,
-                             .n_embd = heads * 64,
-                             .n_ctx = length,
-                             .vocab_size = 50},
+            TinyModel model(gpt2.spec({.n_layer = 1,
+                                       .n_head = heads,
+                                       .n_embd = heads * 64,
+                                       .n_ctx = length,
+                                       .vocab_size = 50}),
                             1, 2, dtype);
             model.stream.scratch_bytes =
                 model.generator->scratch_bytes(model.stream);  // not what training needs

@@ -29,7 +29,7 @@ ValidationWindows open_windows(const CommandLine& line, const std::string& data,
         try {
             check_prepared(data, session.tokenizer_or_null());
             shards = std::make_shared<TokenShards>(
-                data, static_cast<uint32_t>(session.shape().vocab_size));
+                data, static_cast<uint32_t>(session.spec().vocab_size));
             return ValidationWindows(shards, session.model().options().T, line.max_tokens);
         } catch (const Error& error) {
             if (!line.data.empty()) throw;

@@ -1,0 +1,54 @@
+// The parameters of a decoder, and which of them is what.
+#pragma once
+#include <vector>
+
+#include "model/spec.h"
+#include "parallel/parameter.h"
+
+namespace train_gpt {
+
+/// Indices of a block's parameters in the registry; −1: the block has no such parameter.
+struct BlockParameters {
+    int norm1_w = -1, norm1_b = -1, qkv_w = -1, qkv_b = -1, out_w = -1, out_b = -1;
+    int norm2_w = -1, norm2_b = -1, up_w = -1, up_b = -1, down_w = -1, down_b = -1;
+};
+
+/// The parameters of layers first_layer … and, at the ends of the model, of the embedding, the final
+/// norm and the head. Units are numbered in the order of the forward pass: the embedding (if the
+/// model begins here), the blocks, the final norm (if it ends here) with a head of its own.
+struct Registry {
+    std::vector<Parameter> parameters;
+    int first_layer = 0;
+    std::vector<BlockParameters> blocks;
+    int tokens = -1, positions = -1;           // [V, C], [n_ctx, C]
+    int final_norm_w = -1, final_norm_b = -1;  // [C]
+    int head = -1;  // [V, C]; `tokens` where the head is tied and both are here
+
+    bool begins_model() const { return tokens >= 0; }
+    bool ends_model() const { return head >= 0 && final_norm_w >= 0; }
+    int unit_of(int parameter) const { return parameters[static_cast<size_t>(parameter)].unit; }
+    int64_t numel() const;  // logical
+};
+
+/// A family's names of what it has one of, or one of in each block, and its initial values.
+struct RegistryNames {
+    const char *tokens, *positions, *final_norm, *head;
+    const char* block;  // followed by the layer and a dot
+    const char *norm1, *qkv, *out, *norm2, *up, *down;
+    bool transposed = false;  // files hold linear weights as [in, out]
+    float init_std = 0.02f, positions_std = 0.02f;
+};
+
+/// The registry of a whole model. Names end in ".weight" and ".bias". Initial values: norms 1, biases
+/// 0, weights normal(0, init_std), those of the two projections into the residual stream scaled by
+/// 1/√(2·n_layer).
+Registry decoder_registry(const DecoderSpec& spec, const RegistryNames& names);
+
+/// The registry that the spec's family makes.
+Registry registry_of(const DecoderSpec& spec);
+
+/// The part of a whole model's registry with the layers [first, last). A stage that holds a tied
+/// head but not the embedding has a parameter of its own for it (Parameter::tied_to).
+Registry stage_of(const Registry& whole, int first, int last);
+
+}  // namespace train_gpt
