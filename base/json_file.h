@@ -31,7 +31,7 @@ T field(const Json& json, const char* key, const std::filesystem::path& path) {
     } catch (const Json::exception&) {
     }
     throw Error(path.string(), " has no valid \"", key,
-                "\"; is this the folder of a GPT-2 model or checkpoint?");
+                "\"; is this the folder of a model or checkpoint?");
 }
 
 /// The value of a key, or `fallback` when it is missing or null.

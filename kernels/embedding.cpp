@@ -15,18 +15,18 @@ template <class T>
 void forward(const EmbeddingForward& args) {
     const int64_t rows = args.out.rows(), C = args.out.cols(),
                   T_ = args.out.shape[args.out.rank - 2];
-    const T* wte = args.wte.as<T>();
-    const T* wpe = args.wpe ? args.wpe.as<T>() : nullptr;
+    const T* w = args.w.as<T>();
+    const T* positions = args.positions ? args.positions.as<T>() : nullptr;
     T* out = args.out.as<T>();
 
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; ++row) {
         const int64_t start = args.doc_start ? args.doc_start[row] : 0;
         const int64_t position = args.first_position + row % T_ - start;
-        assert(position >= 0 && (!wpe || position < args.wpe.rows()));
+        assert(position >= 0 && (!positions || position < args.positions.rows()));
         const int64_t token = args.tokens[row] - args.first_token;
-        const T* of_token = token >= 0 && token < args.wte.rows() ? wte + token * C : nullptr;
-        const T* of_position = wpe ? wpe + position * C : nullptr;
+        const T* of_token = token >= 0 && token < args.w.rows() ? w + token * C : nullptr;
+        const T* of_position = positions ? positions + position * C : nullptr;
         T* out_row = out + row * C;
         if (of_token && of_position) {
 #pragma omp simd
@@ -46,7 +46,7 @@ void add_row(float* sum, const T* row, int64_t columns) {
     for (int64_t c = 0; c < columns; ++c) sum[c] += to_float(row[c]);
 }
 
-/// One part of the work: a slice of the columns, and the rows of dwte and dwpe with index % parts
+/// One part of the work: a slice of the columns, and the rows of dw and dpositions with index % parts
 /// == part. It visits the tokens in order, so each element is summed in the same order for any
 /// number of parts.
 template <class T>
@@ -55,21 +55,23 @@ void backward_part(const EmbeddingBackward& args, int64_t first_column, int64_t 
     const int64_t rows = args.dout.rows(), C = args.dout.cols(),
                   T_ = args.dout.shape[args.dout.rank - 2];
     const T* dout = args.dout.as<T>() + first_column;
-    float* dwte = args.dwte ? static_cast<float*>(args.dwte.data) + first_column : nullptr;
-    float* dwpe = args.dwpe ? static_cast<float*>(args.dwpe.data) + first_column : nullptr;
+    float* dw = args.dw ? static_cast<float*>(args.dw.data) + first_column : nullptr;
+    float* dpositions =
+        args.dpositions ? static_cast<float*>(args.dpositions.data) + first_column : nullptr;
 
     const auto clear = [&](float* sink, int64_t sink_rows) {
         for (int64_t i = part; i < sink_rows; i += parts) std::fill_n(sink + i * C, columns, 0.0f);
     };
-    if (dwte && !args.dwte.accumulate) clear(dwte, args.vocab_rows);
-    if (dwpe && !args.dwpe.accumulate) clear(dwpe, args.n_ctx);
+    if (dw && !args.dw.accumulate) clear(dw, args.vocab_rows);
+    if (dpositions && !args.dpositions.accumulate) clear(dpositions, args.n_ctx);
     for (int64_t row = 0; row < rows; ++row) {
         const int64_t token = args.tokens[row] - args.first_token;
         const int64_t position = row % T_ - (args.doc_start ? args.doc_start[row] : 0);
-        assert(position >= 0 && (!dwpe || position < args.n_ctx));
-        if (dwte && token >= 0 && token < args.vocab_rows && token % parts == part)
-            add_row(dwte + token * C, dout + row * C, columns);
-        if (dwpe && position % parts == part) add_row(dwpe + position * C, dout + row * C, columns);
+        assert(position >= 0 && (!dpositions || position < args.n_ctx));
+        if (dw && token >= 0 && token < args.vocab_rows && token % parts == part)
+            add_row(dw + token * C, dout + row * C, columns);
+        if (dpositions && position % parts == part)
+            add_row(dpositions + position * C, dout + row * C, columns);
     }
 }
 
@@ -84,8 +86,8 @@ void embedding_forward(Stream& stream, const EmbeddingForward& args) {
 void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
     const Profiled profiled(stream, cost_of(args));
     TRAIN_GPT_ON_CUDA(stream.device, embedding_backward(stream, args));
-    assert(args.dwte.dtype == DType::fp32 && args.dwpe.dtype == DType::fp32);
-    assert(!args.dwte || args.vocab_rows > 0);
+    assert(args.dw.dtype == DType::fp32 && args.dpositions.dtype == DType::fp32);
+    assert(!args.dw || args.vocab_rows > 0);
     // Slicing only the columns wastes no visits: a thread adds every row that it visits. The rows
     // are divided as well only if there are more threads than slices of at least min_slice columns,
     // in whole cache lines.
@@ -119,8 +121,8 @@ Cost cost_of(const EmbeddingBackward& a) {
     const int64_t C = a.dout.cols();
     const double fp32 = static_cast<double>(a.dout.numel()) * sizeof(float);
     // Rows of tokens that occur are read and written; all are written if the sink is overwritten.
-    const double dwte = a.dwte.accumulate ? 2 * fp32 : bytes_of(a.dwte, a.vocab_rows * C);
-    return {"embedding_backward", bytes_of(a.dout) + dwte + bytes_of(a.dwpe, a.n_ctx * C), 0};
+    const double dw = a.dw.accumulate ? 2 * fp32 : bytes_of(a.dw, a.vocab_rows * C);
+    return {"embedding_backward", bytes_of(a.dout) + dw + bytes_of(a.dpositions, a.n_ctx * C), 0};
 }
 
 }  // namespace train_gpt

@@ -45,7 +45,7 @@ __device__ __forceinline__ void store(T* to, const float (&values)[width]) {
 template <class T>
 struct ForwardArgs {
     T* out;
-    const T *wte, *wpe;                 // wpe may be null
+    const T *w, *positions;             // positions may be null
     const int32_t *tokens, *doc_start;  // doc_start may be null
     int64_t rows, C, first_token, vocab_rows;
     int T_, first_position;
@@ -60,14 +60,14 @@ __global__ void __launch_bounds__(threads) add_embeddings(ForwardArgs<T> args) {
         args.first_position + row % args.T_ - (args.doc_start ? args.doc_start[row] : 0);
     const int64_t token = args.tokens[row] - args.first_token;
     const bool has_token = token >= 0 && token < args.vocab_rows;
-    const T* of_token = args.wte + token * args.C;
-    const T* of_position = args.wpe + position * args.C;
+    const T* of_token = args.w + token * args.C;
+    const T* of_position = args.positions + position * args.C;
     T* out = args.out + row * args.C;
 #pragma unroll 4
     for (int64_t c = threadIdx.x % warp_size * width; c < args.C; c += warp_size * width) {
         float sum[width] = {}, other[width] = {};
         if (has_token) load(sum, of_token + c);
-        if (args.wpe) load(other, of_position + c);
+        if (args.positions) load(other, of_position + c);
 #pragma unroll
         for (int i = 0; i < width; ++i) sum[i] += other[i];
         store(out + c, sum);
@@ -269,20 +269,20 @@ void embedding_forward(Stream& stream, const EmbeddingForward& args) {
     with_element_type(args.out.dtype, [&](auto type) {
         using T = decltype(type);
         const ForwardArgs<T> kernel_args{.out = static_cast<T*>(args.out.data),
-                                         .wte = static_cast<const T*>(args.wte.data),
-                                         .wpe = static_cast<const T*>(args.wpe.data),
+                                         .w = static_cast<const T*>(args.w.data),
+                                         .positions = static_cast<const T*>(args.positions.data),
                                          .tokens = args.tokens,
                                          .doc_start = args.doc_start,
                                          .rows = args.out.rows(),
                                          .C = args.out.cols(),
                                          .first_token = args.first_token,
-                                         .vocab_rows = args.wte.rows(),
+                                         .vocab_rows = args.w.rows(),
                                          .T_ = static_cast<int>(args.out.shape[args.out.rank - 2]),
                                          .first_position = args.first_position};
         const auto blocks =
             static_cast<unsigned>(ceil_div<int64_t>(kernel_args.rows, threads / warp_size));
         const bool packed = kernel_args.C % Pack<T>::size == 0 &&
-                            aligned(args.out.data, args.wte.data, args.wpe.data);
+                            aligned(args.out.data, args.w.data, args.positions.data);
         const auto kernel = packed ? add_embeddings<T, Pack<T>::size> : add_embeddings<T, 1>;
         kernel<<<blocks, threads, 0, stream_of(stream)>>>(kernel_args);
         CUDA_CHECK_LAUNCH();
@@ -290,7 +290,7 @@ void embedding_forward(Stream& stream, const EmbeddingForward& args) {
 }
 
 void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
-    assert(args.dwte.dtype == DType::fp32 && args.dwpe.dtype == DType::fp32);
+    assert(args.dw.dtype == DType::fp32 && args.dpositions.dtype == DType::fp32);
     const int64_t n = args.dout.rows(), C = args.dout.cols();
     const int T_ = static_cast<int>(args.dout.shape[args.dout.rank - 2]);
     Scratch scratch(n);
@@ -315,16 +315,16 @@ void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
                                    stream_of(stream)));
     };
 
-    if (args.dwte) {
-        if (!args.dwte.accumulate) clear(args.dwte, args.vocab_rows);
+    if (args.dw) {
+        if (!args.dw.accumulate) clear(args.dw, args.vocab_rows);
         number_rows<<<blocks, threads, 0, stream_of(stream)>>>(nullptr, scratch.rows(memory),
                                                                nullptr, n, T_);
         CUDA_CHECK_LAUNCH();
         sort(reinterpret_cast<const uint32_t*>(args.tokens));
-        add_to(args.dwte, sorted(args.first_token, args.vocab_rows));
+        add_to(args.dw, sorted(args.first_token, args.vocab_rows));
     }
-    if (args.dwpe) {
-        if (!args.dwpe.accumulate) clear(args.dwpe, args.n_ctx);
+    if (args.dpositions) {
+        if (!args.dpositions.accumulate) clear(args.dpositions, args.n_ctx);
         if (args.doc_start) {
             number_rows<<<blocks, threads, 0, stream_of(stream)>>>(
                 scratch.keys(memory), scratch.rows(memory), args.doc_start, n, T_);
@@ -335,7 +335,7 @@ void embedding_backward(Stream& stream, const EmbeddingBackward& args) {
                 scratch.sorted_keys(memory), scratch.sorted_rows(memory), n, T_);
             CUDA_CHECK_LAUNCH();
         }
-        add_to(args.dwpe, sorted(0, args.n_ctx));
+        add_to(args.dpositions, sorted(0, args.n_ctx));
     }
 }
 

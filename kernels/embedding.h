@@ -5,29 +5,28 @@
 
 namespace train_gpt {
 
-/// out[b, t, :] = wte[token[b, t] − first_token, :] + wpe[position, :], position = first_position +
-/// t − doc_start[b, t] (doc_start null: 0). tokens [B·T] int32, not negative (checked by the
-/// loader, not here); wte [rows, C], wpe [n_ctx, C]. wte may hold a range of the vocabulary: a token
-/// outside [first_token, first_token + rows) counts as a row of zeros. Without wpe, positions add
-/// nothing. The sum over parts of a vocabulary, one of them with wpe, is then the whole.
+/// out[b, t, :] = w[token[b, t] − first_token, :] + positions[p, :], p = first_position + t −
+/// doc_start[b, t] (doc_start null: 0). tokens [B·T] int32, not negative (checked by the loader, not
+/// here); w [rows, C], positions [n_ctx, C]. w may hold a range of the vocabulary: a token outside
+/// [first_token, first_token + rows) counts as a row of zeros. positions may be absent: then nothing
+/// is added. The sum over parts of a vocabulary, one of them with positions, is the whole.
 struct EmbeddingForward {
     Tensor out;  // [B, T, C]
     const int32_t* tokens = nullptr;
-    Tensor wte, wpe = {};
+    Tensor w, positions = {};
     const int32_t* doc_start = nullptr;  // [B·T]
     int first_position = 0;              // sampling with a KV cache
     int64_t first_token = 0;
 };
 void embedding_forward(Stream& stream, const EmbeddingForward& args);
 
-/// dwte[token − first_token] (+)= sum of the dout rows of that token, dwpe[position] (+)= sum over the
-/// batch. With accumulate = false every row of a sink is written, with zeros for tokens and
-/// positions that do not occur; the sink of a tied head, which head_loss has already written, must
-/// accumulate. Either sink may be absent. Tokens outside [first_token, first_token + vocab_rows) are
-/// skipped. The order of additions is fixed by the tokens, not by the thread count.
+/// dw[token − first_token] (+)= sum of the dout rows of that token; dpositions[p] (+)= sum over the
+/// batch. A sink that does not accumulate gets every row written, with zeros for tokens and
+/// positions that do not occur. Either sink may be absent. Tokens outside [first_token, first_token +
+/// vocab_rows) are skipped. The order of additions is fixed by the tokens, not by the thread count.
 struct EmbeddingBackward {
-    GradientSink dwte, dwpe;  // [vocab_rows, C], [n_ctx, C]
-    Tensor dout;              // [B, T, C]
+    GradientSink dw, dpositions;  // [vocab_rows, C], [n_ctx, C]
+    Tensor dout;                  // [B, T, C]
     const int32_t* tokens = nullptr;
     int64_t vocab_rows = 0, n_ctx = 0;
     const int32_t* doc_start = nullptr;

@@ -126,8 +126,8 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
         const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(registry_.tokens));
         embedding_forward(stream, {.out = a.x.reshaped({1, T, spec_.n_embd}),
                                    .tokens = tokens_.as<int32_t>(),
-                                   .wte = weights.weight(registry_.tokens),
-                                   .wpe = weights.weight(registry_.positions),
+                                   .w = weights.weight(registry_.tokens),
+                                   .positions = weights.weight(registry_.positions),
                                    .doc_start = nullptr,
                                    .first_position = position_});
     }

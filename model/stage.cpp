@@ -181,8 +181,8 @@ void Stage::embed(Stream& stream, Tensor out, const TokenBatch& batch) {
     parameters_.prefetch(stream, unit_of_block(0));
     embedding_forward(stream, {.out = out.reshaped({options_.B, options_.T, spec_.n_embd}),
                                .tokens = batch.tokens,
-                               .wte = weights.weight(registry_.tokens),
-                               .wpe = weights.weight(registry_.positions),
+                               .w = weights.weight(registry_.tokens),
+                               .positions = weights.weight(registry_.positions),
                                .doc_start = batch.doc_start});
 }
 
@@ -241,8 +241,8 @@ void Stage::backward_blocks(Stream& stream, Slot& slot, const TokenBatch& batch,
 }
 
 void Stage::backward_embedding(Stream& stream, Tensor dout, const TokenBatch& batch) {
-    embedding_backward(stream, {.dwte = parameters_.sink(registry_.tokens),
-                                .dwpe = parameters_.sink(registry_.positions),
+    embedding_backward(stream, {.dw = parameters_.sink(registry_.tokens),
+                                .dpositions = parameters_.sink(registry_.positions),
                                 .dout = dout.reshaped({options_.B, options_.T, spec_.n_embd}),
                                 .tokens = batch.tokens,
                                 .vocab_rows = spec_.padded_vocab(),

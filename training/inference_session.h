@@ -16,7 +16,7 @@ class InferenceSession {
   public:
     enum class For { sampling, evaluation };
 
-    /// path: a checkpoint, a run's folder, or a Hugging Face GPT-2 folder. Throws Error if it
+    /// path: a checkpoint, a run's folder, or a Hugging Face model folder. Throws Error if it
     /// cannot be used.
     InferenceSession(const std::string& path, const std::string& device, const std::string& dtype,
                      For use);

@@ -9,7 +9,7 @@
 namespace train_gpt {
 
 struct ImportOptions {
-    std::string source;     // the folder of a GPT-2 model, or a model file of llm.c
+    std::string source;     // a model folder, or a model file of llm.c
     std::string out;        // a folder that does not exist or is empty
     std::string tokenizer;  // as Tokenizer::load takes it; empty: the source's
 };
@@ -17,7 +17,7 @@ struct ImportOptions {
 struct ExportOptions {
     enum class Format { hugging_face, llmc };
 
-    std::string checkpoint;  // a checkpoint, a run's folder, or the folder of a GPT-2 model
+    std::string checkpoint;  // a checkpoint, a run's folder, or a model folder
     std::string out;         // a new or empty folder; for llm.c a new file
     Format format = Format::hugging_face;
     std::optional<StoredType> dtype;  // nothing: as in the checkpoint

@@ -11,13 +11,13 @@ EmbeddingRows embedding_rows(const Operands& o) {
     return {.T = o['T'], .C = o['C'], .tokens = o.integer_values("tokens")};
 }
 
-Values wte_zeros(const Operands& o) { return Values(static_cast<size_t>(o['V'] * o['C'])); }
-Values wpe_zeros(const Operands& o) { return Values(static_cast<size_t>(o['T'] * o['C'])); }
+Values w_zeros(const Operands& o) { return Values(static_cast<size_t>(o['V'] * o['C'])); }
+Values positions_zeros(const Operands& o) { return Values(static_cast<size_t>(o['T'] * o['C'])); }
 
-/// dwte before the call: the head's share where the head is tied, else nothing.
+/// dw before the call: the head's share where the head is tied, else nothing.
 Values dwte_before(const Operands& o) {
-    const Values before = o.values("dwte");
-    return before.empty() ? wte_zeros(o) : before;
+    const Values before = o.values("dw");
+    return before.empty() ? w_zeros(o) : before;
 }
 
 size_t embedding_scratch(const Stream& stream, const Operands& o) {
@@ -25,8 +25,8 @@ size_t embedding_scratch(const Stream& stream, const Operands& o) {
 }
 
 void run_embedding_backward(Stream& stream, const Call& c, bool tied) {
-    embedding_backward(stream, {.dwte = c.sink("dwte", tied),
-                                .dwpe = c.sink("dwpe"),
+    embedding_backward(stream, {.dw = c.sink("dw", tied),
+                                .dpositions = c.sink("dpositions"),
                                 .dout = c["dout"],
                                 .tokens = c.data<int32_t>("tokens"),
                                 .vocab_rows = c['V'],
@@ -34,75 +34,76 @@ void run_embedding_backward(Stream& stream, const Call& c, bool tied) {
 }
 
 Results embedding_backward_references(const Operands& o) {
-    Values dwte = dwte_before(o), dwpe = wpe_zeros(o);
-    embedding_backward_reference<double>(embedding_rows(o), o.values("dout"), dwte, dwpe);
-    return {{"dwte", dwte}, {"dwpe", dwpe}};
+    Values dw = dwte_before(o), dpositions = positions_zeros(o);
+    embedding_backward_reference<double>(embedding_rows(o), o.values("dout"), dw, dpositions);
+    return {{"dw", dw}, {"dpositions", dpositions}};
 }
 
-/// Σ dout ⊙ (wte[token] + wpe[position]) + Σ (dwte before the call) ⊙ wte, linear in both tables.
-double embedding_loss(const Operands& o, const Values& wte, const Values& wpe) {
-    return dot(o.values("dout"), embedding_forward_reference(embedding_rows(o), wte, wpe)) +
-           dot(dwte_before(o), wte);
+/// Σ dout ⊙ (w[token] + positions[position]) + Σ (dw before the call) ⊙ w, linear in both tables.
+double embedding_loss(const Operands& o, const Values& w, const Values& positions) {
+    return dot(o.values("dout"), embedding_forward_reference(embedding_rows(o), w, positions)) +
+           dot(dwte_before(o), w);
 }
 
 const Derivative of_wte{
-    .gradient = "dwte", .point = wte_zeros, .loss = [](const Operands& o, const Values& wte) {
-        return embedding_loss(o, wte, wpe_zeros(o));
+    .gradient = "dw", .point = w_zeros, .loss = [](const Operands& o, const Values& w) {
+        return embedding_loss(o, w, positions_zeros(o));
     }};
-const Derivative of_wpe{
-    .gradient = "dwpe", .point = wpe_zeros, .loss = [](const Operands& o, const Values& wpe) {
-        return embedding_loss(o, wte_zeros(o), wpe);
-    }};
+const Derivative of_wpe{.gradient = "dpositions",
+                        .point = positions_zeros,
+                        .loss = [](const Operands& o, const Values& positions) {
+                            return embedding_loss(o, w_zeros(o), positions);
+                        }};
 
 }  // namespace
 
 std::vector<Operation> embedding_operations() {
     return {
         {.name = "embedding_forward",
-         .computes = "out = wte[token] + wpe[position]",
+         .computes = "out = w[token] + positions[position]",
          .letters = {batch, sequence, letter('C', 768, 768), letter('V', 1000, 50257)},
          .declare =
              [](Operands& o) {
                  o.integers("tokens", {o['B'] * o['T']}, o['V']);
-                 o.normal("wte", {o['V'], o['C']});
-                 o.normal("wpe", {o['T'], o['C']});
+                 o.normal("w", {o['V'], o['C']});
+                 o.normal("positions", {o['T'], o['C']});
                  o.result("out", {o['B'], o['T'], o['C']}, o.dtype(), {.roundings = 1});
              },
          .run =
              [](Stream& stream, const Call& c) {
                  embedding_forward(stream, {.out = c["out"],
                                             .tokens = c.data<int32_t>("tokens"),
-                                            .wte = c["wte"],
-                                            .wpe = c["wpe"]});
+                                            .w = c["w"],
+                                            .positions = c["positions"]});
              },
          .reference = [](const Operands& o) -> Results {
-             return {{"out", embedding_forward_reference(embedding_rows(o), o.values("wte"),
-                                                         o.values("wpe"))}};
+             return {{"out", embedding_forward_reference(embedding_rows(o), o.values("w"),
+                                                         o.values("positions"))}};
          }},
         {.name = "embedding_backward",
-         .computes = "dwte[token] += dout, dwpe[position] = Σ_batch dout",
+         .computes = "dw[token] += dout, dpositions[position] = Σ_batch dout",
          .letters = {batch, sequence, letter('C', 768, 768), letter('V', 1000, 50257)},
          .declare =
              [](Operands& o) {
                  o.integers("tokens", {o['B'] * o['T']}, o['V']);
                  o.normal("dout", {o['B'], o['T'], o['C']});
-                 o.normal("dwte", {o['V'], o['C']}, DType::fp32);
-                 o.changes("dwte", {.terms = o['B'] * o['T']});
-                 o.result("dwpe", {o['T'], o['C']}, DType::fp32, {.terms = o['B']});
+                 o.normal("dw", {o['V'], o['C']}, DType::fp32);
+                 o.changes("dw", {.terms = o['B'] * o['T']});
+                 o.result("dpositions", {o['T'], o['C']}, DType::fp32, {.terms = o['B']});
              },
          .scratch_bytes = embedding_scratch,
          .run = [](Stream& stream, const Call& c) { run_embedding_backward(stream, c, true); },
          .reference = embedding_backward_references,
          .derivatives = {of_wte, of_wpe}},
         {.name = "embedding_backward_untied",
-         .computes = "dwte[token] = Σ dout, 0 for other tokens; dwpe[position] = Σ_batch dout",
+         .computes = "dw[token] = Σ dout, 0 for other tokens; dpositions[position] = Σ_batch dout",
          .letters = {batch, sequence, letter('C', 768, 768), letter('V', 1000, 50257)},
          .declare =
              [](Operands& o) {
                  o.integers("tokens", {o['B'] * o['T']}, o['V']);
                  o.normal("dout", {o['B'], o['T'], o['C']});
-                 o.result("dwte", {o['V'], o['C']}, DType::fp32, {.terms = o['B'] * o['T']});
-                 o.result("dwpe", {o['T'], o['C']}, DType::fp32, {.terms = o['B']});
+                 o.result("dw", {o['V'], o['C']}, DType::fp32, {.terms = o['B'] * o['T']});
+                 o.result("dpositions", {o['T'], o['C']}, DType::fp32, {.terms = o['B']});
              },
          .scratch_bytes = embedding_scratch,
          .run = [](Stream& stream, const Call& c) { run_embedding_backward(stream, c, false); },

@@ -26,7 +26,7 @@ struct Problem {
     int64_t n_ctx = T + random_int(0, 9), vocab = random_int(1, 60),
             padded = vocab + random_int(0, 5);
     std::vector<int32_t> tokens, doc_start;
-    std::vector<float> wte, wpe, dout;
+    std::vector<float> w, positions, dout;
 
     Problem() { fill(); }
     Problem(int64_t B_, int64_t T_, int64_t C_) : B(B_), T(T_), C(C_) { fill(); }
@@ -40,8 +40,8 @@ struct Problem {
                 tokens.push_back(static_cast<int32_t>(random_int(0, vocab - 1)));
             }
         }
-        wte = random_normal(static_cast<size_t>(padded * C));
-        wpe = random_normal(static_cast<size_t>(n_ctx * C));
+        w = random_normal(static_cast<size_t>(padded * C));
+        positions = random_normal(static_cast<size_t>(n_ctx * C));
         dout = random_normal(static_cast<size_t>(B * T * C));
     }
     EmbeddingRows rows(bool documents) const {
@@ -57,31 +57,34 @@ void check_backward(Accuracy& accuracy, const Problem& p, DType dtype, bool docu
                     bool accumulate) {
     CAPTURE(name_of(dtype), p.B, p.T, p.C, p.n_ctx, documents, accumulate);
     const Buffer dout(dtype, {p.B, p.T, p.C}, p.dout);
-    const Buffer filled_wte(DType::fp32, {p.padded, p.C}, p.wte),
-        poisoned_wte(DType::fp32, {p.padded, p.C}), filled_wpe(DType::fp32, {p.n_ctx, p.C}, p.wpe),
+    const Buffer filled_wte(DType::fp32, {p.padded, p.C}, p.w),
+        poisoned_wte(DType::fp32, {p.padded, p.C}),
+        filled_wpe(DType::fp32, {p.n_ctx, p.C}, p.positions),
         poisoned_wpe(DType::fp32, {p.n_ctx, p.C});
     const bool accumulate_wte = random_int(0, 1) == 1;
     CAPTURE(accumulate_wte);
-    const Buffer& dwte = accumulate_wte ? filled_wte : poisoned_wte;
-    const Buffer& dwpe = accumulate ? filled_wpe : poisoned_wpe;
+    const Buffer& dw = accumulate_wte ? filled_wte : poisoned_wte;
+    const Buffer& dpositions = accumulate ? filled_wpe : poisoned_wpe;
 
-    Values wte_exact(p.wte.size()), wpe_exact(p.wpe.size());
-    if (accumulate_wte) wte_exact.assign(p.wte.begin(), p.wte.end());
-    if (accumulate) wpe_exact.assign(p.wpe.begin(), p.wpe.end());
-    Values wte_plain = wte_exact, wpe_plain = wpe_exact;
-    embedding_backward_reference<double>(p.rows(documents), dout.values(), wte_exact, wpe_exact);
-    embedding_backward_reference<float>(p.rows(documents), dout.values(), wte_plain, wpe_plain);
+    Values w_exact(p.w.size()), positions_exact(p.positions.size());
+    if (accumulate_wte) w_exact.assign(p.w.begin(), p.w.end());
+    if (accumulate) positions_exact.assign(p.positions.begin(), p.positions.end());
+    Values w_plain = w_exact, positions_plain = positions_exact;
+    embedding_backward_reference<double>(p.rows(documents), dout.values(), w_exact,
+                                         positions_exact);
+    embedding_backward_reference<float>(p.rows(documents), dout.values(), w_plain, positions_plain);
     const Integers tokens(p.tokens), doc_start(p.doc_start);
     TestStream stream(embedding_scratch_bytes(planning(), p.B * p.T, p.padded));
-    embedding_backward(stream, {.dwte = dwte.sink(accumulate_wte),
-                                .dwpe = dwpe.sink(accumulate),
+    embedding_backward(stream, {.dw = dw.sink(accumulate_wte),
+                                .dpositions = dpositions.sink(accumulate),
                                 .dout = dout,
                                 .tokens = tokens.data(),
                                 .vocab_rows = p.padded,
                                 .n_ctx = p.n_ctx,
                                 .doc_start = documents ? doc_start.data() : nullptr});
-    accuracy.check("dwte", DType::fp32, dwte.values(), wte_plain, wte_exact);
-    accuracy.check("dwpe", DType::fp32, dwpe.values(), wpe_plain, wpe_exact);
+    accuracy.check("dw", DType::fp32, dw.values(), w_plain, w_exact);
+    accuracy.check("dpositions", DType::fp32, dpositions.values(), positions_plain,
+                   positions_exact);
 }
 
 }  // namespace
@@ -93,17 +96,18 @@ TEST_CASE("embedding forward adds the token's and the position's row, rounded on
             const Problem p;
             const bool documents = repeat % 2 == 1;
             CAPTURE(name_of(dtype), p.B, p.T, p.C, documents);
-            const Buffer wte(dtype, {p.padded, p.C}, p.wte), wpe(dtype, {p.n_ctx, p.C}, p.wpe);
+            const Buffer w(dtype, {p.padded, p.C}, p.w),
+                positions(dtype, {p.n_ctx, p.C}, p.positions);
             const Buffer out(dtype, {p.B, p.T, p.C});
             const Integers tokens(p.tokens), doc_start(p.doc_start);
             TestStream stream;
             embedding_forward(stream, {.out = out,
                                        .tokens = tokens.data(),
-                                       .wte = wte,
-                                       .wpe = wpe,
+                                       .w = w,
+                                       .positions = positions,
                                        .doc_start = documents ? doc_start.data() : nullptr});
             const Values expected =
-                embedding_forward_reference(p.rows(documents), wte.values(), wpe.values());
+                embedding_forward_reference(p.rows(documents), w.values(), positions.values());
             CHECK((out.values() == stored_as(dtype, expected)));
         }
     }
@@ -112,15 +116,17 @@ TEST_CASE("embedding forward adds the token's and the position's row, rounded on
 TEST_CASE("embedding forward continues at first_position", "[cuda]") {
     ON_EACH_DEVICE();
     const Problem p;
-    const Buffer wte(DType::fp32, {p.padded, p.C}, p.wte), wpe(DType::fp32, {p.n_ctx, p.C}, p.wpe);
+    const Buffer w(DType::fp32, {p.padded, p.C}, p.w),
+        positions(DType::fp32, {p.n_ctx, p.C}, p.positions);
     const Buffer whole(DType::fp32, {1, p.T, p.C}), last(DType::fp32, {1, 1, p.C});
     const Integers tokens(p.tokens);
     TestStream stream;
-    embedding_forward(stream, {.out = whole, .tokens = tokens.data(), .wte = wte, .wpe = wpe});
+    embedding_forward(stream,
+                      {.out = whole, .tokens = tokens.data(), .w = w, .positions = positions});
     embedding_forward(stream, {.out = last,
                                .tokens = tokens.data() + p.T - 1,
-                               .wte = wte,
-                               .wpe = wpe,
+                               .w = w,
+                               .positions = positions,
                                .first_position = static_cast<int>(p.T - 1)});
     const std::string row = whole.bytes();
     CHECK((row.substr(row.size() - last.bytes().size()) == last.bytes()));
@@ -189,36 +195,36 @@ TEST_CASE("embedding takes views that begin at any element", "[cuda]") {
         values.insert(values.begin(), 0.0f);
         return values;
     };
-    const Buffer wte(DType::fp32, {p.padded * p.C + 1}, shifted(p.wte)),
-        wpe(DType::fp32, {p.n_ctx * p.C + 1}, shifted(p.wpe));
+    const Buffer w(DType::fp32, {p.padded * p.C + 1}, shifted(p.w)),
+        positions(DType::fp32, {p.n_ctx * p.C + 1}, shifted(p.positions));
     const Buffer out(DType::fp32, {18 * p.C + 1});
     TestStream stream(embedding_scratch_bytes(planning(), 18, p.padded));
     embedding_forward(stream, {.out = view(out, {2, 9, p.C}),
                                .tokens = tokens.data(),
-                               .wte = view(wte, {p.padded, p.C}),
-                               .wpe = view(wpe, {p.n_ctx, p.C})});
-    const Values exact = embedding_forward_reference(p.rows(false), {p.wte.begin(), p.wte.end()},
-                                                     {p.wpe.begin(), p.wpe.end()});
+                               .w = view(w, {p.padded, p.C}),
+                               .positions = view(positions, {p.n_ctx, p.C})});
+    const Values exact = embedding_forward_reference(p.rows(false), {p.w.begin(), p.w.end()},
+                                                     {p.positions.begin(), p.positions.end()});
     const std::vector<float> expected(exact.begin(), exact.end());
     CHECK(
         (std::memcmp(out.as<float>() + 1, expected.data(), expected.size() * sizeof(float)) == 0));
     CHECK(std::isnan(out[0]));
 
-    const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte),
-        dwte_expected(DType::fp32, {p.padded, p.C}, p.wte);
+    const Buffer dw(DType::fp32, {p.padded, p.C}, p.w),
+        dwte_expected(DType::fp32, {p.padded, p.C}, p.w);
     const Buffer dout(DType::fp32, {18 * p.C + 1}, shifted(p.dout)),
         dout_aligned(DType::fp32, {2, 9, p.C}, p.dout);
     const auto backward = [&](const Buffer& to, Tensor from) {
-        embedding_backward(stream, {.dwte = to.sink(true),
-                                    .dwpe = {},
+        embedding_backward(stream, {.dw = to.sink(true),
+                                    .dpositions = {},
                                     .dout = from,
                                     .tokens = tokens.data(),
                                     .vocab_rows = p.padded,
                                     .n_ctx = p.n_ctx});
     };
-    backward(dwte, view(dout, {2, 9, p.C}));
+    backward(dw, view(dout, {2, 9, p.C}));
     backward(dwte_expected, dout_aligned);
-    CHECK((dwte.bytes() == dwte_expected.bytes()));
+    CHECK((dw.bytes() == dwte_expected.bytes()));
 }
 
 TEST_CASE("a vocabulary split into parts gives what the whole gives", "[cuda]") {
@@ -232,22 +238,23 @@ TEST_CASE("a vocabulary split into parts gives what the whole gives", "[cuda]") 
             CAPTURE(name_of(dtype), parts, p.padded, p.B, p.T, p.C, documents, accumulate);
             const Integers tokens(p.tokens), doc_start(p.doc_start);
             const int32_t* const starts = documents ? doc_start.data() : nullptr;
-            const Buffer wte(dtype, {p.padded, p.C}, p.wte), wpe(dtype, {p.n_ctx, p.C}, p.wpe),
-                dout(dtype, {p.B, p.T, p.C}, p.dout), whole(dtype, {p.B, p.T, p.C});
-            const Buffer filled(DType::fp32, {p.padded, p.C}, p.wte),
-                filled_parts(DType::fp32, {p.padded, p.C}, p.wte),
+            const Buffer w(dtype, {p.padded, p.C}, p.w),
+                positions(dtype, {p.n_ctx, p.C}, p.positions), dout(dtype, {p.B, p.T, p.C}, p.dout),
+                whole(dtype, {p.B, p.T, p.C});
+            const Buffer filled(DType::fp32, {p.padded, p.C}, p.w),
+                filled_parts(DType::fp32, {p.padded, p.C}, p.w),
                 poisoned(DType::fp32, {p.padded, p.C}),
                 poisoned_parts(DType::fp32, {p.padded, p.C});
-            const Buffer &dwte = accumulate ? filled : poisoned,
+            const Buffer &dw = accumulate ? filled : poisoned,
                          &dwte_parts = accumulate ? filled_parts : poisoned_parts;
             TestStream stream(embedding_scratch_bytes(planning(), p.B * p.T, p.padded));
             embedding_forward(stream, {.out = whole,
                                        .tokens = tokens.data(),
-                                       .wte = wte,
-                                       .wpe = wpe,
+                                       .w = w,
+                                       .positions = positions,
                                        .doc_start = starts});
-            embedding_backward(stream, {.dwte = dwte.sink(accumulate),
-                                        .dwpe = {},
+            embedding_backward(stream, {.dw = dw.sink(accumulate),
+                                        .dpositions = {},
                                         .dout = dout,
                                         .tokens = tokens.data(),
                                         .vocab_rows = p.padded,
@@ -261,15 +268,16 @@ TEST_CASE("a vocabulary split into parts gives what the whole gives", "[cuda]") 
                 const int64_t first = p.padded * part / parts,
                               rows = p.padded * (part + 1) / parts - first;
                 const Buffer out(dtype, {p.B, p.T, p.C});
-                embedding_forward(stream, {.out = out,
-                                           .tokens = tokens.data(),
-                                           .wte = wte.tensor().row_range(first, rows),
-                                           .wpe = part == with_positions ? wpe.tensor() : Tensor(),
-                                           .doc_start = starts,
-                                           .first_token = first});
+                embedding_forward(
+                    stream, {.out = out,
+                             .tokens = tokens.data(),
+                             .w = w.tensor().row_range(first, rows),
+                             .positions = part == with_positions ? positions.tensor() : Tensor(),
+                             .doc_start = starts,
+                             .first_token = first});
                 const Tensor sink = dwte_parts.tensor().row_range(first, rows);
-                embedding_backward(stream, {.dwte = {sink.data, sink.dtype, accumulate},
-                                            .dwpe = {},
+                embedding_backward(stream, {.dw = {sink.data, sink.dtype, accumulate},
+                                            .dpositions = {},
                                             .dout = dout,
                                             .tokens = tokens.data(),
                                             .vocab_rows = rows,
@@ -280,7 +288,7 @@ TEST_CASE("a vocabulary split into parts gives what the whole gives", "[cuda]") 
                 for (size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
             }
             CHECK((stored_as(dtype, sum) == whole.values()));
-            CHECK((dwte_parts.bytes() == dwte.bytes()));
+            CHECK((dwte_parts.bytes() == dw.bytes()));
         }
     }
 }
@@ -292,15 +300,15 @@ TEST_CASE("embedding on the GPU agrees with the CPU", "[cuda]") {
     const Integers tokens(p.tokens), doc_start(p.doc_start);
     const Buffer dout(DType::bf16, {p.B, p.T, p.C}, p.dout);
     const auto run = [&](Stream& stream) {
-        const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte), dwpe(DType::fp32, {p.n_ctx, p.C});
-        embedding_backward(stream, {.dwte = dwte.sink(true),
-                                    .dwpe = dwpe.sink(false),
+        const Buffer dw(DType::fp32, {p.padded, p.C}, p.w), dpositions(DType::fp32, {p.n_ctx, p.C});
+        embedding_backward(stream, {.dw = dw.sink(true),
+                                    .dpositions = dpositions.sink(false),
                                     .dout = dout,
                                     .tokens = tokens.data(),
                                     .vocab_rows = p.padded,
                                     .n_ctx = p.n_ctx,
                                     .doc_start = doc_start.data()});
-        std::vector<double> values = dwte.values(), positions = dwpe.values();
+        std::vector<double> values = dw.values(), positions = dpositions.values();
         values.insert(values.end(), positions.begin(), positions.end());
         return values;
     };
@@ -321,17 +329,17 @@ TEST_CASE("embedding backward gives the same bits whatever the number of threads
         const Buffer dout(DType::bf16, {p.B, p.T, p.C}, p.dout);
         const Integers tokens(p.tokens), doc_start(p.doc_start);
         check_thread_independence([&] {
-            const Buffer dwte(DType::fp32, {p.padded, p.C}, p.wte),
-                dwpe(DType::fp32, {p.n_ctx, p.C});
+            const Buffer dw(DType::fp32, {p.padded, p.C}, p.w),
+                dpositions(DType::fp32, {p.n_ctx, p.C});
             TestStream stream(embedding_scratch_bytes(planning(), p.B * p.T, p.padded));
-            embedding_backward(stream, {.dwte = dwte.sink(true),
-                                        .dwpe = dwpe.sink(false),
+            embedding_backward(stream, {.dw = dw.sink(true),
+                                        .dpositions = dpositions.sink(false),
                                         .dout = dout,
                                         .tokens = tokens.data(),
                                         .vocab_rows = p.padded,
                                         .n_ctx = p.n_ctx,
                                         .doc_start = doc_start.data()});
-            return dwte.bytes() + dwpe.bytes();
+            return dw.bytes() + dpositions.bytes();
         });
     }
 }

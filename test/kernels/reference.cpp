@@ -184,24 +184,25 @@ AttentionReference attention_reference(const AttentionProblem& c, DType stored, 
     return r;
 }
 
-Values embedding_forward_reference(const EmbeddingRows& rows, const Values& wte,
-                                   const Values& wpe) {
+Values embedding_forward_reference(const EmbeddingRows& rows, const Values& w,
+                                   const Values& positions) {
     const size_t C = static_cast<size_t>(rows.C);
     Values out;
     for (size_t row = 0; row < rows.tokens.size(); ++row)
         for (size_t c = 0; c < C; ++c)
-            out.push_back(wte[rows.token_at(row) + c] + wpe[rows.position_at(row) + c]);
+            out.push_back(w[rows.token_at(row) + c] + positions[rows.position_at(row) + c]);
     return out;
 }
 
 template <class Real>
-void embedding_backward_reference(const EmbeddingRows& rows, const Values& dout, Values& dwte,
-                                  Values& dwpe) {
+void embedding_backward_reference(const EmbeddingRows& rows, const Values& dout, Values& dw,
+                                  Values& dpositions) {
     const size_t C = static_cast<size_t>(rows.C);
     for (size_t row = 0; row < rows.tokens.size(); ++row) {
         for (size_t c = 0; c < C; ++c) {
             const Real term = static_cast<Real>(dout[row * C + c]);
-            for (double* sum : {&dwte[rows.token_at(row) + c], &dwpe[rows.position_at(row) + c]})
+            for (double* sum :
+                 {&dw[rows.token_at(row) + c], &dpositions[rows.position_at(row) + c]})
                 *sum = static_cast<Real>(*sum) + term;
         }
     }

@@ -82,7 +82,7 @@ template <class Real>
 AttentionReference attention_reference(const AttentionProblem& p, DType stored = DType::fp32,
                                        DType operands = DType::fp32);
 
-/// The rows of wte and wpe that the tokens [B·T] select.
+/// The rows of w and positions that the tokens [B·T] select.
 struct EmbeddingRows {
     int64_t T = 0, C = 0;
     std::vector<int32_t> tokens, doc_start = {};  // doc_start empty: all 0
@@ -93,12 +93,13 @@ struct EmbeddingRows {
             (static_cast<int64_t>(row) % T - (doc_start.empty() ? 0 : doc_start[row])) * C);
     }
 };
-/// out = wte[token] + wpe[position]
-Values embedding_forward_reference(const EmbeddingRows& rows, const Values& wte, const Values& wpe);
-/// dwte[token] += dout and dwpe[position] += dout, in the order of the tokens.
+/// out = w[token] + positions[position]
+Values embedding_forward_reference(const EmbeddingRows& rows, const Values& w,
+                                   const Values& positions);
+/// dw[token] += dout and dpositions[position] += dout, in the order of the tokens.
 template <class Real>
-void embedding_backward_reference(const EmbeddingRows& rows, const Values& dout, Values& dwte,
-                                  Values& dwpe);
+void embedding_backward_reference(const EmbeddingRows& rows, const Values& dout, Values& dw,
+                                  Values& dpositions);
 
 struct HeadLossProblem {
     int64_t R = 0, C = 0, V = 0;
