@@ -61,7 +61,8 @@ size_t Generator::scratch_bytes(const Stream& stream) const {
          {std::pair{int64_t{spec_.qkv_width()}, C}, {C, width}, {F, C}, {C, F}})
         most = std::max(most, linear_scratch_bytes(stream, dtype, chunk_, out, in));
     for (const int T : {1, 2, 3, chunk_})  // a few queries are split over threads differently
-        if (T <= chunk_) most = std::max(most, attention_scratch_bytes(stream, attention_shape(T)));
+        if (T <= chunk_)
+            most = std::max(most, attention_forward_scratch_bytes(stream, attention_shape(T)));
     return std::max(most, norm_scratch_bytes(stream, chunk_, C));
 }
 

@@ -38,23 +38,30 @@ int64_t blocks_of(int64_t T) { return (T + cpu::block_rows - 1) / cpu::block_row
 /// tile, but more pieces to share), or gives each thread whole key heads (five products per tile):
 /// whichever finishes first on this many threads.
 bool backward_in_blocks(const AttentionShape& shape, int threads) {
-    const double heads = static_cast<double>(shape.B) * shape.H_kv,
-                 blocks = static_cast<double>(blocks_of(shape.T));
+    const double heads = static_cast<double>(shape.B) * shape.H_kv;
     const double whole = 5 * std::ceil(heads / threads);
-    // A causal block's share of its head grows with its position.
-    const double longest_block = 2 / (blocks + 1);
+    // A causal block's share of its head grows with its position: the last one sees all keys.
+    const double T = static_cast<double>(blocks_of(shape.T)),
+                 S = static_cast<double>(blocks_of(shape.S));
+    const double longest_block = S / (T * (S - T) + T * (T + 1) / 2);
     return 7 * std::max(heads / threads, longest_block) < whole;
 }
 
+/// The first query that sees key s, rounded down to the first of a tile: tiles of queries are the
+/// same ones in both orders of the backward pass.
+int64_t first_query(const AttentionShape& shape, int64_t s) {
+    return std::max<int64_t>(0, s - (shape.S - shape.T)) / cpu::tile * cpu::tile;
+}
+
 template <class Engine>
-size_t bytes_per_thread(const AttentionShape& shape, int threads) {
-    size_t bytes =
-        std::max(cpu::forward_block_bytes<Engine>(shape), cpu::forward_query_bytes(shape));
-    if (shape.T == shape.S)
-        bytes = std::max(
-            bytes, cpu::backward_range_bytes<Engine>(
-                       shape, backward_in_blocks(shape, threads) ? cpu::block_rows : shape.S));
-    return bytes;
+size_t forward_bytes(const AttentionShape& shape) {  // per thread
+    return std::max(cpu::forward_block_bytes<Engine>(shape), cpu::forward_query_bytes(shape));
+}
+
+template <class Engine>
+size_t backward_bytes(const AttentionShape& shape, int threads) {  // per thread
+    return cpu::backward_range_bytes<Engine>(
+        shape, backward_in_blocks(shape, threads) ? cpu::block_rows : shape.S);
 }
 
 template <class F>
@@ -87,10 +94,14 @@ void share(int64_t count, int threads, char* scratch, size_t bytes, const Task& 
     }
 }
 
-int team_size(int64_t pieces) {
-    return omp_in_parallel() ? 1
-                             : static_cast<int>(std::min<int64_t>(omp_get_max_threads(), pieces));
+/// The largest team that works on either pass.
+int most_threads(const AttentionShape& shape) {
+    const int64_t pieces =
+        int64_t{shape.B} * shape.H * (shape.T < cpu::few_queries ? shape.T : blocks_of(shape.T));
+    return static_cast<int>(std::min<int64_t>(omp_get_max_threads(), pieces));
 }
+
+int team_size(const AttentionShape& shape) { return omp_in_parallel() ? 1 : most_threads(shape); }
 
 void check(const AttentionShape& shape, const char* where) {
     if (shape.dtype != DType::fp32 && shape.dtype != DType::bf16) {
@@ -133,16 +144,22 @@ void check(const HeadsView& view, const char* name, const char* where) {
 size_t attention_scratch_bytes(const Stream& stream, const AttentionShape& shape) {
     check(shape, "attention_scratch_bytes");
     TRAIN_GPT_ON_CUDA(stream.device, attention_scratch_bytes(stream, shape));
-    const int64_t pieces =
-        int64_t{shape.B} * shape.H * (shape.T < cpu::few_queries ? shape.T : blocks_of(shape.T));
-    const auto threads = static_cast<int>(std::min<int64_t>(omp_get_max_threads(), pieces));
     return with_engine(shape.dtype, [&](auto engine, auto) {
-        size_t bytes = 0;  // a smaller team may need more per thread, if threads get whole heads
-        for (int n = 1; n <= threads; ++n) {
+        size_t bytes = attention_forward_scratch_bytes(stream, shape);
+        // A smaller team may need more per thread, if threads get whole heads.
+        for (int n = 1; n <= most_threads(shape); ++n) {
             bytes = std::max(bytes,
-                             static_cast<size_t>(n) * bytes_per_thread<decltype(engine)>(shape, n));
+                             static_cast<size_t>(n) * backward_bytes<decltype(engine)>(shape, n));
         }
         return bytes;
+    });
+}
+
+size_t attention_forward_scratch_bytes(const Stream& stream, const AttentionShape& shape) {
+    check(shape, "attention_forward_scratch_bytes");
+    TRAIN_GPT_ON_CUDA(stream.device, attention_forward_scratch_bytes(stream, shape));
+    return with_engine(shape.dtype, [&](auto engine, auto) {
+        return static_cast<size_t>(most_threads(shape)) * forward_bytes<decltype(engine)>(shape);
     });
 }
 
@@ -164,8 +181,8 @@ void attention_forward(Stream& stream, const AttentionForward& args) {
         const int64_t heads = int64_t{shape.B} * shape.H;
         const bool few = shape.T < cpu::few_queries;
         const int64_t blocks = few ? shape.T : blocks_of(shape.T), count = heads * blocks;
-        const int threads = team_size(count);
-        const size_t bytes = bytes_per_thread<Engine>(shape, threads);
+        const int threads = team_size(shape);
+        const size_t bytes = forward_bytes<Engine>(shape);
         char* scratch = stream.scratch_for<char>(bytes * static_cast<size_t>(threads));
         if (few) {
             share(count, threads, scratch, bytes, [&](int64_t i, int64_t, char* memory) {
@@ -190,9 +207,9 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
     const Profiled profiled(stream, cost_of(args));
     const AttentionShape& shape = args.shape;
     check(shape, "attention_backward");
-    if (shape.T != shape.S) {
-        throw Error("attention_backward: T = ", shape.T, " but S = ", shape.S,
-                    "; gradients exist for whole sequences only, without a cache");
+    if (shape.T == 0 && shape.S > 0) {
+        throw Error("attention_backward: T = 0 but S = ", shape.S,
+                    "; without queries there are no gradients");
     }
     if (shape.B == 0 || shape.T == 0) return;
     check(args.q, "q", "attention_backward");
@@ -210,11 +227,12 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
     with_engine(shape.dtype, [&](auto engine, auto storage) {
         using Engine = decltype(engine);
         using Storage = decltype(storage);
-        const int64_t T = shape.T, group = shape.H / shape.H_kv, blocks = blocks_of(T);
+        const int64_t T = shape.T, S = shape.S, group = shape.H / shape.H_kv;
         const int64_t key_heads = int64_t{shape.B} * shape.H_kv, heads = int64_t{shape.B} * shape.H;
-        const int threads = team_size(heads * (T < cpu::few_queries ? T : blocks));
+        const int64_t query_blocks = blocks_of(T), key_blocks = blocks_of(S);
+        const int threads = team_size(shape);
         const bool in_blocks = backward_in_blocks(shape, threads);
-        const size_t bytes = bytes_per_thread<Engine>(shape, threads);
+        const size_t bytes = backward_bytes<Engine>(shape, threads);
         char* scratch = stream.scratch_for<char>(bytes * static_cast<size_t>(threads));
         const auto run = [&](int64_t count, auto range_of, auto compute) {
             share(count, threads, scratch, bytes, [&](int64_t i, int64_t next, char* memory) {
@@ -227,14 +245,14 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
             const auto whole_head = [&](int64_t i) {
                 const int64_t h = i % shape.H_kv;
                 return cpu::BackwardRange{
-                    i / shape.H_kv, h, h * group, (h + 1) * group, 0, T, 0, T};
+                    i / shape.H_kv, h, h * group, (h + 1) * group, 0, T, 0, S};
             };
             run(key_heads, whole_head, cpu::backward_range<Engine, Storage, true, true>);
             return;
         }
         const auto queries = [&](int64_t i) {
             const int64_t head = i % heads, h = head % shape.H,
-                          t0 = (blocks - 1 - i / heads) * cpu::block_rows;
+                          t0 = (query_blocks - 1 - i / heads) * cpu::block_rows;
             return cpu::BackwardRange{head / shape.H,
                                       h / group,
                                       h,
@@ -242,22 +260,17 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
                                       t0,
                                       std::min<int64_t>(T, t0 + cpu::block_rows),
                                       0,
-                                      T};
+                                      S};
         };
         const auto keys = [&](int64_t i) {
             const int64_t head = i % key_heads, h = head % shape.H_kv,
                           s0 = i / key_heads * cpu::block_rows;
-            return cpu::BackwardRange{head / shape.H_kv,
-                                      h,
-                                      h * group,
-                                      (h + 1) * group,
-                                      s0,
-                                      T,
-                                      s0,
-                                      std::min<int64_t>(T, s0 + cpu::block_rows)};
+            return cpu::BackwardRange{
+                head / shape.H_kv,      h, h * group, (h + 1) * group,
+                first_query(shape, s0), T, s0,        std::min<int64_t>(S, s0 + cpu::block_rows)};
         };
-        run(heads * blocks, queries, cpu::backward_range<Engine, Storage, true, false>);
-        run(key_heads * blocks, keys, cpu::backward_range<Engine, Storage, false, true>);
+        run(heads * query_blocks, queries, cpu::backward_range<Engine, Storage, true, false>);
+        run(key_heads * key_blocks, keys, cpu::backward_range<Engine, Storage, false, true>);
     });
 }
 
@@ -284,7 +297,12 @@ Cost cost_of(const AttentionForward& a) {
 
 Cost cost_of(const AttentionBackward& a) {
     const AttentionShape& s = a.shape;
-    return {"attention_backward", 4 * tokens_bytes(s, s.H, s.T) + 4 * tokens_bytes(s, s.H_kv, s.S),
+    AttentionShape sums = s;
+    if (a.key_gradients != KeyGradients::write) sums.dtype = DType::fp32;
+    const double dkv_bytes = 2 * tokens_bytes(sums, s.H_kv, s.S);
+    return {"attention_backward",
+            4 * tokens_bytes(s, s.H, s.T) + 2 * tokens_bytes(s, s.H_kv, s.S) +
+                (a.key_gradients == KeyGradients::add_fp32 ? 2 : 1) * dkv_bytes,
             10.0 * pairs(s) * s.D};
 }
 

@@ -48,10 +48,13 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
 }
 
 size_t attention_scratch_bytes(const Stream& stream, const AttentionShape& shape) {
-    if (shape.T != shape.S) return 0;  // the forward pass needs none
     return std::max({attention_backward_tiled_scratch_bytes(shape),
                      attention_backward_general_scratch_bytes(shape),
                      attention_library_scratch_bytes(stream.settings, shape)});
+}
+
+size_t attention_forward_scratch_bytes(const Stream& stream, const AttentionShape& shape) {
+    return attention_library_scratch_bytes(stream.settings, shape);
 }
 
 }  // namespace train_gpt::cuda

@@ -14,8 +14,9 @@ struct HeadsView {
     int64_t batch = 0, token = 0, head = 0;
 };
 
-/// Query t (of T) is at position t + S − T among S keys and sees the keys s <= that position (T = S
-/// in training; T < S with a KV cache). If doc_start is given, it sees only those with s >=
+/// Query t (of T) is at position t + S − T among S keys, T <= S, and sees the keys s <= that
+/// position. T = S: a whole sequence; T < S: the queries of its end, as with a KV cache or in a
+/// rank's chunk of a sequence that is split over ranks. If doc_start is given, it sees only those with s >=
 /// doc_start[b, t]. H query heads share H_kv key/value heads, H % H_kv == 0; query head h uses key
 /// head h / (H / H_kv). 1 <= D <= 256.
 struct AttentionShape {
@@ -34,17 +35,31 @@ struct AttentionForward {
 };
 void attention_forward(Stream& stream, const AttentionForward& args);
 
-/// Gradients of attention_forward (T = S); dq, dk, dv are written, not added to. They may be views
-/// of one packed tensor. out, lse: as the forward pass left them. Deterministic, without atomics.
+/// What attention_backward does with dk and dv. The gradients of keys whose queries come in several
+/// calls are summed in fp32: the call with the most keys writes them, the others add theirs.
+enum class KeyGradients : uint8_t {
+    write,       // dk and dv are views of shape.dtype
+    write_fp32,  // views of fp32
+    add_fp32,    // views of fp32, which hold the sums of earlier calls
+};
+
+/// Gradients of attention_forward: with p = exp(scale·q·kᵀ − lse) where a query sees a key, else 0,
+/// and ds = scale·p ⊙ (dout·vᵀ − Σ dout ⊙ out): dq = ds·k, dk = dsᵀ·q, dv = pᵀ·dout; dk and dv sum
+/// over the query heads of a key head. T <= S; T = 0 only with S = 0. dq is written; dk and dv as
+/// key_gradients says, each of the S rows, no others. They may be views of one packed tensor, but
+/// overlap no input. out, lse: as the forward pass left them. Deterministic, without atomics.
 struct AttentionBackward {
     AttentionShape shape;
     HeadsView q, k, v, out, dout;
     const float* lse = nullptr;
     HeadsView dq, dk, dv;
+    KeyGradients key_gradients = KeyGradients::write;
 };
 void attention_backward(Stream& stream, const AttentionBackward& args);
 
+/// The scratch memory of either pass, and of the forward pass alone.
 size_t attention_scratch_bytes(const Stream& stream, const AttentionShape& shape);
+size_t attention_forward_scratch_bytes(const Stream& stream, const AttentionShape& shape);
 
 /// The minimum bytes and FLOPs of a call (device/profile.h).
 Cost cost_of(const AttentionForward& args);
@@ -54,6 +69,7 @@ namespace cuda {  // attention.cu
 void attention_forward(Stream& stream, const AttentionForward& args);
 void attention_backward(Stream& stream, const AttentionBackward& args);
 size_t attention_scratch_bytes(const Stream& stream, const AttentionShape& shape);
+size_t attention_forward_scratch_bytes(const Stream& stream, const AttentionShape& shape);
 }  // namespace cuda
 
 }  // namespace train_gpt

@@ -41,6 +41,41 @@ struct BackwardScratch {
         dv = pieces.take<float>(round_up(keys, tile) * head);
     }
 };
+
+/// Keys [key0, key0 + count) of a key head.
+struct KeyRows {
+    int64_t b, key0, h_kv;
+    int count;
+};
+
+/// Prefetches rows of dk or dv.
+template <class Storage>
+void expect_gradients(Prefetch& prefetch, const AttentionBackward& args, const HeadsView& to,
+                      const KeyRows& rows) {
+    const int D = args.shape.D;
+    if (args.key_gradients == KeyGradients::write)
+        prefetch.add<Storage>(to, rows.b, rows.key0, rows.h_kv, rows.count, D);
+    else
+        prefetch.add<float>(to, rows.b, rows.key0, rows.h_kv, rows.count, D);
+}
+
+/// factor·sums becomes, or is added to, rows of dk or dv.
+template <class Storage>
+void store_gradients(const AttentionBackward& args, const HeadsView& to, const KeyRows& rows,
+                     const float* sums, float factor) {
+    const int D = args.shape.D, head = padded_head(D);
+    if (args.key_gradients == KeyGradients::write) {
+        write_rows(at<Storage>(to, rows.b, rows.key0, rows.h_kv), to.token, sums, head, factor,
+                   rows.count, D);
+        return;
+    }
+    float* dst = at<float>(to, rows.b, rows.key0, rows.h_kv);
+    if (args.key_gradients == KeyGradients::add_fp32)
+        add_rows(dst, to.token, sums, head, factor, rows.count, D);
+    else
+        write_rows(dst, to.token, sums, head, factor, rows.count, D);
+}
+
 /// P = 2^(scores − lse) and dS = P ⊙ (dP − δ), in place of scores and dP.
 template <class Engine>
 void softmax_backward_step(const Visibility& view, int rows, const BackwardScratch<Engine>& my,
@@ -96,7 +131,8 @@ void backward_range(const AttentionBackward& args, const BackwardRange& range,
     const AttentionShape& shape = args.shape;
     Pieces pieces(memory);
     const BackwardScratch<Engine> my(pieces, shape, want_dkv ? range.s1 - range.s0 : 0);
-    const int64_t b = range.b, h_kv = range.h_kv, group = shape.H / shape.H_kv;
+    const int64_t b = range.b, h_kv = range.h_kv, group = shape.H / shape.H_kv,
+                  offset = shape.S - shape.T;  // the position of query 0
     const int D = shape.D, head = padded_head(D), words = head / Engine::depth;
     if (want_dkv) {
         std::fill_n(my.dk, round_up(range.s1 - range.s0, tile) * head, 0.0f);
@@ -109,7 +145,7 @@ void backward_range(const AttentionBackward& args, const BackwardRange& range,
             const int padded_rows = static_cast<int>(round_up(rows, lanes));
             const int64_t keys_begin =
                 std::max(range.s0, first_key(shape, b, t0, rows) / tile * tile);
-            const int64_t keys_end = std::min(range.s1, t0 + rows);
+            const int64_t keys_end = std::min(range.s1, t0 + rows + offset);
             const bool last_of_head = t0 + block_rows >= range.t1,
                        last = last_of_head && h + 1 == range.h1;
 
@@ -117,7 +153,7 @@ void backward_range(const AttentionBackward& args, const BackwardRange& range,
             const auto expect_block = [&](int64_t b2, int64_t h2, int64_t t2, int64_t end,
                                           int64_t s2) {
                 const int64_t more = std::min<int64_t>(block_rows, end - t2),
-                              keys = std::min<int64_t>(tile, end - s2);
+                              keys = std::min<int64_t>(tile, end + offset - s2);
                 prefetch.add<Storage>(args.v, b2, s2, h2 / group, keys, D);
                 prefetch.add<Storage>(args.k, b2, s2, h2 / group, keys, D);
                 prefetch.add<Storage>(args.out, b2, t2, h2, more, D);
@@ -153,11 +189,11 @@ void backward_range(const AttentionBackward& args, const BackwardRange& range,
                  key0 < (finish ? range.s1 : keys_end); key0 += tile) {
                 float* dk = my.dk + (key0 - range.s0) * head;
                 float* dv = my.dv + (key0 - range.s0) * head;
+                const KeyRows finished{b, key0, h_kv,
+                                       static_cast<int>(std::min<int64_t>(tile, range.s1 - key0))};
                 if (finish) {
-                    prefetch.add<Storage>(args.dv, b, key0, h_kv,
-                                          std::min<int64_t>(tile, range.s1 - key0), D);
-                    prefetch.add<Storage>(args.dk, b, key0, h_kv,
-                                          std::min<int64_t>(tile, range.s1 - key0), D);
+                    expect_gradients<Storage>(prefetch, args, args.dv, finished);
+                    expect_gradients<Storage>(prefetch, args, args.dk, finished);
                 }
                 if (key0 >= keys_begin && key0 < keys_end) {
                     const int keys = static_cast<int>(std::min<int64_t>(tile, keys_end - key0));
@@ -183,7 +219,7 @@ void backward_range(const AttentionBackward& args, const BackwardRange& range,
                     for (int r0 = 0; r0 < rows; r0 += tile) {
                         const int here = std::min(tile, padded_rows - r0);
                         const Visibility view{
-                            t0 + r0 - key0, std::min(here, rows - r0), keys,
+                            t0 + r0 + offset - key0, std::min(here, rows - r0), keys,
                             shape.doc_start ? shape.doc_start + b * shape.T + t0 + r0 : nullptr,
                             key0};
                         if (view.empty()) continue;
@@ -213,11 +249,8 @@ void backward_range(const AttentionBackward& args, const BackwardRange& range,
                     }
                 }
                 if (finish) {
-                    const int keys = static_cast<int>(std::min<int64_t>(tile, range.s1 - key0));
-                    write_rows(at<Storage>(args.dk, b, key0, h_kv), args.dk.token, dk, head,
-                               shape.scale, keys, D);
-                    write_rows(at<Storage>(args.dv, b, key0, h_kv), args.dv.token, dv, head, 1.0f,
-                               keys, D);
+                    store_gradients<Storage>(args, args.dk, finished, dk, shape.scale);
+                    store_gradients<Storage>(args, args.dv, finished, dv, 1.0f);
                 }
             }
             if (want_dq) {

@@ -34,8 +34,8 @@ namespace {
 /// Other lengths than multiples of 128 are excluded, because the frontend pads them with a mask,
 /// which for many versions of cuDNN it copies from the host in every call.
 bool is_supported(const AttentionShape& s) {
-    return s.dtype == DType::bf16 && !s.doc_start && s.T == s.S && s.T % 128 == 0 && s.D % 8 == 0 &&
-           s.D <= 128 && s.H % s.H_kv == 0;
+    return s.dtype == DType::bf16 && !s.doc_start && s.T % 128 == 0 && s.S % 128 == 0 &&
+           s.D % 8 == 0 && s.D <= 128 && s.H % s.H_kv == 0;
 }
 
 bool are_aligned(std::initializer_list<HeadsView> views) {
@@ -55,7 +55,7 @@ bool cudnn_supports(const AttentionForward& args) {
 }
 
 bool cudnn_supports(const AttentionBackward& args) {
-    return is_supported(args.shape) &&
+    return is_supported(args.shape) && args.key_gradients == KeyGradients::write &&
            are_aligned({args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv});
 }
 
@@ -73,11 +73,12 @@ const std::string& cudnn_obstacle() {
 // need no such matrix, run the pass.
 size_t cudnn_workspace_bytes(const AttentionShape& s) {
     if (!is_supported(s) || !cudnn_obstacle().empty()) return 0;
-    const size_t T = static_cast<size_t>(s.T), D = static_cast<size_t>(s.D),
+    const size_t T = static_cast<size_t>(s.T), S = static_cast<size_t>(s.S),
+                 D = static_cast<size_t>(s.D),
                  heads = static_cast<size_t>(s.B) * static_cast<size_t>(s.H);
     const size_t sums = heads * T * sizeof(float),
-                 shared = s.H_kv < s.H ? 2 * heads * T * D * sizeof(float) : 0,
-                 scores = heads * T * T * size_of(DType::bf16);
+                 shared = s.H_kv < s.H ? 2 * heads * S * D * sizeof(float) : 0,
+                 scores = heads * T * S * size_of(DType::bf16);
     const size_t little = 4096 + sums, all = little + shared + scores;
     return all <= most_workspace_bytes ? all : little;
 }
@@ -116,10 +117,12 @@ enum Uid : int64_t { uid_q = 1, uid_k, uid_v, uid_out, uid_lse, uid_dout, uid_dq
 
 using Tensor = fe::graph::Tensor_attributes;
 
-/// Dimensions [B, H, T, D], in the order that cuDNN uses whatever the order in memory is.
-void describe(Tensor& tensor, Uid uid, const AttentionShape& s, int H, const HeadsView& view) {
+/// Dimensions [B, H, T, D] or [B, H_kv, S, D], in the order that cuDNN uses whatever the order in
+/// memory is.
+void describe(Tensor& tensor, Uid uid, const AttentionShape& s, const HeadsView& view) {
+    const bool of_keys = uid == uid_k || uid == uid_v || uid == uid_dk || uid == uid_dv;
     tensor.set_uid(uid)
-        .set_dim({s.B, H, s.T, s.D})
+        .set_dim({s.B, of_keys ? s.H_kv : s.H, of_keys ? s.S : s.T, s.D})
         .set_stride({view.batch, view.head, view.token, 1});
 }
 
@@ -128,6 +131,12 @@ void describe_lse(Tensor& tensor, const AttentionShape& s) {
         .set_dim({s.B, s.H, s.T, 1})
         .set_stride({int64_t{s.H} * s.T, s.T, 1, 1})
         .set_data_type(fe::DataType_t::FLOAT);
+}
+
+/// Query t is at position t + S − T. For T = S both mean the same, and older versions know only
+/// TOP_LEFT.
+fe::DiagonalAlignment_t alignment(const AttentionShape& s) {
+    return s.T == s.S ? fe::DiagonalAlignment_t::TOP_LEFT : fe::DiagonalAlignment_t::BOTTOM_RIGHT;
 }
 
 struct Graph {
@@ -140,15 +149,14 @@ struct Graph {
             .set_compute_data_type(fe::DataType_t::FLOAT);
     }
 
-    std::shared_ptr<Tensor> input(Uid uid, const AttentionShape& s, int H, const HeadsView& view) {
+    std::shared_ptr<Tensor> input(Uid uid, const AttentionShape& s, const HeadsView& view) {
         Tensor tensor;
-        describe(tensor, uid, s, H, view);
+        describe(tensor, uid, s, view);
         return graph.tensor(tensor);
     }
 
-    static void output(Tensor& tensor, Uid uid, const AttentionShape& s, int H,
-                       const HeadsView& view) {
-        describe(tensor, uid, s, H, view);
+    static void output(Tensor& tensor, Uid uid, const AttentionShape& s, const HeadsView& view) {
+        describe(tensor, uid, s, view);
         tensor.set_output(true);
     }
 
@@ -164,16 +172,15 @@ struct Graph {
 
 void describe(Graph& g, const AttentionForward& args) {
     const AttentionShape& s = args.shape;
-    auto [out, lse] =
-        g.graph.sdpa(g.input(uid_q, s, s.H, args.q), g.input(uid_k, s, s.H_kv, args.k),
-                     g.input(uid_v, s, s.H_kv, args.v),
-                     fe::graph::SDPA_attributes()
-                         .set_name("attention_forward")
-                         .set_generate_stats(true)
-                         .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
-                         .set_diagonal_band_right_bound(0)
-                         .set_attn_scale(s.scale));
-    Graph::output(*out, uid_out, s, s.H, args.out);
+    auto [out, lse] = g.graph.sdpa(g.input(uid_q, s, args.q), g.input(uid_k, s, args.k),
+                                   g.input(uid_v, s, args.v),
+                                   fe::graph::SDPA_attributes()
+                                       .set_name("attention_forward")
+                                       .set_generate_stats(true)
+                                       .set_diagonal_alignment(alignment(s))
+                                       .set_diagonal_band_right_bound(0)
+                                       .set_attn_scale(s.scale));
+    Graph::output(*out, uid_out, s, args.out);
     describe_lse(*lse, s);
     lse->set_output(true);
 }
@@ -182,19 +189,18 @@ void describe(Graph& g, const AttentionBackward& args) {
     const AttentionShape& s = args.shape;
     Tensor lse;
     describe_lse(lse, s);
-    auto [dq, dk, dv] =
-        g.graph.sdpa_backward(g.input(uid_q, s, s.H, args.q), g.input(uid_k, s, s.H_kv, args.k),
-                              g.input(uid_v, s, s.H_kv, args.v), g.input(uid_out, s, s.H, args.out),
-                              g.input(uid_dout, s, s.H, args.dout), g.graph.tensor(lse),
-                              fe::graph::SDPA_backward_attributes()
-                                  .set_name("attention_backward")
-                                  .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
-                                  .set_diagonal_band_right_bound(0)
-                                  .set_attn_scale(s.scale)
-                                  .set_deterministic_algorithm(true));
-    Graph::output(*dq, uid_dq, s, s.H, args.dq);
-    Graph::output(*dk, uid_dk, s, s.H_kv, args.dk);
-    Graph::output(*dv, uid_dv, s, s.H_kv, args.dv);
+    auto [dq, dk, dv] = g.graph.sdpa_backward(
+        g.input(uid_q, s, args.q), g.input(uid_k, s, args.k), g.input(uid_v, s, args.v),
+        g.input(uid_out, s, args.out), g.input(uid_dout, s, args.dout), g.graph.tensor(lse),
+        fe::graph::SDPA_backward_attributes()
+            .set_name("attention_backward")
+            .set_diagonal_alignment(alignment(s))
+            .set_diagonal_band_right_bound(0)
+            .set_attn_scale(s.scale)
+            .set_deterministic_algorithm(true));
+    Graph::output(*dq, uid_dq, s, args.dq);
+    Graph::output(*dk, uid_dk, s, args.dk);
+    Graph::output(*dv, uid_dv, s, args.dv);
 }
 
 class Handle {
@@ -246,7 +252,7 @@ class CudnnAttention : public AttentionLibrary {
     using Graphs = std::map<Key, Graph>;
 
     static Key key_of(const AttentionShape& s, std::initializer_list<HeadsView> views) {
-        Key key{s.B, s.T, s.H, s.H_kv, s.D, std::bit_cast<int32_t>(s.scale)};
+        Key key{s.B, s.T, s.S, s.H, s.H_kv, s.D, std::bit_cast<int32_t>(s.scale)};
         for (const HeadsView& view : views)
             key.insert(key.end(), {view.batch, view.token, view.head});
         return key;

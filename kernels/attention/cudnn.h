@@ -14,9 +14,9 @@ const std::string& cudnn_obstacle();
 /// The same for the library of this name, checked at every call.
 std::string cudnn_obstacle(const char* library);
 
-/// The cases for which cuDNN is used: bf16; head sizes up to 128 that are multiples of 8; whole
-/// sequences of a multiple of 128 tokens without documents; views aligned for 16-byte vectors; and
-/// the log-sum-exp requested, as in training and evaluation.
+/// The cases for which cuDNN is used: bf16; head sizes up to 128 that are multiples of 8; multiples
+/// of 128 queries and keys without documents; views aligned for 16-byte vectors; the log-sum-exp
+/// requested, as in training and evaluation; and dk and dv in bf16, since it cannot add to them.
 bool cudnn_supports(const AttentionForward& args);
 bool cudnn_supports(const AttentionBackward& args);
 

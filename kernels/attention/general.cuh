@@ -116,17 +116,18 @@ __device__ __forceinline__ void put_sums(float* to, const float (&sums)[rows][la
             if (const int d = i * warp_size + lane; d < D) to[r * D + d] = sums[r][i];
 }
 
-/// Adds up the warps' sums and writes factor·sum to rows t, t + 1, … before `end`.
+/// Adds up the warps' sums and writes factor·sum to rows t, t + 1, … before `end`; with `add`, it is
+/// added to what they hold.
 template <int rows, int warps, class Element>
 __device__ void merge_and_store(const HeadsView& view, int b, int h, int t, int end,
-                                const float* warp_sums, float factor, int D) {
+                                const float* warp_sums, float factor, int D, bool add = false) {
     for (int i = static_cast<int>(threadIdx.x); i < rows * D && t + i / D < end;
          i += static_cast<int>(blockDim.x)) {
         float sum = 0;
         for (int warp = 0; warp < warps; ++warp) sum += warp_sums[warp * rows * D + i];
-        static_cast<Element*>(
-            view.data)[b * view.batch + h * view.head + (t + i / D) * view.token + i % D] =
-            from_float<Element>(factor * sum);
+        Element& to = static_cast<Element*>(
+            view.data)[b * view.batch + h * view.head + (t + i / D) * view.token + i % D];
+        to = from_float<Element>(add ? to_float(to) + factor * sum : factor * sum);
     }
 }
 

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(QueriesTiling::threads, 2)
     }
     __syncthreads();
 
-    const int last_key = end_row - 1;
+    const int last_key = Range(shape, b, end_row - 1).last;
     int first_key = last_key;
     for (int t = place.first_row; t < end_row; ++t)
         first_key = min(first_key, Range(shape, b, t).first);
@@ -121,9 +121,10 @@ __global__ void __launch_bounds__(KeysTiling::threads, 2)
     stage_rows<Element>(values, args.v, b, h_kv, place.first_row, rows, shape.S, D);
     __syncthreads();
 
+    const int first_query = max(place.first_row - (shape.S - T), 0);  // that sees one of the keys
     float dk[rows][lane_elements] = {}, dv[rows][lane_elements] = {};
     for (int h = h_kv * group; h < (h_kv + 1) * group; ++h) {
-        for (int query0 = place.first_row + warp * warp_size; query0 < T;
+        for (int query0 = first_query + warp * warp_size; query0 < T;
              query0 += Tiling::warps * warp_size) {
             const int query = min(query0 + lane, T - 1);
             const Range range(shape, b, query);
@@ -156,10 +157,16 @@ __global__ void __launch_bounds__(KeysTiling::threads, 2)
     put_sums(dk_sums + warp * rows * D, dk, D, lane);
     put_sums(dv_sums + warp * rows * D, dv, D, lane);
     __syncthreads();
-    merge_and_store<rows, Tiling::warps, Element>(args.dk, b, h_kv, place.first_row, end_row,
-                                                  dk_sums, shape.scale, D);
-    merge_and_store<rows, Tiling::warps, Element>(args.dv, b, h_kv, place.first_row, end_row,
-                                                  dv_sums, 1, D);
+    const auto store = [&](auto of, bool add) {
+        merge_and_store<rows, Tiling::warps, decltype(of)>(args.dk, b, h_kv, place.first_row,
+                                                           end_row, dk_sums, shape.scale, D, add);
+        merge_and_store<rows, Tiling::warps, decltype(of)>(args.dv, b, h_kv, place.first_row,
+                                                           end_row, dv_sums, 1, D, add);
+    };
+    if (args.key_gradients == KeyGradients::write)
+        store(Element{}, false);
+    else
+        store(float{}, args.key_gradients == KeyGradients::add_fp32);
 }
 
 }  // namespace

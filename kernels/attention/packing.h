@@ -153,6 +153,11 @@ void write_rows(Storage* dst, int64_t stride, const float* src, int padded, floa
                 int D) {
     for (int r = 0; r < rows; ++r) write_row(dst + r * stride, src + r * padded, factor, D);
 }
+inline void add_rows(float* dst, int64_t stride, const float* src, int padded, float factor,
+                     int rows, int D) {
+    for (int r = 0; r < rows; ++r, dst += stride, src += padded)
+        for (int d = 0; d < D; ++d) dst[d] += src[d] * factor;
+}
 
 /// dst[r] = Σ_d a[r, d]·b[r, d]
 template <class Storage>

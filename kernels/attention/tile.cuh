@@ -322,6 +322,29 @@ __device__ __forceinline__ void store_rows(Element* to, int64_t stride, int rows
     }
 }
 
+/// The same in fp32, or added to what the rows hold. Four lanes fill a 32-byte sector.
+template <int head, int row_tiles>
+__device__ __forceinline__ void store_rows(float* to, int64_t stride, int rows, int D, int lane,
+                                           const float (&sums)[row_tiles][head / 8][4],
+                                           float factor, bool add) {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = m * 16 + half * 8 + lane / 4;
+#pragma unroll
+            for (int n = 0; n < head / 8; ++n) {
+                if (row >= rows || n * 8 >= D) continue;
+                auto* const two =
+                    reinterpret_cast<float2*>(to + row * stride + n * 8 + lane % 4 * 2);
+                const float2 before = add ? *two : float2{0, 0};
+                *two = {before.x + sums[m][n][2 * half] * factor,
+                        before.y + sums[m][n][2 * half + 1] * factor};
+            }
+        }
+    }
+}
+
 /// Reductions over the four lanes that share a row of an accumulator fragment.
 __device__ __forceinline__ float row_max_of_lanes(float value) {
     value = fmaxf(value, __shfl_xor_sync(all_lanes, value, 1));
@@ -390,8 +413,9 @@ void with_padded_head(int D, F&& f) {
 }
 
 /// Row 0 of a head.
-__device__ __forceinline__ Element* head_of(const HeadsView& view, int b, int h) {
-    return static_cast<Element*>(view.data) + b * view.batch + h * view.head;
+template <class T = Element>
+__device__ __forceinline__ T* head_of(const HeadsView& view, int b, int h) {
+    return static_cast<T*>(view.data) + b * view.batch + h * view.head;
 }
 
 }  // namespace train_gpt::cuda::tiles

@@ -80,10 +80,12 @@ __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_
               end_row = min(first_row + tiling.block_m(), shape.T);
     const int warp = warp_index(), lane = lane_index();
     const int warp_row = first_row + warp * tiling.warp_m;
+    const int position = shape.S - shape.T;  // of query 0
     const int32_t* doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * shape.T : nullptr;
     const int2 documents =
         doc_start ? range_of(doc_start + first_row, end_row - first_row) : int2{0, 0};
-    const int first_tile = documents.x / tiling.block_n, last_tile = (end_row - 1) / tiling.block_n;
+    const int first_tile = documents.x / tiling.block_n,
+              last_tile = (end_row - 1 + position) / tiling.block_n;
 
     const Element *k = head_of(args.k, b, h_kv), *v = head_of(args.v, b, h_kv);
     const auto load = [&](int tile) {
@@ -140,7 +142,8 @@ __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_
             const int key = tile * tiling.block_n + row16 * 16;
             const uint32_t key_rows =
                 stages + tile % 2 * 2 * tile_bytes + row16 * SwizzledTile<head>::bytes(16);
-            if (key > warp_row + tiling.warp_m - 1) break;  // this warp sees no more keys
+            if (key > warp_row + tiling.warp_m - 1 + position)
+                break;  // this warp sees no more keys
             float p[row_tiles][2][4], ds[row_tiles][2][4];
 #pragma unroll
             for (int m = 0; m < row_tiles; ++m) {
@@ -156,7 +159,7 @@ __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_
             multiply<head>(p, q_fragments, key_rows + right);
             multiply<head>(ds, dout_fragments, key_rows + tile_bytes + right);
             to_probabilities(p, scale);
-            if (key + 15 > warp_row || key < documents.y) {
+            if (key + 15 > warp_row + position || key < documents.y) {
 #pragma unroll
                 for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
@@ -166,7 +169,7 @@ __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_
 #pragma unroll
                         for (int n = 0; n < 2; ++n) {
                             const int at = key + n * 8 + lane % 4 * 2 + i % 2;
-                            if (at < first || at > row) p[m][n][i] = 0;
+                            if (at < first || at > row + position) p[m][n][i] = 0;
                         }
                     }
                 }
@@ -210,23 +213,25 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
 
     const AttentionShape& shape = args.shape;
     const int T = shape.T, group = shape.H / shape.H_kv;
+    const int position = shape.S - T;  // of query 0
     const auto assigned = scheduler(blockIdx.x);
     const int b = assigned.head / shape.H_kv, h_kv = assigned.head % shape.H_kv;
     const int first_row = assigned.rank * tiling.block_m(),
-              end_row = min(first_row + tiling.block_m(), T);
+              end_row = min(first_row + tiling.block_m(), shape.S);
     const int warp = warp_index(), lane = lane_index();
     const int warp_row = first_row + warp * tiling.warp_m;
     const int32_t* doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * T : nullptr;
 
-    // The next tile of queries, head after head; each head begins with the tile at the first key's
-    // position. `advance` skips tiles that see none of the keys.
-    const int end_head = (h_kv + 1) * group;
-    int next_head = end_head - group, next_query = first_row;
+    // The next tile of queries, head after head; each head begins with the tile of the first query
+    // that sees the first key. `advance` skips tiles that see none of the keys.
+    const int end_head = (h_kv + 1) * group,
+              first_query = max(first_row - position, 0) / tiling.block_n * tiling.block_n;
+    int next_head = end_head - group, next_query = first_query;
     const auto advance = [&] {
         do {
             next_query += tiling.block_n;
             if (next_query >= T) {
-                next_query = first_row;
+                next_query = first_query;
                 ++next_head;
             }
         } while (doc_start && next_head < end_head &&
@@ -247,7 +252,6 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
                                       end_row, shape.D);
     load_tile<head, tiling.block_m()>(values, head_of(args.v, b, h_kv), args.v.token, first_row,
                                       end_row, shape.D);
-    // The query at a key's position sees it, so the first tile is never skipped.
     load_next(stages);
     wait_for_copies();
     __syncthreads();
@@ -270,7 +274,8 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
             const int row = query % tiling.block_n;
             const uint32_t stats = stage + 2 * tile_bytes + row * int{sizeof(RowStats)},
                            query_rows = stage + SwizzledTile<head>::bytes(row);
-            if (query < warp_row) continue;  // none of the 16 queries sees the warp's keys
+            if (query + 15 + position < warp_row)
+                continue;  // none of the 16 queries sees the warp's keys
             float p[row_tiles][2][4], ds[row_tiles][2][4];
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
@@ -293,7 +298,7 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
             to_probabilities(p, scale);
             const int first_key =
                 doc_start ? doc_start[min(query + lane % 16, T - 1)] : 0;  // of query + lane % 16
-            if (query < warp_row + tiling.warp_m - 1 ||
+            if (query + position < warp_row + tiling.warp_m - 1 ||
                 __any_sync(all_lanes, first_key > warp_row)) {
 #pragma unroll
                 for (int n = 0; n < 2; ++n) {
@@ -304,7 +309,7 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
 #pragma unroll
                         for (int m = 0; m < row_tiles; ++m) {
                             const int key = warp_row + m * 16 + i / 2 * 8 + lane / 4;
-                            if (key < first || key > at) p[m][n][i] = 0;
+                            if (key < first || key > at + position) p[m][n][i] = 0;
                         }
                     }
                 }
@@ -320,6 +325,14 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
         }
     }
 
+    if (args.key_gradients != KeyGradients::write) {
+        const bool add = args.key_gradients == KeyGradients::add_fp32;
+        store_rows<head>(head_of<float>(args.dv, b, h_kv) + warp_row * args.dv.token, args.dv.token,
+                         end_row - warp_row, shape.D, lane, dv, 1, add);
+        store_rows<head>(head_of<float>(args.dk, b, h_kv) + warp_row * args.dk.token, args.dk.token,
+                         end_row - warp_row, shape.D, lane, dk, shape.scale, add);
+        return;
+    }
     float factor[row_tiles][2];
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) factor[m][0] = factor[m][1] = 1;
@@ -344,17 +357,18 @@ void attention_backward_tiled(Stream& stream, const AttentionBackward& args) {
     const float scale = shape.scale * std::numbers::log2e_v<float>;
     with_padded_head(shape.D, [&](auto padded) {
         constexpr int head = padded;
-        const int64_t bytes = int64_t{2} * shape.T * shape.D * sizeof(Element);
+        const int64_t row_bytes = int64_t{2} * shape.D * sizeof(Element);
         const int group = shape.H / shape.H_kv;
         launch(stream, backward_queries_kernel<head>,
                tile_scheduler(stream, shape.B * shape.H,
                               ceil_div(shape.T, backward_queries_tiling(head).block_m()),
-                              bytes / group),
+                              row_bytes * shape.S / group),
                queries_shared_bytes<head>, args, scale, stats);
         launch(
             stream, backward_keys_kernel<head>,
             tile_scheduler(stream, shape.B * shape.H_kv,
-                           ceil_div(shape.T, backward_keys_tiling(head).block_m()), bytes * group),
+                           ceil_div(shape.S, backward_keys_tiling(head).block_m()),
+                           row_bytes * shape.T * group),
             keys_shared_bytes<head>, args, scale, stats);
     });
 }

@@ -17,7 +17,7 @@ namespace train_gpt::compare {
 using Values = std::vector<double>;
 using Dims = std::vector<int64_t>;
 
-/// The extent of each letter: B T C H D V M N K as in the contracts.
+/// The extent of each letter: B T C H D V M N K as in the contracts; P positions before the T.
 using Shape = std::map<char, int64_t>;
 
 /// How well a result can be known: it is rounded to the compute dtype so often on its way, and is a

@@ -148,8 +148,9 @@ struct Engines {
 
 }  // namespace
 
-TEST_CASE("cuDNN is asked for bf16 heads of whole sequences without documents, in aligned views",
-          "[cuda]") {
+TEST_CASE(
+    "cuDNN is asked for bf16 heads of whole tiles of tokens without documents, in aligned views",
+    "[cuda]") {
     Untouched memory;
     const auto supported = [&](const AttentionShape& shape) {
         const bool forward = cuda::cudnn_supports(memory.forward(shape));
@@ -169,7 +170,8 @@ TEST_CASE("cuDNN is asked for bf16 heads of whole sequences without documents, i
     CHECK_FALSE(changed([](AttentionShape& s) { s.D = 136; }));
     CHECK_FALSE(changed([](AttentionShape& s) { s.D = 12; }));
     CHECK_FALSE(changed([](AttentionShape& s) { s.H_kv = 3; }));
-    CHECK_FALSE(changed([](AttentionShape& s) { s.S = 256; }));
+    CHECK(changed([](AttentionShape& s) { s.S = 256; }));
+    CHECK_FALSE(changed([](AttentionShape& s) { s.S = 200; }));
     CHECK_FALSE(changed([](AttentionShape& s) { s.T = s.S = 1000; }));
     const int32_t documents[2 * 128] = {};
     CHECK_FALSE(changed([&](AttentionShape& s) { s.doc_start = documents; }));
@@ -192,6 +194,11 @@ TEST_CASE("cuDNN is asked for bf16 heads of whole sequences without documents, i
           &AttentionBackward::dk, &AttentionBackward::dv}) {
         AttentionBackward args = memory.backward();
         (args.*view).head = 20;
+        CHECK_FALSE(cuda::cudnn_supports(args));
+    }
+    for (const KeyGradients in_fp32 : {KeyGradients::write_fp32, KeyGradients::add_fp32}) {
+        AttentionBackward args = memory.backward();
+        args.key_gradients = in_fp32;
         CHECK_FALSE(cuda::cudnn_supports(args));
     }
 }
@@ -386,7 +393,8 @@ double distance(std::vector<double> from, const std::vector<double>& to) {
     return size_of_values(from);
 }
 
-/// Attention on a packed tensor [B, T, H + 2·H_kv, D], as in a model.
+/// Attention on a packed tensor [B, S, H + 2·H_kv, D], as in a model; the queries are the last T
+/// rows.
 struct Problem {
     AttentionShape shape;
     Buffer qkv, out, lse, dout, dqkv;
@@ -394,35 +402,37 @@ struct Problem {
     Problem(AttentionShape s, const std::vector<float>& qkv_values,
             const std::vector<float>& dout_values)
         : shape(s),
-          qkv(s.dtype, {s.B, s.T, s.H + 2 * s.H_kv, s.D}, qkv_values),
+          qkv(s.dtype, {s.B, s.S, s.H + 2 * s.H_kv, s.D}, qkv_values),
           out(s.dtype, {s.B, s.T, s.H, s.D}),
           lse(DType::fp32, {s.B, s.H, s.T}),
           dout(s.dtype, {s.B, s.T, s.H, s.D}, dout_values),
-          dqkv(s.dtype, {s.B, s.T, s.H + 2 * s.H_kv, s.D}) {}
+          dqkv(s.dtype, {s.B, s.S, s.H + 2 * s.H_kv, s.D}, std::vector<float>(qkv_values.size())) {}
 
-    HeadsView packed(const Buffer& buffer, int first_head) const {
+    HeadsView packed(const Buffer& buffer, int first_head, int first_row = 0) const {
         const int64_t token = int64_t{shape.H + 2 * shape.H_kv} * shape.D;
-        auto* start = static_cast<char*>(buffer.tensor().data) +
-                      static_cast<size_t>(first_head * shape.D) * size_of(shape.dtype);
-        return {start, shape.T * token, token, shape.D};
+        auto* start =
+            static_cast<char*>(buffer.tensor().data) +
+            static_cast<size_t>(first_row * token + first_head * shape.D) * size_of(shape.dtype);
+        return {start, shape.S * token, token, shape.D};
     }
+    HeadsView queries(const Buffer& buffer) const { return packed(buffer, 0, shape.S - shape.T); }
     HeadsView plain(const Buffer& buffer) const {
         const int64_t token = int64_t{shape.H} * shape.D;
         return {buffer.tensor().data, shape.T * token, token, shape.D};
     }
     AttentionForward forward() const {
-        return {shape,      packed(qkv, 0), packed(qkv, shape.H), packed(qkv, shape.H + shape.H_kv),
+        return {shape,      queries(qkv),   packed(qkv, shape.H), packed(qkv, shape.H + shape.H_kv),
                 plain(out), lse.as<float>()};
     }
     AttentionBackward backward() const {
         return {shape,
-                packed(qkv, 0),
+                queries(qkv),
                 packed(qkv, shape.H),
                 packed(qkv, shape.H + shape.H_kv),
                 plain(out),
                 plain(dout),
                 lse.as<float>(),
-                packed(dqkv, 0),
+                queries(dqkv),
                 packed(dqkv, shape.H),
                 packed(dqkv, shape.H + shape.H_kv)};
     }
@@ -438,7 +448,8 @@ const AttentionShape cudnn_shapes[] = {
      .D = 64,
      .scale = 0.125f},
     {.dtype = DType::bf16, .B = 3, .T = 384, .S = 384, .H = 6, .H_kv = 2, .D = 128, .scale = 0.1f},
-    {.dtype = DType::bf16, .B = 2, .T = 256, .S = 256, .H = 2, .H_kv = 2, .D = 40, .scale = 0.2f}};
+    {.dtype = DType::bf16, .B = 2, .T = 256, .S = 256, .H = 2, .H_kv = 2, .D = 40, .scale = 0.2f},
+    {.dtype = DType::bf16, .B = 2, .T = 256, .S = 640, .H = 6, .H_kv = 2, .D = 64, .scale = 0.1f}};
 
 }  // namespace
 
@@ -448,15 +459,15 @@ TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits aga
     const Device device = test_device();
     for (const AttentionShape& shape : cudnn_shapes) {
         const DeviceUnderTest gpu(device);
-        CAPTURE(shape.B, shape.T, shape.H, shape.H_kv, shape.D);
+        CAPTURE(shape.B, shape.T, shape.S, shape.H, shape.H_kv, shape.D);
         const auto random_bf16 = [](int64_t n) {
             std::vector<float> values = random_normal(static_cast<size_t>(n), 1.0f);
             for (float& value : values) value = to_float(bf16(value));
             return values;
         };
-        const int64_t rows = int64_t{shape.B} * shape.T;
-        const std::vector<float> qkv = random_bf16(rows * (shape.H + 2 * shape.H_kv) * shape.D),
-                                 dout = random_bf16(rows * shape.H * shape.D);
+        const std::vector<float> qkv = random_bf16(int64_t{shape.B} * shape.S *
+                                                   (shape.H + 2 * shape.H_kv) * shape.D),
+                                 dout = random_bf16(int64_t{shape.B} * shape.T * shape.H * shape.D);
 
         const Problem ours(shape, qkv, dout);
         cudaStream_t stream = nullptr;

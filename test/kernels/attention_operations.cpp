@@ -110,6 +110,78 @@ Results attention_references(const Operands& o) {
     return {{"out", r.out}, {"lse", r.lse}, {"dqkv", dqkv}};
 }
 
+// A chunk of a sequence: T queries after P others, and separate keys and values of all S = P + T.
+
+AttentionShape chunk_shape(const Operands& o) {
+    AttentionShape shape = attention_shape(o);
+    shape.S += static_cast<int>(o['P']);
+    return shape;
+}
+
+AttentionForward chunk_forward(const Call& c) {
+    const int64_t C = c['H'] * c['D'], S = c['P'] + c['T'];
+    AttentionShape shape = attention_shape(c);
+    shape.S = static_cast<int>(S);
+    const auto keys = [&](const char* name) { return HeadsView{c[name].data, S * C, C, c['D']}; };
+    return {.shape = shape,
+            .q = plain(c, "q"),
+            .k = keys("k"),
+            .v = keys("v"),
+            .out = plain(c, "out"),
+            .lse = c.data<float>("lse")};
+}
+
+void run_chunk_forward(Stream& stream, const Call& c) {
+    attention_forward(stream, chunk_forward(c));
+}
+
+void run_chunk_backward(Stream& stream, const Call& c) {
+    const AttentionForward f = chunk_forward(c);
+    HeadsView dk = f.k, dv = f.v;
+    dk.data = c["dk"].data;
+    dv.data = c["dv"].data;
+    attention_backward(stream, {.shape = f.shape,
+                                .q = f.q,
+                                .k = f.k,
+                                .v = f.v,
+                                .out = f.out,
+                                .dout = plain(c, "dout"),
+                                .lse = f.lse,
+                                .dq = plain(c, "dq"),
+                                .dk = dk,
+                                .dv = dv,
+                                .key_gradients = KeyGradients::write_fp32});
+}
+
+AttentionProblem chunk_problem(const Operands& o) {
+    return {.shape = chunk_shape(o),
+            .doc_start = {},
+            .q = o.values("q"),
+            .k = o.values("k"),
+            .v = o.values("v"),
+            .dout = {}};
+}
+
+Results chunk_references(const Operands& o) {
+    AttentionProblem problem = chunk_problem(o);
+    problem.dout = o.values("dout");
+    const AttentionReference r = attention_reference<double>(problem);
+    return {{"out", r.out}, {"lse", r.lse}, {"dq", r.dq}, {"dk", r.dk}, {"dv", r.dv}};
+}
+
+template <Values AttentionProblem::*operand>
+double chunk_loss(const Operands& o, const Values& at) {
+    AttentionProblem problem = chunk_problem(o);
+    problem.*operand = at;
+    return dot(o.values("dout"), attention_reference<double>(problem).out);
+}
+
+const std::vector<Derivative> of_chunk{
+    {"dq", [](const Operands& o) { return o.values("q"); }, chunk_loss<&AttentionProblem::q>},
+    {"dk", [](const Operands& o) { return o.values("k"); }, chunk_loss<&AttentionProblem::k>},
+    {"dv", [](const Operands& o) { return o.values("v"); }, chunk_loss<&AttentionProblem::v>},
+};
+
 }  // namespace
 
 std::vector<Operation> attention_operations() {
@@ -146,6 +218,32 @@ std::vector<Operation> attention_operations() {
          .run = run_attention_backward,
          .reference = attention_references,
          .derivatives = {of_qkv}},
+        {.name = "attention_backward_chunk",
+         .computes = "dq, and dk and dv in fp32, of T queries that stand after P others",
+         .letters = {batch, sequence, Letter{'P', 256, 256, 1024}, letter('H', 4, 12),
+                     letter('D', 64, 64)},
+         .declare =
+             [](Operands& o) {
+                 const int64_t C = o['H'] * o['D'], S = o['P'] + o['T'];
+                 o.normal("q", {o['B'], o['T'], C});
+                 o.normal("k", {o['B'], S, C});
+                 o.normal("v", {o['B'], S, C});
+                 o.normal("dout", {o['B'], o['T'], C});
+                 o.room("out", {o['B'], o['T'], C}, o.dtype());
+                 o.room("lse", {o['B'], o['H'], o['T']}, DType::fp32);
+                 const Accuracy accuracy{.roundings = 4, .terms = S + o['D']};
+                 o.result("dq", {o['B'], o['T'], C}, o.dtype(), accuracy);
+                 o.result("dk", {o['B'], S, C}, DType::fp32, accuracy);
+                 o.result("dv", {o['B'], S, C}, DType::fp32, accuracy);
+             },
+         .scratch_bytes =
+             [](const Stream& stream, const Operands& o) {
+                 return attention_scratch_bytes(stream, chunk_shape(o));
+             },
+         .prepare = run_chunk_forward,
+         .run = run_chunk_backward,
+         .reference = chunk_references,
+         .derivatives = of_chunk},
     };
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -134,8 +135,8 @@ inline Placed place(const std::shared_ptr<Memory>& memory, size_t origin, int B,
     return p;
 }
 
-/// A tensor of its own: [B, T, heads, D] or, as a cache, [B, heads, more than T, D], with random
-/// gaps and a margin.
+/// A tensor of its own: [B, T or more, heads, D] or, as a cache, [B, heads, T or more, D], with
+/// random gaps and a margin.
 inline Placed place_alone(const Case& c, int T, int heads, Layout layout) {
     const AttentionShape& s = c.shape;
     const int64_t unit = c.aligned ? 8 : 1;
@@ -148,31 +149,40 @@ inline Placed place_alone(const Case& c, int T, int heads, Layout layout) {
     } else {
         head = s.D + gap;
         token = heads * head + unit * random_int(0, 9);
-        batch = T * token;
+        batch = (T + random_int(0, 2)) * token;
     }
     auto memory = std::make_shared<Memory>(s.dtype, static_cast<size_t>(2 * margin + s.B * batch));
     return place(memory, static_cast<size_t>(margin), s.B, T, heads, s.D, batch, token, head);
 }
 
-/// Three tensors in one, [B, T, H + 2·H_kv, D].
-inline std::vector<Placed> place_packed(const Case& c) {
+/// Several tensors in one, [B, T, the sum of their heads, D].
+inline std::vector<Placed> place_packed(const Case& c, int T, const std::vector<int>& heads) {
     const AttentionShape& s = c.shape;
     const int64_t margin = (c.aligned ? 8 : 1) * random_int(0, 40);
-    const int64_t token = static_cast<int64_t>(s.H + 2 * s.H_kv) * s.D;
+    const int64_t token =
+        static_cast<int64_t>(std::accumulate(heads.begin(), heads.end(), 0)) * s.D;
     auto memory =
-        std::make_shared<Memory>(s.dtype, static_cast<size_t>(2 * margin + s.B * s.T * token));
-    const auto part = [&](int first, int heads) {
-        return place(memory, static_cast<size_t>(margin + static_cast<int64_t>(first) * s.D), s.B,
-                     s.T, heads, s.D, s.T * token, token, s.D);
-    };
-    return {part(0, s.H), part(s.H, s.H_kv), part(s.H + s.H_kv, s.H_kv)};
+        std::make_shared<Memory>(s.dtype, static_cast<size_t>(2 * margin + s.B * T * token));
+    std::vector<Placed> parts;
+    int64_t first = margin;
+    for (const int n : heads) {
+        parts.push_back(
+            place(memory, static_cast<size_t>(first), s.B, T, n, s.D, T * token, token, s.D));
+        first += static_cast<int64_t>(n) * s.D;
+    }
+    return parts;
 }
 
+/// Packed: q, k and v in one tensor or, with T < S, k and v.
 inline std::vector<Placed> place_qkv(const Case& c, Layout layout) {
     const AttentionShape& s = c.shape;
-    if (layout == Layout::packed && s.T == s.S) return place_packed(c);
-    return {place_alone(c, s.T, s.H, Layout::separate), place_alone(c, s.S, s.H_kv, layout),
-            place_alone(c, s.S, s.H_kv, layout)};
+    if (layout == Layout::packed && s.T == s.S) return place_packed(c, s.T, {s.H, s.H_kv, s.H_kv});
+    const Placed q = place_alone(c, s.T, s.H, Layout::separate);
+    if (layout == Layout::packed) {
+        const auto kv = place_packed(c, s.S, {s.H_kv, s.H_kv});
+        return {q, kv[0], kv[1]};
+    }
+    return {q, place_alone(c, s.S, s.H_kv, layout), place_alone(c, s.S, s.H_kv, layout)};
 }
 
 /// A stream whose scratch is exactly what the contract asks for, full of NaNs. On CUDA a write
@@ -199,13 +209,37 @@ struct TestStream {
     static size_t guard() { return test_device().is_cuda() ? 0 : 64; }
 };
 
+/// What is asked of the kernels beside the case.
+struct Request {
+    bool lse = true;
+    KeyGradients key_gradients = KeyGradients::write;
+    Values dk = {}, dv = {};  // before add_fp32
+};
+
+/// dq, dk and dv of a case where the request wants them, poisoned or as they are before the call.
+inline std::vector<Placed> place_gradients(const Case& c, Layout layout, const Request& request) {
+    auto grads = place_qkv(c, layout);
+    if (request.key_gradients != KeyGradients::write) {
+        Case in_fp32 = c;
+        in_fp32.shape.dtype = DType::fp32;
+        const auto sums = place_qkv(in_fp32, layout);
+        grads = {grads[0], sums[1], sums[2]};
+    }
+    for (const Placed& g : grads) g.poison();
+    if (request.key_gradients == KeyGradients::add_fp32) {
+        grads[1].fill(request.dk);
+        grads[2].fill(request.dv);
+    }
+    return grads;
+}
+
 /// One run of the kernels on a case; outputs poisoned before, surroundings checked after.
 struct Run {
     Values out, dq, dk, dv;
     std::vector<float> lse;
 };
 
-inline Run run(const Case& c, Layout layout, bool want_lse = true) {
+inline Run run(const Case& c, Layout layout, const Request& request = {}) {
     AttentionShape shape = c.shape;
     const TestMemory documents(c.doc_start.size() * sizeof(int32_t));
     if (!c.doc_start.empty()) {
@@ -233,7 +267,7 @@ inline Run run(const Case& c, Layout layout, bool want_lse = true) {
     const auto k_before = qkv[1].memory->bytes(), v_before = qkv[2].memory->bytes();
     const auto out_before = out.memory->bytes();
     AttentionForward forward{shape,       qkv[0].view, qkv[1].view,
-                             qkv[2].view, out.view,    want_lse ? lse + guard : nullptr};
+                             qkv[2].view, out.view,    request.lse ? lse + guard : nullptr};
     attention_forward(scratch.stream, forward);
     result.out = out.read();
     result.lse.assign(lse + guard, lse + guard + rows);
@@ -244,14 +278,13 @@ inline Run run(const Case& c, Layout layout, bool want_lse = true) {
     if (backward) {
         const Placed dout = place_alone(c, shape.T, shape.H, Layout::separate);
         dout.fill(c.dout);
-        auto grads = place_qkv(c, layout);
-        for (auto& g : grads) g.poison();
+        const auto grads = place_gradients(c, layout, request);
         std::vector<std::vector<unsigned char>> before;
-        for (auto& g : grads) before.push_back(g.memory->bytes());
+        for (const Placed& g : grads) before.push_back(g.memory->bytes());
         TestStream fresh(shape);
-        attention_backward(fresh.stream,
-                           {shape, qkv[0].view, qkv[1].view, qkv[2].view, out.view, dout.view,
-                            lse + guard, grads[0].view, grads[1].view, grads[2].view});
+        attention_backward(fresh.stream, {shape, qkv[0].view, qkv[1].view, qkv[2].view, out.view,
+                                          dout.view, lse + guard, grads[0].view, grads[1].view,
+                                          grads[2].view, request.key_gradients});
         for (size_t i = 0; i < grads.size(); ++i)
             REQUIRE(grads[i].memory->others_unchanged(before[i]));
         REQUIRE(fresh.within_bounds());
@@ -310,7 +343,7 @@ inline Case random_case(const Wish& wish) {
     c.q = random_values(q_size, s.dtype, wish.size);
     c.k = random_values(k_size, s.dtype, wish.size);
     c.v = random_values(k_size, s.dtype);
-    if (wish.backward && s.T == s.S) c.dout = random_values(q_size, s.dtype);
+    if (wish.backward) c.dout = random_values(q_size, s.dtype);
     return c;
 }
 
@@ -364,8 +397,7 @@ inline void check_tensor(const std::string& name, const Case& c, const Values& o
     CHECK(error.max <= 3 * usual.max + (half ? 1.0 / 256 : 1e-6 + recomputed));
 }
 
-inline void check_case(const Case& c, Layout layout) {
-    const Run ours = run(c, layout);
+inline void check_run(const Case& c, const Run& ours) {
     const AttentionReference exact = exact_attention(c), plain = plain_attention(c);
     check_tensor("out", c, ours.out, plain.out, exact.out, exact.out_terms);
     for (size_t i = 0; i < ours.lse.size(); ++i) {
@@ -377,6 +409,8 @@ inline void check_case(const Case& c, Layout layout) {
     check_tensor("dk", c, ours.dk, plain.dk, exact.dk, exact.dk_terms, exact.score_terms);
     check_tensor("dv", c, ours.dv, plain.dv, exact.dv, exact.dv_terms, exact.score_terms);
 }
+
+inline void check_case(const Case& c, Layout layout) { check_run(c, run(c, layout)); }
 
 inline Layout any_layout() { return static_cast<Layout>(random_int(0, 2)); }
 

@@ -80,13 +80,14 @@ TEST_CASE("documents and groups of heads over many tiles match float64", "[cuda]
         wish.aligned = true;
         wish.B = 1;
         wish.T = static_cast<int>(random_int(250, 400));
+        wish.extra_keys = mean_length == 60 ? 0 : static_cast<int>(random_int(1, 100));
         wish.H_kv = 1;
         wish.H = mean_length == 60 ? 2 : 1;
         wish.D = 16;
         Case c = random_case(wish);
         int start = 0;
         for (int t = 0; t < wish.T; ++t) {
-            if (random_int(1, mean_length) == 1) start = t;
+            if (random_int(1, mean_length) == 1) start = t + wish.extra_keys;
             c.doc_start.push_back(start);
         }
         check_case(c, any_layout());
@@ -120,12 +121,133 @@ TEST_CASE("attention over a cache sees the keys before its queries", "[cuda]") {
     }
 }
 
+TEST_CASE("gradients of keys in fp32 are those before rounding, and add to what is there",
+          "[cuda]") {
+    ON_EACH_DEVICE();
+    for (DType dtype : dtypes) {
+        for (int i = 0; i < 6; ++i) {
+            Wish wish;
+            wish.dtype = dtype;
+            wish.aligned = test_device().is_cuda();  // there, alignment chooses the kernel
+            wish.T = static_cast<int>(i < 2 ? random_int(1, 3) : random_int(16, 60));
+            wish.extra_keys = i % 2 == 0 ? 0 : static_cast<int>(random_int(1, 100));
+            wish.documents = i % 3 == 2;
+            const Case c = random_case(wish);
+            CAPTURE(describe(c));
+            const Run stored = run(c, any_layout()),
+                      single = run(c, any_layout(), {.key_gradients = KeyGradients::write_fp32});
+            CHECK(stored.dq == single.dq);
+            const Values dk = random_values(c.k.size(), DType::fp32),
+                         dv = random_values(c.k.size(), DType::fp32);
+            const Run sum = run(c, any_layout(), {true, KeyGradients::add_fp32, dk, dv});
+            CHECK(sum.dq == single.dq);
+            const auto check = [&](const Values& in_dtype, const Values& in_fp32,
+                                   const Values& before, const Values& after) {
+                for (size_t j = 0; j < in_fp32.size(); ++j) {
+                    REQUIRE(rounded(in_fp32[j], dtype) == in_dtype[j]);
+                    REQUIRE(std::abs(after[j] - (before[j] + in_fp32[j])) <=
+                            0x1p-23 * (std::abs(before[j]) + std::abs(in_fp32[j])));
+                }
+            };
+            check(stored.dk, single.dk, dk, sum.dk);
+            check(stored.dv, single.dv, dv, sum.dv);
+        }
+    }
+}
+
+namespace {
+
+/// values [B, rows, …]: the first rows of each sequence, from `first` to `end`.
+Values rows_of(const Values& values, int B, int rows, int first, int end) {
+    const auto width = static_cast<int64_t>(values.size()) / B / rows;
+    Values some;
+    for (int64_t b = 0; b < B; ++b)
+        some.insert(some.end(), values.begin() + (b * rows + first) * width,
+                    values.begin() + (b * rows + end) * width);
+    return some;
+}
+
+/// values [B, rows, …]: sets the rows of each sequence from `first` on to `some` [B, count, …].
+void set_rows(Values& values, int B, int rows, int first, int count, const Values& some) {
+    const auto width = static_cast<int64_t>(values.size()) / B / rows;
+    for (int64_t b = 0; b < B; ++b)
+        std::copy_n(some.begin() + b * count * width, count * width,
+                    values.begin() + (b * rows + first) * width);
+}
+
+/// Queries [first, end) of each sequence, with the keys up to the last of them.
+Case chunk_of(const Case& whole, int first, int end) {
+    const int B = whole.shape.B, N = whole.shape.T;
+    Case c = whole;
+    c.shape.T = end - first;
+    c.shape.S = end;
+    c.q = rows_of(whole.q, B, N, first, end);
+    c.dout = rows_of(whole.dout, B, N, first, end);
+    c.k = rows_of(whole.k, B, N, 0, end);
+    c.v = rows_of(whole.v, B, N, 0, end);
+    c.doc_start.clear();
+    for (int b = 0; b < B && !whole.doc_start.empty(); ++b)
+        for (int t = first; t < end; ++t) c.doc_start.push_back(whole.first(b, t));
+    return c;
+}
+
+/// Adds a rank's part of context parallelism to the results of the whole sequence: it has chunk
+/// `rank` and chunk 2·ranks − 1 − rank, whose keys are more, so it comes first. Each call alone must
+/// match float64 too.
+void add_rank(Run& sum, const Case& whole, int rank, int ranks) {
+    const int B = whole.shape.B, N = whole.shape.T, length = N / (2 * ranks);
+    Values dk(whole.k.size()), dv(whole.k.size());
+    Request request{.key_gradients = KeyGradients::write_fp32};
+    for (const int end : {N - rank * length, (rank + 1) * length}) {
+        const Case c = chunk_of(whole, end - length, end);
+        check_case(c, any_layout());
+        const Run r = run(c, any_layout(), request);
+        set_rows(sum.out, B, N, end - length, length, r.out);
+        set_rows(sum.dq, B, N, end - length, length, r.dq);
+        set_rows(dk, B, N, 0, end, r.dk);
+        set_rows(dv, B, N, 0, end, r.dv);
+        const int next = (rank + 1) * length;
+        request = {true, KeyGradients::add_fp32, rows_of(dk, B, N, 0, next),
+                   rows_of(dv, B, N, 0, next)};
+    }
+    for (size_t i = 0; i < dk.size(); ++i) {
+        sum.dk[i] += dk[i];
+        sum.dv[i] += dv[i];
+    }
+}
+
+}  // namespace
+
+TEST_CASE("the gradients of a sequence are the sums of those of its chunks", "[cuda]") {
+    ON_EACH_DEVICE();
+    for (DType dtype : dtypes) {
+        for (int i = 0; i < (device_is_simulated() ? 2 : 6); ++i) {
+            const int ranks = static_cast<int>(random_int(1, 3));
+            Wish wish;
+            wish.dtype = dtype;
+            wish.aligned = i % 2 == 1;
+            wish.T = 2 * ranks * static_cast<int>(random_int(i % 2 ? 16 : 1, 30));
+            wish.documents = random_int(0, 1);
+            if (device_is_simulated()) wish.D = 24;
+            const Case whole = random_case(wish);
+            Run sum;
+            for (Values* of_queries : {&sum.out, &sum.dq}) of_queries->resize(whole.q.size());
+            for (Values* of_keys : {&sum.dk, &sum.dv}) of_keys->resize(whole.k.size());
+            for (int rank = 0; rank < ranks; ++rank) add_rank(sum, whole, rank, ranks);
+            for (Values* of_keys : {&sum.dk, &sum.dv})
+                for (double& x : *of_keys) x = rounded(x, dtype);
+            check_run(whole, sum);
+        }
+    }
+}
+
 TEST_CASE(
     "the float64 attention gradients that the kernels are tested against match numerical ones") {
     for (int i = 0; i < 6; ++i) {
         Wish wish;
         wish.T = static_cast<int>(random_int(1, 9));
         wish.D = static_cast<int>(random_int(1, 6));
+        wish.extra_keys = i < 3 ? 0 : static_cast<int>(random_int(1, 5));
         wish.documents = i % 2 == 1;
         Case c = random_case(wish);
         const AttentionReference exact = exact_attention(c);
@@ -218,11 +340,12 @@ TEST_CASE("attention gives the same bits again, whatever the number of threads a
           "[cuda]") {
     ON_EACH_DEVICE();
     for (DType dtype : dtypes) {
-        for (int i = 0; i < 3; ++i) {
+        for (int i = 0; i < 4; ++i) {
             Wish wish;
             wish.dtype = dtype;
             wish.aligned = test_device().is_cuda();  // there, alignment chooses the kernel
             wish.B = 1;
+            if (i == 3) wish.extra_keys = static_cast<int>(random_int(1, 400));
             wish.H_kv = 1 + i % 2;
             wish.H = 2;
             wish.T = i == 2                  ? static_cast<int>(random_int(1, 3))
@@ -299,7 +422,8 @@ TEST_CASE("attention without lse gives the same output", "[cuda]") {
         wish.aligned = true;
         wish.backward = false;
         const Case c = random_case(wish);
-        CHECK(same_bits(run(c, Layout::separate).out, run(c, Layout::separate, false).out));
+        CHECK(
+            same_bits(run(c, Layout::separate).out, run(c, Layout::separate, {.lse = false}).out));
     }
 }
 
@@ -362,8 +486,7 @@ TEST_CASE("attention refuses what it cannot compute, in a sentence", "[cuda]") {
         c.shape.dtype = DType::int32;
         CHECK(error().find("int32") != std::string::npos);
     }
-    SECTION(
-        "a head too large, too little scratch, a missing tensor, a cache in the backward pass") {
+    SECTION("a head too large, too little scratch, a missing tensor, fewer keys than queries") {
         AttentionShape shape = c.shape;
         TestStream scratch(shape);
         const TestMemory memory(4096 * sizeof(float));
@@ -383,10 +506,19 @@ TEST_CASE("attention refuses what it cannot compute, in a sentence", "[cuda]") {
                                                             nullptr, view, view, view}),
                         Error);
         shape = c.shape;
-        shape.S = 9;
-        CHECK_THROWS_AS(attention_backward(scratch.stream, {shape, view, view, view, view, view, x,
-                                                            view, view, view}),
-                        Error);
+        const auto backward_error = [&] {
+            try {
+                attention_backward(scratch.stream,
+                                   {shape, view, view, view, view, view, x, view, view, view});
+            } catch (const Error& e) {
+                return std::string(e.what());
+            }
+            return std::string();
+        };
+        shape.S = 7;
+        CHECK(backward_error().find("T = 8, S = 7 is an invalid shape") != std::string::npos);
+        shape.T = 0;
+        CHECK(backward_error().find("T = 0 but S = 7") != std::string::npos);
     }
 }
 
