@@ -116,8 +116,8 @@ __device__ __forceinline__ void put_sums(float* to, const float (&sums)[rows][la
             if (const int d = i * warp_size + lane; d < D) to[r * D + d] = sums[r][i];
 }
 
-/// Adds up the warps' sums and writes factor·sum to rows t, t + 1, … before `end`; with `add`, it is
-/// added to what they hold.
+/// Adds up the warps' sums and writes factor·sum to rows t, t + 1, … before `end` or, with `add`,
+/// adds it to them.
 template <int rows, int warps, class Element>
 __device__ void merge_and_store(const HeadsView& view, int b, int h, int t, int end,
                                 const float* warp_sums, float factor, int D, bool add = false) {

@@ -364,12 +364,11 @@ void attention_backward_tiled(Stream& stream, const AttentionBackward& args) {
                               ceil_div(shape.T, backward_queries_tiling(head).block_m()),
                               row_bytes * shape.S / group),
                queries_shared_bytes<head>, args, scale, stats);
-        launch(
-            stream, backward_keys_kernel<head>,
-            tile_scheduler(stream, shape.B * shape.H_kv,
-                           ceil_div(shape.S, backward_keys_tiling(head).block_m()),
-                           row_bytes * shape.T * group),
-            keys_shared_bytes<head>, args, scale, stats);
+        launch(stream, backward_keys_kernel<head>,
+               tile_scheduler(stream, shape.B * shape.H_kv,
+                              ceil_div(shape.S, backward_keys_tiling(head).block_m()),
+                              row_bytes * shape.T * group),
+               keys_shared_bytes<head>, args, scale, stats);
     });
 }
 
