@@ -74,17 +74,23 @@ struct Extent {
     int64_t M, N, K;
 };
 
-/// Odd sizes, sizes around the tiles, and the shapes of small transformers.
+/// Odd sizes, sizes around the tiles, and the shapes of small transformers; some have K = 4·N, as
+/// an MLP's output projection.
 inline std::vector<Extent> extents() {
     if (device_is_simulated()) {
-        return {{1, 1, 1},     {1, 70, 7},
-                {33, 1, 65},   {15, 31, 17},
-                {64, 192, 64}, {13, 104, 40},
-                {270, 24, 16}, {random_int(1, 90), random_int(1, 90), random_int(1, 90)}};
+        return {{1, 1, 1},
+                {1, 70, 7},
+                {33, 1, 65},
+                {15, 31, 17},
+                {64, 192, 64},
+                {13, 104, 40},
+                {270, 24, 16},
+                {33, 24, 96},
+                {random_int(1, 90), random_int(1, 90), random_int(1, 90)}};
     }
     std::vector<Extent> result{{1, 1, 1},      {1, 300, 7},   {300, 1, 65},   {2, 33, 300},
                                {15, 31, 17},   {64, 192, 64}, {13, 1024, 40}, {50, 48, 1024},
-                               {129, 96, 768}, {520, 64, 33}};
+                               {129, 96, 768}, {520, 64, 33}, {260, 192, 768}};
     for (int i = 0; i < 6; ++i)
         result.push_back({random_int(1, 300), random_int(1, 300), random_int(1, 300)});
     // Enough rows for a packed weight, enough columns for epilogues range by range.
