@@ -379,11 +379,8 @@ void check_traffic(const Traffic& t) {
     }
     const BucketLayout layout = job.layout(t.ranks);
     const int64_t elements = layout.numel(), d = t.ranks;
-    int64_t parameters = 0, partials = 0;
-    for (const Parameter& p : job.parameters()) {
-        parameters += p.padded_numel();
-        partials += (p.padded_numel() + norm_block - 1) / norm_block;
-    }
+    int64_t parameters = 0;
+    for (const Parameter& p : job.parameters()) parameters += p.padded_numel();
     // Padding: to whole norm blocks each tensor, and on each rank the bucket.
     const int64_t padding = elements - parameters;
     CHECK(padding < norm_block * (std::ssize(job.parameters()) + d * std::ssize(layout.buckets())));
@@ -393,7 +390,8 @@ void check_traffic(const Traffic& t) {
     const int64_t reduced = size(t.sent) * elements * (d - 1),
                   gathered = size(t.dtype) * elements * (d - 1);
     const int64_t rounds = t.stage == 2 ? (micro_batches + d - 1) / d : 1;
-    const int64_t sums = 8 * (2 + (t.stage == 0 ? 0 : partials)) * 2 * (d - 1);
+    // All ranks get a loss, a stop request and one sum of squares per tensor from each.
+    const int64_t sums = 8 * (2 + std::ssize(job.parameters())) * d * (d - 1);
     const int64_t step = t.stage == 0 ? 2 * reduced + sums : rounds * reduced + gathered + sums;
     for (int rank = 0; rank < t.ranks; ++rank) {
         const int64_t counted = bytes_sent(statistics[1], rank) - bytes_sent(statistics[0], rank);
