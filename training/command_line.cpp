@@ -63,7 +63,7 @@ void add_device(CLI::App* app, CommandLine& line) {
 }
 
 CLI::Option* add_out(CLI::App* app, std::string& out) {
-    return app->add_option("--out", out, "Folder to make, which must not exist or be empty")
+    return app->add_option("--out", out, "Folder to write (new or empty)")
         ->required()
         ->type_name("DIR");
 }
@@ -93,18 +93,18 @@ struct ExportWords {
 
 void add_tokenize_command(CLI::App& app, CommandLine& line) {
     CLI::App* tokenize =
-        app.add_subcommand("tokenize", "Turn text into token shards (and train a vocabulary)");
+        app.add_subcommand("tokenize", "Turn texts into token shards, and train a vocabulary");
     tokenize
         ->add_option("texts", line.prepare.texts,
-                     "Files (.jsonl, .ndjson: JSON Lines; .json: the same, or one array; else "
-                     "plain text; each also .gz or .zst), "
-                     "folders, quoted patterns, or - for standard input")
+                     "Files, folders, quoted patterns, or - for standard input. .jsonl and "
+                     ".ndjson: JSON Lines; .json: JSON Lines or one array; others: plain text; "
+                     "each also with .gz or .zst")
         ->required()
         ->type_name("TEXT");
     tokenize
         ->add_option("--field", line.prepare.field,
-                     "Field that holds the text in JSON Lines (default: text); with it, standard "
-                     "input and files whose names say nothing are JSON Lines")
+                     "Field of JSON Lines that has the text (default: text). If given, standard "
+                     "input and files with unknown extensions are read as JSON Lines")
         ->type_name("NAME");
     auto* vocab =
         tokenize
@@ -115,7 +115,7 @@ void add_tokenize_command(CLI::App& app, CommandLine& line) {
     tokenize
         ->add_option(
             "--tokenizer", line.prepare.tokenizer,
-            "Use this vocabulary: tokenizer.json, *.tiktoken, or a folder with one of them or with "
+            "Use this vocabulary: tokenizer.json, *.tiktoken, or a folder with either, or with "
             "vocab.json and merges.txt")
         ->type_name("PATH")
         ->excludes(vocab);
@@ -126,37 +126,38 @@ void add_tokenize_command(CLI::App& app, CommandLine& line) {
         ->type_name("DIR");
     tokenize
         ->add_option("--val-fraction", line.prepare.val_fraction,
-                     "Share of the text that is kept for validation: 0 to 0.5, or 1")
+                     "Share of the text to keep for validation: 0 to 0.5, or 1")
         ->capture_default_str()
         ->type_name("F");
     tokenize
         ->add_option("--val-split", line.prepare.val_split,
-                     "documents: those that a hash picks; tail: the end of the text; default: tail "
-                     "for a single document of plain text, else documents")
+                     "What to keep for validation. documents: those that a hash selects; tail: "
+                     "the end of the text. Default: tail for a single document of plain text, "
+                     "else documents")
         ->check(CLI::IsMember({"documents", "tail"}));
-    tokenize->add_option("--shard-tokens", line.prepare.shard_tokens, "Tokens of each shard")
+    tokenize->add_option("--shard-tokens", line.prepare.shard_tokens, "Tokens per shard")
         ->capture_default_str()
         ->type_name("N");
     tokenize->add_flag("--skip-bad", line.prepare.skip_bad,
-                       "Leave out files that are not text, lines of JSON Lines without text and, "
-                       "of damaged compressed files, the rest after the damage; count them");
-    tokenize->add_option("--threads", line.prepare.threads, "Threads that encode; 0: all")
+                       "Leave out, and count, files that are not text, bad lines of JSON Lines, "
+                       "and the rest of compressed files after damage");
+    tokenize->add_option("--threads", line.prepare.threads, "Encoding threads; 0: all")
         ->check(CLI::Range(0, 4096))
         ->capture_default_str()
         ->type_name("N");
 }
 
 void add_train_command(CLI::App& app, CommandLine& line) {
-    CLI::App* train = app.add_subcommand("train", "Train a model, or resume from its run folder");
+    CLI::App* train = app.add_subcommand("train", "Train a model, or resume a run from its folder");
     add_config(train, line);
     train
         ->add_option("--stop-at", line.stop_at,
-                     "End with a checkpoint after this step; the schedule stays the same")
+                     "Save a checkpoint and end after this step; the schedule stays the same")
         ->type_name("STEP")
         ->check(CLI::Range(int64_t{1}, most));
     train
         ->add_option("--profile", line.profile,
-                     "Print where the time of that many steps goes, after two warm-up steps")
+                     "Profile this many steps, after two warm-up steps: print where time goes")
         ->type_name("STEPS")
         ->check(CLI::Range(int64_t{1}, int64_t{10000}));
     train->add_flag("--print-config", line.print_config,
@@ -164,90 +165,91 @@ void add_train_command(CLI::App& app, CommandLine& line) {
 }
 
 void add_plan_command(CLI::App& app, CommandLine& line) {
-    CLI::App* plan =
-        app.add_subcommand("plan", "Parameters, FLOPs and memory of a run, without starting it");
+    CLI::App* plan = app.add_subcommand(
+        "plan", "Print parameters, FLOPs and memory of a run, without starting it");
     add_config(plan, line);
-    plan->add_option("--world", line.world, "Ranks")
+    plan->add_option("--world", line.world, "Number of ranks")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
 }
 
 void add_sample_command(CLI::App& app, CommandLine& line) {
-    CLI::App* sample = app.add_subcommand("sample", "Write text with a trained model");
+    CLI::App* sample = app.add_subcommand("sample", "Generate text with a trained model");
     add_checkpoint(sample, line);
     auto* prompt = sample->add_option("--prompt", line.prompt,
-                                      "Text to continue; empty: the start of a document. Without "
-                                      "one: asked for, text after text, "
-                                      "on a terminal; elsewhere empty");
+                                      "Text to continue; empty: start a document. Without this "
+                                      "option: on a terminal, asks for prompts; elsewhere empty");
     sample
         ->add_option("--prompt-file", line.prompt_file,
-                     "File with the text to continue, but for a line break at its end; -: standard "
-                     "input")
+                     "File with the text to continue, without the line break at its end; -: "
+                     "standard input")
         ->type_name("FILE")
         ->excludes(prompt);
-    sample->add_option("--max-tokens", line.sampling.max_tokens, "Tokens to write at most")
+    sample->add_option("--max-tokens", line.sampling.max_tokens, "Most tokens to generate")
         ->check(CLI::Range(1, 1 << 24))
         ->capture_default_str();
-    sample->add_option("--temperature", line.sampling.temperature, "0: always the likeliest token")
+    sample
+        ->add_option("--temperature", line.sampling.temperature,
+                     "Divides the logits; 0: always the likeliest token")
         ->check(from_to(0, 1000))
         ->capture_default_str();
     sample
         ->add_option("--top-k", line.sampling.top_k,
-                     "Draw from the k likeliest tokens; 0: from all")
+                     "Draw only from the k likeliest tokens; 0: from all")
         ->check(CLI::Range(0, 1 << 24))
         ->capture_default_str();
     sample
         ->add_option("--top-p", line.sampling.top_p,
-                     "Draw from the likeliest tokens with this probability together")
+                     "Draw only from the likeliest tokens with this total probability")
         ->check(from_to(1e-9, 1))
         ->capture_default_str();
     sample->add_option("--seed", line.sampling.seed, "Seed of the random numbers")
         ->check(from_to(0, 0x1p64))
         ->capture_default_str();
-    sample->add_option("--samples", line.samples, "How many texts")
+    sample->add_option("--samples", line.samples, "Number of texts")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
 }
 
 void add_eval_command(CLI::App& app, CommandLine& line) {
     CLI::App* eval =
-        app.add_subcommand("eval", "Validation loss and HellaSwag accuracy of a model");
+        app.add_subcommand("eval", "Print validation loss and HellaSwag accuracy of a model");
     add_checkpoint(eval, line);
     eval->add_option("--data", line.data,
                      "Token shards; default: data.val of the run that wrote the checkpoint")
         ->type_name("GLOB");
-    eval->add_option("--max-tokens", line.max_tokens, "Tokens to evaluate at most; 0: all")
+    eval->add_option("--max-tokens", line.max_tokens, "Most tokens to evaluate; 0: all")
         ->check(CLI::Range(int64_t{0}, most))
         ->capture_default_str();
-    eval->add_option("--hellaswag", line.hellaswag, "HellaSwag's published JSONL")
+    eval->add_option("--hellaswag", line.hellaswag, "HellaSwag's published JSONL file")
         ->type_name("FILE");
-    eval->add_option("--max-examples", line.max_examples, "HellaSwag examples at most; 0: all")
+    eval->add_option("--max-examples", line.max_examples, "Most HellaSwag examples; 0: all")
         ->check(CLI::Range(int64_t{0}, most))
         ->capture_default_str();
 }
 
 void add_import_command(CLI::App& app, CommandLine& line) {
     CLI::App* import = app.add_subcommand(
-        "import", "Make a model folder of a Hugging Face GPT-2 or a model file of llm.c");
+        "import", "Make a model folder from a Hugging Face GPT-2 or an llm.c model file");
     import
         ->add_option("source", line.importing.source,
-                     "Folder with config.json and model.safetensors (fp32, bf16 or fp16, one file "
-                     "or several), or a model file of llm.c (*.bin)")
+                     "Folder with config.json and model.safetensors (fp32, bf16 or fp16; one file "
+                     "or several), or an llm.c model file (*.bin)")
         ->required()
         ->type_name("SOURCE");
     add_out(import, line.importing.out);
     import
         ->add_option("--tokenizer", line.importing.tokenizer,
-                     "The model's tokenizer, as `tokenize` takes it; default: the one in SOURCE")
+                     "The model's tokenizer, as for `tokenize`; default: the one in SOURCE")
         ->type_name("PATH");
 }
 
 void add_export_command(CLI::App& app, CommandLine& line, ExportWords& words) {
     CLI::App* export_ =
-        app.add_subcommand("export", "Write a model for other programs: Hugging Face's or llm.c");
+        app.add_subcommand("export", "Write a model for Hugging Face's tools or llm.c");
     add_checkpoint_argument(export_, line.exporting.checkpoint);
     add_out(export_, line.exporting.out)
-        ->description("Folder to make, which must not exist or be empty; of llm.c a file");
+        ->description("Folder to write (new or empty); for llm.c a new file");
     export_
         ->add_option("--format", words.format,
                      "huggingface (config.json, model.safetensors, tokenizer) or llm.c")
@@ -255,13 +257,13 @@ void add_export_command(CLI::App& app, CommandLine& line, ExportWords& words) {
         ->capture_default_str();
     export_
         ->add_option("--dtype", words.dtype,
-                     "fp32, bf16 or fp16; default: as the checkpoint's weights are stored")
+                     "fp32, bf16 or fp16; default: the dtype of the checkpoint's weights")
         ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
     words.max_shard_size_option =
         export_
             ->add_option("--max-shard-size", words.max_shard_size,
-                         "Cut the weights into files of at most this size, such as 500MB or 2GiB; "
-                         "a larger tensor has its own")
+                         "Split the weights into files of at most this size, such as 500MB or "
+                         "2GiB; a larger tensor gets its own file")
             ->type_name("BYTES")
             ->capture_default_str();
 }
@@ -269,19 +271,18 @@ void add_export_command(CLI::App& app, CommandLine& line, ExportWords& words) {
 void add_selfcheck_command(CLI::App& app, CommandLine& line) {
     CLI::App* selfcheck =
         app.add_subcommand("selfcheck",
-                           "Speed of each rank's device and of the exchange between ranks, under "
-                           "mpirun or srun; ends with exit code 1 "
-                           "where a rank is slower than the others, twice");
+                           "Measure each rank's device and the links between ranks, also under "
+                           "mpirun or srun; exits with 1 if a rank is slow in two measurements");
     add_device(selfcheck, line);
     selfcheck
         ->add_option("--tolerance", line.selfcheck.tolerance,
-                     "Percent that a rank may be below the median of ranks")
+                     "How far a rank may be below the median of all ranks")
         ->check(from_to(0, 100))
         ->capture_default_str()
         ->type_name("PERCENT");
     selfcheck
         ->add_option("--max-bytes", line.selfcheck.max_bytes,
-                     "Size of the largest buffer that is copied or exchanged")
+                     "Size of the largest buffer to copy or communicate")
         ->check(CLI::Range(int64_t{1} << 16, int64_t{1} << 40))
         ->capture_default_str()
         ->type_name("BYTES");
@@ -289,7 +290,7 @@ void add_selfcheck_command(CLI::App& app, CommandLine& line) {
 
 void add_verify_command(CLI::App& app, CommandLine& line) {
     CLI::App* verify = app.add_subcommand(
-        "verify", "Whether data or checkpoints are as they were written, by their hashes");
+        "verify", "Compare data or checkpoints with the hashes recorded when they were written");
     verify
         ->add_option(
             "what", line.verified,
@@ -301,7 +302,7 @@ void add_verify_command(CLI::App& app, CommandLine& line) {
 
 void add_config_command(CLI::App& app, CommandLine& line) {
     CLI::App* config =
-        app.add_subcommand("config", "Print what configuration keys there are, or what one means");
+        app.add_subcommand("config", "Explain all configuration keys, a section or one key");
     auto* key =
         config->add_option("key", line.key, "A key, such as optimizer.learning_rate, or a section")
             ->type_name("KEY");
@@ -313,7 +314,7 @@ void add_config_command(CLI::App& app, CommandLine& line) {
         ->excludes(markdown);
 }
 
-/// Throws UsageError for options that exclude each other.
+/// Sets the options from their words. Throws UsageError for options that exclude each other.
 void resolve(const ExportWords& words, ExportOptions& options) {
     for (const StoredType type : {StoredType::fp32, StoredType::bf16, StoredType::fp16})
         if (words.dtype == name_of(type)) options.dtype = type;
@@ -343,14 +344,15 @@ CommandLine parse_command_line(int argc, char** argv) {
     CLI::App app("Pretrains GPT language models: one executable from raw text to a trained model.",
                  "train_gpt");
     app.footer(
-        "Every command explains itself: train_gpt train --help\n\n"
+        "Each command has its own help: train_gpt train --help\n\n"
         "Exit codes: 0 done; 1 failed; 2 wrong usage; 75 train or tokenize stopped early (SIGTERM, "
         "SIGUSR1, SIGHUP, schedule.max_minutes) with\neverything saved: run the same command "
         "again; "
         "130 the same after Ctrl-C");
     app.require_subcommand(0, 1);
     bool version_wanted = false;
-    app.add_flag("--version", version_wanted, "Version, build, libraries and devices found");
+    app.add_flag("--version", version_wanted,
+                 "Print version, build, and the libraries and devices found");
 
     ExportWords words;
     add_tokenize_command(app, line);

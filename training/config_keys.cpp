@@ -42,24 +42,23 @@ constexpr double max_tokens = max_exact_integer;
 constexpr ConfigKey table[] = {
     {KEY(description), any_text(), "A note for people; the program does not read it."},
     {KEY(run_dir), any_text(),
-     "The run's folder: checkpoints, metrics, resolved configuration and manifest. The same "
-     "command line continues "
-     "the run that it finds there."},
+     "The run's folder: checkpoints, metrics, resolved configuration and manifest. If it holds a "
+     "run, the same command resumes that run."},
     {KEY(seed), at_least(0),
-     "Initial weights, order of the samples and every other random number are functions of the "
-     "seed and the step."},
+     "Initial weights, the order of samples and all other random numbers depend only on the seed "
+     "and the step."},
     {KEY(device), one_of({"auto", "cpu", "cuda"}),
-     "Where the run computes; `auto` takes a GPU when the build and the machine have one."},
+     "The device of the run; `auto`: a GPU if the build supports it and the machine has one, else "
+     "the CPU."},
 
     {KEY(model.n_layer), between(1, 4096), "Transformer blocks."},
     {KEY(model.n_head), between(1, 65536),
-     "Attention heads of a block; must divide `model.n_embd`."},
+     "Attention heads per block; must divide `model.n_embd`."},
     {KEY(model.n_embd), between(1, 262144), "Width of the residual stream (channels)."},
-    {KEY(model.n_ctx), between(1, 16777216),
-     "Learned positions: the longest sequence the model can read."},
-    {KEY(model.vocab_size), between(0, 16777216), "Number of tokens; 0: the tokenizer's."},
+    {KEY(model.n_ctx), between(1, 16777216), "Context length: the number of learned positions."},
+    {KEY(model.vocab_size), between(0, 16777216), "Vocabulary size; 0: the tokenizer's."},
     {KEY(model.init_from), any_text(),
-     "A checkpoint whose weights start this run, with a fresh optimizer; empty: random "
+     "A checkpoint from whose weights the run starts, with a new optimizer state; empty: random "
      "weights."},
 
     {KEY(tokenizer.path), any_text(),
@@ -68,25 +67,24 @@ constexpr ConfigKey table[] = {
     {KEY(data.train), any_text(),
      "Token shards to train on, as a glob such as `data/quickstart/train_*.bin`; `synthetic`: "
      "random tokens, for benchmarks without data. Or a list of up to 64 sources "
-     "`{\"glob\": …, \"weight\": 1, \"name\": \"web\"}`: samples are drawn from each in "
-     "the share of its weight, each of a source's once before one comes again, and "
-     "`metrics.jsonl` has each one's loss and tokens."},
+     "`{\"glob\": …, \"weight\": 1, \"name\": \"web\"}`: each source gets samples in proportion to "
+     "its weight, no sample of a source is repeated before all of them were used, and "
+     "`metrics.jsonl` has the loss and tokens of each source."},
     {KEY(data.val), any_text(),
      "Token shards to evaluate on, as a glob; `synthetic` as above; empty: no validation."},
     {KEY(data.document_mask), any_text(),
-     "A token sees its own document only, whose positions begin at 0; needs a tokenizer with "
-     "an end-of-text token, which separates documents. (FLOPs are counted as without "
-     "it.)"},
+     "Tokens attend only within their own document, and positions begin at 0 in each document. "
+     "Needs a tokenizer with an end-of-text token, which separates documents. (FLOPs are counted "
+     "as if there were no mask.)"},
 
     {KEY(batch.tokens_per_step), between(1, 4294967296.0),
-     "Tokens that one optimizer step sees over all ranks; a whole number of micro-batches. "
-     "Gradient accumulation "
-     "follows from it."},
+     "Tokens per optimizer step, over all ranks; a whole number of micro-batches. The number of "
+     "gradient accumulation steps follows from it."},
     {KEY(batch.micro_batch), between(0, 1048576),
-     "Sequences that are computed at once on one device; 0: as many as are fast, fit into "
-     "memory and feed all ranks, chosen when the run starts and kept."},
+     "Sequences that a device computes at once; 0: the run chooses the fastest number that fits "
+     "into memory and feeds all ranks, and keeps it."},
     {KEY(batch.sequence_length), between(0, 16777216),
-     "Tokens of a sequence, at most `model.n_ctx`; 0: `model.n_ctx`."},
+     "Tokens per sequence, at most `model.n_ctx`; 0: `model.n_ctx`."},
 
     // AdamW computes in fp32, where these must not become 0, 1 or infinite.
     {KEY(optimizer.learning_rate), above_up_to(0, 1e37), "AdamW's peak learning rate."},
@@ -96,102 +94,92 @@ constexpr ConfigKey table[] = {
     {KEY(optimizer.beta2), between(0, 0.9999999), "Decay of the squared gradient's running mean."},
     {KEY(optimizer.epsilon), between(1e-37, 1e6), "Added to the denominator of AdamW's update."},
     {KEY(optimizer.grad_clip), at_least(0),
-     "The gradient's global norm is scaled down to this; 0: no clipping."},
+     "Largest global norm of the gradient; larger ones are scaled down to it. 0: no clipping."},
 
     {KEY(schedule.steps), between(0, max_steps),
-     "Optimizer steps of the run. Exactly one of `steps`, `tokens` and `epochs` is not 0."},
+     "Length of the run in optimizer steps. Exactly one of `steps`, `tokens` and `epochs` must be "
+     "set."},
     {KEY(schedule.tokens), between(0, max_tokens),
      "Length of the run in tokens, rounded up to whole steps."},
     {KEY(schedule.epochs), between(0, 1000000),
      "Length of the run in passes over the training data, rounded up to whole steps."},
     {KEY(schedule.max_minutes), at_least(0),
-     "After this wall-clock time the run saves a checkpoint and ends, its schedule unchanged; 0: "
-     "no limit."},
+     "After this wall-clock time the run saves a checkpoint and ends; the schedule stays the "
+     "same. 0: no limit."},
     {KEY(schedule.warmup_steps), between(0, max_steps),
      "Steps over which the learning rate rises linearly to its peak."},
     {KEY(schedule.decay), one_of<Decay>(),
-     "How the learning rate falls after the warm-up; `wsd` (warm-up, stable, decay): constant, "
-     "then linear over "
-     "the last `decay_fraction` of the steps."},
+     "How the learning rate falls after the warm-up. `wsd` (warm-up, stable, decay): constant, "
+     "then linear over the last `decay_fraction` of the steps."},
     {KEY(schedule.decay_fraction), above_up_to(0, 1),
-     "`wsd` only: the share of all steps that the decay takes."},
+     "Only for `wsd`: the decay's share of all steps."},
     {KEY(schedule.final_fraction), between(0, 1),
      "The last step's learning rate as a fraction of `optimizer.learning_rate` (not with "
      "`constant`)."},
 
     {KEY(precision.dtype), one_of<std::optional<DType>>(),
-     "Type of parameters and activations; masters, moments and gradients are fp32 always. "
-     "`auto`: bf16 where the "
-     "device multiplies it natively."},
+     "Dtype of parameters and activations; master weights, moments and gradient sums are always "
+     "fp32. `auto`: bf16 if the device multiplies it natively, else fp32."},
     {KEY(precision.recompute), one_of<std::optional<Recompute>>(),
-     "What the backward pass computes again instead of keeping: nothing, the cheap "
-     "element-wise results, or whole "
-     "blocks. Saves memory, costs time. `auto`: the least with which the run fits."},
+     "What the backward pass recomputes instead of keeping it in memory: nothing, the cheap "
+     "element-wise results, or whole blocks. Saves memory and costs time. `auto`: as little as "
+     "fits into memory."},
     {KEY(precision.tf32), one_of<bool>(),
-     "On a GPU, with `precision.dtype` fp32: matrix products on tensor cores, their operands "
-     "rounded to TF32's 10 bits of "
-     "mantissa. Several times faster, for comparisons less exact."},
+     "On a GPU, with `precision.dtype` fp32: compute matrix products on tensor cores, with "
+     "operands rounded to TF32's 10 bits of mantissa. Several times faster, but less exact."},
 
     {KEY(checkpoint.every), between(0, max_steps),
      "Steps between checkpoints; 0: only at the end."},
-    {KEY(checkpoint.keep), between(0, 1000000), "How many of the newest checkpoints stay; 0: all."},
+    {KEY(checkpoint.keep), between(0, 1000000), "Newest checkpoints to keep; 0: all."},
 
     {KEY(evaluation.every), between(0, max_steps),
      "Steps between evaluations; 0: only at the end."},
     {KEY(evaluation.max_tokens), between(0, max_tokens),
-     "Tokens of the validation split that an evaluation reads; 0: all of it."},
+     "Validation tokens that an evaluation uses; 0: all."},
     {KEY(evaluation.hellaswag), any_text(),
-     "HellaSwag's published JSONL file, to report accuracy with each evaluation; empty: not "
-     "evaluated."},
+     "HellaSwag's published JSONL file, to report its accuracy with each evaluation; empty: "
+     "none."},
 
     {KEY(sampling.every), between(0, max_steps), "Steps between samples; 0: none during training."},
     {KEY(sampling.prompt), any_text(),
      "The text that a sample continues; empty: the start of a document."},
-    {KEY(sampling.max_tokens), between(1, 16777216), "Tokens of a sample."},
+    {KEY(sampling.max_tokens), between(1, 16777216), "Tokens per sample, at most."},
     {KEY(sampling.temperature), between(0, 1000),
      "Logits are divided by this before the softmax; 0: always the likeliest token."},
     {KEY(sampling.top_k), between(0, 16777216),
-     "Draw from the k likeliest tokens only; 0: from all."},
+     "Draw only from the k likeliest tokens; 0: from all."},
     {KEY(sampling.top_p), above_up_to(0, 1),
-     "Draw from the smallest set of tokens whose probabilities add up to this."},
-    {KEY(sampling.seed), at_least(0), "Seed of the samples' random numbers."},
-    {KEY(sampling.samples), between(0, 1000),
-     "Samples printed at the end of a run; 0 prints none."},
+     "Draw only from the smallest set of likeliest tokens with this total probability."},
+    {KEY(sampling.seed), at_least(0), "Seed for the random numbers of samples."},
+    {KEY(sampling.samples), between(0, 1000), "Samples printed at the end of a run; 0: none."},
 
     {KEY(log.every), between(1, max_steps),
-     "Steps between lines of the log and of `metrics.jsonl`."},
+     "Steps between lines on the screen and in `metrics.jsonl`."},
     {KEY(log.progress), one_of<ProgressStyle>(),
-     "`line`: one progress line that is rewritten; `lines`: a line a step; `auto`: the first "
-     "on a terminal, the "
-     "second elsewhere."},
+     "`line`: one progress line, rewritten in place; `lines`: separate lines; `auto`: `line` on a "
+     "terminal, else `lines`."},
 
     {KEY(kernels.gemm), one_of<KernelSettings::Gemm>(),
-     "Matrix products on the CPU: oneDNN (where the build found it), the project's own kernel, "
-     "or the first that "
-     "is there."},
+     "Matrix products on the CPU: oneDNN (if the build found it) or the project's own kernel. "
+     "`auto`: oneDNN, if it is there and faster."},
     {KEY(kernels.attention), one_of<KernelSettings::Attention>(),
-     "Attention on GPUs: the project's own kernels; cuDNN, where it is found and can compute "
-     "it (bf16, without a mask "
-     "of documents), for whose backward pass up to 2 GiB of scratch memory are planned; or the "
-     "faster of the two, as "
-     "timed at the start of the run."},
+     "Attention on GPUs: the project's own kernels, or cuDNN if it is found and supports the case "
+     "(bf16, without a document mask); its backward pass may use up to 2 GiB of scratch memory. "
+     "`auto`: the faster of the two, timed at the start of the run."},
     {KEY(kernels.autotune), one_of<bool>(),
-     "On a GPU: time the algorithms that cuBLASLt offers for each shape, and where "
-     "`kernels.attention` is `auto` both "
-     "attentions, before the first step and keep the fastest; or take cuBLASLt's first and our "
-     "own attention. A resumed run "
-     "uses what it chose before."},
+     "On a GPU. `on`: before the first step, time cuBLASLt's algorithms for each shape and, if "
+     "`kernels.attention` is `auto`, both attentions; use the fastest. `off`: use cuBLASLt's first "
+     "algorithm and the project's own attention. A resumed run keeps its earlier choices."},
 
     {KEY(parallel.zero), between(0, 2),
-     "What data parallelism splits over ranks (ZeRO's stages): 0: nothing; 1: optimizer state; "
-     "2: gradient sums as well, "
-     "which are then reduced in every micro-batch."},
+     "ZeRO's stage, which is what data parallelism splits over ranks. 0: nothing; 1: optimizer "
+     "state; 2: gradient sums as well, which are then reduced in every micro-batch."},
     {KEY(parallel.bucket_mb), above_up_to(0, 1048576),
-     "Gradients are reduced in buckets of whole blocks, at least so many MiB of fp32 each."},
+     "Gradients are reduced in buckets of whole blocks with at least this many MiB of fp32 each."},
     {KEY(parallel.reduce_dtype), one_of<DType>(),
-     "What gradients are sent as between ranks; `bf16` halves the traffic and rounds them."},
+     "Dtype in which gradients are sent between ranks; `bf16` halves the traffic and rounds them."},
     {KEY(parallel.timeout_seconds), greater_than(0),
-     "A rank that does nothing for so long is taken for hung, and the job ends."},
+     "If a rank makes no progress for this long, the watchdog considers it hung and ends the job."},
 };
 
 #undef KEY
