@@ -232,7 +232,7 @@ int run(int argc, char** argv) {
     const int code = run(line);
     if ((std::fflush(stdout) != 0 || std::ferror(stdout)) && prints_its_result(line))
         throw Error(
-            "not all of the output could be written; see whether what it goes to is full or "
+            "part of the output could not be written; check whether its destination is full or "
             "closed");
     return code;
 }

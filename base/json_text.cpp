@@ -28,7 +28,7 @@ std::string describe_json_error(const nlohmann::json::exception& error, std::str
         return concat("is not valid JSON (", place_of(*at, text), ")");
     constexpr int number_overflow = 406;
     return error.id == number_overflow ? "holds a number too large to represent"
-                                       : "has not the entries that belong in it";
+                                       : "does not have the expected entries";
 }
 
 }  // namespace train_gpt

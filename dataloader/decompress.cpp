@@ -174,8 +174,8 @@ ByteStream::ByteStream(std::string path, Compression compression, const std::ato
     struct stat status {};
     if (::fstat(file_, &status) != 0 || !S_ISREG(status.st_mode)) {
         ::close(std::exchange(file_, -1));
-        throw Error(path_,
-                    " is not a regular file; name files or folders, or pipe text in and say -");
+        throw Error(
+            path_, " is not a regular file; name files or folders, or pipe the text in and name -");
     }
     size_ = status.st_size;
     modified_ = nanoseconds(status.st_mtim);
@@ -214,10 +214,10 @@ void ByteStream::refuse_what_is_no_text(std::string_view beginning) const {
                         piped ? concat("unpack it: ", packer, " -dc … | train_gpt tokenize - …")
                               : concat("give it a name that ends in ", extension));
     if (begins_as_shard(beginning))
-        throw Error(path_, " is a token shard already; `train` reads it as it is, as data.train");
+        throw Error(path_, " is already a token shard; set data.train to use it for training");
     for (const std::string_view mark : {"\xff\xfe", "\xfe\xff"})
         if (beginning.starts_with(mark))
-            throw Error(path_, " is text in UTF-16; turn it into UTF-8: iconv -f UTF-16 -t UTF-8 ",
+            throw Error(path_, " is text in UTF-16; convert it to UTF-8: iconv -f UTF-16 -t UTF-8 ",
                         piped ? "" : path_);
 }
 
@@ -260,7 +260,7 @@ void ByteStream::end_at_damage(std::string what) {
     damage_ = std::move(what);
     if (!skip_damage_)
         throw Error(damage_,
-                    "; fetch or compress it again, or say --skip-bad to leave the rest of it out");
+                    "; download or compress it again, or use --skip-bad to leave out the rest");
 }
 
 size_t ByteStream::read_file(char* to, size_t size) {

@@ -61,12 +61,12 @@ void DocumentFinder::refuse(const Batch& batch, int64_t line, const std::string&
             advice = ", or --field NAME to name the field";
         else if (line == 1 && !batch.is_array && source.path.ends_with(".json"))
             advice = concat(
-                "; where the texts are a list in one object, write them as lines: "
+                "; if the texts are a list inside an object, write them as lines: "
                 "jq -c '.NAME[]' ",
                 source.path, " > texts.jsonl");
         throw Error(what, " ", line, " of ", source.name(), " ", reason,
                     column > 0 ? concat(" (at its byte ", column, ")") : "",
-                    "; fix it, or say --skip-bad to leave such ", what, "s out", advice);
+                    "; fix it, or use --skip-bad to leave such ", what, "s out", advice);
     }
     add(outcome.left_out, {reason, 1, source.path, line, batch.is_array});
 }

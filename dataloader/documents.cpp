@@ -220,11 +220,12 @@ class DocumentStream::Reader {
         throw Error(
             source_.name(), " has a document of more than ", max_document_bytes >> 20,
             " MiB at byte ", position_.offset + static_cast<int64_t>(begin),
-            flows_ ? ", in which no letter or number is followed by white space, where it could "
-                     "be cut; put lines <|endoftext|> between documents"
-                   : ", which must be seen whole to tell its split; put lines <|endoftext|> "
-                     "between documents, or say --val-fraction 0 or, for plain files, "
-                     "--val-split tail");
+            flows_
+                ? ", and cannot cut it, since white space follows no letter or number in it; put "
+                  "lines <|endoftext|> between documents"
+                : ", but a document must be read whole to decide its split; put lines "
+                  "<|endoftext|> between documents, or use --val-fraction 0 or, for plain "
+                  "files, --val-split tail");
     }
 
     void push(Batch batch) {
@@ -402,7 +403,7 @@ class DocumentStream::Reader {
         if (!ended && bytes_.damage().empty())
             end_at_damage("is truncated: it ends within its array");
         while (ended) {
-            if (!is_blank(buffer_)) end_at_damage("has more than blanks after its array");
+            if (!is_blank(buffer_)) end_at_damage("has text after its array");
             drop_front(buffer_.size());
             if (!damage_.empty() || (!fill(batch_bytes) && buffer_.empty())) break;
         }
@@ -413,7 +414,7 @@ class DocumentStream::Reader {
     void end_at_damage(const char* what) {
         damage_ = concat(source_.name(), " ", what, ", after byte ", position_.offset);
         if (!rules_.skip_damage)
-            throw Error(damage_, "; fix it, or use --skip-bad to leave the rest of it out");
+            throw Error(damage_, "; fix it, or use --skip-bad to leave out the rest");
     }
 
     /// Leaves out the line whose beginning is in the buffer.

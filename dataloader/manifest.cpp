@@ -132,7 +132,7 @@ PreparationState read_progress(const fs::path& path, size_t sources) {
         from_json(json.at("sources"), state.sources);
         from_json(json.at("left_out"), state.left_out);
         if (state.sources.size() != sources || state.position.source > sources)
-            throw Error("is not of ", sources, " sources");
+            throw Error("does not describe ", sources, " sources");
     } catch (const std::exception& error) {
         throw Error(path.string(), " is damaged (it ", what_is_wrong(error),
                     "); remove the folder ", path.parent_path().string(),
@@ -163,7 +163,7 @@ DataManifest read_data_manifest(const fs::path& folder) {
     try {
         const Json json = parse(file.text());
         if (json.at("format") != manifest_format)
-            throw Error("has not the \"format\" \"", manifest_format, "\"");
+            throw Error("does not have the \"format\" \"", manifest_format, "\"");
         json.at("complete").get_to(manifest.complete);
         json.at("vocab_size").get_to(manifest.vocab_size);
         json.at("tokenizer").at("name").get_to(manifest.tokenizer);
@@ -193,8 +193,8 @@ std::optional<DataManifest> find_data_manifest(const fs::path& folder) {
     if (json.is_discarded() &&
         (file.text().starts_with(opening) || opening.starts_with(file.text())))
         throw Error(path.string(),
-                    " is damaged; copy the folder again, or remove that file to use its shards "
-                    "without what it says of them");
+                    " is damaged; copy the folder again, or remove that file to use the shards "
+                    "without their hashes");
     if (!json.is_object() || json.value("format", Json()) != manifest_format) return {};
     return read_data_manifest(folder);
 }

@@ -62,18 +62,19 @@ std::string first_not_utf8(const PreparedSource& source) {
 
 void check(const PrepareOptions& o) {
     if (o.texts.empty()) throw UsageError("no text was given; name at least one text file");
-    if (o.out.empty()) throw UsageError("no folder was given for the tokens; say --out DIR");
+    if (o.out.empty()) throw UsageError("no folder was given for the tokens; give --out DIR");
     if ((o.train_vocab == 0) == o.tokenizer.empty())
         throw UsageError(
-            "say either --train-vocab N to train a tokenizer or --tokenizer DIR to use one");
+            "give either --train-vocab N to train a tokenizer or --tokenizer DIR to use one");
     if (o.train_vocab > 0 && std::count(o.texts.begin(), o.texts.end(), "-") > 0)
         throw UsageError(
-            "--train-vocab reads the text twice, but standard input (-) can be read once; write it "
-            "to "
-            "a file, or use a vocabulary with --tokenizer");
+            "--train-vocab reads the text twice, but standard input (-) can be read only once; "
+            "write "
+            "the text to a file, or use a vocabulary with --tokenizer");
     if (!(o.val_fraction >= 0 && o.val_fraction <= 0.5) && o.val_fraction != 1)
-        throw UsageError("--val-fraction is ", o.val_fraction,
-                         ", but must lie between 0 and 0.5, or be 1 where all is for validation");
+        throw UsageError(
+            "--val-fraction is ", o.val_fraction,
+            ", but must lie between 0 and 0.5, or be 1 to use all text for validation");
     if (o.val_fraction == 1 && o.train_vocab > 0)
         throw UsageError(
             "--val-fraction 1 leaves no text to train a vocabulary on; name one with --tokenizer");
@@ -177,13 +178,13 @@ class Preparation {
 /// Reports what is left out of the inputs. Throws Error if all of them are empty files.
 void Preparation::describe_inputs() {
     if (!skipped_.empty())
-        report_.say("left out of the folders, since their names are not those of texts: ",
+        report_.say("left out of the folders, since their extensions are not those of texts: ",
                     train_gpt::describe(skipped_));
     int64_t bytes = 0;
     for (const Source& source : sources_) {
         bytes += source.size;
         if (source.size == 0 && source.path != "-" && source.compression == Compression::none)
-            report_.say(source.path, " is empty and left out");
+            report_.say(source.path, " is empty and was left out");
     }
     if (std::ranges::none_of(sources_, [](const Source& source) { return source.path == "-"; }))
         check_lengths({2, 2}, bytes, 0, {});
@@ -218,10 +219,11 @@ void Preparation::choose_split() {
         const auto other = std::ranges::find_if_not(sources_, &Source::is_plain_file);
         if (!held && other != sources_.end())
             throw UsageError(
-                "--val-split tail takes the end of plain text files, or of one that is "
-                "packed or piped and has at most ",
-                max_document_bytes >> 20, " MiB, and ", other->name(),
-                " is none; unpack it into a file, or use --val-split documents");
+                "--val-split tail needs plain text files, or a single compressed or piped text of "
+                "at "
+                "most ",
+                max_document_bytes >> 20, " MiB, but ", other->name(),
+                " is neither; unpack it into a file, or use --val-split documents");
         cut_ = tail_begin(sources_, options_.val_fraction);
     }
     for (Source& source : sources_)
@@ -261,12 +263,12 @@ void Preparation::check_lengths(const std::array<int64_t, 2>& lengths, int64_t b
         if (length >= 2 || (only && split != *only)) continue;
         throw Error("of the text (", bytes, " bytes, ", documents,
                     documents == 1 ? " document" : " documents", ") ",
-                    length == 0 ? "nothing" : "one token", " is left for ", purpose_of(split),
+                    length == 0 ? "nothing" : "only one token", " is left for ", purpose_of(split),
                     " with --val-split ", val_split_, " and --val-fraction ", options_.val_fraction,
                     "; use more text, another --val-fraction (0: no validation)",
                     val_split_ != "documents" ? ""
                     : can_cut()               ? ", or --val-split tail"
-                                : ", or --val-split tail, which takes plain text files");
+                                              : ", or --val-split tail with plain text files");
     }
 }
 
@@ -279,7 +281,7 @@ void Preparation::compare_share(const PreparationState& state) {
     if (only_split(wanted) || (share < 2 * wanted && share > wanted / 2)) return;
     report_.say("note: validation has ", format("%.1f", 100 * share), " % of the text, not ",
                 format("%.1f", 100 * wanted),
-                " %: documents stay whole, and these are few or of very different lengths",
+                " %: documents stay whole, and there are few of them or their lengths differ much",
                 can_cut() ? "; --val-split tail takes the end of the text instead" : "");
 }
 
@@ -346,7 +348,7 @@ Tokenizer Preparation::train_tokenizer() {
             "note: the vocabulary has ", tokenizer.vocab_size(), " tokens, not ",
             options_.train_vocab, ": with these, each of the ", all.size(),
             " different words of the training text is one token, and there is nothing left to "
-            "join; a larger vocabulary needs more text");
+            "merge; a larger vocabulary needs more text");
     return tokenizer;
 }
 
@@ -459,7 +461,7 @@ void Preparation::describe(const PreparationState& state) {
     for (const LeftOut& left : state.left_out) {
         const char* what = left.line == 0 ? "file" : left.in_array ? "element" : "line";
         report_.say("left out: ", left.reason == reason_damaged ? "the rest of " : "", left.count,
-                    " ", what, left.count == 1 ? " that " : "s of which each ", left.reason,
+                    " ", what, left.count == 1 ? " that " : "s, each of which ", left.reason,
                     ", first ", first_of(left));
     }
     int64_t files = 0, bytes = 0;
@@ -493,7 +495,7 @@ void Preparation::describe_earlier_run() {
     for (const PreparedShard& shard : earlier.shards) tokens += shard.tokens;
     report_.say(out_.string(), " has ", tokens, " tokens in ", earlier.shards.size(),
                 earlier.shards.size() == 1 ? " shard" : " shards",
-                " of an earlier run of this command, which this one replaces when it is complete");
+                " from an earlier run of this command; this run replaces them when it is complete");
 }
 
 bool Preparation::run() {
@@ -522,7 +524,7 @@ bool Preparation::run() {
                     change.ends_with('s') ? " were" : " was", " different; starting again");
     if (!options_.skip_bad && has_left_out(workplace)) {
         report_.say("an interrupted run in ", out_.string(),
-                    " had left out what is bad, as --skip-bad says; without it, starting again");
+                    " left out bad input because of --skip-bad; starting again without it");
         workplace.begin_anew(plan(tokenizer));
     }
     if (workplace.has(data_manifest) &&

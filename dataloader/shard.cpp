@@ -203,7 +203,7 @@ TokenShards::Shard TokenShards::open_shard(const fs::path& path) {
     const std::string again = "; make it again with `train_gpt tokenize`";
     if (size < header_bytes)
         throw Error(path.string(), " is not a token shard: it has ", size,
-                    " bytes and a shard's header alone has ", header_bytes, again);
+                    " bytes, but a shard's header alone has ", header_bytes, again);
     Header header;
     std::memcpy(header.data(), bytes.data(), sizeof header);
 
@@ -211,21 +211,21 @@ TokenShards::Shard TokenShards::open_shard(const fs::path& path) {
     for (const Format* known : {&format16, &format32})
         if (header[0] == known->magic) format = known;
     if (!format)
-        throw Error(path.string(), " is not a token shard: byte 0 has ", header[0], " where ",
-                    format16.magic, " (uint16 tokens) or ", format32.magic, " (uint32) belongs",
-                    again);
+        throw Error(path.string(), " is not a token shard: at byte 0 it has ", header[0],
+                    " instead of ", format16.magic, " (uint16 tokens) or ", format32.magic,
+                    " (uint32)", again);
     if (header[1] != format->version)
         throw Error(path.string(), " has shard version ", header[1], " at byte 4, but version ",
-                    format->version, " is the one known for its kind", again);
+                    format->version, " is expected", again);
     const int64_t body = size - header_bytes;
     Shard shard{path, size, body / format->width, format->width};
     if (body % format->width != 0 || header[2] != low32(shard.tokens) ||
         (header[3] != 0 && header[3] != high32(shard.tokens))) {
         const int64_t promised =
             static_cast<int64_t>(header[2] | static_cast<uint64_t>(header[3]) << 32);
-        throw Error(path.string(), " is truncated or damaged: its header promises ", promised,
-                    " tokens at byte 8, its ", body, " bytes after the header hold ", shard.tokens,
-                    body % format->width != 0 ? " and a part" : "", again);
+        throw Error(path.string(), " is truncated or damaged: its header says ", promised,
+                    " tokens (byte 8), but the ", body, " bytes after it hold ", shard.tokens,
+                    body % format->width != 0 ? " and part of another" : "", again);
     }
     return shard;
 }

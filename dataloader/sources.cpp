@@ -65,8 +65,8 @@ void refuse_unreadable_kinds(const std::string& path) {
     for (const char* archive : {".tar", ".tgz", ".zip", ".7z", ".xz", ".bz2", ".lz4"})
         if (extension == archive)
             throw Error(path,
-                        " is packed in a way that train_gpt does not read (it reads plain, .gz "
-                        "and .zst files); unpack it first, or pipe its text in and say -");
+                        " has a format that train_gpt does not read (it reads plain, .gz "
+                        "and .zst files); unpack it first, or pipe its text in and name -");
 }
 
 constexpr size_t sample_bytes = 1 << 16;

@@ -140,8 +140,7 @@ bool FileReading::read_piece() {
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0)
             throw Error("cannot read ", path_.string(), " at byte ", offset_ + done, ": ",
-                        n < 0 ? std::strerror(errno) : "it was cut short",
-                        "; see whether its disk is well");
+                        n < 0 ? std::strerror(errno) : "it was cut short", "; check the disk");
         done += static_cast<size_t>(n);
     }
     if (!was_cached)

@@ -330,7 +330,7 @@ StepSubmission::~StepSubmission() { --step_submissions; }
 void StepSubmission::require_none(const char* what) {
     if (step_submissions > 0)
         throw Error(what,
-                    " within a step, which holds the GPU up; this is a fault of the program, "
+                    " within a step, which stalls the GPU; this is a fault of the program, "
                     "please report it");
 }
 
@@ -381,7 +381,7 @@ std::string describe_devices() {
     const dnnl_version_t* version = dnnl_version();
     text += concat("oneDNN  ", version->major, ".", version->minor, ".", version->patch, "\n");
 #else
-    text += "oneDNN  not in this build; the CPU's matrix products are our own\n";
+    text += "oneDNN  not in this build; matrix products on the CPU use the project's own kernel\n";
 #endif
 #ifdef TRAIN_GPT_CUDA
     text += cuda::describe_devices();

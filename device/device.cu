@@ -25,12 +25,13 @@ int architecture_of(const cudaDeviceProp& properties) {
 }  // namespace
 
 void fail(cudaError_t status, const char* call, const char* file, int line) {
-    throw Error(cudaGetErrorString(status), " (", cudaGetErrorName(status), "), reported by ", call,
-                " at ", file, ":", line,
-                status == cudaErrorMemoryAllocation || status == cudaErrorInvalidValue
-                    ? ""
-                    : "; the GPU can do nothing more for this process: see dmesg for Xid messages, "
-                      "and start again from the last checkpoint");
+    throw Error(
+        cudaGetErrorString(status), " (", cudaGetErrorName(status), "), reported by ", call, " at ",
+        file, ":", line,
+        status == cudaErrorMemoryAllocation || status == cudaErrorInvalidValue
+            ? ""
+            : "; this process can no longer use the GPU: look in dmesg for Xid messages, and "
+              "resume from the last checkpoint");
 }
 
 std::string obstacle(int index) {
@@ -41,13 +42,13 @@ std::string obstacle(int index) {
     cudaGetLastError();  // clears the error, which is handled here
     if (status == cudaErrorInsufficientDriver)
         return driver == 0 ? std::string("there is no NVIDIA driver here")
-                           : concat("the NVIDIA driver is too old: it speaks CUDA ",
-                                    version_text(driver), ", this build needs ",
+                           : concat("the NVIDIA driver is too old: it supports CUDA ",
+                                    version_text(driver), ", but this build needs ",
                                     version_text(CUDART_VERSION), "; install a newer driver");
     if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0))
         return "there is no NVIDIA GPU here";
     if (status != cudaSuccess) return concat("CUDA reports: ", cudaGetErrorString(status));
-    if (index >= count) return concat("GPU ", index, " was asked for, but there are only ", count);
+    if (index >= count) return concat("GPU ", index, " was requested, but there are only ", count);
 
     cudaDeviceProp properties{};
     if (const cudaError_t failure = cudaGetDeviceProperties(&properties, index);

@@ -97,7 +97,7 @@ Arena::Arena(Device device, const Arena& plan) : device_(device) {
         if (!device_memory_.base)
             throw Error("the GPU refused ", format_bytes(wanted),
                         " of memory in one piece, though ", format_bytes(available),
-                        " are free; see with nvidia-smi who else uses it, or make "
+                        " are free; look in nvidia-smi for other programs that use it, or make "
                         "batch.micro_batch smaller");
         if (pinned_.capacity > 0) {
             pinned_.base = static_cast<std::byte*>(cuda::allocate_pinned(device, pinned_.capacity));

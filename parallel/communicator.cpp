@@ -35,8 +35,8 @@ class GroupOfOne final : public Communicator {
 
   private:
     [[noreturn]] static void refuse(int peer) {
-        throw Error("a rank that is alone in its group cannot exchange anything with rank ", peer,
-                    " of it; this is a fault of the program, please report it");
+        throw Error("a group of one rank has no rank ", peer,
+                    " to exchange data with; this is a fault of the program, please report it");
     }
 
     Activity& activity_;

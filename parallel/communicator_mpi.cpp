@@ -206,8 +206,8 @@ class MpiCommunicator final : public Communicator {
 
     void check() override {
         if (is_aborted_)
-            throw Error("the collective ", activity_.collective.load(), " was given up by rank ",
-                        rank(), " of ", size(), ", since another rank is gone");
+            throw Error("rank ", rank(), " of ", size(), " abandoned the collective ",
+                        activity_.collective.load(), ", since another rank is gone");
     }
 
     void abort() override {

@@ -225,8 +225,8 @@ class NcclCommunicator final : public Communicator {
     ncclComm_t open_group() const {
         ncclComm_t group = group_.load();
         if (!group)
-            throw Error("the collective ", activity_.collective.load(), " was given up by rank ",
-                        rank(), " of ", size(), ", since another rank is gone");
+            throw Error("rank ", rank(), " of ", size(), " abandoned the collective ",
+                        activity_.collective.load(), ", since another rank is gone");
         return group;
     }
 

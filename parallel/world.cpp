@@ -138,23 +138,20 @@ World World::join() {
 
     if (level < MPI_THREAD_SERIALIZED)
         throw Error(
-            "this MPI library does not let threads take turns (MPI_THREAD_SERIALIZED), which is "
-            "needed to watch over "
-            "the ranks; use one that was built with threads");
+            "this MPI library does not let threads take turns (MPI_THREAD_SERIALIZED), which the "
+            "watchdog needs; use one that was built with threads");
     if (launcher.ranks > 1 && membership->size == 1)
-        throw Error("this process was started as one of ", launcher.ranks, " ranks (",
-                    launcher.variable,
-                    "), but the MPI library of this build finds itself alone; start it with the "
-                    "mpirun that belongs to that "
-                    "library, or with srun --mpi=pmix");
+        throw Error(
+            "this process was started as one of ", launcher.ranks, " ranks (", launcher.variable,
+            "), but the MPI library of this build sees only one; start it with the mpirun that "
+            "belongs to that library, or with srun --mpi=pmix");
     return world;
 #else
     throw Error(
         "this process was started as one of ", launcher.ranks ? concat(launcher.ranks) : "several",
         " ranks (", launcher.variable,
         "), but this build has no MPI; install an MPI library (libopenmpi-dev and openmpi-bin) and "
-        "rebuild, or "
-        "start it without a launcher");
+        "rebuild, or start it without a launcher");
 #endif
 }
 
@@ -169,7 +166,7 @@ Activity& World::activity() const { return membership_->activity; }
 
 void World::barrier() const {
     if (size() == 1) return;
-    activity().enter("a barrier of hosts");
+    activity().enter("a barrier of ranks");
     MPI_Request request = MPI_REQUEST_NULL;
     MPI_CHECK(MPI_Ibarrier(membership_->everyone, &request));
     complete(request);
@@ -177,7 +174,7 @@ void World::barrier() const {
 
 void World::all_reduce_sum(std::span<double> values) const {
     if (size() == 1) return;
-    activity().enter("a sum of hosts");
+    activity().enter("a sum over ranks");
     const int n = length_of(static_cast<int64_t>(values.size()));
     std::vector<double> all(values.size() * static_cast<size_t>(size()));
     MPI_Request request = MPI_REQUEST_NULL;
@@ -190,7 +187,7 @@ void World::all_reduce_sum(std::span<double> values) const {
 
 std::string World::broadcast(const std::string& text, int root) const {
     if (size() == 1) return text;
-    activity().enter("a broadcast of hosts");
+    activity().enter("a broadcast to ranks");
     int length = length_of(static_cast<int64_t>(text.size()));
     MPI_Request request = MPI_REQUEST_NULL;
     MPI_CHECK(MPI_Ibcast(&length, 1, MPI_INT, root, membership_->everyone, &request));
@@ -203,13 +200,13 @@ std::string World::broadcast(const std::string& text, int root) const {
 
 std::vector<std::string> World::all_gather(const std::string& text) const {
     if (size() == 1) return {text};
-    activity().enter("a gathering of hosts");
+    activity().enter("a gather from ranks");
     return gather_texts(membership_->everyone, text);
 }
 
 std::vector<std::string> World::all_gather_local(const std::string& text) const {
     if (local_size() == 1) return {text};
-    activity().enter("a gathering of a host");
+    activity().enter("a gather on one host");
     return gather_texts(membership_->node, text);
 }
 

@@ -83,8 +83,7 @@ std::string import_model(const ImportOptions& options) {
         is_folder ? find_whole_checkpoint(options.source) : fs::path(options.source);
     if (!is_folder && source.extension() == ".safetensors")
         throw Error(source.string(),
-                    " says nothing of the model's shape; name its folder, which "
-                    "holds config.json too");
+                    " does not describe the model's shape; name its folder, which has config.json");
     StoredModel model = is_folder ? open_model_folder(source) : open_llmc_model(source);
     std::optional<Tokenizer> tokenizer;
     if (!options.tokenizer.empty()) {

@@ -92,11 +92,11 @@ void JsonLinesSink::write(const MetricsRecord& record) {
     // Programs that read the file would fail at half a line.
     const bool cut = written <= 0 || ::ftruncate(file_, before) == 0;
     if (!failed_)
-        std::fprintf(stderr,
-                     "warning: cannot write %s (%s); training continues, without the lines that do "
-                     "not fit%s\n",
-                     printable(path_.string()).c_str(), reason,
-                     cut ? "" : "; its last line is incomplete");
+        std::fprintf(
+            stderr,
+            "warning: cannot write %s (%s); training continues, and metrics are lost until "
+            "there is space%s\n",
+            printable(path_.string()).c_str(), reason, cut ? "" : "; its last line is incomplete");
     failed_ = true;
 }
 

@@ -27,8 +27,8 @@ void compare_with(const std::filesystem::path& checkpoint, const Config& config,
                   const RunData& data, Progress& progress) {
     require_same_model(checkpoint, read_model_spec(checkpoint), data.spec());
     if (!same_tokens(checkpoint, data.tokenizer()))
-        throw Error("the tokenizer ", config.tokenizer.path, " has other tokens than the one in ",
-                    checkpoint.string(),
+        throw Error("the tokenizer ", config.tokenizer.path,
+                    " has different tokens from the one in ", checkpoint.string(),
                     "; change tokenizer.path back, or start afresh with "
                     "another run_dir");
     for (const std::string& change : config_differences(checkpoint_config(checkpoint), config))
@@ -37,11 +37,12 @@ void compare_with(const std::filesystem::path& checkpoint, const Config& config,
 
 /// The note for a run that resumes with changed training or validation data.
 std::string note_on_changed(const std::string& data) {
-    return concat("note: ", data, " had other contents when this run was last started; ",
-                  data == "data.train"
-                      ? "it continues as if they had always been these: windows that were seen may "
-                        "come again, and others not in this epoch"
-                      : "validation losses before and after this step do not compare");
+    return concat(
+        "note: ", data, " has changed since this run was last started; ",
+        data == "data.train"
+            ? "it continues as if the data had always been these: in this epoch, some windows "
+              "may come twice and others not at all"
+            : "validation losses before and after this step cannot be compared");
 }
 
 /// The note for a resumed run whose earlier choices do not suit this machine and its number of
@@ -54,9 +55,10 @@ std::string note_on_choices(const Config& config, const Choices& kept, const Cho
         config.precision.recompute.is_auto() && chosen.recompute != kept.recompute;
     if (!other_batch && !other_level) return "";
     return concat("note: the run had chosen batch.micro_batch=", kept.micro_batch,
-                  " and precision.recompute=", kept.recompute, ", which cannot be had here; now ",
-                  chosen.micro_batch, " and ", chosen.recompute,
-                  ": the same batches, whose gradients are added in another order");
+                  " and precision.recompute=", kept.recompute,
+                  ", which is not possible here; it now uses ", chosen.micro_batch, " and ",
+                  chosen.recompute,
+                  "; the batches stay the same, but their gradients are added in another order");
 }
 
 }  // namespace
@@ -109,7 +111,7 @@ void initialize_weights(const Config& config, const RunData& data, Trainer& trai
     progress.say("starting from the weights of " + source.string());
     if (!same_tokens(source, data.tokenizer()))
         progress.warn("the tokenizer " + config.tokenizer.path +
-                      " has other tokens than the one of these weights");
+                      " has different tokens from the one of these weights");
 }
 
 void record_start(const RunFolder& folder, const StartRecord& start, Progress& progress) {

@@ -182,8 +182,8 @@ void Run::print_samples(uint64_t first, int count) {
 
 void Run::save() {
     if (const std::string trouble = save_or_reason(); !trouble.empty())
-        parts_.progress.warn(trouble +
-                             "; training continues, and the next checkpoint is tried at its time");
+        parts_.progress.warn(
+            trouble + "; training continues, and the next checkpoint is written when it is due");
 }
 
 /// Writes the checkpoint of this step unless it exists. Returns why that failed; empty on success.
@@ -293,7 +293,7 @@ int Run::end_early(const std::string& saved) {
     if (ending_ == Ending::interrupted)
         why = concat(interrupted() ? interrupted() : "a signal to another rank", ": ");
     else if (ending_ == Ending::out_of_time)
-        why = "schedule.max_minutes is over: ";
+        why = "schedule.max_minutes have passed: ";
     const bool nothing_trained = step_ == 0 && !resumed_;
     parts_.progress.say(concat(why, saved, "; the same command ",
                                ending_ == Ending::stopped ? "without --stop-at " : "",

@@ -18,7 +18,7 @@ namespace train_gpt {
 
 void require_run_inputs(const Config& config, const std::string& file) {
     if (config.run_dir.empty())
-        throw Error(file, ": run_dir is not set; name the folder that the run shall write to");
+        throw Error(file, ": run_dir is not set; name a folder for the run");
     if (config.data.train.empty())
         throw Error(file, ": data.train is not set; name token shards to train on");
     for (const auto& source : config.data.train) require_made(source.glob);

@@ -63,7 +63,7 @@ std::string profile_table(const std::vector<Profiler::Total>& totals, int64_t st
                       flops ? "TFLOP/s" : "GB/s   ", 100 * of_limit);
         table += text;
     }
-    std::snprintf(text, sizeof text, "  %-24s %10s %10.3f %6.1f%%\n", "all else", "",
+    std::snprintf(text, sizeof text, "  %-24s %10s %10.3f %6.1f%%\n", "everything else", "",
                   1e3 * (seconds - in_kernels) / n, 100 * (seconds - in_kernels) / seconds);
     table += text;
     std::snprintf(text, sizeof text, "  %-24s %10s %10.3f", "step", "", 1e3 * seconds / n);

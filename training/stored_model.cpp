@@ -30,10 +30,9 @@ void round_to(std::span<const float> values, StoredType type, const std::string&
         std::find_if_not(values.begin(), values.end(), [](float v) { return is_finite(T(v)); });
     if (!std::isfinite(*bad))
         throw Error("the weights hold numbers that are not finite (first in ", name,
-                    "); a model of them is of no use");
-    throw Error("the tensor ", name, " holds ", *bad, ", which is beyond what ", name_of(type),
-                " can hold; write the model in ", type == StoredType::fp16 ? "bf16 or " : "",
-                "fp32");
+                    "); such a model is of no use");
+    throw Error("the tensor ", name, " holds ", *bad, ", which is too large for ", name_of(type),
+                "; write the model in ", type == StoredType::fp16 ? "bf16 or " : "", "fp32");
 }
 
 }  // namespace

@@ -80,8 +80,9 @@ class Table {
     std::string advice() {
         if (count(FileState::damaged) + count(FileState::missing) > 0)
             return "; copy these files again, or make them again";
-        return count(FileState::no_hash) > 0 ? "; nothing recorded a hash of those without one"
-                                             : "";
+        return count(FileState::no_hash) > 0
+                   ? "; without a recorded hash there is nothing to compare with"
+                   : "";
     }
 
     std::FILE* out_;

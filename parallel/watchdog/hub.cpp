@@ -110,18 +110,17 @@ void Hub::judge_silent() {
         const int rank = static_cast<int>(r);
         if (member.watched())
             suspect(Cause::silent, 0s,
-                    describe_failure(rank, member, silence(silent > 1 ? ", nor have others" : "")));
+                    describe_failure(rank, member, silence(silent > 1 ? ", nor from others" : "")));
         else
             suspect(Cause::silent, 0s,
-                    line("rank %d has not come to rank 0 (host %s) within %g s; it has ended, "
-                         "or cannot reach this "
-                         "host over TCP",
+                    line("rank %d has not connected to rank 0 (host %s) within %g s; it has ended, "
+                         "or cannot reach this host over TCP",
                          rank, options_.host.c_str(), options_.timeout_seconds));
     }
 }
 
 void Hub::judge_stuck() {
-    const Member* last = nullptr;  // the one that the others wait for
+    const Member* last = nullptr;  // the rank that the others wait for
     for (const Member& member : members_) {
         const auto place = [](const Member& m) {
             return std::tuple(m.progress.collectives, m.progress.step, m.changed);

@@ -83,8 +83,9 @@ Invitation parse_invitation(const std::string& text) {
         secret.find_first_not_of("0123456789abcdef") != std::string::npos ||
         invitation.addresses.empty())
         throw Error(
-            "the watchdog's invitation, which rank 0 sends to the other ranks, has not come as it "
-            "was sent");
+            "the watchdog's invitation from rank 0 is damaged; this is a fault of the program, "
+            "please "
+            "report it");
     for (size_t i = 0; i < 2 * sizeof(Key); ++i)
         (i < sizeof(Key) ? invitation.client : invitation.hub)[i % sizeof(Key)] =
             static_cast<uint8_t>(std::stoi(secret.substr(2 * i, 2), nullptr, 16));

@@ -190,8 +190,8 @@ void Watch::exit_unless_main_thread_does() {
 
 Line Watch::silence(const char* others) const {
     return line(
-        "is hung: its process is stopped, its host frozen or the link cut; it has not been "
-        "heard for %g s%s",
+        "is hung: its process is stopped, its host frozen or the link cut; nothing was heard from "
+        "it for %g s%s",
         options_.timeout_seconds, others);
 }
 

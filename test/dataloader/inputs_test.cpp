@@ -192,9 +192,10 @@ TEST_CASE("other files in a folder of texts are counted by kind") {
         write(fs::path(folder / "in") / name, "some text\n");
     auto options = options_for({folder / "in"}, folder / "out");
     options.val_fraction = 0;
-    CHECK(contains(said_by(options),
-                   "left out of the folders, since their names are not those of texts: 3 .py, 1 "
-                   "without extension, 1 .json, 1 .parquet\n"));
+    CHECK(
+        contains(said_by(options),
+                 "left out of the folders, since their extensions are not those of texts: 3 .py, 1 "
+                 "without extension, 1 .json, 1 .parquet\n"));
     fs::remove(folder / "in/a.txt");
     const std::string none = error_of([&] { find_sources({folder / "in"}, false); });
     CHECK(contains(none, "(3 .py, 1 without extension"));
@@ -307,7 +308,7 @@ TEST_CASE(
     CHECK(contains(refused(good), file + " is truncated: it ends within its array"));
     CHECK(contains(refused(good + R"({"text": "two"})"), "is truncated"));
     CHECK(contains(refused(good + R"({"text": "two"}] {"text": "three"})"),
-                   file + " has more than blanks after its array, after byte 34"));
+                   file + " has text after its array, after byte 34"));
     CHECK(contains(refused(R"({"rows": [)"
                            "\n"
                            R"({"text": "one"}]})"),

@@ -498,7 +498,7 @@ TEST_CASE("bad input to prepare is one sentence and makes no folder of shards") 
     }
     prepare(options_for({folder / "good.txt"}, folder / "shards"), nullptr);
     CHECK(contains(refused([&](Options o) { o.texts = {folder / "shards/train_000000.bin"}; }),
-                   "is a token shard already"));
+                   "is already a token shard"));
     CHECK(contains(refused([&](Options o) { o.texts = {folder / "empty.txt"}; }), "is empty"));
     CHECK(contains(refused([&](Options o) { o.texts = {folder / "none.txt"}; }), "none.txt"));
     CHECK(contains(refused([&](Options o) { o.texts = {folder / "tiny.txt"}; }), "is left for"));

@@ -124,13 +124,13 @@ TEST_CASE("a faulty header or size is refused with the file and the byte") {
     const std::vector<Case> cases{
         {"", "0 bytes"},
         {good.substr(0, 1023), "1023 bytes"},
-        {with(0, 20240522), "byte 0 has 20240522"},
+        {with(0, 20240522), "at byte 0 it has 20240522"},
         {with(1, 7), "version 7 at byte 4"},
-        {with(2, 6), "promises 6 tokens at byte 8"},
-        {with(2, 4), "promises 4 tokens at byte 8"},
+        {with(2, 6), "says 6 tokens (byte 8)"},
+        {with(2, 4), "says 4 tokens (byte 8)"},
         {with(3, 1), "at byte 8"},
         {good.substr(0, good.size() - 2), "hold 4"},
-        {good.substr(0, good.size() - 1), "hold 4 and a part"},
+        {good.substr(0, good.size() - 1), "hold 4 and part of another"},
         {good + "xx", "hold 6"},
         {with(0, 20240801), "version 1 at byte 4"},
     };

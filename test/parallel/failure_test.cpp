@@ -248,7 +248,7 @@ TEST_CASE("all ranks stop after the same step when the time is over", "[failure]
     const fs::path run = directory / "run";
     {
         Job job(3, run, {"--set", "schedule.max_minutes=0.01"});
-        check_saved(job, run, "schedule.max_minutes is over");
+        check_saved(job, run, "schedule.max_minutes have passed");
     }
     CHECK(newest_whole_checkpoint(run) == last_step(run));
 }
@@ -306,7 +306,7 @@ TEST_CASE(
     CHECK(result.exit_code == 75);
     CHECK(contains(result.output, "is not saved: rank 1: cannot write"));
     CHECK(contains(result.output,
-                   "; training continues, and the next checkpoint is tried at its time"));
+                   "; training continues, and the next checkpoint is written when it is due"));
     CHECK(contains(result.output, "the same command resumes from there"));
     newest_whole_checkpoint(run);
     check_gone(run);

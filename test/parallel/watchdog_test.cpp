@@ -438,7 +438,7 @@ TEST_CASE("a rank that never comes ends the others", "[watchdog]") {
                  }},
             [](Rank& self) { self.train(); });
     check_ended(job, 2);
-    CHECK(contains(job.output(0), "rank 2 has not come to rank 0 (host node0) within 1 s"));
+    CHECK(contains(job.output(0), "rank 2 has not connected to rank 0 (host node0) within 1 s"));
 }
 
 TEST_CASE("rank 0 does not wait for ever for the others' goodbyes", "[watchdog]") {
