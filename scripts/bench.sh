@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Measures training speed and memory beside the machine's limits and PyTorch, and the tokenizer beside Hugging Face's
-# tokenizers and tiktoken. `make bench` runs it.
-#   usage: scripts/bench.sh [quick]       about 15 minutes; quick: the small model alone, under 3
-# Prints Markdown and keeps it in build/bench.md. PyTorch comes from, in this order: $PYTHON, a virtual environment in
-# build/venv (made and filled with `pip install torch`, 5 GB), Debian's python3-torch. Without any the peer is left out.
+# Compares training speed and memory with the machine's limits and with PyTorch, and the tokenizer with Hugging Face's tokenizers
+# and tiktoken. `make bench` runs it.
+#   usage: scripts/bench.sh [quick]       takes about 15 minutes; quick: only the small model, under 3 minutes
+# Prints Markdown and keeps it in build/bench.md. PyTorch is taken from, in this order: $PYTHON, a virtual environment in
+# build/venv (created with `pip install torch`, 5 GB), Debian's python3-torch. Without PyTorch, only this program is measured.
 # Threads: OMP_NUM_THREADS (default 2, or 1 on one core).
 set -u
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
@@ -17,7 +17,7 @@ has_torch() { "$1" -c 'import torch' > /dev/null 2>&1; }
 
 python=
 if [ -n "${PYTHON:-}" ]; then
-    has_torch "$PYTHON" || { echo "error: $PYTHON cannot import torch; unset PYTHON or install it there" >&2; exit 1; }
+    has_torch "$PYTHON" || { echo "error: $PYTHON cannot import torch; unset PYTHON or install torch there" >&2; exit 1; }
     python=$PYTHON
 elif [ -x "$build/venv/bin/python" ] && has_torch "$build/venv/bin/python"; then
     python=$build/venv/bin/python
@@ -29,14 +29,14 @@ else
     else
         tail -1 "$build/venv.log" >&2
         if has_torch python3; then
-            echo "pip could not install PyTorch: the peer is the system's" >&2
+            echo "pip could not install PyTorch; using the system's" >&2
             python=python3
         elif has_torch /usr/bin/python3; then
-            echo "pip could not install PyTorch: the peer is the system's" >&2
+            echo "pip could not install PyTorch; using the system's" >&2
             python=/usr/bin/python3
         else
             echo "pip could not install PyTorch (see $build/venv.log), nor is python3-torch installed:" \
-                "measuring without the peer" >&2
+                "measuring without it" >&2
         fi
     fi
 fi
@@ -47,7 +47,7 @@ mkdir -p "$build/bench-runs"
 status=${PIPESTATUS[0]}
 BUILD=$build scripts/bench_ranks.sh | tee -a "$build/bench.md"
 [ "${PIPESTATUS[0]}" = 0 ] || status=1
-# GPT-2's vocabulary and the quickstart's text, where they are here; empty lines between its documents
+# Uses GPT-2's vocabulary and the quickstart's text if they are here, with empty lines between the documents.
 prose=()
 text=data/quickstart/king-james-bible.txt
 if [ -n "${GPT2_VOCAB_DIR-}" ] && [ -s $text ]; then

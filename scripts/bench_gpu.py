@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The GPU's part of `make bench`: whole training steps beside PyTorch at the best of its settings, one after the other in one run.
+"""The GPU part of `make bench`: compares whole training steps with PyTorch in its fastest settings, one after the other in one run.
 
     scripts/bench_gpu.py --program build/train_gpt --folder build/bench-runs [--python PYTHON] [--steps 50]
 
 GPT-2 124M with 64 sequences of 1024 tokens, and 1558M with the largest micro-batch that fits, bf16, no accumulation,
-synthetic data, medians over the steps behind 20 that warm up. PyTorch: torch.compile, fused AdamW; the fastest of
+synthetic data, medians over the steps after 20 warm-up steps. PyTorch: torch.compile, fused AdamW; the fastest of
 autocast and bf16 weights with fp32 masters, and of the flash and cuDNN backends of scaled_dot_product_attention. Prints Markdown.
 """
 import argparse
@@ -37,7 +37,7 @@ def flops_per_token(layers, width):
 
 
 def ours(name, batch):
-    """Median ms of a step and its memory, or None where the micro-batch does not fit."""
+    """Median ms of a step and its memory, or None if the micro-batch does not fit."""
     folder = args.folder / f"gpu-{name}"
     shutil.rmtree(folder, ignore_errors=True)
     settings = {"device": "cuda", "run_dir": folder, "data.train": "synthetic", "data.val": "", "tokenizer.path": "",
@@ -64,7 +64,7 @@ def ours(name, batch):
 
 
 def pytorch(layers, heads, width, batch):
-    """The same of PyTorch's best settings."""
+    """The same for PyTorch's fastest settings."""
     best = None
     for dtype in ("autocast", "masters"):
         for sdpa in ("flash", "cudnn"):

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""The peer of `make bench`: the same training step in PyTorch, as fast as PyTorch's own means make it.
+"""The PyTorch side of `make bench`: the same training step, as fast as PyTorch alone can run it.
 
     scripts/bench_pytorch.py --n-layer 6 --n-embd 384 --n-head 6 --vocab 4096 --batch 8 --sequence 256 \\
         --dtype fp32|autocast|masters [--compile] --threads 2 [--steps 10 | --server]
         [--device cuda [--sdpa auto|flash|cudnn]]
 
-GPT-2 with scaled_dot_product_attention and a tied head, cross-entropy, gradient clipping at 1.0, fused AdamW (older
-versions of PyTorch: what they have), synthetic data. In every dtype the optimizer's weights are fp32:
+GPT-2 with scaled_dot_product_attention and a tied head, cross-entropy, gradient clipping at 1.0, fused AdamW (if
+this version of PyTorch has it), synthetic data. The optimizer's weights are fp32 with every dtype:
     fp32       everything in fp32
     autocast   torch.autocast to bfloat16 over fp32 weights
     masters    weights, activations and gradients bfloat16; AdamW on fp32 copies of the weights
 
 Prints one JSON line when it is ready, then one for --steps, or in --server mode one for each line "go N" on stdin:
-    {"ms": [of each of N steps], "loss": of the last, "peak_rss": bytes, of the steps alone}
-On a GPU "peak_rss" is the most that PyTorch had allocated there, --vocab is padded to a multiple of 128 as fast programs
-do, and steps follow each other without waiting for the host.
+    {"ms": [of each of N steps], "loss": of the last step, "peak_rss": bytes, during the steps only}
+On a GPU, "peak_rss" is the most memory that PyTorch had allocated there, --vocab is padded to a multiple of 128 as fast
+programs do, and steps follow each other without waiting for the host.
 """
 import argparse
 import json

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Measures two ranks of half the threads each beside one rank of all threads, on the CPU: the quickstart's model on synthetic data,
-# the same step of 1024 tokens. `make bench` runs it. They take turns; each number is the lower quartile of a turn's steps, since
-# what disturbs a step only makes it longer. Prints Markdown.
+# Compares two ranks with half the threads each to one rank with all threads, on the CPU: the quickstart's model on synthetic data,
+# the same step of 1024 tokens. `make bench` runs it. They take turns. Each number is the lower quartile of a turn's steps, since
+# disturbances only make steps longer. Prints Markdown.
 #   usage: scripts/bench_ranks.sh
 # Environment: BUILD (build), ROUNDS (7), OMP_NUM_THREADS (2).
 set -euo pipefail
@@ -10,9 +10,9 @@ cd "$(dirname "$0")/.."
 build=${BUILD:-build}
 rounds=${ROUNDS:-7}
 threads=${OMP_NUM_THREADS:-2}
-command -v mpirun > /dev/null || { echo "skipped: two ranks beside one, which need mpirun (scripts/setup.sh mpi)"; exit 0; }
+command -v mpirun > /dev/null || { echo "skipped: comparison of two ranks with one, which needs mpirun (scripts/setup.sh mpi)"; exit 0; }
 [ "$(nproc)" -ge "$threads" ] && [ "$threads" -ge 2 ] ||
-    { echo "skipped: two ranks beside one, which need a core for each of $threads threads, at least 2"; exit 0; }
+    { echo "skipped: comparison of two ranks with one, which needs a core for each of $threads threads, and at least 2"; exit 0; }
 folder=$build/bench-runs/ranks
 log=$folder/log
 mkdir -p "$folder"

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Measures the tokenizer beside Hugging Face's tokenizers and tiktoken, where these Python packages are installed.
+"""Compares the tokenizer with Hugging Face's tokenizers and tiktoken, if these Python packages are installed.
 
     scripts/bench_tokenizer.py [quick|train] [--vocab PATH] [--text FILE …] [--vocab-size N]
 
-Encoding, with one thread and with all; training; and texts that tempt a tokenizer to work that grows with the square of
-their length. All programs have the same vocabulary and the same documents, take turns, and their ids and merges are
-compared; `train` measures training alone. Prints Markdown. Starting and loading are not timed. `make bench` runs it;
-alone it needs `make build/bench_tokenizer` before.
+Measures encoding with one thread and with all threads, training, and texts on which a tokenizer's work may grow with the
+square of their length. All programs get the same vocabulary and the same documents and take turns, and their ids and
+merges are compared. `train` measures only training. Prints Markdown. Starting and loading are not timed. `make bench` runs
+it; to run it by hand, first `make build/bench_tokenizer`.
 
 --vocab   a tokenizer.json, GPT-2's vocab.json and merges.txt in a folder, or a rank file such as r50k_base.tiktoken;
-          without it one of --vocab-size tokens is trained on the text
---text    UTF-8 text files, documents between empty lines; without them English-like text is made up: a few hundred real
-          words, and behind them a tail of invented ones that are as rare as a text's rare words are
+          without it, a vocabulary of --vocab-size tokens is trained on the text
+--text    UTF-8 text files with empty lines between documents; without them, English-like text is generated: a few
+          hundred real words and a long tail of invented ones, which are as rare as the rare words of real text
 """
 import argparse
 import array
@@ -76,7 +76,7 @@ def made_up_documents(megabytes):
 
 
 def tempting_texts():
-    """Texts of a megabyte whose pieces are long, or that look far ahead."""
+    """Texts of a megabyte with long pieces, or whose patterns look far ahead."""
     rng = random.Random(7)
     n = MILLION
     return {
@@ -226,7 +226,7 @@ def load_module(name):
     try:
         return __import__(name)
     except ImportError:
-        print(f"not compared with {name}: {sys.executable} does not have it; pip install {name} brings it")
+        print(f"not compared with {name}, which {sys.executable} does not have; pip install {name} installs it")
         return None
 
 
@@ -245,9 +245,9 @@ def measure_encoding(ours, modules, documents, path, rounds, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=["quick", "train"],
-                        help="quick: less text, fewer rounds; train: training alone")
+                        help="quick: less text, fewer rounds; train: only training")
     parser.add_argument("--vocab", help="the vocabulary to encode with")
-    parser.add_argument("--vocab-size", type=int, default=50257, help="of what is trained (default 50257)")
+    parser.add_argument("--vocab-size", type=int, default=50257, help="tokens of the trained vocabulary (default 50257)")
     parser.add_argument("--text", nargs="+", help="text files")
     parser.add_argument("--program", default="build/bench_tokenizer")
     parser.add_argument("--folder", default="build/bench-runs/tokenizer", help="for scratch files")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Puts a program and the libraries that it needs into one folder that runs after a copy, on nodes without packages.
+# Puts a program and the libraries that it needs into one folder, which can be copied to nodes without packages.
 #   usage: scripts/bundle.sh PROGRAM FOLDER        `make bundle` calls it
-# Left to the node: glibc (as new as this machine's or newer), the NVIDIA driver, and CUDA 13's libcudart and libcublasLt, in
-# /usr/local/cuda/lib64, the system's folders or LD_LIBRARY_PATH.
+# The node must have glibc (as new as this machine's or newer) and, for GPUs, the NVIDIA driver and CUDA 13's libcudart and
+# libcublasLt, in /usr/local/cuda/lib64, the system's folders or LD_LIBRARY_PATH.
 set -eu
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 [ $# = 2 ] || { echo "usage: scripts/bundle.sh PROGRAM FOLDER" >&2; exit 2; }
@@ -25,7 +25,7 @@ ldd "$folder/train_gpt" | while read -r name arrow path _; do
     cp -L "$path" "$folder/$name"
 done
 
-# It must start with what is in the folder alone.
+# It must start with only the libraries in the folder.
 version=$(env -i LD_LIBRARY_PATH="${CUDA_LIBRARIES:-}" "$folder/train_gpt" --version | head -n 1)
 size=$(du -sm "$folder" | cut -f 1)
 echo "$folder: $version, $size MiB"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks that no source file includes a header of a higher layer. `make lint` calls it.
 #   usage: scripts/check-layers.sh
-# Prints the includes that go up, and exits with 1 where there is one.
+# Prints the includes that go up, and exits with 1 if there are any.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.." || exit
 
@@ -25,7 +25,7 @@ while read -r directory below; do
             other=${header%%/*}
             case " $directory $below " in *" $other "*) continue ;; esac
             case " $known test " in *" $other "*) ;; *) continue ;; esac
-            echo "$file:$line includes $header, but $directory/ stands on ${below:-nothing} alone"
+            echo "$file:$line includes $header, but $directory/ may only include ${below:-nothing else}"
             code=1
         done < <(awk -F'"' '/^ *# *include "/ { print FNR ":" $2 }' "$file")
     done

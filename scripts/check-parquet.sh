@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Checks scripts/parquet.py, in the environment that it makes for itself, with files made there (scripts/check_parquet.py).
+# Checks scripts/parquet.py in the environment that it installs, with generated files (scripts/check_parquet.py).
 # `make test-full` calls it.
 #   usage: scripts/check-parquet.sh
 #   TRAIN_GPT=program     default: build/train_gpt
-# Where pyarrow is not there and cannot be installed it says so and skips. The last line that it prints is "N passed, M failed".
+# If pyarrow is missing and cannot be installed, prints that and skips. The last line that it prints is "N passed, M failed".
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 set -u
 cd "$(dirname "$0")/.." || exit
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-# A pattern that matches nothing is refused once pyarrow is there.
+# With pyarrow, a pattern that matches nothing is refused.
 scripts/parquet.py "$(mktemp -u)" > "$log" 2>&1
-if ! grep -q 'is no file' "$log"; then
-    echo "skipped: reading of Parquet files: $(tail -n 1 "$log")"
+if ! grep -q 'is not a file' "$log"; then
+    echo "skipped: reading Parquet files: $(tail -n 1 "$log")"
     echo "0 passed, 0 failed"
     exit
 fi

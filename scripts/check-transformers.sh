@@ -2,10 +2,10 @@
 # Compares the built program with Hugging Face's transformers (scripts/check_transformers.py --interchange). `make test-full`
 # calls it.
 #   usage: scripts/check-transformers.sh
-#   PYTHON=python3        the interpreter; where it lacks torch or transformers, a virtual environment of it in
-#                         build/transformers gets what is missing (torch alone is several GB), once
+#   PYTHON=python3        the interpreter; if it lacks torch or transformers, they are installed once into a virtual
+#                         environment in build/transformers (torch alone is several GB)
 #   TRAIN_GPT=program     default: build/train_gpt
-# Where that fails it says so and skips. The last line that it prints is "N passed, M failed".
+# If that fails, prints the reason and skips. The last line that it prints is "N passed, M failed".
 set -u
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.." || exit

@@ -3,8 +3,8 @@
 
     scripts/check_parquet.py TRAIN_GPT
 
-Its lines are the rows that were written, whatever the layout of the files; they become the shards that JSON Lines of the same
-texts become; memory stays bounded; what is wrong with a file is one sentence. The last line that it prints is
+The lines that parquet.py prints must be the rows that were written, whatever the layout of the files, and must give the same shards
+as JSON Lines of the same texts. Its memory must stay bounded, and each error must be one sentence. The last line that it prints is
 "N passed, M failed".
 """
 import json
@@ -34,7 +34,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 
 class Checks:
-    """Each method whose name begins with check_ is one."""
+    """Each method whose name begins with check_ is one check."""
 
     def __init__(self, program, folder, seed):
         self.program, self.folder, self.random = Path(program).resolve(), Path(folder), random.Random(seed)
@@ -89,7 +89,7 @@ class Checks:
         found = self.rows(self.folder / "other.parquet", self.folder / "set/*.parquet", "--field", "body", field="body")
         assert found == kept[3] + kept[0] + kept[1]
         assert self.rows(self.folder / "set", "--field", "body", field="body") == kept[0] + kept[1] + kept[2]
-        assert f"{sum(map(len, kept[:3]))} texts of 3 files" in self.run(self.folder / "set", "--field=body").stderr.decode()
+        assert f"{sum(map(len, kept[:3]))} texts from 3 files" in self.run(self.folder / "set", "--field=body").stderr.decode()
 
     def check_columns_that_hold_no_strings_are_refused_with_those_that_do(self):
         path = self.write("columns.parquet", ["x"])
@@ -108,7 +108,7 @@ class Checks:
         for cut in (0, 3, len(whole) // 2, len(whole) - 1):
             path.write_bytes(whole[:cut])
             assert str(path) in self.refused(good, path)
-        # Bytes changed within: seen when they are reached, if at all.
+        # Bytes changed inside the file are noticed when they are read, if at all.
         path.write_bytes(whole[:len(whole) // 2] + bytes(4000) + whole[len(whole) // 2 + 4000:])
         assert "is damaged" in self.refused(good, path)
         self.tokenize(good, "vocabulary", "--train-vocab", "257", "--val-fraction", "0", refused="is a Parquet file")
@@ -118,7 +118,7 @@ class Checks:
         self.tokenize("-", "cut", "--field", "text", "--tokenizer", self.folder / "vocabulary", stdin=cut,
                       refused="no valid JSON")
         assert not (self.folder / "cut/data.json").exists()
-        assert "is no file" in self.refused(self.folder / "none.parquet")
+        assert "is not a file" in self.refused(self.folder / "none.parquet")
         (self.folder / "empty").mkdir()
         assert "holds no *.parquet" in self.refused(self.folder / "empty")
 
@@ -128,7 +128,7 @@ class Checks:
         sizes = {}
         for name, rows in (("one", len(texts)), ("many", 400)):
             path = self.write(f"{name}.parquet", texts, row_group_size=rows, use_dictionary=False, compression="none")
-            # A child's peak begins with that of the process that starts it, so that must be a small one.
+            # A child's peak is at least that of the process that starts it, so a small process starts it.
             done = subprocess.run([sys.executable, "-c", PEAK_OF, sys.executable, SCRIPT, path], capture_output=True, check=True)
             sizes[name] = int(done.stdout) // 1024
             assert os.path.getsize(path) > 200_000_000
@@ -156,7 +156,7 @@ class Checks:
         vocabulary = ("--tokenizer", self.folder / "vocabulary")
         self.tokenize(lines, "expected", *vocabulary)
         path = self.write("rows.parquet", texts, row_group_size=250)
-        # The very line that the program prints where it is given the file itself.
+        # The command line that the program prints if it is given the file itself.
         refusal = subprocess.run([self.program, "tokenize", path, "--out", self.folder / "no", *vocabulary],
                                  capture_output=True, text=True, check=False).stderr
         line = refusal[refusal.index("scripts/parquet.py"):].strip()
@@ -174,7 +174,7 @@ class Checks:
         tools.mkdir()
         for i in range(3):
             self.write(f"served/{i:03}_00000.parquet", [self.text(2000) + "." for _ in range(300)])
-        # In place of a server: knows the calls "curl … -o FILE URL" and, with no answer, "curl … -sSI URL".
+        # In place of a server: understands the calls "curl … -o FILE URL" and, with no answer, "curl … -sSI URL".
         (tools / "curl").write_text('#!/bin/sh\nfor last; do :; done\ncase "$*" in *-sSI*) exit 0 ;; esac\n'
                                     'while [ "$1" != -o ]; do shift; done\ncp "$SERVED/${last##*/}" "$2"\n')
         (tools / "curl").chmod(0o755)

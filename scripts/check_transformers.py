@@ -8,9 +8,9 @@ Loads a checkpoint folder and prints one JSON line: tokens, loss (nats per predi
 
     scripts/check_transformers.py --interchange TRAIN_GPT
 
-Checks the program TRAIN_GPT itself, with tiny models in a temporary folder: checkpoints and exports load in transformers and
-give the same losses, token ids and greedy continuations; models that transformers has made (fp32, bf16, fp16, in one file and
-several) come in, and go out again bit for bit; llm.c's model files hold the same numbers. The last line that it prints is
+Checks the program TRAIN_GPT itself, with tiny models in a temporary folder. Checkpoints and exports must load in transformers and
+give the same losses, token ids and greedy continuations. Models written by transformers (fp32, bf16, fp16, in one file or several)
+must be imported, and exported again bit for bit. llm.c's model files must hold the same numbers. The last line that it prints is
 "N passed, M failed".
 """
 import json
@@ -151,7 +151,7 @@ class Interchange:
         return self.same_ids(tokenizer, self.folder / "data")
 
     def check_tokenizer_of_another_pattern(self):
-        """cl100k's, which cuts text in another way than GPT-2's."""
+        """cl100k's vocabulary, whose pattern cuts text differently from GPT-2's."""
         ranks = Path(__file__).parent.parent / "test/fixtures/tokenizer/cl100k_odd.tiktoken"
         data, theirs, ours = map(self.new, ("data", "theirs", "ours"))
         self.run("tokenize", self.folder / "text.txt", "--tokenizer", ranks, "--out", data)
@@ -164,7 +164,7 @@ class Interchange:
 
     @staticmethod
     def same_ids(tokenizer, data):
-        """transformers makes the ids of the shards of their text."""
+        """transformers encodes the text of the shards as the ids in the shards."""
         ids = []
         for path in sorted(data.glob("*.bin")):
             raw = path.read_bytes()
@@ -265,7 +265,7 @@ class Interchange:
                 if name == "wte.weight":
                     expected += bytes((256 - 211) * 48 * tensor.element_size())
             self.run("export", source, "--out", file, "--format", "llm.c")
-            assert file.read_bytes() == expected, f"{dtype}: the file is not what llm.c's format calls for"
+            assert file.read_bytes() == expected, f"{dtype}: the file does not follow llm.c's format"
             self.run("import", file, "--out", ours)
             self.same_weights(load(ours), model)
             self.run("export", ours, "--out", back, "--format", "llm.c")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Looks for what a build can use. usage: scripts/configure.sh, with the environment that the Makefile sets. Prints make variables on stdout and, on stderr, what was found and what that means.
-# The Makefile calls it and keeps its answer in build/config.mk.
+# Finds the compiler, libraries and toolkits that a build can use. Prints make variables on stdout, and on stderr what was found and
+# what that means for the build. The Makefile calls it and keeps the variables in build/config.mk.
+#   usage: scripts/configure.sh, with the environment that the Makefile sets
 # Environment: CXX, CXXFLAGS, CPPFLAGS, LDFLAGS, MARCH, CUDA, MPI, ONEDNN, CUDA_HOME, CUDA_FOLDERS, GPU_ARCHS.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 set -u
@@ -8,13 +9,13 @@ set -u
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# What an apt line names; libdnnl-dev may be left out where it is not available.
+# Packages for the apt command in messages; libdnnl-dev is optional.
 all_packages="g++ nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libzstd-dev libdnnl-dev"
 
 say() { printf '  %-9s %s\n' "$1" "$2" >&2; }
 stop() { printf 'error: %s\n' "$1" >&2; exit 1; }
 
-# --- the compiler -----------------------------------------------------------------------------------------------------
+# --- The compiler -----------------------------------------------------------------------------------------------------
 command -v "${CXX%% *}" > /dev/null ||
     stop "there is no C++ compiler ($CXX); install what the build needs with: scripts/setup.sh
        (on Debian and Ubuntu: sudo apt-get install --no-install-recommends $all_packages)"
@@ -31,7 +32,7 @@ $CXX ${CPPFLAGS-} ${CXXFLAGS-} -std=c++20 -fsyntax-only "$work/compiler.cpp" 2> 
     { head -3 "$work/log" >&2; stop "$CXX does not compile C++20; use g++ 11 or clang 16 or newer (make CXX=g++-12)"; }
 printf 'int main() { return 0; }\n' > "$work/openmp.cpp"
 $CXX ${CXXFLAGS-} ${LDFLAGS-} -fopenmp "$work/openmp.cpp" -o "$work/openmp" 2> /dev/null ||
-    stop "$CXX cannot build with OpenMP (-fopenmp); install its OpenMP library (g++ brings libgomp, clang wants libomp-dev)"
+    stop "$CXX cannot build with OpenMP (-fopenmp); install its OpenMP library (libgomp comes with g++, clang needs libomp-dev)"
 $CXX ${CXXFLAGS-} -march="$MARCH" -dM -E -x c++ /dev/null > "$work/macros" 2> /dev/null ||
     stop "$CXX does not know -march=$MARCH; choose another MARCH, such as native, x86-64-v3 or armv8-a"
 features=
@@ -44,7 +45,7 @@ compiler="$($CXX --version | head -n 1)"
 printf 'building train_gpt with:\n' >&2
 say compiler "$compiler; kernels for -march=$MARCH (${features:-no vector extensions known here})"
 
-# --- headers without which nothing is built ---------------------------------------------------------------------------
+# --- Required headers ---------------------------------------------------------------------------
 cat > "$work/headers.cpp" <<'TXT'
 #if !__has_include(<nlohmann/json.hpp>)
 missing nlohmann-json3-dev
@@ -89,10 +90,10 @@ TXT
         onednn=1
         say oneDNN "$("$work/dnnl" 2> /dev/null): matrix products on the CPU go through it"
     else
-        say oneDNN "its headers are here but it does not link: matrix products use the project's own kernel"
+        say oneDNN "its headers are here, but it does not link: matrix products on the CPU use the project's own kernel"
     fi
 else
-    say oneDNN "not found: matrix products on the CPU use the project's own kernel (apt-get install libdnnl-dev is faster)"
+    say oneDNN "not found: matrix products on the CPU use the project's own kernel, which is slower (apt-get install libdnnl-dev)"
 fi
 
 # --- zlib and libzstd ---------------------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ if [ "$CUDA" = 0 ]; then
 elif ! find_cuda; then
     obstacle=$cuda_obstacle
 elif [ "$CUDA" = auto ]; then
-    say CUDA "nvcc $cuda_release ($cuda_home) is here, but no GPU is seen: this build trains on the CPU (CUDA=1 builds for GPUs too)"
+    say CUDA "nvcc $cuda_release ($cuda_home) is here, but no GPU is seen: this build trains on the CPU (CUDA=1 builds for GPUs as well)"
 else
     cuda=1
 fi
@@ -135,7 +136,7 @@ if [ -n "$obstacle" ]; then
     say CUDA "$obstacle: this build trains on the CPU"
 fi
 if [ "$cuda" = 1 ]; then
-    # What nvidia-smi says where it has failed is no architecture.
+    # If nvidia-smi fails, its output has no architectures.
     found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | grep -xE '[0-9]+\.[0-9]+' | tr -d . | sort -un)
     archs=${GPU_ARCHS:-$(echo "$found" | awk '$1 >= 80' | tr '\n' ' ')}
     archs=${archs:-80 90}
@@ -150,7 +151,7 @@ if [ "$cuda" = 1 ]; then
     path=$(header cudnn_version.h)
     if [ -n "$path" ]; then
         version="$(value "$path" CUDNN_MAJOR).$(value "$path" CUDNN_MINOR).$(value "$path" CUDNN_PATCHLEVEL)"
-        # Older frontends cannot say all that attention needs.
+        # Older frontends lack options that attention needs.
         printf '#include <cudnn_frontend_version.h>\n#if CUDNN_FRONTEND_VERSION < 11300\n#error\n#endif\n' > "$work/frontend.cpp"
         for folder in third_party/cudnn-frontend-*/include "$cuda_home/include" /usr/include; do
             [ -e "$folder/cudnn_frontend.h" ] && $CXX -I "$folder" -E "$work/frontend.cpp" > /dev/null 2>&1 &&
@@ -164,7 +165,7 @@ if [ "$cuda" = 1 ]; then
     fi
     path=$(header nccl.h)
     if [ -z "$path" ]; then
-        say NCCL "its header is not here: this build trains on one GPU at a time (libnccl-dev brings it)"
+        say NCCL "its header was not found: this build trains on one GPU at a time (apt-get install libnccl-dev)"
     else
         version="$(value "$path" NCCL_MAJOR).$(value "$path" NCCL_MINOR).$(value "$path" NCCL_PATCH)"
         if [ "$(value "$path" NCCL_MAJOR)" = 2 ] && [ "$(value "$path" NCCL_MINOR)" -ge 18 ]; then  # ncclCommSplit
@@ -177,7 +178,7 @@ if [ "$cuda" = 1 ]; then
 fi
 
 # --- MPI --------------------------------------------------------------------------------------------------------------
-# The compiler wrapper knows where the library is. Of what it would link, the C++ interface is left out: only C's is used.
+# The compiler wrapper knows where the library is. Only the C interface is used, so the C++ library is not linked.
 mpi_packages="libopenmpi-dev openmpi-bin"
 mpi=0
 mpi_includes=
@@ -214,8 +215,8 @@ TXT
         mpi=1
         say MPI "$("$work/mpi" 2> /dev/null || echo "$mpicxx"): mpirun and srun can start many ranks"
     else
-        [ "$MPI" = 1 ] && { head -3 "$work/log" >&2; stop "MPI=1, but what $mpicxx says to compile and link with does not build a program"; }
-        say MPI "$mpicxx is here, but no program builds with what it says: this build trains as one process"
+        [ "$MPI" = 1 ] && { head -3 "$work/log" >&2; stop "MPI=1, but no program builds with the flags that $mpicxx gives"; }
+        say MPI "$mpicxx is here, but no program builds with its flags: this build trains as one process"
     fi
 fi
 

@@ -14,7 +14,7 @@ counted() {  # counted COMMAND…: runs it and adds its counts
 
 counted_together() {  # counted_together ARGUMENT…: runs $test with each of them at the same time, and adds their counts
     local logs processes i code
-    echo "running $# parts of the tests at the same time; what each prints comes at its end"
+    echo "running $# parts of the tests at the same time; the output of each appears when it ends"
     logs=() processes=()
     for i in "$@"; do
         logs+=("$(mktemp)")
@@ -35,7 +35,7 @@ add_counts() {  # add_counts LOG CODE COMMAND…: adds what a command printed at
     counts=$(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$log" | tail -n 1)
     rm -f "$log"
     if [ -z "$counts" ]; then
-        echo "error: ended with exit code $code and without a count of its tests: $*"
+        echo "error: ended with exit code $code and printed no count of its tests: $*"
         counts="0 1"
     elif [ "$code" != 0 ] && [ "${counts#* }" = 0 ]; then
         echo "error: ended with exit code $code, though no test failed: $*"

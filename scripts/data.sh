@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Fetches ready data and prepares it for training, into data/NAME. Called again, it continues where it was.
+# Downloads data sets and prepares them for training, in data/NAME. Called again, it continues where it stopped.
 #   usage: scripts/data.sh NAME…
 #
 #   gpt2              GPT-2's vocabulary: encoder.json, vocab.bpe                                              1.5 MB
-#   tinyshakespeare   Tiny Shakespeare, with a vocabulary of its own of 1,024 tokens                           1 MB
-#   tinystories       TinyStories V2 (GPT-4), with one of 8,192; the published validation stories in valid/    2.2 GB
+#   tinyshakespeare   Tiny Shakespeare, with a vocabulary of 1,024 tokens trained on it                        1 MB
+#   tinystories       TinyStories V2 (GPT-4), with one of 8,192; valid/ has the published validation stories   2.2 GB
 #   fineweb-edu-10b   FineWeb-Edu, 10 billion GPT-2 tokens: the first 100 of the shards made by llm.c          20 GB
 #   fineweb-10b       FineWeb's sample of 10 billion tokens, tokenized by llm.c                                20 GB
 #   fineweb-edu-text  FineWeb-Edu's sample of 10 billion tokens as published, in Parquet, tokenized here       29 GB
 #   hellaswag         HellaSwag's validation set, for evaluation.hellaswag and train_gpt eval --hellaswag      12 MB
 #
-# Environment: DATA_DIR (data), SHARDS (of fineweb*: only so many files for training), HF_ENDPOINT (a mirror of https://huggingface.co),
-# TRAIN_GPT (build/train_gpt), TOKENIZER (of fineweb-edu-text: another vocabulary than GPT-2's). Needs curl, and for Parquet
+# Environment: DATA_DIR (data), SHARDS (fineweb*: the number of training files), HF_ENDPOINT (a mirror of https://huggingface.co),
+# TRAIN_GPT (build/train_gpt), TOKENIZER (fineweb-edu-text: a vocabulary to use instead of GPT-2's). Needs curl, and for Parquet
 # python3 (see scripts/parquet.py).
-# Downloads continue after an interruption. Each is checked with a SHA-256, written here or, for large files on Hugging Face, told
-# by its server, and once it is right kept in FILE.sha256 (sha256sum -c reads it).
+# Downloads continue after an interruption. Each file is checked with a SHA-256 from this script or, for large files on Hugging Face,
+# from its server. The hash of a correct file is kept in FILE.sha256 (for sha256sum -c).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 [ ! -e "$(dirname "$0")/../Makefile" ] || cd "$(dirname "$0")/.."  # installed, it works where it is called
@@ -29,8 +29,8 @@ stop() { echo "error: $*" >&2; exit 1; }
 
 sha256_of() { sha256sum "$1" | cut -d ' ' -f 1; }
 
-# The SHA-256 that Hugging Face tells of a large file; nothing of others.
-told_sha256() {
+# The SHA-256 of a large file from Hugging Face's server; empty for other files.
+published_sha256() {
     curl -sSI --connect-timeout 20 --retry 3 "$1" |
         tr -d '\r"' | tr '[:upper:]' '[:lower:]' | sed -n 's/^x-linked-etag: *\([0-9a-f]\{64\}\)$/\1/p' | head -n 1
 }
@@ -39,22 +39,22 @@ fetch() {  # fetch URL FILE [SHA256]
     local url=$1 file=$2 wanted=${3:-} status=0
     local part=$file.part host=${1#*://}
     host=${host%%/*}
-    # Once found right, a file is not read again: shards are many.
+    # A file that was found correct is not read again, since there are many shards.
     [ -s "$file" ] && [ "$file.sha256" -nt "$file" ] && return
     mkdir -p "$(dirname "$file")"
-    [ -n "$wanted" ] || wanted=$(told_sha256 "$url" || true)
+    [ -n "$wanted" ] || wanted=$(published_sha256 "$url" || true)
     if [ ! -s "$file" ]; then
-        echo "fetching $url"
+        echo "downloading $url"
         curl -fL --connect-timeout 20 --retry 3 -C - -o "$part" "$url" || status=$?
-        # 22 or 33 behind a whole file: the server has nothing to add.
+        # If the file was already whole, curl fails with 22 or 33, because the server has nothing to add.
         if [ $status != 0 ] && ! { [ -s "$part" ] && [ -n "$wanted" ] && [ "$(sha256_of "$part")" = "$wanted" ]; }; then
             case $status in
                 5 | 6 | 7 | 28 | 35) stop "$host cannot be reached (curl: $status); check the connection and run the same command again, or put
        $url
        into $file by hand" ;;
-                22) stop "$host does not give $url; it may have moved" ;;
-                23) stop "$part cannot be written; make room or set DATA_DIR to another disk, and run the same command again" ;;
-                *) stop "the download of $url broke off (curl: $status); run the same command again, and it continues" ;;
+                22) stop "$host does not serve $url; it may have moved" ;;
+                23) stop "$part cannot be written; free some space or set DATA_DIR to another disk, and run the same command again" ;;
+                *) stop "the download of $url broke off (curl: $status); run the same command again to continue it" ;;
             esac
         fi
         mv "$part" "$file"
@@ -63,9 +63,9 @@ fetch() {  # fetch URL FILE [SHA256]
     found=$(sha256_of "$file")
     if [ -n "$wanted" ] && [ "$found" != "$wanted" ]; then
         mv "$file" "$file.wrong"
-        stop "$file is not what was published: its SHA-256 is $found, not $wanted; it is now $file.wrong; run the same command again"
+        stop "$file is not what was published: its SHA-256 is $found, not $wanted; it was renamed to $file.wrong; run the same command again"
     fi
-    [ -n "$wanted" ] || echo "note: no SHA-256 of $file is known, so it was not checked"
+    [ -n "$wanted" ] || echo "note: no SHA-256 is known for $file, so it was not checked"
     printf '%s  %s\n' "$found" "$(basename "$file")" > "$file.sha256"
 }
 
@@ -80,7 +80,7 @@ tokenize() {  # tokenize FOLDER ARGUMENTS…, unless the folder is complete and 
     local folder=$1
     shift
     [ "$folder/data.json" -nt "${!#}" ] && grep -q '"complete": true' "$folder/data.json" && return
-    [ -x "$program" ] || stop "$program is not built; type make first, or set TRAIN_GPT"
+    [ -x "$program" ] || stop "$program is not built; run make first, or set TRAIN_GPT"
     "$program" tokenize --out "$folder" "$@"
 }
 
@@ -127,7 +127,7 @@ parquet() {  # parquet DATASET FOLDER-THERE NUMBER FOLDER: files 000_00000.parqu
     done
     globs="data.train=$to/train_*.bin data.val=$to/val_*.bin"
     [ $fresh = 0 ] || return 0
-    [ -x "$program" ] || stop "$program is not built; type make first, or set TRAIN_GPT"
+    [ -x "$program" ] || stop "$program is not built; run make first, or set TRAIN_GPT"
     "$here/parquet.py" "${files[@]}" |
         "$program" tokenize - --field text --tokenizer "$vocabulary" --out "$to" --val-fraction 0.005
     touch "$to/tokenized"  # after both have ended well
@@ -146,7 +146,7 @@ for name in "$@"; do
         fineweb-10b) shards kjj0/fineweb10B-gpt2 fineweb 103 fineweb-10b ;;
         hellaswag) fetch https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl \
             "$data/hellaswag/hellaswag_val.jsonl" 0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588 ;;
-        *) echo "error: there is no data called $name" >&2; usage >&2; exit 2 ;;
+        *) echo "error: there is no data set called $name" >&2; usage >&2; exit 2 ;;
     esac
     echo "$data/$name is ready${globs:+; its shards are $globs}"
 done

@@ -1,8 +1,8 @@
 # shellcheck shell=bash disable=SC2034  # the script that sources this one uses the variables
-# Sourced: finds the CUDA toolkit that a build uses. CUDA_HOME, where it is set and can be used, else the newest of the nvcc in
+# Sourced by others: finds the CUDA toolkit for a build. It is CUDA_HOME if that is set and usable, else the newest of the nvcc in
 # PATH and those in CUDA_FOLDERS (/usr/local/cuda, /opt/cuda).
 
-# find_cuda: sets cuda_home and cuda_release; where there is none that can be used it fails and sets cuda_obstacle.
+# find_cuda: sets cuda_home and cuda_release. If no toolkit is usable, it fails and sets cuda_obstacle.
 find_cuda() {
     local nvcc home release
     cuda_home='' cuda_release=''
@@ -15,7 +15,7 @@ find_cuda() {
         if ! [ "${release%%.*}" -ge 13 ] 2> /dev/null; then
             cuda_obstacle="nvcc in $home is of CUDA ${release:-(unknown)}, and 13 or newer is needed"
         elif ! [ -e "$home/include/cublasLt.h" ] && ! [ -e /usr/include/cublasLt.h ]; then
-            cuda_obstacle="there is nvcc in $home, but not cuBLASLt's header (libcublas-dev)"
+            cuda_obstacle="nvcc is in $home, but cuBLASLt's header is missing (libcublas-dev)"
         elif [ "$(printf '%s\n' "$cuda_release" "$release" | sort -V | tail -n 1)" != "$cuda_release" ]; then
             cuda_home=$home
             cuda_release=$release

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What can be said of the CUDA kernels without a GPU, as Markdown: registers, spills and shared memory from ptxas; from a
-training step on a simulated GPU the bytes that each kernel moved beside the least that it must, sectors per request beside
-the ideal, and the degree of bank conflicts.
+"""Reports what can be known of the CUDA kernels without a GPU, as Markdown: registers, spills and shared memory from ptxas; and
+from a training step on a simulated GPU the bytes that each kernel moved and the least that it must move, sectors per request
+and the ideal number, and the degree of bank conflicts.
 
     scripts/kernel_report.py --simulator LIBRARIES [--program build/train_gpt] [--nvcc nvcc] > kernels/REPORT.md
 

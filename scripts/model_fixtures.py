@@ -3,30 +3,30 @@
 
     scripts/model_fixtures.py [OUT]          default: test/fixtures/gpt2-tiny
 
-Needs PyTorch (1.13, as Debian packages it, or newer) and nothing else. OUT receives
+Needs only PyTorch (1.13, as packaged by Debian, or newer). Writes to OUT:
 
 config.json           of a Hugging Face GPT-2
-model.safetensors     its weights, F32, each exactly representable in bfloat16, so that an fp32 and a bf16 run start
-                      alike. Names and layouts are Hugging Face's (c_attn, c_proj and c_fc are [in, out]).
-expected.safetensors  what float64 makes of them:
+model.safetensors     its weights, F32, each exactly representable in bfloat16, so that fp32 and bf16 runs start with
+                      equal weights. Names and layouts are Hugging Face's (c_attn, c_proj and c_fc are [in, out]).
+expected.safetensors  what float64 computes from them:
     tokens, targets [B, T]      one batch, T < n_ctx; some targets are -1 (ignored), a different number in each row
     logits [B, T, V]
     token_losses [B, T]         0 where ignored
-    loss                        mean over the targets that count
+    loss                        mean over the targets that are not ignored
     gradient.NAME               of that loss, for each tensor of the model
     steps.tokens, steps.targets [N, B, T]       a batch for each of N AdamW steps
     steps.losses [N], steps.norms [N]           before each step; the norm of the gradient before clipping
-    final.NAME                                  the weights after the N steps. Not to be compared: the key third of
-                                                c_attn.bias. Softmax makes its gradient zero, which AdamW turns into
-                                                whatever the rounding errors say.
+    final.NAME                                  the weights after the N steps. Do not compare the key third of
+                                                c_attn.bias: softmax makes its gradient zero, and AdamW then amplifies
+                                                rounding errors.
   AdamW's numbers are in the file's metadata: learning_rate, beta1, beta2, epsilon, weight_decay (on tensors of two
   dimensions), grad_clip (gradient times min(1, grad_clip / norm)).
-  How far PyTorch's bfloat16 is from float64, to compare ours with. KIND is "pure" (weights and activations bfloat16,
+  Also the error of PyTorch's bfloat16 against float64, to compare ours with. KIND is "pure" (weights and activations bfloat16,
   with fp32 master weights in AdamW) or "autocast" (torch.autocast over fp32 weights):
-    KIND.error.NAME [2]         NAME of logits, token_losses, gradient.*: greatest absolute difference, and the
+    KIND.error.NAME [2]         for logits, token_losses, gradient.*: largest absolute difference, and the
                                 Euclidean norm of the difference relative to that of the float64 tensor
-    KIND.error.loss [2]         root mean square over many random batches, absolute and relative: one scalar's
-                                error may be small by luck
+    KIND.error.loss [2]         root mean square over many random batches, absolute and relative: a single
+                                scalar's error may be small by chance
     KIND.steps.losses [N]
 """
 import json
@@ -161,7 +161,7 @@ def main():
     weights = random_weights(generator)
 
     def batch():
-        # Tokens follow from the one before with noise, so that there is something to learn.
+        # Each token depends on the previous one, with noise, so that there is something to learn.
         tokens = torch.randint(0, VOCAB, (B, T + 1), generator=generator)
         for t in range(T):
             follows = torch.rand(B, generator=generator) < 0.7

@@ -3,12 +3,12 @@
 # test that must find each.
 #   usage: scripts/mutants.sh [--random N [--seed S]] [--list] [--check] [NAME…]
 #   NAME…          only these faults
-#   --random N     N faults chosen by chance; --seed S repeats a choice
-#   --list         prints the faults and ends
+#   --random N     N faults chosen at random; --seed S repeats a choice
+#   --list         prints the faults and exits
 #   --check        checks without building that each fault still fits its file, and that its test exists
-#   GPUSIM=folder  the simulated GPU, its sources (as for make) or its libraries; without it faults in CUDA code are skipped
-# It works in a copy of the tree in TMPDIR, which takes over what is built in build/; other variables are those of make. A fault
-# is caught when its test fails, crashes or takes more than 120 s. The last line is "N passed, M failed": faults that were
+#   GPUSIM=folder  the simulated GPU's sources (as for make) or libraries; without it, faults in CUDA code are skipped
+# It works in a copy of the tree in TMPDIR, including what is built in build/. Other variables are those of make. A fault is
+# caught if its test fails, crashes or takes more than 120 s. The last line is "N passed, M failed": faults that were
 # caught, and faults that were missed or do not fit the sources.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 set -euo pipefail
@@ -38,7 +38,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 
-# --- the list --------------------------------------------------------------------------------------------------------
+# --- The list --------------------------------------------------------------------------------------------------------
 
 names=() files=() needs=() faults=() edits=() tests=()
 read_list() {
@@ -73,7 +73,7 @@ read_list() {
 
 needs_it() { [[ " ${needs[$1]} " == *" $2 "* ]]; }  # needs_it INDEX cuda|mpi
 
-# Catch2's pattern of an entry's test, and the section of it that is run; empty: all.
+# Catch2's pattern of an entry's test, and the section to run; empty: all sections.
 pattern_of() { echo "${tests[$1]%% -c *}"; }
 section_of() { [[ ${tests[$1]} != *' -c '* ]] || echo "${tests[$1]#* -c }"; }
 
@@ -122,7 +122,7 @@ if [ "$mode" = list ]; then
 fi
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/mutants.XXXXXX")
-end_test() {  # ends what the last test has started and left behind
+end_test() {  # ends processes that the last test left behind
     [ ! -s "$work/session" ] || pkill -KILL -s "$(cat "$work/session")" || true
     rm -f "$work/session"
 }
@@ -131,7 +131,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
 if [ "$mode" = check ]; then
-    # The tests' names and sections, one a line, as the compiler joins their parts.
+    # The names of tests and sections, one per line, with string literals joined as the compiler does.
     cat test/*.cpp test/*/*.cpp | tr '\n' ' ' | sed 's/" *"//g; s/TEST_CASE_METHOD([^,]*,/TEST_CASE(/g' | grep -o '\(TEST_CASE\|SECTION\)( *"[^"]*"' |
         sed 's/( *"/ /; s/"$//' > "$work/tests"
     for i in "${chosen[@]}"; do
@@ -160,7 +160,7 @@ if [ "$mode" = check ]; then
     finish
 fi
 
-# --- the copy --------------------------------------------------------------------------------------------------------
+# --- The copy --------------------------------------------------------------------------------------------------------
 
 simulator=${GPUSIM:+$(realpath "$GPUSIM")}
 copy=$work/tree
@@ -202,7 +202,7 @@ for i in "${chosen[@]}"; do
     fi
 done
 [ $without_cuda = 0 ] || echo "skipped: faults in CUDA code ($without_cuda), which need a build for CUDA and GPUSIM=folder"
-[ $without_mpi = 0 ] || echo "skipped: faults that need many ranks ($without_mpi), since there is no MPI or no mpirun"
+[ $without_mpi = 0 ] || echo "skipped: faults that need many ranks ($without_mpi), which need MPI and mpirun"
 if [ -n "$count" ] && [ ${#runnable[@]} -gt 0 ]; then
     seed=${seed:-$((RANDOM * 32768 + RANDOM))}
     echo "seed $seed: scripts/mutants.sh --random $count --seed $seed repeats this choice"
@@ -210,7 +210,7 @@ if [ -n "$count" ] && [ ${#runnable[@]} -gt 0 ]; then
         sort -n | head -n "$count" | cut -d ' ' -f 2 | sort -n)
 fi
 
-# --- one fault after the other ---------------------------------------------------------------------------------------
+# --- One fault after another ---------------------------------------------------------------------------------------
 
 run_test() {  # run_test INDEX: into the log; its exit code, or 124 or 137 when it took too long
     local section environment=(TRAIN_GPT="$copy/build/train_gpt") arguments code=0
@@ -218,7 +218,7 @@ run_test() {  # run_test INDEX: into the log; its exit code, or 124 or 137 when 
     section=$(section_of "$1")
     [ -z "$section" ] || arguments+=(-c "$section")
     if needs_it "$1" cuda; then environment+=(LD_LIBRARY_PATH="$simulator${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"); fi
-    # In a session of its own, in which everything that it starts is found.
+    # Runs in a separate session, so that all processes that it starts can be found.
     # shellcheck disable=SC2016  # the inner shell replaces these
     { setsid --wait bash -c 'echo $$ > "$0" && exec "$@"' "$work/session" timeout --kill-after=10 $limit \
         env -u TRAIN_GPT_BINARY "${environment[@]}" build/test "${arguments[@]}" > "$work/log" 2>&1; } 2> /dev/null || code=$?
@@ -231,7 +231,7 @@ judge() {  # judge INDEX CODE: what the log says of a test that ended with this 
     counts=$(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$work/log" | tail -n 1)
     cases=${counts#* }
     if [ "$2" = 124 ] || [ "$2" = 137 ]; then
-        result "$1" passed "caught by its time: the test was ended after $limit s"
+        result "$1" passed "caught by a timeout: the test was ended after $limit s"
     elif [ -z "$counts" ]; then
         result "$1" passed "caught by a crash: the test ended with exit code $2 and without a count"
     elif [ "$cases" != 0 ]; then

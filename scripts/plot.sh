@@ -14,7 +14,7 @@ export LC_ALL=C.UTF-8  # awk and gnuplot read and write numbers with a point
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# A line of metrics.jsonl is one object without nested ones; what is not a number (null) is left out.
+# Each line of metrics.jsonl is one flat object. Values that are not numbers (null) are left out.
 points() {  # points KEY: "step value" of the lines that have the key
     awk -v key="$1" '
         function number(name) {
@@ -29,8 +29,8 @@ points loss > "$work/train"
 points val_loss > "$work/val"
 [ -s "$work/train" ] || { echo "error: $metrics holds no training loss yet" >&2; exit 1; }
 
-# The mean over the points around each: of as many before as after it near the first, with which the curve begins and from
-# which it falls steeply.
+# The running mean over the points before and after each point. Near the first point it takes only as many after as before,
+# since the curve falls steeply there.
 running_mean() {
     awk '{ step[NR] = $1; sum[NR] = sum[NR - 1] + $2 }
         END {

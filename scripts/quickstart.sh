@@ -1,21 +1,20 @@
 #!/usr/bin/env bash
-# From a fresh clone to a trained model: installs what is missing, builds, prepares a text, trains on it, draws the loss.
+# From a fresh clone to a trained model: installs missing packages, builds, prepares a text, trains on it and draws the loss.
 #   usage: make quickstart [DATA=my.txt]        or: DATA=my.txt scripts/quickstart.sh
 # Environment:
-#   DATA             a text of yours, plain or JSON Lines, also compressed (default: the King James Bible from the
-#                    Debian package bible-kjv)
-#   RUN_DIR          the run's folder (default: one below runs/)
+#   DATA             your text, plain or JSON Lines, also compressed (default: the King James Bible from the Debian
+#                    package bible-kjv)
+#   RUN_DIR          the run's folder (default: a folder in runs/)
 #   QUICKSTART_ARGS  more arguments for `train_gpt train`
 #   DATA_DIR         where prepared texts are kept (default: data)
-#   TRAIN_GPT        a program that is built already: nothing is installed or built
-# It measures a few steps and takes the longest of four runs that ends within about three minutes, and within about six after
-# the start: 2,400 steps (configs/quickstart.json), 1,200, 600 or 300. Called again, it resumes where it was, with the length
-# that it began with.
+#   TRAIN_GPT        a program that is already built; nothing is then installed or built
+# It measures a few steps and picks the longest of four runs that trains in about three minutes and ends within about six minutes
+# after the start: 2,400 steps (configs/quickstart.json), 1,200, 600 or 300. Called again, it resumes the run with the same length.
 set -eu
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
-[ $# = 0 ] || { echo "error: $1 is not known here; DATA=my.txt in the environment names a text (see --help)" >&2; exit 2; }
+[ $# = 0 ] || { echo "error: unknown argument $1; to use your own text set DATA=my.txt in the environment (see --help)" >&2; exit 2; }
 cd "$(dirname "$0")/.."
-export LC_ALL=C.UTF-8  # awk and printf read and write numbers with a point
+export LC_ALL=C.UTF-8  # awk and printf use a decimal point
 
 say() { printf '\n== %3d s: %s\n' $SECONDS "$*"; }
 
@@ -24,7 +23,7 @@ program=${TRAIN_GPT:-build/train_gpt}
 name=quickstart
 if [ -n "$DATA" ]; then
     [ -f "$DATA" ] && [ -r "$DATA" ] || { echo "error: DATA=$DATA is not a readable file; check the path" >&2; exit 1; }
-    # Another text is another run, and so is the same file with other content.
+    # Each text has its own run, and so has a file whose content has changed.
     name=quickstart-$(basename "${DATA%.*}" | tr -c 'A-Za-z0-9\n' -)-$(cksum < "$DATA" | cut -d ' ' -f 1)
 fi
 folder=${DATA_DIR:-data}/$name
@@ -33,7 +32,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT
 
-# Without a GPU nothing is compiled for one, unless CUDA=1 is given.
+# Without a GPU, GPU kernels are not compiled unless CUDA=1 is given.
 build() { CUDA=${CUDA:-auto} ${MAKE:-make} --no-print-directory; }
 
 install_and_build() {
@@ -51,8 +50,8 @@ install_and_build() {
     fi
 }
 
-# The King James Bible, a verse a line, without its numbers. A chapter is a document, so that what is kept for validation
-# comes from the same books as the rest.
+# Prints the King James Bible, one verse per line, without verse numbers. Each chapter is a document, so that the validation text
+# comes from the same books as the training text.
 chapters() (
     set -o pipefail
     bible -l 10000 gen1:1-rev22:21 < /dev/null |
@@ -65,7 +64,7 @@ prepare_text() {
     if [ -z "$DATA" ]; then
         text=$folder/king-james-bible.txt
         [ -s "$text" ] || command -v bible > /dev/null ||
-            { echo "error: the package bible-kjv is not installed; make quickstart DATA=my.txt takes a text of yours" >&2; exit 1; }
+            { echo "error: the package bible-kjv is not installed; make quickstart DATA=my.txt uses your own text" >&2; exit 1; }
         [ -s "$text" ] || { chapters > "$text.tmp" && mv "$text.tmp" "$text"; }
     fi
 }
@@ -75,7 +74,7 @@ train() { # train CONFIG ARGUMENTS…
     "$program" train "$1" "${settings[@]}" ${QUICKSTART_ARGS:-} "${@:2}"
 }
 
-# Milliseconds of a step: the median of some. Nothing where they fail: the run itself will say why.
+# Milliseconds of a step: the median of a few. Prints nothing if they fail; the run itself will then say why.
 measure_step() {
     train configs/quickstart.json --set "run_dir=$work/run" --set schedule.steps=8 --set schedule.warmup_steps=1 \
         --set data.val= --set checkpoint.every=0 --set sampling.every=0 --set sampling.samples=0 --set log.every=1 \
@@ -92,12 +91,12 @@ choose_length() {
     if [ -s "$run_dir/config.json" ]; then
         steps=$(sed -n 's/^ *"steps": *\([0-9]*\).*/\1/p' "$run_dir/config.json")
         [ ! -e "configs/quickstart-$steps.json" ] || config=configs/quickstart-$steps.json
-        echo "$run_dir is there already and keeps its length ($config)"
+        echo "$run_dir exists already and keeps its length ($config)"
         return
     fi
     ms=$(measure_step)
     [ -n "$ms" ] || return 0
-    [ "$(nproc)" -lt 8 ] || limit=2 total=2.5  # many cores also install and build in less
+    [ "$(nproc)" -lt 8 ] || limit=2 total=2.5  # with many cores, building is faster too
     limit=$(awk "BEGIN { left = $total - $SECONDS / 60; print left < $limit ? left : $limit }")
     # Evaluations, samples and checkpoints take about as long as 100 steps.
     minutes() { awk "BEGIN { printf \"%.1f\", ($1 + 100) * $ms / 60000 }"; }
@@ -121,14 +120,14 @@ say "data"
 prepare_text
 shards() { ls "$folder"/"$1"_*.bin > /dev/null 2>&1; }
 if [ "$folder/tokenizer.json" -nt "$text" ] && shards train && shards val; then
-    echo "$folder has been prepared before"
+    echo "$folder is already prepared"
 else
     "$program" tokenize "$text" --train-vocab 4096 --out "$folder" --val-fraction 0.05
 fi
 
 settings=(--set "run_dir=$run_dir" --set "tokenizer.path=$folder/tokenizer.json" --set "data.train=$folder/train_*.bin"
     --set "data.val=$folder/val_*.bin")
-# Of a large text, evaluations would take longer than the training.
+# With a large text, evaluations of all of it would take longer than the training.
 [ -z "$DATA" ] || settings+=(--set sampling.prompt= --set evaluation.max_tokens=60000)
 
 say "training"
@@ -141,7 +140,7 @@ checkpoint=$(ls -d "$run_dir"/step-*[0-9] 2> /dev/null | tail -n 1 || true)
 cat << TXT
 
 The run is in $run_dir: metrics.jsonl, loss.png, and the model in ${checkpoint:-step-*}.
-  let it write           $program sample ${checkpoint:-CHECKPOINT} --prompt "In the beginning"
+  generate text          $program sample ${checkpoint:-CHECKPOINT} --prompt "In the beginning"
   train on your text     make quickstart DATA=my.txt
-  change what it does    $config, or --set key=value ($program train --help)
+  change the settings    $config, or --set key=value ($program train --help)
 TXT

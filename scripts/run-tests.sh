@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs the built tests: on this machine's processors and GPU, and with GPUSIM on a simulated GPU as well. `make test` calls it.
+# Runs the built tests on this machine's CPU and GPU and, with GPUSIM, also on a simulated GPU. `make test` calls it.
 #   usage: scripts/run-tests.sh TEST [ARGUMENTS…]        TEST: the test program; ARGUMENTS: Catch2's
 #   GPUSIM=LIBRARIES   folder of the libraries that simulate a GPU: the tests with the tag [cuda] run once more on it
-#   SIMULATED=only     on that alone
-#   MEMCHECK=1         under NVIDIA's compute-sanitizer, the tests of kernels alone
-# The last line that it prints is "N passed, M failed", in test cases, over all of it.
+#   SIMULATED=only     runs only these
+#   MEMCHECK=1         runs only the tests of kernels, under NVIDIA's compute-sanitizer
+# The last line that it prints is "N passed, M failed" (test cases of all these runs).
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 [ $# -gt 0 ] || { echo "usage: scripts/run-tests.sh TEST [ARGUMENTS…]" >&2; exit 2; }
 . "$(dirname "$0")/count-tests.sh"
@@ -22,7 +22,7 @@ else
     elif [ $# -gt 0 ] || nvidia-smi -L > /dev/null 2>&1; then
         counted "$test" "$@"
     else
-        # Cases that start processes mostly wait for them, so that others can run at the same time.
+        # Cases that start processes spend most of their time waiting, so other cases run at the same time.
         ranks='training failure watchdog cluster communicator selfcheck scripts makefile'
         # shellcheck disable=SC2086  # the tags are words
         counted_together '[cli]~[.]' "$(printf '~[cli]~[.][%s],' $ranks)" "~[cli]~[.]$(printf '~[%s]' $ranks)"

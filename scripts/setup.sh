@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Installs the packages that are missing here, and fetches cuDNN's headers where a build for GPUs can use them.
+# Installs missing packages, and downloads cuDNN's headers if a build for GPUs can use them.
 #   usage: scripts/setup.sh [-y] [build] [quickstart] [test] [mpi]
-#   build       what compiling needs                quickstart  its text and the picture of its loss
-#   test        Catch2                              mpi         training with many ranks
-#   All four when none is named; -y: do not ask.
+#   build       compiler and libraries              quickstart  its text, and gnuplot for the loss curve
+#   test        Catch2                              mpi         for training with many ranks
+#   Without a part: all four; -y: do not ask.
 # Installs through apt (Debian, Ubuntu), asking first unless it runs as root, with -y or with CI=true; on other systems it
-# says what to install. Exits with 0 when everything that is needed is there.
+# prints what to install. Exits with 0 if everything that is needed is installed.
 set -u
 
 unattended=0
@@ -27,8 +27,8 @@ compiles() {  # compiles HEADER: whether the compiler finds it
         printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | ${CXX:-g++} -E -x c++ - > /dev/null 2>&1
 }
 
-# The headers with which attention on GPUs can use cuDNN. No package of Debian has them; NVIDIA's package for Python does,
-# the same in each of its builds. They are left out where they cannot be fetched.
+# With these headers, attention on GPUs can use cuDNN. Debian does not package them; NVIDIA's Python package has them, the same in
+# each of its builds. If they cannot be downloaded, the build goes without them.
 # shellcheck source=scripts/find-cuda.sh
 . "$(dirname "$0")/find-cuda.sh"
 frontend=1.32.0
@@ -41,7 +41,7 @@ fetch_cudnn_frontend() {
     printf '#include <cudnn_frontend_version.h>\n#if CUDNN_FRONTEND_VERSION < 11300\n#error\n#endif\n' |
         ${CXX:-g++} -I "$cuda_home/include" -E -x c++ - > /dev/null 2>&1 && return
 
-    echo "fetching cuDNN's frontend headers (nvidia-cudnn-frontend $frontend) into third_party/"
+    echo "downloading cuDNN's frontend headers (nvidia-cudnn-frontend $frontend) into third_party/"
     work=$(mktemp -d)
     echo "nvidia-cudnn-frontend==$frontend --hash=sha256:$frontend_sha256" > "$work/wanted"
     if python3 -m pip download --disable-pip-version-check --retries 1 --no-deps --only-binary=:all: --python-version 3.11 \
@@ -51,13 +51,13 @@ fetch_cudnn_frontend() {
         mkdir -p "$folder/cudnn-frontend-$frontend"
         mv "$work/unpacked/include" "$folder/cudnn-frontend-$frontend/"
     else
-        echo "they could not be fetched, so attention on GPUs will do without cuDNN: $(tail -n 1 "$work/log")"
+        echo "they could not be downloaded, so attention on GPUs will not use cuDNN: $(tail -n 1 "$work/log")"
     fi
     rm -rf "$work"
 }
 case " ${parts[*]} " in *" build "*) fetch_cudnn_frontend ;; esac
 
-# What is missing, by Debian's names of the packages.
+# Collects the missing packages, by Debian's names.
 needed=()
 optional=()
 want() { needed+=("$@"); }
@@ -87,12 +87,12 @@ done
 if ! command -v apt-get > /dev/null; then
     [ ${#needed[@]} -gt 0 ] || exit 0
     cat >&2 << TXT
-error: this is no Debian or Ubuntu, so install what is missing yourself: ${needed[*]}
-       (those are Debian's names; with oneDNN as well, training on the CPU is faster; zlib and zstd are for compressed texts)
+error: this system is not Debian or Ubuntu, so install the missing packages yourself: ${needed[*]}
+       (these are Debian's names; oneDNN makes training on the CPU faster; zlib and zstd are for compressed texts)
   Fedora      dnf install gcc-c++ make json-devel cli11-devel xxhash-devel zlib-devel libzstd-devel onednn-devel catch-devel gnuplot openmpi-devel
   Arch        pacman -S gcc make nlohmann-json cli11 xxhash zlib zstd onednn catch2 gnuplot openmpi
   Homebrew    brew install gcc make nlohmann-json cli11 xxhash zlib zstd onednn catch2 gnuplot open-mpi     (then make CXX=g++-14)
-The bible-kjv package is the quickstart's text only: DATA=my.txt make quickstart takes a text of yours instead.
+The package bible-kjv is only the quickstart's text; DATA=my.txt make quickstart uses your own text instead.
 TXT
     exit 1
 fi
@@ -102,7 +102,7 @@ if [ "$(id -u)" != 0 ]; then
     as_root=(sudo)
     if ! command -v sudo > /dev/null; then
         [ ${#needed[@]} -gt 0 ] || exit 0
-        echo "error: packages are missing, and only root may install them; as root type:" >&2
+        echo "error: packages are missing, and only root may install them; as root, run:" >&2
         echo "  apt-get install --no-install-recommends ${needed[*]} ${optional[*]-}" >&2
         exit 1
     fi
@@ -112,7 +112,7 @@ if [ $unattended = 0 ]; then
     echo "These packages are missing: ${needed[*]-} ${optional[*]-}"
     if [ ! -t 0 ]; then
         [ ${#needed[@]} -gt 0 ] || exit 0
-        echo "error: nobody to ask whether to install them; type: scripts/setup.sh -y ${parts[*]}" >&2
+        echo "error: there is no terminal to ask whether to install them; run: scripts/setup.sh -y ${parts[*]}" >&2
         exit 1
     fi
     read -r -p "Install them with apt-get${as_root:+ through sudo}? [Y/n] " answer
@@ -152,7 +152,7 @@ for package in "${optional[@]}"; do
         case $package in
             libdnnl-dev) what="matrix products on the CPU will use the project's own kernel, which is slower" ;;
             gnuplot-nox) what="the quickstart will draw no loss curve" ;;
-            *) what="tokenize will refuse files that are compressed in its way" ;;
+            *) what="tokenize will refuse files in its compressed format" ;;
         esac
         echo "$package is not available here: $what"
     fi
@@ -162,7 +162,7 @@ done
 echo "installing ${chosen[*]}"
 if ! install_packages "${chosen[@]}" && ! { [ $updated = 0 ] && update && install_packages "${chosen[@]}"; }; then
     tail -n 5 "$log" >&2
-    echo "error: apt could not install ${chosen[*]}; fix what it says above and try again" >&2
+    echo "error: apt could not install ${chosen[*]}; fix the problem above and try again" >&2
     grep -q '^ID=ubuntu' /etc/os-release && echo "       (on Ubuntu they are in universe: sudo add-apt-repository universe)" >&2
     exit 1
 fi

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Every test: the suite as `make test` runs it, its long cases, all of it under AddressSanitizer and UBSan, and the data loader,
-# the verification of shards and the watchdog under ThreadSanitizer (the rest runs on OpenMP teams, whose barriers
-# ThreadSanitizer does not see). With GPUSIM (a simulated GPU) also GPU kernels, with its checks for races and for missing
-# dependencies between streams. Readers of files are fuzzed, a minute each. Models go to transformers and back, and Parquet files
-# become shards, where Python has what that takes or can install it. A dozen deliberate faults, chosen by chance, must be caught.
+# Runs every test: the suite as `make test` runs it, the long cases, the suite under AddressSanitizer and UBSan, and the data loader,
+# the verification of shards and the watchdog under ThreadSanitizer (other code runs on OpenMP teams, whose barriers ThreadSanitizer
+# does not see). With GPUSIM (a simulated GPU), also GPU kernels, with checks for races and for missing dependencies between
+# streams. Fuzzes each file reader for a minute. Checks models against transformers and turns Parquet files into shards, if Python has
+# the packages or can install them. A dozen deliberate faults, chosen at random, must be caught.
 #   usage: scripts/test-full.sh [native|simulated], or make test-full [GPUSIM=LIBRARIES]
-# native and simulated are the two halves, which two machines can run at the same time.
-# The last line that it prints is "N passed, M failed" over all of these.
+# native and simulated are its two halves, which two machines can run at the same time. The last line that it prints is
+# "N passed, M failed" for all of these together.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.." || exit
 . scripts/count-tests.sh
@@ -29,14 +29,14 @@ if [ -n "$gpusim" ] && [ $half != native ]; then
     simulated "GPU kernels on a simulated GPU" '[cuda]'
     simulated "the program on a simulated GPU" '[cli]'
     simulated "long cases on a simulated GPU" '[long][cuda]'
-    # Ranks on several GPUs run in lazy order by themselves.
+    # The tests of ranks on several GPUs choose lazy order themselves.
     GPUSIM_RACECHECK=1 simulated "races between threads of a block" '[cuda]~[training]'
     for seed in 0 1 2 3; do
         GPUSIM_STREAMS=lazy GPUSIM_SEED=$seed simulated "streams in an adverse order, seed $seed" '[cuda]~[training]'
     done
 fi
 [ $half != simulated ] || finish
-echo "== beside transformers"
+echo "== comparison with transformers"
 counted scripts/check-transformers.sh
 echo "== Parquet"
 counted scripts/check-parquet.sh

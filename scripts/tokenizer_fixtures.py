@@ -9,9 +9,9 @@ pieces.json        strings, and the lengths in bytes of their pieces under each 
                    `tokenizers` where its engine understands the pattern)
 gpt2.json          strings and their ids in GPT-2's vocabulary (`tiktoken`, checked against `tokenizers`)
 corpus.json        documents
-trained.json       the tokenizer.json that `tokenizers` trains on them, <|endoftext|> added behind
+trained.json       the tokenizer.json that `tokenizers` trains on them, <|endoftext|> added at the end
 trained_ids.json   strings and their ids under trained.json, with special tokens as text and recognised
-cl100k_odd.tiktoken   a rank file whose tokens no training would give: random strings in random order
+cl100k_odd.tiktoken   a rank file with tokens that no training would produce: random strings in random order
 odd_ids.json       strings and their ids under it (`tiktoken`, pattern cl100k)
 """
 import base64
@@ -54,7 +54,7 @@ WORDS = ("in the beginning was word and light shone upon waters of deep river wh
 
 
 def nasty(rng):
-    """A string that mixes what pre-tokenisation tells apart."""
+    """A string that mixes the characters that pre-tokenisation distinguishes."""
     parts = []
     for _ in range(rng.randint(0, 14)):
         kind = rng.random()

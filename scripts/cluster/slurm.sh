@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Trains on a Slurm cluster, one rank for each GPU, started by srun, or by Open MPI's mpirun where srun has no PMIx.
+# Trains on a Slurm cluster with one rank for each GPU. srun starts the ranks, or Open MPI's mpirun if srun has no PMIx.
 #   usage: sbatch [SBATCH OPTIONS] scripts/cluster/slurm.sh CONFIG [ARGUMENTS of train_gpt train…]
 #          sbatch --nodes=4 scripts/cluster/slurm.sh configs/gpt2-124m.json --set run_dir=runs/124m
 #          LAUNCHER=mpirun sbatch scripts/cluster/slurm.sh configs/gpt2-124m.json
 # Submit it in the repository's folder, on storage that all nodes see; edit the lines below for your cluster. It begins with a
-# selfcheck, and ends there when a rank is slower than the others. Ten minutes before the time limit the ranks write a checkpoint,
-# and the job goes back into the queue to resume from it, as it does whenever training stops early (exit code 75). A node that
-# fails puts the job back too; an error ends it. `scancel --batch --signal=TERM JOB` ends it after a checkpoint.
+# selfcheck and ends if a rank is slower than the others. Ten minutes before the time limit the ranks write a checkpoint, and the job
+# is requeued to resume from it. It is also requeued whenever training stops early (exit code 75) or a node fails. An error ends the
+# job. `scancel --batch --signal=TERM JOB` ends it after a checkpoint.
 # Environment: LAUNCHER (srun, mpirun), LAUNCHER_OPTIONS (more arguments of it), TRAIN_GPT (the program; build/train_gpt),
 # SELFCHECK (its arguments, such as "--tolerance 25").
 # Tried: bash -n, shellcheck, and as a whole with two ranks on one machine: Open MPI 4.1, and stand-ins for srun and scontrol.
@@ -23,21 +23,21 @@
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:USR1@600
 #SBATCH --requeue
-# On CPUs: no --gpus-per-node, and a task for each socket or NUMA domain of a node.
+# On CPUs: without --gpus-per-node, and with one task for each socket or NUMA domain of a node.
 set -euo pipefail
 case ${1-} in -h | --help) sed -n '2,/^# Not tried/s/^# \{0,1\}//p' "$0"; exit ;; esac
 [ $# -ge 1 ] || { echo "usage: sbatch $0 CONFIG [ARGUMENTS…]" >&2; exit 2; }
 
 program=${TRAIN_GPT:-build/train_gpt}
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
-# Where nodes have several networks, say which one carries the gradients:
+# If nodes have several networks, set which one carries the gradients:
 #   export NCCL_SOCKET_IFNAME=ib0    the interface over which NCCL's ranks find each other (^docker0,lo: all but these)
 #   export NCCL_IB_HCA=mlx5          the InfiniBand adapters that it uses; NCCL_IB_DISABLE=1: none
-#   export NCCL_DEBUG=INFO           it says what it found
-# and with mpirun take it to the other nodes with LAUNCHER_OPTIONS="-x NCCL_SOCKET_IFNAME -x NCCL_IB_HCA". Ranks on CPUs exchange
+#   export NCCL_DEBUG=INFO           prints what NCCL found
+# With mpirun, LAUNCHER_OPTIONS="-x NCCL_SOCKET_IFNAME -x NCCL_IB_HCA" passes these to the other nodes. Ranks on CPUs communicate
 # through MPI; with Open MPI: export OMPI_MCA_btl_tcp_if_include=ib0
 
-# Each rank on cores of its own. All ranks of a node see all its GPUs, and take one each.
+# Each rank has its own cores. All ranks of a node see all its GPUs, and each takes one.
 case ${LAUNCHER:=srun} in
     srun) launch=(srun --mpi=pmix --cpus-per-task="$OMP_NUM_THREADS" --cpu-bind=cores --gpu-bind=none --kill-on-bad-exit=1) ;;
     mpirun) launch=(mpirun --map-by "slot:PE=$OMP_NUM_THREADS" --bind-to core -x OMP_NUM_THREADS) ;;
@@ -53,7 +53,7 @@ ranks() {  # ranks ARGUMENTS…: the program on each task
     wait "$launcher"
 }
 
-# Slurm signals this script alone; SIGUSR1 tells the ranks to write a checkpoint.
+# Slurm signals only this script; SIGUSR1 makes the ranks write a checkpoint.
 launcher=
 ended=
 trap 'kill -USR1 "$launcher" || true' USR1
@@ -63,7 +63,7 @@ trap 'ended=1; kill -USR1 "$launcher" || true' TERM
 ranks selfcheck ${SELFCHECK:-}
 code=0
 ranks train "$@" || code=$?
-# Stopped early with everything saved, and not because someone wanted the job to end
+# Stopped early with everything saved, and not because the user ended the job
 if [ "$code" = 75 ] && [ -z "$ended" ]; then
     scontrol requeue "$SLURM_JOB_ID"
     exit 0
