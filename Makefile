@@ -1,10 +1,10 @@
-# train_gpt. `make help` lists what can be made.
+# train_gpt. `make help` lists the targets.
 #
 #   make [VARIABLE=value …] [target]
 #     CXX=g++-12           the C++ compiler                     MARCH=native         CPU that kernels/ is compiled for
-#     CUDA=0|1|auto        without, not without, or with CUDA   GPU_ARCHS="80 90"    GPU architectures; default: those present
-#                          if a GPU is here; default: if nvcc is
-#     MPI=0|1              without, or not without, MPI         CUDA_HOME=/opt/cuda  where the CUDA toolkit is
+#     CUDA=0|1|auto        no, required, or only if a GPU is    GPU_ARCHS="80 90"    GPU architectures; default: those present
+#                          here; default: if nvcc is here
+#     MPI=0|1              no, or required; default: if found   CUDA_HOME=/opt/cuda  where the CUDA toolkit is
 #     DEBUG=1              no optimisation, checked library     SANITIZE=address,undefined|thread
 #     ONEDNN=0             without oneDNN                       PREFIX= DESTDIR=     where `make install` copies to
 #     WERROR=1             warnings are errors
@@ -35,15 +35,15 @@ PREFIX ?= /usr/local
 TEST_ARGS ?=
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?=
-# Where `scripts/data.sh gpt2` puts GPT-2's vocabulary: tests and benchmarks use it.
+# The folder in which `scripts/data.sh gpt2` puts GPT-2's vocabulary. Tests and benchmarks use it.
 export GPT2_VOCAB_DIR ?= $(abspath $(wildcard data/gpt2))
 
-# All cores; a -j of the user's, or of the make above this one, stands.
+# Uses all cores, unless the user or a parent make gives -j.
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc)
 endif
 
-# Builds that must not mix have folders of their own: build/, build/debug/, build/address-undefined/, …
+# Builds that must not mix have separate folders: build/, build/debug/, build/address-undefined/, …
 comma := ,
 empty :=
 space := $(empty) $(empty)
@@ -55,19 +55,19 @@ DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernel
     training training/commands
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
-# Those without a kernel need no nvcc, which reads every header once for each architecture and twice more.
+# Files without a kernel are compiled without nvcc, which reads every header once per architecture and twice more.
 HOST_CUDA_SOURCES := $(if $(CUDA_SOURCES),$(shell grep -L __global__ $(CUDA_SOURCES)))
 PROGRAMS := test/bench.cpp test/bench_tokenizer.cpp test/compare.cpp test/fuzz/fuzz.cpp
 TEST_SOURCES := $(filter-out $(PROGRAMS),$(sort $(wildcard test/*.cpp test/*/*.cpp)))
 HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(DIRECTORIES)) $(addsuffix /*.cuh,$(DIRECTORIES)) test/*.h test/*/*.h))
 
-# --- what this machine has -----------------------------------------------------------------------------------------
+# --- What this machine has -----------------------------------------------------------------------------------------
 # scripts/configure.sh looks once; it looks again when a variable below, a tool or a library has changed.
 
 CONFIGURE = CXX='$(CXX)' CPPFLAGS='$(CPPFLAGS)' CXXFLAGS='$(CXXFLAGS)' LDFLAGS='$(LDFLAGS)' MARCH='$(MARCH)' \
     CUDA='$(CUDA)' MPI='$(MPI)' ONEDNN='$(ONEDNN)' CUDA_HOME='$(CUDA_HOME)' GPU_ARCHS='$(GPU_ARCHS)'
 
-# What the quickstart asks for. GPU kernels compile for minutes: without a GPU only a build that has them already keeps them.
+# The quickstart sets CUDA=auto. GPU kernels take minutes to compile, so without a GPU only a build that already has them keeps them.
 ifeq ($(CUDA),auto)
 ifneq ($(shell nvidia-smi -L 2> /dev/null | grep -m 1 ^GPU; grep -sx 'HAVE_CUDA := 1' $(B)/config.mk),)
 override CUDA :=
@@ -88,16 +88,16 @@ $(B)/config.mk: $(if $(MAKE_RESTARTS),,FORCE)
 endif
 endif
 
-# Another make may be here at the same time: each writes a file of its own, and the last whole one stays.
+# Another make may run at the same time. Each writes its own file and renames it, so the result is always complete.
 $(B)/config.mk:
 	@mkdir -p $(B)
 	@new=$$(mktemp $@.XXXXXX) && trap 'rm -f "$$new"' EXIT && chmod 644 "$$new" && \
 	    $(CONFIGURE) scripts/configure.sh > "$$new" && printf 'CONFIGURED := %s\n' "$$SETTINGS" >> "$$new" && mv "$$new" $@
 $(B)/config.mk: export SETTINGS := $(SETTINGS)
 
-# --- how it is compiled --------------------------------------------------------------------------------------------
-# Only the mathematics in kernels/ is compiled for MARCH, so that the program starts on an older CPU too and can say what it
-# lacks. -O3 is for kernels/ and the tokenizer: the rest compiles a tenth faster without.
+# --- Compiler flags --------------------------------------------------------------------------------------------
+# Only the mathematics in kernels/ is compiled for MARCH, so that the program also starts on an older CPU and can name the missing
+# instructions. Only kernels/ and the tokenizer get -O3: the rest compiles a tenth faster without it.
 
 OPTIMISE := -O2
 ifneq ($(SANITIZE),)
@@ -112,10 +112,10 @@ DEFINES := -I. $(if $(filter 1,$(HAVE_ONEDNN)),-DTRAIN_GPT_ONEDNN) $(if $(filter
     $(if $(filter 1,$(HAVE_ZSTD)),-DTRAIN_GPT_ZSTD)
 FLAGS := -std=c++20 $(OPTIMISE) -fopenmp -ffp-contract=fast -Wall -Wextra $(if $(filter-out 0,$(WERROR)),-Werror)
 ifneq ($(filter 12 12.%,$(shell $(CXX) -dumpversion 2> /dev/null)),)
-# GCC 12 sees overlaps in std::string that are none (GCC bug 105651), and with sanitizers what <regex> leaves unset (105562).
+# GCC 12 warns wrongly of overlapping copies in std::string (GCC bug 105651) and, with sanitizers, of unset values in <regex> (105562).
 FLAGS += -Wno-restrict $(if $(SANITIZE),-Wno-maybe-uninitialized)
 endif
-# What nearly every file includes, compiled once (below).
+# Headers that nearly every file includes; they are precompiled (below).
 STANDARD := algorithm array atomic cmath cstdint cstdio cstring filesystem functional map memory mutex optional set span \
     sstream string string_view unordered_map utility vector
 KERNEL_FLAGS := $(filter -O3,$(OPTIMISE:-O2=-O3)) -march=$(MARCH) -fno-math-errno -fno-trapping-math
@@ -125,7 +125,7 @@ LIBRARIES := $(if $(filter 1,$(HAVE_ONEDNN)),-ldnnl) $(if $(filter 1,$(HAVE_MPI)
 
 ifeq ($(HAVE_CUDA),1)
 DEFINES += -isystem $(CUDA_PATH)/include
-# Names of lines, for NVIDIA's tools, make the kernels of every architecture three times as large.
+# Line numbers for NVIDIA's tools make the kernels of each architecture three times as large.
 NVCC_FLAGS := -std=c++20 -O3 $(if $(filter portable,$(VARIANT)),--compress-mode=size,-lineinfo) --expt-relaxed-constexpr -ccbin $(firstword $(CXX)) \
     $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
     -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS)) \
@@ -138,7 +138,7 @@ endif
 
 VERSION := $(shell git describe --always --dirty --tags 2> /dev/null || cat VERSION 2> /dev/null || echo unknown)
 
-# A file whose content is the text; newer than what depends on it only when the text changed.
+# A file with this text as its content. It is rewritten only when the text changes.
 define stamp
 $(1): FORCE
 	@mkdir -p $$(@D)
@@ -151,8 +151,8 @@ $(eval $(call stamp,$(B)/nccl,$(NCCL)))
 $(eval $(call stamp,$(B)/mpi,$(MPI_INCLUDES)))
 FORCE:
 
-# What is compiled for MARCH comes last: where the same inline function is in several objects the linker keeps the first,
-# which must run on every CPU.
+# Objects compiled for MARCH come last: if an inline function is in several objects, the linker keeps the first one, which must
+# run on every CPU.
 MATHEMATICS := $(patsubst %.cpp,$(O)/%.o,base/random.cpp device/instruction_set.cpp \
     $(filter-out $(addprefix kernels/attention/,cudnn.cpp engine.cpp),$(filter kernels/%,$(SOURCES))))
 OBJECTS := $(filter-out $(MATHEMATICS),$(SOURCES:%.cpp=$(O)/%.o)) $(MATHEMATICS)
@@ -160,7 +160,7 @@ ifeq ($(HAVE_CUDA),1)
 OBJECTS += $(patsubst %,$(O)/%.o,$(CUDA_SOURCES))
 endif
 TEST_OBJECTS := $(addprefix $(O)/,$(TEST_SOURCES:.cpp=.o))
-# Tests share these with build/compare, which knows no Catch2.
+# Tests share these with build/compare, which does not use Catch2.
 COMPARE_OBJECTS := $(filter $(addprefix $(O)/test/,compare/%.o kernels/%_operations.o kernels/reference.o kernels/test_device.o),$(TEST_OBJECTS))
 
 all: $(B)/train_gpt
@@ -200,10 +200,10 @@ $(MATHEMATICS): private FLAGS += $(KERNEL_FLAGS)
 $(O)/tokenizer/%.o: private FLAGS += $(filter -O3,$(OPTIMISE:-O2=-O3))
 $(O)/training/version.o: private CPPFLAGS += -DTRAIN_GPT_VERSION='"$(VERSION)"'
 $(O)/training/version.o: $(B)/version
-# cuDNN's headers are read by one file; what it needs of the library it finds at run time.
+# Only one file includes cuDNN's headers. It loads the library at run time.
 $(O)/kernels/attention/cudnn.o: private CPPFLAGS += $(if $(CUDNN_FRONTEND),-DTRAIN_GPT_CUDNN -isystem $(CUDNN_FRONTEND))
 $(O)/kernels/attention/cudnn.o: $(B)/cudnn
-# So it is with NCCL. MPI's headers are read by what joins the ranks.
+# The same holds for NCCL. Only the files that connect ranks include MPI's headers.
 $(O)/parallel/communicator_nccl.cu.o: private CPPFLAGS += $(if $(NCCL),-DTRAIN_GPT_NCCL $(addprefix -isystem ,$(filter-out /usr/include,$(NCCL))))
 $(O)/parallel/communicator_nccl.cu.o: $(B)/nccl
 MPI_OBJECTS := $(addprefix $(O)/parallel/,world.o communicator_mpi.o)
@@ -213,9 +213,9 @@ $(MPI_OBJECTS): $(B)/mpi
 OF_JSON := $(shell grep -lE '<nlohmann/|"base/json_|"training/(config_keys|shard_watch|run_data|run)\.h"' $(SOURCES) train_gpt.cu)
 READS_JSON := $(patsubst %,$(O)/%.o,$(basename $(OF_JSON)))
 
-# Half of the compiler's time goes into headers that hardly change: they are compiled once, with GCC (others read them each
-# time), for every file but those compiled for MARCH. Catch2's is for the tests; the others are left out where warnings are
-# errors, so that a missing #include is found there.
+# The compiler spends half of its time on headers that hardly change. GCC precompiles them once, for every file except those
+# compiled for MARCH; other compilers read them each time. Tests use the precompiled Catch2 header. The other precompiled headers
+# are not used if warnings are errors (WERROR=1), so that such a build finds missing #includes.
 PRECOMPILED := $(O)/precompiled
 ifneq ($(findstring Free Software Foundation,$(shell $(CXX) --version 2> /dev/null)),)
 $(PRECOMPILED)/standard.h: INCLUDES := $(STANDARD:%=<%>)
@@ -240,8 +240,8 @@ $(eval $(call precompile,$(READS_JSON),json))
 $(eval $(call precompile,$(filter-out $(READS_JSON) $(MATHEMATICS) %.cu.o,$(O)/train_gpt.o $(OBJECTS)) $(HOST_CUDA_OBJECTS),standard))
 endif
 endif
-# Optimising what reads settings, steers a run or tests takes long and speeds up nothing that matters: -O1 does there. Not so
-# what goes through all of a text or of a model's weights, nor the loops that kernels are tested against.
+# Code that reads settings, controls a run or tests is compiled with -O1: optimising it takes long and speeds up nothing that
+# matters. Exceptions are code that processes whole texts or all weights of a model, and the reference loops of kernel tests.
 ifeq ($(VARIANT),)
 $(addprefix $(O)/,$(patsubst %.cpp,%.o,$(filter-out dataloader/jsonl.cpp training/stored_model.cpp training/llmc_model.cpp,\
     $(wildcard training/*.cpp training/commands/*.cpp) $(OF_JSON) $(shell grep -l '<cudnn_frontend' $(SOURCES))))) $(filter-out %/reference.o,$(TEST_OBJECTS)) $(O)/test/compare.o: private FLAGS += -O1
@@ -249,17 +249,17 @@ endif
 
 -include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d $(O)/test/bench.d $(O)/test/bench_tokenizer.d $(O)/test/compare.d $(wildcard $(PRECOMPILED)/*.d)
 
-# --- what one can ask for --------------------------------------------------------------------------------------------
+# --- Targets --------------------------------------------------------------------------------------------
 
 .PHONY: all setup quickstart test run-tests test-full fuzz bench compare format lint install bundle clean help FORCE has-clang-format has-clang-tidy
 
-# `make -n` does what calls $(MAKE), to say what that would do; scripts cannot say it.
+# `make -n` runs recipes that contain $(MAKE). Scripts cannot say what they would do, so they are only echoed.
 DRY_RUN = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),echo)
 
 setup:
 	@scripts/setup.sh
 
-# As it was typed: names of files may have any characters.
+# DATA is taken as typed, since file names may have any characters.
 quickstart: override export DATA := $(value DATA)
 quickstart:
 	@MAKE='$(MAKE)' $(DRY_RUN) scripts/quickstart.sh
@@ -274,13 +274,13 @@ $(filter-out $(COMPARE_OBJECTS),$(TEST_OBJECTS)) $(PRECOMPILED)/catch.h.gch: | t
 endif
 endif
 
-# Installs what is missing first. The last line that it prints is "N passed, M failed", in test cases.
+# Installs missing packages first. The last line that it prints is "N passed, M failed" (test cases).
 test:
 	@GPUSIM='$(GPUSIM)' scripts/setup.sh build test
 	@$(MAKE) --no-print-directory run-tests
 
-# A library that stands in for the CUDA runtime and runs kernels on the CPU: found before the real one. The models that
-# tests train under it are small; a machine that has a GPU needs none of this.
+# The simulator is a library that replaces the CUDA runtime and runs kernels on the CPU; the loader finds it before the real one.
+# Tests train only small models with it. A machine with a GPU does not need it.
 SIMULATOR := $(if $(GPUSIM),build/gpusim)
 .PHONY: simulator
 simulator:
@@ -288,16 +288,16 @@ simulator:
 	    { tail -n 20 $(SIMULATOR).log >&2; exit 1; }
 
 run-tests: $(B)/train_gpt $(B)/compare $(B)/test $(if $(GPUSIM),simulator)
-	@$(if $(filter 1,$(HAVE_ONEDNN)),,echo 'skipped: matrix products through oneDNN, which was not found; the own kernel is tested';) \
-	 $(if $(filter 1,$(HAVE_CUDA)),,echo 'skipped: GPU kernels, since there is no nvcc to build them';) \
+	@$(if $(filter 1,$(HAVE_ONEDNN)),,echo 'skipped: matrix products through oneDNN, which was not found; our own kernel is tested';) \
+	 $(if $(filter 1,$(HAVE_CUDA)),,echo 'skipped: GPU kernels, which need nvcc to build';) \
 	 $(if $(TEST_ARGS),,echo 'skipped: long cases and sanitizers, which make test-full runs';) \
-	 $(if $(and $(filter 1,$(HAVE_CUDA)),$(if $(GPUSIM),,1)),nvidia-smi > /dev/null 2>&1 || echo 'skipped: GPU kernels: there is no GPU to run them (GPUSIM=folder simulates one)';) \
+	 $(if $(and $(filter 1,$(HAVE_CUDA)),$(if $(GPUSIM),,1)),nvidia-smi > /dev/null 2>&1 || echo 'skipped: GPU kernels, which need a GPU (GPUSIM=folder simulates one)';) \
 	 GPUSIM='$(if $(GPUSIM),$(abspath $(SIMULATOR)/lib))' MEMCHECK='$(MEMCHECK)' TRAIN_GPT=$(B)/train_gpt COMPARE=$(B)/compare scripts/run-tests.sh $(B)/test $(TEST_ARGS)
 
 test-full:
 	@MAKE='$(MAKE)' GPUSIM='$(GPUSIM)' $(DRY_RUN) scripts/test-full.sh
 
-# Readers of files under libFuzzer, which comes with clang. They use no OpenMP, which clang may lack.
+# File readers under libFuzzer, which comes with clang. They do not use OpenMP, since clang may lack it.
 FUZZ := build/fuzz
 FUZZ_SOURCES := $(wildcard tokenizer/*.cpp dataloader/*.cpp) \
     $(addprefix training/,config.cpp config_keys.cpp config_parser.cpp nearest_key.cpp safetensors.cpp) \
@@ -325,7 +325,7 @@ compare: $(B)/compare
 format: | has-clang-format
 	clang-format -i train_gpt.cu $(SOURCES) $(CUDA_SOURCES) $(TEST_SOURCES) $(PROGRAMS) $(HEADERS)
 
-# clang reads the compiler's own omp.h, but its own intrinsics.
+# clang-tidy uses omp.h of the C++ compiler, but its own intrinsics.
 LINTED := $(addprefix lint/,train_gpt.cu $(SOURCES) $(TEST_SOURCES) test/compare.cpp)
 LINTED_CUDA := $(addprefix lint/,$(CUDA_SOURCES))
 .PHONY: $(LINTED) $(LINTED_CUDA) lint-layers lint-scripts
@@ -340,7 +340,7 @@ $(LINTED): lint/%: % | has-clang-tidy
 	@clang-tidy --quiet $< -- -x c++ $(DEFINES) $(MPI_INCLUDES) $(filter-out -Werror -Wno-restrict -Wno-maybe-uninitialized,$(FLAGS)) -idirafter $(shell $(CXX) -print-file-name=include) \
 	    $(if $(filter kernels/%,$<),$(KERNEL_FLAGS)) 2>&1 | sed '/warnings\{0,1\} generated/d'
 
-# Few versions of clang read CUDA 13's headers: these files, and the .cuh that they include, have nvcc's warnings.
+# Few versions of clang can read CUDA 13's headers, so .cu files and the .cuh files that they include are checked by nvcc's warnings.
 $(LINTED_CUDA): lint/%: %
 ifeq ($(HAVE_CUDA),1)
 	@echo "lint $<"
@@ -359,7 +359,7 @@ install: $(B)/train_gpt
 	install -m 755 scripts/data.sh scripts/plot.sh $(wildcard scripts/parquet.py) $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
 	@echo 'configs/ and scripts/ that the program names are in $(PREFIX)/share/train_gpt'
 
-# For nodes without packages: every architecture that nvcc knows from 80 on, and processors with AVX2.
+# For nodes without packages: for every GPU architecture from 80 on that nvcc knows, and for CPUs with AVX2.
 bundle:
 	@$(MAKE) --no-print-directory VARIANT=portable MARCH=x86-64-v3 MPI=0 ONEDNN=0 \
 	    GPU_ARCHS='$(or $(GPU_ARCHS),$(shell $(or $(NVCC),nvcc) --list-gpu-arch 2> /dev/null | sed -n 's/^compute_\([89].\|1..\)$$/\1/p'))' \
@@ -371,17 +371,17 @@ clean:
 
 help:
 	@echo 'make             builds build/train_gpt'
-	@echo 'make quickstart  installs what is missing, builds, prepares a text, trains on it and shows the result (DATA=my.txt)'
+	@echo 'make quickstart  installs missing packages, builds, prepares a text, trains on it and shows the result (DATA=my.txt)'
 	@echo 'make setup       installs missing packages'
-	@echo 'make test        installs what is missing, builds and runs the tests that this machine can run'
-	@echo 'make test-full   the same, the long ones, and all under sanitizers'
-	@echo 'make fuzz        fuzzes readers of files with libFuzzer, FUZZ_SECONDS each (now $(FUZZ_SECONDS))'
-	@echo 'make bench       measures speed and memory beside PyTorch, and the tokenizer beside tokenizers and tiktoken'
+	@echo 'make test        installs missing packages, builds, and runs the tests that this machine can run'
+	@echo 'make test-full   also runs the long tests, sanitizers, fuzzing and deliberate faults'
+	@echo 'make fuzz        fuzzes the file readers with libFuzzer, FUZZ_SECONDS each (now $(FUZZ_SECONDS))'
+	@echo 'make bench       compares speed and memory with PyTorch, and the tokenizer with tokenizers and tiktoken'
 	@echo 'make compare     builds build/compare, which compares results and speed of the kernels; it has --help'
-	@echo 'make format      lays out the sources with clang-format'
-	@echo 'make lint        checks the sources with clang-tidy and their layers, the scripts with shellcheck and ruff'
+	@echo 'make format      formats the sources with clang-format'
+	@echo 'make lint        runs clang-tidy and checks the layers of includes; runs shellcheck and ruff on the scripts'
 	@echo 'make install     copies the program, its configurations and scripts for data to PREFIX (now $(PREFIX)), below DESTDIR'
-	@echo 'make bundle      puts the program and its libraries into build/bundle, which runs after a copy'
+	@echo 'make bundle      puts the program and its libraries into build/bundle, which can be copied to other machines'
 	@echo 'make clean       removes build/'
 	@echo
 	@sed -n '3,12s/^# \{0,1\}//p' Makefile
