@@ -1,4 +1,4 @@
-// The benchmark: how fast a training step is compared with what this machine allows (the floor) and
+// The benchmark: how fast a training step is compared with what this machine allows (the lower bound) and
 // with PyTorch, all measured in one run on the same threads. scripts/bench.sh prepares and starts
 // it.
 //
@@ -67,7 +67,7 @@ std::unique_ptr<PeerRun> fastest_peer(const Options& options, const Model& m, DT
 struct Cell {
     const Model* model;
     DType dtype;
-    Floor floor;
+    LeastTimes bound;
     Rounds ours, peer;
     uint64_t our_rss = 0, peer_rss = 0;
     std::string peer_label;
@@ -81,8 +81,8 @@ std::string milliseconds(double seconds) {
 
 void print_cells(const std::vector<Cell>& cells) {
     std::printf(
-        "\n| model, dtype | floor ms (products + attention + AdamW + element-wise) | train_gpt ms "
-        "| of the floor | "
+        "\n| model, dtype | bound ms (products + attention + AdamW + element-wise) | train_gpt ms "
+        "| of the bound | "
         "PyTorch ms | PyTorch / train_gpt | GiB train_gpt | GiB PyTorch | quiet rounds |\n"
         "|---|---|---|---|---|---|---|---|---|\n");
     const auto number = [](const char* format, double value) {
@@ -91,13 +91,13 @@ void print_cells(const std::vector<Cell>& cells) {
         return std::string(value > 0 ? text : "–");
     };
     for (const Cell& c : cells) {
-        const double ours = c.ours.ms(), peer = c.peer.ms(), floor = 1e3 * c.floor.total();
+        const double ours = c.ours.ms(), peer = c.peer.ms(), bound = 1e3 * c.bound.total();
         std::printf(
             "| %s B%d T%d %s | %.0f (%s + %s + %s + %s) | %s | %s | %s | %s | %s | %s | %s, %s |\n",
-            c.model->name, c.model->B, c.model->T, name_of(c.dtype), floor,
-            milliseconds(c.floor.products).c_str(), milliseconds(c.floor.attention).c_str(),
-            milliseconds(c.floor.adamw).c_str(), milliseconds(c.floor.element_wise).c_str(),
-            number("%.0f", ours).c_str(), number("%.2f ×", ours / floor).c_str(),
+            c.model->name, c.model->B, c.model->T, name_of(c.dtype), bound,
+            milliseconds(c.bound.products).c_str(), milliseconds(c.bound.attention).c_str(),
+            milliseconds(c.bound.adamw).c_str(), milliseconds(c.bound.element_wise).c_str(),
+            number("%.0f", ours).c_str(), number("%.2f ×", ours / bound).c_str(),
             peer > 0 ? concat(number("%.0f", peer), " (", c.peer_label, ")").c_str() : "–",
             number("%.2f ×", ours > 0 ? peer / ours : 0).c_str(),
             number("%.2f", static_cast<double>(c.our_rss) / (1 << 30)).c_str(),
@@ -176,8 +176,9 @@ void run(const Options& options) {
         for (const DType dtype : {DType::fp32, DType::bf16}) {
             const std::string name = concat(m.name, "-", name_of(dtype));
             if (!options.only.empty() && name.find(options.only) == std::string::npos) continue;
-            std::fprintf(stderr, "%s: the floor\n", name.c_str());
-            Cell cell{&m, dtype, measure_floor(timing, m, dtype, bandwidth, &products), {}, {}, 0,
+            std::fprintf(stderr, "%s: the lower bound\n", name.c_str());
+            Cell cell{&m, dtype, measure_least_times(timing, m, dtype, bandwidth, &products),
+                      {}, {},    0,
                       0,  ""};
             std::unique_ptr<PeerRun> peer;
             if (!options.python.empty()) peer = fastest_peer(options, m, dtype, cpu.threads);
@@ -203,7 +204,7 @@ void run(const Options& options) {
         "round, of all steps, and then the numbers hold only roughly. GiB: peak "
         "resident memory.\n"
         "%s%s",
-        floor_rule, products.c_str());
+        bound_rule, products.c_str());
 }
 
 }  // namespace

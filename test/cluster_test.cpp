@@ -114,7 +114,7 @@ TEST_CASE("job files do not train where the selfcheck fails, and explain themsel
     }
 }
 
-TEST_CASE("job files end with the ranks' exit code, and try no failed run again", "[cluster]") {
+TEST_CASE("job files end with the ranks' exit code, and do not restart a failed run", "[cluster]") {
     const Cluster cluster;
     for (const auto& [script, launcher] : scripts)
         for (const char* code : {"0", "1"}) {

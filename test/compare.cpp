@@ -28,7 +28,7 @@ struct Options {
     uint64_t seed = 0;
 };
 
-// --- tables --------------------------------------------------------------------------------------
+// --- Tables --------------------------------------------------------------------------------------
 
 /// Width in characters; UTF-8 encodes a character in one to four bytes.
 size_t width_of(const std::string& text) {
@@ -86,7 +86,7 @@ std::string text_of(const Shape& shape, const std::vector<Letter>& order) {
     return text;
 }
 
-// --- what is compared ----------------------------------------------------------------------------
+// --- What is compared ----------------------------------------------------------------------------
 
 Shape small_shape(const Operation& operation) {
     Shape shape;
@@ -109,7 +109,7 @@ struct Judged {
     std::vector<Judgement> judgements;
 };
 
-// --- the program ---------------------------------------------------------------------------------
+// --- The program ---------------------------------------------------------------------------------
 
 class Comparison {
   public:

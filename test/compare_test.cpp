@@ -65,10 +65,7 @@ size_t count(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE(
-    "a difference is the largest and the mean error, and their length beside that of what should "
-    "be",
-    "[compare]") {
+TEST_CASE("a difference is the largest, the mean and the relative L2 error", "[compare]") {
     const Difference d = difference({1, -2, 7}, {1, -2, 4});
     CHECK(d.max == 3);
     CHECK(d.mean == 1);
@@ -94,7 +91,7 @@ TEST_CASE("a NaN shows in every part of a difference, wherever it is", "[compare
 }
 
 TEST_CASE(
-    "the bound of an error is that of the dtype's rounding, and grows with the root of a sum's "
+    "the bound of an error follows from the dtype's rounding, and grows with the root of a sum's "
     "length",
     "[compare]") {
     const Accuracy rounded{.roundings = 1, .terms = 0}, sum{.roundings = 0, .terms = 10000 - 16};
@@ -124,7 +121,7 @@ TEST_CASE("compare finds every kernel of every device within its bounds at a sma
     }
 }
 
-TEST_CASE("matrix products are right where oneDNN may use no more than AVX2", "[compare]") {
+TEST_CASE("matrix products are correct if oneDNN is limited to AVX2", "[compare]") {
     // Enough rows for packing, and weight rows that are whole pages apart.
     const std::string odd = std::to_string(random_int(1, 80));
     for (const std::string& extents : {"M=1031,N=1024,K=" + odd, "M=1024,K=1024,N=" + odd}) {
@@ -152,7 +149,7 @@ TEST_CASE("compare --list shows every kernel with its letters, and --help explai
         CHECK(contains(help, option));
 }
 
-TEST_CASE("compare refuses what it cannot understand, and names what is nearest", "[compare]") {
+TEST_CASE("compare refuses invalid arguments, and names the nearest valid ones", "[compare]") {
     check_refused("linear_foward", {"\"linear_foward\"", "\"linear_forward\""});
     check_refused("layernorm", {"\"layernorm_forward\""});
     check_refused("gelu", {"\"gelu_forward\""});
@@ -167,8 +164,7 @@ TEST_CASE("compare refuses what it cannot understand, and names what is nearest"
     check_refused("--repeat -1", {"--repeat", "--help"});
 }
 
-TEST_CASE("compare takes times, and gives the rate that is nearer to its limit beside it",
-          "[compare]") {
+TEST_CASE("compare measures times, and prints the rate that is nearer to its limit", "[compare]") {
     const std::string small =
         check_succeeds(compare_with("gelu_forward linear_forward --device cpu --dtype fp32 "
                                     "--repeat 3 --shape M=300,N=300,K=300"));
@@ -184,7 +180,7 @@ TEST_CASE("compare takes times, and gives the rate that is nearer to its limit b
                 row) == 1);
 }
 
-TEST_CASE("compare without a reference holds implementations against the first", "[compare]") {
+TEST_CASE("compare without a reference compares implementations with the first", "[compare]") {
     const std::string text = check_succeeds(
         compare_with("linear_forward --device cpu --dtype fp32 --repeat 0 --no-reference"));
     CHECK_FALSE(contains(text, "float64  "));

@@ -87,7 +87,7 @@ TEST_CASE("GPU architectures are those of the machine's GPUs that the kernels ca
     CHECK(contains(tools.configure().output, "CUDA_ARCHS := 80 90"));
 }
 
-TEST_CASE("the newest CUDA toolkit that can build the kernels is taken, and CUDA_HOME before it",
+TEST_CASE("the newest CUDA toolkit that can build the kernels is used, but CUDA_HOME is preferred",
           "[configure]") {
     if (skip_without_gxx()) return;
     const Tools in_path, elsewhere, asked;

@@ -127,7 +127,7 @@ TEST_CASE(
     CHECK(read(shard(1)) == read(server.served(names[1])));
 }
 
-TEST_CASE("texts that are fetched become shards, once", "[scripts]") {
+TEST_CASE("downloaded texts become shards, once", "[scripts]") {
     const Server server;
     const std::string stories = "One day a cat sat.\n<|endoftext|>\nOne day a dog ran.\n";
     const auto put = [&](const std::string& name, const std::string& content) {
@@ -169,7 +169,7 @@ TEST_CASE("texts that are fetched become shards, once", "[scripts]") {
     }
 }
 
-TEST_CASE("help says what there is, and starts nothing", "[scripts]") {
+TEST_CASE("help lists the data sets, and starts nothing", "[scripts]") {
     const Server server;
     for (const char* flag : {"--help", "-h"}) {
         const ProgramResult help = server.run(flag);
@@ -181,7 +181,7 @@ TEST_CASE("help says what there is, and starts nothing", "[scripts]") {
     CHECK(server.log().empty());
 }
 
-TEST_CASE("without a connection the script says what to put where", "[scripts]") {
+TEST_CASE("without a connection the script says which file to put where", "[scripts]") {
     const Server server;
     const ProgramResult offline = server.run("hellaswag", {{"OFFLINE", "1"}});
     CHECK(offline.exit_code == 1);

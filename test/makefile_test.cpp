@@ -21,7 +21,7 @@ const std::string findings =
     "echo 'HAVE_ONEDNN := 1\nHAVE_ZLIB := 0\nHAVE_ZSTD := 1\nHAVE_MPI := 0'; "
     "echo HAVE_CUDA := $([ \"$CUDA\" = \"\" ] && echo 1 || echo 0)\n";
 
-/// For a make of its own: what the make that runs the tests was given does not count.
+/// Removes the settings of the make that runs the tests, so that they do not affect another make.
 Environment with_fresh_make(Environment environment) {
     for (const char* variable : {"MAKEFLAGS", "SANITIZE", "DEBUG"}) environment[variable] = "";
     environment["MAKELEVEL"] = "0";

@@ -63,7 +63,7 @@ class Quickstart {
     }
 
     void set_cores(int n) const { tool("nproc", concat("#!/bin/sh\necho ", n, "\n")); }
-    /// Leaves nothing for `tokenize` to do.
+    /// Makes prepared data, so that the script does not call `tokenize`.
     void set_prepared() const {
         write(prepared("king-james-bible.txt"), "prepared");
         fs::last_write_time(prepared("king-james-bible.txt"),
@@ -198,8 +198,7 @@ TEST_CASE("the quickstart's text has a document for each chapter, and no verse n
     CHECK(fs::last_write_time(q.prepared("data.json")) == made);
 }
 
-TEST_CASE("the quickstart's length is what the machine trains in the time, and stays",
-          "[scripts]") {
+TEST_CASE("the quickstart picks the longest run that fits the time, and keeps it", "[scripts]") {
     struct Speed {
         int cores;
         int64_t fastest, slowest;  // milliseconds of a step

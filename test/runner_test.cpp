@@ -83,14 +83,14 @@ TEST_CASE("with -a, a check that fails at the end of a test ends the tests with 
     CHECK(last_line(run_program({this_program(), name, "-a"}).output) == "1 passed, 0 failed");
 }
 
-TEST_CASE("test cases for ranks end well where they are started alone") {
+TEST_CASE("test cases for ranks pass when they are started alone") {
     const ProgramResult run = run_program({this_program(), "ranks: *"});
     INFO(run.output);
     CHECK(run.exit_code == 0);
     CHECK(std::regex_match(last_line(run.output), std::regex("[1-9][0-9]* passed, 0 failed")));
 }
 
-TEST_CASE("the closing line comes whatever ends a test, which has failed then") {
+TEST_CASE("the closing line is printed whatever ends a test, and that test counts as failed") {
     for (const char* name : {"ends by abort", "ends by a signal", "ends by exit"}) {
         const ProgramResult run = run_program({this_program(), name}, {{"END_TESTS", "1"}});
         INFO(run.output);

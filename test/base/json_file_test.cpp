@@ -8,7 +8,7 @@
 
 using namespace train_gpt;
 
-TEST_CASE("an integer of a JSON file is taken only where the type can represent it") {
+TEST_CASE("an integer in a JSON file is read only if the type can represent it") {
     const auto fits = [](const Json& value, auto zero) {
         try {
             return field<decltype(zero)>(Json{{"n", value}}, "n", "config.json") == value;

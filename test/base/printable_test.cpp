@@ -58,7 +58,7 @@ TEST_CASE("an error is one line of printable text, whatever it quotes") {
         "cannot use some/file: Permission denied"));
 }
 
-TEST_CASE("blanked text is printable and differs from the original in unprintable bytes alone") {
+TEST_CASE("blanked text is printable and differs from the original only in unprintable bytes") {
     for (int round = 0; round < 200; ++round) {
         std::string bytes;
         for (int64_t n = random_int(0, 60); n > 0; --n)
@@ -77,7 +77,7 @@ TEST_CASE("blanked text is printable and differs from the original in unprintabl
     }
 }
 
-TEST_CASE("numbers have separators of thousands") {
+TEST_CASE("numbers are printed with thousands separators") {
     CHECK(with_separators(0) == "0");
     CHECK(with_separators(999) == "999");
     CHECK(with_separators(1000) == "1,000");

@@ -1,5 +1,5 @@
-// The least time of a training step on this machine: memory bandwidth, matrix products and
-// attention, measured, and what a step has of each.
+// The least time that a training step can take on this machine, from the measured rates of memory,
+// matrix products and attention and the amount of each in a step.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace train_gpt::bench {
 
-// --- memory --------------------------------------------------------------------------------------
+// --- Memory --------------------------------------------------------------------------------------
 
 struct Bandwidth {
     double triad = 0;   // bytes/s of c = a + s·b, three streams counted
@@ -55,7 +55,7 @@ inline Bandwidth measure_bandwidth(Timing& timing, int threads) {
     return {3 * bytes / triad, 7 * bytes / update};
 }
 
-// --- matrix products -----------------------------------------------------------------------------
+// --- Matrix products -----------------------------------------------------------------------------
 
 /// Memory for tensors of one measurement.
 class Buffers {
@@ -103,7 +103,7 @@ inline const char* name_of(Product p) {
 struct Linear {
     const char* name;
     int64_t M, N, K;
-    int count;  // how often a step has it
+    int count;  // occurrences in a step
     double flops() const {
         return 2.0 * static_cast<double>(M) * static_cast<double>(N) * static_cast<double>(K);
     }
@@ -121,7 +121,7 @@ struct ProductTimes {
 };
 
 #ifdef TRAIN_GPT_ONEDNN
-/// One product through oneDNN alone. With `packed` the weights lie in the layout oneDNN likes best.
+/// One product through oneDNN alone. With `packed`, the weights are in the layout that oneDNN prefers.
 class LibraryProduct {
   public:
     LibraryProduct(Product product, DType dtype, const Linear& l, const Tensor& x, const Tensor& w,
@@ -224,14 +224,14 @@ inline ProductTimes measure_product(Timing& timing, Product product, DType dtype
             times.library_packed = timing([&] { packed.run(); });
         }
     } catch (const dnnl::error&) {
-        // A product that oneDNN does not have for this CPU (bf16 on AVX2): the project's own is
-        // what there is.
+        // oneDNN may not have a product for this CPU (bf16 on AVX2); then only the project's own is
+        // measured.
     }
 #endif
     return times;
 }
 
-// --- models --------------------------------------------------------------------------------------
+// --- Models --------------------------------------------------------------------------------------
 
 struct Model {
     const char* name;
@@ -249,7 +249,7 @@ constexpr Model models[] = {{"12.3M", 6, 384, 6, 4096, 4096, 8, 256},
                             {"124M", 12, 768, 12, 50257, 50304, 4, 256}};
 
 /// Least times of a step's parts, in seconds.
-struct Floor {
+struct LeastTimes {
     double products = 0, attention = 0, adamw = 0, element_wise = 0;
     double total() const { return products + attention + adamw + element_wise; }
 };
@@ -298,8 +298,9 @@ inline double measure_attention(Timing& timing, const Model& m, DType dtype) {
     });
 }
 
-constexpr const char* floor_rule =
-    "The floor of a step is the sum of: its matrix products, each at the fastest of this project's "
+constexpr const char* bound_rule =
+    "The lower bound of a step is the sum of: its matrix products, each at the fastest of this "
+    "project's "
     "kernel, oneDNN, and "
     "oneDNN with weights packed beforehand; causal attention, 7·B·T²·C FLOPs a layer, at 0.6 of "
     "the best product's rate or "
@@ -309,20 +310,20 @@ constexpr const char* floor_rule =
     "fused: (22·L + 9)·B·T·C "
     "activations and 2·B·T·V logits.\n";
 
-inline Floor measure_floor(Timing& timing, const Model& m, DType dtype, const Bandwidth& bandwidth,
-                           std::string* table) {
+inline LeastTimes measure_least_times(Timing& timing, const Model& m, DType dtype,
+                                      const Bandwidth& bandwidth, std::string* table) {
     const int64_t M = m.tokens(), C = m.n_embd;
     const Linear layers[] = {{"qkv", M, 3 * C, C, m.n_layer},
                              {"attention out", M, C, C, m.n_layer},
                              {"mlp up", M, 4 * C, C, m.n_layer},
                              {"mlp down", M, C, 4 * C, m.n_layer},
                              {"head", M, m.padded_vocab, C, 1}};
-    Floor floor;
+    LeastTimes bound;
     double best_rate = 0;
     for (const Linear& l : layers) {
         for (const Product product : products) {
             const ProductTimes t = measure_product(timing, product, dtype, l);
-            floor.products += l.count * t.best();
+            bound.products += l.count * t.best();
             best_rate = std::max(best_rate, l.flops() / t.best());
             const auto rate = [&](double seconds) {
                 char text[16] = "–";
@@ -342,12 +343,12 @@ inline Floor measure_floor(Timing& timing, const Model& m, DType dtype, const Ba
     std::snprintf(text, sizeof text, "| %s %s | attention, %d heads of %d | both | %.0f | | |\n",
                   m.name, name_of(dtype), m.n_head, m.n_embd / m.n_head, own_attention / 1e9);
     *table += text;
-    floor.attention = m.n_layer * attention_flops / std::max(0.6 * best_rate, own_attention);
-    floor.adamw = m.parameters() * (dtype == DType::bf16 ? 30 : 28) / bandwidth.update;
-    floor.element_wise = ((22 * m.n_layer + 9) * tokens * m.n_embd +
+    bound.attention = m.n_layer * attention_flops / std::max(0.6 * best_rate, own_attention);
+    bound.adamw = m.parameters() * (dtype == DType::bf16 ? 30 : 28) / bandwidth.update;
+    bound.element_wise = ((22 * m.n_layer + 9) * tokens * m.n_embd +
                           2 * tokens * static_cast<double>(m.padded_vocab)) *
                          width / bandwidth.triad;
-    return floor;
+    return bound;
 }
 
 }  // namespace train_gpt::bench

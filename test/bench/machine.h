@@ -38,8 +38,8 @@ inline int64_t machine_ticks() {
     return user + nice + system + irq + soft_irq + steal;
 }
 
-/// The share of all processor time since construction that went neither to this process nor to
-/// another whose own time, before and after, is given.
+/// The share of all processor time since construction that was used neither by this process nor by
+/// another one, whose processor time is passed before and after.
 class OthersShare {
   public:
     explicit OthersShare(int64_t own_ticks = 0)
@@ -127,8 +127,8 @@ inline FmaKind fma_kind(const CpuInfo& cpu) {
     return {fma_plain, 12 * 2};
 }
 
-/// FLOP/s of all threads together, taken from the slowest: work is shared out evenly, so that it
-/// sets the pace.
+/// FLOP/s of all threads together, taken from the slowest: work is divided evenly, so the
+/// slowest thread sets the pace.
 inline double fma_rate(const FmaKind& kind, int64_t rounds, int threads) {
     double slowest = 0;
     float sink = 0;
@@ -145,8 +145,8 @@ inline double fma_rate(const FmaKind& kind, int64_t rounds, int threads) {
     return kind.flops_per_round * static_cast<double>(rounds) * threads / slowest;
 }
 
-/// Tells whether the cores are this process's own at the moment. A look takes 4 to 8 ms: longer
-/// than a time slice, so that other processes of this machine show as well.
+/// Finds out whether this process has the cores to itself at the moment. A check takes 4 to 8 ms,
+/// longer than a time slice, so that other processes of this machine are noticed too.
 class Canary {
   public:
     Canary(const CpuInfo& cpu) : kind_(fma_kind(cpu)), threads_(cpu.threads) {
@@ -162,7 +162,7 @@ class Canary {
         good_ += good;
         return good;
     }
-    /// Up to `limit` seconds until the cores are quiet.
+    /// Waits until the cores are quiet, for up to `limit` seconds.
     bool wait_for_quiet(double limit) {
         for (const double end = monotonic_seconds() + limit; monotonic_seconds() < end;
              ::usleep(20000))
@@ -186,8 +186,8 @@ class Canary {
 };
 
 /// The median time of `work` in seconds over up to `samples` quiet samples after a warm-up. When
-/// the machine is never quiet for the length of a sample, the median of all: *disturbed counts
-/// those.
+/// the machine is never quiet for the length of a sample, the median of all samples; *disturbed
+/// counts how often that happens.
 struct Timing {
     Canary& canary;
     int samples = 5;

@@ -30,10 +30,10 @@ namespace train_gpt::bench {
 
 using nlohmann::json;
 
-// --- training steps of both sides ----------------------------------------------------------------
+// --- Training steps of both programs ----------------------------------------------------------------
 
-/// A child process; ended when the object goes. What it says goes to a file that errors quote from:
-/// stderr alone where stdin and stdout are pipes to talk through, else stdout too.
+/// A child process, which the destructor ends. Its stderr goes to a file that error messages quote;
+/// so does its stdout, unless stdin and stdout are pipes for commands and answers.
 class Child {
   public:
     Child(const std::vector<std::string>& command, const std::string& log, bool talk) : log_(log) {
@@ -71,7 +71,7 @@ class Child {
     Child(const Child&) = delete;
     Child& operator=(const Child&) = delete;
 
-    /// To the child and whatever it started.
+    /// Sends a signal to the child and all processes that it started.
     void signal(int number) { ::kill(-pid_, number); }
 
     void send(const std::string& line) {
@@ -172,7 +172,7 @@ class OurRun {
         steps(3);  // warm-up
     }
 
-    /// Milliseconds of n whole steps; the one during which the process was halted does not count.
+    /// Milliseconds of n whole steps; the step during which the process was stopped does not count.
     std::vector<double> steps(int n) {
         std::vector<double> all = read_metrics();
         const auto first = static_cast<std::ptrdiff_t>(all.size()) + 1;
@@ -250,7 +250,7 @@ class PeerRun {
     uint64_t peak_rss_ = 0;
 };
 
-/// Times of steps, those of quiet rounds apart.
+/// Times of steps, with those of quiet rounds kept apart.
 struct Rounds {
     std::vector<double> good, all;
     int good_rounds = 0, rounds = 0;

@@ -86,8 +86,8 @@ TEST_CASE("missing, unreadable and misplaced files are named in one line", "[cli
 }
 
 TEST_CASE(
-    "a token id beyond the vocabulary stops the run, names file and byte, and keeps what was "
-    "learnt",
+    "a token id beyond the vocabulary stops the run, names file and byte, and keeps the trained "
+    "steps",
     "[cli]") {
     const TemporaryDirectory directory;
     std::string shard = read(Workplace::get().data("train_000000.bin"));

@@ -63,7 +63,7 @@ TEST_CASE("the reference fits into the terminal's width", "[config]") {
     }
 }
 
-TEST_CASE("what scripts fetch and is not there is named with the script", "[cli]") {
+TEST_CASE("data that a script downloads and that is missing is named with the script", "[cli]") {
     CHECK(command_that_makes("data/gpt2") == "scripts/data.sh gpt2");
     CHECK(command_that_makes("data/tinystories/valid/val_*.bin") == "scripts/data.sh tinystories");
     CHECK(command_that_makes("/a/data/quickstart/tokenizer.json") == "make quickstart");

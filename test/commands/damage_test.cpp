@@ -6,9 +6,8 @@
 
 using namespace train_gpt;
 
-TEST_CASE(
-    "a damaged newest checkpoint gives way to the one before, and no damage ends a run in silence",
-    "[cli]") {
+TEST_CASE("a run resumes from the checkpoint before a damaged one, and reports every damage",
+          "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
     check_succeeds(train_gpt_with(w.train(directory / "whole", {"--stop-at", "9"})));
@@ -62,7 +61,7 @@ TEST_CASE(
         check_mended([&](const fs::path& checkpoint) { fs::remove(checkpoint / name); }, false);
     }
 
-    SECTION("when none is whole, the run does not start from scratch over them") {
+    SECTION("if none is whole, the run does not start from scratch and overwrite them") {
         const std::string run = directory / "all";
         fs::copy(directory / "base", run, fs::copy_options::recursive);
         fs::remove(run + "/" + step_folder(8) + "/model.safetensors");
@@ -108,7 +107,7 @@ TEST_CASE(
     check_succeeds(train_gpt_with(w.train(directory / "whole", options)));
     check_same_state(directory / "whole", run, 12);
 
-    SECTION("room that comes back is used") {
+    SECTION("space that is freed is used") {
         Process process(w.train(directory / "later", options + endless), full);
         REQUIRE(process.wait_until([&] { return contains(process.err(), "is not saved"); }));
         const rlimit unlimited{RLIM_INFINITY, RLIM_INFINITY};
@@ -122,7 +121,7 @@ TEST_CASE(
         process.signal(SIGTERM);
         check_stopped(process.finish());
     }
-    SECTION("a metrics file without room does not end the run and keeps whole lines") {
+    SECTION("a full disk under metrics.jsonl does not end the run, and its lines stay whole") {
         const fs::path finished = finished_run();
         uintmax_t smallest = 0;
         for (const char* name : {"config.json", "manifest.json", "choices.json"})

@@ -4,8 +4,10 @@
 
 using namespace train_gpt;
 
-TEST_CASE("an exported model evaluates, samples, trains on and comes back as the run left it",
-          "[cli]") {
+TEST_CASE(
+    "an exported model evaluates, samples, continues training and is imported back as the run left "
+    "it",
+    "[cli]") {
     const TemporaryDirectory directory;
     const std::string val = Workplace::get().data("val_*.bin");
     const auto loss_of = [&](const std::string& path) {

@@ -16,7 +16,7 @@ void choose_for(const fs::path& checkpoint, int micro_batch) {
 
 }  // namespace
 
-TEST_CASE("a run with a micro-batch of its choice resumes to the same bits", "[cli][cuda]") {
+TEST_CASE("a run that chose its micro-batch resumes with the same bits", "[cli][cuda]") {
     const TemporaryDirectory directory;
     const auto train = [&](const std::string& run, const Arguments& more) {
         return check_succeeds(

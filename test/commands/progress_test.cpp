@@ -95,7 +95,7 @@ TEST_CASE("steps that take long are announced, and shown by their micro-batches"
     CHECK_FALSE(contains(again.out, "a step takes"));
 }
 
-TEST_CASE("an evaluation shows how far it is, and ends at Ctrl-C", "[cli]") {
+TEST_CASE("an evaluation shows its progress, and ends at Ctrl-C", "[cli]") {
     if (skip_without_terminals()) return;
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
@@ -112,7 +112,8 @@ TEST_CASE("an evaluation shows how far it is, and ends at Ctrl-C", "[cli]") {
     CHECK(checkpoints_in(run) == std::vector<int64_t>{1, 2});
 }
 
-TEST_CASE("an evaluation at the start that would take long is left out, with a word", "[cli]") {
+TEST_CASE("an evaluation at the start that would take long is left out, and a line says so",
+          "[cli]") {
     const TemporaryDirectory directory;
     const std::string run = directory / "run";
     Process process(Workplace::get().train(run, slow + Arguments{"--set", "data.val=synthetic"}));

@@ -60,7 +60,7 @@ std::string on_terminal(const Arguments& arguments) {
 
 }  // namespace
 
-TEST_CASE("the process is called as its program, also when that was renamed", "[cli]") {
+TEST_CASE("the process has its program's name, also after a rename", "[cli]") {
     // This program has set the variable for itself; if the program inherited it, it would not
     // restart itself.
     const char* spins = std::getenv("GOMP_SPINCOUNT");

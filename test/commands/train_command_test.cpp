@@ -367,7 +367,7 @@ TEST_CASE("one run at a time writes into a folder, and a second signal ends it i
     check_succeeds(train_gpt_with(Workplace::get().train(directory / "run", {"--stop-at", "1"})));
 }
 
-TEST_CASE("a killed run resumes from its newest checkpoint as if nothing had been", "[cli]") {
+TEST_CASE("a killed run resumes from its newest checkpoint as if it had not been killed", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
     const std::string run = directory / "run";
@@ -395,7 +395,7 @@ TEST_CASE("a killed run resumes from its newest checkpoint as if nothing had bee
     check_same_state(directory / "whole", run, newest + 9);
 }
 
-TEST_CASE("tokenize ends tidily at SIGINT and SIGTERM, and the same command resumes", "[cli]") {
+TEST_CASE("tokenize ends cleanly at SIGINT and SIGTERM, and the same command resumes", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
     std::string lines;
@@ -425,7 +425,7 @@ TEST_CASE("tokenize ends tidily at SIGINT and SIGTERM, and the same command resu
     }
 }
 
-TEST_CASE("a run ends after a checkpoint when its time is over", "[cli]") {
+TEST_CASE("a run ends after a checkpoint when its time is up", "[cli]") {
     const TemporaryDirectory directory;
     const Outcome outcome = check_stopped(train_gpt_with(Workplace::get().train(
         directory / "run", endless + Arguments{"--set", "schedule.max_minutes=0.001"})));
@@ -453,7 +453,7 @@ TEST_CASE(
                   1, {"n_layer = 2", "3"});
 }
 
-TEST_CASE("another vocabulary than the data's or the checkpoint's is refused", "[cli]") {
+TEST_CASE("a vocabulary that differs from the data's or the checkpoint's is refused", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
     // The same number of tokens, but different ones.
@@ -503,7 +503,7 @@ TEST_CASE("a run beyond the configuration's end, and a profile that cannot be ma
     CHECK(contains(more.out, "no profile, which takes 5 steps; 2 are left"));
 }
 
-TEST_CASE("a profile is of steps, not of what comes between them", "[cli][cuda]") {
+TEST_CASE("a profile covers only steps, not the work between them", "[cli][cuda]") {
     const TemporaryDirectory directory;
     const auto calls_of = [&](const std::string& run, const Arguments& more) {
         Arguments options{"--profile", "4"};
@@ -531,11 +531,11 @@ TEST_CASE("results that cannot be written are an error", "[cli]") {
         const ProgramResult result =
             run_program({"sh", "-c", "'" + binary() + "' " + command + " > /dev/full"});
         CHECK(result.exit_code == 1);
-        CHECK(contains(result.output, "could be written"));
+        CHECK(contains(result.output, "could not be written"));
     }
 }
 
-TEST_CASE("a run that resumes with other data says so", "[cli]") {
+TEST_CASE("a run that resumes with different data says so", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
     const std::string run = directory / "run";
@@ -548,9 +548,8 @@ TEST_CASE("a run that resumes with other data says so", "[cli]") {
     CHECK_FALSE(contains(other.out, "data.val has changed"));
 }
 
-TEST_CASE(
-    "another model in the configuration of a resumed run is refused and other changes are reported",
-    "[cli]") {
+TEST_CASE("a resumed run refuses a configuration with another model and reports other changes",
+          "[cli]") {
     const TemporaryDirectory directory;
     const std::string run = directory / "run";
     fs::copy(finished_run(), run, fs::copy_options::recursive);

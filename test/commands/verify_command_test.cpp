@@ -39,7 +39,8 @@ struct Data {
 }  // namespace
 
 TEST_CASE(
-    "training on a damaged shard ends with its name, and the last good checkpoint is the newest",
+    "training on a damaged shard ends with the shard's name, and the last good checkpoint is the "
+    "newest",
     "[cli]") {
     const Workplace& w = Workplace::get();
     const Data data;
@@ -69,7 +70,7 @@ TEST_CASE(
     check_same_state(whole, run, 12);
 }
 
-TEST_CASE("damage ends a run at the border of a step, long before its end", "[cli]") {
+TEST_CASE("damage ends a run after the current step, long before its end", "[cli]") {
     const Data data;
     const std::string shard = data.damage("train_000000.bin");
     check_refused(train_gpt_with(Workplace::get().train(data.directory / "run", data.of(endless))),
@@ -124,7 +125,7 @@ TEST_CASE(
     check_succeeds(train_gpt_with(w.train(run, data.of())));
 }
 
-TEST_CASE("of several ranks one finds the damage and all end with the shard's name", "[cli]") {
+TEST_CASE("if one of several ranks finds damage, all end with the shard's name", "[cli]") {
     if (skip_without_mpirun()) return;
     const Workplace& w = Workplace::get();
     const Data data;
@@ -188,8 +189,7 @@ TEST_CASE("verify prints what is whole, damaged, missing and without a hash", "[
     check_refused(train_gpt_with({"verify"}), 2, {"what"});
 }
 
-TEST_CASE("while data are not verified, the newest checkpoint from before them is not pruned",
-          "[cli]") {
+TEST_CASE("until the data are verified, the newest checkpoint from before is not pruned", "[cli]") {
     const TemporaryDirectory directory;
     const std::string run = directory / "run";
     fs::copy(finished_run(), run, fs::copy_options::recursive);

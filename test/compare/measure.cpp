@@ -79,12 +79,12 @@ Results Workplace::results() {
 
 Speed Workplace::speed(int repeats) {
     for (const Call& call : calls_) operation_.prepare(stream_, call);
-    // The last copies warm up, so that those timed first lie longest untouched.
+    // Warms up on the last copies, so that the first timed ones have been out of use longest.
     const size_t n = calls_.size();
     for (size_t i = 0; i < warm_up_calls; ++i) operation_.run(stream_, calls_[n - 1 - i % n]);
     stream_.synchronize();
 
-    // On a GPU all calls are queued before the first is over: the host's part does not show.
+    // On a GPU, all calls are queued before the first one ends, so host time is hidden.
     std::vector<std::unique_ptr<Profiler>> profilers;
     for (int i = 0; i < repeats; ++i) {
         profilers.push_back(std::make_unique<Profiler>(stream_.device));

@@ -9,14 +9,14 @@
 
 namespace train_gpt::compare {
 
-/// How far numbers are from those they should be; a NaN among either makes all three NaN.
+/// How far numbers are from the expected ones; a NaN in either makes all three values NaN.
 struct Difference {
     double max = 0, mean = 0;  // of |ours − theirs|
     double relative = 0;  // ‖ours − theirs‖ / ‖theirs‖; where theirs are all zero, max
 };
 Difference difference(const Values& ours, const Values& theirs);
 
-/// A result beside what it should be.
+/// A result compared with the expected one.
 struct Judgement {
     std::string result, against;
     Difference difference;
@@ -29,7 +29,7 @@ struct Judgement {
 std::vector<Judgement> judge(const Operands& operands, const Results& ours,
                              const std::string& against, const Results& theirs, double bounds);
 
-/// What a device reaches at best, in bytes and FLOPs per second.
+/// The highest measured rates of a device, in bytes and FLOPs per second.
 struct Limits {
     double bandwidth = 0;
     std::map<DType, double> flops;
@@ -49,8 +49,8 @@ class Workplace {
 
     /// The results of one call, by name.
     Results results();
-    /// The median of `repeats` calls, each on the next copy of the operands, behind a few that warm
-    /// up.
+    /// The median of `repeats` calls, each on the next copy of the operands, after a few warm-up
+    /// calls.
     Speed speed(int repeats);
 
   private:
@@ -63,8 +63,8 @@ class Workplace {
     Stream stream_;
 };
 
-/// Copies of the operands that together are in no cache any more when their turn comes; not for
-/// operands so small that starting the call takes longer than they do.
+/// Enough copies of the operands that each has left the caches before it is used again; only one for
+/// operands so small that starting the call takes longer than the call.
 int64_t copies_beyond_caches(const Operands& operands);
 constexpr size_t beyond_caches = size_t{256} << 20;
 constexpr int warm_up_calls = 3;

@@ -58,7 +58,7 @@ Operand& Operands::declare(const std::string& name, const Dims& dims, DType dtyp
         return n;
     }();
     needed += elements * (is_double ? sizeof(double) : static_cast<double>(size_of(dtype)));
-    // Beside the content: the memory of the call, and results in double.
+    // In addition to the content: the memory of the call, and results in double.
     const uint64_t available = memory_available({});
     if (4 * needed > static_cast<double>(available))
         throw Error("this shape takes too much memory: ", name, " has ", elements,

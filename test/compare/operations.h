@@ -20,16 +20,16 @@ using Dims = std::vector<int64_t>;
 /// The extent of each letter: B T C H D V M N K as in the contracts; P positions before the T.
 using Shape = std::map<char, int64_t>;
 
-/// How well a result can be known: it is rounded to the compute dtype so often on its way, and is a
-/// sum of so many terms in fp32.
+/// How exact a result can be: how often it is rounded to the compute dtype on its way, and how many
+/// fp32 terms it sums.
 struct Accuracy {
     int roundings = 0;
     int64_t terms = 1;
 
     /// Of the relative L2 error. A rounding has a relative error of at most u, a sum of n random
-    /// terms in fp32 one of about √n·2⁻²⁴; independent errors add up as squares. 16 terms more are
-    /// for roots, exponentials and quotients, the factor 2 for what is not random. A statement
-    /// about many elements: a single sum whose terms cancel may be less exact.
+    /// terms in fp32 one of about √n·2⁻²⁴; squares of independent errors add up. 16 more terms allow
+    /// for roots, exponentials and quotients, and the factor 2 for errors that are not random. The
+    /// bound is for many elements together: a single sum whose terms cancel may be less exact.
     double bound(DType dtype) const;
 };
 constexpr const char* bound_formula =
@@ -60,7 +60,7 @@ class Operands {
     int64_t operator[](char letter) const { return shape_.at(letter); }
     DType dtype() const { return dtype_; }
 
-    // What declares them. Throw Error where memory does not suffice.
+    // Functions that declare operands. They throw Error if there is not enough memory.
     /// Independent normal values, of the compute dtype or of another. They repeat after four
     /// million.
     void normal(const std::string& name, const Dims& dims, float stddev = 1, float mean = 0);
@@ -70,7 +70,7 @@ class Operands {
     void integers(const std::string& name, const Dims& dims, int64_t below, bool ignored = false);
     /// Something else that the call reads, n words long.
     void words(const std::string& name, const void* content, int64_t n);
-    /// What is written but not judged: room to work in, or what prepare() computes.
+    /// Memory that is written but not compared: scratch, or what prepare() computes.
     void room(const std::string& name, const Dims& dims, DType dtype);
     /// What the call computes.
     void result(const std::string& name, const Dims& dims, DType dtype, const Accuracy& accuracy);
@@ -99,12 +99,12 @@ class Operands {
 class Call {
   public:
     Call(const Operands& operands, Arena& arena);
-    /// They hold again what they hold before the call.
+    /// Restores the operands to their content before the call.
     void reset() const;
 
     int64_t operator[](char letter) const { return operands_[letter]; }
     DType dtype() const { return operands_.dtype(); }
-    /// Absent where the operation has no such operand.
+    /// Absent if the operation has no such operand.
     Tensor operator[](const char* name) const;
     GradientSink sink(const char* name, bool accumulate = false) const;
     template <class T>
@@ -126,7 +126,7 @@ struct Letter {
     int64_t small = 1;  // by default: the float64 reference takes a second at most
     int64_t cpu = 1,
             gpu = 1;  // GPT-2 124M's, with B = 4, T = 256 on the CPU and B = 64, T = 1024 on a GPU
-    int64_t least = 1;  // where smaller ones have no bound
+    int64_t least = 1;  // smaller values have no error bound
 };
 
 /// One of the ways of computing an operation on a device.
@@ -155,7 +155,7 @@ struct Operation {
     void (*declare)(Operands& o) = nullptr;
     size_t (*scratch_bytes)(const Stream& stream, const Operands& o) =
         [](const Stream&, const Operands&) { return size_t{0}; };
-    /// What other contracts have computed before in training.
+    /// Computes what other operations compute before this one in training.
     void (*prepare)(Stream& stream, const Call& c) = [](Stream&, const Call&) {};
     /// One call of the contract, which adds its cost (cost_of in its header) and its time to the
     /// stream's profiler.
@@ -175,7 +175,7 @@ std::vector<Operation> embedding_operations();
 std::vector<Operation> head_loss_operations();
 std::vector<Operation> adamw_operations();
 
-// What several of them share.
+// Shared by several of them.
 
 constexpr Letter batch{'B', 2, 4, 64}, sequence{'T', 256, 256, 1024};
 constexpr Letter tokens{'M', 256, 4 * 256, 64 * 1024};

@@ -42,7 +42,7 @@ TEST_CASE("documents go where the hash of their bytes says, whatever their order
     CHECK(manifest.sources[1].bytes == static_cast<int64_t>(fs::file_size(folder / "2.jsonl")));
 }
 
-TEST_CASE("documents of any size are whole in the shards, encoded as each by itself") {
+TEST_CASE("documents of any size are whole in the shards, encoded as if each were alone") {
     const TemporaryDirectory folder;
     Strings documents = random_documents(300, 4000);
     for (const int64_t bytes : {1'000'000, 3'300'000, 40'000})
@@ -160,7 +160,7 @@ TEST_CASE_METHOD(DamagedCorpus,
             return read(folder / "log");
         };
 
-        // Behind so many whole documents, a part of the next and no packed data.
+        // After this many whole documents there is a part of the next one and no packed data.
         const auto whole = static_cast<std::ptrdiff_t>(random_int(200, 299));
         const Strings before(documents.begin(), documents.begin() + whole);
         const std::string kept = content(before);
@@ -185,7 +185,7 @@ TEST_CASE_METHOD(DamagedCorpus,
         CHECK(manifest.sources[0].bytes ==
               static_cast<int64_t>(kept.size() + (jsonl ? 0 : part.size())));
 
-        // Where there is nothing but damage
+        // If there is nothing but damage
         write(file, "no such data");
         PrepareOptions alone = options_for({file}, folder / "alone");
         alone.skip_bad = true;
@@ -196,7 +196,7 @@ TEST_CASE_METHOD(DamagedCorpus,
     }
 }
 
-/// The documents before the damage are there (of zstd, but for a block).
+/// Checks that the documents before the damage are there (with zstd, except for the last block).
 TEST_CASE_METHOD(DamagedCorpus,
                  "wherever a compressed file is damaged, a run that was stopped gives the same") {
     for (const auto& [packed, pack] : packers()) {
@@ -223,7 +223,8 @@ TEST_CASE_METHOD(DamagedCorpus,
             const Strings whole_ones = as_read(documents);
             const size_t here = found.size() - others.size();
             CHECK(here <= documents.size());
-            for (size_t i = 0; i < here; ++i)  // the last may be cut, in the mark behind it too
+            for (size_t i = 0; i < here;
+                 ++i)  // the last may be truncated, also inside the mark after it
                 CHECK((i + 1 < here || jsonl ? found[i] == whole_ones[i]
                                              : whole_ones[i].starts_with(found[i]) ||
                                                    found[i].starts_with(whole_ones[i])));
@@ -244,7 +245,7 @@ TEST_CASE_METHOD(DamagedCorpus,
 }
 
 #ifdef TRAIN_GPT_ZSTD
-TEST_CASE("a zstd file of a window of 256 MiB is read") {
+TEST_CASE("a zstd file with a window of 256 MiB is read") {
     const TemporaryDirectory folder;
     const Strings documents = random_documents(40, 3000);
     const std::string text = as_text(documents);
@@ -254,7 +255,7 @@ TEST_CASE("a zstd file of a window of 256 MiB is read") {
     std::string packed(::ZSTD_compressBound(text.size()) + 100, '\0');
     ZSTD_inBuffer in{text.data(), text.size(), 0};
     ZSTD_outBuffer out{packed.data(), packed.size(), 0};
-    // The length is not known ahead, as in a pipe, so that the window is not cut to it.
+    // As in a pipe, the length is not known in advance, so the window is not limited to it.
     REQUIRE(!::ZSTD_isError(::ZSTD_compressStream2(state, &out, &in, ZSTD_e_flush)));
     REQUIRE(::ZSTD_compressStream2(state, &out, &in, ZSTD_e_end) == 0);
     ::ZSTD_freeCCtx(state);
@@ -266,7 +267,7 @@ TEST_CASE("a zstd file of a window of 256 MiB is read") {
 }
 #endif
 
-TEST_CASE("shards do not depend on the number of threads, with a trained vocabulary either") {
+TEST_CASE("shards and trained vocabularies do not depend on the number of threads") {
     const TemporaryDirectory folder;
     Strings inputs;
     for (int i = 0; i < 5; ++i) {
@@ -399,8 +400,8 @@ TEST_CASE("folders, patterns and single files become inputs in their order") {
     CHECK((names({folder / "d/z.txt", folder / "d/b*/*.*"}) ==
            Strings{"d/z.txt", "d/b.d/x.md", "d/b.d/y.jsonl jsonl"}));
     CHECK((names({folder / "elsewhere/c4.json"}) == Strings{"elsewhere/c4.json jsonl"}));
-    CHECK(
-        (names({folder / "d/picture.png"}) == Strings{"d/picture.png"}));  // who names it wants it
+    CHECK((names({folder / "d/picture.png"}) ==
+           Strings{"d/picture.png"}));  // a file that is named is wanted
     const auto refused = [&](const std::string& input) {
         return error_of([&] { find_sources({input}, false); });
     };
@@ -413,14 +414,14 @@ TEST_CASE("folders, patterns and single files become inputs in their order") {
     CHECK(contains(refused(folder / "gone.txt"), "gone.txt: No such file"));
     CHECK(contains(refused("/dev/null"), "not a regular file"));
     CHECK(contains(error_of([] { find_sources({"-", "-"}, false); }), "twice"));
-    // A field is one of JSON Lines, whatever they are called; but text is not them.
+    // --field makes files with any name JSON Lines, but not files named as text.
     CHECK(find_sources({folder / "d/picture.png"}, true).sources[0].jsonl);
     CHECK_FALSE(
         find_sources({folder / "d/z.txt", folder / "d/b.d/y.jsonl"}, true).sources[0].jsonl);
     CHECK(contains(error_of([&] { find_sources({folder / "d/z.txt"}, true); }), "--field"));
 }
 
-TEST_CASE("many small files are held in memory of their size") {
+TEST_CASE("many small files take no more memory than their size") {
     const TemporaryDirectory folder;
     std::vector<std::string> files;
     for (int i = 0; i < 40; ++i) {
@@ -471,10 +472,10 @@ TEST_CASE("standard input is read as plain text, or as JSON Lines with a field")
     options.val_split = "";
     options.tokenizer.clear();
     options.train_vocab = 300;
-    CHECK(contains(error_of([&] { prepare(options, nullptr); }), "can be read once"));
+    CHECK(contains(error_of([&] { prepare(options, nullptr); }), "can be read only once"));
 }
 
-TEST_CASE("by default the end of a single document is validation, and else whole documents are") {
+TEST_CASE("by default validation is the end of a single document, or else whole documents") {
     const TemporaryDirectory folder;
     const std::string mark = "<|endoftext|>\n", text = random_document(5000) + "\n";
     write(folder / "one.txt", mark + text + mark);
@@ -486,7 +487,7 @@ TEST_CASE("by default the end of a single document is validation, and else whole
         options.val_fraction = 0.5;
         try {
             prepare(options, nullptr);
-        } catch (const Error& error) {  // both documents on one side
+        } catch (const Error& error) {  // both documents are in one split
             CHECK(contains(error.what(), "--val-split documents"));
             CHECK(contains(error.what(), "--val-split tail"));
             return std::string("documents");
@@ -499,7 +500,7 @@ TEST_CASE("by default the end of a single document is validation, and else whole
     CHECK(split({folder / "one.txt", folder / "one.txt"}) == "documents");
 }
 
-TEST_CASE("a separate validation set is made of all of the text") {
+TEST_CASE("a separate validation set is made from all of the text") {
     const TemporaryDirectory folder;
     const Strings documents = random_documents(40, 3000);
     write(folder / "a.txt", as_text(documents));
@@ -534,7 +535,7 @@ TEST_CASE("validation far from its share of the text is reported") {
         return read(log);
     };
     CHECK_FALSE(contains(said(), "note: validation has"));
-    documents.push_back(random_document(500'000));  // on one side or the other
+    documents.push_back(random_document(500'000));  // in one split or the other
     CHECK(contains(said(), "note: validation has"));
 }
 

@@ -41,7 +41,7 @@ int count_of(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("bytes that are no UTF-8 stay, the first is named with its line, and all are counted") {
+TEST_CASE("bytes that are not UTF-8 stay, the first is named with its line, and all are counted") {
     const TemporaryDirectory folder;
     const Strings names{"a.txt", "b.txt", "c.txt"};
     Strings inputs;
@@ -92,7 +92,7 @@ TEST_CASE("bytes that are no UTF-8 stay, the first is named with its line, and a
     }
 }
 
-TEST_CASE("a document with bytes that are no UTF-8 decodes to them") {
+TEST_CASE("a document with bytes that are not UTF-8 decodes to the same bytes") {
     const TemporaryDirectory folder;
     const std::string text = "na\xEFve caf\xE9\xE9 \xC3\xA9 d\xE9j\xE0 vu, and so on, for long";
     write(folder / "a.txt", text);
@@ -103,7 +103,7 @@ TEST_CASE("a document with bytes that are no UTF-8 decodes to them") {
     CHECK(read_data_manifest(options.out).sources[0].not_utf8 == 5);
 }
 
-TEST_CASE("a file that is mostly no text is refused by name, or left out on demand") {
+TEST_CASE("a file that is mostly not text is refused by name, or left out on request") {
     const TemporaryDirectory folder;
     const std::string good = folder / "good.txt", bad = folder / "picture.txt";
     write(good, random_document(5000));
@@ -140,7 +140,7 @@ TEST_CASE("a file that is mostly no text is refused by name, or left out on dema
     CHECK(contains(error_of([&] { prepare(options, nullptr); }), "nothing is left of the inputs"));
 }
 
-TEST_CASE("a byte order mark is no part of the text, in any format, wherever reading resumes") {
+TEST_CASE("a byte order mark is not part of the text, in any format, wherever reading resumes") {
     const TemporaryDirectory folder;
     const Strings documents = random_documents(30, 100'000);
     const std::string mark = "\xEF\xBB\xBF";
@@ -167,7 +167,7 @@ TEST_CASE("a byte order mark is no part of the text, in any format, wherever rea
     CHECK((documents_in(folder / "one", "train") == Strings{"a " + mark + "b"}));
 }
 
-TEST_CASE("line ends of Windows are kept, which is said once") {
+TEST_CASE("Windows line ends are kept, and a note says so once") {
     const TemporaryDirectory folder;
     write(folder / "a.txt", "plain\nlines\r, and\rthese\n");
     write(folder / "b.txt", "other\r\nlines\r\n");
@@ -219,7 +219,8 @@ TEST_CASE("a vocabulary that a small text cannot fill is explained") {
 }
 
 TEST_CASE(
-    "shards of an earlier run are replaced with a word, a vocabulary of another hand is not") {
+    "shards of an earlier run are replaced with a note, but a vocabulary of another program is "
+    "refused") {
     const TemporaryDirectory folder;
     write(folder / "a.txt", random_document(5000));
     auto options = options_for({folder / "a.txt"}, folder / "out");
@@ -229,7 +230,7 @@ TEST_CASE(
     for (const PreparedShard& shard : read_data_manifest(options.out).shards)
         tokens += shard.tokens;
     CHECK(contains(said_by(options), concat(options.out, " has ", tokens,
-                                            " tokens in 1 shard of "
+                                            " tokens in 1 shard from "
                                             "an earlier run")));
     const auto before = files_in(options.out);
     write(options.out + "/tokenizer.json", read(vocabulary()) + " ");
@@ -289,7 +290,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "elements of an array that hold no text are named by their number, and so are cut arrays") {
+    "elements of an array without text are named by their number, and so are truncated arrays") {
     const TemporaryDirectory folder;
     const std::string file = folder / "a.json";
     auto options = options_for({file}, folder / "out");
@@ -389,7 +390,7 @@ TEST_CASE("the end of a single document is validation by default, packed or pipe
                    "--val-split documents"));
 }
 
-TEST_CASE("waiting for standard input ends when that is asked for") {
+TEST_CASE("waiting for standard input ends on request") {
     const TemporaryDirectory folder;
     int ends[2];
     REQUIRE(::pipe(ends) == 0);

@@ -60,12 +60,12 @@ TEST_CASE(
         const auto expected = files_in(folder / "whole");
         fs::remove_all(folder / "whole");
 
-        // Asked to end, over and over
+        // Asked to end, again and again
         options.out = folder / "stopped";
         int stops = 0;
         for (int64_t patience = 1;; patience = random_int(1, 6), ++stops) {
             REQUIRE(stops < 1000);
-            // Counting for a vocabulary begins anew each time.
+            // Counting words for a vocabulary starts again each time.
             const std::string trained = folder / "stopped/.tokenize.tmp/tokenizer.json";
             if (prepare(options, nullptr, [&] { return fs::exists(trained) && --patience < 0; }))
                 break;
@@ -92,7 +92,7 @@ TEST_CASE(
                 }
                 ::_exit(0);
             }
-            // The later ones live longer, so that some get to the end.
+            // Later processes get more time, so that some of them finish.
             std::this_thread::sleep_for(
                 std::chrono::microseconds(random_int(1000, 20'000 * (kills + 1))));
             ::kill(process, SIGKILL);
@@ -191,7 +191,7 @@ TEST_CASE("a document that goes out in pieces ends once, wherever the run is int
 
 namespace {
 
-/// A run that is interrupted and started again, and what it makes undisturbed.
+/// A run that is interrupted and started again, and the result of an uninterrupted one.
 struct InterruptedRun {
     TemporaryDirectory folder;
     const std::string file = folder / "a.jsonl";
@@ -228,7 +228,7 @@ TEST_CASE_METHOD(InterruptedRun,
         CHECK(contains(said(), "continuing after"));
         CHECK(difference(files_in(options.out), expected) == "");
     }
-    SECTION("what is left of a removal, which takes the plan first, is not gone on with") {
+    SECTION("leftovers of a removal, which deletes the plan first, are not continued") {
         interrupt(options);
         REQUIRE(fs::exists(progress));
         fs::remove(plan);
@@ -252,7 +252,7 @@ TEST_CASE_METHOD(InterruptedRun,
         prepare(options, nullptr);
         CHECK(difference(files_in(folder / "out"), files_in(folder / "whole")) == "");
     }
-    SECTION("without --skip-bad nothing stays left out") {
+    SECTION("without --skip-bad nothing is left out") {
         write(file, "{\n" + as_jsonl(random_documents(300, 20000)));
         options.skip_bad = true;
         interrupt(options);

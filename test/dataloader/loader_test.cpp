@@ -77,7 +77,8 @@ std::vector<std::vector<int32_t>> samples(const std::shared_ptr<const TokenShard
 
 }  // namespace
 
-TEST_CASE("each window of every shard is seen exactly once an epoch, in another order each epoch") {
+TEST_CASE(
+    "each window of every shard is seen exactly once per epoch, in a different order each epoch") {
     const TemporaryDirectory folder;
     LoaderOptions options;
     options.T = static_cast<int>(random_int(1, 20));
@@ -176,7 +177,7 @@ TEST_CASE(
     CHECK(samples(tokens, options, 2, steps - 4) != later);
 }
 
-TEST_CASE("of several sources each gives every window once before one comes again") {
+TEST_CASE("each of several sources gives every window once before any comes again") {
     const TemporaryDirectory folder;
     const std::vector<double> weights{1, 5, 2.5};
     LoaderOptions options;
@@ -300,7 +301,7 @@ TEST_CASE("loaders stop cleanly at any moment") {
     }
 }
 
-TEST_CASE("a fault on the loader's thread reaches next(), after the good batches and every time") {
+TEST_CASE("an error on the loader's thread reaches next(), after the good batches and every time") {
     const TemporaryDirectory folder;
     LoaderOptions options;
     options.B = 1;

@@ -92,7 +92,7 @@ TEST_CASE("a draw depends on seed, weights and sample alone") {
     CHECK(std::abs(differences - 2048) < 320);
 }
 
-TEST_CASE("weights that are no shares are refused") {
+TEST_CASE("invalid weights are refused") {
     for (const std::vector<double>& weights : {std::vector<double>{},
                                                {0.0},
                                                {1, -1},

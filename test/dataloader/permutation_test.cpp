@@ -65,7 +65,7 @@ TEST_CASE("a permutation is a function of seed and epoch, and both change it") {
     }
 }
 
-TEST_CASE("every element comes to every place about equally often") {
+TEST_CASE("every element is in every place about equally often") {
     // Pearson's chi-square over (place, image) of a small permutation under many epochs.
     const int64_t n = random_int(5, 40);
     CAPTURE(n);

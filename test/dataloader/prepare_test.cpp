@@ -285,7 +285,7 @@ TEST_CASE("no pattern has a piece across the places where a document is cut for 
     CHECK(encodable_piece("\xB8\xAD \xE4\xB8", 0) == 5);           // no valid characters
 }
 
-TEST_CASE("a line <|endoftext|> ends a document and is no text itself") {
+TEST_CASE("a line <|endoftext|> ends a document and is not part of the text") {
     const TemporaryDirectory folder;
     const std::string filler = random_text(2000) + "z\n";
     struct Case {
@@ -353,7 +353,7 @@ TEST_CASE("validation begins at a line, or between characters where lines are to
     }
 }
 
-TEST_CASE("a folder is prepared again in place, and nothing that is not ours is touched") {
+TEST_CASE("a folder is prepared again in place, and files of others are not touched") {
     const TemporaryDirectory folder;
     const std::string out = folder / "data";
     write(folder / "a.txt", random_text(60000));

@@ -128,7 +128,7 @@ TEST_CASE("a faulty header or size is refused with the file and the byte") {
         {with(1, 7), "version 7 at byte 4"},
         {with(2, 6), "says 6 tokens (byte 8)"},
         {with(2, 4), "says 4 tokens (byte 8)"},
-        {with(3, 1), "at byte 8"},
+        {with(3, 1), "tokens (byte 8)"},
         {good.substr(0, good.size() - 2), "hold 4"},
         {good.substr(0, good.size() - 1), "hold 4 and part of another"},
         {good + "xx", "hold 6"},

@@ -56,7 +56,7 @@ TEST_CASE("every code point but surrogates is UTF-8, and each of its parts is no
         CHECK(count_not_utf8("ab" + bad + "c") == std::ssize(bad));
 }
 
-TEST_CASE("bytes put into UTF-8 where they are none are counted, and the first is found") {
+TEST_CASE("bytes that break UTF-8 are counted, and the first is found") {
     for (int round = 0; round < 300; ++round) {
         std::string text;
         size_t first = std::string::npos;
@@ -79,7 +79,7 @@ TEST_CASE("bytes put into UTF-8 where they are none are counted, and the first i
     }
 }
 
-TEST_CASE("random bytes are mostly no text, and text in a Latin encoding is") {
+TEST_CASE("random bytes are mostly not text, and text in a Latin encoding mostly is") {
     std::string random(20000, '\0'), zeros = random, latin, cyrillic;
     for (char& byte : random) byte = static_cast<char>(random_int(0, 255));
     for (size_t i = 0; i < zeros.size(); i += 4) zeros[i] = static_cast<char>(random_int(0, 127));

@@ -18,7 +18,8 @@ std::string random_bytes(int64_t n) {
 
 }  // namespace
 
-TEST_CASE("a file read in pieces has the hash of the whole, and one cut meanwhile is an error") {
+TEST_CASE(
+    "a file read in pieces has the hash of the whole, and one truncated meanwhile is an error") {
     const TemporaryDirectory directory;
     constexpr auto piece = static_cast<int64_t>(FileReading::piece_bytes);
     for (const int64_t size :

@@ -1,5 +1,4 @@
-// Jobs of the real program under mpirun to which something happens, and what must be true of them
-// afterwards.
+// Jobs of the real program under mpirun in which something goes wrong, and checks of how they end.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -35,7 +34,7 @@ using Clock = std::chrono::steady_clock;
 using Arguments = std::vector<std::string>;
 
 constexpr double timeout = 3;  // parallel.timeout_seconds
-constexpr double grace = 30;   // what ending may take beyond it, however busy the machine
+constexpr double grace = 30;   // more time to end, however busy the machine
 constexpr double deadline = 100;
 
 const Environment surroundings{
@@ -57,7 +56,7 @@ inline std::string binary() {
     return fs::absolute("build/train_gpt");
 }
 
-/// A tiny model that trains for ever, with a checkpoint every fourth step.
+/// A tiny model that trains forever, with a checkpoint every fourth step.
 inline Arguments train(const fs::path& run, const Arguments& more = {}) {
     static const TemporaryDirectory directory;
     static const std::string path = [] {
@@ -81,7 +80,7 @@ inline Arguments train(const fs::path& run, const Arguments& more = {}) {
     return Arguments{binary(), "train", path, "--set", "run_dir=" + run.string()} + more;
 }
 
-/// The same, with arguments that one rank alone is given.
+/// The same, with additional arguments for one rank.
 inline Arguments train_with_one_different(const fs::path& run, int rank,
                                           const Arguments& its_arguments) {
     std::string its;
@@ -101,7 +100,7 @@ struct Process {
     int rank;  // −1: the launcher
 };
 
-/// A file of /proc; empty where its process ends while it is read.
+/// A file in /proc; empty if its process ends while it is read.
 inline std::string read_of_process(const fs::path& file) {
     try {
         return read(file);
@@ -130,7 +129,7 @@ inline std::vector<Process> processes_of(const fs::path& run) {
     return found;
 }
 
-/// The last step that the run's metrics tell of.
+/// The last step in the run's metrics.
 inline int64_t last_step(const fs::path& run) {
     const std::string text = read(run / "metrics.jsonl");
     const size_t end = text.rfind('\n');
@@ -148,7 +147,7 @@ class Job {
     Job(fs::path run, const Arguments& command, Environment environment = {})
         : run_(std::move(run)) {
         environment.insert(surroundings.begin(), surroundings.end());
-        // What MPI leaves when it is killed goes with this object.
+        // The destructor removes what MPI leaves when it is killed.
         for (const char* variable : {"TMPDIR", "OMPI_MCA_btl_vader_backing_directory"})
             environment.emplace(variable, scratch_.path());
         result_ = std::async(std::launch::async,
@@ -178,7 +177,7 @@ class Job {
             if (process.rank == rank) return ::kill(process.pid, number) == 0;
         return false;
     }
-    /// From here on the time is counted; signal() does it too.
+    /// Starts the clock; signal() also does.
     void mark() { event_ = Clock::now(); }
     double seconds_since_mark() const { return seconds_since(event_); }
 
@@ -201,7 +200,7 @@ inline size_t count(const std::string& text, const std::string& part) {
     return n;
 }
 
-/// No process of a job is left, or none of a kind; those that are ending are given time.
+/// Checks that no process of a job (or of one kind) is left; gives those that are ending time.
 inline void check_gone(
     const fs::path& run,
     const std::function<bool(const Process&)>& counts = [](const Process&) { return true; }) {
@@ -215,8 +214,8 @@ inline void check_gone(
     CHECK(left() == 0);
 }
 
-/// The job ended by itself, within the time that silence takes to be noticed, with an error, with a
-/// line that the expression matches, and with all its processes.
+/// Checks that the job ended by itself within the timeout, with an error and a line that the
+/// expression matches, and that none of its processes is left.
 inline void check_failed(Job& job, const fs::path& run, const std::string& expression) {
     const ProgramResult result = job.finish();
     INFO(result.output);
@@ -235,8 +234,8 @@ inline std::string without_signal_notes(std::string output) {
     return output;
 }
 
-/// The job stopped early after a checkpoint, with the exit code for that, and says why and how to
-/// resume.
+/// Checks that the job stopped early after a checkpoint with the right exit code, and says why and
+/// how to resume.
 inline void check_saved(Job& job, const fs::path& run, const std::string& reason, int code = 75) {
     const ProgramResult result = job.finish();
     INFO(result.output);
@@ -252,7 +251,7 @@ inline void check_saved(Job& job, const fs::path& run, const std::string& reason
 const std::string last_words =
     "[^\n]*; its last collective was [a-z -]+ number [0-9]+, in step [0-9]+ \\([a-z]+\\)";
 
-/// The job of a command that ends well by itself.
+/// The job of a command that succeeds by itself.
 inline std::string check_succeeds(const Arguments& command) {
     const ProgramResult result = run_program(command, surroundings, deadline);
     INFO(result.output);
@@ -260,7 +259,7 @@ inline std::string check_succeeds(const Arguments& command) {
     return result.output;
 }
 
-/// The step of the newest checkpoint; each that the run has must be whole.
+/// The step of the newest checkpoint. Checks that all checkpoints of the run are whole.
 inline int64_t newest_whole_checkpoint(const fs::path& run) {
     const std::vector<fs::path> checkpoints = list_checkpoints(run);
     REQUIRE(!checkpoints.empty());
@@ -271,8 +270,8 @@ inline int64_t newest_whole_checkpoint(const fs::path& run) {
     return checkpoint_step(checkpoints.front());
 }
 
-/// The same command resumes from the newest checkpoint, and ends with the result of a run that was
-/// not disturbed.
+/// Checks that the same command resumes from the newest checkpoint and ends with the same result as
+/// an undisturbed run.
 inline void check_goes_on(int ranks, const fs::path& run) {
     const int64_t newest = newest_whole_checkpoint(run);
     const Arguments stop{"--stop-at", std::to_string(newest + 3)};

@@ -95,7 +95,7 @@ const std::string bad_data =
 
 }  // namespace
 
-TEST_CASE("a rank that alone meets bad data ends the job with the reason", "[failure]") {
+TEST_CASE("one rank that reads bad data ends the job with the reason", "[failure]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
@@ -104,7 +104,7 @@ TEST_CASE("a rank that alone meets bad data ends the job with the reason", "[fai
     CHECK(last_step(run) < 8);
 }
 
-TEST_CASE("a rank that alone meets bad data in an evaluation ends the job with the reason",
+TEST_CASE("one rank that reads bad data in an evaluation ends the job with the reason",
           "[failure][.][long]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
@@ -162,7 +162,7 @@ TEST_CASE("a signal to one rank during a save or an evaluation ends the job afte
                 larger + Arguments{"--set", "evaluation.every=2", "--set",
                                    "evaluation.max_tokens=30000", "--set", "checkpoint.every=0"});
             const int64_t step = 2 * random_int(1, 3);
-            REQUIRE(job.wait_for_step(step));  // behind which it is evaluated
+            REQUIRE(job.wait_for_step(step));  // after which it is evaluated
             REQUIRE(job.signal(rank, SIGUSR1));
             check_saved(job, run, reason);
             CHECK(newest_whole_checkpoint(run) == last_step(run));
@@ -213,7 +213,7 @@ TEST_CASE("SIGTERM to mpirun ends the job after a checkpoint if mpirun leaves th
         Job job(3, run, quiet + what, patience);
         REQUIRE(job.wait_until([&] { return fs::exists(run / "metrics.jsonl"); }));
         std::this_thread::sleep_for(
-            std::chrono::milliseconds(random_int(300, 600)));  // in a step, or what comes behind it
+            std::chrono::milliseconds(random_int(300, 600)));  // in a step, or in what follows it
         REQUIRE(job.signal(-1, SIGTERM));
         const ProgramResult result = job.finish();
         INFO(result.output);
@@ -242,7 +242,7 @@ TEST_CASE("a second signal ends a rank immediately, and so the job", "[failure][
     newest_whole_checkpoint(run);
 }
 
-TEST_CASE("all ranks stop after the same step when the time is over", "[failure]") {
+TEST_CASE("all ranks stop after the same step when the time is up", "[failure]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
@@ -293,7 +293,7 @@ TEST_CASE(
         return false;
     };
     REQUIRE(limit(1000));
-    REQUIRE(job.wait_for_step(last_step(run) + 9));  // beyond a checkpoint's turn
+    REQUIRE(job.wait_for_step(last_step(run) + 9));  // after a checkpoint was due
     const auto before = list_checkpoints(run);
     REQUIRE(limit(RLIM_INFINITY));
     REQUIRE(job.wait_until([&] {
@@ -332,7 +332,7 @@ TEST_CASE("a rank that cannot start says why in one sentence, and all ranks end"
         check_refused(mpirun(3) + train_with_one_different(run, 1, {"--set", missing}),
                       {"train_gpt: rank 1 (host ", directory / "missing_*.bin"});
     }
-    SECTION("its configuration is another") {
+    SECTION("its configuration differs") {
         check_refused(mpirun(3) + train_with_one_different(run, 2, {"--set", "seed=77"}),
                       {"train_gpt: the ranks do not agree", "\n  seed: ", "77 on rank 2 (",
                        "ranks 0 (", ", 1 ("});
@@ -369,7 +369,7 @@ TEST_CASE("a start that fails on every rank is reported in one sentence", "[fail
 
 namespace {
 
-/// Two nodes with names, addresses and loopbacks of their own and a cable between them: network and
+/// Two nodes with separate names, addresses and loopbacks and a cable between them: network and
 /// UTS namespaces and a pair of veth devices. Open MPI takes them for two hosts; it starts its
 /// ranks there through an "rsh" that enters the namespaces. They go with the processes that live in
 /// them.
@@ -400,7 +400,7 @@ class TwoNodes {
     }
     ~TwoNodes() {
         for (const pid_t holder : holders_) {
-            // With what else still lives there: MPI's daemon behind a cut cable, say.
+            // With every other process in it, such as MPI's daemon on the far side of a cut cable.
             for (const auto& entry : fs::directory_iterator("/proc")) {
                 const pid_t process = std::atoi(entry.path().filename().c_str());
                 if (process > 0 && network_of(process) == network_of(holder))
@@ -412,7 +412,7 @@ class TwoNodes {
     TwoNodes(const TwoNodes&) = delete;
     TwoNodes& operator=(const TwoNodes&) = delete;
 
-    /// Whether there are none here, which it prints.
+    /// Whether namespaces cannot be used here; prints that.
     bool skip() const {
         if (!obstacle_.empty())
             std::printf("skipped: ranks on two hosts, since %s\n", obstacle_.c_str());
@@ -435,7 +435,7 @@ class TwoNodes {
     void cut() const { check_succeeds(inside(1, {"ip", "link", "set", "cable", "down"})); }
     void mend() const { check_succeeds(inside(1, {"ip", "link", "set", "cable", "up"})); }
 
-    /// Makes the cable slow in both directions, and says how; empty when this kernel knows no way.
+    /// Makes the cable slow in both directions; returns how, or nothing if this kernel cannot.
     std::string slow_down() const {
         const std::vector<std::pair<const char*, Arguments>> ways = {
             {"a delay of 10 ms", {"netem", "delay", "10ms"}},

@@ -59,7 +59,7 @@ inline std::vector<uint32_t> skewed_tokens(int64_t n, int64_t vocab_size) {
 
 // ---- Runs ---------------------------------------------------------------------------------------
 
-/// A tiny model of odd sizes and its data. Its runs differ only in what each is told.
+/// A tiny model of odd sizes and its data. Its runs differ only in their settings.
 class Job {
   public:
     explicit Job(int micro_batches, Settings settings = {}) {
@@ -134,8 +134,8 @@ class Job {
         return run_ranks(ranks, command("train", name, more, options), environment);
     }
 
-    /// Trains in the folder `name`, which is returned, as `ranks` ranks, a single one without a
-    /// launcher; it must succeed.
+    /// Trains with `ranks` ranks in the folder `name` and returns the folder; must succeed. A single
+    /// rank runs without a launcher.
     std::string train(int ranks, const std::string& name, const Settings& more = {},
                       const Command& options = {}, Environment environment = {}) const {
         environment.emplace("OMP_NUM_THREADS", "1");
@@ -246,7 +246,7 @@ inline void check_equal(const std::string& a, const std::string& b, int64_t step
     CHECK(of_a.size() == of_b.size());
 }
 
-// How far two runs may lie apart that differ in the order of sums alone. A gradient is a sum over
+// How far two runs may differ if only the order of their sums differs. A gradient is a sum over
 // hundreds of tokens, of products of vectors of up to a thousand elements: its rounding errors in
 // the dtype, of unit roundoff u, are of the size of √1000·u, and grow by a small factor over 20
 // steps. In the norm and in the loss they average out.
@@ -256,7 +256,7 @@ struct Bounds {
 // Losses and gradients are sums in fp32.
 constexpr double fp32_roundoff = 0x1p-24, bf16_roundoff = 0x1p-9;
 constexpr Bounds in_fp32_order{2 * fp32_roundoff, 16 * fp32_roundoff, 128 * fp32_roundoff};
-// A master that differs in its last bit may round to another bf16 weight, and activations behind it
+// A master that differs in its last bit may round to another bf16 weight, and then later activations
 // to others; sums are in fp32 also here. Gradients that are sent in bf16 differ by one or two
 // roundings each.
 constexpr Bounds in_bf16_order{bf16_roundoff / 4, 2 * bf16_roundoff, 16 * bf16_roundoff};
@@ -336,7 +336,7 @@ inline void check_stages(const Job& job, const std::string& one_rank, int ranks,
                          const Environment& environment = {}) {
     const int64_t steps = job.config().schedule.steps;
     const BucketLayout layout = job.layout(ranks);
-    // The embedding is cut, and blocks are in more buckets than ZeRO-2 has room for at a time.
+    // The embedding is split, and there are more buckets of blocks than ZeRO-2 has buffers.
     REQUIRE(layout.buckets()[1].first_unit == 0);
     REQUIRE(layout.buckets().size() >= 6);
     std::string runs[3];
@@ -370,7 +370,7 @@ inline std::string random_examples(int n) {
     return jsonl;
 }
 
-/// The ranks of one job with different command lines: `ranks` of them each, in the folder.
+/// Runs one job in the folder whose ranks have different command lines, `ranks` of each.
 struct Part {
     int ranks;
     Command command;

@@ -119,7 +119,7 @@ TEST_CASE("ranks resume from checkpoints of any number of ranks at any stage", "
     const Job job(5, dtype.settings());
     const auto stop = [](int64_t step) { return Command{"--stop-at", std::to_string(step)}; };
 
-    // As many ranks as before go on as if nothing had been, also at another stage.
+    // The same number of ranks continues bit for bit, also at another stage.
     const std::string whole = job.train(2, "whole", zero(1));
     const int64_t step = random_int(1, 19);
     CAPTURE(step);
@@ -128,7 +128,7 @@ TEST_CASE("ranks resume from checkpoints of any number of ranks at any stage", "
     const std::string parts = job.train(2, "parts", zero(first_is_0 ? 1 : 0));
     check_equal(parts, whole);
 
-    // Other numbers of ranks go on within rounding.
+    // Other numbers of ranks continue with the same results up to rounding.
     const std::string one = job.train(1, "one"), chain = job.path("chain");
     job.train(1, "chain", {}, stop(4));
     job.train(3, "chain", zero(2), stop(8));
@@ -202,7 +202,7 @@ TEST_CASE("ranks that do not agree end before they train, and a message says whi
          concat("\n  seed: 17 on ranks 1", host, ", 2", host, "; 71 on rank 0", host)});
     CHECK_FALSE(fs::exists(run));
 
-    // A path that means another file on each.
+    // A path that names a different file on each rank.
     const TemporaryDirectory a, b;
     for (const TemporaryDirectory* folder : {&a, &b}) {
         fs::create_directory(*folder / "data");
@@ -230,7 +230,7 @@ TEST_CASE("more ranks than micro-batches are refused", "[training]") {
 
 // ---- Memory -------------------------------------------------------------------------------------
 
-TEST_CASE("a rank holds of weights, gradients and optimizer what its stage of ZeRO leaves it",
+TEST_CASE("a rank holds the weights, gradients and optimizer state of its share at each ZeRO stage",
           "[training][plan]") {
     const Job job(8);
     for (const char* dtype_name : {"fp32", "bf16"})
@@ -276,7 +276,7 @@ TEST_CASE("a rank holds of weights, gradients and optimizer what its stage of Ze
                 }
             }
 
-    // What is planned is what each rank of a run says that it takes.
+    // The plan equals the memory that each rank of a run reports.
     if (skip_without_mpirun()) return;
     const Settings more = zero(2) + Settings{{"precision.recompute", "none"},
                                              {"schedule.steps", "1"},
@@ -423,7 +423,7 @@ TEST_CASE("ranks on GPUs train what one rank trains, whatever order their stream
                         6);  // NCCL may choose other orders for all-reduce and reduce-scatter
         check_close(job.train(4, "four", zero(1), {}, adverse(seed + 1)), one, in_fp32_order, 6);
     }
-    SECTION("in bf16, on from a checkpoint") {
+    SECTION("in bf16, resumed from a checkpoint") {
         const Job job(4, on_gpus + in_bf16 + sent_in_bf16 + zero(2));
         const int64_t seed = random_int(0, 1000);
         CAPTURE(seed);

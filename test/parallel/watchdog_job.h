@@ -38,7 +38,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int max_ranks = 8;
 constexpr int watchdog_code = 77, exception_code = 3;
-constexpr auto patience = 30s;  // nothing takes as long, however busy the machine
+constexpr auto patience = 30s;  // nothing takes this long, however busy the machine
 
 /// Waits until the condition holds; false when it never does.
 inline bool eventually(const std::function<bool()>& condition) {
@@ -51,8 +51,8 @@ inline bool eventually(const std::function<bool()>& condition) {
 /// Memory that the ranks of a job and the test share.
 struct Board {
     std::atomic<int> joined{0}, leaving{0};
-    std::atomic<bool> done{false};      // the test says: enough
-    std::atomic<int64_t> last_step{0};  // rank 0 says: then this is the last
+    std::atomic<bool> done{false};      // set by the test: ranks may end
+    std::atomic<int64_t> last_step{0};  // set by rank 0: the last step
     std::array<std::atomic<int64_t>, max_ranks> entered{};
     std::array<char[1024], max_ranks> line{};  // what on_failure was given
 };
@@ -98,7 +98,7 @@ struct JobOptions {
     std::function<void(int rank)> check = {}, on_failure = {};
 };
 
-/// A job whose ranks do `work`; they exit with 0 behind it.
+/// A job whose ranks do `work` and then exit with 0.
 class Job {
   public:
     Job(JobOptions options, const std::function<void(Rank&)>& work) : options_(std::move(options)) {
@@ -251,7 +251,7 @@ class Caller {
     void send(const std::string& bytes) const {
         [[maybe_unused]] const auto sent = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     }
-    /// What comes next, `size` bytes at most; empty when the other side has closed the connection.
+    /// The next bytes, at most `size`; empty when the other side has closed the connection.
     std::string read(size_t size) const {
         std::string bytes(size, '\0');
         pollfd ready{fd_, POLLIN, 0};
@@ -309,7 +309,7 @@ inline std::string heartbeat(int64_t pulses, int64_t step, int64_t collectives) 
            padded("phase", 64);
 }
 
-/// A process that passes on, both ways, what one connection at its port and the job's port say,
+/// A process that relays between one connection at its port and the job's port, in both directions,
 /// until the test cuts it.
 class Relay {
   public:

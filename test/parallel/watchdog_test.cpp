@@ -34,8 +34,7 @@
 using namespace train_gpt;
 using namespace train_gpt::watchdog_job;
 
-TEST_CASE("a watchdog's line is printable, and stays as it is on its way through other ranks",
-          "[watchdog]") {
+TEST_CASE("a watchdog's line is printable, and other ranks pass it on unchanged", "[watchdog]") {
     for (int round = 0; round < 200; ++round) {
         const watchdog::Line line(random_bytes(random_int(0, 1100)));
         const std::string text = line.c_str();
@@ -45,7 +44,7 @@ TEST_CASE("a watchdog's line is printable, and stays as it is on its way through
     }
 }
 
-TEST_CASE("ranks that leave in any order end well and say nothing", "[watchdog]") {
+TEST_CASE("ranks that leave in any order succeed and print nothing", "[watchdog]") {
     std::list<Job> jobs;
     for (int n = 0; n < 4; ++n) {
         std::vector<int> order(4);
@@ -150,7 +149,7 @@ TEST_CASE("a job that is stopped as a whole continues when it is resumed", "[wat
     CHECK(job.output().empty());
 }
 
-TEST_CASE("of ranks without progress the one that the others wait for is named", "[watchdog]") {
+TEST_CASE("among ranks without progress the one that the others wait for is named", "[watchdog]") {
     const int culprit = static_cast<int>(random_int(0, 3));
     const int64_t last = random_int(1, 20);
     Job job({.timeout = 1}, [=](Rank& self) {
@@ -197,7 +196,7 @@ TEST_CASE("a rank that fails by an exception ends all ranks with its reason", "[
             }
             throw Error("reported");
         });
-    // One that nobody reports, and that destroys the watchdog.
+    // An exception that is not reported and destroys the watchdog.
     const int thrower = static_cast<int>(random_int(0, 3));
     Job& unreported = jobs.emplace_back(JobOptions{}, [thrower](Rank& self) {
         self.train(5);
@@ -235,7 +234,7 @@ TEST_CASE("a check that throws ends all ranks with its reason", "[watchdog]") {
     }
 }
 
-TEST_CASE("what a death makes other ranks report is not taken for the reason", "[watchdog]") {
+TEST_CASE("errors that follow from a rank's death are not taken for the cause", "[watchdog]") {
     Job job({}, [](Rank& self) {
         self.train(5);
         if (self.rank == 3) ::raise(SIGKILL);
@@ -277,21 +276,20 @@ TEST_CASE("a job is not disturbed by strangers at its port", "[watchdog]") {
     Board* gate = static_cast<Board*>(
         ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     new (gate) Board;
-    Job job(
-        {.size = 3,
-         .invitation =
-             [gate](int rank, const std::string& invitation) {
-                 while (rank == 2 && !gate->done) std::this_thread::sleep_for(1ms);
-                 return invitation;
-             }},
-        [](Rank& self) {
-            self.activity.phase = "start";
-            while (self.board.joined < self.size) {  // the others have something to do meanwhile
-                self.activity.pulse();
-                std::this_thread::sleep_for(1ms);
-            }
-            self.train();
-        });
+    Job job({.size = 3,
+             .invitation =
+                 [gate](int rank, const std::string& invitation) {
+                     while (rank == 2 && !gate->done) std::this_thread::sleep_for(1ms);
+                     return invitation;
+                 }},
+            [](Rank& self) {
+                self.activity.phase = "start";
+                while (self.board.joined < self.size) {  // the others work meanwhile
+                    self.activity.pulse();
+                    std::this_thread::sleep_for(1ms);
+                }
+                self.train();
+            });
     REQUIRE(eventually([&] { return job.board().joined == 2; }));
     const auto [secret, answer] = secret_of(job.invitation());
     std::list<Caller> strangers;
@@ -301,7 +299,7 @@ TEST_CASE("a job is not disturbed by strangers at its port", "[watchdog]") {
         strangers.back().send(bytes);
         return strangers.back();
     };
-    // Each of them is thrown out, at once or a few seconds later.
+    // Each of them is dropped, immediately or a few seconds later.
     for (int n = 0; n < 50; ++n) call(random_bytes(random_int(0, 5000)));
     for (int kind = 0; kind < 256; ++kind)
         call(static_cast<char>(kind) + random_bytes(random_int(0, 1200)));
@@ -310,7 +308,7 @@ TEST_CASE("a job is not disturbed by strangers at its port", "[watchdog]") {
         wrong[static_cast<size_t>(bit / 8)] ^= static_cast<char>(1 << bit % 8);
         call(hello(wrong, 2, 3));
     }
-    call(hello(secret, 1, 3));  // is there already
+    call(hello(secret, 1, 3));  // has already joined
     for (int rank : {0, 3, -1, INT32_MAX, INT32_MIN}) call(hello(secret, rank, 3));
     call(hello(secret, 2, 4));  // of another job
     call(heartbeat(1, 2, 3));
@@ -332,7 +330,7 @@ TEST_CASE("a job is not disturbed by strangers at its port", "[watchdog]") {
     gate->done = true;
     INFO(job.output());
     REQUIRE(job.all_entered(10));
-    // All ranks are there, and so nobody else is let in.
+    // All ranks have joined, so no other connection is admitted.
     CHECK(eventually([&] { return !Caller(job.invitation()).connected(); }));
     job.board().done = true;
     for (int rank = 0; rank < 3; ++rank) CHECK(job.status(rank) == 0);
@@ -341,7 +339,7 @@ TEST_CASE("a job is not disturbed by strangers at its port", "[watchdog]") {
     ::munmap(gate, sizeof(Board));
 }
 
-TEST_CASE("a member that speaks garbage is as good as dead", "[watchdog]") {
+TEST_CASE("a member that sends garbage counts as dead", "[watchdog]") {
     std::list<Job> jobs;
     std::list<Caller> members;
     for (int n = 0; n < 4; ++n) {
@@ -379,7 +377,7 @@ TEST_CASE("a member that speaks garbage is as good as dead", "[watchdog]") {
 }
 
 TEST_CASE("a rank that does not find rank 0 says where it has looked", "[watchdog]") {
-    // Whoever answers at the port does not know the secret.
+    // The program that answers at the port does not know the secret.
     const int door = ::socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -456,7 +454,7 @@ TEST_CASE("rank 0 does not wait for ever for the others' goodbyes", "[watchdog]"
     CHECK(job.output().empty());
 }
 
-TEST_CASE("a process ends even if on_failure does not come back", "[watchdog][.][long]") {
+TEST_CASE("a process ends even if on_failure does not return", "[watchdog][.][long]") {
     Job job({.on_failure =
                  [](int rank) {
                      if (rank < 2) std::this_thread::sleep_for(1h);

@@ -256,7 +256,7 @@ TEST_CASE("bytes after the end of a tokenizer.json are refused with their place"
     CHECK(load_error(folder / "tokenizer.json").empty());
 }
 
-TEST_CASE("a path without a tokenizer is refused with what would be one") {
+TEST_CASE("a path without a tokenizer is refused with the names of valid files") {
     const TemporaryDirectory folder;
     CHECK(contains(load_error(folder.path()), "tokenizer.json"));
     CHECK(contains(load_error(folder / "missing.json"), "missing.json"));
@@ -271,7 +271,7 @@ TEST_CASE("a path without a tokenizer is refused with what would be one") {
     CHECK(contains(load_error(folder.path()), "several"));
 }
 
-TEST_CASE("no damage to a file does more than an error") {
+TEST_CASE("a damaged file causes an error and nothing worse") {
     const std::string names[] = {"trained.json", "cl100k_odd.tiktoken"};
     const TemporaryDirectory folder;
     for (const std::string& name : names) {

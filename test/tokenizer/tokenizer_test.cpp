@@ -139,7 +139,8 @@ TEST_CASE("one tokenizer serves many threads") {
     for (const Ids& result : results) CHECK(result == expected);
 }
 
-TEST_CASE("300,000 of the same, or a word of as many letters, is encoded like any other text") {
+TEST_CASE(
+    "300,000 equal characters, or a word of as many letters, are encoded like any other text") {
     // With work quadratic in the length, this would not end.
     std::string noise;
     for (int i = 0; i < 300000; ++i) noise += static_cast<char>(random_int(0, 255));

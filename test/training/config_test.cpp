@@ -118,7 +118,7 @@ TEST_CASE("an unknown key is named with its path, its file and the nearest valid
                 {"`train_gpt config` lists"});
 }
 
-TEST_CASE("a key that is like no other has no suggestion, and what other programs call it has one",
+TEST_CASE("a key unlike all others gets no suggestion, and a name that other programs use gets one",
           "[config]") {
     for (const char* name : {"gelu", "model.gelu", "x", "optimizer.dropout", "tensor_parallel"}) {
         CAPTURE(name);
@@ -200,7 +200,8 @@ TEST_CASE("a value of the wrong type or range is refused with its path, the valu
     }
 }
 
-TEST_CASE("numbers that no double can hold and literals that are no JSON are refused", "[config]") {
+TEST_CASE("numbers that no double can hold and literals that are not JSON are refused",
+          "[config]") {
     check_names(refusal(R"({"model": {"n_layer": 2}, "optimizer": {"learning_rate": 1e400}})"),
                 {"my.json", "optimizer.learning_rate", "too large"});
     check_names(refusal(R"({"optimizer": {"learning_rate": NaN}})"),
@@ -470,7 +471,7 @@ TEST_CASE("presets between the quickstart's and 124M are named by their number o
     }
 }
 
-TEST_CASE("what a preset reads is what a script of the project makes", "[config]") {
+TEST_CASE("the project's scripts make all data that the presets name", "[config]") {
     for (const auto& file : presets()) {
         CAPTURE(file.string());
         const Config config = load_config(file, {});
@@ -505,8 +506,9 @@ TEST_CASE("the schema allows every default and the largest values", "[config]") 
     CHECK(schema["properties"]["optimizer"]["properties"]["learning_rate"]["maximum"] == 1e37);
 }
 
-TEST_CASE("a list of sources that is no JSON is refused, and a pattern of letters is none",
-          "[config]") {
+TEST_CASE(
+    "a list of sources that is not JSON is refused, and a glob with brackets is not taken for one",
+    "[config]") {
     for (const char* list :
          {R"([{"glob": "a*.bin",}])", R"([ {"glob": "a*.bin", "weight": 1e999}])"})
         check_names(override_refusal({std::string("data.train=") + list}),

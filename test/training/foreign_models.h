@@ -1,5 +1,5 @@
-// Models of other programs for the tests of import and export, written and read by code of the
-// tests.
+// Models of other programs for the tests of import and export. The tests write and read them with
+// their own code.
 #pragma once
 #include <cstring>
 #include <filesystem>

@@ -41,7 +41,7 @@ TEST_CASE("a run's folder belongs to one run at a time", "[run_folder]") {
     CHECK_THROWS_AS(RunFolder(directory / "file/below"), Error);
 }
 
-TEST_CASE("a run writes over the files of runs alone", "[run_folder]") {
+TEST_CASE("a run overwrites only the files of runs", "[run_folder]") {
     const TemporaryDirectory directory;
     Config config;
     config.data.train = {{"synthetic", 1, "all"}};

@@ -144,7 +144,8 @@ TEST_CASE("only what is slow in both measurements counts", "[selfcheck]") {
     CHECK(contains(format_selfcheck(table, {}, tolerance), "at the same rate both times"));
 }
 
-TEST_CASE("a rate that is no positive number is slow and moves no median", "[selfcheck]") {
+TEST_CASE("a rate that is not a positive number is slow and does not move the median",
+          "[selfcheck]") {
     for (const double bad : {0.0, -1.0, not_a_number, std::numeric_limits<double>::infinity()}) {
         CAPTURE(bad);
         const SelfcheckTable table = table_of({{"r", {7, 7, bad, 7, bad}}});
