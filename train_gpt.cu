@@ -1,5 +1,5 @@
 // train_gpt: pretrains GPT language models. The commands, and the training loop from top to bottom.
-// Compiles as CUDA and, where there is no nvcc, as plain C++.
+// Compiles as CUDA and, if there is no nvcc, as plain C++.
 #include <algorithm>
 #include <csignal>
 #include <cstdio>

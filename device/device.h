@@ -34,7 +34,7 @@ namespace cuda {
 class Queue;  // a cudaStream_t and the library handles that work on it needs; cuda_queue.h
 }
 
-/// Which implementation the kernels of a stream use where there are several. Set this before the
+/// Which implementation the kernels of a stream use if there are several. Set this before the
 /// stream's scratch memory is planned.
 struct KernelSettings {
     enum class Gemm : uint8_t { automatic, onednn, own };

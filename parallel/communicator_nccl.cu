@@ -63,7 +63,7 @@ class Library {
     decltype(&ncclSend) send;
     decltype(&ncclRecv) receive;
 
-    /// Throws Error where an operation of a group (null: not opened yet) failed.
+    /// Throws Error if an operation of a group (null: not opened yet) failed.
     void check(ncclResult_t result, ncclComm_t group, const char* operation) const {
         if (result == ncclSuccess) return;
         const char* detail = get_last_error(group);

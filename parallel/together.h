@@ -25,7 +25,7 @@ std::vector<std::string> together(const World& world, const std::function<std::s
 /// The first rank runs `work`; all ranks get its text. Errors as in together().
 std::string first_for_all(const World& world, const std::function<std::string()>& work);
 
-/// Throws SharedError where a fact (name → value) differs between ranks; it names each such fact,
+/// Throws SharedError if a fact (name → value) differs between ranks; it names each such fact,
 /// with its values and the ranks that have them.
 void require_same(const World& world, const std::map<std::string, std::string>& facts);
 

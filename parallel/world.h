@@ -21,7 +21,7 @@ class World {
     /// A world of one.
     World();
     /// The world that the launcher started this process in (with MPI, through mpirun, or srun with
-    /// PMIx or PMI2); a world of one where there is no launcher. Throws Error where a launcher
+    /// PMIx or PMI2); a world of one if there is no launcher. Throws Error if a launcher
     /// started several ranks and this build has no MPI.
     static World join();
 

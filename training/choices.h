@@ -8,7 +8,7 @@ namespace train_gpt {
 
 struct Choices {
     int micro_batch = 0;    // sequences, also where batch.micro_batch gives them; 0: not chosen yet
-    std::string recompute;  // the level behind precision.recompute = auto; empty: not chosen yet
+    std::string recompute;  // the level that `auto` stands for; empty: not chosen yet
     std::string kernels;    // kernel_choices()
 };
 

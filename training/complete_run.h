@@ -13,12 +13,12 @@ namespace train_gpt {
 
 struct CompleteRun {
     std::filesystem::path checkpoint;
-    int64_t step = 0;             // of it; may be beyond the configuration's
-    LoggedEvaluation evaluation;  // of that step, where there are validation data
+    int64_t step = 0;             // of the checkpoint; may be beyond the configuration's
+    LoggedEvaluation evaluation;  // of that step, if there are validation data
 };
 
-/// The run in config.run_dir where its newest checkpoint is whole, is of the last of `steps` steps
-/// or a later one, and has been evaluated; else nothing.
+/// The run in config.run_dir, if its newest checkpoint is whole, is of step `steps` or a later one,
+/// and has been evaluated; else nothing.
 std::optional<CompleteRun> find_complete_run(const Config& config, int64_t steps,
                                              const Pulse& pulse = {});
 

@@ -38,7 +38,7 @@ struct WordsOf<DType> {
                                            {name_of(DType::bf16), DType::bf16}};
 };
 
-/// Nothing where the program chooses.
+/// Nothing if the program chooses.
 template <>
 struct WordsOf<std::optional<DType>> {
     static constexpr Word<std::optional<DType>> list[] = {{"auto", std::nullopt},

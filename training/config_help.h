@@ -5,11 +5,11 @@
 
 namespace train_gpt {
 
-/// What there is to know of a key.
+/// The description of a key.
 struct KeyDescription {
     std::string path, type, fallback /* its default, as JSON */, rule, meaning;
 };
-/// Of every key, section by section.
+/// The descriptions of all keys, section by section.
 std::vector<KeyDescription> describe_keys();
 
 /// All keys as columns of key, default and meaning, no line wider than `columns` (0: 100) where its

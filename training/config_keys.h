@@ -61,10 +61,10 @@ struct ConfigKey {
 /// Every key, in the order in which the configuration is printed.
 std::span<const ConfigKey> config_keys();
 
-/// Null where there is no such key.
+/// Null if there is no such key.
 const ConfigKey* find_config_key(std::string_view path);
 
-/// The parts of a path; the section is empty where there is none.
+/// The parts of a path; the section is empty if there is none.
 std::string_view section_of_key(std::string_view path);
 std::string_view name_of_key(std::string_view path);
 

@@ -115,7 +115,7 @@ std::optional<TrainSources> read_sources(const Json& value, const std::string& w
         if (source.glob.empty()) refuse("has no glob");
         if (!(source.weight > 0)) refuse("has the weight ", source.weight);
         if (!names.insert(source.name).second)
-            refuse("has the name of one before it, \"", shorten(source.name), "\"");
+            refuse("has the same name as an earlier source, \"", shorten(source.name), "\"");
         sources.push_back(std::move(source));
     }
     return sources;
@@ -161,7 +161,7 @@ void assign(Config& config, const ConfigKey& key, const Json& value, const std::
     if (!valid) refuse(origin, key, to_text(value));
 }
 
-/// Parses JSON with comments. Errors carry line and column; a key that stands twice in one object
+/// Parses JSON with comments. Errors carry line and column; a key that occurs twice in one object
 /// is refused, because one of its values would be lost silently.
 Json parse_root(const std::string& text, const std::string& name) {
     struct Object {

@@ -13,7 +13,7 @@ namespace train_gpt {
 void read_config(Config& config, const std::string& text, const std::string& name);
 
 /// Applies "section.key=value" of --set. The value is JSON; for a text it may stand without quotes.
-/// Throws as read_config(), and UsageError where there is no value.
+/// Throws as read_config(), and UsageError if there is no value.
 void apply_override(Config& config, const std::string& text);
 
 }  // namespace train_gpt

@@ -1,5 +1,5 @@
-// What a run decides by itself before its first step: from memory, by measuring, or as it decided
-// before. Machines may differ in both, so the first rank decides for all.
+// What a run decides by itself before its first step: from the available memory, by measuring, or
+// by keeping earlier decisions. Machines may differ, so the first rank decides for all.
 #pragma once
 #include "device/device.h"
 #include "model/stage.h"
@@ -10,19 +10,19 @@
 
 namespace train_gpt {
 
-/// What has to be known before memory is planned.
+/// The decisions that the plan of memory needs.
 struct Decisions {
     DType dtype = DType::fp32;
     Recompute recompute = Recompute::none;
     int micro_batch = 0;
-    Choices kept;  // of the newest whole checkpoint, where there is one
+    Choices kept;  // of the newest whole checkpoint, if there is one
 };
 /// All ranks call it.
 Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,
                  const World& world);
 
-/// Chooses kernels where there is a choice: as `decided.kept` says, else by timing them on every
-/// path of a step. All ranks call it. Gives all of the run's choices.
+/// Chooses among kernels with alternatives: as in `decided.kept`, else by timing them on every path
+/// of a step. All ranks call it. Returns all of the run's choices.
 Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& world);
 
 }  // namespace train_gpt

@@ -31,7 +31,7 @@ void require_made(const std::string& path) {
     glob_t found{};
     const int result = ::glob(path.c_str(), GLOB_TILDE, nullptr, &found);
     ::globfree(&found);
-    if (result == GLOB_NOMATCH) throw Error("there is no ", path, " yet; ", command, " gets it");
+    if (result == GLOB_NOMATCH) throw Error("there is no ", path, " yet; run ", command);
 }
 
 }  // namespace train_gpt

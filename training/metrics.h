@@ -70,7 +70,7 @@ struct LoggedEvaluation {
     double nats_per_token = std::nan(""), bits_per_byte = std::nan("");
 };
 
-/// The last evaluation up to a step in a run folder's metrics.jsonl, where there is one.
+/// The last evaluation up to a step in a run folder's metrics.jsonl, if there is one.
 LoggedEvaluation last_evaluation(const std::filesystem::path& run_dir, int64_t step);
 
 /// The metrics of a run: sends each record to all sinks.

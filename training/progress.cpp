@@ -70,8 +70,8 @@ std::string rough_duration(double seconds) {
 std::string describe_slow_steps(double flops, double seconds, int64_t steps) {
     return "a step takes at least " + rough_duration(seconds) +
            formatted(
-               " (%.3g FLOPs at the %.3g TFLOP/s measured here for matrix products), all "
-               "%lld steps ",
+               " (%.3g FLOPs at the %.3g TFLOP/s measured here for matrix products), the "
+               "remaining %lld at least ",
                flops, 1e-12 * flops / seconds, static_cast<long long>(steps)) +
            rough_duration(seconds * static_cast<double>(steps));
 }

@@ -33,7 +33,7 @@ struct ProgressField {
 };
 
 /// Columns that a line on stdout may fill: one less than the terminal's width, since some terminals
-/// wrap a full line; 0 where stdout is not a terminal or does not report its width.
+/// wrap a full line; 0 if stdout is not a terminal or does not report its width.
 int columns_of_stdout();
 
 /// The fields that fit into a line of `columns` (0: any length), joined by " | ". Those of the
@@ -78,7 +78,7 @@ class Progress {
 /// A step that takes longer is announced, and its micro-batches are shown as they are done.
 constexpr double slow_step_seconds = 10;
 
-/// How long a step of `flops` takes at least, and all `steps` to come; printed before the first
+/// How long a step of `flops` takes at least, and all `steps` remaining ones; printed before the first
 /// one.
 std::string describe_slow_steps(double flops, double seconds, int64_t steps);
 

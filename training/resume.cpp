@@ -14,14 +14,14 @@ namespace train_gpt {
 
 namespace {
 
-/// Whether the tokenizer of a model folder maps the ids to the same bytes as the run's; true where
+/// Whether the tokenizer of a model folder maps the ids to the same bytes as the run's; true if
 /// either has none.
 bool same_tokens(const std::filesystem::path& folder, const Tokenizer* tokenizer) {
     const auto theirs = read_folder_tokenizer(folder);
     return !theirs || !tokenizer || tokenizer->has_tokens_of(*theirs);
 }
 
-/// Throws Error where the run cannot resume from a checkpoint because it has another model or
+/// Throws Error if the run cannot resume from a checkpoint because it has another model or
 /// tokenizer; prints what else has changed.
 void compare_with(const std::filesystem::path& checkpoint, const Config& config,
                   const RunData& data, Progress& progress) {
@@ -46,7 +46,7 @@ std::string note_on_changed(const std::string& data) {
 }
 
 /// The note for a resumed run whose earlier choices do not suit this machine and its number of
-/// ranks; empty where they do.
+/// ranks; empty if they do.
 std::string note_on_choices(const Config& config, const Choices& kept, const Choices& chosen) {
     if (kept.micro_batch == 0) return "";
     const bool other_batch =

@@ -16,13 +16,13 @@
 
 namespace train_gpt {
 
-/// What to print for a run that has nothing left to do; empty for others. Throws Error where the
+/// What to print for a run that has nothing left to do; empty for others. Throws Error if the
 /// run in the folder has another model.
 std::string describe_if_complete(const Config& config, const RunData& data, const World& world,
                                  Progress& progress);
 
 /// Restores weights and optimizer state from the newest complete checkpoint of the run folder and
-/// returns its step; nothing when the run is new. Throws Error where that checkpoint is of another
+/// returns its step; nothing when the run is new. Throws Error if that checkpoint is of another
 /// model; prints what else has changed since.
 std::optional<int64_t> resume(const Config& config, const RunData& data, Trainer& trainer,
                               const World& world, Progress& progress);

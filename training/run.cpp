@@ -263,8 +263,8 @@ void Run::finish_verification() {
     parts_.watch.finish([] { return interrupted() != nullptr; });
 }
 
-/// Sets aside the checkpoints that may rest on damaged data, so that the newest one left rests on
-/// verified data. Returns what to print about it.
+/// Sets aside the checkpoints that may have been trained on damaged data, so that the newest one
+/// left was trained on verified data. Returns what to print about it.
 std::string Run::set_aside_unsound(const ShardWatch::Damage& damage) const {
     const Config& config = parts_.config;
     const std::string moved = first_for_all(parts_.world, [&] {

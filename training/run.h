@@ -52,7 +52,7 @@ class Run {
     // ---- A step ---------------------------------------------------------------------------------
 
     void begin_step();
-    /// Shows that micro-batch i comes next. Returns false where a signal ends the run before it;
+    /// Shows that micro-batch i comes next. Returns false if a signal ends the run before it;
     /// the caller then drops the step.
     bool begin_micro_batch(int i);
     void end_micro_batch();
@@ -71,10 +71,10 @@ class Run {
     };
     Pause next_pause() const;
     /// Takes the outcomes of submitted steps: of all, or of all but those that the device may still
-    /// be computing. Returns false where a gradient was not finite, which ends the run.
+    /// be computing. Returns false if a gradient was not finite, which ends the run.
     bool settle(bool all);
     void begin_pause(const Pause& pause);
-    /// Returns false where a signal ended the evaluation, and with it the run.
+    /// Returns false if a signal ended the evaluation, and with it the run.
     bool evaluate();
     /// Prints one sample.
     void sample();
@@ -90,7 +90,7 @@ class Run {
     /// the only rank.
     void rescue();
     /// Does what is left to save, evaluate and sample, and prints how the run ended. Returns the
-    /// exit code; throws Error where the run failed.
+    /// exit code; throws Error if the run failed.
     int end();
 
   private:

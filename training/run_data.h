@@ -17,7 +17,7 @@
 
 namespace train_gpt {
 
-/// Throws Error where a configuration does not set something that a run needs, or names data of
+/// Throws Error if a configuration does not set something that a run needs, or names data of
 /// known_data.h that has not been made yet. `file`: the configuration's, for error messages.
 void require_run_inputs(const Config& config, const std::string& file);
 
@@ -29,7 +29,7 @@ class RunData {
     RunData(const RunData&) = delete;
     RunData& operator=(const RunData&) = delete;
 
-    /// Null where there is none: the data are token ids that nothing here can turn into text.
+    /// Null if there is none: the data are token ids that nothing here can turn into text.
     const Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
     /// The model, with the tokenizer's vocabulary where the configuration gives none.
     const DecoderSpec& spec() const { return spec_; }

@@ -32,7 +32,7 @@ struct EvaluationPlace {
 };
 
 /// Computes the validation loss, and HellaSwag where the configuration names it. Shows its progress
-/// on a terminal. Returns false, on all ranks, where a signal to one of them interrupted it.
+/// on a terminal. Returns false, on all ranks, if a signal to one of them interrupted it.
 bool evaluate_and_log(const Evaluations& on, const EvaluationPlace& at);
 
 /// Computes the validation loss that a new run starts from, without HellaSwag, if that takes 30
@@ -41,7 +41,7 @@ bool evaluate_and_log(const Evaluations& on, const EvaluationPlace& at);
 void evaluate_at_start(const Evaluations& on, const EvaluationPlace& at, double least_seconds);
 
 /// A note for the user where `tokenize` took the validation data from the end of the text, so that
-/// their loss may stay above the training loss; empty where it did not.
+/// their loss may stay above the training loss; empty if it did not.
 std::string note_on_validation(const std::string& glob);
 
 }  // namespace train_gpt

@@ -29,7 +29,7 @@ Json read_manifest(const fs::path& run_dir) {
     return fs::exists(file) ? try_parse_json(MappedFile(file).text()) : Json();
 }
 
-/// Throws Error where the files that a run would overwrite belong to something else. A folder with
+/// Throws Error if the files that a run would overwrite belong to something else. A folder with
 /// a lock or with checkpoints belongs to a run, and so may one whose manifest.json is damaged.
 void refuse_other_folders(const fs::path& folder) {
     const fs::path manifest = folder / run_manifest;
@@ -159,7 +159,7 @@ std::map<std::string, Json*> data_files(Json& manifest) {
 }
 
 /// The hash that an earlier start of the run recorded for a file that `tokenize` did not describe;
-/// empty where there is none.
+/// empty if there is none.
 std::string hash_by_run(const Json& entry) {
     return !entry.contains("tokens") && entry.contains("xxh3") && entry["xxh3"].is_string()
                ? entry["xxh3"].get<std::string>()

@@ -50,7 +50,7 @@ class RunFolder {
 /// The file of a run's folder that names its data.
 constexpr const char* run_manifest = "manifest.json";
 /// The hashes in a run folder's manifest.json, by path, of data that no data.json describes: a start
-/// of the run recorded them when it read the files. None where the folder has no manifest.
+/// of the run recorded them when it read the files. None if the folder has no manifest.
 std::map<std::string, std::string> hashes_by_run(const std::filesystem::path& run_folder);
 
 }  // namespace train_gpt

@@ -18,7 +18,7 @@ struct SelfcheckOptions {
 };
 
 /// Measures on all ranks at the same time, and a second time where a rank looks slow, since a
-/// momentary load slows a rank too. Prints the tables on the first rank. Returns 0 where no rank
+/// momentary load slows a rank too. Prints the tables on the first rank. Returns 0 if no rank
 /// was slow both times; else throws SharedError, after printing lines that name the slow ones.
 /// Takes 3 to 30 seconds.
 int selfcheck(const SelfcheckOptions& options, const Device& device, const World& world,
@@ -41,7 +41,7 @@ struct CollectiveRates {
 struct SelfcheckTable {
     std::vector<std::string> hosts, devices;  // of each rank
     std::vector<RankRates> rates;
-    std::vector<RankRates> rates_again;        // none where no rank looked slow
+    std::vector<RankRates> rates_again;        // none if no rank looked slow
     std::vector<CollectiveRates> collectives;  // none in a world of one
 };
 

@@ -46,8 +46,8 @@ void lower_priority_of_thread() {
     ::syscall(SYS_ioprio_set, this_thread, 0, best_effort | last);
 }
 
-/// verified.json; an empty object where there is none. An unusable file means that nothing was
-/// verified: everything is read again, and no checkpoint rests on verified data.
+/// verified.json; an empty object if there is none. An unusable file means that nothing was
+/// verified: everything is read again, and no checkpoint counts as trained on verified data.
 Json read_kept(const fs::path& file) {
     if (!fs::exists(file)) return Json::object();
     const Json json = try_parse_json(MappedFile(file).text());

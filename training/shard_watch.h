@@ -8,8 +8,8 @@
 //     {"sound_step": 8,
 //      "files": [{"path": …, "bytes": …, "modified": …, "inode": …, "xxh3": …}, …]}
 //
-// sound_step: checkpoints up to this step rest on verified data; those of later steps may rest on
-// damaged data until all of the run's data has been read. null: all of it has been verified.
+// sound_step: checkpoints up to this step were trained on verified data; those of later steps may
+// have been trained on damaged data until all data has been read. null: all of it is verified.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -63,11 +63,11 @@ class ShardWatch {
     /// shards that had none in its manifest.json. Returns damage that any of them has found.
     std::optional<Damage> settle();
 
-    /// Checkpoints up to this step rest on verified data; INT64_MAX: all do. The same on all ranks,
+    /// Checkpoints up to this step used verified data; INT64_MAX: all did. The same on all ranks,
     /// as of the last settle().
     int64_t sound_step() const { return sound_step_; }
 
-    /// sound_step() as a run folder records it; nothing where all data was verified or nothing is
+    /// sound_step() as a run folder records it; nothing if all data was verified or nothing is
     /// known.
     static std::optional<int64_t> kept_sound_step(const std::filesystem::path& run_dir);
 

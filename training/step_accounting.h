@@ -14,7 +14,7 @@ class StepAccounting {
     void add(const StepTimes& times);
 
     /// Collective: each phase's share of the mean step over all ranks and, with several ranks,
-    /// which one computes longest and by how much more than the median. Empty where there were too
+    /// which one computes longest and by how much more than the median. Empty if there were too
     /// few steps.
     std::string summary(const World& world) const;
 

@@ -109,7 +109,7 @@ struct Linear {
     }
 };
 
-/// Seconds of one product; 0 where it was not measured.
+/// Seconds of one product; 0 if it was not measured.
 struct ProductTimes {
     double project = 0, library = 0, library_packed = 0;
     double best() const {

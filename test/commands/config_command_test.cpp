@@ -84,12 +84,12 @@ TEST_CASE("data that a script downloads and that is missing is named with the sc
     for (const std::string key : {"tokenizer.path", "data.train", "data.val"}) {
         const Outcome outcome =
             train_gpt_with(w.train(directory / "run", {"--set", key + "=" + missing}));
-        check_refused(outcome, 1, {missing, "scripts/data.sh gpt2 gets it"});
+        check_refused(outcome, 1, {missing, "run scripts/data.sh gpt2"});
     }
     check_refused(train_gpt_with({"tokenize", w.text(), "--tokenizer", missing, "--out",
                                   directory / "shards"}),
-                  1, {missing, "scripts/data.sh gpt2 gets it"});
+                  1, {missing, "run scripts/data.sh gpt2"});
     check_refused(train_gpt_with({"plan", w.config(), "--set", "tokenizer.path=" + missing}), 1,
-                  {missing, "scripts/data.sh gpt2 gets it"});
+                  {missing, "run scripts/data.sh gpt2"});
     CHECK_FALSE(fs::exists(directory / "run"));
 }

@@ -283,8 +283,8 @@ TEST_CASE("training data are one glob or a list of sources with weights", "[conf
              {R"([{"glob": "a", "weight": "1"}])", R"(has "weight": "1")"},
              {R"([{"glob": "a", "wieght": 1}])", R"(has "wieght": 1)"},
              {R"([{"glob": "a", "name": "x"}, {"glob": "b", "name": "x"}])",
-              R"(source 2 of the list has the name of one before it, "x")"},
-             {R"([{"glob": "a"}, {"glob": "a"}])", R"(the name of one before it, "a")"},
+              R"(source 2 of the list has the same name as an earlier source, "x")"},
+             {R"([{"glob": "a"}, {"glob": "a"}])", R"(the same name as an earlier source, "a")"},
              {R"([{"glob": "a\u0000"}])", R"(has "glob": "a\u0000")"}}) {
         CAPTURE(bad);
         check_names(refusal(R"({"data": {"train": )" + bad + "}}"),

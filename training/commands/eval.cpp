@@ -33,16 +33,17 @@ ValidationWindows open_windows(const CommandLine& line, const std::string& data,
             return ValidationWindows(shards, session.model().options().T, line.max_tokens);
         } catch (const Error& error) {
             if (!line.data.empty()) throw;
-            throw Error(error.what(),
-                        " (the data that the checkpoint names, looked for from this folder; "
-                        "--data GLOB names others)");
+            throw Error(
+                error.what(),
+                " (the checkpoint names these data, relative to the current folder; use --data "
+                "GLOB for others)");
         }
     }();
     std::vector<std::filesystem::path> read;
     for (int i = 0; i < windows.shards_read() && !shards->synthetic(); ++i)
         read.push_back(shards->shard_path(i));
     std::vector<RecordedFile> files = recorded_shards(read);
-    // Of shards that no data.json describes, the run has recorded hashes when it read them.
+    // For shards that no data.json describes, the run recorded hashes when it first read them.
     const std::filesystem::path run = session.path().parent_path();
     if (line.data.empty())
         for (const auto hashes = hashes_by_run(run); RecordedFile & file : files)
