@@ -474,7 +474,7 @@ TEST_CASE("a vocabulary that differs from the data's or the checkpoint's is refu
 
     fs::copy(finished_run(), directory / "run", fs::copy_options::recursive);
     check_refused(train_gpt_with(w.train(directory / "run", all_theirs)), 1,
-                  {"has other tokens", "tokenizer.path"});
+                  {"has different tokens", "tokenizer.path"});
     const Outcome started = check_succeeds(train_gpt_with(w.train(
         directory / "other",
         all_theirs + Arguments{"--set", "model.init_from=" + finished_run(), "--stop-at", "1"})));
