@@ -26,41 +26,45 @@ struct PackedHeads {
           v(heads_view(qkv, s.H + s.H_kv, s.T, s.D)) {}
 };
 
-void norm1(Stream& stream, const UnitLease& w, const BlockParameters& p,
-           const BlockActivations& a) {
-    norm_forward(stream, {.out = a.norm1,
+void norm1(Stream& stream, const Block& block) {
+    const BlockActivations& a = block.activations;
+    norm_forward(stream, {.norm = block.spec.norm,
+                          .out = a.norm1,
                           .stats = a.stats1,
                           .x = a.x,
-                          .w = w.weight(p.norm1_w),
-                          .b = w.weight(p.norm1_b)});
+                          .w = block.weights.weight(block.parameters.norm1_w),
+                          .b = block.weights.weight(block.parameters.norm1_b),
+                          .epsilon = block.spec.norm_epsilon});
 }
 
-void norm2(Stream& stream, const UnitLease& w, const BlockParameters& p,
-           const BlockActivations& a) {
-    norm_forward(stream, {.out = a.norm2,
+void norm2(Stream& stream, const Block& block) {
+    const BlockActivations& a = block.activations;
+    norm_forward(stream, {.norm = block.spec.norm,
+                          .out = a.norm2,
                           .stats = a.stats2,
                           .x = a.x_mid,
-                          .w = w.weight(p.norm2_w),
-                          .b = w.weight(p.norm2_b)});
+                          .w = block.weights.weight(block.parameters.norm2_w),
+                          .b = block.weights.weight(block.parameters.norm2_b),
+                          .epsilon = block.spec.norm_epsilon});
 }
 
 }  // namespace
 
-void block_before_attention(Stream& stream, const UnitLease& w, const BlockParameters& p,
-                            const BlockActivations& a) {
-    norm1(stream, w, p, a);
+void block_before_attention(Stream& stream, const Block& block) {
+    const auto& [spec, w, p, a, s] = block;
+    norm1(stream, block);
     linear_forward(stream,
                    {.out = a.qkv, .x = a.norm1, .w = w.weight(p.qkv_w), .bias = w.weight(p.qkv_b)});
 }
 
-void block_after_attention(Stream& stream, const UnitLease& w, const BlockParameters& p,
-                           const BlockActivations& a, Tensor out) {
+void block_after_attention(Stream& stream, const Block& block, Tensor out) {
+    const auto& [spec, w, p, a, s] = block;
     linear_forward(stream, {.out = a.x_mid,
                             .x = a.att,
                             .w = w.weight(p.out_w),
                             .bias = w.weight(p.out_b),
                             .residual = a.x});
-    norm2(stream, w, p, a);
+    norm2(stream, block);
     linear_forward(stream, {.out = a.gelu,
                             .x = a.norm2,
                             .w = w.weight(p.up_w),
@@ -74,9 +78,10 @@ void block_after_attention(Stream& stream, const UnitLease& w, const BlockParame
                                 .residual = a.x_mid});
 }
 
-void block_forward(Stream& stream, const UnitLease& w, const BlockParameters& p,
-                   const BlockActivations& a, const AttentionShape& s, Tensor out) {
-    block_before_attention(stream, w, p, a);
+void block_forward(Stream& stream, const Block& block, Tensor out) {
+    const BlockActivations& a = block.activations;
+    const AttentionShape& s = block.attention;
+    block_before_attention(stream, block);
     const PackedHeads heads(a.qkv, s);
     attention_forward(stream, {.shape = s,
                                .q = heads.q,
@@ -84,17 +89,17 @@ void block_forward(Stream& stream, const UnitLease& w, const BlockParameters& p,
                                .v = heads.v,
                                .out = heads_view(a.att, 0, s.T, s.D),
                                .lse = a.lse.as<float>()});
-    block_after_attention(stream, w, p, a, out);
+    block_after_attention(stream, block, out);
 }
 
-void block_backward(Stream& stream, ParameterCollectives& store, const UnitLease& w,
-                    const BlockBackward& args) {
-    const BlockParameters& p = args.parameters;
-    const BlockActivations& a = args.activations;
-    const BlockGradients& g = args.gradients;
-    const AttentionShape& s = args.attention;
-    const bool inputs = args.part != Backward::weights, weights = args.part != Backward::inputs;
-    const bool apart = args.part != Backward::both;
+void block_backward(Stream& stream, ParameterCollectives& store, const Block& block,
+                    const BlockGradients& g, Recompute recompute, Backward part) {
+    const UnitLease& w = block.weights;
+    const BlockParameters& p = block.parameters;
+    const BlockActivations& a = block.activations;
+    const AttentionShape& s = block.attention;
+    const bool inputs = part != Backward::weights, weights = part != Backward::inputs;
+    const bool apart = part != Backward::both;
     const auto weight_gradient = [&](int weight, int bias, Tensor x, Tensor dy) {
         if (weights)
             linear_backward_weight(
@@ -105,11 +110,11 @@ void block_backward(Stream& stream, ParameterCollectives& store, const UnitLease
                               {.dx = dx, .dy = dy, .w = w.weight(weight), .preact = preact});
     };
 
-    if (inputs && args.recompute == Recompute::block) {
-        block_forward(stream, w, p, a, s, {});
-    } else if (inputs && args.recompute == Recompute::elementwise) {
+    if (inputs && recompute == Recompute::block) {
+        block_forward(stream, block, {});
+    } else if (inputs && recompute == Recompute::elementwise) {
         gelu_forward(stream, a.gelu, a.preact);
-        norm2(stream, w, p, a);
+        norm2(stream, block);
     }
 
     // MLP
@@ -119,7 +124,8 @@ void block_backward(Stream& stream, ParameterCollectives& store, const UnitLease
     weight_gradient(p.up_w, p.up_b, a.norm2, g.dup);
     if (inputs) {
         input_gradient(g.dy, g.dup, p.up_w);
-        norm_backward(stream, {.dres = g.dres,
+        norm_backward(stream, {.norm = block.spec.norm,
+                               .dres = g.dres,
                                .dw = store.sink(p.norm2_w),
                                .db = store.sink(p.norm2_b),
                                .dy = g.dy,
@@ -145,12 +151,13 @@ void block_backward(Stream& stream, ParameterCollectives& store, const UnitLease
                                     .dq = gradients.q,
                                     .dk = gradients.k,
                                     .dv = gradients.v});
-        if (args.recompute == Recompute::elementwise) norm1(stream, w, p, a);
+        if (recompute == Recompute::elementwise) norm1(stream, block);
     }
     weight_gradient(p.qkv_w, p.qkv_b, a.norm1, g.dqkv);
     if (!inputs) return;
     input_gradient(g.dy, g.dqkv, p.qkv_w);
-    norm_backward(stream, {.dres = g.dres,
+    norm_backward(stream, {.norm = block.spec.norm,
+                           .dres = g.dres,
                            .dw = store.sink(p.norm1_w),
                            .db = store.sink(p.norm1_b),
                            .dy = g.dy,

@@ -29,6 +29,15 @@ struct BlockGradients {
     Tensor dout = {}, dmid = {};
 };
 
+/// A block and the micro-batch, or the tokens, that it works on.
+struct Block {
+    const DecoderSpec& spec;
+    const UnitLease& weights;
+    const BlockParameters& parameters;
+    const BlockActivations& activations;
+    AttentionShape attention = {};  // of block_forward and block_backward
+};
+
 /// Which gradients a backward pass computes: those of inputs, those of weights, or both. A pass of
 /// `inputs` and one of `weights` after it do the same as `both`. Gradients that norms sum up (their
 /// own, and the bias of the projection before) come with the inputs.
@@ -38,28 +47,16 @@ enum class Backward { both, inputs, weights };
 HeadsView heads_view(Tensor packed, int first, int T, int D);
 
 /// Computes norm1, stats1 and qkv from x.
-void block_before_attention(Stream& stream, const UnitLease& weights, const BlockParameters& p,
-                            const BlockActivations& a);
+void block_before_attention(Stream& stream, const Block& block);
 /// Computes x_mid … gelu from att and x, and out [M, C], the next block's x. out is absent in
 /// recomputation, which does not need it.
-void block_after_attention(Stream& stream, const UnitLease& weights, const BlockParameters& p,
-                           const BlockActivations& a, Tensor out);
+void block_after_attention(Stream& stream, const Block& block, Tensor out);
 /// Both halves, with causal attention within the batch.
-void block_forward(Stream& stream, const UnitLease& weights, const BlockParameters& p,
-                   const BlockActivations& a, const AttentionShape& attention, Tensor out);
+void block_forward(Stream& stream, const Block& block, Tensor out);
 
-struct BlockBackward {
-    const BlockParameters& parameters;
-    const BlockActivations& activations;
-    const BlockGradients& gradients;
-    AttentionShape attention;
-    Recompute recompute = Recompute::none;
-    Backward part = Backward::both;
-};
-
-/// gradients.dres holds the gradient of the block's output and, unless only those of weights are
-/// computed, receives the gradient of its input. Weight gradients go to the sinks of `store`.
-void block_backward(Stream& stream, ParameterCollectives& store, const UnitLease& weights,
-                    const BlockBackward& args);
+/// g.dres holds the gradient of the block's output and, unless only those of weights are computed,
+/// receives the gradient of its input. Weight gradients go to the sinks of `store`.
+void block_backward(Stream& stream, ParameterCollectives& store, const Block& block,
+                    const BlockGradients& g, Recompute recompute, Backward part = Backward::both);
 
 }  // namespace train_gpt

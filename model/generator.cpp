@@ -135,9 +135,10 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
     for (int l = 0; l < spec_.n_layer; ++l) {
         const BlockParameters& p = registry_.blocks[static_cast<size_t>(l)];
         const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(p.norm1_w));
-        block_before_attention(stream, weights, p, a);
+        const Block block{spec_, weights, p, a};
+        block_before_attention(stream, block);
         attend(stream, l, a, T);
-        block_after_attention(stream, weights, p, a, out);
+        block_after_attention(stream, block, out);
         std::swap(a.x, out);
     }
     position_ += T;
@@ -145,11 +146,13 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
     {
         const UnitLease weights =
             parameters_.acquire(stream, registry_.unit_of(registry_.final_norm_w));
-        norm_forward(stream, {.out = final_norm_,
+        norm_forward(stream, {.norm = spec_.norm,
+                              .out = final_norm_,
                               .stats = {},
                               .x = a.x.row_range(T - 1, 1),
                               .w = weights.weight(registry_.final_norm_w),
-                              .b = weights.weight(registry_.final_norm_b)});
+                              .b = weights.weight(registry_.final_norm_b),
+                              .epsilon = spec_.norm_epsilon});
     }
     const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(registry_.head));
     head_logits(stream, logits_, final_norm_, weights.weight(registry_.head), logits_scratch_);

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/norm.h"
+
 namespace train_gpt {
 
 struct Family;
@@ -16,12 +18,14 @@ struct DecoderSize {
 /// Returns the size. Throws Error, whose message begins with `where`, when an extent is impossible.
 const DecoderSize& checked(const DecoderSize& size, const std::string& where);
 
-/// A pre-norm decoder: LayerNorm, causal attention, and an MLP with tanh-GELU. Its query heads share
-/// n_kv_head key/value heads in groups of equal size.
+/// A pre-norm decoder with causal attention and an MLP with tanh-GELU. Its query heads share n_kv_head
+/// key/value heads in groups of equal size.
 struct DecoderSpec {
     const Family* family = nullptr;
     int n_layer = 0, n_head = 0, n_kv_head = 0, head_size = 0, n_embd = 0, n_ff = 0, n_ctx = 0;
     int64_t vocab_size = 0;
+    Norm norm = Norm::layer;
+    float norm_epsilon = 1e-5f;
     bool biases = true;             // of linear layers and norms
     bool tied_head = true;          // the output head is the token embedding
     bool learned_positions = true;  // added to the token embedding

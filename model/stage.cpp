@@ -163,17 +163,20 @@ void Stage::forward(Stream& stream, int slot_index, const TokenBatch& batch, Ten
         const Tensor next = l + 1 < layers()         ? slot.blocks[i + 1].x
                             : registry_.ends_model() ? slot.out
                                                      : out;
-        block_forward(stream, weights, registry_.blocks[i], slot.blocks[i], attention_shape(batch),
+        block_forward(stream,
+                      {spec_, weights, registry_.blocks[i], slot.blocks[i], attention_shape(batch)},
                       next);
     }
     if (!registry_.ends_model()) return;
     const UnitLease weights =
         parameters_.acquire(stream, registry_.unit_of(registry_.final_norm_w));
-    norm_forward(stream, {.out = slot.final_norm,
+    norm_forward(stream, {.norm = spec_.norm,
+                          .out = slot.final_norm,
                           .stats = slot.final_stats,
                           .x = slot.out,
                           .w = weights.weight(registry_.final_norm_w),
-                          .b = weights.weight(registry_.final_norm_b)});
+                          .b = weights.weight(registry_.final_norm_b),
+                          .epsilon = spec_.norm_epsilon});
 }
 
 void Stage::embed(Stream& stream, Tensor out, const TokenBatch& batch) {
@@ -208,7 +211,8 @@ void Stage::backward_head(Stream& stream, const Slot& slot, const TokenBatch& ba
     {
         const UnitLease weights = parameters_.acquire(stream, unit);
         parameters_.prefetch(stream, unit - 1);
-        norm_backward(stream, {.dres = dres_,
+        norm_backward(stream, {.norm = spec_.norm,
+                               .dres = dres_,
                                .dw = parameters_.sink(registry_.final_norm_w),
                                .db = parameters_.sink(registry_.final_norm_b),
                                .dy = dy_,
@@ -228,13 +232,10 @@ void Stage::backward_blocks(Stream& stream, Slot& slot, const TokenBatch& batch,
         {
             const UnitLease weights = parameters_.acquire(stream, unit);
             if (unit > 0) parameters_.prefetch(stream, unit - 1);
-            block_backward(stream, parameters_, weights,
-                           {.parameters = registry_.blocks[i],
-                            .activations = slot.blocks[i],
-                            .gradients = slot.gradients[i],
-                            .attention = attention_shape(batch),
-                            .recompute = options_.recompute,
-                            .part = part});
+            block_backward(
+                stream, parameters_,
+                {spec_, weights, registry_.blocks[i], slot.blocks[i], attention_shape(batch)},
+                slot.gradients[i], options_.recompute, part);
         }
         if (part != Backward::inputs) parameters_.gradients_ready(stream, unit);
     }

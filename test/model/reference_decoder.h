@@ -39,12 +39,14 @@ class ReferenceDecoder {
     Row norm(const Row& x, int w, int b) const {
         const double n = static_cast<double>(x.size());
         double mean = 0, variance = 0;
-        for (const double v : x) mean += v / n;
+        for (const double v : x)
+            if (spec_.norm == Norm::layer) mean += v / n;
         for (const double v : x) variance += (v - mean) * (v - mean) / n;
         Row y(x.size());
         for (size_t c = 0; c < x.size(); ++c) {
             const auto i = static_cast<int64_t>(c);
-            y[c] = (x[c] - mean) / std::sqrt(variance + 1e-5) * at(w, i) + (b < 0 ? 0 : at(b, i));
+            y[c] = (x[c] - mean) / std::sqrt(variance + double{spec_.norm_epsilon}) * at(w, i) +
+                   (b < 0 ? 0 : at(b, i));
         }
         return y;
     }

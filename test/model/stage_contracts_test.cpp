@@ -25,6 +25,8 @@ DecoderSpec random_spec(int least_layers = 1) {
                                   .vocab_size = random_int(30, 150)});
     spec.n_kv_head = n_kv_head;
     spec.n_ff = static_cast<int>(random_int(2, 9)) * 8;
+    spec.norm = random_int(0, 1) ? Norm::rms : Norm::layer;
+    spec.norm_epsilon = random_int(0, 1) ? 1e-5f : 1e-6f;
     spec.biases = random_int(0, 1) == 0;
     spec.tied_head = random_int(0, 1) == 0;
     spec.learned_positions = random_int(0, 1) == 0;
@@ -33,8 +35,8 @@ DecoderSpec random_spec(int least_layers = 1) {
 
 std::string described(const DecoderSpec& spec) {
     return concat(spec.n_layer, " layers, ", spec.n_head, "/", spec.n_kv_head, " heads of ",
-                  spec.head_size, ", n_ff ", spec.n_ff, spec.biases ? "" : ", no biases",
-                  spec.tied_head ? "" : ", own head",
+                  spec.head_size, ", n_ff ", spec.n_ff, spec.norm == Norm::rms ? ", RMSNorm" : "",
+                  spec.biases ? "" : ", no biases", spec.tied_head ? "" : ", own head",
                   spec.learned_positions ? "" : ", no positions");
 }
 
