@@ -78,8 +78,8 @@ class Progress {
 /// A step that takes longer is announced, and its micro-batches are shown as they are done.
 constexpr double slow_step_seconds = 10;
 
-/// How long a step of `flops` takes at least, and all `steps` remaining ones; printed before the first
-/// one.
+/// How long a step of `flops` takes at least, and all `steps` remaining ones together; printed before
+/// the first one.
 std::string describe_slow_steps(double flops, double seconds, int64_t steps);
 
 /// "1:02:03" or "2:03"

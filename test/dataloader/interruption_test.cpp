@@ -24,6 +24,58 @@ void interrupt(const PrepareOptions& options) {
     }));
 }
 
+/// Asks the command to end, again and again, until it is done. `folder` must not exist and is removed.
+void check_stops(PrepareOptions options, const std::string& folder,
+                 const std::map<std::string, std::string>& expected) {
+    options.out = folder;
+    int stops = 0;
+    for (int64_t patience = 1;; patience = random_int(1, 6), ++stops) {
+        REQUIRE(stops < 1000);
+        // Counting words for a vocabulary starts again each time.
+        const std::string trained = folder + "/.tokenize.tmp/tokenizer.json";
+        if (prepare(options, nullptr, [&] { return fs::exists(trained) && --patience < 0; })) break;
+        CHECK_FALSE(fs::exists(folder + "/data.json"));
+        CHECK(fs::exists(folder + "/.tokenize.tmp"));
+    }
+    CHECK(stops > 0);
+    CHECK(difference(files_in(folder), expected) == "");
+    CHECK_FALSE(fs::exists(folder + "/.tokenize.tmp"));
+    fs::remove_all(folder);
+}
+
+/// Kills the command, again and again, until it is done. `folder` must not exist and is removed.
+void check_kills(PrepareOptions options, const std::string& folder,
+                 const std::map<std::string, std::string>& expected) {
+    options.out = folder;
+    int kills = 0;
+    for (bool done = false; !done;) {
+        REQUIRE(kills < 1000);
+        const pid_t process = ::fork();
+        REQUIRE(process >= 0);
+        if (process == 0) {
+            try {
+                prepare(options, nullptr);
+            } catch (...) {
+                ::_exit(1);
+            }
+            ::_exit(0);
+        }
+        // Later processes get more time, so that some of them finish.
+        std::this_thread::sleep_for(
+            std::chrono::microseconds(random_int(1000, 20'000 * (kills + 1))));
+        ::kill(process, SIGKILL);
+        int status = 0;
+        ::waitpid(process, &status, 0);
+        kills += WIFSIGNALED(status);
+        done = WIFEXITED(status);
+        if (done) CHECK(WEXITSTATUS(status) == 0);
+        if (!done && fs::exists(folder + "/data.json") && read_data_manifest(folder).complete)
+            CHECK(difference(files_in(folder), expected) == "");
+    }
+    CHECK(difference(files_in(folder), expected) == "");
+    fs::remove_all(folder);
+}
+
 }  // namespace
 
 TEST_CASE(
@@ -60,53 +112,8 @@ TEST_CASE(
         const auto expected = files_in(folder / "whole");
         fs::remove_all(folder / "whole");
 
-        // Asked to end, again and again
-        options.out = folder / "stopped";
-        int stops = 0;
-        for (int64_t patience = 1;; patience = random_int(1, 6), ++stops) {
-            REQUIRE(stops < 1000);
-            // Counting words for a vocabulary starts again each time.
-            const std::string trained = folder / "stopped/.tokenize.tmp/tokenizer.json";
-            if (prepare(options, nullptr, [&] { return fs::exists(trained) && --patience < 0; }))
-                break;
-            CHECK_FALSE(fs::exists(folder / "stopped/data.json"));
-            CHECK(fs::exists(folder / "stopped/.tokenize.tmp"));
-        }
-        CHECK(stops > 0);
-        CHECK(difference(files_in(folder / "stopped"), expected) == "");
-        CHECK_FALSE(fs::exists(folder / "stopped/.tokenize.tmp"));
-        fs::remove_all(folder / "stopped");
-
-        // Killed
-        options.out = folder / "killed";
-        int kills = 0;
-        for (bool done = false; !done;) {
-            REQUIRE(kills < 1000);
-            const pid_t process = ::fork();
-            REQUIRE(process >= 0);
-            if (process == 0) {
-                try {
-                    prepare(options, nullptr);
-                } catch (...) {
-                    ::_exit(1);
-                }
-                ::_exit(0);
-            }
-            // Later processes get more time, so that some of them finish.
-            std::this_thread::sleep_for(
-                std::chrono::microseconds(random_int(1000, 20'000 * (kills + 1))));
-            ::kill(process, SIGKILL);
-            int status = 0;
-            ::waitpid(process, &status, 0);
-            kills += WIFSIGNALED(status);
-            done = WIFEXITED(status);
-            if (done) CHECK(WEXITSTATUS(status) == 0);
-            if (!done && fs::exists(folder / "killed/data.json") &&
-                read_data_manifest(folder / "killed").complete)
-                CHECK(difference(files_in(folder / "killed"), expected) == "");
-        }
-        CHECK(difference(files_in(folder / "killed"), expected) == "");
-        fs::remove_all(folder / "killed");
+        check_stops(options, folder / "stopped", expected);
+        check_kills(options, folder / "killed", expected);
     }
 }
 
