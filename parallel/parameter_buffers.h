@@ -105,7 +105,7 @@ class ParameterBuffers {
     float* gradient_ = nullptr;  // all; with ZeRO-2 the owned ones
     std::vector<Piece> pieces_;
 
-    // ZeRO-2: gradients of a micro-batch. Unit 0 has room of its own, since its gradient is first
+    // ZeRO-2: gradients of a micro-batch. Unit 0 has a separate buffer, since its gradient is first
     // written when the backward pass begins and last when it ends; the buckets of blocks take
     // turns: one is reduced while the next is written.
     static constexpr size_t turns = 2;

@@ -67,14 +67,14 @@ class ParameterCollectives {
     /// All gradients of a unit have been written for one more micro-batch. With ZeRO-2 units become
     /// ready from the last one down, and no other micro-batch writes gradients until all are.
     void gradients_ready(Stream& stream, int unit);
-    /// In place of a micro-batch, on a rank that has one less than others: takes part in what they
-    /// reduce in it.
+    /// For a rank with one micro-batch fewer than the others: takes part in their reductions instead
+    /// of computing one.
     void skip_micro_batch(Stream& stream);
-    /// Later work of the stream finds the gradient sums of the step, over all ranks, in the pieces
-    /// of the buffers, and what after_sums() was given done for every bucket.
+    /// After this, work on the stream finds the step's gradient sums over all ranks in the buffers'
+    /// pieces, and the work given to after_sums() done for every bucket.
     void finish_gradients(Stream& stream);
     /// Does `work` as soon as the gradient sums of a bucket are in its pieces: on a GPU with other
-    /// ranks behind the bucket's reduction, beside the backward pass of the blocks before it.
+    /// ranks after the bucket's reduction, concurrently with the backward pass of earlier blocks.
     void after_sums(std::function<void(Stream&, size_t bucket)> work) {
         after_sums_ = std::move(work);
     }

@@ -21,20 +21,20 @@ class ParameterState {
     /// The logical elements of parameter i in fp32: the master where this rank holds it, else the
     /// weight.
     void get(int i, std::span<float> values) const;
-    /// Weights of parameter i from element `first` on, for the host, behind all work on the device.
+    /// Weights of parameter i from element `first` on, for the host, after all work on the device.
     void read_weights(int i, int64_t first, std::span<float> values) const;
 
     enum class State : uint8_t { master, moment1, moment2, gradient };
     /// Elements first … of a state of parameter i, from and to the host, behind all work on the
-    /// device. Of values for elements that are not this rank's, read() leaves the places as they
-    /// are, and write() takes none. What is written to the masters is rounded into the weights,
+    /// device. read() leaves values of elements that other ranks hold unchanged, and write() ignores
+    /// them. What is written to the masters is rounded into the weights,
     /// also of elements that are not this rank's.
     void read(State state, int i, int64_t first, std::span<float> values) const;
     void write(State state, int i, int64_t first, std::span<const float> values);
     /// A state of a piece for the host to read: in place, or from a GPU copied into `copied`.
     std::span<const float> host_view(const ParameterBuffers::Piece& piece, State state,
                                      std::vector<float>& copied) const;
-    /// Zeroes what lies behind the logical elements of weights and states.
+    /// Zeroes the padding after the logical elements of weights and states.
     void clear_padding();
 
   private:

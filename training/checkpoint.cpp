@@ -404,7 +404,7 @@ std::vector<RecordedFile> recorded_files(const fs::path& checkpoint) {
     const int64_t named = step_of_name(checkpoint.filename().string());
     if (const int64_t step = field<int64_t>(manifest, "step", path);
         step < 0 || (named >= 0 && named != step))
-        throw Error(path.string(), " speaks of step ", step, advice);
+        throw Error(path.string(), " is of step ", step, advice);
     const auto files = field<std::map<std::string, Json>>(manifest, "files", path);
     for (const char* name : {"config.json", "model.safetensors", "train_gpt.json"})
         if (!files.count(name)) throw Error(path.string(), " does not list ", name, advice);

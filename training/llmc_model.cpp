@@ -81,7 +81,7 @@ StoredModel open_llmc_model(const fs::path& path) {
         end += static_cast<uint64_t>(embedding ? padded * spec.n_embd : p.numel()) * element;
     }
     if (bytes.size() != end)
-        throw Error(path.string(), " has ", bytes.size(), " bytes, but its header calls for ", end,
+        throw Error(path.string(), " has ", bytes.size(), " bytes, but its header requires ", end,
                     "; it is damaged or incomplete, so copy it again");
 
     model.read = [file, offsets, element](const Parameter& p, int64_t first,

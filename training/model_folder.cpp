@@ -95,7 +95,7 @@ struct FolderTensors {
             if (!is_new)
                 throw Error(path.string(), " holds ", quoted(info.name), ", which ",
                             at->second.file->path().string(), " holds as ",
-                            quoted(at->second.info->name), "; one of them must go");
+                            quoted(at->second.info->name), "; remove one of them");
         }
     }
 };
@@ -253,7 +253,7 @@ void require_same_model(const fs::path& directory, const DecoderSpec& found,
     const auto require = [&](const char* key, int64_t have, int64_t want) {
         if (have != want)
             throw Error("the model in ", directory.string(), " has ", key, " = ", have,
-                        ", but the configuration says ", want,
+                        ", but the configuration has ", want,
                         "; change the configuration, or choose another run_dir or model.init_from");
     };
     require("n_layer", found.n_layer, wanted.n_layer);

@@ -358,8 +358,8 @@ PlanReport plan_report(const Config& given, const Device& device, int world) {
         plans.push_back(plan_memory(config, spec, dtype, level, device, world));
     PlanReport report;
     report.text = concat(describe_run(config, spec, dtype, device, world),
-                         "\nmemory of each rank, by what is recomputed in the backward pass\n",
-                         levels_table(plans, device), "\nbatch.micro_batch = ", fit.micro_batch,
+                         "\nmemory of each rank, by recompute level\n", levels_table(plans, device),
+                         "\nbatch.micro_batch = ", fit.micro_batch,
                          ", precision.recompute = ", name_of(fit.recompute), ": ",
                          format_bytes(fit.bytes), " of ", format_bytes(available),
                          " available here", fit.bytes > available ? ": DOES NOT FIT" : "", "\n");

@@ -32,12 +32,12 @@ struct Fit {
     uint64_t bytes = 0;  // of each rank
 };
 
-/// batch.micro_batch and precision.recompute as given. Where they are 0 and "auto", they are chosen
+/// batch.micro_batch and precision.recompute as given. If they are 0 and "auto", they are chosen
 /// for speed among the micro-batches that divide a step, feed all ranks and fit into `available`
 /// bytes: the busiest rank must finish earliest. The estimate: a micro-batch of n tokens takes the
 /// time of n + 64 tokens (n + 1,024 on a GPU), 4 % more when element-wise results are recomputed,
 /// 33 % more when blocks are. A chosen micro-batch has at most 4,096 tokens (65,536 on a GPU),
-/// beyond which nothing is gained, or one sequence where that is longer. Where nothing fits: the
+/// beyond which nothing is gained, or one sequence where that is longer. If nothing fits: the
 /// choice that needs the least memory. Throws Error where a step cannot feed all ranks; the message
 /// says what can.
 Fit fit_into(uint64_t available, const Config& config, const DecoderSpec& spec, DType dtype,
@@ -49,16 +49,16 @@ Choices choose_by_memory(const Choices& kept, uint64_t available, const Config& 
                          const DecoderSpec& spec, DType dtype, const Device& device, int ranks = 1);
 
 /// The smallest change that makes the configuration fit into `available` bytes on each rank, as a
-/// sentence; where none does, the least memory that it would need.
+/// sentence; if none does, the least memory that it would need.
 std::string change_that_fits(const Config& config, const DecoderSpec& spec, DType dtype,
                              const Device& device, uint64_t available, int ranks = 1);
 
-/// Allocates the memory of a run's plan. Where there is not enough, the Error says what takes how
+/// Allocates the memory of a run's plan. If there is not enough, the Error says what takes how
 /// much and what would fit.
 Arena allocate(const Arena& plan, const Config& config, const DecoderSpec& spec, DType dtype,
                int ranks = 1);
 
-/// Allocates the memory of a plan. Where there is not enough, the Error says what takes how much.
+/// Allocates the memory of a plan. If there is not enough, the Error says what takes how much.
 Arena allocate(const Arena& plan);
 
 /// What `train_gpt plan` prints; problem: why the run cannot start here, empty where it can.

@@ -174,8 +174,8 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
     if (bytes.size() < sizeof header) refuse(path, concat("it has only ", bytes.size(), " bytes"));
     std::memcpy(&header, bytes.data(), sizeof header);
     if (header > max_header || header > bytes.size() - sizeof header)
-        refuse(path, concat("it announces a header of ", header, " bytes, but has ", bytes.size(),
-                            " bytes in all"));
+        refuse(path, concat("its length field gives a header of ", header, " bytes, but has ",
+                            bytes.size(), " bytes in all"));
     data_start_ = sizeof header + header;
     const uint64_t data_bytes = bytes.size() - data_start_;
 

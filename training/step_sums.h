@@ -13,7 +13,7 @@ struct StepSums {
     double stop_requests = 0;  // 1 of each rank that wants the run to stop after this step
     double loss_of_source[Mixture::max_sources] = {};  // if training data come from several
 
-    /// How many of these sums a step with so many sources of training data has.
+    /// The number of these sums in a step with this many sources of training data.
     static constexpr int64_t count(int sources) { return 2 + (sources > 1 ? sources : 0); }
 };
 static_assert(sizeof(StepSums) ==

@@ -90,7 +90,7 @@ Product describe_product(const dnnl::engine& engine, const GemmShape& shape) {
         if (error.status != dnnl_unimplemented) {
             throw Error("oneDNN cannot prepare a matrix product of ", shape.m, "×", shape.k, "×",
                         shape.n, " in ", name_of(shape.in), ": ", error.what(),
-                        "; set kernels.gemm to \"own\" to do without it.");
+                        "; set kernels.gemm to \"own\" to run without it.");
         }
     }
     return product;

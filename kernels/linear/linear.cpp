@@ -36,7 +36,7 @@ bool use_onednn(Library library, const GemmShape& shape) {
 
 /// The shape for oneDNN with the weight, here B, packed, if that pays off. In fp32, packing costs
 /// about as much as 60 of the rows that use it, and makes the others up to 1.2 (Zen 5) or 1.7 times
-/// (Xeons) as fast; in bf16 it costs what it gains. A library that copies the weight anyway gains
+/// (Xeons) as fast; in bf16 the gain equals the cost. A library that copies the weight anyway gains
 /// nothing. rows: the total of all products with this weight.
 std::optional<GemmShape> packed(Library library, GemmShape shape, int64_t rows) {
     constexpr int64_t most_bytes = 64 << 20;  // of scratch; not enough for the weight of a head

@@ -163,7 +163,7 @@ TEST_CASE("a damaged safetensors header is refused with the file and the fault n
         {"", "only 0 bytes"},
         {"abc", "only 3 bytes"},
         {std::string(8, '\xff'), "header of 18446744073709551615 bytes"},
-        {raw_file("{" + a + "}", "").substr(0, 30), "announces a header"},
+        {raw_file("{" + a + "}", "").substr(0, 30), "gives a header"},
         {raw_file("", ""), "not valid JSON"},
         {raw_file("{" + a, eight), "not valid JSON"},
         {raw_file("{\"\xff\xfe\":1}", ""), "not valid JSON"},
