@@ -291,7 +291,7 @@ run-tests: $(B)/train_gpt $(B)/compare $(B)/test $(if $(GPUSIM),simulator)
 	@$(if $(filter 1,$(HAVE_ONEDNN)),,echo 'skipped: matrix products through oneDNN, which was not found; our own kernel is tested';) \
 	 $(if $(filter 1,$(HAVE_CUDA)),,echo 'skipped: GPU kernels, which need nvcc to build';) \
 	 $(if $(TEST_ARGS),,echo 'skipped: long cases and sanitizers, which make test-full runs';) \
-	 $(if $(and $(filter 1,$(HAVE_CUDA)),$(if $(GPUSIM),,1)),nvidia-smi > /dev/null 2>&1 || echo 'skipped: GPU kernels, which need a GPU (GPUSIM=folder simulates one)';) \
+	 $(if $(and $(filter 1,$(HAVE_CUDA)),$(if $(GPUSIM),,1)),nvidia-smi > /dev/null 2>&1 || echo 'skipped: GPU kernels without a GPU (GPUSIM=folder simulates one)';) \
 	 GPUSIM='$(if $(GPUSIM),$(abspath $(SIMULATOR)/lib))' MEMCHECK='$(MEMCHECK)' TRAIN_GPT=$(B)/train_gpt COMPARE=$(B)/compare scripts/run-tests.sh $(B)/test $(TEST_ARGS)
 
 test-full:

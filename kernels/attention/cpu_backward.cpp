@@ -122,143 +122,189 @@ void softmax_backward_step(const Visibility& view, int rows, const BackwardScrat
     }
 }
 
+/// The gradients of a range, in the memory of one thread. Blocks of queries are the outer loop, tiles
+/// of keys the inner one.
+template <class Engine, class Storage, bool want_dq, bool want_dkv>
+class RangeBackward {
+  public:
+    RangeBackward(const AttentionBackward& args, const BackwardRange& range, char* memory)
+        : args_(args),
+          shape_(args.shape),
+          range_(range),
+          pieces_(memory),
+          my_(pieces_, shape_, want_dkv ? range.s1 - range.s0 : 0) {}
+
+    void run(const BackwardRange* next) {
+        if (want_dkv) {
+            const int64_t keys = round_up(range_.s1 - range_.s0, tile);
+            std::fill_n(my_.dk, keys * head_, 0.0f);
+            std::fill_n(my_.dv, keys * head_, 0.0f);
+        }
+        for (int64_t h = range_.h0; h < range_.h1; ++h)
+            for (int64_t t0 = range_.t0; t0 < range_.t1; t0 += block_rows) {
+                const bool last_of_head = t0 + block_rows >= range_.t1,
+                           last = last_of_head && h + 1 == range_.h1;
+                Prefetch prefetch;
+                if (!last)
+                    expect_block(prefetch, range_, last_of_head ? h + 1 : h,
+                                 last_of_head ? range_.t0 : t0 + block_rows);
+                else if (next)
+                    expect_block(prefetch, *next, next->h0, next->t0);
+                const Queries queries = load_queries(h, t0, prefetch);
+                add_block(queries, want_dkv && last, prefetch);
+                if (want_dq)
+                    write_rows(at<Storage>(args_.dq, range_.b, t0, h), args_.dq.token, my_.dq,
+                               head_, shape_.scale, queries.rows, shape_.D);
+            }
+    }
+
+  private:
+    using Element = typename Engine::Element;
+
+    /// A block of queries that has been packed.
+    struct Queries {
+        int64_t h, t0;
+        int rows, padded_rows;
+        const Element *q_deep, *dout_deep;
+    };
+    /// A tile of keys that has been packed.
+    struct Keys {
+        int64_t key0;
+        int count;
+        const Element* deep;
+        float *dk, *dv;  // the sums of its gradients
+    };
+
+    /// Prefetches the first operands of a block of queries of a range.
+    void expect_block(Prefetch& prefetch, const BackwardRange& range, int64_t h, int64_t t0) const {
+        const int D = shape_.D;
+        const int64_t rows = std::min<int64_t>(block_rows, range.t1 - t0),
+                      keys = std::min<int64_t>(tile, range.t1 + offset_ - range.s0);
+        prefetch.add<Storage>(args_.v, range.b, range.s0, h / group_, keys, D);
+        prefetch.add<Storage>(args_.k, range.b, range.s0, h / group_, keys, D);
+        prefetch.add<Storage>(args_.out, range.b, t0, h, rows, D);
+        prefetch.add<Storage>(args_.dout, range.b, t0, h, rows, D);
+        prefetch.add<Storage>(args_.q, range.b, t0, h, rows, D);
+    }
+
+    /// Packs q and dout, and computes δ = Σ dout ⊙ out and lse·log2 e of each row.
+    Queries load_queries(int64_t h, int64_t t0, Prefetch& prefetch) {
+        const int64_t b = range_.b;
+        const int D = shape_.D,
+                  rows = static_cast<int>(std::min<int64_t>(block_rows, range_.t1 - t0)),
+                  padded_rows = static_cast<int>(round_up(rows, lanes));
+        if (want_dq) prefetch.add<Storage>(args_.dq, b, t0, h, rows, D);
+        pack_rows(my_.q, head_, at<const Storage>(args_.q, b, t0, h), args_.q.token, rows,
+                  padded_rows, D);
+        pack_rows(my_.dout, head_, at<const Storage>(args_.dout, b, t0, h), args_.dout.token, rows,
+                  padded_rows, D);
+        const Element* q_deep = pack_depth(my_.q_deep, my_.q, padded_rows, head_);
+        const Element* dout_deep = pack_depth(my_.dout_deep, my_.dout, padded_rows, head_);
+        std::fill_n(my_.delta, padded_rows, 0.0f);
+        std::fill_n(my_.lse, padded_rows, 0.0f);
+        row_products(my_.delta, at<const Storage>(args_.out, b, t0, h), args_.out.token,
+                     at<const Storage>(args_.dout, b, t0, h), args_.dout.token, rows, D);
+        for (int r = 0; r < rows; ++r)
+            my_.lse[r] = args_.lse[(b * shape_.H + h) * shape_.T + t0 + r] * log2_e;
+        if (want_dq) std::fill_n(my_.dq, static_cast<int64_t>(padded_rows) * head_, 0.0f);
+        return {h, t0, rows, padded_rows, q_deep, dout_deep};
+    }
+
+    /// Adds what a block of queries contributes. The last block of the range visits all its keys,
+    /// seen or not, because it completes their gradients and writes them.
+    void add_block(const Queries& queries, bool finish, Prefetch& prefetch) {
+        const int64_t keys_begin = std::max(
+            range_.s0, first_key(shape_, range_.b, queries.t0, queries.rows) / tile * tile);
+        const int64_t keys_end = std::min(range_.s1, queries.t0 + queries.rows + offset_);
+        for (int64_t key0 = finish ? range_.s0 : keys_begin; key0 < (finish ? range_.s1 : keys_end);
+             key0 += tile) {
+            const KeyRows finished{range_.b, key0, range_.h_kv,
+                                   static_cast<int>(std::min<int64_t>(tile, range_.s1 - key0))};
+            if (finish) {
+                expect_gradients<Storage>(prefetch, args_, args_.dv, finished);
+                expect_gradients<Storage>(prefetch, args_, args_.dk, finished);
+            }
+            float *dk = my_.dk + (key0 - range_.s0) * head_,
+                  *dv = my_.dv + (key0 - range_.s0) * head_;
+            if (key0 >= keys_begin && key0 < keys_end) {
+                const Keys keys = load_keys(key0, keys_end, prefetch, dk, dv);
+                for (int r0 = 0; r0 < queries.rows; r0 += tile)
+                    add_tile(queries, r0, keys, prefetch);
+            }
+            if (finish) {
+                store_gradients<Storage>(args_, args_.dk, finished, dk, shape_.scale);
+                store_gradients<Storage>(args_, args_.dv, finished, dv, 1.0f);
+            }
+        }
+    }
+
+    /// Packs a tile of keys and values, and prefetches the next one.
+    Keys load_keys(int64_t key0, int64_t keys_end, Prefetch& prefetch, float* dk, float* dv) {
+        const int64_t b = range_.b, h_kv = range_.h_kv;
+        const int D = shape_.D, count = static_cast<int>(std::min<int64_t>(tile, keys_end - key0)),
+                  padded = static_cast<int>(round_up(count, lanes));
+        pack_rows(my_.key_rows, head_, at<const Storage>(args_.k, b, key0, h_kv), args_.k.token,
+                  count, padded, D);
+        pack_rows(my_.value_rows, head_, at<const Storage>(args_.v, b, key0, h_kv), args_.v.token,
+                  count, padded, D);
+        pack_transposed(reinterpret_cast<float*>(my_.key_columns),
+                        reinterpret_cast<const float*>(my_.key_rows), words_, padded);
+        pack_transposed(reinterpret_cast<float*>(my_.value_columns),
+                        reinterpret_cast<const float*>(my_.value_rows), words_, padded);
+        const Element* deep = pack_depth(my_.keys_deep, my_.key_rows, padded, head_);
+        const int64_t after = key0 + tile, more = std::min<int64_t>(tile, keys_end - after);
+        prefetch.add<Storage>(args_.v, b, after, h_kv, more, D);
+        prefetch.add<Storage>(args_.k, b, after, h_kv, more, D);
+        return {key0, count, deep, dk, dv};
+    }
+
+    /// Queries r0 … of a block with a tile of keys: S and dP, P and dS, then dV, dK and dQ.
+    void add_tile(const Queries& queries, int r0, const Keys& keys, Prefetch& prefetch) {
+        const int64_t t0 = queries.t0, key0 = keys.key0;
+        const int here = std::min(tile, queries.padded_rows - r0);
+        const Visibility view{
+            t0 + r0 + offset_ - key0, std::min(here, queries.rows - r0), keys.count,
+            shape_.doc_start ? shape_.doc_start + range_.b * shape_.T + t0 + r0 : nullptr, key0};
+        if (view.empty()) return;
+        multiply_visible<Engine>(view, here, words_, my_.q + r0 * head_, my_.key_columns,
+                                 my_.scores, shape_.scale * log2_e, prefetch);
+        multiply_visible<Engine>(view, here, words_, my_.dout + r0 * head_, my_.value_columns,
+                                 my_.dp, 1.0f, prefetch);
+        softmax_backward_step<Engine>(view, here, my_, my_.lse + r0, my_.delta + r0);
+
+        const Element *p_columns = my_.p_columns, *ds_columns = my_.ds_columns,
+                      *ds_rows = my_.ds_rows;
+        if constexpr (Engine::depth == 1) {
+            p_columns = my_.scores;
+            ds_columns = ds_rows = my_.dp;
+        }
+        if (want_dkv) {
+            multiply_rows<Engine>(view, here, head_, p_columns, queries.dout_deep + r0 * head_,
+                                  keys.dv, prefetch);
+            multiply_rows<Engine>(view, here, head_, ds_columns, queries.q_deep + r0 * head_,
+                                  keys.dk, prefetch);
+        }
+        if (want_dq)
+            multiply_keys<Engine>(view, here, head_, ds_rows, keys.deep, my_.dq + r0 * head_,
+                                  nullptr, prefetch);
+    }
+
+    const AttentionBackward& args_;
+    const AttentionShape& shape_;
+    const BackwardRange& range_;
+    Pieces pieces_;
+    const BackwardScratch<Engine> my_;
+    const int64_t group_ = shape_.H / shape_.H_kv,
+                  offset_ = shape_.S - shape_.T;  // the position of query 0
+    const int head_ = padded_head(shape_.D), words_ = head_ / Engine::depth;
+};
+
 }  // namespace
 
 template <class Engine, class Storage, bool want_dq, bool want_dkv>
 void backward_range(const AttentionBackward& args, const BackwardRange& range,
                     const BackwardRange* next, char* memory) {
-    using Element = typename Engine::Element;
-    const AttentionShape& shape = args.shape;
-    Pieces pieces(memory);
-    const BackwardScratch<Engine> my(pieces, shape, want_dkv ? range.s1 - range.s0 : 0);
-    const int64_t b = range.b, h_kv = range.h_kv, group = shape.H / shape.H_kv,
-                  offset = shape.S - shape.T;  // the position of query 0
-    const int D = shape.D, head = padded_head(D), words = head / Engine::depth;
-    if (want_dkv) {
-        std::fill_n(my.dk, round_up(range.s1 - range.s0, tile) * head, 0.0f);
-        std::fill_n(my.dv, round_up(range.s1 - range.s0, tile) * head, 0.0f);
-    }
-
-    for (int64_t h = range.h0; h < range.h1; ++h) {
-        for (int64_t t0 = range.t0; t0 < range.t1; t0 += block_rows) {
-            const int rows = static_cast<int>(std::min<int64_t>(block_rows, range.t1 - t0));
-            const int padded_rows = static_cast<int>(round_up(rows, lanes));
-            const int64_t keys_begin =
-                std::max(range.s0, first_key(shape, b, t0, rows) / tile * tile);
-            const int64_t keys_end = std::min(range.s1, t0 + rows + offset);
-            const bool last_of_head = t0 + block_rows >= range.t1,
-                       last = last_of_head && h + 1 == range.h1;
-
-            Prefetch prefetch;
-            const auto expect_block = [&](int64_t b2, int64_t h2, int64_t t2, int64_t end,
-                                          int64_t s2) {
-                const int64_t more = std::min<int64_t>(block_rows, end - t2),
-                              keys = std::min<int64_t>(tile, end + offset - s2);
-                prefetch.add<Storage>(args.v, b2, s2, h2 / group, keys, D);
-                prefetch.add<Storage>(args.k, b2, s2, h2 / group, keys, D);
-                prefetch.add<Storage>(args.out, b2, t2, h2, more, D);
-                prefetch.add<Storage>(args.dout, b2, t2, h2, more, D);
-                prefetch.add<Storage>(args.q, b2, t2, h2, more, D);
-            };
-            if (!last) {
-                expect_block(b, last_of_head ? h + 1 : h, last_of_head ? range.t0 : t0 + block_rows,
-                             range.t1, range.s0);
-            } else if (next) {
-                expect_block(next->b, next->h0, next->t0, next->t1, next->s0);
-            }
-            if (want_dq) prefetch.add<Storage>(args.dq, b, t0, h, rows, D);
-
-            pack_rows(my.q, head, at<const Storage>(args.q, b, t0, h), args.q.token, rows,
-                      padded_rows, D);
-            pack_rows(my.dout, head, at<const Storage>(args.dout, b, t0, h), args.dout.token, rows,
-                      padded_rows, D);
-            const Element* q_deep = pack_depth(my.q_deep, my.q, padded_rows, head);
-            const Element* dout_deep = pack_depth(my.dout_deep, my.dout, padded_rows, head);
-            std::fill_n(my.delta, padded_rows, 0.0f);
-            std::fill_n(my.lse, padded_rows, 0.0f);
-            row_products(my.delta, at<const Storage>(args.out, b, t0, h), args.out.token,
-                         at<const Storage>(args.dout, b, t0, h), args.dout.token, rows, D);
-            for (int r = 0; r < rows; ++r)
-                my.lse[r] = args.lse[(b * shape.H + h) * shape.T + t0 + r] * log2_e;
-            if (want_dq) std::fill_n(my.dq, static_cast<int64_t>(padded_rows) * head, 0.0f);
-
-            // The last block visits all keys of the range, seen or not, because it completes their
-            // gradients and writes them.
-            const bool finish = want_dkv && last;
-            for (int64_t key0 = finish ? range.s0 : keys_begin;
-                 key0 < (finish ? range.s1 : keys_end); key0 += tile) {
-                float* dk = my.dk + (key0 - range.s0) * head;
-                float* dv = my.dv + (key0 - range.s0) * head;
-                const KeyRows finished{b, key0, h_kv,
-                                       static_cast<int>(std::min<int64_t>(tile, range.s1 - key0))};
-                if (finish) {
-                    expect_gradients<Storage>(prefetch, args, args.dv, finished);
-                    expect_gradients<Storage>(prefetch, args, args.dk, finished);
-                }
-                if (key0 >= keys_begin && key0 < keys_end) {
-                    const int keys = static_cast<int>(std::min<int64_t>(tile, keys_end - key0));
-                    const int padded_keys = static_cast<int>(round_up(keys, lanes));
-                    const Storage* k = at<const Storage>(args.k, b, key0, h_kv);
-                    const Storage* v = at<const Storage>(args.v, b, key0, h_kv);
-                    pack_rows(my.key_rows, head, k, args.k.token, keys, padded_keys, D);
-                    pack_rows(my.value_rows, head, v, args.v.token, keys, padded_keys, D);
-                    pack_transposed(reinterpret_cast<float*>(my.key_columns),
-                                    reinterpret_cast<const float*>(my.key_rows), words,
-                                    padded_keys);
-                    pack_transposed(reinterpret_cast<float*>(my.value_columns),
-                                    reinterpret_cast<const float*>(my.value_rows), words,
-                                    padded_keys);
-                    const Element* keys_deep =
-                        pack_depth(my.keys_deep, my.key_rows, padded_keys, head);
-                    const int64_t after = key0 + tile;
-                    prefetch.add<Storage>(args.v, b, after, h_kv,
-                                          std::min<int64_t>(tile, keys_end - after), D);
-                    prefetch.add<Storage>(args.k, b, after, h_kv,
-                                          std::min<int64_t>(tile, keys_end - after), D);
-
-                    for (int r0 = 0; r0 < rows; r0 += tile) {
-                        const int here = std::min(tile, padded_rows - r0);
-                        const Visibility view{
-                            t0 + r0 + offset - key0, std::min(here, rows - r0), keys,
-                            shape.doc_start ? shape.doc_start + b * shape.T + t0 + r0 : nullptr,
-                            key0};
-                        if (view.empty()) continue;
-                        multiply_visible<Engine>(view, here, words, my.q + r0 * head,
-                                                 my.key_columns, my.scores, shape.scale * log2_e,
-                                                 prefetch);
-                        multiply_visible<Engine>(view, here, words, my.dout + r0 * head,
-                                                 my.value_columns, my.dp, 1.0f, prefetch);
-                        softmax_backward_step<Engine>(view, here, my, my.lse + r0, my.delta + r0);
-
-                        const Element *p_columns = my.p_columns, *ds_columns = my.ds_columns,
-                                      *ds_rows = my.ds_rows;
-                        if constexpr (Engine::depth == 1) {
-                            p_columns = my.scores;
-                            ds_columns = ds_rows = my.dp;
-                        }
-                        if (want_dkv) {
-                            multiply_rows<Engine>(view, here, head, p_columns,
-                                                  dout_deep + r0 * head, dv, prefetch);
-                            multiply_rows<Engine>(view, here, head, ds_columns, q_deep + r0 * head,
-                                                  dk, prefetch);
-                        }
-                        if (want_dq) {
-                            multiply_keys<Engine>(view, here, head, ds_rows, keys_deep,
-                                                  my.dq + r0 * head, nullptr, prefetch);
-                        }
-                    }
-                }
-                if (finish) {
-                    store_gradients<Storage>(args, args.dk, finished, dk, shape.scale);
-                    store_gradients<Storage>(args, args.dv, finished, dv, 1.0f);
-                }
-            }
-            if (want_dq) {
-                write_rows(at<Storage>(args.dq, b, t0, h), args.dq.token, my.dq, head, shape.scale,
-                           rows, D);
-            }
-        }
-    }
+    RangeBackward<Engine, Storage, want_dq, want_dkv>(args, range, memory).run(next);
 }
 
 template <class Engine>
