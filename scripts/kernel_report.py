@@ -27,8 +27,8 @@ U = 2 * M * C  # bytes of B·T·C elements in bf16
 
 # The least that a launch must read and write, in bytes; None: it depends on the data or is a small second pass.
 LEAST = [
-    (r"layernorm: forward_rows", 2 * U), (r"layernorm: backward_rows", 4 * U), (r"attention_forward: forward", 4 * U),
-    (r"attention_backward: backward_keys", 6 * U), (r"attention_backward: backward_queries", 6 * U),
+    (r"norm: forward_rows", 2 * U), (r"norm: backward_rows", 4 * U), (r"tile_forward: forward", 4 * U),
+    (r"tile_backward: backward_keys", 6 * U), (r"tile_backward: backward_queries", 6 * U),
     (r"loss_in_shared_memory", 2 * 2 * M * V), (r"add_embeddings", 2 * U), (r"update_parameters", 30 * PARAMETERS),
     (r"sum_squares", 4 * PARAMETERS),
 ]
