@@ -26,26 +26,32 @@ struct PackedHeads {
           v(heads_view(qkv, s.H + s.H_kv, s.T, s.D)) {}
 };
 
+/// What a norm reads and writes; w and b are indices of parameters.
+struct NormOf {
+    Tensor out, stats, x;
+    int w, b;
+};
+
+void norm(Stream& stream, const Block& block, const NormOf& of) {
+    norm_forward(stream, {.norm = block.spec.norm,
+                          .out = of.out,
+                          .stats = of.stats,
+                          .x = of.x,
+                          .w = block.weights.weight(of.w),
+                          .b = block.weights.weight(of.b),
+                          .epsilon = block.spec.norm_epsilon});
+}
+
 void norm1(Stream& stream, const Block& block) {
     const BlockActivations& a = block.activations;
-    norm_forward(stream, {.norm = block.spec.norm,
-                          .out = a.norm1,
-                          .stats = a.stats1,
-                          .x = a.x,
-                          .w = block.weights.weight(block.parameters.norm1_w),
-                          .b = block.weights.weight(block.parameters.norm1_b),
-                          .epsilon = block.spec.norm_epsilon});
+    norm(stream, block,
+         {a.norm1, a.stats1, a.x, block.parameters.norm1_w, block.parameters.norm1_b});
 }
 
 void norm2(Stream& stream, const Block& block) {
     const BlockActivations& a = block.activations;
-    norm_forward(stream, {.norm = block.spec.norm,
-                          .out = a.norm2,
-                          .stats = a.stats2,
-                          .x = a.x_mid,
-                          .w = block.weights.weight(block.parameters.norm2_w),
-                          .b = block.weights.weight(block.parameters.norm2_b),
-                          .epsilon = block.spec.norm_epsilon});
+    norm(stream, block,
+         {a.norm2, a.stats2, a.x_mid, block.parameters.norm2_w, block.parameters.norm2_b});
 }
 
 }  // namespace

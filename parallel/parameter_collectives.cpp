@@ -34,6 +34,7 @@ void ParameterCollectives::begin_step(int micro_batches, int most) {
     micro_batches_ = reduces_every_micro_batch() ? most : micro_batches;
     std::fill(written_.begin(), written_.end(), false);
     std::fill(ready_.begin(), ready_.end(), 0);
+    units_ready_ = 0;
 }
 
 void ParameterCollectives::begin_backward(Stream& stream) {

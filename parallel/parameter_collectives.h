@@ -60,6 +60,8 @@ class ParameterCollectives {
 
     /// `micro_batches`: how many this rank computes in the step; `most`: how many any rank does.
     void begin_step(int micro_batches, int most);
+    /// Before the first sink of a micro-batch: with ZeRO-2 its gradients go where those of the
+    /// micro-batch before were.
     void begin_backward(Stream& stream);
     /// Where a gradient of parameter i goes, for one kernel that writes it: the first one in a step
     /// (with ZeRO-2: in a micro-batch) overwrites, later ones add. −1: an empty sink.

@@ -122,7 +122,7 @@ if [ "$mode" = list ]; then
 fi
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/mutants.XXXXXX")
-end_test() {  # ends processes that the last test left behind
+end_test() {  # kills processes that the last test left running
     [ ! -s "$work/session" ] || pkill -KILL -s "$(cat "$work/session")" || true
     rm -f "$work/session"
 }

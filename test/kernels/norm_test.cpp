@@ -120,6 +120,41 @@ void check_backward(Accuracy& accuracy, const Problem& p, bool accumulate) {
     accuracy.check("dbias", DType::fp32, dbias->values(), dbias_plain, dbias_reference);
 }
 
+/// The results of both passes of p on a stream; dres begins as p's.
+struct BothPasses {
+    Buffer out, stats, dres, dw, db, dbias;
+
+    BothPasses(const Problem& p, Stream& stream)
+        : out(p.dtype, {p.M, p.C}),
+          stats(DType::fp32, {p.M, 2}),
+          dres(p.dtype, {p.M, p.C}, floats(p.dres.values())),
+          dw(DType::fp32, {p.C}),
+          db(DType::fp32, {p.C}),
+          dbias(DType::fp32, {p.C}) {
+        norm_forward(stream, {.norm = p.norm,
+                              .out = out,
+                              .stats = stats,
+                              .x = p.x,
+                              .w = p.w,
+                              .b = p.has_b ? p.b.tensor() : Tensor{},
+                              .epsilon = p.epsilon});
+        norm_backward(stream, {.norm = p.norm,
+                               .dres = dres,
+                               .dw = dw.sink(false),
+                               .db = db.sink(false),
+                               .dy = p.dy,
+                               .x = p.x,
+                               .w = p.w,
+                               .stats = stats,
+                               .dbias = dbias.sink(false)});
+    }
+
+  private:
+    static std::vector<float> floats(const std::vector<double>& values) {
+        return {values.begin(), values.end()};
+    }
+};
+
 }  // namespace
 
 TEST_CASE("norm forward matches the formula in float64", "[cuda]") {
@@ -317,29 +352,10 @@ TEST_CASE("norms on the GPU agree with the CPU", "[cuda]") {
     if (!test_device().is_cuda()) return;
     for (DType dtype : {DType::fp32, DType::bf16}) {
         Problem p(dtype, random_int(1, 30), 8 * random_int(1, 100));
-        const std::vector<double> dres_values = p.dres.values();
-        const std::vector<float> dres_before(dres_values.begin(), dres_values.end());
         const auto run = [&](Stream& stream) {
-            const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2}),
-                dres(dtype, {p.M, p.C}, dres_before);
-            const Buffer dw(DType::fp32, {p.C}), db(DType::fp32, {p.C}), dbias(DType::fp32, {p.C});
-            norm_forward(stream, {.norm = p.norm,
-                                  .out = out,
-                                  .stats = stats,
-                                  .x = p.x,
-                                  .w = p.w,
-                                  .b = p.has_b ? p.b.tensor() : Tensor{}});
-            norm_backward(stream, {.norm = p.norm,
-                                   .dres = dres,
-                                   .dw = dw.sink(false),
-                                   .db = db.sink(false),
-                                   .dy = p.dy,
-                                   .x = p.x,
-                                   .w = p.w,
-                                   .stats = stats,
-                                   .dbias = dbias.sink(false)});
-            return std::vector{out.values(), dres.values(), stats.values(),
-                               dw.values(),  db.values(),   dbias.values()};
+            const BothPasses r(p, stream);
+            return std::vector{r.out.values(), r.dres.values(), r.stats.values(),
+                               r.dw.values(),  r.db.values(),   r.dbias.values()};
         };
         std::vector<char> scratch(norm_scratch_bytes(planning({}, Device{}), p.M, p.C));
         Stream cpu;
@@ -419,25 +435,11 @@ TEST_CASE("norms give the same bits whatever the number of threads, and in every
         const bool small = device_is_simulated();
         Problem p(dtype, small ? 40 : random_int(100, 500),
                   small ? 8 * random_int(1, 40) : random_int(65, 300));
-        const std::vector<double> dres_before = p.dres.values();
-        const std::vector<float> before(dres_before.begin(), dres_before.end());
         check_thread_independence([&] {
-            const Buffer out(dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2}),
-                dres(dtype, {p.M, p.C}, before);
-            const Buffer dw(DType::fp32, {p.C}), db(DType::fp32, {p.C}), dbias(DType::fp32, {p.C});
-            run_forward(p, out, stats);
             TestStream stream(norm_scratch_bytes(planning(), p.M, p.C));
-            norm_backward(stream, {.norm = p.norm,
-                                   .dres = dres,
-                                   .dw = dw.sink(false),
-                                   .db = db.sink(false),
-                                   .dy = p.dy,
-                                   .x = p.x,
-                                   .w = p.w,
-                                   .stats = stats,
-                                   .dbias = dbias.sink(false)});
-            return out.bytes() + stats.bytes() + dres.bytes() + dw.bytes() + db.bytes() +
-                   dbias.bytes();
+            const BothPasses r(p, stream);
+            return r.out.bytes() + r.stats.bytes() + r.dres.bytes() + r.dw.bytes() + r.db.bytes() +
+                   r.dbias.bytes();
         });
     }
 }

@@ -52,6 +52,21 @@ struct Batch {
     }
 };
 
+/// A model, by its spec and seed, and the micro-batches of a step.
+struct MicroBatches {
+    static constexpr int B = 1, n = 3;
+
+    DecoderSpec spec = random_spec();
+    uint64_t seed = test_rng()();
+    std::vector<Batch> batches;
+
+    MicroBatches() {
+        const int T = static_cast<int>(random_int(3, 7));
+        for (int i = 0; i < n; ++i) batches.emplace_back(spec, B * T);
+    }
+    int T() const { return static_cast<int>(batches[0].tokens.size()) / B; }
+};
+
 /// Weights of the size that training reaches, so that no part of a model is negligible.
 std::vector<std::vector<float>> random_weights(TinyModel& m) {
     std::vector<std::vector<float>> values;
@@ -203,11 +218,9 @@ TEST_CASE("stages of a model compute what the whole one does", "[model][cuda]") 
 TEST_CASE("activations of micro-batches are kept apart in slots, whatever their order",
           "[model][cuda]") {
     ON_EACH_DEVICE();
-    const DecoderSpec spec = random_spec();
-    const int B = 1, T = static_cast<int>(random_int(3, 7)), n = 3;
-    const uint64_t seed = test_rng()();
-    std::vector<Batch> batches;
-    for (int i = 0; i < n; ++i) batches.emplace_back(spec, B * T);
+    const MicroBatches step;
+    const auto& [spec, seed, batches] = step;
+    const int B = MicroBatches::B, T = step.T(), n = MicroBatches::n;
     for (const Recompute level : levels) {
         CAPTURE(described(spec), name_of(level), T);
         std::vector<int> order(n);
@@ -247,11 +260,9 @@ TEST_CASE("activations of micro-batches are kept apart in slots, whatever their 
 TEST_CASE("the halves of the backward pass give the same gradients apart, in any order",
           "[model][cuda]") {
     ON_EACH_DEVICE();
-    const DecoderSpec spec = random_spec();
-    const int B = 1, T = static_cast<int>(random_int(3, 7)), n = 3;
-    const uint64_t seed = test_rng()();
-    std::vector<Batch> batches;
-    for (int i = 0; i < n; ++i) batches.emplace_back(spec, B * T);
+    const MicroBatches step;
+    const auto& [spec, seed, batches] = step;
+    const int B = MicroBatches::B, T = step.T(), n = MicroBatches::n;
     for (const DType dtype : {DType::fp32, DType::bf16})
         for (const Recompute level : levels) {
             // In the order of micro-batches, inputs then weights, the bits are those of whole
