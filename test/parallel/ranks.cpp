@@ -156,7 +156,7 @@ std::vector<std::string> mpirun(int n) {
     std::vector<std::string> all{"mpirun", "-np", std::to_string(n)};
     if (is_open_mpi()) {
         all.insert(all.end(), {"--oversubscribe", "--bind-to", "none"});
-        if (::geteuid() == 0) all.push_back("--allow-run-as-root");
+        if (::geteuid() == 0) all.emplace_back("--allow-run-as-root");
     }
     return all;
 }
