@@ -211,6 +211,16 @@ __device__ __forceinline__ void row_barrier() {
         asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
 }
 
+/// The totals of two values over the threads of a row; `sums`: the row's shared memory, two floats
+/// per warp.
+__device__ __forceinline__ float2 row_total_of_pairs(float* sums, float a, float b) {
+    const int lane = static_cast<int>(threadIdx.x);
+    const float pair = warp_sum_pair(a, b);
+    if (lane % 16 == 0) sums[lane / 16] = pair;
+    row_barrier();
+    return sum_of_pairs(sums, static_cast<int>(blockDim.x) / warp_size);
+}
+
 /// Starts copying a pack to shared memory. If not `wanted`, nothing is read and zeros are written.
 template <class T>
 __device__ __forceinline__ void copy_async(Pack<T>* to, const T* from, bool wanted) {
@@ -220,75 +230,146 @@ __device__ __forceinline__ void copy_async(Pack<T>* to, const T* from, bool want
                  : "memory");
 }
 
-/// A block processes blockDim.y rows at a time, each with blockDim.x threads: whole warps with C <=
-/// blockDim.x · elements. It takes every gridDim.x-th group of rows, reads dy, x and dres once,
-/// writes dres and, at the end, its column sums.
-/// Dynamic shared memory: Pack<T>[blockDim.y][stages][3][packs][blockDim.x].
-/// A thread reads only what it copied itself.
-template <class T, class Shape, bool overwrite>
-__global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multiprocessor)
-    backward_rows(BackwardArgs<T> args) {
-    constexpr int size = Pack<T>::size, packs = Shape::elements / size;
+/// The part of a thread in the rows that backward_rows processes: `packs` packs of each row, every
+/// blockDim.x-th one.
+template <class T, class Shape>
+struct RowPart {
+    static constexpr int size = Pack<T>::size, packs = Shape::elements / size;
     static_assert(Shape::elements % size == 0);
-    __shared__ float warp_sums[2][2 * Shape::max_threads / warp_size];
-    extern __shared__ uint4 dynamic_shared[];
-    const int lanes = static_cast<int>(blockDim.x), lane = static_cast<int>(threadIdx.x),
-              group = static_cast<int>(threadIdx.y);
-    const auto column = [&](int pack) { return (pack * lanes + lane) * size; };
 
-    // The thread's first element of the current row, and where in shared memory this row and the
-    // next row to copy are.
-    const int64_t first_row = int64_t{blockIdx.x} * blockDim.y + group,
-                  stride = int64_t{gridDim.x} * blockDim.y;
-    const int64_t stride_elements = stride * args.C;
-    const int rows =
-        first_row < args.M ? static_cast<int>(ceil_div(args.M - first_row, stride)) : 0;
-    int64_t at = first_row * args.C + column(0);
-    const int stage_packs = 3 * packs * lanes;
-    Pack<T>* const staged =
-        reinterpret_cast<Pack<T>*>(dynamic_shared) + group * Shape::stages * stage_packs + lane;
-    int stage = 0, next_stage = 0;
-    const auto advance = [&](int& of) {
-        of = of == (Shape::stages - 1) * stage_packs ? 0 : of + stage_packs;
-    };
-    const auto copy_row = [&](int64_t next_at, bool wanted) {
+    using Values = float[packs][size];
+
+    static __device__ __forceinline__ int column(int pack) {
+        return (pack * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * size;
+    }
+};
+
+/// Rows of dy, x and dres on their way through dynamic shared memory,
+/// Pack<T>[blockDim.y][stages][3][packs][blockDim.x]. A thread reads only what it copied itself.
+template <class T, class Shape, bool overwrite>
+class StagedRows : RowPart<T, Shape> {
+  public:
+    using RowPart<T, Shape>::packs, RowPart<T, Shape>::size, RowPart<T, Shape>::column;
+
+    __device__ __forceinline__ StagedRows(uint4* shared, int group)
+        : staged_(reinterpret_cast<Pack<T>*>(shared) + group * Shape::stages * stage_packs() +
+                  static_cast<int>(threadIdx.x)) {}
+
+    /// Starts copying the next row, whose part for this thread begins at element `at`; a row that
+    /// is not `wanted` only takes its turn.
+    __device__ __forceinline__ void copy_next(const BackwardArgs<T>& args, int64_t at,
+                                              bool wanted) {
         if (wanted) {
-            Pack<T>* const to = staged + next_stage;
+            Pack<T>* const to = staged_ + next_;
 #pragma unroll
             for (int k = 0; k < packs; ++k) {
                 const bool inside = column(k) < args.C;
-                const int64_t from = next_at + k * lanes * size;
-                copy_async(to + k * lanes, args.dy + from, inside);
-                copy_async(to + (packs + k) * lanes, args.x + from, inside);
-                if (!overwrite) copy_async(to + (2 * packs + k) * lanes, args.dres + from, inside);
+                const int64_t from = at + k * lanes() * size;
+                copy_async(to + k * lanes(), args.dy + from, inside);
+                copy_async(to + (packs + k) * lanes(), args.x + from, inside);
+                if (!overwrite)
+                    copy_async(to + (2 * packs + k) * lanes(), args.dres + from, inside);
             }
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
-        advance(next_stage);
-    };
+        advance(next_);
+    }
+    /// Waits until the current row has arrived.
+    __device__ __forceinline__ void wait() const {
+        asm volatile("cp.async.wait_group %0;" ::"n"(Shape::stages - 1) : "memory");
+    }
+    /// The current row: element (kind·packs + k)·blockDim.x is pack k of dy, x or dres (`kind` 0, 1,
+    /// 2).
+    __device__ __forceinline__ const Pack<T>* current() const { return staged_ + current_; }
+    __device__ __forceinline__ void next_row() { advance(current_); }
 
+  private:
+    static __device__ __forceinline__ int lanes() { return static_cast<int>(blockDim.x); }
+    static __device__ __forceinline__ int stage_packs() { return 3 * packs * lanes(); }
+    static __device__ __forceinline__ void advance(int& stage) {
+        stage = stage == (Shape::stages - 1) * stage_packs() ? 0 : stage + stage_packs();
+    }
+
+    Pack<T>* staged_;
+    int current_ = 0, next_ = 0;  // where in a thread's memory these stages are
+};
+
+/// Adds up the column sums dw, db and dbias of the block's groups of threads, one group after the
+/// other, in `block_sums` (shared memory, [3, C]); the last one writes the totals to the partials.
+template <class T, class Shape>
+__device__ __forceinline__ void write_column_sums(const BackwardArgs<T>& args, float* block_sums,
+                                                  const typename RowPart<T, Shape>::Values& dw,
+                                                  const typename RowPart<T, Shape>::Values& db,
+                                                  const typename RowPart<T, Shape>::Values& dbias) {
+    using Part = RowPart<T, Shape>;
+    float* const partials = args.partials + int64_t{blockIdx.x} * 3 * args.C;
+    const int group = static_cast<int>(threadIdx.y), last = static_cast<int>(blockDim.y) - 1;
+    for (int turn = 0; turn <= last; ++turn) {
+        if (last > 0) __syncthreads();
+        if (group != turn) continue;
+        const auto add = [&](int kind, const typename Part::Values& sums) {
 #pragma unroll
-    for (int i = 0; i + 1 < Shape::stages; ++i) copy_row(at + i * stride_elements, i < rows);
+            for (int k = 0; k < Part::packs; ++k) {
+                if (Part::column(k) >= args.C) continue;
+#pragma unroll
+                for (int i = 0; i < Part::size; i += Pack<float>::size) {
+                    const int place = kind * args.C + Part::column(k) + i;
+                    Pack<float> sum = {};
+                    if (turn > 0) sum = Pack<float>::load(block_sums + place);
+#pragma unroll
+                    for (int j = 0; j < Pack<float>::size; ++j) sum[j] += sums[k][i + j];
+                    sum.store((turn < last ? block_sums : partials) + place);
+                }
+            }
+        };
+        add(0, dw);
+        add(1, db);
+        add(2, dbias);
+    }
+}
+
+/// A block processes blockDim.y rows at a time, each with blockDim.x threads: whole warps with C <=
+/// blockDim.x · elements. It takes every gridDim.x-th group of rows, reads dy, x and dres once,
+/// writes dres and, at the end, its column sums. Dynamic shared memory: that of StagedRows.
+template <class T, class Shape, bool overwrite>
+__global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multiprocessor)
+    backward_rows(BackwardArgs<T> args) {
+    using Part = RowPart<T, Shape>;
+    constexpr int size = Part::size, packs = Part::packs;
+    __shared__ float warp_sums[2][2 * Shape::max_threads / warp_size];
+    extern __shared__ uint4 dynamic_shared[];
+    const int lanes = static_cast<int>(blockDim.x), group = static_cast<int>(threadIdx.y),
+              warps = lanes / warp_size;
+
+    const int64_t first_row = int64_t{blockIdx.x} * blockDim.y + group,
+                  stride = int64_t{gridDim.x} * blockDim.y, stride_elements = stride * args.C;
+    const int rows =
+        first_row < args.M ? static_cast<int>(ceil_div(args.M - first_row, stride)) : 0;
+    int64_t at = first_row * args.C + Part::column(0);  // the thread's first element of the row
+    StagedRows<T, Shape, overwrite> staged(dynamic_shared, group);
+#pragma unroll
+    for (int i = 0; i + 1 < Shape::stages; ++i)
+        staged.copy_next(args, at + i * stride_elements, i < rows);
     const float2* stats = reinterpret_cast<const float2*>(args.stats) + first_row;
     float2 next_stats = rows > 0 ? *stats : float2{};
 
-    const int warps = lanes / warp_size;
     const float scale = 1.0f / static_cast<float>(args.C);
-    float dw[packs][size] = {}, db[packs][size] = {}, dbias[packs][size] = {};
-    for (int left = rows; left > 0; --left) {
+    typename Part::Values dw = {}, db = {}, dbias = {};
+    for (int left = rows; left > 0; --left, at += stride_elements, staged.next_row()) {
         const auto [mean, rstd] = next_stats;
         stats += stride;
         if (left > 1) next_stats = *stats;
-        copy_row(at + (Shape::stages - 1) * stride_elements, left >= Shape::stages);
+        staged.copy_next(args, at + (Shape::stages - 1) * stride_elements, left >= Shape::stages);
         // Read again for each row: w is in L1, and there are no registers to keep it in.
         Pack<T> w_packs[packs] = {};
 #pragma unroll
         for (int k = 0; k < packs; ++k)
-            if (column(k) < args.C) w_packs[k] = Pack<T>::load(args.w + column(k));
-        asm volatile("cp.async.wait_group %0;" ::"n"(Shape::stages - 1) : "memory");
-        const Pack<T>* const from = staged + stage;
+            if (Part::column(k) < args.C) w_packs[k] = Pack<T>::load(args.w + Part::column(k));
+        staged.wait();
+        const Pack<T>* const from = staged.current();
 
-        float g[packs][size], normal[packs][size], sum_g = 0, sum_gx = 0;
+        typename Part::Values g, normal;
+        float sum_g = 0, sum_gx = 0;
 #pragma unroll
         for (int k = 0; k < packs; ++k) {
             float w[size], dy[size];
@@ -306,13 +387,9 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
             }
         }
         // One barrier per row is enough, because the next row uses the other half of warp_sums.
-        float* const row_sums = warp_sums[left % 2] + group * 2 * warps;
-        const float pair = warp_sum_pair(sum_g, sum_gx);
-        if (lane % 16 == 0) row_sums[lane / 16] = pair;
-        row_barrier();
-        const float2 totals = sum_of_pairs(row_sums, warps);
+        const float2 totals =
+            row_total_of_pairs(warp_sums[left % 2] + group * 2 * warps, sum_g, sum_gx);
         const float mean_g = args.rms ? 0.0f : scale * totals.x, mean_gx = scale * totals.y;
-
 #pragma unroll
         for (int k = 0; k < packs; ++k) {
             float dres[size];
@@ -323,42 +400,13 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
                 dres[i] = overwrite ? dx : dres[i] + dx;
             }
             const Pack<T> stored = pack<T>(dres);
-            if (column(k) < args.C) stored.store(args.dres + at + k * lanes * size);
+            if (Part::column(k) < args.C) stored.store(args.dres + at + k * lanes * size);
             unpack(dres, stored);
 #pragma unroll
             for (int i = 0; i < size; ++i) dbias[k][i] += dres[i];
         }
-        at += stride_elements;
-        advance(stage);
     }
-
-    // The groups add their sums one after the other, in the memory where rows were staged; the last
-    // one writes the totals to the partials.
-    float* const block_sums = reinterpret_cast<float*>(dynamic_shared);
-    float* const partials = args.partials + int64_t{blockIdx.x} * 3 * args.C;
-    const int last = static_cast<int>(blockDim.y) - 1;
-    for (int turn = 0; turn <= last; ++turn) {
-        if (last > 0) __syncthreads();
-        if (group != turn) continue;
-        const auto add = [&](int kind, const float(&sums)[packs][size]) {
-#pragma unroll
-            for (int k = 0; k < packs; ++k) {
-                if (column(k) >= args.C) continue;
-#pragma unroll
-                for (int i = 0; i < size; i += Pack<float>::size) {
-                    const int place = kind * args.C + column(k) + i;
-                    Pack<float> sum = {};
-                    if (turn > 0) sum = Pack<float>::load(block_sums + place);
-#pragma unroll
-                    for (int j = 0; j < Pack<float>::size; ++j) sum[j] += sums[k][i + j];
-                    sum.store((turn < last ? block_sums : partials) + place);
-                }
-            }
-        };
-        add(0, dw);
-        add(1, db);
-        add(2, dbias);
-    }
+    write_column_sums<T, Shape>(args, reinterpret_cast<float*>(dynamic_shared), dw, db, dbias);
 }
 
 /// Any C and alignment. A block takes every gridDim.x-th row and visits it twice; a thread owns

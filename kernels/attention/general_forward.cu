@@ -16,6 +16,28 @@ size_t forward_shared_bytes(int D) {
                   Tiling::warps * (warp_size * Tiling::rows + Tiling::rows * D + 2 * Tiling::rows));
 }
 
+/// Gives the sums of all warps the same row maxima, divides them by the row sums and writes lse of
+/// rows `first_row` to `end_row` − 1 of a head, unless it is null. In shared memory: sums of values
+/// [warps, rows, D], row maxima and row sums [warps, rows]; the row sums are overwritten.
+template <class Tiling>
+__device__ __forceinline__ void scale_warp_sums(float* sums, const float* maxima, float* row_sums,
+                                                int D, float* lse, int first_row, int end_row) {
+    constexpr int rows = Tiling::rows, warps = Tiling::warps;
+    if (const int r = static_cast<int>(threadIdx.x); r < rows) {
+        float largest = maxima[r], total = 0;
+        for (int w = 1; w < warps; ++w) largest = fmaxf(largest, maxima[w * rows + r]);
+        for (int w = 0; w < warps; ++w)
+            total += row_sums[w * rows + r] * expf(maxima[w * rows + r] - largest);
+        for (int w = 0; w < warps; ++w)
+            row_sums[w * rows + r] = expf(maxima[w * rows + r] - largest) / total;
+        if (lse && first_row + r < end_row) lse[first_row + r] = largest + logf(total);
+    }
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < rows * D; i += static_cast<int>(blockDim.x))
+        for (int w = 0; w < warps; ++w) sums[w * rows * D + i] *= row_sums[w * rows + i / D];
+    __syncthreads();
+}
+
 /// out and lse of Tiling::rows queries of one head. Shared memory: the queries and, for each warp,
 /// 32 weights per query, its sums of values, and its row maxima and row sums.
 template <class Element, class Tiling, bool packed>
@@ -87,23 +109,9 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::warps <= 4 ? 2 : 1)
     }
     __syncthreads();
 
-    // For each row: the largest maximum, and the factor for each warp's sums.
-    if (const int r = static_cast<int>(threadIdx.x); r < rows) {
-        float largest = warp_max[r], total = 0;
-        for (int w = 1; w < Tiling::warps; ++w) largest = fmaxf(largest, warp_max[w * rows + r]);
-        for (int w = 0; w < Tiling::warps; ++w)
-            total += warp_total[w * rows + r] * expf(warp_max[w * rows + r] - largest);
-        for (int w = 0; w < Tiling::warps; ++w)
-            warp_total[w * rows + r] = expf(warp_max[w * rows + r] - largest) / total;
-        if (args.lse && place.first_row + r < end_row)
-            args.lse[(int64_t{b} * shape.H + h) * shape.T + place.first_row + r] =
-                largest + logf(total);
-    }
-    __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < rows * D; i += static_cast<int>(blockDim.x))
-        for (int w = 0; w < Tiling::warps; ++w)
-            warp_sums[w * rows * D + i] *= warp_total[w * rows + i / D];
-    __syncthreads();
+    scale_warp_sums<Tiling>(warp_sums, warp_max, warp_total, D,
+                            args.lse ? args.lse + (int64_t{b} * shape.H + h) * shape.T : nullptr,
+                            place.first_row, end_row);
     merge_and_store<rows, Tiling::warps, Element>(args.out, b, h, place.first_row, end_row,
                                                   warp_sums, 1, D);
 }

@@ -294,6 +294,14 @@ __device__ __forceinline__ void to_weights(uint32_t (&weights)[4], const float (
     weights[3] = packed(right[2], right[3]);
 }
 
+/// The same for 16 columns of several pieces of rows.
+template <int row_tiles>
+__device__ __forceinline__ void to_weights(uint32_t (&weights)[row_tiles][4],
+                                           const float (&columns)[row_tiles][2][4]) {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) to_weights(weights[m], columns[m][0], columns[m][1]);
+}
+
 /// Writes factor[row]·sums to the first `rows` rows. Neighbouring lanes exchange values, so that
 /// each lane has four adjacent ones and a row's 16 columns fill a 32-byte sector.
 template <int head, int row_tiles>
@@ -320,6 +328,17 @@ __device__ __forceinline__ void store_rows(Element* to, int64_t stride, int rows
             }
         }
     }
+}
+
+/// The same with one factor for all rows.
+template <int head, int row_tiles>
+__device__ __forceinline__ void store_rows(Element* to, int64_t stride, int rows, int D, int lane,
+                                           const float (&sums)[row_tiles][head / 8][4],
+                                           float factor) {
+    float factors[row_tiles][2];
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) factors[m][0] = factors[m][1] = factor;
+    store_rows<head>(to, stride, rows, D, lane, sums, factors);
 }
 
 /// The same in fp32, or added to what the rows hold. Four lanes fill a 32-byte sector.
@@ -417,5 +436,58 @@ template <class T = Element>
 __device__ __forceinline__ T* head_of(const HeadsView& view, int b, int h) {
     return static_cast<T*>(view.data) + b * view.batch + h * view.head;
 }
+
+/// What a block for a tile of queries of one head works on.
+struct QueryBlock {
+    int head, b, h, h_kv;       // head: among all B·H
+    int first_row, end_row;     // its queries
+    int position;               // of query 0 among the keys
+    int first_shared_key;       // documents hide no key from here on
+    int first_tile, last_tile;  // of the keys that its queries see
+    const int32_t* doc_start;   // of the queries of sequence b; may be null
+
+    __device__ __forceinline__ QueryBlock(const AttentionShape& shape, const Tiling& tiling,
+                                          const TileScheduler& scheduler) {
+        const auto assigned = scheduler(blockIdx.x);
+        head = assigned.head;
+        b = head / shape.H;
+        h = head % shape.H;
+        h_kv = h / (shape.H / shape.H_kv);
+        first_row = (scheduler.tiles - 1 - assigned.rank) * tiling.block_m();
+        end_row = min(first_row + tiling.block_m(), shape.T);
+        position = shape.S - shape.T;
+        doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * shape.T : nullptr;
+        const int2 first_keys =
+            doc_start ? range_of(doc_start + first_row, end_row - first_row) : int2{0, 0};
+        first_shared_key = first_keys.y;
+        first_tile = first_keys.x / tiling.block_n;
+        last_tile = (end_row - 1 + position) / tiling.block_n;
+    }
+
+    /// Gives `masked` to the scores of keys that a query does not see. The warp's rows are queries,
+    /// from `row` on; the columns are keys, from `key` on.
+    template <int row_tiles, int columns>
+    __device__ __forceinline__ void mask(float (&scores)[row_tiles][columns][4], float masked,
+                                         int row, int key, int lane, int T) const {
+        if (key + columns * 8 - 1 <= row + position && key >= first_shared_key) return;
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int query = row + m * 16 + half * 8 + lane / 4;
+                const int first = doc_start ? doc_start[min(query, T - 1)] : 0;
+#pragma unroll
+                for (int n = 0; n < columns; ++n) {
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const int at = key + n * 8 + lane % 4 * 2 + i;
+                        if (at < first || at > query + position)
+                            scores[m][n][2 * half + i] = masked;
+                    }
+                }
+            }
+        }
+    }
+};
 
 }  // namespace train_gpt::cuda::tiles

@@ -54,6 +54,48 @@ __device__ __forceinline__ void multiply_elements(float (&ds)[row_tiles][2][4],
             for (int i = 0; i < 4; ++i) ds[m][n][i] *= p[m][n][i];
 }
 
+/// RowStats of the block's queries, for its warps and for the other kernel. `douts`: the tile of
+/// dout in shared memory, which has arrived.
+template <int head>
+__device__ __forceinline__ void compute_row_stats(RowStats* stats, RowStats* all_stats,
+                                                  const AttentionBackward& args,
+                                                  const QueryBlock& block, uint32_t douts) {
+    const AttentionShape& shape = args.shape;
+    const int i = thread_index(), row = block.first_row + i;
+    if (i >= backward_queries_tiling(head).block_m()) return;
+    RowStats mine{-std::numeric_limits<float>::infinity(), 0};
+    if (row < block.end_row) {
+        mine.scores = -args.lse[int64_t{block.head} * shape.T + row] / shape.scale;
+        const Element* out = head_of(args.out, block.b, block.h) + row * args.out.token;
+        for (int chunk = 0; chunk * 8 < shape.D; ++chunk) {
+            const auto o = Pack<Element>::load(out + chunk * 8);
+            const auto g = load_shared<Pack<Element>>(douts + SwizzledTile<head>::offset(i, chunk));
+#pragma unroll
+            for (int j = 0; j < 8; ++j) mine.dp -= to_float(o[j]) * to_float(g[j]);
+        }
+    }
+    stats[i] = mine;
+    all_stats[int64_t{block.head} * stats_rows(shape.T) + row] = mine;
+}
+
+/// The accumulators of 16 keys begin with their rows' stats.
+template <int row_tiles>
+__device__ __forceinline__ void start_from_rows(float (&scores)[row_tiles][2][4],
+                                                float (&dp)[row_tiles][2][4],
+                                                const RowStats (&stats)[row_tiles][2]) {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                scores[m][n][i] = stats[m][i / 2].scores;
+                dp[m][n][i] = stats[m][i / 2].dp;
+            }
+        }
+    }
+}
+
 /// One block computes dq and RowStats for a tile of queries of one head; it streams the tiles of
 /// keys and values that they see. `scale` is the shape's scale in units of log 2.
 template <int head>
@@ -73,50 +115,25 @@ __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_
                    douts = queries + operand_bytes, stages = douts + operand_bytes;
 
     const AttentionShape& shape = args.shape;
-    const auto assigned = scheduler(blockIdx.x);
-    const int b = assigned.head / shape.H, h = assigned.head % shape.H,
-              h_kv = h / (shape.H / shape.H_kv);
-    const int first_row = (scheduler.tiles - 1 - assigned.rank) * tiling.block_m(),
-              end_row = min(first_row + tiling.block_m(), shape.T);
+    const QueryBlock block(shape, tiling, scheduler);
     const int warp = warp_index(), lane = lane_index();
-    const int warp_row = first_row + warp * tiling.warp_m;
-    const int position = shape.S - shape.T;  // of query 0
-    const int32_t* doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * shape.T : nullptr;
-    const int2 documents =
-        doc_start ? range_of(doc_start + first_row, end_row - first_row) : int2{0, 0};
-    const int first_tile = documents.x / tiling.block_n,
-              last_tile = (end_row - 1 + position) / tiling.block_n;
+    const int warp_row = block.first_row + warp * tiling.warp_m;
 
-    const Element *k = head_of(args.k, b, h_kv), *v = head_of(args.v, b, h_kv);
+    const Element *k = head_of(args.k, block.b, block.h_kv),
+                  *v = head_of(args.v, block.b, block.h_kv);
     const auto load = [&](int tile) {
         const uint32_t stage = stages + tile % 2 * 2 * tile_bytes;
         load_stage<head, tiling.block_n>(stage, k, args.k.token, v, args.v.token,
                                          tile * tiling.block_n, shape.S, shape.D);
     };
-    load_tile<head, tiling.block_m()>(queries, head_of(args.q, b, h), args.q.token, first_row,
-                                      end_row, shape.D);
-    load_tile<head, tiling.block_m()>(douts, head_of(args.dout, b, h), args.dout.token, first_row,
-                                      end_row, shape.D);
-    load(first_tile);
+    load_tile<head, tiling.block_m()>(queries, head_of(args.q, block.b, block.h), args.q.token,
+                                      block.first_row, block.end_row, shape.D);
+    load_tile<head, tiling.block_m()>(douts, head_of(args.dout, block.b, block.h), args.dout.token,
+                                      block.first_row, block.end_row, shape.D);
+    load(block.first_tile);
     wait_for_copies();
     __syncthreads();
-
-    if (const int i = thread_index(), row = first_row + i; i < tiling.block_m()) {
-        RowStats mine{-std::numeric_limits<float>::infinity(), 0};
-        if (row < end_row) {
-            mine.scores = -args.lse[int64_t{assigned.head} * shape.T + row] / shape.scale;
-            const Element* out = head_of(args.out, b, h) + row * args.out.token;
-            for (int chunk = 0; chunk * 8 < shape.D; ++chunk) {
-                const auto o = Pack<Element>::load(out + chunk * 8);
-                const auto g =
-                    load_shared<Pack<Element>>(douts + SwizzledTile<head>::offset(i, chunk));
-#pragma unroll
-                for (int j = 0; j < 8; ++j) mine.dp -= to_float(o[j]) * to_float(g[j]);
-            }
-        }
-        stats[i] = mine;
-        all_stats[int64_t{assigned.head} * stats_rows(shape.T) + row] = mine;
-    }
+    compute_row_stats<head>(stats, all_stats, args, block, douts);
     __syncthreads();
 
     const OperandFragments<head, tiling.warp_m, tiling.in_registers> q_fragments(queries, warp,
@@ -133,60 +150,144 @@ __global__ void __launch_bounds__(threads, backward_queries_tiling(head).blocks_
     float dq[row_tiles][head / 8][4] = {};
 
 #pragma unroll 1
-    for (int tile = first_tile; tile <= last_tile; ++tile) {
+    for (int tile = block.first_tile; tile <= block.last_tile; ++tile) {
         wait_for_copies();
         __syncthreads();  // the tile has arrived for all warps, and no warp reads the previous one
-        if (tile < last_tile) load(tile + 1);
+        if (tile < block.last_tile) load(tile + 1);
 #pragma unroll 1
         for (int row16 = 0; row16 < tiling.block_n / 16; ++row16) {
             const int key = tile * tiling.block_n + row16 * 16;
             const uint32_t key_rows =
                 stages + tile % 2 * 2 * tile_bytes + row16 * SwizzledTile<head>::bytes(16);
-            if (key > warp_row + tiling.warp_m - 1 + position)
+            if (key > warp_row + tiling.warp_m - 1 + block.position)
                 break;  // this warp sees no more keys
             float p[row_tiles][2][4], ds[row_tiles][2][4];
-#pragma unroll
-            for (int m = 0; m < row_tiles; ++m) {
-#pragma unroll
-                for (int n = 0; n < 2; ++n) {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        p[m][n][i] = row_stats[m][i / 2].scores;
-                        ds[m][n][i] = row_stats[m][i / 2].dp;
-                    }
-                }
-            }
+            start_from_rows(p, ds, row_stats);
             multiply<head>(p, q_fragments, key_rows + right);
             multiply<head>(ds, dout_fragments, key_rows + tile_bytes + right);
             to_probabilities(p, scale);
-            if (key + 15 > warp_row + position || key < documents.y) {
-#pragma unroll
-                for (int m = 0; m < row_tiles; ++m) {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const int row = warp_row + m * 16 + i / 2 * 8 + lane / 4;
-                        const int first = doc_start ? doc_start[min(row, shape.T - 1)] : 0;
-#pragma unroll
-                        for (int n = 0; n < 2; ++n) {
-                            const int at = key + n * 8 + lane % 4 * 2 + i % 2;
-                            if (at < first || at > row + position) p[m][n][i] = 0;
-                        }
-                    }
-                }
-            }
+            block.mask(p, 0, warp_row, key, lane, shape.T);
             multiply_elements(ds, p);
             uint32_t weights[row_tiles][4];
-#pragma unroll
-            for (int m = 0; m < row_tiles; ++m) to_weights(weights[m], ds[m][0], ds[m][1]);
+            to_weights(weights, ds);
             add_product<head>(dq, weights, key_rows + down);
         }
     }
+    store_rows<head>(head_of(args.dq, block.b, block.h) + warp_row * args.dq.token, args.dq.token,
+                     block.end_row - warp_row, shape.D, lane, dq, shape.scale);
+}
 
-    float factor[row_tiles][2];
+/// What a block for a tile of keys of one key head works on, and the next tile of queries that it
+/// streams: head after head of those that share the key head; each head begins with the tile of the
+/// first query that sees the first key.
+template <Tiling tiling>
+struct KeyBlock {
+    int b, h_kv;
+    int first_row, end_row;    // its keys
+    int position;              // of query 0 among the keys
+    int T;                     // queries
+    const int32_t* doc_start;  // of the queries of sequence b; may be null
+    int first_query, end_head;
+    int next_head, next_query;
+
+    __device__ __forceinline__ KeyBlock(const AttentionShape& shape,
+                                        const TileScheduler& scheduler) {
+        const auto assigned = scheduler(blockIdx.x);
+        const int group = shape.H / shape.H_kv;
+        b = assigned.head / shape.H_kv;
+        h_kv = assigned.head % shape.H_kv;
+        first_row = assigned.rank * tiling.block_m();
+        end_row = min(first_row + tiling.block_m(), shape.S);
+        T = shape.T;
+        position = shape.S - T;
+        doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * T : nullptr;
+        end_head = (h_kv + 1) * group;
+        next_head = end_head - group;
+        next_query = first_query = max(first_row - position, 0) / tiling.block_n * tiling.block_n;
+    }
+    __device__ __forceinline__ bool has_next() const { return next_head < end_head; }
+
+    /// Skips tiles that see none of the keys.
+    __device__ __forceinline__ void advance() {
+        do {
+            next_query += tiling.block_n;
+            if (next_query >= T) {
+                next_query = first_query;
+                ++next_head;
+            }
+        } while (doc_start && has_next() &&
+                 range_of(doc_start + next_query, min(tiling.block_n, T - next_query)).x >=
+                     first_row + tiling.block_m());
+    }
+
+    /// Clears the probabilities of keys that a query does not see. The warp's rows are keys, from
+    /// `row` on; the columns are 16 queries, from `query` on.
+    template <int row_tiles>
+    __device__ __forceinline__ void mask(float (&p)[row_tiles][2][4], int row, int query,
+                                         int lane) const {
+        const int first_key =
+            doc_start ? doc_start[min(query + lane % 16, T - 1)] : 0;  // of query + lane % 16
+        if (query + position >= row + tiling.warp_m - 1 && !__any_sync(all_lanes, first_key > row))
+            return;
 #pragma unroll
-    for (int m = 0; m < row_tiles; ++m) factor[m][0] = factor[m][1] = shape.scale;
-    store_rows<head>(head_of(args.dq, b, h) + warp_row * args.dq.token, args.dq.token,
-                     end_row - warp_row, shape.D, lane, dq, factor);
+        for (int n = 0; n < 2; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int at = query + n * 8 + lane % 4 * 2 + i % 2;
+                const int first = __shfl_sync(all_lanes, first_key, at - query);
+#pragma unroll
+                for (int m = 0; m < row_tiles; ++m) {
+                    const int key = row + m * 16 + i / 2 * 8 + lane / 4;
+                    if (key < first || key > at + position) p[m][n][i] = 0;
+                }
+            }
+        }
+    }
+};
+
+/// The accumulators of 16 queries begin with their columns' stats, which are in shared memory.
+template <int row_tiles>
+__device__ __forceinline__ void start_from_columns(float (&scores)[row_tiles][2][4],
+                                                   float (&dp)[row_tiles][2][4], uint32_t stats,
+                                                   int lane) {
+    struct alignas(16) Two {
+        RowStats of[2];
+    };
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+        const auto columns =
+            load_shared<Two>(stats + (n * 8 + lane % 4 * 2) * int{sizeof(RowStats)});
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                scores[m][n][i] = columns.of[i % 2].scores;
+                dp[m][n][i] = columns.of[i % 2].dp;
+            }
+        }
+    }
+}
+
+/// Writes the sums of a warp's keys, which begin with `row`, as args.key_gradients says.
+template <int head, int row_tiles>
+__device__ __forceinline__ void store_key_gradients(const AttentionBackward& args, int b, int h_kv,
+                                                    int row, int end_row, int lane,
+                                                    const float (&dk)[row_tiles][head / 8][4],
+                                                    const float (&dv)[row_tiles][head / 8][4]) {
+    const int rows = end_row - row, D = args.shape.D;
+    const HeadsView &to_k = args.dk, &to_v = args.dv;
+    if (args.key_gradients == KeyGradients::write) {
+        store_rows<head>(head_of(to_v, b, h_kv) + row * to_v.token, to_v.token, rows, D, lane, dv,
+                         1);
+        store_rows<head>(head_of(to_k, b, h_kv) + row * to_k.token, to_k.token, rows, D, lane, dk,
+                         args.shape.scale);
+        return;
+    }
+    const bool add = args.key_gradients == KeyGradients::add_fp32;
+    store_rows<head>(head_of<float>(to_v, b, h_kv) + row * to_v.token, to_v.token, rows, D, lane,
+                     dv, 1, add);
+    store_rows<head>(head_of<float>(to_k, b, h_kv) + row * to_k.token, to_k.token, rows, D, lane,
+                     dk, args.shape.scale, add);
 }
 
 /// One block computes dk and dv for a tile of keys of one key head; for each query head that shares
@@ -212,46 +313,24 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
                    stages = values + operand_bytes;
 
     const AttentionShape& shape = args.shape;
-    const int T = shape.T, group = shape.H / shape.H_kv;
-    const int position = shape.S - T;  // of query 0
-    const auto assigned = scheduler(blockIdx.x);
-    const int b = assigned.head / shape.H_kv, h_kv = assigned.head % shape.H_kv;
-    const int first_row = assigned.rank * tiling.block_m(),
-              end_row = min(first_row + tiling.block_m(), shape.S);
+    KeyBlock<tiling> block(shape, scheduler);
     const int warp = warp_index(), lane = lane_index();
-    const int warp_row = first_row + warp * tiling.warp_m;
-    const int32_t* doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * T : nullptr;
-
-    // The next tile of queries, head after head; each head begins with the tile of the first query
-    // that sees the first key. `advance` skips tiles that see none of the keys.
-    const int end_head = (h_kv + 1) * group,
-              first_query = max(first_row - position, 0) / tiling.block_n * tiling.block_n;
-    int next_head = end_head - group, next_query = first_query;
-    const auto advance = [&] {
-        do {
-            next_query += tiling.block_n;
-            if (next_query >= T) {
-                next_query = first_query;
-                ++next_head;
-            }
-        } while (doc_start && next_head < end_head &&
-                 range_of(doc_start + next_query, min(tiling.block_n, T - next_query)).x >=
-                     first_row + tiling.block_m());
-    };
+    const int warp_row = block.first_row + warp * tiling.warp_m;
     const auto load_next = [&](uint32_t to) {
-        load_stage<head, tiling.block_n>(to, head_of(args.q, b, next_head), args.q.token,
-                                         head_of(args.dout, b, next_head), args.dout.token,
-                                         next_query, T, shape.D);
+        const int h = block.next_head, query = block.next_query;
+        load_stage<head, tiling.block_n>(to, head_of(args.q, block.b, h), args.q.token,
+                                         head_of(args.dout, block.b, h), args.dout.token, query,
+                                         shape.T, shape.D);
         if (const int i = thread_index(); i < stats_chunks)
             copy_async(
                 to + 2 * tile_bytes + i * 16,
-                all_stats + (int64_t{b} * shape.H + next_head) * stats_rows(T) + next_query + i * 2,
+                all_stats + (int64_t{block.b} * shape.H + h) * stats_rows(shape.T) + query + i * 2,
                 true);
     };
-    load_tile<head, tiling.block_m()>(keys, head_of(args.k, b, h_kv), args.k.token, first_row,
-                                      end_row, shape.D);
-    load_tile<head, tiling.block_m()>(values, head_of(args.v, b, h_kv), args.v.token, first_row,
-                                      end_row, shape.D);
+    load_tile<head, tiling.block_m()>(keys, head_of(args.k, block.b, block.h_kv), args.k.token,
+                                      block.first_row, block.end_row, shape.D);
+    load_tile<head, tiling.block_m()>(values, head_of(args.v, block.b, block.h_kv), args.v.token,
+                                      block.first_row, block.end_row, shape.D);
     load_next(stages);
     wait_for_copies();
     __syncthreads();
@@ -263,85 +342,34 @@ __global__ void __launch_bounds__(threads, backward_keys_tiling(head).blocks_per
     float dk[row_tiles][head / 8][4] = {}, dv[row_tiles][head / 8][4] = {};
 
 #pragma unroll 1
-    for (uint32_t stage = stages; next_head < end_head; stage = 2 * stages + stage_bytes - stage) {
-        const int tile_query = next_query;
-        advance();
+    for (uint32_t stage = stages; block.has_next(); stage = 2 * stages + stage_bytes - stage) {
+        const int tile_query = block.next_query;
+        block.advance();
         wait_for_copies();
         __syncthreads();  // the tile has arrived for all warps, and no warp reads the previous one
-        if (next_head < end_head) load_next(2 * stages + stage_bytes - stage);
+        if (block.has_next()) load_next(2 * stages + stage_bytes - stage);
 #pragma unroll 1
         for (int query = tile_query; query < tile_query + tiling.block_n; query += 16) {
             const int row = query % tiling.block_n;
             const uint32_t stats = stage + 2 * tile_bytes + row * int{sizeof(RowStats)},
                            query_rows = stage + SwizzledTile<head>::bytes(row);
-            if (query + 15 + position < warp_row)
+            if (query + 15 + block.position < warp_row)
                 continue;  // none of the 16 queries sees the warp's keys
             float p[row_tiles][2][4], ds[row_tiles][2][4];
-#pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                struct alignas(16) Two {
-                    RowStats of[2];
-                };
-                const auto columns =
-                    load_shared<Two>(stats + (n * 8 + lane % 4 * 2) * int{sizeof(RowStats)});
-#pragma unroll
-                for (int m = 0; m < row_tiles; ++m) {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        p[m][n][i] = columns.of[i % 2].scores;
-                        ds[m][n][i] = columns.of[i % 2].dp;
-                    }
-                }
-            }
+            start_from_columns(p, ds, stats, lane);
             multiply<head>(p, k_fragments, query_rows + right);
             multiply<head>(ds, v_fragments, query_rows + tile_bytes + right);
             to_probabilities(p, scale);
-            const int first_key =
-                doc_start ? doc_start[min(query + lane % 16, T - 1)] : 0;  // of query + lane % 16
-            if (query + position < warp_row + tiling.warp_m - 1 ||
-                __any_sync(all_lanes, first_key > warp_row)) {
-#pragma unroll
-                for (int n = 0; n < 2; ++n) {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const int at = query + n * 8 + lane % 4 * 2 + i % 2;
-                        const int first = __shfl_sync(all_lanes, first_key, at - query);
-#pragma unroll
-                        for (int m = 0; m < row_tiles; ++m) {
-                            const int key = warp_row + m * 16 + i / 2 * 8 + lane / 4;
-                            if (key < first || key > at + position) p[m][n][i] = 0;
-                        }
-                    }
-                }
-            }
+            block.mask(p, warp_row, query, lane);
             multiply_elements(ds, p);
             uint32_t weights[row_tiles][4];
-#pragma unroll
-            for (int m = 0; m < row_tiles; ++m) to_weights(weights[m], p[m][0], p[m][1]);
+            to_weights(weights, p);
             add_product<head>(dv, weights, query_rows + tile_bytes + down);
-#pragma unroll
-            for (int m = 0; m < row_tiles; ++m) to_weights(weights[m], ds[m][0], ds[m][1]);
+            to_weights(weights, ds);
             add_product<head>(dk, weights, query_rows + down);
         }
     }
-
-    if (args.key_gradients != KeyGradients::write) {
-        const bool add = args.key_gradients == KeyGradients::add_fp32;
-        store_rows<head>(head_of<float>(args.dv, b, h_kv) + warp_row * args.dv.token, args.dv.token,
-                         end_row - warp_row, shape.D, lane, dv, 1, add);
-        store_rows<head>(head_of<float>(args.dk, b, h_kv) + warp_row * args.dk.token, args.dk.token,
-                         end_row - warp_row, shape.D, lane, dk, shape.scale, add);
-        return;
-    }
-    float factor[row_tiles][2];
-#pragma unroll
-    for (int m = 0; m < row_tiles; ++m) factor[m][0] = factor[m][1] = 1;
-    store_rows<head>(head_of(args.dv, b, h_kv) + warp_row * args.dv.token, args.dv.token,
-                     end_row - warp_row, shape.D, lane, dv, factor);
-#pragma unroll
-    for (int m = 0; m < row_tiles; ++m) factor[m][0] = factor[m][1] = shape.scale;
-    store_rows<head>(head_of(args.dk, b, h_kv) + warp_row * args.dk.token, args.dk.token,
-                     end_row - warp_row, shape.D, lane, dk, factor);
+    store_key_gradients<head>(args, block.b, block.h_kv, warp_row, block.end_row, lane, dk, dv);
 }
 
 }  // namespace

@@ -16,10 +16,50 @@ constexpr int forward_shared_bytes = SwizzledTile<head>::bytes(forward_tiling(he
                                                                2 * 2 *
                                                                    forward_tiling(head).block_n);
 
+/// Turns scores into exp2(scale·score − row_max) for the new row maxima, adds them to row_sum, and
+/// corrects what was summed with the previous maxima. Row maxima are of scores in units of log 2, so
+/// the exponential is one fused multiply-add and one exp2.
+template <int head, int row_tiles, int columns>
+__device__ __forceinline__ void take_exponentials(float (&scores)[row_tiles][columns][4],
+                                                  float (&row_max)[row_tiles][2],
+                                                  float (&row_sum)[row_tiles][2],
+                                                  float (&out)[row_tiles][head / 8][4],
+                                                  float scale) {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float largest = scores[m][0][2 * half];
+#pragma unroll
+            for (int n = 0; n < columns; ++n)
+                largest = fmaxf(fmaxf(largest, scores[m][n][2 * half]), scores[m][n][2 * half + 1]);
+            const float before = row_max[m][half],
+                        now = fmaxf(before, row_max_of_lanes(largest) * scale);
+            const float correction = power_of_2(before - now);
+            float sum = 0;
+#pragma unroll
+            for (int n = 0; n < columns; ++n) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    float& p = scores[m][n][2 * half + i];
+                    p = power_of_2(fmaf(p, scale, -now));
+                    sum += p;
+                }
+            }
+            row_max[m][half] = now;
+            row_sum[m][half] = row_sum[m][half] * correction + sum;
+#pragma unroll
+            for (int n = 0; n < head / 8; ++n) {
+                out[m][n][2 * half] *= correction;
+                out[m][n][2 * half + 1] *= correction;
+            }
+        }
+    }
+}
+
 /// One block computes out and lse for a tile of queries of one head: it holds the queries and
 /// streams the tiles of keys and values that they see, beginning with the first. Scores stay in
-/// registers. Row maxima are of scores in units of log 2, so the exponential is one fused
-/// multiply-add and one exp2; `scale` is the shape's scale in these units.
+/// registers. `scale` is the shape's scale in units of log 2.
 template <int head>
 __global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
     forward_kernel(const AttentionForward args, const float scale, const TileScheduler scheduler) {
@@ -33,29 +73,20 @@ __global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
                    stages = queries + SwizzledTile<head>::bytes(tiling.block_m());
 
     const AttentionShape& shape = args.shape;
-    const auto assigned = scheduler(blockIdx.x);
-    const int b = assigned.head / shape.H, h = assigned.head % shape.H,
-              h_kv = h / (shape.H / shape.H_kv);
-    const int first_row = (scheduler.tiles - 1 - assigned.rank) * tiling.block_m(),
-              end_row = min(first_row + tiling.block_m(), shape.T);
+    const QueryBlock block(shape, tiling, scheduler);
     const int warp = warp_index(), lane = lane_index();
-    const int warp_row = first_row + warp * tiling.warp_m;
-    const int position = shape.S - shape.T;  // of query 0
-    const int32_t* doc_start = shape.doc_start ? shape.doc_start + int64_t{b} * shape.T : nullptr;
-    const int2 documents =
-        doc_start ? range_of(doc_start + first_row, end_row - first_row) : int2{0, 0};
-    const int first_tile = documents.x / tiling.block_n,
-              last_tile = (end_row - 1 + position) / tiling.block_n;
+    const int warp_row = block.first_row + warp * tiling.warp_m;
 
-    const Element *k = head_of(args.k, b, h_kv), *v = head_of(args.v, b, h_kv);
+    const Element *k = head_of(args.k, block.b, block.h_kv),
+                  *v = head_of(args.v, block.b, block.h_kv);
     const auto load = [&](int tile) {
         const uint32_t stage = stages + tile % 2 * 2 * tile_bytes;
         load_stage<head, tiling.block_n>(stage, k, args.k.token, v, args.v.token,
                                          tile * tiling.block_n, shape.S, shape.D);
     };
-    load_tile<head, tiling.block_m()>(queries, head_of(args.q, b, h), args.q.token, first_row,
-                                      end_row, shape.D);
-    load(first_tile);
+    load_tile<head, tiling.block_m()>(queries, head_of(args.q, block.b, block.h), args.q.token,
+                                      block.first_row, block.end_row, shape.D);
+    load(block.first_tile);
     wait_for_copies();
     __syncthreads();
 
@@ -68,68 +99,19 @@ __global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
     for (int m = 0; m < row_tiles; ++m) row_max[m][0] = row_max[m][1] = -1e38f;
 
 #pragma unroll 1
-    for (int tile = first_tile; tile <= last_tile; ++tile) {
+    for (int tile = block.first_tile; tile <= block.last_tile; ++tile) {
         wait_for_copies();
         __syncthreads();  // the tile has arrived for all warps, and no warp reads the previous one
-        if (tile < last_tile) load(tile + 1);
+        if (tile < block.last_tile) load(tile + 1);
         const uint32_t stage = stages + tile % 2 * 2 * tile_bytes;
         const int key = tile * tiling.block_n;
-        if (key > warp_row + tiling.warp_m - 1 + position)
+        if (key > warp_row + tiling.warp_m - 1 + block.position)
             continue;  // this warp sees no more keys; others may
 
         float scores[row_tiles][columns][4] = {};
         multiply<head>(scores, q_fragments, stage + right);
-        if (key + tiling.block_n - 1 > warp_row + position || key < documents.y) {
-#pragma unroll
-            for (int m = 0; m < row_tiles; ++m) {
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int row = warp_row + m * 16 + half * 8 + lane / 4;
-                    const int first = doc_start ? doc_start[min(row, shape.T - 1)] : 0;
-#pragma unroll
-                    for (int n = 0; n < columns; ++n) {
-#pragma unroll
-                        for (int i = 0; i < 2; ++i) {
-                            const int at = key + n * 8 + lane % 4 * 2 + i;
-                            if (at < first || at > row + position)
-                                scores[m][n][2 * half + i] =
-                                    -std::numeric_limits<float>::infinity();
-                        }
-                    }
-                }
-            }
-        }
-#pragma unroll
-        for (int m = 0; m < row_tiles; ++m) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float largest = scores[m][0][2 * half];
-#pragma unroll
-                for (int n = 0; n < columns; ++n)
-                    largest =
-                        fmaxf(fmaxf(largest, scores[m][n][2 * half]), scores[m][n][2 * half + 1]);
-                const float before = row_max[m][half],
-                            now = fmaxf(before, row_max_of_lanes(largest) * scale);
-                const float correction = power_of_2(before - now);
-                float sum = 0;
-#pragma unroll
-                for (int n = 0; n < columns; ++n) {
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        float& p = scores[m][n][2 * half + i];
-                        p = power_of_2(fmaf(p, scale, -now));
-                        sum += p;
-                    }
-                }
-                row_max[m][half] = now;
-                row_sum[m][half] = row_sum[m][half] * correction + sum;
-#pragma unroll
-                for (int n = 0; n < head / 8; ++n) {
-                    out[m][n][2 * half] *= correction;
-                    out[m][n][2 * half + 1] *= correction;
-                }
-            }
-        }
+        block.mask(scores, -std::numeric_limits<float>::infinity(), warp_row, key, lane, shape.T);
+        take_exponentials<head>(scores, row_max, row_sum, out, scale);
 #pragma unroll
         for (int row16 = 0; row16 < tiling.block_n / 16; ++row16) {
             uint32_t weights[row_tiles][4];
@@ -149,13 +131,13 @@ __global__ void __launch_bounds__(threads, forward_tiling(head).blocks_per_sm)
             const float sum = row_sum_of_lanes(row_sum[m][half]);
             factor[m][half] = 1 / sum;
             const int row = warp_row + m * 16 + half * 8 + lane / 4;
-            if (args.lse && lane % 4 == 0 && row < end_row)
-                args.lse[int64_t{assigned.head} * shape.T + row] =
+            if (args.lse && lane % 4 == 0 && row < block.end_row)
+                args.lse[int64_t{block.head} * shape.T + row] =
                     (row_max[m][half] + log2f(sum)) * std::numbers::ln2_v<float>;
         }
     }
-    store_rows<head>(head_of(args.out, b, h) + warp_row * args.out.token, args.out.token,
-                     end_row - warp_row, shape.D, lane, out, factor);
+    store_rows<head>(head_of(args.out, block.b, block.h) + warp_row * args.out.token,
+                     args.out.token, block.end_row - warp_row, shape.D, lane, out, factor);
 }
 
 }  // namespace
