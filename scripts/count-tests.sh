@@ -1,8 +1,10 @@
 # shellcheck shell=bash disable=SC2154  # the script that sources this one sets `test`
 # What run-tests.sh and test-full.sh share: running programs whose last line is "N passed, M failed", and adding these up.
+# Lines that begin with "failed: " say which tests failed; they are repeated at the end.
 set -uo pipefail
 passed=0
 failed=0
+failures=()
 
 counted() {  # counted COMMAND…: runs it and adds its counts
     local log code
@@ -33,6 +35,7 @@ add_counts() {  # add_counts LOG CODE COMMAND…: adds what a command printed at
     local log=$1 code=$2 counts
     shift 2
     counts=$(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$log" | tail -n 1)
+    mapfile -t -O ${#failures[@]} failures < <(grep '^failed: ' "$log" | sort -u)
     rm -f "$log"
     if [ -z "$counts" ]; then
         echo "error: ended with exit code $code and printed no count of its tests: $*"
@@ -45,7 +48,8 @@ add_counts() {  # add_counts LOG CODE COMMAND…: adds what a command printed at
     failed=$((failed + ${counts#* }))
 }
 
-finish() {  # prints the sums and ends the script
+finish() {  # prints what failed and the sums, and ends the script
+    [ ${#failures[@]} = 0 ] || printf '%s\n' "${failures[@]}"
     echo "$passed passed, $failed failed"
     [ $failed = 0 ]
     exit

@@ -1,10 +1,13 @@
 // The test runner: Catch2's own, with a fresh seed for random inputs and a closing line that counts
 // the test cases.
 #define CATCH_CONFIG_RUNNER
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include <unistd.h>
 
@@ -30,30 +33,64 @@ using Listener = Catch::EventListenerBase;
 using Listener = Catch::TestEventListenerBase;
 #endif
 
-/// Counts the test cases, for the closing line.
+/// Counts the test cases, for the closing line, and keeps where those that failed did so first.
 struct Counter : Listener {
     using Listener::Listener;
     static inline unsigned long long passed = 0, failed = 0;
     static inline bool in_test = false;
+    static inline std::string name, failure;
+    static inline std::vector<std::string> failures;
 
-    void testCaseStarting(const Catch::TestCaseInfo&) override { in_test = true; }
+    void testCaseStarting(const Catch::TestCaseInfo& info) override {
+        in_test = true;
+        name = info.name;
+        failure.clear();
+    }
+#if CATCH_VERSION_MAJOR >= 3
+    void assertionEnded(const Catch::AssertionStats& stats) override { keep(stats); }
+#else
+    bool assertionEnded(const Catch::AssertionStats& stats) override {
+        keep(stats);
+        return false;
+    }
+#endif
     void testCaseEnded(const Catch::TestCaseStats& stats) override {
         in_test = false;
         const Catch::Counts& counts = stats.totals.testCases;
         passed += counts.passed + counts.failedButOk;
         failed += counts.failed;
+        if (counts.failed) failures.push_back(description());
+    }
+
+    /// The test case that is running, and its first assertion that failed.
+    static std::string description() { return name + (failure.empty() ? "" : ": " + failure); }
+
+  private:
+    static void keep(const Catch::AssertionStats& stats) {
+        const Catch::AssertionResult& result = stats.assertionResult;
+        if (result.isOk() || !failure.empty()) return;
+        const auto& line = result.getSourceInfo();
+        failure = std::string(line.file) + ":" + std::to_string(line.line) + ": " +
+                  std::string(result.hasExpandedExpression() ? result.getExpandedExpression()
+                                                             : result.getMessage());
+        std::replace(failure.begin(), failure.end(), '\n', ' ');
+        if (failure.size() > 300) failure = failure.substr(0, 300) + "…";
     }
 };
 CATCH_REGISTER_LISTENER(Counter)
 
 pid_t runner = 0;
 
-/// Prints the closing line once, and not in processes that tests fork. A case that is still running
-/// has failed.
+/// Prints what failed and the closing line, once, and not in processes that tests fork. A case that
+/// is still running has failed.
 void close_run() {
     static bool closed = false;
     if (closed || ::getpid() != runner) return;
     closed = true;
+    if (Counter::in_test) Counter::failures.push_back(Counter::description());
+    for (const std::string& failure : Counter::failures)
+        std::printf("failed: %s (TEST_SEED=%llu)\n", failure.c_str(),
+                    static_cast<unsigned long long>(test_seed()));
     std::printf("%llu passed, %llu failed\n", Counter::passed, Counter::failed + Counter::in_test);
     std::fflush(stdout);
 }

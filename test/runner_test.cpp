@@ -100,6 +100,27 @@ TEST_CASE("the closing line is printed whatever ends a test, and that test count
     }
 }
 
+TEST_CASE("what failed, where and why is repeated at the end") {
+    const std::string name = "fails when its accuracy is judged";
+    const ProgramResult run = run_program({this_program(), name}, {{"END_TESTS", "1"}});
+    INFO(run.output);
+    const std::vector<std::string> lines = lines_of(run.output);
+    REQUIRE(lines.size() > 1);
+    const std::string& failure = lines[lines.size() - 2];
+    CHECK(std::regex_match(failure,
+                           std::regex("failed: " + name + ": .*\\.(h|cpp):[0-9]+: .* " +
+                                      "\\(TEST_SEED=[0-9]+\\)")));
+
+    const ProgramResult both =
+        run_tests("echo 'failed: one: x.cpp:7: 1 == 2 (TEST_SEED=3)'; echo noise;"
+                  "echo 1 passed, 1 failed; exit 1",
+                  {"[x]"}, {{"GPUSIM", "/"}});
+    const std::vector<std::string> end = lines_of(both.output);
+    REQUIRE(end.size() > 3);
+    for (size_t i = end.size() - 3; i + 1 < end.size(); ++i)
+        CHECK(end[i] == "failed: one: x.cpp:7: 1 == 2 (TEST_SEED=3)");
+}
+
 TEST_CASE("run-tests.sh adds up, and an end without a count or a code is a failure") {
     const ProgramResult good = run_tests("echo noise; echo 7 passed, 0 failed", {"[x]"});
     CHECK(good.exit_code == 0);
