@@ -116,7 +116,7 @@ class Checks:
         self.tokenize(self.folder / "a.txt", "vocabulary", "--train-vocab", "257", "--val-fraction", "0")
         cut = self.run(good, path).stdout
         self.tokenize("-", "cut", "--field", "text", "--tokenizer", self.folder / "vocabulary", stdin=cut,
-                      refused="no valid JSON")
+                      refused="is not valid JSON")
         assert not (self.folder / "cut/data.json").exists()
         assert "is not a file" in self.refused(self.folder / "none.parquet")
         (self.folder / "empty").mkdir()

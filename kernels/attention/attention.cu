@@ -50,11 +50,12 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
 size_t attention_scratch_bytes(const Stream& stream, const AttentionShape& shape) {
     return std::max({attention_backward_tiled_scratch_bytes(shape),
                      attention_backward_general_scratch_bytes(shape),
-                     attention_library_scratch_bytes(stream.settings, shape)});
+                     attention_library_scratch_bytes(stream.settings, shape,
+                                                     limits_of(stream).architecture)});
 }
 
 size_t attention_forward_scratch_bytes(const Stream& stream, const AttentionShape& shape) {
-    return attention_library_scratch_bytes(stream.settings, shape);
+    return attention_library_forward_scratch_bytes(stream.settings, shape);
 }
 
 }  // namespace train_gpt::cuda

@@ -31,13 +31,6 @@ namespace train_gpt::cuda {
 
 namespace {
 
-/// Other lengths than multiples of 128 are excluded, because the frontend pads them with a mask,
-/// which for many versions of cuDNN it copies from the host in every call.
-bool is_supported(const AttentionShape& s) {
-    return s.dtype == DType::bf16 && !s.doc_start && s.T % 128 == 0 && s.S % 128 == 0 &&
-           s.D % 8 == 0 && s.D <= 128 && s.H % s.H_kv == 0;
-}
-
 bool are_aligned(std::initializer_list<HeadsView> views) {
     return std::ranges::all_of(views, [](const HeadsView& view) {
         return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && view.batch % 8 == 0 &&
@@ -45,17 +38,87 @@ bool are_aligned(std::initializer_list<HeadsView> views) {
     });
 }
 
-/// The same limit as for a chunk of logits on a GPU.
-constexpr size_t most_workspace_bytes = size_t{2} << 30;
+/// Data-center Blackwell adds up dq in order without a matrix of the scores.
+bool has_score_matrix(int architecture) { return architecture / 10 != 10; }
+
+/// A call's heads of queries, times the bytes of something that is held for each.
+size_t for_each_head(const AttentionShape& s, int64_t elements, size_t element_bytes) {
+    return static_cast<size_t>(s.B) * static_cast<size_t>(s.H) * static_cast<size_t>(elements) *
+           element_bytes;
+}
+/// The gradients of the scores.
+size_t score_bytes(const AttentionShape& s) {
+    return for_each_head(s, int64_t{s.T} * s.S, size_of(DType::bf16));
+}
+/// dk and dv in fp32 for each head of queries, if several share a key head.
+size_t shared_bytes(const AttentionShape& s) {
+    return s.H_kv < s.H ? for_each_head(s, int64_t{2} * s.S * s.D, sizeof(float)) : 0;
+}
+/// What the limit holds for: the larger of a call's matrices.
+size_t matrix_bytes(const AttentionShape& s, int architecture) {
+    return std::max(shared_bytes(s), has_score_matrix(architecture) ? score_bytes(s) : 0);
+}
+
+HeadsView part_of(const HeadsView& view, DType dtype, int b, int h) {
+    HeadsView part = view;
+    part.data = static_cast<char*>(view.data) +
+                (b * view.batch + h * view.head) * static_cast<int64_t>(size_of(dtype));
+    return part;
+}
+
+/// Sequences b to b + B − 1, key heads h_kv to h_kv + H_kv − 1 and the heads that share them.
+AttentionBackward part_of(const AttentionBackward& args, int b, int B, int h_kv, int H_kv) {
+    AttentionBackward part = args;
+    const int group = args.shape.H / args.shape.H_kv, h = h_kv * group;
+    part.shape.B = B;
+    part.shape.H = H_kv * group;
+    part.shape.H_kv = H_kv;
+    for (HeadsView AttentionBackward::*view : {&AttentionBackward::q, &AttentionBackward::out,
+                                               &AttentionBackward::dout, &AttentionBackward::dq})
+        part.*view = part_of(args.*view, args.shape.dtype, b, h);
+    for (HeadsView AttentionBackward::*view : {&AttentionBackward::k, &AttentionBackward::v,
+                                               &AttentionBackward::dk, &AttentionBackward::dv})
+        part.*view = part_of(args.*view, args.shape.dtype, b, h_kv);
+    part.lse = args.lse + (int64_t{b} * args.shape.H + h) * args.shape.T;
+    return part;
+}
+
+/// How many of `count` things a call takes, if `most` fit: with the fewest calls, as evenly as
+/// possible.
+int per_call(int count, size_t most) {
+    const int fitting = static_cast<int>(std::min(static_cast<size_t>(count), most));
+    const int calls = (count + fitting - 1) / fitting;
+    return (count + calls - 1) / calls;
+}
+
+/// The sequences and key heads of a call, both 0 if even one head of one sequence is too large.
+std::pair<int, int> sizes_of_calls(const AttentionShape& shape, int architecture, size_t limit) {
+    AttentionShape one = shape;
+    one.B = 1;
+    if (const size_t bytes = matrix_bytes(one, architecture); bytes <= limit)
+        return {bytes ? per_call(shape.B, limit / bytes) : shape.B, shape.H_kv};
+    one.H = shape.H / shape.H_kv;
+    one.H_kv = 1;
+    const size_t fitting = limit / matrix_bytes(one, architecture);
+    return fitting ? std::pair(1, per_call(shape.H_kv, fitting)) : std::pair(0, 0);
+}
 
 }  // namespace
 
+// Other lengths than multiples of 128 are excluded, because the frontend pads them with a mask,
+// which for many versions of cuDNN it copies from the host in every call.
+bool cudnn_supports(const AttentionShape& s) {
+    return s.dtype == DType::bf16 && !s.doc_start && s.T % 128 == 0 && s.S % 128 == 0 &&
+           s.D % 8 == 0 && s.D <= 128 && s.H % s.H_kv == 0;
+}
+
 bool cudnn_supports(const AttentionForward& args) {
-    return is_supported(args.shape) && args.lse && are_aligned({args.q, args.k, args.v, args.out});
+    return cudnn_supports(args.shape) && args.lse &&
+           are_aligned({args.q, args.k, args.v, args.out});
 }
 
 bool cudnn_supports(const AttentionBackward& args) {
-    return is_supported(args.shape) && args.key_gradients == KeyGradients::write &&
+    return cudnn_supports(args.shape) && args.key_gradients == KeyGradients::write &&
            are_aligned({args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv});
 }
 
@@ -65,31 +128,53 @@ const std::string& cudnn_obstacle() {
 }
 
 // Only cuDNN knows how much a pass needs, and only after the pass is built, which takes a second;
-// planning asks for this number many times. So these are the amounts observed with cuDNN 9.19. A
-// version that needs more is not used. Forward: 256 bytes. Backward: Σ dout·out of each row; if
-// heads share keys and values, their gradients for each query head; and, because the deterministic
-// algorithm adds up dq in order, the gradient of the scores as a matrix, on all GPUs except
-// data-center Blackwell. If that matrix is too large, it is not granted, and our own kernels, which
-// need no such matrix, run the pass.
-size_t cudnn_workspace_bytes(const AttentionShape& s) {
-    if (!is_supported(s) || !cudnn_obstacle().empty()) return 0;
-    const size_t T = static_cast<size_t>(s.T), S = static_cast<size_t>(s.S),
-                 D = static_cast<size_t>(s.D),
-                 heads = static_cast<size_t>(s.B) * static_cast<size_t>(s.H);
-    const size_t sums = heads * T * sizeof(float),
-                 shared = s.H_kv < s.H ? 2 * heads * S * D * sizeof(float) : 0,
-                 scores = heads * T * S * size_of(DType::bf16);
-    const size_t little = 4096 + sums, all = little + shared + scores;
-    return all <= most_workspace_bytes ? all : little;
+// planning asks for this number many times. So these are the amounts that it was observed to need. A
+// version that needs more is not used. Forward: 256 bytes. Backward: Σ dout·out of each row; the
+// gradient of the scores as a matrix, because the deterministic algorithm adds up dq in order; and,
+// if heads share keys and values, their gradients for each head of queries, in bf16 while the scores
+// are there and in fp32 otherwise.
+size_t cudnn_backward_bytes(const AttentionShape& shape, int architecture) {
+    const auto [sequences, key_heads] = sizes_of_calls(shape, architecture, most_matrix_bytes);
+    AttentionShape call = shape;
+    call.B = sequences;
+    call.H = shape.H / shape.H_kv * key_heads;
+    call.H_kv = key_heads;
+    const size_t sums = for_each_head(call, call.T, sizeof(float));
+    const size_t shared = shared_bytes(call);
+    return 4096 + sums +
+           (has_score_matrix(architecture) ? std::max(shared, shared / 2 + score_bytes(call))
+                                           : shared);
+}
+
+std::vector<AttentionBackward> cudnn_calls(const AttentionBackward& args, int architecture,
+                                           size_t most) {
+    const AttentionShape& s = args.shape;
+    const auto [sequences, key_heads] = sizes_of_calls(s, architecture, most);
+    std::vector<AttentionBackward> calls;
+    if (sequences == 0) return calls;
+    for (int b = 0; b < s.B; b += sequences)
+        for (int h_kv = 0; h_kv < s.H_kv; h_kv += key_heads)
+            calls.push_back(part_of(args, b, std::min(sequences, s.B - b), h_kv,
+                                    std::min(key_heads, s.H_kv - h_kv)));
+    return calls;
 }
 
 #ifndef TRAIN_GPT_CUDNN
 
-std::string cudnn_obstacle(const char*) {
+std::string cudnn_obstacle(const char*, bool) {
     return "this build was made without cuDNN's frontend headers (make setup fetches them)";
 }
 
+size_t cudnn_version() { return 0; }
+
 std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st*) {
+    throw Error(cudnn_obstacle());
+}
+
+size_t ask_cudnn(const AttentionForward&, int, const std::string&) {
+    throw Error(cudnn_obstacle());
+}
+size_t ask_cudnn(const AttentionBackward&, int, const std::string&) {
     throw Error(cudnn_obstacle());
 }
 
@@ -164,6 +249,20 @@ struct Graph {
     /// version.
     void build(cudnnHandle_t handle) {
         require(graph.build(handle, {fe::HeurMode_t::A}));
+        ask_for_workspace();
+    }
+    /// The same for the device whose properties the graph has been given.
+    void build_without_device() {
+        require(graph.validate());
+        require(graph.build_operation_graph());
+        require(graph.create_execution_plans({fe::HeurMode_t::A}));
+        require(graph.check_support());
+        require(graph.build_plans());
+        ask_for_workspace();
+    }
+
+  private:
+    void ask_for_workspace() {
         int64_t bytes = 0;
         require(graph.get_workspace_size(bytes));
         workspace_bytes = static_cast<size_t>(bytes);
@@ -279,6 +378,18 @@ class CudnnAttention : public AttentionLibrary {
     Graphs forward_graphs_, backward_graphs_;
 };
 
+template <class Args>
+size_t ask(const Args& args, int architecture, const std::string& properties) {
+    const auto device = std::make_shared<fe::DeviceProperties>();
+    require(device->deserialize({properties.begin(), properties.end()}));
+    Graph g;
+    g.graph.set_device_properties(device);
+    g.graph.set_sm_version(architecture);  // before the nodes, which copy it
+    describe(g, args);
+    g.build_without_device();
+    return g.workspace_bytes;
+}
+
 template <class Function>
 Function* function_of(void* library, const char* name) {
     return reinterpret_cast<Function*>(dlsym(library, name));
@@ -288,7 +399,7 @@ Function* function_of(void* library, const char* name) {
 
 // The frontend remembers the functions that it has looked up, including missing ones, so it is not
 // used before all of them are known to exist.
-std::string cudnn_obstacle(const char* name) {
+std::string cudnn_obstacle(const char* name, bool with_gpu) {
     void* library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
     if (!library) return concat("cuDNN cannot be loaded (", dlerror(), ")");
     const auto version_of = function_of<decltype(cudnnGetVersion)>(library, "cudnnGetVersion");
@@ -303,16 +414,30 @@ std::string cudnn_obstacle(const char* name) {
     setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", concat("libcudart.so.", CUDART_VERSION / 1000).c_str(),
            0);
     try {
-        const Handle handle;
+        if (with_gpu) Handle{};
     } catch (const std::exception& error) {
         return error.what();
     }
     return "";
 }
 
+size_t cudnn_version() {
+    void* library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_GLOBAL);
+    const auto version_of =
+        library ? function_of<decltype(cudnnGetVersion)>(library, "cudnnGetVersion") : nullptr;
+    return version_of ? version_of() : 0;
+}
+
 std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st* stream) {
     if (!cudnn_obstacle().empty()) throw Error(cudnn_obstacle());
     return std::make_unique<CudnnAttention>(stream);
+}
+
+size_t ask_cudnn(const AttentionForward& args, int architecture, const std::string& properties) {
+    return ask(args, architecture, properties);
+}
+size_t ask_cudnn(const AttentionBackward& args, int architecture, const std::string& properties) {
+    return ask(args, architecture, properties);
 }
 
 #endif  // TRAIN_GPT_CUDNN

@@ -3,6 +3,7 @@
 #pragma once
 #ifdef TRAIN_GPT_CUDA
 #include <string>
+#include <vector>
 
 #include "kernels/attention/attention.h"
 
@@ -11,18 +12,35 @@ namespace train_gpt::cuda {
 /// Why cuDNN cannot be used here, worded as the end of a sentence; empty if it can. Checks only
 /// once.
 const std::string& cudnn_obstacle();
-/// The same for the library of this name, checked at every call.
-std::string cudnn_obstacle(const char* library);
+/// The same for the library of this name, checked at every call; `with_gpu`: also that it starts.
+std::string cudnn_obstacle(const char* library, bool with_gpu = true);
+/// cuDNN's version, such as 91900 for 9.19.0; 0 if there is none.
+size_t cudnn_version();
 
 /// The cases for which cuDNN is used: bf16; head sizes up to 128 that are multiples of 8; multiples
 /// of 128 queries and keys without documents; views aligned for 16-byte vectors; the log-sum-exp
 /// requested, as in training and evaluation; and dk and dv in bf16, since it cannot add to them.
+bool cudnn_supports(const AttentionShape& shape);  // as far as the shape decides
 bool cudnn_supports(const AttentionForward& args);
 bool cudnn_supports(const AttentionBackward& args);
 
-/// The scratch memory to plan for cuDNN; 0 if cuDNN cannot be used. A pass that needs more than it
-/// gets fails.
-size_t cudnn_workspace_bytes(const AttentionShape& shape);
+/// Scratch memory for one call of a pass of a shape that cuDNN supports, on a GPU of this
+/// architecture (80, 90, …). Observed with cuDNN 9.19 and 9.28; scripts/check-cudnn.sh compares.
+constexpr size_t cudnn_forward_bytes = 4096;
+size_t cudnn_backward_bytes(const AttentionShape& shape, int architecture);
+
+/// The calls into which a backward pass is cut so that no matrix of a call is larger than `most`
+/// bytes (by default as large as a chunk of logits on a GPU may be): all have about as many
+/// sequences or, where one sequence is too large, as many key heads of one sequence. Empty if one key
+/// head is too large.
+constexpr size_t most_matrix_bytes = size_t{2} << 30;
+std::vector<AttentionBackward> cudnn_calls(const AttentionBackward& args, int architecture,
+                                           size_t most = most_matrix_bytes);
+
+/// What cuDNN answers about a pass on a GPU that need not be here. Throws Error if it refuses.
+/// `properties`: the GPU as cuDNN describes it (JSON of its frontend's DeviceProperties).
+size_t ask_cudnn(const AttentionForward& args, int architecture, const std::string& properties);
+size_t ask_cudnn(const AttentionBackward& args, int architecture, const std::string& properties);
 
 }  // namespace train_gpt::cuda
 #endif

@@ -42,7 +42,8 @@ Value read_name(std::istream& from, const char* const (&names)[n]) {
 
 }  // namespace
 
-AttentionEngines::AttentionEngines(const Queue& queue) : AttentionEngines(queue.stream()) {}
+AttentionEngines::AttentionEngines(const Queue& queue)
+    : AttentionEngines(queue.stream(), queue.limits().architecture) {}
 
 double AttentionEngines::median_seconds(Stream& stream, const Work& work) {
     const std::shared_ptr<void> first = create_event(stream.device, true),
@@ -66,8 +67,12 @@ void AttentionEngines::forward(Stream& stream, const AttentionForward& args, con
 
 void AttentionEngines::backward(Stream& stream, const AttentionBackward& args, const Work& own) {
     if (!cudnn_supports(args)) return own();
-    run(backward_pass, stream, own,
-        [&] { library().backward(args, stream.scratch, stream.scratch_bytes); });
+    const std::vector<AttentionBackward> calls = cudnn_calls(args, architecture_);
+    if (calls.empty()) return own();
+    run(backward_pass, stream, own, [&] {
+        for (const AttentionBackward& call : calls)
+            library().backward(call, stream.scratch, stream.scratch_bytes);
+    });
 }
 
 void AttentionEngines::run(Direction direction, Stream& stream, const Work& own,
@@ -150,9 +155,17 @@ void AttentionEngines::set_choices(const std::string& text) {
         passes_[direction].chosen = chosen[direction];
 }
 
-size_t attention_library_scratch_bytes(const KernelSettings& settings,
-                                       const AttentionShape& shape) {
-    return settings.attention == Wanted::own ? 0 : cudnn_workspace_bytes(shape);
+size_t attention_library_forward_scratch_bytes(const KernelSettings& settings,
+                                               const AttentionShape& shape) {
+    const bool usable =
+        settings.attention != Wanted::own && cudnn_supports(shape) && cudnn_obstacle().empty();
+    return usable ? cudnn_forward_bytes : 0;
+}
+
+size_t attention_library_scratch_bytes(const KernelSettings& settings, const AttentionShape& shape,
+                                       int architecture) {
+    const size_t forward = attention_library_forward_scratch_bytes(settings, shape);
+    return forward ? std::max(forward, cudnn_backward_bytes(shape, architecture)) : 0;
 }
 
 }  // namespace cuda

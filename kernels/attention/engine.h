@@ -35,10 +35,10 @@ class AttentionLibrary {
 std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st* stream);
 
 /// Sends the attention calls of a queue to our own kernels or to the library, as the stream's
-/// settings say. Both compute the same
-/// from the same buffers, including the log-sum-exp, so the engine is chosen separately for each
-/// pass. If the library is missing or fails, our own kernels run that pass from then on, and one
-/// line on stderr says why.
+/// settings say. Both compute the same from the same buffers, including the log-sum-exp, so the
+/// engine is chosen separately for each pass. If the library is missing or fails, our own kernels
+/// run that pass from then on, and one line on stderr says why. The library's backward pass runs in
+/// several calls where one would need too much memory (cudnn_calls).
 class AttentionEngines {
   public:
     using Work = std::function<void()>;  // submits our own kernels
@@ -47,9 +47,9 @@ class AttentionEngines {
 
     /// queue.kept<AttentionEngines>()
     explicit AttentionEngines(const Queue& queue);
-    explicit AttentionEngines(CUstream_st* stream, Open open = open_cudnn_attention,
-                              Time time = median_seconds)
-        : stream_(stream), open_(open), time_(time) {}
+    AttentionEngines(CUstream_st* stream, int architecture, Open open = open_cudnn_attention,
+                     Time time = median_seconds)
+        : stream_(stream), architecture_(architecture), open_(open), time_(time) {}
 
     /// The arguments must already have been checked. The host waits for the device only while it
     /// times a pass, the first time.
@@ -78,14 +78,19 @@ class AttentionEngines {
     static double median_seconds(Stream& stream, const Work& work);
 
     CUstream_st* stream_;
+    int architecture_;  // of the GPU: 80, 90, …
     Open open_;
     Time time_;
     std::unique_ptr<AttentionLibrary> library_;
     std::array<Pass, 2> passes_;
 };
 
-/// The scratch memory that cuDNN may need for the shape; 0 if it will not be used.
-size_t attention_library_scratch_bytes(const KernelSettings& settings, const AttentionShape& shape);
+/// The scratch memory that cuDNN may need for the forward pass, or for both passes, of a shape; 0 if
+/// it will not be used.
+size_t attention_library_forward_scratch_bytes(const KernelSettings& settings,
+                                               const AttentionShape& shape);
+size_t attention_library_scratch_bytes(const KernelSettings& settings, const AttentionShape& shape,
+                                       int architecture);
 
 }  // namespace cuda
 #endif

@@ -129,7 +129,7 @@ double scripted_time(Stream&, const cuda::AttentionEngines::Work& work) {
 
 /// The engines of a queue, whose own kernels only count.
 struct Engines {
-    cuda::AttentionEngines engines{nullptr, open_scripted, scripted_time};
+    cuda::AttentionEngines engines{nullptr, 90, open_scripted, scripted_time};
     Stream stream{test_device()};
     Untouched memory;
     int own_forwards = 0, own_backwards = 0;
@@ -219,16 +219,88 @@ TEST_CASE("what keeps cuDNN from being used is said as the end of a sentence", "
 
 TEST_CASE("scratch is granted to cuDNN only where it can be used", "[cuda]") {
     AttentionShape shape = small_shape();
-    const bool usable = cuda::cudnn_obstacle().empty();
-    CHECK((cuda::cudnn_workspace_bytes(shape) > 0) == usable);
-    CHECK((cuda::attention_library_scratch_bytes({}, shape) > 0) == usable);
-    CHECK(cuda::attention_library_scratch_bytes({.attention = Wanted::own}, shape) == 0);
+    const size_t forward = cuda::attention_library_forward_scratch_bytes({}, shape),
+                 both = cuda::attention_library_scratch_bytes({}, shape, 90);
+    if (cuda::cudnn_obstacle().empty()) {
+        CHECK(forward == cuda::cudnn_forward_bytes);
+        CHECK(both == cuda::cudnn_backward_bytes(shape, 90));
+    } else {
+        CHECK(forward + both == 0);
+    }
+    const KernelSettings own{.attention = Wanted::own};
+    CHECK(cuda::attention_library_forward_scratch_bytes(own, shape) == 0);
+    CHECK(cuda::attention_library_scratch_bytes(own, shape, 90) == 0);
     shape.dtype = DType::fp32;
-    CHECK(cuda::cudnn_workspace_bytes(shape) == 0);
-    shape = small_shape();
-    shape.T = shape.S = 1 << 20;
-    CHECK(cuda::cudnn_workspace_bytes(shape) <
-          size_t{1} << 30);  // no matrix of 2^20 × 2^20 scores for each head
+    CHECK(cuda::attention_library_forward_scratch_bytes({}, shape) == 0);
+    CHECK(cuda::attention_library_scratch_bytes({}, shape, 90) == 0);
+}
+
+TEST_CASE("cuDNN's backward pass gets what it asks for, and little more", "[cuda]") {
+    struct Known {
+        int architecture, B, T, H, H_kv, D;
+        size_t bytes;
+    };
+    // Answers of cuDNN 9.19 (scripts/check-cudnn.sh).
+    const Known answers[] = {
+        {80, 8, 1024, 12, 12, 64, 201719936},  {80, 8, 2048, 16, 4, 128, 1209008256},
+        {80, 8, 2048, 32, 32, 64, 2149580928}, {90, 8, 1024, 12, 12, 64, 201720064},
+        {90, 8, 2048, 16, 4, 128, 1209008384}, {90, 8, 2048, 32, 32, 64, 2149581056},
+        {100, 8, 1024, 12, 12, 64, 393216},    {100, 8, 2048, 16, 4, 128, 269484160},
+        {100, 8, 2048, 32, 32, 64, 2097152},   {100, 8, 8192, 16, 4, 128, 1077936256},
+        {120, 8, 1024, 12, 12, 64, 201719936}, {120, 8, 2048, 16, 4, 128, 1209008256}};
+    for (const Known& k : answers) {
+        CAPTURE(k.architecture, k.T, k.H, k.H_kv);
+        const AttentionShape shape{
+            .dtype = DType::bf16, .B = k.B, .T = k.T, .S = k.T, .H = k.H, .H_kv = k.H_kv, .D = k.D};
+        const size_t granted = cuda::cudnn_backward_bytes(shape, k.architecture);
+        CHECK(granted >= k.bytes);
+        CHECK(granted <= k.bytes + 8192);
+    }
+}
+
+TEST_CASE("cuDNN's backward pass is cut into few even calls below the limit", "[cuda]") {
+    Untouched memory;
+    const int architecture = GENERATE(90, 100);
+    for (int round = 0; round < 200; ++round) {
+        AttentionShape shape = small_shape();
+        shape.B = static_cast<int>(random_int(1, 90));
+        shape.H_kv = static_cast<int>(random_int(1, 40));
+        shape.H = shape.H_kv * static_cast<int>(random_int(1, 4));
+        shape.T = shape.S = static_cast<int>(1024 * random_int(1, 48));
+        shape.D = static_cast<int>(8 * random_int(1, 16));
+        CAPTURE(architecture, shape.B, shape.T, shape.H, shape.H_kv, shape.D);
+        // The bytes of one key head's largest matrix.
+        const auto group = static_cast<size_t>(shape.H / shape.H_kv),
+                   T = static_cast<size_t>(shape.T);
+        const size_t shared = group > 1 ? group * 8 * T * static_cast<size_t>(shape.D) : 0,
+                     head = std::max(shared, architecture == 100 ? 0 : group * T * T * 2);
+        const auto calls = cuda::cudnn_calls(memory.backward(shape), architecture);
+        if (head > size_t{2} << 30) {
+            CHECK(calls.empty());
+            continue;
+        }
+        // The fewest calls.
+        const auto B = static_cast<size_t>(shape.B), H_kv = static_cast<size_t>(shape.H_kv);
+        const auto calls_for = [&](size_t count, size_t bytes) {
+            const size_t fitting = bytes == 0 ? count : (size_t{2} << 30) / bytes;
+            return (count + fitting - 1) / fitting;
+        };
+        CHECK(calls.size() == (head * H_kv <= size_t{2} << 30 ? calls_for(B, head * H_kv)
+                                                              : B * calls_for(H_kv, head)));
+        size_t heads = 0;
+        for (const AttentionBackward& call : calls) {
+            const auto held =
+                static_cast<size_t>(call.shape.B) * static_cast<size_t>(call.shape.H_kv);
+            CHECK((call.shape.H_kv == shape.H_kv || call.shape.B == 1));
+            CHECK(call.shape.H == call.shape.H_kv * static_cast<int>(group));
+            CHECK(held * head <= size_t{2} << 30);
+            heads += held;
+        }
+        CHECK(heads == B * H_kv);
+        const size_t granted = cuda::cudnn_backward_bytes(shape, architecture);
+        for (const AttentionBackward& call : calls)
+            CHECK(cuda::cudnn_backward_bytes(call.shape, architecture) <= granted);
+    }
 }
 
 TEST_CASE("own attention does not open the library, wanted cuDNN does not try our own", "[cuda]") {
@@ -359,7 +431,7 @@ TEST_CASE("a library that fails while it is timed, or after it was chosen, is gi
 }
 
 TEST_CASE("damaged choices of attention engines are refused", "[cuda]") {
-    cuda::AttentionEngines engines(nullptr, open_scripted);
+    cuda::AttentionEngines engines(nullptr, 90, open_scripted);
     engines.set_choices("attention backward cudnn\n");
     for (const char* damaged :
          {"attention backward\n", "attention sideways own\n", "attention forward flash\n",
@@ -453,6 +525,37 @@ const AttentionShape cudnn_shapes[] = {
 
 }  // namespace
 
+TEST_CASE("the calls of a backward pass compute what the whole pass computes", "[cuda]") {
+    ON_EACH_DEVICE();
+    const int group = static_cast<int>(random_int(1, 3)), H_kv = static_cast<int>(random_int(2, 4));
+    AttentionShape shape = small_shape();
+    shape.B = static_cast<int>(random_int(2, 4));
+    shape.H_kv = H_kv;
+    shape.H = group * H_kv;
+    shape.D = 8;
+    const auto n = static_cast<size_t>(shape.B * shape.T * shape.D);
+    const auto heads = static_cast<size_t>(shape.H), key_heads = static_cast<size_t>(H_kv);
+    Problem whole(shape, random_normal(n * (heads + 2 * key_heads), 1.0f),
+                  random_normal(n * heads, 1.0f));
+    const KernelSettings own{.attention = Wanted::own};
+    TestStream stream(attention_scratch_bytes(planning(own, test_device()), shape), own);
+    attention_forward(stream, whole.forward());
+    attention_backward(stream, whole.backward());
+    const std::string bytes = whole.dqkv.bytes();
+
+    // Room for some of the sequences, and for some of the key heads.
+    const size_t head_bytes = static_cast<size_t>(group) * 2 * static_cast<size_t>(shape.T) *
+                              static_cast<size_t>(shape.T);
+    for (const size_t most : {head_bytes * key_heads * static_cast<size_t>(shape.B - 1),
+                              head_bytes * static_cast<size_t>(random_int(1, H_kv - 1))}) {
+        for (size_t i = 0; i < n * (heads + 2 * key_heads); ++i) whole.dqkv.set(i, 7.0f);
+        const auto calls = cuda::cudnn_calls(whole.backward(), 90, most);
+        CHECK(calls.size() > 1);
+        for (const AttentionBackward& call : calls) attention_backward(stream, call);
+        CHECK((whole.dqkv.bytes() == bytes));
+    }
+}
+
 TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits again", "[cuda]") {
     ON_EACH_DEVICE();
     if (!test_device().is_cuda() || !cuda::cudnn_obstacle().empty()) return;
@@ -472,7 +575,8 @@ TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits aga
         const Problem ours(shape, qkv, dout);
         cudaStream_t stream = nullptr;
         REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
-        const size_t workspace_bytes = cuda::cudnn_workspace_bytes(shape);
+        const size_t workspace_bytes =
+            cuda::attention_library_scratch_bytes({}, shape, 90);  // 90: the most
         const TestMemory workspace(workspace_bytes);
         {
             const auto library = cuda::open_cudnn_attention(stream);

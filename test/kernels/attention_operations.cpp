@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "kernels/attention/attention.h"
-#include "kernels/attention/cudnn.h"
+#include "kernels/attention/engine.h"
 #include "test/compare/operations.h"
 #include "test/kernels/reference.h"
 
@@ -33,7 +33,8 @@ std::vector<Implementation> attentions(const Operands& o, const Device& device) 
     std::vector<Implementation> all{
         {"CUDA, own", {.attention = KernelSettings::Attention::own, .autotune = true}}};
 #ifdef TRAIN_GPT_CUDA
-    if (cuda::cudnn_workspace_bytes(attention_shape(o)) > 0)  // else it cannot be used
+    const bool usable = cuda::attention_library_forward_scratch_bytes({}, attention_shape(o)) > 0;
+    if (usable)
         all.push_back(
             {"CUDA, cuDNN", {.attention = KernelSettings::Attention::cudnn, .autotune = true}});
 #endif
