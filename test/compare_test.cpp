@@ -70,6 +70,7 @@ TEST_CASE("a difference is the largest, the mean and the relative L2 error", "[c
     CHECK(d.max == 3);
     CHECK(d.mean == 1);
     CHECK(d.relative == Approx(3 / std::sqrt(21.0)));
+    CHECK(difference({1, -2, 7}, {1, -2, 4}, {0, 0, 12}).relative == 0.25);
     const Difference of_zero = difference({0, 0.25}, {0, 0});
     CHECK(of_zero.relative == 0.25);
     CHECK(difference({0, 0}, {0, 0}).relative == 0);

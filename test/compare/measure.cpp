@@ -10,7 +10,7 @@
 
 namespace train_gpt::compare {
 
-Difference difference(const Values& ours, const Values& theirs) {
+Difference difference(const Values& ours, const Values& theirs, const Values& size) {
     Difference d;
     double squares = 0, norm = 0;
     for (size_t i = 0; i < theirs.size(); ++i) {
@@ -18,7 +18,7 @@ Difference difference(const Values& ours, const Values& theirs) {
         d.max = worse(d.max, error);
         d.mean += error;
         squares += error * error;
-        norm += theirs[i] * theirs[i];
+        norm += size[i] * size[i];
     }
     d.mean /= static_cast<double>(std::max<size_t>(theirs.size(), 1));
     d.relative = norm == 0 ? d.max : std::sqrt(squares / norm);
@@ -30,8 +30,11 @@ std::vector<Judgement> judge(const Operands& operands, const Results& ours,
     std::vector<Judgement> judgements;
     for (const Operand& operand : operands.all()) {
         if (!operand.is_result) continue;
+        const Values& expected = theirs.at(operand.name);
+        const auto terms = theirs.find(terms_of(operand.name));
         judgements.push_back({operand.name, against,
-                              difference(ours.at(operand.name), theirs.at(operand.name)),
+                              difference(ours.at(operand.name), expected,
+                                         terms == theirs.end() ? expected : terms->second),
                               bounds * operand.accuracy.bound(operands.dtype())});
     }
     return judgements;

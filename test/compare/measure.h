@@ -12,9 +12,13 @@ namespace train_gpt::compare {
 /// How far numbers are from the expected ones; a NaN in either makes all three values NaN.
 struct Difference {
     double max = 0, mean = 0;  // of |ours − theirs|
-    double relative = 0;  // ‖ours − theirs‖ / ‖theirs‖; where theirs are all zero, max
+    double relative = 0;       // ‖ours − theirs‖ / ‖size‖; where that is zero, max
 };
-Difference difference(const Values& ours, const Values& theirs);
+/// `size`: theirs or, for sums whose terms may cancel, the roots of their terms' squares.
+Difference difference(const Values& ours, const Values& theirs, const Values& size);
+inline Difference difference(const Values& ours, const Values& theirs) {
+    return difference(ours, theirs, theirs);
+}
 
 /// A result compared with the expected one.
 struct Judgement {

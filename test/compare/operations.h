@@ -137,6 +137,9 @@ struct Implementation {
 std::vector<Implementation> only_one(const Operands& o, const Device& device);
 
 using Results = std::map<std::string, Values>;
+/// Under this name a reference gives, for a result whose elements are sums, the roots of their terms'
+/// squares, in proportion to which the sums are exact.
+inline std::string terms_of(const std::string& result) { return "terms of " + result; }
 
 /// A result that is the gradient of a loss.
 struct Derivative {
