@@ -26,6 +26,14 @@ bool can_be_tiled(const AttentionShape& shape, std::initializer_list<HeadsView> 
            std::ranges::all_of(views, aligned);
 }
 
+/// 80, 90, …; of a stream that only plans, too.
+int architecture_of(const Device& device) {
+    int major = 0, minor = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index));
+    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index));
+    return 10 * major + minor;
+}
+
 }  // namespace
 
 void attention_forward(Stream& stream, const AttentionForward& args) {
@@ -48,10 +56,10 @@ void attention_backward(Stream& stream, const AttentionBackward& args) {
 }
 
 size_t attention_scratch_bytes(const Stream& stream, const AttentionShape& shape) {
-    return std::max({attention_backward_tiled_scratch_bytes(shape),
-                     attention_backward_general_scratch_bytes(shape),
-                     attention_library_scratch_bytes(stream.settings, shape,
-                                                     limits_of(stream).architecture)});
+    return std::max(
+        {attention_backward_tiled_scratch_bytes(shape),
+         attention_backward_general_scratch_bytes(shape),
+         attention_library_scratch_bytes(stream.settings, shape, architecture_of(stream.device))});
 }
 
 size_t attention_forward_scratch_bytes(const Stream& stream, const AttentionShape& shape) {
