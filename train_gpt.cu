@@ -12,12 +12,14 @@
 #include "dataloader/loader.h"
 #include "device/device.h"
 #include "device/memory.h"
+#include "kernels/attention/engine.h"
 #include "parallel/communicator.h"
 #include "parallel/together.h"
 #include "parallel/world.h"
 #include "training/command_line.h"
 #include "training/commands/commands.h"
 #include "training/config.h"
+#include "training/datasheet.h"
 #include "training/decisions.h"
 #include "training/interchange.h"
 #include "training/interrupt.h"
@@ -115,6 +117,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     Trainer trainer(config, data.spec(), decided.dtype, decided.recompute, arena,
                     sharding_of(config, world.rank(), ranks));
     const Choices choices = choose_kernels(trainer, decided, world);
+    const AttentionUse attention = attention_use(trainer.stream);
     trainer.parameters.connect(group, &trainer.clock);
 
     // Weights: the newest checkpoint's, with its optimizer state, or the initial ones of a new run
@@ -129,16 +132,21 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
         progress.say(concat("note: there will be no profile, which takes ", profile.steps_needed(),
                             " steps; ", left, " are left"));
     if (first_rank && left > 0)
-        record_start(folder, {given, decided.kept, choices, resumed.has_value()}, progress);
+        record_start(
+            folder, {given, decided.kept, choices, resumed.has_value(), attention.engines()},
+            progress);
 
     // Steps: their batches, the verification of the data, and the reports before and during them
     ShardWatch watch(folder, data.shards(), first_step, world);
     LoaderOptions loading = loader_options(config, first_step, world.rank(), ranks);
     if (data.tokenizer()) loading.end_of_text = data.tokenizer()->end_of_text();
     TrainLoader loader(data.sources(), loading, [&](size_t) { return trainer.loader_memory; });
-    const StepSize size = size_of_step(config, data.spec(), peak_flops, ranks);
+    StepSize size = size_of_step(config, data.spec(), ranks);
+    size.peak_flops = peak_flops;
+    size.datasheet_flops = datasheet_flops(device, decided.dtype);
     catch_interrupts();
     progress.say(describe_run(config, trainer, steps, plan.total_bytes(), ranks));
+    if (device.is_cuda()) progress.say("attention: " + attention.explained());
     if (data.sources().size() > 1) progress.say(describe_mixture(config, loader, steps));
     if (left > 0 && size.least_seconds() >= slow_step_seconds)
         progress.say(describe_slow_steps(size.flops, size.least_seconds(), left));
@@ -148,7 +156,8 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                  .size = size,
                  .first_step = first_step,
                  .steps = steps,
-                 .memory = plan.total_bytes()},
+                 .memory = plan.total_bytes(),
+                 .attention = attention.engines()},
                 loader, progress, metrics);
     Run run({given, data, choices, trainer, loader, watch, profile, log, metrics, progress, world},
             resumed, line.stop_at);

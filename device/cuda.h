@@ -18,6 +18,7 @@ std::string obstacle(int index);
 /// processes of a host, whichever GPUs they can see.
 std::vector<std::string> identities();
 std::string device_name(const Device& device);
+int multiprocessors(const Device& device);
 std::string describe_devices();
 uint64_t memory_available(const Device& device);
 

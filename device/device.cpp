@@ -367,6 +367,11 @@ std::string device_name(const Device& device) {
     return concat(info.model, ", ", info.threads, info.threads == 1 ? " thread" : " threads");
 }
 
+int multiprocessors(const Device& device) {
+    TRAIN_GPT_ON_CUDA(device, multiprocessors(device));
+    return 0;
+}
+
 std::string describe_devices() {
     const CpuInfo info = cpu_info();
     std::string text =

@@ -100,6 +100,12 @@ std::string device_name(const Device& device) {
     return properties.name;
 }
 
+int multiprocessors(const Device& device) {
+    int count = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.index));
+    return count;
+}
+
 std::string describe_devices() {
     int driver = 0;
     cudaDriverGetVersion(&driver);

@@ -154,6 +154,9 @@ uint64_t memory_available(const Device& device);
 /// "AMD EPYC 9B14, 2 threads"
 std::string device_name(const Device& device);
 
+/// Of a GPU; 0 for the CPU.
+int multiprocessors(const Device& device);
+
 /// One line per device found and per library used, for --version.
 std::string describe_devices();
 

@@ -21,6 +21,12 @@ std::string formatted(const char* format, Args... args) {
     return text;
 }
 
+std::string percent(double part, double whole) {
+    return formatted("%.0f%%", whole > 0 ? 100 * part / whole : 0.0);
+}
+
+}  // namespace
+
 std::vector<ProgressField> fields_of(const StepReport& r) {
     std::vector<ProgressField> fields{
         {formatted("step %lld/%lld", static_cast<long long>(r.step),
@@ -31,9 +37,11 @@ std::vector<ProgressField> fields_of(const StepReport& r) {
         {formatted("lr %.2e", r.learning_rate), 5},
         {formatted("%.1f ms", 1e3 * r.seconds), 4},
         {formatted("%.0f tok/s", r.tokens_per_second), 3},
-        {formatted("%.3f TFLOP/s (%.0f%% of peak)", 1e-12 * r.flops_per_second,
-                   r.peak_flops_per_second > 0 ? 100 * r.flops_per_second / r.peak_flops_per_second
-                                               : 0.0),
+        {formatted("%.3f TFLOP/s (", 1e-12 * r.flops_per_second) +
+             (r.datasheet_flops_per_second > 0
+                  ? percent(r.flops_per_second, r.datasheet_flops_per_second) + " MFU, "
+                  : "") +
+             percent(r.flops_per_second, r.peak_flops_per_second) + " of peak)",
          8},
         {format_bytes(r.memory), 9},
         {"ETA " + format_duration(r.seconds_left), 2}};
@@ -44,8 +52,6 @@ std::vector<ProgressField> fields_of(const StepReport& r) {
                           7});
     return fields;
 }
-
-}  // namespace
 
 int columns_of_stdout() {
     winsize size{};

@@ -19,7 +19,8 @@ struct StepReport {
     double grad_norm = 0, learning_rate = 0;             // of the last step
     double seconds = 0;                                  // of a step, mean
     double tokens_per_second = 0, flops_per_second = 0;  // means
-    double peak_flops_per_second = 0;                    // measured on this machine
+    double peak_flops_per_second = 0;                    // measured on these devices
+    double datasheet_flops_per_second = 0;               // of these devices; 0 if unknown
     uint64_t memory = 0;                                 // bytes, planned
     int ranks = 1;
     StepTimes times;          // of a step on this rank, mean
@@ -31,6 +32,9 @@ struct ProgressField {
     std::string text;
     int rank = 0;  // the higher, the sooner it is left out
 };
+
+/// The parts of a step's line.
+std::vector<ProgressField> fields_of(const StepReport& report);
 
 /// Columns that a line on stdout may fill: one less than the terminal's width, since some terminals
 /// wrap a full line; 0 if stdout is not a terminal or does not report its width.

@@ -115,7 +115,7 @@ void initialize_weights(const Config& config, const RunData& data, Trainer& trai
 }
 
 void record_start(const RunFolder& folder, const StartRecord& start, Progress& progress) {
-    for (const std::string& data : folder.describe(start.config))
+    for (const std::string& data : folder.describe(start.config, start.attention))
         if (start.resumes) progress.say(note_on_changed(data));
     const std::string note = note_on_choices(start.config, start.kept, start.choices);
     if (start.resumes && !note.empty()) progress.say(note);

@@ -37,6 +37,7 @@ struct StartRecord {
     const Choices& kept;     // of the checkpoint that the run resumes from
     const Choices& choices;  // of this start
     bool resumes = false;
+    std::string attention;  // AttentionUse::engines
 };
 /// Writes config.json, manifest.json and choices.json; for a run that resumes, prints which data
 /// and choices have changed.

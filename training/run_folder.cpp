@@ -198,7 +198,8 @@ std::vector<std::string> changed_data(const Json& before, const Json& now) {
 
 }  // namespace
 
-std::vector<std::string> RunFolder::describe(const Config& config) const {
+std::vector<std::string> RunFolder::describe(const Config& config,
+                                             const std::string& attention) const {
     char host[256] = "unknown";
     ::gethostname(host, sizeof host - 1);
     const CpuInfo cpu = cpu_info();
@@ -210,6 +211,7 @@ std::vector<std::string> RunFolder::describe(const Config& config) const {
                      {"tokenizer", config.tokenizer.path},
                      {"train", describe_sources(config.data.train)},
                      {"val", describe_data(config.data.val)}};
+    if (!attention.empty()) manifest["attention"] = attention;
     const Json before = read_manifest(path_);
     take_over_hashes(before, manifest);
     write_file(path_ / "config.json", to_json(config));

@@ -1,8 +1,8 @@
 // A run's folder: one run at a time writes into it, and afterwards it documents the run.
 //
 //   config.json        the resolved configuration
-//   manifest.json      version, host, seed, and the data files with their sizes and the hashes that
-//                      `tokenize` or shard_watch.h recorded
+//   manifest.json      version, host, seed, what runs attention on a GPU, and the data files with
+//                      their sizes and the hashes that `tokenize` or shard_watch.h recorded
 //   verified.json      the data files that were verified: shard_watch.h
 //   choices.json       what the run chose by itself: choices.h
 //   metrics.jsonl      one JSON object per line, for training steps and evaluations: metrics.h
@@ -33,9 +33,11 @@ class RunFolder {
     RunFolder& operator=(const RunFolder&) = delete;
 
     const std::filesystem::path& path() const { return path_; }
-    /// Writes config.json and manifest.json. Returns which data ("data.train", "data.val") had
-    /// different contents or weights in the previous manifest.
-    std::vector<std::string> describe(const Config& config) const;
+    /// Writes config.json and manifest.json. `attention`: what runs it on the GPU, empty on the CPU.
+    /// Returns which data ("data.train", "data.val") had different contents or weights in the
+    /// previous manifest.
+    std::vector<std::string> describe(const Config& config,
+                                      const std::string& attention = {}) const;
 
     /// Adds hashes to the entries of these paths in manifest.json.
     void record_hashes(const std::map<std::string, std::string>& hashes) const;

@@ -8,12 +8,11 @@
 
 namespace train_gpt {
 
-StepSize size_of_step(const Config& config, const DecoderSpec& spec, double peak_flops, int ranks) {
+StepSize size_of_step(const Config& config, const DecoderSpec& spec, int ranks) {
     const int T = config.sequence_length();
     return {.targets = config.micro_batches_per_step() * config.batch.micro_batch * T,
             .flops = spec.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step),
-            .ranks = ranks,
-            .peak_flops = peak_flops};
+            .ranks = ranks};
 }
 
 StepLog::StepLog(const Options& options, const TrainLoader& loader, Progress& progress,
@@ -58,6 +57,7 @@ StepReport StepLog::report_of(int64_t number, const StepOutcome& outcome) {
             .tokens_per_second = targets / mean.seconds,
             .flops_per_second = size.flops / mean.seconds,
             .peak_flops_per_second = peak_flops_ * size.ranks,
+            .datasheet_flops_per_second = size.datasheet_flops * size.ranks,
             .memory = options_.memory,
             .ranks = size.ranks,
             .times = mean.times,
@@ -73,6 +73,9 @@ void StepLog::write(const StepReport& r, const StepSums& sums) {
                               {"tokens_per_second", r.tokens_per_second},
                               {"flops_per_second", r.flops_per_second},
                               {"peak_fraction", r.flops_per_second / r.peak_flops_per_second}};
+    if (r.datasheet_flops_per_second > 0)
+        fields.emplace_back("mfu", r.flops_per_second / r.datasheet_flops_per_second);
+    if (!options_.attention.empty()) fields.emplace_back("attention", options_.attention);
     for (const auto& [phase, name] : {std::pair{StepPhase::compute, "compute_ms"},
                                       {StepPhase::communication, "communication_ms"},
                                       {StepPhase::data, "data_wait_ms"},

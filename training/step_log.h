@@ -21,11 +21,12 @@ struct StepSize {
     int64_t targets = 0;  // tokens that are predicted
     double flops = 0;
     int ranks = 1;
-    double peak_flops = 0;  // per second, as measured on this rank's device
+    double peak_flops = 0;       // per second, as measured on this rank's device
+    double datasheet_flops = 0;  // per second, by its datasheet; 0 if unknown
 
     double least_seconds() const { return flops / (peak_flops * ranks); }
 };
-StepSize size_of_step(const Config& config, const DecoderSpec& spec, double peak_flops, int ranks);
+StepSize size_of_step(const Config& config, const DecoderSpec& spec, int ranks);
 
 class StepLog {
   public:
@@ -35,6 +36,7 @@ class StepLog {
         int64_t first_step = 0;  // of this process
         int64_t steps = 0;       // of the run
         uint64_t memory = 0;     // bytes of each rank
+        std::string attention;   // AttentionUse::engines
     };
     /// All that is passed by reference must outlive the object.
     StepLog(const Options& options, const TrainLoader& loader, Progress& progress,

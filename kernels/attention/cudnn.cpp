@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <filesystem>
 #include <initializer_list>
 #include <map>
 #include <unordered_map>
@@ -30,6 +31,9 @@ void* cudnn_dlhandle = nullptr;  // where the frontend looks up the library's fu
 namespace train_gpt::cuda {
 
 namespace {
+
+constexpr const char* library_name = "libcudnn.so.9";
+constexpr const char* not_aligned = "cuDNN is used for tensors aligned to 16 bytes";
 
 bool are_aligned(std::initializer_list<HeadsView> views) {
     return std::ranges::all_of(views, [](const HeadsView& view) {
@@ -107,23 +111,70 @@ std::pair<int, int> sizes_of_calls(const AttentionShape& shape, int architecture
 
 // Other lengths than multiples of 128 are excluded, because the frontend pads them with a mask,
 // which for many versions of cuDNN it copies from the host in every call.
-bool cudnn_supports(const AttentionShape& s) {
-    return s.dtype == DType::bf16 && !s.doc_start && s.T % 128 == 0 && s.S % 128 == 0 &&
-           s.D % 8 == 0 && s.D <= 128 && s.H % s.H_kv == 0;
+std::string cudnn_limit(const AttentionShape& s) {
+    if (s.dtype != DType::bf16) return "cuDNN is used for bf16 alone";
+    if (s.doc_start) return "cuDNN is not used with a document mask";
+    if (s.T % 128 != 0 || s.S % 128 != 0) return "cuDNN is used for multiples of 128 tokens alone";
+    if (s.D % 8 != 0 || s.D > 128)
+        return "cuDNN is used for head sizes up to 128 that are multiples of 8";
+    if (s.H % s.H_kv != 0) return "cuDNN needs as many heads for each key head";
+    return "";
 }
 
-bool cudnn_supports(const AttentionForward& args) {
-    return cudnn_supports(args.shape) && args.lse &&
-           are_aligned({args.q, args.k, args.v, args.out});
+std::string cudnn_limit(const AttentionForward& args) {
+    if (!args.lse) return "cuDNN is used in training and evaluation alone";
+    std::string limit = cudnn_limit(args.shape);
+    if (limit.empty() && !are_aligned({args.q, args.k, args.v, args.out})) limit = not_aligned;
+    return limit;
 }
 
-bool cudnn_supports(const AttentionBackward& args) {
-    return cudnn_supports(args.shape) && args.key_gradients == KeyGradients::write &&
-           are_aligned({args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv});
+std::string cudnn_limit(const AttentionBackward& args) {
+    if (args.key_gradients != KeyGradients::write)
+        return "cuDNN cannot add to the gradients of keys";
+    std::string limit = cudnn_limit(args.shape);
+    if (limit.empty() &&
+        !are_aligned({args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv}))
+        limit = not_aligned;
+    return limit;
 }
 
+std::vector<std::string> cudnn_libraries() {
+    namespace fs = std::filesystem;
+    std::vector<std::string> found;
+    const auto add_if_there = [&](const fs::path& folder) {
+        std::error_code ignored;
+        const fs::path library = folder / library_name;
+        if (fs::exists(library, ignored)) found.push_back(library.string());
+    };
+    const char* const chosen = std::getenv("CUDNN_PATH");
+    if (chosen && *chosen)
+        for (const char* folder : {"", "lib", "lib64"}) add_if_there(fs::path(chosen) / folder);
+    found.emplace_back(library_name);
+    for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
+        const char* const environment = std::getenv(variable);
+        if (!environment || !*environment) continue;
+        const fs::path lib = fs::path(environment) / "lib";
+        add_if_there(lib);
+        std::error_code ignored;
+        for (const auto& entry : fs::directory_iterator(lib, ignored))
+            if (entry.path().filename().string().starts_with("python3"))
+                add_if_there(entry.path() / "site-packages/nvidia/cudnn/lib");
+    }
+    return found;
+}
+
+// If none can be used, the first that is there says why; otherwise the loader's answer.
 const std::string& cudnn_obstacle() {
-    static const std::string obstacle = cudnn_obstacle("libcudnn.so.9");
+    static const std::string obstacle = [] {
+        std::string loader, present;
+        for (const std::string& library : cudnn_libraries()) {
+            const std::string reason = cudnn_obstacle(library);
+            if (reason.empty()) return reason;
+            std::string& kept = library == library_name ? loader : present;
+            if (kept.empty()) kept = reason;
+        }
+        return present.empty() ? loader : present;
+    }();
     return obstacle;
 }
 
@@ -161,7 +212,7 @@ std::vector<AttentionBackward> cudnn_calls(const AttentionBackward& args, int ar
 
 #ifndef TRAIN_GPT_CUDNN
 
-std::string cudnn_obstacle(const char*, bool) {
+std::string cudnn_obstacle(const std::string&, bool) {
     return "this build was made without cuDNN's frontend headers (make setup fetches them)";
 }
 
@@ -320,6 +371,11 @@ class CudnnAttention : public AttentionLibrary {
         require(fe::detail::set_stream(handle_, stream), "take the stream");
     }
 
+    std::string name() const override {
+        const size_t version = cudnn_version();
+        return concat("cuDNN ", version / 10000, ".", version / 100 % 100, ".", version % 100);
+    }
+
     void forward(const AttentionForward& args, void* workspace, size_t workspace_bytes) override {
         execute(forward_graphs_, args, {args.q, args.k, args.v, args.out},
                 {{uid_q, args.q.data},
@@ -395,18 +451,31 @@ Function* function_of(void* library, const char* name) {
     return reinterpret_cast<Function*>(dlsym(library, name));
 }
 
+/// Why a library is of no use, even before it is asked to start.
+std::string unsuitable(void* library, const std::string& name) {
+    const auto version_of = function_of<decltype(cudnnGetVersion)>(library, "cudnnGetVersion");
+    if (!version_of) return name + " is not cuDNN";
+    if (version_of() < oldest_version)
+        return concat("cuDNN ", version_of(), " is too old; 9.0 or newer is needed");
+    const auto cuda_of =
+        function_of<decltype(cudnnGetCudartVersion)>(library, "cudnnGetCudartVersion");
+    if (cuda_of && cuda_of() / 1000 != CUDART_VERSION / 1000)
+        return concat(name, " is built for CUDA ", cuda_of() / 1000, ", and this program for CUDA ",
+                      CUDART_VERSION / 1000);
+    return "";
+}
+
 }  // namespace
 
 // The frontend remembers the functions that it has looked up, including missing ones, so it is not
 // used before all of them are known to exist.
-std::string cudnn_obstacle(const char* name, bool with_gpu) {
-    void* library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+std::string cudnn_obstacle(const std::string& name, bool with_gpu) {
+    void* const library = dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (!library) return concat("cuDNN cannot be loaded (", dlerror(), ")");
-    const auto version_of = function_of<decltype(cudnnGetVersion)>(library, "cudnnGetVersion");
-    if (!version_of) return concat(name, " is not cuDNN");
-    const size_t version = version_of();
-    if (version < oldest_version)
-        return concat("cuDNN ", version, " is too old; 9.0 or newer is needed");
+    if (std::string reason = unsuitable(library, name); !reason.empty()) {
+        dlclose(library);
+        return reason;
+    }
     fe::cudnn_dlhandle = library;
 
     // Otherwise the frontend loads the first version of libcudart that it finds by its own list of
@@ -421,12 +490,7 @@ std::string cudnn_obstacle(const char* name, bool with_gpu) {
     return "";
 }
 
-size_t cudnn_version() {
-    void* library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_GLOBAL);
-    const auto version_of =
-        library ? function_of<decltype(cudnnGetVersion)>(library, "cudnnGetVersion") : nullptr;
-    return version_of ? version_of() : 0;
-}
+size_t cudnn_version() { return fe::cudnn_dlhandle ? fe::detail::get_backend_version() : 0; }
 
 std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st* stream) {
     if (!cudnn_obstacle().empty()) throw Error(cudnn_obstacle());

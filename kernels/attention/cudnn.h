@@ -9,20 +9,30 @@
 
 namespace train_gpt::cuda {
 
-/// Why cuDNN cannot be used here, worded as the end of a sentence; empty if it can. Checks only
-/// once.
+/// Where cuDNN is looked for, best first: in the folder CUDNN_PATH or its lib, if that variable is
+/// set; where the system's loader finds libcudnn.so.9, which includes LD_LIBRARY_PATH; and in the
+/// active Python environment (VIRTUAL_ENV, CONDA_PREFIX), as NVIDIA's packages install it.
+std::vector<std::string> cudnn_libraries();
+
+/// Loads the first of cudnn_libraries() that can be used. Why there is none, worded as the end of a
+/// sentence; empty if there is one. Looks only once.
 const std::string& cudnn_obstacle();
-/// The same for the library of this name, checked at every call; `with_gpu`: also that it starts.
-std::string cudnn_obstacle(const char* library, bool with_gpu = true);
-/// cuDNN's version, such as 91900 for 9.19.0; 0 if there is none.
+/// The same for one library, at every call; `with_gpu`: also that it starts.
+std::string cudnn_obstacle(const std::string& library, bool with_gpu = true);
+/// The version of the library that was loaded, such as 91900 for 9.19.0; 0 if none was.
 size_t cudnn_version();
 
 /// The cases for which cuDNN is used: bf16; head sizes up to 128 that are multiples of 8; multiples
 /// of 128 queries and keys without documents; views aligned for 16-byte vectors; the log-sum-exp
 /// requested, as in training and evaluation; and dk and dv in bf16, since it cannot add to them.
-bool cudnn_supports(const AttentionShape& shape);  // as far as the shape decides
-bool cudnn_supports(const AttentionForward& args);
-bool cudnn_supports(const AttentionBackward& args);
+/// Returns what rules a case out, worded as the end of a sentence; empty if nothing does.
+std::string cudnn_limit(const AttentionShape& shape);  // as far as the shape decides
+std::string cudnn_limit(const AttentionForward& args);
+std::string cudnn_limit(const AttentionBackward& args);
+template <class Case>
+bool cudnn_supports(const Case& args) {
+    return cudnn_limit(args).empty();
+}
 
 /// Scratch memory for one call of a pass of a shape that cuDNN supports, on a GPU of this
 /// architecture (80, 90, …). Observed with cuDNN 9.19 and 9.28; scripts/check-cudnn.sh compares.

@@ -14,6 +14,32 @@
 
 namespace train_gpt {
 
+namespace {
+
+std::string explain(const AttentionUse::Pass& pass, const char* which) {
+    return pass.reason.empty() ? concat(pass.engine, which)
+                               : concat(pass.engine, " kernels", which, ", ", pass.reason);
+}
+
+}  // namespace
+
+std::string AttentionUse::engines() const {
+    if (backward.engine.empty() || forward.engine == backward.engine) return forward.engine;
+    return concat(forward.engine, " forward, ", backward.engine, " backward");
+}
+
+std::string AttentionUse::explained() const {
+    if (backward.engine.empty() || forward == backward) return explain(forward, "");
+    return concat(explain(forward, " forward"), "; ", explain(backward, " backward"));
+}
+
+AttentionUse attention_use([[maybe_unused]] const Stream& stream) {
+#ifdef TRAIN_GPT_CUDA
+    if (stream.queue) return stream.queue->kept<cuda::AttentionEngines>().use();
+#endif
+    return {};
+}
+
 #ifdef TRAIN_GPT_CUDA
 namespace cuda {
 
@@ -60,15 +86,19 @@ double AttentionEngines::median_seconds(Stream& stream, const Work& work) {
 }
 
 void AttentionEngines::forward(Stream& stream, const AttentionForward& args, const Work& own) {
-    if (!cudnn_supports(args)) return own();
+    if (!args.lse) return own();
+    if (const std::string limit = cudnn_limit(args); !limit.empty())
+        return run_own(forward_pass, own, "since " + limit);
     run(forward_pass, stream, own,
         [&] { library().forward(args, stream.scratch, stream.scratch_bytes); });
 }
 
 void AttentionEngines::backward(Stream& stream, const AttentionBackward& args, const Work& own) {
-    if (!cudnn_supports(args)) return own();
+    if (const std::string limit = cudnn_limit(args); !limit.empty())
+        return run_own(backward_pass, own, "since " + limit);
     const std::vector<AttentionBackward> calls = cudnn_calls(args, architecture_);
-    if (calls.empty()) return own();
+    if (calls.empty())
+        return run_own(backward_pass, own, "since cuDNN would need more than 2 GiB for one head");
     run(backward_pass, stream, own, [&] {
         for (const AttentionBackward& call : calls)
             library().backward(call, stream.scratch, stream.scratch_bytes);
@@ -77,14 +107,27 @@ void AttentionEngines::backward(Stream& stream, const AttentionBackward& args, c
 
 void AttentionEngines::run(Direction direction, Stream& stream, const Work& own,
                            const Work& by_library) {
-    const Pass& pass = passes_[direction];
+    Pass& pass = passes_[direction];
     const Wanted wanted = stream.settings.attention;
-    if (wanted == Wanted::own || pass.failed) return own();
-    if (wanted == Wanted::automatic) {
-        if (!pass.chosen) choose(direction, stream, own, by_library);
-        if (pass.chosen == Engine::own) return own();
+    if (wanted == Wanted::own) return run_own(direction, own, "as configured");
+    if (wanted == Wanted::automatic && pass.failure.empty() && !pass.chosen)
+        choose(direction, stream, own, by_library);
+    const bool chosen = wanted == Wanted::cudnn || pass.chosen == Engine::library;
+    if (chosen && attempt(direction, stream, by_library)) {
+        pass.ran = Engine::library;
+        pass.reason.clear();
+        return;
     }
-    if (!attempt(direction, stream, by_library)) own();
+    run_own(direction, own,
+            !pass.failure.empty() ? "since " + pass.failure
+            : pass.timed          ? "which are faster here"
+                                  : "as chosen at an earlier start");
+}
+
+void AttentionEngines::run_own(Direction direction, const Work& own, std::string reason) {
+    own();
+    passes_[direction].ran = Engine::own;
+    passes_[direction].reason = std::move(reason);
 }
 
 /// Either pass writes the same outputs however often it runs, so it is timed with the actual
@@ -93,37 +136,46 @@ void AttentionEngines::choose(Direction direction, Stream& stream, const Work& o
                               const Work& by_library) {
     Pass& pass = passes_[direction];
     pass.chosen = Engine::own;
+    pass.timed = true;
     if (!attempt(direction, stream, by_library)) return;
     own();  // so that one-time work is not timed
     const double library_seconds = time_(stream, [&] { attempt(direction, stream, by_library); });
     const double own_seconds = time_(stream, own);
-    if (!pass.failed && library_seconds < own_seconds) pass.chosen = Engine::library;
+    if (pass.failure.empty() && library_seconds < own_seconds) pass.chosen = Engine::library;
 }
 
 /// False if the library failed, in this call or an earlier one.
 bool AttentionEngines::attempt(Direction direction, const Stream& stream, const Work& by_library) {
     Pass& pass = passes_[direction];
-    if (pass.failed) return false;
+    if (!pass.failure.empty()) return false;
     try {
         by_library();
         return true;
     } catch (const std::exception& reason) {
+        pass.failure = reason.what();
         say_once(concat(direction == forward_pass ? "attention" : "the backward pass of attention",
-                        " runs on our own kernels, since ", reason.what()));
+                        " runs on our own kernels, since ", pass.failure));
     }
-    pass.failed = true;
     // If the forward pass fails, the backward pass is not attempted either. The reverse is common:
     // the backward pass alone fails, since it needs more memory.
-    if (direction == forward_pass) passes_[backward_pass].failed = true;
+    if (direction == forward_pass) passes_[backward_pass].failure = pass.failure;
     if (stream.settings.attention == Wanted::automatic)
         for (Pass& each : passes_)
-            if (each.failed) each.chosen = Engine::own;
+            if (!each.failure.empty()) each.chosen = Engine::own;
     return false;
 }
 
 AttentionLibrary& AttentionEngines::library() {
     if (!library_) library_ = open_(stream_);
     return *library_;
+}
+
+AttentionUse AttentionEngines::use() const {
+    const auto of = [&](const Pass& pass) -> AttentionUse::Pass {
+        if (!pass.ran) return {};
+        return {pass.ran == Engine::own ? "own" : library_->name(), pass.reason};
+    };
+    return {of(passes_[forward_pass]), of(passes_[backward_pass])};
 }
 
 std::string AttentionEngines::choices() const {
@@ -152,7 +204,7 @@ void AttentionEngines::set_choices(const std::string& text) {
         chosen[direction] = engine;
     }
     for (const Direction direction : {forward_pass, backward_pass})
-        passes_[direction].chosen = chosen[direction];
+        passes_[direction].chosen = chosen[direction], passes_[direction].timed = false;
 }
 
 size_t attention_library_forward_scratch_bytes(const KernelSettings& settings,

@@ -16,6 +16,24 @@ struct CUstream_st;  // what a cudaStream_t points to
 
 namespace train_gpt {
 
+/// What ran the latest passes of a stream's attention; empty before the first, and on the CPU, where
+/// there is no choice.
+struct AttentionUse {
+    struct Pass {
+        std::string engine;  // "own", or the library: "cuDNN 9.19.0"
+        std::string reason;  // if own, why, as a clause: "since cuDNN is used for bf16 alone"
+
+        bool operator==(const Pass&) const = default;
+    };
+    Pass forward, backward;
+
+    /// "cuDNN 9.19.0"; "cuDNN 9.19.0 forward, own backward".
+    std::string engines() const;
+    /// The same with reasons: "own kernels, since …".
+    std::string explained() const;
+};
+AttentionUse attention_use(const Stream& stream);
+
 #ifdef TRAIN_GPT_CUDA
 namespace cuda {
 
@@ -25,6 +43,8 @@ namespace cuda {
 class AttentionLibrary {
   public:
     virtual ~AttentionLibrary() = default;
+    /// With its version: "cuDNN 9.19.0".
+    virtual std::string name() const = 0;
     virtual void forward(const AttentionForward& args, void* workspace, size_t workspace_bytes) = 0;
     virtual void backward(const AttentionBackward& args, void* workspace,
                           size_t workspace_bytes) = 0;
@@ -63,15 +83,23 @@ class AttentionEngines {
     /// the text is damaged.
     void set_choices(const std::string& text);
 
+    /// Calls without a log-sum-exp, as in sampling, do not count: no library runs them.
+    AttentionUse use() const;
+
   private:
     enum class Engine : uint8_t { own, library };
     enum Direction : uint8_t { forward_pass, backward_pass };
     struct Pass {
         std::optional<Engine> chosen;
-        bool failed = false;  // the library has failed
+        bool timed = false;   // and therefore chosen here
+        std::string failure;  // of the library
+        // Of the latest call:
+        std::optional<Engine> ran;
+        std::string reason;  // AttentionUse::Pass
     };
 
     void run(Direction direction, Stream& stream, const Work& own, const Work& by_library);
+    void run_own(Direction direction, const Work& own, std::string reason);
     void choose(Direction direction, Stream& stream, const Work& own, const Work& by_library);
     bool attempt(Direction direction, const Stream& stream, const Work& by_library);
     AttentionLibrary& library();

@@ -6,6 +6,7 @@
 #include <map>
 #include <regex>
 
+#include "device/device.h"
 #include "test/commands/program.h"
 #include "training/safetensors.h"
 
@@ -35,6 +36,22 @@ TEST_CASE(
     CHECK(number_after(again.out, "step 12: validation loss ") ==
           Approx(metrics.back()["val_loss"].get<double>()).epsilon(1e-5));
     CHECK(read(run / "metrics.jsonl") == before);
+}
+
+TEST_CASE("a run on a GPU says what runs attention, and why not cuDNN", "[cli][cuda]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    const Outcome outcome = check_succeeds(
+        train_gpt_with(w.train(run, {"--stop-at", "1", "--set", "kernels.attention=own"})));
+    const bool on_gpu = !contains(outcome.out, cpu_info().model);
+    CHECK(contains(outcome.out, "attention: own kernels, ") == on_gpu);
+    const Json manifest = Json::parse(read(run / "manifest.json"));
+    CHECK(manifest.value("attention", "") == (on_gpu ? "own" : ""));
+    std::vector<std::string> engines;
+    for (const Json& line : metrics_of(run))
+        if (line.contains("loss")) engines.push_back(line.value("attention", ""));
+    CHECK(engines == std::vector<std::string>{on_gpu ? "own" : ""});
 }
 
 namespace {

@@ -2,6 +2,8 @@
 // stands in for it, and cuDNN itself where it is found.
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,6 +19,7 @@
 #include "kernels/choices.h"
 #include "test/catch.h"
 #include "test/kernels/kernel_test.h"
+#include "test/parallel/ranks.h"
 #include "test/random.h"
 #include "test/text.h"
 
@@ -66,6 +69,7 @@ Script script;
 
 class ScriptedLibrary : public cuda::AttentionLibrary {
   public:
+    std::string name() const override { return "a library 1.2"; }
     void forward(const AttentionForward&, void*, size_t) override {
         if (!script.forward_failure.empty()) throw Error(script.forward_failure);
         ++script.forwards;
@@ -120,6 +124,30 @@ class Stderr {
     int kept_;
 };
 
+/// Sets environment variables while it lives.
+class ScopedEnvironment {
+  public:
+    explicit ScopedEnvironment(const Environment& variables) {
+        for (const auto& [name, value] : variables) {
+            if (const char* before = std::getenv(name.c_str()))
+                before_[name] = before;
+            else
+                unset_.push_back(name);
+            ::setenv(name.c_str(), value.c_str(), 1);
+        }
+    }
+    ~ScopedEnvironment() {
+        for (const auto& [name, value] : before_) ::setenv(name.c_str(), value.c_str(), 1);
+        for (const auto& name : unset_) ::unsetenv(name.c_str());
+    }
+    ScopedEnvironment(const ScopedEnvironment&) = delete;
+    ScopedEnvironment& operator=(const ScopedEnvironment&) = delete;
+
+  private:
+    Environment before_;
+    std::vector<std::string> unset_;
+};
+
 /// Time as the script's clock tells it.
 double scripted_time(Stream&, const cuda::AttentionEngines::Work& work) {
     const int before = script.clock;
@@ -144,6 +172,7 @@ struct Engines {
         engines.backward(stream, memory.backward(),
                          [&] { ++own_backwards, script.clock += own_milliseconds; });
     }
+    std::string used() const { return engines.use().explained(); }
 };
 
 }  // namespace
@@ -215,6 +244,30 @@ TEST_CASE("what keeps cuDNN from being used is said as the end of a sentence", "
     const DeviceUnderTest gpu(test_devices().back());
     if (device_is_simulated())
         CHECK(cuda::cudnn_obstacle() == "cuDNN does not start: CUDNN_STATUS_NOT_INITIALIZED");
+}
+
+TEST_CASE("cuDNN is looked for in CUDNN_PATH, by the loader, then in Python environments",
+          "[cuda]") {
+    const TemporaryDirectory directory;
+    const auto add = [&](const std::string& folder) {
+        std::filesystem::create_directories(directory / folder);
+        const std::string library = directory / (folder + "/libcudnn.so.9");
+        write(library, "");
+        return library;
+    };
+    const std::string chosen = add("chosen/lib"),
+                      active = add("venv/lib/python3.12/site-packages/nvidia/cudnn/lib"),
+                      conda = add("conda/lib");
+    add("venv/lib/other/site-packages/nvidia/cudnn/lib");
+    using Libraries = std::vector<std::string>;
+    const ScopedEnvironment none({{"CUDNN_PATH", ""}, {"VIRTUAL_ENV", ""}, {"CONDA_PREFIX", ""}});
+    CHECK(cuda::cudnn_libraries() == Libraries{"libcudnn.so.9"});
+    const ScopedEnvironment all({{"CUDNN_PATH", directory / "chosen"},
+                                 {"VIRTUAL_ENV", directory / "venv"},
+                                 {"CONDA_PREFIX", directory / "conda"}});
+    CHECK(cuda::cudnn_libraries() == Libraries{chosen, "libcudnn.so.9", active, conda});
+    const ScopedEnvironment missing({{"CUDNN_PATH", directory / "nowhere"}});
+    CHECK(cuda::cudnn_libraries() == Libraries{"libcudnn.so.9", active, conda});
 }
 
 TEST_CASE("scratch is granted to cuDNN only where it can be used", "[cuda]") {
@@ -310,6 +363,8 @@ TEST_CASE("own attention does not open the library, wanted cuDNN does not try ou
     e.backward();
     CHECK(std::pair(e.own_forwards, e.own_backwards) == std::pair(1, 1));
     CHECK(script.opened == 0);
+    CHECK(e.used() == "own kernels, as configured");
+    CHECK(e.engines.use().engines() == "own");
     e.stream.settings.attention = Wanted::cudnn;
     for (int i = 0; i < 3; ++i) {
         e.forward();
@@ -319,14 +374,24 @@ TEST_CASE("own attention does not open the library, wanted cuDNN does not try ou
     CHECK(std::pair(script.forwards, script.backwards) == std::pair(3, 3));
     CHECK(script.opened == 1);
     CHECK(e.engines.choices().empty());
+    CHECK(e.used() == "a library 1.2");
+    CHECK(e.engines.use().engines() == "a library 1.2");
 
     const int32_t documents[2 * 128] = {};
     AttentionShape masked = small_shape();
     masked.doc_start = documents;
     e.forward(e.memory.forward(masked));
     CHECK(e.own_forwards == 2);
+    CHECK(e.used() ==
+          "own kernels forward, since cuDNN is not used with a document mask; a library 1.2 "
+          "backward");
+    CHECK(e.engines.use().engines() == "own forward, a library 1.2 backward");
+    AttentionForward sampling = e.memory.forward();
+    sampling.lse = nullptr;
     e.forward();
+    e.forward(sampling);  // which does not count
     CHECK(script.forwards == 4);
+    CHECK(e.used() == "a library 1.2");
 }
 
 TEST_CASE("where the library cannot be opened our own attention computes, and one line says why",
@@ -346,6 +411,7 @@ TEST_CASE("where the library cannot be opened our own attention computes, and on
     CHECK(captured.text() ==
           "train_gpt: attention runs on our own kernels, since " + script.open_failure + "\n");
     for (Engines* e : {&first, &second}) {
+        CHECK(e->used() == "own kernels, since " + script.open_failure);
         CHECK(std::pair(e->own_forwards, e->own_backwards) == std::pair(2, 2));
         CHECK(
             e->engines.choices() ==
@@ -369,6 +435,8 @@ TEST_CASE("a pass in which the library fails is done by our own kernels from the
                   script.backward_failure + "\n");
         CHECK(std::pair(e.own_forwards, e.own_backwards) == std::pair(0, 2));
         CHECK(script.forwards == 2);
+        CHECK(e.used() ==
+              "a library 1.2 forward; own kernels backward, since " + script.backward_failure);
     }
     SECTION("forward, and then the backward pass with it") {
         script.forward_failure = fresh_reason();
@@ -394,6 +462,7 @@ TEST_CASE("the faster engine of each pass is chosen once", "[cuda]") {
     e.own_milliseconds = 5;
     e.backward();
     CHECK(e.engines.choices() == "attention forward own\nattention backward cudnn\n");
+    CHECK(e.used() == "own kernels forward, which are faster here; a library 1.2 backward");
 
     const Script before = script;
     const int forwards = e.own_forwards, backwards = e.own_backwards;
@@ -415,6 +484,8 @@ TEST_CASE("the faster engine of each pass is chosen once", "[cuda]") {
     again.backward();
     CHECK(std::pair(again.own_forwards, again.own_backwards) == std::pair(1, 0));
     CHECK(std::pair(script.forwards, script.backwards) == std::pair(0, 1));
+    CHECK(again.used() ==
+          "own kernels forward, as chosen at an earlier start; a library 1.2 backward");
 }
 
 TEST_CASE("a library that fails while it is timed, or after it was chosen, is given up", "[cuda]") {

@@ -48,6 +48,17 @@ TEST_CASE("a line leaves out the least important fields until it fits, and no mo
     }
 }
 
+TEST_CASE("the rate of a step is shown as a share of the datasheet's and of the measured peak",
+          "[progress]") {
+    StepReport report;
+    report.flops_per_second = 430e12;
+    report.peak_flops_per_second = 800e12;
+    const auto line = [&] { return fit_fields(fields_of(report), 0); };
+    CHECK(line().find("| 430.000 TFLOP/s (54% of peak) |") != std::string::npos);
+    report.datasheet_flops_per_second = 1000e12;
+    CHECK(line().find("| 430.000 TFLOP/s (43% MFU, 54% of peak) |") != std::string::npos);
+}
+
 TEST_CASE("durations are printed as people say them", "[progress]") {
     CHECK(format_duration(0.4) == "0:00");
     CHECK(format_duration(59.6) == "1:00");
