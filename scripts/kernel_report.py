@@ -49,13 +49,16 @@ def demangled(name):
     return (source.group(2) + ": " if source else "") + re.sub(r"\((bool|int)\)", "", text[:end])
 
 
-def resources():
-    """{kernel: (registers, spilled bytes, static shared bytes)} on sm_90."""
+ARCHITECTURES = ["90", "100", "120"]
+
+
+def resources_on(architecture):
+    """{kernel: (registers, spilled bytes, static shared bytes)}"""
     found = {}
     for source in sorted(glob.glob("device/*.cu") + glob.glob("kernels/**/*.cu", recursive=True)):
         with tempfile.NamedTemporaryFile(suffix=".cubin") as out:
             log = subprocess.run([args.nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-I.", "-DTRAIN_GPT_CUDA", "-gencode",
-                                  "arch=compute_90,code=sm_90", "-Xptxas", "-v", "-cubin", "-o", out.name, source],
+                                  f"arch=compute_{architecture},code=sm_{architecture}", "-Xptxas", "-v", "-cubin", "-o", out.name, source],
                                  capture_output=True, text=True, check=True).stderr
         for entry in re.split(r"Compiling entry function ", log)[1:]:
             name = demangled(re.match(r"'(\S+)'", entry).group(1))
@@ -64,6 +67,14 @@ def resources():
             shared = re.search(r"(\d+) bytes smem", entry)
             found[name] = (registers, spills, int(shared.group(1)) if shared else 0)
     return found
+
+
+def resources():
+    """{kernel: (registers, spilled bytes, static shared bytes)}: one number, or one per architecture where they differ."""
+    def together(values):
+        return str(values[0]) if len(set(values)) == 1 else " / ".join(map(str, values))
+    each = [resources_on(architecture) for architecture in ARCHITECTURES]
+    return {name: tuple(together([found[name][i] for found in each if name in found]) for i in range(3)) for name in each[0]}
 
 
 def statistics():
@@ -94,7 +105,8 @@ def statistics():
 
 compiled, moved = resources(), statistics()
 print("# CUDA kernels without a GPU\n")
-print("Made by `scripts/kernel_report.py`: registers, spills and static shared memory as ptxas gives them for sm_90, and what a")
+print(f"Made by `scripts/kernel_report.py`: registers, spills and static shared memory as ptxas gives them for sm_{', sm_'.join(ARCHITECTURES)}")
+print("(one number where it is the same for all), and what a")
 print(f"simulated GPU counted in a training step of one layer of GPT-2 124M (C = {C}, {H} heads, vocabulary {V}, B = {B}, T = {T}, bf16)")
 print("and the warm-up before it. Bytes are those that threads ask for in a launch on average, whether a cache has them or not; the least is")
 print("what must be read and written once; where segments are looked up or rows of weights are read again, threads ask for more. Efficiency is ideal sectors over sectors; a bank conflict degree of 1 is none. No times: there")
