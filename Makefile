@@ -2,7 +2,7 @@
 #
 #   make [VARIABLE=value …] [target]
 #     CXX=g++-12           the C++ compiler                     MARCH=native         CPU that kernels/ is compiled for
-#     CUDA=0|1|auto        no, required, or only if a GPU is    GPU_ARCHS="80 90"    GPU architectures; default: those present
+#     CUDA=0|1|auto        no, required, or only if a GPU is    GPU_ARCHS="80 90"    GPU architectures, or all; default: those present
 #                          here; default: if nvcc is here
 #     MPI=0|1              no, or required; default: if found   CUDA_HOME=/opt/cuda  where the CUDA toolkit is
 #     DEBUG=1              no optimisation, checked library     SANITIZE=address,undefined|thread
@@ -80,7 +80,8 @@ MACHINE := $(shell command -v $(CXX) nvcc mpicxx; { cat scripts/configure.sh scr
     $(wildcard $(foreach header,dnnl.hpp zlib.h zstd.h xxhash.h CLI/CLI.hpp nlohmann/json.hpp catch2/catch.hpp catch2/catch_all.hpp, \
         /usr/include/$(header) /usr/include/*/$(header) /usr/local/include/$(header)) /usr/local/cuda/bin/nvcc /opt/cuda/bin/nvcc \
         $(addsuffix /nccl.h,/usr/local/cuda/include /usr/include) \
-        $(addsuffix /cudnn_frontend.h,third_party/*/include /usr/local/cuda/include /usr/include))
+        $(addsuffix /cudnn_frontend.h,third_party/*/include /usr/local/cuda/include /usr/include) \
+        $(addsuffix /include/cudnn.h,$(CUDNN_PATH) $(CONDA_PREFIX) $(VIRTUAL_ENV)/lib/python3*/site-packages/nvidia/cudnn))
 SETTINGS := $(subst $(comma),;,$(CONFIGURE) $(MACHINE))
 include $(B)/config.mk
 ifneq ($(and $(HAVE_ONEDNN),$(HAVE_ZLIB),$(HAVE_ZSTD),$(HAVE_CUDA),$(HAVE_MPI),$(CONFIGURED)),$(SETTINGS))
@@ -125,10 +126,12 @@ LIBRARIES := $(if $(filter 1,$(HAVE_ONEDNN)),-ldnnl) $(if $(filter 1,$(HAVE_MPI)
 
 ifeq ($(HAVE_CUDA),1)
 DEFINES += -isystem $(CUDA_PATH)/include
+# The PTX that drivers compile for GPUs without code of their own: not that of 12.x, which excludes 11.x.
+LATER_GPUS := $(lastword $(or $(filter-out 12%,$(CUDA_ARCHS)),$(CUDA_ARCHS)))
 # Line numbers for NVIDIA's tools make the kernels of each architecture three times as large.
 NVCC_FLAGS := -std=c++20 -O3 $(if $(filter portable,$(VARIANT)),--compress-mode=size,-lineinfo) --expt-relaxed-constexpr -ccbin $(firstword $(CXX)) \
     $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
-    -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS)) \
+    -gencode arch=compute_$(LATER_GPUS),code=compute_$(LATER_GPUS) \
     $(if $(filter-out 0,$(WERROR)),-Werror all-warnings) -Xcompiler=-fopenmp,-Wall,-Wextra
 LIBRARIES += -L$(CUDA_PATH)/lib64 -Wl,-rpath,$(CUDA_PATH)/lib64 -lcublasLt -lcudart
 ifeq ($(VARIANT),portable)
@@ -146,7 +149,7 @@ $(1): FORCE
 endef
 $(eval $(call stamp,$(B)/flags,$(COMPILE) $(KERNEL_FLAGS) $(NVCC_FLAGS) $(LIBRARIES) $(LDFLAGS) $(STANDARD)))
 $(eval $(call stamp,$(B)/version,$(VERSION)))
-$(eval $(call stamp,$(B)/cudnn,$(CUDNN_FRONTEND)))
+$(eval $(call stamp,$(B)/cudnn,$(CUDNN_FRONTEND) $(CUDNN_INCLUDE)))
 $(eval $(call stamp,$(B)/nccl,$(NCCL)))
 $(eval $(call stamp,$(B)/mpi,$(MPI_INCLUDES)))
 FORCE:
@@ -201,7 +204,7 @@ $(O)/tokenizer/%.o: private FLAGS += $(filter -O3,$(OPTIMISE:-O2=-O3))
 $(O)/training/version.o: private CPPFLAGS += -DTRAIN_GPT_VERSION='"$(VERSION)"'
 $(O)/training/version.o: $(B)/version
 # Only one file includes cuDNN's headers. It loads the library at run time.
-$(O)/kernels/attention/cudnn.o: private CPPFLAGS += $(if $(CUDNN_FRONTEND),-DTRAIN_GPT_CUDNN -isystem $(CUDNN_FRONTEND))
+$(O)/kernels/attention/cudnn.o: private CPPFLAGS += $(if $(CUDNN_FRONTEND),-DTRAIN_GPT_CUDNN -isystem $(CUDNN_FRONTEND) -isystem $(CUDNN_INCLUDE))
 $(O)/kernels/attention/cudnn.o: $(B)/cudnn
 # The same holds for NCCL. Only the files that connect ranks include MPI's headers.
 $(O)/parallel/communicator_nccl.cu.o: private CPPFLAGS += $(if $(NCCL),-DTRAIN_GPT_NCCL $(addprefix -isystem ,$(filter-out /usr/include,$(NCCL))))
@@ -359,11 +362,10 @@ install: $(B)/train_gpt
 	install -m 755 scripts/data.sh scripts/plot.sh $(wildcard scripts/parquet.py) $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
 	@echo 'configs/ and scripts/ that the program names are in $(PREFIX)/share/train_gpt'
 
-# For nodes without packages: for every GPU architecture from 80 on that nvcc knows, and for CPUs with AVX2.
+# For nodes without packages: for every GPU from sm_80 on and for CPUs with AVX2.
 bundle:
 	@$(MAKE) --no-print-directory VARIANT=portable MARCH=x86-64-v3 MPI=0 ONEDNN=0 \
-	    GPU_ARCHS='$(or $(GPU_ARCHS),$(shell $(or $(NVCC),nvcc) --list-gpu-arch 2> /dev/null | sed -n 's/^compute_\([89].\|1..\)$$/\1/p'))' \
-	    build/portable/train_gpt
+	    GPU_ARCHS='$(or $(GPU_ARCHS),all)' build/portable/train_gpt
 	@CUDA_LIBRARIES=$(CUDA_PATH)/lib64 scripts/bundle.sh build/portable/train_gpt build/bundle
 
 clean:

@@ -120,6 +120,7 @@ fi
 cuda=0
 obstacle=
 cudnn_frontend=
+cudnn_include=
 nccl=
 . scripts/find-cuda.sh
 if [ "$CUDA" = 0 ]; then
@@ -138,18 +139,23 @@ fi
 if [ "$cuda" = 1 ]; then
     # If nvidia-smi fails, its output has no architectures.
     found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | grep -xE '[0-9]+\.[0-9]+' | tr -d . | sort -un)
-    archs=${GPU_ARCHS:-$(echo "$found" | awk '$1 >= 80' | tr '\n' ' ')}
-    archs=${archs:-80 90}
-    say CUDA "nvcc $cuda_release ($cuda_home): this build trains on GPUs of architecture ${archs% } (GPU_ARCHS=) and on the CPU"
-    header() {  # header NAME: its path in the toolkit or among the system's headers
-        local folder
-        for folder in "$cuda_home/include" /usr/include /usr/include/x86_64-linux-gnu /usr/include/aarch64-linux-gnu; do
-            [ -e "$folder/$1" ] && { echo "$folder/$1"; return; }
+    archs=${GPU_ARCHS:-$(echo "$found" | awk '$1 >= 80' | paste -sd ' ')}
+    [ -n "$archs" ] && [ "$archs" != all ] || archs=$(all_archs "$cuda_home/bin/nvcc")
+    say CUDA "nvcc $cuda_release ($cuda_home): this build trains on GPUs of architecture $archs (GPU_ARCHS=) and on the CPU"
+    header() {  # header NAME [FOLDER…]: its path in the toolkit, among the system's headers or in the folders
+        local folder name=$1
+        shift
+        for folder in "$cuda_home/include" /usr/include /usr/include/x86_64-linux-gnu /usr/include/aarch64-linux-gnu "$@"; do
+            [ -e "$folder/$name" ] && { echo "$folder/$name"; return; }
         done
     }
     value() { sed -n "s/^#define $2 *\([0-9]*\).*/\1/p" "$1" | head -n 1; }
-    path=$(header cudnn_version.h)
-    if [ -n "$path" ]; then
+    mapfile -t folders < <(cudnn_folders)
+    path=$(header cudnn_version.h "${folders[@]/%//include}")
+    if [ -z "$path" ]; then
+        say cuDNN "its headers were not found: attention on GPUs uses the project's own kernels ($get_cudnn)"
+    else
+        cudnn_include=$(dirname "$path")
         version="$(value "$path" CUDNN_MAJOR).$(value "$path" CUDNN_MINOR).$(value "$path" CUDNN_PATCHLEVEL)"
         # Older frontends lack options that attention needs.
         printf '#include <cudnn_frontend_version.h>\n#if CUDNN_FRONTEND_VERSION < 11300\n#error\n#endif\n' > "$work/frontend.cpp"
@@ -236,6 +242,7 @@ NVCC := ${cuda_home:+$cuda_home/bin/nvcc}
 CUDA_PATH := ${cuda_home-}
 CUDA_ARCHS := ${archs-}
 CUDNN_FRONTEND := $cudnn_frontend
+CUDNN_INCLUDE := $cudnn_include
 NCCL := $nccl
 HAVE_MPI := $mpi
 MPI_INCLUDES := $mpi_includes

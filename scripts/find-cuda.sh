@@ -1,6 +1,29 @@
 # shellcheck shell=bash disable=SC2034  # the script that sources this one uses the variables
-# Sourced by others: finds the CUDA toolkit for a build. It is CUDA_HOME if that is set and usable, else the newest of the nvcc in
-# PATH and those in CUDA_FOLDERS (/usr/local/cuda, /opt/cuda).
+# Sourced by others: finds the CUDA toolkit for a build, and cuDNN. The toolkit is CUDA_HOME if that is set and usable, else the
+# newest of the nvcc in PATH and those in CUDA_FOLDERS (/usr/local/cuda, /opt/cuda).
+
+get_cudnn="pip install nvidia-cudnn-cu13 in an active Python environment, or set CUDNN_PATH to cuDNN's folder"
+
+# cudnn_folders: the folders of cuDNN besides the toolkit's and the system's: CUDNN_PATH, and that of NVIDIA's package in the active
+# Python environment. Each may have include/ and lib/. The program looks in the same places (kernels/attention/cudnn.h).
+cudnn_folders() {
+    local folder
+    for folder in "${CUDNN_PATH-}" "${VIRTUAL_ENV-}"/lib/python3*/site-packages/nvidia/cudnn \
+        "${CONDA_PREFIX-}" "${CONDA_PREFIX-}"/lib/python3*/site-packages/nvidia/cudnn; do
+        [ -z "$folder" ] || [ ! -d "$folder" ] || echo "$folder"
+    done
+}
+
+# all_archs NVCC: those that together run on every GPU from sm_80 on without being compiled at the start, as far as this nvcc knows them.
+# Code for 80 runs on all of 8.x, code for 100 on 10.x and code for 120 on 12.x.
+all_archs() {
+    local known arch
+    known=$("$1" --list-gpu-arch 2> /dev/null)
+    printf '80 90'
+    for arch in 100 120; do
+        ! grep -qx "compute_$arch" <<< "$known" || printf ' %s' "$arch"
+    done
+}
 
 # find_cuda: sets cuda_home and cuda_release. If no toolkit is usable, it fails and sets cuda_obstacle.
 find_cuda() {

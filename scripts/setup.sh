@@ -27,7 +27,7 @@ compiles() {  # compiles HEADER: whether the compiler finds it
         printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | ${CXX:-g++} -E -x c++ - > /dev/null 2>&1
 }
 
-# With these headers, attention on GPUs can use cuDNN. Debian does not package them; NVIDIA's Python package has them, the same in
+# With the headers of cuDNN's frontend, attention on GPUs can use cuDNN. Debian does not package them; NVIDIA's Python package has them, the same in
 # each of its builds. If they cannot be downloaded, the build goes without them.
 # shellcheck source=scripts/find-cuda.sh
 . "$(dirname "$0")/find-cuda.sh"
@@ -36,7 +36,11 @@ frontend_sha256=c6006556017a4d1c914c52a556c71b1267f2d6a0500f742e7b4edef539878df0
 fetch_cudnn_frontend() {
     local folder work
     folder=$(dirname "$0")/../third_party
-    find_cuda && { [ -e "$cuda_home/include/cudnn.h" ] || compiles cudnn.h; } || return
+    find_cuda || return
+    [ -e "$cuda_home/include/cudnn.h" ] || compiles cudnn.h || [ -n "$(cudnn_folders)" ] || {
+        echo "cuDNN was not found, which makes attention on GPUs faster: $get_cudnn, and make again"
+        return
+    }
     [ ! -e "$folder/cudnn-frontend-$frontend" ] || return
     printf '#include <cudnn_frontend_version.h>\n#if CUDNN_FRONTEND_VERSION < 11300\n#error\n#endif\n' |
         ${CXX:-g++} -I "$cuda_home/include" -E -x c++ - > /dev/null 2>&1 && return

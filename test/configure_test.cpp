@@ -35,8 +35,8 @@ class Tools {
     ProgramResult configure(const Environment& more = {}) const {
         Environment environment{{"PATH", (folder_ / "bin") + ":" + std::getenv("PATH")},
                                 {"CUDA_FOLDERS", folder_.path()}};
-        for (const char* name :
-             {"CPPFLAGS", "CXXFLAGS", "LDFLAGS", "CUDA", "MPI", "CUDA_HOME", "GPU_ARCHS"})
+        for (const char* name : {"CPPFLAGS", "CXXFLAGS", "LDFLAGS", "CUDA", "MPI", "CUDA_HOME",
+                                 "GPU_ARCHS", "CUDNN_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"})
             environment[name] = "";
         environment["CXX"] = "g++";
         environment["MARCH"] = "native";
@@ -84,7 +84,48 @@ TEST_CASE("GPU architectures are those of the machine's GPUs that the kernels ca
     tools.add("nvidia-smi", "NVIDIA-SMI has failed because it could not talk to the driver", 9);
     CHECK(contains(tools.configure().output, "CUDA_ARCHS := 80 90"));
     tools.add("nvidia-smi", "7.5");
-    CHECK(contains(tools.configure().output, "CUDA_ARCHS := 80 90"));
+    CHECK(contains(tools.configure().output, "CUDA_ARCHS := 80 90\n"));
+
+    // Whatever it is asked, this nvcc says its release and the architectures that it knows.
+    tools.add("nvcc",
+              "Cuda compilation tools, release 13.0, V13.0.1\ncompute_90\ncompute_100\n"
+              "compute_103\ncompute_120");
+    CHECK(contains(tools.configure().output, "CUDA_ARCHS := 80 90 100 120\n"));
+    tools.add("nvidia-smi", "9.0");
+    CHECK(contains(tools.configure().output, "CUDA_ARCHS := 90\n"));
+    CHECK(
+        contains(tools.configure({{"GPU_ARCHS", "all"}}).output, "CUDA_ARCHS := 80 90 100 120\n"));
+}
+
+TEST_CASE("cuDNN's headers are found in the toolkit and in Python environments", "[configure]") {
+    if (skip_without_gxx()) return;
+    const Tools tools;
+    tools.add_toolkit("13.0");
+    const std::string package = "venv/lib/python3.12/site-packages/nvidia/cudnn/include";
+    const auto add = [&](const std::string& name, const std::string& text) {
+        fs::create_directories(fs::path(tools.path() + "/" + name).parent_path());
+        write(tools.path() + "/" + name, text);
+    };
+    add("include/cudnn_frontend.h", "");
+    add("include/cudnn_frontend_version.h", "#define CUDNN_FRONTEND_VERSION 11300\n");
+    const std::string none = tools.configure().output;
+    INFO(none);
+    if (contains(none, "CUDNN_INCLUDE := /")) return;  // the system has cuDNN
+    CHECK(contains(none, "its headers were not found: attention on GPUs uses"));
+    add(package + "/cudnn_version.h",
+        "#define CUDNN_MAJOR 9\n#define CUDNN_MINOR 77\n#define CUDNN_PATCHLEVEL 3\n");
+    const std::string folder = tools.path() + "/" + package;
+    for (const Environment& where : {Environment{{"VIRTUAL_ENV", tools.path() + "/venv"}},
+                                     {{"CONDA_PREFIX", tools.path() + "/venv"}},
+                                     {{"CUDNN_PATH", fs::path(folder).parent_path().string()}}}) {
+        const std::string found = tools.configure(where).output;
+        CHECK(contains(found, "9.77.3: attention on GPUs can use it"));
+        CHECK(contains(found, "CUDNN_INCLUDE := " + folder));
+    }
+    add("include/cudnn_version.h",
+        "#define CUDNN_MAJOR 9\n#define CUDNN_MINOR 78\n#define CUDNN_PATCHLEVEL 0\n");
+    CHECK(contains(tools.configure({{"VIRTUAL_ENV", tools.path() + "/venv"}}).output,
+                   "9.78.0: attention on GPUs"));
 }
 
 TEST_CASE("the newest CUDA toolkit that can build the kernels is used, but CUDA_HOME is preferred",
