@@ -10,6 +10,7 @@
 #     WERROR=1             warnings are errors
 #     GPUSIM=folder        tests run on a simulated GPU too, whose sources are in this folder
 #     MEMCHECK=1           tests of kernels run under compute-sanitizer
+#     TESTS=1              `make bundle` adds the tests and build/compare, for nodes without a compiler
 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -33,6 +34,7 @@ MEMCHECK ?=
 CUDA_HOME ?=
 PREFIX ?= /usr/local
 TEST_ARGS ?=
+TESTS ?=
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?=
 # The folder in which `scripts/data.sh gpt2` puts GPT-2's vocabulary. Tests and benchmarks use it.
@@ -363,10 +365,11 @@ install: $(B)/train_gpt
 	@echo 'configs/ and scripts/ that the program names are in $(PREFIX)/share/train_gpt'
 
 # For nodes without packages: for every GPU from sm_80 on and for CPUs with AVX2.
+BUNDLED := $(addprefix build/portable/,train_gpt $(if $(filter-out 0,$(TESTS)),test compare))
 bundle:
 	@$(MAKE) --no-print-directory VARIANT=portable MARCH=x86-64-v3 MPI=0 ONEDNN=0 \
-	    GPU_ARCHS='$(or $(GPU_ARCHS),all)' build/portable/train_gpt
-	@CUDA_LIBRARIES=$(CUDA_PATH)/lib64 scripts/bundle.sh build/portable/train_gpt build/bundle
+	    GPU_ARCHS='$(or $(GPU_ARCHS),all)' $(BUNDLED)
+	@CUDA_LIBRARIES=$(CUDA_PATH)/lib64 scripts/bundle.sh build/bundle $(BUNDLED)
 
 clean:
 	rm -rf build
@@ -386,4 +389,4 @@ help:
 	@echo 'make bundle      puts the program and its libraries into build/bundle, which can be copied to other machines'
 	@echo 'make clean       removes build/'
 	@echo
-	@sed -n '3,12s/^# \{0,1\}//p' Makefile
+	@sed -n '3,13s/^# \{0,1\}//p' Makefile
