@@ -10,7 +10,7 @@
 #     WERROR=1             warnings are errors
 #     GPUSIM=folder        tests run on a simulated GPU too, whose sources are in this folder
 #     MEMCHECK=1           tests of kernels run under compute-sanitizer
-#     TESTS=1              `make bundle` adds the tests and build/compare, for nodes without a compiler
+#     TESTS=1              `make bundle` adds the tests and build/compare, for make gpu-check on a node without a compiler
 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -35,6 +35,7 @@ CUDA_HOME ?=
 PREFIX ?= /usr/local
 TEST_ARGS ?=
 TESTS ?=
+GPU_CHECK_ARGS ?=
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?=
 # The folder in which `scripts/data.sh gpt2` puts GPT-2's vocabulary. Tests and benchmarks use it.
@@ -256,7 +257,7 @@ endif
 
 # --- Targets --------------------------------------------------------------------------------------------
 
-.PHONY: all setup quickstart test run-tests test-full fuzz bench compare format lint install bundle clean help FORCE has-clang-format has-clang-tidy
+.PHONY: all setup quickstart test run-tests test-full gpu-check fuzz bench compare format lint install bundle clean help FORCE has-clang-format has-clang-tidy
 
 # `make -n` runs recipes that contain $(MAKE). Scripts cannot say what they would do, so they are only echoed.
 DRY_RUN = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),echo)
@@ -301,6 +302,10 @@ run-tests: $(B)/train_gpt $(B)/compare $(B)/test $(if $(GPUSIM),simulator)
 
 test-full:
 	@MAKE='$(MAKE)' GPUSIM='$(GPUSIM)' $(DRY_RUN) scripts/test-full.sh
+
+# The script builds the programs, if there is a GPU to run them on. GPU_CHECK_ARGS: its arguments.
+gpu-check: $(if $(GPUSIM),simulator)
+	@MAKE='$(MAKE)' GPUSIM='$(if $(GPUSIM),$(abspath $(SIMULATOR)/lib))' $(DRY_RUN) scripts/first_hour.sh $(GPU_CHECK_ARGS)
 
 # File readers under libFuzzer, which comes with clang. They do not use OpenMP, since clang may lack it.
 FUZZ := build/fuzz
@@ -380,6 +385,7 @@ help:
 	@echo 'make setup       installs missing packages'
 	@echo 'make test        installs missing packages, builds, and runs the tests that this machine can run'
 	@echo 'make test-full   also runs the long tests, sanitizers, fuzzing and deliberate faults'
+	@echo 'make gpu-check   tests and measures on a GPU within 75 minutes, and reports which targets are met (scripts/first_hour.sh --help)'
 	@echo 'make fuzz        fuzzes the file readers with libFuzzer, FUZZ_SECONDS each (now $(FUZZ_SECONDS))'
 	@echo 'make bench       compares speed and memory with PyTorch, and the tokenizer with tokenizers and tiktoken'
 	@echo 'make compare     builds build/compare, which compares results and speed of the kernels; it has --help'
