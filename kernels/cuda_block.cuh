@@ -1,6 +1,9 @@
 // Shared by CUDA kernels: 16-byte packs of elements, conversions, and sums over a warp and over a
 // block in a fixed order.
 #pragma once
+#include <cstdint>
+#include <type_traits>
+
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -100,6 +103,70 @@ __device__ __forceinline__ Pack<T> pack(const float (&from)[Pack<T>::size]) {
         for (int i = 0; i < 4; ++i) result[i] = from[i];
     }
     return result;
+}
+
+/// `width` elements in global memory, moved by one instruction; addresses are multiples of their
+/// size. width: that of a Pack, or 1.
+template <class T, int width>
+struct alignas(width * sizeof(T)) Vector {
+    T values[width];
+
+    static __device__ __forceinline__ Vector load(const T* from) {
+        Vector result;
+        if constexpr (width == Pack<T>::size) {
+            const Pack<T> pack = Pack<T>::load(from);
+            __builtin_memcpy(&result, &pack, sizeof result);
+        } else {
+            static_assert(width == 1);
+            result.values[0] = *from;
+        }
+        return result;
+    }
+    __device__ __forceinline__ void store(T* to) const {
+        if constexpr (width == Pack<T>::size) {
+            uint4 bits;
+            __builtin_memcpy(&bits, this, sizeof *this);
+            __stwb(reinterpret_cast<uint4*>(to), bits);  // nvcc may split a plain one into four
+        } else {
+            *to = values[0];
+        }
+    }
+};
+
+/// The elements as floats, and floats rounded to elements.
+template <class T, int width>
+__device__ __forceinline__ void unpack(float (&to)[width], const Vector<T, width>& from) {
+    if constexpr (width == Pack<T>::size) {
+        Pack<T> pack;
+        __builtin_memcpy(&pack, &from, sizeof pack);
+        unpack(to, pack);
+    } else {
+        to[0] = to_float(from.values[0]);
+    }
+}
+template <class T, int width>
+__device__ __forceinline__ Vector<T, width> vector_of(const float (&from)[width]) {
+    Vector<T, width> result;
+    if constexpr (width == Pack<T>::size) {
+        const Pack<T> packed = pack<T>(from);
+        __builtin_memcpy(&result, &packed, sizeof result);
+    } else {
+        result.values[0] = from_float<T>(from[0]);
+    }
+    return result;
+}
+
+inline bool is_aligned(const void* address) {
+    return reinterpret_cast<uintptr_t>(address) % 16 == 0;
+}
+
+/// Calls f(integral_constant) with the widest vector that divides the columns of a row.
+template <class T, class F>
+void with_width(int64_t cols, bool aligned, F&& f) {
+    if (aligned && cols % Pack<T>::size == 0)
+        f(std::integral_constant<int, Pack<T>::size>{});
+    else
+        f(std::integral_constant<int, 1>{});
 }
 
 /// Sum over the lanes of a full warp, the same in every lane.

@@ -1,36 +1,13 @@
 // GELU (gelu.h) and its derivative for one number, in device code; gelu_math.h has the host
 // versions.
 #pragma once
-#include "kernels/cuda_block.cuh"
+#include "kernels/exp_math.cuh"
 
 namespace train_gpt::cuda {
 
-// T is the type in which a result will be stored. For fp32, the exponential and the division are
-// accurate: |error| < 1.5·10⁻⁷·|x|, and 3·10⁻⁷ for the derivative. For bf16, they are the
-// hardware's approximations: |error| < 6·10⁻⁷·|x|, and 10⁻⁶ for the derivative, far below the
+// T is the type in which a result will be stored. For fp32, |error| < 1.5·10⁻⁷·|x|, and 3·10⁻⁷ for
+// the derivative. For bf16, |error| < 6·10⁻⁷·|x|, and 10⁻⁶ for the derivative, far below the
 // rounding to bf16 that follows. GELU is then 8 instructions.
-
-template <class T>
-__device__ __forceinline__ float exp_for(float x) {
-    if constexpr (sizeof(T) == 2) {
-        float result;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.44269504f));
-        return result;
-    } else {
-        return expf(x);
-    }
-}
-
-template <class T>
-__device__ __forceinline__ float quotient_for(float a, float b) {
-    if constexpr (sizeof(T) == 2) {
-        float reciprocal;
-        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(b));
-        return a * reciprocal;
-    } else {
-        return a / b;
-    }
-}
 
 /// gelu(x) = x·σ(2u), u = √(2/π)·(x + 0.044715·x³), because ½·(1 + tanh u) = σ(2u).
 template <class T>

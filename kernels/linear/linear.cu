@@ -17,44 +17,6 @@ namespace {
 
 constexpr int threads_per_block = 256;
 
-/// A run of `width` elements, moved by one instruction; addresses are aligned to the run's size.
-template <class T, int width>
-struct Run {
-    T values[width];
-
-    static __device__ __forceinline__ Run load(const T* from) {
-        Run run;
-        if constexpr (width == Pack<T>::size) {
-            const Pack<T> pack = Pack<T>::load(from);
-            __builtin_memcpy(&run, &pack, sizeof run);
-        } else {
-            static_assert(width == 1);
-            run.values[0] = *from;
-        }
-        return run;
-    }
-    __device__ __forceinline__ void store(T* to) const {
-        if constexpr (width == Pack<T>::size) {
-            Pack<T> pack;
-            __builtin_memcpy(&pack, this, sizeof *this);
-            pack.store(to);
-        } else {
-            *to = values[0];
-        }
-    }
-};
-
-bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
-
-/// Calls f(integral_constant) with the widest run that divides the columns of a row.
-template <class T, class F>
-void with_width(int64_t cols, bool aligned, F&& f) {
-    if (aligned && cols % Pack<T>::size == 0)
-        f(std::integral_constant<int, Pack<T>::size>{});
-    else
-        f(std::integral_constant<int, 1>{});
-}
-
 /// The number of blocks for `count` independent pieces of work, one per thread. If there are more
 /// pieces than threads, the threads loop over them.
 int grid_for(const Stream& stream, int64_t count) {
@@ -73,19 +35,19 @@ __global__ void __launch_bounds__(threads_per_block)
     const int64_t stride = int64_t{gridDim.x} * threads_per_block * width;
     for (int64_t i = (int64_t{blockIdx.x} * threads_per_block + threadIdx.x) * width; i < count;
          i += stride) {
-        Run<T, width> run = Run<T, width>::load(values + i);
+        Vector<T, width> own = Vector<T, width>::load(values + i);
         if (bias) {
-            const Run<T, width> addend = Run<T, width>::load(bias + i % cols);
+            const Vector<T, width> addend = Vector<T, width>::load(bias + i % cols);
 #pragma unroll
             for (int e = 0; e < width; ++e)
-                run.values[e] = from_float<T>(to_float(run.values[e]) + to_float(addend.values[e]));
-            run.store(values + i);
+                own.values[e] = from_float<T>(to_float(own.values[e]) + to_float(addend.values[e]));
+            own.store(values + i);
         }
         if (activated) {
 #pragma unroll
             for (int e = 0; e < width; ++e)
-                run.values[e] = from_float<T>(gelu<T>(to_float(run.values[e])));
-            run.store(activated + i);
+                own.values[e] = from_float<T>(gelu<T>(to_float(own.values[e])));
+            own.store(activated + i);
         }
     }
 }
@@ -97,13 +59,13 @@ __global__ void __launch_bounds__(threads_per_block)
     const int64_t stride = int64_t{gridDim.x} * threads_per_block * width;
     for (int64_t i = (int64_t{blockIdx.x} * threads_per_block + threadIdx.x) * width; i < count;
          i += stride) {
-        Run<T, width> run = Run<T, width>::load(gradient + i);
-        const Run<T, width> at = Run<T, width>::load(preact + i);
+        Vector<T, width> own = Vector<T, width>::load(gradient + i);
+        const Vector<T, width> at = Vector<T, width>::load(preact + i);
 #pragma unroll
         for (int e = 0; e < width; ++e)
-            run.values[e] =
-                from_float<T>(to_float(run.values[e]) * gelu_derivative<T>(to_float(at.values[e])));
-        run.store(gradient + i);
+            own.values[e] =
+                from_float<T>(to_float(own.values[e]) * gelu_derivative<T>(to_float(at.values[e])));
+        own.store(gradient + i);
     }
 }
 
@@ -149,7 +111,7 @@ constexpr int slice_warps = threads_per_block / warp_size;
 int64_t slice_count(int64_t M) { return ceil_div(M, slice_rows); }
 
 /// partials [slices, N] = sums over slices of slice_rows rows of dy [M, N]. A block takes one slice
-/// and 32·width columns. A warp reads whole runs of a row (512 bytes if width is a whole pack); its
+/// and 32·width columns. A warp reads whole vectors of a row (512 bytes if width is a whole pack); its
 /// rows are slice_warps apart. N is a multiple of width.
 template <class T, int width>
 __global__ void __launch_bounds__(threads_per_block)
@@ -170,15 +132,15 @@ __global__ void __launch_bounds__(threads_per_block)
         // Each thread has four 16-byte loads in flight, which is 80 KiB or more per multiprocessor.
         constexpr int rows_at_once = 4;
         for (int64_t row = first + warp; row < last; row += rows_at_once * slice_warps) {
-            Run<T, width> runs[rows_at_once] = {};
+            Vector<T, width> vectors[rows_at_once] = {};
 #pragma unroll
             for (int i = 0; i < rows_at_once; ++i)
                 if (row + i * slice_warps < last)
-                    runs[i] = Run<T, width>::load(dy + (row + i * slice_warps) * N + column);
+                    vectors[i] = Vector<T, width>::load(dy + (row + i * slice_warps) * N + column);
 #pragma unroll
             for (int i = 0; i < rows_at_once; ++i) {
 #pragma unroll
-                for (int e = 0; e < width; ++e) sums[e] += to_float(runs[i].values[e]);
+                for (int e = 0; e < width; ++e) sums[e] += to_float(vectors[i].values[e]);
             }
         }
     }
