@@ -18,6 +18,15 @@ inline void store(bf16& out, float value) { out.bits = bf16(value).bits; }
 /// addition.
 constexpr int lane_count = 32;
 
+/// sums[0] becomes Σ sums[l], l < 2·width, added as a tree. (In a loop over the widths, compilers
+/// do not know how many additions each step has.)
+template <int width, class T>
+inline void add_halves(T* sums) {
+#pragma omp simd
+    for (int l = 0; l < width; ++l) sums[l] += sums[l + width];
+    if constexpr (width > 1) add_halves<width / 2>(sums);
+}
+
 /// Σ f(i) for 0 <= i < n in fp32 lanes; the lanes are then added in type Total. The results of f
 /// must not depend on the order of the calls.
 template <class Total = float, class F>
@@ -32,9 +41,7 @@ inline Total lane_sum(int64_t n, F&& f) {
 
     Total sums[lane_count];
     for (int l = 0; l < lane_count; ++l) sums[l] = static_cast<Total>(lanes[l]);
-    for (int width = lane_count / 2; width > 0; width /= 2) {
-        for (int l = 0; l < width; ++l) sums[l] += sums[l + width];
-    }
+    add_halves<lane_count / 2>(sums);
     return sums[0];
 }
 
