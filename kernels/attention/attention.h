@@ -3,16 +3,9 @@
 #pragma once
 #include "base/tensor.h"
 #include "device/device.h"
+#include "kernels/heads_view.h"
 
 namespace train_gpt {
-
-/// Element (b, t, h, d) of a query, key, value or output is data[b·batch + t·token + h·head + d];
-/// strides in elements. The kernels treat packed QKV [B, T, 3, H, D], separate tensors and a KV
-/// cache alike.
-struct HeadsView {
-    void* data = nullptr;
-    int64_t batch = 0, token = 0, head = 0;
-};
 
 /// Query t (of T) is at position t + S − T among S keys, T <= S, and sees the keys s <= that
 /// position. T = S: a whole sequence; T < S: the queries of its end, as with a KV cache or in a
