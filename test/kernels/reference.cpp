@@ -62,6 +62,25 @@ Values product_reference(GemmOp op, const Values& a, const Values& b, int64_t m,
 }
 
 template <class Real>
+SwigluReference swiglu_reference(int64_t F, const Values& gate_up, const Values& dout,
+                                 DType stored) {
+    const size_t columns = static_cast<size_t>(F);
+    std::vector<Real> out(gate_up.size() / 2), dgate_up(dout.size() * 2);
+    for (size_t i = 0; i < out.size(); ++i) {
+        const size_t at = i / columns * 2 * columns + i % columns;
+        const Real gate = static_cast<Real>(gate_up[at]),
+                   up = static_cast<Real>(gate_up[at + columns]);
+        const Real sigma = Real(1) / (Real(1) + std::exp(-gate));
+        out[i] = gate * sigma * up;
+        if (dout.empty()) continue;
+        const Real gradient = static_cast<Real>(dout[i]);
+        dgate_up[at] = gradient * up * (sigma * (Real(1) + gate * (Real(1) - sigma)));
+        dgate_up[at + columns] = gradient * (gate * sigma);
+    }
+    return {kept_values(out, stored), kept_values(dgate_up, stored)};
+}
+
+template <class Real>
 NormReference norm_reference(const NormProblem& p, DType stored) {
     const size_t M = static_cast<size_t>(p.M), C = static_cast<size_t>(p.C);
     std::vector<Real> out(M * C), dres(p.dy.size()), dw(C), db(C);
@@ -268,6 +287,8 @@ template Values product_reference<float>(GemmOp, const Values&, const Values&, i
                                          int64_t);
 template Values product_reference<double>(GemmOp, const Values&, const Values&, int64_t, int64_t,
                                           int64_t);
+template SwigluReference swiglu_reference<float>(int64_t, const Values&, const Values&, DType);
+template SwigluReference swiglu_reference<double>(int64_t, const Values&, const Values&, DType);
 template NormReference norm_reference<float>(const NormProblem&, DType);
 template NormReference norm_reference<double>(const NormProblem&, DType);
 template AttentionReference attention_reference<float>(const AttentionProblem&, DType, DType);

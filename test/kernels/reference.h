@@ -29,6 +29,15 @@ template <class Real>
 Values product_reference(GemmOp op, const Values& a, const Values& b, int64_t m, int64_t n,
                          int64_t k);
 
+struct SwigluReference {
+    Values out, dgate_up;
+};
+/// gate_up [M, 2F], dout [M, F]: out = silu(gate) ⊙ up, dgate = dout ⊙ up ⊙ silu'(gate),
+/// dup = dout ⊙ silu(gate), silu(x) = x / (1 + e^−x).
+template <class Real>
+SwigluReference swiglu_reference(int64_t F, const Values& gate_up, const Values& dout,
+                                 DType stored = DType::fp32);
+
 struct NormProblem {
     Norm norm = Norm::layer;
     int64_t M = 0, C = 0;

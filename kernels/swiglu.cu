@@ -1,0 +1,146 @@
+#include <algorithm>
+
+#include "device/cuda_queue.h"
+#include "kernels/cuda_block.cuh"
+#include "kernels/exp_math.cuh"
+#include "kernels/swiglu.h"
+
+namespace train_gpt::cuda {
+
+namespace {
+
+// A block takes `rows` rows and up to `most_threads` vectors of each; a thread takes the same
+// columns of each row. It issues all its loads before the first use: 128 bytes or more per thread.
+constexpr int most_threads = 256;
+constexpr int forward_rows = 4, backward_rows = 2;
+
+/// silu(x) = x·σ and silu'(x) = σ + x·σ·(1 − σ).
+struct Silu {
+    float value, derivative;
+};
+
+template <class T>
+__device__ __forceinline__ Silu silu(float x) {
+    // Below −87, both are 0 up to 2·10⁻³⁶; above, the exponential is finite. A NaN stays a NaN.
+    const float z = x < -87.0f ? -87.0f : x;
+    const float e = exp_for<T>(-z), sigma = quotient_for<T>(1.0f, 1.0f + e), value = z * sigma;
+    return {value, sigma + value * (e * sigma)};
+}
+
+/// The thread's first column. width divides F, so that vectors do not cross from gate to up.
+template <int width>
+__device__ __forceinline__ int64_t own_column() {
+    return (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * width;
+}
+
+template <class T, int width>
+__global__ void __launch_bounds__(most_threads)
+    forward_kernel(T* out, const T* gate_up, int64_t M, int64_t F) {
+    const int64_t column = own_column<width>(), first_row = int64_t{blockIdx.x} * forward_rows;
+    if (column >= F) return;
+    Vector<T, width> gates[forward_rows], ups[forward_rows];
+#pragma unroll
+    for (int r = 0; r < forward_rows; ++r) {
+        if (first_row + r >= M) break;
+        const T* from = gate_up + (first_row + r) * 2 * F + column;
+        gates[r] = Vector<T, width>::load(from);
+        ups[r] = Vector<T, width>::load(from + F);
+    }
+#pragma unroll
+    for (int r = 0; r < forward_rows; ++r) {
+        if (first_row + r >= M) break;
+        float gate[width], up[width];
+        unpack(gate, gates[r]);
+        unpack(up, ups[r]);
+#pragma unroll
+        for (int i = 0; i < width; ++i) gate[i] = silu<T>(gate[i]).value * up[i];
+        vector_of<T>(gate).store(out + (first_row + r) * F + column);
+    }
+}
+
+/// dgate_up may be gate_up, and out may be dout; out may be null.
+template <class T, int width>
+__global__ void __launch_bounds__(most_threads)
+    backward_kernel(T* dgate_up, T* out, const T* dout, const T* gate_up, int64_t M, int64_t F) {
+    const int64_t column = own_column<width>(), first_row = int64_t{blockIdx.x} * backward_rows;
+    if (column >= F) return;
+    Vector<T, width> gates[backward_rows], ups[backward_rows], douts[backward_rows];
+#pragma unroll
+    for (int r = 0; r < backward_rows; ++r) {
+        if (first_row + r >= M) break;
+        const T* from = gate_up + (first_row + r) * 2 * F + column;
+        gates[r] = Vector<T, width>::load(from);
+        ups[r] = Vector<T, width>::load(from + F);
+        douts[r] = Vector<T, width>::load(dout + (first_row + r) * F + column);
+    }
+#pragma unroll
+    for (int r = 0; r < backward_rows; ++r) {
+        if (first_row + r >= M) break;
+        float gate[width], up[width], gradient[width], product[width];
+        unpack(gate, gates[r]);
+        unpack(up, ups[r]);
+        unpack(gradient, douts[r]);
+#pragma unroll
+        for (int i = 0; i < width; ++i) {
+            const Silu of_gate = silu<T>(gate[i]);
+            gate[i] = gradient[i] * up[i] * of_gate.derivative;
+            gradient[i] *= of_gate.value;
+            product[i] = of_gate.value * up[i];
+        }
+        T* const to = dgate_up + (first_row + r) * 2 * F + column;
+        vector_of<T>(gate).store(to);
+        vector_of<T>(gradient).store(to + F);
+        if (out) vector_of<T>(product).store(out + (first_row + r) * F + column);
+    }
+}
+
+/// Calls f(width, grid, threads) for the widest vectors that rows of F columns at these addresses
+/// consist of.
+template <class T, class F, class... Tensors>
+void with_grid(int64_t rows, int64_t columns, int rows_per_block, F&& f,
+               const Tensors&... tensors) {
+    with_width<T>(columns, (is_aligned(tensors.data) && ...), [&](auto width) {
+        const int64_t vectors = columns / width, tiles = ceil_div<int64_t>(vectors, most_threads);
+        const int64_t threads = ceil_div(ceil_div(vectors, tiles), int64_t{warp_size}) * warp_size;
+        f(width,
+          dim3(static_cast<unsigned>(ceil_div<int64_t>(rows, rows_per_block)),
+               static_cast<unsigned>(tiles)),
+          static_cast<unsigned>(threads));
+    });
+}
+
+}  // namespace
+
+void swiglu_forward(Stream& stream, const SwigluForward& args) {
+    with_element_type(args.out.dtype, [&](auto type) {
+        using T = decltype(type);
+        const int64_t M = args.out.rows(), F = args.out.cols();
+        with_grid<T>(
+            M, F, forward_rows,
+            [&](auto width, dim3 grid, unsigned threads) {
+                forward_kernel<T, width><<<grid, threads, 0, stream_of(stream)>>>(
+                    static_cast<T*>(args.out.data), static_cast<const T*>(args.gate_up.data), M, F);
+                CUDA_CHECK_LAUNCH();
+            },
+            args.out, args.gate_up);
+    });
+}
+
+void swiglu_backward(Stream& stream, const SwigluBackward& args) {
+    with_element_type(args.dout.dtype, [&](auto type) {
+        using T = decltype(type);
+        const int64_t M = args.dout.rows(), F = args.dout.cols();
+        with_grid<T>(
+            M, F, backward_rows,
+            [&](auto width, dim3 grid, unsigned threads) {
+                backward_kernel<T, width><<<grid, threads, 0, stream_of(stream)>>>(
+                    static_cast<T*>(args.dgate_up.data), static_cast<T*>(args.out.data),
+                    static_cast<const T*>(args.dout.data), static_cast<const T*>(args.gate_up.data),
+                    M, F);
+                CUDA_CHECK_LAUNCH();
+            },
+            args.dgate_up, args.out, args.dout, args.gate_up);
+    });
+}
+
+}  // namespace train_gpt::cuda
