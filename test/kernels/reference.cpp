@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <complex>
 #include <limits>
 
 namespace train_gpt {
@@ -125,6 +126,63 @@ NormReference norm_reference(const NormProblem& p, DType stored) {
     r.dw.assign(dw.begin(), dw.end());
     r.db.assign(db.begin(), db.end());
     return r;
+}
+
+namespace {
+
+/// The heads of q or of k: the results, and the gradients of x and w.
+template <class Real>
+struct TurnedHeads {
+    Values out, dx, dw;
+
+    TurnedHeads(const RopeProblem& p, const Values& x, const Values& w, const Values& dy,
+                DType stored) {
+        const size_t D = static_cast<size_t>(p.shape.D), half = D / 2, heads = x.size() / D,
+                     tokens = static_cast<size_t>(p.shape.B * p.shape.T);
+        const auto turned = [&](const std::vector<Real>& all, bool back) {
+            std::vector<Real> result(all.size());
+            for (size_t i = 0; i < all.size(); ++i) {
+                if (i % D >= half) continue;
+                const size_t token = i / D / (heads / tokens);
+                const double position =
+                    static_cast<double>(p.shape.first_position) +
+                    static_cast<double>(token % static_cast<size_t>(p.shape.T)) -
+                    (p.doc_start.empty() ? 0 : p.doc_start[token]);
+                const double angle = position * p.frequencies[i % D];
+                const std::complex<Real> factor(static_cast<Real>(std::cos(angle)),
+                                                static_cast<Real>(std::sin(back ? -angle : angle)));
+                const std::complex<Real> pair = std::complex(all[i], all[i + half]) * factor;
+                result[i] = pair.real();
+                result[i + half] = pair.imag();
+            }
+            return result;
+        };
+        NormProblem norm{.norm = Norm::rms,
+                         .M = static_cast<int64_t>(heads),
+                         .C = p.shape.D,
+                         .x = x,
+                         .w = w,
+                         .b = {},
+                         .epsilon = p.epsilon};
+        const bool normed = !w.empty();
+        const Values forward = normed ? norm_reference<Real>(norm).out : x;
+        out = kept_values(turned({forward.begin(), forward.end()}, false), stored);
+        if (dy.empty()) return;
+        const std::vector<Real> g = turned({dy.begin(), dy.end()}, true);
+        norm.dy.assign(g.begin(), g.end());
+        const NormReference backward = normed ? norm_reference<Real>(norm) : NormReference{};
+        const Values& gradient = normed ? backward.dres : norm.dy;
+        dx = kept_values(std::vector<Real>(gradient.begin(), gradient.end()), stored);
+        dw = backward.dw;
+    }
+};
+
+}  // namespace
+
+template <class Real>
+RopeReference rope_reference(const RopeProblem& p, DType stored) {
+    const TurnedHeads<Real> q(p, p.q, p.q_w, p.dq, stored), k(p, p.k, p.k_w, p.dk, stored);
+    return {q.out, k.out, q.dx, k.dx, q.dw, k.dw};
 }
 
 template <class Real>
@@ -291,6 +349,8 @@ template SwigluReference swiglu_reference<float>(int64_t, const Values&, const V
 template SwigluReference swiglu_reference<double>(int64_t, const Values&, const Values&, DType);
 template NormReference norm_reference<float>(const NormProblem&, DType);
 template NormReference norm_reference<double>(const NormProblem&, DType);
+template RopeReference rope_reference<float>(const RopeProblem&, DType);
+template RopeReference rope_reference<double>(const RopeProblem&, DType);
 template AttentionReference attention_reference<float>(const AttentionProblem&, DType, DType);
 template AttentionReference attention_reference<double>(const AttentionProblem&, DType, DType);
 template void embedding_backward_reference<float>(const EmbeddingRows&, const Values&, Values&,

@@ -12,6 +12,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/linear/gemm.h"
 #include "kernels/norm.h"
+#include "kernels/rope.h"
 
 namespace train_gpt {
 
@@ -53,6 +54,25 @@ struct NormReference {
 /// With Norm::rms, μ = 0 and there is no mean(g).
 template <class Real>
 NormReference norm_reference(const NormProblem& p, DType stored = DType::fp32);
+
+struct RopeProblem {
+    RopeShape shape;                      // except for its table and doc_start
+    std::vector<double> frequencies;      // [D/2]
+    std::vector<int32_t> doc_start = {};  // empty: all 0
+    Values q, k;                          // [B, T, heads, D]
+    Values q_w = {}, k_w = {};            // empty: no norm
+    Values dq = {}, dk = {};  // the gradients of the results; empty: only the forward pass
+    double epsilon = 1e-6;
+};
+struct RopeReference {
+    Values q, k;                // the results
+    Values dq, dk, dq_w, dk_w;  // the gradients of the operands
+};
+/// A head's elements i and i + D/2 are a complex number, which is multiplied by e^(iα), or its
+/// gradient by e^(−iα); α is the frequency times the token's position. Before that, the norm is
+/// norm_reference's.
+template <class Real>
+RopeReference rope_reference(const RopeProblem& p, DType stored = DType::fp32);
 
 struct AttentionProblem {
     AttentionShape shape;            // except for its doc_start

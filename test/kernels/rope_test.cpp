@@ -1,0 +1,519 @@
+#include "kernels/rope.h"
+
+#include <algorithm>
+#include <numbers>
+#include <optional>
+
+#include "base/error.h"
+#include "kernels/rope_table.h"
+#include "test/kernels/kernel_test.h"
+#include "test/kernels/reference.h"
+
+namespace train_gpt {
+
+namespace {
+
+/// Heads of q, k and v packed as a projection leaves them, in memory that begins `shift` elements
+/// before them.
+struct Packed {
+    int heads;
+    RopeShape shape;
+    Buffer memory;
+    int64_t shift;
+
+    Packed(const RopeShape& s, int heads_, int64_t shift_ = 0)
+        : heads(heads_),
+          shape(s),
+          memory(s.dtype, {int64_t{s.B} * s.T * heads_ * s.D + shift_}),
+          shift(shift_) {}
+
+    size_t size() const { return static_cast<size_t>(memory.tensor().numel() - shift); }
+    void fill(const std::vector<float>& values) {
+        for (size_t i = 0; i < values.size(); ++i)
+            memory.set(i + static_cast<size_t>(shift), values[i]);
+    }
+    void fill(float stddev = 1) { fill(random_normal(size(), stddev)); }
+    void fill(const Packed& other) {
+        const std::vector<double> values = other.memory.values();
+        fill(std::vector<float>(values.begin() + other.shift, values.end()));
+    }
+    HeadsView from(int first) const {
+        auto* data = static_cast<char*>(memory.tensor().data) +
+                     static_cast<size_t>(shift + first * shape.D) * size_of(shape.dtype);
+        const int64_t width = int64_t{heads} * shape.D;
+        return {data, shape.T * width, width, shape.D};
+    }
+    /// Heads [first, first + count) of each token.
+    Values part(int first, int count) const {
+        const Values all = memory.values();
+        const auto width = int64_t{heads} * shape.D, D = int64_t{shape.D};
+        Values result;
+        for (auto row = all.begin() + shift; row != all.end(); row += width)
+            result.insert(result.end(), row + first * D, row + (first + count) * D);
+        return result;
+    }
+};
+
+/// Random operands of both passes, and their results.
+struct Problem {
+    RopeShape shape;
+    bool normed;
+    float epsilon;
+    std::optional<Buffer> doc_start;
+    RopeFrequencies frequencies;
+    Buffer table;
+    Packed qkv, qk, dqkv;  // qk: the results of a norm
+    Buffer q_w, k_w, dq_w, dk_w;
+
+    Problem(const RopeShape& s, bool normed_, int64_t shift = 0)
+        : shape(s),
+          normed(normed_),
+          epsilon(random_int(0, 1) ? 1e-6f : 1e-2f),
+          frequencies{.D = s.D, .theta = random_int(0, 1) ? 10000.0 : 500.0},
+          table(DType::fp32, {s.first_position + s.T, s.D},
+                rope_table(frequencies, s.first_position + s.T)),
+          qkv(s, s.H + 2 * s.H_kv, shift),
+          qk(s, s.H + s.H_kv, shift),
+          dqkv(s, s.H + 2 * s.H_kv, shift),
+          q_w(s.dtype, {s.D}, weights(s.D)),
+          k_w(s.dtype, {s.D}, weights(s.D)),
+          dq_w(DType::fp32, {s.D}),
+          dk_w(DType::fp32, {s.D}) {
+        shape.table = table;
+        qkv.fill(2);
+        dqkv.fill();
+    }
+    /// Documents begin at random places, the first of them maybe before this chunk.
+    void cut_into_documents() {
+        doc_start.emplace(DType::int32, std::initializer_list<int64_t>{shape.B, shape.T});
+        auto* starts = doc_start->as<int32_t>();
+        for (int b = 0; b < shape.B; ++b) {
+            auto start = static_cast<int32_t>(random_int(0, shape.first_position));
+            for (int t = 0; t < shape.T; ++t) {
+                if (random_int(0, 4) == 0) start = static_cast<int32_t>(shape.first_position) + t;
+                starts[b * shape.T + t] = start;
+            }
+        }
+        shape.doc_start = starts;
+    }
+
+    QkNorm norm() const {
+        if (!normed) return {.epsilon = epsilon};
+        return {.q_w = q_w, .k_w = k_w, .epsilon = epsilon};
+    }
+    /// Where the forward pass writes.
+    const Packed& rotated() const { return normed ? qk : qkv; }
+    void forward(Stream& stream) const { forward(stream, rotated()); }
+    void forward(Stream& stream, const Packed& out) const {
+        rope_forward(stream, {.shape = shape,
+                              .q = qkv.from(0),
+                              .k = qkv.from(shape.H),
+                              .q_out = out.from(0),
+                              .k_out = out.from(shape.H),
+                              .norm = norm()});
+    }
+    void backward(Stream& stream, bool accumulate = false) const {
+        rope_backward(stream, {.shape = shape,
+                               .dq = dqkv.from(0),
+                               .dk = dqkv.from(shape.H),
+                               .q = normed ? qkv.from(0) : HeadsView{},
+                               .k = normed ? qkv.from(shape.H) : HeadsView{},
+                               .norm = norm(),
+                               .dq_w = normed ? dq_w.sink(accumulate) : GradientSink{},
+                               .dk_w = normed ? dk_w.sink(accumulate) : GradientSink{}});
+    }
+    size_t scratch() const { return normed ? rope_scratch_bytes(planning(), shape) : 0; }
+    std::string bytes() const {
+        return rotated().memory.bytes() + dqkv.memory.bytes() +
+               (normed ? dq_w.bytes() + dk_w.bytes() : "");
+    }
+
+    template <class Real>
+    RopeReference reference() const {
+        RopeProblem p{.shape = shape,
+                      .frequencies = rope_frequencies(frequencies),
+                      .q = qkv.part(0, shape.H),
+                      .k = qkv.part(shape.H, shape.H_kv),
+                      .dq = dqkv.part(0, shape.H),
+                      .dk = dqkv.part(shape.H, shape.H_kv),
+                      .epsilon = epsilon};
+        if (normed) p.q_w = q_w.values(), p.k_w = k_w.values();
+        if (doc_start) {
+            const auto* starts = doc_start->as<int32_t>();
+            p.doc_start.assign(starts, starts + shape.B * shape.T);
+        }
+        return rope_reference<Real>(p, std::is_same_v<Real, float> ? shape.dtype : DType::fp32);
+    }
+    std::string text() const {
+        return concat(name_of(shape.dtype), " B=", shape.B, " T=", shape.T, " H=", shape.H,
+                      " H_kv=", shape.H_kv, " D=", shape.D, " first=", shape.first_position,
+                      normed ? " with a norm" : "", doc_start ? ", documents" : "");
+    }
+
+  private:
+    static std::vector<float> weights(int D) {
+        std::vector<float> w = random_normal(static_cast<size_t>(D), 0.5f);
+        for (float& value : w) value += 1;
+        return w;
+    }
+};
+
+RopeShape random_shape(DType dtype, int D, int H, int H_kv) {
+    const bool small = device_is_simulated();
+    return {.dtype = dtype,
+            .B = static_cast<int>(random_int(1, 3)),
+            .T = static_cast<int>(random_int(1, small ? 9 : 37)),
+            .H = H,
+            .H_kv = H_kv,
+            .D = D,
+            .first_position = random_int(0, 1) ? random_int(1, 300) : 0};
+}
+
+/// Both passes, compared with float64; what is not q or k must keep its bits.
+void check(Accuracy& accuracy, const Problem& p, bool accumulate = false) {
+    INFO(p.text());
+    const int H = p.shape.H, H_kv = p.shape.H_kv;
+    const RopeReference exact = p.reference<double>(), plain = p.reference<float>();
+    const Values v = p.qkv.part(H + H_kv, H_kv), dv = p.dqkv.part(H + H_kv, H_kv);
+    const Values before_q = p.dq_w.values(), before_k = p.dk_w.values();
+
+    TestStream stream(p.scratch());
+    const DType dtype = p.shape.dtype;
+    const auto judge = [&](const char* what, DType of, const Values& ours,
+                           Values RopeReference::*member, const Values& before = {}) {
+        Values reference = exact.*member, like = plain.*member;
+        for (size_t i = 0; i < before.size(); ++i) reference[i] += before[i], like[i] += before[i];
+        accuracy.check(what, of, ours, like, reference);
+    };
+    p.backward(stream, accumulate);  // before q and k are overwritten
+    p.forward(stream);
+    judge("q", dtype, p.rotated().part(0, H), &RopeReference::q);
+    judge("k", dtype, p.rotated().part(H, H_kv), &RopeReference::k);
+    judge("dq", dtype, p.dqkv.part(0, H), &RopeReference::dq);
+    judge("dk", dtype, p.dqkv.part(H, H_kv), &RopeReference::dk);
+    if (p.normed) {
+        judge("dq_w", DType::fp32, p.dq_w.values(), &RopeReference::dq_w,
+              accumulate ? before_q : Values());
+        judge("dk_w", DType::fp32, p.dk_w.values(), &RopeReference::dk_w,
+              accumulate ? before_k : Values());
+    }
+    CHECK((p.qkv.part(H + H_kv, H_kv) == v));
+    CHECK((p.dqkv.part(H + H_kv, H_kv) == dv));
+}
+
+}  // namespace
+
+TEST_CASE("rope matches float64 for every head size and ratio of heads, both passes", "[cuda]") {
+    ON_EACH_DEVICE();
+    Accuracy accuracy;
+    for (const int D : {2, 4, 6, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 254, 256,
+                        2 * static_cast<int>(random_int(1, 128))}) {
+        const int ratio = std::vector{1, 2, 4, 8, 3}[static_cast<size_t>(random_int(0, 4))];
+        const int H_kv = static_cast<int>(random_int(1, ratio > 2 ? 2 : 4));
+        for (const DType dtype : {DType::fp32, DType::bf16})
+            for (const bool normed : {false, true}) {
+                Problem p(random_shape(dtype, D, ratio * H_kv, H_kv), normed);
+                if (random_int(0, 1)) p.cut_into_documents();
+                check(accuracy, p);
+            }
+    }
+}
+
+TEST_CASE("rope adds to the norm weights' gradients or overwrites them, as asked", "[cuda]") {
+    ON_EACH_DEVICE();
+    Accuracy accuracy;
+    for (const DType dtype : {DType::fp32, DType::bf16})
+        for (const bool accumulate : {false, true}) {
+            Problem p(random_shape(dtype, 2 * static_cast<int>(random_int(8, 64)), 3, 1), true);
+            if (accumulate)
+                for (Buffer* sums : {&p.dq_w, &p.dk_w})
+                    for (size_t i = 0; i < static_cast<size_t>(p.shape.D); ++i)
+                        sums->set(i, random_normal(1, 5)[0]);
+            check(accuracy, p, accumulate);
+        }
+}
+
+TEST_CASE("rope without one of the weights' gradients computes the others", "[cuda]") {
+    ON_EACH_DEVICE();
+    const Problem p(random_shape(DType::fp32, 16, 4, 2), true);
+    Problem other(p.shape, true);
+    other.qkv.fill(p.qkv);
+    other.dqkv.fill(p.dqkv);
+    TestStream stream(p.scratch());
+    p.backward(stream);
+    rope_backward(stream, {.shape = p.shape,
+                           .dq = other.dqkv.from(0),
+                           .dk = other.dqkv.from(p.shape.H),
+                           .q = p.qkv.from(0),
+                           .k = p.qkv.from(p.shape.H),
+                           .norm = p.norm(),
+                           .dk_w = other.dk_w.sink(false)});
+    CHECK((other.dqkv.memory.bytes() == p.dqkv.memory.bytes()));
+    CHECK((other.dk_w.bytes() == p.dk_w.bytes()));
+    CHECK(std::isnan(other.dq_w[0]));
+}
+
+TEST_CASE("rope writes in place what it writes elsewhere, with and without a norm", "[cuda]") {
+    ON_EACH_DEVICE();
+    for (const DType dtype : {DType::fp32, DType::bf16})
+        for (const bool normed : {false, true}) {
+            const int D = 8 * static_cast<int>(random_int(1, 32));
+            const Problem p(random_shape(dtype, D, 6, 2), normed);
+            INFO(p.text());
+            TestStream stream;
+            const Packed elsewhere(p.shape, p.shape.H + p.shape.H_kv);
+            p.forward(stream, elsewhere);
+            p.forward(stream, p.qkv);
+            CHECK((p.qkv.part(0, 8) == elsewhere.part(0, 8)));
+        }
+}
+
+TEST_CASE("rope turns tokens after a cache, and later documents, as those of a whole sequence",
+          "[cuda]") {
+    ON_EACH_DEVICE();
+    for (const DType dtype : {DType::fp32, DType::bf16})
+        for (const bool normed : {false, true}) {
+            RopeShape s = random_shape(dtype, 2 * static_cast<int>(random_int(1, 64)), 4, 2);
+            s.T += 2, s.first_position = 0;
+            const Problem whole(s, normed);
+            INFO(whole.text());
+            TestStream stream;
+            const Packed expected(s, 6);
+            whole.forward(stream, expected);
+
+            // The tokens from `split` on, as a call of their own.
+            const int split = static_cast<int>(random_int(1, s.T - 1));
+            const Packed chunk(s, 6);
+            const auto after = [&](HeadsView view) {
+                view.data = static_cast<char*>(view.data) +
+                            static_cast<size_t>(split * view.token) * size_of(dtype);
+                return view;
+            };
+            RopeShape of_chunk = whole.shape;
+            of_chunk.T -= split, of_chunk.first_position = split;
+            rope_forward(stream, {.shape = of_chunk,
+                                  .q = after(whole.qkv.from(0)),
+                                  .k = after(whole.qkv.from(s.H)),
+                                  .q_out = after(chunk.from(0)),
+                                  .k_out = after(chunk.from(s.H)),
+                                  .norm = whole.norm()});
+            const Values ours = chunk.part(0, 6), all = expected.part(0, 6);
+            const size_t width = static_cast<size_t>(6 * s.D), T = static_cast<size_t>(s.T);
+            int wrong = 0;
+            for (size_t i = 0; i < all.size(); ++i)
+                wrong += i / width % T < static_cast<size_t>(split) ? !std::isnan(ours[i])
+                                                                    : !(ours[i] == all[i]);
+            CHECK(wrong == 0);
+
+            // Its first tokens, repeated as a second document.
+            Problem documents(s, normed);
+            documents.shape.table = whole.table;
+            std::vector<float> values(documents.qkv.size());
+            const std::vector<double> first = whole.qkv.memory.values();
+            const size_t packed = static_cast<size_t>(s.H + 2 * s.H_kv) * static_cast<size_t>(s.D);
+            for (size_t i = 0; i < values.size(); ++i) {
+                const size_t t = i / packed % T, start = t < static_cast<size_t>(split)
+                                                             ? size_t{0}
+                                                             : static_cast<size_t>(split);
+                values[i] = static_cast<float>(first[i - start * packed]);
+            }
+            documents.qkv.fill(values);
+            documents.cut_into_documents();
+            for (int i = 0; i < s.B * s.T; ++i)
+                documents.doc_start->as<int32_t>()[i] = i % s.T < split ? 0 : split;
+            rope_forward(stream, {.shape = documents.shape,
+                                  .q = documents.qkv.from(0),
+                                  .k = documents.qkv.from(s.H),
+                                  .q_out = documents.qk.from(0),
+                                  .k_out = documents.qk.from(s.H),
+                                  .norm = whole.norm()});
+            const Values twice = documents.qk.part(0, 6);
+            wrong = 0;
+            for (size_t i = 0; i < all.size(); ++i) {
+                const size_t t = i / width % T, start = static_cast<size_t>(split);
+                wrong += !(twice[i] == all[t < start ? i : i - start * width]);
+            }
+            CHECK(wrong == 0);
+        }
+}
+
+TEST_CASE("rope takes heads that begin at any element and writes nothing next to them", "[cuda]") {
+    ON_EACH_DEVICE();
+    Accuracy accuracy;
+    for (const DType dtype : {DType::fp32, DType::bf16})
+        for (const bool normed : {false, true})
+            for (const int D : {32, 64, 128, 256}) {
+                const Problem p(random_shape(dtype, D, 2, 1), normed, 1);
+                check(accuracy, p);
+                CHECK(std::isnan(p.qkv.memory[0]));
+                CHECK(std::isnan(p.qk.memory[0]));
+                CHECK(std::isnan(p.dqkv.memory[0]));
+            }
+}
+
+TEST_CASE("rope processes more tokens than fit into one round of thread blocks", "[cuda]") {
+    ON_EACH_DEVICE();
+    Accuracy accuracy;
+    for (const auto& [dtype, D, T] :
+         {std::tuple{DType::bf16, 16, random_int(69'000, 70'000)},  // one lane
+          {DType::fp32, 256, random_int(2200, 2300)},               // a whole warp
+          {DType::bf16, 94, random_int(2200, 2300)}}) {             // single elements
+        RopeShape s{.dtype = dtype, .B = 1, .T = static_cast<int>(T), .H = 3, .H_kv = 1, .D = D};
+        for (const bool normed : {false, true}) check(accuracy, Problem(s, normed));
+    }
+}
+
+TEST_CASE("rope of a head of zeros is zero, and its gradients are finite", "[cuda]") {
+    ON_EACH_DEVICE();
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+        Problem p(random_shape(dtype, 64, 1, 1), true);
+        p.qkv.fill(0);
+        TestStream stream(p.scratch());
+        p.forward(stream);
+        p.backward(stream);
+        const Values out = p.qk.part(0, 2), gradients = p.dqkv.part(0, 2);
+        CHECK(std::ranges::all_of(out, [](double value) { return value == 0; }));
+        CHECK(std::ranges::all_of(gradients, [](double value) { return std::isfinite(value); }));
+        CHECK(std::ranges::all_of(p.dq_w.values(), [](double value) { return value == 0; }));
+    }
+}
+
+TEST_CASE("rope on the GPU agrees with the CPU", "[cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    for (const DType dtype : {DType::fp32, DType::bf16})
+        for (const int D : {64, 66}) {
+            const Problem gpu(random_shape(dtype, D, 4, 2), true);
+            Problem cpu(gpu.shape, true);
+            cpu.qkv.fill(gpu.qkv);
+            cpu.dqkv.fill(gpu.dqkv);
+            std::vector<char> scratch(rope_scratch_bytes(planning({}, Device{}), gpu.shape));
+            Stream host;
+            host.scratch = scratch.data(), host.scratch_bytes = scratch.size();
+            TestStream stream(gpu.scratch());
+            gpu.forward(stream);
+            gpu.backward(stream);
+            cpu.shape.table = gpu.table;
+            cpu.epsilon = gpu.epsilon;
+            for (size_t i = 0; i < static_cast<size_t>(D); ++i) {
+                cpu.q_w.set(i, static_cast<float>(gpu.q_w[i]));
+                cpu.k_w.set(i, static_cast<float>(gpu.k_w[i]));
+            }
+            cpu.forward(host);
+            cpu.backward(host);
+            const auto worst = [](const Values& ours, const Values& theirs) {
+                double result = 0;
+                for (size_t i = 0; i < ours.size(); ++i)
+                    result =
+                        worse(result, std::abs(ours[i] - theirs[i]) / (std::abs(theirs[i]) + 1));
+                return result;
+            };
+            const double rounding = dtype == DType::bf16 ? 0x1p-7 : 0x1p-18;
+            INFO(gpu.text());
+            CHECK(worst(gpu.qk.part(0, 6), cpu.qk.part(0, 6)) <= rounding);
+            CHECK(worst(gpu.dqkv.part(0, 6), cpu.dqkv.part(0, 6)) <= rounding);
+            CHECK(worst(gpu.dq_w.values(), cpu.dq_w.values()) <= 0x1p-16);
+            CHECK(worst(gpu.dk_w.values(), cpu.dk_w.values()) <= 0x1p-16);
+        }
+}
+
+TEST_CASE("rope gives the same bits whatever the number of threads, and in every run", "[cuda]") {
+    ON_EACH_DEVICE();
+    for (const DType dtype : {DType::fp32, DType::bf16})
+        for (const bool normed : {false, true}) {
+            RopeShape s = random_shape(dtype, 2 * static_cast<int>(random_int(1, 64)), 4, 2);
+            if (!device_is_simulated()) s.T = static_cast<int>(random_int(100, 200));
+            const Problem p(s, normed);
+            Packed qkv(s, 8), dqkv(s, 8);
+            qkv.fill(p.qkv);
+            dqkv.fill(p.dqkv);
+            Problem run(s, normed);
+            check_thread_independence([&] {
+                run.qkv.fill(qkv);
+                run.dqkv.fill(dqkv);
+                TestStream stream(run.scratch());
+                run.backward(stream);
+                run.forward(stream);
+                return run.bytes();
+            });
+        }
+}
+
+TEST_CASE("rope frequencies are those of the published formulas") {
+    for (int repeat = 0; repeat < 10; ++repeat) {
+        RopeFrequencies of{.D = 2 * static_cast<int>(random_int(1, 128)),
+                           .theta = static_cast<double>(random_int(1000, 1'000'000)),
+                           .factor = static_cast<double>(random_int(2, 32))};
+        const double low = of.low_frequency_factor = static_cast<double>(random_int(1, 3)),
+                     high = of.high_frequency_factor = low + static_cast<double>(random_int(1, 4));
+        of.original_context = int64_t{1} << random_int(9, 14);
+        for (const RopeScaling scaling :
+             {RopeScaling::none, RopeScaling::linear, RopeScaling::llama3}) {
+            of.scaling = scaling;
+            const std::vector<double> ours = rope_frequencies(of);
+            REQUIRE(ours.size() == static_cast<size_t>(of.D / 2));
+            double worst = 0;
+            for (size_t i = 0; i < ours.size(); ++i) {
+                const double f = std::exp(-std::log(of.theta) * 2 * static_cast<double>(i) / of.D);
+                const double n = static_cast<double>(of.original_context),
+                             wavelength = 2 * std::numbers::pi / f;
+                double expected = f;
+                if (scaling == RopeScaling::linear) expected = f / of.factor;
+                if (scaling == RopeScaling::llama3) {
+                    const double s = (n / wavelength - low) / (high - low);
+                    if (wavelength > n / low)
+                        expected = f / of.factor;
+                    else if (wavelength >= n / high)
+                        expected = (1 - s) * (f / of.factor) + s * f;
+                }
+                worst = worse(worst, std::abs(ours[i] / expected - 1));
+            }
+            CAPTURE(of.D, of.theta, of.factor, low, high, of.original_context);
+            CHECK(worst < 1e-12);
+        }
+    }
+}
+
+TEST_CASE("Llama 3.1's frequencies fall into all three ranges") {
+    const RopeFrequencies scaled{.D = 128,
+                                 .theta = 500000,
+                                 .scaling = RopeScaling::llama3,
+                                 .factor = 8,
+                                 .low_frequency_factor = 1,
+                                 .high_frequency_factor = 4,
+                                 .original_context = 8192};
+    RopeFrequencies plain = scaled;
+    plain.scaling = RopeScaling::none;
+    const std::vector<double> ours = rope_frequencies(scaled), before = rope_frequencies(plain);
+    // Wavelengths 2π·500000^(i/64): below 2048 up to i = 28, above 8192 from i = 35 on.
+    for (size_t i = 0; i < 64; ++i) {
+        CAPTURE(i);
+        const double ratio = before[i] / ours[i];
+        if (i <= 28) CHECK(ratio == 1);
+        if (i > 28 && i < 35) CHECK((ratio > 1 && ratio < 8));
+        if (i >= 35) CHECK(std::abs(ratio - 8) < 1e-12);
+    }
+}
+
+TEST_CASE("the rope table holds cosines and sines to half a unit of fp32") {
+    const RopeFrequencies of{.D = 2 * static_cast<int>(random_int(1, 128)),
+                             .theta = 500000,
+                             .scaling = RopeScaling::linear,
+                             .factor = 3};
+    const int64_t n_ctx = random_int(1, 5000);
+    const std::vector<float> table = rope_table(of, n_ctx);
+    const size_t D = static_cast<size_t>(of.D), half = D / 2;
+    REQUIRE(table.size() == static_cast<size_t>(n_ctx) * D);
+    double worst = 0;
+    for (size_t at = 0; at < table.size(); ++at) {
+        const size_t position = at / D, i = at % half;
+        const long double exponent = 2.0L * static_cast<long double>(i) / of.D,
+                          angle = static_cast<long double>(position) /
+                                  (std::pow(500000.0L, exponent) * 3);
+        const long double expected = at % D < half ? std::cos(angle) : std::sin(angle);
+        worst = worse(worst, static_cast<double>(std::abs(table[at] - expected)));
+    }
+    CHECK(worst < 0x1p-25 * 1.001);
+}
+
+}  // namespace train_gpt
