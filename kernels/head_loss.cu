@@ -2,6 +2,7 @@
 // over rows of logits, each as long as the vocabulary. In training, a row that fits into shared
 // memory is read from memory once and written once.
 #include <algorithm>
+#include <cfloat>
 #include <climits>
 #include <cstdint>
 
@@ -27,14 +28,69 @@ constexpr int row_threads = 512;
 constexpr int row_warps = row_threads / warp_size;
 static_assert(row_threads % warp_size == 0);
 
-/// e^x with a relative error of 2⁻²²·max(1, |x|); results below 2⁻¹²⁶ become 0. One multiplication
-/// and one MUFU.EX2. The error matters little, since x <= 0 here and e^x is small where |x| is
-/// large.
-__device__ __forceinline__ float exp_below(float x) {
+constexpr float log2_e = 1.44269504f;
+
+/// 2^x by one MUFU.EX2, with a relative error of 2⁻²²; results below 2⁻¹²⁶ become 0.
+__device__ __forceinline__ float exp2_of(float x) {
     float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 }
+
+/// Exponentials of logits z <= max without their common factor: e^(z − max) = at(z) / at(max).
+/// at(max) is close to 1.
+template <class T>
+struct Powers {
+    float base;  // finite also if only −∞ has been seen, so that the power of −∞ is 0
+
+    __device__ explicit Powers(float max) : base(fmaxf(max, -FLT_MAX)) {}
+    __device__ __forceinline__ float at(float z) const { return exp2_of((z - base) * log2_e); }
+    /// The factor that turns these powers into those of a larger maximum.
+    __device__ __forceinline__ float to(const Powers& larger) const { return larger.at(base); }
+};
+
+/// In bf16, at(z) = 2^(z·log2 e − base) takes one fused multiply-add; the error of the rounded base
+/// is common to all z. For |max| >= 2¹⁵, the next smaller bf16 number is at least 128 below max, so
+/// that with any factor near log2 e smaller logits give 0. With 1.5, all products are exact, and
+/// at(max) = 1. A larger max always has a larger base. Beyond |max| = 2¹²⁷ the base overflows, and
+/// the sum is no number, as for infinite logits.
+template <>
+struct Powers<__nv_bfloat16> {
+    float factor, base;
+
+    __device__ explicit Powers(float max)
+        : factor(fabsf(max) < 32768.0f ? log2_e : 1.5f), base(fmaxf(max * factor, -FLT_MAX)) {}
+    __device__ __forceinline__ float at(float z) const { return exp2_of(fmaf(z, factor, -base)); }
+    __device__ __forceinline__ float to(const Powers& larger) const {
+        return exp2_of(base - larger.base);
+    }
+};
+
+/// The largest element seen; NaNs are ignored.
+template <class T>
+struct Largest {
+    float value = -infinity;
+
+    __device__ __forceinline__ void add(const Pack<T>& elements) {
+#pragma unroll
+        for (int e = 0; e < Pack<T>::size; ++e) value = fmaxf(value, elements[e]);
+    }
+    __device__ __forceinline__ float get() const { return value; }
+};
+template <>
+struct Largest<__nv_bfloat16> {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(-infinity, -infinity);
+
+    __device__ __forceinline__ void add(const Pack<__nv_bfloat16>& elements) {
+        __nv_bfloat162 pairs[4];
+        __builtin_memcpy(pairs, &elements, sizeof pairs);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pair = __hmax2(pair, pairs[i]);
+    }
+    __device__ __forceinline__ float get() const {
+        return fmaxf(__low2float(pair), __high2float(pair));
+    }
+};
 
 /// Maximum over the block, the same in every thread; NaNs are ignored. `shared` as in block_sum.
 __device__ __forceinline__ float block_max(float value, float* shared) {
@@ -47,32 +103,31 @@ __device__ __forceinline__ float block_max(float value, float* shared) {
     return largest;
 }
 
-/// A row of logits as a sequence of packs. The last pack may end in padding, which starts at column
-/// `columns`. Rows of a padded vocabulary begin at multiples of 16 bytes. If a row does not, its
-/// packs are moved element by element, and each thread still gets the same ones: the sums do not
-/// depend on the address.
+/// A row of logits as a sequence of packs; thread t works on packs t, t + row_threads, … The last
+/// pack may end in padding, which starts at column `columns`. The first `whole` packs are moved by
+/// one instruction each, the others element by element. If a row does not begin at a multiple of 16
+/// bytes, as those of a padded vocabulary do, no pack is whole; each thread still gets the same
+/// ones, and the sums do not depend on the address.
 template <class T>
 struct Row {
     static constexpr int size = Pack<T>::size;
     T* data;
-    int columns, padded, packs;
-    bool aligned;
+    int columns, padded, packs, whole;
 
     __device__ Row(T* logits, int columns_, int padded_)
         : data(logits + int64_t{blockIdx.x} * padded_),
           columns(columns_),
           padded(padded_),
           packs((columns_ + size - 1) / size),
-          aligned(reinterpret_cast<uintptr_t>(data) % 16 == 0) {}
+          whole(reinterpret_cast<uintptr_t>(data) % 16 == 0 ? columns_ / size : 0) {}
 
-    __device__ __forceinline__ bool is_whole(int pack) const {
-        return aligned && (pack + 1) * size <= columns;
+    /// The first pack of this thread that is not whole.
+    __device__ int first_not_whole() const {
+        return whole + static_cast<int>((threadIdx.x - static_cast<unsigned>(whole)) % row_threads);
     }
-
     /// Elements past the last column are −∞.
     __device__ __forceinline__ Pack<T> load(int pack) const {
-        return pack < packs && is_whole(pack) ? Pack<T>::load(data + pack * size)
-                                              : load_elements(pack);
+        return pack < whole ? Pack<T>::load(data + pack * size) : load_elements(pack);
     }
     __device__ Pack<T> load_elements(int pack) const {
         Pack<T> result;
@@ -83,20 +138,14 @@ struct Row {
         }
         return result;
     }
-    /// Padding columns become 0.
-    __device__ __forceinline__ void store(int pack, const Pack<T>& values) const {
-        if (is_whole(pack)) {
-            values.store(data + pack * size);
-            return;
-        }
-#pragma unroll
-        for (int e = 0; e < size; ++e) {
-            const int column = pack * size + e;
-            if (column < padded) data[column] = column < columns ? values[e] : from_float<T>(0.0f);
-        }
-    }
-    /// Clears the padding after the last pack.
-    __device__ void clear_padding() const {
+    /// Writes pack_at(i) to each pack i of this thread. Padding columns become 0.
+    template <class PackAt>
+    __device__ __forceinline__ void fill(PackAt&& pack_at) const {
+        int pack = static_cast<int>(threadIdx.x);
+#pragma unroll 4
+        for (; pack < whole; pack += row_threads) pack_at(pack).store(data + pack * size);
+#pragma unroll 1
+        for (; pack < packs; pack += row_threads) store_elements(pack, pack_at(pack));
         for (int column = packs * size + static_cast<int>(threadIdx.x); column < padded;
              column += row_threads)
             data[column] = from_float<T>(0.0f);
@@ -105,52 +154,110 @@ struct Row {
         Pack<T> zero;
 #pragma unroll
         for (int e = 0; e < size; ++e) zero[e] = from_float<T>(0.0f);
-        for (int pack = threadIdx.x; pack < packs; pack += row_threads) store(pack, zero);
-        clear_padding();
+        fill([&](int) { return zero; });
+    }
+
+  private:
+    __device__ void store_elements(int pack, const Pack<T>& values) const {
+#pragma unroll
+        for (int e = 0; e < size; ++e) {
+            const int column = pack * size + e;
+            if (column < padded) data[column] = column < columns ? values[e] : from_float<T>(0.0f);
+        }
     }
 };
 
-template <class T>
-__device__ __forceinline__ float max_of(const Pack<T>& logits, float max) {
-#pragma unroll
-    for (int e = 0; e < Pack<T>::size; ++e) max = fmaxf(max, to_float(logits[e]));
-    return max;
-}
+/// A thread processes groups of packs, 32 KiB for each block. A row in shared memory has at most
+/// max_groups groups; __pipeline_wait_prior() counts no further.
+constexpr int group_packs = 4, max_groups = 8;
+constexpr size_t max_shared_row_bytes = size_t{16} * group_packs * max_groups * row_threads;
 
-/// sum + Σ exp(z − max)
+/// The largest logit of a row and the sum of the powers relative to it.
 template <class T>
-__device__ __forceinline__ float sum_of(const Pack<T>& logits, float max, float sum) {
-#pragma unroll
-    for (int e = 0; e < Pack<T>::size; ++e) sum += exp_below(to_float(logits[e]) - max);
-    return sum;
-}
+struct RowSum {
+    float max, sum;
+    Powers<T> powers;
 
+    /// Σ exp(z − max); 0 if all logits are −∞
+    __device__ float of_exponentials() const {
+        return max == -infinity ? sum : sum / powers.at(max);
+    }
+};
+
+/// A thread's part of a RowSum, with a running maximum: each add() rescales the sum before it.
 template <class T>
-__device__ __forceinline__ Pack<T> softmax_of(const Pack<T>& logits, float max, float scale) {
-    Pack<T> result;
+struct PartialSum {
+    Largest<T> largest;
+    Powers<T> powers{-infinity};
+    float sum = 0;
+
+    template <int n>
+    __device__ __forceinline__ void add(const Pack<T> (&packs)[n]) {
 #pragma unroll
-    for (int e = 0; e < Pack<T>::size; ++e)
-        result[e] = from_float<T>(exp_below(to_float(logits[e]) - max) * scale);
-    return result;
+        for (int i = 0; i < n; ++i) largest.add(packs[i]);
+        const Powers<T> now(largest.get());
+        float of_packs = 0;
+#pragma unroll
+        for (int i = 0; i < n; ++i) {
+            float z[Pack<T>::size];
+            unpack(z, packs[i]);
+#pragma unroll
+            for (int e = 0; e < Pack<T>::size; ++e) of_packs += now.at(z[e]);
+        }
+        sum = sum * powers.to(now) + of_packs;
+        powers = now;
+    }
+};
+
+/// Adds up a row in one pass. pack_at(i) is pack i of the row; wait_for_group() is called before
+/// each group of packs, wait_for_all() before the packs after the last whole group. `maxima` and
+/// `sums`: shared memory for one number per warp.
+template <class T, class PackAt, class WaitForGroup, class WaitForAll>
+__device__ __forceinline__ RowSum<T> sum_of_row(int packs, float* maxima, float* sums,
+                                                PackAt&& pack_at, WaitForGroup&& wait_for_group,
+                                                WaitForAll&& wait_for_all) {
+    PartialSum<T> part;
+    int pack = static_cast<int>(threadIdx.x);
+#pragma unroll 1
+    for (; pack + (group_packs - 1) * row_threads < packs; pack += group_packs * row_threads) {
+        wait_for_group();
+        Pack<T> group[group_packs];
+#pragma unroll
+        for (int i = 0; i < group_packs; ++i) group[i] = pack_at(pack + i * row_threads);
+        part.add(group);
+    }
+    wait_for_all();
+#pragma unroll 1
+    for (; pack < packs; pack += row_threads) {
+        const Pack<T> one[] = {pack_at(pack)};
+        part.add(one);
+    }
+    const float max = block_max(part.largest.get(), maxima);
+    const Powers<T> powers(max);
+    return {max, block_sum(part.sum * part.powers.to(powers), sums), powers};
 }
 
 /// Writes dz of a row: softmax, then the target's column if the row has it. The thread that wrote
 /// the pack with this column overwrites the column, so no barrier is needed. pack_at(i) is pack i
 /// of the logits.
 template <class T, class PackAt>
-__device__ __forceinline__ void write_gradient(const Row<T>& row, float max, float sum,
-                                               int64_t target, float target_logit,
+__device__ __forceinline__ void write_gradient(const Row<T>& row, const Powers<T>& powers,
+                                               float sum, int64_t target, float target_logit,
                                                PackAt&& pack_at) {
     const float scale = 1.0f / sum;
-    for (int pack = threadIdx.x; pack < row.packs; pack += row_threads)
-        row.store(pack, softmax_of(pack_at(pack), max, scale));
+    row.fill([&](int i) {
+        float z[Pack<T>::size];
+        unpack(z, pack_at(i));
+#pragma unroll
+        for (float& value : z) value = powers.at(value) * scale;
+        return pack<T>(z);
+    });
     if (target >= 0 && target < row.columns && target / Row<T>::size % row_threads == threadIdx.x)
-        row.data[target] = from_float<T>(exp_below(target_logit - max) * scale - 1.0f);
-    row.clear_padding();
+        row.data[target] = from_float<T>(powers.at(target_logit) / sum - 1.0f);
 }
 
 /// Losses of a chunk of rows and, if `backward`, dz in place of the logits [rows, Vp]. A block
-/// takes one row and keeps it in `shared_packs` until its maximum and its sum are known. Each
+/// takes one row, adds it up while it arrives in `shared_packs`, and reads it there once more. Each
 /// thread works on packs that it copied itself.
 template <class T>
 __global__ void __launch_bounds__(row_threads, 2)
@@ -166,70 +273,57 @@ __global__ void __launch_bounds__(row_threads, 2)
         return;
     }
     T* const z = reinterpret_cast<T*>(shared_packs);
-    for (int pack = threadIdx.x; pack < row.packs; pack += row_threads) {
-        T* const to = z + pack * Row<T>::size;
-        if (row.is_whole(pack))
-            __pipeline_memcpy_async(to, row.data + pack * Row<T>::size, 16);
-        else
-            row.load_elements(pack).store(to);
+    int pack = static_cast<int>(threadIdx.x);
+#pragma unroll 1
+    for (int group = 0; group < max_groups; ++group) {
+#pragma unroll
+        for (int i = 0; i < group_packs; ++i, pack += row_threads)
+            if (pack < row.whole)
+                __pipeline_memcpy_async(z + pack * Row<T>::size, row.data + pack * Row<T>::size,
+                                        16);
+        __pipeline_commit();
     }
-    __pipeline_commit();
-    __pipeline_wait_prior(0);
+    for (int i = row.first_not_whole(); i < row.packs; i += row_threads)
+        row.load_elements(i).store(z + i * Row<T>::size);
 
-    const auto pack_at = [&](int pack) { return Pack<T>::load(z + pack * Row<T>::size); };
-    float max = -infinity;
-    for (int pack = threadIdx.x; pack < row.packs; pack += row_threads)
-        max = max_of(pack_at(pack), max);
-    max = block_max(max, maxima);
-    const bool here = target >= 0 && target < V;
-    const float target_logit = here ? to_float(z[target]) : -infinity;
-
-    float sum = 0;
-    for (int pack = threadIdx.x; pack < row.packs; pack += row_threads)
-        sum = sum_of(pack_at(pack), max, sum);
-    sum = block_sum(sum, sums);
-    if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + (max - target_logit);
-    if (backward) write_gradient(row, max, sum, target, target_logit, pack_at);
+    // There are max_groups groups of copies, the last ones empty if the row is shorter. Waiting for
+    // the next one starts another empty group, so that the number to wait for is always the same.
+    const auto pack_at = [&](int i) { return Pack<T>::load(z + i * Row<T>::size); };
+    const auto wait_for_group = [] {
+        __pipeline_commit();
+        __pipeline_wait_prior(max_groups);
+    };
+    const RowSum<T> total = sum_of_row<T>(row.packs, maxima, sums, pack_at, wait_for_group,
+                                          [] { __pipeline_wait_prior(0); });
+    const float target_logit = target >= 0 && target < V ? to_float(z[target]) : -infinity;
+    if (threadIdx.x == 0)
+        losses[blockIdx.x] = logf(total.of_exponentials()) + (total.max - target_logit);
+    if (backward) write_gradient(row, total.powers, total.sum, target, target_logit, pack_at);
 }
 
 /// Row statistics (max, Σ exp(z − max), z_target) over the first `columns` of logits [rows, Vp],
-/// and the losses computed from them if `losses` is not null. Reads each row once: a thread keeps a
-/// running maximum and rescales its sum when the maximum grows.
+/// and the losses computed from them if `losses` is not null. Reads each row once.
 template <class T>
 __global__ void __launch_bounds__(row_threads)
     row_statistics(float* stats, float* losses, T* logits, int Vp, int columns,
                    const int32_t* targets, int64_t first_column) {
-    constexpr int packs_at_once = 4;  // 32 KiB in flight for each block
     __shared__ float maxima[row_warps], sums[row_warps];
     const Row<T> row(logits, columns, Vp);
-    float max = -infinity, sum = 0;
-    // base(−∞) is 0, so that exp(−∞ − base) is 0 even if only −∞ has been seen so far.
-    const auto base = [](float of) { return of == -infinity ? 0.0f : of; };
-    for (int from = threadIdx.x; from < row.packs; from += packs_at_once * row_threads) {
-        Pack<T> packs[packs_at_once];
-#pragma unroll
-        for (int i = 0; i < packs_at_once; ++i) packs[i] = row.load(from + i * row_threads);
-        const float max_before = max;
-#pragma unroll
-        for (int i = 0; i < packs_at_once; ++i) max = max_of(packs[i], max);
-        sum *= exp_below(max_before - base(max));
-#pragma unroll
-        for (int i = 0; i < packs_at_once; ++i) sum = sum_of(packs[i], base(max), sum);
-    }
-    const float row_max = block_max(max, maxima);
-    const float row_sum = block_sum(sum * exp_below(max - base(row_max)), sums);
+    const auto pack_at = [&](int i) { return row.load(i); };
+    const auto no_wait = [] {};
+    const RowSum<T> total = sum_of_row<T>(row.packs, maxima, sums, pack_at, no_wait, no_wait);
     if (threadIdx.x != 0) return;
     const int32_t target = targets[blockIdx.x];
     const int64_t column = target - first_column;
     const bool here = target != ignored_target && column >= 0 && column < columns;
     const float target_logit = here ? to_float(row.data[column]) : -infinity;
     float* const out = stats + 3 * int64_t{blockIdx.x};
-    out[0] = row_max;
-    out[1] = row_sum;
+    out[0] = total.max;
+    out[1] = total.of_exponentials();
     out[2] = target_logit;
     if (losses)
         losses[blockIdx.x] =
-            target == ignored_target ? 0.0f : logf(row_sum) + (row_max - target_logit);
+            target == ignored_target ? 0.0f : logf(out[1]) + (total.max - target_logit);
 }
 
 /// Statistics [rows, 3] over the whole vocabulary from those of its parts, [parts, rows, 3].
@@ -243,8 +337,8 @@ __global__ void __launch_bounds__(256)
         max = fmaxf(max, of(part)[0]);
         target = fmaxf(target, of(part)[2]);
     }
-    const float base = max == -infinity ? 0.0f : max;  // no NaN if all logits are −∞
-    for (int64_t part = 0; part < parts; ++part) sum += of(part)[1] * exp_below(of(part)[0] - base);
+    const Powers<float> powers(max);
+    for (int64_t part = 0; part < parts; ++part) sum += of(part)[1] * powers.at(of(part)[0]);
     float* const out = stats + 3 * row;
     out[0] = max;
     out[1] = sum;
@@ -272,8 +366,9 @@ __global__ void __launch_bounds__(row_threads)
         return;
     }
     const float* const of_row = stats + 3 * int64_t{blockIdx.x};
-    write_gradient(row, of_row[0], of_row[1], target - first_column, of_row[2],
-                   [&](int pack) { return row.load(pack); });
+    const Powers<T> powers(of_row[0]);
+    write_gradient(row, powers, of_row[1] * powers.at(of_row[0]), target - first_column, of_row[2],
+                   [&](int i) { return row.load(i); });
 }
 
 /// out [R, V] = logits [R, Vp] without the padding, in fp32. Blocks of (row, tile of columns).
@@ -349,7 +444,9 @@ size_t shared_row_bytes(int64_t V, DType dtype) {
 
 bool row_fits(const Stream& stream, int64_t V, DType dtype) {
     constexpr size_t reductions = 2 * row_warps * sizeof(float);
-    return shared_row_bytes(V, dtype) + reductions <= limits_of(stream).shared_bytes_per_block;
+    const size_t row = shared_row_bytes(V, dtype);
+    return row <= max_shared_row_bytes &&
+           row + reductions <= limits_of(stream).shared_bytes_per_block;
 }
 
 size_t stats_bytes(int64_t rows) { return static_cast<size_t>(3 * rows) * sizeof(float); }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reports what can be known of the CUDA kernels without a GPU, as Markdown: registers, spills and shared memory from ptxas; and
 from a training step on a simulated GPU the bytes that each kernel moved and the least that it must move, sectors per request
-and the ideal number, and the degree of bank conflicts.
+and the ideal number, and the degree of bank conflicts. Where nvdisasm is installed, also the instructions of the head's softmax.
 
     scripts/kernel_report.py --simulator LIBRARIES [--program build/train_gpt] [--nvcc nvcc] > kernels/REPORT.md
 
@@ -11,6 +11,7 @@ import argparse
 import glob
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 
@@ -52,14 +53,19 @@ def demangled(name):
 ARCHITECTURES = ["90", "100", "120"]
 
 
+def compile_to(cubin, source, architecture):
+    """Compiles a file; returns what ptxas says."""
+    return subprocess.run([args.nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-I.", "-DTRAIN_GPT_CUDA", "-gencode",
+                           f"arch=compute_{architecture},code=sm_{architecture}", "-Xptxas", "-v", "-cubin", "-o", cubin, source],
+                          capture_output=True, text=True, check=True).stderr
+
+
 def resources_on(architecture):
     """{kernel: (registers, spilled bytes, static shared bytes)}"""
     found = {}
     for source in sorted(glob.glob("device/*.cu") + glob.glob("kernels/**/*.cu", recursive=True)):
         with tempfile.NamedTemporaryFile(suffix=".cubin") as out:
-            log = subprocess.run([args.nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-I.", "-DTRAIN_GPT_CUDA", "-gencode",
-                                  f"arch=compute_{architecture},code=sm_{architecture}", "-Xptxas", "-v", "-cubin", "-o", out.name, source],
-                                 capture_output=True, text=True, check=True).stderr
+            log = compile_to(out.name, source, architecture)
         for entry in re.split(r"Compiling entry function ", log)[1:]:
             name = demangled(re.match(r"'(\S+)'", entry).group(1))
             registers = int(re.search(r"Used (\d+) registers", entry).group(1))
@@ -75,6 +81,37 @@ def resources():
         return str(values[0]) if len(set(values)) == 1 else " / ".join(map(str, values))
     each = [resources_on(architecture) for architecture in ARCHITECTURES]
     return {name: tuple(together([found[name][i] for found in each if name in found]) for i in range(3)) for name in each[0]}
+
+
+def loops_of(sass):
+    """The opcodes of each loop in a function's SASS: from a label to the branch back to it."""
+    labels, opcodes = {}, []
+    for line in sass.split("\n"):
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label.group(1)] = len(opcodes)
+        elif instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(\S+)(.*);", line):
+            opcodes.append(instruction.group(1))
+            target = re.search(r"`\((\.L_x_\d+)\)", instruction.group(2))
+            if opcodes[-1].startswith("BRA") and target and target.group(1) in labels:
+                yield opcodes[labels[target.group(1)]:]
+
+
+def softmax_instructions(architecture):
+    """Instructions per logit of the passes of loss_in_shared_memory<bf16>: copy, sum and gradient."""
+    passes = [("LDGSTS", "LDGSTS", None), ("LDS.128", "MUFU.EX2", "STG"), ("STG.E.128", "MUFU.EX2", None)]  # access, also in it, not in it
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        compile_to(cubin.name, "kernels/head_loss.cu", architecture)
+        sass = subprocess.run(["nvdisasm", "-c", cubin.name], capture_output=True, text=True, check=True).stdout
+    function = next(text for text in sass.split("\n.text.")[1:] if re.match(r"\S*loss_in_shared_memoryI\d+__nv_bfloat16", text))
+    found = []
+    for access, needed, excluded in passes:
+        most = (0, 0)  # accesses and instructions of the loop that is unrolled most
+        for loop in loops_of(function):
+            count = lambda prefix: sum(opcode.startswith(prefix) for opcode in loop)
+            if count(needed) and not (excluded and count(excluded)):
+                most = max(most, (count(access), len(loop)))
+        found.append(most[1] / (8 * most[0]))
+    return found
 
 
 def statistics():
@@ -130,3 +167,11 @@ print("| kernel | registers | spills | shared B |")
 print("|---|---|---|---|")
 for name in others:
     print(f"| `{name}` | {compiled[name][0]} | {compiled[name][1]} | {compiled[name][2]} |")
+if shutil.which("nvdisasm"):
+    print("\nSASS instructions of the head's softmax per bf16 logit (`loss_in_shared_memory<bf16>`): those of each loop over a row, from its")
+    print("label to the branch back, over 8 for each 16-byte access to the row in it. Of the loops of a pass the one that is unrolled most counts.\n")
+    print("| GPU | copy to shared memory | maximum and sum | gradient | all |")
+    print("|---|---|---|---|---|")
+    for architecture in ARCHITECTURES:
+        counts = softmax_instructions(architecture)
+        print(f"| sm_{architecture} | " + " | ".join(f"{count:.1f}" for count in [*counts, sum(counts)]) + " |")

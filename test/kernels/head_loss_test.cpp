@@ -414,20 +414,99 @@ TEST_CASE("parts of a vocabulary that combine their statistics give the whole's 
 TEST_CASE("large and infinite logits give finite losses, and a NaN among them shows in the loss",
           "[cuda]") {
     ON_EACH_DEVICE();
-    constexpr int64_t V = 37;
-    const auto loss_with = [](float special, int32_t target) {
-        std::vector<float> z(V, 0.0f);
-        z[5] = special;
-        const Buffer logits(DType::fp32, {1, V}, z), stats(DType::fp32, {1, 3});
-        const Targets targets({target});
-        TestStream stream;
-        softmax_stats(stream, stats, logits, targets.data(), 0, V);
-        return std::log(stats[1]) + stats[0] - stats[2];
-    };
-    CHECK(loss_with(1e30f, 5) == 0);
-    CHECK(loss_with(1e30f, 6) == 1e30f);
-    CHECK(std::abs(loss_with(-std::numeric_limits<float>::infinity(), 6) - std::log(36.0)) < 1e-6);
-    CHECK(std::isnan(loss_with(std::numeric_limits<float>::quiet_NaN(), 6)));
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        for (int64_t V : {int64_t{37}, random_int(3000, 40000)}) {
+            CAPTURE(name_of(dtype), V);
+            const auto loss_with = [&](float special, int32_t target) {
+                std::vector<float> z(static_cast<size_t>(V), 0.0f);
+                z[5] = special;
+                const Buffer logits(dtype, {1, V}, z), stats(DType::fp32, {1, 3});
+                const Targets targets({target});
+                TestStream stream;
+                softmax_stats(stream, stats, logits, targets.data(), 0, V);
+                return std::log(stats[1]) + stats[0] - stats[2];
+            };
+            const double others = std::log(static_cast<double>(V - 1));
+            const auto random = static_cast<float>(random_int(200, 30000));
+            for (float large : {random, 40000.0f, 1e30f, 1e38f}) {
+                CAPTURE(large);
+                const float stored = dtype == DType::bf16 ? to_float(bf16(large)) : large;
+                CHECK(loss_with(large, 5) == 0);
+                CHECK(loss_with(large, 6) == stored);
+                CHECK(std::abs(loss_with(-large, 6) - others) < 1e-6);
+                CHECK(std::abs(loss_with(-large, 5) - (stored + others)) <= 1e-6 * stored);
+            }
+            constexpr float infinity = std::numeric_limits<float>::infinity();
+            CHECK(std::abs(loss_with(-infinity, 6) - others) < 1e-6);
+            CHECK(std::isnan(loss_with(std::numeric_limits<float>::quiet_NaN(), 6)));
+        }
+    }
+}
+
+TEST_CASE("head_loss is right wherever in a row the largest logits are, at any magnitude",
+          "[cuda]") {
+    ON_EACH_DEVICE();
+    Accuracy accuracy;
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        for (const float scale : {1.0f, 60.0f, 3e3f, 1e5f, 1e30f}) {
+            // With x = ±1, rows of logits rise and fall. A GPU has two kernels, for V up to 116000
+            // in bf16 and beyond.
+            for (int64_t V : {random_int(2000, 60000), random_int(120000, 130000)}) {
+                Problem p(dtype, 4, 1, V, random_int(0, 8));
+                for (size_t row = 0; row < 4; ++row) p.x.set(row, row % 2 == 0 ? 1.0f : -1.0f);
+                const std::vector<float> noise = random_normal(static_cast<size_t>(V), 0.05f);
+                for (size_t j = 0; j < noise.size(); ++j)
+                    p.w.set(j, scale * (noise[j] + static_cast<float>(j) / static_cast<float>(V)));
+                CAPTURE(name_of(dtype), scale, p.V, p.Vp);
+                const Outputs out(p);
+                run(p, out, p.R, true);
+                const HeadLossReference exact = textbook<double>(p, false),
+                                        plain = textbook<float>(p, true);
+                accuracy.check(concat("losses at ", scale), DType::fp32, out.losses.values(),
+                               plain.losses, exact.losses);
+                accuracy.check(concat("dw at ", scale), DType::fp32, out.dw.values(), plain.dw,
+                               exact.dw);
+            }
+        }
+    }
+}
+
+TEST_CASE("rows of the same logits give the same bits wherever they begin in memory", "[cuda]") {
+    ON_EACH_DEVICE();
+    for (DType dtype : {DType::fp32, DType::bf16}) {
+        // With an odd number of columns, rows begin at any element of 16 bytes.
+        const int64_t R = 8, V = random_int(2, 40000), Vp = V + 1 + V % 2;
+        CAPTURE(name_of(dtype), V, Vp);
+        std::vector<float> z = random_normal(static_cast<size_t>(V), 3);
+        z.resize(static_cast<size_t>(Vp));
+        const Targets targets(std::vector<int32_t>(R, static_cast<int32_t>(random_int(0, V - 1))));
+        const auto same_rows = [](const std::string& bytes) {
+            const size_t row = bytes.size() / R;
+            for (size_t at = row; at < bytes.size(); at += row)
+                if (bytes.compare(at, row, bytes, 0, row) != 0) return false;
+            return true;
+        };
+        const Buffer x(dtype, {R, 1}, std::vector<float>(R, 1.0f)), w(dtype, {Vp, 1}, z),
+            logits(dtype, {R, Vp}), losses(DType::fp32, {R}), dx(dtype, {R, 1});
+        TestStream stream(head_loss_scratch_bytes(planning(), dtype, R, Vp, 1));
+        head_loss(stream, {.x = x,
+                           .w = w,
+                           .logits = logits,
+                           .V = V,
+                           .targets = targets.data(),
+                           .losses = losses.as<float>(),
+                           .dx = dx});
+        CHECK(same_rows(losses.bytes()));
+        CHECK(same_rows(logits.bytes()));
+
+        std::vector<float> all;
+        for (int64_t row = 0; row < R; ++row) all.insert(all.end(), z.begin(), z.end());
+        const Buffer of_part(dtype, {R, Vp}, all), stats(DType::fp32, {R, 3});
+        softmax_stats(stream, stats, of_part, targets.data(), 0, V);
+        softmax_backward(stream, of_part, stats, targets.data(), 0, V);
+        CHECK(same_rows(stats.bytes()));
+        CHECK(same_rows(of_part.bytes()));
+    }
 }
 
 TEST_CASE("head_logits are the products with the vocabulary, without its padding", "[cuda]") {
@@ -552,36 +631,36 @@ TEST_CASE(
     "[cuda]") {
     ON_EACH_DEVICE();
     constexpr float infinity = std::numeric_limits<float>::infinity();
-    for (float special : {std::numeric_limits<float>::quiet_NaN(), infinity, -infinity}) {
-        Problem p(DType::fp32, 3, 1, 20, 4);
-        // Row 1 of the logits is special·w.
-        for (size_t row = 0; row < 3; ++row) p.x.set(row, row == 1 ? special : 0.5f);
-        for (size_t j = 0; j < 20; ++j) p.w.set(j, 1.0f);
-        const Targets targets({3, 4, -1});
-        const Buffer losses(DType::fp32, {3}), logits(DType::fp32, {3, p.Vp}),
-            dx(DType::fp32, {3, 1});
-        TestStream stream(head_loss_scratch_bytes(planning(), p.dtype, 3, p.Vp, p.C));
-        head_loss(stream, {.x = p.x,
-                           .w = p.w,
-                           .logits = logits,
-                           .V = p.V,
-                           .targets = targets.data(),
-                           .losses = losses.as<float>(),
-                           .dx = dx});
-        CAPTURE(special);
-        CHECK(std::abs(losses[0] - std::log(20.0)) < 1e-6);
-        CHECK(std::isnan(losses[1]));
-        CHECK(losses[2] == 0);
-        for (size_t row = 0; row < 3; ++row) {
-            for (size_t j = 0; j < static_cast<size_t>(p.Vp); ++j) {
-                const double dz = logits[row * static_cast<size_t>(p.Vp) + j];
-                if (row == 2 || j >= 20)
-                    CHECK(dz == 0);
-                else
-                    CHECK(std::isnan(dz) == (row == 1));
+    for (DType dtype : {DType::fp32, DType::bf16})
+        for (float special : {std::numeric_limits<float>::quiet_NaN(), infinity, -infinity}) {
+            Problem p(dtype, 3, 1, 20, 4);
+            // Row 1 of the logits is special·w.
+            for (size_t row = 0; row < 3; ++row) p.x.set(row, row == 1 ? special : 0.5f);
+            for (size_t j = 0; j < 20; ++j) p.w.set(j, 1.0f);
+            const Targets targets({3, 4, -1});
+            const Buffer losses(DType::fp32, {3}), logits(dtype, {3, p.Vp}), dx(dtype, {3, 1});
+            TestStream stream(head_loss_scratch_bytes(planning(), p.dtype, 3, p.Vp, p.C));
+            head_loss(stream, {.x = p.x,
+                               .w = p.w,
+                               .logits = logits,
+                               .V = p.V,
+                               .targets = targets.data(),
+                               .losses = losses.as<float>(),
+                               .dx = dx});
+            CAPTURE(name_of(dtype), special);
+            CHECK(std::abs(losses[0] - std::log(20.0)) < 1e-6);
+            CHECK(std::isnan(losses[1]));
+            CHECK(losses[2] == 0);
+            for (size_t row = 0; row < 3; ++row) {
+                for (size_t j = 0; j < static_cast<size_t>(p.Vp); ++j) {
+                    const double dz = logits[row * static_cast<size_t>(p.Vp) + j];
+                    if (row == 2 || j >= 20)
+                        CHECK(dz == 0);
+                    else
+                        CHECK(std::isnan(dz) == (row == 1));
+                }
             }
         }
-    }
 }
 
 TEST_CASE("head_loss on a GPU is as accurate as on the CPU", "[cuda]") {
