@@ -197,6 +197,13 @@ __device__ __forceinline__ T block_sum(T value, T* shared) {
     return total;
 }
 
+/// Whether rows of C elements that begin at these addresses are made of whole packs.
+template <class T, class... Tensors>
+bool rows_are_packed(int64_t C, const Tensors&... tensors) {
+    return C % Pack<T>::size == 0 &&
+           ((reinterpret_cast<uintptr_t>(tensors.data) % sizeof(Pack<T>) == 0) && ...);
+}
+
 template <class T>
 constexpr T ceil_div(T a, T b) {
     return (a + b - 1) / b;

@@ -48,7 +48,7 @@ size_t norm_scratch_bytes(const Stream& stream, int64_t M, int64_t C);
 Cost cost_of(const NormForward& args);
 Cost cost_of(const NormBackward& args);
 
-namespace cuda {  // norm.cu
+namespace cuda {  // norm.cu, norm_backward.cu
 void norm_forward(Stream& stream, const NormForward& args);
 void norm_backward(Stream& stream, const NormBackward& args);
 size_t norm_scratch_bytes(int64_t M, int64_t C);

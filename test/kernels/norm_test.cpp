@@ -201,7 +201,8 @@ TEST_CASE("norm forward that first adds is the sum, rounded, and the norm of tha
     ON_EACH_DEVICE();
     for (const DType dtype : {DType::fp32, DType::bf16})
         for (const int64_t C :
-             {random_int(8, 400), 8 * random_int(1, 60), int64_t{2056}, int64_t{32776}}) {
+             {random_int(8, 400), 8 * random_int(1, 60), int64_t{2056}, 8 * random_int(1025, 4096),
+              8 * random_int(1025, 2560) + 1, int64_t{32776}}) {
             Problem p(dtype, C > 1000 ? 2 : random_int(1, 40), C);
             const auto n = static_cast<size_t>(p.M * C);
             const Buffer residual(dtype, {p.M, C}, random_normal(n)),
@@ -266,10 +267,11 @@ TEST_CASE(
 TEST_CASE("norms take rows of any length", "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
-    // Lengths around the limits where the CUDA kernels take another path: a warp or a block per
-    // row, in registers or not.
-    for (int64_t C : {5, 7, 8, 33, 255, 264, 768, 1001, 1600, 2048, 2056, 3072, 3080, 8192, 8200,
-                      16384, 32776}) {
+    // Lengths around the limits where the CUDA kernels take another path: a warp, a block or a
+    // cluster of blocks per row, on chip or not.
+    for (int64_t C :
+         {5,    7,    8,     33,    255,   264,   768,   1001,  1600,  2048,  2056,  3072, 3080,
+          8192, 8200, 12288, 12289, 16384, 16392, 20480, 20484, 32768, 32776, 65536, 65544}) {
         for (DType dtype : {DType::fp32, DType::bf16}) {
             Problem p(dtype, C < 3000 ? random_int(1, 9) : 2, C);
             p.overwrite_dres = random_int(0, 1) == 1;
@@ -287,23 +289,71 @@ TEST_CASE("norm backward adds up more rows than fit into one round of thread blo
     ON_EACH_DEVICE();
     Accuracy accuracy;
     // About ten thousand rows, so that a group of threads reaches its fourth row even on the
-    // largest GPU; and rows so long that few fit.
+    // largest GPU; rows so long that few fit; and rows for clusters of blocks.
     for (const auto& [dtype, M, C] :
          {std::tuple{DType::bf16, random_int(10000, 11000), 8 * random_int(2, 5)},
           {DType::fp32, random_int(10000, 11000), 4 * random_int(2, 9)},
           {DType::fp32, random_int(1100, 1500), 25},
-          {DType::bf16, random_int(800, 900), 3080}}) {
+          {DType::bf16, random_int(800, 900), 3080},
+          {DType::bf16, random_int(600, 700), 8 * random_int(1025, 1100)},
+          {DType::fp32, random_int(280, 300), 4 * random_int(2560, 5120)}}) {
         Problem p(dtype, M, C);
         p.overwrite_dres = random_int(0, 1) == 1;
         check_backward(accuracy, p, random_int(0, 1) == 1);
     }
 }
 
+TEST_CASE("norm forward takes many wide rows", "[cuda]") {
+    ON_EACH_DEVICE();
+    Accuracy accuracy;
+    // On a GPU, a block keeps w and b, and goes from row to row.
+    Problem p(DType::fp32, random_int(270, 300), 4 * random_int(3300, 4096));
+    p.has_b = true;
+    CAPTURE(described(p));
+    const Buffer out(p.dtype, {p.M, p.C}), stats(DType::fp32, {p.M, 2});
+    run_forward(p, out, stats);
+    const NormReference reference = textbook<double>(p, false);
+    accuracy.check("out", p.dtype, out.values(), textbook<float>(p, true).out, reference.out);
+
+    // What is added is in the sum of every row, with the same bits as in a pass of its own.
+    const auto n = static_cast<size_t>(p.M * p.C);
+    const Buffer bias(p.dtype, {p.C}, random_normal(static_cast<size_t>(p.C))),
+        x_out(p.dtype, {p.M, p.C}), added_out(p.dtype, {p.M, p.C}),
+        added_stats(DType::fp32, {p.M, 2});
+    TestStream stream;
+    norm_forward(stream, {.norm = p.norm,
+                          .out = added_out,
+                          .stats = added_stats,
+                          .x = p.x,
+                          .w = p.w,
+                          .b = p.b,
+                          .residual = p.dres,
+                          .bias = bias,
+                          .x_out = x_out,
+                          .epsilon = p.epsilon});
+    const std::vector<double> x = p.x.values(), residual = p.dres.values(), b = bias.values(),
+                              sum = x_out.values();
+    size_t wrong = 0;
+    for (size_t i = 0; i < n; ++i) {
+        const float added = static_cast<float>(x[i]) + static_cast<float>(residual[i]);
+        const float expected = added + static_cast<float>(b[i % static_cast<size_t>(p.C)]);
+        wrong += static_cast<float>(sum[i]) != expected;
+        p.x.set(i, expected);
+    }
+    CHECK(wrong == 0);
+    run_forward(p, out, stats);
+    CHECK((added_out.bytes() == out.bytes()));
+    CHECK((added_stats.bytes() == stats.bytes()));
+}
+
 TEST_CASE("norms take views that begin at any element", "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
     for (DType dtype : {DType::fp32, DType::bf16}) {
-        const Problem p(dtype, random_int(1, 9), 8 * random_int(1, 40));
+        const bool wide = random_int(0, 2) == 0;
+        const Problem p(dtype, wide ? 2 : random_int(1, 9),
+                        8 * (wide ? random_int(1025, 2560) : random_int(1, 40)));
+        CAPTURE(described(p));
         const int64_t n = p.M * p.C;
         const auto shifted = [&](Buffer& memory, const std::vector<double>& values) {
             for (size_t i = 0; i < values.size(); ++i)
@@ -433,14 +483,18 @@ TEST_CASE("norms give the same bits whatever the number of threads, and in every
     ON_EACH_DEVICE();
     for (DType dtype : {DType::fp32, DType::bf16}) {
         const bool small = device_is_simulated();
-        Problem p(dtype, small ? 40 : random_int(100, 500),
-                  small ? 8 * random_int(1, 40) : random_int(65, 300));
-        check_thread_independence([&] {
-            TestStream stream(norm_scratch_bytes(planning(), p.M, p.C));
-            const BothPasses r(p, stream);
-            return r.out.bytes() + r.stats.bytes() + r.dres.bytes() + r.dw.bytes() + r.db.bytes() +
-                   r.dbias.bytes();
-        });
+        for (const auto& [M, C] : {std::pair{small ? 40 : random_int(100, 500),
+                                             small ? 8 * random_int(1, 40) : random_int(65, 300)},
+                                   {random_int(5, 10), 8 * random_int(1025, 2560)}}) {
+            const Problem p(dtype, M, C);
+            CAPTURE(described(p));
+            check_thread_independence([&] {
+                TestStream stream(norm_scratch_bytes(planning(), p.M, p.C));
+                const BothPasses r(p, stream);
+                return r.out.bytes() + r.stats.bytes() + r.dres.bytes() + r.dw.bytes() +
+                       r.db.bytes() + r.dbias.bytes();
+            });
+        }
     }
 }
 
