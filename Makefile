@@ -60,7 +60,7 @@ SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
 # Files without a kernel are compiled without nvcc, which reads every header once per architecture and twice more.
 HOST_CUDA_SOURCES := $(if $(CUDA_SOURCES),$(shell grep -L __global__ $(CUDA_SOURCES)))
-PROGRAMS := test/bench.cpp test/bench_tokenizer.cpp test/compare.cpp test/fuzz/fuzz.cpp
+PROGRAMS := test/bench.cpp test/bench_tokenizer.cpp test/compare.cpp test/fuzz/fuzz.cpp test/parallel/observed_nccl.cpp
 TEST_SOURCES := $(filter-out $(PROGRAMS),$(sort $(wildcard test/*.cpp test/*/*.cpp)))
 HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(DIRECTORIES)) $(addsuffix /*.cuh,$(DIRECTORIES)) test/*.h test/*/*.h))
 
@@ -212,6 +212,14 @@ $(O)/kernels/attention/cudnn.o: $(B)/cudnn
 # The same holds for NCCL. Only the files that connect ranks include MPI's headers.
 $(O)/parallel/communicator_nccl.cu.o: private CPPFLAGS += $(if $(NCCL),-DTRAIN_GPT_NCCL $(addprefix -isystem ,$(filter-out /usr/include,$(NCCL))))
 $(O)/parallel/communicator_nccl.cu.o: $(B)/nccl
+# Tests load this library in place of NCCL's, to see what is called.
+ifneq ($(and $(filter 1,$(HAVE_CUDA)),$(NCCL)),)
+$(B)/test: | $(B)/observed/libnccl.so.2
+endif
+$(B)/observed/libnccl.so.2: test/parallel/observed_nccl.cpp $(B)/flags $(B)/nccl
+	@mkdir -p $(@D)
+	@echo "link $@"
+	@$(COMPILE) -O1 $(addprefix -isystem ,$(filter-out /usr/include,$(NCCL))) -fPIC -shared $< -o $@
 MPI_OBJECTS := $(addprefix $(O)/parallel/,world.o communicator_mpi.o)
 $(MPI_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_MPI)),$(MPI_INCLUDES))
 $(MPI_OBJECTS): $(B)/mpi

@@ -105,7 +105,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     }
 
     // Memory: all of it is allocated here
-    const Decisions decided = decide(given, data.spec(), device, world);
+    const Decisions decided = decide(given, data.spec(), device, world, group);
     Config config = given;
     config.batch.micro_batch = decided.micro_batch;
     const double peak_flops = measure_peak_flops(device, decided.dtype, kernel_settings(given));
@@ -183,7 +183,10 @@ int train(const CommandLine& line) {
             if (world.rank() == 0) std::fputs(printable(to_json(config)).c_str(), stdout);
             return 0;
         }
-        return run_watched(world, config.device, config.parallel.timeout_seconds,
+        return run_watched(world,
+                           {.device = config.device,
+                            .timeout_seconds = config.parallel.timeout_seconds,
+                            .collectives = {.max_ctas = config.parallel.nccl_max_ctas}},
                            [&](const Device& device, Communicator& group) {
                                return train(line, config, device, world, group);
                            });

@@ -19,6 +19,8 @@ std::string obstacle(int index);
 std::vector<std::string> identities();
 std::string device_name(const Device& device);
 int multiprocessors(const Device& device);
+/// The newest CUDA that the driver supports: "13.0".
+std::string driver_version();
 std::string describe_devices();
 uint64_t memory_available(const Device& device);
 

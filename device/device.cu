@@ -106,12 +106,15 @@ int multiprocessors(const Device& device) {
     return count;
 }
 
-std::string describe_devices() {
+std::string driver_version() {
     int driver = 0;
     cudaDriverGetVersion(&driver);
-    std::string text =
-        concat("CUDA    ", version_text(CUDART_VERSION), ", cuBLASLt ", cublasLtGetVersion(),
-               ", driver ", driver ? version_text(driver) : "none", "\n");
+    return driver ? version_text(driver) : "none";
+}
+
+std::string describe_devices() {
+    std::string text = concat("CUDA    ", version_text(CUDART_VERSION), ", cuBLASLt ",
+                              cublasLtGetVersion(), ", driver ", driver_version(), "\n");
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
     cudaGetLastError();

@@ -39,18 +39,21 @@ class Queue;  // a cudaStream_t and the library handles that work on it needs; c
 struct KernelSettings {
     enum class Gemm : uint8_t { automatic, onednn, own };
     enum class Attention : uint8_t { automatic, own, cudnn };
+    enum class Epilogues : uint8_t { automatic, fused, separate };
 
     // Matrix products on the CPU; automatic: oneDNN, if the build found it, where it is faster.
     Gemm gemm = Gemm::automatic;
     // Attention on a GPU; automatic: the faster, as timed when a training shape is first seen.
     Attention attention = Attention::automatic;
-    // Time cuBLASLt's candidates when a product is first seen; else use the first.
+    // GELU, its derivative and bias gradients on a GPU: as part of a product, where cuBLASLt can do
+    // that, or by kernels; automatic: as kernels/linear/gemm_cublas.h says.
+    Epilogues epilogues = Epilogues::automatic;
+    // Time the alternatives when a product is first seen.
     bool autotune = false;
     // Multiply fp32 matrices on tensor cores, with elements rounded to 10 bits of mantissa.
     bool tf32 = false;
-    // On a GPU, compute the bias gradient as a by-product of the weight gradient's product if it
-    // overwrites its sink; else with a kernel.
-    bool bias_gradient_epilogue = false;
+    // Multiprocessors of a GPU that a matrix product leaves to kernels of other streams.
+    int reserved_sms = 0;
 };
 
 struct Stream {

@@ -3,12 +3,27 @@
 #include <sstream>
 
 #ifdef TRAIN_GPT_CUDA
+#include "base/error.h"
+#include "device/cuda.h"
 #include "device/cuda_queue.h"
+#include "kernels/attention/cudnn.h"
 #include "kernels/attention/engine.h"
 #include "kernels/linear/gemm_cublas.h"
 #endif
 
 namespace train_gpt {
+
+std::string kernel_platform([[maybe_unused]] const Stream& stream) {
+#ifdef TRAIN_GPT_CUDA
+    if (stream.device.is_cuda()) {
+        const size_t cudnn = cuda::cudnn_version();
+        return concat(device_name(stream.device), ", ", multiprocessors(stream.device),
+                      " multiprocessors, driver ", cuda::driver_version(), ", cuBLASLt ",
+                      cublasLtGetVersion(), cudnn ? concat(", cuDNN ", cudnn) : "");
+    }
+#endif
+    return "";
+}
 
 std::string kernel_choices([[maybe_unused]] const Stream& stream) {
 #ifdef TRAIN_GPT_CUDA

@@ -7,10 +7,15 @@
 
 namespace train_gpt {
 
+/// What choices depend on besides shapes and settings: "NVIDIA H200, 132 multiprocessors, driver
+/// 13.0, cuBLASLt 130100, cuDNN 91900", the last if the plan of memory found a use for it. Empty on
+/// the CPU, which has no choices.
+std::string kernel_platform(const Stream& stream);
+
 /// The choices made so far on this stream; empty on the CPU.
 std::string kernel_choices(const Stream& stream);
-/// Restores the choices that kernel_choices() returned earlier, as far as the libraries of this
-/// machine still know them. Throws Error if the text is damaged.
+/// Makes the kernels do as kernel_choices() of a stream on the same platform returned. Throws Error
+/// if the text is damaged.
 void set_kernel_choices(Stream& stream, const std::string& choices);
 
 }  // namespace train_gpt

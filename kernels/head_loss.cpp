@@ -31,10 +31,16 @@ RowStats row_stats(const T* z, int64_t columns, int64_t target) {
     return stats;
 }
 
-/// z[0..columns) becomes softmax − one-hot(target), z[columns..padded) zero.
+/// The factor of the softmax in dz.
+float softmax_factor(float max, float sum, float z_loss) {
+    return z_loss == 0 ? 1 : 1 + 2 * z_loss * (std::log(sum) + max);
+}
+
+/// z[0..columns) becomes factor · softmax − one-hot(target), z[columns..padded) zero.
 template <class T>
-void row_backward(T* z, int64_t columns, int64_t padded, float max, float sum, int64_t target) {
-    const float scale = 1.0f / sum;
+void row_backward(T* z, int64_t columns, int64_t padded, float max, float sum, float factor,
+                  int64_t target) {
+    const float scale = factor / sum;
     const bool here = target >= 0 && target < columns;
     const float at_target = here ? fast_exp(to_float(z[target]) - max) * scale - 1.0f : 0.0f;
 #pragma omp simd
@@ -43,11 +49,14 @@ void row_backward(T* z, int64_t columns, int64_t padded, float max, float sum, i
     std::fill(z + columns, z + padded, T{});
 }
 
-/// Losses of one chunk of rows and, if `backward`, dz in place of the logits while the row is in
-/// cache.
+/// Losses of one chunk of rows, which begins at row `first`, and with dx, dz in place of the logits
+/// while the row is in cache.
 template <class T>
-void chunk_loss(Tensor logits, int64_t V, const int32_t* targets, float* losses, bool backward) {
-    const int64_t rows = logits.rows(), Vp = logits.cols();
+void chunk_loss(const HeadLoss& args, int64_t first, Tensor logits) {
+    const int64_t rows = logits.rows(), Vp = logits.cols(), V = args.V;
+    const int32_t* targets = args.targets + first;
+    float* losses = args.losses + first;
+    const bool backward = static_cast<bool>(args.dx);
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; ++row) {
         T* z = logits.as<T>() + row * Vp;
@@ -59,7 +68,9 @@ void chunk_loss(Tensor logits, int64_t V, const int32_t* targets, float* losses,
         }
         const RowStats stats = row_stats(z, V, target);
         losses[row] = std::log(stats.sum) + (stats.max - stats.target);
-        if (backward) row_backward(z, V, Vp, stats.max, stats.sum, target);
+        if (backward)
+            row_backward(z, V, Vp, stats.max, stats.sum,
+                         softmax_factor(stats.max, stats.sum, args.z_loss), target);
     }
 }
 
@@ -70,7 +81,13 @@ void chunk_loss_of_part(Stream& stream, const HeadLoss& args, int64_t first, Ten
     softmax_stats(stream, stats, logits, targets, args.first_column, args.V);
     args.combine(stream, stats);
     losses_of_stats(stream, args.losses + first, stats, targets);
-    if (args.dx) softmax_backward(stream, logits, stats, targets, args.first_column, args.V);
+    if (args.dx)
+        softmax_backward(stream, {.logits = logits,
+                                  .stats = stats,
+                                  .targets = targets,
+                                  .first_column = args.first_column,
+                                  .columns = args.V,
+                                  .z_loss = args.z_loss});
 }
 
 }  // namespace
@@ -90,10 +107,8 @@ void head_loss(Stream& stream, const HeadLoss& args) {
         if (args.combine) {
             chunk_loss_of_part(stream, args, first, logits);
         } else {
-            with_float_type(logits.dtype, [&](auto type) {
-                chunk_loss<decltype(type)>(logits, args.V, args.targets + first,
-                                           args.losses + first, static_cast<bool>(args.dx));
-            });
+            with_float_type(logits.dtype,
+                            [&](auto type) { chunk_loss<decltype(type)>(args, first, logits); });
         }
         if (!args.dx) continue;
         linear_backward_input(stream,
@@ -169,21 +184,21 @@ void losses_of_stats(Stream& stream, float* losses, Tensor stats, const int32_t*
     }
 }
 
-void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets,
-                      int64_t first_column, int64_t columns) {
-    TRAIN_GPT_ON_CUDA(stream.device,
-                      softmax_backward(stream, logits, stats, targets, first_column, columns));
-    const int64_t rows = logits.rows(), Vp = logits.cols();
-    with_float_type(logits.dtype, [&](auto type) {
+void softmax_backward(Stream& stream, const SoftmaxBackward& args) {
+    TRAIN_GPT_ON_CUDA(stream.device, softmax_backward(stream, args));
+    const int64_t rows = args.logits.rows(), Vp = args.logits.cols();
+    with_float_type(args.logits.dtype, [&](auto type) {
         using T = decltype(type);
 #pragma omp parallel for schedule(static)
         for (int64_t row = 0; row < rows; ++row) {
-            T* z = logits.as<T>() + row * Vp;
-            const float* of_row = stats.as<float>() + 3 * row;
-            if (targets[row] == ignored_target) {
+            T* z = args.logits.as<T>() + row * Vp;
+            const float* of_row = args.stats.as<float>() + 3 * row;
+            if (args.targets[row] == ignored_target) {
                 std::fill_n(z, Vp, T{});
             } else {
-                row_backward(z, columns, Vp, of_row[0], of_row[1], targets[row] - first_column);
+                row_backward(z, args.columns, Vp, of_row[0], of_row[1],
+                             softmax_factor(of_row[0], of_row[1], args.z_loss),
+                             args.targets[row] - args.first_column);
             }
         }
     });

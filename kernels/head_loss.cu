@@ -237,14 +237,20 @@ __device__ __forceinline__ RowSum<T> sum_of_row(int packs, float* maxima, float*
     return {max, block_sum(part.sum * part.powers.to(powers), sums), powers};
 }
 
-/// Writes dz of a row: softmax, then the target's column if the row has it. The thread that wrote
-/// the pack with this column overwrites the column, so no barrier is needed. pack_at(i) is pack i
-/// of the logits.
+/// The factor of the softmax in dz, from the row's statistics.
+__device__ __forceinline__ float softmax_factor(float max, float sum_of_exponentials,
+                                                float z_loss) {
+    return z_loss == 0 ? 1.0f : 1.0f + 2.0f * z_loss * (logf(sum_of_exponentials) + max);
+}
+
+/// Writes dz of a row: factor · softmax, then the target's column if the row has it. The thread that
+/// wrote the pack with this column overwrites the column, so no barrier is needed. pack_at(i) is
+/// pack i of the logits.
 template <class T, class PackAt>
 __device__ __forceinline__ void write_gradient(const Row<T>& row, const Powers<T>& powers,
-                                               float sum, int64_t target, float target_logit,
-                                               PackAt&& pack_at) {
-    const float scale = 1.0f / sum;
+                                               float sum, float factor, int64_t target,
+                                               float target_logit, PackAt&& pack_at) {
+    const float scale = factor / sum;
     row.fill([&](int i) {
         float z[Pack<T>::size];
         unpack(z, pack_at(i));
@@ -253,7 +259,7 @@ __device__ __forceinline__ void write_gradient(const Row<T>& row, const Powers<T
         return pack<T>(z);
     });
     if (target >= 0 && target < row.columns && target / Row<T>::size % row_threads == threadIdx.x)
-        row.data[target] = from_float<T>(powers.at(target_logit) / sum - 1.0f);
+        row.data[target] = from_float<T>(powers.at(target_logit) * factor / sum - 1.0f);
 }
 
 /// Losses of a chunk of rows and, if `backward`, dz in place of the logits [rows, Vp]. A block
@@ -262,7 +268,7 @@ __device__ __forceinline__ void write_gradient(const Row<T>& row, const Powers<T
 template <class T>
 __global__ void __launch_bounds__(row_threads, 2)
     loss_in_shared_memory(T* logits, int Vp, int V, const int32_t* targets, float* losses,
-                          bool backward) {
+                          bool backward, float z_loss) {
     extern __shared__ uint4 shared_packs[];
     __shared__ float maxima[row_warps], sums[row_warps];
     const Row<T> row(logits, V, Vp);
@@ -298,7 +304,10 @@ __global__ void __launch_bounds__(row_threads, 2)
     const float target_logit = target >= 0 && target < V ? to_float(z[target]) : -infinity;
     if (threadIdx.x == 0)
         losses[blockIdx.x] = logf(total.of_exponentials()) + (total.max - target_logit);
-    if (backward) write_gradient(row, total.powers, total.sum, target, target_logit, pack_at);
+    if (backward)
+        write_gradient(row, total.powers, total.sum,
+                       softmax_factor(total.max, total.of_exponentials(), z_loss), target,
+                       target_logit, pack_at);
 }
 
 /// Row statistics (max, Σ exp(z − max), z_target) over the first `columns` of logits [rows, Vp],
@@ -358,7 +367,7 @@ __global__ void __launch_bounds__(256)
 template <class T>
 __global__ void __launch_bounds__(row_threads)
     row_gradient(T* logits, const float* stats, int Vp, int columns, const int32_t* targets,
-                 int64_t first_column) {
+                 int64_t first_column, float z_loss) {
     const Row<T> row(logits, columns, Vp);
     const int32_t target = targets[blockIdx.x];
     if (target == ignored_target) {
@@ -367,7 +376,8 @@ __global__ void __launch_bounds__(row_threads)
     }
     const float* const of_row = stats + 3 * int64_t{blockIdx.x};
     const Powers<T> powers(of_row[0]);
-    write_gradient(row, powers, of_row[1] * powers.at(of_row[0]), target - first_column, of_row[2],
+    write_gradient(row, powers, of_row[1] * powers.at(of_row[0]),
+                   softmax_factor(of_row[0], of_row[1], z_loss), target - first_column, of_row[2],
                    [&](int i) { return row.load(i); });
 }
 
@@ -427,17 +437,6 @@ void launch_statistics(Stream& stream, float* stats, float* losses, Tensor logit
     });
 }
 
-void launch_gradient(Stream& stream, Tensor logits, const float* stats, const int32_t* targets,
-                     int64_t first_column, int64_t columns) {
-    with_element_type(logits.dtype, [&](auto type) {
-        using T = decltype(type);
-        row_gradient<T><<<blocks_for(logits), row_threads, 0, stream_of(stream)>>>(
-            static_cast<T*>(logits.data), stats, static_cast<int>(logits.cols()),
-            static_cast<int>(columns), targets, first_column);
-        CUDA_CHECK_LAUNCH();
-    });
-}
-
 size_t shared_row_bytes(int64_t V, DType dtype) {
     return ceil_div<size_t>(static_cast<size_t>(V) * size_of(dtype), 16) * 16;
 }
@@ -451,15 +450,23 @@ bool row_fits(const Stream& stream, int64_t V, DType dtype) {
 
 size_t stats_bytes(int64_t rows) { return static_cast<size_t>(3 * rows) * sizeof(float); }
 
-/// Losses of one chunk of rows and, if `backward`, dz in place of the logits. Which kernel runs
-/// depends only on the vocabulary, the dtype and the GPU, so an evaluation gives the same bits as a
-/// training step.
-void chunk_loss(Stream& stream, Tensor logits, int64_t V, const int32_t* targets, float* losses,
-                bool backward) {
+/// Losses of one chunk of rows, which begins at row `first`, and with dx, dz in place of the logits.
+/// Which kernel runs depends only on the vocabulary, the dtype and the GPU, so an evaluation gives
+/// the same bits as a training step.
+void chunk_loss(Stream& stream, const HeadLoss& args, int64_t first, Tensor logits) {
+    const int32_t* targets = args.targets + first;
+    float* losses = args.losses + first;
+    const int64_t V = args.V;
     if (!row_fits(stream, V, logits.dtype)) {
-        auto* stats = stream.scratch_for<float>(stats_bytes(logits.rows()));
-        launch_statistics(stream, stats, losses, logits, targets, 0, V);
-        if (backward) launch_gradient(stream, logits, stats, targets, 0, V);
+        const Tensor stats{
+            stream.scratch_for<float>(stats_bytes(logits.rows())), DType::fp32, {logits.rows(), 3}};
+        launch_statistics(stream, stats.as<float>(), losses, logits, targets, 0, V);
+        if (args.dx)
+            cuda::softmax_backward(stream, {.logits = logits,
+                                            .stats = stats,
+                                            .targets = targets,
+                                            .columns = V,
+                                            .z_loss = args.z_loss});
         return;
     }
     with_element_type(logits.dtype, [&](auto type) {
@@ -473,7 +480,7 @@ void chunk_loss(Stream& stream, Tensor logits, int64_t V, const int32_t* targets
                                         cudaSharedmemCarveoutMaxShared));
         loss_in_shared_memory<T><<<blocks_for(logits), row_threads, shared, stream_of(stream)>>>(
             static_cast<T*>(logits.data), static_cast<int>(logits.cols()), static_cast<int>(V),
-            targets, losses, backward);
+            targets, losses, static_cast<bool>(args.dx), args.z_loss);
         CUDA_CHECK_LAUNCH();
     });
 }
@@ -482,11 +489,17 @@ void chunk_loss(Stream& stream, Tensor logits, int64_t V, const int32_t* targets
 void chunk_loss_of_part(Stream& stream, const HeadLoss& args, int64_t first, Tensor logits) {
     const Tensor stats = args.stats.row_range(0, logits.rows());
     const int32_t* targets = args.targets + first;
-    auto* const of_rows = static_cast<float*>(stats.data);
-    launch_statistics(stream, of_rows, nullptr, logits, targets, args.first_column, args.V);
+    launch_statistics(stream, stats.as<float>(), nullptr, logits, targets, args.first_column,
+                      args.V);
     args.combine(stream, stats);
     cuda::losses_of_stats(stream, args.losses + first, stats, targets);
-    if (args.dx) launch_gradient(stream, logits, of_rows, targets, args.first_column, args.V);
+    if (args.dx)
+        cuda::softmax_backward(stream, {.logits = logits,
+                                        .stats = stats,
+                                        .targets = targets,
+                                        .first_column = args.first_column,
+                                        .columns = args.V,
+                                        .z_loss = args.z_loss});
 }
 
 }  // namespace
@@ -501,8 +514,7 @@ void head_loss(Stream& stream, const HeadLoss& args) {
         if (args.combine)
             chunk_loss_of_part(stream, args, first, logits);
         else
-            chunk_loss(stream, logits, args.V, args.targets + first, args.losses + first,
-                       static_cast<bool>(args.dx));
+            chunk_loss(stream, args, first, logits);
         if (!args.dx) continue;
         cuda::linear_backward_input(
             stream, {.dx = args.dx.row_range(first, rows), .dy = logits, .w = args.w});
@@ -546,9 +558,15 @@ void losses_of_stats(Stream& stream, float* losses, Tensor stats, const int32_t*
     CUDA_CHECK_LAUNCH();
 }
 
-void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets,
-                      int64_t first_column, int64_t columns) {
-    launch_gradient(stream, logits, stats.as<float>(), targets, first_column, columns);
+void softmax_backward(Stream& stream, const SoftmaxBackward& args) {
+    const Tensor& logits = args.logits;
+    with_element_type(logits.dtype, [&](auto type) {
+        using T = decltype(type);
+        row_gradient<T><<<blocks_for(logits), row_threads, 0, stream_of(stream)>>>(
+            static_cast<T*>(logits.data), args.stats.as<float>(), static_cast<int>(logits.cols()),
+            static_cast<int>(args.columns), args.targets, args.first_column, args.z_loss);
+        CUDA_CHECK_LAUNCH();
+    });
 }
 
 void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,

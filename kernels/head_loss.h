@@ -13,8 +13,11 @@ namespace train_gpt {
 /// −∞):
 ///   losses[r] = log Σ_j exp z_rj − z_r,target    (nats; 0 where target is −1, which is ignored)
 /// and, when dx is given,
-///   dz_rj = softmax(z_r)_j − [j = target]  (0 where ignored),  dx = dz·w,  dw (+)= dzᵀ·x.
-/// These are gradients of the sum of losses over rows, unscaled.
+///   dz_rj = (1 + 2·z_loss·lse_r)·softmax(z_r)_j − [j = target]  (0 where ignored),
+///   dx = dz·w,  dw (+)= dzᵀ·x,  with lse_r = log Σ_j exp z_rj.
+/// These are gradients of the sum over rows of losses[r] + z_loss·lse_r², unscaled. The second term,
+/// the z-loss (Chowdhery et al. 2022, arXiv 2204.02311), keeps the logits near zero; losses are
+/// without it.
 /// x, dx [R, C]; w [Vp, C]; logits [chunk, Vp], memory for one chunk of rows; R need not be a
 /// multiple of chunk. targets [R] int32, −1 <= target < V; losses fp32 [R]. dx may not alias x.
 ///
@@ -29,6 +32,7 @@ struct HeadLoss {
     float* losses = nullptr;
     Tensor dx = {};
     GradientSink dw = {};
+    float z_loss = 0;
     int64_t first_column = 0;
     Tensor stats = {};  // fp32 [chunk, 3]; needed with combine
     std::function<void(Stream& stream, Tensor stats)> combine = {};
@@ -50,8 +54,13 @@ void combine_softmax_stats(Stream& stream, Tensor stats, Tensor of_parts);
 /// losses[r] from combined stats [R, 3].
 void losses_of_stats(Stream& stream, float* losses, Tensor stats, const int32_t* targets);
 /// Turns logits into dz in place from the combined stats; padding columns become 0.
-void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets,
-                      int64_t first_column, int64_t columns);
+struct SoftmaxBackward {
+    Tensor logits, stats;
+    const int32_t* targets = nullptr;
+    int64_t first_column = 0, columns = 0;
+    float z_loss = 0;
+};
+void softmax_backward(Stream& stream, const SoftmaxBackward& args);
 
 /// total (+)= Σ losses[0..n) in double, in an order that does not depend on the thread count.
 void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,
@@ -83,8 +92,7 @@ void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* t
                    int64_t first_column, int64_t columns);
 void combine_softmax_stats(Stream& stream, Tensor stats, Tensor of_parts);
 void losses_of_stats(Stream& stream, float* losses, Tensor stats, const int32_t* targets);
-void softmax_backward(Stream& stream, Tensor logits, Tensor stats, const int32_t* targets,
-                      int64_t first_column, int64_t columns);
+void softmax_backward(Stream& stream, const SoftmaxBackward& args);
 void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t n,
                      bool accumulate);
 void accumulate_loss_by_source(Stream& stream, const LossBySource& args);

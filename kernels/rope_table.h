@@ -22,6 +22,8 @@ struct RopeFrequencies {
     double factor = 1;
     double low_frequency_factor = 1, high_frequency_factor = 4;  // llama3, as original_context
     int64_t original_context = 8192;
+
+    bool operator==(const RopeFrequencies&) const = default;
 };
 std::vector<double> rope_frequencies(const RopeFrequencies& of);
 

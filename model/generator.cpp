@@ -25,6 +25,7 @@ Generator::Generator(const DecoderSpec& spec, const Registry& registry, Paramete
     : spec_(spec),
       registry_(registry),
       parameters_(parameters),
+      rotary_(spec, spec.n_ctx, arena, Purpose::kv_cache),
       chunk_(std::min(prompt_chunk, spec.n_ctx)) {
     const int64_t C = spec_.n_embd, F = spec_.n_ff;
     const DType dtype = parameters_.dtype();
@@ -35,13 +36,14 @@ Generator::Generator(const DecoderSpec& spec, const Registry& registry, Paramete
                     .norm1 = buffer(chunk_, C, dtype),
                     .stats1 = buffer(chunk_, 2, DType::fp32),
                     .qkv = buffer(chunk_, spec_.qkv_width(), dtype),
+                    .rotated = {},
                     .att = buffer(chunk_, spec_.attention_width(), dtype),
                     .lse = {},
                     .x_mid = buffer(chunk_, C, dtype),
                     .norm2 = buffer(chunk_, C, dtype),
                     .stats2 = buffer(chunk_, 2, DType::fp32),
-                    .preact = buffer(chunk_, F, dtype),
-                    .gelu = buffer(chunk_, F, dtype)};
+                    .preact = buffer(chunk_, spec_.up_width(), dtype),
+                    .hidden = buffer(chunk_, F, dtype)};
     x_next_ = buffer(chunk_, C, dtype);
     final_norm_ = buffer(1, C, dtype);
     cache_ = buffer(int64_t{spec_.n_layer} * 2 * spec_.n_ctx,
@@ -57,8 +59,10 @@ size_t Generator::scratch_bytes(const Stream& stream) const {
     const int64_t C = spec_.n_embd, F = spec_.n_ff, width = spec_.attention_width();
     const DType dtype = parameters_.dtype();
     size_t most = head_loss_scratch_bytes(stream, dtype, 1, spec_.padded_vocab(), C);
-    for (const auto& [out, in] :
-         {std::pair{int64_t{spec_.qkv_width()}, C}, {C, width}, {F, C}, {C, F}})
+    for (const auto& [out, in] : {std::pair{int64_t{spec_.qkv_width()}, C},
+                                  {C, width},
+                                  {int64_t{spec_.up_width()}, C},
+                                  {C, F}})
         most = std::max(most, linear_scratch_bytes(stream, dtype, chunk_, out, in));
     for (const int T : {1, 2, 3, chunk_})  // a few queries are split over threads differently
         if (T <= chunk_)
@@ -116,7 +120,7 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
     for (auto member : {&BlockActivations::x, &BlockActivations::norm1, &BlockActivations::stats1,
                         &BlockActivations::qkv, &BlockActivations::att, &BlockActivations::x_mid,
                         &BlockActivations::norm2, &BlockActivations::stats2,
-                        &BlockActivations::preact, &BlockActivations::gelu})
+                        &BlockActivations::preact, &BlockActivations::hidden})
         a.*member = (activations_.*member).row_range(0, T);
     Tensor out = x_next_.row_range(0, T);
 
@@ -135,7 +139,10 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
     for (int l = 0; l < spec_.n_layer; ++l) {
         const BlockParameters& p = registry_.blocks[static_cast<size_t>(l)];
         const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(p.norm1_w));
-        const Block block{spec_, weights, p, a};
+        RopeShape rope = rope_shape(spec_, parameters_.dtype(), 1, T);
+        if (spec_.is_rotary()) rope.table = rotary_.get(stream), rope.first_position = position_;
+        const Block block{
+            .spec = spec_, .weights = weights, .parameters = p, .activations = a, .rope = rope};
         block_before_attention(stream, block);
         attend(stream, l, a, T);
         block_after_attention(stream, block, out);
@@ -152,7 +159,7 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
                               .x = a.x.row_range(T - 1, 1),
                               .w = weights.weight(registry_.final_norm_w),
                               .b = weights.weight(registry_.final_norm_b),
-                              .epsilon = spec_.norm_epsilon});
+                              .epsilon = static_cast<float>(spec_.norm_epsilon)});
     }
     const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(registry_.head));
     head_logits(stream, logits_, final_norm_, weights.weight(registry_.head), logits_scratch_);

@@ -7,6 +7,7 @@
 
 #include "model/block.h"
 #include "model/registry.h"
+#include "model/rotary_table.h"
 #include "model/spec.h"
 
 namespace train_gpt {
@@ -41,6 +42,7 @@ class Generator {
     DecoderSpec spec_;
     Registry registry_;
     ParameterStore& parameters_;
+    RotaryTable rotary_;
     BlockActivations activations_;  // [chunk, …]
     Tensor x_next_, final_norm_, cache_, tokens_, logits_, logits_scratch_;
     Tensor host_tokens_, host_logits_;

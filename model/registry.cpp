@@ -29,22 +29,34 @@ class Builder {
         Parameter w;
         w.name = name + ".weight", w.shape = {spec_.n_embd}, w.init_mean = 1;
         const int weight = add(std::move(w));
-        return {weight, spec_.biases ? bias(name, spec_.n_embd, {}) : -1};
+        const bool has_bias = spec_.norm == Norm::layer && spec_.biases == Biases::all;
+        return {weight, has_bias ? bias({.name = name, .out = spec_.n_embd}) : -1};
     }
 
-    /// A weight [out, in]. Column-parallel layers are split in sections of their outputs,
-    /// row-parallel ones along their inputs.
-    std::pair<int, int> linear(const std::string& name, int64_t out, int64_t in,
-                               const TensorSplit& split, float std_dev) {
+    int head_norm(const std::string& name) {
         Parameter w;
-        w.name = name + ".weight", w.shape = {out, in}, w.decay = true, w.split = split;
-        w.stored = {{.name = w.name, .rows = out, .transposed = names_.transposed}};
-        w.init_std = std_dev;
+        w.name = name + ".weight", w.shape = {spec_.head_size}, w.init_mean = 1;
+        return add(std::move(w));
+    }
+
+    /// A linear layer, whose rows files may hold as several tensors, with these names. Column-parallel
+    /// layers are split in sections of their outputs, row-parallel ones along their inputs.
+    struct Linear {
+        std::string name;
+        int64_t out = 0, in = 0;
+        std::optional<TensorSplit> split = {};
+        float init_std = 0;
+        std::vector<std::string> parts = {};  // of the sections
+    };
+
+    /// The weight [out, in] and the bias, if there is one.
+    std::pair<int, int> linear(const Linear& layer, bool has_bias) {
+        Parameter w;
+        w.name = layer.name + ".weight", w.shape = {layer.out, layer.in}, w.decay = true;
+        w.split = layer.split, w.init_std = layer.init_std;
+        w.stored = stored(layer, ".weight", names_.transposed);
         const int weight = add(std::move(w));
-        if (!spec_.biases) return {weight, -1};
-        return {
-            weight,
-            bias(name, out, split.axis == 0 ? std::optional(split) : std::optional<TensorSplit>{})};
+        return {weight, has_bias ? bias(layer) : -1};
     }
 
     /// A table [V, C], padded.
@@ -53,7 +65,7 @@ class Builder {
         p.name = name + ".weight", p.shape = {spec_.vocab_size, spec_.n_embd};
         p.padded = {spec_.padded_vocab(), spec_.n_embd};
         p.decay = true, p.split = TensorSplit{0, {spec_.padded_vocab()}};
-        p.init_std = names_.init_std;
+        p.init_std = init_std();
         return p;
     }
 
@@ -61,17 +73,47 @@ class Builder {
         const std::string prefix = concat(names_.block, layer, ".");
         const int64_t C = spec_.n_embd, width = spec_.attention_width(), F = spec_.n_ff;
         const int64_t keys = int64_t{spec_.n_kv_head} * spec_.head_size;
-        const float residual_std =
-            names_.init_std / std::sqrt(2.0f * static_cast<float>(spec_.n_layer));
+        const float residual_std = init_std() / std::sqrt(2.0f * static_cast<float>(spec_.n_layer));
         BlockParameters p;
+        const bool all_biases = spec_.biases == Biases::all, gated = spec_.mlp == Mlp::swiglu;
+        const auto parts = [&](const auto& names) {
+            std::vector<std::string> all;
+            for (const char* name : names)
+                if (name) all.push_back(prefix + name);
+            return all;
+        };
         std::tie(p.norm1_w, p.norm1_b) = norm(prefix + names_.norm1);
-        std::tie(p.qkv_w, p.qkv_b) = linear(prefix + names_.qkv, width + 2 * keys, C,
-                                            {0, {width, keys, keys}}, names_.init_std);
-        std::tie(p.out_w, p.out_b) =
-            linear(prefix + names_.out, C, width, {1, {width}}, residual_std);
+        std::tie(p.qkv_w, p.qkv_b) = linear({.name = prefix + names_.qkv,
+                                             .out = width + 2 * keys,
+                                             .in = C,
+                                             .split = TensorSplit{0, {width, keys, keys}},
+                                             .init_std = init_std(),
+                                             .parts = parts(names_.qkv_parts)},
+                                            spec_.biases != Biases::none);
+        if (spec_.qk_norm) {
+            p.q_norm_w = head_norm(prefix + names_.q_norm);
+            p.k_norm_w = head_norm(prefix + names_.k_norm);
+        }
+        std::tie(p.out_w, p.out_b) = linear({.name = prefix + names_.out,
+                                             .out = C,
+                                             .in = width,
+                                             .split = TensorSplit{1, {width}},
+                                             .init_std = residual_std},
+                                            all_biases);
         std::tie(p.norm2_w, p.norm2_b) = norm(prefix + names_.norm2);
-        std::tie(p.up_w, p.up_b) = linear(prefix + names_.up, F, C, {0, {F}}, names_.init_std);
-        std::tie(p.down_w, p.down_b) = linear(prefix + names_.down, C, F, {1, {F}}, residual_std);
+        Linear up{.name = prefix + names_.up,
+                  .out = spec_.up_width(),
+                  .in = C,
+                  .split = TensorSplit{0, {F}},
+                  .init_std = init_std()};
+        if (gated) up.split->sections = {F, F}, up.parts = parts(names_.gate_up_parts);
+        std::tie(p.up_w, p.up_b) = linear(up, all_biases);
+        std::tie(p.down_w, p.down_b) = linear({.name = prefix + names_.down,
+                                               .out = C,
+                                               .in = F,
+                                               .split = TensorSplit{1, {F}},
+                                               .init_std = residual_std},
+                                              all_biases);
         return p;
     }
 
@@ -79,10 +121,26 @@ class Builder {
     int unit = 0;
 
   private:
-    int bias(const std::string& name, int64_t n, std::optional<TensorSplit> split) {
+    float init_std() const { return static_cast<float>(spec_.init_std); }
+
+    int bias(const Linear& layer) {
         Parameter b;
-        b.name = name + ".bias", b.shape = {n}, b.split = std::move(split);
+        b.name = layer.name + ".bias", b.shape = {layer.out};
+        if (layer.split && layer.split->axis == 0) b.split = layer.split;
+        b.stored = stored(layer, ".bias", false);
         return add(std::move(b));
+    }
+
+    static std::vector<StoredTensor> stored(const Linear& layer, const char* suffix,
+                                            bool transposed) {
+        if (layer.parts.empty())
+            return {{.name = layer.name + suffix, .rows = layer.out, .transposed = transposed}};
+        std::vector<StoredTensor> parts;
+        for (size_t i = 0; i < layer.parts.size(); ++i)
+            parts.push_back({.name = layer.parts[i] + suffix,
+                             .rows = layer.split->sections[i],
+                             .transposed = transposed});
+        return parts;
     }
 
     const DecoderSpec& spec_;
@@ -103,10 +161,10 @@ Registry decoder_registry(const DecoderSpec& spec, const RegistryNames& names) {
     Parameter tokens = builder.vocabulary(names.tokens);
     if (spec.tied_head) tokens.aliases = {concat(names.head, ".weight")};
     r.tokens = builder.add(std::move(tokens));
-    if (spec.learned_positions) {
+    if (spec.positions == Positions::learned) {
         Parameter p;
         p.name = concat(names.positions, ".weight"), p.shape = {spec.n_ctx, spec.n_embd};
-        p.decay = true, p.init_std = names.positions_std;
+        p.decay = true, p.init_std = names.positions_scale * static_cast<float>(spec.init_std);
         r.positions = builder.add(std::move(p));
     }
     for (int layer = 0; layer < spec.n_layer; ++layer) {
@@ -139,9 +197,9 @@ Registry stage_of(const Registry& whole, int first, int last) {
     const auto placed = [&](int i) { return i < 0 ? -1 : place[static_cast<size_t>(i)]; };
     for (int layer = first; layer < last; ++layer) {
         BlockParameters block = whole.blocks[static_cast<size_t>(layer)];
-        for (int* i : {&block.norm1_w, &block.norm1_b, &block.qkv_w, &block.qkv_b, &block.out_w,
-                       &block.out_b, &block.norm2_w, &block.norm2_b, &block.up_w, &block.up_b,
-                       &block.down_w, &block.down_b})
+        for (int* i : {&block.norm1_w, &block.norm1_b, &block.qkv_w, &block.qkv_b, &block.q_norm_w,
+                       &block.k_norm_w, &block.out_w, &block.out_b, &block.norm2_w, &block.norm2_b,
+                       &block.up_w, &block.up_b, &block.down_w, &block.down_b})
             *i = placed(*i);
         stage.blocks.push_back(block);
     }

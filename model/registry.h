@@ -1,5 +1,6 @@
 // The parameters of a decoder, and which of them is what.
 #pragma once
+#include <array>
 #include <vector>
 
 #include "model/spec.h"
@@ -10,6 +11,7 @@ namespace train_gpt {
 /// Indices of a block's parameters in the registry; −1: the block has no such parameter.
 struct BlockParameters {
     int norm1_w = -1, norm1_b = -1, qkv_w = -1, qkv_b = -1, out_w = -1, out_b = -1;
+    int q_norm_w = -1, k_norm_w = -1;  // [D]
     int norm2_w = -1, norm2_b = -1, up_w = -1, up_b = -1, down_w = -1, down_b = -1;
 };
 
@@ -34,9 +36,14 @@ struct Registry {
 struct RegistryNames {
     const char *tokens, *positions, *final_norm, *head;
     const char* block;  // followed by the layer and a dot
-    const char *norm1, *qkv, *out, *norm2, *up, *down;
-    bool transposed = false;  // files hold linear weights as [in, out]
-    float init_std = 0.02f, positions_std = 0.02f;
+    const char *norm1, *qkv;
+    std::array<const char*, 3> qkv_parts = {};  // q, k and v, if files hold them apart
+    const char *q_norm = nullptr, *k_norm = nullptr;
+    const char *out, *norm2, *up;
+    std::array<const char*, 2> gate_up_parts = {};  // of SwiGLU, which files hold apart
+    const char* down;
+    bool transposed = false;    // files hold linear weights as [in, out]
+    float positions_scale = 1;  // standard deviation of learned positions beside other weights'
 };
 
 /// The registry of a whole model. Names end in ".weight" and ".bias". Initial values: norms 1, biases

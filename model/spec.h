@@ -2,37 +2,64 @@
 // passes and FLOPs follow. A family (model/families) makes it.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "kernels/norm.h"
+#include "kernels/rope_table.h"
 
 namespace train_gpt {
 
 struct Family;
 
-/// The extents that a configuration sets.
-struct DecoderSize {
+/// The MLP of a block: down(gelu(up(x))) with the tanh approximation, or
+/// down(silu(gate(x)) ⊙ up(x)).
+enum class Mlp : uint8_t { gelu, swiglu };
+
+/// Which linear layers have biases: none; that of q, k and v; or all, and LayerNorms too.
+enum class Biases : uint8_t { none, qkv, all };
+
+/// How tokens know their places: by a learned vector added to the token embedding, or by rotation of
+/// queries and keys.
+enum class Positions : uint8_t { learned, rope };
+
+/// What a configuration says of a model: its extents, and where it departs from its family.
+struct DecoderSettings {
     int64_t n_layer = 0, n_head = 0, n_embd = 0, n_ctx = 0, vocab_size = 0;
+    int64_t n_kv_head = 0, head_size = 0, n_ff = 0;  // 0: the family's
+    std::optional<Norm> norm = {};
+    double norm_epsilon = 0;  // 0: the family's
+    std::optional<Mlp> mlp = {};
+    std::optional<Biases> biases = {};
+    std::optional<bool> qk_norm = {}, tied_head = {};
+    std::optional<Positions> positions = {};
+    double init_std = 0;                // 0: the family's
+    double rope_theta = 0;              // 0: the family's
+    RopeFrequencies rope_scaling = {};  // all but D and theta
 };
 
-/// Returns the size. Throws Error, whose message begins with `where`, when an extent is impossible.
-const DecoderSize& checked(const DecoderSize& size, const std::string& where);
-
-/// A pre-norm decoder with causal attention and an MLP with tanh-GELU. Its query heads share n_kv_head
-/// key/value heads in groups of equal size.
+/// A pre-norm decoder with causal attention. Its query heads share n_kv_head key/value heads in groups
+/// of equal size.
 struct DecoderSpec {
     const Family* family = nullptr;
     int n_layer = 0, n_head = 0, n_kv_head = 0, head_size = 0, n_embd = 0, n_ff = 0, n_ctx = 0;
     int64_t vocab_size = 0;
     Norm norm = Norm::layer;
-    float norm_epsilon = 1e-5f;
-    bool biases = true;             // of linear layers and norms
-    bool tied_head = true;          // the output head is the token embedding
-    bool learned_positions = true;  // added to the token embedding
+    double norm_epsilon = 1e-5;
+    Mlp mlp = Mlp::gelu;
+    Biases biases = Biases::all;
+    bool qk_norm = false;   // an RMSNorm of each head of q and k before they are rotated
+    bool tied_head = true;  // the output head is the token embedding
+    Positions positions = Positions::learned;
+    RopeFrequencies rope = {};  // D is the head size
+    double init_std = 0.02;  // of the initial weights; a trained model computes the same with any
 
     /// Widths of attention's output, and of its packed input: q, k and v of a token.
     int attention_width() const { return n_head * head_size; }
     int qkv_width() const { return (n_head + 2 * n_kv_head) * head_size; }
+    /// Columns of the MLP's first product: gate and up are one.
+    int up_width() const { return mlp == Mlp::swiglu ? 2 * n_ff : n_ff; }
+    bool is_rotary() const { return positions == Positions::rope; }
     /// Rows of the embedding in memory: a multiple of 128, for the matrix products. The loss ignores
     /// the padding.
     int64_t padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
@@ -42,5 +69,10 @@ struct DecoderSpec {
 
     bool operator==(const DecoderSpec&) const = default;
 };
+
+/// The spec of a family's model: its defaults, and what the settings say instead. Throws Error, whose
+/// message begins with `where`, for an extent that is impossible or a combination without a meaning.
+DecoderSpec decoder_spec(const Family& family, const DecoderSettings& settings,
+                         const std::string& where);
 
 }  // namespace train_gpt

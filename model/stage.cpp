@@ -29,7 +29,8 @@ Stage::Stage(const DecoderSpec& spec, const Registry& registry, const StageOptio
       registry_(registry),
       options_(options),
       parameters_(parameters),
-      slots_(static_cast<size_t>(options.slots)) {
+      slots_(static_cast<size_t>(options.slots)),
+      rotary_(spec, options.T, arena, Purpose::buffers) {
     take_activations(arena);
     if (registry_.ends_model()) {
         const int64_t M = int64_t{options_.B} * options_.T, Vp = spec_.padded_vocab();
@@ -72,13 +73,16 @@ void Stage::take_activations(Arena& arena) {
             kept(&A::norm1, dtype, C, share_elementwise && share_weight_inputs);
             kept(&A::stats1, DType::fp32, 2, share_all);
             kept(&A::qkv, dtype, spec_.qkv_width(), share_all);
+            if (training && spec_.qk_norm)
+                kept(&A::rotated, dtype, (spec_.n_head + spec_.n_kv_head) * spec_.head_size,
+                     share_elementwise);
             kept(&A::att, dtype, spec_.attention_width(), share_all && share_weight_inputs);
             kept(&A::lse, DType::fp32, spec_.n_head, share_all);
             kept(&A::x_mid, dtype, C, share_all);
             kept(&A::norm2, dtype, C, share_elementwise && share_weight_inputs);
             kept(&A::stats2, DType::fp32, 2, share_all);
-            kept(&A::preact, dtype, F, share_all);
-            kept(&A::gelu, dtype, F, share_elementwise && share_weight_inputs);
+            kept(&A::preact, dtype, spec_.up_width(), share_all);
+            kept(&A::hidden, dtype, F, share_elementwise && share_weight_inputs);
             if (!first) first = &a;
         }
         if (!registry_.ends_model()) continue;
@@ -90,7 +94,9 @@ void Stage::take_activations(Arena& arena) {
 
 void Stage::take_gradients(Arena& arena) {
     const int64_t C = spec_.n_embd, M = int64_t{options_.B} * options_.T;
-    const int64_t width = spec_.attention_width(), qkv = spec_.qkv_width(), F = spec_.n_ff;
+    const int64_t width = spec_.attention_width(), qkv = spec_.qkv_width(), F = spec_.n_ff,
+                  up = spec_.up_width();
+    const bool gated = spec_.mlp == Mlp::swiglu, apart = options_.backward_apart;
     const DType dtype = parameters_.dtype();
     const auto take = [&](int64_t cols) {
         return arena.tensor(dtype, {M, cols}, Purpose::buffers);
@@ -101,16 +107,20 @@ void Stage::take_gradients(Arena& arena) {
     dres_ = take(C);
     const Tensor narrow = take(std::max(C, width));
     dy_ = view(narrow, C);
-    const Tensor wide = options_.backward_apart ? Tensor{} : take(std::max(qkv, F));
+    // With SwiGLU, dup takes preact's place, unless it must last longer than preact.
+    const Tensor wide = !apart ? take(std::max(qkv, F)) : gated ? take(F) : Tensor{};
     for (Slot& slot : slots_) {
         slot.gradients.assign(slot.blocks.size(), {.dres = dres_,
                                                    .dy = dy_,
                                                    .datt = view(narrow, width),
-                                                   .dup = view(wide, F),
+                                                   .dhidden = gated ? view(wide, F) : Tensor{},
+                                                   .dup = gated ? Tensor{} : view(wide, F),
                                                    .dqkv = view(wide, qkv)});
-        if (!options_.backward_apart) continue;
+        for (size_t l = 0; gated && l < slot.blocks.size(); ++l)
+            slot.gradients[l].dup = slot.blocks[l].preact;
+        if (!apart) continue;
         for (BlockGradients& g : slot.gradients)
-            g.dup = take(F), g.dqkv = take(qkv), g.dout = take(C), g.dmid = take(C);
+            g.dup = take(up), g.dqkv = take(qkv), g.dout = take(C), g.dmid = take(C);
         if (registry_.begins_model()) slot.dembedding = take(C);
     }
 }
@@ -125,9 +135,13 @@ size_t Stage::scratch_bytes(const Stream& stream) const {
     const auto linear = [&](int64_t out, int64_t in) {
         return linear_scratch_bytes(stream, dtype, M, out, in);
     };
-    size_t most = std::max({linear(spec_.qkv_width(), C), linear(C, width), linear(F, C),
-                            linear(C, F), norm_scratch_bytes(stream, M, C),
-                            attention_scratch_bytes(stream, attention_shape(batch))});
+    size_t most =
+        std::max({linear(spec_.qkv_width(), C), linear(C, width), linear(spec_.up_width(), C),
+                  linear(C, F), norm_scratch_bytes(stream, M, C),
+                  attention_scratch_bytes(stream, attention_shape(batch))});
+    if (spec_.qk_norm)
+        most = std::max(
+            most, rope_scratch_bytes(stream, rope_shape(spec_, dtype, options_.B, options_.T)));
     if (registry_.begins_model()) most = std::max(most, embedding_scratch_bytes(stream, M, Vp));
     if (registry_.ends_model())
         most = std::max(most, head_loss_scratch_bytes(stream, dtype, logits_.shape[0], Vp, C));
@@ -144,6 +158,19 @@ AttentionShape Stage::attention_shape(const TokenBatch& batch) const {
             .D = spec_.head_size,
             .scale = 1.0f / std::sqrt(static_cast<float>(spec_.head_size)),
             .doc_start = batch.doc_start};
+}
+
+Block Stage::block(Stream& stream, const UnitLease& weights, const Slot& slot, int layer,
+                   const TokenBatch& batch) {
+    const size_t i = static_cast<size_t>(layer);
+    RopeShape rope = rope_shape(spec_, parameters_.dtype(), options_.B, options_.T);
+    if (spec_.is_rotary()) rope.table = rotary_.get(stream), rope.doc_start = batch.doc_start;
+    return {.spec = spec_,
+            .weights = weights,
+            .parameters = registry_.blocks[i],
+            .activations = slot.blocks[i],
+            .rope = rope,
+            .attention = attention_shape(batch)};
 }
 
 void Stage::forward(Stream& stream, int slot_index, const TokenBatch& batch, Tensor in,
@@ -163,9 +190,7 @@ void Stage::forward(Stream& stream, int slot_index, const TokenBatch& batch, Ten
         const Tensor next = l + 1 < layers()         ? slot.blocks[i + 1].x
                             : registry_.ends_model() ? slot.out
                                                      : out;
-        block_forward(stream,
-                      {spec_, weights, registry_.blocks[i], slot.blocks[i], attention_shape(batch)},
-                      next);
+        block_forward(stream, block(stream, weights, slot, l, batch), next);
     }
     if (!registry_.ends_model()) return;
     const UnitLease weights =
@@ -176,7 +201,7 @@ void Stage::forward(Stream& stream, int slot_index, const TokenBatch& batch, Ten
                           .x = slot.out,
                           .w = weights.weight(registry_.final_norm_w),
                           .b = weights.weight(registry_.final_norm_b),
-                          .epsilon = spec_.norm_epsilon});
+                          .epsilon = static_cast<float>(spec_.norm_epsilon)});
 }
 
 void Stage::embed(Stream& stream, Tensor out, const TokenBatch& batch) {
@@ -198,7 +223,8 @@ void Stage::head(Stream& stream, const Slot& slot, const TokenBatch& batch, bool
                        .targets = batch.targets,
                        .losses = losses_.as<float>(),
                        .dx = backward ? dy_ : Tensor{},
-                       .dw = backward ? parameters_.sink(registry_.head) : GradientSink{}});
+                       .dw = backward ? parameters_.sink(registry_.head) : GradientSink{},
+                       .z_loss = options_.z_loss});
 }
 
 void Stage::evaluate_head(Stream& stream, int slot_index, const TokenBatch& batch) {
@@ -228,14 +254,11 @@ void Stage::backward_blocks(Stream& stream, Slot& slot, const TokenBatch& batch,
     for (int l = layers() - 1; l >= 0; --l) {
         const NamedRange range(stream.device, "backward layer", registry_.first_layer + l);
         const int unit = unit_of_block(l);
-        const size_t i = static_cast<size_t>(l);
         {
             const UnitLease weights = parameters_.acquire(stream, unit);
             if (unit > 0) parameters_.prefetch(stream, unit - 1);
-            block_backward(
-                stream, parameters_,
-                {spec_, weights, registry_.blocks[i], slot.blocks[i], attention_shape(batch)},
-                slot.gradients[i], options_.recompute, part);
+            block_backward(stream, parameters_, block(stream, weights, slot, l, batch),
+                           slot.gradients[static_cast<size_t>(l)], options_.recompute, part);
         }
         if (part != Backward::inputs) parameters_.gradients_ready(stream, unit);
     }

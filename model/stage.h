@@ -10,6 +10,7 @@
 #include "device/memory.h"
 #include "model/block.h"
 #include "model/registry.h"
+#include "model/rotary_table.h"
 #include "model/spec.h"
 #include "parallel/parameters.h"
 
@@ -28,6 +29,7 @@ struct StageOptions {
     Recompute recompute = Recompute::none;
     ParameterStore::Use use = ParameterStore::Use::training;
     bool document_mask = false;  // batches will have doc_start
+    float z_loss = 0;            // see head_loss.h
     /// backward_inputs() and backward_weights() will be called apart. Each slot then also keeps what
     /// the second one reads: the inputs of the linear layers and the gradients of their outputs.
     bool backward_apart = false;
@@ -84,6 +86,8 @@ class Stage {
     int layers() const { return static_cast<int>(registry_.blocks.size()); }
     int unit_of_block(int i) const { return i + (registry_.begins_model() ? 1 : 0); }
     AttentionShape attention_shape(const TokenBatch& batch) const;
+    Block block(Stream& stream, const UnitLease& weights, const Slot& slot, int layer,
+                const TokenBatch& batch);
     void take_activations(Arena& arena);
     void take_gradients(Arena& arena);
     void embed(Stream& stream, Tensor out, const TokenBatch& batch);
@@ -100,6 +104,7 @@ class Stage {
     ParameterStore& parameters_;
 
     std::vector<Slot> slots_;
+    RotaryTable rotary_;
     Tensor logits_, losses_;  // [chunk, Vp], [M]
     Tensor dres_, dy_;        // [M, C]: gradients of the residual stream, and temporary ones
 };

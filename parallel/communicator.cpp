@@ -49,14 +49,16 @@ std::unique_ptr<Communicator> open_group_of_one(Activity& activity) {
 }
 
 std::unique_ptr<Communicator> open_communicator(const World& world, const Device& device,
-                                                Activity& activity) {
+                                                Activity& activity,
+                                                const CollectiveSettings& settings) {
     if (world.size() == 1) return open_group_of_one(activity);
-    return device.is_cuda() ? open_nccl_communicator(world, device, activity)
+    return device.is_cuda() ? open_nccl_communicator(world, device, activity, settings)
                             : open_mpi_communicator(world, activity);
 }
 
 #ifndef TRAIN_GPT_CUDA
-std::unique_ptr<Communicator> open_nccl_communicator(const World&, const Device&, Activity&) {
+std::unique_ptr<Communicator> open_nccl_communicator(const World&, const Device&, Activity&,
+                                                     const CollectiveSettings&) {
     throw Error("this build has no CUDA, so its ranks cannot train on GPUs");
 }
 #endif

@@ -2,8 +2,11 @@
 // shared memory on CPUs, and nothing in a group of one. The axes of parallelism are groups that
 // split() makes; data parallelism is the first.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "base/dtype.h"
 #include "device/device.h"
@@ -50,10 +53,19 @@ class Communicator {
     /// All ranks of this group call it.
     virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
+    /// Lets collectives read and write these buffers in place, where the library can do that: null
+    /// where it cannot. All ranks call it, with buffers of the same sizes, and pass addresses
+    /// within them to collectives while the object lives; its owner destroys it before the buffers
+    /// are freed. Waits for the other ranks.
+    virtual std::shared_ptr<void> register_buffers(
+        Stream& /*stream*/, const std::vector<std::span<std::byte>>& /*buffers*/) {
+        return nullptr;
+    }
+
+    // These two may be called from any thread.
     /// Throws Error when a collective has failed asynchronously. Does not wait.
     virtual void check() {}
-    /// Abandons collectives that wait for a rank that is gone. May be called from any thread; the
-    /// group cannot be used any more.
+    /// Abandons collectives that wait for a rank that is gone. The group cannot be used any more.
     virtual void abort() {}
 
     /// Bytes that this rank has sent to others so far, as the algorithm moves them; for NCCL,
@@ -68,9 +80,14 @@ class Communicator {
     int rank_, size_;
 };
 
+struct CollectiveSettings {
+    int max_ctas = 0;  // NCCL: thread blocks of a collective, at most; 0: as NCCL chooses
+};
+
 /// The group of all ranks, for buffers on `device`. Each collective that a rank enters is counted
-/// in `activity`.
+/// in `activity`. Parts that split() makes have the same settings.
 std::unique_ptr<Communicator> open_communicator(const World& world, const Device& device,
-                                                Activity& activity);
+                                                Activity& activity,
+                                                const CollectiveSettings& settings = {});
 
 }  // namespace train_gpt

@@ -18,6 +18,7 @@ std::unique_ptr<Communicator> open_mpi_communicator(const World& world, Activity
 
 /// All ranks, each with its own GPU.
 std::unique_ptr<Communicator> open_nccl_communicator(const World& world, const Device& device,
-                                                     Activity& activity);
+                                                     Activity& activity,
+                                                     const CollectiveSettings& settings);
 
 }  // namespace train_gpt

@@ -6,8 +6,10 @@
 #include "parallel/communicator_kinds.h"
 
 #ifdef TRAIN_GPT_NCCL
-#include <atomic>
+#include <algorithm>
 #include <cassert>
+#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <string>
@@ -15,6 +17,8 @@
 
 #include <dlfcn.h>
 #include <nccl.h>
+
+#include "parallel/exclusive_handle.h"
 
 namespace train_gpt {
 
@@ -29,7 +33,8 @@ class Library {
                         ::dlerror(),
                         "; install it (libnccl2) or add its folder to LD_LIBRARY_PATH");
         find(get_unique_id, "ncclGetUniqueId");
-        find(init_rank, "ncclCommInitRank");
+        find(get_version, "ncclGetVersion");
+        find(init_rank, "ncclCommInitRankConfig");
         find(split, "ncclCommSplit");
         find(count, "ncclCommCount");
         find(user_rank, "ncclCommUserRank");
@@ -44,10 +49,16 @@ class Library {
         find(broadcast, "ncclBroadcast");
         find(send, "ncclSend");
         find(receive, "ncclRecv");
+        int version = 0;
+        if (get_version(&version) == ncclSuccess && version >= registers_from) {
+            find(register_buffer, "ncclCommRegister");
+            find(deregister_buffer, "ncclCommDeregister");
+        }
     }
 
     decltype(&ncclGetUniqueId) get_unique_id;
-    decltype(&ncclCommInitRank) init_rank;
+    decltype(&ncclGetVersion) get_version;
+    decltype(&ncclCommInitRankConfig) init_rank;
     decltype(&ncclCommSplit) split;
     decltype(&ncclCommCount) count;
     decltype(&ncclCommUserRank) user_rank;
@@ -62,6 +73,9 @@ class Library {
     decltype(&ncclBroadcast) broadcast;
     decltype(&ncclSend) send;
     decltype(&ncclRecv) receive;
+    // Null in a library that is too old. Not every header that this compiles with has them.
+    ncclResult_t (*register_buffer)(ncclComm_t, void* data, size_t bytes, void** handle) = nullptr;
+    ncclResult_t (*deregister_buffer)(ncclComm_t, void* handle) = nullptr;
 
     /// Throws Error if an operation of a group (null: not opened yet) failed.
     void check(ncclResult_t result, ncclComm_t group, const char* operation) const {
@@ -74,6 +88,10 @@ class Library {
     }
 
   private:
+    /// Buffers are registered from version 2.24 on. 2.23 would share memory of cudaMalloc between
+    /// the GPUs of a node, which 2.24 turned off because it may hang (NCCL_LEGACY_CUDA_REGISTER).
+    static constexpr int registers_from = 22400;
+
     template <class Function>
     void find(Function*& function, const char* name) {
         function = reinterpret_cast<Function*>(::dlsym(handle_, name));
@@ -99,35 +117,73 @@ ncclDataType_t nccl_type(DType dtype) {
     return ncclFloat64;
 }
 
+/// NCCL allows one thread at a time to use a communicator, and ncclCommAbort only while no other
+/// thread is in a call ("Thread Safety" and "Fault Tolerance" in its user guide).
+struct Group {
+    std::shared_ptr<const Library> library;
+    ExclusiveHandle<ncclComm_t> comm;
+
+    /// Frees the communicator, unless that has been done. A call of another thread returns within
+    /// microseconds, or waits for a rank that is gone: then the communicator is left to the end of
+    /// the process.
+    void end(decltype(Library::abort) how) {
+        constexpr std::chrono::milliseconds patience{500};
+        comm.end(patience, how);
+    }
+};
+
+/// Buffers that a group has registered, until the object is destroyed.
+class Registration {
+  public:
+    Registration(std::shared_ptr<Group> group, const Device& device)
+        : group_(std::move(group)), device_(device) {}
+    ~Registration() {
+        // Collectives of a rank that fails may never end, and its group will be aborted.
+        if (handles_.empty() || std::uncaught_exceptions() > 0) return;
+        cudaSetDevice(device_.index);
+        cudaDeviceSynchronize();
+        group_->comm.use([&](ncclComm_t comm) {
+            for (void* handle : handles_) group_->library->deregister_buffer(comm, handle);
+        });
+    }
+    Registration(const Registration&) = delete;
+    Registration& operator=(const Registration&) = delete;
+
+    ncclResult_t add(ncclComm_t comm, std::span<std::byte> buffer) {
+        void* handle = nullptr;
+        const ncclResult_t result =
+            group_->library->register_buffer(comm, buffer.data(), buffer.size(), &handle);
+        if (result == ncclSuccess) handles_.push_back(handle);
+        return result;
+    }
+
+  private:
+    std::shared_ptr<Group> group_;
+    Device device_;
+    std::vector<void*> handles_;
+};
+
 /// A blocking communicator: a call returns when its work is in the stream, so that an event can be
 /// recorded after it. With NCCL's non-blocking kind each call would have to be polled until then.
 /// When a rank never comes, abort() ends the wait in a collective, and World::abort() ends it while
 /// a group is being opened.
 class NcclCommunicator final : public Communicator {
   public:
-    /// Takes ownership of `group`.
-    NcclCommunicator(std::shared_ptr<const Library> library, ncclComm_t group, int rank, int size,
+    /// Takes ownership of `comm`.
+    NcclCommunicator(std::shared_ptr<const Library> library, ncclComm_t comm, int rank, int size,
                      const Device& device, Activity& activity)
         : Communicator(rank, size),
-          library_(std::move(library)),
-          group_(group),
+          library_(library),
+          group_(new Group{std::move(library), ExclusiveHandle(comm)}),
           device_(device),
-          activity_(activity) {
-        void* memory = cuda::allocate(device, sizeof(int32_t));
-        if (!memory) throw Error("the GPU has no memory left for a group of ranks");
-        nothing_ = {memory, [device](void* p) { cuda::release(device, p); }};
-        CUDA_CHECK(cudaMemset(memory, 0, sizeof(int32_t)));
+          activity_(activity),
+          nothing_(allocate(sizeof(int32_t))) {
+        CUDA_CHECK(cudaMemset(nothing_.get(), 0, sizeof(int32_t)));
     }
 
     ~NcclCommunicator() override {
-        ncclComm_t group = group_.exchange(nullptr);
-        if (!group) return;
         // Ranks wait for each other's last work here. A rank that fails must not wait.
-        if (std::uncaught_exceptions() > 0) {
-            library_->abort(group);
-        } else {
-            library_->destroy(group);
-        }
+        group_->end(std::uncaught_exceptions() > 0 ? library_->abort : library_->destroy);
     }
 
     void all_reduce(Stream& stream, void* data, int64_t count, DType dtype,
@@ -190,6 +246,33 @@ class NcclCommunicator final : public Communicator {
         bytes_sent_ += 2 * (size() - 1) * bytes(1, DType::int32) / size();
     }
 
+    std::shared_ptr<void> register_buffers(
+        Stream& stream, const std::vector<std::span<std::byte>>& buffers) override {
+        auto registration = std::make_shared<Registration>(group_, device_);
+        bool failed = !library_->register_buffer;
+        std::string reason;
+        if (!failed)
+            run("register", [&](ncclComm_t comm) {
+                for (const std::span<std::byte> buffer : buffers) {
+                    const ncclResult_t result = registration->add(comm, buffer);
+                    if (result == ncclSuccess) continue;
+                    failed = true;
+                    reason = library_->get_error_string(result);
+                    break;
+                }
+                return ncclSuccess;
+            });
+        // NCCL does not define what happens if some ranks pass registered memory and others do not.
+        const double last = largest(stream, failed ? rank() + 1 : 0);
+        if (last == 0) return registration;
+        if (last == rank() + 1 && !reason.empty())
+            std::fprintf(stderr,
+                         "note: NCCL does not register the memory that ranks exchange (rank %d: "
+                         "%s); its collectives copy through memory of their own\n",
+                         rank(), reason.c_str());
+        return nullptr;
+    }
+
     std::unique_ptr<Communicator> split(int color, int key) override {
         assert(color >= 0);
         ncclComm_t part = nullptr;
@@ -206,37 +289,37 @@ class NcclCommunicator final : public Communicator {
     }
 
     void check() override {
-        ncclComm_t group = open_group();
-        ncclResult_t state = ncclSuccess;
-        library_->check(library_->get_async_error(group, &state), group,
-                        activity_.collective.load());
-        library_->check(state, group, activity_.collective.load());
+        const char* collective = activity_.collective.load();
+        // A call that another thread is in reports what fails.
+        const auto outcome = group_->comm.try_use([&](ncclComm_t comm) {
+            ncclResult_t state = ncclSuccess;
+            library_->check(library_->get_async_error(comm, &state), comm, collective);
+            library_->check(state, comm, collective);
+        });
+        if (outcome == Outcome::ended) fail_ended();
     }
 
-    void abort() override {
-        if (ncclComm_t group = group_.exchange(nullptr)) library_->abort(group);
-    }
+    void abort() override { group_->end(library_->abort); }
 
   private:
     static int64_t bytes(int64_t count, DType dtype) {
         return count * static_cast<int64_t>(size_of(dtype));
     }
 
-    ncclComm_t open_group() const {
-        ncclComm_t group = group_.load();
-        if (!group)
-            throw Error("rank ", rank(), " of ", size(), " abandoned the collective ",
-                        activity_.collective.load(), ", since another rank is gone");
-        return group;
+    using Outcome = ExclusiveHandle<ncclComm_t>::Outcome;
+
+    [[noreturn]] void fail_ended() const {
+        throw Error("rank ", rank(), " of ", size(), " abandoned the collective ",
+                    activity_.collective.load(), ", since another rank is gone");
     }
 
     template <class Call>
     void run(const char* name, Call&& call) {
         activity_.enter(name);
-        ncclComm_t group = open_group();
         CUDA_CHECK(cudaSetDevice(device_.index));
-        const ncclResult_t result = call(group);
-        if (result != ncclSuccess) library_->check(result, open_group(), name);
+        const auto outcome =
+            group_->comm.use([&](ncclComm_t comm) { library_->check(call(comm), comm, name); });
+        if (outcome == Outcome::ended) fail_ended();
     }
 
     template <class Call>
@@ -244,8 +327,30 @@ class NcclCommunicator final : public Communicator {
         run(name, [&](ncclComm_t group) { return call(group, cuda::stream_of(stream)); });
     }
 
+    /// The largest of the ranks' numbers. Waits for it.
+    double largest(Stream& stream, double number) {
+        const auto memory = allocate(static_cast<size_t>(size()) * sizeof(double));
+        auto* const numbers = static_cast<double*>(memory.get());
+        std::vector<double> all(static_cast<size_t>(size()));
+        const auto copy = [&](double* to, const double* from, size_t n) {
+            CUDA_CHECK(cudaMemcpyAsync(to, from, n * sizeof(double), cudaMemcpyDefault,
+                                       cuda::stream_of(stream)));
+        };
+        copy(numbers + rank(), &number, 1);
+        all_gather(stream, numbers, numbers + rank(), 1, DType::fp64);
+        copy(all.data(), numbers, all.size());
+        stream.synchronize();
+        return *std::max_element(all.begin(), all.end());
+    }
+
+    std::shared_ptr<void> allocate(size_t bytes) const {
+        void* memory = cuda::allocate(device_, bytes);
+        if (!memory) throw Error("the GPU has no memory left for a group of ranks");
+        return {memory, [device = device_](void* p) { cuda::release(device, p); }};
+    }
+
     std::shared_ptr<const Library> library_;
-    std::atomic<ncclComm_t> group_;  // null: aborted
+    std::shared_ptr<Group> group_;
     Device device_;
     Activity& activity_;
     std::shared_ptr<void> nothing_;  // an int32 that barriers sum up
@@ -254,7 +359,8 @@ class NcclCommunicator final : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> open_nccl_communicator(const World& world, const Device& device,
-                                                     Activity& activity) {
+                                                     Activity& activity,
+                                                     const CollectiveSettings& settings) {
     std::shared_ptr<const Library> library;
     std::string obstacle;
     try {
@@ -274,9 +380,12 @@ std::unique_ptr<Communicator> open_nccl_communicator(const World& world, const D
 
     activity.enter("joining NCCL's group");
     CUDA_CHECK(cudaSetDevice(device.index));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.maxCTAs = settings.max_ctas;
     ncclComm_t group = nullptr;
-    library->check(library->init_rank(&group, world.size(), id, world.rank()), nullptr,
-                   "joining a group");
+    library->check(library->init_rank(&group, world.size(), id, world.rank(),
+                                      settings.max_ctas > 0 ? &config : nullptr),
+                   nullptr, "joining a group");
     return std::make_unique<NcclCommunicator>(std::move(library), group, world.rank(), world.size(),
                                               device, activity);
 }
@@ -287,7 +396,8 @@ std::unique_ptr<Communicator> open_nccl_communicator(const World& world, const D
 
 namespace train_gpt {
 
-std::unique_ptr<Communicator> open_nccl_communicator(const World&, const Device&, Activity&) {
+std::unique_ptr<Communicator> open_nccl_communicator(const World&, const Device&, Activity&,
+                                                     const CollectiveSettings&) {
     throw Error(
         "training on several GPUs needs NCCL, whose header was not there when this program was "
         "built; install it "

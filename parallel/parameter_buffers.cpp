@@ -39,15 +39,23 @@ void ParameterBuffers::find_buckets() {
 }
 
 void ParameterBuffers::allocate(Arena& arena) {
-    const auto floats = [&](int64_t n, Purpose purpose) {
-        return static_cast<float*>(arena.take(static_cast<size_t>(n) * sizeof(float), purpose));
+    const auto take = [&](int64_t n, DType dtype, Purpose purpose, bool exchanged = false) {
+        const size_t bytes = static_cast<size_t>(n) * size_of(dtype);
+        void* const data = arena.take(bytes, purpose);
+        if (exchanged && sharding_.size > 1 && bytes > 0)
+            exchanged_.emplace_back(static_cast<std::byte*>(data), bytes);
+        return data;
     };
-    weights_ =
-        arena.take(static_cast<size_t>(layout_.numel()) * size_of(dtype_), Purpose::parameters);
+    const auto floats = [&](int64_t n, Purpose purpose, bool exchanged = false) {
+        return static_cast<float*>(take(n, DType::fp32, purpose, exchanged));
+    };
+    const bool rounds = sharding_.reduce_dtype == DType::bf16;
+    weights_ = take(layout_.numel(), dtype_, Purpose::parameters, training() && sharding_.zero > 0);
     if (use_ == Use::inference) return;
     const int64_t owned_numel = sharding_.zero == 0 ? layout_.numel() : layout_.shard_numel();
     if (dtype_ == DType::bf16) master_ = floats(owned_numel, Purpose::masters);
-    gradient_ = floats(sharding_.zero == 2 ? owned_numel : layout_.numel(), Purpose::gradients);
+    gradient_ = sharding_.zero == 2 ? floats(owned_numel, Purpose::gradients)
+                                    : floats(layout_.numel(), Purpose::gradients, !rounds);
     m_ = floats(owned_numel, Purpose::moments);
     v_ = floats(owned_numel, Purpose::moments);
     int64_t embedding = 0, largest_of_blocks = 0, largest = 0;
@@ -59,12 +67,13 @@ void ParameterBuffers::allocate(Arena& arena) {
             largest_of_blocks = std::max(largest_of_blocks, bucket.range.n);
     }
     if (sharding_.zero == 2) {
-        embedding_gradients_ = floats(embedding, Purpose::gradients);
-        for (float*& turn : block_gradients_) turn = floats(largest_of_blocks, Purpose::gradients);
+        embedding_gradients_ = floats(embedding, Purpose::gradients, !rounds);
+        for (float*& turn : block_gradients_)
+            turn = floats(largest_of_blocks, Purpose::gradients, !rounds);
     }
-    if (sharding_.size > 1 && sharding_.reduce_dtype == DType::bf16)
-        rounded_gradients_ = static_cast<bf16*>(
-            arena.take(static_cast<size_t>(largest) * sizeof(bf16), Purpose::workspaces));
+    if (sharding_.size > 1 && rounds)
+        rounded_gradients_ =
+            static_cast<bf16*>(take(largest, DType::bf16, Purpose::workspaces, true));
 }
 
 void ParameterBuffers::find_pieces() {

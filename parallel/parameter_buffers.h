@@ -69,6 +69,9 @@ class ParameterBuffers {
     float* owned_gradients(const Bucket& bucket) const { return gradient_ + owned_offset(bucket); }
     /// Room for the gradients of a bucket on their way; null unless reduce_dtype is bf16.
     bf16* rounded_gradients() const { return rounded_gradients_; }
+    /// What ranks read and write with collectives: whole buffers, of the same sizes on all ranks.
+    /// None in a group of one.
+    const std::vector<std::span<std::byte>>& exchanged() const { return exchanged_; }
 
     /// A range of one parameter whose update is this rank's: all of it, or what lies in this rank's
     /// shards. A piece begins at a multiple of norm_block of its tensor.
@@ -112,6 +115,8 @@ class ParameterBuffers {
     float* embedding_gradients_ = nullptr;
     float* block_gradients_[turns] = {};
     bf16* rounded_gradients_ = nullptr;
+
+    std::vector<std::span<std::byte>> exchanged_;
 };
 
 }  // namespace train_gpt

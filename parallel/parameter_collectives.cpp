@@ -17,9 +17,10 @@ ParameterCollectives::ParameterCollectives(const ParameterBuffers& buffers)
 void ParameterCollectives::connect(Communicator& communicator, StepClock* clock) {
     assert(communicator.size() == buffers_.sharding().size &&
            communicator.rank() == buffers_.sharding().rank);
-    if (communicator.size() > 1)
-        exchange_ =
-            std::make_unique<Exchange>(buffers_.device(), communicator, sum_slot() + 1, clock);
+    if (communicator.size() == 1) return;
+    exchange_ = std::make_unique<Exchange>(buffers_.device(), communicator, sum_slot() + 1, clock);
+    Stream stream(buffers_.device());
+    registration_ = communicator.register_buffers(stream, buffers_.exchanged());
 }
 
 UnitLease ParameterCollectives::acquire(Stream& stream, int unit) {

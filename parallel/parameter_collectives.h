@@ -49,8 +49,8 @@ class ParameterCollectives {
   public:
     /// `buffers` must live longer than the object.
     explicit ParameterCollectives(const ParameterBuffers& buffers);
-    /// With whom buffers with sharding.size > 1 are exchanged. What the model's stream waits for
-    /// counts as communication in `clock`.
+    /// With whom buffers with sharding.size > 1 are exchanged, and registered. What the model's
+    /// stream waits for counts as communication in `clock`. All ranks call it.
     void connect(Communicator& communicator, StepClock* clock = nullptr);
 
     /// Later work of the stream finds the weights of the unit in place while the lease lives.
@@ -69,6 +69,11 @@ class ParameterCollectives {
     /// All gradients of a unit have been written for one more micro-batch. With ZeRO-2 units become
     /// ready from the last one down, and no other micro-batch writes gradients until all are.
     void gradients_ready(Stream& stream, int unit);
+    /// Whether the ranks' collectives run beside a backward pass, that of the last micro-batch or
+    /// another.
+    bool exchanges_beside(bool last) const {
+        return exchange_ && exchange_->beside() && (last || reduces_every_micro_batch());
+    }
     /// For a rank with one micro-batch fewer than the others: takes part in their reductions instead
     /// of computing one.
     void skip_micro_batch(Stream& stream);
@@ -101,6 +106,7 @@ class ParameterCollectives {
 
     const ParameterBuffers& buffers_;
     std::unique_ptr<Exchange> exchange_;  // null in a group of one
+    std::shared_ptr<void> registration_;  // of the buffers, with the exchange's communicator
     std::function<void(Stream&, size_t)> after_sums_ = [](Stream&, size_t) {};
     std::vector<int> leases_;    // of each unit, how many live
     std::vector<bool> written_;  // of each parameter: later gradients are added

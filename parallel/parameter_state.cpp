@@ -42,6 +42,18 @@ void ParameterState::initialize(uint64_t seed) {
     }
 }
 
+void ParameterState::fill_weights(Stream& stream) {
+    constexpr int64_t period = 65537;  // a prime number, so that rows of a matrix differ
+    const int64_t n = buffers_.layout().numel();
+    std::vector<float> values(static_cast<size_t>(std::min(period, n)));
+    RandomStream(0, RandomPurpose::synthetic, 0, 0)
+        .fill_normal(values.data(), std::ssize(values), 0.02f);
+    write_weights(buffers_.weight_address(0), values);
+    for (int64_t done = std::ssize(values); done < n; done *= 2)
+        copy(stream, buffers_.weight_address(done), buffers_.weight_address(0),
+             static_cast<size_t>(std::min(done, n - done)) * size_of(buffers_.dtype()));
+}
+
 void ParameterState::clear_padding() {
     constexpr int64_t piece_elements = 1 << 16;
     const std::vector<float> zeros(piece_elements, 0.0f);
@@ -69,7 +81,7 @@ void ParameterState::get(int i, std::span<float> values) const {
 }
 
 void ParameterState::write(State which, int i, int64_t first, std::span<const float> values) {
-    if (which == State::master) write_weights(i, first, values);
+    if (which == State::master) write_weights(address_of_weight(i, first), values);
     for (const ParameterBuffers::Piece& piece : buffers_.pieces_of(i)) {
         const Range part = intersection(piece.range, {first, std::ssize(values)});
         if (part.n == 0) continue;
@@ -78,8 +90,7 @@ void ParameterState::write(State which, int i, int64_t first, std::span<const fl
     }
 }
 
-void ParameterState::write_weights(int i, int64_t first, std::span<const float> values) {
-    char* const to = address_of_weight(i, first);
+void ParameterState::write_weights(char* to, std::span<const float> values) {
     if (buffers_.dtype() == DType::fp32) {
         copy_now(buffers_.device(), to, values.data(), values.size_bytes());
         return;

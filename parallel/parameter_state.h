@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "device/device.h"
 #include "parallel/parameter_buffers.h"
 
 namespace train_gpt {
@@ -16,6 +17,9 @@ class ParameterState {
     /// Initial values from the registry: normal(init_mean, init_std) by Philox keyed by (seed,
     /// parameter's id, element); moments zero, padding zero.
     void initialize(uint64_t seed);
+    /// Fills the weights, padding included, with small random numbers that repeat after 65,537
+    /// elements: for timing kernels before the real weights are there. Takes little time.
+    void fill_weights(Stream& stream);
     /// Sets parameter i from its logical elements: master and weight, padding zero.
     void set(int i, std::span<const float> values);
     /// The logical elements of parameter i in fp32: the master where this rank holds it, else the
@@ -38,7 +42,7 @@ class ParameterState {
     void clear_padding();
 
   private:
-    void write_weights(int i, int64_t first, std::span<const float> values);
+    void write_weights(char* to, std::span<const float> values);
     char* address_of_weight(int i, int64_t element) const {
         return buffers_.weight_address(buffers_.layout().offset(i) + element);
     }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compares training speed and memory with the machine's limits and with PyTorch, and the tokenizer with Hugging Face's tokenizers
 # and tiktoken. `make bench` runs it.
-#   usage: scripts/bench.sh [quick]       takes about 15 minutes; quick: only the small model, under 3 minutes
+#   usage: scripts/bench.sh [quick]       takes about 30 minutes; quick: only the small model, under 3 minutes
 # Prints Markdown and keeps it in build/bench.md. PyTorch is taken from, in this order: $PYTHON, a virtual environment in
 # build/venv (created with `pip install torch`, 5 GB), Debian's python3-torch. Without PyTorch, only this program is measured.
 # Threads: OMP_NUM_THREADS (default 2, or 1 on one core).
@@ -24,7 +24,7 @@ elif [ -x "$build/venv/bin/python" ] && has_torch "$build/venv/bin/python"; then
 else
     echo "installing PyTorch into $build/venv (5 GB; PYTHON=… names a Python that has it)" >&2
     if python3 -m venv "$build/venv" > "$build/venv.log" 2>&1 &&
-        "$build/venv/bin/pip" install torch numpy setuptools tokenizers tiktoken >> "$build/venv.log" 2>&1 && has_torch "$build/venv/bin/python"; then
+        "$build/venv/bin/pip" install torch transformers numpy setuptools tokenizers tiktoken >> "$build/venv.log" 2>&1 && has_torch "$build/venv/bin/python"; then
         python=$build/venv/bin/python
     else
         tail -1 "$build/venv.log" >&2

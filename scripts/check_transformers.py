@@ -16,6 +16,7 @@ must be imported, and exported again bit for bit. llm.c's model files must hold 
 import json
 import math
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -28,7 +29,8 @@ if sys.argv[1:] == ["--help"]:
 
 import torch
 import transformers
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model
+from transformers import (AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaForCausalLM,
+                          MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 
 SENTENCE = "In the beginning God created the heaven and the earth."
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -39,10 +41,10 @@ def load(folder, dtype=None):
     if dtype is None:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         dtype = getattr(torch, config.get("dtype") or config["torch_dtype"])  # the newer name and the older one
-    model, loading = GPT2LMHeadModel.from_pretrained(folder, torch_dtype=dtype, output_loading_info=True)
+    model, loading = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=dtype, output_loading_info=True)
     faults = {key: list(loading[key]) for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if loading[key]}
     if faults:
-        raise ValueError(f"{folder}: the tensors are not those of a GPT2LMHeadModel: {faults}")
+        raise ValueError(f"{folder}: the tensors are not those of a {type(model).__name__}: {faults}")
     return model.eval()
 
 
@@ -53,12 +55,12 @@ def loss_of(model, tokens):
 
 def describe(checkpoint, text_file):
     model = load(checkpoint, torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer, context = AutoTokenizer.from_pretrained(checkpoint), model.config.max_position_embeddings
     text = SENTENCE
     if text_file:
         with open(text_file, encoding="utf-8") as file:
-            text = file.read(16 * model.config.n_ctx)
-    tokens = tokenizer(text)["input_ids"][:model.config.n_ctx]
+            text = file.read(16 * context)
+    tokens = tokenizer(text)["input_ids"][:context]
     if len(tokens) < 2:
         sys.exit("the text has fewer than two tokens: there is nothing to predict")
     text_bytes = len(tokenizer.decode(tokens[1:]).encode())
@@ -117,17 +119,17 @@ class Interchange:
             bits = torch.int32 if tensor.dtype == torch.float32 else torch.int16
             assert torch.equal(tensor.view(bits), b[name].view(bits)), f"{name} differs"
 
-    def trained(self, dtype):
+    def trained(self, dtype, family="gpt2", **options):
         """A checkpoint of a short run."""
         text, data = self.folder / "text.txt", self.folder / "data"
         if not data.exists():
             text.write_text(self.TEXT, encoding="utf-8")
             self.run("tokenize", text, "--train-vocab", 400, "--out", data)
-        run, config = self.folder / f"run-{dtype}", self.folder / f"{dtype}.json"
+        run, config = (self.folder / f"{kind}-{family}-{dtype}" for kind in ("run", "config"))
         if not run.exists():
             config.write_text(json.dumps({
                 "run_dir": str(run), "device": "cpu", "tokenizer": {"path": str(data / "tokenizer.json")},
-                "model": {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_ctx": self.N_CTX},
+                "model": {"family": family, "n_layer": 2, "n_head": 2, "n_embd": 32, "n_ctx": self.N_CTX, **options},
                 "data": {"train": str(data / "train_*.bin")},
                 "batch": {"tokens_per_step": 192, "micro_batch": 4}, "optimizer": {"learning_rate": 0.003},
                 "schedule": {"steps": 20}, "precision": {"dtype": dtype}}))
@@ -182,18 +184,37 @@ class Interchange:
         return f"{len(ids)} ids are equal"
 
     def check_checkpoint(self):
+        return "; ".join(self.same_model(self.trained(dtype)) for dtype in ("fp32", "bf16"))
+
+    def check_checkpoints_of_families(self):
+        llama3 = {"rope_scaling": "llama3", "rope_theta": 500, "rope_factor": 4, "rope_original_n_ctx": 8}
         said = []
-        for dtype in ("fp32", "bf16"):
-            folder = self.trained(dtype)
-            said.append(self.same_losses(folder, load(folder)))
-            model, tokenizer = load(folder, torch.float32), AutoTokenizer.from_pretrained(folder)
-            prompt = "One two"
-            ids = tokenizer(prompt, return_tensors="pt")
-            theirs = tokenizer.decode(model.generate(**ids, max_new_tokens=12, do_sample=False)[0])
-            ours = self.run("sample", folder, "--prompt", prompt, "--max-tokens", 12, "--temperature", 0, "--dtype", "fp32",
-                            "--device", "cpu")
-            assert ours.rstrip("\n") == theirs.rstrip("\n"), f"{ours!r} here, {theirs!r} in transformers"
-        return "; ".join(said)
+        for family, kind, options in (
+                ("llama", LlamaForCausalLM, {"n_head": 6, "n_kv_head": 2, "head_size": 8, "n_embd": 42, **llama3}),
+                ("llama", MistralForCausalLM, {"n_head": 3, "n_kv_head": 1, "head_size": 10}),  # which Llama's class refuses
+                ("qwen2", Qwen2ForCausalLM, {"n_kv_head": 1, "tied_head": "on"}),
+                ("qwen3", Qwen3ForCausalLM, {"n_kv_head": 2, "n_head": 6, "head_size": 16, "n_ff": 40}),
+                ("mistral", MistralForCausalLM, {"rope_scaling": "linear", "rope_factor": 2})):
+            for dtype in ("fp32", "bf16"):
+                folder = self.trained(dtype, family, **options)
+                model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+                assert model["architectures"] == [kind.__name__], model
+                said.append(self.same_model(folder))
+            shutil.rmtree(self.folder / f"run-{family}-fp32")
+            shutil.rmtree(self.folder / f"run-{family}-bf16")
+        return max(said)
+
+    def same_model(self, folder):
+        """Losses and greedy continuation are those of transformers."""
+        said = self.same_losses(folder, load(folder))
+        model, tokenizer = load(folder, torch.float32), AutoTokenizer.from_pretrained(folder)
+        prompt = "One two"
+        ids = tokenizer(prompt, return_tensors="pt")
+        theirs = tokenizer.decode(model.generate(**ids, max_new_tokens=12, do_sample=False)[0])
+        ours = self.run("sample", folder, "--prompt", prompt, "--max-tokens", 12, "--temperature", 0, "--dtype", "fp32",
+                        "--device", "cpu")
+        assert ours.rstrip("\n") == theirs.rstrip("\n"), f"{ours!r} here, {theirs!r} in transformers"
+        return said
 
     def check_export(self):
         for source in ("fp32", "bf16"):
@@ -225,6 +246,55 @@ class Interchange:
                 self.run("export", ours, "--out", out, "--max-shard-size", "30KB")
                 self.same_weights(load(out), load(source))
         return max(said)
+
+    def random_family(self, family, dtype, **changes):
+        """A model of odd shape, with random biases and norms."""
+        llama3 = dict(rope_type="llama3", rope_theta=300.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                      original_max_position_embeddings=16)
+        kind, options = {
+            "llama": (LlamaForCausalLM, dict(num_attention_heads=6, num_key_value_heads=2, head_dim=10, rope_parameters=llama3)),
+            "qwen2": (Qwen2ForCausalLM, dict(num_attention_heads=6, num_key_value_heads=6, tie_word_embeddings=True)),
+            "qwen3": (Qwen3ForCausalLM, dict(num_attention_heads=4, num_key_value_heads=1, head_dim=18)),
+            "mistral": (MistralForCausalLM, dict(num_attention_heads=2, num_key_value_heads=1, sliding_window=None)),
+        }[family]
+        config = kind.config_class(**{"vocab_size": 211, "max_position_embeddings": self.N_CTX, "hidden_size": 36,
+                                      "intermediate_size": 52, "num_hidden_layers": 2, "tie_word_embeddings": False,
+                                      **options, **changes})
+        model = kind(config)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, 0.02, 0.3)
+        return model.to(DTYPES[dtype]).eval()
+
+    def check_import_of_families(self):
+        said = []
+        for family in ("llama", "qwen2", "qwen3", "mistral"):
+            for dtype, size in (("fp32", "5GB"), ("fp32", "20KB"), ("bf16", "20KB"), ("fp16", "5GB")):
+                model, source, ours, out = self.random_family(family, dtype), *map(self.new, ("theirs", "ours", "back"))
+                model.save_pretrained(source, max_shard_size=size)
+                assert (source / "model.safetensors.index.json").exists() == (size == "20KB")
+                self.run("import", source, "--out", ours)
+                said.append(self.same_losses(source, model))
+                self.same_weights(load(ours), model.to(DTYPES[dtype]))
+                self.run("export", ours, "--out", out, "--max-shard-size", "30KB")
+                self.same_weights(load(out), load(source))
+                self.same_losses(out, load(out))
+        return max(said)
+
+    def check_refusals_of_families(self):
+        yarn = dict(rope_type="yarn", rope_theta=1e4, factor=4.0)
+        for family, key, changes in (
+                ("llama", "attention_bias", {"attention_bias": True}), ("llama", "mlp_bias", {"mlp_bias": True}),
+                ("llama", "hidden_act", {"hidden_act": "gelu"}), ("llama", "yarn", {"rope_parameters": yarn}),
+                ("mistral", "sliding_window", {"sliding_window": 16}), ("qwen3", "attention_bias", {"attention_bias": True}),
+                ("qwen2", "use_sliding_window", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0})):
+            source = self.new("theirs")
+            self.random_family(family, "fp32", **changes).save_pretrained(source)
+            try:
+                self.run("import", source, "--out", self.new("ours"))
+            except ValueError as error:
+                assert key in str(error), error
+            else:
+                raise AssertionError(f"{family} with {changes} was not refused")
 
     def check_import_without_prefix(self):
         model, source, ours = self.random_model("fp32"), self.new("theirs"), self.new("ours")

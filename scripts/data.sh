@@ -8,9 +8,15 @@
 #   fineweb-edu-10b   FineWeb-Edu, 10 billion GPT-2 tokens: the first 100 of the shards made by llm.c          20 GB
 #   fineweb-10b       FineWeb's sample of 10 billion tokens, tokenized by llm.c                                20 GB
 #   fineweb-edu-text  FineWeb-Edu's sample of 10 billion tokens as published, in Parquet, tokenized here       29 GB
+#   fineweb-edu-32k   the same texts, with a vocabulary of 32,000 tokens trained on them
+#   llama3            the vocabulary of Llama 3, after its licence was accepted on Hugging Face (HF_TOKEN)     9 MB
+#   qwen3             that of Qwen 2 and 3                                                                     11 MB
+#   smollm2           that of SmolLM2                                                                          2 MB
+#   fineweb-edu-llama3, fineweb-edu-qwen3, fineweb-edu-smollm2: the texts of fineweb-edu-text in these vocabularies
 #   hellaswag         HellaSwag's validation set, for evaluation.hellaswag and train_gpt eval --hellaswag      12 MB
 #
 # Environment: DATA_DIR (data), SHARDS (fineweb*: the number of training files), HF_ENDPOINT (a mirror of https://huggingface.co),
+# HF_TOKEN (an access token of Hugging Face, for files that need one),
 # TRAIN_GPT (build/train_gpt), TOKENIZER (fineweb-edu-text: a vocabulary to use instead of GPT-2's). Needs curl, and for Parquet
 # python3 (see scripts/parquet.py).
 # Downloads continue after an interruption. Each file is checked with a SHA-256 from this script or, for large files on Hugging Face,
@@ -31,11 +37,13 @@ sha256_of() { sha256sum "$1" | cut -d ' ' -f 1; }
 
 # The SHA-256 of a large file from Hugging Face's server; empty for other files.
 published_sha256() {
-    curl -sSI --connect-timeout 20 --retry 3 "$1" |
+    curl -sSI "${token[@]}" --connect-timeout 20 --retry 3 "$1" |
         tr -d '\r"' | tr '[:upper:]' '[:lower:]' | sed -n 's/^x-linked-etag: *\([0-9a-f]\{64\}\)$/\1/p' | head -n 1
 }
 
 fetch() {  # fetch URL FILE [SHA256]
+    local token=()
+    [[ $1 != "$hub"/* || -z "${HF_TOKEN:-}" ]] || token=(--oauth2-bearer "$HF_TOKEN")  # not sent on to other hosts
     local url=$1 file=$2 wanted=${3:-} status=0
     local part=$file.part host=${1#*://}
     host=${host%%/*}
@@ -45,14 +53,14 @@ fetch() {  # fetch URL FILE [SHA256]
     [ -n "$wanted" ] || wanted=$(published_sha256 "$url" || true)
     if [ ! -s "$file" ]; then
         echo "downloading $url"
-        curl -fL --connect-timeout 20 --retry 3 -C - -o "$part" "$url" || status=$?
+        curl -fL "${token[@]}" --connect-timeout 20 --retry 3 -C - -o "$part" "$url" || status=$?
         # If the file was already whole, curl fails with 22 or 33, because the server has nothing to add.
         if [ $status != 0 ] && ! { [ -s "$part" ] && [ -n "$wanted" ] && [ "$(sha256_of "$part")" = "$wanted" ]; }; then
             case $status in
                 5 | 6 | 7 | 28 | 35) stop "$host cannot be reached (curl: $status); check the connection and run the same command again, or put
        $url
        into $file by hand" ;;
-                22) stop "$host does not serve $url; it may have moved" ;;
+                22) stop "$host does not serve $url; it may have moved, or need a licence to be accepted there and HF_TOKEN" ;;
                 23) stop "$part cannot be written; free some space or set DATA_DIR to another disk, and run the same command again" ;;
                 *) stop "the download of $url broke off (curl: $status); run the same command again to continue it" ;;
             esac
@@ -116,20 +124,35 @@ shards() {  # shards DATASET PREFIX NUMBER FOLDER
     globs="data.train=$data/$4/$2_train_*.bin data.val=$data/$4/$2_val_*.bin"
 }
 
-parquet() {  # parquet DATASET FOLDER-THERE NUMBER FOLDER: files 000_00000.parquet … with texts
-    local n i to=$data/$4 files=() fresh=1 vocabulary=${TOKENIZER:-$data/gpt2}
-    set_number "$3"
-    [ -n "${TOKENIZER:-}" ] || gpt2
+vocabulary() {  # vocabulary NAME: of a published model
+    local model
+    case $1 in
+        llama3) model=meta-llama/Meta-Llama-3-8B ;;
+        qwen3) model=Qwen/Qwen3-0.6B-Base ;;
+        smollm2) model=HuggingFaceTB/SmolLM2-135M ;;
+    esac
+    fetch "$hub/$model/resolve/main/tokenizer.json" "$data/$1/tokenizer.json"
+}
+
+fineweb_edu_texts() {  # fineweb_edu_texts FOLDER OPTIONS…: tokenizes them with these options into the folder
+    local n i name=$1 to=$data/$1 files=() fresh=1
+    shift
+    set_number 14
     for ((i = 0; i < n; ++i)); do
-        files+=("$to/$(printf %03d "$i")_00000.parquet")
-        fetch "$hub/datasets/$1/resolve/main/$2/${files[i]##*/}" "${files[i]}"
+        files+=("$data/fineweb-edu-text/$(printf %03d "$i")_00000.parquet")
+        fetch "$hub/datasets/HuggingFaceFW/fineweb-edu/resolve/main/sample/10BT/${files[i]##*/}" "${files[i]}"
         [ "$to/tokenized" -nt "${files[i]}" ] || fresh=0
     done
     globs="data.train=$to/train_*.bin data.val=$to/val_*.bin"
     [ $fresh = 0 ] || return 0
     [ -x "$program" ] || stop "$program is not built; run make first, or set TRAIN_GPT"
-    "$here/parquet.py" "${files[@]}" |
-        "$program" tokenize - --field text --tokenizer "$vocabulary" --out "$to" --val-fraction 0.005
+    if [ "$name" = fineweb-edu-32k ] && ! [ -e "$to/vocabulary/tokenizer.json" ]; then  # trained on the first texts
+        mkdir -p "$to"
+        { "$here/parquet.py" "${files[0]}" || true; } | head -n 100000 > "$to/first.jsonl"
+        tokenize "$to/vocabulary" --field text --train-vocab 32000 "$to/first.jsonl"
+        rm "$to/first.jsonl"
+    fi
+    "$here/parquet.py" "${files[@]}" | "$program" tokenize - --field text "$@" --out "$to" --val-fraction 0.005
     touch "$to/tokenized"  # after both have ended well
 }
 
@@ -141,7 +164,14 @@ for name in "$@"; do
     case $name in
         gpt2 | tinyshakespeare | tinystories) $name ;;
         shakespeare) name=tinyshakespeare && tinyshakespeare ;;
-        fineweb-edu-text) parquet HuggingFaceFW/fineweb-edu sample/10BT 14 fineweb-edu-text ;;
+        llama3 | qwen3 | smollm2) vocabulary "$name" ;;
+        fineweb-edu-text)
+            [ -n "${TOKENIZER:-}" ] || gpt2
+            fineweb_edu_texts "$name" --tokenizer "${TOKENIZER:-$data/gpt2}" ;;
+        fineweb-edu-32k) fineweb_edu_texts "$name" --tokenizer "$data/$name/vocabulary" ;;
+        fineweb-edu-llama3 | fineweb-edu-qwen3 | fineweb-edu-smollm2)
+            vocabulary "${name##*-}"
+            fineweb_edu_texts "$name" --tokenizer "$data/${name##*-}" ;;
         fineweb-edu-10b) shards karpathy/fineweb-edu-100B-gpt2-token-shards edu_fineweb 100 fineweb-edu-10b ;;
         fineweb-10b) shards kjj0/fineweb10B-gpt2 fineweb 103 fineweb-10b ;;
         hellaswag) fetch https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl \

@@ -5,7 +5,8 @@ and the ideal number, and the degree of bank conflicts. Where nvdisasm is instal
 
     scripts/kernel_report.py --simulator LIBRARIES [--program build/train_gpt] [--nvcc nvcc] > kernels/REPORT.md
 
-The step: one layer of GPT-2 124M (C = 768, 12 heads of 64, vocabulary 50257), B = 2, T = 512, bf16.
+The steps: one layer of GPT-2 124M (C = 768, 12 heads of 64, vocabulary 50257), and one of a Qwen3 of that width with 4 key/value
+heads and a hidden layer of 2048, for the kernels that GPT-2 lacks; B = 2, T = 512, bf16.
 """
 import argparse
 import glob
@@ -25,13 +26,17 @@ B, T, C, H, V = 2, 512, 768, 12, 50257
 M, VP = B * T, (V + 127) // 128 * 128
 PARAMETERS = VP * C + T * C + 12 * C * C + 13 * C + 2 * C
 U = 2 * M * C  # bytes of B·T·C elements in bf16
+H_KV, F = 4, 2048  # of the Qwen3
+HEADS = 2 * M * (H + H_KV) * C // H  # bytes of its queries and keys
 
 # The least that a launch must read and write, in bytes; None: it depends on the data or is a small second pass.
 LEAST = [
-    (r"norm: forward_rows", 2 * U), (r"norm: backward_rows", 4 * U), (r"tile_forward: forward", 4 * U),
+    (r"norm: forward_rows", 2 * U), (r"norm_backward: backward_rows", 4 * U), (r"tile_forward: forward", 4 * U),
     (r"tile_backward: backward_keys", 6 * U), (r"tile_backward: backward_queries", 6 * U),
     (r"loss_in_shared_memory", 2 * 2 * M * V), (r"add_embeddings", 2 * U), (r"update_parameters", 30 * PARAMETERS),
     (r"sum_squares", 4 * PARAMETERS),
+    (r"rope: turn_heads", 2 * HEADS), (r"rope: backward_heads", 3 * HEADS), (r"swiglu: forward_kernel", 3 * 2 * M * F),
+    (r"swiglu: backward_kernel", 5 * 2 * M * F),
 ]
 
 
@@ -114,14 +119,14 @@ def softmax_instructions(architecture):
     return found
 
 
-def statistics():
-    """{kernel: (launches, read, written, sectors per load, ideal, sectors per store, ideal, bank conflicts)}"""
+def statistics(**model):
+    """In a step of GPT-2 with these changes, {kernel: (launches, read, written, sectors per load, ideal, sectors per store, ideal, bank conflicts)}"""
     with tempfile.TemporaryDirectory() as folder:
         settings = {"run_dir": folder + "/run", "device": "cuda", "model.n_layer": 1, "model.n_head": H, "model.n_embd": C,
                     "model.n_ctx": T, "model.vocab_size": V, "data.train": "synthetic", "data.val": "", "tokenizer.path": "",
                     "batch.micro_batch": B, "batch.sequence_length": T, "batch.tokens_per_step": M, "precision.dtype": "bf16",
                     "schedule.steps": 1, "schedule.tokens": 0, "schedule.warmup_steps": 0, "sampling.every": 0,
-                    "kernels.autotune": "off", "kernels.attention": "own"}
+                    "kernels.autotune": "off", "kernels.attention": "own", **{f"model.{key}": value for key, value in model.items()}}
         overrides = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         environment = dict(os.environ, LD_LIBRARY_PATH=args.simulator, GPUSIM_STATS="1")
         run = subprocess.run([args.program, "train", "configs/gpt2-124m.json", *overrides], capture_output=True, text=True,
@@ -140,12 +145,13 @@ def statistics():
     return found
 
 
-compiled, moved = resources(), statistics()
+compiled = resources()
+moved = statistics(family="qwen3", n_kv_head=H_KV, head_size=C // H, n_ff=F, vocab_size=1024) | statistics()
 print("# CUDA kernels without a GPU\n")
 print(f"Made by `scripts/kernel_report.py`: registers, spills and static shared memory as ptxas gives them for sm_{', sm_'.join(ARCHITECTURES)}")
 print("(one number where it is the same for all), and what a")
-print(f"simulated GPU counted in a training step of one layer of GPT-2 124M (C = {C}, {H} heads, vocabulary {V}, B = {B}, T = {T}, bf16)")
-print("and the warm-up before it. Bytes are those that threads ask for in a launch on average, whether a cache has them or not; the least is")
+print(f"simulated GPU counted in a training step of one layer of GPT-2 124M (C = {C}, {H} heads, vocabulary {V}, B = {B}, T = {T}, bf16),")
+print(f"for kernels that it lacks in one of a Qwen3 ({H_KV} key/value heads, hidden layer of {F}), and the warm-up before it. Bytes are those that threads ask for in a launch on average, whether a cache has them or not; the least is")
 print("what must be read and written once; where segments are looked up or rows of weights are read again, threads ask for more. Efficiency is ideal sectors over sectors; a bank conflict degree of 1 is none. No times: there")
 print("was no GPU. The simulator counts the bytes of asynchronous copies to shared memory (attention, the head, the backward pass of layer")
 print("norm) but not their sectors, so that load efficiency there speaks of the other loads alone.\n")

@@ -32,6 +32,10 @@ Choices choices_from_json(const std::string& text, const std::string& origin) {
         choices.micro_batch = json["micro_batch"].get<int>();
     }
     choices.recompute = json["recompute"].get<std::string>();
+    if (json.contains("platform")) {  // older checkpoints have none
+        if (!json["platform"].is_string()) throw damaged();
+        choices.platform = json["platform"].get<std::string>();
+    }
     for (const Json& line : json["kernels"]) {
         if (!line.is_string()) throw damaged();
         choices.kernels += line.get<std::string>() + "\n";
@@ -42,6 +46,7 @@ Choices choices_from_json(const std::string& text, const std::string& origin) {
 std::string to_json(const Choices& choices) {
     Json json = {{"micro_batch", choices.micro_batch},
                  {"recompute", choices.recompute},
+                 {"platform", choices.platform},
                  {"kernels", Json::array()}};
     std::istringstream lines(choices.kernels);
     for (std::string line; std::getline(lines, line);) json["kernels"].push_back(line);

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_text.h"
+#include "model/families/family.h"
 #include "training/config_keys.h"
 #include "training/config_parser.h"
 
@@ -21,22 +22,52 @@ int64_t saturating_product(int64_t a, int64_t b, int64_t c = 1) {
     return product;
 }
 
+DecoderSpec decoder_spec(const Config& config, int64_t vocab_size, const std::string& where) {
+    const Config::Model& m = config.model;
+    return family_of(m.family, where)
+        .spec({.n_layer = m.n_layer,
+               .n_head = m.n_head,
+               .n_embd = m.n_embd,
+               .n_ctx = m.n_ctx,
+               .vocab_size = vocab_size,
+               .n_kv_head = m.n_kv_head,
+               .head_size = m.head_size,
+               .n_ff = m.n_ff,
+               .norm = m.norm,
+               .norm_epsilon = m.norm_epsilon,
+               .mlp = m.mlp,
+               .biases = m.bias,
+               .qk_norm = m.qk_norm,
+               .tied_head = m.tied_head,
+               .positions = m.positions,
+               .init_std = m.init_std,
+               .rope_theta = m.rope_theta,
+               .rope_scaling = {.scaling = m.rope_scaling,
+                                .factor = m.rope_factor,
+                                .low_frequency_factor = m.rope_low_freq_factor,
+                                .high_frequency_factor = m.rope_high_freq_factor,
+                                .original_context = m.rope_original_n_ctx}},
+              where);
+}
+
 void check_model(const Config& config, const std::string& name) {
     const auto& model = config.model;
-    if (model.n_embd % model.n_head != 0) {
+    const bool has_head_size = model.head_size > 0 || model.family == "qwen3";
+    if (!has_head_size && model.n_embd % model.n_head != 0) {
         const int64_t size = std::max<int64_t>(1, (model.n_embd + model.n_head / 2) / model.n_head);
         throw Error(name, ": model.n_embd = ", model.n_embd,
                     " does not divide into model.n_head = ", model.n_head,
                     " heads of equal size; the nearest n_embd that does is ", size * model.n_head);
     }
     constexpr int max_head_size = 256;
-    if (model.n_embd / model.n_head > max_head_size) {
+    if (!has_head_size && model.n_embd / model.n_head > max_head_size) {
         int heads = (model.n_embd + max_head_size - 1) / max_head_size;
         while (model.n_embd % heads != 0) ++heads;
         throw Error(name, ": model.n_embd / model.n_head = ", model.n_embd / model.n_head,
                     " is the size of a head, which may be ", max_head_size,
                     " at most; use n_head = ", heads, " or more");
     }
+    (void)decoder_spec(config, std::max(model.vocab_size, 1), concat(name, ": the model"));
 }
 
 void check_batch(const Config& config, const std::string& name) {
@@ -98,6 +129,10 @@ void check_schedule(const Config& config, const std::string& name) {
 }
 
 }  // namespace
+
+DecoderSpec spec_of(const Config& config, int64_t vocab_size) {
+    return decoder_spec(config, vocab_size, "the model");
+}
 
 Config parse_config(const std::string& text, const std::string& name,
                     const std::vector<std::string>& overrides) {

@@ -12,6 +12,7 @@
 #include "base/dtype.h"
 #include "device/device.h"
 #include "model/recompute.h"
+#include "model/spec.h"
 #include "training/one_of.h"
 
 namespace train_gpt {
@@ -56,6 +57,43 @@ struct WordsOf<std::optional<Recompute>> {
 };
 
 template <>
+struct WordsOf<std::optional<Norm>> {
+    static constexpr Word<std::optional<Norm>> list[] = {
+        {"auto", std::nullopt}, {"layernorm", Norm::layer}, {"rmsnorm", Norm::rms}};
+};
+
+template <>
+struct WordsOf<std::optional<Mlp>> {
+    static constexpr Word<std::optional<Mlp>> list[] = {
+        {"auto", std::nullopt}, {"gelu", Mlp::gelu}, {"swiglu", Mlp::swiglu}};
+};
+
+template <>
+struct WordsOf<std::optional<Biases>> {
+    static constexpr Word<std::optional<Biases>> list[] = {
+        {"auto", std::nullopt}, {"none", Biases::none}, {"qkv", Biases::qkv}, {"all", Biases::all}};
+};
+
+template <>
+struct WordsOf<std::optional<Positions>> {
+    static constexpr Word<std::optional<Positions>> list[] = {
+        {"auto", std::nullopt}, {"learned", Positions::learned}, {"rope", Positions::rope}};
+};
+
+template <>
+struct WordsOf<std::optional<bool>> {
+    static constexpr Word<std::optional<bool>> list[] = {
+        {"auto", std::nullopt}, {"on", true}, {"off", false}};
+};
+
+template <>
+struct WordsOf<RopeScaling> {
+    static constexpr Word<RopeScaling> list[] = {{"none", RopeScaling::none},
+                                                 {"linear", RopeScaling::linear},
+                                                 {"llama3", RopeScaling::llama3}};
+};
+
+template <>
 struct WordsOf<bool> {
     static constexpr Word<bool> list[] = {{"on", true}, {"off", false}};
 };
@@ -92,9 +130,23 @@ struct Config {
     std::string device = "auto";  // auto | cpu | cuda
 
     struct Model {
+        std::string family = "gpt2";
         int n_layer = 12, n_head = 12, n_embd = 768, n_ctx = 1024;
-        int vocab_size = 0;     // 0: the tokenizer's
-        std::string init_from;  // a checkpoint whose weights start this run, with a fresh optimizer
+        int vocab_size = 0;  // 0: the tokenizer's
+        // Where the model departs from its family; 0 and "auto": nowhere.
+        int n_kv_head = 0, head_size = 0, n_ff = 0;
+        OneOf<std::optional<Norm>> norm = {};
+        double norm_epsilon = 0;
+        OneOf<std::optional<Mlp>> mlp = {};
+        OneOf<std::optional<Biases>> bias = {};
+        OneOf<std::optional<bool>> qk_norm = {}, tied_head = {};
+        OneOf<std::optional<Positions>> positions = {};
+        double init_std = 0;
+        double rope_theta = 0;
+        OneOf<RopeScaling> rope_scaling = {};
+        double rope_factor = 1, rope_low_freq_factor = 1, rope_high_freq_factor = 4;
+        int rope_original_n_ctx = 8192;
+        std::string init_from = {};  // a checkpoint whose weights start this run
     } model;
 
     struct Tokenizer {
@@ -122,6 +174,7 @@ struct Config {
     struct Optimizer {
         double learning_rate = 6e-4, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8,
                grad_clip = 1.0;  // 0: no clipping
+        double z_loss = 0;
     } optimizer;
 
     struct Schedule {
@@ -181,6 +234,8 @@ struct Config {
         double bucket_mb = 64;  // MiB of fp32 gradients
         OneOf<DType> reduce_dtype = DType::fp32;
         double timeout_seconds = 300;
+        int nccl_max_ctas = 0;  // 0: as NCCL chooses
+        int reserved_sms = 0;   // on a GPU
     } parallel;
 
     int sequence_length() const {
@@ -202,6 +257,9 @@ Config load_config(const std::filesystem::path& file, const std::vector<std::str
 /// The same from a JSON text; `name` stands for the file in errors.
 Config parse_config(const std::string& json, const std::string& name,
                     const std::vector<std::string>& overrides = {});
+
+/// The model that a configuration describes, with this vocabulary.
+DecoderSpec spec_of(const Config& config, int64_t vocab_size);
 
 /// The whole configuration, every key with its value, as strict JSON that load_config reads back
 /// equal.

@@ -51,12 +51,56 @@ constexpr ConfigKey table[] = {
      "The device of the run; `auto`: a GPU if the build supports it and the machine has one, else "
      "the CPU."},
 
+    {KEY(model.family), one_of({"gpt2", "llama", "qwen2", "qwen3", "mistral"}),
+     "The family of models, which sets the defaults of the keys below that are 0 or `auto`, and "
+     "whose "
+     "files checkpoints are. A combination that no family has is kept in files that only this "
+     "program reads."},
     {KEY(model.n_layer), between(1, 4096), "Transformer blocks."},
     {KEY(model.n_head), between(1, 65536),
-     "Attention heads per block; must divide `model.n_embd`."},
+     "Attention heads per block; must divide `model.n_embd` unless `model.head_size` is set."},
     {KEY(model.n_embd), between(1, 262144), "Width of the residual stream (channels)."},
-    {KEY(model.n_ctx), between(1, 16777216), "Context length: the number of learned positions."},
+    {KEY(model.n_ctx), between(1, 16777216), "Context length: the number of positions."},
     {KEY(model.vocab_size), between(0, 16777216), "Vocabulary size; 0: the tokenizer's."},
+    {KEY(model.n_kv_head), between(0, 65536),
+     "Heads of keys and values, each for the same number of query heads; 0: `model.n_head`."},
+    {KEY(model.head_size), between(0, 256),
+     "Width of a head; 0: `model.n_embd` / `model.n_head`, or 128 with `qwen3`."},
+    {KEY(model.n_ff), between(0, 4194304),
+     "Width of the MLP's hidden layer; 0: 4 · `model.n_embd` with `gpt2`, else 8/3 · "
+     "`model.n_embd`, rounded up to a multiple of 256."},
+    {KEY(model.norm), one_of<std::optional<Norm>>(), "LayerNorm (`gpt2`) or RMSNorm (the others)."},
+    {KEY(model.norm_epsilon), between(0, 1),
+     "Added to the variance in norms; 0: the family's, 1e-5 or for Qwen 1e-6."},
+    {KEY(model.mlp), one_of<std::optional<Mlp>>(),
+     "The MLP: `gelu` (tanh approximation; `gpt2`) or `swiglu` (the others)."},
+    {KEY(model.bias), one_of<std::optional<Biases>>(),
+     "Biases: in no layer (`llama`, `qwen3`, `mistral`), of queries, keys and values (`qwen2`), or "
+     "in "
+     "all linear layers and LayerNorms (`gpt2`)."},
+    {KEY(model.qk_norm), one_of<std::optional<bool>>(),
+     "RMSNorm of each head of queries and keys before they are rotated (`qwen3`)."},
+    {KEY(model.tied_head), one_of<std::optional<bool>>(),
+     "Whether the output head is the token embedding (`gpt2`)."},
+    {KEY(model.positions), one_of<std::optional<Positions>>(),
+     "`learned` vectors (`gpt2`), or `rope`: queries and keys are rotated (the others)."},
+    {KEY(model.init_std), between(0, 1),
+     "Standard deviation of the initial weights; 0: the family's, 0.02. The two projections into "
+     "the residual stream get 1/√(2 · `model.n_layer`) of it, learned positions half of it."},
+    {KEY(model.rope_theta), at_least(0),
+     "Base of the rotation's frequencies; 0: the family's, 10000 or for Qwen 1000000. Llama 3: "
+     "500000."},
+    {KEY(model.rope_scaling), one_of<RopeScaling>(),
+     "How the rotation's frequencies are lowered for longer contexts: all of them by a factor "
+     "(`linear`), or as for Llama 3.1 (`llama3`)."},
+    {KEY(model.rope_factor), at_least(1), "The factor of `model.rope_scaling`."},
+    {KEY(model.rope_low_freq_factor), greater_than(0),
+     "`llama3`: wavelengths above `model.rope_original_n_ctx` / this are lengthened by the "
+     "factor."},
+    {KEY(model.rope_high_freq_factor), greater_than(0),
+     "`llama3`: wavelengths below `model.rope_original_n_ctx` / this stay as they are."},
+    {KEY(model.rope_original_n_ctx), between(1, 16777216),
+     "`llama3`: the context length that the factor stretches."},
     {KEY(model.init_from), any_text(),
      "A checkpoint from whose weights the run starts, with a new optimizer state; empty: random "
      "weights."},
@@ -95,6 +139,10 @@ constexpr ConfigKey table[] = {
     {KEY(optimizer.epsilon), between(1e-37, 1e6), "Added to the denominator of AdamW's update."},
     {KEY(optimizer.grad_clip), at_least(0),
      "Largest global norm of the gradient; larger ones are scaled down to it. 0: no clipping."},
+    {KEY(optimizer.z_loss), between(0, 1),
+     "Weight of the z-loss, the square of the logarithm of the softmax's denominator, which keeps "
+     "logits from drifting; PaLM's is 1e-4. It acts through the gradient; the losses that a run "
+     "reports are without it. 0: none."},
 
     {KEY(schedule.steps), between(0, max_steps),
      "Length of the run in optimizer steps. Exactly one of `steps`, `tokens` and `epochs` must be "
@@ -167,9 +215,11 @@ constexpr ConfigKey table[] = {
      "(bf16, without a document mask); its backward pass may use up to 2 GiB of scratch memory. "
      "`auto`: the faster of the two, timed at the start of the run."},
     {KEY(kernels.autotune), one_of<bool>(),
-     "On a GPU. `on`: before the first step, time cuBLASLt's algorithms for each shape and, if "
-     "`kernels.attention` is `auto`, both attentions; use the fastest. `off`: use cuBLASLt's first "
-     "algorithm and the project's own attention. A resumed run keeps its earlier choices."},
+     "On a GPU. `on`: before the first step, time cuBLASLt's algorithms for each shape, GELU and "
+     "bias gradients within a product or after it and, if `kernels.attention` is `auto`, both "
+     "attentions; use the fastest. `off`: use cuBLASLt's first algorithm, GELU within a product, "
+     "bias gradients after it and the project's own attention. A resumed run keeps its earlier "
+     "choices on the same GPU model with the same driver and libraries."},
 
     {KEY(parallel.zero), between(0, 2),
      "ZeRO's stage, which is what data parallelism splits over ranks. 0: nothing; 1: optimizer "
@@ -180,6 +230,16 @@ constexpr ConfigKey table[] = {
      "Dtype in which gradients are sent between ranks; `bf16` halves the traffic and rounds them."},
     {KEY(parallel.timeout_seconds), greater_than(0),
      "If a rank makes no progress for this long, the watchdog considers it hung and ends the job."},
+    {KEY(parallel.nccl_max_ctas), between(0, 32),
+     "On GPUs, the most thread blocks (CTAs) of one of NCCL's collectives, each of which keeps a "
+     "multiprocessor (SM) busy. 0: as many as NCCL chooses for the links, since fewer may make a "
+     "collective slower."},
+    {KEY(parallel.reserved_sms), between(0, 1024),
+     "On GPUs, multiprocessors (SMs) that cuBLASLt's products leave free in a backward pass during "
+     "which gradients are exchanged: a product that runs on all of them until it ends makes a "
+     "collective wait, and with it every rank. 0: none, since products are slower without them "
+     "also while no collective runs. If runs wait for communication, try the number of "
+     "`parallel.nccl_max_ctas`."},
 };
 
 #undef KEY

@@ -19,11 +19,12 @@ namespace train_gpt {
 
 /// Where a key's value lives in a Config; the pointer's type is the key's type.
 using TrainSources = std::vector<Config::Data::Source>;
-using KeyField =
-    std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, TrainSources*,
-                 OneOf<Decay>*, OneOf<DType>*, OneOf<std::optional<DType>>*,
-                 OneOf<std::optional<Recompute>>*, OneOf<bool>*, OneOf<ProgressStyle>*,
-                 OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*>;
+using KeyField = std::variant<
+    int*, int64_t*, uint64_t*, double*, bool*, std::string*, TrainSources*, OneOf<Decay>*,
+    OneOf<DType>*, OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
+    OneOf<ProgressStyle>*, OneOf<std::optional<Norm>>*, OneOf<std::optional<Mlp>>*,
+    OneOf<std::optional<Biases>>*, OneOf<std::optional<bool>>*, OneOf<std::optional<Positions>>*,
+    OneOf<RopeScaling>*, OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*>;
 
 /// Words are texts too.
 bool is_text(const KeyField& field);
@@ -40,7 +41,7 @@ constexpr double max_exact_integer =
 struct KeyRule {
     double low = -infinity, high = infinity;
     bool above_low = false;  // low itself is not valid
-    std::array<std::string_view, 4> word_list{};
+    std::array<std::string_view, 5> word_list{};
     size_t word_count = 0;
 
     std::span<const std::string_view> words() const {

@@ -5,9 +5,12 @@
 
 #include "base/error.h"
 #include "kernels/choices.h"
+#include "model/registry.h"
+#include "parallel/first_collectives.h"
 #include "parallel/together.h"
 #include "training/checkpoint.h"
 #include "training/plan.h"
+#include "training/step_sums.h"
 
 namespace train_gpt {
 
@@ -26,10 +29,23 @@ Choices kept_choices(const std::filesystem::path& run_dir) {
     return {};
 }
 
+void first_collectives(const Config& config, const DecoderSpec& spec, const Device& device,
+                       DType dtype, const World& world, Communicator& group) {
+    const Registry registry = registry_of(spec);
+    const Sharding sharding = sharding_of(config, world.rank(), world.size());
+    world.activity().phase = "connecting";
+    do_first_collectives(group, device,
+                         BucketLayout(registry.parameters, sharding.size, sharding.bucket_elements),
+                         sharding, dtype,
+                         StepSums::count(static_cast<int>(config.data.train.size())) +
+                             std::ssize(registry.parameters));
+    world.activity().phase = "start";
+}
+
 }  // namespace
 
 Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,
-                 const World& world) {
+                 const World& world, Communicator& group) {
     Decisions decided;
     const std::string dtype = first_for_all(world, [&]() -> std::string {
         return name_of(resolve_dtype(config.precision.dtype, device));
@@ -37,6 +53,7 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
     decided.dtype = dtype == name_of(DType::bf16) ? DType::bf16 : DType::fp32;
     decided.kept = choices_from_json(
         first_for_all(world, [&] { return to_json(kept_choices(config.run_dir)); }));
+    first_collectives(config, spec, device, decided.dtype, world, group);
     const uint64_t available =
         memory_available(device) / static_cast<uint64_t>(device.is_cuda() ? 1 : world.local_size());
     const Choices chosen = choices_from_json(first_for_all(world, [&] {
@@ -51,11 +68,13 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
 Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& world) {
     Stream& stream = trainer.stream;
     const bool first_rank = world.rank() == 0, is_cuda = stream.device.is_cuda();
-    set_kernel_choices(stream, decided.kept.kernels);
-    if (first_rank && is_cuda) trainer.warm_up();
     const Choices choices = choices_from_json(first_for_all(world, [&] {
+        const std::string platform = kernel_platform(stream);
+        if (decided.kept.platform == platform) set_kernel_choices(stream, decided.kept.kernels);
+        if (is_cuda) trainer.warm_up();
         return to_json(Choices{.micro_batch = decided.micro_batch,
                                .recompute = name_of(decided.recompute),
+                               .platform = platform,
                                .kernels = kernel_choices(stream)});
     }));
     if (!first_rank && is_cuda) {

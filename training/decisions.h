@@ -3,6 +3,7 @@
 #pragma once
 #include "device/device.h"
 #include "model/stage.h"
+#include "parallel/communicator.h"
 #include "parallel/world.h"
 #include "training/choices.h"
 #include "training/config.h"
@@ -17,12 +18,14 @@ struct Decisions {
     int micro_batch = 0;
     Choices kept;  // of the newest whole checkpoint, if there is one
 };
-/// All ranks call it.
+/// Before it looks how much memory is available, it does the group's first collectives
+/// (parallel/first_collectives.h). All ranks call it.
 Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,
-                 const World& world);
+                 const World& world, Communicator& group);
 
-/// Chooses among kernels with alternatives: as in `decided.kept`, else by timing them on every path
-/// of a step. All ranks call it. Returns all of the run's choices.
+/// Chooses among kernels with alternatives: as in `decided.kept` if that was on the same platform,
+/// else by timing them on every path of a step. All ranks call it before they set weights. Returns
+/// all of the run's choices.
 Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& world);
 
 }  // namespace train_gpt

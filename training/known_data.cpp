@@ -12,8 +12,19 @@ namespace train_gpt {
 namespace fs = std::filesystem;
 
 std::string command_that_makes(const std::string& path) {
-    constexpr const char* fetched[] = {"gpt2",        "tinyshakespeare", "tinystories",
-                                       "fineweb-10b", "fineweb-edu-10b", "fineweb-edu-text",
+    constexpr const char* fetched[] = {"gpt2",
+                                       "tinyshakespeare",
+                                       "tinystories",
+                                       "fineweb-10b",
+                                       "fineweb-edu-10b",
+                                       "fineweb-edu-text",
+                                       "fineweb-edu-32k",
+                                       "llama3",
+                                       "qwen3",
+                                       "smollm2",
+                                       "fineweb-edu-llama3",
+                                       "fineweb-edu-qwen3",
+                                       "fineweb-edu-smollm2",
                                        "hellaswag"};
     bool in_data = false;  // the folder that scripts/data.sh writes to
     for (const fs::path& part : fs::path(path).lexically_normal()) {

@@ -57,12 +57,12 @@ StoredModel open_llmc_model(const fs::path& path) {
         throw Error(path.string(), " is a model file of llm.c's version ", version,
                     "; only version ", fp32_version, " (fp32) and ", bf16_version,
                     " (bf16) are supported");
-    const DecoderSpec spec = gpt2.spec(checked({.n_layer = header[at_layers],
-                                                .n_head = header[at_heads],
-                                                .n_embd = header[at_channels],
-                                                .n_ctx = header[at_n_ctx],
-                                                .vocab_size = header[at_vocab]},
-                                               path.string()));
+    const DecoderSpec spec = gpt2.spec({.n_layer = header[at_layers],
+                                        .n_head = header[at_heads],
+                                        .n_embd = header[at_channels],
+                                        .n_ctx = header[at_n_ctx],
+                                        .vocab_size = header[at_vocab]},
+                                       path.string());
     const int64_t padded = header[at_padded];
     if (padded < spec.vocab_size || padded > 2 * int64_t{1 << 24})
         throw Error(path.string(), " has ", padded, " rows for a vocabulary of ", spec.vocab_size,
@@ -106,6 +106,9 @@ void write_llmc_model(const fs::path& path, const StoredModel& model, StoredType
     if (dtype == StoredType::fp16)
         throw Error("llm.c's model files hold fp32 or bf16, not fp16; choose one with --dtype");
     const DecoderSpec& spec = model.spec;
+    if (spec.family != &gpt2)
+        throw Error("llm.c's model files hold GPT-2, and this model is a ", spec.family->title,
+                    "; export it with --format huggingface");
     int32_t header[header_ints] = {};
     header[at_magic] = magic;
     header[at_version] = dtype == StoredType::fp32 ? fp32_version : bf16_version;

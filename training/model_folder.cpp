@@ -172,7 +172,8 @@ bool is_model_folder(const fs::path& directory) {
 DecoderSpec read_model_spec(const fs::path& directory) {
     const fs::path path = directory / "config.json";
     const Json json = read_json(path);
-    return family_of(field<std::string>(json, "model_type", path), path).read_config(json, path);
+    return family_of(field<std::string>(json, "model_type", path), path.string())
+        .read_config(json, path);
 }
 
 StoredModel open_model_folder(const fs::path& directory) {
@@ -250,6 +251,11 @@ StoredModel open_model_folder(const fs::path& directory, const DecoderSpec& spec
 
 void require_same_model(const fs::path& directory, const DecoderSpec& found,
                         const DecoderSpec& wanted) {
+    if (found.family != wanted.family)
+        throw Error("the model in ", directory.string(), " is of the family ",
+                    found.family->model_type, ", but the configuration's is ",
+                    wanted.family->model_type,
+                    "; change the configuration, or choose another run_dir or model.init_from");
     const auto require = [&](const char* key, int64_t have, int64_t want) {
         if (have != want)
             throw Error("the model in ", directory.string(), " has ", key, " = ", have,
@@ -258,9 +264,20 @@ void require_same_model(const fs::path& directory, const DecoderSpec& found,
     };
     require("n_layer", found.n_layer, wanted.n_layer);
     require("n_head", found.n_head, wanted.n_head);
+    require("n_kv_head", found.n_kv_head, wanted.n_kv_head);
+    require("head_size", found.head_size, wanted.head_size);
     require("n_embd", found.n_embd, wanted.n_embd);
+    require("n_ff", found.n_ff, wanted.n_ff);
     require("n_ctx", found.n_ctx, wanted.n_ctx);
     require("vocab_size", found.vocab_size, wanted.vocab_size);
+    DecoderSpec same = wanted;
+    same.init_std = found.init_std;
+    if (found != same)
+        throw Error(
+            "the model in ", directory.string(),
+            " has another norm, MLP, biases, head or positions than the configuration; its "
+            "config.json says which; change the configuration, or choose another run_dir or "
+            "model.init_from");
 }
 
 DType read_model_dtype(const fs::path& directory) {

@@ -200,7 +200,7 @@ Choices choose_by_memory(const Choices& kept, uint64_t available, const Config& 
     if (serves) fit = fit_into(available, as_kept, spec, dtype, device, ranks);
     if (!serves || fit.bytes > available)
         fit = fit_into(available, config, spec, dtype, device, ranks);
-    return {fit.micro_batch, name_of(fit.recompute), kept.kernels};
+    return {.micro_batch = fit.micro_batch, .recompute = name_of(fit.recompute)};
 }
 
 std::string change_that_fits(const Config& config, const DecoderSpec& spec, DType dtype,

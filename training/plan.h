@@ -43,8 +43,8 @@ struct Fit {
 Fit fit_into(uint64_t available, const Config& config, const DecoderSpec& spec, DType dtype,
              const Device& device, int ranks = 1);
 
-/// The choices that depend on memory, for a run that starts or resumes here: those of `kept` where
-/// they still divide a step, feed all ranks and fit, else those of fit_into().
+/// The choices that depend on memory, and only these, for a run that starts or resumes here: those
+/// of `kept` where they still divide a step, feed all ranks and fit, else those of fit_into().
 Choices choose_by_memory(const Choices& kept, uint64_t available, const Config& config,
                          const DecoderSpec& spec, DType dtype, const Device& device, int ranks = 1);
 

@@ -28,17 +28,18 @@ int run_as_rank(const std::function<int(const World&)>& work) {
     }
 }
 
-int run_watched(const World& world, const std::string& wanted_device, double timeout_seconds,
+int run_watched(const World& world, const RankOptions& options,
                 const std::function<int(const Device&, Communicator&)>& work) {
-    const Device device = device_of_rank(world, wanted_device);
-    const std::unique_ptr<Communicator> group = open_communicator(world, device, world.activity());
+    const Device device = device_of_rank(world, options.device);
+    const std::unique_ptr<Communicator> group =
+        open_communicator(world, device, world.activity(), options.collectives);
     Watchdog::Listener listener(world.rank(), world.size());
     const std::string invitation = world.broadcast(listener.invitation());
     Watchdog watchdog(std::move(listener), invitation, world.activity(),
                       {.rank = world.rank(),
                        .size = world.size(),
                        .host = world.host(),
-                       .timeout_seconds = timeout_seconds,
+                       .timeout_seconds = options.timeout_seconds,
                        .check = [&] { group->check(); },
                        .on_failure = [&](const char*) { group->abort(); }});
     try {

@@ -22,10 +22,16 @@ class ReportedError : public Error {
 /// with several ranks it is printed with rank and host, and ends all of them.
 int run_as_rank(const std::function<int(const World&)>& work);
 
+struct RankOptions {
+    std::string device = "auto";  // as for device_of_rank()
+    double timeout_seconds = 300;
+    CollectiveSettings collectives = {};
+};
+
 /// Runs `work` on this rank's device with the group of all ranks, while a watchdog makes sure that
 /// no rank waits for one that is gone. Must be called within run_as_rank(). Throws ReportedError
 /// for what the watchdog has printed; returns 1 after a SharedError, which the first rank prints.
-int run_watched(const World& world, const std::string& wanted_device, double timeout_seconds,
+int run_watched(const World& world, const RankOptions& options,
                 const std::function<int(const Device&, Communicator&)>& work);
 
 }  // namespace train_gpt

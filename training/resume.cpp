@@ -61,6 +61,16 @@ std::string note_on_choices(const Config& config, const Choices& kept, const Cho
                   "; the batches stay the same, but their gradients are added in another order");
 }
 
+/// The note for a resumed run whose kernels were chosen on another platform; empty if none were.
+std::string note_on_kernels(const Choices& kept, const Choices& chosen) {
+    if (kept.kernels.empty() || chosen.platform.empty() || kept.platform == chosen.platform)
+        return "";
+    return concat("note: the run's kernels had been chosen on ",
+                  kept.platform.empty() ? "a GPU that is not recorded" : kept.platform,
+                  "; they are chosen anew on ", chosen.platform,
+                  ", so its results may differ in the last bits");
+}
+
 }  // namespace
 
 std::string describe_if_complete(const Config& config, const RunData& data, const World& world,
@@ -117,8 +127,9 @@ void initialize_weights(const Config& config, const RunData& data, Trainer& trai
 void record_start(const RunFolder& folder, const StartRecord& start, Progress& progress) {
     for (const std::string& data : folder.describe(start.config, start.attention))
         if (start.resumes) progress.say(note_on_changed(data));
-    const std::string note = note_on_choices(start.config, start.kept, start.choices);
-    if (start.resumes && !note.empty()) progress.say(note);
+    for (const std::string& note : {note_on_choices(start.config, start.kept, start.choices),
+                                    note_on_kernels(start.kept, start.choices)})
+        if (start.resumes && !note.empty()) progress.say(note);
     write_choices(folder.path(), start.choices);
 }
 

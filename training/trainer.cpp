@@ -6,20 +6,11 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/random.h"
 #include "device/copy.h"
 #include "kernels/head_loss.h"
-#include "model/families/family.h"
 
 namespace train_gpt {
-
-DecoderSpec spec_of(const Config& config, int64_t vocab_size) {
-    const auto& m = config.model;
-    return default_family().spec({.n_layer = m.n_layer,
-                                  .n_head = m.n_head,
-                                  .n_embd = m.n_embd,
-                                  .n_ctx = m.n_ctx,
-                                  .vocab_size = vocab_size});
-}
 
 LoaderOptions loader_options(const Config& config, int64_t first_step, int rank, int ranks) {
     return {.seed = config.seed,
@@ -78,7 +69,8 @@ Trainer::Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Rec
              .T = config.sequence_length(),
              .recompute = recompute,
              .use = ParameterStore::Use::training,
-             .document_mask = config.data.document_mask},
+             .document_mask = config.data.document_mask,
+             .z_loss = static_cast<float>(config.optimizer.z_loss)},
             parameters, arena),
       generator(spec, registry, parameters, arena),
       optimizer(parameters, arena, StepSums::count(static_cast<int>(config.data.train.size()))),
@@ -87,7 +79,8 @@ Trainer::Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Rec
                        config.data.document_mask),
       outcomes(arena),
       clock(arena.device()),
-      sources_(static_cast<int>(config.data.train.size())) {
+      sources_(static_cast<int>(config.data.train.size())),
+      reserved_sms_(sharding.size > 1 ? config.parallel.reserved_sms : 0) {
     stream.settings = kernel_settings(config);
     stream.scratch_bytes = std::max(model.scratch_bytes(stream), generator.scratch_bytes(stream));
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
@@ -106,12 +99,19 @@ TokenBatch Trainer::next_batch(TrainLoader& loader) {
 void Trainer::begin_step(int micro_batches, int most) {
     parameters.begin_step(micro_batches, most);
     first_micro_batch_ = true;
+    micro_batches_left_ = micro_batches;
 }
 
 void Trainer::micro_batch(const TokenBatch& batch) {
+    micro_batch(batch, parameters.exchanges_beside(--micro_batches_left_ == 0));
+}
+
+void Trainer::micro_batch(const TokenBatch& batch, bool exchanges) {
     const bool first = std::exchange(first_micro_batch_, false);
     model.forward(stream, 0, batch);
+    stream.settings.reserved_sms = exchanges ? reserved_sms_ : 0;
     model.backward(stream, 0, batch);
+    stream.settings.reserved_sms = 0;
     accumulate_loss(stream, &sums()->loss, model.losses(), feed.targets(), !first);
     if (sources_ > 1 && feed.sources())  // there are none before the first batch
         accumulate_loss_by_source(stream, {.totals = sums()->loss_of_source,
@@ -132,13 +132,24 @@ void Trainer::update(const AdamWStep& args, float scale, float clip) {
 }
 
 void Trainer::warm_up() {
-    std::fill(evaluation_batch.tokens.begin(), evaluation_batch.tokens.end(), 0);
-    std::fill(evaluation_batch.targets.begin(), evaluation_batch.targets.end(), 0);
-    std::fill(evaluation_batch.doc_start.begin(), evaluation_batch.doc_start.end(), 0);
+    parameters.fill_weights(stream);
+    const RandomStream random(0, RandomPurpose::synthetic, 1, 0);
+    uint64_t drawn = 0;
+    const auto token = [&] {
+        return static_cast<int32_t>(random.bits(drawn++) %
+                                    static_cast<uint32_t>(generator.spec().vocab_size));
+    };
+    std::ranges::generate(evaluation_batch.tokens, token);
+    std::ranges::generate(evaluation_batch.targets, token);
+    std::ranges::fill(evaluation_batch.doc_start, 0);
     evaluation_batch.run(stream, model);
-    begin_step(2, 2);
-    for (int i = 0; i < 2; ++i) micro_batch(evaluation_batch.on_device());
-    const std::vector<int32_t> prompt(2, 0);
+    // A product is timed when it first overwrites its result, as in a step's first micro-batch.
+    for (const bool exchanges : {false, true}) {
+        if (exchanges && reserved_sms_ == 0) continue;
+        begin_step(2, 2);
+        for (int i = 0; i < 2; ++i) micro_batch(evaluation_batch.on_device(), exchanges);
+    }
+    const std::vector<int32_t> prompt{token(), token()};
     for (const size_t n : {size_t{1}, prompt.size()}) {
         generator.reset();
         if (static_cast<int>(n) <= generator.spec().n_ctx)

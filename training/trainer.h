@@ -55,8 +55,10 @@ struct Trainer {
     void update(const AdamWStep& args, float scale, float clip);
 
     /// Runs every path of a step, an evaluation and a sample once and applies nothing, so that
-    /// libraries load and choose their kernels now and not during a step. The first micro-batch
-    /// overwrites the gradients that this leaves.
+    /// libraries load and choose their kernels now and not during a step. Kernels are timed on what
+    /// a model with random weights computes from random tokens: zeros or constants take less power
+    /// and therefore less time. The weights must be set after it; the first micro-batch overwrites
+    /// the gradients that it leaves.
     void warm_up();
 
     Stream stream;
@@ -75,13 +77,16 @@ struct Trainer {
     /// This rank's, in the device's memory.
     StepSums* sums() { return reinterpret_cast<StepSums*>(optimizer.sums_of_rank()); }
 
+    /// exchanges: while it runs backward, ranks exchange gradients.
+    void micro_batch(const TokenBatch& batch, bool exchanges);
+
     double* stop_request_ = nullptr;  // in host memory
     int sources_;                     // of training data
-    bool first_micro_batch_ = true;   // of the step
+    int reserved_sms_;                // by products while ranks exchange gradients
+    // Of the step's micro-batches.
+    bool first_micro_batch_ = true;
+    int micro_batches_left_ = 0;
 };
-
-/// The model that a configuration describes, with this vocabulary.
-DecoderSpec spec_of(const Config& config, int64_t vocab_size);
 
 /// The LoaderOptions that follow from the configuration.
 LoaderOptions loader_options(const Config& config, int64_t first_step, int rank = 0, int ranks = 1);

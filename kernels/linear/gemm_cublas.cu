@@ -4,14 +4,14 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "kernels/fastest.h"
 #include "kernels/linear/gemm_cublas.h"
 
 namespace train_gpt::cuda {
 
 namespace {
 
-constexpr int most_candidates = 8;
-constexpr int timed_runs = 5;
+constexpr int most_candidates = 32;
 
 void require(cublasStatus_t status, const char* what) {
     if (status != CUBLAS_STATUS_SUCCESS)
@@ -88,31 +88,21 @@ bool reduction_is_allowed(const cublasLtMatmulAlgo_t& algorithm) {
 }
 
 bool is_usable(const cublasLtMatmulAlgo_t& algorithm,
-               const cublasLtMatmulHeuristicResult_t& checked) {
-    return checked.state == CUBLAS_STATUS_SUCCESS &&
-           checked.workspaceSize <= gemm_workspace_bytes && reduction_is_allowed(algorithm);
+               const cublasLtMatmulHeuristicResult_t& checked, size_t workspace_bytes) {
+    return checked.state == CUBLAS_STATUS_SUCCESS && checked.workspaceSize <= workspace_bytes &&
+           reduction_is_allowed(algorithm);
 }
 
-/// A point in time on the device.
-class TimePoint {
-  public:
-    TimePoint() { CUDA_CHECK(cudaEventCreate(&event_)); }
-    ~TimePoint() { cudaEventDestroy(event_); }
-    TimePoint(const TimePoint&) = delete;
-    TimePoint& operator=(const TimePoint&) = delete;
-
-    void record(cudaStream_t stream) { CUDA_CHECK(cudaEventRecord(event_, stream)); }
-    /// Waits until the point is reached.
-    float milliseconds_since(const TimePoint& start) const {
-        CUDA_CHECK(cudaEventSynchronize(event_));
-        float result = 0;
-        CUDA_CHECK(cudaEventElapsedTime(&result, start.event_, event_));
-        return result;
-    }
-
-  private:
-    cudaEvent_t event_ = nullptr;
-};
+/// Seconds that the device takes for one of `runs` runs of the work.
+template <class Work>
+double seconds_per_run(Stream& stream, int runs, const Work& work) {
+    const std::shared_ptr<void> first = create_event(stream.device, true),
+                                last = create_event(stream.device, true);
+    record(first.get(), stream);
+    for (int run = 0; run < runs; ++run) work();
+    record(last.get(), stream);
+    return seconds_between(first.get(), last.get()) / runs;
+}
 
 // The words in a line of choices.
 constexpr const char* op_names[] = {"nt", "nn", "tn"};
@@ -121,6 +111,7 @@ constexpr const char* epilogue_names[] = {"none",      "bias",  "gelu",
 constexpr const char* dtype_names[] = {"fp32", "bf16"};
 constexpr const char* residual_names[] = {"-", "residual"};
 constexpr const char* tf32_names[] = {"-", "tf32"};
+constexpr const char* separate_names[] = {"product", "separate"};
 
 template <class Value, size_t n>
 void read_name(std::istream& from, Value& value, const char* const (&names)[n]) {
@@ -135,13 +126,23 @@ void read_name(std::istream& from, Value& value, const char* const (&names)[n]) 
 
 }  // namespace
 
-GemmPlans::Problem GemmPlans::problem_of(const Gemm& args, bool tf32) {
+/// How many multiprocessors the heuristic counts on where a product leaves some free.
+static int32_t sm_target(const Stream& stream, int reserved) {
+    const int sms = limits_of(stream).multiprocessors;
+    if (reserved >= sms)
+        throw Error("parallel.reserved_sms is ", reserved, ", but this GPU has only ", sms,
+                    " multiprocessors; choose fewer, or 0");
+    return sms - reserved;
+}
+
+GemmPlans::Problem GemmPlans::problem_of(const Gemm& args, const KernelSettings& settings) {
     return {.op = args.op,
             .epilogue = args.epilogue,
             .in = args.in,
             .out = args.out,
             .residual = args.residual != nullptr,
-            .tf32 = tf32 && args.in == DType::fp32,
+            .tf32 = settings.tf32 && args.in == DType::fp32,
+            .reserved_sms = settings.reserved_sms,
             .m = args.m,
             .n = args.n,
             .k = args.k,
@@ -191,12 +192,13 @@ cublasStatus_t GemmPlans::launch(Stream& stream, const Gemm& args, Plan& plan) {
 
 std::vector<GemmPlans::Algorithm> GemmPlans::candidates(Stream& stream, Plan& plan,
                                                         const Problem& p) {
+    const size_t workspace_bytes = gemm_workspace_bytes(p.m, p.n);
     cublasLtMatmulPreferenceOpaque_t preference{};
     require(cublasLtMatmulPreferenceInit(&preference), "asking for algorithms");
     const auto alignment = [&](int which) {
         return static_cast<uint32_t>(p.alignment[static_cast<size_t>(which)]);
     };
-    set(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{gemm_workspace_bytes});
+    set(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{workspace_bytes});
     set(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, allowed_reductions);
     set(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(1));
     set(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(0));
@@ -214,61 +216,75 @@ std::vector<GemmPlans::Algorithm> GemmPlans::candidates(Stream& stream, Plan& pl
     require(status, "asking for algorithms");
     std::vector<Algorithm> usable;
     for (int i = 0; i < count; ++i)
-        if (is_usable(found[i].algo, found[i]))
+        if (is_usable(found[i].algo, found[i], workspace_bytes))
             usable.push_back({found[i].algo, found[i].workspaceSize});
     return usable;
 }
 
-/// The fastest candidate. The product runs many times, so it must not accumulate.
-GemmPlans::Algorithm GemmPlans::fastest(Stream& stream, const Gemm& args, Plan plan,
-                                        const std::vector<Algorithm>& candidates) {
-    TimePoint start, end;
-    float least = std::numeric_limits<float>::infinity();
-    Algorithm best = candidates.front();
-    for (const Algorithm& candidate : candidates) {
-        plan.algorithm = candidate;
-        if (launch(stream, args, plan) != CUBLAS_STATUS_SUCCESS)
-            continue;  // cuBLASLt does not guarantee that its heuristic's result runs
-        start.record(stream_of(stream));
-        for (int run = 0; run < timed_runs; ++run)
-            require(launch(stream, args, plan), "timing a product");
-        end.record(stream_of(stream));
-        const float time = end.milliseconds_since(start);
-        if (time < least) {
-            least = time;
-            best = candidate;
-        }
-    }
-    return best;
+GemmPlans::Algorithm GemmPlans::fastest_of(Stream& stream, const Gemm& args, Plan plan,
+                                           const std::vector<Algorithm>& candidates) {
+    const size_t best = fastest(candidates.size(), [&](size_t i, int runs) {
+        plan.algorithm = candidates[i];
+        bool ran = true;  // cuBLASLt does not guarantee that its heuristic's result runs
+        const double seconds = seconds_per_run(stream, runs, [&] {
+            ran = ran && launch(stream, args, plan) == CUBLAS_STATUS_SUCCESS;
+        });
+        return ran ? seconds : std::numeric_limits<double>::infinity();
+    });
+    return candidates[best < candidates.size() ? best : 0];
+}
+
+GemmPlans::Use GemmPlans::faster_of(Stream& stream, const Gemm& args, Plan plan,
+                                    const SeparateWork& separate) {
+    const auto product = [&] { require(launch(stream, args, plan), "timing a product"); };
+    const size_t best = fastest(2, [&](size_t i, int runs) {
+        return i == 0 ? seconds_per_run(stream, runs, product)
+                      : seconds_per_run(stream, runs, separate);
+    });
+    return best == 0 ? Use::product : Use::separate;
 }
 
 bool GemmPlans::take_kept(Stream& stream, Plan& plan, const Problem& problem) const {
     const auto kept = kept_.find(problem);
-    if (kept == kept_.end() || kept->second.version != cublasLtGetVersion()) return false;
+    if (kept == kept_.end()) return false;
+    if (kept->second.separate) {
+        plan.use = Use::separate;
+        return true;
+    }
     const cublasLtMatmulAlgo_t& bits = kept->second.bits;
     cublasLtMatmulHeuristicResult_t checked{};
     const cublasStatus_t status = cublasLtMatmulAlgoCheck(
         handle_of(stream), &plan.operation, &plan.b, &plan.a, &plan.d, &plan.d, &bits, &checked);
-    if (status != CUBLAS_STATUS_SUCCESS || !is_usable(bits, checked)) return false;
+    if (status != CUBLAS_STATUS_SUCCESS ||
+        !is_usable(bits, checked, gemm_workspace_bytes(problem.m, problem.n)))
+        return false;
+    plan.use = Use::product;
     plan.algorithm = {bits, checked.workspaceSize};
     return true;
 }
 
-GemmPlans::Plan GemmPlans::make_plan(Stream& stream, const Gemm& args,
-                                     const Problem& problem) const {
+GemmPlans::Plan GemmPlans::make_plan(Stream& stream, const Gemm& args, const Problem& problem,
+                                     const SeparateWork* separate) const {
     Plan plan;
     describe(plan, problem);
+    if (problem.reserved_sms > 0)
+        set(&plan.operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
+            sm_target(stream, problem.reserved_sms));
     set_addresses(&plan.operation, args);
-    plan.supported = take_kept(stream, plan, problem);
-    if (plan.supported) return plan;
+    if (take_kept(stream, plan, problem)) return plan;
 
     const std::vector<Algorithm> found = candidates(stream, plan, problem);
-    plan.supported = !found.empty();
-    if (!plan.supported) return plan;
-    // A product that accumulates cannot be repeated. If it is seen before the same product that
-    // overwrites, it uses the first candidate.
-    const bool timed = stream.settings.autotune && !args.accumulate && found.size() > 1;
-    plan.algorithm = timed ? fastest(stream, args, plan, found) : found.front();
+    if (found.empty()) return plan;
+    const bool timed = stream.settings.autotune && !args.accumulate;
+    plan.use = Use::product;
+    plan.algorithm =
+        timed && found.size() > 1 ? fastest_of(stream, args, plan, found) : found.front();
+    if (separate && stream.settings.epilogues == KernelSettings::Epilogues::automatic) {
+        if (timed)
+            plan.use = faster_of(stream, args, plan, *separate);
+        else if (problem.epilogue == Epilogue::column_sums)
+            plan.use = Use::separate;
+    }
     return plan;
 }
 
@@ -278,17 +294,17 @@ GemmPlans::GemmPlans(const Queue&) {
 }
 GemmPlans::~GemmPlans() { cublasLtDestroy(handle_); }
 
-bool GemmPlans::run(Stream& stream, const Gemm& args) {
+bool GemmPlans::run(Stream& stream, const Gemm& args, const SeparateWork* separate) {
     // cuBLASLt's requirements for aux. They are checked here because some versions notice a
     // violation only when the product runs.
     if (has_aux(args.epilogue) && (args.n % 8 != 0 || alignment_of(args.aux) < 16)) return false;
 
-    const Problem problem = problem_of(args, stream.settings.tf32);
+    const Problem problem = problem_of(args, stream.settings);
     auto found = plans_.find(problem);
     if (found == plans_.end())
-        found = plans_.emplace(problem, make_plan(stream, args, problem)).first;
+        found = plans_.emplace(problem, make_plan(stream, args, problem, separate)).first;
     Plan& plan = found->second;
-    if (plan.supported) {
+    if (plan.use == Use::product) {
         set_addresses(&plan.operation, args);
         require(launch(stream, args, plan), "multiplying matrices");
     } else if (args.epilogue == Epilogue::none) {
@@ -296,7 +312,7 @@ bool GemmPlans::run(Stream& stream, const Gemm& args) {
                     args.m, "×", args.k, " by ", args.k, "×", args.n, " (", name_of(args.in),
                     " to ", name_of(args.out), ")");
     }
-    return plan.supported;
+    return plan.use == Use::product;
 }
 
 void GemmPlans::write(std::string& text, const Problem& p, const Kept& kept) {
@@ -306,15 +322,18 @@ void GemmPlans::write(std::string& text, const Problem& p, const Kept& kept) {
          << epilogue_names[static_cast<int>(p.epilogue)] << ' ' << residual_names[p.residual] << ' '
          << tf32_names[p.tf32] << ' ' << p.m << ' ' << p.n << ' ' << p.k;
     for (int alignment : p.alignment) line << ' ' << alignment;
-    line << ' ' << kept.version << std::hex;
-    for (uint64_t word : kept.bits.data) line << ' ' << word;
+    line << ' ' << separate_names[kept.separate] << std::hex;
+    if (!kept.separate)
+        for (uint64_t word : kept.bits.data) line << ' ' << word;
+    if (p.reserved_sms > 0) line << ' ' << p.reserved_sms;
     text += line.str() + '\n';
 }
 
 std::string GemmPlans::choices() const {
     std::map<Problem, Kept> chosen = kept_;
     for (const auto& [problem, plan] : plans_)
-        if (plan.supported) chosen[problem] = {cublasLtGetVersion(), plan.algorithm.bits};
+        if (plan.use != Use::impossible)
+            chosen[problem] = {plan.use == Use::separate, plan.algorithm.bits};
     std::string text;
     for (const auto& [problem, kept] : chosen) write(text, problem, kept);
     return text;
@@ -335,8 +354,11 @@ void GemmPlans::set_choices(const std::string& text) {
         read_name(from, p.tf32, tf32_names);
         from >> p.m >> p.n >> p.k;
         for (int& alignment : p.alignment) from >> alignment;
-        from >> kept.version >> std::hex;
-        for (uint64_t& word : kept.bits.data) from >> word;
+        read_name(from, kept.separate, separate_names);
+        from >> std::hex;
+        if (!kept.separate)
+            for (uint64_t& word : kept.bits.data) from >> word;
+        if (from && !from.eof()) from >> p.reserved_sms;
         std::string rest;
         if (!from || from >> rest)
             throw Error("The choices of matrix algorithms are damaged in the line \"", line,
@@ -348,7 +370,15 @@ void GemmPlans::set_choices(const std::string& text) {
 }
 
 bool gemm(Stream& stream, const Gemm& args) {
-    return stream.queue->kept<GemmPlans>().run(stream, args);
+    return stream.queue->kept<GemmPlans>().run(stream, args, nullptr);
+}
+
+bool gemm(Stream& stream, const Gemm& args, const SeparateWork& separate) {
+    if (stream.settings.epilogues != KernelSettings::Epilogues::separate &&
+        stream.queue->kept<GemmPlans>().run(stream, args, &separate))
+        return true;
+    separate();
+    return false;
 }
 
 }  // namespace train_gpt::cuda

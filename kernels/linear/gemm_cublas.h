@@ -1,10 +1,12 @@
 // Matrix products through cuBLASLt. What a product needs besides its addresses (descriptors, the
 // algorithm) is created when it is first seen and kept in a plan.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -43,14 +45,31 @@ struct Gemm {
     void *vector = nullptr, *aux = nullptr;
 };
 
-/// Scratch for any product. NVIDIA recommends 32 MiB for Hopper and 4 MiB for older GPUs, but
-/// planning does not know the GPU, and the difference is too small to be worth a distinction.
-constexpr size_t gemm_workspace_bytes = size_t{32} << 20;
+/// Scratch for a product with an m×n result. NVIDIA recommends 32 MiB for Hopper and no more for
+/// other GPUs. An algorithm that splits k keeps a sum of the result for each part, so large results
+/// get more.
+inline size_t gemm_workspace_bytes(int64_t m, int64_t n) {
+    constexpr size_t least = size_t{32} << 20, most = size_t{128} << 20, parts = 32;
+    return std::clamp(parts * static_cast<size_t>(m * n) * sizeof(float), least, most);
+}
 
 /// Submits the product. Returns false, with nothing done, if cuBLASLt cannot do this epilogue for
-/// these shapes and addresses; throws Error if it cannot do a product without epilogue. The host
-/// waits for the device only when a product is first seen while KernelSettings::autotune is on.
+/// these shapes and addresses; throws Error if it cannot do a product without epilogue.
+///
+/// While KernelSettings::autotune is on, the host waits for the device when a product is first
+/// seen, and the algorithms are timed with the actual arguments: the operands must have values, and
+/// no output may be an operand. A product that accumulates cannot be repeated; if it is seen before
+/// the same product that overwrites, it uses the first algorithm.
 bool gemm(Stream& stream, const Gemm& args);
+
+/// Submits work that gives the same as a product with an epilogue.
+using SeparateWork = std::function<void()>;
+
+/// Submits the product and returns true, or calls `separate` and returns false, as
+/// KernelSettings::epilogues says. `automatic`: whichever is faster, timed like the algorithms; if
+/// that is not timed, the product, but column sums separately. cuBLASLt may not know the epilogue:
+/// then `separate`.
+bool gemm(Stream& stream, const Gemm& args, const SeparateWork& separate);
 
 /// cuBLASLt and the plans of a queue: queue.kept<GemmPlans>().
 class GemmPlans {
@@ -60,15 +79,16 @@ class GemmPlans {
     GemmPlans(const GemmPlans&) = delete;
     GemmPlans& operator=(const GemmPlans&) = delete;
 
-    bool run(Stream& stream, const Gemm& args);
+    /// gemm(). separate: null for a product that has no alternative.
+    bool run(Stream& stream, const Gemm& args, const SeparateWork* separate);
     cublasLtHandle_t handle() const { return handle_; }
 
-    /// The algorithms chosen so far, one line per product. A run keeps this text so that a later
-    /// run gets the same bits.
+    /// What was chosen so far, one line per product. A run keeps this text so that a later run gets
+    /// the same bits.
     std::string choices() const;
-    /// Makes products use the algorithms in this text instead of choosing again, as far as it names
-    /// them and this version of cuBLASLt has them; earlier choices are forgotten. Throws Error if
-    /// the text is damaged.
+    /// Makes products do as this text says instead of choosing again, as far as it names them and
+    /// cuBLASLt can do that; earlier choices are forgotten. The text must come from such a GPU and
+    /// the same version of cuBLASLt. Throws Error if it is damaged.
     void set_choices(const std::string& text);
 
   private:
@@ -79,6 +99,7 @@ class GemmPlans {
         Epilogue epilogue;
         DType in, out;
         bool residual, tf32;
+        int reserved_sms;
         int64_t m, n, k;
         // The alignment of a, b, residual, d and vector in bytes, up to 16: no algorithm gains from
         // more.
@@ -90,28 +111,31 @@ class GemmPlans {
         cublasLtMatmulAlgo_t bits{};
         size_t workspace_bytes = 0;
     };
-    /// An algorithm as choices() writes it. Its bits have the same meaning in every program that
-    /// uses this version of cuBLASLt.
+    /// A line of choices(). An algorithm's bits have the same meaning in every program that uses
+    /// this version of cuBLASLt.
     struct Kept {
-        size_t version = 0;
-        cublasLtMatmulAlgo_t bits{};
+        bool separate = false;
+        cublasLtMatmulAlgo_t bits{};  // if not separate
     };
+    enum class Use : uint8_t { impossible, product, separate };
     struct Plan {
         cublasLtMatmulDescOpaque_t operation{};
         cublasLtMatrixLayoutOpaque_t a{}, b{}, d{};
-        bool supported = false;
+        Use use = Use::impossible;
         Algorithm algorithm;
     };
 
-    static Problem problem_of(const Gemm& args, bool tf32);
+    static Problem problem_of(const Gemm& args, const KernelSettings& settings);
     static void describe(Plan& plan, const Problem& problem);
     static void write(std::string& text, const Problem& problem, const Kept& kept);
     static cublasStatus_t launch(Stream& stream, const Gemm& args, Plan& plan);
-    Plan make_plan(Stream& stream, const Gemm& args, const Problem& problem) const;
+    Plan make_plan(Stream& stream, const Gemm& args, const Problem& problem,
+                   const SeparateWork* separate) const;
     bool take_kept(Stream& stream, Plan& plan, const Problem& problem) const;
     static std::vector<Algorithm> candidates(Stream& stream, Plan& plan, const Problem& problem);
-    static Algorithm fastest(Stream& stream, const Gemm& args, Plan plan,
-                             const std::vector<Algorithm>& candidates);
+    static Algorithm fastest_of(Stream& stream, const Gemm& args, Plan plan,
+                                const std::vector<Algorithm>& candidates);
+    static Use faster_of(Stream& stream, const Gemm& args, Plan plan, const SeparateWork& separate);
 
     cublasLtHandle_t handle_ = nullptr;
     std::map<Problem, Plan> plans_;

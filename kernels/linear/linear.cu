@@ -180,6 +180,14 @@ __global__ void __launch_bounds__(partial_warps* warp_size)
     out[column] = accumulate ? out[column] + total : total;
 }
 
+void launch_sum_partials(Stream& stream, const GradientSink& sink, const float* partials,
+                         int64_t slices, int64_t N) {
+    sum_partials<<<static_cast<unsigned>(ceil_div<int64_t>(N, warp_size)),
+                   partial_warps * warp_size, 0, stream_of(stream)>>>(
+        static_cast<float*>(sink.data), partials, slices, N, sink.accumulate);
+    CUDA_CHECK_LAUNCH();
+}
+
 size_t column_sum_scratch_bytes(int64_t M, int64_t N) {
     return static_cast<size_t>(slice_count(M) * N) * sizeof(float);
 }
@@ -198,17 +206,16 @@ void column_sums(Stream& stream, const GradientSink& sink, const Tensor& dy) {
             CUDA_CHECK_LAUNCH();
         });
     });
-    sum_partials<<<static_cast<unsigned>(ceil_div<int64_t>(N, warp_size)),
-                   partial_warps * warp_size, 0, stream_of(stream)>>>(
-        static_cast<float*>(sink.data), partials, slices, N, sink.accumulate);
-    CUDA_CHECK_LAUNCH();
+    launch_sum_partials(stream, sink, partials, slices, N);
 }
 
-/// Whether the product that computes dw also sums the columns of dy, which saves reading dy once
-/// more. cuBLASLt can only overwrite with such sums. Which way is faster has to be measured: fewer
-/// algorithms have this epilogue.
-bool product_sums_columns(const Stream& stream, const LinearBackwardWeight& args) {
-    return args.dbias && !args.dbias.accumulate && stream.settings.bias_gradient_epilogue;
+// A product that sums columns finds its workspace in front of the sums.
+size_t weight_gradient_scratch_bytes(int64_t N, int64_t K) {
+    return gemm_workspace_bytes(N, K) + static_cast<size_t>(N) * sizeof(float);
+}
+float* sums_in_scratch(const Stream& stream, int64_t N, int64_t K) {
+    return stream.scratch_for<float>(weight_gradient_scratch_bytes(N, K)) +
+           gemm_workspace_bytes(N, K) / sizeof(float);
 }
 
 }  // namespace
@@ -227,25 +234,27 @@ void linear_forward(Stream& stream, const LinearForward& args) {
               .b = args.w.data,
               .residual = args.residual.data,
               .vector = args.bias.data};
+    const auto separate = [&] {
+        Gemm plain = call;
+        Tensor missing_bias;
+        plain.epilogue = args.bias ? Epilogue::bias : Epilogue::none;
+        if (!gemm(stream, plain)) {
+            missing_bias = args.bias;
+            plain.epilogue = Epilogue::none;
+            plain.vector = nullptr;
+            gemm(stream, plain);
+        }
+        if (missing_bias || args.preact)
+            launch_finish_forward(stream, product, args.preact ? args.out : Tensor{}, missing_bias);
+    };
     // cuBLASLt applies GELU to the sum in fp32, before it is rounded into preact. Nothing is
     // documented about the accuracy of its tanh, so only bf16 uses it.
-    if (args.preact && dtype == DType::bf16) {
-        Gemm fused = call;
-        fused.epilogue = args.bias ? Epilogue::bias_gelu : Epilogue::gelu;
-        fused.d = args.out.data;
-        fused.aux = args.preact.data;
-        if (gemm(stream, fused)) return;
-    }
-    Tensor missing_bias;
-    call.epilogue = args.bias ? Epilogue::bias : Epilogue::none;
-    if (!gemm(stream, call)) {
-        missing_bias = args.bias;
-        call.epilogue = Epilogue::none;
-        call.vector = nullptr;
-        gemm(stream, call);
-    }
-    if (missing_bias || args.preact)
-        launch_finish_forward(stream, product, args.preact ? args.out : Tensor{}, missing_bias);
+    if (!args.preact || dtype != DType::bf16) return separate();
+    Gemm fused = call;
+    fused.epilogue = args.bias ? Epilogue::bias_gelu : Epilogue::gelu;
+    fused.d = args.out.data;
+    fused.aux = args.preact.data;
+    gemm(stream, fused, separate);
 }
 
 void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
@@ -259,14 +268,15 @@ void linear_backward_input(Stream& stream, const LinearBackwardInput& args) {
               .d = args.dx.data,
               .a = args.dy.data,
               .b = args.w.data};
-    if (args.preact && dtype == DType::bf16) {
-        Gemm fused = call;
-        fused.epilogue = Epilogue::dgelu;
-        fused.aux = args.preact.data;
-        if (gemm(stream, fused)) return;
-    }
-    gemm(stream, call);
-    if (args.preact) launch_multiply_by_slope(stream, args.dx, args.preact);
+    const auto separate = [&] {
+        gemm(stream, call);
+        if (args.preact) launch_multiply_by_slope(stream, args.dx, args.preact);
+    };
+    if (!args.preact || dtype != DType::bf16) return separate();
+    Gemm fused = call;
+    fused.epilogue = Epilogue::dgelu;
+    fused.aux = args.preact.data;
+    gemm(stream, fused, separate);
 }
 
 void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
@@ -280,18 +290,27 @@ void linear_backward_weight(Stream& stream, const LinearBackwardWeight& args) {
               .d = args.dw.data,
               .a = args.dy.data,
               .b = args.x.data};
-    if (product_sums_columns(stream, args)) {
-        Gemm fused = call;
-        fused.epilogue = Epilogue::column_sums;
-        fused.vector = args.dbias.data;
-        if (gemm(stream, fused)) return;
-    }
-    gemm(stream, call);
-    if (args.dbias) column_sums(stream, args.dbias, args.dy);
+    const auto separate = [&] {
+        gemm(stream, call);
+        if (args.dbias) column_sums(stream, args.dbias, args.dy);
+    };
+    // Only where both or none accumulate, both can be repeated when none does, for timing.
+    if (!args.dbias || args.dbias.accumulate != args.dw.accumulate) return separate();
+    // cuBLASLt can only overwrite with column sums, so those of later micro-batches pass through
+    // scratch: they are computed in the same way as those of the first.
+    const int64_t N = call.m;
+    float* const sums = args.dbias.accumulate ? sums_in_scratch(stream, N, call.n)
+                                              : static_cast<float*>(args.dbias.data);
+    Gemm fused = call;
+    fused.epilogue = Epilogue::column_sums;
+    fused.vector = sums;
+    if (gemm(stream, fused, separate) && args.dbias.accumulate)
+        launch_sum_partials(stream, args.dbias, sums, 1, N);
 }
 
-size_t linear_scratch_bytes(DType, int64_t M, int64_t N, int64_t) {
-    return std::max(gemm_workspace_bytes, column_sum_scratch_bytes(M, N));
+size_t linear_scratch_bytes(DType, int64_t M, int64_t N, int64_t K) {
+    return std::max({gemm_workspace_bytes(M, N), gemm_workspace_bytes(M, K),
+                     weight_gradient_scratch_bytes(N, K), column_sum_scratch_bytes(M, N)});
 }
 
 }  // namespace train_gpt::cuda

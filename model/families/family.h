@@ -12,11 +12,15 @@
 namespace train_gpt {
 
 struct Family {
-    const char* model_type;  // in config.json
+    const char* model_type;  // in config.json, and in a configuration's model.family
     const char* title;       // in messages
     const char* prefix;      // of the names of tensors in files; files of others may lack it
 
-    DecoderSpec (*spec)(const DecoderSize& size);
+    /// Sets all that the extents leave open; extents that are 0 too, except the head size where it is
+    /// n_embd / n_head.
+    void (*defaults)(DecoderSpec& spec);
+    /// Whether the family's class in transformers computes what the spec says.
+    bool (*holds)(const DecoderSpec& spec);
     Registry (*registry)(const DecoderSpec& spec);
     /// From config.json. Throws Error for a variant that computes something else with the same
     /// weights.
@@ -26,12 +30,18 @@ struct Family {
     nlohmann::ordered_json (*config)(const DecoderSpec& spec);
     /// Whether a tensor in a file, named without the prefix, holds no weights.
     bool (*is_buffer)(const std::string& name);
+
+    DecoderSpec spec(const DecoderSettings& settings,
+                     const std::string& where = "the model") const {
+        return decoder_spec(*this, settings, where);
+    }
 };
 
-/// The family with this model_type. Throws Error, which names `path`, if there is none.
-const Family& family_of(const std::string& model_type, const std::filesystem::path& path);
+/// The family with this model_type. Throws Error, which names `where`, if there is none.
+const Family& family_of(const std::string& model_type, const std::string& where);
 
-/// The family of models that a configuration describes.
-const Family& default_family();
+/// The family in whose files a model of this spec is kept: the spec's own, or another that holds it,
+/// or `other` (other.h), whose files only this program reads.
+const Family& family_for(const DecoderSpec& spec);
 
 }  // namespace train_gpt

@@ -1,23 +1,27 @@
 #include "model/families/gpt2.h"
 
 #include "base/error.h"
-#include "base/json_file.h"
+#include "model/families/config_file.h"
 
 namespace train_gpt {
 
 namespace {
 
-DecoderSpec spec_of(const DecoderSize& size) {
-    const int n_head = static_cast<int>(size.n_head), n_embd = static_cast<int>(size.n_embd);
-    return {.family = &gpt2,
-            .n_layer = static_cast<int>(size.n_layer),
-            .n_head = n_head,
-            .n_kv_head = n_head,
-            .head_size = n_embd / n_head,
-            .n_embd = n_embd,
-            .n_ff = 4 * n_embd,
-            .n_ctx = static_cast<int>(size.n_ctx),
-            .vocab_size = size.vocab_size};
+void defaults(DecoderSpec& spec) {
+    if (spec.n_ff == 0) spec.n_ff = 4 * spec.n_embd;
+    spec.norm = Norm::layer;
+    spec.norm_epsilon = 1e-5;
+    spec.mlp = Mlp::gelu;
+    spec.biases = Biases::all;
+    spec.tied_head = true;
+    spec.positions = Positions::learned;
+}
+
+bool holds(const DecoderSpec& s) {
+    return s.norm == Norm::layer && s.norm_epsilon == 1e-5 && s.mlp == Mlp::gelu &&
+           s.biases == Biases::all && !s.qk_norm && s.tied_head &&
+           s.positions == Positions::learned && s.n_kv_head == s.n_head &&
+           s.attention_width() == s.n_embd && s.n_ff == 4 * s.n_embd;
 }
 
 /// Hugging Face's names and layout. Initial values as OpenAI's: positions have half the standard
@@ -34,8 +38,7 @@ constexpr RegistryNames names{.tokens = "wte",
                               .up = "mlp.c_fc",
                               .down = "mlp.c_proj",
                               .transposed = true,
-                              .init_std = 0.02f,
-                              .positions_std = 0.01f};
+                              .positions_scale = 0.5f};
 
 DecoderSpec read_config(const Json& json, const std::filesystem::path& path) {
     const auto activation =
@@ -43,26 +46,21 @@ DecoderSpec read_config(const Json& json, const std::filesystem::path& path) {
     if (activation != "gelu_new" && activation != "gelu_pytorch_tanh")
         throw Error(path.string(), " has activation_function = \"", activation,
                     "\"; only \"gelu_new\" (tanh approximation) is supported");
-    const auto size_of = [&](const char* key) { return field<int64_t>(json, key, path); };
+    const ConfigFile file(json, path);
     const DecoderSpec spec =
-        spec_of(checked({.n_layer = size_of("n_layer"),
-                         .n_head = size_of("n_head"),
-                         .n_embd = size_of("n_embd"),
-                         .n_ctx = size_of(json.contains("n_positions") ? "n_positions" : "n_ctx"),
-                         .vocab_size = size_of("vocab_size")},
-                        path.string()));
-    // Settings with which the same weights compute another function.
-    const auto only = [&](const char* key, auto supported) {
-        if (optional_field(json, key, supported, path) != supported)
-            throw Error(path.string(), " has ", key, " = ", to_text(json[key]), "; only ",
-                        to_text(supported), " is supported");
-    };
-    only("n_inner", int64_t{spec.n_ff});
-    only("layer_norm_epsilon", 1e-5);
-    only("scale_attn_weights", true);
-    only("scale_attn_by_inverse_layer_idx", false);
-    only("tie_word_embeddings", true);
-    only("add_cross_attention", false);
+        gpt2.spec({.n_layer = file.size("n_layer"),
+                   .n_head = file.size("n_head"),
+                   .n_embd = file.size("n_embd"),
+                   .n_ctx = file.size(json.contains("n_positions") ? "n_positions" : "n_ctx"),
+                   .vocab_size = file.size("vocab_size"),
+                   .init_std = file.number("initializer_range", 0.02)},
+                  path.string());
+    file.only("n_inner", int64_t{spec.n_ff});
+    file.only("layer_norm_epsilon", 1e-5);
+    file.only("scale_attn_weights", true);
+    file.only("scale_attn_by_inverse_layer_idx", false);
+    file.only("tie_word_embeddings", true);
+    file.only("add_cross_attention", false);
     return spec;
 }
 
@@ -78,7 +76,7 @@ Json config_of(const DecoderSpec& spec) {
             {"n_inner", nullptr},
             {"activation_function", "gelu_new"},
             {"layer_norm_epsilon", 1e-5},
-            {"initializer_range", 0.02},
+            {"initializer_range", spec.init_std},
             {"resid_pdrop", 0.0},
             {"embd_pdrop", 0.0},
             {"attn_pdrop", 0.0},
@@ -98,7 +96,8 @@ bool is_mask(const std::string& name) {
 const Family gpt2{.model_type = "gpt2",
                   .title = "GPT-2",
                   .prefix = "transformer.",
-                  .spec = spec_of,
+                  .defaults = defaults,
+                  .holds = holds,
                   .registry = [](const DecoderSpec& spec) { return decoder_registry(spec, names); },
                   .read_config = read_config,
                   .config = config_of,

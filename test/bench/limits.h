@@ -235,18 +235,77 @@ inline ProductTimes measure_product(Timing& timing, Product product, DType dtype
 
 struct Model {
     const char* name;
-    int n_layer, n_embd, n_head;
-    int64_t vocab, padded_vocab;
+    const char* family = "gpt2";  // gpt2 or llama
+    int n_layer, n_embd, n_head, n_kv_head;
+    int64_t n_ff, vocab, padded_vocab;
+    bool tied = true;
     int B, T;
 
     int64_t tokens() const { return int64_t{B} * T; }
+    bool is_llama() const { return std::string(family) == "llama"; }
+    int head_size() const { return n_embd / n_head; }
+    int64_t qkv() const { return int64_t{n_head + 2 * n_kv_head} * head_size(); }
+    int64_t up() const { return is_llama() ? 2 * n_ff : n_ff; }
     double parameters() const {
-        const double C = n_embd;
-        return n_layer * (12 * C * C + 13 * C) + (static_cast<double>(padded_vocab) + T + 2) * C;
+        const double C = n_embd, in = static_cast<double>(qkv()), wide = static_cast<double>(up()),
+                     F = static_cast<double>(n_ff), V = static_cast<double>(padded_vocab);
+        const double matrices = C * (in + C + wide + F);
+        return is_llama() ? n_layer * (matrices + 2 * C) + C + (tied ? V : 2 * V) * C
+                          : n_layer * (matrices + in + C + wide + C + 4 * C) + (V + T + 2) * C;
+    }
+    /// Elements per token and layer that are moved besides what products and attention read and
+    /// write, when all is fused: the norms forward and backward, the residual stream, and for the MLP
+    /// its preactivation, written and read again; with SwiGLU the gradient has two halves, and queries
+    /// and keys are rotated in place in both passes.
+    double element_wise() const {
+        const double C = n_embd, F = static_cast<double>(n_ff);
+        return is_llama() ? 14 * C + 5 * F + 4.0 * (n_head + n_kv_head) * head_size()
+                          : 14 * C + 2 * F;
     }
 };
-constexpr Model models[] = {{"12.3M", 6, 384, 6, 4096, 4096, 8, 256},
-                            {"124M", 12, 768, 12, 50257, 50304, 4, 256}};
+constexpr Model models[] = {{.name = "12.3M",
+                             .n_layer = 6,
+                             .n_embd = 384,
+                             .n_head = 6,
+                             .n_kv_head = 6,
+                             .n_ff = 1536,
+                             .vocab = 4096,
+                             .padded_vocab = 4096,
+                             .B = 8,
+                             .T = 256},
+                            {.name = "124M",
+                             .n_layer = 12,
+                             .n_embd = 768,
+                             .n_head = 12,
+                             .n_kv_head = 12,
+                             .n_ff = 3072,
+                             .vocab = 50257,
+                             .padded_vocab = 50304,
+                             .B = 4,
+                             .T = 256},
+                            {.name = "Llama 15.7M",
+                             .family = "llama",
+                             .n_layer = 8,
+                             .n_embd = 384,
+                             .n_head = 6,
+                             .n_kv_head = 2,
+                             .n_ff = 1024,
+                             .vocab = 4096,
+                             .padded_vocab = 4096,
+                             .tied = false,
+                             .B = 8,
+                             .T = 256},
+                            {.name = "SmolLM2 135M",
+                             .family = "llama",
+                             .n_layer = 30,
+                             .n_embd = 576,
+                             .n_head = 9,
+                             .n_kv_head = 3,
+                             .n_ff = 1536,
+                             .vocab = 49152,
+                             .padded_vocab = 49152,
+                             .B = 4,
+                             .T = 256}};
 
 /// Least times of a step's parts, in seconds.
 struct LeastTimes {
@@ -257,44 +316,46 @@ struct LeastTimes {
 inline double measure_attention(Timing& timing, const Model& m, DType dtype) {
     Buffers memory;
     const Device cpu;
-    const int64_t C = m.n_embd, D = m.n_embd / m.n_head, T = m.T;
-    const Tensor qkv = memory.random(dtype, {m.B, T, 3 * C}),
+    const int64_t C = m.n_embd, D = m.head_size(), T = m.T, width = m.qkv();
+    const Tensor qkv = memory.random(dtype, {m.B, T, width}),
                  out = memory.tensor(dtype, {m.B, T, C}), dout = memory.random(dtype, {m.B, T, C}),
-                 dqkv = memory.tensor(dtype, {m.B, T, 3 * C}),
+                 dqkv = memory.tensor(dtype, {m.B, T, width}),
                  lse = memory.tensor(DType::fp32, {m.B, m.n_head, T});
     AttentionShape shape;
     shape.dtype = dtype;
     shape.B = m.B;
     shape.T = shape.S = m.T;
-    shape.H = shape.H_kv = m.n_head;
+    shape.H = m.n_head;
+    shape.H_kv = m.n_kv_head;
     shape.D = static_cast<int>(D);
     shape.scale = 0.125f;
     Stream stream(cpu);
     stream.scratch_bytes = attention_scratch_bytes(stream, shape);
     stream.scratch = memory.take(stream.scratch_bytes);
-    const auto part = [&](const Tensor& packed, int64_t i) {
+    const auto part = [&](const Tensor& packed, int64_t first_head) {
         return HeadsView{
-            static_cast<char*>(packed.data) + static_cast<size_t>(i * C) * size_of(dtype),
-            3 * T * C, 3 * C, D};
+            static_cast<char*>(packed.data) + static_cast<size_t>(first_head * D) * size_of(dtype),
+            T * width, width, D};
     };
+    const int k = m.n_head, v = m.n_head + m.n_kv_head;
     const auto whole = [&](const Tensor& t) { return HeadsView{t.data, T * C, C, D}; };
     return timing([&] {
         attention_forward(stream, {.shape = shape,
                                    .q = part(qkv, 0),
-                                   .k = part(qkv, 1),
-                                   .v = part(qkv, 2),
+                                   .k = part(qkv, k),
+                                   .v = part(qkv, v),
                                    .out = whole(out),
                                    .lse = lse.as<float>()});
         attention_backward(stream, {.shape = shape,
                                     .q = part(qkv, 0),
-                                    .k = part(qkv, 1),
-                                    .v = part(qkv, 2),
+                                    .k = part(qkv, k),
+                                    .v = part(qkv, v),
                                     .out = whole(out),
                                     .dout = whole(dout),
                                     .lse = lse.as<float>(),
                                     .dq = part(dqkv, 0),
-                                    .dk = part(dqkv, 1),
-                                    .dv = part(dqkv, 2)});
+                                    .dk = part(dqkv, k),
+                                    .dv = part(dqkv, v)});
     });
 }
 
@@ -308,15 +369,15 @@ constexpr const char* bound_rule =
     "bytes a parameter at the "
     "update bandwidth; and at triad bandwidth the element-wise traffic that remains when all is "
     "fused: (22·L + 9)·B·T·C "
-    "activations and 2·B·T·V logits.\n";
+    "activations (Llama: ((14·C + 5·F + 4·(H + H_kv)·D)·L + 9·C)·B·T) and 2·B·T·V logits.\n";
 
 inline LeastTimes measure_least_times(Timing& timing, const Model& m, DType dtype,
                                       const Bandwidth& bandwidth, std::string* table) {
     const int64_t M = m.tokens(), C = m.n_embd;
-    const Linear layers[] = {{"qkv", M, 3 * C, C, m.n_layer},
+    const Linear layers[] = {{"qkv", M, m.qkv(), C, m.n_layer},
                              {"attention out", M, C, C, m.n_layer},
-                             {"mlp up", M, 4 * C, C, m.n_layer},
-                             {"mlp down", M, C, 4 * C, m.n_layer},
+                             {"mlp up", M, m.up(), C, m.n_layer},
+                             {"mlp down", M, C, m.n_ff, m.n_layer},
                              {"head", M, m.padded_vocab, C, 1}};
     LeastTimes bound;
     double best_rate = 0;
@@ -341,13 +402,13 @@ inline LeastTimes measure_least_times(Timing& timing, const Model& m, DType dtyp
     const double own_attention = attention_flops / measure_attention(timing, m, dtype);
     char text[160];
     std::snprintf(text, sizeof text, "| %s %s | attention, %d heads of %d | both | %.0f | | |\n",
-                  m.name, name_of(dtype), m.n_head, m.n_embd / m.n_head, own_attention / 1e9);
+                  m.name, name_of(dtype), m.n_head, m.head_size(), own_attention / 1e9);
     *table += text;
     bound.attention = m.n_layer * attention_flops / std::max(0.6 * best_rate, own_attention);
     bound.adamw = m.parameters() * (dtype == DType::bf16 ? 30 : 28) / bandwidth.update;
-    bound.element_wise = ((22 * m.n_layer + 9) * tokens * m.n_embd +
-                          2 * tokens * static_cast<double>(m.padded_vocab)) *
-                         width / bandwidth.triad;
+    bound.element_wise =
+        (m.n_layer * m.element_wise() + 9 * m.n_embd + 2 * static_cast<double>(m.padded_vocab)) *
+        tokens * width / bandwidth.triad;
     return bound;
 }
 

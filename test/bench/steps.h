@@ -151,9 +151,13 @@ class OurRun {
             {"run_dir", folder + "/run"},
             {"device", "cpu"},
             {"model",
-             {{"n_layer", m.n_layer},
+             {{"family", m.family},
+              {"n_layer", m.n_layer},
               {"n_head", m.n_head},
+              {"n_kv_head", m.n_kv_head},
               {"n_embd", m.n_embd},
+              {"n_ff", m.n_ff},
+              {"tied_head", m.tied ? "on" : "off"},
               {"n_ctx", m.T},
               {"vocab_size", m.vocab}}},
             {"data", {{"train", "synthetic"}}},
@@ -225,6 +229,12 @@ class PeerRun {
         option("--n-layer", m.n_layer);
         option("--n-embd", m.n_embd);
         option("--n-head", m.n_head);
+        if (m.is_llama()) {
+            option("--n-kv-head", m.n_kv_head);
+            option("--n-ff", m.n_ff);
+            command.insert(command.end(), {"--family", "llama"});
+            if (m.tied) command.emplace_back("--tied");
+        }
         option("--vocab", m.padded_vocab);
         option("--batch", m.B);
         option("--sequence", m.T);

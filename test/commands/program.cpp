@@ -170,6 +170,7 @@ Workplace::Workplace() {
         {"precision", {{"dtype", "fp32"}}},
         {"checkpoint", {{"every", 0}, {"keep", 0}}},
         {"evaluation", {{"every", 5}}},
+        {"kernels", {{"autotune", "off"}}},  // two runs may choose differently
         {"sampling", {{"every", 4}, {"prompt", "a"}, {"max_tokens", 10}, {"samples", 1}}}};
     write(this->config(), config.dump(4));
 }

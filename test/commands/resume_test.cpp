@@ -31,6 +31,50 @@ TEST_CASE("a resumed run uses the choices of its checkpoint, not what it would c
     check_same_state(whole, run, 8);
 }
 
+TEST_CASE("a resumed run keeps its kernels; on another GPU it chooses anew and says so",
+          "[cli][cuda]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const Arguments options{"--set", "kernels.autotune=on", "--set", "precision.dtype=bf16",
+                            "--set", "checkpoint.every=4"};
+    const fs::path whole = directory / "whole";
+    check_succeeds(train_gpt_with(w.train(whole, options)));
+    const Json chosen = Json::parse(read(whole / "choices.json"));
+    const bool on_gpu = !chosen.at("kernels").empty();
+    CHECK(chosen.at("platform").get<std::string>().empty() != on_gpu);
+
+    // The run after its checkpoint of step 4, whose choices are changed.
+    const auto resume = [&](const std::string& name, const std::function<void(Json&)>& change) {
+        const fs::path run = directory / name;
+        fs::copy(whole, run, fs::copy_options::recursive);
+        for (const int64_t step : {8, 12}) fs::remove_all(run / step_folder(step));
+        Json choices = Json::parse(read(run / step_folder(4) / "choices.json"));
+        CHECK(choices == chosen);
+        change(choices);
+        replace_in_checkpoint(run / step_folder(4), "choices.json", choices.dump(2));
+        const std::string out = check_succeeds(train_gpt_with(w.train(run, options))).out;
+        CHECK(contains(out, "resuming from " + (run / step_folder(4)).string()));
+        const Json now = Json::parse(read(run / "choices.json"));
+        CHECK(now.at("platform") == chosen.at("platform"));
+        CHECK(now.at("kernels").size() == chosen.at("kernels").size());
+        return out;
+    };
+    const std::string note = "note: the run's kernels had been chosen on ";
+    CHECK_FALSE(contains(resume("parts", [](Json&) {}), note));
+    CHECK(Json::parse(read(directory / "parts/choices.json")) == chosen);
+    check_same_state(whole, directory / "parts", 12);
+
+    const std::string moved =
+        resume("moved", [](Json& choices) { choices["platform"] = "another GPU"; });
+    CHECK(contains(moved, note + "another GPU; they are chosen anew on ") == on_gpu);
+    // What versions wrote that did not record the GPU is not read.
+    const std::string older = resume("older", [](Json& choices) {
+        choices.erase("platform");
+        for (Json& line : choices["kernels"]) line = "nt bf16 1 2 3";
+    });
+    CHECK(contains(older, note + "a GPU that is not recorded; ") == on_gpu);
+}
+
 TEST_CASE("schedule.max_minutes counts minutes", "[cli]") {
     const TemporaryDirectory directory;
     Process process(Workplace::get().train(

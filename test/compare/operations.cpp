@@ -23,6 +23,13 @@ std::vector<Implementation> products(const Operands& o, const Device& device) {
         {"CPU, own GEMM", {.gemm = KernelSettings::Gemm::own}}};
 }
 
+std::vector<Implementation> products_with_epilogue(const Operands& o, const Device& device) {
+    using Epilogues = KernelSettings::Epilogues;
+    if (!device.is_cuda()) return products(o, device);
+    return {{"CUDA, fused", {.epilogues = Epilogues::fused, .autotune = true}},
+            {"CUDA, separate", {.epilogues = Epilogues::separate, .autotune = true}}};
+}
+
 double dot(const Values& a, const Values& b) {
     return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
 }

@@ -194,6 +194,8 @@ void declare_weight(Operands& o, int64_t rows, int64_t cols);
 
 /// The libraries for matrix products: the CPU has two.
 std::vector<Implementation> products(const Operands& o, const Device& device);
+/// The same for a product that a GPU's library can compute together with what follows it, or not.
+std::vector<Implementation> products_with_epilogue(const Operands& o, const Device& device);
 
 /// Σ a ⊙ b
 double dot(const Values& a, const Values& b);

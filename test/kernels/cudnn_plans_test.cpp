@@ -92,10 +92,12 @@ std::set<std::tuple<int, int, int, int, int>> shapes() {  // T, S, H, H_kv, D
     std::set<std::tuple<int, int, int, int, int>> all{
         {2048, 2048, 16, 4, 128}, {8192, 8192, 32, 8, 128}, {1024, 4096, 16, 16, 64},
         {1024, 4096, 16, 2, 128}, {65536, 65536, 8, 1, 64}, {1024, 1024, 6, 2, 40}};
-    for (const auto& file : glob_files("configs/gpt*.json")) {
+    for (const auto& file : glob_files("configs/*.json")) {
+        if (file.filename() == "schema.json") continue;
         const Config config = load_config(file, {});
-        const int T = static_cast<int>(config.sequence_length()), H = config.model.n_head;
-        all.insert({T, T, H, H, config.model.n_embd / H});
+        const DecoderSpec spec = spec_of(config, 128);
+        const int T = static_cast<int>(config.sequence_length());
+        all.insert({T, T, spec.n_head, spec.n_kv_head, spec.head_size});
     }
     return all;
 }

@@ -41,6 +41,7 @@ struct Problem {
     int64_t R, C, V, Vp;
     Buffer x, w;
     Targets targets;
+    float z_loss = 1e-4f * static_cast<float>(random_int(0, 1) * random_int(1, 200));
 
     /// The padded rows of w are zero, as the parameter registry keeps them.
     static std::vector<float> padded_weights(int64_t V, int64_t Vp, int64_t C) {
@@ -71,7 +72,8 @@ HeadLossReference textbook(const Problem& p, bool store) {
                                       .V = p.V,
                                       .x = p.x.values(),
                                       .w = p.w.values(),
-                                      .targets = {p.targets.data(), p.targets.data() + p.R}},
+                                      .targets = {p.targets.data(), p.targets.data() + p.R},
+                                      .z_loss = p.z_loss},
                                      store ? p.dtype : DType::fp32);
 }
 
@@ -92,7 +94,8 @@ void run(const Problem& p, const Outputs& out, int64_t chunk, bool backward,
                        .targets = p.targets.data(),
                        .losses = out.losses.as<float>(),
                        .dx = backward ? out.dx.tensor() : Tensor{},
-                       .dw = backward ? out.dw.sink(accumulate) : GradientSink{}});
+                       .dw = backward ? out.dw.sink(accumulate) : GradientSink{},
+                       .z_loss = p.z_loss});
 }
 
 }  // namespace
@@ -203,6 +206,7 @@ TEST_CASE("head_loss for evaluation gives the losses of training and touches no 
 TEST_CASE("head_loss matches the numerical gradient along random directions", "[cuda]") {
     ON_EACH_DEVICE();
     Problem p(DType::fp32);
+    p.z_loss = 0;  // losses are without it
     const Outputs out(p);
     run(p, out, p.R, true);
     const auto check = [&](Buffer& input, const Buffer& gradient, size_t n) {
@@ -302,8 +306,11 @@ TEST_CASE(
                                            : 0.0);
                 }
             }
-            softmax_backward(stream, *halves[half], combined, targets.data(), starts[half],
-                             columns[half]);
+            softmax_backward(stream, {.logits = *halves[half],
+                                      .stats = combined,
+                                      .targets = targets.data(),
+                                      .first_column = starts[half],
+                                      .columns = columns[half]});
             accuracy.check("dz", dtype, halves[half]->values(), stored_as(dtype, plain), exact);
         }
     }
@@ -345,6 +352,7 @@ struct Part {
                            .losses = losses.as<float>(),
                            .dx = backward ? dx.tensor() : Tensor{},
                            .dw = backward ? dw.sink(false) : GradientSink{},
+                           .z_loss = whole.z_loss,
                            .first_column = first,
                            .stats = stats,
                            .combine = combine});
@@ -503,7 +511,8 @@ TEST_CASE("rows of the same logits give the same bits wherever they begin in mem
         for (int64_t row = 0; row < R; ++row) all.insert(all.end(), z.begin(), z.end());
         const Buffer of_part(dtype, {R, Vp}, all), stats(DType::fp32, {R, 3});
         softmax_stats(stream, stats, of_part, targets.data(), 0, V);
-        softmax_backward(stream, of_part, stats, targets.data(), 0, V);
+        softmax_backward(
+            stream, {.logits = of_part, .stats = stats, .targets = targets.data(), .columns = V});
         CHECK(same_rows(stats.bytes()));
         CHECK(same_rows(of_part.bytes()));
     }
@@ -547,7 +556,8 @@ TEST_CASE("softmax gives the same bits whatever the number of threads, and losse
         const Buffer logits(DType::bf16, {R, V}, z), stats(DType::fp32, {R, 3});
         TestStream stream;
         softmax_stats(stream, stats, logits, targets.data(), 0, V);
-        softmax_backward(stream, logits, stats, targets.data(), 0, V);
+        softmax_backward(
+            stream, {.logits = logits, .stats = stats, .targets = targets.data(), .columns = V});
         return logits.bytes() + stats.bytes();
     });
     double expected = 0;

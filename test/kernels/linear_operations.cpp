@@ -143,7 +143,7 @@ std::vector<Operation> linear_operations() {
         {.name = "linear_forward_gelu",
          .computes = "preact = x·wᵀ + bias, out = gelu(preact)",
          .letters = {tokens, letter('N', 512, 3072), letter('K', 768, 768)},
-         .implementations = products,
+         .implementations = products_with_epilogue,
          .declare =
              [](Operands& o) {
                  layer(o);
@@ -184,7 +184,7 @@ std::vector<Operation> linear_operations() {
         {.name = "linear_backward_input_dgelu",
          .computes = "dx = (dy·w) ⊙ gelu'(preact)",
          .letters = {tokens, letter('N', 768, 768), letter('K', 512, 3072)},
-         .implementations = products,
+         .implementations = products_with_epilogue,
          .declare =
              [](Operands& o) {
                  layer_below(o);
@@ -198,7 +198,7 @@ std::vector<Operation> linear_operations() {
         {.name = "linear_backward_weight",
          .computes = "dw = dyᵀ·x, dbias = Σ_rows dy",
          .letters = {tokens, letter('N', 768, 3072), letter('K', 512, 768)},
-         .implementations = products,
+         .implementations = products_with_epilogue,
          .declare =
              [](Operands& o) {
                  o.normal("x", {o['M'], o['K']});

@@ -21,7 +21,11 @@ struct Product {
 
 inline std::vector<Product> products() {
     using Gemm = KernelSettings::Gemm;
-    if (test_device().is_cuda()) return {{"cuBLASLt", {}}};
+    using Epilogues = KernelSettings::Epilogues;
+    if (test_device().is_cuda())
+        return {{"fused epilogues", {.epilogues = Epilogues::fused}},
+                {"separate kernels", {.epilogues = Epilogues::separate}},
+                {"the faster", {.autotune = true}}};
     return {
         {"own", {.gemm = Gemm::own}},
 #ifdef TRAIN_GPT_ONEDNN
@@ -112,17 +116,6 @@ inline void for_each_product(const std::function<void(const KernelSettings&)>& c
     for (const Product& product : products()) {
         CAPTURE(product.name);
         check(product.settings);
-    }
-}
-
-/// The same with all settings of a GPU.
-inline void for_each_setting(const std::function<void(const KernelSettings&)>& check) {
-    if (!test_device().is_cuda()) return for_each_product(check);
-    for (bool autotune : {false, true}) {
-        for (bool bias_gradient_epilogue : {false, true}) {
-            CAPTURE(autotune, bias_gradient_epilogue);
-            check({.autotune = autotune, .bias_gradient_epilogue = bias_gradient_epilogue});
-        }
     }
 }
 

@@ -147,16 +147,32 @@ TEST_CASE("linear backward of weight and bias overwrites or accumulates in fp32"
                       additions * 0x1p-24 * (db_terms[j] + std::abs(before[j])));
             }
         };
-        for_each_setting([&](const KernelSettings& settings) {
+        for_each_product([&](const KernelSettings& settings) {
             TestStream stream(p.scratch_bytes(settings), settings);
-            const Buffer dw(DType::fp32, {p.N, p.K}), db(DType::fp32, {p.N});
+            const Buffer dw(DType::fp32, {p.N, p.K}), db(DType::fp32, {p.N}),
+                db_other(DType::fp32, {p.N}, random_normal(static_cast<size_t>(p.N), 5.0f));
+            const Values db_before_other = db_other.values();
+            linear_backward_weight(stream, {dw.sink(false), p.x, p.dy, db_other.sink(true)});
+            check_sums(db_other.values(), db_before_other);
             linear_backward_weight(stream, {dw.sink(false), p.x, p.dy, db.sink(false)});
             accuracy.check("dw", DType::fp32, dw.values(), rounded_to_float(dw_plain), dw_exact);
             check_sums(db.values(), Values(static_cast<size_t>(p.N)));
 
+            // A product that also sums columns may use another algorithm of a GPU's library.
             const Buffer dw_only(DType::fp32, {p.N, p.K});
             linear_backward_weight(stream, {dw_only.sink(false), p.x, p.dy});
-            CHECK((dw_only.bytes() == dw.bytes()));
+            accuracy.check("dw alone", DType::fp32, dw_only.values(), rounded_to_float(dw_plain),
+                           dw_exact);
+            if (!test_device().is_cuda()) CHECK((dw_only.bytes() == dw.bytes()));
+
+            // The sums of a later micro-batch are computed as those of the first one.
+            const auto zeros = [](int64_t rows, int64_t cols) {
+                return std::vector<float>(static_cast<size_t>(rows * cols), 0.0f);
+            };
+            const Buffer dw_added(DType::fp32, {p.N, p.K}, zeros(p.N, p.K)),
+                db_added(DType::fp32, {p.N}, zeros(p.N, 1));
+            linear_backward_weight(stream, {dw_added.sink(true), p.x, p.dy, db_added.sink(true)});
+            if (test_device().is_cuda()) CHECK(db_added.values() == db.values());
 
             const auto added = [](Values values, const Values& before, bool single) {
                 for (size_t i = 0; i < values.size(); ++i) {
@@ -464,6 +480,29 @@ TEST_CASE("linear layers take rows of larger matrices, which begin at any elemen
 }
 
 #ifdef TRAIN_GPT_CUDA
+namespace {
+
+/// The lines of kernel_choices().
+std::vector<std::vector<std::string>> words_of(const std::string& choices) {
+    std::vector<std::vector<std::string>> words;
+    std::istringstream lines(choices);
+    for (std::string line; std::getline(lines, line);) {
+        std::istringstream from(line);
+        words.emplace_back(std::istream_iterator<std::string>(from),
+                           std::istream_iterator<std::string>());
+    }
+    return words;
+}
+
+std::string text_of(const std::vector<std::vector<std::string>>& words) {
+    std::string text;
+    for (const auto& line : words)
+        for (const std::string& word : line) text += word + (&word == &line.back() ? "\n" : " ");
+    return text;
+}
+
+}  // namespace
+
 TEST_CASE("matrix algorithms that a run has chosen are used again", "[cuda]") {
     ON_EACH_DEVICE();
     if (!test_device().is_cuda()) return;
@@ -487,59 +526,115 @@ TEST_CASE("matrix algorithms that a run has chosen are used again", "[cuda]") {
     TestStream first(p.scratch_bytes(), {.autotune = true});
     CHECK(kernel_choices(first).empty());
     const std::string results = run(first), choices = kernel_choices(first);
-    CHECK(std::count(choices.begin(), choices.end(), '\n') == 8);
+    // Of each layer four products, with their epilogues and, since those were timed, without.
+    CHECK(std::count(choices.begin(), choices.end(), '\n') == 14);
     CHECK((run(first) == results));
     CHECK(kernel_choices(first) == choices);
 
-    TestStream again(p.scratch_bytes());
+    TestStream again(p.scratch_bytes(), {.autotune = true});
     set_kernel_choices(again, choices);
     CHECK(kernel_choices(again) == choices);
     CHECK((run(again) == results));
     CHECK(kernel_choices(again) == choices);
 
+    // The simulated library takes a small product's algorithm, which needs no workspace, for a
+    // large one too.
     TestStream other(p.scratch_bytes());
     run(other);
     const std::string untimed = kernel_choices(other);
-    const size_t version_word = 14;  // behind it the algorithm
-    std::vector<std::vector<std::string>> words;
-    std::istringstream lines(untimed);
-    for (std::string line; std::getline(lines, line);) {
-        std::istringstream from(line);
-        words.emplace_back(std::istream_iterator<std::string>(from),
-                           std::istream_iterator<std::string>());
-    }
-    const auto joined = [&] {
-        std::string text;
-        for (const auto& line : words) {
-            for (const std::string& word : line)
-                text += word + (&word == &line.back() ? "\n" : " ");
-        }
-        return text;
-    };
-    REQUIRE(joined() == untimed);
-    // The simulated library takes a small product's algorithm, which needs no workspace, for a
-    // large one too.
+    const size_t algorithm_word = 15;
+    std::vector<std::vector<std::string>> words = words_of(untimed);
+    REQUIRE(text_of(words) == untimed);
     if (device_is_simulated()) {
         std::vector<size_t> forward;
         for (size_t i = 0; i < words.size(); ++i)
             if (words[i][3] == "bias_gelu") forward.push_back(i);
         REQUIRE(forward.size() == 2);
-        std::swap_ranges(words[forward[0]].begin() + version_word, words[forward[0]].end(),
-                         words[forward[1]].begin() + version_word);
-        REQUIRE(joined() != untimed);
-        set_kernel_choices(other, joined());
+        std::swap_ranges(words[forward[0]].begin() + algorithm_word, words[forward[0]].end(),
+                         words[forward[1]].begin() + algorithm_word);
+        REQUIRE(text_of(words) != untimed);
+        set_kernel_choices(other, text_of(words));
         run(other);
-        CHECK(kernel_choices(other) == joined());
+        CHECK(kernel_choices(other) == text_of(words));
     }
-    // Algorithms of another version of the library are passed over.
-    for (auto& line : words) line[version_word] = "1";
-    set_kernel_choices(other, joined());
+    // What is no algorithm is passed over.
+    for (auto& line : words)
+        for (size_t i = algorithm_word; i < line.size(); ++i) line[i] = "1";
+    set_kernel_choices(other, text_of(words));
     run(other);
     CHECK(kernel_choices(other) == untimed);
 
     for (const std::string& damaged :
          {std::string("nonsense\n"), choices.substr(0, choices.size() / 2), choices + "nt\n"})
         CHECK_THROWS_AS(set_kernel_choices(other, damaged), Error);
+}
+
+TEST_CASE("a product and what follows it are computed together or separately, as chosen",
+          "[cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    using Epilogues = KernelSettings::Epilogues;
+    Layer p(DType::bf16, 8 * random_int(8, 20), 8 * random_int(2, 9), 8 * random_int(2, 9));
+    CAPTURE(p.M, p.N, p.K);
+    // Of such different sizes that each order of a sum is rounded differently.
+    for (size_t i = 0; i < static_cast<size_t>(p.M * p.N); ++i)
+        p.dy.set(i, static_cast<float>(std::pow(p.dy[i], 5)));
+    const auto run = [&](Stream& stream) {
+        const Buffer out(DType::bf16, {p.M, p.N}), preact(DType::bf16, {p.M, p.N}),
+            dx(DType::bf16, {p.M, p.K}), dw(DType::fp32, {p.N, p.K}), db(DType::fp32, {p.N});
+        linear_forward(stream, {out, p.x, p.w, p.bias, {}, preact});
+        linear_backward_input(stream, {dx, p.dy, p.w, p.input_preact});
+        linear_backward_weight(stream, {dw.sink(false), p.x, p.dy, db.sink(false)});
+        linear_backward_weight(stream, {dw.sink(true), p.x, p.dy, db.sink(true)});
+        return std::vector{out.bytes() + preact.bytes(), dx.bytes(), dw.bytes() + db.bytes()};
+    };
+    const auto run_with = [&](const std::string& choices) {
+        TestStream stream(p.scratch_bytes(), {.autotune = true});
+        set_kernel_choices(stream, choices);
+        return run(stream);
+    };
+    TestStream fused(p.scratch_bytes(), {.epilogues = Epilogues::fused}),
+        separate(p.scratch_bytes(), {.epilogues = Epilogues::separate});
+    const std::vector<std::string> together = run(fused), apart = run(separate);
+    for (size_t i = 0; i < together.size(); ++i) {  // they round differently
+        CAPTURE(i);
+        CHECK(together[i] != apart[i]);
+    }
+    // With the simulated library all algorithms of a product give the same bits.
+    if (!device_is_simulated()) return;
+    std::vector<std::vector<std::string>> words = words_of(kernel_choices(fused));
+    REQUIRE(words.size() == 3);
+    CHECK((run_with(text_of(words)) == together));
+    for (auto& line : words) {
+        REQUIRE(line[14] == "product");
+        line.resize(15);
+        line[14] = "separate";
+    }
+    CHECK((run_with(text_of(words)) == apart));
+    const std::vector<std::string> chosen = run_with("");
+    for (size_t i = 0; i < chosen.size(); ++i)
+        CHECK((chosen[i] == together[i] || chosen[i] == apart[i]));
+    // Without timing: bias gradients separately, the others together.
+    TestStream untimed(p.scratch_bytes());
+    const std::vector<std::string> usual = run(untimed);
+    CHECK((usual == std::vector{together[0], together[1], apart[2]}));
+}
+
+TEST_CASE("products get up to 128 MiB of workspace, which the plan counts", "[cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    constexpr size_t MiB = size_t{1} << 20;
+    CHECK(cuda::gemm_workspace_bytes(1, 1) == 32 * MiB);
+    CHECK(cuda::gemm_workspace_bytes(512, 1024) == 64 * MiB);
+    CHECK(cuda::gemm_workspace_bytes(50304, 50304) == 128 * MiB);
+    for (int i = 0; i < 20; ++i) {
+        const int64_t M = random_int(1, 4000), N = random_int(1, 4000), K = random_int(1, 4000);
+        const size_t scratch = linear_scratch_bytes(planning(), DType::bf16, M, N, K);
+        for (const size_t product :
+             {cuda::gemm_workspace_bytes(M, N), cuda::gemm_workspace_bytes(M, K),
+              cuda::gemm_workspace_bytes(N, K) + static_cast<size_t>(N) * sizeof(float)})
+            CHECK(scratch >= product);
+    }
 }
 
 TEST_CASE("TF32 is used for fp32 matrices where it is asked for, and only there", "[cuda]") {

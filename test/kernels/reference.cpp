@@ -306,8 +306,10 @@ HeadLossReference head_loss_reference(const HeadLossProblem& p, DType stored) {
         const size_t target = static_cast<size_t>(p.targets[row]);
         r.losses[row] = std::log(sum) + (max - z[target]);
         for (size_t j = 0; j < V; ++j) {
+            const Real softmax = std::exp(z[j] - max) / sum,
+                       of_z_loss = 2 * static_cast<Real>(p.z_loss) * (std::log(sum) + max);
             const Real dz =
-                kept(std::exp(z[j] - max) / sum - (j == target ? Real(1) : Real(0)), stored);
+                kept(softmax - (j == target ? Real(1) : Real(0)) + of_z_loss * softmax, stored);
             for (size_t c = 0; c < C; ++c) {
                 dx[row * C + c] += dz * static_cast<Real>(p.w[j * C + c]);
                 dw[j * C + c] += dz * static_cast<Real>(p.x[row * C + c]);

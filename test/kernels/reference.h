@@ -134,11 +134,13 @@ struct HeadLossProblem {
     int64_t R = 0, C = 0, V = 0;
     Values x, w;  // [R, C], [V or more, C]
     std::vector<int32_t> targets;
+    double z_loss = 0;
 };
 struct HeadLossReference {
     Values losses, dx, dw;
 };
-/// With z = x·wᵀ: losses = log Σ_j exp z_j − z_target, dz = softmax(z) − onehot(target),
+/// With z = x·wᵀ and lse = log Σ_j exp z_j: losses = lse − z_target,
+/// dz = ∂(losses + z_loss·lse²)/∂z = softmax(z) − onehot(target) + 2·z_loss·lse·softmax(z),
 /// dx = dz·w, dw = dzᵀ·x. Rows whose target is −1 contribute nothing. Logits, dz and dx are
 /// rounded to `stored`.
 template <class Real>

@@ -45,7 +45,7 @@ class ReferenceDecoder {
         Row y(x.size());
         for (size_t c = 0; c < x.size(); ++c) {
             const auto i = static_cast<int64_t>(c);
-            y[c] = (x[c] - mean) / std::sqrt(variance + double{spec_.norm_epsilon}) * at(w, i) +
+            y[c] = (x[c] - mean) / std::sqrt(variance + spec_.norm_epsilon) * at(w, i) +
                    (b < 0 ? 0 : at(b, i));
         }
         return y;
@@ -64,6 +64,43 @@ class ReferenceDecoder {
 
     static double gelu(double x) {
         return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    }
+
+    static double silu(double x) { return x / (1 + std::exp(-x)); }
+
+    /// The frequency of the pair of elements i and i + D/2, as transformers computes it.
+    double frequency(int i) const {
+        const RopeFrequencies& r = spec_.rope;
+        const double base = std::pow(r.theta, -2.0 * i / spec_.head_size);
+        if (r.scaling == RopeScaling::none) return base;
+        if (r.scaling == RopeScaling::linear) return base / r.factor;
+        const double n = static_cast<double>(r.original_context), wavelength = 2 * M_PI / base;
+        if (wavelength < n / r.high_frequency_factor) return base;
+        if (wavelength > n / r.low_frequency_factor) return base / r.factor;
+        const double smooth = (n / wavelength - r.low_frequency_factor) /
+                              (r.high_frequency_factor - r.low_frequency_factor);
+        return (1 - smooth) * base / r.factor + smooth * base;
+    }
+
+    /// The queries and keys of token t, normalised and rotated.
+    void place(Row& qkv, size_t t, const BlockParameters& p) const {
+        const int H = spec_.n_head, D = spec_.head_size, half = D / 2;
+        for (int h = 0; h < H + spec_.n_kv_head; ++h) {
+            double* x = qkv.data() + h * D;
+            if (spec_.qk_norm) {
+                double squares = 0;
+                for (int d = 0; d < D; ++d) squares += x[d] * x[d] / D;
+                for (int d = 0; d < D; ++d)
+                    x[d] *= at(h < H ? p.q_norm_w : p.k_norm_w, d) /
+                            std::sqrt(squares + spec_.norm_epsilon);
+            }
+            for (int i = 0; i < half; ++i) {
+                const double angle = static_cast<double>(t) * frequency(i);
+                const double a = x[i], b = x[i + half];
+                x[i] = a * std::cos(angle) - b * std::sin(angle);
+                x[i + half] = b * std::cos(angle) + a * std::sin(angle);
+            }
+        }
     }
 
     /// Attention's output for token t, from q, k and v of all tokens.
@@ -97,14 +134,19 @@ class ReferenceDecoder {
         for (const Row& row : x)
             qkv.push_back(
                 linear(norm(row, p.norm1_w, p.norm1_b), p.qkv_w, p.qkv_b, spec_.qkv_width()));
+        if (spec_.is_rotary())
+            for (size_t t = 0; t < x.size(); ++t) place(qkv[t], t, p);
         for (size_t t = 0; t < x.size(); ++t) {
             Row& row = x[t];
             const auto add = [&](const Row& more) {
                 for (size_t c = 0; c < row.size(); ++c) row[c] += more[c];
             };
             add(linear(attend(qkv, t), p.out_w, p.out_b, spec_.n_embd));
-            Row wide = linear(norm(row, p.norm2_w, p.norm2_b), p.up_w, p.up_b, spec_.n_ff);
-            for (double& v : wide) v = gelu(v);
+            const auto F = static_cast<size_t>(spec_.n_ff);
+            Row wide = linear(norm(row, p.norm2_w, p.norm2_b), p.up_w, p.up_b, spec_.up_width());
+            for (size_t i = 0; i < F; ++i)
+                wide[i] = spec_.mlp == Mlp::swiglu ? silu(wide[i]) * wide[F + i] : gelu(wide[i]);
+            wide.resize(F);
             add(linear(wide, p.down_w, p.down_b, spec_.n_embd));
         }
     }

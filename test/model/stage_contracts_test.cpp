@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "test/catch.h"
+#include "test/model/random_spec.h"
 #include "test/model/reference_decoder.h"
 #include "test/model/tiny_model.h"
 #include "test/random.h"
@@ -12,33 +13,6 @@
 using namespace train_gpt;
 
 namespace {
-
-/// A decoder with whatever GPT-2 has not: grouped heads, any width of the MLP, perhaps no biases, a
-/// head of its own, no positions.
-DecoderSpec random_spec(int least_layers = 1) {
-    const int n_kv_head = static_cast<int>(random_int(1, 2)),
-              n_head = n_kv_head * static_cast<int>(random_int(1, 3));
-    DecoderSpec spec = gpt2.spec({.n_layer = random_int(least_layers, 3),
-                                  .n_head = n_head,
-                                  .n_embd = n_head * random_int(1, 2) * 8,
-                                  .n_ctx = random_int(8, 20),
-                                  .vocab_size = random_int(30, 150)});
-    spec.n_kv_head = n_kv_head;
-    spec.n_ff = static_cast<int>(random_int(2, 9)) * 8;
-    spec.norm = random_int(0, 1) ? Norm::rms : Norm::layer;
-    spec.norm_epsilon = random_int(0, 1) ? 1e-5f : 1e-6f;
-    spec.biases = random_int(0, 1) == 0;
-    spec.tied_head = random_int(0, 1) == 0;
-    spec.learned_positions = random_int(0, 1) == 0;
-    return spec;
-}
-
-std::string described(const DecoderSpec& spec) {
-    return concat(spec.n_layer, " layers, ", spec.n_head, "/", spec.n_kv_head, " heads of ",
-                  spec.head_size, ", n_ff ", spec.n_ff, spec.norm == Norm::rms ? ", RMSNorm" : "",
-                  spec.biases ? "" : ", no biases", spec.tied_head ? "" : ", own head",
-                  spec.learned_positions ? "" : ", no positions");
-}
 
 struct Batch {
     std::vector<int32_t> tokens, targets;

@@ -1,5 +1,5 @@
-// The whole model against PyTorch in float64 (test/fixtures/gpt2-tiny, made by
-// scripts/model_fixtures.py), and against itself.
+// The whole model against PyTorch in float64 (test/fixtures/*-tiny, made by
+// scripts/model_fixtures.py and scripts/family_fixtures.py), and against itself.
 #include "model/stage.h"
 
 #include <cmath>
@@ -8,6 +8,7 @@
 
 #include "device/cuda.h"
 #include "test/catch.h"
+#include "test/model/random_spec.h"
 #include "test/model/tiny_model.h"
 #include "test/random.h"
 #include "training/safetensors.h"
@@ -16,7 +17,7 @@ using namespace train_gpt;
 
 namespace {
 
-const std::string fixture = "test/fixtures/gpt2-tiny";
+const char* const families[] = {"gpt2", "llama", "qwen2", "qwen3", "mistral"};
 
 std::vector<float> read(const SafetensorsFile& file, const std::string& name) {
     const TensorInfo& info = file.at(name);
@@ -29,13 +30,18 @@ double read_metadata(const SafetensorsFile& file, const std::string& name) {
     return std::stod(file.metadata().at(name));
 }
 
-/// A gradient in Hugging Face's layout, converted to ours.
-std::vector<float> to_our_layout(const std::vector<float>& values, const Parameter& p) {
-    if (!p.transposed()) return values;
-    const size_t out = static_cast<size_t>(p.shape[0]), in = static_cast<size_t>(p.shape[1]);
-    std::vector<float> result(values.size());
-    for (size_t o = 0; o < out; ++o)
-        for (size_t i = 0; i < in; ++i) result[o * in + i] = values[i * out + o];
+/// Values of a parameter, which files may hold as several tensors, in our layout.
+std::vector<float> read(const SafetensorsFile& file, const std::string& prefix,
+                        const Parameter& p) {
+    std::vector<float> result;
+    for (const StoredTensor& stored : p.stored) {
+        const std::vector<float> values = read(file, prefix + stored.name);
+        const size_t out = static_cast<size_t>(stored.rows), in = static_cast<size_t>(p.cols());
+        REQUIRE(values.size() == out * in);
+        for (size_t o = 0; o < out; ++o)
+            for (size_t i = 0; i < in; ++i)
+                result.push_back(values[stored.transposed ? i * out + o : o * in + i]);
+    }
     return result;
 }
 
@@ -76,35 +82,45 @@ void check_close(const SafetensorsFile& expected, const std::string& name, DType
 }
 
 struct Fixture {
-    SafetensorsFile expected{fixture + "/expected.safetensors"};
+    std::string folder;
+    SafetensorsFile expected;
     std::vector<int32_t> tokens = expected.read_integers(expected.at("tokens"));
     std::vector<int32_t> targets = expected.read_integers(expected.at("targets"));
     int B = static_cast<int>(expected.at("tokens").shape[0]),
         T = static_cast<int>(expected.at("tokens").shape[1]);
-    DecoderSpec spec = read_model_spec(fixture);
+    DecoderSpec spec = read_model_spec(folder);
     double valid = static_cast<double>(
         std::count_if(targets.begin(), targets.end(), [](int t) { return t >= 0; }));
 
+    explicit Fixture(const std::string& family)
+        : folder(concat("test/fixtures/", family, "-tiny")),
+          expected(folder + "/expected.safetensors") {}
+
     TinyModel model(DType dtype, Recompute recompute = Recompute::none) const {
         TinyModel m(spec, B, T, dtype, recompute);
-        load_weights(fixture, *m.parameters);
+        load_weights(folder, *m.parameters);
         return m;
     }
 };
-
-DecoderSpec random_spec() {
-    const int n_head = static_cast<int>(random_int(1, 4));
-    return gpt2.spec({.n_layer = static_cast<int>(random_int(1, 3)),
-                      .n_head = n_head,
-                      .n_embd = n_head * static_cast<int>(random_int(1, 3)) * 8,
-                      .n_ctx = static_cast<int>(random_int(20, 40)),
-                      .vocab_size = random_int(50, 300)});
-}
 
 std::vector<int32_t> random_tokens(size_t n, int64_t vocab_size) {
     std::vector<int32_t> tokens(n);
     for (int32_t& token : tokens) token = static_cast<int32_t>(random_int(0, vocab_size - 1));
     return tokens;
+}
+
+/// Checks each tensor that files hold for itself.
+void check_gradient(const Fixture& f, const TinyModel& m, int i, DType dtype) {
+    const Parameter& p = m.parameter(i);
+    const std::vector<float> ours = m.gradient(i), reference = read(f.expected, "gradient.", p);
+    std::ptrdiff_t first = 0;
+    for (const StoredTensor& stored : p.stored) {
+        const std::ptrdiff_t end = first + stored.rows * p.cols();
+        check_close(f.expected, "gradient." + stored.name, dtype,
+                    difference({ours.begin() + first, ours.begin() + end},
+                               {reference.begin() + first, reference.begin() + end}, 1 / f.valid));
+        first = end;
+    }
 }
 
 const DType dtypes[] = {DType::fp32, DType::bf16};
@@ -114,67 +130,68 @@ const Recompute levels[] = {Recompute::none, Recompute::elementwise, Recompute::
 
 TEST_CASE("loss and every gradient equal PyTorch's float64", "[model][cuda]") {
     ON_EACH_DEVICE();
-    const Fixture f;
-    REQUIRE(f.T < f.spec.n_ctx);
-    for (DType dtype : dtypes)
-        for (Recompute level : levels) {
-            CAPTURE(name_of(dtype), name_of(level));
-            TinyModel m = f.model(dtype, level);
-            const double loss = m.run(f.tokens.data(), f.targets.data()) / f.valid;
-            const double reference = read(f.expected, "loss")[0];
-            const double bound = dtype == DType::fp32
-                                     ? 1e-6 * reference
-                                     : 3 * double{read(f.expected, "pure.error.loss")[0]};
-            CHECK(std::fabs(loss - reference) <= bound);
+    for (const char* family : families) {
+        const Fixture f(family);
+        REQUIRE(f.T < f.spec.n_ctx);
+        REQUIRE(f.spec.family->model_type == std::string(family));
+        for (DType dtype : dtypes)
+            for (Recompute level : levels) {
+                CAPTURE(family, name_of(dtype), name_of(level));
+                TinyModel m = f.model(dtype, level);
+                const double loss = m.run(f.tokens.data(), f.targets.data()) / f.valid;
+                const double reference = read(f.expected, "loss")[0];
+                const double bound = dtype == DType::fp32
+                                         ? 1e-6 * reference
+                                         : 3 * double{read(f.expected, "pure.error.loss")[0]};
+                CHECK(std::fabs(loss - reference) <= bound);
 
-            check_close(f.expected, "token_losses", dtype,
-                        difference(m.losses(), read(f.expected, "token_losses")));
-            for (int i = 0; i < m.count(); ++i) {
-                const std::string name = "gradient." + m.parameter(i).name;
-                check_close(
-                    f.expected, name, dtype,
-                    difference(m.gradient(i), to_our_layout(read(f.expected, name), m.parameter(i)),
-                               1 / f.valid));
+                check_close(f.expected, "token_losses", dtype,
+                            difference(m.losses(), read(f.expected, "token_losses")));
+                for (int i = 0; i < m.count(); ++i) check_gradient(f, m, i, dtype);
             }
-        }
+    }
 }
 
 TEST_CASE("logits with a key-value cache equal PyTorch's float64", "[model][cuda]") {
     ON_EACH_DEVICE();
-    const Fixture f;
-    const std::vector<float> reference = read(f.expected, "logits");
-    const size_t V = static_cast<size_t>(f.spec.vocab_size);
-    for (DType dtype : dtypes) {
-        TinyModel m = f.model(dtype);
-        std::vector<float> ours;
-        for (int b = 0; b < f.B; ++b) {
-            m.generator->reset();
-            // One token at a time here, two pieces of random length below: the cache must not show.
-            for (int t = 0; t < f.T; ++t) {
-                m.generator->feed(m.stream, {f.tokens.data() + b * f.T + t, 1});
-                const auto logits = m.generator->logits();
-                REQUIRE(logits.size() == V);
-                ours.insert(ours.end(), logits.begin(), logits.end());
+    for (const char* family : families) {
+        const Fixture f(family);
+        const std::vector<float> reference = read(f.expected, "logits");
+        const size_t V = static_cast<size_t>(f.spec.vocab_size);
+        for (DType dtype : dtypes) {
+            CAPTURE(family, name_of(dtype));
+            TinyModel m = f.model(dtype);
+            std::vector<float> ours;
+            for (int b = 0; b < f.B; ++b) {
+                m.generator->reset();
+                // One token at a time here, two pieces of random length below: the cache must not
+                // show.
+                for (int t = 0; t < f.T; ++t) {
+                    m.generator->feed(m.stream, {f.tokens.data() + b * f.T + t, 1});
+                    const auto logits = m.generator->logits();
+                    REQUIRE(logits.size() == V);
+                    ours.insert(ours.end(), logits.begin(), logits.end());
+                }
             }
-        }
-        check_close(f.expected, "logits", dtype, difference(ours, reference));
+            check_close(f.expected, "logits", dtype, difference(ours, reference));
 
-        const int last = f.T - 1, first_piece = static_cast<int>(random_int(1, f.T - 1));
-        m.generator->reset();
-        m.generator->feed(m.stream, {f.tokens.data(), static_cast<size_t>(first_piece)});
-        m.generator->feed(m.stream,
-                          {f.tokens.data() + first_piece, static_cast<size_t>(f.T - first_piece)});
-        const auto logits = m.generator->logits();
-        const auto row = reference.begin() + static_cast<std::ptrdiff_t>(V) * last;
-        check_close(f.expected, "logits", dtype,
-                    difference({logits.begin(), logits.end()},
-                               {row, row + static_cast<std::ptrdiff_t>(V)}));
+            const int last = f.T - 1, first_piece = static_cast<int>(random_int(1, f.T - 1));
+            m.generator->reset();
+            m.generator->feed(m.stream, {f.tokens.data(), static_cast<size_t>(first_piece)});
+            m.generator->feed(
+                m.stream, {f.tokens.data() + first_piece, static_cast<size_t>(f.T - first_piece)});
+            const auto logits = m.generator->logits();
+            const auto row = reference.begin() + static_cast<std::ptrdiff_t>(V) * last;
+            check_close(f.expected, "logits", dtype,
+                        difference({logits.begin(), logits.end()},
+                                   {row, row + static_cast<std::ptrdiff_t>(V)}));
+        }
     }
 }
 
 TEST_CASE("ten AdamW steps follow PyTorch's losses", "[model][cuda]") {
     ON_EACH_DEVICE();
-    const Fixture f;
+    const Fixture f("gpt2");
     const std::vector<int32_t> tokens = f.expected.read_integers(f.expected.at("steps.tokens"));
     const std::vector<int32_t> targets = f.expected.read_integers(f.expected.at("steps.targets"));
     const std::vector<float> losses = read(f.expected, "steps.losses"),
@@ -219,6 +236,7 @@ TEST_CASE("ten AdamW steps follow PyTorch's losses", "[model][cuda]") {
 TEST_CASE("recomputation changes no bit of any gradient", "[model][cuda]") {
     ON_EACH_DEVICE();
     const DecoderSpec spec = random_spec();
+    CAPTURE(described(spec));
     const int B = static_cast<int>(random_int(1, 3)),
               T = static_cast<int>(random_int(1, spec.n_ctx));
     const auto tokens = random_tokens(static_cast<size_t>(B * T), spec.vocab_size);
@@ -249,6 +267,7 @@ TEST_CASE("recomputation changes no bit of any gradient", "[model][cuda]") {
 TEST_CASE("accumulated micro-batches add up to the gradient of both", "[model][cuda]") {
     ON_EACH_DEVICE();
     const DecoderSpec spec = random_spec();
+    CAPTURE(described(spec));
     const int B = static_cast<int>(random_int(1, 3)),
               T = static_cast<int>(random_int(1, spec.n_ctx));
     const size_t n = static_cast<size_t>(B * T);
@@ -278,6 +297,7 @@ TEST_CASE("masked documents in one window learn what each learns in a window of 
           "[model][cuda]") {
     ON_EACH_DEVICE();
     const DecoderSpec spec = random_spec();
+    CAPTURE(described(spec));
     const int T = static_cast<int>(random_int(4, std::min(spec.n_ctx, 40)));
     const uint64_t seed = test_rng()();
     // All documents fill one window. When separate, each begins its own window, and ignored tokens
@@ -321,8 +341,11 @@ TEST_CASE(
     "padding of the vocabulary stays zero and weights of positions beyond T stay as they decay",
     "[model][cuda]") {
     ON_EACH_DEVICE();
-    DecoderSpec spec = random_spec();
-    spec.vocab_size = random_int(129, 250);  // padded to 256
+    const DecoderSpec spec = gpt2.spec({.n_layer = 2,
+                                        .n_head = 2,
+                                        .n_embd = 8 * random_int(1, 4) * 2,
+                                        .n_ctx = random_int(20, 40),
+                                        .vocab_size = random_int(129, 250)});  // padded to 256
     const int B = 2, T = spec.n_ctx / 2;
     for (DType dtype : dtypes) {
         TinyModel m(spec, B, T, dtype);
@@ -393,6 +416,7 @@ TEST_CASE("a gradient that is not finite stops the optimizer for good and is nam
           "[model][cuda]") {
     ON_EACH_DEVICE();
     const DecoderSpec spec = random_spec();
+    CAPTURE(described(spec));
     TinyModel m(spec, 1, 4, DType::bf16);
     m.parameters->initialize(1);
     const auto tokens = random_tokens(4, spec.vocab_size);
@@ -420,6 +444,7 @@ TEST_CASE(
     if (test_devices().size() < 2) return;
     const DeviceUnderTest on_cuda(test_devices()[1]);
     const DecoderSpec spec = random_spec();
+    CAPTURE(described(spec));
     const int B = 2, T = static_cast<int>(random_int(1, spec.n_ctx));
     const uint64_t seed = test_rng()();
     const auto tokens = random_tokens(static_cast<size_t>(B * T), spec.vocab_size);

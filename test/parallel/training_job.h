@@ -23,6 +23,7 @@
 #include "test/random.h"
 #include "test/text.h"
 #include "tokenizer/tokenizer.h"
+#include "training/model_folder.h"
 #include "training/plan.h"
 #include "training/safetensors.h"
 #include "training/trainer.h"
@@ -198,13 +199,14 @@ inline Tensors state_of(const std::string& run, int64_t step) {
     Tensors all;
     const SafetensorsFile model(checkpoint / "model.safetensors");
     for (const TensorInfo& info : model.tensors()) {
-        const std::string name = info.name.substr(std::string("transformer.").size());
-        std::vector<float>& values = all["weights/" + name];
+        std::vector<float>& values = all["weights/" + info.name];
         values.resize(static_cast<size_t>(info.numel()));
         model.read_floats(info, values.data());
-        for (const char* state : {"master/", "m/", "v/"})
-            all[state + name].assign(values.size(), std::numeric_limits<float>::quiet_NaN());
     }
+    for (const Parameter& p : registry_of(read_model_spec(checkpoint)).parameters)
+        for (const char* state : {"master/", "m/", "v/"})
+            all[state + p.name].assign(static_cast<size_t>(p.numel()),
+                                       std::numeric_limits<float>::quiet_NaN());
     for (const auto& entry : fs::directory_iterator(checkpoint)) {
         if (!entry.path().filename().string().starts_with("optimizer-")) continue;
         const SafetensorsFile file(entry.path());

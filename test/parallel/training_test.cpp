@@ -73,6 +73,28 @@ TEST_CASE("any number of ranks trains what one rank trains", "[training][.][long
         }
 }
 
+TEST_CASE("ranks train a model of any family as one rank does", "[training]") {
+    if (skip_without_mpirun()) return;
+    const char* const families[] = {"llama", "qwen2", "qwen3", "mistral"};
+    const Dtype& dtype = random_dtype();
+    const Settings settings{{"model.family", families[random_int(0, 3)]},
+                            {"model.n_head", "6"},
+                            {"model.n_kv_head", std::to_string(random_int(1, 3))},
+                            {"model.n_embd", "42"},
+                            {"model.head_size", std::to_string(2 * random_int(2, 6))},
+                            {"model.n_ff", std::to_string(8 * random_int(5, 15))},
+                            {"model.tied_head", random_int(0, 1) ? "on" : "off"},
+                            // Longer runs amplify rounding errors more than GPT-2's.
+                            {"schedule.steps", "3"}};
+    const Job job(6, settings + dtype.settings());
+    CAPTURE(settings.at("model.family"), dtype.name);
+    const std::string one = job.train(1, "one");
+    for (const int ranks : {2, 3}) {
+        CAPTURE(ranks);
+        check_stages(job, one, ranks, {}, dtype.bounds);
+    }
+}
+
 // ---- Evaluation ---------------------------------------------------------------------------------
 
 TEST_CASE("validation loss and HellaSwag are those of one rank, bit for bit", "[training]") {
@@ -297,12 +319,8 @@ TEST_CASE("a rank holds the weights, gradients and optimizer state of its share 
 TEST_CASE("in a model of real size the bytes per parameter are those of the literature",
           "[training][plan]") {
     Config config;
-    config.model = {.n_layer = 36,
-                    .n_head = 20,
-                    .n_embd = 1280,
-                    .n_ctx = 1024,
-                    .vocab_size = 50257,
-                    .init_from = ""};
+    config.model = {
+        .n_layer = 36, .n_head = 20, .n_embd = 1280, .n_ctx = 1024, .vocab_size = 50257};
     config.batch.micro_batch = 8;
     config.batch.sequence_length = 16;  // activations do not count
     const DecoderSpec spec = spec_of(config, config.model.vocab_size);

@@ -389,7 +389,7 @@ TEST_CASE("a model folder that is not GPT-2 as known here is refused with the ke
         CHECK(contains(error, key));
         CHECK_FALSE(contains(error, "json.exception"));
     };
-    refused("model_type", "llama");
+    refused("model_type", "bert");
     refused("model_type", 3);
     for (const char* key : {"n_layer", "n_head", "n_embd", "n_positions", "vocab_size"})
         for (const Json& value : {Json(0), Json(-1), Json("2"), Json(nullptr), Json(2.5),

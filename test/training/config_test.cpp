@@ -1,5 +1,6 @@
 #include "training/config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <functional>
@@ -13,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "model/registry.h"
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
@@ -390,16 +392,21 @@ TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[
             } else if (value.is_string()) {
                 value = "a \"quoted\"\n\\ text, Ω " + std::to_string(random_int(0, 1 << 30));
             } else if (value.is_number_float()) {
-                value = std::uniform_real_distribution<double>(0.0, 0.999)(test_rng());
+                const double least = rule.value("minimum", 0.0);
+                value = std::uniform_real_distribution<double>(least, least + 0.999)(test_rng());
             } else {
-                value = value.get<int64_t>() + random_int(1, 64);
+                const auto before = value.get<int64_t>();
+                const auto most = static_cast<int64_t>(rule.value("maximum", 1e15));
+                value = before + random_int(1, std::min<int64_t>(64, most - before));
             }
         }
     };
     change(schema, changed);
     REQUIRE(keys > 40);
-    changed["parallel"]["zero"] = 2;
-    changed["model"].update({{"n_head", 7}, {"n_embd", 7 * 11}});
+    changed["model"].update(
+        {{"n_head", 7}, {"n_embd", 7 * 11}, {"n_kv_head", 1}, {"head_size", 10}});
+    changed["model"].update({{"rope_low_freq_factor", 0.5}, {"rope_high_freq_factor", 2.5}});
+    changed["model"]["rope_original_n_ctx"] = 1 << 20;
     changed["seed"] = std::numeric_limits<uint64_t>::max() - 1;
     const int64_t micro = changed["batch"]["micro_batch"].get<int64_t>() *
                           changed["batch"]["sequence_length"].get<int64_t>();
@@ -455,6 +462,18 @@ TEST_CASE("the presets named after published models have their number of paramet
         CHECK(std::abs(parameters(config) / count - 1) < (exact ? 0.0005 : 0.025));
         CHECK(config.model.vocab_size == 50257);
         CHECK(config.model.n_ctx == (exact ? 1024 : 2048));
+    }
+}
+
+TEST_CASE("the presets of published Llama-class models have all of their parameters", "[config]") {
+    const std::vector<std::pair<std::string, int64_t>> published = {
+        {"smollm2-135m", 134515008}, {"llama3.2-1b", 1235814400}, {"llama3-8b", 8030261248},
+        {"llama3-70b", 70553706496}, {"qwen3-0.6b", 596049920},   {"qwen3-8b", 8190735360},
+        {"mistral-7b", 7241732096}};
+    for (const auto& [name, count] : published) {
+        CAPTURE(name);
+        const Config config = load_config(repository() / "configs" / (name + ".json"), {});
+        CHECK(registry_of(spec_of(config, config.model.vocab_size)).numel() == count);
     }
 }
 

@@ -196,14 +196,13 @@ TEST_CASE("a resumed run takes the choices that it has, unless they fit no more"
     const Choices fresh = choose({}, plenty, 1);
     CHECK(fresh.micro_batch > 0);
     CHECK(fresh.recompute == "none");
-    const Choices kept{.micro_batch = 3, .recompute = "block", .kernels = "a line\n"};
+    const Choices kept{.micro_batch = 3, .recompute = "block"};
     for (const int ranks : {1, 8}) {
         CHECK(choose(kept, plenty, ranks).micro_batch == 3);
         CHECK(choose(kept, plenty, ranks).recompute == "block");
-        CHECK(choose(kept, plenty, ranks).kernels == kept.kernels);
     }
     CHECK(choose(kept, plenty, 9).micro_batch <= 2);  // 24 sequences for 9 ranks
-    CHECK(choose({.micro_batch = 5, .recompute = "none", .kernels = ""}, plenty, 1).micro_batch ==
+    CHECK(choose({.micro_batch = 5, .recompute = "none"}, plenty, 1).micro_batch ==
           fresh.micro_batch);
     const auto bytes = [&](int B, Recompute level) {
         Config with = config;
@@ -283,12 +282,8 @@ TEST_CASE("every preset has a plan on one rank and on many", "[plan]") {
 
 TEST_CASE("a plan of any size is counted, and one that cannot fit says so", "[plan]") {
     Config config = random_config();
-    config.model = {.n_layer = 4096,
-                    .n_head = 2048,
-                    .n_embd = 262144,
-                    .n_ctx = 2048,
-                    .vocab_size = 16777216,
-                    .init_from = ""};
+    config.model = {
+        .n_layer = 4096, .n_head = 2048, .n_embd = 262144, .n_ctx = 2048, .vocab_size = 16777216};
     config.batch.micro_batch = 1;
     config.batch.sequence_length = 2048;
     config.batch.tokens_per_step = 2048;

@@ -8,7 +8,7 @@ namespace train_gpt::commands {
 int selfcheck(const CommandLine& line) {
     constexpr double timeout_seconds = 60;  // no measurement takes that long
     return run_as_rank([&](const World& world) {
-        return run_watched(world, line.device, timeout_seconds,
+        return run_watched(world, {.device = line.device, .timeout_seconds = timeout_seconds},
                            [&](const Device& device, Communicator& group) {
                                return train_gpt::selfcheck(line.selfcheck, device, world, group);
                            });

@@ -1,0 +1,23 @@
+// The table of angles that rotary positions need, on the model's device.
+#pragma once
+#include "device/device.h"
+#include "device/memory.h"
+#include "model/spec.h"
+
+namespace train_gpt {
+
+class RotaryTable {
+  public:
+    /// Takes memory for positions 0 … n − 1 from the arena, if the spec has rotary positions.
+    RotaryTable(const DecoderSpec& spec, int64_t n, Arena& arena, Purpose purpose);
+
+    /// fp32 [n, D], as RopeShape::table. The first call computes it and waits for the device.
+    const Tensor& get(Stream& stream);
+
+  private:
+    RopeFrequencies frequencies_;
+    Tensor table_;
+    bool is_filled_ = false;
+};
+
+}  // namespace train_gpt

@@ -1,0 +1,81 @@
+// A library's handle that threads share, though the library allows one of them at a time to use it,
+// and that any of them may end.
+#pragma once
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+
+namespace train_gpt {
+
+/// Each of use(), try_use() and end() passes the handle to `call`, for one thread at a time. After
+/// the first end() the handle is passed on no more, so it is ended at most once and never used
+/// afterwards. Any thread may call them, but not from within a `call`.
+template <class Handle>
+class ExclusiveHandle {
+  public:
+    enum class Outcome { called, in_use, ended };  // `called` unless stated otherwise
+
+    explicit ExclusiveHandle(Handle handle) : handle_(std::move(handle)) {}
+    /// Waits for the thread that uses the handle.
+    ~ExclusiveHandle() {
+        std::unique_lock lock(mutex_);
+        free_.wait(lock, [&] { return !in_use_; });
+    }
+    ExclusiveHandle(const ExclusiveHandle&) = delete;
+    ExclusiveHandle& operator=(const ExclusiveHandle&) = delete;
+
+    /// Waits while another thread uses the handle. `ended`: it is, or was while this waited.
+    template <class Call>
+    Outcome use(Call&& call) {
+        std::unique_lock lock(mutex_);
+        free_.wait(lock, [&] { return !in_use_ || ended_; });
+        return ended_ ? Outcome::ended : pass(lock, call);
+    }
+
+    /// Does not wait. `in_use`: another thread uses the handle.
+    template <class Call>
+    Outcome try_use(Call&& call) {
+        std::unique_lock lock(mutex_);
+        if (ended_) return Outcome::ended;
+        return in_use_ ? Outcome::in_use : pass(lock, call);
+    }
+
+    /// From now on other calls return `ended`. Waits for a thread that uses the handle, but no
+    /// longer than `patience`. `in_use`: that thread still does, and the handle is left as it is
+    /// for good. `ended`: another call has ended it.
+    template <class Call>
+    Outcome end(std::chrono::milliseconds patience, Call&& call) {
+        std::unique_lock lock(mutex_);
+        if (std::exchange(ended_, true)) return Outcome::ended;
+        free_.notify_all();
+        if (!free_.wait_for(lock, patience, [&] { return !in_use_; })) return Outcome::in_use;
+        return pass(lock, call);
+    }
+
+  private:
+    template <class Call>
+    Outcome pass(std::unique_lock<std::mutex>& lock, Call&& call) {
+        struct Turn {
+            ExclusiveHandle& of;
+            std::unique_lock<std::mutex>& lock;
+            ~Turn() {
+                lock.lock();
+                of.in_use_ = false;
+                of.free_.notify_all();
+            }
+        };
+        in_use_ = true;
+        lock.unlock();
+        const Turn turn{*this, lock};
+        call(handle_);
+        return Outcome::called;
+    }
+
+    const Handle handle_;
+    std::mutex mutex_;  // held for a few instructions only
+    std::condition_variable free_;
+    bool in_use_ = false, ended_ = false;
+};
+
+}  // namespace train_gpt

@@ -1,0 +1,347 @@
+// What is called of NCCL, and when, as a library in front of it sees it (observed_nccl.cpp).
+#ifdef TRAIN_GPT_CUDA
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "device/cuda.h"
+#include "device/memory.h"
+#include "kernels/choices.h"
+#include "parallel/first_collectives.h"
+#include "parallel/parameters.h"
+#include "test/catch.h"
+#include "test/parallel/ranks.h"
+#include "test/parallel/training_job.h"
+#include "test/random.h"
+#include "test/text.h"
+#include "training/decisions.h"
+#include "training/plan.h"
+
+using namespace train_gpt;
+using namespace train_gpt::training_job;
+
+namespace {
+
+/// The environment in which ranks find the observing library, and behind it the one that this
+/// process would find, if `passes_on`. Nothing if there is none.
+std::optional<Environment> observed(const TemporaryDirectory& folder, bool passes_on = true) {
+    const fs::path observing = fs::path(this_program()).parent_path() / "observed";
+    const std::string paths = std::getenv("LD_LIBRARY_PATH") ? std::getenv("LD_LIBRARY_PATH") : "";
+    std::string behind;
+    std::istringstream list(paths);
+    for (std::string path; passes_on && behind.empty() && std::getline(list, path, ':');)
+        if (fs::exists(fs::path(path) / "libnccl.so.2")) behind = path + "/libnccl.so.2";
+    if (!fs::exists(observing / "libnccl.so.2") || (passes_on && behind.empty())) return {};
+    return Environment{{"LD_LIBRARY_PATH", observing.string() + ":" + paths},
+                       {"OBSERVED_NCCL", behind},
+                       {"OBSERVED_NCCL_LOG", folder / "rank"}};
+}
+
+/// What a rank has called, line by line.
+std::vector<std::string> calls_of(const TemporaryDirectory& folder, int rank) {
+    std::vector<std::string> lines;
+    std::istringstream text(read(folder / concat("rank", rank)));
+    for (std::string line; std::getline(text, line);) lines.push_back(line);
+    return lines;
+}
+
+int64_t count(const std::vector<std::string>& lines, const std::string& part) {
+    return std::ranges::count_if(lines, [&](const auto& line) { return contains(line, part); });
+}
+
+Device gpu_of(const World& world) { return device_of_rank(world, "cuda"); }
+
+/// A configuration whose micro-batch is to be chosen.
+Config config_of(const std::vector<std::string>& settings) {
+    std::vector<std::string> all{"device=cuda", "data.train=synthetic", "schedule.steps=1",
+                                 "kernels.autotune=off",
+                                 "run_dir=" + std::string(std::getenv("FOLDER")) + "/run"};
+    all.insert(all.end(), settings.begin(), settings.end());
+    return parse_config("{}", "test", all);
+}
+
+}  // namespace
+
+TEST_CASE("ranks: gpu first collectives", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    const Device device = gpu_of(world);
+    Activity activity;
+    const auto group = open_communicator(world, device, activity);
+    for (int zero = std::atoi(std::getenv("FROM_STAGE")); zero <= 2; ++zero) {
+        for (const DType reduce : {DType::fp32, DType::bf16}) {
+            const Config config = config_of({"model.n_layer=3", "model.n_embd=32", "model.n_head=2",
+                                             "model.vocab_size=900", "parallel.bucket_mb=0.04"});
+            Sharding sharding = sharding_of(config, world.rank(), world.size());
+            sharding.zero = zero;
+            sharding.reduce_dtype = reduce;
+            const std::vector<Parameter> parameters =
+                registry_of(spec_of(config, config.model.vocab_size)).parameters;
+            const auto sums = static_cast<int64_t>(parameters.size()) + 2;
+            const auto store = [&](Arena& arena) {
+                return std::make_unique<ParameterStore>(arena, parameters, DType::bf16,
+                                                        ParameterStore::Use::training, sharding);
+            };
+            const uint64_t whole = memory_available(device);
+            do_first_collectives(*group, device,
+                                 BucketLayout(parameters, world.size(), sharding.bucket_elements),
+                                 sharding, DType::bf16, sums);
+            Arena plan = Arena::counting(device);
+            store(plan);
+            auto* unused =
+                plan.take(static_cast<size_t>(sums * (1 + world.size())) * 8, Purpose::buffers);
+            static_cast<void>(unused);
+            Arena arena(device, plan);
+            const auto trained = store(arena);
+            auto* mine = static_cast<double*>(
+                arena.take(static_cast<size_t>(sums * (1 + world.size())) * 8, Purpose::buffers));
+            const uint64_t left = memory_available(device);
+            // The collectives of a step, which find nothing to take any more
+            trained->connect(*group);
+            Stream stream(device);
+            trained->begin_step(1, 1);
+            trained->begin_backward(stream);
+            for (int unit = trained->units() - 1; unit >= 0; --unit)
+                trained->gradients_ready(stream, unit);
+            trained->finish_gradients(stream);
+            trained->gather_from_ranks(stream, mine + sums, mine, sums);
+            trained->gather_all(stream);
+            trained->acquire(stream, 0);
+            stream.synchronize();
+            CAPTURE(zero, name_of(reduce), whole, left);
+            CHECK(memory_available(device) == left);
+        }
+    }
+}
+
+TEST_CASE("NCCL takes its memory before a step, and knows the buffers that it exchanges",
+          "[communicator][cuda]") {
+    if (skip_without_gpus(2)) return;
+    const TemporaryDirectory folder;
+    std::optional<Environment> environment = observed(folder);
+    if (!environment) return;
+    environment->insert(
+        {{"FOLDER", folder.path()}, {"FROM_STAGE", "0"}, {"OBSERVED_NCCL_TAKES", "1048576"}});
+    const ProgramResult result = run_case_on_ranks(2, "ranks: gpu first collectives", *environment);
+    INFO(result.output);
+    REQUIRE(result.exit_code == 0);
+    for (const int rank : {0, 1}) {
+        const std::vector<std::string> calls = calls_of(folder, rank);
+        CAPTURE(rank);
+        CHECK(count(calls, "misuse") == 0);
+        for (const char* operation : {"all-reduce", "reduce-scatter", "all-gather"})
+            CHECK(count(calls, operation + std::string(" ")) > 0);
+        // Every buffer of a step is registered; those of the first collectives and the sums
+        // (type 8) are not.
+        bool in_step = false;
+        int64_t registered = 0, open = 0;
+        for (const std::string& call : calls) {
+            const bool registers = call.starts_with("register");
+            open += registers - call.starts_with("deregister");
+            in_step = registers || (in_step && open > 0);
+            registered += registers;
+            const bool of_sums = contains(call, "all-gather 8 ");
+            if (!contains(call, "registered") || call.starts_with("destroy")) continue;
+            INFO(call);
+            CHECK(contains(call, " registered") == (in_step && !of_sums));
+            if (in_step) CHECK(!contains(call, "first"));
+        }
+        CHECK(registered > 6);
+        CHECK(open == 0);
+        CHECK(calls.back() == "destroy, 0 registered");
+    }
+}
+
+TEST_CASE("buffers stay unregistered on all ranks where one cannot register them, or NCCL is old",
+          "[communicator][cuda]") {
+    if (skip_without_gpus(2)) return;
+    for (const bool old : {false, true}) {
+        const TemporaryDirectory folder;
+        std::optional<Environment> environment = observed(folder);
+        if (!environment) return;
+        // From ZeRO-1 on there are several buffers, the first of which is registered.
+        environment->insert({{"FOLDER", folder.path()}, {"FROM_STAGE", "1"}});
+        environment->insert(old ? std::pair{"OBSERVED_NCCL_VERSION", "22304"}
+                                : std::pair{"OBSERVED_NCCL_REFUSES", "1"});
+        const ProgramResult result =
+            run_case_on_ranks(2, "ranks: gpu first collectives", *environment);
+        INFO(result.output);
+        CHECK(result.exit_code == 0);
+        const std::string note = "note: NCCL does not register the memory that ranks exchange";
+        CHECK(contains(result.output, note + " (rank 1: ") == !old);
+        CHECK(!contains(result.output, note + " (rank 0: "));
+        for (const int rank : {0, 1}) {
+            const std::vector<std::string> calls = calls_of(folder, rank);
+            CHECK((count(calls, "deregister") > 0) == !old);
+            CHECK(count(calls, "register ") == 2 * count(calls, "deregister "));
+            CHECK((count(calls, " unregistered") > 10 && count(calls, "misuse") == 0));
+            CHECK(count(calls, " registered") == 1);
+            CHECK(calls.back() == "destroy, 0 registered");
+        }
+    }
+}
+
+TEST_CASE("ranks: gpu decide", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    const Device device = gpu_of(world);
+    const auto group = open_communicator(world, device, world.activity());
+    const Config config =
+        config_of({"model.n_layer=8", "model.n_embd=256", "model.n_head=4", "model.n_ctx=128",
+                   "model.vocab_size=8192", "batch.tokens_per_step=1048576"});
+    const DecoderSpec spec = spec_of(config, config.model.vocab_size);
+    const uint64_t whole = memory_available(device);
+    const Decisions decided = decide(config, spec, device, world, *group);
+    const uint64_t left = memory_available(device);
+    Config chosen = config;
+    chosen.batch.micro_batch = decided.micro_batch;
+    const Arena plan =
+        plan_memory(chosen, spec, decided.dtype, decided.recompute, device, world.size());
+    CAPTURE(whole, left, decided.micro_batch, plan.total_bytes());
+    CHECK(plan.total_bytes() <= left);
+    // With the memory that NCCL has taken it would have chosen more than there is.
+    CHECK(fit_into(whole, config, spec, decided.dtype, device, world.size()).bytes > left);
+}
+
+TEST_CASE("the micro-batch is chosen for the memory that NCCL leaves", "[communicator][cuda]") {
+    if (skip_without_gpus(2)) return;
+    const TemporaryDirectory folder;
+    std::optional<Environment> environment = observed(folder);
+    if (!environment) return;
+    environment->insert({{"FOLDER", folder.path()},
+                         {"GPUSIM_MEM", "1G"},
+                         {"OBSERVED_NCCL_TAKES", std::to_string(24 << 20)}});
+    const ProgramResult result = run_case_on_ranks(2, "ranks: gpu decide", *environment);
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("ranks: gpu abort", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    const Device device = gpu_of(world);
+    for (int round = 0; round < 20; ++round) {
+        Activity activity;
+        Stream stream(device);
+        const auto group = open_communicator(world, device, activity);
+        const int64_t last = activity.collectives + random_int(1, 200);
+        std::thread watchdog([&] {
+            while (activity.collectives < last) group->check();
+            group->abort();
+        });
+        const std::string message = error_of([&] {
+            for (;;) group->all_reduce(stream, nullptr, 0, DType::fp32);
+        });
+        CHECK(contains(message, "abandoned the collective all-reduce"));
+        watchdog.join();
+        CHECK_THROWS_AS(group->check(), Error);
+    }
+}
+
+TEST_CASE("a group is aborted once, between two collectives, and not used afterwards",
+          "[communicator][cuda]") {
+    if (skip_without_gpus(2)) return;
+    const TemporaryDirectory folder;
+    const std::optional<Environment> environment = observed(folder, false);
+    if (!environment) return;
+    const ProgramResult result = run_case_on_ranks(2, "ranks: gpu abort", *environment);
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+    for (const int rank : {0, 1}) {
+        const std::vector<std::string> calls = calls_of(folder, rank);
+        CHECK(count(calls, "misuse") == 0);
+        CHECK((count(calls, "abort") == 20 && count(calls, "destroy") == 0));
+    }
+}
+
+TEST_CASE("ranks: gpu reserved multiprocessors", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    const Device device = gpu_of(world);
+    Activity activity;
+    const auto group = open_communicator(world, device, activity);
+    for (const int zero : {0, 1, 2}) {
+        const Config config =
+            config_of({"model.n_layer=2", "model.n_embd=32", "model.n_head=2", "model.n_ctx=8",
+                       "model.vocab_size=300", "batch.micro_batch=1", "batch.tokens_per_step=32",
+                       "parallel.reserved_sms=5", concat("parallel.zero=", zero)});
+        const DecoderSpec spec = spec_of(config, config.model.vocab_size);
+        Arena arena =
+            allocate(plan_memory(config, spec, DType::fp32, Recompute::none, device, world.size()));
+        Trainer trainer(config, spec, DType::fp32, Recompute::none, arena,
+                        sharding_of(config, world.rank(), world.size()));
+        // The products that the last micro-batch has used, by whether they leave multiprocessors.
+        const auto used = [&] {
+            std::istringstream lines(kernel_choices(trainer.stream));
+            int64_t all = 0, reserving = 0;
+            for (std::string line; std::getline(lines, line); ++all) {
+                const bool reserves = line.ends_with(" 5");
+                reserving += reserves;
+                if (reserves) CHECK(!contains(line, "bias"));  // of the forward pass
+            }
+            set_kernel_choices(trainer.stream, "");
+            return std::pair{all - reserving, reserving};
+        };
+        trainer.warm_up();
+        const auto [plain, reserving] = used();
+        CHECK((plain > reserving && reserving > 0));
+        trainer.parameters.connect(*group);
+        trainer.begin_step(2, 2);
+        const TokenBatch batch = trainer.evaluation_batch.on_device();
+        trainer.micro_batch(batch);
+        CHECK((used().second > 0) == (zero == 2));
+        trainer.micro_batch(batch);
+        CHECK(used().second == reserving);
+        trainer.parameters.finish_gradients(trainer.stream);
+        trainer.stream.synchronize();
+    }
+}
+
+TEST_CASE("products leave multiprocessors free while ranks exchange gradients, and only then",
+          "[communicator][cuda]") {
+    if (skip_without_gpus(2)) return;
+    const TemporaryDirectory folder;
+    const ProgramResult result =
+        run_case_on_ranks(2, "ranks: gpu reserved multiprocessors", {{"FOLDER", folder.path()}});
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("a run caps NCCL's blocks, and registers and forgets its buffers",
+          "[communicator][cuda]") {
+    if (skip_without_gpus(2)) return;
+    const TemporaryDirectory folder;
+    std::optional<Environment> environment = observed(folder);
+    if (!environment) return;
+    const auto blocks = random_int(1, 32);
+    const Job job(2, {{"device", "cuda"},
+                      {"schedule.steps", "2"},
+                      {"schedule.warmup_steps", "1"},
+                      {"data.val", ""},
+                      {"parallel.nccl_max_ctas", std::to_string(blocks)},
+                      {"parallel.reserved_sms", "3"}});
+    job.train(2, "run", {}, {}, *environment);
+    for (const int rank : {0, 1}) {
+        const std::vector<std::string> calls = calls_of(folder, rank);
+        CHECK(calls.front() == concat("open, at most ", blocks, " blocks"));
+        CHECK(count(calls, "misuse") == 0);
+        CHECK(calls.back() == "destroy, 0 registered");
+        // The first step finds all connections made.
+        const auto step = std::ranges::find_if(
+            calls, [](const std::string& call) { return call.starts_with("register"); });
+        CHECK(std::count_if(calls.begin(), step, [](const std::string& call) {
+                  return contains(call, "unregistered first");
+              }) > 2);
+        const int64_t late = std::count_if(
+            step, calls.end(), [](const std::string& call) { return contains(call, " first"); });
+        CHECK(late == 0);
+        CHECK(count(calls, " registered") > 4);
+    }
+}
+#endif  // TRAIN_GPT_CUDA

@@ -1,0 +1,184 @@
+#include "training/decisions.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <span>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "device/copy.h"
+#include "test/catch.h"
+#include "test/kernels/test_device.h"
+#include "test/random.h"
+#include "test/text.h"
+
+using namespace train_gpt;
+
+namespace {
+
+/// A trainer in memory of which every byte was 0xff before, so that every number was NaN.
+class Poisoned {
+  public:
+    Poisoned(DType dtype, const std::vector<std::string>& settings = {}) {
+        std::vector<std::string> all{
+            "model.n_layer=2",
+            "model.n_head=2",
+            "model.n_embd=32",
+            "model.n_ctx=32",
+            concat("model.vocab_size=", random_int(70, 200)),
+            "batch.micro_batch=2",
+            "batch.tokens_per_step=128",
+            "batch.sequence_length=32",
+                                     "schedule.steps=1",
+            random_int(0, 1) ? "data.document_mask=true" : "data.document_mask=false"};
+        all.insert(all.end(), settings.begin(), settings.end());
+        config_ = parse_config("{}", "test", all);
+        Arena plan = Arena::counting(test_device());
+        build(plan, dtype);
+        arena_ = std::make_unique<Arena>(test_device(), plan);
+        build(*arena_, dtype, plan.total_bytes() - pinned_bytes(plan));
+    }
+    Trainer& trainer() { return *trainer_; }
+    std::vector<float> gradient(int i) {
+        const auto n =
+            static_cast<size_t>(trainer_->parameters.parameters()[static_cast<size_t>(i)].numel());
+        std::vector<float> values(n);
+        trainer_->parameters.read(ParameterState::State::gradient, i, 0, values);
+        return values;
+    }
+
+  private:
+    static size_t pinned_bytes(const Arena& plan) {
+        return plan.device().is_cuda() ? plan.bytes(Purpose::staging) : 0;
+    }
+    /// Everything, after the first `poisoned` bytes of the device's memory have been overwritten.
+    void build(Arena& arena, DType dtype, size_t poisoned = 0) {
+        void* const first = arena.take(1, Purpose::buffers);
+        if (poisoned > 0)
+            copy_now(test_device(), first, std::vector<char>(poisoned, '\xff').data(), poisoned);
+        trainer_.reset();
+        const DecoderSpec spec = spec_of(config_, config_.model.vocab_size);
+        trainer_ =
+            std::make_unique<Trainer>(config_, spec, dtype, Recompute::none, arena, Sharding{});
+    }
+
+    Config config_;
+    std::unique_ptr<Arena> arena_;
+    std::unique_ptr<Trainer> trainer_;
+};
+
+bool all_finite(std::span<const float> values) {
+    return std::ranges::all_of(values, [](float x) { return std::isfinite(x); });
+}
+
+}  // namespace
+
+TEST_CASE("kernels are warmed up and timed on numbers, not on what memory held", "[cuda]") {
+    ON_EACH_DEVICE();
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+        CAPTURE(name_of(dtype));
+        Poisoned poisoned(dtype);
+        Trainer& trainer = poisoned.trainer();
+        trainer.warm_up();
+        // The second of two equal micro-batches, whose losses are those of a model that knows
+        // nothing yet. Were an operand NaN, all that is computed from it would be, too.
+        const size_t tokens = trainer.evaluation_batch.tokens.size();
+        std::vector<float> losses(tokens);
+        copy_now(test_device(), losses.data(), trainer.model.losses(), tokens * sizeof(float));
+        const double mean =
+            std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(tokens);
+        CHECK(mean == Approx(std::log(trainer.generator.spec().vocab_size)).epsilon(0.05));
+        for (int i = 0; i < std::ssize(trainer.parameters.parameters()); ++i) {
+            const std::vector<float> gradient = poisoned.gradient(i);
+            CAPTURE(trainer.parameters.parameters()[static_cast<size_t>(i)].name);
+            CHECK(all_finite(gradient));
+            CHECK(std::ranges::any_of(gradient, [](float x) { return x != 0; }));
+            std::vector<float> weights(gradient.size());
+            trainer.parameters.read_weights(i, 0, weights);
+            CHECK(std::set<float>(weights.begin(), weights.end()).size() >
+                  std::min<size_t>(weights.size(), 1000) / 4);
+            CHECK(all_finite(weights));
+        }
+        std::vector<int32_t> words(trainer.evaluation_batch.tokens.begin(),
+                                   trainer.evaluation_batch.tokens.end());
+        CHECK(std::set<int32_t>(words.begin(), words.end()).size() > tokens / 4);
+    }
+}
+
+TEST_CASE("kernels do as a run has chosen on the same platform, and choose anew on another",
+          "[cuda]") {
+    ON_EACH_DEVICE();
+    const std::vector<std::string> settings{"kernels.autotune=on", "model.vocab_size=128"};
+    const auto choose = [&](const Choices& kept) {
+        Poisoned poisoned(DType::bf16, settings);
+        return choose_kernels(poisoned.trainer(),
+                              {.recompute = Recompute::none, .micro_batch = 2, .kept = kept}, {});
+    };
+    const Choices chosen = choose({});
+    CHECK(chosen.micro_batch == 2);
+    CHECK(chosen.recompute == "none");
+    if (!test_device().is_cuda()) {
+        CHECK(chosen.platform.empty());
+        CHECK(chosen.kernels.empty());
+        return;
+    }
+    for (const std::string& part :
+         {device_name(test_device()), concat(multiprocessors(test_device()), " multiprocessors"),
+          std::string("driver "), std::string("cuBLASLt ")})
+        CHECK(contains(chosen.platform, part));
+
+    // As if the other way had been faster, wherever there are two.
+    Choices kept = chosen;
+    std::istringstream lines(chosen.kernels);
+    kept.kernels.clear();
+    int with_alternative = 0;
+    for (std::string line; std::getline(lines, line);) {
+        const auto says = [&](const char* word) { return contains(line, concat(" ", word)); };
+        if (says("bias_gelu ") || says("dgelu ") || says("column_sums ")) {
+            ++with_alternative;
+            if (!line.ends_with(" separate"))
+                line = line.substr(0, line.find(" product")) + " separate";
+        }
+        kept.kernels += line + "\n";
+    }
+    CHECK(with_alternative >= 5);  // three bias gradients in two layers' shapes
+    REQUIRE(kept.kernels != "");
+    CHECK(choose(kept).kernels == kept.kernels);
+    kept.platform = "another GPU";
+    kept.kernels = "lines of another version\n";
+    const Choices anew = choose(kept);
+    CHECK(anew.platform == chosen.platform);
+    CHECK_FALSE(contains(anew.kernels, "another version"));
+    CHECK(std::ranges::count(anew.kernels, '\n') == std::ranges::count(chosen.kernels, '\n'));
+}
+
+TEST_CASE("choices are the same after they were text, and damaged ones are named", "[choices]") {
+    const Choices choices{.micro_batch = 3,
+                          .recompute = "block",
+                          .platform = "a GPU, 7 multiprocessors",
+                          .kernels = "one line\nanother \"line\"\n"};
+    const Choices read = choices_from_json(to_json(choices));
+    CHECK(read.micro_batch == choices.micro_batch);
+    CHECK(read.recompute == choices.recompute);
+    CHECK(read.platform == choices.platform);
+    CHECK(read.kernels == choices.kernels);
+    // As earlier versions wrote them.
+    CHECK(choices_from_json(R"({"recompute": "none", "kernels": ["nt 1 2"]})").platform.empty());
+    for (const char* damaged :
+         {"", "{", "[]", R"({"recompute": "none"})",
+          R"({"recompute": "none", "kernels": [], "platform": 1})",
+          R"({"recompute": 1, "kernels": []})", R"({"recompute": "none", "kernels": [1]})"}) {
+        CAPTURE(damaged);
+        try {
+            choices_from_json(damaged, "a file");
+            FAIL("it was read");
+        } catch (const Error& error) {
+            CHECK(contains(error.what(), "a file is damaged"));
+        }
+    }
+}
