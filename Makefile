@@ -80,7 +80,7 @@ endif
 ifneq ($(filter-out clean help format setup quickstart test test-full fuzz build/fuzz/fuzz,$(or $(MAKECMDGOALS),all)),)
 MACHINE := $(shell command -v $(CXX) nvcc mpicxx; { cat scripts/configure.sh scripts/find-cuda.sh; $(CXX) -dumpfullversion; \
     grep -m1 ^flags /proc/cpuinfo; } 2> /dev/null | cksum) \
-    $(wildcard $(foreach header,dnnl.hpp zlib.h zstd.h xxhash.h CLI/CLI.hpp nlohmann/json.hpp catch2/catch.hpp catch2/catch_all.hpp, \
+    $(wildcard $(foreach header,dnnl.hpp zlib.h zstd.h xxhash.h pcre2.h utf8proc.h CLI/CLI.hpp nlohmann/json.hpp catch2/catch.hpp catch2/catch_all.hpp, \
         /usr/include/$(header) /usr/include/*/$(header) /usr/local/include/$(header)) /usr/local/cuda/bin/nvcc /opt/cuda/bin/nvcc \
         $(addsuffix /nccl.h,/usr/local/cuda/include /usr/include) \
         $(addsuffix /cudnn_frontend.h,third_party/*/include /usr/local/cuda/include /usr/include) \
@@ -125,7 +125,7 @@ STANDARD := algorithm array atomic cmath cstdint cstdio cstring filesystem funct
 KERNEL_FLAGS := $(filter -O3,$(OPTIMISE:-O2=-O3)) -march=$(MARCH) -fno-math-errno -fno-trapping-math
 COMPILE = $(CXX) $(DEFINES) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS)
 LIBRARIES := $(if $(filter 1,$(HAVE_ONEDNN)),-ldnnl) $(if $(filter 1,$(HAVE_MPI)),$(MPI_LIBRARIES)) $(if $(filter 1,$(HAVE_ZLIB)),-lz) \
-    $(if $(filter 1,$(HAVE_ZSTD)),-lzstd) -lxxhash -lpthread -ldl
+    $(if $(filter 1,$(HAVE_ZSTD)),-lzstd) -lxxhash -lpcre2-8 -lutf8proc -lpthread -ldl
 
 ifeq ($(HAVE_CUDA),1)
 DEFINES += -isystem $(CUDA_PATH)/include
@@ -319,13 +319,13 @@ gpu-check: $(if $(GPUSIM),simulator)
 FUZZ := build/fuzz
 FUZZ_SOURCES := $(wildcard tokenizer/*.cpp dataloader/*.cpp) \
     $(addprefix training/,config.cpp config_keys.cpp config_parser.cpp nearest_key.cpp safetensors.cpp) \
-    $(addprefix base/,error.cpp file.cpp hash.cpp json_text.cpp printable.cpp stopwatch.cpp) \
+    $(addprefix base/,error.cpp file.cpp hash.cpp json_text.cpp printable.cpp stopwatch.cpp utf8.cpp) \
     test/fuzz/targets.cpp test/fuzz/fuzz.cpp
 FUZZ_OBJECTS := $(addprefix $(FUZZ)/,$(FUZZ_SOURCES:.cpp=.o))
 FUZZ_FLAGS := -std=c++20 -O1 -g -Wall -Wextra -fno-omit-frame-pointer -fno-sanitize-recover=all
 $(FUZZ)/fuzz: $(FUZZ_OBJECTS)
 	@echo "link $@"
-	@clang++ $(FUZZ_FLAGS) -fsanitize=fuzzer,address,undefined $^ -lxxhash -lpthread -o $@
+	@clang++ $(FUZZ_FLAGS) -fsanitize=fuzzer,address,undefined $^ -lxxhash -lpcre2-8 -lutf8proc -lpthread -o $@
 $(FUZZ)/%.o: %.cpp
 	@mkdir -p $(@D)
 	@echo "compile $<"

@@ -139,7 +139,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     // Steps: their batches, the verification of the data, and the reports before and during them
     ShardWatch watch(folder, data.shards(), first_step, world);
     LoaderOptions loading = loader_options(config, first_step, world.rank(), ranks);
-    if (data.tokenizer()) loading.end_of_text = data.tokenizer()->end_of_text();
+    if (data.tokenizer()) loading.document_boundary = data.tokenizer()->document_boundary();
     TrainLoader loader(data.sources(), loading, [&](size_t) { return trainer.loader_memory; });
     StepSize size = size_of_step(config, data.spec(), ranks);
     size.peak_flops = peak_flops;

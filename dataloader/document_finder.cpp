@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "dataloader/utf8.h"
+#include "base/utf8.h"
 
 namespace train_gpt {
 

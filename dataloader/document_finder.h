@@ -42,18 +42,19 @@ class DocumentFinder {
           val_fraction_(val_fraction),
           skips_bad_(skip_bad) {}
 
-    /// Calls found(split, text, ends) for each document of a batch or part of one, and counts them.
+    /// Calls found(split, text, begins, ends) for each document of a batch or part of one, and
+    /// counts them.
     template <class Found>
     void find(const Batch& batch, Outcome& outcome, Found&& found) {
-        const auto take = [&](Split split, std::string_view text, bool ends) {
+        const auto take = [&](Split split, std::string_view text, bool begins, bool ends) {
             outcome.documents[index_of(split)] += ends;
             outcome.bytes[index_of(split)] += static_cast<int64_t>(text.size());
-            found(split, text, ends);
+            found(split, text, begins, ends);
         };
         for (const Part& part : batch.parts) {
             look_at(batch, part.text, outcome);
             take(part.split ? *part.split : split_of(part.text, val_fraction_), part.text,
-                 part.ends);
+                 part.begins, part.ends);
         }
 
         int64_t number = batch.line;
@@ -73,7 +74,7 @@ class DocumentFinder {
                      !reason.empty())
                 refuse(batch, number, reason, column, outcome);
             else if (!text_.empty())
-                take(split_of(text_, val_fraction_), text_, true);
+                take(split_of(text_, val_fraction_), text_, true, true);
         }
     }
 

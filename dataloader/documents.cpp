@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "dataloader/json_array.h"
 #include "dataloader/jsonl.h"
-#include "dataloader/utf8.h"
+#include "base/utf8.h"
 #include "tokenizer/pretokenize.h"
 
 namespace train_gpt {
@@ -281,18 +281,19 @@ class DocumentStream::Reader {
 
     /// Adds buffer_[begin, end), a document or the rest or a part of one, to parts_.
     void add(size_t begin, size_t end, bool ends) {
-        if (begin == end && !position_.in_document) return;
+        const bool begins = !position_.in_document;
+        if (begin == end && begins) return;
         if (!flows_) check_length(begin, end);
         if (!rules_.cut) {
-            parts_.push_back({begin, end, ends, only_split(rules_.val_fraction)});
+            parts_.push_back({begin, end, begins, ends, only_split(rules_.val_fraction)});
             return;
         }
         const int64_t cut = *rules_.cut - stream_.begins_[position_.source] - position_.offset;
         const size_t here = static_cast<size_t>(
             std::clamp<int64_t>(cut, static_cast<int64_t>(begin), static_cast<int64_t>(end)));
         if (here > begin || (begin == end && cut >= static_cast<int64_t>(end)))
-            parts_.push_back({begin, here, ends && here == end, Split::train});
-        if (here < end) parts_.push_back({here, end, ends, Split::val});
+            parts_.push_back({begin, here, begins, ends && here == end, Split::train});
+        if (here < end) parts_.push_back({here, end, begins && here == begin, ends, Split::val});
     }
 
     /// Hands out the bytes before buffer_[end] in batches of about batch_bytes.
@@ -320,12 +321,14 @@ class DocumentStream::Reader {
             std::optional<Split> split = stretch.split;
             const bool long_one = rest_of_part.size() > 2 * batch_bytes && rules_.cuttable;
             if (long_one && !split) split = split_of(rest_of_part, rules_.val_fraction);
+            bool begins = stretch.begins;
             do {
                 const size_t length =
                     long_one ? encodable_piece(rest_of_part, batch_bytes) : rest_of_part.size();
                 const bool last = length == rest_of_part.size();
                 batch.parts.push_back(
-                    {rest_of_part.substr(0, length), stretch.ends && last, split});
+                    {rest_of_part.substr(0, length), begins, stretch.ends && last, split});
+                begins = false;
                 rest_of_part.remove_prefix(length);
                 const size_t to = stretch.end - rest_of_part.size();
                 if (to - batch_begin >= batch_bytes) {
@@ -438,7 +441,7 @@ class DocumentStream::Reader {
 
     struct Stretch {
         size_t begin, end;  // in buffer_
-        bool ends;
+        bool begins, ends;
         std::optional<Split> split;
     };
 

@@ -25,7 +25,7 @@ enum class Split { train, val };
 /// A document of plain text or a part of one.
 struct Part {
     std::string_view text;
-    bool ends;                   // at the end of the document
+    bool begins, ends;           // at the beginning and the end of the document
     std::optional<Split> split;  // none: decided by the hash of `text`, the whole document
 };
 

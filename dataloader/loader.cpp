@@ -26,11 +26,11 @@ Place locate(const std::vector<int64_t>& window_ends, int64_t window) {
             window - (shard == 0 ? 0 : window_ends[static_cast<size_t>(shard) - 1])};
 }
 
-void mark_documents(const int32_t* tokens, int n, std::optional<uint32_t> end_of_text,
+void mark_documents(const int32_t* tokens, int n, std::optional<uint32_t> document_boundary,
                     int32_t* doc_start) {
     int32_t start = 0;
     for (int t = 0; t < n; ++t) {
-        if (end_of_text && static_cast<uint32_t>(tokens[t]) == *end_of_text) start = t;
+        if (document_boundary && static_cast<uint32_t>(tokens[t]) == *document_boundary) start = t;
         doc_start[t] = start;
     }
 }
@@ -185,7 +185,7 @@ void TrainLoader::fill(int64_t number, size_t slot) {
         read_window(sources_[static_cast<size_t>(draw.source)], draw.index);
         std::copy_n(window_.data(), T, tokens + b * T);
         std::copy_n(window_.data() + 1, T, targets + b * T);
-        mark_documents(window_.data(), T, options_.end_of_text, doc_start + b * T);
+        mark_documents(window_.data(), T, options_.document_boundary, doc_start + b * T);
         sources[b] = draw.source;
     }
 }
@@ -245,7 +245,7 @@ int ValidationWindows::shards_read() const {
 }
 
 void ValidationWindows::fill(int64_t first_window, int B, int32_t* tokens, int32_t* targets,
-                             int32_t* doc_start, std::optional<uint32_t> end_of_text) const {
+                             int32_t* doc_start, std::optional<uint32_t> document_boundary) const {
     assert(first_window >= 0);
     for (int64_t b = 0; b < B; ++b) {
         int32_t* row_tokens = tokens + b * T_;
@@ -268,7 +268,7 @@ void ValidationWindows::fill(int64_t first_window, int B, int32_t* tokens, int32
         std::fill(row_targets + n, row_targets + T_, -1);
         if (!doc_start) continue;
         int32_t* row_start = doc_start + b * T_;
-        mark_documents(row_tokens, n, end_of_text, row_start);
+        mark_documents(row_tokens, n, document_boundary, row_start);
         std::fill(row_start + n, row_start + T_, n > 0 ? row_start[n - 1] : 0);
     }
 }

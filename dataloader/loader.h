@@ -6,7 +6,7 @@
 // so that each is predicted once. A shard of n tokens has floor((n - 1) / T) windows; the remaining
 // tokens (fewer than T + 1) are left out.
 //
-// Documents: an end_of_text token counts as the first token of the document after it, so that the
+// Documents: a document_boundary token counts as the first token of a document, so that the
 // model predicts that document's first word from this token alone. As a target, it ends the
 // document before it. doc_start[t] is the position in the window of the first token of the document
 // that token t belongs to; it is 0 before the first document boundary in the window.
@@ -49,7 +49,7 @@ struct LoaderOptions {
     int64_t first_step = 0;
     int micro_batches_per_step = 1;  // over all ranks
     int rank = 0, world = 1;
-    std::optional<uint32_t> end_of_text;
+    std::optional<uint32_t> document_boundary;
     int prefetch = 4;  // micro-batches prepared ahead of the one in use
 };
 
@@ -162,7 +162,7 @@ class ValidationWindows {
     /// those past the end have token 0, target -1 and doc_start 0 everywhere. doc_start may be
     /// null. Throws what TokenShards::copy throws.
     void fill(int64_t first_window, int B, int32_t* tokens, int32_t* targets, int32_t* doc_start,
-              std::optional<uint32_t> end_of_text) const;
+              std::optional<uint32_t> document_boundary) const;
 
   private:
     std::shared_ptr<const TokenShards> shards_;

@@ -37,8 +37,10 @@ namespace {
 const char* purpose_of(Split split) { return split == Split::train ? "training" : "validation"; }
 
 /// Whether encodable_piece() is valid for this tokenizer. It is not if the tokenizer puts a space
-/// before every text, or if an added token spans an encodable cut, such as a line boundary.
+/// before every text, if it is not known that its patterns end pieces at encodable cuts, or if an
+/// added token spans one, such as a line boundary.
 bool encodes_in_pieces(const Tokenizer& tokenizer) {
+    if (!std::ranges::all_of(tokenizer.patterns(), respects_encodable_cuts)) return false;
     if (tokenizer.decode(tokenizer.encode("x")) != "x") return false;
     for (uint32_t id = 0; id < tokenizer.vocab_size(); ++id) {
         const std::string inside = concat("x", tokenizer.token_bytes(id), "x");
@@ -71,6 +73,10 @@ void check(const PrepareOptions& o) {
             "--train-vocab reads the text twice, but standard input (-) can be read only once; "
             "write "
             "the text to a file, or use a vocabulary with --tokenizer");
+    if (o.train_vocab > 0 && !(o.begin_token.empty() && o.end_token.empty()))
+        throw UsageError(
+            "--begin-token and --end-token choose among the special tokens of a --tokenizer; one "
+            "that is trained has only <|endoftext|>, which ends documents");
     if (!(o.val_fraction >= 0 && o.val_fraction <= 0.5) && o.val_fraction != 1)
         throw UsageError(
             "--val-fraction is ", o.val_fraction,
@@ -327,7 +333,7 @@ Tokenizer Preparation::train_tokenizer() {
             auto finder = std::make_shared<DocumentFinder>(this->finder());
             return [mine, finder](const Batch& batch) {
                 Outcome outcome;
-                finder->find(batch, outcome, [mine](Split split, std::string_view text, bool) {
+                finder->find(batch, outcome, [mine](Split split, std::string_view text, bool, bool) {
                     if (split == Split::train) mine->add(text);
                 });
                 return outcome;
@@ -368,8 +374,17 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
         report_.say("continuing after ", state.tokens(Split::train) + state.tokens(Split::val),
                     " tokens of an interrupted run");
     }
-    if (!tokenizer.end_of_text())
-        report_.say("the tokenizer has no end-of-text token, so nothing marks where documents end");
+    const auto name = [&](std::optional<uint32_t> id) {
+        return id ? std::string(tokenizer.token_bytes(*id)) : "nothing";
+    };
+    if (tokenizer.begin_of_text())
+        report_.say("documents begin with ", name(tokenizer.begin_of_text()), " and end with ",
+                    name(tokenizer.end_of_text()));
+    else if (options_.train_vocab == 0 && tokenizer.end_of_text())
+        report_.say("documents end with ", name(tokenizer.end_of_text()));
+    else if (!tokenizer.end_of_text())
+        report_.say("the tokenizer has no end-of-text token, so nothing marks where documents end; "
+                    "name one of its special tokens with --end-token");
 
     std::array<SplitWriter, 2> writers{
         SplitWriter(staging, Split::train, tokenizer, options_.shard_tokens, state.shards[0]),
@@ -382,14 +397,17 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
             [&]() -> OrderedWork<Outcome>::Work {
                 auto finder = std::make_shared<DocumentFinder>(this->finder());
                 auto encoder = std::make_shared<Encoder>(tokenizer);
-                return [finder, encoder, end = tokenizer.end_of_text()](const Batch& batch) {
+                return [finder, encoder, begin = tokenizer.begin_of_text(),
+                        end = tokenizer.end_of_text()](const Batch& batch) {
                     Outcome outcome;
-                    finder->find(
-                        batch, outcome, [&](Split split, std::string_view text, bool ends) {
-                            std::vector<uint32_t>& tokens = outcome.tokens[index_of(split)];
-                            encoder->encode(text, tokens);
-                            if (ends && end) tokens.push_back(*end);
-                        });
+                    finder->find(batch, outcome,
+                                 [&](Split split, std::string_view text, bool begins, bool ends) {
+                                     std::vector<uint32_t>& tokens =
+                                         outcome.tokens[index_of(split)];
+                                     if (begins && begin) tokens.push_back(*begin);
+                                     encoder->encode(text, tokens);
+                                     if (ends && end) tokens.push_back(*end);
+                                 });
                     return outcome;
                 };
             },
@@ -509,11 +527,14 @@ bool Preparation::run() {
 
     // If the tokenizer to use is the one in the output folder, it is left as it is.
     const fs::path in_place = out_ / tokenizer_file;
-    keeps_tokenizer_ = !options_.tokenizer.empty() &&
+    const bool as_it_is = options_.begin_token.empty() && options_.end_token.empty();
+    keeps_tokenizer_ = !options_.tokenizer.empty() && as_it_is &&
                        (same_file(options_.tokenizer, in_place) ||
                         same_file(fs::path(options_.tokenizer) / tokenizer_file, in_place));
     std::optional<Tokenizer> tokenizer;
-    if (!options_.tokenizer.empty()) tokenizer = Tokenizer::load(options_.tokenizer);
+    if (!options_.tokenizer.empty())
+        tokenizer = Tokenizer::load(options_.tokenizer)
+                        .with_document_tokens(options_.begin_token, options_.end_token);
 
     Workplace workplace(out_);
     const std::set<std::string> old = replaceable(out_, keeps_tokenizer_);

@@ -14,6 +14,8 @@ struct PrepareOptions {
     std::string field;           // of JSON Lines that holds the text; empty: "text"
     uint32_t train_vocab = 0;    // train a tokenizer with this many tokens; or
     std::string tokenizer;       // use this one (anything that Tokenizer::load reads)
+    // Its special tokens around documents (see Tokenizer::with_document_tokens); empty: as it says.
+    std::string begin_token, end_token;
     std::string out;             // folder; created if missing
     double val_fraction = 0.05;  // 0 to 0.5, or 1
     std::string val_split;       // "documents", "tail", or empty: see prepare()
@@ -31,8 +33,9 @@ struct PrepareOptions {
 ///
 /// Documents: a file of plain text is one document, or several if it has lines that are exactly
 /// "<|endoftext|>" (these lines are not part of the text). In JSON Lines each line is one document,
-/// in a field of an object. Every document that is not empty ends with the tokenizer's end-of-text
-/// token if it has one. Nothing is normalised. In plain text, a byte order mark is dropped, and
+/// in a field of an object. Every document that is not empty begins with the tokenizer's
+/// begin-of-text token and ends with its end-of-text token, if it has these. Nothing is normalised,
+/// unless the tokenizer says so. In plain text, a byte order mark is dropped, and
 /// bytes that are not UTF-8 are kept, reported and counted; input with too much that is not text is
 /// refused (see refuse_no_text). Standard input is JSON if `field` is given.
 ///

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "dataloader/utf8.h"
+#include "base/utf8.h"
 
 namespace train_gpt {
 

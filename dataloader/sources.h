@@ -50,7 +50,7 @@ constexpr const char* staging_folder = ".tokenize.tmp";
 Sources find_sources(const std::vector<std::string>& inputs, bool has_field, bool skip_bad = false);
 
 /// Throws Error when too much of a sample of an input is not text in UTF-8 (max_share_of_no_text in
-/// dataloader/utf8.h).
+/// base/utf8.h).
 void refuse_no_text(const std::string& name, std::string_view sample);
 
 }  // namespace train_gpt

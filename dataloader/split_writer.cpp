@@ -13,7 +13,7 @@ SplitWriter::SplitWriter(const std::filesystem::path& folder, Split split,
       shards_(shards),
       writer_(folder, name_of(split), tokenizer.vocab_size(), shard_tokens, written()) {
     for (uint32_t id = 0; id < tokenizer.vocab_size(); ++id)
-        lengths_.push_back(id == tokenizer.end_of_text()
+        lengths_.push_back(id == tokenizer.end_of_text() || id == tokenizer.begin_of_text()
                                ? 0
                                : static_cast<int64_t>(tokenizer.token_bytes(id).size()));
 }

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/file.h"
-#include "dataloader/utf8.h"
+#include "base/utf8.h"
 
 namespace train_gpt {
 

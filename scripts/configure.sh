@@ -10,7 +10,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # Packages for the apt command in messages; libdnnl-dev is optional.
-all_packages="g++ nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev libzstd-dev libdnnl-dev"
+all_packages="g++ nlohmann-json3-dev libcli11-dev libxxhash-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev libdnnl-dev"
 
 say() { printf '  %-9s %s\n' "$1" "$2" >&2; }
 stop() { printf 'error: %s\n' "$1" >&2; exit 1; }
@@ -55,6 +55,12 @@ missing libcli11-dev
 #endif
 #if !__has_include(<xxhash.h>)
 missing libxxhash-dev
+#endif
+#if !__has_include(<pcre2.h>)
+missing libpcre2-dev
+#endif
+#if !__has_include(<utf8proc.h>)
+missing libutf8proc-dev
 #endif
 #if __has_include(<catch2/catch_all.hpp>)
 found catch2 3

@@ -73,6 +73,8 @@ for part in "${parts[@]}"; do
             compiles nlohmann/json.hpp || want nlohmann-json3-dev
             compiles CLI/CLI.hpp || want libcli11-dev
             compiles xxhash.h || want libxxhash-dev
+            compiles pcre2.h || want libpcre2-dev
+            compiles utf8proc.h || want libutf8proc-dev
             compiles zlib.h || optional+=(zlib1g-dev)
             compiles zstd.h || optional+=(libzstd-dev)
             compiles dnnl.hpp || optional+=(libdnnl-dev) ;;
@@ -93,9 +95,9 @@ if ! command -v apt-get > /dev/null; then
     cat >&2 << TXT
 error: this system is not Debian or Ubuntu, so install the missing packages yourself: ${needed[*]}
        (these are Debian's names; oneDNN makes training on the CPU faster; zlib and zstd are for compressed texts)
-  Fedora      dnf install gcc-c++ make json-devel cli11-devel xxhash-devel zlib-devel libzstd-devel onednn-devel catch-devel gnuplot openmpi-devel
-  Arch        pacman -S gcc make nlohmann-json cli11 xxhash zlib zstd onednn catch2 gnuplot openmpi
-  Homebrew    brew install gcc make nlohmann-json cli11 xxhash zlib zstd onednn catch2 gnuplot open-mpi     (then make CXX=g++-14)
+  Fedora      dnf install gcc-c++ make json-devel cli11-devel xxhash-devel pcre2-devel utf8proc-devel zlib-devel libzstd-devel onednn-devel catch-devel gnuplot openmpi-devel
+  Arch        pacman -S gcc make nlohmann-json cli11 xxhash pcre2 libutf8proc zlib zstd onednn catch2 gnuplot openmpi
+  Homebrew    brew install gcc make nlohmann-json cli11 xxhash pcre2 utf8proc zlib zstd onednn catch2 gnuplot open-mpi     (then make CXX=g++-14)
 The package bible-kjv is only the quickstart's text; DATA=my.txt make quickstart uses your own text instead.
 TXT
     exit 1

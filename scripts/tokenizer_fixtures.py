@@ -4,7 +4,7 @@
     pip install regex tokenizers tiktoken unicodedata2==16.0.0
     scripts/tokenizer_fixtures.py GPT2_FOLDER [OUT]       default OUT: test/fixtures/tokenizer
 
-GPT2_FOLDER holds OpenAI's encoder.json and vocab.bpe.
+GPT2_FOLDER holds OpenAI's encoder.json and vocab.bpe; if it is "-", gpt2.json stays as it is.
 pieces.json        strings, and the lengths in bytes of their pieces under each pattern (`regex`, checked against
                    `tokenizers` where its engine understands the pattern)
 gpt2.json          strings and their ids in GPT-2's vocabulary (`tiktoken`, checked against `tokenizers`)
@@ -13,12 +13,15 @@ trained.json       the tokenizer.json that `tokenizers` trains on them, <|endoft
 trained_ids.json   strings and their ids under trained.json, with special tokens as text and recognised
 cl100k_odd.tiktoken   a rank file with tokens that no training would produce: random strings in random order
 odd_ids.json       strings and their ids under it (`tiktoken`, pattern cl100k)
+published.json     strings, and for each way to cut text in tokenizer_patterns.py the parts of a tokenizer.json and the strings' ids
+                   under trained.json with these parts (`tokenizers`)
 """
 import base64
 import json
 import os
 import random
 import sys
+import unicodedata
 
 if sys.argv[1:] == ["--help"]:
     sys.exit(print(__doc__))
@@ -30,7 +33,7 @@ import unicodedata2
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from tokenizers import decoders
 
-from tokenizer_patterns import PATTERNS
+from tokenizer_patterns import PARTS, PATTERNS
 
 END = "<|endoftext|>"
 
@@ -70,6 +73,11 @@ def nasty(rng):
             if unicodedata2.category(chr(code)) not in ("Cs", "Cn"):
                 parts.append(chr(code))
     return "".join(parts)
+
+
+def is_old(text):
+    """Whether every library knows these characters, whatever its version of Unicode."""
+    return all(c in "".join(FRAGMENTS) or unicodedata.ucd_3_2_0.category(c) != "Cn" for c in text)
 
 
 def sentence(rng):
@@ -131,6 +139,24 @@ def odd_ranks(rng, documents):
     return {token: rank for rank, token in enumerate(tokens)}
 
 
+def with_parts(trained, name):
+    """The tokenizer that cuts text as a published one does, as JSON."""
+    file = json.loads(trained.to_str())
+    file["pre_tokenizer"], file["normalizer"] = PARTS[name]
+    return file
+
+
+def published(trained, strings):
+    result = {"strings": strings, "tokenizers": {}}
+    for name in PARTS:
+        file = with_parts(trained, name)
+        tokenizer = Tokenizer.from_str(json.dumps(file))
+        tokenizer.encode_special_tokens = True
+        result["tokenizers"][name] = {"pre_tokenizer": file["pre_tokenizer"], "normalizer": file["normalizer"],
+                                      "ids": [tokenizer.encode(text).ids for text in strings]}
+    return result
+
+
 def main():
     out = sys.argv[2] if len(sys.argv) > 2 else os.path.join(os.path.dirname(__file__), "../test/fixtures/tokenizer")
     os.makedirs(out, exist_ok=True)
@@ -144,7 +170,9 @@ def main():
     documents = ["".join(sentence(rng) if rng.random() < 0.8 else nasty(rng) for _ in range(15)) for _ in range(25)]
     write("corpus.json", documents)
     write("pieces.json", pieces([nasty(rng) for _ in range(300)]))
-    write("gpt2.json", gpt2(sys.argv[1], [nasty(rng) for _ in range(100)] + [sentence(rng) for _ in range(30)]))
+    strings = [nasty(rng) for _ in range(100)] + [sentence(rng) for _ in range(30)]
+    if sys.argv[1] != "-":
+        write("gpt2.json", gpt2(sys.argv[1], strings))
 
     samples = [nasty(rng) for _ in range(100)] + [sentence(rng) for _ in range(30)]
     trained = train(documents)
@@ -157,6 +185,7 @@ def main():
             file.write(base64.b64encode(token) + b" %d\n" % rank)
     odd = tiktoken.Encoding("odd", pat_str=PATTERNS["cl100k"], mergeable_ranks=ranks, special_tokens={})
     write("odd_ids.json", {"strings": samples, "ids": [odd.encode_ordinary(text) for text in samples]})
+    write("published.json", published(trained, [text for text in (nasty(rng) for _ in range(150)) if is_old(text)]))
 
 
 if __name__ == "__main__":

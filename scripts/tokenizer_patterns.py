@@ -1,9 +1,51 @@
-"""Patterns of pre-tokenisation that build/train_gpt knows, in the regular expressions of `regex`, `tokenizers` and `tiktoken`:
-GPT-2's, cl100k's as in tiktoken today, and cl100k's as first published."""
+"""How published tokenizers cut text: regular expressions, and the parts of their tokenizer.json files."""
+
+# Those that build/train_gpt matches by its own code, in the spelling of `regex`, `tokenizers` and `tiktoken`: GPT-2's, cl100k's as in
+# tiktoken today, and cl100k's as first published.
 PATTERNS = {
     "gpt2": r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+""",
     "cl100k": r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"""
               r"""|\s++$|\s*[\r\n]|\s+(?!\S)|\s""",
     "cl100k_first": r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"""
                     r"""| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+}
+
+QWEN2 = PATTERNS["cl100k_first"].replace(r"\p{N}{1,3}", r"\p{N}")
+O200K = (r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"""
+         r"""|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"""
+         r"""|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+""")
+DEEPSEEK = (r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+            r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""")
+TEKKEN = O200K.replace(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def split(pattern, behavior="Isolated", invert=False):
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": invert}
+
+
+def byte_level(own_pattern=False):
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": own_pattern}
+
+
+def steps(*before, own_pattern=False):
+    return {"type": "Sequence", "pretokenizers": [*before, byte_level(own_pattern)]}
+
+
+NFC = {"type": "NFC"}
+# By name: the pre_tokenizer and the normalizer. The last ones are nobody's: they use what the engines write differently.
+PARTS = {
+    "llama3": (steps(split(PATTERNS["cl100k_first"])), None),
+    "qwen2": (steps(split(QWEN2)), NFC),
+    "o200k": (steps(split(O200K, "Removed", True)), None),
+    "deepseek-v3": (steps(split(r"\p{N}{1,3}"), split("[一-龥぀-ゟ゠-ヿ]+"), split(DEEPSEEK)),
+                    {"type": "Sequence", "normalizers": []}),
+    "tekken": (steps(split(TEKKEN)), None),
+    "smollm2": (steps({"type": "Digits", "individual_digits": True}, own_pattern=True), None),
+    "whole numbers": (steps({"type": "Digits", "individual_digits": False}, own_pattern=True),
+                      {"type": "Sequence", "normalizers": [NFC]}),
+    "literal": (steps({"type": "Split", "pattern": {"String": "."}, "behavior": "Isolated", "invert": False}), None),
+    "words": (steps(split(r"\w+|[^\w\s]+")), None),
+    "spaces": (steps(split(r"(?<=\s)\S|\S(?=\s)|\h{2,}+|[^\S\r\n]+")), NFC),
+    "lines": (steps(split(r"^.|.$|\d{2}?x|(?m:<.*>)|\b'\b")), None),
+    "empty matches": (steps(split(r"(?=[A-Z])|\d*")), None),
 }

@@ -116,7 +116,10 @@ void serve() {
             words >> out;
             tokenizer = Tokenizer::load(path);
             tokenizer->save(out);
-            std::cout << pattern_name(tokenizer->pattern()) << std::endl;
+            const auto pattern = known_pattern(tokenizer->patterns().front());
+            if (!pattern || tokenizer->patterns().size() > 1)
+                throw Error(path, " does not cut text by one of the patterns in scripts/tokenizer_patterns.py");
+            std::cout << pattern_name(*pattern) << std::endl;
         } else if (command == "encode" && tokenizer) {
             words >> threads >> out;
             std::cout << encode(*tokenizer, Documents(path), threads, out) << std::endl;

@@ -61,6 +61,17 @@ TokenizerDefinition read_folder(const fs::path& folder) {
 
 }  // namespace
 
+std::optional<uint32_t> find_added(const TokenizerDefinition& definition, std::string_view text) {
+    for (const AddedToken& token : definition.added)
+        if (token.text == text) return token.id;
+    return {};
+}
+
+std::optional<uint32_t> usual_end(const TokenizerDefinition& definition) {
+    const auto end = find_added(definition, "<|endoftext|>");
+    return end ? end : find_added(definition, "<|end_of_text|>");
+}
+
 MappedFile map_vocabulary(const fs::path& file) {
     std::error_code code;  // if there is no size, MappedFile reports why
     if (const uintmax_t size = fs::file_size(file, code); !code && size > max_vocabulary_bytes)
@@ -86,7 +97,9 @@ void check_tokens(const TokenizerDefinition& definition, const fs::path& file) {
                         "vocabulary with all 256");
 }
 
-TokenizerDefinition read_tokenizer(const fs::path& path) {
+namespace {
+
+TokenizerDefinition read_vocabulary(const fs::path& path) {
     std::error_code code;
     if (fs::is_directory(path, code)) return read_folder(path);
     if (path.extension() == ".tiktoken") return read_tiktoken(path);
@@ -102,6 +115,17 @@ TokenizerDefinition read_tokenizer(const fs::path& path) {
         if (const fs::path vocab = first_existing(folder, vocab_names); !vocab.empty())
             return read_vocab_and_merges(vocab, path);
     return read_tokenizer_json(path);
+}
+
+}  // namespace
+
+TokenizerDefinition read_tokenizer(const fs::path& path) {
+    TokenizerDefinition definition = read_vocabulary(path);
+    std::error_code code;
+    const fs::path config =
+        (fs::is_directory(path, code) ? path : path.parent_path()) / "tokenizer_config.json";
+    if (fs::exists(config, code)) read_tokenizer_config(config, definition);
+    return definition;
 }
 
 }  // namespace train_gpt

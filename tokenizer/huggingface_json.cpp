@@ -1,7 +1,7 @@
 // Reads and writes Hugging Face's tokenizer.json, and reads GPT-2's vocab.json with merges.txt,
 // which has parts in common with it.
 #include <algorithm>
-#include <array>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -12,6 +12,8 @@
 #include "base/file.h"
 #include "tokenizer/byte_alphabet.h"
 #include "tokenizer/formats.h"
+#include "tokenizer/nfc.h"
+#include "tokenizer/splitter.h"
 
 namespace train_gpt {
 
@@ -19,22 +21,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 namespace {
-
-/// The spellings of each pattern in tokenizer.json files; the first spelling of a pattern is the
-/// one written. All spellings of a pattern mean the same to Oniguruma, the engine of Hugging Face's
-/// tokenizers. (tiktoken's spelling of cl100k does not: in Oniguruma, \p{N}{1,3}+ matches numbers
-/// of any length and $ matches the end of any line.)
-constexpr std::array<std::pair<Pattern, std::string_view>, 4> pattern_spellings{{
-    {Pattern::gpt2,
-     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
-    {Pattern::gpt2, R"('(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
-    {Pattern::cl100k,
-     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
-     R"(|\s+(?![\s\S])|\s*[\r\n]+|\s+(?!\S)|\s+)"},
-    {Pattern::cl100k_first,
-     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
-     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)"},
-}};
 
 /// The JSON values of one file. Every mistake becomes an Error that names the file and the place.
 class JsonReader {
@@ -179,6 +165,10 @@ void read_added_tokens(const JsonReader& reader, TokenizerDefinition& definition
         token.id = reader.id(entry.value("id", json()), token.text);
         token.special = reader.get(entry, "special", false);
         token.normalized = reader.get(entry, "normalized", !token.special);
+        std::string storage;
+        if (definition.nfc && token.normalized && nfc(token.text, storage) != token.text)
+            throw reader.fail(concat("has the added token \"", token.text,
+                                     "\", which its normalizer changes; this is not supported"));
         for (const char* flag : {"single_word", "lstrip", "rstrip"})
             if (reader.get(entry, flag, false))
                 throw reader.fail(concat("has the added token \"", token.text, "\" with \"", flag,
@@ -206,8 +196,27 @@ void check_added_tokens(const JsonReader& reader, const Names& names,
     }
 }
 
-/// The pre-tokenizer must be a Split by a known pattern followed by ByteLevel without a pattern, or
-/// ByteLevel alone with its own pattern, which is GPT-2's.
+/// The pattern of a Split or Digits.
+std::string read_split(const JsonReader& reader, const json& step, const std::string& type) {
+    if (type == "Digits") {
+        const bool each = reader.get(step, "individual_digits", false);
+        return each ? R"(\p{N})" : R"(\p{N}+)";
+    }
+    const json& pattern = reader.object(step, "pattern");
+    std::string regex = reader.get<std::string>(pattern, "Regex", "");
+    if (regex.empty()) regex = escape_regex(reader.get<std::string>(pattern, "String", ""));
+    if (regex.empty()) throw reader.fail("has a Split without a pattern");
+    // Published patterns match all of a text, so that nothing lies between the matches.
+    const std::string behavior = reader.get<std::string>(step, "behavior", "");
+    const bool only_matches = behavior == "Removed" && reader.get(step, "invert", false);
+    if (behavior != "Isolated" && !(only_matches && matches_everything(regex)))
+        throw reader.fail(concat("has a Split of behavior \"", behavior, "\" by the pattern ", regex,
+                                 ", which is not supported"));
+    return regex;
+}
+
+/// The pre-tokenizer must be a ByteLevel, with its own pattern (GPT-2's) or after steps that cut
+/// text: Split or Digits.
 void read_pre_tokenizer(const JsonReader& reader, TokenizerDefinition& definition) {
     const json& outer = reader.object(reader.root(), "pre_tokenizer");
     std::vector<const json*> steps;
@@ -216,49 +225,133 @@ void read_pre_tokenizer(const JsonReader& reader, TokenizerDefinition& definitio
     else
         steps.push_back(&outer);
 
-    const json* split = nullptr;
+    definition.patterns.clear();
+    bool has_split = false;
     const json* byte_level = nullptr;
     for (const json* step : steps) {
         if (!step->is_object()) throw reader.fail("has a pre_tokenizer step that is not an object");
         const std::string type = reader.get<std::string>(*step, "type", "");
         if (type == "ByteLevel" && !byte_level)
             byte_level = step;
-        else if (type == "Split" && !split && !byte_level)
-            split = step;
+        else if ((type == "Split" || type == "Digits") && !byte_level)
+            definition.patterns.push_back(read_split(reader, *step, type));
         else
-            throw reader.fail(concat(
-                "has the pre_tokenizer \"", type,
-                "\" in a place where it is not supported (known: ByteLevel, Split before it)"));
+            throw reader.fail(concat("has the pre_tokenizer \"", type,
+                                     "\" in a place where it is not supported (known: ByteLevel, "
+                                     "Split and Digits before it)"));
     }
+    has_split = !definition.patterns.empty();
     if (!byte_level)
         throw reader.fail("has a pre_tokenizer without ByteLevel, which is not supported");
 
-    const bool own_pattern = reader.get(*byte_level, "use_regex", true);
+    if (reader.get(*byte_level, "use_regex", true)) definition.patterns.push_back(regex_of(Pattern::gpt2));
     definition.add_prefix_space = reader.get(*byte_level, "add_prefix_space", true);
-    if (!split) {
-        if (!own_pattern)
-            throw reader.fail("has a pre_tokenizer without a pattern, which is not supported");
-        definition.pattern = Pattern::gpt2;
+    if (definition.patterns.empty())
+        throw reader.fail("has a pre_tokenizer without a pattern, which is not supported");
+    if (definition.add_prefix_space && has_split)
+        throw reader.fail(
+            "has a Split before a ByteLevel with add_prefix_space, which is not supported");
+    try {
+        Splitter{definition.patterns};
+    } catch (const Error& error) {
+        throw reader.fail(concat("splits text in an unknown way: ", error.what()));
+    }
+}
+
+/// The only special token of a part of a template, besides `known`.
+std::string only_special(const JsonReader& reader, const json& items, const std::string& known) {
+    std::string only;
+    int found = 0;
+    for (const json& item : items) {
+        const std::string name = reader.get<std::string>(item["SpecialToken"], "id", "");
+        if (name.empty() || name == known) continue;
+        only = name;
+        ++found;
+    }
+    return found == 1 ? only : "";
+}
+
+/// Reads which tokens begin and end a document from what the post-processor puts around texts: the
+/// single token before a text, and the single one after it, or else between two texts.
+void read_post_processor(const JsonReader& reader, const json& step,
+                         TokenizerDefinition& definition) {
+    if (!step.is_object()) return;
+    const std::string type = reader.get<std::string>(step, "type", "");
+    const auto set = [&](std::optional<uint32_t>& token, const std::string& name) {
+        if (const auto id = find_added(definition, name)) token = id;
+    };
+    if (type == "Sequence")
+        for (const json& inner : reader.list(step, "processors"))
+            read_post_processor(reader, inner, definition);
+    if (type == "RobertaProcessing" || type == "BertProcessing") {
+        for (const auto& [key, token] :
+             {std::pair("cls", &definition.begin), std::pair("sep", &definition.end)}) {
+            const json& pair = reader.list(step, key);
+            if (!pair.empty() && pair[0].is_string()) set(*token, pair[0].get<std::string>());
+        }
+    }
+    if (type != "TemplateProcessing") return;
+    // The items before A, between A and B, and after B.
+    const auto parts_of = [&](const char* key) {
+        std::vector<json> parts(1, json::array());
+        for (const json& item : reader.list(step, key)) {
+            if (!item.is_object() || item.size() != 1 || !item.begin()->is_object())
+                throw reader.fail("has a malformed template in its post_processor");
+            if (item.contains("Sequence"))
+                parts.push_back(json::array());
+            else if (item.contains("SpecialToken"))
+                parts.back().push_back(item);
+        }
+        return parts;
+    };
+    const std::vector<json> single = parts_of("single"), pair = parts_of("pair");
+    const std::string begin = only_special(reader, single[0], "");
+    std::string end;
+    if (single.size() > 1) end = only_special(reader, single[1], "");
+    if (end.empty() && pair.size() > 2) end = only_special(reader, pair[1], begin);
+    set(definition.begin, begin);
+    set(definition.end, end);
+}
+
+/// What read_post_processor() reads; null if there is nothing to say.
+json post_processor_of(const TokenizerDefinition& definition) {
+    const auto usual = usual_end(definition), end = definition.end ? definition.end : usual;
+    if (!definition.begin && end == usual) return nullptr;
+    json special = json::object();
+    const auto token = [&](uint32_t id, int text) {
+        const auto found =
+            std::ranges::find_if(definition.added, [=](const auto& t) { return t.id == id; });
+        special[found->text] = {{"id", found->text}, {"ids", {id}}, {"tokens", {found->text}}};
+        return json{{"SpecialToken", {{"id", found->text}, {"type_id", text}}}};
+    };
+    const auto document = [&](const char* name, int text, bool ends) {
+        json items = json::array();
+        if (definition.begin) items.push_back(token(*definition.begin, text));
+        items.push_back({{"Sequence", {{"id", name}, {"type_id", text}}}});
+        if (ends && end) items.push_back(token(*end, text));
+        return items;
+    };
+    json pair = document("A", 0, true);
+    for (const json& item : document("B", 1, false)) pair.push_back(item);
+    return {{"type", "TemplateProcessing"},
+            {"single", document("A", 0, false)},
+            {"pair", pair},
+            {"special_tokens", special}};
+}
+
+/// Only NFC is supported, alone or in a sequence.
+void read_normalizer(const JsonReader& reader, const json& step, TokenizerDefinition& definition) {
+    if (step.is_null()) return;
+    const std::string type =
+        step.is_object() ? reader.get<std::string>(step, "type", "?") : std::string("?");
+    if (type == "Sequence") {
+        for (const json& inner : reader.list(step, "normalizers"))
+            read_normalizer(reader, inner, definition);
         return;
     }
-    if (own_pattern || definition.add_prefix_space)
-        throw reader.fail(
-            "has a Split before a ByteLevel with use_regex or add_prefix_space, which is not "
-            "supported");
-
-    const std::string behavior = reader.get<std::string>(*split, "behavior", "");
-    const bool inverted = reader.get(*split, "invert", false);
-    if (behavior != "Isolated" && !(behavior == "Removed" && inverted))
-        throw reader.fail(
-            concat("has a Split of behavior \"", behavior, "\", which is not supported"));
-    const std::string regex =
-        reader.get<std::string>(reader.object(*split, "pattern"), "Regex", "");
-    const auto known = std::find_if(pattern_spellings.begin(), pattern_spellings.end(),
-                                    [&](const auto& spelling) { return spelling.second == regex; });
-    if (known == pattern_spellings.end())
-        throw reader.fail(concat("splits text by the pattern ", regex,
-                                 ", which is neither GPT-2's nor cl100k's"));
-    definition.pattern = known->first;
+    if (type != "NFC")
+        throw reader.fail(concat("has a normalizer (", type, "), which is not supported"));
+    definition.nfc = true;
 }
 
 void refuse_unsupported(const JsonReader& reader, const json& model) {
@@ -271,12 +364,6 @@ void refuse_unsupported(const JsonReader& reader, const json& model) {
             throw reader.fail(concat("has a model with \"", key, "\", which is not supported"));
     if (reader.get(model, "dropout", 0.0) != 0)
         throw reader.fail("has a model with \"dropout\", which is not supported");
-    if (const auto normalizer = root.find("normalizer");
-        normalizer != root.end() && !normalizer->is_null())
-        throw reader.fail(concat(
-            "has a normalizer (",
-            normalizer->is_object() ? reader.get<std::string>(*normalizer, "type", "?") : "?",
-            "), which is not supported"));
     if (const auto decoder = root.find("decoder"); decoder != root.end() && !decoder->is_null()) {
         const std::string type =
             decoder->is_object() ? reader.get<std::string>(*decoder, "type", "?") : "?";
@@ -293,8 +380,10 @@ TokenizerDefinition read_tokenizer_json(const fs::path& file) {
     refuse_unsupported(reader, model);
 
     TokenizerDefinition definition;
+    read_normalizer(reader, reader.root().value("normalizer", json()), definition);
     read_pre_tokenizer(reader, definition);
     read_added_tokens(reader, definition);
+    read_post_processor(reader, reader.root().value("post_processor", json()), definition);
     const Names names = read_vocab(reader, reader.object(model, "vocab"), definition);
     check_added_tokens(reader, names, definition);
     check_tokens(definition, file);
@@ -343,6 +432,21 @@ TokenizerDefinition read_vocab_and_merges(const fs::path& vocab, const fs::path&
     return definition;
 }
 
+void read_tokenizer_config(const fs::path& file, TokenizerDefinition& definition) {
+    const JsonReader reader(file);
+    const auto token = [&](const char* key) -> std::optional<uint32_t> {
+        const auto found = reader.root().find(key);
+        if (found == reader.root().end() || found->is_null()) return {};
+        if (found->is_object())
+            return find_added(definition, reader.get<std::string>(*found, "content", ""));
+        return find_added(definition, reader.get<std::string>(reader.root(), key, ""));
+    };
+    if (const auto end = token("eos_token")) definition.end = end;
+    const auto adds = reader.root().find("add_bos_token");
+    if (adds == reader.root().end() || !adds->is_boolean()) return;
+    definition.begin = adds->get<bool>() ? token("bos_token") : std::nullopt;
+}
+
 std::string write_tokenizer_json(const TokenizerDefinition& definition) {
     std::vector<std::string> names(definition.tokens.size());
     for (size_t id = 0; id < names.size(); ++id)
@@ -369,29 +473,32 @@ std::string write_tokenizer_json(const TokenizerDefinition& definition) {
     for (const Merge& merge : definition.merges)
         merges.push_back(names[merge.left] + " " + names[merge.right]);
 
-    const json byte_level = {{"type", "ByteLevel"},
-                             {"add_prefix_space", definition.add_prefix_space},
-                             {"trim_offsets", true},
-                             {"use_regex", definition.pattern == Pattern::gpt2}};
-    json pre_tokenizer = byte_level;
-    if (definition.pattern != Pattern::gpt2) {
-        const auto spelling =
-            std::find_if(pattern_spellings.begin(), pattern_spellings.end(),
-                         [&](const auto& known) { return known.first == definition.pattern; });
-        const json split = {{"type", "Split"},
-                            {"pattern", {{"Regex", spelling->second}}},
-                            {"behavior", "Isolated"},
-                            {"invert", false}};
-        pre_tokenizer = {{"type", "Sequence"}, {"pretokenizers", {split, byte_level}}};
+    // ByteLevel's own pattern is GPT-2's.
+    const bool own_pattern = known_pattern(definition.patterns.back()) == Pattern::gpt2;
+    const std::span splits = std::span(definition.patterns).first(definition.patterns.size() - own_pattern);
+    json pre_tokenizer = {{"type", "ByteLevel"},
+                          {"add_prefix_space", definition.add_prefix_space},
+                          {"trim_offsets", true},
+                          {"use_regex", own_pattern}};
+    if (!splits.empty()) {
+        json steps = json::array();
+        for (const std::string& pattern : splits)
+            steps.push_back({{"type", "Split"},
+                             {"pattern", {{"Regex", pattern}}},
+                             {"behavior", "Isolated"},
+                             {"invert", false}});
+        steps.push_back(pre_tokenizer);
+        pre_tokenizer = {{"type", "Sequence"}, {"pretokenizers", steps}};
     }
+    const json normalizer = definition.nfc ? json{{"type", "NFC"}} : json();
     const json root = {
         {"version", "1.0"},
         {"truncation", nullptr},
         {"padding", nullptr},
         {"added_tokens", added},
-        {"normalizer", nullptr},
+        {"normalizer", normalizer},
         {"pre_tokenizer", pre_tokenizer},
-        {"post_processor", nullptr},
+        {"post_processor", post_processor_of(definition)},
         {"decoder",
          {{"type", "ByteLevel"},
           {"add_prefix_space", true},

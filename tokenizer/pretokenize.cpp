@@ -1,9 +1,11 @@
 #include "tokenizer/pretokenize.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "tokenizer/unicode_classes.h"
@@ -164,14 +166,14 @@ size_t first_piece_gpt2(std::string_view text) {
     return match_spaces(text, space_run(text));
 }
 
-size_t first_piece_cl100k(std::string_view text, bool whole_final_space) {
+size_t first_piece_cl100k(std::string_view text, int most_digits, bool whole_final_space) {
     if (const size_t length = match_contraction(text, true)) return length;
 
     const Char first = char_at(text, 0);
     size_t at = first.length;
     if (first.kind == CharClass::letter) return skip(CharClass::letter, text, at);
     if (first.kind == CharClass::number) {
-        for (int digits = 1; digits < 3 && at < text.size(); ++digits) {
+        for (int digits = 1; digits < most_digits && at < text.size(); ++digits) {
             const Char next = char_at(text, at);
             if (next.kind != CharClass::number) break;
             at += next.length;
@@ -196,6 +198,50 @@ size_t first_piece_cl100k(std::string_view text, bool whole_final_space) {
     return match_spaces(text, run);
 }
 
+/// The spellings of each pattern in tokenizer.json files; the first spelling of a pattern is the
+/// one written. All spellings of a pattern mean the same to Oniguruma, the engine of Hugging Face's
+/// tokenizers. (tiktoken's spelling of cl100k does not: in Oniguruma, \p{N}{1,3}+ matches numbers
+/// of any length and $ matches the end of any line.)
+constexpr std::array<std::pair<Pattern, std::string_view>, 5> pattern_spellings{{
+    {Pattern::gpt2,
+     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
+    {Pattern::gpt2, R"('(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
+    {Pattern::cl100k,
+     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+     R"(|\s+(?![\s\S])|\s*[\r\n]+|\s+(?!\S)|\s+)"},
+    {Pattern::cl100k_first,
+     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)"},
+    {Pattern::qwen2,
+     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)"},
+}};
+
+}  // namespace
+
+constexpr std::string_view o200k_regex =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+)"
+    R"([\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*)"
+    R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+namespace {
+
+/// Published patterns that PCRE2 cuts by.
+constexpr std::string_view published_patterns[] = {
+    o200k_regex,
+    R"(\p{N})",       // single digits, before another pattern
+    R"(\p{N}+)",      // whole numbers
+    R"(\p{N}{1,3})",  // DeepSeek-V3's first pattern of three
+    "[一-龥぀-ゟ゠-ヿ]+",
+    R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)"
+    R"(| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+    // Tekken (Mistral)
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
+    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N})"
+    R"(| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+};
+
 }  // namespace
 
 const char* pattern_name(Pattern pattern) {
@@ -206,13 +252,35 @@ const char* pattern_name(Pattern pattern) {
             return "cl100k";
         case Pattern::cl100k_first:
             return "cl100k_first";
+        case Pattern::qwen2:
+            return "qwen2";
     }
     return "unknown";
 }
 
+std::string regex_of(Pattern pattern) {
+    const auto is_it = [=](const auto& spelling) { return spelling.first == pattern; };
+    return std::string(std::ranges::find_if(pattern_spellings, is_it)->second);
+}
+
+std::optional<Pattern> known_pattern(std::string_view regex) {
+    const auto is_it = [=](const auto& spelling) { return spelling.second == regex; };
+    const auto found = std::ranges::find_if(pattern_spellings, is_it);
+    return found == pattern_spellings.end() ? std::nullopt : std::optional(found->first);
+}
+
+bool respects_encodable_cuts(std::string_view regex) {
+    return known_pattern(regex) ||
+           std::ranges::find(published_patterns, regex) != std::end(published_patterns);
+}
+
+bool matches_everything(std::string_view regex) {
+    return respects_encodable_cuts(regex) && regex.ends_with(R"(\s+(?!\S)|\s+)");
+}
+
 size_t first_piece(Pattern pattern, std::string_view text) {
     if (pattern == Pattern::gpt2) return first_piece_gpt2(text);
-    return first_piece_cl100k(text, pattern == Pattern::cl100k);
+    return first_piece_cl100k(text, pattern == Pattern::qwen2 ? 1 : 3, pattern == Pattern::cl100k);
 }
 
 bool ends_in_letter_or_number(std::string_view text) {

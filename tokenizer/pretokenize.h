@@ -1,6 +1,8 @@
 // Pre-tokenisation: cuts text into pieces (roughly words), within which byte pairs are merged.
 #pragma once
 #include <cstddef>
+#include <optional>
+#include <string>
 #include <string_view>
 
 namespace train_gpt {
@@ -17,10 +19,28 @@ namespace train_gpt {
 ///     |\s*[\r\n]+|\s+(?!\S)|\s+
 /// The last two differ only in white space that contains a line break and ends the text: cl100k
 /// keeps it whole, while cl100k_first cuts it after the last line break.
-enum class Pattern { gpt2, cl100k, cl100k_first };
+/// qwen2 (Qwen 2 and 3): cl100k_first with \p{N} in place of \p{N}{1,3}
+enum class Pattern { gpt2, cl100k, cl100k_first, qwen2 };
 
 /// The name of a pattern, as above.
 const char* pattern_name(Pattern pattern);
+
+/// The pattern as tokenizer.json files write it.
+std::string regex_of(Pattern pattern);
+
+/// The pattern of GPT-4o (o200k), which PCRE2 matches.
+extern const std::string_view o200k_regex;
+
+/// The pattern that a tokenizer.json writes as this regular expression.
+std::optional<Pattern> known_pattern(std::string_view regex);
+
+/// Whether the pieces of a regular expression do not reach across the places where
+/// is_encodable_cut() (dataloader/documents.h) lets a long document be cut. True for the published
+/// patterns; false for what is not known.
+bool respects_encodable_cuts(std::string_view regex);
+
+/// Whether it is known that the matches of a regular expression cover every text.
+bool matches_everything(std::string_view regex);
 
 /// Length in bytes of the first piece of `text`, at least 1; `text` must not be empty. The patterns
 /// only look ahead, so the rest of the text can be cut as if it stood alone; the end of `text`

@@ -89,14 +89,16 @@ void add_what_the_name_implies(TokenizerDefinition& definition, const fs::path& 
     const std::string name = file.filename().string();
     const auto is = [&](std::string_view prefix) { return name.starts_with(prefix); };
     const uint32_t n = static_cast<uint32_t>(definition.tokens.size());
-    if (is("cl100k")) {
-        definition.pattern = Pattern::cl100k;
+    if (is("o200k")) {
+        definition.patterns = {std::string(o200k_regex)};
+    } else if (is("cl100k")) {
+        definition.patterns = {regex_of(Pattern::cl100k)};
     } else if (is("r50k") || is("p50k") || is("gpt2")) {
-        definition.pattern = Pattern::gpt2;
+        definition.patterns = {regex_of(Pattern::gpt2)};
     } else {
         throw Error(file.string(),
                     ": a rank file does not say how text is cut before merging, and this name is "
-                    "none of cl100k*, "
+                    "none of o200k*, cl100k*, "
                     "r50k*, p50k*, gpt2*; rename the file after the one whose pattern it uses");
     }
 
@@ -106,6 +108,10 @@ void add_what_the_name_implies(TokenizerDefinition& definition, const fs::path& 
                             {100259, "<|fim_middle|>"},
                             {100260, "<|fim_suffix|>"},
                             {100276, "<|endofprompt|>"}};
+        return;
+    }
+    if (is("o200k") && n == 199998) {
+        definition.added = {{199999, "<|endoftext|>"}, {200018, "<|endofprompt|>"}};
         return;
     }
     // The first unused id, as in r50k_base and p50k_base (which leaves a gap for it).

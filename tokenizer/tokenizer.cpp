@@ -8,7 +8,9 @@
 #include "tokenizer/bpe.h"
 #include "tokenizer/bpe_train.h"
 #include "tokenizer/formats.h"
+#include "tokenizer/nfc.h"
 #include "tokenizer/piece_cache.h"
+#include "tokenizer/splitter.h"
 #include "tokenizer/token_finder.h"
 #include "tokenizer/word_counts.h"
 
@@ -29,7 +31,8 @@ std::vector<const AddedToken*> select(const std::vector<AddedToken>& added, bool
 struct Encoder::Scratch {
     PieceCache cache;
     PieceMerger merger;
-    std::string with_space;
+    Splitter::Scratch splitting;
+    std::string normal, with_space;
 };
 
 struct Tokenizer::State {
@@ -37,6 +40,7 @@ struct Tokenizer::State {
 
     explicit State(TokenizerDefinition d)
         : definition(std::move(d)),
+          splitter(definition.patterns),
           encoder(definition.tokens, definition.merges, definition.whole_pieces),
           first_finder(select(definition.added, false)),
           second_finder(select(definition.added, true)),
@@ -45,9 +49,6 @@ struct Tokenizer::State {
             if (token.id >= bytes.size()) bytes.resize(token.id + 1);
             bytes[token.id] = token.text;
         }
-        for (const char* name : {"<|endoftext|>", "<|end_of_text|>"})
-            for (const AddedToken& token : definition.added)
-                if (!end_of_text && token.text == name) end_of_text = token.id;
     }
     State(const State&) = delete;
     State& operator=(const State&) = delete;
@@ -58,6 +59,7 @@ struct Tokenizer::State {
         const auto found = [&](const AddedToken& token) { ids.push_back(token.id); };
         const auto plain = [&](std::string_view stretch) { encode_stretch(stretch, scratch, ids); };
         const auto look_again = [&](std::string_view stretch) {
+            if (definition.nfc) stretch = nfc(stretch, scratch.normal);
             second_finder.split(stretch, with_special, plain, found);
         };
         first_finder.split(text, with_special, look_again, found);
@@ -78,11 +80,9 @@ struct Tokenizer::State {
             scratch.with_space += text;
             text = scratch.with_space;
         }
-        for (size_t at = 0; at < text.size();) {
-            const size_t length = first_piece(definition.pattern, text.substr(at));
+        splitter.split(text, scratch.splitting, [&](size_t at, size_t length) {
             append_piece(text, at, length, scratch, ids);
-            at += length;
-        }
+        });
     }
 
     /// Appends the tokens of the piece text[at, at + length).
@@ -102,11 +102,13 @@ struct Tokenizer::State {
     }
 
     const TokenizerDefinition definition;
+    const Splitter splitter;
     const BytePairEncoder encoder;  // refers to definition.tokens
     const TokenFinder first_finder;
     const TokenFinder second_finder;      // searches what the first leaves over
     std::vector<std::string_view> bytes;  // by id
-    std::optional<uint32_t> end_of_text;
+    const std::optional<uint32_t> end_of_text =
+        definition.end ? definition.end : usual_end(definition);
 };
 
 Tokenizer::Tokenizer(TokenizerDefinition definition)
@@ -125,7 +127,7 @@ Tokenizer Tokenizer::train(const WordCounts& counts, uint32_t vocab_size, uint64
     definition.added = {{static_cast<uint32_t>(learnt.tokens.size()), "<|endoftext|>"}};
     definition.tokens = std::move(learnt.tokens);
     definition.merges = std::move(learnt.merges);
-    definition.pattern = counts.pattern();
+    definition.patterns = {regex_of(counts.pattern())};
     return Tokenizer(std::move(definition));
 }
 
@@ -171,7 +173,39 @@ uint32_t Tokenizer::vocab_size() const { return static_cast<uint32_t>(state_->by
 
 std::optional<uint32_t> Tokenizer::end_of_text() const { return state_->end_of_text; }
 
-Pattern Tokenizer::pattern() const { return state_->definition.pattern; }
+std::optional<uint32_t> Tokenizer::begin_of_text() const { return state_->definition.begin; }
+
+std::optional<uint32_t> Tokenizer::document_boundary() const {
+    return begin_of_text() ? begin_of_text() : end_of_text();
+}
+
+Tokenizer Tokenizer::with_document_tokens(const std::string& begin, const std::string& end) const {
+    TokenizerDefinition definition = state_->definition;
+    const auto find = [&](const std::string& text) {
+        if (const auto id = find_added(definition, text)) return *id;
+        std::string known;
+        for (const AddedToken& token : definition.added)
+            if (token.special && known.size() < 200)
+                known += concat(known.empty() ? "" : ", ", token.text);
+        throw Error("the tokenizer has no special token ", text, "; it has ",
+                    known.empty() ? "none" : known);
+    };
+    if (begin == "none")
+        definition.begin.reset();
+    else if (!begin.empty())
+        definition.begin = find(begin);
+    if (!end.empty()) definition.end = find(end);
+    return Tokenizer(std::move(definition));
+}
+
+std::vector<uint32_t> Tokenizer::encode_beginning(std::string_view text) const {
+    std::vector<uint32_t> ids = encode(text);
+    if (begin_of_text()) ids.insert(ids.begin(), *begin_of_text());
+    if (ids.empty()) ids.push_back(end_of_text().value_or(0));
+    return ids;
+}
+
+const std::vector<std::string>& Tokenizer::patterns() const { return state_->definition.patterns; }
 
 std::string Tokenizer::to_json() const { return write_tokenizer_json(state_->definition); }
 

@@ -26,20 +26,22 @@ struct TrainOptions {
 /// the vocabulary), and safe to use from any number of threads.
 ///
 /// Any bytes are text: decode(encode(x)) == x, even for invalid UTF-8, whose stray bytes count as
-/// characters (see first_piece). The one exception is a vocabulary with add_prefix_space, which
-/// puts a space before a text that does not start with one, as its model expects.
+/// characters (see first_piece). The exceptions are vocabularies with add_prefix_space, which
+/// puts a space before a text that does not start with one, as its model expects, and with a
+/// normalizer: they give the text in normalisation form C.
 class Tokenizer {
   public:
     /// Reads a vocabulary. path: a tokenizer.json; a *.tiktoken rank file; or a folder with
     /// tokenizer.json, or vocab.json (encoder.json) and merges.txt (vocab.bpe), or one *.tiktoken
     /// file.
     ///
-    /// For tokenizer.json, BPE models with a ByteLevel pre-tokenizer and GPT-2's or cl100k's
-    /// pattern are supported. Truncation, padding and the post-processor (which adds tokens around
-    /// a text) are ignored: ids are those of Hugging Face's encode(text, add_special_tokens=False).
-    /// Rank files are recognised by name: cl100k*, r50k*, p50k*, gpt2*; they get the special tokens
-    /// that tiktoken publishes. Throws Error that names the file and what is missing, malformed or
-    /// not supported.
+    /// For tokenizer.json, BPE models with a ByteLevel pre-tokenizer are supported, after any
+    /// patterns that cut text (Split, Digits; see Regex), and the normalizer NFC. Truncation and
+    /// padding are ignored: ids are those of Hugging Face's encode(text, add_special_tokens=False).
+    /// Which tokens begin and end a document is read from the post-processor and from
+    /// tokenizer_config.json beside the file. Rank files are recognised by name: o200k*, cl100k*,
+    /// r50k*, p50k*, gpt2*; they get the special tokens that tiktoken publishes. Throws Error that
+    /// names the file and what is missing, malformed or not supported.
     static Tokenizer load(const std::filesystem::path& path);
 
     /// Trains a vocabulary on the words of a corpus: 256 bytes, merges, and the special token
@@ -79,11 +81,28 @@ class Tokenizer {
     /// One more than the largest id.
     uint32_t vocab_size() const;
 
-    /// The token that ends a document, <|endoftext|> or <|end_of_text|>, if the vocabulary has one.
+    /// The token that ends a document: the one that the files name, else <|endoftext|> or
+    /// <|end_of_text|>, if the vocabulary has one.
     std::optional<uint32_t> end_of_text() const;
 
-    /// How this vocabulary cuts text before merging.
-    Pattern pattern() const;
+    /// The token that begins a document, such as <|begin_of_text|>, if the files say that one does.
+    std::optional<uint32_t> begin_of_text() const;
+
+    /// The token from which a model sees a new document: begin_of_text(), else end_of_text(), which
+    /// ends the one before.
+    std::optional<uint32_t> document_boundary() const;
+
+    /// This tokenizer with other tokens for the beginning and the end of documents, named by their
+    /// text; empty: as it is, "none": no token at the beginning. Throws Error if it has no such
+    /// added token.
+    Tokenizer with_document_tokens(const std::string& begin, const std::string& end) const;
+
+    /// The tokens of a text that begins a document: begin_of_text(), if there is one, and the
+    /// text's. Never empty: end_of_text(), or token 0, stands for nothing.
+    std::vector<uint32_t> encode_beginning(std::string_view text) const;
+
+    /// How this vocabulary cuts text before merging (see Splitter).
+    const std::vector<std::string>& patterns() const;
 
     /// The vocabulary as Hugging Face's tokenizer.json, which gives the same ids there.
     std::string to_json() const;

@@ -66,7 +66,10 @@ StoredModel stored_model(const CheckpointContents& contents, Activity& activity)
             activity.pulse();
             parameters.read_weights(parameters.index_of(p.name), first, values);
         }};
-    if (contents.tokenizer) model.end_of_text = contents.tokenizer->end_of_text();
+    if (contents.tokenizer) {
+        model.end_of_text = contents.tokenizer->end_of_text();
+        model.begin_of_text = contents.tokenizer->begin_of_text();
+    }
     return model;
 }
 

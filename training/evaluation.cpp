@@ -82,7 +82,7 @@ ValidationResult evaluate(Stream& stream, Stage& model, const ValidationWindows&
         if (i >= batches) break;
         windows.fill(i * B, static_cast<int>(B), batch.tokens.data(), batch.targets.data(),
                      batch.doc_start.empty() ? nullptr : batch.doc_start.data(),
-                     tokenizer ? tokenizer->end_of_text() : std::nullopt);
+                     tokenizer ? tokenizer->document_boundary() : std::nullopt);
         batch.run(stream, model);
         sums[static_cast<size_t>(i)] = batch.total(stream, model);
         world.activity().pulse();
@@ -102,10 +102,7 @@ ValidationResult evaluate(Stream& stream, Stage& model, const ValidationWindows&
 
 namespace {
 
-std::vector<int32_t> encode(const Tokenizer& tokenizer, const std::string& text) {
-    const std::vector<uint32_t> ids = tokenizer.encode(text);
-    return {ids.begin(), ids.end()};
-}
+std::vector<int32_t> as_input(const std::vector<uint32_t>& ids) { return {ids.begin(), ids.end()}; }
 
 /// The label, 0 to 3, given as a number or (in older editions of the published file) as text; -1 if
 /// it is neither.
@@ -150,11 +147,9 @@ HellaSwag::HellaSwag(const std::filesystem::path& jsonl, const Tokenizer& tokeni
         Example& example = examples_.emplace_back();
         example.label = read_label(json["label"]);
         if (example.label < 0) throw bad("its \"label\" is not a number from 0 to 3");
-        example.context = encode(tokenizer, context.get<std::string>());
-        if (example.context.empty())
-            example.context.push_back(static_cast<int32_t>(tokenizer.end_of_text().value_or(0)));
+        example.context = as_input(tokenizer.encode_beginning(context.get<std::string>()));
         for (size_t i = 0; i < endings_per_example; ++i)
-            example.endings[i] = encode(tokenizer, " " + endings[i].get<std::string>());
+            example.endings[i] = as_input(tokenizer.encode(" " + endings[i].get<std::string>()));
     }
     if (examples_.empty())
         throw Error(jsonl.string(), " holds no HellaSwag example; check the path");

@@ -89,6 +89,7 @@ std::string import_model(const ImportOptions& options) {
     if (!options.tokenizer.empty()) {
         tokenizer = Tokenizer::load(options.tokenizer);
         model.end_of_text = tokenizer->end_of_text();
+        model.begin_of_text = tokenizer->begin_of_text();
     } else if (is_folder) {
         tokenizer = read_folder_tokenizer(source);
     }

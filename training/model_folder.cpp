@@ -48,9 +48,12 @@ std::vector<int64_t> shape_in_files(const Parameter& p, const StoredTensor& stor
 }
 
 Json config_json(const StoredModel& model, StoredType dtype) {
-    const Json end = model.end_of_text ? Json(*model.end_of_text) : Json(nullptr);
+    const auto or_null = [](std::optional<int64_t> id) { return id ? Json(*id) : Json(nullptr); };
+    // Without a token that begins documents, the one that ends the document before does.
+    const Json end = or_null(model.end_of_text),
+               begin = model.begin_of_text ? Json(*model.begin_of_text) : end;
     Json config = model.spec.family->config(model.spec);
-    config["bos_token_id"] = end;
+    config["bos_token_id"] = begin;
     config["eos_token_id"] = end;
     config["torch_dtype"] = names_of(dtype).torch;
     return config;
@@ -225,8 +228,9 @@ StoredModel open_model_folder(const fs::path& directory, const DecoderSpec& spec
         for (const StoredTypeNames& names : type_names)
             if (dtypes.contains(names.safetensors)) model.dtype = names.type;
     const Json config = read_json(directory / "config.json");
-    if (config.contains("eos_token_id") && config["eos_token_id"].is_number_unsigned())
-        model.end_of_text = config["eos_token_id"].get<int64_t>();
+    for (const auto& [key, id] : {std::pair("eos_token_id", &model.end_of_text),
+                                  std::pair("bos_token_id", &model.begin_of_text)})
+        if (config.contains(key) && config[key].is_number_unsigned()) *id = config[key].get<int64_t>();
     model.read = [tensors](const Parameter& p, int64_t first, std::span<float> values) {
         const Range wanted{first, std::ssize(values)};
         int64_t begin = 0;  // of the rows that a stored tensor holds, in elements
@@ -358,9 +362,12 @@ void write_tokenizer_config(const fs::path& path, const Tokenizer& tokenizer, in
     Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                    {"model_max_length", n_ctx},
                    {"clean_up_tokenization_spaces", false}};
-    if (const auto end = tokenizer.end_of_text())
-        for (const char* key : {"bos_token", "eos_token", "unk_token"})
-            config[key] = std::string(tokenizer.token_bytes(*end));
+    const auto set = [&](const char* key, std::optional<uint32_t> id) {
+        if (id) config[key] = std::string(tokenizer.token_bytes(*id));
+    };
+    set("bos_token", tokenizer.document_boundary());
+    set("eos_token", tokenizer.end_of_text());
+    set("unk_token", tokenizer.end_of_text());
     write_file(path, to_text(config, 2) + "\n");
 }
 

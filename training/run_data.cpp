@@ -34,7 +34,7 @@ RunData::RunData(const Config& config, const std::string& file) {
         throw Error("the tokenizer ", config.tokenizer.path, " has ", tokenizer_->vocab_size(),
                     " tokens, but model.vocab_size is ", spec_.vocab_size,
                     "; set model.vocab_size=0 to take the tokenizer's");
-    if (config.data.document_mask && !(tokenizer_ && tokenizer_->end_of_text()))
+    if (config.data.document_mask && !(tokenizer_ && tokenizer_->document_boundary()))
         throw Error(file, ": data.document_mask needs a tokenizer with an end-of-text token, ",
                     "which separates documents; set tokenizer.path to the one the data were made "
                     "with");

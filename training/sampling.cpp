@@ -57,15 +57,13 @@ std::string sample_text(Stream& stream, Generator& generator, const Tokenizer& t
                         const std::function<bool()>& stop) {
     const size_t n_ctx = static_cast<size_t>(generator.spec().n_ctx);
     std::vector<int32_t> context;
-    for (uint32_t id : tokenizer.encode(prompt)) {
+    for (uint32_t id : tokenizer.encode_beginning(prompt)) {
         if (id >= generator.spec().vocab_size)
             throw Error("the tokenizer gives the prompt the token ", id,
                         ", but the model's vocabulary has only ", generator.spec().vocab_size,
                         "; use the tokenizer that the model was trained with");
         context.push_back(static_cast<int32_t>(id));
     }
-    if (context.empty())
-        context.push_back(static_cast<int32_t>(tokenizer.end_of_text().value_or(0)));
 
     // A model may have more rows than its tokenizer has tokens, because its vocabulary is rounded
     // up; the extra rows stand for no text.

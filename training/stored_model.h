@@ -26,7 +26,8 @@ constexpr const char* name_of(StoredType type) {
 struct StoredModel {
     DecoderSpec spec;
     StoredType dtype = StoredType::fp32;
-    std::optional<int64_t> end_of_text;  // the token's id, where the files give it
+    // The tokens' ids, where the files give them.
+    std::optional<int64_t> end_of_text, begin_of_text = {};
 
     /// Sets values to the elements [first, first + n) of a parameter of registry_of(spec), in its
     /// layout; exact. A parameter that is transposed() must be read in one call.

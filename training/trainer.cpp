@@ -20,7 +20,7 @@ LoaderOptions loader_options(const Config& config, int64_t first_step, int rank,
             .micro_batches_per_step = static_cast<int>(config.micro_batches_per_step()),
             .rank = rank,
             .world = ranks,
-            .end_of_text = {}};
+            .document_boundary = {}};
 }
 
 Sharding sharding_of(const Config& config, int rank, int ranks) {

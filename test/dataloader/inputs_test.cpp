@@ -2,7 +2,7 @@
 #include <numeric>
 
 #include "dataloader/documents.h"
-#include "dataloader/utf8.h"
+#include "base/utf8.h"
 #include "test/dataloader/corpus.h"
 
 using namespace train_gpt;

@@ -32,9 +32,9 @@ std::vector<std::vector<int32_t>> naive_windows(const std::vector<std::vector<ui
 }
 
 /// doc_start by its definition: walk back from t to the nearest end of text.
-int32_t naive_doc_start(const int32_t* tokens, int t, uint32_t end_of_text) {
+int32_t naive_doc_start(const int32_t* tokens, int t, uint32_t document_boundary) {
     for (int i = t; i >= 0; --i)
-        if (tokens[i] == static_cast<int32_t>(end_of_text)) return i;
+        if (tokens[i] == static_cast<int32_t>(document_boundary)) return i;
     return 0;
 }
 
@@ -124,7 +124,7 @@ TEST_CASE("the loader gives what reading at the permuted places gives") {
     options.seed = test_rng()();
     options.first_step = random_int(0, 100000);
     options.micro_batches_per_step = 5;
-    options.end_of_text = 3;
+    options.document_boundary = 3;
     const auto windows = naive_windows(shards, options.T);
     const auto n = static_cast<int64_t>(windows.size());
     TrainLoader loader(
@@ -241,7 +241,7 @@ TEST_CASE("doc_start equals its definition, with and without an end of text") {
     LoaderOptions options;
     options.B = 4;
     options.T = static_cast<int>(random_int(1, 60));
-    options.end_of_text = 7;
+    options.document_boundary = 7;
     TrainLoader loader(tokens, options);
     for (int i = 0; i < 50; ++i) {
         const HostBatch& batch = loader.next();
@@ -250,7 +250,7 @@ TEST_CASE("doc_start equals its definition, with and without an end of text") {
                 REQUIRE(batch.doc_start[static_cast<size_t>(b * options.T + t)] ==
                         naive_doc_start(batch.tokens.data() + b * options.T, t, 7));
     }
-    options.end_of_text.reset();
+    options.document_boundary.reset();
     TrainLoader plain(tokens, options);
     const HostBatch& batch = plain.next();
     CHECK(std::all_of(batch.doc_start.begin(), batch.doc_start.end(),

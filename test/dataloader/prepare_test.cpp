@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <csignal>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -15,11 +16,14 @@
 #include "dataloader/manifest.h"
 #include "test/dataloader/shard_files.h"
 #include "test/text.h"
+#include "test/tokenizer/reference.h"
 #include "tokenizer/pretokenize.h"
+#include "tokenizer/splitter.h"
 #include "tokenizer/tokenizer.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;
+using nlohmann::json;
 
 namespace {
 
@@ -246,18 +250,94 @@ TEST_CASE("a vocabulary that puts a space before each text does so once a docume
            std::vector<std::string>{" " + text, ""}));
 }
 
+TEST_CASE("documents begin and end with the tokens that the tokenizer or the user names") {
+    const TemporaryDirectory folder;
+    json file = read_fixture("trained.json");
+    for (const auto& [text, id] : {std::pair("<s>", 700), std::pair("</s>", 701)})
+        file["added_tokens"].push_back({{"id", id}, {"content", text}, {"special", true}});
+    write(folder / "plain.json", file.dump());
+    const Tokenizer plain = Tokenizer::load(folder / "plain.json");
+
+    std::vector<std::string> documents;
+    std::string lines;
+    for (int i = 0; i < 20; ++i) {
+        // One of them goes out in pieces.
+        documents.push_back(random_text(i == 7 ? 2'500'000 : 200) + "z");
+        lines += documents.back() + "\n<|endoftext|>\n";
+    }
+    write(folder / "a.txt", lines);
+    PrepareOptions options = options_for({folder / "a.txt"}, folder / "out");
+    options.train_vocab = 0;
+    options.tokenizer = folder / "plain.json";
+    options.val_split = "";
+    options.val_fraction = 0;
+    options.shard_tokens = 10'000'000;
+    const auto prepared = [&](std::optional<uint32_t> begin, uint32_t end) {
+        prepare(options, nullptr);
+        const Tokenizer written = Tokenizer::load(folder / "out");
+        CHECK(written.begin_of_text() == begin);
+        CHECK(written.end_of_text() == end);
+        std::vector<uint32_t> expected;
+        for (const std::string& document : documents) {
+            if (begin) expected.push_back(*begin);
+            const auto tokens = plain.encode(document + "\n");
+            expected.insert(expected.end(), tokens.begin(), tokens.end());
+            expected.push_back(end);
+        }
+        CHECK((tokens_of(folder / "out/train_*.bin", 702) == expected));
+        // The special tokens stand for no bytes of text.
+        int64_t bytes = 0;
+        for (const PreparedShard& shard : read_data_manifest(folder / "out").shards)
+            bytes += shard.bytes;
+        CHECK(bytes == static_cast<int64_t>(lines.size() - 20 * std::strlen("<|endoftext|>\n")));
+        fs::remove_all(folder / "out");
+    };
+    prepared({}, 699);
+    options.begin_token = "<s>";
+    options.end_token = "</s>";
+    prepared(700, 701);
+    options.end_token = "";
+    prepared(700, 699);
+    // As the files say, unless the user says otherwise.
+    options.tokenizer = folder / "named.json";
+    plain.with_document_tokens("<s>", "</s>").save(folder / "named.json");
+    options.begin_token = "";
+    prepared(700, 701);
+    options.begin_token = "none";
+    prepared({}, 701);
+    options.begin_token = "<x>";
+    CHECK(contains(error_of([&] { prepare(options, nullptr); }), "<x>"));
+    options.tokenizer = "";
+    options.train_vocab = 300;
+    CHECK(contains(error_of([&] { prepare(options, nullptr); }), "--begin-token"));
+}
+
 TEST_CASE("no pattern has a piece across the places where a document is cut for encoding") {
-    for (const Pattern pattern : {Pattern::gpt2, Pattern::cl100k, Pattern::cl100k_first}) {
-        CAPTURE(pattern_name(pattern));
+    std::vector<std::vector<std::string>> all_patterns;
+    for (const Pattern pattern : {Pattern::gpt2, Pattern::cl100k, Pattern::cl100k_first})
+        all_patterns.push_back({regex_of(pattern)});
+    const json fixture = read_fixture("published.json");
+    for (const auto& [name, parts] : fixture.at("tokenizers").items()) {
+        const TemporaryDirectory folder;
+        json file = read_fixture("trained.json");
+        file["pre_tokenizer"] = parts.at("pre_tokenizer");
+        write(folder / "tokenizer.json", file.dump());
+        std::vector<std::string> patterns = Tokenizer::load(folder.path()).patterns();
+        if (std::ranges::all_of(patterns, respects_encodable_cuts))
+            all_patterns.push_back(std::move(patterns));
+    }
+    CHECK(all_patterns.size() == 3 + 7);
+    for (const std::vector<std::string>& patterns : all_patterns) {
+        CAPTURE(patterns);
+        const Splitter splitter(patterns);
+        Splitter::Scratch scratch;
         for (int round = 0; round < 20; ++round) {
             const std::string text = random_text(4000);
             const auto cut = [&](std::string_view all) {
                 std::vector<std::string> pieces;
-                while (!all.empty()) {
-                    const size_t length = first_piece(pattern, all);
-                    pieces.emplace_back(all.substr(0, length));
-                    all.remove_prefix(length);
-                }
+                splitter.split(all, scratch, [&](size_t at, size_t length) {
+                    pieces.emplace_back(all.substr(at, length));
+                });
                 return pieces;
             };
             std::vector<std::string> parts;

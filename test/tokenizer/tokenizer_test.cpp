@@ -68,7 +68,7 @@ TEST_CASE("a tokenizer.json written by Hugging Face encodes as it does there") {
 TEST_CASE("a rank file encodes as tiktoken does, and so does the tokenizer.json made from it") {
     const Tokenizer tokenizer = Tokenizer::load(fixture_path("cl100k_odd.tiktoken"));
     const auto vectors = read_fixture("odd_ids.json");
-    CHECK(tokenizer.pattern() == Pattern::cl100k);
+    CHECK(tokenizer.patterns() == std::vector{regex_of(Pattern::cl100k)});
     CHECK(tokenizer.end_of_text() == 700u);
     check_ids(tokenizer, vectors.at("strings"), vectors.at("ids"));
     const TemporaryDirectory out;
@@ -98,7 +98,7 @@ TEST_CASE("a saved tokenizer is the same when loaded") {
         const TemporaryDirectory out;
         tokenizer.save(out / "tokenizer.json");
         const Tokenizer loaded = Tokenizer::load(out / "tokenizer.json");
-        CHECK(loaded.pattern() == pattern);
+        CHECK(loaded.patterns() == std::vector{regex_of(pattern)});
         CHECK(loaded.vocab_size() == tokenizer.vocab_size());
         CHECK(loaded.end_of_text() == tokenizer.end_of_text());
         CHECK(loaded.to_json() == tokenizer.to_json());

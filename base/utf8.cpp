@@ -1,4 +1,4 @@
-#include "dataloader/utf8.h"
+#include "base/utf8.h"
 
 #include <algorithm>
 #include <cstring>
