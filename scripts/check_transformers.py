@@ -27,10 +27,13 @@ from pathlib import Path
 if sys.argv[1:] == ["--help"]:
     sys.exit(print(__doc__))
 
+import tokenizers
 import torch
 import transformers
 from transformers import (AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaForCausalLM,
                           MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+
+from tokenizer_patterns import PARTS
 
 SENTENCE = "In the beginning God created the heaven and the earth."
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -163,6 +166,39 @@ class Interchange:
         model.save_pretrained(theirs)
         self.run("import", theirs, "--out", ours, "--tokenizer", ranks)
         return self.same_ids(AutoTokenizer.from_pretrained(ours), data)
+
+    def check_published_tokenizers(self):
+        """Every way to cut text that tokenizer_patterns.py knows, on random documents between <s> and </s>."""
+        fixtures, count = Path(__file__).parent.parent / "test/fixtures/tokenizer", 0
+        strings = json.loads((fixtures / "published.json").read_text(encoding="utf-8"))["strings"]
+        pick = lambda n: torch.randint(n, ()).item()
+        documents = []
+        for _ in range(200):
+            parts = [strings[pick(len(strings))] for _ in range(pick(6) + 1)]
+            documents.append("".join(part[pick(len(part) + 1):] for part in parts).replace("<|endoftext|>", "") + ".")
+        lines = self.new("documents").with_suffix(".jsonl")
+        lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents), encoding="utf-8")
+        for name, (pre_tokenizer, normalizer) in PARTS.items():
+            file = json.loads((fixtures / "trained.json").read_text(encoding="utf-8"))
+            file |= {"pre_tokenizer": pre_tokenizer, "normalizer": normalizer}
+            for token in ("<s>", "</s>"):
+                file["added_tokens"].append(file["added_tokens"][0] | {"id": 700 + len(token) % 3, "content": token})
+            source, data = self.new("tokenizer").with_suffix(".json"), self.new("data")
+            source.write_text(json.dumps(file), encoding="utf-8")
+            self.run("tokenize", lines, "--tokenizer", source, "--val-fraction", 0, "--begin-token", "<s>",
+                     "--end-token", "</s>", "--out", data)
+            raw = (data / "train_000000.bin").read_bytes()[1024:]
+            ours = struct.unpack(f"<{len(raw) // 2}H", raw)
+            for tokenizer in (tokenizers.Tokenizer.from_str(json.dumps(file)),
+                              tokenizers.Tokenizer.from_file(str(data / "tokenizer.json"))):
+                begin, end = (tokenizer.token_to_id(token) for token in ("<s>", "</s>"))
+                theirs = []
+                for text in documents:
+                    theirs += [begin, *tokenizer.encode(text, add_special_tokens=False).ids, end]
+                assert theirs == [*ours], name
+            assert tokenizer.encode("x").ids[0] == begin, "the tokenizer that was written does not begin with <s>"
+            count += len(ours)
+        return f"{count} ids are equal"
 
     @staticmethod
     def same_ids(tokenizer, data):

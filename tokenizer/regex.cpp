@@ -20,6 +20,8 @@ bool is_alphanumeric(char c) {
 // Unicode's white space and Oniguruma's word characters, to be used in a set.
 constexpr const char* space_set = R"(\x09-\x0d\x{85}\p{Z})";
 constexpr const char* word_set = R"(\p{L}\p{M}\p{Nd}\p{Pc})";
+// Where Oniguruma looks for the boundaries of words, the numbers of Latin-1 count as well.
+constexpr const char* boundary_set = R"(\p{L}\p{M}\p{Nd}\p{Pc}\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
 constexpr const char* hexadecimal_set = "0-9A-Fa-f";
 
 /// Rewrites a pattern for PCRE2.
@@ -179,7 +181,14 @@ class Translator {
         if (c == 'w' || c == 'W') return write(set(word_set, c == 'W'), 2);
         if (c == 'h' || c == 'H') return write(set(hexadecimal_set, c == 'H'), 2);
         if (c == 'v') return write("\\x0b", 2);
-        if (is_alphanumeric(c) && std::string_view("dDntrfaebBAzZKRXk0123456789").find(c) == none)
+        if (c == 'b' || c == 'B') {
+            const std::string word = set(boundary_set, false);
+            const char *at_start = c == 'b' ? "!" : "=", *at_end = c == 'b' ? "=" : "!";
+            return write(concat("(?:(?<=", word, ")(?", at_start, word, ")|(?<!", word, ")(?", at_end,
+                                word, "))"),
+                         2);
+        }
+        if (is_alphanumeric(c) && std::string_view("dDntrfaeAzZKRXk0123456789").find(c) == none)
             throw refuse(concat("it uses \\", c));
         copy(2);
         while (at_ < in_.size() && (in_[at_] & 0xC0) == 0x80) copy(1);

@@ -9,7 +9,7 @@
 namespace train_gpt {
 
 /// A pattern in the syntax of Oniguruma for Ruby, the engine of Hugging Face's tokenizers. It is
-/// rewritten for PCRE2 where the two differ: \s (without U+180E), \w, \h, \v, (?m), the repetitions
+/// rewritten for PCRE2 where the two differ: \s (without U+180E), \w and \b (marks are part of words), \h, \v, (?m), the repetitions
 /// X{n,m}+ (of X{n,m}), X{n}? (X{n} or nothing) and X{,m}, and $ and ^ at every line. Sets within
 /// sets, && and [:names:] in sets, absent groups, the options besides i and m, and \G are refused.
 /// With (?i), a letter does not match several that it folds to (ß and ss). Immutable: any number of

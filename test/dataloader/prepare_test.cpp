@@ -250,6 +250,38 @@ TEST_CASE("a vocabulary that puts a space before each text does so once a docume
            std::vector<std::string>{" " + text, ""}));
 }
 
+TEST_CASE("a document is not cut if its tokenizer's pattern is unknown") {
+    const TemporaryDirectory folder;
+    json file = read_fixture("trained.json");
+    // A word and the space after it are one piece, so that text must not be cut between them.
+    file["pre_tokenizer"] = {
+        {"type", "Sequence"},
+        {"pretokenizers",
+         {{{"type", "Split"}, {"pattern", {{"Regex", R"(\w+\s+)"}}}, {"behavior", "Isolated"}},
+          {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}};
+    // A merge across a space shows where text was cut.
+    const uint32_t joined = 700;
+    file["model"]["vocab"]["e\u0120"] = joined;
+    file["model"]["merges"].push_back({"e", "\u0120"});
+    write(folder / "tokenizer.json", file.dump());
+    const Tokenizer tokenizer = Tokenizer::load(folder.path());
+    std::string text = "e ";
+    while (text.size() < 2'500'000) text += "e ";
+    text += "e e ";
+    REQUIRE(tokenizer.encode("e e ").size() == 2);
+    write(folder / "a.txt", text);
+    PrepareOptions options = options_for({folder / "a.txt"}, folder / "out");
+    options.train_vocab = 0;
+    options.tokenizer = folder / "tokenizer.json";
+    options.val_split = "";
+    options.val_fraction = 0;
+    options.shard_tokens = 10'000'000;
+    prepare(options, nullptr);
+    std::vector<uint32_t> expected = tokenizer.encode(text);
+    expected.push_back(*tokenizer.end_of_text());
+    CHECK((tokens_of(folder / "out/train_*.bin", tokenizer.vocab_size()) == expected));
+}
+
 TEST_CASE("documents begin and end with the tokens that the tokenizer or the user names") {
     const TemporaryDirectory folder;
     json file = read_fixture("trained.json");

@@ -118,6 +118,10 @@ TEST_CASE("patterns mean what they mean to Oniguruma") {
     CHECK(pieces_of(R"([^\S\n]+)", "a \t\nb") == Pieces{"a", " \t", "\nb"});
     CHECK(pieces_of(R"([\s\S])", "a\u180E\n") == Pieces{"a", "\u180E", "\n"});
     CHECK(pieces_of(R"(\w+)", "a_\u0301\u203F!\u00BD") == Pieces{"a_\u0301\u203F", "!\u00BD"});
+    CHECK(pieces_of(R"(\b'\b)", "a\u0301'\u0301'! 'b") ==
+          Pieces{"a\u0301", "'", "\u0301'! 'b"});
+    CHECK(pieces_of(R"(\b')", "\u00b2' \u2460'") == Pieces{"\u00b2", "'", " \u2460'"});
+    CHECK(pieces_of(R"(\B.)", "ab! '") == Pieces{"a", "b", "!", " ", "'"});
     CHECK(pieces_of(R"(\d)", "1\u0663\u00BD") == Pieces{"1", "\u0663", "\u00BD"});
     CHECK(pieces_of(R"(\h+)", "xyzFace 12") == Pieces{"xyz", "Face", " ", "12"});
     CHECK(pieces_of(R"(\v)", "a\v\n") == Pieces{"a", "\v", "\n"});
