@@ -132,9 +132,9 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
         progress.say(concat("note: there will be no profile, which takes ", profile.steps_needed(),
                             " steps; ", left, " are left"));
     if (first_rank && left > 0)
-        record_start(
-            folder, {given, decided.kept, choices, resumed.has_value(), attention.engines()},
-            progress);
+        record_start(folder,
+                     {given, decided.kept, choices, resumed.has_value(), attention.engines()},
+                     progress);
 
     // Steps: their batches, the verification of the data, and the reports before and during them
     ShardWatch watch(folder, data.shards(), first_step, world);

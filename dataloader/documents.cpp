@@ -9,9 +9,9 @@
 #include <xxhash.h>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "dataloader/json_array.h"
 #include "dataloader/jsonl.h"
-#include "base/utf8.h"
 #include "tokenizer/pretokenize.h"
 
 namespace train_gpt {

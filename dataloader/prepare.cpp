@@ -333,9 +333,10 @@ Tokenizer Preparation::train_tokenizer() {
             auto finder = std::make_shared<DocumentFinder>(this->finder());
             return [mine, finder](const Batch& batch) {
                 Outcome outcome;
-                finder->find(batch, outcome, [mine](Split split, std::string_view text, bool, bool) {
-                    if (split == Split::train) mine->add(text);
-                });
+                finder->find(batch, outcome,
+                             [mine](Split split, std::string_view text, bool, bool) {
+                                 if (split == Split::train) mine->add(text);
+                             });
                 return outcome;
             };
         },
@@ -383,8 +384,9 @@ DataManifest Preparation::encode(const Tokenizer& tokenizer, Workplace& workplac
     else if (options_.train_vocab == 0 && tokenizer.end_of_text())
         report_.say("documents end with ", name(tokenizer.end_of_text()));
     else if (!tokenizer.end_of_text())
-        report_.say("the tokenizer has no end-of-text token, so nothing marks where documents end; "
-                    "name one of its special tokens with --end-token");
+        report_.say(
+            "the tokenizer has no end-of-text token, so nothing marks where documents end; "
+            "name one of its special tokens with --end-token");
 
     std::array<SplitWriter, 2> writers{
         SplitWriter(staging, Split::train, tokenizer, options_.shard_tokens, state.shards[0]),

@@ -10,15 +10,15 @@ namespace train_gpt {
 
 struct PrepareOptions {
     std::vector<std::string>
-        texts;                   // files, folders, patterns, "-" (see find_sources), in this order
-    std::string field;           // of JSON Lines that holds the text; empty: "text"
-    uint32_t train_vocab = 0;    // train a tokenizer with this many tokens; or
-    std::string tokenizer;       // use this one (anything that Tokenizer::load reads)
+        texts;                 // files, folders, patterns, "-" (see find_sources), in this order
+    std::string field;         // of JSON Lines that holds the text; empty: "text"
+    uint32_t train_vocab = 0;  // train a tokenizer with this many tokens; or
+    std::string tokenizer;     // use this one (anything that Tokenizer::load reads)
     // Its special tokens around documents (see Tokenizer::with_document_tokens); empty: as it says.
     std::string begin_token, end_token;
-    std::string out;             // folder; created if missing
-    double val_fraction = 0.05;  // 0 to 0.5, or 1
-    std::string val_split;       // "documents", "tail", or empty: see prepare()
+    std::string out;                     // folder; created if missing
+    double val_fraction = 0.05;          // 0 to 0.5, or 1
+    std::string val_split;               // "documents", "tail", or empty: see prepare()
     int64_t shard_tokens = 100'000'000;  // tokens per shard
     // Leave out, and count, files that are not text, lines that are not valid records, and the rest
     // of compressed files and arrays after damage.

@@ -39,7 +39,8 @@ void set_kernel_choices([[maybe_unused]] Stream& stream,
 #ifdef TRAIN_GPT_CUDA
     if (!stream.queue) return;
     if (!choices.empty() && !choices.ends_with('\n'))
-        throw Error("The choices of kernels end in the middle of a line; remove them to choose again.");
+        throw Error(
+            "The choices of kernels end in the middle of a line; remove them to choose again.");
     std::string attention, products;
     std::istringstream lines(choices);
     for (std::string line; std::getline(lines, line);)

@@ -118,7 +118,9 @@ void serve() {
             tokenizer->save(out);
             const auto pattern = known_pattern(tokenizer->patterns().front());
             if (!pattern || tokenizer->patterns().size() > 1)
-                throw Error(path, " does not cut text by one of the patterns in scripts/tokenizer_patterns.py");
+                throw Error(
+                    path,
+                    " does not cut text by one of the patterns in scripts/tokenizer_patterns.py");
             std::cout << pattern_name(*pattern) << std::endl;
         } else if (command == "encode" && tokenizer) {
             words >> threads >> out;

@@ -107,14 +107,13 @@ TEST_CASE("what failed, where and why is repeated at the end") {
     const std::vector<std::string> lines = lines_of(run.output);
     REQUIRE(lines.size() > 1);
     const std::string& failure = lines[lines.size() - 2];
-    CHECK(std::regex_match(failure,
-                           std::regex("failed: " + name + ": .*\\.(h|cpp):[0-9]+: .* " +
-                                      "\\(TEST_SEED=[0-9]+\\)")));
+    CHECK(std::regex_match(failure, std::regex("failed: " + name + ": .*\\.(h|cpp):[0-9]+: .* " +
+                                               "\\(TEST_SEED=[0-9]+\\)")));
 
-    const ProgramResult both =
-        run_tests("echo 'failed: one: x.cpp:7: 1 == 2 (TEST_SEED=3)'; echo noise;"
-                  "echo 1 passed, 1 failed; exit 1",
-                  {"[x]"}, {{"GPUSIM", "/"}});
+    const ProgramResult both = run_tests(
+        "echo 'failed: one: x.cpp:7: 1 == 2 (TEST_SEED=3)'; echo noise;"
+        "echo 1 passed, 1 failed; exit 1",
+        {"[x]"}, {{"GPUSIM", "/"}});
     const std::vector<std::string> end = lines_of(both.output);
     REQUIRE(end.size() > 3);
     for (size_t i = end.size() - 3; i + 1 < end.size(); ++i)

@@ -210,8 +210,8 @@ std::string read_split(const JsonReader& reader, const json& step, const std::st
     const std::string behavior = reader.get<std::string>(step, "behavior", "");
     const bool only_matches = behavior == "Removed" && reader.get(step, "invert", false);
     if (behavior != "Isolated" && !(only_matches && matches_everything(regex)))
-        throw reader.fail(concat("has a Split of behavior \"", behavior, "\" by the pattern ", regex,
-                                 ", which is not supported"));
+        throw reader.fail(concat("has a Split of behavior \"", behavior, "\" by the pattern ",
+                                 regex, ", which is not supported"));
     return regex;
 }
 
@@ -244,7 +244,8 @@ void read_pre_tokenizer(const JsonReader& reader, TokenizerDefinition& definitio
     if (!byte_level)
         throw reader.fail("has a pre_tokenizer without ByteLevel, which is not supported");
 
-    if (reader.get(*byte_level, "use_regex", true)) definition.patterns.push_back(regex_of(Pattern::gpt2));
+    if (reader.get(*byte_level, "use_regex", true))
+        definition.patterns.push_back(regex_of(Pattern::gpt2));
     definition.add_prefix_space = reader.get(*byte_level, "add_prefix_space", true);
     if (definition.patterns.empty())
         throw reader.fail("has a pre_tokenizer without a pattern, which is not supported");
@@ -475,7 +476,8 @@ std::string write_tokenizer_json(const TokenizerDefinition& definition) {
 
     // ByteLevel's own pattern is GPT-2's.
     const bool own_pattern = known_pattern(definition.patterns.back()) == Pattern::gpt2;
-    const std::span splits = std::span(definition.patterns).first(definition.patterns.size() - own_pattern);
+    const std::span splits =
+        std::span(definition.patterns).first(definition.patterns.size() - own_pattern);
     json pre_tokenizer = {{"type", "ByteLevel"},
                           {"add_prefix_space", definition.add_prefix_space},
                           {"trim_offsets", true},

@@ -41,9 +41,9 @@ bool is_ascii(char c) { return (c & 0x80) == 0; }
 
 std::string_view nfc(std::string_view text, std::string& storage) {
     const auto next_not_ascii = [&](size_t at) {
-        return static_cast<size_t>(std::find_if_not(text.begin() + static_cast<std::ptrdiff_t>(at),
-                                                    text.end(), is_ascii) -
-                                   text.begin());
+        return static_cast<size_t>(
+            std::find_if_not(text.begin() + static_cast<std::ptrdiff_t>(at), text.end(), is_ascii) -
+            text.begin());
     };
     size_t at = next_not_ascii(0);
     if (at == text.size()) return text;

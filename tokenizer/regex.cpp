@@ -63,12 +63,8 @@ class Translator {
   private:
     static constexpr size_t none = std::string::npos;
 
-    static Error refuse(const std::string& what) {
-        return Error(what, ", which is not supported");
-    }
-    char next(size_t ahead = 0) const {
-        return at_ + ahead < in_.size() ? in_[at_ + ahead] : '\0';
-    }
+    static Error refuse(const std::string& what) { return Error(what, ", which is not supported"); }
+    char next(size_t ahead = 0) const { return at_ + ahead < in_.size() ? in_[at_ + ahead] : '\0'; }
     void copy(size_t n) {
         out_ += in_.substr(at_, n);
         at_ += n;
@@ -184,8 +180,8 @@ class Translator {
         if (c == 'b' || c == 'B') {
             const std::string word = set(boundary_set, false);
             const char *at_start = c == 'b' ? "!" : "=", *at_end = c == 'b' ? "=" : "!";
-            return write(concat("(?:(?<=", word, ")(?", at_start, word, ")|(?<!", word, ")(?", at_end,
-                                word, "))"),
+            return write(concat("(?:(?<=", word, ")(?", at_start, word, ")|(?<!", word, ")(?",
+                                at_end, word, "))"),
                          2);
         }
         if (is_alphanumeric(c) && std::string_view("dDntrfaeAzZKRXk0123456789").find(c) == none)
@@ -268,8 +264,9 @@ Regex::Regex(std::string_view pattern) : pattern_(pattern) {
                       PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error,
                       &where, context.get());
     if (!code) throw Error("PCRE2 says: ", message_of(error));
-    code_ = std::shared_ptr<const void>(
-        code, [](const void* p) { pcre2_code_free(static_cast<pcre2_code*>(const_cast<void*>(p))); });
+    code_ = std::shared_ptr<const void>(code, [](const void* p) {
+        pcre2_code_free(static_cast<pcre2_code*>(const_cast<void*>(p)));
+    });
     pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // where it cannot, matching is slower
 }
 

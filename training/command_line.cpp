@@ -119,13 +119,15 @@ void add_tokenize_command(CLI::App& app, CommandLine& line) {
             "vocab.json and merges.txt")
         ->type_name("PATH")
         ->excludes(vocab);
-    tokenize->add_option("--begin-token", line.prepare.begin_token,
-                         "Special token before each document, or none. Default: as the "
-                         "vocabulary's files say")
+    tokenize
+        ->add_option("--begin-token", line.prepare.begin_token,
+                     "Special token before each document, or none. Default: as the "
+                     "vocabulary's files say")
         ->type_name("TEXT");
-    tokenize->add_option("--end-token", line.prepare.end_token,
-                         "Special token after each document. Default: as the vocabulary's files "
-                         "say, else <|endoftext|> or <|end_of_text|>")
+    tokenize
+        ->add_option("--end-token", line.prepare.end_token,
+                     "Special token after each document. Default: as the vocabulary's files "
+                     "say, else <|endoftext|> or <|end_of_text|>")
         ->type_name("TEXT");
     tokenize
         ->add_option("--out", line.prepare.out,

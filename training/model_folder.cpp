@@ -230,7 +230,8 @@ StoredModel open_model_folder(const fs::path& directory, const DecoderSpec& spec
     const Json config = read_json(directory / "config.json");
     for (const auto& [key, id] : {std::pair("eos_token_id", &model.end_of_text),
                                   std::pair("bos_token_id", &model.begin_of_text)})
-        if (config.contains(key) && config[key].is_number_unsigned()) *id = config[key].get<int64_t>();
+        if (config.contains(key) && config[key].is_number_unsigned())
+            *id = config[key].get<int64_t>();
     model.read = [tensors](const Parameter& p, int64_t first, std::span<float> values) {
         const Range wanted{first, std::ssize(values)};
         int64_t begin = 0;  // of the rows that a stored tensor holds, in elements

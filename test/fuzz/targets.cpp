@@ -99,10 +99,12 @@ void use(const TokenizerDefinition& definition, Bytes text_bytes) {
     const std::string_view text(reinterpret_cast<const char*>(text_bytes.data()),
                                 std::min<size_t>(text_bytes.size(), 4096));
     const std::string back = tokenizer.decode(tokenizer.encode(text));
-    promise(back == text || (definition.nfc && tokenizer.decode(tokenizer.encode(back)) == back) || (prefix && without_spaces(back) == without_spaces(text)),
+    promise(back == text || (definition.nfc && tokenizer.decode(tokenizer.encode(back)) == back) ||
+                (prefix && without_spaces(back) == without_spaces(text)),
             "a text is not what its tokens decode to");
-    promise(tokenizer.decode(tokenizer.encode_with_special(text)) == back || prefix || definition.nfc,
-            "special tokens change a text");
+    promise(
+        tokenizer.decode(tokenizer.encode_with_special(text)) == back || prefix || definition.nfc,
+        "special tokens change a text");
 }
 
 bool fuzz_tokenizer_json(Bytes bytes) {

@@ -90,8 +90,8 @@ TEST_CASE("published ways to cut text give the ids of Hugging Face's tokenizers"
             encoder.encode(text, ids);
             CHECK(ids == expected);
             std::string normal;
-            const bool is_nfc = load_json(with_parts(parts)).encode("e\u0301") ==
-                                tokenizer.encode("\u00e9");
+            const bool is_nfc =
+                load_json(with_parts(parts)).encode("e\u0301") == tokenizer.encode("\u00e9");
             CHECK(tokenizer.decode(ids) == (is_nfc ? std::string(nfc(text, normal)) : text));
         }
     }
@@ -118,8 +118,7 @@ TEST_CASE("patterns mean what they mean to Oniguruma") {
     CHECK(pieces_of(R"([^\S\n]+)", "a \t\nb") == Pieces{"a", " \t", "\nb"});
     CHECK(pieces_of(R"([\s\S])", "a\u180E\n") == Pieces{"a", "\u180E", "\n"});
     CHECK(pieces_of(R"(\w+)", "a_\u0301\u203F!\u00BD") == Pieces{"a_\u0301\u203F", "!\u00BD"});
-    CHECK(pieces_of(R"(\b'\b)", "a\u0301'\u0301'! 'b") ==
-          Pieces{"a\u0301", "'", "\u0301'! 'b"});
+    CHECK(pieces_of(R"(\b'\b)", "a\u0301'\u0301'! 'b") == Pieces{"a\u0301", "'", "\u0301'! 'b"});
     CHECK(pieces_of(R"(\b')", "\u00b2' \u2460'") == Pieces{"\u00b2", "'", " \u2460'"});
     CHECK(pieces_of(R"(\B.)", "ab! '") == Pieces{"a", "b", "!", " ", "'"});
     CHECK(pieces_of(R"(\d)", "1\u0663\u00BD") == Pieces{"1", "\u0663", "\u00BD"});
@@ -140,8 +139,7 @@ TEST_CASE("patterns mean what they mean to Oniguruma") {
     CHECK(pieces_of("(?m:.+)|b", "a\nb") == Pieces{"a\nb"});
     CHECK(pieces_of(".+", "a\n\rb") == Pieces{"a", "\n", "\rb"});
     // Letter case; a match sees what lies before it.
-    CHECK(pieces_of("(?i)'S|'(?-i:t)", "'s'T't'\u017F") ==
-          Pieces{"'s", "'T", "'t", "'\u017F"});
+    CHECK(pieces_of("(?i)'S|'(?-i:t)", "'s'T't'\u017F") == Pieces{"'s", "'T", "'t", "'\u017F"});
     CHECK(pieces_of("(?<=a)b", "bab") == Pieces{"ba", "b"});
     CHECK(pieces_of("(?#a comment)c", "abc") == Pieces{"ab", "c"});
     // Empty matches cut; a second pattern sees each piece alone.
@@ -153,7 +151,8 @@ TEST_CASE("patterns mean what they mean to Oniguruma") {
 }
 
 TEST_CASE("a byte that is not UTF-8 is a character, and pieces keep the bytes") {
-    CHECK(pieces_of(R"(\p{So}+)", "a\xFF\xFE\uFFFD\xC3z") == Pieces{"a", "\xFF\xFE\uFFFD\xC3", "z"});
+    CHECK(pieces_of(R"(\p{So}+)", "a\xFF\xFE\uFFFD\xC3z") ==
+          Pieces{"a", "\xFF\xFE\uFFFD\xC3", "z"});
     for (int round = 0; round < 200; ++round) {
         const std::string text = random_bytes(static_cast<size_t>(random_int(0, 200)));
         std::string joined;
@@ -231,17 +230,14 @@ TEST_CASE("a Split that drops text is refused, and so are normalizers besides NF
     CHECK(contains(error_of_json(file), "Lowercase"));
     file["normalizer"] = {{"type", "NFC"}};
     CHECK(error_of_json(file).empty());
-    file["added_tokens"].push_back({{"id", 700},
-                                    {"content", "e\u0301"},
-                                    {"normalized", true},
-                                    {"special", false}});
+    file["added_tokens"].push_back(
+        {{"id", 700}, {"content", "e\u0301"}, {"normalized", true}, {"special", false}});
     CHECK(contains(error_of_json(file), "normalizer"));
 }
 
 TEST_CASE("normalisation form C composes, orders marks, and keeps what is not UTF-8") {
     std::string storage;
-    for (const auto& [text, expected] :
-         std::initializer_list<std::pair<std::string, std::string>>{
+    for (const auto& [text, expected] : std::initializer_list<std::pair<std::string, std::string>>{
              {"plain ASCII\n", "plain ASCII\n"},
              {"e\u0301", "\u00e9"},
              {"xe\u0301y\u0308z", "x\u00e9\u00ffz"},

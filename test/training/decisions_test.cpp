@@ -34,7 +34,7 @@ class Poisoned {
             "batch.micro_batch=2",
             "batch.tokens_per_step=128",
             "batch.sequence_length=32",
-                                     "schedule.steps=1",
+            "schedule.steps=1",
             random_int(0, 1) ? "data.document_mask=true" : "data.document_mask=false"};
         all.insert(all.end(), settings.begin(), settings.end());
         config_ = parse_config("{}", "test", all);
