@@ -13,7 +13,7 @@
 #include "device/device.h"
 #include "device/memory.h"
 #include "kernels/attention/engine.h"
-#include "parallel/communicator.h"
+#include "parallel/mesh.h"
 #include "parallel/together.h"
 #include "parallel/world.h"
 #include "training/command_line.h"
@@ -82,10 +82,9 @@ void train_steps(Run& run) {
     run.settle(true);
 }
 
-/// Trains as one of the world's ranks, which communicate through `group`. `given` is the
-/// configuration as the run's folder keeps it.
-int train(const CommandLine& line, const Config& given, const Device& device, const World& world,
-          Communicator& group) {
+/// Trains as one of the mesh's ranks. `given` is the configuration as the run's folder keeps it.
+int train(const CommandLine& line, const Config& given, const Device& device, const Mesh& mesh) {
+    const World& world = mesh.world();
     const bool first_rank = world.rank() == 0;
     const int ranks = world.size();
     // mpirun gives its ranks a terminal even when its own output goes to a file.
@@ -105,7 +104,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     }
 
     // Memory: all of it is allocated here
-    const Decisions decided = decide(given, data.spec(), device, world, group);
+    const Decisions decided = decide(given, data.spec(), device, mesh);
     Config config = given;
     config.batch.micro_batch = decided.micro_batch;
     const double peak_flops = measure_peak_flops(device, decided.dtype, kernel_settings(given));
@@ -114,11 +113,11 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     const Arena plan =
         plan_memory(config, data.spec(), decided.dtype, decided.recompute, device, ranks);
     Arena arena = allocate(plan, config, data.spec(), decided.dtype, ranks);
-    Trainer trainer(config, data.spec(), decided.dtype, decided.recompute, arena,
-                    sharding_of(config, world.rank(), ranks));
+    Trainer trainer(config, data.spec(), decided.dtype, decided.recompute, arena, mesh.layout(),
+                    mesh.rank());
     const Choices choices = choose_kernels(trainer, decided, world);
     const AttentionUse attention = attention_use(trainer.stream);
-    trainer.parameters.connect(group, &trainer.clock);
+    trainer.parameters.connect(mesh, &trainer.clock);
 
     // Weights: the newest checkpoint's, with its optimizer state, or the initial ones of a new run
     const RunFolder folder(given.run_dir, world);
@@ -138,7 +137,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
 
     // Steps: their batches, the verification of the data, and the reports before and during them
     ShardWatch watch(folder, data.shards(), first_step, world);
-    LoaderOptions loading = loader_options(config, first_step, world.rank(), ranks);
+    LoaderOptions loading = loader_options(config, first_step, mesh.layout(), mesh.rank());
     if (data.tokenizer()) loading.document_boundary = data.tokenizer()->document_boundary();
     TrainLoader loader(data.sources(), loading, [&](size_t) { return trainer.loader_memory; });
     StepSize size = size_of_step(config, data.spec(), ranks);
@@ -159,7 +158,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                  .memory = plan.total_bytes(),
                  .attention = attention.engines()},
                 loader, progress, metrics);
-    Run run({given, data, choices, trainer, loader, watch, profile, log, metrics, progress, world},
+    Run run({given, data, choices, trainer, loader, watch, profile, log, metrics, progress, mesh},
             resumed, line.stop_at);
     run.evaluate_at_start();
     try {
@@ -186,9 +185,10 @@ int train(const CommandLine& line) {
         return run_watched(world,
                            {.device = config.device,
                             .timeout_seconds = config.parallel.timeout_seconds,
-                            .collectives = {.max_ctas = config.parallel.nccl_max_ctas}},
-                           [&](const Device& device, Communicator& group) {
-                               return train(line, config, device, world, group);
+                            .collectives = {.max_ctas = config.parallel.nccl_max_ctas},
+                            .mesh = mesh_sizes(config)},
+                           [&](const Device& device, const Mesh& mesh) {
+                               return train(line, config, device, mesh);
                            });
     });
 }

@@ -2,9 +2,9 @@
 
 namespace train_gpt {
 
-Exchange::Exchange(const Device& device, Communicator& communicator, int slots, StepClock* clock)
-    : communicator_(communicator),
-      stream_(device, communicator.size() == 1, Stream::Priority::high),
+Exchange::Exchange(const Device& device, bool has_others, int slots, StepClock* clock)
+    : has_others_(has_others),
+      stream_(device, !has_others, Stream::Priority::high),
       clock_(clock),
       done_(static_cast<size_t>(slots)),
       waited_for_(static_cast<size_t>(slots), true) {

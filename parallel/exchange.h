@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "device/device.h"
-#include "parallel/communicator.h"
 #include "parallel/step_clock.h"
 
 namespace train_gpt {
@@ -13,9 +12,8 @@ namespace train_gpt {
 class Exchange {
   public:
     /// `slots`: the number of pieces of work that can be waited for separately.
-    Exchange(const Device& device, Communicator& communicator, int slots, StepClock* clock);
-
-    Communicator& communicator() const { return communicator_; }
+    /// has_others: whether the collectives wait for other ranks.
+    Exchange(const Device& device, bool has_others, int slots, StepClock* clock);
 
     /// Submits work to the exchange's stream, after everything that `stream` has so far and
     /// everything submitted before.
@@ -23,10 +21,10 @@ class Exchange {
     /// Makes later work of `stream` wait for what was last submitted under this slot.
     void hold(Stream& stream, int slot);
     /// Whether submitted work runs concurrently with the stream's own work.
-    bool beside() const { return stream_.device.is_cuda() && communicator_.size() > 1; }
+    bool beside() const { return stream_.device.is_cuda() && has_others_; }
 
   private:
-    Communicator& communicator_;
+    bool has_others_;
     Stream stream_;
     StepClock* clock_;
     Event submitted_;

@@ -8,17 +8,17 @@
 
 namespace train_gpt {
 
-void do_first_collectives(Communicator& group, const Device& device, const BucketLayout& layout,
+void do_first_collectives(const Mesh& mesh, const Device& device, const BucketLayout& layout,
                           const Sharding& sharding, DType weights, int64_t sums) {
-    if (!device.is_cuda() || group.size() == 1) return;
+    Communicator &group = mesh.over({Axis::data, Axis::context}), &everyone = mesh.everyone();
+    if (!device.is_cuda() || everyone.size() == 1) return;
     const int64_t ranks = group.size();
     std::set<int64_t> shards;
     for (const Bucket& bucket : layout.buckets())
         shards.insert(std::min<int64_t>(bucket.shard,
                                         largest_first_bytes / (ranks * int64_t{sizeof(float)})));
-    const size_t bytes =
-        static_cast<size_t>(ranks) * std::max(static_cast<size_t>(*shards.rbegin()) * sizeof(float),
-                                              static_cast<size_t>(sums) * sizeof(double));
+    const size_t bytes = std::max(static_cast<size_t>(ranks * *shards.rbegin()) * sizeof(float),
+                                  static_cast<size_t>(everyone.size() * sums) * sizeof(double));
 
     Arena plan = Arena::counting(device);
     plan.take(bytes, Purpose::buffers);
@@ -26,23 +26,23 @@ void do_first_collectives(Communicator& group, const Device& device, const Bucke
     auto* const data = static_cast<char*>(arena.take(bytes, Purpose::buffers));
     Stream stream(device, false, Stream::Priority::high);
     clear(stream, data, bytes);
-    const auto own = [&](int64_t count, DType dtype) {
-        return data + group.rank() * count * static_cast<int64_t>(size_of(dtype));
+    const auto own = [&](const Communicator& of, int64_t count, DType dtype) {
+        return data + of.rank() * count * static_cast<int64_t>(size_of(dtype));
     };
     for (const int64_t shard : shards) {
         const DType dtype = sharding.reduce_dtype;
         if (sharding.zero == 0) {
             group.all_reduce(stream, data, ranks * shard, dtype);
         } else {
-            group.reduce_scatter(stream, own(shard, dtype), data, shard, dtype);
-            group.all_gather(stream, data, own(shard, weights), shard, weights);
+            group.reduce_scatter(stream, own(group, shard, dtype), data, shard, dtype);
+            group.all_gather(stream, data, own(group, shard, weights), shard, weights);
         }
     }
     // One number: whether all ranks have registered their buffers.
     for (const int64_t count : {int64_t{1}, sums})
-        group.all_gather(stream, data, own(count, DType::fp64), count, DType::fp64);
+        everyone.all_gather(stream, data, own(everyone, count, DType::fp64), count, DType::fp64);
     stream.synchronize();
-    group.check();
+    mesh.check();
 }
 
 }  // namespace train_gpt

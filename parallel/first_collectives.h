@@ -4,7 +4,7 @@
 
 #include "device/device.h"
 #include "parallel/bucket_layout.h"
-#include "parallel/communicator.h"
+#include "parallel/mesh.h"
 #include "parallel/parameter_buffers.h"
 
 namespace train_gpt {
@@ -13,10 +13,10 @@ namespace train_gpt {
 /// for connections and kernels. It connects ranks when it first uses an algorithm, which it chooses
 /// by operation and size, so this does every operation of a step once for each size of bucket, with
 /// weights of dtype `weights`, and gathers one and `sums` fp64 numbers of each rank. Buckets of more
-/// than largest_first_bytes are cut. The memory that is exchanged here is free again afterwards.
-/// All ranks call it. Throws Error if that memory is not there. Does nothing on a CPU or in a group
-/// of one.
-void do_first_collectives(Communicator& group, const Device& device, const BucketLayout& layout,
+/// than largest_first_bytes are cut. The memory that is exchanged here is free again afterwards. On
+/// any device it makes the mesh's groups that a step uses. All ranks call it. Throws Error if that
+/// memory is not there.
+void do_first_collectives(const Mesh& mesh, const Device& device, const BucketLayout& layout,
                           const Sharding& sharding, DType weights, int64_t sums);
 
 /// For larger buffers NCCL is expected to choose the same algorithm.

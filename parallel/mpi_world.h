@@ -2,7 +2,9 @@
 // yields the core to others.
 #pragma once
 #include <atomic>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "parallel/world.h"
 
@@ -26,6 +28,7 @@ namespace train_gpt {
 struct World::Membership {
     int rank = 0, size = 1, local_rank = 0, local_size = 1;
     std::string host;
+    mutable std::vector<std::string> places;  // of ranks, for messages
     mutable Activity activity;
 
     Membership();
@@ -34,10 +37,14 @@ struct World::Membership {
     Membership& operator=(const Membership&) = delete;
 
 #ifdef TRAIN_GPT_MPI
-    MPI_Comm everyone = MPI_COMM_NULL;  // null in a world of one that no launcher started
-    MPI_Comm node = MPI_COMM_NULL;      // the ranks that share memory, by rank
+    MPI_Comm everyone = MPI_COMM_NULL;        // null in a world of one that no launcher started
+    MPI_Comm node = MPI_COMM_NULL;            // the ranks that share memory, by rank
+    std::shared_ptr<const Membership> whole;  // of the world that this one is a part of, if it is
     /// Some rank has abandoned a collective: leaving MPI would wait for ranks that never come.
     mutable std::atomic<bool> is_broken{false};
+
+    /// Fills in ranks and node from `everyone`.
+    void find_ranks();
 #endif
 };
 

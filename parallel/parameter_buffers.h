@@ -16,9 +16,12 @@
 
 namespace train_gpt {
 
-/// How the state of a training run is split over the ranks of its data-parallel group.
+/// How the state of a training run is split over ranks, and which rank this is.
 struct Sharding {
+    /// Among the ranks that gradients are summed over (data × context), which split the state.
     int rank = 0, size = 1;
+    int tensor = 0, tensors = 1;  // tensor-parallel rank
+    int world = 1;                // all ranks of the run, which add up the norm
     /// ZeRO's stage. 0: every rank updates everything. 1: masters and moments are split. 2:
     /// gradient sums as well; they are then reduced in every micro-batch.
     int zero = 1;

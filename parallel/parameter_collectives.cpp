@@ -14,13 +14,17 @@ ParameterCollectives::ParameterCollectives(const ParameterBuffers& buffers)
       written_(buffers.parameters().size()),
       ready_(buckets().size()) {}
 
-void ParameterCollectives::connect(Communicator& communicator, StepClock* clock) {
-    assert(communicator.size() == buffers_.sharding().size &&
-           communicator.rank() == buffers_.sharding().rank);
-    if (communicator.size() == 1) return;
-    exchange_ = std::make_unique<Exchange>(buffers_.device(), communicator, sum_slot() + 1, clock);
+void ParameterCollectives::connect(const Mesh& mesh, StepClock* clock) {
+    const Sharding& sharding = buffers_.sharding();
+    assert(mesh.layout().world() == sharding.world);
+    if (sharding.world == 1) return;
+    exchange_ = std::make_unique<Exchange>(buffers_.device(), true, sum_slot() + 1, clock);
+    everyone_ = &mesh.everyone();
+    if (sharding.size == 1) return;
+    group_ = &mesh.over({Axis::data, Axis::context});
+    assert(group_->size() == sharding.size && group_->rank() == sharding.rank);
     Stream stream(buffers_.device());
-    registration_ = communicator.register_buffers(stream, buffers_.exchanged());
+    registration_ = group_->register_buffers(stream, buffers_.exchanged());
 }
 
 UnitLease ParameterCollectives::acquire(Stream& stream, int unit) {
@@ -39,7 +43,7 @@ void ParameterCollectives::begin_step(int micro_batches, int most) {
 }
 
 void ParameterCollectives::begin_backward(Stream& stream) {
-    if (!reduces_every_micro_batch() || !exchange_ || units_ready_ > 0) return;
+    if (!reduces_every_micro_batch() || !group_ || units_ready_ > 0) return;
     // Gradients of the micro-batch before may still be on their way from where these will be
     // written.
     for (size_t b = 0; b < buckets().size(); ++b) exchange_->hold(stream, reduce_slot(b));
@@ -60,7 +64,7 @@ void ParameterCollectives::gradients_ready(Stream& stream, int unit) {
     for (size_t b = buffers_.first_bucket(unit);
          b < buckets().size() && buckets()[b].first_unit <= unit; ++b) {
         ++ready_[b];
-        if (exchange_ && ready_[b] % (reduces_every_micro_batch() ? units_of(b) : all_of(b)) == 0)
+        if (group_ && ready_[b] % (reduces_every_micro_batch() ? units_of(b) : all_of(b)) == 0)
             reduce(stream, b);
     }
 }
@@ -71,7 +75,6 @@ void ParameterCollectives::reduce(Stream& stream, size_t b) {
     const int64_t skipped = mine.first - bucket.range.first;
     float* const gradients = buffers_.bucket_gradients(b);
     exchange_->submit(stream, reduce_slot(b), [&](Stream& exchange) {
-        Communicator& group = exchange_->communicator();
         const DType dtype = buffers_.sharding().reduce_dtype;
         const bool rounded = dtype == DType::bf16;
         void* const all = rounded ? static_cast<void*>(buffers_.rounded_gradients()) : gradients;
@@ -79,9 +82,9 @@ void ParameterCollectives::reduce(Stream& stream, size_t b) {
         if (rounded)
             round_to_bf16(exchange, buffers_.rounded_gradients(), gradients, bucket.range.n);
         if (buffers_.sharding().zero == 0)
-            group.all_reduce(exchange, all, bucket.range.n, dtype);
+            group_->all_reduce(exchange, all, bucket.range.n, dtype);
         else
-            group.reduce_scatter(exchange, sums, all, bucket.shard, dtype);
+            group_->reduce_scatter(exchange, sums, all, bucket.shard, dtype);
         if (reduces_every_micro_batch())
             widen(exchange, buffers_.owned_gradients(bucket), sums, dtype, mine.n,
                   ready_[b] > units_of(b));
@@ -108,19 +111,19 @@ void ParameterCollectives::skip_micro_batch(Stream& stream) {
 
 void ParameterCollectives::finish_gradients(Stream& stream) {
     for (size_t b = 0; b < buckets().size(); ++b) {
-        if (exchange_) exchange_->hold(stream, reduce_slot(b));
-        if (!exchange_ || !exchange_->beside()) after_sums_(stream, b);
+        if (group_) exchange_->hold(stream, reduce_slot(b));
+        if (!group_ || !exchange_->beside()) after_sums_(stream, b);
     }
 }
 
 void ParameterCollectives::gather(Stream& stream, int b) {
     assert(std::all_of(leases_.begin(), leases_.end(), [](int leases) { return leases == 0; }));
-    if (!exchange_ || buffers_.sharding().zero == 0) return;
+    if (!group_ || buffers_.sharding().zero == 0) return;
     const Bucket& bucket = buckets()[static_cast<size_t>(b)];
     exchange_->submit(stream, gather_slot(static_cast<size_t>(b)), [&](Stream& exchange) {
-        exchange_->communicator().all_gather(exchange, buffers_.weight_address(bucket.range.first),
-                                             buffers_.weight_address(buffers_.owned(bucket).first),
-                                             bucket.shard, buffers_.dtype());
+        group_->all_gather(exchange, buffers_.weight_address(bucket.range.first),
+                           buffers_.weight_address(buffers_.owned(bucket).first), bucket.shard,
+                           buffers_.dtype());
     });
 }
 
@@ -130,9 +133,9 @@ void ParameterCollectives::gather_all(Stream& stream) {
 
 void ParameterCollectives::gather_from_ranks(Stream& stream, double* out, const double* in,
                                              int64_t n) {
-    assert(exchange_);
+    assert(everyone_);
     exchange_->submit(stream, sum_slot(), [&](Stream& exchange) {
-        exchange_->communicator().all_gather(exchange, out, in, n, DType::fp64);
+        everyone_->all_gather(exchange, out, in, n, DType::fp64);
     });
     exchange_->hold(stream, sum_slot());
 }

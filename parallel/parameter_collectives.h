@@ -11,6 +11,7 @@
 
 #include "device/device.h"
 #include "parallel/exchange.h"
+#include "parallel/mesh.h"
 #include "parallel/parameter_buffers.h"
 
 namespace train_gpt {
@@ -49,9 +50,9 @@ class ParameterCollectives {
   public:
     /// `buffers` must live longer than the object.
     explicit ParameterCollectives(const ParameterBuffers& buffers);
-    /// With whom buffers with sharding.size > 1 are exchanged, and registered. What the model's
-    /// stream waits for counts as communication in `clock`. All ranks call it.
-    void connect(Communicator& communicator, StepClock* clock = nullptr);
+    /// The ranks with which buffers are exchanged, and registered. What the model's stream waits for
+    /// counts as communication in `clock`. All ranks call it; `mesh` must live longer than the object.
+    void connect(const Mesh& mesh, StepClock* clock = nullptr);
 
     /// Later work of the stream finds the weights of the unit in place while the lease lives.
     UnitLease acquire(Stream& stream, int unit);
@@ -72,7 +73,7 @@ class ParameterCollectives {
     /// Whether the ranks' collectives run beside a backward pass, that of the last micro-batch or
     /// another.
     bool exchanges_beside(bool last) const {
-        return exchange_ && exchange_->beside() && (last || reduces_every_micro_batch());
+        return group_ && exchange_->beside() && (last || reduces_every_micro_batch());
     }
     /// For a rank with one micro-batch fewer than the others: takes part in their reductions instead
     /// of computing one.
@@ -88,8 +89,8 @@ class ParameterCollectives {
     /// Collects the weights of a bucket from the ranks that have updated them.
     void gather(Stream& stream, int bucket);
     void gather_all(Stream& stream);
-    /// out [size·n] = in[n] of all ranks, by rank, for later work of the stream. Not in a group of
-    /// one.
+    /// out [world·n] = in[n] of all ranks of the run, by rank, for later work of the stream. Not in a
+    /// world of one.
     void gather_from_ranks(Stream& stream, double* out, const double* in, int64_t n);
 
   private:
@@ -105,8 +106,10 @@ class ParameterCollectives {
     int sum_slot() const { return 2 * static_cast<int>(buckets().size()); }
 
     const ParameterBuffers& buffers_;
-    std::unique_ptr<Exchange> exchange_;  // null in a group of one
-    std::shared_ptr<void> registration_;  // of the buffers, with the exchange's communicator
+    std::unique_ptr<Exchange> exchange_;  // null in a world of one
+    // Null in a group of one: the ranks that gradients are summed over, and all.
+    Communicator *group_ = nullptr, *everyone_ = nullptr;
+    std::shared_ptr<void> registration_;  // of the buffers, with the group
     std::function<void(Stream&, size_t)> after_sums_ = [](Stream&, size_t) {};
     std::vector<int> leases_;    // of each unit, how many live
     std::vector<bool> written_;  // of each parameter: later gradients are added

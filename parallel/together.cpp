@@ -17,7 +17,7 @@ std::vector<std::string> together(const World& world, const std::function<std::s
     for (size_t rank = 0; rank < answers.size(); ++rank) {
         const bool good = answers[rank][0] == done;
         answers[rank].erase(0, 1);
-        if (!good) throw SharedError("rank ", rank, ": ", answers[rank]);
+        if (!good) throw SharedError(world.describe(static_cast<int>(rank)), ": ", answers[rank]);
     }
     return answers;
 }

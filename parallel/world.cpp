@@ -90,7 +90,7 @@ World::Membership::~Membership() {
     if (everyone == MPI_COMM_NULL || is_broken || std::uncaught_exceptions() > 0) return;
     MPI_Comm_free(&node);
     MPI_Comm_free(&everyone);
-    MPI_Finalize();
+    if (!whole) MPI_Finalize();
 #endif
 }
 
@@ -105,6 +105,17 @@ std::string World::describe_library() {
     return "not in this build";
 #endif
 }
+
+#ifdef TRAIN_GPT_MPI
+void World::Membership::find_ranks() {
+    MPI_CHECK(MPI_Comm_set_errhandler(everyone, MPI_ERRORS_RETURN));
+    MPI_CHECK(MPI_Comm_rank(everyone, &rank));
+    MPI_CHECK(MPI_Comm_size(everyone, &size));
+    MPI_CHECK(MPI_Comm_split_type(everyone, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &node));
+    MPI_CHECK(MPI_Comm_rank(node, &local_rank));
+    MPI_CHECK(MPI_Comm_size(node, &local_size));
+}
+#endif
 
 World::World() : membership_(std::make_shared<const Membership>()) {}
 
@@ -128,13 +139,7 @@ World World::join() {
     const auto membership = std::make_shared<Membership>();
     MPI_CHECK(MPI_Comm_dup(MPI_COMM_WORLD, &membership->everyone));
     world.membership_ = membership;
-    MPI_CHECK(MPI_Comm_set_errhandler(membership->everyone, MPI_ERRORS_RETURN));
-    MPI_CHECK(MPI_Comm_rank(membership->everyone, &membership->rank));
-    MPI_CHECK(MPI_Comm_size(membership->everyone, &membership->size));
-    MPI_CHECK(MPI_Comm_split_type(membership->everyone, MPI_COMM_TYPE_SHARED, membership->rank,
-                                  MPI_INFO_NULL, &membership->node));
-    MPI_CHECK(MPI_Comm_rank(membership->node, &membership->local_rank));
-    MPI_CHECK(MPI_Comm_size(membership->node, &membership->local_size));
+    membership->find_ranks();
 
     if (level < MPI_THREAD_SERIALIZED)
         throw Error(
@@ -162,7 +167,28 @@ int World::local_size() const { return membership_->local_size; }
 const std::string& World::host() const { return membership_->host; }
 Activity& World::activity() const { return membership_->activity; }
 
+std::string World::describe(int rank) const {
+    const std::vector<std::string>& places = membership_->places;
+    const std::string place = places.empty() ? "" : places[static_cast<size_t>(rank)];
+    return concat("rank ", rank, place.empty() ? "" : " (" + place + ")");
+}
+void World::set_places(std::vector<std::string> places) const {
+    membership_->places = std::move(places);
+}
+const std::vector<std::string>& World::places() const { return membership_->places; }
+
 #ifdef TRAIN_GPT_MPI
+
+World World::split(int color) const {
+    World part;
+    if (size() == 1) return part;
+    const auto membership = std::make_shared<Membership>();
+    membership->whole = membership_;
+    MPI_CHECK(MPI_Comm_split(membership_->everyone, color, rank(), &membership->everyone));
+    membership->find_ranks();
+    part.membership_ = membership;
+    return part;
+}
 
 void World::barrier() const {
     if (size() == 1) return;
@@ -217,6 +243,7 @@ void World::abort(int exit_code) const {
 
 #else  // every world has one rank
 
+World World::split(int) const { return {}; }
 void World::barrier() const {}
 void World::all_reduce_sum(std::span<double>) const {}
 std::string World::broadcast(const std::string& text, int) const { return text; }

@@ -32,6 +32,15 @@ class World {
     int local_rank() const;
     int local_size() const;
     const std::string& host() const;
+    /// The ranks of this world that pass the same color, in its order, as a world of their own. All
+    /// ranks call it.
+    World split(int color) const;
+
+    /// What messages call a rank: "rank 37 (data 9, tensor 1)", or "rank 37" while it has no place.
+    std::string describe(int rank) const;
+    /// The place of each rank in the run's mesh; empty: nothing to add to its number.
+    void set_places(std::vector<std::string> places) const;
+    const std::vector<std::string>& places() const;
 
     void barrier() const;
     /// Sums over ranks, added in rank order, with the same bits on all ranks.

@@ -212,7 +212,8 @@ class OptimizerFiles {
 }  // namespace
 
 fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& contents,
-                         const World& world) {
+                         const Mesh& mesh) {
+    const World& world = mesh.world();
     const fs::path final_path = run_dir / step_name(contents.step);
     const fs::path directory = run_dir / (step_name(contents.step) + ".tmp");
     const ParameterStore& parameters = contents.parameters;

@@ -27,7 +27,7 @@
 #include "base/file.h"
 #include "dataloader/verify.h"
 #include "model/stage.h"
-#include "parallel/world.h"
+#include "parallel/mesh.h"
 #include "tokenizer/tokenizer.h"
 #include "training/choices.h"
 #include "training/config.h"
@@ -45,11 +45,11 @@ struct CheckpointContents {
     Choices choices = {};
 };
 
-/// Writes RUN_DIR/step-NNNNNNNN and returns its path. All ranks call it; each writes its shard of
-/// the optimizer's state. Throws Error (disk full, weights that are not finite, …) on all ranks if
+/// Writes RUN_DIR/step-NNNNNNNN and returns its path. All ranks of the mesh call it; each writes its
+/// shard of the optimizer's state. Throws Error (disk full, weights that are not finite, …) on all ranks if
 /// one fails; the failed checkpoint is removed, and older ones stay as they were.
 std::filesystem::path save_checkpoint(const std::filesystem::path& run_dir,
-                                      const CheckpointContents& contents, const World& world = {});
+                                      const CheckpointContents& contents, const Mesh& mesh = {});
 
 /// Deletes all but the newest `keep` complete checkpoints of a run (0: keeps all), and what
 /// interrupted saves left. The newest checkpoint up to `sound_step` stays too: while the data of

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -103,6 +104,27 @@ void check_batch(const Config& config, const std::string& name) {
                     " tokens, and 2147483647 are the most; lower it or lengthen the sequences");
 }
 
+void check_parallel(const Config& config, const std::string& name) {
+    const int tensor = config.parallel.tensor;
+    const DecoderSpec spec =
+        decoder_spec(config, std::max(config.model.vocab_size, 1), concat(name, ": the model"));
+    const auto fits = [&](int t) {
+        return spec.n_head % t == 0 && spec.n_kv_head % t == 0 && spec.n_ff % t == 0;
+    };
+    if (fits(tensor)) return;
+    const auto [key, value] = spec.n_head % tensor != 0 ? std::pair{"n_head", spec.n_head}
+                              : spec.n_kv_head % tensor != 0
+                                  ? std::pair{"n_kv_head", spec.n_kv_head}
+                                  : std::pair{"n_ff", spec.n_ff};
+    int below = tensor, above = tensor;
+    while (!fits(below)) --below;
+    while (above < 2 * tensor - below && !fits(above)) ++above;
+    throw Error(name, ": parallel.tensor = ", tensor, " ranks cannot share model.", key, " = ",
+                value, " evenly; the nearest value that divides model.n_head = ", spec.n_head,
+                ", model.n_kv_head = ", spec.n_kv_head, " and model.n_ff = ", spec.n_ff, " is ",
+                above < 2 * tensor - below ? above : below);
+}
+
 void check_schedule(const Config& config, const std::string& name) {
     const auto& schedule = config.schedule;
     const int given = (schedule.steps > 0) + (schedule.tokens > 0) + (schedule.epochs > 0);
@@ -141,6 +163,7 @@ Config parse_config(const std::string& text, const std::string& name,
     for (const std::string& override_text : overrides) apply_override(config, override_text);
     check_model(config, name);
     check_batch(config, name);
+    check_parallel(config, name);
     check_schedule(config, name);
     return config;
 }

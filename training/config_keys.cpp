@@ -221,9 +221,19 @@ constexpr ConfigKey table[] = {
      "bias gradients after it and the project's own attention. A resumed run keeps its earlier "
      "choices on the same GPU model with the same driver and libraries."},
 
+    {KEY(parallel.tensor), between(1, 1024),
+     "Tensor-parallel ranks, which share every layer: the heads, the MLP's hidden layer and the "
+     "vocabulary. It must divide the number of ranks, `model.n_head`, `model.n_kv_head` and "
+     "`model.n_ff`; the ranks that it leaves are data-parallel."},
+    {KEY(parallel.allow_tensor_across_nodes), any_text(),
+     "Tensor-parallel ranks exchange data in every layer, so they must be on one node, unless this "
+     "is true."},
     {KEY(parallel.zero), between(0, 2),
      "ZeRO's stage, which is what data parallelism splits over ranks. 0: nothing; 1: optimizer "
      "state; 2: gradient sums as well, which are then reduced in every micro-batch."},
+    {KEY(parallel.shard_ranks), between(0, 1048576),
+     "Data-parallel ranks among which ZeRO splits, such as those of a node; groups of so many hold "
+     "the same. It must divide the number of data-parallel ranks. 0: all of them."},
     {KEY(parallel.bucket_mb), above_up_to(0, 1048576),
      "Gradients are reduced in buckets of whole blocks with at least this many MiB of fp32 each."},
     {KEY(parallel.reduce_dtype), one_of<DType>(),

@@ -30,22 +30,24 @@ Choices kept_choices(const std::filesystem::path& run_dir) {
 }
 
 void first_collectives(const Config& config, const DecoderSpec& spec, const Device& device,
-                       DType dtype, const World& world, Communicator& group) {
+                       DType dtype, const Mesh& mesh) {
     const Registry registry = registry_of(spec);
-    const Sharding sharding = sharding_of(config, world.rank(), world.size());
-    world.activity().phase = "connecting";
-    do_first_collectives(group, device,
+    const Sharding sharding = sharding_of(config, mesh.layout(), mesh.rank());
+    Activity& activity = mesh.world().activity();
+    activity.phase = "connecting";
+    do_first_collectives(mesh, device,
                          BucketLayout(registry.parameters, sharding.size, sharding.bucket_elements),
                          sharding, dtype,
                          StepSums::count(static_cast<int>(config.data.train.size())) +
                              std::ssize(registry.parameters));
-    world.activity().phase = "start";
+    activity.phase = "start";
 }
 
 }  // namespace
 
 Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,
-                 const World& world, Communicator& group) {
+                 const Mesh& mesh) {
+    const World& world = mesh.world();
     Decisions decided;
     const std::string dtype = first_for_all(world, [&]() -> std::string {
         return name_of(resolve_dtype(config.precision.dtype, device));
@@ -53,7 +55,7 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
     decided.dtype = dtype == name_of(DType::bf16) ? DType::bf16 : DType::fp32;
     decided.kept = choices_from_json(
         first_for_all(world, [&] { return to_json(kept_choices(config.run_dir)); }));
-    first_collectives(config, spec, device, decided.dtype, world, group);
+    first_collectives(config, spec, device, decided.dtype, mesh);
     const uint64_t available =
         memory_available(device) / static_cast<uint64_t>(device.is_cuda() ? 1 : world.local_size());
     const Choices chosen = choices_from_json(first_for_all(world, [&] {

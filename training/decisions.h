@@ -3,7 +3,7 @@
 #pragma once
 #include "device/device.h"
 #include "model/stage.h"
-#include "parallel/communicator.h"
+#include "parallel/mesh.h"
 #include "parallel/world.h"
 #include "training/choices.h"
 #include "training/config.h"
@@ -18,10 +18,10 @@ struct Decisions {
     int micro_batch = 0;
     Choices kept;  // of the newest whole checkpoint, if there is one
 };
-/// Before it looks how much memory is available, it does the group's first collectives
+/// Before it looks how much memory is available, it does the mesh's first collectives
 /// (parallel/first_collectives.h). All ranks call it.
 Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,
-                 const World& world, Communicator& group);
+                 const Mesh& mesh);
 
 /// Chooses among kernels with alternatives: as in `decided.kept` if that was on the same platform,
 /// else by timing them on every path of a step. All ranks call it before they set weights. Returns

@@ -60,39 +60,44 @@ std::span<const float> EvaluationBatch::losses(Stream& stream, const Stage& mode
 namespace {
 
 /// All ranks stop, or none does.
-void stop_together(const World& world, const StopEvaluation& stop, double done) {
+void stop_together(const Mesh& mesh, const StopEvaluation& stop, double done) {
     if (!stop) return;
     double wanting[] = {stop(done) ? 1.0 : 0.0};
-    world.all_reduce_sum(wanting);
+    mesh.world().all_reduce_sum(wanting);
     if (wanting[0] > 0) throw EvaluationStopped();
 }
+
+/// Of the ranks that compute the same results, the first one counts them.
+bool counts_results(const Mesh& mesh) { return mesh.at({Axis::context, Axis::tensor}) == 0; }
 
 }  // namespace
 
 ValidationResult evaluate(Stream& stream, Stage& model, const ValidationWindows& windows,
                           const Tokenizer* tokenizer, const EvaluationBatch& batch,
-                          const World& world, const StopEvaluation& stop) {
+                          const Mesh& mesh, const StopEvaluation& stop) {
     const int64_t B = model.options().B, batches = (windows.count() + B - 1) / B;
     // The sum of losses of each batch, then the bytes. Each is 0 on all ranks but one, so sums over
     // ranks are exact.
     std::vector<double> sums(static_cast<size_t>(batches) + 1);
-    for (int64_t first = 0; first < batches; first += world.size()) {
-        stop_together(world, stop, static_cast<double>(first) / static_cast<double>(batches));
-        const int64_t i = first + world.rank();
-        if (i >= batches) break;
+    for (int64_t first = 0; first < batches; first += mesh.size(Axis::data)) {
+        stop_together(mesh, stop, static_cast<double>(first) / static_cast<double>(batches));
+        // Beyond the last batch there are only targets that are ignored.
+        const int64_t i = first + mesh.at(Axis::data);
         windows.fill(i * B, static_cast<int>(B), batch.tokens.data(), batch.targets.data(),
                      batch.doc_start.empty() ? nullptr : batch.doc_start.data(),
                      tokenizer ? tokenizer->document_boundary() : std::nullopt);
         batch.run(stream, model);
-        sums[static_cast<size_t>(i)] = batch.total(stream, model);
-        world.activity().pulse();
+        const double total = batch.total(stream, model);
+        mesh.world().activity().pulse();
+        if (i >= batches || !counts_results(mesh)) continue;
+        sums[static_cast<size_t>(i)] = total;
         if (!tokenizer) continue;
         for (const int32_t target : batch.targets)
             if (target >= 0 && !tokenizer->is_special(static_cast<uint32_t>(target)))
                 sums.back() += static_cast<double>(
                     tokenizer->token_bytes(static_cast<uint32_t>(target)).size());
     }
-    world.all_reduce_sum(sums);
+    mesh.world().all_reduce_sum(sums);
     const double bytes = sums.back(), nats = std::accumulate(sums.begin(), sums.end() - 1, 0.0);
     return {.nats_per_token = nats / static_cast<double>(windows.target_tokens()),
             .bits_per_byte = bytes > 0 ? nats / (std::log(2.0) * bytes)
@@ -192,24 +197,26 @@ std::vector<HellaSwag::EndingLoss> HellaSwag::score(Stream& stream, Stage& model
 }
 
 HellaSwagResult HellaSwag::evaluate(Stream& stream, Stage& model, const EvaluationBatch& batch,
-                                    const World& world, const StopEvaluation& stop) const {
+                                    const Mesh& mesh, const StopEvaluation& stop) const {
     const size_t B = static_cast<size_t>(model.options().B);
     double right[2] = {};  // by the sum of losses, and by the loss per token
     EndingLoss endings[endings_per_example];
     const auto first_row = [&](int rank) {
-        return examples_.size() * static_cast<size_t>(rank) / static_cast<size_t>(world.size()) *
-               endings_per_example;
+        return examples_.size() * static_cast<size_t>(rank) /
+               static_cast<size_t>(mesh.size(Axis::data)) * endings_per_example;
     };
     size_t rounds = 0;  // of the rank with the most examples
-    for (int rank = 0; rank < world.size(); ++rank)
+    for (int rank = 0; rank < mesh.size(Axis::data); ++rank)
         rounds = std::max(rounds, (first_row(rank + 1) - first_row(rank) + B - 1) / B);
-    const size_t begin = first_row(world.rank()), end = first_row(world.rank() + 1);
+    const size_t begin = first_row(mesh.at(Axis::data)), end = first_row(mesh.at(Axis::data) + 1);
     for (size_t round = 0; round < rounds; ++round) {
-        stop_together(world, stop, static_cast<double>(round) / static_cast<double>(rounds));
+        stop_together(mesh, stop, static_cast<double>(round) / static_cast<double>(rounds));
         size_t row = begin + round * B;
-        if (row >= end) continue;
-        const auto scores = score(stream, model, batch, row, std::min(B, end - row));
-        world.activity().pulse();
+        // A rank that has no more rows runs the model once more for the others.
+        const auto scores = row < end ? score(stream, model, batch, row, std::min(B, end - row))
+                                      : score(stream, model, batch, 0, 1);
+        mesh.world().activity().pulse();
+        if (row >= end || !counts_results(mesh)) continue;
         for (const EndingLoss& ending : scores) {
             endings[row % endings_per_example] = ending;
             const Example& example = examples_[row / endings_per_example];
@@ -222,7 +229,7 @@ HellaSwagResult HellaSwag::evaluate(Stream& stream, Stage& model, const Evaluati
                 least([](const EndingLoss& e) { return e.nats / static_cast<double>(e.tokens); });
         }
     }
-    world.all_reduce_sum(right);
+    mesh.world().all_reduce_sum(right);
     const double n = static_cast<double>(size());
     return {.examples = size(), .accuracy = right[0] / n, .accuracy_normalised = right[1] / n};
 }

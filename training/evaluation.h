@@ -10,7 +10,7 @@
 
 #include "dataloader/loader.h"
 #include "model/stage.h"
-#include "parallel/world.h"
+#include "parallel/mesh.h"
 #include "tokenizer/tokenizer.h"
 
 namespace train_gpt {
@@ -56,13 +56,14 @@ class EvaluationBatch {
 };
 
 /// Mean loss over all targets of the validation windows, and the same in bits per byte of their
-/// text: Σ loss / (ln 2 · Σ bytes). The end-of-text token has no bytes. Ranks take turns with the
-/// batches; all get the result that one rank would get, bit for bit. A batch with a document mask
+/// text: Σ loss / (ln 2 · Σ bytes). The end-of-text token has no bytes. Data-parallel ranks take turns
+/// with the batches, and all run the model equally often, since they may need each other's weights;
+/// all get the result that one rank would get, bit for bit. A batch with a document mask
 /// needs a tokenizer, whose end-of-text token separates documents. Throws EvaluationStopped on all
 /// ranks if one of them must `stop`.
 ValidationResult evaluate(Stream& stream, Stage& model, const ValidationWindows& windows,
                           const Tokenizer* tokenizer, const EvaluationBatch& batch,
-                          const World& world = {}, const StopEvaluation& stop = {});
+                          const Mesh& mesh = {}, const StopEvaluation& stop = {});
 
 struct HellaSwagResult {
     int64_t examples = 0;
@@ -92,11 +93,11 @@ class HellaSwag {
                                   size_t first, size_t count) const;
 
     /// Scores every ending as the continuation of its context. Rows longer than the model's T lose
-    /// the start of their context; an ending longer than T loses its end. Each rank scores its
-    /// share of the examples; all get the result. Throws EvaluationStopped on all ranks if one of
+    /// the start of their context; an ending longer than T loses its end. Each data-parallel
+    /// rank scores its share of the examples; all get the result. Throws EvaluationStopped on all ranks if one of
     /// them must `stop`.
     HellaSwagResult evaluate(Stream& stream, Stage& model, const EvaluationBatch& batch,
-                             const World& world = {}, const StopEvaluation& stop = {}) const;
+                             const Mesh& mesh = {}, const StopEvaluation& stop = {}) const;
 
   private:
     static constexpr int endings_per_example = 4;

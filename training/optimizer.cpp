@@ -9,9 +9,10 @@ namespace {
 /// Whether a piece's gradient counts for the norm here: it counts once over all ranks and stages.
 bool counts_for_norm(const ParameterStore& parameters, const ParameterStore::Piece& piece) {
     const Sharding& sharding = parameters.sharding();
-    const bool same_on_all = sharding.zero == 0 && sharding.rank > 0;
-    return !same_on_all &&
-           parameters.parameters()[static_cast<size_t>(piece.parameter)].tied_to.empty();
+    const Parameter& p = parameters.parameters()[static_cast<size_t>(piece.parameter)];
+    const bool same_on_data_ranks = sharding.zero == 0 && sharding.rank > 0;
+    const bool same_on_tensor_ranks = !p.split && sharding.tensor > 0;
+    return !same_on_data_ranks && !same_on_tensor_ranks && p.tied_to.empty();
 }
 
 int64_t blocks_of(const ParameterStore::Piece& piece) {
@@ -35,7 +36,7 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums)
         return static_cast<double*>(
             arena.take(static_cast<size_t>(n) * sizeof(double), Purpose::workspaces));
     };
-    const int64_t n = sums_count_ + tensors_, ranks = parameters_.sharding().size;
+    const int64_t n = sums_count_ + tensors_, ranks = parameters_.sharding().world;
     // As many on every rank; the last block of a tensor may be short.
     const BucketLayout& layout = parameters_.layout();
     partials_ = doubles((parameters_.sharding().zero == 0 ? layout.numel() : layout.shard_numel()) /
@@ -83,7 +84,7 @@ void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) 
     if (sums_ != sums_of_rank_) {
         const int64_t n = sums_count_ + tensors_;
         parameters_.gather_from_ranks(stream, gathered_, sums_of_rank_, n);
-        add_rows(stream, sums_, gathered_, parameters_.sharding().size, n);
+        add_rows(stream, sums_, gathered_, parameters_.sharding().world, n);
     }
     finish_norm(stream, state_, sums_ + sums_count_, tensors_, scale, clip);
     args.state = state_;

@@ -34,10 +34,13 @@ std::string label_of(Purpose purpose, const Device& device) {
 /// and that much for each micro-batch with ZeRO-2. Gathering weights of s bytes each:
 /// s·P·(d−1)/d bytes, except with ZeRO-0.
 std::string traffic_line(const Config& config, const DecoderSpec& spec, DType dtype, int world) {
-    const Sharding sharding = sharding_of(config, 0, world);
-    const BucketLayout layout(registry_of(spec).parameters, world, sharding.bucket_elements);
-    const int64_t micro_batches = (config.micro_batches_per_step() + world - 1) / world;
-    const double others = static_cast<double>(layout.numel()) * (world - 1) / world;
+    const MeshLayout mesh = mesh_of(config, world);
+    const Sharding sharding = sharding_of(config, mesh, 0);
+    const BucketLayout layout(registry_of(spec).parameters, sharding.size,
+                              sharding.bucket_elements);
+    const int64_t ranks = mesh.size(Axis::data);
+    const int64_t micro_batches = (config.micro_batches_per_step() + ranks - 1) / ranks;
+    const double others = static_cast<double>(layout.numel()) * (sharding.size - 1) / sharding.size;
     const double reductions = sharding.zero == 0   ? 2.0
                               : sharding.zero == 1 ? 1.0
                                                    : static_cast<double>(micro_batches);
@@ -151,14 +154,15 @@ DType resolve_dtype(const std::string& word, const Device& device) {
 Arena plan_memory(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
                   const Device& device, int ranks) {
     Arena plan = Arena::counting(device);
-    const Trainer counted(config, spec, dtype, recompute, plan, sharding_of(config, 0, ranks));
+    const Trainer counted(config, spec, dtype, recompute, plan, mesh_of(config, ranks));
     return plan;
 }
 
 Fit fit_into(uint64_t available, const Config& config, const DecoderSpec& spec, DType dtype,
              const Device& device, int ranks) {
     const Pace pace(device);
-    const std::vector<int> possible = possible_micro_batches(config, pace, ranks);
+    const int data_ranks = mesh_of(config, ranks).size(Axis::data);
+    const std::vector<int> possible = possible_micro_batches(config, pace, data_ranks);
     const auto fit_of = [&](int B, Recompute level) {
         const Arena plan =
             plan_memory(with_micro_batch(config, B), spec, dtype, level, device, ranks);
@@ -172,7 +176,8 @@ Fit fit_into(uint64_t available, const Config& config, const DecoderSpec& spec, 
     Fit best = least;
     const auto time_of = [&](const Fit& fit) {
         return pace.of(with_micro_batch(config, fit.micro_batch).micro_batches_per_step(),
-                       int64_t{fit.micro_batch} * config.sequence_length(), fit.recompute, ranks);
+                       int64_t{fit.micro_batch} * config.sequence_length(), fit.recompute,
+                       data_ranks);
     };
     for (const Recompute level : levels) {
         // More sequences take more memory, so those that fit come first.
@@ -195,7 +200,8 @@ Choices choose_by_memory(const Choices& kept, uint64_t available, const Config& 
         as_kept.precision.recompute = recompute_from(kept.recompute);
     const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
     const int B = as_kept.batch.micro_batch;
-    const bool serves = B == 0 || (sequences % B == 0 && sequences / B >= ranks);
+    const bool serves =
+        B == 0 || (sequences % B == 0 && sequences / B >= mesh_of(config, ranks).size(Axis::data));
     Fit fit;
     if (serves) fit = fit_into(available, as_kept, spec, dtype, device, ranks);
     if (!serves || fit.bytes > available)
@@ -314,6 +320,7 @@ std::string describe_run(const Config& config, const DecoderSpec& spec, DType dt
                          const Device& device, int world) {
     const int T = config.sequence_length();
     const int64_t micro_batches = config.micro_batches_per_step();
+    const int data_ranks = mesh_of(config, world).size(Axis::data);
     const int64_t parameters = registry_of(spec).numel();
     const double flops = spec.flops_per_token(T);
     std::string text = concat("model        ", spec.n_layer, " layers, ", spec.n_head, " heads of ",
@@ -332,8 +339,8 @@ std::string describe_run(const Config& config, const DecoderSpec& spec, DType dt
     text += concat("step         ", with_separators(config.batch.tokens_per_step),
                    " tokens = ", micro_batches, " micro-batch", micro_batches == 1 ? "" : "es",
                    " of ", config.batch.micro_batch, " × ", T, " tokens, on ", world, " rank",
-                   world == 1 ? "" : "s", ": ", micro_batches / world, " to ",
-                   (micro_batches + world - 1) / world, " each\n");
+                   world == 1 ? "" : "s", ": ", micro_batches / data_ranks, " to ",
+                   (micro_batches + data_ranks - 1) / data_ranks, " each\n");
     if (world > 1) text += traffic_line(config, spec, dtype, world);
     if (config.schedule.epochs == 0) {
         const int64_t steps = total_steps(config, 0);

@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "parallel/cores.h"
 #include "parallel/together.h"
@@ -22,28 +24,31 @@ int run_as_rank(const std::function<int(const World&)>& work) {
         throw;
     } catch (const std::exception& error) {
         if (world.size() == 1) throw;
-        std::fprintf(stderr, "train_gpt: rank %d (host %s): %s\n", world.rank(),
-                     world.host().c_str(), message_of(error).c_str());
+        const std::vector<std::string>& places = world.places();
+        const std::string place = places.empty() ? "" : places[static_cast<size_t>(world.rank())];
+        std::fprintf(stderr, "train_gpt: rank %d (%s%shost %s): %s\n", world.rank(), place.c_str(),
+                     place.empty() ? "" : ", ", world.host().c_str(), message_of(error).c_str());
         world.abort(1);
     }
 }
 
 int run_watched(const World& world, const RankOptions& options,
-                const std::function<int(const Device&, Communicator&)>& work) {
+                const std::function<int(const Device&, const Mesh&)>& work) {
     const Device device = device_of_rank(world, options.device);
-    const std::unique_ptr<Communicator> group =
-        open_communicator(world, device, world.activity(), options.collectives);
+    const Mesh mesh(world, options.mesh,
+                    open_communicator(world, device, world.activity(), options.collectives));
     Watchdog::Listener listener(world.rank(), world.size());
     const std::string invitation = world.broadcast(listener.invitation());
     Watchdog watchdog(std::move(listener), invitation, world.activity(),
                       {.rank = world.rank(),
                        .size = world.size(),
                        .host = world.host(),
+                       .places = world.places(),
                        .timeout_seconds = options.timeout_seconds,
-                       .check = [&] { group->check(); },
-                       .on_failure = [&](const char*) { group->abort(); }});
+                       .check = [&] { mesh.check(); },
+                       .on_failure = [&](const char*) { mesh.abort(); }});
     try {
-        return work(device, *group);
+        return work(device, mesh);
     } catch (const SharedError& error) {
         // Printed here and not rethrown: when no exception passes the watchdog, it says goodbye to
         // the other ranks instead of reporting a failure.

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "device/device.h"
 #include "parallel/communicator.h"
+#include "parallel/mesh.h"
 #include "parallel/world.h"
 
 namespace train_gpt {
@@ -26,12 +27,13 @@ struct RankOptions {
     std::string device = "auto";  // as for device_of_rank()
     double timeout_seconds = 300;
     CollectiveSettings collectives = {};
+    MeshSizes mesh = {};
 };
 
-/// Runs `work` on this rank's device with the group of all ranks, while a watchdog makes sure that
+/// Runs `work` on this rank's device with the mesh of all ranks, while a watchdog makes sure that
 /// no rank waits for one that is gone. Must be called within run_as_rank(). Throws ReportedError
 /// for what the watchdog has printed; returns 1 after a SharedError, which the first rank prints.
 int run_watched(const World& world, const RankOptions& options,
-                const std::function<int(const Device&, Communicator&)>& work);
+                const std::function<int(const Device&, const Mesh&)>& work);
 
 }  // namespace train_gpt

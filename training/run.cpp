@@ -34,14 +34,14 @@ void Run::evaluate_at_start() {
         if (ending_ != Ending::finished || !due(config.evaluation.every) || was_evaluated()) return;
         evaluate();
     } else {
-        parts_.world.activity().phase = "evaluation";
+        world().activity().phase = "evaluation";
         if (const std::string note = note_on_validation(config.data.val); !note.empty())
             parts_.progress.say(note);
         // A forward pass is a third of a step's work.
         const double steps_of_it = static_cast<double>(evaluations.validation->target_tokens()) /
                                    static_cast<double>(3 * config.batch.tokens_per_step);
         train_gpt::evaluate_at_start(
-            evaluations, {parts_.trainer, step_, parts_.world, parts_.progress, parts_.metrics},
+            evaluations, {parts_.trainer, step_, parts_.mesh, parts_.progress, parts_.metrics},
             steps_of_it * parts_.log.size().least_seconds());
     }
     parts_.log.restart_time();
@@ -55,7 +55,7 @@ void Run::begin_step() {
         settle(true);
         parts_.profile.start(trainer.stream);
     }
-    Activity& activity = parts_.world.activity();
+    Activity& activity = world().activity();
     activity.phase = "training";
     activity.step = step_ + 1;
     // A single rank stops immediately; several agree on the step after which they stop.
@@ -73,7 +73,7 @@ bool Run::begin_micro_batch(int i) {
     return true;
 }
 
-void Run::end_micro_batch() { parts_.world.activity().pulse(); }
+void Run::end_micro_batch() { world().activity().pulse(); }
 
 void Run::drop_step() {
     ending_ = Ending::interrupted;
@@ -146,15 +146,15 @@ bool Run::evaluate() {
 }
 
 bool Run::evaluate_and_log() {
-    parts_.world.activity().phase = "evaluation";
+    world().activity().phase = "evaluation";
     return train_gpt::evaluate_and_log(
         parts_.data.evaluations(),
-        {parts_.trainer, step_, parts_.world, parts_.progress, parts_.metrics});
+        {parts_.trainer, step_, parts_.mesh, parts_.progress, parts_.metrics});
 }
 
 /// Whether an earlier start of this run has evaluated this step.
 bool Run::was_evaluated() const {
-    const std::string last = first_for_all(parts_.world, [&] {
+    const std::string last = first_for_all(world(), [&] {
         return std::to_string(last_evaluation(parts_.config.run_dir, step_).step);
     });
     return last == std::to_string(step_);
@@ -190,12 +190,12 @@ void Run::save() {
 std::string Run::save_or_reason() {
     if (saved_step_ == step_) return "";
     const Config& config = parts_.config;
-    parts_.world.activity().phase = "checkpoint";
+    world().activity().phase = "checkpoint";
     try {
         save_checkpoint(config.run_dir,
                         {step_, config, parts_.data.spec(), parts_.trainer.parameters,
                          parts_.data.tokenizer(), parts_.choices},
-                        parts_.world);
+                        parts_.mesh);
     } catch (const Error& error) {
         return concat("step ", step_, " of ", steps_, " is not saved: ", error.what());
     }
@@ -250,7 +250,7 @@ int Run::end() {
                           "; lower optimizer.learning_rate or start from an earlier checkpoint");
     if (damage) throw SharedError(damage->message, "; ", saved);
     if (!trouble.empty()) throw SharedError(trouble);
-    if (const std::string summary = parts_.log.summary(parts_.world); !summary.empty())
+    if (const std::string summary = parts_.log.summary(world()); !summary.empty())
         parts_.progress.say(summary);
     return step_ < steps_ ? end_early(saved) : end_complete(saved);
 }
@@ -267,7 +267,7 @@ void Run::finish_verification() {
 /// left was trained on verified data. Returns what to print about it.
 std::string Run::set_aside_unsound(const ShardWatch::Damage& damage) const {
     const Config& config = parts_.config;
-    const std::string moved = first_for_all(parts_.world, [&] {
+    const std::string moved = first_for_all(world(), [&] {
         return std::to_string(set_aside_checkpoints(config.run_dir, parts_.watch.sound_step()));
     });
     const auto checkpoints = list_checkpoints(config.run_dir);
@@ -326,7 +326,7 @@ int Run::end_complete(const std::string& saved) {
 int Run::exit_code(Ending ending) const {
     if (ending == Ending::stopped) return 0;
     double ctrl_c[] = {interrupt_signal() == SIGINT ? 1.0 : 0.0};
-    parts_.world.all_reduce_sum(ctrl_c);
+    world().all_reduce_sum(ctrl_c);
     return stopped_early_code(ctrl_c[0] > 0);
 }
 

@@ -31,7 +31,7 @@ struct RunParts {
     StepLog& log;
     MetricsLog& metrics;
     Progress& progress;
-    const World& world;
+    const Mesh& mesh;
 };
 
 class Run {
@@ -97,8 +97,9 @@ class Run {
     /// Why no further step follows; it determines the exit code.
     enum class Ending { finished, stopped, interrupted, out_of_time, not_finite, damaged_data };
 
-    bool first_rank() const { return parts_.world.rank() == 0; }
-    int ranks() const { return parts_.world.size(); }
+    const World& world() const { return parts_.mesh.world(); }
+    bool first_rank() const { return world().rank() == 0; }
+    int ranks() const { return world().size(); }
     bool due(int64_t every) const { return every > 0 && step_ % every == 0 && step_ < steps_; }
     bool out_of_time() const;
     void settle_until(int64_t may_remain);

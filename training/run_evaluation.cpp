@@ -68,12 +68,12 @@ bool evaluate_and_log(const Evaluations& on, const EvaluationPlace& at) try {
         };
     };
     const ValidationResult v = evaluate(run.stream, run.model, *on.validation, on.tokenizer,
-                                        run.evaluation_batch, at.world, watch("evaluation"));
+                                        run.evaluation_batch, at.mesh, watch("evaluation"));
     MetricsLog::Fields fields = fields_of(v);
     std::string text = text_of(at.step, v);
     if (on.hellaswag) {
         const HellaSwagResult h = on.hellaswag->evaluate(
-            run.stream, run.model, run.evaluation_batch, at.world, watch("HellaSwag"));
+            run.stream, run.model, run.evaluation_batch, at.mesh, watch("HellaSwag"));
         text += concat("; HellaSwag ", h.accuracy, ", length-normalised ", h.accuracy_normalised);
         fields.emplace_back("hellaswag", h.accuracy);
         fields.emplace_back("hellaswag_normalised", h.accuracy_normalised);
@@ -92,7 +92,7 @@ void evaluate_at_start(const Evaluations& on, const EvaluationPlace& at, double 
     };
     // All ranks use the longest of their estimates, so that they decide the same.
     double longest = 0;
-    for (const std::string& seconds : at.world.all_gather(std::to_string(least_seconds)))
+    for (const std::string& seconds : at.mesh.world().all_gather(std::to_string(least_seconds)))
         longest = std::max(longest, std::stod(seconds));
     if (longest > most_seconds_at_start) return leave_out(longest);
     Watch watch("evaluation", at.progress);
@@ -100,7 +100,7 @@ void evaluate_at_start(const Evaluations& on, const EvaluationPlace& at, double 
     try {
         const ValidationResult v =
             evaluate(at.run.stream, at.run.model, *on.validation, on.tokenizer,
-                     at.run.evaluation_batch, at.world, [&](double done) {
+                     at.run.evaluation_batch, at.mesh, [&](double done) {
                          watch.show(done);
                          seconds = watch.seconds_of_all(done);
                          return interrupted() != nullptr || seconds > most_seconds_at_start;

@@ -26,7 +26,7 @@ std::string describe_validation(int64_t step, double nats_per_token, double bits
 struct EvaluationPlace {
     Trainer& run;
     int64_t step;
-    const World& world;
+    const Mesh& mesh;
     Progress& progress;
     MetricsLog& metrics;
 };

@@ -308,14 +308,15 @@ std::string format_selfcheck(const SelfcheckTable& table, const std::vector<Slow
     return text;
 }
 
-int selfcheck(const SelfcheckOptions& options, const Device& device, const World& world,
-              Communicator& group) {
+int selfcheck(const SelfcheckOptions& options, const Device& device, const Mesh& mesh) {
+    const World& world = mesh.world();
     world.activity().phase = "selfcheck";
     SelfcheckTable table;
     table.hosts = world.all_gather(world.host());
     table.devices = world.all_gather(device_name(device));
     table.rates = measure_rates(options, device, world);
-    if (world.size() > 1) table.collectives = measure_collectives(options, device, world, group);
+    if (world.size() > 1)
+        table.collectives = measure_collectives(options, device, world, mesh.everyone());
 
     // A rank that shares its machine may be slow for a moment, and another one the next time.
     std::vector<SlowRank> slow = find_slow_ranks(table.rates, options.tolerance);

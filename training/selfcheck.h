@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "device/device.h"
-#include "parallel/communicator.h"
-#include "parallel/world.h"
+#include "parallel/mesh.h"
 
 namespace train_gpt {
 
@@ -21,8 +20,7 @@ struct SelfcheckOptions {
 /// momentary load slows a rank too. Prints the tables on the first rank. Returns 0 if no rank
 /// was slow both times; else throws SharedError, after printing lines that name the slow ones.
 /// Takes 3 to 30 seconds.
-int selfcheck(const SelfcheckOptions& options, const Device& device, const World& world,
-              Communicator& group);
+int selfcheck(const SelfcheckOptions& options, const Device& device, const Mesh& mesh);
 
 // ---- Parts that need no device ------------------------------------------------------------------
 

@@ -12,21 +12,35 @@
 
 namespace train_gpt {
 
-LoaderOptions loader_options(const Config& config, int64_t first_step, int rank, int ranks) {
+MeshSizes mesh_sizes(const Config& config) {
+    const auto& p = config.parallel;
+    return {.tensor = p.tensor,
+            .shard_ranks = p.shard_ranks,
+            .allow_tensor_across_nodes = p.allow_tensor_across_nodes};
+}
+
+MeshLayout mesh_of(const Config& config, int world) { return {world, mesh_sizes(config)}; }
+
+LoaderOptions loader_options(const Config& config, int64_t first_step, const MeshLayout& mesh,
+                             int rank) {
     return {.seed = config.seed,
             .B = config.batch.micro_batch,
             .T = config.sequence_length(),
             .first_step = first_step,
             .micro_batches_per_step = static_cast<int>(config.micro_batches_per_step()),
-            .rank = rank,
-            .world = ranks,
+            .rank = mesh.at(Axis::data, rank),
+            .world = mesh.size(Axis::data),
             .document_boundary = {}};
 }
 
-Sharding sharding_of(const Config& config, int rank, int ranks) {
+Sharding sharding_of(const Config& config, const MeshLayout& mesh, int rank) {
     const auto& p = config.parallel;
-    return {.rank = rank,
-            .size = ranks,
+    const Axes summed = {Axis::data, Axis::context};
+    return {.rank = mesh.at(summed, rank),
+            .size = mesh.size(summed),
+            .tensor = mesh.at(Axis::tensor, rank),
+            .tensors = mesh.size(Axis::tensor),
+            .world = mesh.world(),
             .zero = p.zero,
             .bucket_elements = static_cast<int64_t>(p.bucket_mb * (1 << 20) / sizeof(float)),
             .reduce_dtype = p.reduce_dtype};
@@ -60,10 +74,11 @@ AdamWStep adamw_step(const Config& config, int64_t step, double rate) {
 }
 
 Trainer::Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
-                 Arena& arena, const Sharding& sharding)
+                 Arena& arena, const MeshLayout& mesh, int rank)
     : stream(arena.device(), arena.is_counting()),
       registry(registry_of(spec)),
-      parameters(arena, registry.parameters, dtype, ParameterStore::Use::training, sharding),
+      parameters(arena, registry.parameters, dtype, ParameterStore::Use::training,
+                 sharding_of(config, mesh, rank)),
       model(spec, registry,
             {.B = config.batch.micro_batch,
              .T = config.sequence_length(),
@@ -79,16 +94,16 @@ Trainer::Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Rec
                        config.data.document_mask),
       outcomes(arena),
       clock(arena.device()),
+      counts_losses_(mesh.at({Axis::context, Axis::tensor}, rank) == 0),
       sources_(static_cast<int>(config.data.train.size())),
-      reserved_sms_(sharding.size > 1 ? config.parallel.reserved_sms : 0) {
+      reserved_sms_(mesh.size({Axis::data, Axis::context}) > 1 ? config.parallel.reserved_sms : 0) {
     stream.settings = kernel_settings(config);
     stream.scratch_bytes = std::max(model.scratch_bytes(stream), generator.scratch_bytes(stream));
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     stop_request_ = static_cast<double*>(arena.take(sizeof(double), Purpose::staging));
     if (!arena.is_counting()) *stop_request_ = 0;
-    loader_memory = arena.take(
-        TrainLoader::buffer_bytes(loader_options(config, 0, sharding.rank, sharding.size)),
-        Purpose::staging);
+    loader_memory = arena.take(TrainLoader::buffer_bytes(loader_options(config, 0, mesh, rank)),
+                               Purpose::staging);
 }
 
 TokenBatch Trainer::next_batch(TrainLoader& loader) {
@@ -112,6 +127,7 @@ void Trainer::micro_batch(const TokenBatch& batch, bool exchanges) {
     stream.settings.reserved_sms = exchanges ? reserved_sms_ : 0;
     model.backward(stream, 0, batch);
     stream.settings.reserved_sms = 0;
+    if (!counts_losses_) return;
     accumulate_loss(stream, &sums()->loss, model.losses(), feed.targets(), !first);
     if (sources_ > 1 && feed.sources())  // there are none before the first batch
         accumulate_loss_by_source(stream, {.totals = sums()->loss_of_source,

@@ -7,6 +7,7 @@
 #include "kernels/adamw.h"
 #include "model/generator.h"
 #include "model/stage.h"
+#include "parallel/mesh.h"
 #include "parallel/step_clock.h"
 #include "training/batch_feed.h"
 #include "training/config.h"
@@ -40,8 +41,9 @@ class OutcomeQueue {
 };
 
 struct Trainer {
+    /// Of a rank of the mesh.
     Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
-            Arena& arena, const Sharding& sharding);
+            Arena& arena, const MeshLayout& mesh = {}, int rank = 0);
 
     /// Requests that the run stop after the next step: all ranks see this in that step's outcome.
     void request_stop() { *stop_request_ = 1; }
@@ -81,6 +83,7 @@ struct Trainer {
     void micro_batch(const TokenBatch& batch, bool exchanges);
 
     double* stop_request_ = nullptr;  // in host memory
+    bool counts_losses_;              // of the ranks that compute the same losses, the first one
     int sources_;                     // of training data
     int reserved_sms_;                // by products while ranks exchange gradients
     // Of the step's micro-batches.
@@ -88,13 +91,19 @@ struct Trainer {
     int micro_batches_left_ = 0;
 };
 
-/// The LoaderOptions that follow from the configuration.
-LoaderOptions loader_options(const Config& config, int64_t first_step, int rank = 0, int ranks = 1);
+/// The mesh of this many ranks. Throws Error where the configuration's sizes do not divide them.
+MeshSizes mesh_sizes(const Config& config);
+MeshLayout mesh_of(const Config& config, int world);
+
+/// The LoaderOptions that follow from the configuration, for a rank of the mesh: the ranks of a place
+/// on the data axis read the same micro-batches.
+LoaderOptions loader_options(const Config& config, int64_t first_step, const MeshLayout& mesh = {},
+                             int rank = 0);
 
 /// Which kernels the configuration asks for. Throws Error for one that is not in this build.
 KernelSettings kernel_settings(const Config& config);
 
-Sharding sharding_of(const Config& config, int rank, int ranks);
+Sharding sharding_of(const Config& config, const MeshLayout& mesh, int rank);
 
 /// AdamW's constants, and the learning rate, for the update of a step counted from 0.
 AdamWStep adamw_step(const Config& config, int64_t step, double rate);

@@ -75,9 +75,9 @@ bool Hub::handle(int rank, Fields fields) {
             return true;
         case Kind::failure:
             member.failed = true;
-            suspect(Cause::reported, settling_time,
-                    line("rank %d (host %s) failed: %s", rank, member.host.c_str(),
-                         fields.text<Line>().c_str()));
+            suspect(
+                Cause::reported, settling_time,
+                line("%s failed: %s", who(rank, member.host).c_str(), fields.text<Line>().c_str()));
             return true;
         case Kind::goodbye:
             member.leave();
@@ -96,7 +96,8 @@ void Hub::connection_ended(int rank) {
                      members_[0].host.c_str(), std::chrono::duration<double>(pause_).count()));
     else if (!member.failed)  // a rank that has reported need not say goodbye
         suspect(Cause::dead, 0s,
-                describe_failure(rank, member, Line("is dead: its connection ended")));
+                describe_failure(who(rank, member.host), member,
+                                 Line("is dead: its connection ended")));
     member.leave();
 }
 
@@ -110,7 +111,8 @@ void Hub::judge_silent() {
         const int rank = static_cast<int>(r);
         if (member.watched())
             suspect(Cause::silent, 0s,
-                    describe_failure(rank, member, silence(silent > 1 ? ", nor from others" : "")));
+                    describe_failure(who(rank, member.host), member,
+                                     silence(silent > 1 ? ", nor from others" : "")));
         else
             suspect(Cause::silent, 0s,
                     line("rank %d has not connected to rank 0 (host %s) within %g s; it has ended, "
@@ -138,7 +140,7 @@ void Hub::judge_stuck() {
     });
     suspect(
         Cause::stuck, 0s,
-        describe_failure(static_cast<int>(last - members_.data()), *last,
+        describe_failure(who(static_cast<int>(last - members_.data()), last->host), *last,
                          line("is stuck: it has made no progress for %g s, and %d of the %d ranks "
                               "wait for it",
                               options_.timeout_seconds, static_cast<int>(waiting), options_.size)));
@@ -208,7 +210,7 @@ bool Hub::welcome(Newcomer& newcomer, Fields hello) {
 
 void Hub::reported(const Line& message) {
     suspect(Cause::reported, settling_time,
-            line("rank 0 (host %s) failed: %s", members_[0].host.c_str(), message.c_str()));
+            line("%s failed: %s", who(0, members_[0].host).c_str(), message.c_str()));
 }
 
 bool Hub::left() {

@@ -2,15 +2,14 @@
 
 namespace train_gpt::watchdog {
 
-Line describe_failure(int rank, const Member& member, const Line& verdict) {
+Line describe_failure(const Line& who, const Member& member, const Line& verdict) {
     const Progress& last = member.progress;
     const Line collective = last.collectives == 0 ? Line("it has entered no collective")
                                                   : line("its last collective was %s number %lld",
                                                          last.collective.c_str(),
                                                          static_cast<long long>(last.collectives));
-    return line("rank %d (host %s) %s; %s, in step %lld (%s)", rank, member.host.c_str(),
-                verdict.c_str(), collective.c_str(), static_cast<long long>(last.step),
-                last.phase.c_str());
+    return line("%s %s; %s, in step %lld (%s)", who.c_str(), verdict.c_str(), collective.c_str(),
+                static_cast<long long>(last.step), last.phase.c_str());
 }
 
 }  // namespace train_gpt::watchdog

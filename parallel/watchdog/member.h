@@ -33,8 +33,7 @@ struct Member {
     }
 };
 
-/// "rank 3 (host nodeA) " verdict "; its last collective was reduce-scatter number 1207, in step 88
-/// (training)"
-Line describe_failure(int rank, const Member& member, const Line& verdict);
+/// `who` verdict "; its last collective was reduce-scatter number 1207, in step 88 (training)"
+Line describe_failure(const Line& who, const Member& member, const Line& verdict);
 
 }  // namespace train_gpt::watchdog

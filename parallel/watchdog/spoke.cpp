@@ -93,7 +93,7 @@ void Spoke::receive(const std::vector<pollfd>& polls) {
     if (!hub_.connection->ended()) return;
     if (!said_goodbye_)
         suspect(Cause::dead, deference(),
-                describe_failure(0, hub_, Line("is dead: its connection ended")));
+                describe_failure(who(0, hub_.host), hub_, Line("is dead: its connection ended")));
     hub_.leave();
 }
 
@@ -101,7 +101,7 @@ void Spoke::tick() {
     if (!hub_.connection || said_goodbye_) return;
     if (hub_.connection->idle()) hub_.connection->send(heartbeat(progress_of(activity_)));
     if (since(hub_.heard) > timeout_)
-        suspect(Cause::silent, deference(), describe_failure(0, hub_, silence()));
+        suspect(Cause::silent, deference(), describe_failure(who(0, hub_.host), hub_, silence()));
 }
 
 Duration Spoke::deference() const {
@@ -110,9 +110,9 @@ Duration Spoke::deference() const {
 
 void Spoke::reported(const Line& message) {
     if (hub_.connection) hub_.connection->send(Message(Kind::failure).text(message));
-    suspect(Cause::reported, hub_.connection ? answer_limit : Duration::zero(),
-            line("rank %d (host %s) failed: %s", options_.rank, options_.host.c_str(),
-                 message.c_str()));
+    suspect(
+        Cause::reported, hub_.connection ? answer_limit : Duration::zero(),
+        line("%s failed: %s", who(options_.rank, Name(options_.host)).c_str(), message.c_str()));
 }
 
 bool Spoke::left() {

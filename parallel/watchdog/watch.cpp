@@ -188,6 +188,12 @@ void Watch::exit_unless_main_thread_does() {
     done_ = true;
 }
 
+Line Watch::who(int rank, const Name& host) const {
+    const char* const place =
+        options_.places.empty() ? "" : options_.places[static_cast<size_t>(rank)].c_str();
+    return line("rank %d (%s%shost %s)", rank, place, *place ? ", " : "", host.c_str());
+}
+
 Line Watch::silence(const char* others) const {
     return line(
         "is hung: its process is stopped, its host frozen or the link cut; nothing was heard from "

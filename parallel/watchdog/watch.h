@@ -72,6 +72,8 @@ class Watch {
     /// `found_out`, this rank has to print the line.
     void fail(const Line& text, bool found_out);
 
+    /// "rank 37 (data 9, tensor 1, host nodeA)"; the place only where the rank has one.
+    Line who(int rank, const Name& host) const;
     /// The verdict on a rank that is not heard from.
     Line silence(const char* others = "") const;
 

@@ -36,6 +36,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "parallel/activity.h"
 
@@ -47,7 +48,9 @@ class Watch;
 
 struct WatchdogOptions {
     int rank = 0, size = 1;
-    std::string host = {};         // this rank's, for messages; the first 63 bytes are used
+    std::string host = {};  // this rank's, for messages; the first 63 bytes are used
+    // Of each rank, for messages, as "data 9, tensor 1"; empty: nothing to say.
+    std::vector<std::string> places = {};
     double timeout_seconds = 600;  // > 0
     int exit_code = 1;             // of a process that the watchdog ends
     // Both are called on the watchdog's thread: what they use must outlive the Watchdog. `check` is

@@ -73,12 +73,12 @@ TEST_CASE("ranks: gpu first collectives", "[.ranks]") {
     const World world = World::join();
     const Device device = gpu_of(world);
     Activity activity;
-    const auto group = open_communicator(world, device, activity);
+    const Mesh mesh(world, {}, open_communicator(world, device, activity));
     for (int zero = std::atoi(std::getenv("FROM_STAGE")); zero <= 2; ++zero) {
         for (const DType reduce : {DType::fp32, DType::bf16}) {
             const Config config = config_of({"model.n_layer=3", "model.n_embd=32", "model.n_head=2",
                                              "model.vocab_size=900", "parallel.bucket_mb=0.04"});
-            Sharding sharding = sharding_of(config, world.rank(), world.size());
+            Sharding sharding = sharding_of(config, mesh.layout(), world.rank());
             sharding.zero = zero;
             sharding.reduce_dtype = reduce;
             const std::vector<Parameter> parameters =
@@ -89,7 +89,7 @@ TEST_CASE("ranks: gpu first collectives", "[.ranks]") {
                                                         ParameterStore::Use::training, sharding);
             };
             const uint64_t whole = memory_available(device);
-            do_first_collectives(*group, device,
+            do_first_collectives(mesh, device,
                                  BucketLayout(parameters, world.size(), sharding.bucket_elements),
                                  sharding, DType::bf16, sums);
             Arena plan = Arena::counting(device);
@@ -103,7 +103,7 @@ TEST_CASE("ranks: gpu first collectives", "[.ranks]") {
                 arena.take(static_cast<size_t>(sums * (1 + world.size())) * 8, Purpose::buffers));
             const uint64_t left = memory_available(device);
             // The collectives of a step, which find nothing to take any more
-            trained->connect(*group);
+            trained->connect(mesh);
             Stream stream(device);
             trained->begin_step(1, 1);
             trained->begin_backward(stream);
@@ -191,13 +191,13 @@ TEST_CASE("ranks: gpu decide", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
     const Device device = gpu_of(world);
-    const auto group = open_communicator(world, device, world.activity());
+    const Mesh mesh(world, {}, open_communicator(world, device, world.activity()));
     const Config config =
         config_of({"model.n_layer=8", "model.n_embd=256", "model.n_head=4", "model.n_ctx=128",
                    "model.vocab_size=8192", "batch.tokens_per_step=1048576"});
     const DecoderSpec spec = spec_of(config, config.model.vocab_size);
     const uint64_t whole = memory_available(device);
-    const Decisions decided = decide(config, spec, device, world, *group);
+    const Decisions decided = decide(config, spec, device, mesh);
     const uint64_t left = memory_available(device);
     Config chosen = config;
     chosen.batch.micro_batch = decided.micro_batch;
@@ -265,7 +265,7 @@ TEST_CASE("ranks: gpu reserved multiprocessors", "[.ranks]") {
     const World world = World::join();
     const Device device = gpu_of(world);
     Activity activity;
-    const auto group = open_communicator(world, device, activity);
+    const Mesh mesh(world, {}, open_communicator(world, device, activity));
     for (const int zero : {0, 1, 2}) {
         const Config config =
             config_of({"model.n_layer=2", "model.n_embd=32", "model.n_head=2", "model.n_ctx=8",
@@ -274,8 +274,8 @@ TEST_CASE("ranks: gpu reserved multiprocessors", "[.ranks]") {
         const DecoderSpec spec = spec_of(config, config.model.vocab_size);
         Arena arena =
             allocate(plan_memory(config, spec, DType::fp32, Recompute::none, device, world.size()));
-        Trainer trainer(config, spec, DType::fp32, Recompute::none, arena,
-                        sharding_of(config, world.rank(), world.size()));
+        Trainer trainer(config, spec, DType::fp32, Recompute::none, arena, mesh.layout(),
+                        world.rank());
         // The products that the last micro-batch has used, by whether they leave multiprocessors.
         const auto used = [&] {
             std::istringstream lines(kernel_choices(trainer.stream));
@@ -291,7 +291,7 @@ TEST_CASE("ranks: gpu reserved multiprocessors", "[.ranks]") {
         trainer.warm_up();
         const auto [plain, reserving] = used();
         CHECK((plain > reserving && reserving > 0));
-        trainer.parameters.connect(*group);
+        trainer.parameters.connect(mesh);
         trainer.begin_step(2, 2);
         const TokenBatch batch = trainer.evaluation_batch.on_device();
         trainer.micro_batch(batch);

@@ -287,7 +287,7 @@ TEST_CASE("a rank holds the weights, gradients and optimizer state of its share 
                 for (int rank = 0; rank < ranks; rank += ranks - 1) {
                     Arena arena = allocate(plan);
                     const Trainer run(config, spec, dtype, Recompute::none, arena,
-                                      sharding_of(config, rank, ranks));
+                                      mesh_of(config, ranks), rank);
                     CHECK(arena.total_bytes() == plan.total_bytes());
                     for (const auto& [purpose, bytes] : wanted) {
                         CAPTURE(name_of(purpose));

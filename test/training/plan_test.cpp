@@ -50,8 +50,7 @@ TEST_CASE("the plan counts what a run takes, by purpose and to the byte", "[plan
                 plan_memory(config, spec, resolve_dtype(dtype, Device{}), level, Device{});
             CHECK(plan.is_counting());
             Arena arena = allocate(plan);
-            const Trainer run(config, spec, resolve_dtype(dtype, Device{}), level, arena,
-                              Sharding{});
+            const Trainer run(config, spec, resolve_dtype(dtype, Device{}), level, arena);
             CHECK(arena.total_bytes() == plan.total_bytes());
             for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i) {
                 const auto purpose = static_cast<Purpose>(i);

@@ -9,8 +9,8 @@ int selfcheck(const CommandLine& line) {
     constexpr double timeout_seconds = 60;  // no measurement takes that long
     return run_as_rank([&](const World& world) {
         return run_watched(world, {.device = line.device, .timeout_seconds = timeout_seconds},
-                           [&](const Device& device, Communicator& group) {
-                               return train_gpt::selfcheck(line.selfcheck, device, world, group);
+                           [&](const Device& device, const Mesh& mesh) {
+                               return train_gpt::selfcheck(line.selfcheck, device, mesh);
                            });
     });
 }

@@ -1,0 +1,185 @@
+#include "parallel/mesh.h"
+
+#include <algorithm>
+#include <cassert>
+#include <functional>
+
+#include "base/error.h"
+#include "parallel/communicator_kinds.h"
+#include "parallel/together.h"
+
+namespace train_gpt {
+
+namespace {
+
+/// The axes that every rank has one place on; `data` is replica × shard.
+constexpr Axis parts[] = {Axis::pipeline, Axis::replica, Axis::shard, Axis::context, Axis::tensor};
+
+/// The value from 1 to `most` nearest to `wanted` that works; 1 always does.
+int nearest_that_works(int wanted, int most, const std::function<bool(int)>& works) {
+    for (int distance = 0; distance < std::max(wanted, most); ++distance)
+        for (const int value : {wanted - distance, wanted + distance})
+            if (value >= 1 && value <= most && works(value)) return value;
+    return 1;
+}
+
+void require_divides(int world, const char* key, int value, const char* of) {
+    if (world % value == 0) return;
+    throw Error(key, " = ", value, " does not divide the ", world, " ", of,
+                "; the nearest value that does is ",
+                nearest_that_works(value, world, [&](int v) { return world % v == 0; }));
+}
+
+/// The same on all ranks.
+void require_tensor_on_nodes(const World& world, const MeshSizes& sizes) {
+    if (sizes.tensor == 1 || sizes.allow_tensor_across_nodes) return;
+    const std::string first_of_node = world.all_gather_local(std::to_string(world.rank())).front();
+    const std::vector<std::string> nodes = world.all_gather(first_of_node),
+                                   hosts = world.all_gather(world.host());
+    const auto node_of = [&](int rank) { return nodes[static_cast<size_t>(rank)]; };
+    // A rank that is not on the node of the first of its group; −1: there is none.
+    const auto astray = [&](int tensor) {
+        for (int rank = 0; rank < world.size(); ++rank)
+            if (node_of(rank) != node_of(rank / tensor * tensor)) return rank;
+        return -1;
+    };
+    const int rank = astray(sizes.tensor);
+    if (rank < 0) return;
+    const int first = rank / sizes.tensor * sizes.tensor;
+    const int fitting = nearest_that_works(
+        sizes.tensor, sizes.tensor, [&](int t) { return world.size() % t == 0 && astray(t) < 0; });
+    throw SharedError(
+        "parallel.tensor = ", sizes.tensor, " puts ranks ", first, " (",
+        hosts[static_cast<size_t>(first)], ") and ", rank, " (", hosts[static_cast<size_t>(rank)],
+        "), which are on different nodes, into one tensor-parallel group, whose ranks "
+        "exchange data in every layer; the nearest value that keeps groups on one node "
+        "is ",
+        fitting,
+        ", or set parallel.allow_tensor_across_nodes=true if the network is fast "
+        "enough");
+}
+
+MeshLayout checked_layout(const World& world, const MeshSizes& sizes) {
+    require_same(world, {{"parallel.tensor", concat(sizes.tensor)},
+                         {"parallel.shard_ranks", concat(sizes.shard_ranks)},
+                         {"parallel.allow_tensor_across_nodes",
+                          sizes.allow_tensor_across_nodes ? "true" : "false"}});
+    try {
+        return {world.size(), sizes};
+    } catch (const Error& error) {
+        if (world.size() == 1) throw;
+        throw SharedError(error.what());
+    }
+}
+
+}  // namespace
+
+const char* name_of(Axis axis) {
+    constexpr const char* names[] = {"pipeline", "data", "replica", "shard", "context", "tensor"};
+    return names[static_cast<size_t>(axis)];
+}
+
+MeshLayout::MeshLayout(int world, const MeshSizes& sizes) : world_(world) {
+    require_divides(world, "parallel.tensor", sizes.tensor, "ranks of this run");
+    int left = world / sizes.tensor;
+    assert(left % sizes.context == 0 && left / sizes.context % sizes.pipeline == 0);
+    left /= sizes.context * sizes.pipeline;
+    const int shard = sizes.shard_ranks > 0 ? sizes.shard_ranks : left;
+    require_divides(left, "parallel.shard_ranks", shard, "data-parallel ranks of this run");
+
+    int stride = 1;
+    const auto lay = [&](Axis axis, int size) {
+        extents_[static_cast<size_t>(axis)] = {size, stride};
+        stride *= size;
+    };
+    lay(Axis::tensor, sizes.tensor);
+    lay(Axis::context, sizes.context);
+    extents_[static_cast<size_t>(Axis::data)] = {left, stride};
+    lay(Axis::shard, shard);
+    lay(Axis::replica, left / shard);
+    lay(Axis::pipeline, sizes.pipeline);
+}
+
+int MeshLayout::size(Axes axes) const {
+    int product = 1;
+    for (const Axis axis : axes) product *= size(axis);
+    return product;
+}
+
+int MeshLayout::at(Axes axes, int rank) const {
+    std::vector<Axis> sorted(axes);
+    std::sort(sorted.begin(), sorted.end());  // the nearest last
+    int place = 0;
+    for (const Axis axis : sorted) place = place * size(axis) + at(axis, rank);
+    return place;
+}
+
+int MeshLayout::first_rank(Axes axes, int rank) const {
+    int first = rank;
+    for (const Axis axis : axes)
+        first -= at(axis, rank) * extents_[static_cast<size_t>(axis)].stride;
+    return first;
+}
+
+std::string MeshLayout::place(int rank) const {
+    std::string text;
+    int several = 0;
+    for (const Axis axis : {Axis::pipeline, Axis::data, Axis::context, Axis::tensor}) {
+        if (size(axis) == 1) continue;
+        text += concat(several++ ? ", " : "", name_of(axis), " ", at(axis, rank));
+    }
+    return several > 1 ? text : "";
+}
+
+Mesh::Mesh() { groups_.push_back({0, open_group_of_one(world_.activity())}); }
+
+Mesh::Mesh(const World& world, const MeshSizes& sizes, std::unique_ptr<Communicator> everyone)
+    : world_(world), layout_(checked_layout(world, sizes)) {
+    require_tensor_on_nodes(world, sizes);
+    std::vector<std::string> places;
+    for (int rank = 0; rank < world.size(); ++rank) places.push_back(layout_.place(rank));
+    world.set_places(std::move(places));
+    unsigned all = 0;
+    for (const Axis part : parts)
+        if (size(part) > 1) all |= 1u << static_cast<unsigned>(part);
+    groups_.push_back({all, std::move(everyone)});
+}
+
+Communicator& Mesh::over(Axes axes) const {
+    unsigned wanted = 0;
+    const auto add = [&](Axis axis) {
+        if (size(axis) > 1) wanted |= 1u << static_cast<unsigned>(axis);
+    };
+    for (const Axis axis : axes) {
+        if (axis == Axis::data)
+            add(Axis::replica), add(Axis::shard);
+        else
+            add(axis);
+    }
+    for (const Group& group : groups_)
+        if (group.axes == wanted) return *group.group;
+    std::unique_ptr<Communicator> made =
+        wanted == 0 ? open_group_of_one(world_.activity())
+                    : everyone().split(layout_.first_rank(axes, rank()), rank());
+    assert(made->size() == size(axes) && made->rank() == at(axes));
+    const std::lock_guard lock(mutex_);
+    groups_.push_back({wanted, std::move(made)});
+    return *groups_.back().group;
+}
+
+std::vector<Communicator*> Mesh::groups() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<Communicator*> all;
+    for (const Group& group : groups_) all.push_back(group.group.get());
+    return all;
+}
+
+void Mesh::check() const {
+    for (Communicator* const group : groups()) group->check();
+}
+
+void Mesh::abort() const {
+    for (Communicator* const group : groups()) group->abort();
+}
+
+}  // namespace train_gpt
