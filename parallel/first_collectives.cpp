@@ -5,12 +5,14 @@
 
 #include "device/copy.h"
 #include "device/memory.h"
+#include "parallel/parameter_collectives.h"
 
 namespace train_gpt {
 
 void do_first_collectives(const Mesh& mesh, const Device& device, const BucketLayout& layout,
                           const Sharding& sharding, DType weights, int64_t sums) {
-    Communicator &group = mesh.over({Axis::data, Axis::context}), &everyone = mesh.everyone();
+    Communicator &group = summing_group(mesh, sharding), &everyone = mesh.everyone();
+    Communicator* const replicas = sharding.replicas > 1 ? &mesh.along(Axis::replica) : nullptr;
     if (!device.is_cuda() || everyone.size() == 1) return;
     const int64_t ranks = group.size();
     std::set<int64_t> shards;
@@ -36,6 +38,7 @@ void do_first_collectives(const Mesh& mesh, const Device& device, const BucketLa
         } else {
             group.reduce_scatter(stream, own(group, shard, dtype), data, shard, dtype);
             group.all_gather(stream, data, own(group, shard, weights), shard, weights);
+            if (replicas) replicas->all_reduce(stream, data, shard, dtype);
         }
     }
     // One number: whether all ranks have registered their buffers.

@@ -131,7 +131,34 @@ std::string MeshLayout::place(int rank) const {
     return several > 1 ? text : "";
 }
 
-Mesh::Mesh() { groups_.push_back({0, open_group_of_one(world_.activity())}); }
+unsigned MeshLayout::extended(Axes axes) const {
+    unsigned bits = 0;
+    for (const Axis part : parts) {
+        const bool of_data = part == Axis::replica || part == Axis::shard;
+        const bool wanted = std::ranges::find(axes, part) != axes.end() ||
+                            (of_data && std::ranges::find(axes, Axis::data) != axes.end());
+        if (wanted && size(part) > 1) bits |= 1u << static_cast<unsigned>(part);
+    }
+    return bits;
+}
+
+std::string MeshLayout::group_name(Axes axes) const {
+    const unsigned wanted = extended(axes), data = extended({Axis::data});
+    std::string name;
+    const auto add = [&](Axis axis) {
+        name += concat(name.empty() ? "" : "+", name_of(axis));
+    };
+    const bool all_data = data != 0 && (wanted & data) == data;
+    for (const Axis axis :
+         {Axis::pipeline, Axis::data, Axis::replica, Axis::shard, Axis::context, Axis::tensor}) {
+        const bool part = axis == Axis::replica || axis == Axis::shard;
+        if (axis == Axis::data ? all_data : !(part && all_data) && (wanted & extended({axis})) != 0)
+            add(axis);
+    }
+    return name;
+}
+
+Mesh::Mesh() { groups_.push_back({0, "", open_group_of_one(world_.activity())}); }
 
 Mesh::Mesh(const World& world, const MeshSizes& sizes, std::unique_ptr<Communicator> everyone)
     : world_(world), layout_(checked_layout(world, sizes)) {
@@ -139,23 +166,12 @@ Mesh::Mesh(const World& world, const MeshSizes& sizes, std::unique_ptr<Communica
     std::vector<std::string> places;
     for (int rank = 0; rank < world.size(); ++rank) places.push_back(layout_.place(rank));
     world.set_places(std::move(places));
-    unsigned all = 0;
-    for (const Axis part : parts)
-        if (size(part) > 1) all |= 1u << static_cast<unsigned>(part);
-    groups_.push_back({all, std::move(everyone)});
+    const Axes all = {Axis::pipeline, Axis::data, Axis::context, Axis::tensor};
+    groups_.push_back({layout_.extended(all), layout_.group_name(all), std::move(everyone)});
 }
 
 Communicator& Mesh::over(Axes axes) const {
-    unsigned wanted = 0;
-    const auto add = [&](Axis axis) {
-        if (size(axis) > 1) wanted |= 1u << static_cast<unsigned>(axis);
-    };
-    for (const Axis axis : axes) {
-        if (axis == Axis::data)
-            add(Axis::replica), add(Axis::shard);
-        else
-            add(axis);
-    }
+    const unsigned wanted = layout_.extended(axes);
     for (const Group& group : groups_)
         if (group.axes == wanted) return *group.group;
     std::unique_ptr<Communicator> made =
@@ -163,8 +179,15 @@ Communicator& Mesh::over(Axes axes) const {
                     : everyone().split(layout_.first_rank(axes, rank()), rank());
     assert(made->size() == size(axes) && made->rank() == at(axes));
     const std::lock_guard lock(mutex_);
-    groups_.push_back({wanted, std::move(made)});
+    groups_.push_back({wanted, layout_.group_name(axes), std::move(made)});
     return *groups_.back().group;
+}
+
+std::map<std::string, int64_t> Mesh::bytes_sent() const {
+    std::map<std::string, int64_t> bytes;
+    for (const Group& group : groups_)
+        if (group.axes != 0) bytes[group.name] += group.group->bytes_sent();
+    return bytes;
 }
 
 std::vector<Communicator*> Mesh::groups() const {

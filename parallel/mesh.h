@@ -1,7 +1,9 @@
 // The axes along which a run is parallel, and the groups of ranks along them: every rank has a place
 // on each axis, and exchanges data with the ranks that differ from it on some axes alone.
 #pragma once
+#include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -46,7 +48,13 @@ class MeshLayout {
     /// rank is (in the order of ranks), and its first rank, by which groups are told apart.
     int size(Axes axes) const;
     int at(Axes axes, int rank) const;
+    /// The axes with more than one rank, a bit for each; data as its parts.
+    unsigned extended(Axes axes) const;
     int first_rank(Axes axes, int rank) const;
+
+    /// What a group over several axes is called: "data", "shard", "data+tensor"; replica and shard are
+    /// "data" where they are all of it. Empty for groups of one.
+    std::string group_name(Axes axes) const;
 
     /// A rank's place where several axes have more than one rank, as "data 9, tensor 1"; else empty.
     std::string place(int rank) const;
@@ -86,6 +94,9 @@ class Mesh {
     /// All ranks of the run.
     Communicator& everyone() const { return *groups_.front().group; }
 
+    /// Bytes that this rank has sent so far, by group (MeshLayout::group_name).
+    std::map<std::string, int64_t> bytes_sent() const;
+
     // These two may be called from any thread: Communicator's, of all groups.
     void check() const;
     void abort() const;
@@ -93,6 +104,7 @@ class Mesh {
   private:
     struct Group {
         unsigned axes;  // those with more than one rank, a bit for each
+        std::string name;
         std::unique_ptr<Communicator> group;
     };
     std::vector<Communicator*> groups() const;

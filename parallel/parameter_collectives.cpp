@@ -12,7 +12,8 @@ ParameterCollectives::ParameterCollectives(const ParameterBuffers& buffers)
     : buffers_(buffers),
       leases_(static_cast<size_t>(buffers.units())),
       written_(buffers.parameters().size()),
-      ready_(buckets().size()) {}
+      ready_(buckets().size()),
+      gathered_(buckets().size()) {}
 
 void ParameterCollectives::connect(const Mesh& mesh, StepClock* clock) {
     const Sharding& sharding = buffers_.sharding();
@@ -21,18 +22,55 @@ void ParameterCollectives::connect(const Mesh& mesh, StepClock* clock) {
     exchange_ = std::make_unique<Exchange>(buffers_.device(), true, sum_slot() + 1, clock);
     everyone_ = &mesh.everyone();
     if (sharding.size == 1) return;
-    group_ = &mesh.over({Axis::data, Axis::context});
+    group_ = &summing_group(mesh, sharding);
+    if (sharding.replicas > 1) replicas_ = &mesh.along(Axis::replica);
     assert(group_->size() == sharding.size && group_->rank() == sharding.rank);
     Stream stream(buffers_.device());
     registration_ = group_->register_buffers(stream, buffers_.exchanged());
 }
 
+Communicator& summing_group(const Mesh& mesh, const Sharding& sharding) {
+    return sharding.zero == 0 ? mesh.over({Axis::data, Axis::context})
+                              : mesh.over({Axis::shard, Axis::context});
+}
+
 UnitLease ParameterCollectives::acquire(Stream& stream, int unit) {
-    if (exchange_)
+    acquired_ = unit;
+    if (group_)
         for (size_t b = buffers_.first_bucket(unit);
-             b < buckets().size() && buckets()[b].first_unit <= unit; ++b)
+             b < buckets().size() && buckets()[b].first_unit <= unit; ++b) {
+            gather_unless_there(stream, b);
+            assert(buffers_.holds_all_weights() || gathered_[b]);
             exchange_->hold(stream, gather_slot(b));
+        }
     return {buffers_, unit, leases_[static_cast<size_t>(unit)]};
+}
+
+void ParameterCollectives::prefetch(Stream& stream, int unit) {
+    if (!group_) return;
+    const size_t wanted = buffers_.first_bucket(unit), now = buffers_.first_bucket(acquired_);
+    const size_t next = wanted != now ? wanted : unit > acquired_ ? now + 1 : now - 1;
+    if (next < buckets().size()) gather_unless_there(stream, next);
+}
+
+bool ParameterCollectives::is_leased(size_t b) const {
+    for (int unit = buckets()[b].first_unit; unit <= buckets()[b].last_unit; ++unit)
+        if (leases_[static_cast<size_t>(unit)] > 0) return true;
+    return false;
+}
+
+/// With ZeRO-3: gathers a bucket's weights, unless they are in its buffer or another bucket's, which
+/// are in use, are there.
+void ParameterCollectives::gather_unless_there(Stream& stream, size_t b) {
+    if (buffers_.holds_all_weights() || gathered_[b]) return;
+    const int turn = buffers_.turn_of_weights(b);
+    for (size_t other = 0; turn >= 0 && other < buckets().size(); ++other) {
+        if (other == b || !gathered_[other] || buffers_.turn_of_weights(other) != turn) continue;
+        if (is_leased(other)) return;
+        gathered_[other] = false;
+    }
+    gathered_[b] = true;
+    gather_now(stream, b);
 }
 
 void ParameterCollectives::begin_step(int micro_batches, int most) {
@@ -76,7 +114,7 @@ void ParameterCollectives::reduce(Stream& stream, size_t b) {
     float* const gradients = buffers_.bucket_gradients(b);
     exchange_->submit(stream, reduce_slot(b), [&](Stream& exchange) {
         const DType dtype = buffers_.sharding().reduce_dtype;
-        const bool rounded = dtype == DType::bf16;
+        const bool rounded = dtype == DType::bf16, last = ready_[b] == all_of(b);
         void* const all = rounded ? static_cast<void*>(buffers_.rounded_gradients()) : gradients;
         void* const sums = static_cast<char*>(all) + skipped * static_cast<int64_t>(size_of(dtype));
         if (rounded)
@@ -85,22 +123,45 @@ void ParameterCollectives::reduce(Stream& stream, size_t b) {
             group_->all_reduce(exchange, all, bucket.range.n, dtype);
         else
             group_->reduce_scatter(exchange, sums, all, bucket.shard, dtype);
-        if (reduces_every_micro_batch())
-            widen(exchange, buffers_.owned_gradients(bucket), sums, dtype, mine.n,
-                  ready_[b] > units_of(b));
-        else if (rounded)
-            widen(exchange, gradients + skipped, sums, dtype, mine.n, false);
-        if (ready_[b] == all_of(b) && exchange_->beside()) after_sums_(exchange, b);
+        if (reduces_every_micro_batch()) {
+            float* const owned = buffers_.owned_gradients(bucket);
+            widen(exchange, owned, sums, dtype, mine.n, ready_[b] > units_of(b));
+            if (last && replicas_) add_replicas(exchange, owned, mine.n);
+        } else {
+            if (replicas_) replicas_->all_reduce(exchange, sums, mine.n, dtype);
+            if (rounded) widen(exchange, gradients + skipped, sums, dtype, mine.n, false);
+        }
+        if (last && exchange_->beside()) after_sums_(exchange, b);
     });
     // The next bucket's gradients are written where those of the one before this were.
     if (reduces_every_micro_batch() && b + 1 < buckets().size() && bucket.first_unit > 0)
         exchange_->hold(stream, reduce_slot(b + 1));
 }
 
+/// Adds the sums of all groups that hold the same shards, in the order of the groups.
+void ParameterCollectives::add_replicas(Stream& exchange, float* sums, int64_t n) {
+    if (buffers_.sharding().reduce_dtype == DType::fp32)
+        return replicas_->all_reduce(exchange, sums, n, DType::fp32);
+    bf16* const rounded = buffers_.rounded_gradients();
+    round_to_bf16(exchange, rounded, sums, n);
+    replicas_->all_reduce(exchange, rounded, n, DType::bf16);
+    widen(exchange, sums, rounded, DType::bf16, n, false);
+}
+
 void ParameterCollectives::skip_micro_batch(Stream& stream) {
     if (!reduces_every_micro_batch()) return;
+    // The leases of a pass, in its order, since they gather weights with ZeRO-3.
+    const int units = buffers_.units();
+    for (int unit = 0; unit < units; ++unit) {
+        const UnitLease weights = acquire(stream, unit);
+        if (unit + 1 < units) prefetch(stream, unit + 1);
+    }
     begin_backward(stream);
-    for (int unit = buffers_.units() - 1; unit >= 0; --unit) {
+    for (int unit = units - 1; unit >= 0; --unit) {
+        if (unit > 0) {
+            const UnitLease weights = acquire(stream, unit);
+            prefetch(stream, unit - 1);
+        }
         for (size_t b = buffers_.first_bucket(unit);
              b < buckets().size() && buckets()[b].first_unit == unit; ++b)
             clear(stream, buffers_.bucket_gradients(b),
@@ -112,6 +173,7 @@ void ParameterCollectives::skip_micro_batch(Stream& stream) {
 void ParameterCollectives::finish_gradients(Stream& stream) {
     for (size_t b = 0; b < buckets().size(); ++b) {
         if (group_) exchange_->hold(stream, reduce_slot(b));
+        if (group_) exchange_->hold(stream, gather_slot(b));
         if (!group_ || !exchange_->beside()) after_sums_(stream, b);
     }
 }
@@ -119,11 +181,19 @@ void ParameterCollectives::finish_gradients(Stream& stream) {
 void ParameterCollectives::gather(Stream& stream, int b) {
     assert(std::all_of(leases_.begin(), leases_.end(), [](int leases) { return leases == 0; }));
     if (!group_ || buffers_.sharding().zero == 0) return;
-    const Bucket& bucket = buckets()[static_cast<size_t>(b)];
-    exchange_->submit(stream, gather_slot(static_cast<size_t>(b)), [&](Stream& exchange) {
-        group_->all_gather(exchange, buffers_.weight_address(bucket.range.first),
-                           buffers_.weight_address(buffers_.owned(bucket).first), bucket.shard,
-                           buffers_.dtype());
+    const auto bucket = static_cast<size_t>(b);
+    if (buffers_.holds_all_weights()) return gather_now(stream, bucket);
+    // The first buckets of blocks are as many as take turns.
+    gathered_[bucket] = false;
+    const bool is_first = bucket < buffers_.first_bucket(1) + 2;
+    if (buffers_.turn_of_weights(bucket) < 0 || is_first) gather_unless_there(stream, bucket);
+}
+
+void ParameterCollectives::gather_now(Stream& stream, size_t b) {
+    const Bucket& bucket = buckets()[b];
+    exchange_->submit(stream, gather_slot(b), [&](Stream& exchange) {
+        group_->all_gather(exchange, buffers_.bucket_weights(b), buffers_.owned_weights(bucket),
+                           bucket.shard, buffers_.dtype());
     });
 }
 

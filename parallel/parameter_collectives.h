@@ -1,7 +1,6 @@
 // What a model and its ranks do with a model's parameters in a training step: weights are leased to
 // the model, gradients are reduced and weights gathered bucket by bucket, beside the model's work.
-// Fully sharded weights, offload and packed copies will hang on the same calls: acquire(),
-// prefetch() and gradients_ready().
+// Offload and packed copies will hang on the same calls: acquire(), prefetch() and gradients_ready().
 #pragma once
 #include <cassert>
 #include <functional>
@@ -15,6 +14,9 @@
 #include "parallel/parameter_buffers.h"
 
 namespace train_gpt {
+
+/// The group that reduces and gathers a bucket.
+Communicator& summing_group(const Mesh& mesh, const Sharding& sharding);
 
 /// The weights of a unit, for as long as the object lives.
 class UnitLease {
@@ -43,9 +45,10 @@ class UnitLease {
 /// In a training step the model calls begin_step(), and then for each micro-batch acquire() around
 /// each use of a unit's weights, begin_backward(), sink() for each gradient that it is about to
 /// write, and gradients_ready() as soon as all gradients of a unit are written. A bucket whose units
-/// are ready is reduced while the model computes the others: in the last micro-batch, or with ZeRO-2
-/// in each. finish_gradients() then waits for the sums, the optimizer updates the buffers' pieces(),
-/// and gather() collects each bucket's weights, for which the next acquire() waits.
+/// are ready is reduced while the model computes the others: in the last micro-batch, or from ZeRO-2
+/// on in each. finish_gradients() then waits for the sums, the optimizer updates the buffers'
+/// pieces(), and gather() collects each bucket's weights, for which the next acquire() waits. With
+/// ZeRO-3, acquire() and prefetch() gather what is not in its buffer any more.
 class ParameterCollectives {
   public:
     /// `buffers` must live longer than the object.
@@ -56,18 +59,19 @@ class ParameterCollectives {
 
     /// Later work of the stream finds the weights of the unit in place while the lease lives.
     UnitLease acquire(Stream& stream, int unit);
-    /// The unit will be acquired next. Nothing to do as long as every rank holds all weights.
-    void prefetch(Stream& /*stream*/, int /*unit*/) {}
+    /// The unit will be acquired next, in the direction in which the pass goes: with ZeRO-3 its bucket
+    /// is gathered, or the one after it if the unit is in the bucket that is in use.
+    void prefetch(Stream& stream, int unit);
 
     /// `micro_batches`: how many this rank computes in the step; `most`: how many any rank does.
     void begin_step(int micro_batches, int most);
-    /// Before the first sink of a micro-batch: with ZeRO-2 its gradients go where those of the
+    /// Before the first sink of a micro-batch: from ZeRO-2 on its gradients go where those of the
     /// micro-batch before were.
     void begin_backward(Stream& stream);
     /// Where a gradient of parameter i goes, for one kernel that writes it: the first one in a step
-    /// (with ZeRO-2: in a micro-batch) overwrites, later ones add. −1: an empty sink.
+    /// (from ZeRO-2 on: in a micro-batch) overwrites, later ones add. −1: an empty sink.
     GradientSink sink(int i);
-    /// All gradients of a unit have been written for one more micro-batch. With ZeRO-2 units become
+    /// All gradients of a unit have been written for one more micro-batch. From ZeRO-2 on units become
     /// ready from the last one down, and no other micro-batch writes gradients until all are.
     void gradients_ready(Stream& stream, int unit);
     /// Whether the ranks' collectives run beside a backward pass, that of the last micro-batch or
@@ -86,7 +90,8 @@ class ParameterCollectives {
     void after_sums(std::function<void(Stream&, size_t bucket)> work) {
         after_sums_ = std::move(work);
     }
-    /// Collects the weights of a bucket from the ranks that have updated them.
+    /// Collects the weights of a bucket from the ranks that have updated them; with ZeRO-3, only of
+    /// those that the next forward pass begins with or that have a place of their own.
     void gather(Stream& stream, int bucket);
     void gather_all(Stream& stream);
     /// out [world·n] = in[n] of all ranks of the run, by rank, for later work of the stream. Not in a
@@ -95,8 +100,13 @@ class ParameterCollectives {
 
   private:
     const std::vector<Bucket>& buckets() const { return buffers_.layout().buckets(); }
-    bool reduces_every_micro_batch() const { return buffers_.sharding().zero == 2; }
+    bool reduces_every_micro_batch() const { return buffers_.sharding().zero >= 2; }
     void reduce(Stream& stream, size_t bucket);
+    void add_replicas(Stream& exchange, float* sums, int64_t n);
+    // ZeRO-3
+    bool is_leased(size_t bucket) const;
+    void gather_unless_there(Stream& stream, size_t bucket);
+    void gather_now(Stream& stream, size_t bucket);
     /// How often units of a bucket become ready in a micro-batch, and in a step.
     int units_of(size_t b) const { return buckets()[b].last_unit - buckets()[b].first_unit + 1; }
     int all_of(size_t b) const { return micro_batches_ * units_of(b); }
@@ -107,14 +117,17 @@ class ParameterCollectives {
 
     const ParameterBuffers& buffers_;
     std::unique_ptr<Exchange> exchange_;  // null in a world of one
-    // Null in a group of one: the ranks that gradients are summed over, and all.
-    Communicator *group_ = nullptr, *everyone_ = nullptr;
+    // The ranks that the state is split over, those that hold the same shards, and all ranks; null
+    // where there is nothing to exchange with them.
+    Communicator *group_ = nullptr, *replicas_ = nullptr, *everyone_ = nullptr;
     std::shared_ptr<void> registration_;  // of the buffers, with the group
     std::function<void(Stream&, size_t)> after_sums_ = [](Stream&, size_t) {};
     std::vector<int> leases_;    // of each unit, how many live
     std::vector<bool> written_;  // of each parameter: later gradients are added
     std::vector<int> ready_;     // of each bucket: how often its units became ready in this step
     int micro_batches_ = 1, units_ready_ = 0;
+    std::vector<bool> gathered_;  // of each bucket: its weights are in its buffer
+    int acquired_ = 0;            // the unit that was acquired last
 };
 
 }  // namespace train_gpt

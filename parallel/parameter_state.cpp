@@ -44,14 +44,17 @@ void ParameterState::initialize(uint64_t seed) {
 
 void ParameterState::fill_weights(Stream& stream) {
     constexpr int64_t period = 65537;  // a prime number, so that rows of a matrix differ
-    const int64_t n = buffers_.layout().numel();
-    std::vector<float> values(static_cast<size_t>(std::min(period, n)));
-    RandomStream(0, RandomPurpose::synthetic, 0, 0)
-        .fill_normal(values.data(), std::ssize(values), 0.02f);
-    write_weights(buffers_.weight_address(0), values);
-    for (int64_t done = std::ssize(values); done < n; done *= 2)
-        copy(stream, buffers_.weight_address(done), buffers_.weight_address(0),
-             static_cast<size_t>(std::min(done, n - done)) * size_of(buffers_.dtype()));
+    for (const std::span<std::byte> weights : buffers_.whole_weights()) {
+        const auto n = static_cast<int64_t>(weights.size() / size_of(buffers_.dtype()));
+        std::vector<float> values(static_cast<size_t>(std::min(period, n)));
+        RandomStream(0, RandomPurpose::synthetic, 0, 0)
+            .fill_normal(values.data(), std::ssize(values), 0.02f);
+        write_weights(reinterpret_cast<char*>(weights.data()), values);
+        size_t done = values.size() * size_of(buffers_.dtype());
+        for (; done < weights.size(); done *= 2)
+            copy(stream, weights.data() + done, weights.data(),
+                 std::min(done, weights.size() - done));
+    }
 }
 
 void ParameterState::clear_padding() {
@@ -76,17 +79,23 @@ void ParameterState::set(int i, std::span<const float> values) {
 }
 
 void ParameterState::get(int i, std::span<float> values) const {
-    read_weights(i, 0, values);
+    if (buffers_.holds_all_weights()) read_weights(i, 0, values);
     read(State::master, i, 0, values);
 }
 
 void ParameterState::write(State which, int i, int64_t first, std::span<const float> values) {
-    if (which == State::master) write_weights(address_of_weight(i, first), values);
+    if (which == State::master && buffers_.holds_all_weights())
+        write_weights(buffers_.weight_address(i, first), values);
     for (const ParameterBuffers::Piece& piece : buffers_.pieces_of(i)) {
         const Range part = intersection(piece.range, {first, std::ssize(values)});
         if (part.n == 0) continue;
-        copy_now(buffers_.device(), state_of(piece, which) + (part.first - piece.range.first),
-                 values.data() + (part.first - first), static_cast<size_t>(part.n) * sizeof(float));
+        const int64_t at = part.first - piece.range.first;
+        const std::span<const float> of_part =
+            values.subspan(static_cast<size_t>(part.first - first), static_cast<size_t>(part.n));
+        copy_now(buffers_.device(), state_of(piece, which) + at, of_part.data(),
+                 of_part.size_bytes());
+        if (which == State::master && piece.weights && !buffers_.holds_all_weights())
+            write_weights(reinterpret_cast<char*>(piece.weights + at), of_part);
     }
 }
 
@@ -116,7 +125,8 @@ void ParameterState::read(State which, int i, int64_t first, std::span<float> va
 }
 
 void ParameterState::read_weights(int i, int64_t first, std::span<float> values) const {
-    const char* const from = address_of_weight(i, first);
+    assert(buffers_.holds_all_weights());
+    const char* const from = buffers_.weight_address(i, first);
     if (buffers_.dtype() == DType::fp32) {
         copy_now(buffers_.device(), values.data(), from, values.size_bytes());
         return;

@@ -56,16 +56,16 @@ bool is_optimizer_file(const std::string& name) {
     return name.starts_with("optimizer-") && name.ends_with(".safetensors");
 }
 
-StoredModel stored_model(const CheckpointContents& contents, Activity& activity) {
+using ReadParameter = std::function<void(const Parameter&, int64_t, std::span<float>)>;
+
+/// The model of a checkpoint, with weights that `read` gives.
+StoredModel stored_model(const CheckpointContents& contents, ReadParameter read) {
     const ParameterStore& parameters = contents.parameters;
     StoredModel model{
         .spec = contents.spec,
         .dtype = parameters.dtype() == DType::bf16 ? StoredType::bf16 : StoredType::fp32,
         .end_of_text = {},
-        .read = [&](const Parameter& p, int64_t first, std::span<float> values) {
-            activity.pulse();
-            parameters.read_weights(parameters.index_of(p.name), first, values);
-        }};
+        .read = std::move(read)};
     if (contents.tokenizer) {
         model.end_of_text = contents.tokenizer->end_of_text();
         model.begin_of_text = contents.tokenizer->begin_of_text();
@@ -209,6 +209,51 @@ class OptimizerFiles {
     std::vector<std::vector<SavedRange>> ranges_;
 };
 
+/// Reads the fp32 masters in a checkpoint's optimizer files; null if there are none.
+ReadParameter masters_in(const fs::path& checkpoint, const std::vector<Parameter>& parameters) {
+    const auto saved = std::make_shared<const OptimizerFiles>(checkpoint, parameters);
+    if (saved->empty()) return {};
+    std::map<std::string, int> index;
+    for (size_t i = 0; i < parameters.size(); ++i) index[parameters[i].name] = static_cast<int>(i);
+    return [saved, index](const Parameter& p, int64_t first, std::span<float> values) {
+        for (const SavedRange& range : saved->ranges_of(index.at(p.name))) {
+            const Range part = intersection({first, std::ssize(values)}, range.range);
+            if (part.n > 0)
+                range.read(saved_states[0].prefix, part.first,
+                           values.subspan(static_cast<size_t>(part.first - first),
+                                          static_cast<size_t>(part.n)));
+        }
+    };
+}
+
+/// The model's weights into a checkpoint's folder; returns the names of the files. The weights are the
+/// masters, rounded: where this rank does not hold all of them they are read from the optimizer's
+/// files, which all ranks have written.
+std::vector<std::string> write_weights(const fs::path& directory,
+                                       const CheckpointContents& contents, Activity& activity) {
+    const ParameterStore& parameters = contents.parameters;
+    ReadParameter read = [&](const Parameter& p, int64_t first, std::span<float> values) {
+        parameters.read_weights(parameters.index_of(p.name), first, values);
+    };
+    if (!parameters.holds_all_weights())
+        read = masters_in(directory, registry_of(contents.spec).parameters);
+    const auto pulsing = [&](const Parameter& p, int64_t first, std::span<float> values) {
+        activity.pulse();
+        read(p, first, values);
+    };
+    const StoredModel model = stored_model(contents, pulsing);
+    return write_model(directory, model, model.dtype);
+}
+
+/// Sizes and hashes of files, as in a manifest.
+std::string hashes_of(const std::vector<fs::path>& files, Activity& activity) {
+    Json hashes = Json::object();
+    for (const fs::path& file : files)
+        hashes[file.filename().string()] = {{"bytes", fs::file_size(file)},
+                                            {"xxh3", hash_file(file, [&] { activity.pulse(); })}};
+    return to_text(hashes);
+}
+
 }  // namespace
 
 fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& contents,
@@ -217,30 +262,32 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
     const fs::path final_path = run_dir / step_name(contents.step);
     const fs::path directory = run_dir / (step_name(contents.step) + ".tmp");
     const ParameterStore& parameters = contents.parameters;
-    const bool root = world.rank() == 0;
+    Activity& activity = world.activity();
+    const bool root = world.rank() == 0, holds_model = parameters.holds_all_weights();
     try {
         first_for_all(world, [&] {
             fs::remove_all(directory);
             make_directory(directory);
             return "";
         });
-        const std::vector<std::string> entries = together(world, [&] {
+        std::vector<std::string> entries = together(world, [&] {
             std::vector<fs::path> files;
             const auto add = [&](const std::string& name) {
                 return files.emplace_back(directory / name);
             };
-            // If every rank has the whole optimizer state, one file is enough.
-            const int shards = parameters.sharding().zero == 0 ? 1 : world.size();
-            if (world.rank() < shards) {
+            const Sharding& s = parameters.sharding();
+            // Of ranks that hold the same, the first one writes.
+            const int shards = s.zero == 0 ? 1 : s.size;
+            if (s.replica == 0 && s.rank < shards) {
                 char name[64];
-                std::snprintf(name, sizeof name, "optimizer-%05d-of-%05d.safetensors", world.rank(),
-                              shards);
+                std::snprintf(name, sizeof name, "optimizer-%05d-of-%05d.safetensors",
+                              s.rank * s.tensors + s.tensor, shards * s.tensors);
                 write_optimizer(add(name), parameters, world.activity());
             }
             if (root) {
-                const StoredModel model = stored_model(contents, world.activity());
-                for (const std::string& name : write_model(directory, model, model.dtype))
-                    add(name);
+                if (holds_model)
+                    for (const std::string& name : write_weights(directory, contents, activity))
+                        add(name);
                 write_file(add("train_gpt.json"), to_json(contents.config));
                 write_choices(directory, contents.choices);
                 add("choices.json");
@@ -249,13 +296,16 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
                          write_tokenizer(directory, *contents.tokenizer, contents.spec.n_ctx))
                         add(name);
             }
-            Json hashes = Json::object();
-            for (const fs::path& file : files)
-                hashes[file.filename().string()] = {
-                    {"bytes", fs::file_size(file)},
-                    {"xxh3", hash_file(file, [&] { world.activity().pulse(); })}};
-            return to_text(hashes);
+            return hashes_of(files, activity);
         });
+        // Where no rank holds all weights, they are made from what each has written.
+        if (!holds_model)
+            entries.push_back(first_for_all(world, [&] {
+                std::vector<fs::path> files;
+                for (const std::string& name : write_weights(directory, contents, activity))
+                    files.push_back(directory / name);
+                return hashes_of(files, activity);
+            }));
         first_for_all(world, [&] {
             Json manifest = {{"format", "train_gpt checkpoint"},
                              {"format_version", format_version},
@@ -468,20 +518,9 @@ void load_training_state(const fs::path& checkpoint, ParameterStore& parameters,
 std::optional<StoredModel> open_masters(const fs::path& checkpoint) {
     StoredModel model = open_model_folder(checkpoint);
     const std::vector<Parameter> parameters = registry_of(model.spec).parameters;
-    const auto saved = std::make_shared<const OptimizerFiles>(checkpoint, parameters);
-    if (saved->empty()) return {};
-    std::map<std::string, int> index;
-    for (size_t i = 0; i < parameters.size(); ++i) index[parameters[i].name] = static_cast<int>(i);
+    model.read = masters_in(checkpoint, parameters);
+    if (!model.read) return {};
     model.dtype = StoredType::fp32;
-    model.read = [saved, index](const Parameter& p, int64_t first, std::span<float> values) {
-        for (const SavedRange& range : saved->ranges_of(index.at(p.name))) {
-            const Range part = intersection({first, std::ssize(values)}, range.range);
-            if (part.n > 0)
-                range.read(saved_states[0].prefix, part.first,
-                           values.subspan(static_cast<size_t>(part.first - first),
-                                          static_cast<size_t>(part.n)));
-        }
-    };
     return model;
 }
 

@@ -228,9 +228,10 @@ constexpr ConfigKey table[] = {
     {KEY(parallel.allow_tensor_across_nodes), any_text(),
      "Tensor-parallel ranks exchange data in every layer, so they must be on one node, unless this "
      "is true."},
-    {KEY(parallel.zero), between(0, 2),
+    {KEY(parallel.zero), between(0, 3),
      "ZeRO's stage, which is what data parallelism splits over ranks. 0: nothing; 1: optimizer "
-     "state; 2: gradient sums as well, which are then reduced in every micro-batch."},
+     "state; 2: gradient sums as well, which are then reduced in every micro-batch; 3: weights as "
+     "well, which are then gathered in every forward and backward pass."},
     {KEY(parallel.shard_ranks), between(0, 1048576),
      "Data-parallel ranks among which ZeRO splits, such as those of a node; groups of so many hold "
      "the same. It must divide the number of data-parallel ranks. 0: all of them."},

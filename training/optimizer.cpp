@@ -10,7 +10,8 @@ namespace {
 bool counts_for_norm(const ParameterStore& parameters, const ParameterStore::Piece& piece) {
     const Sharding& sharding = parameters.sharding();
     const Parameter& p = parameters.parameters()[static_cast<size_t>(piece.parameter)];
-    const bool same_on_data_ranks = sharding.zero == 0 && sharding.rank > 0;
+    const bool same_on_data_ranks =
+        (sharding.zero == 0 && sharding.rank > 0) || sharding.replica > 0;
     const bool same_on_tensor_ranks = !p.split && sharding.tensor > 0;
     return !same_on_data_ranks && !same_on_tensor_ranks && p.tied_to.empty();
 }

@@ -29,30 +29,17 @@ std::string label_of(Purpose purpose, const Device& device) {
                   purpose == Purpose::staging && device.is_cuda() ? " (host)" : "");
 }
 
-/// What each rank sends in a step, with P elements in all buckets, padding included, and d ranks.
-/// Reducing gradients: b·P·(d−1)/d bytes, where b is 4, or 2 in bf16; twice that with ZeRO-0,
-/// and that much for each micro-batch with ZeRO-2. Gathering weights of s bytes each:
-/// s·P·(d−1)/d bytes, except with ZeRO-0.
+/// What each rank sends in a step, by group of ranks.
 std::string traffic_line(const Config& config, const DecoderSpec& spec, DType dtype, int world) {
-    const MeshLayout mesh = mesh_of(config, world);
-    const Sharding sharding = sharding_of(config, mesh, 0);
+    const Sharding sharding = sharding_of(config, mesh_of(config, world), 0);
     const BucketLayout layout(registry_of(spec).parameters, sharding.size,
                               sharding.bucket_elements);
-    const int64_t ranks = mesh.size(Axis::data);
-    const int64_t micro_batches = (config.micro_batches_per_step() + ranks - 1) / ranks;
-    const double others = static_cast<double>(layout.numel()) * (sharding.size - 1) / sharding.size;
-    const double reductions = sharding.zero == 0   ? 2.0
-                              : sharding.zero == 1 ? 1.0
-                                                   : static_cast<double>(micro_batches);
-    const auto bytes = [](double n) { return format_bytes(static_cast<uint64_t>(n)); };
-    return formatted(
-        "traffic      of each rank and step, ZeRO-%d: %s of gradients in %s, %s of weights, in %zu "
-        "buckets\n",
-        sharding.zero,
-        bytes(reductions * others * static_cast<double>(size_of(sharding.reduce_dtype))).c_str(),
-        name_of(sharding.reduce_dtype),
-        bytes(sharding.zero == 0 ? 0.0 : others * static_cast<double>(size_of(dtype))).c_str(),
-        layout.buckets().size());
+    std::string text =
+        concat("traffic      of each rank and step, ZeRO-", config.parallel.zero, ": ");
+    for (const auto& [group, bytes] : step_traffic(config, spec, dtype, world))
+        text += concat(format_bytes(static_cast<uint64_t>(bytes)), " along ", group, ", ");
+    return text + concat("gradients in ", name_of(sharding.reduce_dtype), ", in ",
+                         layout.buckets().size(), " buckets\n");
 }
 
 constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
@@ -151,6 +138,18 @@ DType resolve_dtype(const std::string& word, const Device& device) {
     return resolve_dtype(wanted, device);
 }
 
+Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int ranks) {
+    const MeshLayout mesh = mesh_of(config, ranks);
+    Arena counting = Arena::counting(Device{});
+    const ParameterBuffers buffers(counting, registry_of(spec).parameters, dtype,
+                                   ParameterBuffers::Use::training, sharding_of(config, mesh, 0));
+    const int64_t data_ranks = mesh.size(Axis::data);
+    return state_traffic(mesh, buffers,
+                         (config.micro_batches_per_step() + data_ranks - 1) / data_ranks,
+                         StepSums::count(static_cast<int>(config.data.train.size())) +
+                             std::ssize(buffers.parameters()));
+}
+
 Arena plan_memory(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
                   const Device& device, int ranks) {
     Arena plan = Arena::counting(device);
@@ -231,7 +230,7 @@ std::string change_that_fits(const Config& config, const DecoderSpec& spec, DTyp
     const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
     int most = ranks;
     while (2 * int64_t{most} <= std::min(sequences, most_ranks)) most *= 2;
-    for (int zero = std::max(1, config.parallel.zero); zero <= 2; ++zero) {
+    for (int zero = std::max(1, config.parallel.zero); zero <= 3; ++zero) {
         Config split = open;
         split.parallel.zero = zero;
         if (try_with(split, most).empty()) continue;
@@ -250,13 +249,13 @@ std::string change_that_fits(const Config& config, const DecoderSpec& spec, DTyp
         for (int T = config.sequence_length(); T >= shortest; T /= 2)
             if (const std::string found = with_length(T); !found.empty()) return found;
 
-    open.parallel.zero = 2;
+    open.parallel.zero = 3;
     const Arena plan =
         plan_memory(with_micro_batch(open, 1), spec, dtype, Recompute::block, device, most);
-    return concat("with a micro-batch of one sequence and parallel.zero=2, each of ", most,
+    return concat("with a micro-batch of one sequence and parallel.zero=3, each of ", most,
                   most == 1 ? " rank needs " : " ranks needs ", format_bytes(plan.total_bytes()),
-                  ", ", format_bytes(plan.bytes(Purpose::parameters)),
-                  " of it for the weights, which are not split over ranks; take a smaller model");
+                  ", ", format_bytes(plan.bytes(Purpose::activations)),
+                  " of it for activations; take a smaller model");
 }
 
 Arena allocate(const Arena& plan, const Config& config, const DecoderSpec& spec, DType dtype,
@@ -328,10 +327,9 @@ std::string describe_run(const Config& config, const DecoderSpec& spec, DType dt
                               " positions, vocabulary ", spec.vocab_size, " (", spec.padded_vocab(),
                               " in memory)\n", "parameters   ", with_separators(parameters), "\n");
     const auto weights = static_cast<uint64_t>(parameters) * size_of(dtype);
-    if (weights > largest_gpu_bytes)
+    if (weights > largest_gpu_bytes && config.parallel.zero < 3 && config.parallel.tensor == 1)
         text += concat("note         its weights alone take ", format_bytes(weights),
-                       ", which no GPU has, and ranks do not share them: it cannot be trained on "
-                       "GPUs yet\n");
+                       ", which no GPU has; parallel.zero=3 splits them over ranks\n");
     text += formatted(
         "FLOPs        %.4g per token (6·N + 6·L·C·T, causal attention counted half), %.4g per "
         "step\n",

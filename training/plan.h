@@ -6,6 +6,7 @@
 
 #include "device/memory.h"
 #include "model/stage.h"
+#include "parallel/traffic.h"
 #include "training/choices.h"
 #include "training/config.h"
 
@@ -24,6 +25,10 @@ DType resolve_dtype(const std::string& word, const Device& device);
 /// Memory of each of `ranks` ranks: that of a Trainer over a counting arena.
 Arena plan_memory(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
                   const Device& device, int ranks = 1);
+
+/// What the first of `ranks` ranks sends in a step, by group of ranks; config.batch.micro_batch must
+/// be given.
+Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int ranks);
 
 /// How a step is divided so that it fits into memory.
 struct Fit {

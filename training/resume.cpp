@@ -71,6 +71,25 @@ std::string note_on_kernels(const Choices& kept, const Choices& chosen) {
                   ", so its results may differ in the last bits");
 }
 
+/// Sets the weights to those of model.init_from.
+void start_from(const Config& config, const RunData& data, ParameterStore& parameters,
+                const World& world, Progress& progress) {
+    const auto source =
+        find_whole_checkpoint(config.model.init_from, [&] { world.activity().pulse(); });
+    StoredModel model = open_model_folder(source);
+    require_same_model(source, model.spec, data.spec());
+    model.read = [&, read = std::move(model.read)](const Parameter& p, int64_t first,
+                                                   std::span<float> values) {
+        world.activity().pulse();
+        read(p, first, values);
+    };
+    load_weights(model, parameters);
+    progress.say("starting from the weights of " + source.string());
+    if (!same_tokens(source, data.tokenizer()))
+        progress.warn("the tokenizer " + config.tokenizer.path +
+                      " has different tokens from the one of these weights");
+}
+
 }  // namespace
 
 std::string describe_if_complete(const Config& config, const RunData& data, const World& world,
@@ -106,22 +125,10 @@ std::optional<int64_t> resume(const Config& config, const RunData& data, Trainer
 
 void initialize_weights(const Config& config, const RunData& data, Trainer& trainer,
                         const World& world, Progress& progress) {
-    trainer.parameters.initialize(config.seed);
-    if (config.model.init_from.empty()) return;
-    const auto source =
-        find_whole_checkpoint(config.model.init_from, [&] { world.activity().pulse(); });
-    StoredModel model = open_model_folder(source);
-    require_same_model(source, model.spec, data.spec());
-    model.read = [&, read = std::move(model.read)](const Parameter& p, int64_t first,
-                                                   std::span<float> values) {
-        world.activity().pulse();
-        read(p, first, values);
-    };
-    load_weights(model, trainer.parameters);
-    progress.say("starting from the weights of " + source.string());
-    if (!same_tokens(source, data.tokenizer()))
-        progress.warn("the tokenizer " + config.tokenizer.path +
-                      " has different tokens from the one of these weights");
+    ParameterStore& parameters = trainer.parameters;
+    parameters.initialize(config.seed);
+    if (!config.model.init_from.empty()) start_from(config, data, parameters, world, progress);
+    if (!parameters.holds_all_weights()) parameters.gather_all(trainer.stream);
 }
 
 void record_start(const RunFolder& folder, const StartRecord& start, Progress& progress) {

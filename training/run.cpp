@@ -3,6 +3,8 @@
 #include <csignal>
 #include <exception>
 #include <filesystem>
+#include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -63,6 +65,7 @@ void Run::begin_step() {
         (interrupted() || parts_.watch.found_damage() || (first_rank() && out_of_time())))
         trainer.request_stop();
     trainer.clock.begin(trainer.stream);
+    sent_before_ = parts_.mesh.bytes_sent();
     since_step_start_.restart();
 }
 
@@ -87,6 +90,9 @@ void Run::update() {
                    1.0f / static_cast<float>(parts_.log.size().targets),
                    static_cast<float>(config.optimizer.grad_clip));
     trainer.clock.end(trainer.stream);
+    std::map<std::string, int64_t> sent = parts_.mesh.bytes_sent();
+    for (auto& [group, bytes] : sent) bytes -= sent_before_[group];
+    parts_.log.sent(std::move(sent));
     ++step_;
     ++in_flight_;
 }
@@ -161,17 +167,21 @@ bool Run::was_evaluated() const {
 }
 
 void Run::sample() {
-    if (first_rank()) print_samples(static_cast<uint64_t>(step_), 1);
+    if (samples_here()) print_samples(static_cast<uint64_t>(step_), 1);
 }
 
 void Run::print_samples(uint64_t first, int count) {
     Trainer& trainer = parts_.trainer;
     const auto& s = parts_.config.sampling;
-    const SamplingOptions options{.max_tokens = s.max_tokens,
-                                  .temperature = s.temperature,
-                                  .top_k = s.top_k,
-                                  .top_p = s.top_p,
-                                  .seed = s.seed};
+    SamplingOptions options{.max_tokens = s.max_tokens,
+                            .temperature = s.temperature,
+                            .top_k = s.top_k,
+                            .top_p = s.top_p,
+                            .seed = s.seed};
+    if (!trainer.parameters.holds_all_weights())
+        options.agree = [&](int32_t token) {
+            return std::stoi(world().broadcast(std::to_string(token)));
+        };
     for (int i = 0; i < count; ++i) {
         const uint64_t number = first + static_cast<uint64_t>(i);
         parts_.progress.say("--- sample\n" + s.prompt +
@@ -317,7 +327,7 @@ int Run::end_complete(const std::string& saved) {
         const LoggedEvaluation e = last_evaluation(parts_.config.run_dir, step_);
         parts_.progress.say(describe_validation(e.step, e.nats_per_token, e.bits_per_byte));
     }
-    if (parts_.data.tokenizer() && first_rank()) print_samples(0, parts_.config.sampling.samples);
+    if (parts_.data.tokenizer() && samples_here()) print_samples(0, parts_.config.sampling.samples);
     parts_.progress.say(saved);
     return 0;
 }

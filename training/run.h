@@ -3,6 +3,7 @@
 // order.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -100,6 +101,10 @@ class Run {
     const World& world() const { return parts_.mesh.world(); }
     bool first_rank() const { return world().rank() == 0; }
     int ranks() const { return world().size(); }
+    /// Whether this rank computes samples: the first one, or all where none holds all weights.
+    bool samples_here() const {
+        return first_rank() || !parts_.trainer.parameters.holds_all_weights();
+    }
     bool due(int64_t every) const { return every > 0 && step_ % every == 0 && step_ < steps_; }
     bool out_of_time() const;
     void settle_until(int64_t may_remain);
@@ -125,7 +130,8 @@ class Run {
     int64_t in_flight_ = 0;  // those of them whose outcome the host has not seen
     int64_t saved_step_;     // the last step that is saved; a new run's step 0 counts as saved
     Ending ending_ = Ending::finished;
-    std::string bad_parameter_;  // the one whose gradient was not finite
+    std::map<std::string, int64_t> sent_before_;  // bytes, when the step began
+    std::string bad_parameter_;                   // the one whose gradient was not finite
 };
 
 /// "training N parameters in bf16 on …": describes a run before its first step. memory: bytes of

@@ -83,7 +83,8 @@ std::string sample_text(Stream& stream, Generator& generator, const Tokenizer& t
         }
         generator.feed(stream, std::span(context).last(unfed));
         const double uniform = random.uniform(static_cast<uint64_t>(i));
-        const int32_t token = draw_token(logits(), options, uniform);
+        int32_t token = draw_token(logits(), options, uniform);
+        if (options.agree) token = options.agree(token);
         const auto end_of_text = tokenizer.end_of_text();
         if (end_of_text && token == static_cast<int32_t>(*end_of_text)) break;
         context.push_back(token);

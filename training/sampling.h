@@ -18,6 +18,8 @@ struct SamplingOptions {
     double top_p =
         1.0;  // draw from the smallest set of likeliest tokens of this total probability (nucleus)
     uint64_t seed = 1;
+    /// Of ranks that sample together: makes each token that was drawn the same on all of them.
+    std::function<int32_t(int32_t)> agree = {};
 };
 
 /// Draws one token from softmax(logits / temperature), restricted by top_k, then by top_p.

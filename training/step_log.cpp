@@ -81,6 +81,7 @@ void StepLog::write(const StepReport& r, const StepSums& sums) {
                                       {StepPhase::data, "data_wait_ms"},
                                       {StepPhase::optimizer, "optimizer_ms"}})
         fields.emplace_back(name, 1e3 * r.times[phase]);
+    for (const auto& [group, bytes] : sent_) fields.emplace_back("bytes_sent/" + group, bytes);
     const MetricsLog::Fields more = fields_of_sources(r.step, sums);
     fields.insert(fields.end(), more.begin(), more.end());
     metrics_.write(r.step, fields);

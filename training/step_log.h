@@ -2,7 +2,9 @@
 // and where their time went.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <string>
+#include <utility>
 
 #include "base/stopwatch.h"
 #include "dataloader/loader.h"
@@ -44,6 +46,8 @@ class StepLog {
 
     /// Records a finished step; `number` counts from 1. Takes the step's times from the clock.
     void add(int64_t number, const StepOutcome& outcome, StepClock& clock);
+    /// What this rank has sent in a step, by group of ranks, in bytes.
+    void sent(std::map<std::string, int64_t> bytes) { sent_ = std::move(bytes); }
     /// The time up to now belongs to no step.
     void restart_time() { since_last_step_.restart(); }
 
@@ -66,6 +70,7 @@ class StepLog {
     StepPace pace_;
     double peak_flops_;  // the highest so far
     Stopwatch since_last_step_;
+    std::map<std::string, int64_t> sent_;
 };
 
 }  // namespace train_gpt

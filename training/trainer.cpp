@@ -35,13 +35,17 @@ LoaderOptions loader_options(const Config& config, int64_t first_step, const Mes
 
 Sharding sharding_of(const Config& config, const MeshLayout& mesh, int rank) {
     const auto& p = config.parallel;
-    const Axes summed = {Axis::data, Axis::context};
-    return {.rank = mesh.at(summed, rank),
-            .size = mesh.size(summed),
+    // Groups of one rank split nothing.
+    const bool splits = p.zero > 0 && mesh.size({Axis::shard, Axis::context}) > 1;
+    const Axes summed = {Axis::data, Axis::context}, split = {Axis::shard, Axis::context};
+    return {.rank = splits ? mesh.at(split, rank) : mesh.at(summed, rank),
+            .size = splits ? mesh.size(split) : mesh.size(summed),
+            .replica = splits ? mesh.at(Axis::replica, rank) : 0,
+            .replicas = splits ? mesh.size(Axis::replica) : 1,
             .tensor = mesh.at(Axis::tensor, rank),
             .tensors = mesh.size(Axis::tensor),
             .world = mesh.world(),
-            .zero = p.zero,
+            .zero = splits ? p.zero : 0,
             .bucket_elements = static_cast<int64_t>(p.bucket_mb * (1 << 20) / sizeof(float)),
             .reduce_dtype = p.reduce_dtype};
 }

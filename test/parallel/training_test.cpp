@@ -153,9 +153,9 @@ TEST_CASE("ranks resume from checkpoints of any number of ranks at any stage", "
     // Other numbers of ranks continue with the same results up to rounding.
     const std::string one = job.train(1, "one"), chain = job.path("chain");
     job.train(1, "chain", {}, stop(4));
-    job.train(3, "chain", zero(2), stop(8));
+    job.train(3, "chain", zero(random_int(0, 1) ? 2 : 3), stop(8));
     job.train(2, "chain", zero(0), stop(12));
-    job.train(4, "chain", zero(1), stop(16));
+    job.train(4, "chain", zero(random_int(0, 1) ? 1 : 3), stop(16));
     job.train(1, "chain");
     check_close(chain, one, dtype.bounds);
 
@@ -199,8 +199,8 @@ TEST_CASE("ranks resume from every other number of ranks and every other stage",
         const Dtype dtype = random_dtype();
         const Job job(8, dtype.settings());
         const std::string one = job.train(1, "one");
-        for (const int stage : {0, 1, 2})
-            for (const int next : {0, 1, 2}) {
+        for (const int stage : {0, 1, 2, 3})
+            for (const int next : {0, 1, 2, 3}) {
                 CAPTURE(dtype.name, before, stage, after, next);
                 job.train(before, "run", zero(stage),
                           {"--stop-at", std::to_string(random_int(1, 19))});
@@ -256,7 +256,7 @@ TEST_CASE("a rank holds the weights, gradients and optimizer state of its share 
           "[training][plan]") {
     const Job job(8);
     for (const char* dtype_name : {"fp32", "bf16"})
-        for (const int stage : {0, 1, 2})
+        for (const int stage : {0, 1, 2, 3})
             for (const int ranks : {2, 3, 8}) {
                 CAPTURE(dtype_name, stage, ranks);
                 const Config config = job.config(zero(stage));
@@ -268,18 +268,21 @@ TEST_CASE("a rank holds the weights, gradients and optimizer state of its share 
                 const auto all = static_cast<size_t>(layout.numel());
                 const size_t shard = all / static_cast<size_t>(ranks),
                              updated = stage == 0 ? all : shard;
-                // Of a micro-batch's gradients, ZeRO-2 has room for these, the second twice.
-                int64_t embedding = 0, largest = 0;
-                for (const Bucket& bucket : layout.buckets())
+                // From ZeRO-2 on there is room for a micro-batch's gradients of the embedding and of
+                // two buckets in turn, and with ZeRO-3 for as many gathered weights.
+                int64_t embedding = 0, turns[2] = {};
+                for (size_t b = 0; b < layout.buckets().size(); ++b) {
+                    const Bucket& bucket = layout.buckets()[b];
+                    int64_t& turn = turns[(layout.buckets().size() - b) % 2];
                     if (bucket.first_unit == 0)
                         embedding += bucket.range.n;
                     else
-                        largest = std::max(largest, bucket.range.n);
-                const size_t in_turn =
-                    stage == 2 ? static_cast<size_t>(embedding + 2 * largest) : 0;
+                        turn = std::max(turn, bucket.range.n);
+                }
+                const auto whole = static_cast<size_t>(embedding + turns[0] + turns[1]);
                 const std::map<Purpose, size_t> wanted{
-                    {Purpose::parameters, all * size_of(dtype)},
-                    {Purpose::gradients, 4 * ((stage == 2 ? shard : all) + in_turn)},
+                    {Purpose::parameters, (stage == 3 ? shard + whole : all) * size_of(dtype)},
+                    {Purpose::gradients, 4 * (stage >= 2 ? shard + whole : all)},
                     {Purpose::masters, dtype == DType::bf16 ? 4 * updated : 0},
                     {Purpose::moments, 8 * updated}};
                 const Arena plan =
@@ -300,7 +303,8 @@ TEST_CASE("a rank holds the weights, gradients and optimizer state of its share 
 
     // The plan equals the memory that each rank of a run reports.
     if (skip_without_mpirun()) return;
-    const Settings more = zero(2) + Settings{{"precision.recompute", "none"},
+    const Settings more = zero(random_int(0, 1) ? 2 : 3) +
+                          Settings{{"precision.recompute", "none"},
                                              {"schedule.steps", "1"},
                                              {"schedule.warmup_steps", "0"}};
     const ProgramResult plan =
@@ -328,7 +332,7 @@ TEST_CASE("in a model of real size the bytes per parameter are those of the lite
     for (const Parameter& p : registry_of(spec).parameters)
         parameters += static_cast<double>(p.numel());
     for (const int ranks : {2, 8, 64})
-        for (const int stage : {0, 1, 2}) {
+        for (const int stage : {0, 1, 2, 3}) {
             config.parallel.zero = stage;
             const Arena plan =
                 plan_memory(config, spec, DType::bf16, Recompute::block, Device{}, ranks);
@@ -337,10 +341,16 @@ TEST_CASE("in a model of real size the bytes per parameter are those of the lite
                  {Purpose::parameters, Purpose::gradients, Purpose::masters, Purpose::moments})
                 bytes += static_cast<double>(plan.bytes(purpose));
             const double shares = 1.0 / ranks;
-            double wanted = stage == 0 ? 18 : stage == 1 ? 6 + 12 * shares : 2 + 16 * shares;
-            // Of gradients of a micro-batch: the embedding's, and two buckets of blocks.
-            const double embedding = (50304.0 + 1024) * 1280, block = 12.0 * 1280 * 1280;
-            if (stage == 2) wanted += 4 * (embedding + 2 * block) / parameters;
+            double wanted = stage == 0   ? 18
+                            : stage == 1 ? 6 + 12 * shares
+                            : stage == 2 ? 2 + 16 * shares
+                                         : 18 * shares;
+            // Whole: the embedding's, and two buckets of blocks, of gradients of a micro-batch, and
+            // with ZeRO-3 of weights.
+            const double embedding = (50304.0 + 1024) * 1280, block = 12.0 * 1280 * 1280,
+                         whole = (embedding + 2 * block) / parameters;
+            if (stage >= 2) wanted += 4 * whole;
+            if (stage == 3) wanted += 2 * whole;
             CAPTURE(ranks, stage, bytes / parameters, wanted);
             CHECK(bytes / parameters > wanted);
             CHECK(bytes / parameters < 1.02 * wanted);
@@ -430,19 +440,20 @@ TEST_CASE("ranks on GPUs train what one rank trains, whatever order their stream
         const std::string one = job.train(1, "one");
         const int64_t seed = random_int(0, 1000);
         CAPTURE(seed);
-        std::string runs[3];
-        for (const int stage : {0, 1, 2}) {
+        std::string runs[4];
+        for (const int stage : {0, 1, 2, 3}) {
             runs[stage] = job.train(2, concat("zero-", stage), zero(stage), {}, adverse(seed));
             check_close(runs[stage], one, in_fp32_order, 6);
         }
         check_equal(job.train(2, "at-once", zero(1)), runs[1], 6);
+        check_equal(runs[2], runs[3], 6);
         if (simulated)
             check_equal(runs[0], runs[1],
                         6);  // NCCL may choose other orders for all-reduce and reduce-scatter
         check_close(job.train(4, "four", zero(1), {}, adverse(seed + 1)), one, in_fp32_order, 6);
     }
     SECTION("in bf16, resumed from a checkpoint") {
-        const Job job(4, on_gpus + in_bf16 + sent_in_bf16 + zero(2));
+        const Job job(4, on_gpus + in_bf16 + sent_in_bf16 + zero(random_int(0, 1) ? 2 : 3));
         const int64_t seed = random_int(0, 1000);
         CAPTURE(seed);
         const std::string one = job.train(1, "one"),

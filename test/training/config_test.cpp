@@ -404,7 +404,8 @@ TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[
     change(schema, changed);
     REQUIRE(keys > 40);
     changed["model"].update(
-        {{"n_head", 7}, {"n_embd", 7 * 11}, {"n_kv_head", 1}, {"head_size", 10}});
+        {{"n_head", 6}, {"n_embd", 6 * 11}, {"n_kv_head", 2}, {"head_size", 10}, {"n_ff", 62}});
+    changed["parallel"]["tensor"] = 2;
     changed["model"].update({{"rope_low_freq_factor", 0.5}, {"rope_high_freq_factor", 2.5}});
     changed["model"]["rope_original_n_ctx"] = 1 << 20;
     changed["seed"] = std::numeric_limits<uint64_t>::max() - 1;

@@ -249,7 +249,7 @@ TEST_CASE("a change that is said to fit fits", "[plan]") {
             Config least = config;
             least.batch.micro_batch = 1;
             least.precision.recompute = "block";
-            least.parallel.zero = 2;
+            least.parallel.zero = 3;
             CHECK(fit(least, available, 16).bytes > available);
             continue;
         }

@@ -1,0 +1,27 @@
+// What a training step moves between ranks.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "base/dtype.h"
+#include "parallel/bucket_layout.h"
+#include "parallel/mesh.h"
+#include "parallel/parameter_buffers.h"
+
+namespace train_gpt {
+
+/// Bytes by group of ranks (MeshLayout::group_name).
+using Traffic = std::map<std::string, int64_t>;
+
+/// The bytes that each rank sends for gradients, weights and sums in a step between two others, as
+/// Communicator counts them. With d ranks that split the state and buckets of n elements together:
+/// reducing gradients in a dtype of r bytes takes r·n·(d−1)/d, twice that with ZeRO-0, and from ZeRO-2
+/// on that much in each of the most micro-batches that a rank has; adding up the shards of k replicas
+/// 2·r·(n/d)·(k−1)/k. Gathering weights of w bytes takes w·n·(d−1)/d, except with ZeRO-0; with ZeRO-3
+/// also again in every pass of m micro-batches, 2·m in all, those buckets that take turns, but for the
+/// last two of the pass before, which are still there. Last, `sums` fp64 numbers of every rank.
+Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
+                      int64_t micro_batches, int64_t sums);
+
+}  // namespace train_gpt

@@ -1,0 +1,198 @@
+// Training on a mesh, in this process's part of the ranks that mpirun has started: many meshes are
+// tried by one start of ranks.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <omp.h>
+
+#include "device/copy.h"
+#include "parallel/mesh.h"
+#include "test/catch.h"
+#include "test/parallel/training_job.h"
+#include "training/plan.h"
+#include "training/schedule.h"
+#include "training/trainer.h"
+
+namespace train_gpt::mesh_job {
+
+/// A mesh, and a run on it.
+struct MeshCase {
+    int tensor, data, zero, shard_ranks;
+    const char* family;
+    int micro_batches;
+    const char* dtype = "fp32";
+
+    int ranks() const { return tensor * data; }
+};
+
+inline std::string name_of(const MeshCase& c) {
+    return concat("tensor ", c.tensor, " × data ", c.data, ", ZeRO-", c.zero, " over ",
+                  c.shard_ranks, ", ", c.family, ", ", c.micro_batches, " micro-batches, ",
+                  c.dtype);
+}
+
+/// The configuration of a case, the same for the same seed; of one rank if `split` is false.
+inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& device,
+                        bool split = true) {
+    std::mt19937_64 random(seed);
+    const auto from = [&](int low, int high) {
+        return std::uniform_int_distribution<int>(low, high)(random);
+    };
+    const int T = from(9, 16), B = from(1, 2);
+    // One bucket for all blocks, several blocks to a bucket, and buckets of single blocks.
+    constexpr const char* bucket_mb[] = {"64", "0.09", "0.04", "0.02"};
+    const std::string family = c.family;
+    std::vector<std::string> settings{
+        concat("seed=", from(0, 1 << 30)),
+        "device=" + device,
+        "run_dir=unused",
+        "data.train=synthetic",
+        "model.family=" + family,
+        concat("model.n_layer=", from(4, 6)),
+        "model.n_head=4",
+        "model.n_embd=32",
+        "model.head_size=8",
+        "model.n_ff=64",
+        concat("model.n_kv_head=", family == "gpt2" ? 4 : from(1, 2) * 2),
+        concat("model.n_ctx=", T + from(0, 4)),
+        concat("model.vocab_size=", from(200, 300)),
+        concat("batch.tokens_per_step=", c.micro_batches * B * T),
+        concat("batch.micro_batch=", B),
+        concat("batch.sequence_length=", T),
+        "optimizer.learning_rate=0.003",
+        "optimizer.epsilon=0.001",  // as in training_job.h
+        "optimizer.grad_clip=0.5",
+        "schedule.steps=20",
+        "schedule.warmup_steps=3",
+        concat("precision.dtype=", c.dtype),
+        "kernels.autotune=off",
+        concat("parallel.bucket_mb=", bucket_mb[from(0, 3)])};
+    if (split)
+        for (const auto& [key, value] :
+             {std::pair{"tensor", c.tensor}, {"zero", c.zero}, {"shard_ranks", c.shard_ranks}})
+            settings.push_back(concat("parallel.", key, "=", value));
+    return parse_config("{}", "test", settings);
+}
+
+/// A run on the ranks of a world, or of one rank.
+class MeshRun {
+  public:
+    MeshRun(const World& world, const Device& device, const Config& config)
+        : config_(config),
+          spec_(spec_of(config, config.model.vocab_size)),
+          dtype_(resolve_dtype(config.precision.dtype, device)),
+          mesh_(world, mesh_sizes(config), open_communicator(world, device, world.activity())),
+          arena_(allocate(plan_memory(config, spec_, dtype_, Recompute::none, device, ranks()))),
+          trainer_(config, spec_, dtype_, Recompute::none, arena_, mesh_.layout(), mesh_.rank()),
+          loader_(
+              {{std::make_shared<TokenShards>("synthetic", static_cast<uint32_t>(spec_.vocab_size)),
+                1}},
+              loader_options(config, 0, mesh_.layout(), mesh_.rank())) {
+        trainer_.parameters.connect(mesh_);
+        trainer_.parameters.initialize(config.seed);
+        trainer_.parameters.gather_all(trainer_.stream);
+    }
+
+    const Mesh& mesh() const { return mesh_; }
+    const Config& config() const { return config_; }
+    const DecoderSpec& spec() const { return spec_; }
+    Trainer& trainer() { return trainer_; }
+    int ranks() const { return mesh_.layout().world(); }
+
+    StepOutcome step() {
+        trainer_.begin_step(loader_.micro_batches(), loader_.most_micro_batches());
+        for (int i = 0; i < loader_.most_micro_batches(); ++i) {
+            if (i < loader_.micro_batches())
+                trainer_.micro_batch(trainer_.next_batch(loader_));
+            else
+                trainer_.parameters.skip_micro_batch(trainer_.stream);
+        }
+        trainer_.update(adamw_step(config_, steps_, learning_rate(config_, steps_, 20)),
+                        1.0f / static_cast<float>(config_.batch.tokens_per_step),
+                        static_cast<float>(config_.optimizer.grad_clip));
+        ++steps_;
+        return trainer_.outcomes.pop();
+    }
+
+    /// Leaves the gradients of one micro-batch of random tokens, which only one of the data-parallel
+    /// ranks has; no update.
+    void lone_micro_batch(int owner, uint64_t seed) {
+        std::mt19937_64 random(seed);
+        const EvaluationBatch& batch = trainer_.evaluation_batch;
+        for (size_t i = 0; i < batch.tokens.size(); ++i) {
+            batch.tokens[i] =
+                static_cast<int32_t>(random() % static_cast<uint64_t>(spec_.vocab_size));
+            batch.targets[i] =
+                static_cast<int32_t>(random() % static_cast<uint64_t>(spec_.vocab_size));
+            if (mesh_.at(Axis::data) != owner) batch.targets[i] = -1;
+        }
+        const TokenBatch on_device = batch.on_device();
+        const auto upload = [&](const int32_t* to, std::span<const int32_t> from) {
+            if (to != from.data())
+                copy_now(trainer_.stream.device, const_cast<int32_t*>(to), from.data(),
+                         from.size_bytes());
+        };
+        upload(on_device.tokens, batch.tokens);
+        upload(on_device.targets, batch.targets);
+        trainer_.begin_step(1, 1);
+        trainer_.micro_batch(on_device);
+        trainer_.parameters.finish_gradients(trainer_.stream);
+        trainer_.stream.synchronize();
+    }
+
+    /// The last gradient sums of every parameter over all ranks, on all of them.
+    std::vector<std::vector<double>> gradients() {
+        const ParameterStore& store = trainer_.parameters;
+        const Sharding& s = store.sharding();
+        const bool is_copy = s.replica > 0 || (s.zero == 0 && s.rank > 0);
+        std::vector<std::vector<double>> all;
+        for (int i = 0; i < std::ssize(store.parameters()); ++i) {
+            std::vector<float> mine(
+                static_cast<size_t>(store.parameters()[static_cast<size_t>(i)].numel()));
+            if (!is_copy) store.read(ParameterStore::State::gradient, i, 0, mine);
+            std::vector<double>& sums = all.emplace_back(mine.begin(), mine.end());
+            mesh_.world().all_reduce_sum(sums);
+        }
+        return all;
+    }
+
+  private:
+    Config config_;
+    DecoderSpec spec_;
+    DType dtype_;
+    Mesh mesh_;
+    Arena arena_;
+    Trainer trainer_;
+    TrainLoader loader_;
+    int64_t steps_ = 0;
+};
+
+/// Gives each of the next cases, as many as fit, a part of the ranks, until all have had one.
+/// check(part, case, its number) runs on the ranks of the part.
+template <class Check>
+void on_parts(const World& world, std::span<const MeshCase> cases, Check&& check) {
+    for (size_t first = 0, next = 0; first < cases.size(); first = next) {
+        int used = 0;
+        std::optional<size_t> mine;
+        for (; next < cases.size() && used + cases[next].ranks() <= world.size(); ++next) {
+            const int end = used + cases[next].ranks();
+            if (world.rank() >= used && world.rank() < end) mine = next;
+            used = end;
+        }
+        REQUIRE(next > first);
+        const World part = world.split(static_cast<int>(mine ? *mine - first : cases.size()));
+        if (mine) check(part, cases[*mine], *mine);
+        world.barrier();
+    }
+}
+
+}  // namespace train_gpt::mesh_job

@@ -1,0 +1,419 @@
+// Meshes: the arithmetic of axes and groups, and training on many meshes, each compared with one
+// rank's. A mesh is tried by adding a row to a table.
+#include "parallel/mesh.h"
+
+#include <set>
+
+#include "parallel/communicator_kinds.h"
+#include "test/parallel/mesh_job.h"
+#include "training/checkpoint.h"
+
+using namespace train_gpt;
+using namespace train_gpt::training_job;
+using namespace train_gpt::mesh_job;
+
+// ---- The arithmetic -----------------------------------------------------------------------------
+
+TEST_CASE(
+    "a rank's number follows from its places, and groups have the ranks that differ on their axes",
+    "[mesh]") {
+    for (int repeat = 0; repeat < 50; ++repeat) {
+        const auto few = [] { return static_cast<int>(random_int(1, 4)); };
+        const int pipeline = few(), replicas = few(), shard = few(), context = few(),
+                  tensor = few();
+        const int data = replicas * shard, world = pipeline * data * context * tensor;
+        const MeshLayout mesh(
+            world,
+            {.pipeline = pipeline, .context = context, .tensor = tensor, .shard_ranks = shard});
+        CHECK(mesh.size(Axis::data) == data);
+        CHECK(mesh.size({Axis::shard, Axis::context}) == shard * context);
+        const Axes axes = {Axis::context, Axis::shard};
+        std::map<int, std::set<int>> groups;  // first rank → places
+        for (int rank = 0; rank < world; ++rank) {
+            const auto at = [&](Axis axis) { return mesh.at(axis, rank); };
+            CHECK(((at(Axis::pipeline) * data + at(Axis::data)) * context + at(Axis::context)) *
+                          tensor +
+                      at(Axis::tensor) ==
+                  rank);
+            CHECK(at(Axis::data) == at(Axis::replica) * shard + at(Axis::shard));
+            CHECK(mesh.at(axes, rank) == at(Axis::shard) * context + at(Axis::context));
+            const int first = mesh.first_rank(axes, rank);
+            CHECK(mesh.at(axes, first) == 0);
+            for (const Axis axis : {Axis::pipeline, Axis::replica, Axis::tensor})
+                CHECK(mesh.at(axis, first) == at(axis));
+            CHECK(groups[first].insert(mesh.at(axes, rank)).second);
+        }
+        CHECK(std::ssize(groups) == world / (shard * context));
+    }
+}
+
+TEST_CASE("sizes that do not divide the ranks are refused with the nearest that do", "[mesh]") {
+    const auto error = [](int world, const MeshSizes& sizes) {
+        return error_of([&] { MeshLayout(world, sizes); });
+    };
+    CHECK(contains(
+        error(8, {.tensor = 3}),
+        "parallel.tensor = 3 does not divide the 8 ranks of this run; the nearest value that "
+        "does is 2"));
+    CHECK(contains(error(6, {.tensor = 9}), "the nearest value that does is 6"));
+    CHECK(contains(
+        error(24, {.tensor = 2, .shard_ranks = 5}),
+        "parallel.shard_ranks = 5 does not divide the 12 data-parallel ranks of this run; the "
+        "nearest value that does is 4"));
+}
+
+TEST_CASE(
+    "a tensor-parallel size that heads or the MLP cannot share is refused with the nearest that "
+    "they can",
+    "[mesh][config]") {
+    const auto error = [](const std::vector<std::string>& settings) {
+        return error_of([&] {
+            std::vector<std::string> all{"run_dir=r", "data.train=synthetic", "schedule.steps=1"};
+            all.insert(all.end(), settings.begin(), settings.end());
+            parse_config("{}", "test.json", all);
+        });
+    };
+    CHECK(contains(
+        error({"model.n_head=12", "parallel.tensor=5"}),
+        "test.json: parallel.tensor = 5 ranks cannot share model.n_head = 12 evenly; the nearest "
+        "value"));
+    CHECK(contains(error({"model.n_head=12", "parallel.tensor=5"}), " is 4"));
+    CHECK(contains(
+        error({"model.family=llama", "model.n_head=12", "model.n_kv_head=2", "parallel.tensor=4"}),
+        "cannot share model.n_kv_head = 2 evenly"));
+    CHECK(contains(error({"model.n_head=12", "model.n_ff=30", "parallel.tensor=4"}),
+                   "cannot share model.n_ff = 30 evenly"));
+    CHECK(error({"model.n_head=12", "parallel.tensor=6"}).empty());
+}
+
+TEST_CASE("groups and places are named by their axes", "[mesh]") {
+    const MeshLayout both(16, {.tensor = 2, .shard_ranks = 4});
+    CHECK(both.place(11) == "data 5, tensor 1");
+    CHECK(both.group_name({Axis::data, Axis::context}) == "data");
+    CHECK(both.group_name({Axis::shard, Axis::context}) == "shard");
+    CHECK(both.group_name({Axis::replica}) == "replica");
+    CHECK(both.group_name({Axis::data, Axis::tensor}) == "data+tensor");
+    const MeshLayout data(4);
+    CHECK(data.place(3).empty());
+    CHECK(data.group_name({Axis::shard}) == "data");
+    CHECK(data.group_name({Axis::tensor}).empty());
+}
+
+// ---- Training -----------------------------------------------------------------------------------
+
+namespace {
+
+// tensor, data, ZeRO, shard_ranks, family, micro-batches, dtype
+constexpr MeshCase few_meshes[] = {
+    {1, 2, 3, 0, "gpt2", 5}, {1, 2, 3, 0, "qwen3", 3, "bf16"}, {1, 4, 3, 2, "llama", 6},
+    {1, 4, 1, 2, "gpt2", 7}, {1, 3, 3, 0, "mistral", 4},       {1, 4, 2, 2, "qwen2", 5, "bf16"},
+};
+constexpr MeshCase more_meshes[] = {
+    {1, 2, 0, 0, "llama", 3, "bf16"}, {1, 2, 0, 1, "gpt2", 5},
+    {1, 2, 1, 0, "qwen3", 3},         {1, 2, 2, 0, "llama", 5},
+    {1, 3, 0, 0, "gpt2", 4},          {1, 3, 1, 3, "llama", 7, "bf16"},
+    {1, 3, 2, 1, "qwen2", 5},         {1, 3, 3, 3, "qwen3", 5, "bf16"},
+    {1, 4, 0, 2, "mistral", 5},       {1, 4, 1, 0, "qwen2", 9},
+    {1, 4, 2, 4, "gpt2", 6, "bf16"},  {1, 4, 3, 0, "gpt2", 4, "bf16"},
+    {1, 4, 3, 1, "llama", 5},         {1, 6, 3, 3, "gpt2", 13},
+    {1, 6, 3, 2, "llama", 7, "bf16"}, {1, 6, 2, 3, "mistral", 6},
+    {1, 6, 1, 2, "qwen3", 8, "bf16"}, {1, 6, 3, 0, "gpt2", 11},
+};
+
+double largest_of(const std::vector<double>& values) {
+    double most = 0;
+    for (const double x : values) most = std::max(most, std::abs(x));
+    return most;
+}
+
+/// The gradient of a micro-batch that one rank has is that of a single rank, bit for bit.
+void check_lone_micro_batches(MeshRun& run, MeshRun* one, uint64_t seed) {
+    for (int owner = 0; owner < run.mesh().size(Axis::data); ++owner) {
+        run.lone_micro_batch(owner, seed + static_cast<uint64_t>(owner));
+        const auto gradients = run.gradients();
+        if (!one) continue;
+        one->lone_micro_batch(0, seed + static_cast<uint64_t>(owner));
+        CAPTURE(owner);
+        CHECK(gradients == one->gradients());
+    }
+}
+
+struct Curve {
+    std::vector<std::vector<double>> first_gradients;
+    std::vector<double> losses, norms;
+};
+
+Curve curve_of(MeshRun& run) {
+    Curve curve;
+    for (int step = 0; step < 10; ++step) {
+        const StepOutcome outcome = run.step();
+        curve.losses.push_back(outcome.sums.loss);
+        curve.norms.push_back(outcome.state.norm);
+        if (step == 0) curve.first_gradients = run.gradients();
+    }
+    return curve;
+}
+
+/// The same run on one rank with a number of threads.
+Curve curve_on_one(const Config& config, const Device& device, int threads) {
+    const int before = omp_get_max_threads();
+    omp_set_num_threads(threads);
+    MeshRun one(World(), device, config);
+    Curve curve = curve_of(one);
+    omp_set_num_threads(before);
+    return curve;
+}
+
+void check_gradients(const MeshRun& run, const Curve& curve, const Curve& one, double tolerance) {
+    const std::vector<Parameter> parameters = registry_of(run.spec()).parameters;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+        const std::vector<double>&a = curve.first_gradients[i], &b = one.first_gradients[i];
+        double difference = 0;
+        for (size_t k = 0; k < a.size(); ++k)
+            difference = std::max(difference, std::abs(a[k] - b[k]));
+        CAPTURE(parameters[i].name);
+        CHECK(difference <= tolerance * largest_of(b));
+    }
+}
+
+/// Losses and norms are within four times what another number of threads changes.
+void check_curves(const Curve& curve, const Curve& one, const Curve& threads, double least) {
+    const auto check = [&](const std::vector<double>& x, const std::vector<double>& y,
+                           const std::vector<double>& z) {
+        double spread = least;
+        for (size_t i = 0; i < y.size(); ++i)
+            spread = std::max(spread, std::abs(z[i] - y[i]) / std::abs(y[i]));
+        for (size_t i = 0; i < y.size(); ++i) {
+            CAPTURE(i, x[i], y[i], spread);
+            CHECK(std::abs(x[i] - y[i]) <= 4 * spread * std::abs(y[i]));
+        }
+    };
+    check(curve.losses, one.losses, threads.losses);
+    check(curve.norms, one.norms, threads.norms);
+}
+
+void check_case(const World& part, const Device& device, const MeshCase& c, uint64_t seed) {
+    CAPTURE(mesh_job::name_of(c), seed);
+    const std::string device_name = device.is_cuda() ? "cuda" : "cpu";
+    const bool first = part.rank() == 0, is_fp32 = std::string(c.dtype) == "fp32";
+    MeshRun run(part, device, config_of(c, seed, device_name));
+    const Config alone = config_of(c, seed, device_name, false);
+    {
+        std::optional<MeshRun> one;
+        if (first) one.emplace(World(), device, alone);
+        if (c.tensor == 1) check_lone_micro_batches(run, one ? &*one : nullptr, seed);
+    }
+    const Curve curve = curve_of(run);
+
+    // Bytes of a step between two others
+    const auto before = run.mesh().bytes_sent();
+    run.step();
+    const Traffic after = run.mesh().bytes_sent(),
+                  planned = step_traffic(run.config(), run.spec(), resolve_dtype(c.dtype, device),
+                                         part.size());
+    CHECK(after.size() == planned.size());
+    // Replicas need not divide a shard.
+    const auto buckets = std::ssize(run.trainer().parameters.layout().buckets());
+    for (const auto& [group, bytes] : planned) {
+        CAPTURE(group);
+        const int64_t rounding =
+            group == "replica" ? buckets * 8 * run.mesh().size(Axis::replica) : 0;
+        CHECK(std::abs(after.at(group) - before.at(group) - bytes) <= rounding);
+        CHECK(bytes > 0);
+    }
+
+    if (!first) return;
+    const Curve one = curve_on_one(alone, device, 1), threads = curve_on_one(alone, device, 2);
+    check_gradients(run, curve, one, is_fp32 ? 2e-5 : 4 * bf16_roundoff);
+    check_curves(curve, one, threads, is_fp32 ? 4 * fp32_roundoff : bf16_roundoff / 4);
+}
+
+void check_meshes(const Device& device, const World& world, std::span<const MeshCase> cases) {
+    const auto seed = static_cast<uint64_t>(random_int(0, 1 << 30));
+    on_parts(world, cases, [&](const World& part, const MeshCase& c, size_t number) {
+        check_case(part, device, c, seed + 100 * number);
+    });
+}
+
+}  // namespace
+
+TEST_CASE("ranks: few meshes", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    check_meshes(Device{}, World::join(), few_meshes);
+}
+
+TEST_CASE("ranks: more meshes", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    check_meshes(Device{}, World::join(), more_meshes);
+}
+
+TEST_CASE("meshes train what one rank trains, and send what the plan says", "[mesh][training]") {
+    if (skip_without_mpirun()) return;
+    const ProgramResult result = run_case_on_ranks(4, "ranks: few meshes");
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("many meshes train what one rank trains, and send what the plan says",
+          "[mesh][training][.][long]") {
+    if (skip_without_mpirun()) return;
+    const ProgramResult result = run_case_on_ranks(6, "ranks: more meshes", {}, 600);
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+}
+
+// ---- Checkpoints --------------------------------------------------------------------------------
+
+namespace {
+
+/// The checkpoint of a mesh, loaded on another one and saved there again, is the same.
+struct Move {
+    MeshCase from, to;
+};
+constexpr Move few_moves[] = {
+    {{1, 2, 3, 0, "gpt2", 4}, {1, 3, 1, 0, "gpt2", 4}},
+    {{1, 4, 2, 2, "llama", 4, "bf16"}, {1, 4, 3, 2, "llama", 4, "bf16"}},
+    {{1, 1, 1, 0, "gpt2", 4}, {1, 4, 3, 2, "gpt2", 4}},
+    {{1, 3, 3, 0, "qwen3", 4, "bf16"}, {1, 1, 1, 0, "qwen3", 4, "bf16"}},
+};
+constexpr Move more_moves[] = {
+    {{1, 4, 3, 1, "gpt2", 6}, {1, 6, 3, 3, "gpt2", 6}},
+    {{1, 6, 3, 2, "llama", 6}, {1, 2, 0, 0, "llama", 6}},
+    {{1, 2, 0, 0, "qwen2", 6}, {1, 6, 3, 0, "qwen2", 6}},
+    {{1, 4, 1, 2, "mistral", 6}, {1, 3, 2, 0, "mistral", 6}},
+    {{1, 6, 2, 3, "gpt2", 6, "bf16"}, {1, 4, 3, 0, "gpt2", 6, "bf16"}},
+    {{1, 3, 1, 0, "llama", 6, "bf16"}, {1, 6, 1, 2, "llama", 6, "bf16"}},
+    {{1, 4, 3, 4, "qwen3", 6}, {1, 4, 2, 2, "qwen3", 6}},
+    {{1, 6, 3, 6, "gpt2", 6}, {1, 2, 3, 0, "gpt2", 6}},
+};
+
+void check_moves(const World& world, std::span<const Move> moves) {
+    const auto seed = static_cast<uint64_t>(random_int(0, 1 << 30));
+    const std::filesystem::path folder = std::getenv("FOLDER");
+    const auto on_mesh = [&](const MeshCase& c, uint64_t of_move, auto&& work) {
+        const World part = world.split(world.rank() < c.ranks() ? 0 : 1);
+        if (world.rank() < c.ranks()) {
+            MeshRun run(part, Device{}, config_of(c, of_move, "cpu"));
+            work(run);
+        }
+        world.barrier();
+    };
+    const auto save = [](MeshRun& run, const std::filesystem::path& to) {
+        save_checkpoint(to, {2, run.config(), run.spec(), run.trainer().parameters}, run.mesh());
+    };
+    for (size_t i = 0; i < moves.size(); ++i) {
+        const Move& move = moves[i];
+        CAPTURE(mesh_job::name_of(move.from), mesh_job::name_of(move.to), seed);
+        const std::filesystem::path from = folder / concat("from-", i),
+                                    to = folder / concat("to-", i);
+        if (world.rank() == 0)
+            for (const auto& path : {from, to}) std::filesystem::create_directories(path);
+        world.barrier();
+        on_mesh(move.from, seed + i, [&](MeshRun& run) {
+            run.step();
+            run.step();
+            save(run, from);
+        });
+        on_mesh(move.to, seed + i, [&](MeshRun& run) {
+            load_training_state(find_checkpoint(from), run.trainer().parameters);
+            run.trainer().parameters.gather_all(run.trainer().stream);
+            save(run, to);
+        });
+        if (world.rank() > 0) continue;
+        const Tensors a = state_of(from, 2), b = state_of(to, 2);
+        std::vector<std::string> different;
+        for (const auto& [name, values] : a)
+            if (!b.contains(name) || !same_bits(values, b.at(name))) different.push_back(name);
+        CHECK(different == std::vector<std::string>{});
+        CHECK(a.size() == b.size());
+    }
+}
+
+}  // namespace
+
+TEST_CASE("ranks: few moves", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    check_moves(World::join(), few_moves);
+}
+
+TEST_CASE("ranks: more moves", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    check_moves(World::join(), more_moves);
+}
+
+TEST_CASE("a checkpoint of one mesh has the same masters, moments and weights on another",
+          "[mesh][training]") {
+    if (skip_without_mpirun()) return;
+    const TemporaryDirectory folder;
+    const ProgramResult result =
+        run_case_on_ranks(4, "ranks: few moves", {{"FOLDER", folder.path()}});
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("checkpoints move between many meshes", "[mesh][training][.][long]") {
+    if (skip_without_mpirun()) return;
+    const TemporaryDirectory folder;
+    const ProgramResult result =
+        run_case_on_ranks(6, "ranks: more moves", {{"FOLDER", folder.path()}}, 600);
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+}
+
+// ---- Before the first step ----------------------------------------------------------------------
+
+TEST_CASE("ranks: refused meshes", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    Activity activity;
+    const auto error = [&](const MeshSizes& sizes) {
+        return error_of([&] { Mesh(world, sizes, open_group_of_one(activity)); });
+    };
+    CHECK(contains(error({.tensor = world.rank() == 2 ? 2 : 1}), "parallel.tensor: 1 on ranks 0"));
+    CHECK(contains(error({.shard_ranks = 3}), "parallel.shard_ranks = 3 does not divide the 4 "));
+    CHECK(error({.tensor = 4}).empty());
+}
+
+TEST_CASE("ranks with different meshes, and meshes that do not fit, are refused on all ranks",
+          "[mesh][training]") {
+    if (skip_without_mpirun()) return;
+    const ProgramResult result = run_case_on_ranks(4, "ranks: refused meshes");
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+}
+
+// ---- GPUs ---------------------------------------------------------------------------------------
+
+#ifdef TRAIN_GPT_CUDA
+
+namespace {
+
+constexpr MeshCase gpu_meshes[] = {
+    {1, 2, 3, 0, "gpt2", 5},
+    {1, 2, 3, 0, "llama", 3, "bf16"},
+    {1, 4, 3, 2, "qwen3", 6},
+    {1, 4, 2, 2, "gpt2", 5, "bf16"},
+};
+
+}  // namespace
+
+TEST_CASE("ranks: gpu meshes", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    check_meshes(device_of_rank(world, "cuda"), world, gpu_meshes);
+}
+
+TEST_CASE("meshes of GPUs train what one GPU trains, whatever order their streams run in",
+          "[mesh][training][cuda]") {
+    if (skip_without_gpus(4)) return;
+    const ProgramResult result =
+        run_case_on_ranks(4, "ranks: gpu meshes",
+                          {{"GPUSIM_STREAMS", "lazy"},
+                           {"GPUSIM_SEED", std::to_string(random_int(0, 1000))},
+                           {"GPUSIM_NCCL_PROGRESS_MS", "300"}},
+                          400);
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+}
+
+#endif
