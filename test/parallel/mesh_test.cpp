@@ -2,7 +2,10 @@
 // rank's. A mesh is tried by adding a row to a table.
 #include "parallel/mesh.h"
 
+#include <cstdlib>
+#include <fstream>
 #include <set>
+#include <sstream>
 
 #include "parallel/communicator_kinds.h"
 #include "test/parallel/mesh_job.h"
@@ -258,6 +261,61 @@ TEST_CASE("many meshes train what one rank trains, and send what the plan says",
           "[mesh][training][.][long]") {
     if (skip_without_mpirun()) return;
     const ProgramResult result = run_case_on_ranks(6, "ranks: more meshes", {}, 600);
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+}
+
+// ---- Memory -------------------------------------------------------------------------------------
+
+namespace {
+
+/// A line of /proc/self/status, in bytes.
+double memory_of_process(const std::string& name) {
+    std::istringstream lines(read("/proc/self/status"));
+    for (std::string line; std::getline(lines, line);)
+        if (line.starts_with(name + ":")) return 1024 * std::stod(line.substr(name.size() + 1));
+    return 0;
+}
+
+}  // namespace
+
+TEST_CASE("ranks: peak memory", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    for (const char* shard_ranks : {"4", "2"}) {
+        const Config config =
+            parse_config("{}", "test",
+                         {"run_dir=unused", "data.train=synthetic", "model.n_layer=8",
+                          "model.n_head=8", "model.n_embd=512", "model.n_ctx=16",
+                          "model.vocab_size=2000", "schedule.steps=20", "batch.tokens_per_step=64",
+                          "batch.micro_batch=1", "precision.dtype=fp32", "parallel.zero=3",
+                          concat("parallel.shard_ranks=", shard_ranks), "parallel.bucket_mb=4"});
+        const double before = memory_of_process("RssAnon");
+        std::ofstream("/proc/self/clear_refs") << "5";  // the peak begins here
+        MeshRun run(world, Device{}, config);
+        for (int i = 0; i < 2; ++i) run.step();
+        // Programs and what the ranks of a node share are not the plan's.
+        const double peak = memory_of_process("VmHWM") - memory_of_process("RssFile") -
+                            memory_of_process("RssShmem") - before;
+        const auto planned = static_cast<double>(
+            plan_memory(config, run.spec(), DType::fp32, Recompute::none, Device{}, world.size())
+                .total_bytes());
+        // 16 bytes of each parameter split; weights and gradients whole of the embedding and two
+        // blocks.
+        const double embedding = (2048 + 16) * 512, block = 12.03 * 512 * 512;
+        const double state =
+            16 * (embedding + 8 * block) / std::atof(shard_ranks) + 8 * (embedding + 2 * block);
+        CAPTURE(shard_ranks, before, peak, planned, state);
+        CHECK(planned >= state);
+        CHECK(planned <= 1.05 * state);
+        CHECK(std::abs(peak - planned) <= 0.03 * planned);
+    }
+}
+
+TEST_CASE("a process of fully sharded training takes the memory that the plan says",
+          "[mesh][training][plan]") {
+    if (skip_without_mpirun()) return;
+    const ProgramResult result = run_case_on_ranks(4, "ranks: peak memory");
     INFO(result.output);
     CHECK(result.exit_code == 0);
 }
