@@ -296,6 +296,19 @@ void add_selfcheck_command(CLI::App& app, CommandLine& line) {
         ->check(CLI::Range(int64_t{1} << 16, int64_t{1} << 40))
         ->capture_default_str()
         ->type_name("BYTES");
+    selfcheck
+        ->add_option(
+            "--tensor", line.selfcheck.mesh.tensor,
+            "Measure the collectives along the axes of a mesh with this parallel.tensor too")
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str()
+        ->type_name("RANKS");
+    selfcheck
+        ->add_option("--shard-ranks", line.selfcheck.mesh.shard_ranks,
+                     "The same with this parallel.shard_ranks")
+        ->check(CLI::Range(0, 1 << 20))
+        ->capture_default_str()
+        ->type_name("RANKS");
 }
 
 void add_verify_command(CLI::App& app, CommandLine& line) {

@@ -212,6 +212,19 @@ std::string format_rates(const SelfcheckTable& table, const std::vector<RankRate
     return format_columns(rows, 1, 3);
 }
 
+std::string format_collectives(const std::string& where,
+                               const std::vector<CollectiveRates>& rates) {
+    std::vector<std::vector<std::string>> rows{
+        {"bytes", "reduce-scatter GB/s", "all-gather GB/s", "all-reduce GB/s"}};
+    for (const CollectiveRates& c : rates) {
+        rows.push_back({format_size(c.bytes)});
+        for (const double rate : {c.reduce_scatter, c.all_gather, c.all_reduce})
+            rows.back().push_back(format_number("%.3f", rate / 1e9));
+    }
+    return concat("\ncollectives ", where, ", fp32, bus bandwidth: the slowest rank's\n") +
+           format_columns(rows, 0, 0);
+}
+
 std::string format_slow_rank(const SelfcheckTable& table, const SlowRank& slow) {
     const auto rank = static_cast<size_t>(slow.rank);
     std::string rates;
@@ -278,18 +291,13 @@ std::string format_selfcheck(const SelfcheckTable& table, const std::vector<Slow
                              double tolerance) {
     const size_t ranks = table.hosts.size();
     std::string text = format_rates(table, table.rates);
-    if (!table.collectives.empty()) {
-        std::vector<std::vector<std::string>> rows{
-            {"bytes", "reduce-scatter GB/s", "all-gather GB/s", "all-reduce GB/s"}};
-        for (const CollectiveRates& c : table.collectives) {
-            rows.push_back({format_size(c.bytes)});
-            for (const double rate : {c.reduce_scatter, c.all_gather, c.all_reduce})
-                rows.back().push_back(format_number("%.3f", rate / 1e9));
-        }
-        text += concat("\ncollectives over ", ranks,
-                       " ranks, fp32, bus bandwidth: the slowest rank's\n") +
-                format_columns(rows, 0, 0);
-    }
+    if (!table.collectives.empty())
+        text += format_collectives(concat("over ", ranks, " ranks"), table.collectives);
+    for (const AxisRates& along : table.along)
+        text += format_collectives(
+            concat("along ", along.axis, ", over ", along.ranks, " ranks in each of ",
+                   ranks / static_cast<size_t>(along.ranks), " groups"),
+            along.rates);
     if (!table.rates_again.empty())
         text +=
             "\nmeasured again, since a rank looked slow\n" + format_rates(table, table.rates_again);
@@ -317,6 +325,14 @@ int selfcheck(const SelfcheckOptions& options, const Device& device, const Mesh&
     table.rates = measure_rates(options, device, world);
     if (world.size() > 1)
         table.collectives = measure_collectives(options, device, world, mesh.everyone());
+    for (const Axis axis : {Axis::data, Axis::replica, Axis::shard, Axis::tensor}) {
+        const int n = mesh.size(axis);
+        // Where there are no replicas, shard is data.
+        const bool is_part = axis == Axis::replica || axis == Axis::shard;
+        if (n == 1 || n == world.size() || (is_part && n == mesh.size(Axis::data))) continue;
+        table.along.push_back(
+            {name_of(axis), n, measure_collectives(options, device, world, mesh.along(axis))});
+    }
 
     // A rank that shares its machine may be slow for a moment, and another one the next time.
     std::vector<SlowRank> slow = find_slow_ranks(table.rates, options.tolerance);

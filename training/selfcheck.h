@@ -14,6 +14,8 @@ namespace train_gpt {
 struct SelfcheckOptions {
     double tolerance = 15;                   // percent that a rank may be below the median of ranks
     int64_t max_bytes = int64_t{256} << 20;  // of the largest buffer that is copied or exchanged
+    MeshSizes mesh = {.allow_tensor_across_nodes =
+                          true};  // along whose axes collectives are measured
 };
 
 /// Measures on all ranks at the same time, and a second time where a rank looks slow, since a
@@ -36,11 +38,19 @@ struct CollectiveRates {
     double reduce_scatter = 0, all_gather = 0, all_reduce = 0;
 };
 
+/// Of collectives along an axis, by all its groups at the same time.
+struct AxisRates {
+    std::string axis;
+    int ranks = 1;  // of each group
+    std::vector<CollectiveRates> rates;
+};
+
 struct SelfcheckTable {
     std::vector<std::string> hosts, devices;  // of each rank
     std::vector<RankRates> rates;
     std::vector<RankRates> rates_again;        // none if no rank looked slow
-    std::vector<CollectiveRates> collectives;  // none in a world of one
+    std::vector<CollectiveRates> collectives;  // over all ranks; none in a world of one
+    std::vector<AxisRates> along;              // axes with several ranks, but not all
 };
 
 /// Bytes per second that each rank's link carries when a collective over `ranks` ranks with a

@@ -28,6 +28,20 @@ TEST_CASE("selfcheck of two ranks compares them and measures collectives by size
     CHECK_FALSE(contains(alike.output, "measured again"));
 }
 
+TEST_CASE("selfcheck measures collectives along each axis of a mesh", "[cli]") {
+    if (skip_without_mpirun()) return;
+    const ProgramResult result =
+        run_ranks(4, {binary(), "selfcheck", "--device", "cpu", "--max-bytes", "65536",
+                      "--tolerance", "100", "--tensor", "2"});
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+    for (const char* part :
+         {"collectives over 4 ranks", "collectives along data, over 2 ranks in each of 2",
+          "collectives along tensor, over 2 ranks in each of 2"})
+        CHECK(contains(result.output, part));
+    CHECK_FALSE(contains(result.output, "along shard"));
+}
+
 TEST_CASE("selfcheck measures again where a rank looks slow, and names each slow one once",
           "[cli]") {
     if (skip_without_mpirun()) return;

@@ -265,6 +265,39 @@ TEST_CASE("many meshes train what one rank trains, and send what the plan says",
     CHECK(result.exit_code == 0);
 }
 
+TEST_CASE("ranks: one ahead", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    const auto seed = static_cast<uint64_t>(random_int(0, 1 << 30));
+    for (const char* bucket_mb : {"0.02", "0.09", "64"})
+        for (const char* family : {"gpt2", "llama"}) {
+            CAPTURE(bucket_mb, family);
+            Config config = config_of({1, 2, 3, 0, family, 2}, seed, "cpu");
+            config.parallel.bucket_mb = std::stod(bucket_mb);
+            MeshRun run(world, Device{}, config);
+            ParameterStore& store = run.trainer().parameters;
+            const auto sent = [&] { return run.mesh().bytes_sent().at("data"); };
+            for (int pass = 0; pass < 4; ++pass)
+                for (int i = 0; i < store.units(); ++i) {
+                    const bool forward = pass % 2 == 0;
+                    const int unit = forward ? i : store.units() - 1 - i;
+                    const int64_t before = sent();
+                    const UnitLease weights = store.acquire(run.trainer().stream, unit);
+                    CAPTURE(pass, unit);
+                    CHECK(sent() == before);
+                    if (i + 1 < store.units())
+                        store.prefetch(run.trainer().stream, forward ? unit + 1 : unit - 1);
+                }
+        }
+}
+
+TEST_CASE("a pass gathers one bucket ahead, in both directions", "[mesh][training]") {
+    if (skip_without_mpirun()) return;
+    const ProgramResult result = run_case_on_ranks(2, "ranks: one ahead");
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+}
+
 // ---- Memory -------------------------------------------------------------------------------------
 
 namespace {

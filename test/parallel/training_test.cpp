@@ -112,12 +112,12 @@ TEST_CASE("validation loss and HellaSwag are those of one rank, bit for bit", "[
                       {"precision.dtype", random_dtype().name}});
     const std::string trained = job.train(1, "trained");
     // A finished run without its metrics has only its last evaluation to do.
-    const auto evaluated = [&](int ranks, const std::string& tokens) {
-        const std::string name = concat(ranks, "-", tokens);
+    const auto evaluated = [&](int ranks, const std::string& tokens, const Settings& more = {}) {
+        const std::string name = concat(ranks, "-", tokens, "-", more.size());
         fs::copy(trained, job.path(name), fs::copy_options::recursive);
         fs::remove(job.path(name) + "/metrics.jsonl");
         const std::vector<Json> metrics =
-            metrics_of(job.train(ranks, name, {{"evaluation.max_tokens", tokens}}));
+            metrics_of(job.train(ranks, name, more + Settings{{"evaluation.max_tokens", tokens}}));
         REQUIRE(metrics.size() == 1);
         return metrics[0];
     };
@@ -130,6 +130,44 @@ TEST_CASE("validation loss and HellaSwag are those of one rank, bit for bit", "[
     CHECK(evaluated(2, "0") == all);
     CHECK(evaluated(3, "0") == all);
     CHECK(evaluated(3, "5") == one_window);  // two ranks have nothing to do
+    // Ranks that share their weights run the model equally often.
+    CHECK(evaluated(3, "0", zero(3)) == all);
+    CHECK(evaluated(3, "5", zero(3)) == one_window);
+}
+
+TEST_CASE("ranks that share their weights start from given ones, and sample what one rank does",
+          "[training]") {
+    if (skip_without_mpirun()) return;
+    const TemporaryDirectory directory;
+    const std::string text = "ab abc aab b bab a ba ab a b";
+    const Tokenizer tokenizer = Tokenizer::train(std::vector<std::string_view>{text}, 260);
+    tokenizer.save(directory / "tokenizer.json");
+    const Job job(4, {{"model.vocab_size", std::to_string(tokenizer.vocab_size())},
+                      {"tokenizer.path", directory / "tokenizer.json"},
+                      {"schedule.steps", "2"},
+                      {"schedule.warmup_steps", "0"},
+                      {"evaluation.every", "0"},
+                      {"sampling.every", "1"},
+                      {"sampling.samples", "2"},
+                      {"sampling.max_tokens", "30"}});
+    const std::string given = job.train(1, "given");
+    // Without a learning rate the weights stay the given ones, and samples are the same.
+    const Settings from_given{{"model.init_from", given}, {"optimizer.learning_rate", "1e-30"}};
+    const auto samples = [](const std::string& output) {
+        const size_t begin = output.find("--- sample");
+        return begin == std::string::npos
+                   ? ""
+                   : output.substr(begin, output.find("\n", begin + 11) - begin);
+    };
+    const ProgramResult one =
+        run_program(job.command("train", "one", from_given), {{"OMP_NUM_THREADS", "1"}});
+    const ProgramResult three = job.start(3, "three", from_given + zero(3));
+    CAPTURE(one.output, three.output);
+    CHECK(one.exit_code == 0);
+    CHECK(three.exit_code == 0);
+    CHECK(!samples(one.output).empty());
+    CHECK(samples(one.output) == samples(three.output));
+    CHECK(distance(job.path("three"), job.path("one"), 2).first < 1e-6);
 }
 
 // ---- Checkpoints --------------------------------------------------------------------------------
@@ -303,10 +341,9 @@ TEST_CASE("a rank holds the weights, gradients and optimizer state of its share 
 
     // The plan equals the memory that each rank of a run reports.
     if (skip_without_mpirun()) return;
-    const Settings more = zero(random_int(0, 1) ? 2 : 3) +
-                          Settings{{"precision.recompute", "none"},
-                                             {"schedule.steps", "1"},
-                                             {"schedule.warmup_steps", "0"}};
+    const Settings more = zero(random_int(0, 1) ? 2 : 3) + Settings{{"precision.recompute", "none"},
+                                                                    {"schedule.steps", "1"},
+                                                                    {"schedule.warmup_steps", "0"}};
     const ProgramResult plan =
         run_program(job.command("plan", "run", more, {"--world", "2"}), {{"OMP_NUM_THREADS", "1"}});
     const ProgramResult run = job.start(2, "run", more);

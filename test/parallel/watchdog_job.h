@@ -96,6 +96,7 @@ struct JobOptions {
     double timeout = 20;
     std::function<std::string(int rank, const std::string& invitation)> invitation = {};
     std::function<void(int rank)> check = {}, on_failure = {};
+    std::vector<std::string> places = {};
 };
 
 /// A job whose ranks do `work` and then exit with 0.
@@ -176,6 +177,7 @@ class Job {
         options.host = "node" + std::to_string(rank);
         options.timeout_seconds = options_.timeout;
         options.exit_code = watchdog_code;
+        options.places = options_.places;
         if (options_.check) options.check = [&] { options_.check(rank); };
         options.on_failure = [&](const char* line) {
             std::strncpy(board_->line[static_cast<size_t>(rank)], line, 1023);

@@ -218,6 +218,17 @@ TEST_CASE("a rank that fails by an exception ends all ranks with its reason", "[
     CHECK(unreported.output() == named(thrower) + "failed: it ended by an exception\nmain: lost\n");
 }
 
+TEST_CASE("a line names a rank's place in the mesh", "[watchdog]") {
+    const std::vector<std::string> places{"data 0, tensor 0", "data 0, tensor 1",
+                                          "data 1, tensor 0", "data 1, tensor 1"};
+    Job job(JobOptions{.places = places}, [](Rank& self) { self.train(); });
+    REQUIRE(job.all_entered(random_int(1, 50)));
+    job.send(2, SIGKILL);
+    CHECK(job.status(0) == watchdog_code);
+    CHECK(contains(job.output(0),
+                   "rank 2 (data 1, tensor 0, host node2) is dead: its connection ended; "));
+}
+
 TEST_CASE("a check that throws ends all ranks with its reason", "[watchdog]") {
     std::list<Job> jobs;
     for (int culprit : {0, 2}) {
