@@ -1,0 +1,93 @@
+#include "parallel/stage_layers.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include "test/catch.h"
+#include "test/random.h"
+#include "test/text.h"
+
+using namespace train_gpt;
+
+namespace {
+
+/// Costs of the stages, the largest first.
+std::vector<double> costs_of(const std::vector<int>& layers, const LayerCosts& costs) {
+    std::vector<double> all;
+    for (const int n : layers) all.push_back(n * costs.layer);
+    all.front() += costs.embedding;
+    all.back() += costs.head;
+    std::sort(all.begin(), all.end(), std::greater<>());
+    return all;
+}
+
+/// The least costs among all ways to cut `layers` into `stages`.
+std::vector<double> least_costs(int layers, int stages, const LayerCosts& costs) {
+    std::vector<double> least;
+    std::vector<int> cut;
+    const std::function<void(int)> extend = [&](int left) {
+        if (static_cast<int>(cut.size()) == stages - 1) {
+            cut.push_back(left);
+            const std::vector<double> these = costs_of(cut, costs);
+            if (least.empty() || these < least) least = these;
+            cut.pop_back();
+            return;
+        }
+        for (int n = 1; left - n >= stages - 1 - static_cast<int>(cut.size()); ++n) {
+            cut.push_back(n);
+            extend(left - n);
+            cut.pop_back();
+        }
+    };
+    extend(layers);
+    return least;
+}
+
+}  // namespace
+
+TEST_CASE("layers are dealt so that no way to cut the model has a cheaper most expensive stage",
+          "[stage_layers]") {
+    for (int repeat = 0; repeat < 300; ++repeat) {
+        const int stages = static_cast<int>(random_int(1, 5));
+        const int layers = stages + static_cast<int>(random_int(0, 9));
+        const LayerCosts costs{.layer = static_cast<double>(random_int(1, 8)),
+                               .embedding = static_cast<double>(random_int(0, 20)),
+                               .head = static_cast<double>(random_int(0, 40))};
+        const std::vector<int> dealt = deal_layers(layers, stages, costs);
+        CAPTURE(layers, stages, costs.layer, costs.embedding, costs.head, dealt);
+        REQUIRE(dealt.size() == static_cast<size_t>(stages));
+        REQUIRE(std::accumulate(dealt.begin(), dealt.end(), 0) == layers);
+        REQUIRE(*std::min_element(dealt.begin(), dealt.end()) >= 1);
+        REQUIRE(costs_of(dealt, costs) == least_costs(layers, stages, costs));
+        REQUIRE_NOTHROW(check_layers_per_stage(dealt, layers, stages));
+    }
+}
+
+TEST_CASE("stages with embedding and head have fewer layers, and what is left goes to later stages",
+          "[stage_layers]") {
+    // Llama 3 405B: 126 layers are 128 less one each for embedding and head.
+    CHECK(deal_layers(126, 16, {.layer = 1, .embedding = 1, .head = 1}) ==
+          std::vector<int>{7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7});
+    CHECK(deal_layers(12, 4, {.layer = 1, .head = 5.4}) == std::vector<int>{3, 4, 4, 1});
+    CHECK(deal_layers(10, 4, {.layer = 1}) == std::vector<int>{2, 2, 3, 3});
+    CHECK(deal_layers(7, 1, {.layer = 1, .embedding = 2, .head = 3}) == std::vector<int>{7});
+}
+
+TEST_CASE("layers that do not fit the stages are refused with what to change", "[stage_layers]") {
+    CHECK(
+        error_of([] { deal_layers(3, 4, {}); }) ==
+        "a model of 3 layers cannot be cut into 4 pipeline stages, which need a layer each; lower "
+        "parallel.pipeline or parallel.stages_per_rank");
+    const auto refusal = [](const std::vector<int>& layers) {
+        return error_of([&] { check_layers_per_stage(layers, 12, 4); });
+    };
+    CHECK(refusal({3, 3, 3, 3}).empty());
+    CHECK(refusal({1, 9, 1, 1}).empty());
+    CHECK(contains(refusal({4, 4, 4}), "has 3 numbers, but the pipeline has 4 stages"));
+    CHECK(contains(refusal({6, 0, 3, 3}), "gives stage 1 0 layers"));
+    CHECK(contains(refusal({5, 4, -1, 4}), "gives stage 2 -1 layers"));
+    CHECK(contains(refusal({3, 3, 3, 2}), "adds up to 11 layers, but the model has 12"));
+    CHECK(
+        contains(refusal({2147483647, 2147483647, 2147483647, 1}), "adds up to 6442450942 layers"));
+}
