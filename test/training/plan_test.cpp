@@ -261,6 +261,37 @@ TEST_CASE("a change that is said to fit fits", "[plan]") {
     CHECK(kinds.contains("settings"));
 }
 
+TEST_CASE("a plan has the traffic along each axis of its mesh, and memory falls as more is split",
+          "[plan]") {
+    Config config = random_config();
+    config.model.n_layer = static_cast<int>(random_int(4, 6));
+    config.model.n_head = 4;
+    config.model.n_embd = 32 * static_cast<int>(random_int(4, 8));
+    config.model.vocab_size = static_cast<int>(random_int(2000, 3000));
+    config.batch.micro_batch = 1;
+    config.batch.tokens_per_step = int64_t{8} * config.sequence_length();
+    const DecoderSpec spec = spec_of(config, config.model.vocab_size);
+    const auto bytes = [&](int zero, int shard_ranks) {
+        config.parallel.zero = zero;
+        config.parallel.shard_ranks = shard_ranks;
+        return plan_memory(config, spec, DType::bf16, Recompute::none, Device{}, 8).total_bytes();
+    };
+    CHECK(bytes(0, 4) == bytes(0, 0));
+    for (const int zero : {1, 2, 3}) {
+        CAPTURE(zero);
+        CHECK(bytes(zero, 0) < bytes(zero, 4));
+        CHECK(bytes(zero, 4) < bytes(zero, 2));
+    }
+    config.parallel.zero = 3;
+    config.parallel.shard_ranks = 4;
+    const std::string text = plan_report(config, Device{}, 8).text;
+    for (const char* part : {"ZeRO-3: ", " along shard, ", " along replica, ", " along data, "})
+        CHECK(contains(text, part));
+    config.parallel.shard_ranks = 3;
+    CHECK(contains(error_of(config, 8),
+                   "parallel.shard_ranks = 3 does not divide the 8 data-parallel ranks"));
+}
+
 TEST_CASE("every preset has a plan on one rank and on many", "[plan]") {
     for (const auto& file : glob_files("configs/*.json")) {
         if (file.filename() == "schema.json") continue;
