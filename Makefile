@@ -55,7 +55,7 @@ B := build$(if $(VARIANT),/$(VARIANT))
 O := $(B)/objects
 
 DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/linear model model/families parallel parallel/watchdog \
-    training training/commands
+    training training/commands training/report
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
 # Files without a kernel are compiled without nvcc, which reads every header once per architecture and twice more.
@@ -220,11 +220,19 @@ $(B)/observed/libnccl.so.2: test/parallel/observed_nccl.cpp $(B)/flags $(B)/nccl
 	@mkdir -p $(@D)
 	@echo "link $@"
 	@$(COMPILE) -O1 $(addprefix -isystem ,$(filter-out /usr/include,$(NCCL))) -fPIC -shared $< -o $@
+# The page of a report is written as HTML, CSS and JavaScript. Their texts are compiled into the program.
+PAGE_FILES := $(O)/training/report/page_files.h
+$(PAGE_FILES): $(addprefix training/report/page.,html css js)
+	@mkdir -p $(@D)
+	@for kind in html css js; do printf 'namespace train_gpt { constexpr const char* page_%s = R"page(' $$kind && \
+	    cat training/report/page.$$kind && printf ')page"; }\n' || exit; done > $@
+$(O)/training/report/page.o: private CPPFLAGS += -I$(O)
+$(O)/training/report/page.o lint/training/report/page.cpp: $(PAGE_FILES)
 MPI_OBJECTS := $(addprefix $(O)/parallel/,world.o communicator_mpi.o)
 $(MPI_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_MPI)),$(MPI_INCLUDES))
 $(MPI_OBJECTS): $(B)/mpi
 
-OF_JSON := $(shell grep -lE '<nlohmann/|"base/json_|"training/(config_keys|shard_watch|run_data|run)\.h"' $(SOURCES) train_gpt.cu)
+OF_JSON := $(shell grep -lE '<nlohmann/|"base/json_|"training/(config_keys|shard_watch|run_data|run|report/[a-z_]+)\.h"' $(SOURCES) train_gpt.cu)
 READS_JSON := $(patsubst %,$(O)/%.o,$(basename $(OF_JSON)))
 
 # The compiler spends half of its time on headers that hardly change. GCC precompiles them once, for every file except those
@@ -355,7 +363,7 @@ lint-scripts:
 	@if command -v ruff > /dev/null; then ruff check -q --select E9,F scripts; else echo 'skipped: ruff, which is not installed'; fi
 $(LINTED): lint/%: % | has-clang-tidy
 	@echo "lint $<"
-	@clang-tidy --quiet $< -- -x c++ $(DEFINES) $(MPI_INCLUDES) $(filter-out -Werror -Wno-restrict -Wno-maybe-uninitialized,$(FLAGS)) -idirafter $(shell $(CXX) -print-file-name=include) \
+	@clang-tidy --quiet $< -- -x c++ $(DEFINES) -I$(O) $(MPI_INCLUDES) $(filter-out -Werror -Wno-restrict -Wno-maybe-uninitialized,$(FLAGS)) -idirafter $(shell $(CXX) -print-file-name=include) \
 	    $(if $(filter kernels/%,$<),$(KERNEL_FLAGS)) 2>&1 | sed '/warnings\{0,1\} generated/d'
 
 # Few versions of clang can read CUDA 13's headers, so .cu files and the .cuh files that they include are checked by nvcc's warnings.
@@ -374,7 +382,7 @@ install: $(B)/train_gpt
 	install -D -m 755 $(B)/train_gpt $(DESTDIR)$(PREFIX)/bin/train_gpt
 	install -d $(DESTDIR)$(PREFIX)/share/train_gpt/configs $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
 	install -m 644 configs/*.json $(DESTDIR)$(PREFIX)/share/train_gpt/configs
-	install -m 755 scripts/data.sh scripts/plot.sh $(wildcard scripts/parquet.py) $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
+	install -m 755 scripts/data.sh $(wildcard scripts/parquet.py) $(DESTDIR)$(PREFIX)/share/train_gpt/scripts
 	@echo 'configs/ and scripts/ that the program names are in $(PREFIX)/share/train_gpt'
 
 # For nodes without packages: for every GPU from sm_80 on and for CPUs with AVX2.

@@ -6,6 +6,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "base/printable.h"
@@ -27,10 +28,12 @@
 #include "training/plan.h"
 #include "training/progress.h"
 #include "training/rank_process.h"
+#include "training/report/report.h"
 #include "training/resume.h"
 #include "training/run.h"
 #include "training/run_data.h"
 #include "training/run_folder.h"
+#include "training/run_history.h"
 #include "training/shard_watch.h"
 #include "training/step_log.h"
 #include "training/step_profile.h"
@@ -90,7 +93,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     // mpirun gives its ranks a terminal even when its own output goes to a file.
     ProgressStyle style = given.log.progress;
     if (style == ProgressStyle::automatic && ranks > 1) style = ProgressStyle::lines;
-    Progress progress(style, first_rank);
+    Progress progress(style, first_rank, line.quiet);
 
     // Data: what the run reads, which is the same on all ranks, and whether any steps are left
     const RunData data(given, line.config);
@@ -149,6 +152,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     if (data.sources().size() > 1) progress.say(describe_mixture(config, loader, steps));
     if (left > 0 && size.least_seconds() >= slow_step_seconds)
         progress.say(describe_slow_steps(size.flops, size.least_seconds(), left));
+    const std::vector<std::string> hosts = world.all_gather(world.host());
     MetricsLog metrics(given.run_dir, resumed,
                        {.tokens_per_step = config.batch.tokens_per_step, .writes = first_rank});
     StepLog log({.config = config,
@@ -158,13 +162,24 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                  .memory = plan.total_bytes(),
                  .attention = attention.engines()},
                 loader, progress, metrics);
-    Run run({given, data, choices, trainer, loader, watch, profile, log, metrics, progress, mesh},
+    RunHistory history(given.run_dir, first_rank);
+    LiveReport report(given.run_dir, first_rank, progress);
+    Run run({given, data, choices, trainer, loader, watch, profile, log, metrics, history, report,
+             progress, mesh},
             resumed, line.stop_at);
+    history.start({.step = first_step,
+                   .resumes = resumed.has_value(),
+                   .device = device_name(device),
+                   .hosts = hosts,
+                   .parameters = trainer.parameters.logical_numel(),
+                   .vocabulary = data.spec().vocab_size,
+                   .tokenizer = data.tokenizer() ? data.tokenizer_hash() : "",
+                   .memory = plan});
     run.evaluate_at_start();
     try {
         train_steps(run);
-    } catch (const std::exception&) {
-        run.rescue();
+    } catch (const std::exception& error) {
+        run.rescue(message_of(error));
         throw;
     }
     return run.end();
@@ -209,6 +224,8 @@ int run(const CommandLine& line) {
             return commands::tokenize(line);
         case Command::verify:
             return verify(line.verified, stdout) ? 0 : 1;
+        case Command::report:
+            return commands::report(line);
         case Command::import_:
             return print_line(import_model(line.importing));
         case Command::export_:

@@ -165,11 +165,13 @@ void add_train_command(CLI::App& app, CommandLine& line) {
                      "Save a checkpoint and end after this step; the schedule stays the same")
         ->type_name("STEP")
         ->check(CLI::Range(int64_t{1}, most));
-    train
-        ->add_option("--profile", line.profile,
-                     "Profile this many steps, after two warm-up steps: print where time goes")
-        ->type_name("STEPS")
-        ->check(CLI::Range(int64_t{1}, int64_t{10000}));
+    auto* profile =
+        train
+            ->add_option("--profile", line.profile,
+                         "Profile this many steps, after two warm-up steps: print where time goes")
+            ->type_name("STEPS")
+            ->check(CLI::Range(int64_t{1}, int64_t{10000}));
+    train->add_flag("--quiet", line.quiet, "Print warnings and errors only")->excludes(profile);
     train->add_flag("--print-config", line.print_config,
                     "Print the resolved configuration and exit");
 }
@@ -323,6 +325,21 @@ void add_verify_command(CLI::App& app, CommandLine& line) {
         ->type_name("DATA|CHECKPOINT");
 }
 
+void add_report_command(CLI::App& app, CommandLine& line) {
+    CLI::App* report = app.add_subcommand(
+        "report", "Write a page about one or several runs: curves, samples, configuration");
+    report->add_option("runs", line.report.runs, "Folders of runs")->required()->type_name("RUN");
+    report
+        ->add_option(
+            "--out", line.report.out,
+            "File to write. Default: report.html, in the folder of a single run, else here")
+        ->type_name("FILE");
+    report
+        ->add_option("--picture", line.report.picture,
+                     "Also write the loss alone, as a picture (SVG)")
+        ->type_name("FILE");
+}
+
 void add_config_command(CLI::App& app, CommandLine& line) {
     CLI::App* config =
         app.add_subcommand("config", "Explain all configuration keys, a section or one key");
@@ -357,7 +374,8 @@ constexpr std::pair<const char*, Command> commands[] = {
     {"plan", Command::plan},         {"sample", Command::sample},
     {"eval", Command::eval},         {"import", Command::import_},
     {"export", Command::export_},    {"selfcheck", Command::selfcheck},
-    {"verify", Command::verify},     {"config", Command::config},
+    {"verify", Command::verify},     {"report", Command::report},
+    {"config", Command::config},
 };
 
 }  // namespace
@@ -387,6 +405,7 @@ CommandLine parse_command_line(int argc, char** argv) {
     add_export_command(app, line, words);
     add_selfcheck_command(app, line);
     add_verify_command(app, line);
+    add_report_command(app, line);
     add_config_command(app, line);
 
     try {

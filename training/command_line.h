@@ -7,6 +7,7 @@
 
 #include "dataloader/prepare.h"
 #include "training/interchange.h"
+#include "training/report/options.h"
 #include "training/sampling.h"
 #include "training/selfcheck.h"
 
@@ -24,6 +25,7 @@ struct CommandLine {
         export_,
         selfcheck,
         verify,
+        report,
         config
     };
 
@@ -37,6 +39,7 @@ struct CommandLine {
     int64_t stop_at = 0;  // 0: the schedule's end
     int64_t profile = 0;  // steps to take the time of; 0: none
     bool print_config = false;
+    bool quiet = false;
     int world = 1;
 
     // tokenize
@@ -59,6 +62,9 @@ struct CommandLine {
 
     // verify
     std::string verified;
+
+    // report
+    ReportOptions report;
 
     // config
     std::string key;  // or a section; empty: all

@@ -1,12 +1,5 @@
 #include "training/metrics.h"
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-
-#include <fcntl.h>
-#include <unistd.h>
-
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_text.h"
@@ -72,32 +65,14 @@ JsonLinesSink::JsonLinesSink(const fs::path& run_dir, std::optional<int64_t> res
         write_file(path_, kept.lines);
         kept_seconds_ = kept.seconds;
     }
-    file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (file_ < 0)
-        throw Error("cannot write ", path_.string(), ": ", std::strerror(errno),
-                    "; choose another run_dir");
+    file_.emplace(path_);
 }
-
-JsonLinesSink::~JsonLinesSink() { ::close(file_); }
 
 void JsonLinesSink::write(const MetricsRecord& record) {
     Json json{{"step", record.step}};
     for (const auto& [name, value] : record.fields)
         std::visit([&, &key = name](const auto& v) { json[key] = v; }, value);
-    const std::string line = to_text(json) + '\n';
-    const off_t before = ::lseek(file_, 0, SEEK_END);
-    const ssize_t written = ::write(file_, line.data(), line.size());
-    if (written == static_cast<ssize_t>(line.size())) return;
-    const char* reason = written < 0 ? std::strerror(errno) : "the disk is full";
-    // Programs that read the file would fail at half a line.
-    const bool cut = written <= 0 || ::ftruncate(file_, before) == 0;
-    if (!failed_)
-        std::fprintf(
-            stderr,
-            "warning: cannot write %s (%s); training continues, and metrics are lost until "
-            "there is space%s\n",
-            printable(path_.string()).c_str(), reason, cut ? "" : "; its last line is incomplete");
-    failed_ = true;
+    file_->append(to_text(json), "metrics are lost");
 }
 
 MetricsLog::MetricsLog(const fs::path& run_dir, std::optional<int64_t> resume_step,

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/stopwatch.h"
+#include "training/line_file.h"
 
 namespace train_gpt {
 
@@ -48,7 +49,6 @@ class JsonLinesSink : public MetricsSink {
     /// the beginning (no resume_step) moves all lines to metrics.old.jsonl, unless that file is
     /// longer.
     JsonLinesSink(const std::filesystem::path& run_dir, std::optional<int64_t> resume_step);
-    ~JsonLinesSink() override;
 
     /// Appends one line. If the disk is full, it says so once on stderr; lines are missing until
     /// there is space again.
@@ -59,9 +59,8 @@ class JsonLinesSink : public MetricsSink {
 
   private:
     std::filesystem::path path_;
-    int file_ = -1;
+    std::optional<LineFile> file_;  // opened once the lines to keep are in it
     double kept_seconds_ = 0;
-    bool failed_ = false;
 };
 
 /// What metrics.jsonl says of an evaluation.

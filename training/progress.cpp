@@ -28,28 +28,31 @@ std::string percent(double part, double whole) {
 }  // namespace
 
 std::vector<ProgressField> fields_of(const StepReport& r) {
+    const std::string step = formatted("%lld/%lld", static_cast<long long>(r.step),
+                                       static_cast<long long>(r.steps)),
+                      peak = percent(r.flops_per_second, r.peak_flops_per_second);
+    std::string limit = peak + " of peak", short_limit = peak + " peak";
+    if (r.datasheet_flops_per_second > 0) {
+        short_limit = percent(r.flops_per_second, r.datasheet_flops_per_second) + " MFU";
+        limit = short_limit + ", " + limit;
+    }
     std::vector<ProgressField> fields{
-        {formatted("step %lld/%lld", static_cast<long long>(r.step),
-                   static_cast<long long>(r.steps)),
-         0},
+        {"step " + step, 0, step},
         {formatted("loss %.4f", r.loss), 1},
-        {formatted("norm %.3f", r.grad_norm), 6},
-        {formatted("lr %.2e", r.learning_rate), 5},
-        {formatted("%.1f ms", 1e3 * r.seconds), 4},
-        {formatted("%.0f tok/s", r.tokens_per_second), 3},
-        {formatted("%.3f TFLOP/s (", 1e-12 * r.flops_per_second) +
-             (r.datasheet_flops_per_second > 0
-                  ? percent(r.flops_per_second, r.datasheet_flops_per_second) + " MFU, "
-                  : "") +
-             percent(r.flops_per_second, r.peak_flops_per_second) + " of peak)",
-         8},
-        {format_bytes(r.memory), 9},
+        {formatted("norm %.3f", r.grad_norm), 8},
+        {formatted("lr %.2e", r.learning_rate), 7},
+        {formatted("%.1f ms", 1e3 * r.seconds), 6},
+        {formatted("%.0f tok/s", r.tokens_per_second), 3,
+         r.tokens_per_second >= 1e5 ? formatted("%.3gM tok/s", 1e-6 * r.tokens_per_second) : ""},
+        {formatted("%.3f TFLOP/s", 1e-12 * r.flops_per_second), 10},
+        {limit, 4, short_limit},
+        {format_bytes(r.memory), 5},
         {"ETA " + format_duration(r.seconds_left), 2}};
     if (r.ranks > 1)
         fields.push_back({formatted("compute %.0f%%, communication %.0f%%",
                                     100 * r.times[StepPhase::compute] / r.times.total(),
                                     100 * r.times[StepPhase::communication] / r.times.total()),
-                          7});
+                          9});
     return fields;
 }
 
@@ -88,18 +91,29 @@ std::string fit_fields(std::vector<ProgressField> fields, int columns) {
         for (const ProgressField& field : fields) line += (line.empty() ? "" : " | ") + field.text;
         return line;
     };
+    const auto drop_down_to = [&](int rank) {
+        while (fields.size() > 1 && std::ssize(joined()) > columns) {
+            const auto least = std::ranges::max_element(fields, {}, &ProgressField::rank);
+            if (least->rank <= rank) return;
+            fields.erase(least);
+        }
+    };
+    if (columns <= 0) return joined();
+    drop_down_to(last_essential_rank);
+    if (std::ssize(joined()) > columns)
+        for (ProgressField& field : fields)
+            if (!field.brief.empty()) field.text = field.brief;
+    drop_down_to(0);
     std::string line = joined();
-    if (columns <= 0) return line;
-    for (; std::ssize(line) > columns && fields.size() > 1; line = joined())
-        fields.erase(std::ranges::max_element(fields, {}, &ProgressField::rank));
     line.resize(std::min(line.size(), static_cast<size_t>(columns)));
     return line;
 }
 
-Progress::Progress(ProgressStyle style, bool speaks, double line_seconds)
+Progress::Progress(ProgressStyle style, bool speaks, bool quiet, double line_seconds)
     : rewrite_(style == ProgressStyle::line ||
                (style == ProgressStyle::automatic && ::isatty(STDOUT_FILENO))),
-      speaks_(speaks),
+      speaks_(speaks && !quiet),
+      warns_(speaks),
       line_seconds_(line_seconds) {}
 
 void Progress::draw() const {
@@ -155,7 +169,7 @@ void Progress::say(const std::string& line) {
 }
 
 void Progress::warn(const std::string& line) {
-    if (!speaks_) return;
+    if (!warns_) return;
     end_line();
     std::fprintf(stderr, "warning: %s\n", printable(line).c_str());
 }

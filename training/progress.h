@@ -30,8 +30,12 @@ struct StepReport {
 /// A part of a progress line.
 struct ProgressField {
     std::string text;
-    int rank = 0;  // the higher, the sooner it is left out
+    int rank = 0;            // the higher, the sooner it is left out
+    std::string brief = {};  // a shorter text for narrow terminals; empty: none
 };
+/// Fields of a higher rank are left out before others are shortened: what a line should say is the
+/// loss, tokens per second, the share of the limit, memory and the ETA.
+constexpr int last_essential_rank = 5;
 
 /// The parts of a step's line.
 std::vector<ProgressField> fields_of(const StepReport& report);
@@ -41,13 +45,16 @@ std::vector<ProgressField> fields_of(const StepReport& report);
 int columns_of_stdout();
 
 /// The fields that fit into a line of `columns` (0: any length), joined by " | ". Those of the
-/// highest rank are left out first; a single remaining field that is too long is cut.
+/// highest rank are left out first; once only essential ones remain, they are shortened before more
+/// are left out. A single remaining field that is too long is cut.
 std::string fit_fields(std::vector<ProgressField> fields, int columns);
 
 class Progress {
   public:
-    /// Only one of several ranks has speaks = true. line_seconds: see show().
-    explicit Progress(ProgressStyle style, bool speaks = true, double line_seconds = 60);
+    /// Only one of several ranks has speaks = true. quiet: warnings are printed, and nothing else.
+    /// line_seconds: see show().
+    explicit Progress(ProgressStyle style, bool speaks = true, bool quiet = false,
+                      double line_seconds = 60);
     ~Progress() { end_line(); }
     Progress(const Progress&) = delete;
     Progress& operator=(const Progress&) = delete;
@@ -71,7 +78,7 @@ class Progress {
     void draw() const;
     void end_line();
 
-    bool rewrite_, speaks_;
+    bool rewrite_, speaks_, warns_;
     double line_seconds_;
     bool line_open_ = false;
     std::vector<ProgressField> fields_;  // of the last report

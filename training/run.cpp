@@ -184,9 +184,10 @@ void Run::print_samples(uint64_t first, int count) {
         };
     for (int i = 0; i < count; ++i) {
         const uint64_t number = first + static_cast<uint64_t>(i);
-        parts_.progress.say("--- sample\n" + s.prompt +
-                            sample_text(trainer.stream, trainer.generator, *parts_.data.tokenizer(),
-                                        s.prompt, options, number));
+        const std::string text = sample_text(trainer.stream, trainer.generator,
+                                             *parts_.data.tokenizer(), s.prompt, options, number);
+        parts_.progress.say("--- sample\n" + s.prompt + text);
+        parts_.history.sample(step_, s.prompt, text);
     }
 }
 
@@ -194,6 +195,7 @@ void Run::save() {
     if (const std::string trouble = save_or_reason(); !trouble.empty())
         parts_.progress.warn(
             trouble + "; training continues, and the next checkpoint is written when it is due");
+    parts_.report.write();
 }
 
 /// Writes the checkpoint of this step unless it exists. Returns why that failed; empty on success.
@@ -210,6 +212,7 @@ std::string Run::save_or_reason() {
         return concat("step ", step_, " of ", steps_, " is not saved: ", error.what());
     }
     saved_step_ = step_;
+    parts_.history.checkpoint(step_);
     try {
         parts_.watch.settle();  // damage that it finds ends the run at the next check
         if (first_rank())
@@ -237,15 +240,38 @@ void Run::check_limits() {
 
 // ---- The end ------------------------------------------------------------------------------------
 
-void Run::rescue() {
-    if (ranks() > 1) return;
-    settle(true);
-    if (step_ > first_step_ && !parts_.watch.found_damage())
-        if (const std::string trouble = save_or_reason(); !trouble.empty())
-            parts_.progress.warn(trouble);
+void Run::rescue(const std::string& why) {
+    if (ranks() == 1) {
+        settle(true);
+        if (step_ > first_step_ && !parts_.watch.found_damage())
+            if (const std::string trouble = save_or_reason(); !trouble.empty())
+                parts_.progress.warn(trouble);
+    }
+    parts_.history.end(step_, why, 1);
+    parts_.report.write();
 }
 
 int Run::end() {
+    try {
+        const int code = finish();
+        parts_.history.end(step_, code == 0 && step_ >= steps_ ? "complete" : why_it_ended(), code);
+        parts_.report.write();
+        return code;
+    } catch (const std::exception& error) {
+        parts_.history.end(step_, message_of(error), 1);
+        parts_.report.write();
+        throw;
+    }
+}
+
+/// Why a run ended that did not fail, and is not complete.
+std::string Run::why_it_ended() const {
+    if (ending_ == Ending::stopped) return "--stop-at";
+    if (ending_ == Ending::out_of_time) return "schedule.max_minutes have passed";
+    return interrupted() ? interrupted() : "a signal to another rank";
+}
+
+int Run::finish() {
     // Also where the time limit or a signal came in the last step: no step is left, so the run ends
     // as a complete one.
     if (ending_ == Ending::finished || ending_ == Ending::stopped || step_ == steps_)
@@ -299,11 +325,7 @@ std::string Run::describe_saved(const std::string& trouble) const {
 }
 
 int Run::end_early(const std::string& saved) {
-    std::string why;
-    if (ending_ == Ending::interrupted)
-        why = concat(interrupted() ? interrupted() : "a signal to another rank", ": ");
-    else if (ending_ == Ending::out_of_time)
-        why = "schedule.max_minutes have passed: ";
+    const std::string why = ending_ == Ending::stopped ? "" : why_it_ended() + ": ";
     const bool nothing_trained = step_ == 0 && !resumed_;
     parts_.progress.say(concat(why, saved, "; the same command ",
                                ending_ == Ending::stopped ? "without --stop-at " : "",

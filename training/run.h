@@ -11,8 +11,10 @@
 #include "training/choices.h"
 #include "training/config.h"
 #include "training/progress.h"
+#include "training/report/report.h"
 #include "training/run_data.h"
 #include "training/run_folder.h"
+#include "training/run_history.h"
 #include "training/shard_watch.h"
 #include "training/step_log.h"
 #include "training/step_profile.h"
@@ -31,6 +33,8 @@ struct RunParts {
     StepProfile& profile;
     StepLog& log;
     MetricsLog& metrics;
+    RunHistory& history;
+    LiveReport& report;
     Progress& progress;
     const Mesh& mesh;
 };
@@ -88,8 +92,8 @@ class Run {
     // ---- The end --------------------------------------------------------------------------------
 
     /// After an exception: saves what was learned so far, if the device still responds and this is
-    /// the only rank.
-    void rescue();
+    /// the only rank. why: the exception's message.
+    void rescue(const std::string& why);
     /// Does what is left to save, evaluate and sample, and prints how the run ended. Returns the
     /// exit code; throws Error if the run failed.
     int end();
@@ -115,7 +119,9 @@ class Run {
 
     void finish_verification();
     std::string set_aside_unsound(const ShardWatch::Damage& damage) const;
+    std::string why_it_ended() const;
     std::string describe_saved(const std::string& trouble) const;
+    int finish();
     int end_early(const std::string& saved);
     int end_complete(const std::string& saved);
     int exit_code(Ending ending) const;

@@ -64,12 +64,16 @@ void RunData::open_evaluations(const Config& config, const std::string& file) {
     evaluations_.hellaswag.emplace(config.evaluation.hellaswag, *tokenizer_, 0);
 }
 
+std::string RunData::tokenizer_hash() const {
+    return tokenizer_ ? hash_text(tokenizer_->to_json()) : "none";
+}
+
 std::map<std::string, std::string> RunData::facts(const Config& config,
                                                   const Device& device) const {
     std::map<std::string, std::string> facts = config_values(config);
     facts["program"] = version();
     facts["device"] = device.is_cuda() ? "cuda" : "cpu";
-    facts["tokenizer"] = tokenizer_ ? hash_text(tokenizer_->to_json()) : "none";
+    facts["tokenizer"] = tokenizer_hash();
     for (size_t s = 0; s < sources_.size(); ++s)
         facts["training data" + (sources_.size() > 1 ? " " + config.data.train[s].name : "")] =
             sources_[s].shards->fingerprint();

@@ -31,6 +31,8 @@ class RunData {
 
     /// Null if there is none: the data are token ids that nothing here can turn into text.
     const Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
+    /// Of its tokenizer.json; "none" if there is no tokenizer.
+    std::string tokenizer_hash() const;
     /// The model, with the tokenizer's vocabulary where the configuration gives none.
     const DecoderSpec& spec() const { return spec_; }
     const std::vector<TrainSource>& sources() const { return sources_; }

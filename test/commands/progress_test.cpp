@@ -47,14 +47,14 @@ TEST_CASE("the progress line fits the terminal's width, also after it has change
         // The first lines may have begun at the old width; the last one is incomplete.
         return Arguments(lines.begin() + 3, lines.end() - 1);
     };
-    for (const std::string& line : lines_at(200)) CHECK(contains(line, "% of peak) | "));
+    for (const std::string& line : lines_at(200)) CHECK(contains(line, "% of peak | "));
     for (const int columns : {narrow, 20, narrow}) {
         const Arguments lines = lines_at(columns);
         REQUIRE(lines.size() > 10);
         for (const std::string& line : lines) {
             CAPTURE(columns, line);
             CHECK(static_cast<int>(line.size()) <= columns);
-            CHECK(line.starts_with("step "));
+            CHECK(std::isdigit(line[line.starts_with("step ") ? 5 : 0]));
             if (columns == narrow) CHECK(contains(line, " | loss "));
             if (columns == narrow) CHECK(contains(line, " | ETA "));
         }

@@ -54,9 +54,39 @@ TEST_CASE("the rate of a step is shown as a share of the datasheet's and of the 
     report.flops_per_second = 430e12;
     report.peak_flops_per_second = 800e12;
     const auto line = [&] { return fit_fields(fields_of(report), 0); };
-    CHECK(line().find("| 430.000 TFLOP/s (54% of peak) |") != std::string::npos);
+    CHECK(line().find("| 430.000 TFLOP/s | 54% of peak |") != std::string::npos);
     report.datasheet_flops_per_second = 1000e12;
-    CHECK(line().find("| 430.000 TFLOP/s (43% MFU, 54% of peak) |") != std::string::npos);
+    CHECK(line().find("| 430.000 TFLOP/s | 43% MFU, 54% of peak |") != std::string::npos);
+}
+
+TEST_CASE("a line says loss, speed, share of the limit, memory and ETA before anything is dropped",
+          "[progress]") {
+    for (int round = 0; round < 100; ++round) {
+        const auto up_to = [](int64_t most) { return static_cast<double>(random_int(1, most)); };
+        StepReport report;
+        report.steps = random_int(1, 999'999);
+        report.step = random_int(1, report.steps);
+        report.loss = up_to(9'999) / 1000;
+        report.tokens_per_second = up_to(9'999'999);
+        report.peak_flops_per_second = 800e12;
+        report.flops_per_second = up_to(800) * 1e12;
+        report.datasheet_flops_per_second = random_int(0, 1) ? 989e12 : 0;
+        report.memory = static_cast<uint64_t>(random_int(1, 80'000)) << 20;
+        report.seconds_left = up_to(99 * 3600);
+        report.ranks = static_cast<int>(random_int(1, 2));
+        report.times[StepPhase::compute] = 1;
+        const std::string line = fit_fields(fields_of(report), 79);
+        CAPTURE(line);
+        CHECK(line.size() <= 79);
+        for (const std::string part : {"loss ", " tok/s", "iB | ", "ETA "})
+            CHECK(line.find(part) != std::string::npos);
+        CHECK(line.find(report.datasheet_flops_per_second > 0 ? "% MFU" : "% ") !=
+              std::string::npos);
+        // With enough columns, nothing is shortened.
+        const std::string whole = fit_fields(fields_of(report), 0);
+        CHECK(fit_fields(fields_of(report), static_cast<int>(whole.size())) == whole);
+        CHECK(whole.starts_with("step "));
+    }
 }
 
 TEST_CASE("durations are printed as people say them", "[progress]") {
@@ -110,7 +140,7 @@ TEST_CASE("where lines stay, long work is reported at intervals", "[progress]") 
         const int kept = ::dup(STDOUT_FILENO);
         ::dup2(::fileno(file), STDOUT_FILENO);
         {
-            Progress progress(ProgressStyle::lines, true, line_seconds);
+            Progress progress(ProgressStyle::lines, true, false, line_seconds);
             progress.show_step(7, 0, 4, 0, slow_step_seconds - 1);  // not long
             progress.show_step(7, 1, 4, 30, 0);
             progress.show_step(7, 3, 4, 90, 0);

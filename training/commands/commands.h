@@ -20,6 +20,9 @@ int sample(const CommandLine& line);
 /// Prints the validation loss and HellaSwag accuracy of a trained model.
 int eval(const CommandLine& line);
 
+/// Writes a page about runs.
+int report(const CommandLine& line);
+
 /// Measures the ranks of a cluster and compares them.
 int selfcheck(const CommandLine& line);
 

@@ -1,0 +1,438 @@
+// Draws the plots of a report from the JSON in the page. A plot is a list of entries: curves of a run
+// with the way they are drawn. All plots share the horizontal axis and what is zoomed into.
+'use strict';
+(() => {
+const runs = JSON.parse(document.getElementById('data').textContent).runs;
+const several = runs.length > 1;
+const phases = ['compute', 'communication', 'data wait', 'optimizer'];
+
+// ---- The data -------------------------------------------------------------------------------------
+
+for (const run of runs) {
+    run.shown = true;
+    for (const curve of Object.values(run.curves)) {
+        let step = 0;
+        curve.x = curve.x.map(difference => step += difference);
+    }
+}
+const sources = [...new Set(runs.flatMap(run => Object.keys(run.curves)))]
+    .filter(name => name.startsWith('loss/')).map(name => name.slice(5));
+
+/// The index of the value nearest to x in rising values.
+function nearest(values, x) {
+    let low = 0, high = values.length - 1;
+    while (high - low > 1) {
+        const middle = (low + high) >> 1;
+        if (values[middle] < x) low = middle; else high = middle;
+    }
+    return x - values[low] <= values[high] - x ? low : high;
+}
+
+/// The seconds that a run had trained at a step: between two points linear.
+function secondsAt(run, step) {
+    const {x, y} = run.curves.seconds;
+    if (x.length < 2 || step <= x[0]) return y[0];
+    let i = nearest(x, step);
+    if (x[i] < step && i + 1 < x.length || i === 0) ++i;
+    return y[i - 1] + (step - x[i - 1]) / (x[i] - x[i - 1]) * (y[i] - y[i - 1]);
+}
+
+const axes = {
+    step: {label: 'step', at: (run, step) => step},
+    tokens: {label: 'tokens', at: (run, step) => step * run.tokensPerStep},
+    hours: {label: 'hours of training', at: (run, step) => secondsAt(run, step) / 3600},
+};
+let axis = 'step', view = null;  // view: [first, last] on the axis; null: everything
+
+// ---- Numbers --------------------------------------------------------------------------------------
+
+const grouped = value => Math.round(value).toLocaleString('en-US');
+const percent = value => (100 * value).toFixed(value > 0 && value < 0.0995 ? 1 : 0) + ' %';
+function short(value) {
+    const size = Math.abs(value);
+    for (const [unit, name] of [[1e12, 'T'], [1e9, 'B'], [1e6, 'M'], [1e4, 'k']])
+        if (size >= unit) return String(+(value / (name === 'k' ? 1e3 : unit)).toPrecision(4)) + name;
+    return size > 0 && size < 1e-3 ? value.toExponential().replace(/\.?0+e/, 'e').replace('e-', 'e−') : String(+value.toPrecision(6));
+}
+const exponential = value => value ? value.toExponential().replace('e-', 'e−') : '0';
+function bytes(value) {
+    const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
+    let unit = 0;
+    for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
+    return value.toPrecision(unit && value < 1000 ? 3 : 4) + ' ' + units[unit];
+}
+function duration(seconds) {
+    const s = Math.round(seconds), two = n => String(n).padStart(2, '0');
+    return s >= 3600 ? `${Math.floor(s / 3600)}:${two(Math.floor(s / 60) % 60)}:${two(s % 60)} h` : `${Math.floor(s / 60)}:${two(s % 60)} min`;
+}
+const escaped = text => String(text).replace(/[&<>"']/g, c => `&#${c.charCodeAt(0)};`);
+
+function ticks(low, high, most) {
+    const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map(f => f * power).find(s => s >= rough * (1 - 1e-9));
+    const all = [];
+    for (let i = Math.ceil(low / step - 1e-9); i * step <= high * (1 + 1e-12) + 1e-12 * step; ++i) all.push(+(i * step).toPrecision(12));
+    return all;
+}
+function logTicks(low, high) {
+    for (const factors of [[1], [1, 3], [1, 2, 5], [1, 1.5, 2, 3, 4, 5, 6, 8]]) {
+        const all = [];
+        for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); ++power)
+            for (const f of factors) if (f * 10 ** power >= low && f * 10 ** power <= high) all.push(+(f * 10 ** power).toPrecision(3));
+        if (all.length >= 3) return all;
+    }
+    return ticks(low, high, 4);
+}
+
+// ---- What is plotted --------------------------------------------------------------------------------
+
+/// Entries of a curve in all runs that have it.
+const curve = (name, style, label, options = {}) => runs.flatMap((run, r) => run.curves[name]
+    ? [{...options, run, name, style, what: label, colour: 'c' + (several ? r : options.colour ?? 0), curve: run.curves[name]}] : []);
+const fixed = digits => value => value.toFixed(digits);
+const known = [...new Set(runs.map(run => run.vocabulary).filter(n => n > 0))];
+const ignorance = known.length === 1 ? ` A model that knows nothing would be at ${Math.log(known[0]).toFixed(2)}.` : '';
+
+const plots = [
+    {id: 'loss', title: 'Loss', unit: 'nats per token', full: true, height: 380, format: fixed(4), crops: true,
+        entries: [...curve('loss', 'thin', 'training, each step'), ...curve('loss_mean', 'mean', 'training, running mean'),
+            ...curve('val_loss', 'dots', 'validation', {colour: 1})],
+        good: 'Good: it falls steeply, then ever more slowly, and validation follows training. If validation turns up while training ' +
+            'still falls, the model has begun to learn its text by heart. If all of it jumps up and stays there, training has diverged.' + ignorance},
+    ...(several ? sources.map(source => ({id: 'loss/' + source, title: 'Loss on ' + source, unit: 'nats per token', format: fixed(4),
+        entries: [...curve('loss/' + source, 'thin', 'each step'), ...curve('loss_mean/' + source, 'mean', 'running mean')],
+        good: 'Good: it falls as the loss as a whole does. Sources differ in level, since some texts are easier to predict.'}))
+        : [{id: 'sources', title: 'Loss by source', unit: 'nats per token', full: true, height: 300, format: fixed(4),
+            entries: sources.flatMap((source, s) => [...curve('loss/' + source, 'thin', source, {colour: s % 12, silent: true}),
+                ...curve('loss_mean/' + source, 'mean', source, {colour: s % 12})]),
+            good: 'Good: every source falls. Levels differ, since some texts are easier to predict; a source that stops falling while others ' +
+                'do not may be too small and read too often.'}]),
+    {id: 'rate', title: 'Learning rate', format: value => exponential(+value.toPrecision(4)), tick: exponential, zero: true, entries: curve('learning_rate', 'line', 'learning rate'),
+        good: 'How far each step moves the weights. It is planned, not measured: a short rise, then the fall that the schedule asks for.'},
+    {id: 'norm', title: 'Gradient norm', format: value => value.toPrecision(4), log: true,
+        entries: [...curve('grad_norm', 'thin', 'each step'), ...curve('grad_norm_mean', 'mean', 'running mean')],
+        limit: {of: run => run.clip, label: 'clipped above'},
+        good: 'Good: after the first steps it stays within a band. Single spikes are harmless, since they are clipped; a level that keeps ' +
+            'rising often comes before a loss that jumps up.'},
+    {id: 'speed', title: 'Throughput', unit: 'tokens per second', format: grouped, zero: true,
+        
+        entries: [...curve('tokens_per_second', 'thin', 'each step'), ...curve('tokens_per_second_mean', 'mean', 'running mean'),
+            ...curve('limit', 'dashed', 'limit')],
+        good: 'Good: flat, and near its limit, which is the rate at which this machine multiplies matrices and nothing else. Dips are waiting: ' +
+            'for data, for other ranks, or for other programs.'},
+    {id: 'bits', title: 'Validation loss per byte', unit: 'bits per byte of text', format: fixed(4), entries: curve('val_bits_per_byte', 'dots', 'validation', {colour: 1}),
+        good: 'The same validation loss for each byte of text, so that models with different tokenizers can be compared. Lower is better; good ' +
+            'compressors of text reach about 2.'},
+    {id: 'hellaswag', title: 'HellaSwag', unit: 'accuracy', format: percent, tick: percent,
+        entries: [...curve('hellaswag', 'dots', 'accuracy'), ...curve('hellaswag_normalised', 'dots', 'normalised by length', {colour: 1})],
+        good: 'How often the model picks the right one of four endings of a sentence. Guessing gives 25 %; it rises late and slowly.'},
+    ...runs.map((run, r) => ({id: 'time/' + r, title: several ? 'Where the time goes: ' + run.name : 'Where the time goes', shares: run.shares && run,
+        format: percent, tick: percent, entries: [],
+        good: r > 0 ? '' : 'Good: nearly all of it computes. Communication counts only where computing waits for it, and data wait is time in which the ' +
+            'next batch was not ready: it should be none.'})),
+];
+
+// ---- One plot ---------------------------------------------------------------------------------------
+
+const inset = {left: 54, right: 10, top: 22, bottom: 34};
+
+/// The x of an entry's points on the current axis; kept, since a plot is redrawn often.
+function xs(entry) {
+    const at = axes[axis].at;
+    if (entry.axis !== axis) { entry.x = entry.curve.x.map(step => at(entry.run, step)); entry.axis = axis; }
+    return entry.x;
+}
+const visible = plot => plot.entries.filter(entry => entry.run.shown);
+
+function horizontal() {
+    if (view) return view;
+    let last = 0;
+    for (const run of runs) if (run.shown)
+        for (const {x} of Object.values(run.curves)) last = Math.max(last, axes[axis].at(run, x[x.length - 1]));
+    return [0, last || 1];
+}
+
+function vertical(plot, [first, last]) {
+    if (plot.shares) return [0, 1];
+    let low = Infinity, high = -Infinity;
+    const include = value => { if (value > 0 || !plot.log) { low = Math.min(low, value); high = Math.max(high, value); } };
+    for (const entry of visible(plot)) {
+        const x = xs(entry);
+        entry.curve.y.forEach((y, i) => { if (x[i] >= first && x[i] <= last || entry.style === 'dashed') include(y); });
+    }
+    if (plot.limit) for (const entry of visible(plot)) if (plot.limit.of(entry.run) > 0) include(plot.limit.of(entry.run));
+    if (low > high) return plot.log ? [0.1, 1] : [0, 1];
+    if (plot.log) return [low / 1.15, high * 1.15];
+    if (plot.zero) return [0, high * 1.06 || 1];
+    const margin = (high - low) * 0.05 || Math.abs(high) * 0.05 || 1;
+    return [low - margin, high + margin];
+}
+
+/// A run's first losses are so much higher than all others that these would be squeezed together. The whole run is then shown without
+/// the top of its first 3 %. Returns the highest value to show.
+function cropped(plot, [first, last], [low, high]) {
+    let cap = -Infinity;
+    const from = first + 0.03 * (last - first);
+    for (const entry of visible(plot)) {
+        const x = xs(entry);
+        entry.curve.y.forEach((y, i) => { if (x[i] >= from) cap = Math.max(cap, y); });
+    }
+    return cap > low && cap - low < 0.5 * (high - low) ? cap + 0.1 * (cap - low) : high;
+}
+
+function draw(plot) {
+    const width = Math.max(260, plot.host.clientWidth || 700), height = plot.height || 240;
+    const [x0, x1] = horizontal(), [y0, top] = vertical(plot, [x0, x1]);
+    const y1 = plot.crops && !view ? cropped(plot, [x0, x1], [y0, top]) : top;
+    const right = width - inset.right, base = height - inset.bottom;
+    const level = plot.log ? Math.log : value => value;
+    const px = x => inset.left + (x - x0) / (x1 - x0) * (right - inset.left);
+    const py = y => base - (level(y) - level(y0)) / (level(y1) - level(y0)) * (base - inset.top);
+    Object.assign(plot, {width, x0, x1, y0, y1, px, right});
+
+    const parts = [];
+    for (const y of plot.log ? logTicks(y0, y1) : ticks(y0, y1, height > 300 ? 7 : 4))
+        parts.push(`<line class="grid" x1="${inset.left}" x2="${right}" y1="${py(y)}" y2="${py(y)}"/>` +
+            `<text x="${inset.left - 8}" y="${py(y) + 4}" text-anchor="end">${(plot.tick ?? short)(y)}</text>`);
+    for (const x of ticks(x0, x1, Math.max(2, width / 110)))
+        parts.push(`<text x="${px(x)}" y="${base + 17}" text-anchor="middle">${short(x)}</text>`);
+    parts.push(`<line class="base" x1="${inset.left}" x2="${right}" y1="${base}" y2="${base}"/>`,
+        `<text x="${right}" y="${base + 32}" text-anchor="end">${axes[axis].label}</text>`);
+    if (plot.unit) parts.push(`<text x="0" y="11">${plot.unit}${y1 < top ? '; the first steps are higher: zoom in to see them' : ''}</text>`);
+    parts.push(`<g clip-path="url(#clip-${plot.number})">`, plot.shares ? areas(plot, px, py) : lines(plot, px, py), '</g>');
+    parts.push(marks(plot, px, base));
+    plot.host.querySelector('svg')?.remove();
+    plot.host.insertAdjacentHTML('afterbegin',
+        `<svg viewBox="0 0 ${width} ${height}" role="img" aria-label="${escaped(plot.title)}" data-plot="${escaped(plot.id)}" ` +
+        `data-domain="${[x0, x1, y0, y1].join(' ')}" data-area="${[inset.left, right, base, inset.top].join(' ')}" data-log="${plot.log ? 1 : 0}">` +
+        `<clipPath id="clip-${plot.number}"><rect x="${inset.left}" y="${inset.top - 6}" width="${right - inset.left}" height="${base - inset.top + 7}"/></clipPath>` +
+        parts.join('') + `<line class="cross" y1="${inset.top - 6}" y2="${base}" visibility="hidden"/>` +
+        `<rect class="zoom" y="${inset.top - 6}" height="${base - inset.top + 6}" visibility="hidden"/></svg>`);
+}
+
+function lines(plot, px, py) {
+    let text = '';
+    const round = value => value.toFixed(2);
+    for (const entry of visible(plot)) {
+        const x = xs(entry), y = entry.curve.y;
+        const points = y.map((value, i) => round(px(x[i])) + ' ' + round(py(Math.max(value, plot.log ? plot.y0 : -Infinity))));
+        const names = `data-run="${runs.indexOf(entry.run)}" data-curve="${escaped(entry.name)}"`;
+        text += `<path class="line ${entry.style} ${entry.colour}" ${names} d="M${points.join('L')}"/>`;
+        if (entry.style === 'dots' || points.length === 1)
+            text += points.map(p => `<circle class="dot ${entry.colour}" cx="${p.split(' ')[0]}" cy="${p.split(' ')[1]}" r="${points.length > 60 ? 2 : 3.5}"/>`).join('');
+    }
+    if (plot.limit) for (const entry of visible(plot)) {
+        const limit = plot.limit.of(entry.run);
+        if (limit > 0) text += `<path class="line dashed ${entry.colour}" d="M${inset.left} ${py(limit)}H${plot.right}"/>`;
+    }
+    return text;
+}
+
+function areas(plot, px, py) {
+    const run = plot.shares, {x} = run.shares, at = axes[axis].at;
+    const edges = x.map(step => px(at(run, step)).toFixed(2));
+    let text = '', below = edges.slice(1).map(() => 0);
+    phases.forEach((phase, p) => {
+        const above = run.shares[phase].map((share, i) => below[i] + share);
+        const top = above.map((y, i) => `L${edges[i]} ${py(Math.min(y, 1)).toFixed(2)}H${edges[i + 1]}`).join('');
+        const bottom = below.map((y, i) => `L${edges[i + 1]} ${py(y).toFixed(2)}H${edges[i]}`).reverse().join('');
+        text += `<path class="area p${p}" d="M${(top + bottom).slice(1)}Z"/>`;
+        below = above;
+    });
+    return text;
+}
+
+/// Where runs stopped or resumed.
+const marksOf = plot => runs.flatMap((run, r) => run.shown && (!plot.shares || plot.shares === run)
+    ? run.marks.map(([step, text]) => ({x: axes[axis].at(run, step), r, text: (several ? run.name + ': ' : '') + text})) : []);
+function marks(plot, px, base) {
+    const all = marksOf(plot).filter(({x}) => x >= plot.x0 && x <= plot.x1);
+    return all.map(({x, r, text}) =>
+        `<g><title>${escaped(text)}</title><line class="mark" x1="${px(x)}" x2="${px(x)}" y1="${inset.top}" y2="${base}"/>` +
+        `<path class="${several ? 'dot c' + r : 'flag'}" d="M${px(x)} ${base - 7}l4 7h-8z"/>` +
+        (plot.full && all.length < 4 ? `<text x="${px(x) + 5}" y="${inset.top + 6}">${escaped(text)}</text>` : '') + '</g>').join('');
+}
+
+// ---- Values under the pointer -------------------------------------------------------------------------
+
+function tip(plot, x) {
+    const place = (run, step) => [`step ${grouped(step)}`, run.tokensPerStep ? short(step * run.tokensPerStep) + ' tokens' : '',
+        run.curves.seconds ? duration(secondsAt(run, step)) : ''].filter(Boolean).join(' · ');
+    const rows = [];
+    let head = '';
+    const row = (colour, label, value) => rows.push(`<tr><td><i class="swatch ${colour}"></i>${escaped(label)}</td><td>${value}</td></tr>`);
+    if (plot.shares) {
+        const run = plot.shares, ends = run.shares.x.map(step => axes[axis].at(run, step));
+        const i = Math.max(1, ends.findIndex(end => end >= x));
+        head = place(run, run.shares.x[i]);
+        phases.forEach((phase, p) => row('p' + p, phase, percent(run.shares[phase][i - 1])));
+    }
+    for (const entry of visible(plot)) {
+        const all = xs(entry), i = nearest(all, x);
+        if (entry.style !== 'dashed') head = head || place(entry.run, entry.curve.x[i]);
+        if (entry.silent || several && entry.style !== 'mean' && visible(plot).some(other => other.run === entry.run && other.style === 'mean')) continue;
+        const value = entry.curve.y[i];
+        let text = plot.format(value);
+        if (entry.style === 'dots') text += ` <span class="swatch"></span>at step ${grouped(entry.curve.x[i])}`;
+        if (entry.name === 'tokens_per_second' && entry.run.curves.limit) {
+            const limit = entry.run.curves.limit;
+            text += `, ${percent(value / limit.y[nearest(limit.x, entry.curve.x[i])])} of the limit`;
+        }
+        row(entry.colour, several ? `${entry.run.name}, ${entry.what}` : entry.what, text);
+    }
+    for (const mark of marksOf(plot))
+        if (Math.abs(plot.px(mark.x) - plot.px(x)) < 6) rows.push(`<tr><td colspan="2">${escaped(mark.text)}</td></tr>`);
+    return `<b>${head}</b><table>${rows.join('')}</table>`;
+}
+
+/// Shows the values at a pixel of a plot, and where that is in the others.
+function point(plot, pixel) {
+    const x = plot.x0 + (pixel - inset.left) / (plot.right - inset.left) * (plot.x1 - plot.x0);
+    for (const other of plots) {
+        const cross = other.host?.querySelector('.cross');
+        if (!cross) continue;
+        const at = other.px(x).toFixed(1);
+        cross.setAttribute('x1', at);
+        cross.setAttribute('x2', at);
+        cross.setAttribute('visibility', x >= other.x0 && x <= other.x1 ? 'visible' : 'hidden');
+    }
+    const box = plot.tip;
+    box.hidden = false;
+    box.innerHTML = tip(plot, x);
+    const left = pixel + 14 + box.offsetWidth > plot.width ? pixel - 14 - box.offsetWidth : pixel + 14;
+    box.style.left = Math.max(0, left) + 'px';
+    box.style.top = inset.top + 6 + 'px';
+}
+function leave(plot) {
+    plot.tip.hidden = true;
+    for (const cross of document.querySelectorAll('.cross')) cross.setAttribute('visibility', 'hidden');
+}
+
+function listen(plot) {
+    let from = null;
+    const pixel = event => {
+        const box = plot.host.getBoundingClientRect();
+        return Math.min(plot.right, Math.max(inset.left, (event.clientX - box.left) * plot.width / box.width));
+    };
+    const band = to => {
+        const zoom = plot.host.querySelector('.zoom');
+        zoom.setAttribute('visibility', to === null ? 'hidden' : 'visible');
+        if (to === null) return;
+        zoom.setAttribute('x', Math.min(from, to));
+        zoom.setAttribute('width', Math.abs(to - from));
+    };
+    plot.host.addEventListener('pointerdown', event => { if (event.button === 0) from = pixel(event); });
+    plot.host.addEventListener('pointermove', event => {
+        point(plot, pixel(event));
+        if (from !== null) band(pixel(event));
+    });
+    plot.host.addEventListener('pointerleave', () => leave(plot));
+    plot.host.addEventListener('pointercancel', () => { from = null; band(null); leave(plot); });
+    addEventListener('pointerup', event => {
+        if (from === null) return;
+        const to = pixel(event), start = from;
+        band(null);
+        from = null;
+        if (Math.abs(to - start) < 6) return;
+        const value = at => plot.x0 + (at - inset.left) / (plot.right - inset.left) * (plot.x1 - plot.x0);
+        zoomTo([value(Math.min(start, to)), value(Math.max(start, to))]);
+    });
+    plot.host.addEventListener('dblclick', () => zoomTo(null));
+}
+
+// ---- The page -----------------------------------------------------------------------------------------
+
+const dash = style => style === 'dashed' ? ' dashed' : style === 'thin' ? ' thin' : style === 'mean' ? ' mean' : '';
+function legend(plot) {
+    const item = (drawing, label) => `<span><svg viewBox="0 0 26 10">${drawing}</svg>${escaped(label)}</span>`;
+    if (plot.shares) return phases.map((phase, p) => item(`<rect class="area p${p}" width="26" height="10"/>`, phase)).join('');
+    const seen = new Map();
+    for (const entry of plot.entries) if (!entry.silent && !seen.has(entry.what)) seen.set(entry.what, entry);
+    let text = '';
+    if (seen.size > 1) for (const [label, entry] of seen)
+        text += item(`<path class="line${dash(entry.style)} ${several ? '' : entry.colour}" ${several ? 'style="--c:var(--soft)"' : ''} d="M0 5H26"/>` +
+            (entry.style === 'dots' ? `<circle class="dot ${several ? '' : entry.colour}" ${several ? 'style="--c:var(--soft)"' : ''} cx="13" cy="5" r="3.5"/>` : ''), label);
+    if (plot.limit && plot.entries.some(entry => plot.limit.of(entry.run) > 0))
+        text += item(`<path class="line dashed ${several ? '' : 'c0'}" ${several ? 'style="--c:var(--soft)"' : ''} d="M0 5H26"/>`, plot.limit.label);
+    return text;
+}
+
+function section(title, good, full) {
+    const node = document.createElement('section');
+    node.className = full ? 'full' : '';
+    node.innerHTML = `<div class="head"><h2>${escaped(title)}</h2><p class="good">${escaped(good)}</p></div>`;
+    document.getElementById('plots').append(node);
+    return node;
+}
+
+function memory() {
+    const purposes = [...new Set(runs.flatMap(run => run.memory.map(([purpose]) => purpose)))];
+    if (!purposes.length) return;
+    const node = section('Memory', 'What one rank has allocated, by purpose. All of it is allocated before the first step and never grows, so that a run ' +
+        'whose first step fits does not run out of memory later.', runs.length > 3);
+    const of = (run, purpose) => run.memory.find(([name]) => name === purpose)?.[1] ?? 0;
+    const names = {kv_cache: 'key-value cache', masters: 'fp32 weights', parameters: 'weights', moments: 'optimizer’s moments', staging: 'host buffers'};
+    const total = run => run.memory.reduce((sum, [, size]) => sum + size, 0);
+    const most = Math.max(...purposes.flatMap(purpose => runs.map(run => of(run, purpose))));
+    node.insertAdjacentHTML('beforeend', '<div class="bars">' + purposes.map(purpose =>
+        `<span>${escaped(names[purpose] ?? purpose)}</span><div class="${several ? 'several' : ''}">` +
+        runs.map((run, r) => `<i class="c${r}" style="width:${100 * of(run, purpose) / most}%"></i>`).join('') + '</div>' +
+        `<span class="figures">${runs.map(run => bytes(of(run, purpose))).join('<br>')}</span>`).join('') +
+        `<span class="total">total</span><div></div><span class="figures total">${runs.map(run => bytes(total(run))).join('<br>')}</span></div>`);
+}
+
+let drawnPoints = 0;
+const shownPlots = plots.filter(plot => plot.shares || plot.entries.length);
+shownPlots.forEach((plot, number) => {
+    const node = section(plot.title, plot.good, plot.full);
+    node.insertAdjacentHTML('beforeend', `<div class="legend">${legend(plot)}</div><div class="chart"><div class="tip" hidden></div></div>`);
+    plot.host = node.querySelector('.chart');
+    plot.tip = node.querySelector('.tip');
+    plot.number = number;
+    for (const entry of plot.entries) drawnPoints += entry.curve.y.length;
+    listen(plot);
+});
+memory();
+
+function drawAll() {
+    for (const plot of shownPlots) draw(plot);
+    document.getElementById('reset').disabled = !view;
+}
+function zoomTo(range) {
+    view = range;
+    for (const plot of shownPlots) leave(plot);
+    drawAll();
+}
+
+document.getElementById('tools').hidden = false;
+document.getElementById('reset').addEventListener('click', () => zoomTo(null));
+for (const button of document.querySelectorAll('[data-axis]')) {
+    const needed = {step: true, tokens: runs.every(run => run.tokensPerStep), hours: runs.every(run => run.curves.seconds)};
+    button.hidden = !needed[button.dataset.axis];
+    button.addEventListener('click', () => {
+        axis = button.dataset.axis;
+        for (const other of document.querySelectorAll('[data-axis]')) other.setAttribute('aria-pressed', other === button);
+        zoomTo(null);
+    });
+}
+if (several) runs.forEach((run, r) => {
+    const button = document.createElement('button');
+    button.innerHTML = `<i class="swatch c${r}"></i>${escaped(run.name)}`;
+    button.setAttribute('aria-pressed', true);
+    button.addEventListener('click', () => {
+        run.shown = !run.shown;
+        button.setAttribute('aria-pressed', run.shown);
+        drawAll();
+    });
+    document.getElementById('runs').append(button);
+});
+document.getElementById('drawn').textContent =
+    `The plots have ${grouped(drawnPoints)} points: the smallest and largest value of every pixel, so that no spike is missing.`;
+
+let width = 0;
+new ResizeObserver(() => {
+    if (document.documentElement.clientWidth !== width) { width = document.documentElement.clientWidth; drawAll(); }
+}).observe(document.body);
+addEventListener('beforeprint', () => { for (const node of document.querySelectorAll('details')) node.open = true; });
+drawAll();
+})();

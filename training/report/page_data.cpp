@@ -1,0 +1,190 @@
+#include "training/report/page_data.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <span>
+
+#include "base/error.h"
+#include "base/json_text.h"
+
+namespace train_gpt {
+
+namespace {
+
+std::string number(double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.7g", value);
+    return text;
+}
+
+std::string array_of(std::span<const double> values) {
+    std::string text = "[";
+    for (const double value : values) text += (text.size() > 1 ? "," : "") + number(value);
+    return text + "]";
+}
+
+/// Steps are whole numbers, whose differences are shorter than they are.
+std::string array_of_differences(std::vector<double> values) {
+    for (size_t i = values.size(); i-- > 1;) values[i] -= values[i - 1];
+    return array_of(values);
+}
+
+std::string quoted(const std::string& text) { return to_text(Json(text)); }
+
+Curve limit_of(const MetricsTable& training) {
+    const std::vector<double> rate = training.column("tokens_per_second"),
+                              share = training.column("peak_fraction");
+    Curve limit;
+    for (size_t i = 0; i < rate.size(); ++i)
+        if (share[i] > 0 && std::isfinite(rate[i])) {
+            // The limit is measured once; the quotient differs in the last bits.
+            const double value = rate[i] / share[i];
+            const bool same = limit.size() > 0 && std::abs(value / limit.y.back() - 1) < 1e-5;
+            limit.add(training.step[i], same ? limit.y.back() : value);
+        }
+    return without_repetitions(limit);
+}
+
+constexpr std::array<std::pair<const char*, const char*>, 4> phases{
+    {{"compute", "compute_ms"},
+     {"communication", "communication_ms"},
+     {"data wait", "data_wait_ms"},
+     {"optimizer", "optimizer_ms"}}};
+
+/// Each phase's share of the time of the steps within an interval, for at most `most` intervals.
+std::string shares_of(const MetricsTable& training, size_t most) {
+    if (!training.has("compute_ms")) return "null";
+    const size_t n = training.rows(), intervals = std::min(n, most);
+    std::vector<double> edges{0};
+    std::array<std::vector<double>, phases.size()> shares, values;
+    for (size_t p = 0; p < phases.size(); ++p) values[p] = training.column(phases[p].second);
+    for (size_t i = 0; i < intervals; ++i) {
+        std::array<double, phases.size()> sums{};
+        double all = 0;
+        const size_t end = (i + 1) * n / intervals;
+        for (size_t row = i * n / intervals; row < end; ++row)
+            for (size_t p = 0; p < phases.size(); ++p)
+                if (std::isfinite(values[p][row])) {
+                    sums[p] += values[p][row];
+                    all += values[p][row];
+                }
+        edges.push_back(training.step[end - 1]);
+        for (size_t p = 0; p < phases.size(); ++p)
+            shares[p].push_back(all > 0 ? std::round(1e4 * sums[p] / all) / 1e4 : 0);
+    }
+    std::string text = "{\"x\":" + array_of(edges);
+    for (size_t p = 0; p < phases.size(); ++p)
+        text += "," + quoted(phases[p].first) + ":" + array_of(shares[p]);
+    return text + "}";
+}
+
+/// Bytes by purpose, as the last start recorded them.
+std::string memory_of(const RecordedRun& run) {
+    const Json* start = run.last_start();
+    std::string text;
+    if (start && start->contains("memory") && (*start)["memory"].is_object())
+        for (const auto& [purpose, bytes] : (*start)["memory"].items())
+            if (bytes.is_number())
+                text += concat(text.empty() ? "" : ",", "[", quoted(purpose), ",",
+                               bytes.get<uint64_t>(), "]");
+    return "[" + text + "]";
+}
+
+std::string marks_json(const RecordedRun& run) {
+    std::string text;
+    for (const RunMark& mark : marks_of(run))
+        text += concat(text.empty() ? "" : ",", "[", mark.step, ",", quoted(mark.text), "]");
+    return "[" + text + "]";
+}
+
+std::string run_json(const RecordedRun& run, int pixels) {
+    std::string curves;
+    for (const auto& [name, curve] : curves_of(run, pixels))
+        curves +=
+            concat(curves.empty() ? "" : ",", quoted(name),
+                   ":{\"x\":", array_of_differences(curve.x), ",\"y\":", array_of(curve.y), "}");
+    const Json clip = run.setting("optimizer.grad_clip");
+    const Json words = run.last_start() ? run.last_start()->value("vocabulary", Json()) : Json();
+    return concat(
+        "{\"name\":", quoted(run.name()), ",\"tokensPerStep\":", number(run.tokens_per_step()),
+        ",\"clip\":", number(clip.is_number() ? clip.get<double>() : 0),
+        ",\"vocabulary\":", number(words.is_number() ? words.get<double>() : 0), ",\"curves\":{",
+        curves,
+        "},\"shares\":", shares_of(run.training(), static_cast<size_t>(std::max(1, pixels / 4))),
+        ",\"memory\":", memory_of(run), ",\"marks\":", marks_json(run), "}");
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, Curve>> curves_of(const RecordedRun& run, int pixels) {
+    std::vector<std::pair<std::string, Curve>> curves;
+    const auto add = [&](const std::string& name, Curve curve) {
+        if (curve.size() > 0) curves.emplace_back(name, std::move(curve));
+    };
+    const int coarse = std::max(1, pixels / 3);  // enough for curves that are smooth
+    const MetricsTable& training = run.training();
+    const auto add_with_mean = [&](const std::string& name, const std::string& mean_name) {
+        const std::vector<double> values = training.column(name);
+        const Curve mean = running_mean(training.step, values);
+        add(name, thinned(training.step, values, pixels));
+        add(mean_name, thinned(mean.x, mean.y, coarse));
+    };
+    add_with_mean("loss", "loss_mean");
+    for (const std::string& source : run.sources())
+        add_with_mean("loss/" + source, "loss_mean/" + source);
+    for (const std::string name : {"grad_norm", "tokens_per_second"})
+        add_with_mean(name, name + "_mean");
+    add("learning_rate", thinned(training.step, training.column("learning_rate"), coarse));
+    const Curve limit = limit_of(training);
+    add("limit", thinned(limit.x, limit.y, coarse));
+    Curve seconds{{0.0}, {0.0}};
+    const std::vector<double> trained = training.column("seconds");
+    for (size_t i = 0; i < trained.size(); ++i)
+        if (training.step[i] > 0) seconds.add(training.step[i], trained[i]);
+    add("seconds", thinned(seconds.x, seconds.y, coarse));
+    const MetricsTable& evaluations = run.evaluations();
+    for (const char* name : {"val_loss", "val_bits_per_byte", "hellaswag", "hellaswag_normalised"})
+        if (evaluations.has(name))
+            add(name, thinned(evaluations.step, evaluations.column(name), pixels));
+    return curves;
+}
+
+std::vector<RunMark> marks_of(const RecordedRun& run) {
+    std::vector<RunMark> marks;
+    const auto add = [&](int64_t step, const std::string& text) {
+        if (!marks.empty() && marks.back().step == step)
+            marks.back().text += ", " + text;
+        else
+            marks.push_back({step, text});
+    };
+    bool ended = true;
+    for (const Json& line : run.history()) {
+        const Json event = line.value("event", Json());
+        const int64_t step = line["step"].get<int64_t>();
+        if (event == "start" && line.value("resumes", Json()) == true)
+            add(step, ended ? "resumed" : "resumed after an end that was not recorded");
+        const Json reason = line.value("reason", Json());
+        if (event == "end" && reason.is_string() && reason != "complete")
+            add(step, "stopped (" + reason.get<std::string>() + ")");
+        if (event == "start" || event == "end") ended = event == "end";
+    }
+    std::ranges::stable_sort(marks, {}, &RunMark::step);
+    return marks;
+}
+
+std::string page_data(const std::vector<RecordedRun>& runs, int pixels) {
+    std::string text;
+    for (const RecordedRun& run : runs) text += (text.empty() ? "" : ",\n") + run_json(run, pixels);
+    // "<" occurs in strings alone; there "</script>" would end the element.
+    std::string safe = "{\"runs\":[";
+    for (const char c : text + "]}")
+        if (c == '<')
+            safe += "\\u003c";
+        else
+            safe += c;
+    return safe;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,34 @@
+// The numbers of a report's page, as JSON that its script draws.
+#pragma once
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "training/report/recorded_run.h"
+#include "training/report/thinning.h"
+
+namespace train_gpt {
+
+/// The curves of a run by name, thinned for a plot of `pixels` pixels: fields of metrics.jsonl by
+/// step, and besides these
+///   loss_mean, loss_mean/NAME, grad_norm_mean, tokens_per_second_mean   running means
+///   limit                       tokens per second at the measured rate of matrix products
+///   seconds                     of training up to a step
+/// Curves without points are left out.
+std::vector<std::pair<std::string, Curve>> curves_of(const RecordedRun& run, int pixels);
+
+/// A start or an end of the run within its steps.
+struct RunMark {
+    int64_t step = 0;
+    std::string text;  // "stopped (SIGTERM), resumed"
+};
+/// Where the run stopped or resumed, in the order of steps.
+std::vector<RunMark> marks_of(const RecordedRun& run);
+
+/// One JSON object: {"runs": [{"name", "tokensPerStep", "clip", "vocabulary", "curves": {NAME:
+/// {"x": [first, then differences], "y": […]}}, "shares": {"x": edges of intervals of steps, PHASE:
+/// shares of time in each}, "memory": [[PURPOSE, bytes]], "marks": [[step, text]]}]}. Numbers have
+/// seven digits. Safe inside a <script> element, whatever texts it has.
+std::string page_data(const std::vector<RecordedRun>& runs, int pixels);
+
+}  // namespace train_gpt

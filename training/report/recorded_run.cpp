@@ -1,0 +1,311 @@
+#include "training/report/recorded_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "training/run_folder.h"
+#include "training/run_history.h"
+
+namespace train_gpt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* metrics_file = "metrics.jsonl";
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+
+/// The fields that a report shows; all others are left out, since a long run has many lines.
+bool is_shown(std::string_view field) {
+    constexpr std::string_view names[] = {"seconds",
+                                          "loss",
+                                          "grad_norm",
+                                          "learning_rate",
+                                          "tokens_per_second",
+                                          "peak_fraction",
+                                          "mfu",
+                                          "compute_ms",
+                                          "communication_ms",
+                                          "data_wait_ms",
+                                          "optimizer_ms",
+                                          "val_loss",
+                                          "val_bits_per_byte",
+                                          "hellaswag",
+                                          "hellaswag_normalised"};
+    return field.starts_with("loss/") || std::ranges::find(names, field) != std::end(names);
+}
+
+/// Adds every value below `json` under its path.
+void flatten(const Json& json, const std::string& path, std::map<std::string, Json>& values) {
+    if (!json.is_object()) {
+        values[path] = json;
+        return;
+    }
+    for (const auto& [key, value] : json.items())
+        flatten(value, path.empty() ? key : path + "." + key, values);
+}
+
+/// Whether the folder's lock is held, through any file descriptor.
+bool is_locked(const fs::path& folder) {
+    const int lock = ::open((folder / "lock").c_str(), O_RDONLY | O_CLOEXEC);
+    if (lock < 0) return false;
+    const bool held = ::flock(lock, LOCK_SH | LOCK_NB) != 0;
+    ::close(lock);
+    return held;
+}
+
+void require_run_folder(const fs::path& folder) {
+    std::error_code code;
+    if (!fs::exists(folder, code))
+        throw Error("there is no folder ", folder.string(), "; name the folder of a run");
+    if (!fs::is_directory(folder, code))
+        throw Error(folder.string(), " is not a folder; name the folder of a run, which has a ",
+                    metrics_file);
+    if (fs::exists(folder / metrics_file, code)) return;
+    if (fs::exists(folder / "model.safetensors", code))
+        throw Error(folder.string(), " is a checkpoint or a model, which has no metrics; name the ",
+                    "folder of its run");
+    throw Error(folder.string(), " has no ", metrics_file,
+                "; name the folder of a run that has trained at least one step");
+}
+
+}  // namespace
+
+std::vector<double> MetricsTable::column(const std::string& name) const {
+    const auto found = columns.find(name);
+    return found == columns.end() ? std::vector<double>(rows(), nan) : found->second;
+}
+
+double MetricsTable::last(const std::string& name) const {
+    if (const auto found = columns.find(name); found != columns.end())
+        for (size_t i = rows(); i-- > 0;)
+            if (std::isfinite(found->second[i])) return found->second[i];
+    return nan;
+}
+
+void MetricsTable::add(double at, const Json& line) {
+    while (!step.empty() && step.back() >= at) {
+        step.pop_back();
+        for (auto& [name, values] : columns) values.pop_back();
+    }
+    for (const auto& [name, value] : line.items())
+        if (is_shown(name) && (value.is_number() || value.is_null())) {
+            std::vector<double>& values = columns[name];
+            values.resize(rows(), nan);
+            values.push_back(value.is_number() ? value.get<double>() : nan);
+        }
+    step.push_back(at);
+    for (auto& [name, values] : columns) values.resize(rows(), nan);
+}
+
+RecordedRun::RecordedRun(fs::path folder) : folder_(std::move(folder)) {
+    require_run_folder(folder_);
+    update();
+    if (training_.rows() + evaluations_.rows() > 0) return;
+    const fs::path file = folder_ / metrics_file;
+    if (metrics_lines_.bad > 0)
+        throw Error(file.string(), " has no line that a run wrote: line ", metrics_lines_.first_bad,
+                    " is not a JSON object; name the folder of a run");
+    throw Error(file.string(), " has no steps yet; wait until the run has logged its first one");
+}
+
+std::string RecordedRun::name() const {
+    const fs::path path = fs::absolute(folder_).lexically_normal();
+    const std::string name = (path.has_filename() ? path : path.parent_path()).filename().string();
+    return name.empty() ? folder_.string() : name;
+}
+
+template <class Take>
+void RecordedRun::read_lines(const char* name, Lines& lines, const Take& take) {
+    const fs::path path = folder_ / name;
+    if (!fs::exists(path)) return;
+    const MappedFile file(path);
+    std::string_view text = file.text();
+    lines.reset = text.size() < lines.read;
+    if (lines.reset) lines = {.reset = true};
+    text.remove_prefix(lines.read);
+    for (size_t end; (end = text.find('\n')) != std::string_view::npos;
+         text.remove_prefix(end + 1)) {
+        lines.read += end + 1;
+        ++lines.count;
+        const std::string_view line = text.substr(0, end);
+        if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+        const Json json = try_parse_json(line);
+        if (json.is_object() && json.contains("step") && json["step"].is_number_integer())
+            take(json);
+        else if (lines.bad++ == 0)
+            lines.first_bad = lines.count;
+    }
+    lines.half = !text.empty();
+}
+
+void RecordedRun::take_metrics(const Json& line) {
+    const double step = line["step"].get<double>();
+    if (line.contains("loss"))
+        training_.add(step, line);
+    else if (line.contains("val_loss"))
+        evaluations_.add(step, line);
+}
+
+void RecordedRun::update() {
+    bool first = true;
+    read_lines(metrics_file, metrics_lines_, [&](const Json& line) {
+        if (std::exchange(first, false) && metrics_lines_.reset) training_ = evaluations_ = {};
+        take_metrics(line);
+    });
+    read_lines(history_file, history_lines_, [&](const Json& line) {
+        if (line.value("event", Json()) == "start" && line.value("resumes", Json()) == false)
+            history_.clear();
+        history_.push_back(line);
+    });
+    read_documents();
+    active_ = is_locked(folder_);
+}
+
+void RecordedRun::read_documents() {
+    unreadable_.clear();
+    const auto read = [&](const char* name) -> Json {
+        const fs::path path = folder_ / name;
+        if (!fs::exists(path)) return {};
+        Json json = try_parse_json(MappedFile(path).text());
+        if (json.is_object()) return json;
+        unreadable_.push_back(
+            concat(path.string(), " is not valid JSON, so that what it says is ", "missing here"));
+        return {};
+    };
+    config_.clear();
+    if (const Json config = read("config.json"); config.is_object()) flatten(config, "", config_);
+    manifest_ = read(run_manifest);
+    choices_ = read("choices.json");
+}
+
+const Json* RecordedRun::last_start() const {
+    for (size_t i = history_.size(); i-- > 0;)
+        if (history_[i].value("event", Json()) == "start") return &history_[i];
+    return nullptr;
+}
+
+Json RecordedRun::setting(const std::string& key) const {
+    const auto found = config_.find(key);
+    return found == config_.end() ? Json() : found->second;
+}
+
+std::vector<std::string> RecordedRun::sources() const {
+    std::vector<std::string> names;
+    for (const auto& [name, values] : training_.columns)
+        if (name.starts_with("loss/")) names.push_back(name.substr(5));
+    return names;
+}
+
+double RecordedRun::tokens_per_step() const {
+    const Json tokens = setting("batch.tokens_per_step");
+    return tokens.is_number() ? tokens.get<double>() : 0;
+}
+
+int64_t RecordedRun::steps_planned() const {
+    const auto number = [&](const char* key) {
+        const Json value = setting(key);
+        return value.is_number() ? value.get<double>() : 0;
+    };
+    if (number("schedule.steps") > 0) return static_cast<int64_t>(number("schedule.steps"));
+    if (number("schedule.tokens") > 0 && tokens_per_step() > 0)
+        return static_cast<int64_t>(number("schedule.tokens") / tokens_per_step());
+    return 0;
+}
+
+int64_t RecordedRun::last_step() const {
+    double last = 0;
+    for (const MetricsTable* table : {&training_, &evaluations_})
+        if (table->rows() > 0) last = std::max(last, table->step.back());
+    return static_cast<int64_t>(last);
+}
+
+std::vector<std::string> RecordedRun::notes() const {
+    std::vector<std::string> notes;
+    for (const auto& [name, lines] :
+         {std::pair{metrics_file, &metrics_lines_}, {history_file, &history_lines_}}) {
+        const std::string file = (folder_ / name).string();
+        if (lines->bad == 1)
+            notes.push_back(concat("line ", lines->first_bad, " of ", file,
+                                   " is not a line that a run wrote, and is left out"));
+        if (lines->bad > 1)
+            notes.push_back(concat(lines->bad, " lines of ", file,
+                                   " are not lines that a run wrote, the first is line ",
+                                   lines->first_bad, "; they are left out"));
+        if (lines->half)
+            notes.push_back(concat("the last line of ", file, " is half written and is left out",
+                                   active_ ? "; the run is writing it" : ""));
+    }
+    for (const std::string& document : unreadable_) notes.push_back(document);
+    if (config_.empty() && unreadable_.empty())
+        notes.push_back(folder_.string() +
+                        " has no config.json, so that its configuration is missing here");
+    const std::vector<double> losses = training_.column("loss");
+    for (size_t i = 0; i < losses.size(); ++i)
+        if (!std::isfinite(losses[i])) {
+            notes.push_back(concat("the loss of ", name(), " was not finite at step ",
+                                   static_cast<int64_t>(training_.step[i])));
+            break;
+        }
+    return notes;
+}
+
+namespace {
+
+/// The values of a key in all runs if they differ, as "4, 6 and 12"; else empty.
+std::string different_values(const std::vector<RecordedRun>& runs, const std::string& key) {
+    std::vector<std::string> values;
+    std::set<std::string> distinct;
+    for (const RecordedRun& run : runs) {
+        const Json value = run.setting(key);
+        values.push_back(value.is_string() ? value.get<std::string>() : to_text(value));
+        distinct.insert(values.back());
+    }
+    if (distinct.size() < 2) return "";
+    std::string text;
+    for (size_t i = 0; i < values.size(); ++i)
+        text += concat(i == 0 ? "" : i + 1 == values.size() ? " and " : ", ", values[i]);
+    return text;
+}
+
+}  // namespace
+
+std::vector<std::string> notes_on_comparison(const std::vector<RecordedRun>& runs) {
+    std::vector<std::string> notes;
+    if (runs.size() < 2) return notes;
+    std::set<std::string> model_keys, tokenizers, data;
+    for (const RecordedRun& run : runs) {
+        for (const auto& [key, value] : run.config())
+            if (key.starts_with("model.") && key != "model.init_from") model_keys.insert(key);
+        if (const Json* start = run.last_start())
+            tokenizers.insert(to_text(start->value("tokenizer", Json())));
+        data.insert(to_text(run.setting("data.val")));
+    }
+    std::string models;
+    for (const std::string& key : model_keys)
+        if (const std::string values = different_values(runs, key); !values.empty())
+            models += concat(models.empty() ? "" : "; ", key, ": ", values);
+    if (!models.empty())
+        notes.push_back("these runs train different models (" + models +
+                        "): compare them at equal time or cost rather than at equal steps");
+    if (tokenizers.size() > 1)
+        notes.push_back(
+            "these runs have different tokenizers, so that their losses per token cannot be "
+            "compared; bits per byte can");
+    if (data.size() > 1)
+        notes.push_back(
+            "these runs have different validation data (data.val), so that their validation "
+            "losses cannot be compared");
+    return notes;
+}
+
+}  // namespace train_gpt

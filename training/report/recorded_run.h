@@ -1,0 +1,99 @@
+// A run as its folder records it: what a report shows.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/json_text.h"
+
+namespace train_gpt {
+
+/// The lines of one kind in metrics.jsonl, by field; NaN where a line lacks a field or has null.
+struct MetricsTable {
+    std::vector<double> step;
+    std::map<std::string, std::vector<double>> columns;
+
+    size_t rows() const { return step.size(); }
+    bool has(const std::string& name) const { return columns.contains(name); }
+    /// The column; one of NaNs if there is none.
+    std::vector<double> column(const std::string& name) const;
+    /// The last finite value of a column; NaN if there is none.
+    double last(const std::string& name) const;
+
+    /// Adds a line. Rows of the same or a later step are removed, since they were run again.
+    void add(double at, const Json& line);
+};
+
+class RecordedRun {
+  public:
+    /// Reads a run's folder. Throws Error, in a sentence, if it is not one, or has no metrics yet.
+    explicit RecordedRun(std::filesystem::path folder);
+
+    /// Reads what has been written since. Only the new lines of the files of lines are read.
+    void update();
+
+    const std::filesystem::path& folder() const { return folder_; }
+    /// The folder's name.
+    std::string name() const;
+
+    const MetricsTable& training() const { return training_; }
+    const MetricsTable& evaluations() const { return evaluations_; }
+    /// The lines of history.jsonl that belong to this run; empty for runs of older versions.
+    const std::vector<Json>& history() const { return history_; }
+    /// The last start in the history; null if none is recorded.
+    const Json* last_start() const;
+    /// Every key of config.json with its value as JSON; empty if it cannot be read.
+    const std::map<std::string, Json>& config() const { return config_; }
+    /// A key's value; null if there is none.
+    Json setting(const std::string& key) const;
+    /// manifest.json; not an object if it cannot be read.
+    const Json& manifest() const { return manifest_; }
+    /// choices.json; not an object if it cannot be read.
+    const Json& choices() const { return choices_; }
+    /// The names of several sources of training data, in their order; empty if there is one.
+    std::vector<std::string> sources() const;
+    /// Whether another process, or this one, holds the run's lock.
+    bool active() const { return active_; }
+    double tokens_per_step() const;
+    /// The length of the whole schedule in steps; 0 if it is unknown, as it is for epochs.
+    int64_t steps_planned() const;
+    /// The last step of any line.
+    int64_t last_step() const;
+
+    /// What is wrong with the files, a sentence each.
+    std::vector<std::string> notes() const;
+
+  private:
+    /// A file of JSON lines that is read piece by piece.
+    struct Lines {
+        uint64_t read = 0;      // bytes, up to the end of a line
+        int64_t count = 0;      // lines read
+        int64_t bad = 0;        // of these, lines that are not JSON objects
+        int64_t first_bad = 0;  // counted from 1
+        bool half = false;      // the last line has no end
+        bool reset = false;     // the file was replaced, and is read from its beginning
+    };
+    template <class Take>
+    void read_lines(const char* file, Lines& lines, const Take& take);
+    void take_metrics(const Json& line);
+    void read_documents();
+
+    std::filesystem::path folder_;
+    Lines metrics_lines_, history_lines_;
+    MetricsTable training_, evaluations_;
+    std::vector<Json> history_;
+    std::map<std::string, Json> config_;
+    Json manifest_, choices_;
+    std::vector<std::string> unreadable_;  // documents
+    bool active_ = false;
+};
+
+/// What a reader must know who compares these runs, a sentence each: different models, vocabularies
+/// or data. Empty for one run.
+std::vector<std::string> notes_on_comparison(const std::vector<RecordedRun>& runs);
+
+}  // namespace train_gpt
