@@ -25,6 +25,18 @@ std::string percent(double part, double whole) {
     return formatted("%.0f%%", whole > 0 ? 100 * part / whole : 0.0);
 }
 
+/// "184k tok/s"; empty where that is not shorter.
+std::string brief_rate(double rate) {
+    if (rate >= 999'500) return formatted("%.3gM tok/s", 1e-6 * rate);
+    return rate >= 1e4 ? formatted("%.0fk tok/s", 1e-3 * rate) : "";
+}
+
+/// "63.9 GiB"; less precise than format_bytes().
+std::string brief_bytes(uint64_t bytes) {
+    const double mib = static_cast<double>(bytes) / (1 << 20);
+    return mib < 1000 ? formatted("%.0f MiB", mib) : formatted("%.3g GiB", mib / 1024);
+}
+
 }  // namespace
 
 std::vector<ProgressField> fields_of(const StepReport& r) {
@@ -42,11 +54,10 @@ std::vector<ProgressField> fields_of(const StepReport& r) {
         {formatted("norm %.3f", r.grad_norm), 8},
         {formatted("lr %.2e", r.learning_rate), 7},
         {formatted("%.1f ms", 1e3 * r.seconds), 6},
-        {formatted("%.0f tok/s", r.tokens_per_second), 3,
-         r.tokens_per_second >= 1e5 ? formatted("%.3gM tok/s", 1e-6 * r.tokens_per_second) : ""},
+        {formatted("%.0f tok/s", r.tokens_per_second), 3, brief_rate(r.tokens_per_second)},
         {formatted("%.3f TFLOP/s", 1e-12 * r.flops_per_second), 10},
         {limit, 4, short_limit},
-        {format_bytes(r.memory), 5},
+        {format_bytes(r.memory), 5, brief_bytes(r.memory)},
         {"ETA " + format_duration(r.seconds_left), 2}};
     if (r.ranks > 1)
         fields.push_back({formatted("compute %.0f%%, communication %.0f%%",

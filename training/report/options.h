@@ -6,9 +6,9 @@
 namespace train_gpt {
 
 struct ReportOptions {
-    std::vector<std::string> runs;  // folders
-    std::string out;                // empty: report.html in the folder of a single run, else here
-    std::string picture;            // an SVG of the loss alone; empty: none
+    std::vector<std::string> runs = {};  // folders
+    std::string out = {};      // empty: report.html in the folder of a single run, else here
+    std::string picture = {};  // an SVG of the loss alone; empty: none
 };
 
 }  // namespace train_gpt

@@ -121,8 +121,8 @@ const plots = [
         good: 'Good: flat, and near its limit, which is the rate at which this machine multiplies matrices and nothing else. Dips are waiting: ' +
             'for data, for other ranks, or for other programs.'},
     {id: 'bits', title: 'Validation loss per byte', unit: 'bits per byte of text', format: fixed(4), entries: curve('val_bits_per_byte', 'dots', 'validation', {colour: 1}),
-        good: 'The same validation loss for each byte of text, so that models with different tokenizers can be compared. Lower is better; good ' +
-            'compressors of text reach about 2.'},
+        good: 'The same validation loss for each byte of text, so that models with different tokenizers can be compared. Lower ' +
+            'is better: it is the size to which the model could compress the text.'},
     {id: 'hellaswag', title: 'HellaSwag', unit: 'accuracy', format: percent, tick: percent,
         entries: [...curve('hellaswag', 'dots', 'accuracy'), ...curve('hellaswag_normalised', 'dots', 'normalised by length', {colour: 1})],
         good: 'How often the model picks the right one of four endings of a sentence. Guessing gives 25 %; it rises late and slowly.'},
@@ -177,7 +177,7 @@ function cropped(plot, [first, last], [low, high]) {
         const x = xs(entry);
         entry.curve.y.forEach((y, i) => { if (x[i] >= from) cap = Math.max(cap, y); });
     }
-    return cap > low && cap - low < 0.5 * (high - low) ? cap + 0.1 * (cap - low) : high;
+    return cap > low && cap - low < 0.35 * (high - low) ? cap + 0.1 * (cap - low) : high;
 }
 
 function draw(plot) {

@@ -1,0 +1,300 @@
+#!/usr/bin/env python3
+"""Opens reports in headless Chromium and compares what it draws with metrics.jsonl.
+
+usage: scripts/check_report.py TRAIN_GPT CHROMIUM FOLDER [RUN…]
+
+scripts/check-report.sh calls it. Pages, screenshots and a PDF go into FOLDER. With folders of runs, it photographs these; without,
+the runs that it makes up. The last line that it prints is "N passed, M failed".
+"""
+import html.parser
+import json
+import math
+import pathlib
+import random
+import re
+import subprocess
+import sys
+
+passed = failed = 0
+
+
+def check(condition, claim):
+    global passed, failed
+    passed += bool(condition)
+    failed += not condition
+    if not condition:
+        print(f"failed: {claim}")
+
+
+# ---- Runs that are made up ----------------------------------------------------------------------------------------------------
+
+
+def make_run(folder, steps, seed, sources=(), layers=4):
+    """A run's folder with random metrics that look like those of a run; it was stopped and resumed in the middle."""
+    rng = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "run_dir": str(folder),
+        "model": {"family": "gpt2", "n_layer": layers, "n_embd": 256},
+        "batch": {"tokens_per_step": 16384},
+        "optimizer": {"learning_rate": 1e-3, "grad_clip": 1.0},
+        "schedule": {"steps": steps},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    start = {
+        "event": "start", "step": 0, "time": 1772366400, "resumes": False, "version": "made up", "device": "CPU", "ranks": 2,
+        "hosts": ["node-1", "node-2"], "parameters": 4000000, "vocabulary": 4096, "tokenizer": "0123456789abcdef",
+        "memory": {"parameters": 8 << 20, "gradients": 16 << 20, "masters": 16 << 20, "moments": 32 << 20, "activations": 70 << 20},
+    }
+    half = steps // 2
+    history = [start]
+    seconds = 0.0
+    with open(folder / "metrics.jsonl", "w") as metrics:
+        for step in range(1, steps + 1):
+            ms = rng.uniform(70, 80) + (400 if rng.random() < 0.001 else 0)
+            seconds += ms / 1000
+            loss = 2.5 + 5.8 * math.exp(-step / (steps / 40)) + (step / steps * 30 + 1) ** -0.5 + rng.gauss(0, 0.06)
+            line = {
+                "step": step, "loss": loss, "grad_norm": 0.3 + rng.expovariate(15) + 3 * math.exp(-step / 100),
+                "learning_rate": 1e-3 * min(1, step / (0.02 * steps)) * (1 - 0.9 * step / steps),
+                "tokens_per_second": 16384e3 / ms, "peak_fraction": 40 / ms, "compute_ms": 0.9 * ms, "communication_ms": 0.04 * ms,
+                "data_wait_ms": 0.01 * ms, "optimizer_ms": 0.05 * ms,
+            }
+            for i, source in enumerate(sources):
+                line[f"loss/{source}"] = loss + i - 0.5 + rng.gauss(0, 0.1)
+            line["seconds"] = seconds
+            metrics.write(json.dumps(line) + "\n")
+            if step % max(1, steps // 20) == 0:
+                metrics.write(json.dumps({"step": step, "val_loss": loss + 0.05, "val_bits_per_byte": loss / 3, "seconds": seconds}) + "\n")
+                text = " was the </script> word, & <b>it</b> was\nwith the " + " ".join(rng.choices("house king land men said".split(), k=40))
+                history.append({"event": "sample", "step": step, "time": 1772366400, "prompt": "In the beginning", "text": text})
+            if step == half:
+                history.append({"event": "end", "step": step, "time": 1772370000, "reason": "SIGTERM", "code": 75})
+                history.append(dict(start, step=step, resumes=True, time=1772380000))
+    history.append({"event": "end", "step": steps, "time": 1772390000, "reason": "complete", "code": 0})
+    (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in history))
+    return folder
+
+
+# ---- The browser ----------------------------------------------------------------------------------------------------------------
+
+# Runs after the page's own script. It uses the page as a reader does, and leaves what it saw in an element.
+USE = """
+<script>
+(() => {
+const seen = {};
+const svg = id => document.querySelector(`svg[data-plot="${id}"]`);
+const domain = () => svg('loss').dataset.domain.split(' ').map(Number);
+const chart = svg('loss').parentElement;
+const at = (type, share) => {
+    const box = chart.getBoundingClientRect(), [left, right] = svg('loss').dataset.area.split(' ').map(Number);
+    const scale = box.width / svg('loss').viewBox.baseVal.width;
+    const x = box.left + scale * (left + share * (right - left));
+    (type === 'pointerup' ? window : chart).dispatchEvent(new PointerEvent(type, {clientX: x, clientY: box.top + 90, button: 0, bubbles: true}));
+};
+seen.domain = domain();
+at('pointermove', 0.5);
+seen.tip = chart.querySelector('.tip').innerText;
+seen.tipShown = !chart.querySelector('.tip').hidden;
+seen.crosses = [...document.querySelectorAll('.cross')].filter(line => line.getAttribute('visibility') === 'visible').length;
+seen.plots = document.querySelectorAll('svg[data-plot]').length;
+at('pointerleave', 0.5);
+at('pointerdown', 0.25); at('pointermove', 0.6); at('pointerup', 0.75);
+seen.zoomed = domain();
+seen.zoomedAll = [...document.querySelectorAll('svg[data-plot]')].map(node => node.dataset.domain.split(' ').slice(0, 2).map(Number));
+document.getElementById('reset').click();
+seen.reset = domain();
+for (const axis of ['tokens', 'hours', 'step']) { document.querySelector(`[data-axis=${axis}]`).click(); seen[axis] = domain(); }
+const buttons = document.querySelectorAll('#runs button');
+seen.buttons = buttons.length;
+if (buttons.length) {
+    buttons[0].click();
+    seen.hidden = !document.querySelector('path[data-run="0"]') && !!document.querySelector('path[data-run="1"]');
+    buttons[0].click();
+    seen.back = !!document.querySelector('path[data-run="0"]');
+}
+seen.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+seen.errors = window.errorsSeen;
+const node = document.createElement('pre');
+node.id = 'seen';
+node.textContent = JSON.stringify(seen);
+document.body.append(node);
+})();
+</script>
+"""
+WATCH = "<script>window.errorsSeen = []; addEventListener('error', event => errorsSeen.push(String(event.message)));</script>"
+
+
+class Browser:
+    def __init__(self, program):
+        self.program = program
+
+    def run(self, page, *options):
+        """Loads a page; returns its standard output and what it wrote to the console."""
+        done = subprocess.run(
+            [self.program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000",
+             "--enable-logging=stderr", *options, page.resolve().as_uri()],
+            capture_output=True, text=True, timeout=120, check=False)
+        return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+class Drawing(html.parser.HTMLParser):
+    """The SVG of each plot in a page: its frame, and its curves."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.plots = {}
+        self.external = []
+        self.seen = None
+        self.inside = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        of = dict(attributes)
+        if tag == "svg" and "data-plot" in of:
+            self.inside = {"domain": [float(n) for n in of["data-domain"].split()], "log": of["data-log"] == "1",
+                           "area": [float(n) for n in of["data-area"].split()], "curves": {}}
+            self.plots[of["data-plot"]] = self.inside
+        if tag == "path" and "data-curve" in of:
+            pixels = [float(n) for n in re.findall(r"-?[\d.]+", of["d"])]
+            self.inside["curves"][int(of["data-run"]), of["data-curve"]] = list(zip(pixels[::2], pixels[1::2]))
+        for name in ("src", "href"):
+            if of.get(name) and not of[name].startswith(("#", "data:")):
+                self.external.append(of[name])
+        if tag == "pre" and of.get("id") == "seen":
+            self.seen = ""
+
+    def handle_data(self, data):
+        if self.seen == "":
+            self.seen = data
+
+
+def values_of(plot, pixels):
+    """The values that pixels of a plot stand for."""
+    x0, x1, y0, y1 = plot["domain"]
+    left, right, base, top = plot["area"]
+    for px, py in pixels:
+        share = (base - py) / (base - top)
+        y = y0 * (y1 / y0) ** share if plot["log"] else y0 + share * (y1 - y0)
+        yield x0 + (px - left) / (right - left) * (x1 - x0), y
+
+
+def check_points(name, drawing, folders):
+    """Each drawn point is a line of metrics.jsonl, and in each pixel the extremes are drawn."""
+    metrics = [[json.loads(line) for line in open(folder / "metrics.jsonl")] for folder in folders]
+    compared = 0
+    for plot_name, plot in drawing.plots.items():
+        x0, x1, y0, y1 = plot["domain"]
+        left, right, base, top = plot["area"]
+        for (run, field), pixels in plot["curves"].items():
+            written = {line["step"]: line[field] for line in metrics[run] if field in line}
+            if not written:
+                continue  # computed: running means and limits
+            per_pixel = (x1 - x0) / (right - left)
+            height = 0.02 * (base - top)  # what half a hundredth of a pixel is, generously
+            wrong = 0
+            for x, y in values_of(plot, pixels):
+                near = [step for step in (round(x) - 1, round(x), round(x) + 1) if step in written and abs(step - x) < 0.02 * per_pixel + 0.02]
+                def differs(value):
+                    if plot["log"]:
+                        return abs(math.log(max(y, 1e-300) / value)) > 1e-4 * math.log(y1 / y0) + 1e-6
+                    return abs(y - value) > 1e-4 * (y1 - y0) + 1e-6 * height
+                candidates = near or [min(written, key=lambda step: abs(step - x))]
+                wrong += all(differs(written[step]) for step in candidates)
+            check(wrong == 0, f"{name}: {wrong} of {len(pixels)} points of {field} in {plot_name} are not in metrics.jsonl")
+            drawn = [y for _, y in values_of(plot, pixels)]
+            close = 2e-4 * (y1 - y0)
+            if not plot["log"]:
+                check(abs(max(drawn) - max(written.values())) < close and abs(min(drawn) - min(written.values())) < close,
+                      f"{name}: the extremes of {field} are drawn")
+            compared += 1
+    check(compared >= 3 * len(folders), f"{name}: curves were compared ({compared})")
+
+
+def check_page(browser, folder, name, folders, program):
+    page = folder / f"{name}.html"
+    done = subprocess.run([program, "report", *map(str, folders), "--out", str(page)], capture_output=True, text=True, check=False)
+    check(done.returncode == 0 and page.exists(), f"{name}: the report is written: {done.stderr}")
+    text = page.read_text()
+    check(len(text.encode()) <= 300_000, f"{name}: at most 300,000 bytes ({len(text.encode())})")
+    used = folder / f"{name}-used.html"
+    used.write_text(text.replace("<head>", "<head>" + WATCH, 1).replace("</body>", USE + "</body>", 1))
+    dom, console = browser.run(used, "--window-size=1280,1000", "--dump-dom")
+    check(not console, f"{name}: nothing is written to the console: {console[:3]}")
+    drawing = Drawing(dom)
+    check(not drawing.external, f"{name}: nothing is loaded: {drawing.external[:3]}")
+    if not drawing.seen:
+        check(False, f"{name}: the page can be used")
+        return
+    seen = json.loads(drawing.seen)
+    first, last = seen["domain"][:2]
+    middle = (first + last) / 2
+    check(seen["errors"] == [], f"{name}: no script fails: {seen['errors']}")
+    check(not seen["wide"], f"{name}: the page is not wider than the window")
+    check(seen["tipShown"] and "running mean" in seen["tip"], f"{name}: pointing shows values: {seen['tip']!r}")
+    step = re.search(r"step ([\d,]+)", seen["tip"])
+    check(step and abs(int(step[1].replace(",", "")) - middle) < 0.02 * (last - first) + 1, f"{name}: they are those of the step: {seen['tip']!r}")
+    check(seen["crosses"] == seen["plots"] > 4, f"{name}: the place is shown in all plots")
+    quarter = [first + 0.25 * (last - first), first + 0.75 * (last - first)]
+    check(all(abs(a - b) < 0.01 * (last - first) for range_ in seen["zoomedAll"] for a, b in zip(range_, quarter)), f"{name}: dragging zooms all plots")
+    check(seen["reset"] == seen["domain"] == seen["step"], f"{name}: the whole run comes back")
+    check(seen["tokens"][1] == 16384 * seen["step"][1], f"{name}: tokens are steps times tokens of a step")
+    hours = max(json.loads(open(f / "metrics.jsonl").read().splitlines()[-1])["seconds"] for f in folders) / 3600
+    check(abs(seen["hours"][1] / hours - 1) < 1e-4, f"{name}: hours are those of metrics.jsonl")
+    if len(folders) > 1:
+        check(seen["buttons"] == len(folders) and seen["hidden"] and seen["back"], f"{name}: runs can be hidden and shown")
+    check_points(name, drawing, folders)
+    without = Drawing(re.sub(r"<script.*?</script>", "", text, flags=re.S))
+    check(not without.plots and "<svg" in text, f"{name}: the loss is drawn without a script too")
+    photograph(browser, folder, page)
+
+
+def photograph(browser, folder, page):
+    """Screenshots, each of which must be a picture of some size."""
+    phone = folder / "phone.html"  # windows have a least width
+    phone.write_text(f'<body style="margin:0"><iframe src="{page.name}" style="width:390px;height:5600px;border:0"></iframe>')
+    name = page.stem
+    pictures = [
+        (page, f"{name}-light.png", ["--window-size=1280,2600"]),
+        (page, f"{name}-dark.png", ["--window-size=1280,2600", "--blink-settings=preferredColorScheme=0"]),
+        (phone, f"{name}-phone.png", ["--window-size=520,5600"]),
+    ]
+    for source, picture, options in pictures:
+        (folder / picture).unlink(missing_ok=True)
+        browser.run(source, *options, f"--screenshot={(folder / picture).resolve()}")
+        check((folder / picture).exists() and (folder / picture).stat().st_size > 20_000, f"{picture} is written")
+    pdf = folder / f"{name}.pdf"
+    pdf.unlink(missing_ok=True)
+    browser.run(page, "--no-pdf-header-footer", f"--print-to-pdf={pdf.resolve()}")
+    check(pdf.exists() and pdf.stat().st_size > 20_000, f"{pdf.name} is written")
+    phone.unlink()
+    print(f"screenshots of {name}: {folder}/{name}-*.png, {pdf}")
+
+
+def main():
+    if len(sys.argv) < 4 or "--help" in sys.argv:
+        print(__doc__)
+        sys.exit(0 if "--help" in sys.argv else 2)
+    program, browser, folder = sys.argv[1], Browser(sys.argv[2]), pathlib.Path(sys.argv[3])
+    folder.mkdir(parents=True, exist_ok=True)
+    given = [pathlib.Path(run) for run in sys.argv[4:]]
+    if given:
+        page = folder / "given.html"
+        subprocess.run([program, "report", *map(str, given), "--out", str(page)], check=True)
+        photograph(browser, folder, page)
+    else:
+        seed = random.randrange(1 << 30)
+        print(f"seed {seed}")
+        runs = folder / "runs"
+        short = make_run(runs / "short", 400, seed, ("web", "code <b>"))
+        long = make_run(runs / "long", 100_000, seed + 1, ("web", "books"))
+        other = make_run(runs / "other", 60_000, seed + 2, layers=6)
+        check_page(browser, folder, "one", [short], program)
+        check_page(browser, folder, "long", [long], program)
+        check_page(browser, folder, "three", [long, other, short], program)
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()

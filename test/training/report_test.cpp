@@ -1,0 +1,528 @@
+// Reports: what is read from a run's folder, how curves are thinned, and what the page says.
+#include "training/report/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <regex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <fcntl.h>
+#include <nlohmann/json.hpp>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "test/catch.h"
+#include "test/random.h"
+#include "test/text.h"
+#include "training/report/page.h"
+#include "training/report/page_data.h"
+#include "training/report/page_text.h"
+#include "training/report/picture.h"
+
+using namespace train_gpt;
+namespace fs = std::filesystem;
+
+namespace {
+
+double uniform(double low, double high) {
+    return low + (high - low) * static_cast<double>(random_int(0, 1 << 30)) / (1 << 30);
+}
+
+/// A point of a curve, which is compared with lines of metrics.jsonl.
+using Point = std::pair<double, double>;
+
+/// A run's folder with random metrics.
+class MadeRun {
+  public:
+    struct Options {
+        int64_t lines = 40, every = 1;
+        std::vector<std::string> sources = {};
+        nlohmann::json config = {{"model", {{"family", "gpt2"}, {"n_layer", 4}}},
+                                 {"batch", {{"tokens_per_step", 4096}}},
+                                 {"optimizer", {{"grad_clip", 1.0}}},
+                                 {"schedule", {{"steps", 40}}}};
+    };
+    MadeRun(const std::string& path, const Options& options) : path_(path) {
+        fs::create_directories(path);
+        write(path + "/config.json", options.config.dump());
+        std::string text;
+        double seconds = 0;
+        for (int64_t i = 1; i <= options.lines; ++i) {
+            const int64_t step = i * options.every;
+            seconds += uniform(0.1, 1);
+            char line[640];
+            std::snprintf(
+                line, sizeof line,
+                R"({"step":%lld,"loss":%.9g,"grad_norm":%.9g,"learning_rate":%.9g,)"
+                R"("ms":1,"tokens_per_second":%.9g,"peak_fraction":0.5,"compute_ms":%.9g,)"
+                R"("communication_ms":1,"data_wait_ms":0.5,"optimizer_ms":2,"seconds":%.9g)",
+                static_cast<long long>(step),
+                value("loss", step, uniform(2, 3) + 5 / (1 + 0.01 * step)),
+                value("grad_norm", step, uniform(0.1, 2)),
+                value("learning_rate", step, uniform(0, 1e-3)),
+                value("tokens_per_second", step, uniform(1000, 2000)), uniform(3, 9),
+                value("seconds", step, seconds));
+            text += line;
+            for (const std::string& source : options.sources) {
+                std::snprintf(line, sizeof line, ",\"loss/%s\":%.9g", source.c_str(),
+                              value("loss/" + source, step, uniform(1, 9)));
+                text += line;
+            }
+            text += "}\n";
+            if (i % 10 != 0) continue;
+            std::snprintf(line, sizeof line,
+                          "{\"step\":%lld,\"val_loss\":%.9g,\"val_bits_per_byte\":%.9g,"
+                          "\"seconds\":%.9g}\n",
+                          static_cast<long long>(step), value("val_loss", step, uniform(2, 4)),
+                          value("val_bits_per_byte", step, uniform(1, 2)), seconds);
+            text += line;
+        }
+        write(metrics(), text);
+    }
+
+    const std::string& path() const { return path_; }
+    std::string metrics() const { return path_ + "/metrics.jsonl"; }
+    std::string history() const { return path_ + "/history.jsonl"; }
+    /// The points of a field that were written, in order.
+    const std::vector<Point>& written(const std::string& field) const { return points_.at(field); }
+
+  private:
+    double value(const std::string& field, int64_t step, double value) {
+        points_[field].emplace_back(step, value);
+        return value;
+    }
+
+    std::string path_;
+    std::map<std::string, std::vector<Point>> points_;
+};
+
+/// The JSON in a page.
+nlohmann::json data_of(const std::string& page) {
+    const std::string begin = "<script type=\"application/json\" id=\"data\">";
+    const size_t at = page.find(begin) + begin.size();
+    return nlohmann::json::parse(page.substr(at, page.find("</script>", at) - at));
+}
+
+/// A curve in a page's JSON.
+std::vector<Point> decoded(const nlohmann::json& curve) {
+    std::vector<Point> points;
+    double x = 0;
+    for (size_t i = 0; i < curve.at("x").size(); ++i)
+        points.emplace_back(x += curve.at("x")[i].get<double>(), curve.at("y")[i].get<double>());
+    return points;
+}
+
+std::vector<RecordedRun> opened(const std::vector<std::string>& folders) {
+    std::vector<RecordedRun> runs;
+    for (const std::string& folder : folders) runs.emplace_back(folder);
+    return runs;
+}
+
+}  // namespace
+
+TEST_CASE("a thinned curve keeps the extremes of every pixel, and nothing but points of the curve",
+          "[report]") {
+    for (int round = 0; round < 100; ++round) {
+        const auto n = static_cast<size_t>(random_int(1, 3000));
+        const int pixels = static_cast<int>(random_int(1, 200));
+        std::vector<double> x, y;
+        double at = static_cast<double>(random_int(0, 50));
+        for (size_t i = 0; i < n; ++i) {
+            x.push_back(at += static_cast<double>(random_int(1, 20)));
+            y.push_back(random_int(0, 30) == 0 ? std::nan("")
+                                               : static_cast<double>(random_int(-20, 20)));
+        }
+        const Curve curve = thinned(x, y, pixels);
+        std::map<double, double> all, kept;
+        for (size_t i = 0; i < n; ++i)
+            if (std::isfinite(y[i])) all[x[i]] = y[i];
+        for (size_t i = 0; i < curve.size(); ++i) {
+            REQUIRE(all.contains(curve.x[i]));
+            REQUIRE(all[curve.x[i]] == curve.y[i]);
+            if (i > 0) REQUIRE(curve.x[i] > curve.x[i - 1]);
+            kept[curve.x[i]] = curve.y[i];
+        }
+        if (all.size() <= 2 * static_cast<size_t>(pixels)) {
+            CHECK(kept == all);
+            continue;
+        }
+        CHECK(curve.size() <= 2 * static_cast<size_t>(pixels) + 2);
+        CHECK(kept.contains(all.begin()->first));
+        CHECK(kept.contains(all.rbegin()->first));
+        const double first = all.begin()->first, last = all.rbegin()->first;
+        const auto extremes = [&](const std::map<double, double>& points) {
+            std::map<int, std::pair<double, double>> of_pixel;
+            for (const auto& [px, py] : points) {
+                const int pixel = std::min(
+                    pixels - 1, static_cast<int>((px - first) * (pixels / (last - first))));
+                auto& [low, high] = of_pixel.try_emplace(pixel, py, py).first->second;
+                low = std::min(low, py);
+                high = std::max(high, py);
+            }
+            return of_pixel;
+        };
+        CHECK(extremes(kept) == extremes(all));
+    }
+}
+
+TEST_CASE("the running mean begins with the first points and takes in more as it goes",
+          "[report]") {
+    const auto n = static_cast<size_t>(random_int(1, 400));
+    std::vector<double> x, y;
+    for (size_t i = 0; i < n; ++i) {
+        x.push_back(10.0 * static_cast<double>(i + 1));
+        y.push_back(uniform(1, 9));
+    }
+    const Curve mean = running_mean(x, y);
+    CHECK(mean.x == x);
+    for (size_t i = 0; i < n; ++i) {
+        double sum = 0, points = 0;
+        for (size_t j = 0; j < n; ++j) {
+            const size_t distance = j > i ? j - i : i - j;
+            if (25 * distance > n || 4 * distance > i) continue;
+            sum += y[j];
+            points += 1;
+        }
+        CHECK(mean.y[i] == Approx(sum / points));
+    }
+}
+
+TEST_CASE("points between equal ones are left out of a curve that is drawn the same", "[report]") {
+    Curve curve;
+    for (int i = 0, n = static_cast<int>(random_int(1, 300)); i < n; ++i)
+        curve.add(i, static_cast<double>(random_int(0, 1)));
+    const Curve kept = without_repetitions(curve);
+    size_t next = 0;
+    for (size_t i = 0; i < curve.size(); ++i) {
+        if (next < kept.size() && kept.x[next] == curve.x[i]) {
+            CHECK(kept.y[next++] == curve.y[i]);
+        } else {
+            CHECK(curve.y[i] == curve.y[i - 1]);
+            CHECK(curve.y[i] == curve.y[i + 1]);
+        }
+    }
+    CHECK(next == kept.size());
+}
+
+TEST_CASE("the page of a short run has every number of metrics.jsonl", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(
+        directory / "run",
+        {.lines = random_int(1, 300), .every = random_int(1, 10), .sources = {"web", "a <c>"}});
+    const auto data = data_of(report_page(opened({run.path()}))).at("runs").at(0);
+    CHECK(data.at("name") == "run");
+    CHECK(data.at("tokensPerStep") == 4096);
+    for (const std::string field :
+         {"loss", "grad_norm", "tokens_per_second", "loss/web", "loss/a <c>"}) {
+        CAPTURE(field);
+        const auto points = decoded(data.at("curves").at(field));
+        const auto& written = run.written(field);
+        REQUIRE(points.size() == written.size());
+        for (size_t i = 0; i < points.size(); ++i) {
+            CHECK(points[i].first == written[i].first);
+            CHECK(points[i].second == Approx(written[i].second).epsilon(1e-6));
+        }
+    }
+    // Twice the speed at half the limit.
+    const auto limit = decoded(data.at("curves").at("limit"));
+    CHECK(limit.front().second ==
+          Approx(2 * run.written("tokens_per_second").front().second).epsilon(1e-4));
+    const auto seconds = decoded(data.at("curves").at("seconds"));
+    CHECK(seconds.front() == Point{0, 0});
+    CHECK(seconds.back().second == Approx(run.written("seconds").back().second).epsilon(1e-6));
+    for (const auto& [phase, shares] : data.at("shares").items()) {
+        if (phase == "x") continue;
+        for (const auto& share : shares) CHECK((share >= 0.0 && share <= 1.0));
+    }
+}
+
+TEST_CASE("the page of 100,000 steps is small, and no spike is missing from it", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun long_run(directory / "long",
+                           {.lines = 100'000, .sources = {"web", "code", "books"}});
+    const MadeRun other(directory / "other", {.lines = 3000, .every = 10});
+    for (const bool several : {false, true}) {
+        std::vector<std::string> folders{long_run.path()};
+        if (several) folders.push_back(other.path());
+        const std::string page = report_page(opened(folders));
+        CHECK(page.size() <= 300'000);
+        const auto curves = data_of(page).at("runs").at(0).at("curves");
+        for (const std::string field : {"loss", "grad_norm", "tokens_per_second", "loss/code"}) {
+            const auto points = decoded(curves.at(field));
+            const auto& written = long_run.written(field);
+            CHECK(points.size() > 100);
+            double low = INFINITY, high = -INFINITY, lowest = INFINITY, highest = -INFINITY;
+            for (const Point& p : written) {
+                lowest = std::min(lowest, p.second);
+                highest = std::max(highest, p.second);
+            }
+            for (const Point& p : points) {
+                REQUIRE(p.second ==
+                        Approx(written[static_cast<size_t>(p.first) - 1].second).epsilon(1e-6));
+                low = std::min(low, p.second);
+                high = std::max(high, p.second);
+            }
+            CHECK(low == Approx(lowest).epsilon(1e-6));
+            CHECK(high == Approx(highest).epsilon(1e-6));
+            CHECK(points.back().first == 100'000);
+        }
+    }
+}
+
+TEST_CASE("what runs write stays text in the page, whatever it looks like", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun plain(directory / "plain", {});
+    const std::string hostile =
+        "</script><script>alert(1)</script><!-- <b onload='x'> & \"quotes\" {{data}} \x1b[31m";
+    MadeRun::Options options{.sources = {"</script>"}};
+    options.config["model"]["family"] = hostile;
+    options.config[hostile] = hostile;
+    const MadeRun run(directory / "<img src=x onerror=alert(1)>", options);
+    write(run.path() + "/manifest.json",
+          nlohmann::json{{"train", {{{"path", hostile}, {"bytes", 3}}}}, {"seed", hostile}}.dump());
+    nlohmann::json start = {{"event", "start"}, {"step", 0}, {"time", 1}, {"resumes", false}};
+    for (const char* field : {"version", "device", "tokenizer"}) start[field] = hostile;
+    start["hosts"] = {hostile};
+    start["memory"] = {{hostile, 5}};
+    write(
+        run.history(),
+        start.dump() + "\n" +
+            nlohmann::json{{"event", "sample"}, {"step", 3}, {"prompt", hostile}, {"text", hostile}}
+                .dump() +
+            "\n" +
+            nlohmann::json{{"event", "end"}, {"step", 3}, {"reason", hostile}, {"code", 1}}.dump() +
+            "\n");
+    const std::string page = report_page(opened({run.path()}));
+    const std::string usual = report_page(opened({plain.path()}));
+    for (const char* part : {"<script", "</script", "<!--", "<img", "<b onload"})
+        CHECK(occurrences(page, part) == occurrences(usual, part));
+    CHECK_FALSE(contains(page, "\x1b"));
+    CHECK(contains(page, html(hostile)));
+    const auto data = data_of(page).at("runs").at(0);
+    CHECK(data.at("name") == "<img src=x onerror=alert(1)>");
+    CHECK(data.at("curves").contains("loss/</script>"));
+    CHECK(data.at("memory").at(0).at(0) == hostile);
+    // The template's own marks are replaced once only.
+    CHECK(contains(page, "{{data}}"));
+}
+
+TEST_CASE("folders that are not runs are refused in a sentence", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {});
+    const auto refusal = [&](const std::vector<std::string>& runs) {
+        return error_of([&] { write_report({.runs = runs, .out = directory / "out.html"}); });
+    };
+    CHECK(contains(refusal({directory / "none"}), "there is no folder"));
+    CHECK(contains(refusal({run.metrics()}), "is not a folder"));
+    fs::create_directories(directory / "empty");
+    CHECK(
+        contains(refusal({directory / "empty"}), "has no metrics.jsonl; name the folder of a run"));
+    write(directory / "empty/model.safetensors", "");
+    CHECK(contains(refusal({directory / "empty"}), "is a checkpoint or a model"));
+    write(directory / "empty/metrics.jsonl", "");
+    CHECK(contains(refusal({run.path(), directory / "empty"}), "has no steps yet"));
+    write(directory / "empty/metrics.jsonl", "step,loss\n1,2\n");
+    CHECK(contains(refusal({directory / "empty"}), "line 1 is not a JSON object"));
+    CHECK(contains(refusal({run.path(), directory / "./run"}), "is named twice"));
+    CHECK(contains(refusal(std::vector<std::string>(13, run.path())), "at most 12 runs"));
+    CHECK_FALSE(fs::exists(directory / "out.html"));
+    CHECK(contains(
+        error_of([&] { write_report({.runs = {run.path()}, .out = directory / "none/out.html"}); }),
+        "none/out.html"));
+    CHECK(write_report({.runs = {run.path()}}) == "wrote " + run.path() + "/report.html");
+}
+
+TEST_CASE("lines that no run wrote are left out, and the report says so", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {.lines = 40});
+    const std::string text = read(run.metrics());
+    const size_t second = text.find('\n') + 1;
+    write(run.metrics(), text.substr(0, second) + "{\"step\":\n\n[1]\n" + text.substr(second) +
+                             "{\"step\":41,\"loss\":2.7,\"grad_no");
+    const std::string said = write_report({.runs = {run.path()}});
+    CHECK(contains(said, "2 lines of " + run.metrics() +
+                             " are not lines that a run wrote, the first is line 2"));
+    CHECK(contains(said, "the last line of " + run.metrics() + " is half written"));
+    const std::string page = read(run.path() + "/report.html");
+    CHECK(contains(page, "is half written and is left out."));
+    CHECK(decoded(data_of(page).at("runs").at(0).at("curves").at("loss")).size() == 40);
+
+    // Losses that are not finite, and files that are damaged
+    write(run.metrics(), text + "{\"step\":41,\"loss\":null,\"grad_norm\":null}\n");
+    write(run.path() + "/config.json", "{");
+    const std::string again = write_report({.runs = {run.path()}});
+    CHECK(contains(again, "the loss of run was not finite at step 41"));
+    CHECK(contains(again, "config.json is not valid JSON"));
+    CHECK(contains(read(run.path() + "/report.html"), "config.json is not valid JSON"));
+}
+
+TEST_CASE("steps that were run again replace the earlier lines", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {.lines = 20});
+    std::string again;
+    for (int step = 15; step <= 18; ++step)
+        again += nlohmann::json{{"step", step}, {"loss", 0.5}}.dump() + "\n";
+    write(run.metrics(), read(run.metrics()) + again);
+    const RecordedRun recorded(run.path());
+    const auto& training = recorded.training();
+    REQUIRE(training.rows() == 18);
+    for (size_t i = 0; i < 18; ++i) {
+        CHECK(training.step[i] == static_cast<double>(i + 1));
+        CHECK((training.columns.at("loss")[i] == 0.5) == (i >= 14));
+    }
+}
+
+TEST_CASE("a report says what keeps runs from being compared", "[report]") {
+    const TemporaryDirectory directory;
+    MadeRun::Options larger;
+    larger.config["model"]["n_layer"] = 6;
+    larger.config["data"] = {{"val", "other"}};
+    const MadeRun a(directory / "a", {}), b(directory / "b", larger), c(directory / "c", {});
+    const auto start = [](const std::string& tokenizer) {
+        return nlohmann::json{
+                   {"event", "start"}, {"step", 0}, {"resumes", false}, {"tokenizer", tokenizer}}
+                   .dump() +
+               "\n";
+    };
+    write(a.history(), start("1"));
+    write(b.history(), start("1"));
+    write(c.history(), start("2"));
+    CHECK(notes_on_comparison(opened({a.path()})).empty());
+    const auto models = notes_on_comparison(opened({a.path(), b.path()}));
+    REQUIRE(models.size() == 2);
+    CHECK(contains(models[0], "different models (model.n_layer: 4 and 6)"));
+    CHECK(contains(models[1], "data.val"));
+    const auto tokenizers = notes_on_comparison(opened({a.path(), c.path()}));
+    REQUIRE(tokenizers.size() == 1);
+    CHECK(contains(tokenizers[0], "different tokenizers"));
+    const std::string page = report_page(opened({a.path(), b.path()}));
+    CHECK(contains(page, "different models"));
+    const std::string differences =
+        page.substr(page.find("Where the runs differ"),
+                    page.find("All keys") - page.find("Where the runs differ"));
+    CHECK(contains(differences, "<code>model.n_layer</code></th><td>4</td><td>6</td>"));
+    CHECK_FALSE(contains(differences, "grad_clip"));
+}
+
+TEST_CASE("a report that follows a run shows what a new one would", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {.lines = 200});
+    const std::string text = read(run.metrics());
+    auto end = static_cast<size_t>(random_int(static_cast<int64_t>(text.find('\n')) + 1, 20'000));
+    write(run.metrics(), text.substr(0, end));
+    std::vector<RecordedRun> followed = opened({run.path()});
+    while (end < text.size()) {
+        end = std::min(text.size(), end + static_cast<size_t>(random_int(1, 20'000)));
+        write(run.metrics(), text.substr(0, end));
+        followed[0].update();
+        REQUIRE(page_data(followed, 600) == page_data(opened({run.path()}), 600));
+        REQUIRE(followed[0].notes() == opened({run.path()})[0].notes());
+    }
+    // The run starts again from the beginning.
+    write(run.metrics(), text.substr(0, text.find('\n') + 1));
+    followed[0].update();
+    CHECK(followed[0].training().rows() == 1);
+}
+
+TEST_CASE("a report tells how a run started, stopped and resumed", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {});
+    const auto line = [&](const nlohmann::json& more) {
+        nlohmann::json json = {{"time", 1'700'000'000}};
+        json.update(more);
+        write(run.history(), read(run.history()) + json.dump() + "\n");
+    };
+    const auto page = [&] { return report_page(opened({run.path()})); };
+    CHECK(contains(page(), "<td>complete</td>"));  // a run of an older version, by its steps
+    line({{"event", "start"}, {"step", 0}, {"resumes", false}, {"ranks", 1}});
+    line({{"event", "sample"}, {"step", 4}, {"text", "of an earlier run"}});
+    line({{"event", "start"},
+          {"step", 0},
+          {"resumes", false},
+          {"ranks", 8},
+          {"hosts", {"a", "b"}},
+          {"memory", {{"parameters", 4096}}}});
+    CHECK(contains(page(), "ended without saying why"));
+    line({{"event", "end"}, {"step", 7}, {"reason", "SIGTERM"}, {"code", 75}});
+    CHECK(contains(page(), "<td>stopped: SIGTERM</td>"));
+    line({{"event", "start"}, {"step", 7}, {"resumes", true}, {"ranks", 8}, {"hosts", {"a", "b"}}});
+    line({{"event", "start"}, {"step", 5}, {"resumes", true}, {"ranks", 8}, {"hosts", {"a", "b"}}});
+    {
+        write(run.path() + "/lock", "");
+        const int lock = ::open((run.path() + "/lock").c_str(), O_RDWR);
+        REQUIRE(::flock(lock, LOCK_EX) == 0);
+        CHECK(contains(page(), "running when this page was written"));
+        ::close(lock);
+    }
+    line({{"event", "end"}, {"step", 40}, {"reason", "complete"}, {"code", 0}});
+    const std::string last = page();
+    CHECK(contains(last, "<td>complete</td>"));
+    CHECK(contains(last, "2023-11-14 22:13 UTC: resumed from step 7"));
+    CHECK(contains(last, "8 on 2 hosts: a, b"));
+    CHECK_FALSE(contains(last, "of an earlier run"));
+    const auto marks = data_of(last).at("runs").at(0).at("marks");
+    CHECK(marks == nlohmann::json::parse(R"([[5,"resumed after an end that was not recorded"],
+                                             [7,"stopped (SIGTERM), resumed"]])"));
+}
+
+TEST_CASE("a page shows the first and last samples and some between them", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {});
+    const auto samples = random_int(13, 60);
+    std::string history;
+    for (int64_t i = 0; i < samples; ++i)
+        history += nlohmann::json{{"event", "sample"},
+                                  {"step", 10 * i},
+                                  {"prompt", "P"},
+                                  {"text", concat("text ", i, ".")}}
+                       .dump() +
+                   "\n";
+    history += history.substr(history.rfind("\n", history.size() - 2) + 1);  // run again
+    write(run.history(), history);
+    const std::string text = samples_html(opened({run.path()}));
+    CHECK(occurrences(text, "<figure>") == 12);
+    CHECK(contains(text, "<b>P</b>text 0."));
+    CHECK(contains(text, concat("text ", samples - 1, ".")));
+    CHECK(contains(text, concat("12 of ", samples, " samples")));
+}
+
+TEST_CASE("the picture has the points of the loss, and fits them into its frame", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "r&d", {.lines = random_int(2, 500)}), other(directory / "b", {});
+    const std::string svg = loss_picture(opened({run.path()}));
+    CHECK(svg.starts_with("<svg "));
+    CHECK(contains(svg, "Loss of r&amp;d"));
+    std::smatch path;
+    REQUIRE(std::regex_search(svg, path, std::regex("class=\"loss\" d=\"M([^\"]*)\"")));
+    std::string points = path[1];
+    std::ranges::replace(points, 'L', ' ');
+    std::istringstream numbers(points);
+    const auto& written = run.written("loss");
+    double x = 0, y = 0;
+    std::vector<Point> drawn;
+    while (numbers >> x >> y) {
+        CHECK((x >= 64 && x <= 936 && y >= 56 && y <= 544));
+        drawn.emplace_back(x, y);
+    }
+    REQUIRE(drawn.size() == written.size());
+    // Pixels are a linear function of values.
+    const auto slope = [&](size_t i, size_t j) {
+        return (drawn[i].second - drawn[j].second) / (written[i].second - written[j].second);
+    };
+    size_t low = 0, high = 0;
+    for (size_t i = 0; i < written.size(); ++i) {
+        if (written[i].second < written[low].second) low = i;
+        if (written[i].second > written[high].second) high = i;
+    }
+    CHECK(slope(low, high) < 0);
+    for (size_t i = 0; i < written.size(); ++i)
+        CHECK(
+            drawn[i].second ==
+            Approx(drawn[low].second + slope(low, high) * (written[i].second - written[low].second))
+                .margin(0.2));
+    CHECK(contains(loss_picture(opened({run.path(), other.path()})), "Loss of 2 runs"));
+}
