@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a fresh clone to a trained model: installs missing packages, builds, prepares a text, trains on it and draws the loss.
+# From a fresh clone to a trained model: installs missing packages, builds, prepares a text, trains on it and reports on it.
 #   usage: make quickstart [DATA=my.txt]        or: DATA=my.txt scripts/quickstart.sh
 # Environment:
 #   DATA             your text, plain or JSON Lines, also compressed (default: the King James Bible from the Debian
@@ -42,7 +42,7 @@ install_and_build() {
         scripts/setup.sh quickstart &  # the rest comes while the compiler is at work
         say "build"
         build
-        wait $! || true  # without gnuplot there is no picture, but a model
+        wait $! || true  # without rsvg-convert there is no picture, but a model
     else
         scripts/setup.sh build quickstart
         say "build"
@@ -135,11 +135,19 @@ choose_length
 train "$config"
 
 say "done"
-scripts/plot.sh "$run_dir" || true
+pages=report.html
+if "$program" report "$run_dir" --picture "$work/loss.svg" > "$work/log"; then
+    if rsvg-convert -o "$run_dir/loss.png" "$work/loss.svg"; then
+        pages="report.html, loss.png"
+    else
+        echo "loss.png is not drawn: that needs rsvg-convert, which scripts/setup.sh quickstart installs" >&2
+    fi
+fi
 checkpoint=$(ls -d "$run_dir"/step-*[0-9] 2> /dev/null | tail -n 1 || true)
 cat << TXT
 
-The run is in $run_dir: metrics.jsonl, loss.png, and the model in ${checkpoint:-step-*}.
+The run is in $run_dir: metrics.jsonl, $pages, and the model in ${checkpoint:-step-*}.
+  look at it             $run_dir/report.html, in a browser
   generate text          $program sample ${checkpoint:-CHECKPOINT} --prompt "In the beginning"
   train on your text     make quickstart DATA=my.txt
   change the settings    $config, or --set key=value ($program train --help)

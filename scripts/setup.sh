@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs missing packages, and downloads cuDNN's headers if a build for GPUs can use them.
 #   usage: scripts/setup.sh [-y] [build] [quickstart] [test] [mpi]
-#   build       compiler and libraries              quickstart  its text, and gnuplot for the loss curve
+#   build       compiler and libraries              quickstart  its text, and what draws loss.png
 #   test        Catch2                              mpi         for training with many ranks
 #   Without a part: all four; -y: do not ask.
 # Installs through apt (Debian, Ubuntu), asking first unless it runs as root, with -y or with CI=true; on other systems it
@@ -80,7 +80,7 @@ for part in "${parts[@]}"; do
             compiles dnnl.hpp || optional+=(libdnnl-dev) ;;
         quickstart)
             [ -n "${DATA:-}" ] || command -v bible > /dev/null || want bible-kjv
-            command -v gnuplot > /dev/null || optional+=(gnuplot-nox) ;;  # draws the loss
+            command -v rsvg-convert > /dev/null || optional+=(librsvg2-bin) ;;  # draws the loss
         test)
             compiles catch2/catch_all.hpp || compiles catch2/catch.hpp || want catch2
             [ -z "${GPUSIM:-}" ] || compiles zstd.h || want libzstd-dev ;;  # the simulator reads compressed kernels
@@ -95,9 +95,9 @@ if ! command -v apt-get > /dev/null; then
     cat >&2 << TXT
 error: this system is not Debian or Ubuntu, so install the missing packages yourself: ${needed[*]}
        (these are Debian's names; oneDNN makes training on the CPU faster; zlib and zstd are for compressed texts)
-  Fedora      dnf install gcc-c++ make json-devel cli11-devel xxhash-devel pcre2-devel utf8proc-devel zlib-devel libzstd-devel onednn-devel catch-devel gnuplot openmpi-devel
-  Arch        pacman -S gcc make nlohmann-json cli11 xxhash pcre2 libutf8proc zlib zstd onednn catch2 gnuplot openmpi
-  Homebrew    brew install gcc make nlohmann-json cli11 xxhash pcre2 utf8proc zlib zstd onednn catch2 gnuplot open-mpi     (then make CXX=g++-14)
+  Fedora      dnf install gcc-c++ make json-devel cli11-devel xxhash-devel pcre2-devel utf8proc-devel zlib-devel libzstd-devel onednn-devel catch-devel librsvg2-tools openmpi-devel
+  Arch        pacman -S gcc make nlohmann-json cli11 xxhash pcre2 libutf8proc zlib zstd onednn catch2 librsvg openmpi
+  Homebrew    brew install gcc make nlohmann-json cli11 xxhash pcre2 utf8proc zlib zstd onednn catch2 librsvg open-mpi     (then make CXX=g++-14)
 The package bible-kjv is only the quickstart's text; DATA=my.txt make quickstart uses your own text instead.
 TXT
     exit 1
@@ -157,7 +157,7 @@ for package in "${optional[@]}"; do
     else
         case $package in
             libdnnl-dev) what="matrix products on the CPU will use the project's own kernel, which is slower" ;;
-            gnuplot-nox) what="the quickstart will draw no loss curve" ;;
+            librsvg2-bin) what="the quickstart will draw no loss.png" ;;
             *) what="tokenize will refuse files in its compressed format" ;;
         esac
         echo "$package is not available here: $what"

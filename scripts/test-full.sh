@@ -3,7 +3,7 @@
 # the verification of shards and the watchdog under ThreadSanitizer (other code runs on OpenMP teams, whose barriers ThreadSanitizer
 # does not see). With GPUSIM (a simulated GPU), also GPU kernels, with checks for races and for missing dependencies between
 # streams. Fuzzes each file reader for a minute. Checks models against transformers and turns Parquet files into shards, if Python has
-# the packages or can install them. Asks cuDNN for its plans, if it is here. A dozen deliberate faults, chosen at random, must be caught.
+# the packages or can install them. Opens reports in Chromium, if it is installed. Asks cuDNN for its plans, if it is here. A dozen deliberate faults, chosen at random, must be caught.
 #   usage: scripts/test-full.sh [native|simulated], or make test-full [GPUSIM=LIBRARIES]
 # native and simulated are its two halves, which two machines can run at the same time. The last line that it prints is
 # "N passed, M failed" for all of these together.
@@ -40,6 +40,8 @@ echo "== comparison with transformers"
 counted scripts/check-transformers.sh
 echo "== Parquet"
 counted scripts/check-parquet.sh
+echo "== reports in a browser"
+counted scripts/check-report.sh
 echo "== cuDNN's plans"
 counted scripts/check-cudnn.sh
 run "long cases" TEST_ARGS='[long]'

@@ -1,9 +1,7 @@
-// scripts/quickstart.sh and scripts/plot.sh, with stand-ins for training, for `bible` and for
-// gnuplot.
+// scripts/quickstart.sh, with stand-ins for training, for `bible` and for rsvg-convert.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <regex>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -43,12 +41,9 @@ for i in 1 2 3 4 5 6 7 8; do
 done > "$run_dir/metrics.jsonl"
 )sh";
 
-/// Keeps the smoothed curve and its commands, and draws nothing.
-constexpr const char* gnuplot_script = R"sh(#!/bin/sh
-cat > "$SMOOTH.commands"
-picture=$(sed -n "s/^set output '\(.*\)'/\1/p" "$SMOOTH.commands")
-cp "${picture%/*}/smooth" "$SMOOTH"
-echo picture > "$picture"
+/// Copies the picture, and fails where it is told to.
+constexpr const char* rsvg_script = R"sh(#!/bin/sh
+[ -z "$NO_PICTURE" ] && [ "$1" = -o ] && cp "$3" "$2"
 )sh";
 
 class Quickstart {
@@ -58,7 +53,7 @@ class Quickstart {
             fs::create_directories(folder_ / name);
         tool("program", program_script);
         tool("bible", "#!/bin/sh\n[ \"$1\" = -l ] && cat \"$KJV\"\n");
-        tool("gnuplot", gnuplot_script);
+        tool("rsvg-convert", rsvg_script);
         set_cores(2);
     }
 
@@ -76,7 +71,6 @@ class Quickstart {
     }
     /// What `bible` prints.
     std::string kjv() const { return folder_ / "kjv"; }
-    std::string smooth() const { return folder_ / "smooth"; }
     std::string run_dir() const { return folder_ / "run"; }
     bool leaves_nothing() const { return fs::is_empty(folder_ / "tmp"); }
 
@@ -91,7 +85,7 @@ class Quickstart {
                      {"REAL", real ? real : "build/train_gpt"},
                      {"CALLS", folder_ / "calls"},
                      {"KJV", kjv()},
-                     {"SMOOTH", smooth()},
+                     {"NO_PICTURE", ""},
                      {"TMPDIR", folder_ / "tmp"},
                      {"DATA", ""},
                      {"DATA_DIR", folder_ / "data"},
@@ -272,32 +266,21 @@ TEST_CASE("the quickstart's lengths differ in nothing but the schedule", "[scrip
     CHECK(configuration(300) == configuration(2400));
 }
 
-TEST_CASE("the curve is smoothed by a running mean that begins with the first point", "[scripts]") {
+TEST_CASE("the quickstart ends with a page about the run and a picture of its loss", "[scripts]") {
     const Quickstart q;
-    const int n = static_cast<int>(random_int(1, 300));
-    std::vector<double> losses;
-    std::string metrics;
-    for (int i = 0; i < n; ++i) {
-        losses.push_back(static_cast<double>(random_int(100, 999)) / 100);
-        metrics += nlohmann::json{{"step", 10 * (i + 1)}, {"loss", losses.back()}}.dump() + "\n";
-        metrics += nlohmann::json{{"step", 10 * (i + 1)}, {"val_loss", 77}}.dump() + "\n";
-    }
-    write(q.run_dir() + "/metrics.jsonl", metrics);
-    const ProgramResult result = q.start({"bash", "scripts/plot.sh", q.run_dir()});
+    q.set_prepared();
+    const ProgramResult result = q.run(10);
     INFO(result.output);
     REQUIRE(result.exit_code == 0);
-    CHECK(read(q.run_dir() + "/loss.png") == "picture\n");
-    const std::string commands = read(q.smooth() + ".commands");
-    CHECK(std::regex_search(commands, std::regex("/val' using 1:2 with linespoints pointtype ")));
-    std::istringstream curve(read(q.smooth()));
-    for (int i = 0; i < n; ++i) {
-        const int reach = std::min(n / 25, i), last = std::min(i + reach, n - 1);
-        double sum = 0;
-        for (int j = i - reach; j <= last; ++j) sum += losses[static_cast<size_t>(j)];
-        int step = 0;
-        double mean = 0;
-        REQUIRE(curve >> step >> mean);
-        CHECK(step == 10 * (i + 1));
-        CHECK(mean == Approx(sum / (last - i + reach + 1)).epsilon(1e-4));
-    }
+    CHECK(contains(result.output, q.run_dir() + "/report.html, in a browser"));
+    CHECK(contains(result.output, "report.html, loss.png, and the model"));
+    CHECK(contains(read(q.run_dir() + "/report.html"), "</html>"));
+    CHECK(read(q.run_dir() + "/loss.png").starts_with("<svg "));
+    CHECK(q.leaves_nothing());
+
+    fs::remove(q.run_dir() + "/loss.png");
+    const ProgramResult without = q.run(10, "", {{"NO_PICTURE", "1"}});
+    CHECK(without.exit_code == 0);
+    CHECK(contains(without.output, "loss.png is not drawn"));
+    CHECK(contains(without.output, "report.html, and the model"));
 }

@@ -250,7 +250,7 @@ function marks(plot, px, base) {
     return all.map(({x, r, text}) =>
         `<g><title>${escaped(text)}</title><line class="mark" x1="${px(x)}" x2="${px(x)}" y1="${inset.top}" y2="${base}"/>` +
         `<path class="${several ? 'dot c' + r : 'flag'}" d="M${px(x)} ${base - 7}l4 7h-8z"/>` +
-        (plot.full && all.length < 4 ? `<text x="${px(x) + 5}" y="${inset.top + 6}">${escaped(text)}</text>` : '') + '</g>').join('');
+        (plot.full && !several && all.length < 3 ? `<text x="${px(x) + 5}" y="${inset.top + 6}">${escaped(text)}</text>` : '') + '</g>').join('');
 }
 
 // ---- Values under the pointer -------------------------------------------------------------------------

@@ -82,15 +82,16 @@ std::string table_of_facts(const std::vector<RecordedRun>& runs,
 // ---- Summary ------------------------------------------------------------------------------------
 
 std::string state_of(const RecordedRun& run) {
-    if (run.active()) return "running when this page was written";
     for (size_t i = run.history().size(); i-- > 0;) {
         const Json& line = run.history()[i];
         const std::string event = field(line, "event");
         if (event == "end")
             return field(line, "reason") == "complete" ? "complete"
                                                        : "stopped: " + html(field(line, "reason"));
+        if (event == "start" && run.active()) return "running when this page was written";
         if (event == "start") return "ended without saying why (killed, or the machine failed)";
     }
+    if (run.active()) return "running when this page was written";
     const int64_t planned = run.steps_planned();
     return planned > 0 && run.last_step() >= planned ? "complete" : "not complete";
 }
