@@ -198,7 +198,7 @@ function draw(plot) {
         parts.push(`<text x="${px(x)}" y="${base + 17}" text-anchor="middle">${short(x)}</text>`);
     parts.push(`<line class="base" x1="${inset.left}" x2="${right}" y1="${base}" y2="${base}"/>`,
         `<text x="${right}" y="${base + 32}" text-anchor="end">${axes[axis].label}</text>`);
-    if (plot.unit) parts.push(`<text x="0" y="11">${plot.unit}${y1 < top ? '; the first steps are higher: zoom in to see them' : ''}</text>`);
+    if (plot.unit) parts.push(`<text x="0" y="11">${plot.unit}${y1 < top ? '; the first steps are higher' : ''}</text>`);
     parts.push(`<g clip-path="url(#clip-${plot.number})">`, plot.shares ? areas(plot, px, py) : lines(plot, px, py), '</g>');
     parts.push(marks(plot, px, base));
     plot.host.querySelector('svg')?.remove();
@@ -433,6 +433,5 @@ let width = 0;
 new ResizeObserver(() => {
     if (document.documentElement.clientWidth !== width) { width = document.documentElement.clientWidth; drawAll(); }
 }).observe(document.body);
-addEventListener('beforeprint', () => { for (const node of document.querySelectorAll('details')) node.open = true; });
 drawAll();
 })();

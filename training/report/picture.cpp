@@ -12,7 +12,7 @@ namespace train_gpt {
 
 namespace {
 
-constexpr double width = 960, height = 600, left = 64, right = 24, top = 56, bottom = 56;
+constexpr double width = 960, height = 600, left = 64, right = 24, top = 72, bottom = 56;
 
 template <class... Args>
 std::string formatted(const char* format, Args... args) {
