@@ -4,6 +4,8 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,6 +41,7 @@
 #include "training/step_profile.h"
 #include "training/trainer.h"
 #include "training/verification.h"
+#include "training/tensorboard.h"
 
 namespace train_gpt {
 namespace {
@@ -177,6 +180,10 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                    .memory = plan});
     run.evaluate_at_start();
     try {
+    if (first_rank && given.log.tensorboard)
+        metrics.add(std::make_unique<TensorBoardSink>(
+            given.run_dir, resumed,
+            TensorBoardSink::Options{.config = to_json(given), .memory = plan.total_bytes()}));
         train_steps(run);
     } catch (const std::exception& error) {
         run.rescue(message_of(error));

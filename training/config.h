@@ -221,6 +221,7 @@ struct Config {
     struct Log {
         int64_t every = 1;  // steps between lines
         OneOf<ProgressStyle> progress;
+        OneOf<bool> tensorboard = true;
     } log;
 
     struct Kernels {

@@ -206,6 +206,9 @@ constexpr ConfigKey table[] = {
     {KEY(log.progress), one_of<ProgressStyle>(),
      "`line`: one progress line, rewritten in place; `lines`: separate lines; `auto`: `line` on a "
      "terminal, else `lines`."},
+    {KEY(log.tensorboard), one_of<bool>(),
+     "`on`: the run's folder has an event file for TensorBoard with the metrics, samples and the "
+     "configuration."},
 
     {KEY(kernels.gemm), one_of<KernelSettings::Gemm>(),
      "Matrix products on the CPU: oneDNN (if the build found it) or the project's own kernel. "

@@ -1,6 +1,8 @@
 #include "training/metrics.h"
 
-#include "base/error.h"
+#include <limits>
+#include <sstream>
+
 #include "base/file.h"
 #include "base/json_text.h"
 
@@ -50,29 +52,60 @@ LoggedEvaluation last_evaluation(const fs::path& run_dir, int64_t step) {
     return metrics_up_to(MappedFile(path).text(), step).evaluation;
 }
 
-JsonLinesSink::JsonLinesSink(const fs::path& run_dir, std::optional<int64_t> resume_step)
-    : path_(run_dir / file_name) {
-    if (fs::exists(path_)) {
-        KeptMetrics kept;
-        {
-            const MappedFile file(path_);
-            const fs::path old = run_dir / "metrics.old.jsonl";
-            if (resume_step)
-                kept = metrics_up_to(file.text(), *resume_step);
-            else if (file.text().size() > (fs::exists(old) ? fs::file_size(old) : 0))
-                write_file(old, file.text());
-        }
-        write_file(path_, kept.lines);
-        kept_seconds_ = kept.seconds;
+namespace {
+
+/// Drops from the file, or moves, what a start of the run does not keep. Returns the "seconds" of the
+/// last line that is kept.
+double prepare_file(const fs::path& run_dir, std::optional<int64_t> resume_step) {
+    const fs::path path = run_dir / file_name, old = run_dir / "metrics.old.jsonl";
+    if (!fs::exists(path)) return 0;
+    KeptMetrics kept;
+    {
+        const MappedFile file(path);
+        if (resume_step)
+            kept = metrics_up_to(file.text(), *resume_step);
+        else if (file.text().size() > (fs::exists(old) ? fs::file_size(old) : 0))
+            write_file(old, file.text());
     }
-    file_.emplace(path_);
+    write_file(path, kept.lines);
+    return kept.seconds;
 }
+
+}  // namespace
+
+JsonLinesSink::JsonLinesSink(const fs::path& run_dir, std::optional<int64_t> resume_step)
+    : kept_seconds_(prepare_file(run_dir, resume_step)), file_(run_dir / file_name) {}
 
 void JsonLinesSink::write(const MetricsRecord& record) {
     Json json{{"step", record.step}};
     for (const auto& [name, value] : record.fields)
         std::visit([&, &key = name](const auto& v) { json[key] = v; }, value);
-    file_->append(to_text(json), "metrics are lost");
+    file_.append(to_text(json) + '\n');
+}
+
+std::vector<MetricsRecord> read_metrics(const fs::path& run_dir) {
+    std::vector<MetricsRecord> records;
+    const fs::path path = run_dir / file_name;
+    if (!fs::exists(path)) return records;
+    std::istringstream lines(
+        metrics_up_to(MappedFile(path).text(), std::numeric_limits<int64_t>::max()).lines);
+    for (std::string line; std::getline(lines, line);) {
+        MetricsRecord& record = records.emplace_back();
+        const Json json = try_parse_json(line);
+        for (const auto& [key, value] : json.items()) {
+            if (key == "step")
+                record.step = value.get<int64_t>();
+            else if (value.is_number_integer())
+                record.fields.emplace_back(key, value.get<int64_t>());
+            else if (value.is_number() || value.is_null())
+                record.fields.emplace_back(key,
+                                           value.is_null() ? std::nan("") : value.get<double>());
+            else if (value.is_string())
+                record.fields.emplace_back(key, value.get<std::string>());
+            if (key == "val_loss") record.kind = MetricsRecord::Kind::evaluation;
+        }
+    }
+    return records;
 }
 
 MetricsLog::MetricsLog(const fs::path& run_dir, std::optional<int64_t> resume_step,
@@ -90,6 +123,10 @@ void MetricsLog::write(int64_t step, const Fields& fields, MetricsRecord::Kind k
     record.fields.emplace_back("tokens", step * tokens_per_step_);
     record.fields.emplace_back("seconds", seconds_before_ + since_start_.seconds());
     for (const auto& sink : sinks_) sink->write(record);
+}
+
+void MetricsLog::write_text(int64_t step, const std::string& name, const std::string& text) {
+    for (const auto& sink : sinks_) sink->write_text(step, name, text);
 }
 
 }  // namespace train_gpt

@@ -1,6 +1,6 @@
 // What a run measures of its training steps and evaluations: records, and the sinks they go to.
-// There is one sink so far: metrics.jsonl in the run's folder, from which later starts of the run
-// read what earlier ones measured.
+// The first sink is metrics.jsonl in the run's folder, from which later starts of the run read what
+// earlier ones measured; tensorboard.h has another.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/stopwatch.h"
-#include "training/line_file.h"
+#include "training/append_file.h"
 
 namespace train_gpt {
 
@@ -38,6 +38,9 @@ class MetricsSink {
 
     /// Takes one record. A sink that cannot take it does not end the run.
     virtual void write(const MetricsRecord& record) = 0;
+    /// Takes a text after a step, such as a sample, if the sink shows texts.
+    virtual void write_text(int64_t /*step*/, const std::string& /*name*/,
+                            const std::string& /*text*/) {}
 };
 
 /// metrics.jsonl (JSON Lines). Every line is one valid JSON object: the step and the fields. NaN
@@ -50,18 +53,19 @@ class JsonLinesSink : public MetricsSink {
     /// longer.
     JsonLinesSink(const std::filesystem::path& run_dir, std::optional<int64_t> resume_step);
 
-    /// Appends one line. If the disk is full, it says so once on stderr; lines are missing until
-    /// there is space again.
+    /// Appends one line.
     void write(const MetricsRecord& record) override;
 
     /// "seconds" of the last line that was kept; 0: there is none.
     double kept_seconds() const { return kept_seconds_; }
 
   private:
-    std::filesystem::path path_;
-    std::optional<LineFile> file_;  // opened once the lines to keep are in it
     double kept_seconds_ = 0;
+    AppendFile file_;
 };
+
+/// The records in a run folder's metrics.jsonl; none if there is no such file. Null is NaN.
+std::vector<MetricsRecord> read_metrics(const std::filesystem::path& run_dir);
 
 /// What metrics.jsonl says of an evaluation.
 struct LoggedEvaluation {
@@ -86,11 +90,15 @@ class MetricsLog {
     MetricsLog(const std::filesystem::path& run_dir, std::optional<int64_t> resume_step,
                const Options& options);
 
+    /// The records that follow go to this sink too.
+    void add(std::unique_ptr<MetricsSink> sink) { sinks_.push_back(std::move(sink)); }
+
     /// Writes a record of the fields and, after them, "tokens" (of all steps up to this one) and
     /// "seconds" (of training: since this object was made, and before that those of the last line
     /// that metrics.jsonl kept).
     void write(int64_t step, const Fields& fields,
                MetricsRecord::Kind kind = MetricsRecord::Kind::training_step);
+    void write_text(int64_t step, const std::string& name, const std::string& text);
 
   private:
     std::vector<std::unique_ptr<MetricsSink>> sinks_;

@@ -182,13 +182,16 @@ void Run::print_samples(uint64_t first, int count) {
         options.agree = [&](int32_t token) {
             return std::stoi(world().broadcast(std::to_string(token)));
         };
+    std::string all;
     for (int i = 0; i < count; ++i) {
         const uint64_t number = first + static_cast<uint64_t>(i);
         const std::string text = sample_text(trainer.stream, trainer.generator,
                                              *parts_.data.tokenizer(), s.prompt, options, number);
         parts_.progress.say("--- sample\n" + s.prompt + text);
         parts_.history.sample(step_, s.prompt, text);
+        all += (i > 0 ? "\n--- sample\n" : "") + s.prompt + text;
     }
+    if (count > 0) parts_.metrics.write_text(step_, "samples", all);
 }
 
 void Run::save() {

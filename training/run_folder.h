@@ -10,6 +10,8 @@
 //   report.html        a page about the run: report/report.h
 //   metrics.old.jsonl  the longest metrics.jsonl that a new run found here when there was no
 //                      checkpoint to resume from
+//   events.out.tfevents.…  for TensorBoard: tensorboard.h; events.old: the same of an earlier run
+//   trace/             timelines: step_trace.h
 //   step-NNNNNNNN/     checkpoints
 //   lock               held while a run is active
 #pragma once

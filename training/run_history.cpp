@@ -19,7 +19,9 @@ constexpr const char* lost = "the history of the run has gaps";
 }  // namespace
 
 RunHistory::RunHistory(const std::filesystem::path& run_dir, bool writes) {
-    if (writes) file_.emplace(run_dir / history_file);
+    if (!writes) return;
+    file_.emplace(run_dir / history_file);
+    file_->end_line();
 }
 
 void RunHistory::start(const Start& start) {
@@ -40,11 +42,11 @@ void RunHistory::start(const Start& start) {
     for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i)
         if (const auto purpose = static_cast<Purpose>(i); start.memory.bytes(purpose) > 0)
             line["memory"][name_of(purpose)] = start.memory.bytes(purpose);
-    file_->append(to_text(line), lost);
+    file_->append(to_text(line) + '\n', lost);
 }
 
 void RunHistory::checkpoint(int64_t step) {
-    if (file_) file_->append(to_text(event("checkpoint", step)), lost);
+    if (file_) file_->append(to_text(event("checkpoint", step)) + '\n', lost);
 }
 
 void RunHistory::sample(int64_t step, const std::string& prompt, const std::string& text) {
@@ -52,7 +54,7 @@ void RunHistory::sample(int64_t step, const std::string& prompt, const std::stri
     Json line = event("sample", step);
     line["prompt"] = prompt;
     line["text"] = text;
-    file_->append(to_text(line), lost);
+    file_->append(to_text(line) + '\n', lost);
 }
 
 void RunHistory::end(int64_t step, const std::string& reason, int code) {
@@ -60,7 +62,7 @@ void RunHistory::end(int64_t step, const std::string& reason, int code) {
     Json line = event("end", step);
     line["reason"] = reason;
     line["code"] = code;
-    file_->append(to_text(line), lost);
+    file_->append(to_text(line) + '\n', lost);
 }
 
 }  // namespace train_gpt

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "device/memory.h"
-#include "training/line_file.h"
+#include "training/append_file.h"
 
 namespace train_gpt {
 
@@ -44,7 +44,7 @@ class RunHistory {
     void end(int64_t step, const std::string& reason, int code);
 
   private:
-    std::optional<LineFile> file_;
+    std::optional<AppendFile> file_;
 };
 
 }  // namespace train_gpt

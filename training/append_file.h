@@ -1,0 +1,28 @@
+// A file that grows by whole records while other programs read it, such as metrics.jsonl.
+#pragma once
+#include <filesystem>
+#include <string_view>
+
+namespace train_gpt {
+
+class AppendFile {
+  public:
+    /// Opens the file, or makes an empty one. Throws Error with the reason if that is not possible.
+    explicit AppendFile(std::filesystem::path path);
+    ~AppendFile();
+    AppendFile(const AppendFile&) = delete;
+    AppendFile& operator=(const AppendFile&) = delete;
+
+    /// Appends one record. If the disk is full, nothing of it remains, and the first such failure is
+    /// printed on stderr, with `lost`; records are missing until there is space again.
+    void append(std::string_view record, const char* lost = "metrics are lost");
+    /// In a file of lines: ends a last line that a killed process has left without an end.
+    void end_line();
+
+  private:
+    std::filesystem::path path_;
+    int file_ = -1;
+    bool failed_ = false;
+};
+
+}  // namespace train_gpt
