@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -15,6 +16,7 @@
 #include "dataloader/loader.h"
 #include "device/device.h"
 #include "device/memory.h"
+#include "device/trace.h"
 #include "kernels/attention/engine.h"
 #include "parallel/mesh.h"
 #include "parallel/together.h"
@@ -39,9 +41,10 @@
 #include "training/shard_watch.h"
 #include "training/step_log.h"
 #include "training/step_profile.h"
+#include "training/step_trace.h"
+#include "training/tensorboard.h"
 #include "training/trainer.h"
 #include "training/verification.h"
-#include "training/tensorboard.h"
 
 namespace train_gpt {
 namespace {
@@ -58,6 +61,7 @@ void train_steps(Run& run) {
         int i = 0;
         for (; i < micro_batches && run.begin_micro_batch(i); ++i) {
             const TokenBatch batch = trainer.next_batch(loader);
+            const TraceSpan span(TraceTrack::host, "micro-batch", i);
             const StepSubmission submission;
             trainer.micro_batch(batch);
             run.end_micro_batch();
@@ -101,11 +105,16 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     // Data: what the run reads, which is the same on all ranks, and whether any steps are left
     const RunData data(given, line.config);
     const int64_t steps = data.steps();
-    require_same(world, data.facts(given, device));
+    std::map<std::string, std::string> facts = data.facts(given, device);
+    facts["--trace"] = std::to_string(line.trace);
+    require_same(world, facts);
     const std::string complete = describe_if_complete(given, data, world, progress);
     if (!complete.empty()) {
         progress.say(complete);
-        if (line.profile > 0) progress.say("note: there is no profile, since no steps are left");
+        for (const auto& [what, wanted] :
+             {std::pair{"profile", line.profile}, {"trace", line.trace}})
+            if (wanted > 0)
+                progress.say(concat("note: there is no ", what, ", since no steps are left"));
         return 0;
     }
 
@@ -116,6 +125,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     const double peak_flops = measure_peak_flops(device, decided.dtype, kernel_settings(given));
     world.activity().pulse();
     StepProfile profile(device, line.profile, peak_flops);
+    StepTrace trace(device, line.trace, given.run_dir);
     const Arena plan =
         plan_memory(config, data.spec(), decided.dtype, decided.recompute, device, ranks);
     Arena arena = allocate(plan, config, data.spec(), decided.dtype, ranks);
@@ -133,9 +143,11 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     if (first_step > steps)
         progress.say(concat("the run in ", given.run_dir, " is at step ", first_step,
                             ", beyond the configuration's ", steps, ": nothing is trained"));
-    if (line.profile > 0 && left < profile.steps_needed())
-        progress.say(concat("note: there will be no profile, which takes ", profile.steps_needed(),
-                            " steps; ", left, " are left"));
+    for (const auto& [what, needed] :
+         {std::pair{"profile", profile.steps_needed()}, {"trace", trace.steps_needed()}})
+        if (left < needed)
+            progress.say(concat("note: there will be no ", what, ", which takes ", needed,
+                                " steps; ", left, " are left"));
     if (first_rank && left > 0)
         record_start(folder,
                      {given, decided.kept, choices, resumed.has_value(), attention.engines()},
@@ -158,6 +170,10 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     const std::vector<std::string> hosts = world.all_gather(world.host());
     MetricsLog metrics(given.run_dir, resumed,
                        {.tokens_per_step = config.batch.tokens_per_step, .writes = first_rank});
+    if (first_rank && given.log.tensorboard)
+        metrics.add(std::make_unique<TensorBoardSink>(
+            given.run_dir, resumed,
+            TensorBoardSink::Options{.config = to_json(given), .memory = plan.total_bytes()}));
     StepLog log({.config = config,
                  .size = size,
                  .first_step = first_step,
@@ -167,8 +183,8 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                 loader, progress, metrics);
     RunHistory history(given.run_dir, first_rank);
     LiveReport report(given.run_dir, first_rank, progress);
-    Run run({given, data, choices, trainer, loader, watch, profile, log, metrics, history, report,
-             progress, mesh},
+    Run run({given, data, choices, trainer, loader, watch, profile, trace, log, metrics, history,
+             report, progress, mesh},
             resumed, line.stop_at);
     history.start({.step = first_step,
                    .resumes = resumed.has_value(),
@@ -180,10 +196,6 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                    .memory = plan});
     run.evaluate_at_start();
     try {
-    if (first_rank && given.log.tensorboard)
-        metrics.add(std::make_unique<TensorBoardSink>(
-            given.run_dir, resumed,
-            TensorBoardSink::Options{.config = to_json(given), .memory = plan.total_bytes()}));
         train_steps(run);
     } catch (const std::exception& error) {
         run.rescue(message_of(error));

@@ -1,7 +1,6 @@
 #include "device/profile.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #ifdef TRAIN_GPT_CUDA
 #include <nvtx3/nvToolsExt.h>
@@ -52,6 +51,7 @@ Profiled::Profiled(Stream& stream, const Cost& cost) : stream_(stream) {
 #ifdef TRAIN_GPT_CUDA
     if (stream.device.is_cuda()) nvtxRangePushA(cost.kind);
 #endif
+    if (!stream.device.is_cuda()) span_.emplace(TraceTrack::device, stream, cost.kind);
     if (stream.profiler) stream.profiler->begin(stream, cost);
 }
 
@@ -59,23 +59,6 @@ Profiled::~Profiled() {
     if (stream_.profiler) stream_.profiler->end(stream_);
 #ifdef TRAIN_GPT_CUDA
     if (stream_.device.is_cuda()) nvtxRangePop();
-#endif
-}
-
-NamedRange::NamedRange(const Device& device, [[maybe_unused]] const char* phase,
-                       [[maybe_unused]] int number)
-    : open_(device.is_cuda()) {
-#ifdef TRAIN_GPT_CUDA
-    if (!open_) return;
-    char text[64];
-    std::snprintf(text, sizeof text, "%s %d", phase, number);
-    nvtxRangePushA(text);
-#endif
-}
-
-NamedRange::~NamedRange() {
-#ifdef TRAIN_GPT_CUDA
-    if (open_) nvtxRangePop();
 #endif
 }
 

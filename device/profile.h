@@ -2,11 +2,13 @@
 // least. When profiling is off, it costs only a named range for NVIDIA's tools on a GPU.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/tensor.h"
 #include "device/device.h"
+#include "device/trace.h"
 
 namespace train_gpt {
 
@@ -57,7 +59,8 @@ class Profiler {
     int depth_ = 0;  // nested calls count as one
 };
 
-/// While it lives, all work submitted to the stream counts as one call.
+/// While it lives, all work submitted to the stream counts as one call. On the CPU a call is also a
+/// span of the trace; on a GPU the events around each kernel would slow down a step.
 class Profiled {
   public:
     Profiled(Stream& stream, const Cost& cost);
@@ -67,18 +70,7 @@ class Profiled {
 
   private:
     Stream& stream_;
-};
-
-/// A named range on the host's timeline for NVIDIA's tools, such as a layer's forward pass.
-class NamedRange {
-  public:
-    NamedRange(const Device& device, const char* phase, int number);
-    ~NamedRange();
-    NamedRange(const NamedRange&) = delete;
-    NamedRange& operator=(const NamedRange&) = delete;
-
-  private:
-    bool open_ = false;
+    std::optional<TraceSpan> span_;
 };
 
 }  // namespace train_gpt

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "device/copy.h"
-#include "device/profile.h"
+#include "device/trace.h"
 #include "kernels/embedding.h"
 #include "kernels/head_loss.h"
 #include "kernels/linear/linear.h"
@@ -182,7 +182,8 @@ void Stage::forward(Stream& stream, int slot_index, const TokenBatch& batch, Ten
     else
         copy(stream, slot.blocks[0].x.data, in.data, in.bytes());
     for (int l = 0; l < layers(); ++l) {
-        const NamedRange range(stream.device, "forward layer", registry_.first_layer + l);
+        const TraceSpan span(TraceTrack::device, stream, "forward layer",
+                             registry_.first_layer + l);
         const UnitLease weights = parameters_.acquire(stream, unit_of_block(l));
         if (unit_of_block(l) + 1 < parameters_.units())
             parameters_.prefetch(stream, unit_of_block(l) + 1);
@@ -205,6 +206,7 @@ void Stage::forward(Stream& stream, int slot_index, const TokenBatch& batch, Ten
 }
 
 void Stage::embed(Stream& stream, Tensor out, const TokenBatch& batch) {
+    const TraceSpan span(TraceTrack::device, stream, "embedding");
     const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(registry_.tokens));
     parameters_.prefetch(stream, unit_of_block(0));
     embedding_forward(stream, {.out = out.reshaped({options_.B, options_.T, spec_.n_embd}),
@@ -215,6 +217,7 @@ void Stage::embed(Stream& stream, Tensor out, const TokenBatch& batch) {
 }
 
 void Stage::head(Stream& stream, const Slot& slot, const TokenBatch& batch, bool backward) {
+    const TraceSpan span(TraceTrack::device, stream, "head");
     const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(registry_.head));
     head_loss(stream, {.x = slot.final_norm,
                        .w = weights.weight(registry_.head),
@@ -252,7 +255,8 @@ void Stage::backward_head(Stream& stream, const Slot& slot, const TokenBatch& ba
 
 void Stage::backward_blocks(Stream& stream, Slot& slot, const TokenBatch& batch, Backward part) {
     for (int l = layers() - 1; l >= 0; --l) {
-        const NamedRange range(stream.device, "backward layer", registry_.first_layer + l);
+        const TraceSpan span(TraceTrack::device, stream, "backward layer",
+                             registry_.first_layer + l);
         const int unit = unit_of_block(l);
         {
             const UnitLease weights = parameters_.acquire(stream, unit);
@@ -265,6 +269,7 @@ void Stage::backward_blocks(Stream& stream, Slot& slot, const TokenBatch& batch,
 }
 
 void Stage::backward_embedding(Stream& stream, Tensor dout, const TokenBatch& batch) {
+    const TraceSpan span(TraceTrack::device, stream, "embedding");
     embedding_backward(stream, {.dw = parameters_.sink(registry_.tokens),
                                 .dpositions = parameters_.sink(registry_.positions),
                                 .dout = dout.reshaped({options_.B, options_.T, spec_.n_embd}),

@@ -1,5 +1,7 @@
 #include "parallel/exchange.h"
 
+#include "device/trace.h"
+
 namespace train_gpt {
 
 Exchange::Exchange(const Device& device, bool has_others, int slots, StepClock* clock)
@@ -28,6 +30,7 @@ void Exchange::submit(Stream& stream, int slot, const std::function<void(Stream&
 
 void Exchange::hold(Stream& stream, int slot) {
     if (waited_for_[static_cast<size_t>(slot)]) return;
+    const TraceSpan span(TraceTrack::device, stream, "wait for the exchange");
     const StepClock::Interval interval(clock_, stream, StepPhase::communication);
     done_[static_cast<size_t>(slot)].hold(stream);
     waited_for_[static_cast<size_t>(slot)] = true;

@@ -4,6 +4,7 @@
 #include <cassert>
 
 #include "device/copy.h"
+#include "device/trace.h"
 #include "kernels/convert.h"
 
 namespace train_gpt {
@@ -35,6 +36,7 @@ Communicator& summing_group(const Mesh& mesh, const Sharding& sharding) {
 }
 
 UnitLease ParameterCollectives::acquire(Stream& stream, int unit) {
+    const TraceSpan span(TraceTrack::host, "acquire unit", unit);
     acquired_ = unit;
     if (group_)
         for (size_t b = buffers_.first_bucket(unit);
@@ -113,6 +115,7 @@ void ParameterCollectives::reduce(Stream& stream, size_t b) {
     const int64_t skipped = mine.first - bucket.range.first;
     float* const gradients = buffers_.bucket_gradients(b);
     exchange_->submit(stream, reduce_slot(b), [&](Stream& exchange) {
+        const TraceSpan span(TraceTrack::exchange, exchange, "reduce bucket", static_cast<int>(b));
         const DType dtype = buffers_.sharding().reduce_dtype;
         const bool rounded = dtype == DType::bf16, last = ready_[b] == all_of(b);
         void* const all = rounded ? static_cast<void*>(buffers_.rounded_gradients()) : gradients;
@@ -192,6 +195,7 @@ void ParameterCollectives::gather(Stream& stream, int b) {
 void ParameterCollectives::gather_now(Stream& stream, size_t b) {
     const Bucket& bucket = buckets()[b];
     exchange_->submit(stream, gather_slot(b), [&](Stream& exchange) {
+        const TraceSpan span(TraceTrack::exchange, exchange, "gather bucket", static_cast<int>(b));
         group_->all_gather(exchange, buffers_.bucket_weights(b), buffers_.owned_weights(bucket),
                            bucket.shard, buffers_.dtype());
     });
@@ -205,6 +209,7 @@ void ParameterCollectives::gather_from_ranks(Stream& stream, double* out, const 
                                              int64_t n) {
     assert(everyone_);
     exchange_->submit(stream, sum_slot(), [&](Stream& exchange) {
+        const TraceSpan span(TraceTrack::exchange, exchange, "gather sums");
         everyone_->all_gather(exchange, out, in, n, DType::fp64);
     });
     exchange_->hold(stream, sum_slot());

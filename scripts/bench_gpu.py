@@ -108,8 +108,8 @@ class Bench:
                 of_level.setdefault(level, []).append(batch)
         return [(batches[i], level) for i in range(2) for level, batches in sorted(of_level.items(), reverse=True) if i < len(batches)]
 
-    def train(self, name, batch, recompute, warm_up, steps):
-        """Runs warm_up + steps steps. The run is killed after them, since saving a large model takes longer than they do."""
+    def train(self, name, batch, recompute, warm_up, steps, *more):
+        """Runs warm_up + steps steps, with more arguments. The run is killed after them, since saving a large model takes longer than they do."""
         folder = self.args.folder / f"gpu-{name}"
         log = self.args.folder / f"gpu-{name}-{batch}-{recompute}.log"
         shutil.rmtree(folder, ignore_errors=True)
@@ -118,7 +118,7 @@ class Bench:
         def lines():
             return metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
         with open(log, "w") as out:
-            run = subprocess.Popen([self.args.program, "train", *run_arguments(self.sizes, name, folder, batch, recompute)],
+            run = subprocess.Popen([self.args.program, "train", *run_arguments(self.sizes, name, folder, batch, recompute), *more],
                                    stdout=out, stderr=subprocess.STDOUT)
             try:
                 while run.poll() is None and len(lines()) <= warm_up + steps:
@@ -150,6 +150,15 @@ class Bench:
         key = {**{entry: best[entry] for entry in ("program", "model", "batch", "recompute")}, "steps": self.args.steps, "tried": False}
         return tried, self.results.measured(
             key, lambda: self.train(name, best["batch"], best["recompute"], sizes.warm_up, self.args.steps))
+
+    def traced(self, name, best):
+        """The same steps as the fastest of ours(), with --trace."""
+        sizes = self.sizes
+        key = {"program": "train_gpt --trace", **{entry: best[entry] for entry in ("model", "batch", "recompute")},
+               "steps": self.args.steps, "tried": False}
+        trace = ("--trace", str(sizes.warm_up + self.args.steps))
+        return self.results.measured(
+            key, lambda: self.train(name, best["batch"], best["recompute"], sizes.warm_up, self.args.steps, *trace))
 
     # --- PyTorch -------------------------------------------------------------------------------------------------------
 
@@ -222,6 +231,9 @@ class Bench:
         for name, (_, mine) in found.items():
             if "ms" in mine:
                 print(f"{name}: attention: {mine['attention_line']}")
+                traced = self.traced(name, mine)
+                print(f"{name}: a step that is traced: {outcome(traced)}" +
+                      (f", {traced['ms'] / mine['ms']:.3f} ×" if "ms" in traced else ""))
         print(f"\nTried with {self.sizes.try_steps} steps each:\n")
         print("| model | batch | recompute | attention | ms | tokens/s |")
         print("|---|---|---|---|---|---|")

@@ -173,7 +173,8 @@ def step_results(folder):
 
 
 def forget_steps(folder, model, program):
-    kept = [result for result in step_results(folder) if (result["model"], result["program"]) != (model, program)]
+    """Those of a program, also with options."""
+    kept = [result for result in step_results(folder) if (result["model"], result["program"].split()[0]) != (model, program)]
     (folder / STEP_RESULTS).write_text("".join(json.dumps(result) + "\n" for result in kept))
 
 

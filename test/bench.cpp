@@ -13,18 +13,24 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 #ifdef TRAIN_GPT_ONEDNN
 #include <dnnl.hpp>
 #endif
 
 #include "base/error.h"
+#include "base/file.h"
+#include "base/stopwatch.h"
 #include "base/tensor.h"
 #include "device/device.h"
+#include "device/trace.h"
 #include "test/bench/limits.h"
 #include "test/bench/machine.h"
 #include "test/bench/steps.h"
@@ -157,6 +163,57 @@ void measure_steps(Cell& cell, const Options& options, Canary& canary, OurRun& o
     cell.peer_label = peer->label();
 }
 
+/// Spans of a step of this model, from a short run that is traced.
+double spans_of_step(const Options& options, const std::string& config) {
+    constexpr int steps = 3;
+    const std::string folder = options.folder + "/counted";
+    std::filesystem::remove_all(folder);
+    Child run({options.program, "train", config, "--trace", std::to_string(steps), "--stop-at",
+               std::to_string(steps + 2), "--set", "run_dir=" + folder},
+              options.folder + "/counted.log", false);
+    while (run.running()) ::usleep(20000);
+    const MappedFile file(folder + "/trace/step-00000003.json");
+    int64_t spans = 0;
+    for (size_t at = 0; (at = file.text().find("\"ph\":\"X\"", at)) != std::string_view::npos; ++at)
+        ++spans;
+    return static_cast<double>(spans) / steps;
+}
+
+double seconds_of_span() {
+    constexpr int spans = 1000000;
+    Stream stream;
+    Tracer tracer(stream.device);
+    tracer.reserve(spans, 1);
+    tracer.activate(stream);
+    const Stopwatch watch;
+    for (int i = 0; i < spans; ++i) const TraceSpan span(TraceTrack::device, stream, "span", i);
+    return watch.seconds() / spans;
+}
+
+/// What `--trace` costs: steps of two runs in turns, one of which is traced, and the time of the
+/// spans alone, which is far below what differs between two runs.
+void measure_trace(const Options& options, Canary& canary) {
+    std::fprintf(stderr, "tracing\n");
+    const Model& m = models[0];
+    const std::string folder = options.folder + "/traced";
+    OurRun without(options.program, options.folder + "/not-traced", m, DType::fp32),
+        with(options.program, folder, m, DType::fp32, {"--trace", "1000"});
+    Rounds plain, traced;
+    const int wanted = options.quick ? 5 : 15;
+    const double start = monotonic_seconds();
+    do {
+        plain.add(canary, without, 4);
+        traced.add(canary, with, 4);
+    } while ((plain.good_rounds < wanted || traced.good_rounds < wanted) &&
+             monotonic_seconds() - start < (options.quick ? 25 : options.cell_seconds));
+    const double spans = spans_of_step(options, folder + "/config.json"), each = seconds_of_span();
+    std::printf(
+        "- trace, %s: a step takes %.3f × as long with it (%s and %s quiet rounds in turns); %.0f "
+        "spans of %.0f ns each are %.4f %% of a step\n",
+        m.name, traced.ms() / plain.ms(), plain.quality().c_str(), traced.quality().c_str(), spans,
+        1e9 * each, 100 * spans * each / (1e-3 * plain.ms()));
+}
+
 void run(const Options& options) {
     require_cpu_features();
     const CpuInfo cpu = cpu_info();
@@ -197,6 +254,7 @@ void run(const Options& options) {
                     static_cast<long long>(timing.disturbed),
                     static_cast<long long>(timing.measured));
     std::printf("\n");
+    if (options.only.empty() || options.only == "trace") measure_trace(options, canary);
     print_cells(cells);
     std::printf(
         "\nMedians over the steps of quiet rounds, the two programs taking turns; without any "
@@ -235,7 +293,8 @@ int main(int argc, char** argv) {
             else
                 throw UsageError(
                     "usage: bench [quick] [--program build/train_gpt] [--python PYTHON_WITH_TORCH] "
-                    "[--folder SCRATCH] [--only 12.3M-bf16], in the repository's root");
+                    "[--folder SCRATCH] [--only 12.3M-bf16 | --only trace], in the repository's "
+                    "root");
         }
         run(options);
         return 0;

@@ -171,6 +171,12 @@ void add_train_command(CLI::App& app, CommandLine& line) {
                          "Profile this many steps, after two warm-up steps: print where time goes")
             ->type_name("STEPS")
             ->check(CLI::Range(int64_t{1}, int64_t{10000}));
+    train
+        ->add_option("--trace", line.trace,
+                     "Trace this many steps, after two warm-up steps: write when each rank did "
+                     "what, for https://ui.perfetto.dev, into the run's folder")
+        ->type_name("STEPS")
+        ->check(CLI::Range(int64_t{1}, int64_t{1000}));
     train->add_flag("--quiet", line.quiet, "Print warnings and errors only")->excludes(profile);
     train->add_flag("--print-config", line.print_config,
                     "Print the resolved configuration and exit");

@@ -38,6 +38,7 @@ struct CommandLine {
     std::vector<std::string> overrides;
     int64_t stop_at = 0;  // 0: the schedule's end
     int64_t profile = 0;  // steps to take the time of; 0: none
+    int64_t trace = 0;    // steps to trace; 0: none
     bool print_config = false;
     bool quiet = false;
     int world = 1;

@@ -1,6 +1,7 @@
 #include "training/optimizer.h"
 
 #include "device/copy.h"
+#include "device/trace.h"
 
 namespace train_gpt {
 
@@ -90,7 +91,10 @@ void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) 
     finish_norm(stream, state_, sums_ + sums_count_, tensors_, scale, clip);
     args.state = state_;
     for (size_t b = 0; b < adamw_segments_.size(); ++b) {
-        adamw(stream, adamw_segments_[b], args);
+        {
+            const TraceSpan span(TraceTrack::device, stream, "update bucket", static_cast<int>(b));
+            adamw(stream, adamw_segments_[b], args);
+        }
         parameters_.gather(stream, static_cast<int>(b));
     }
 }

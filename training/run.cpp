@@ -57,6 +57,12 @@ void Run::begin_step() {
         settle(true);
         parts_.profile.start(trainer.stream);
     }
+    const int64_t step_of_process = step_ - first_step_;
+    if (parts_.trace.starts_before(step_of_process)) {
+        settle(true);
+        parts_.trace.start(trainer.stream, step_ + 1, world());
+    }
+    parts_.trace.begin_step(trainer.stream, step_ + 1, step_of_process);
     Activity& activity = world().activity();
     activity.phase = "training";
     activity.step = step_ + 1;
@@ -90,6 +96,7 @@ void Run::update() {
                    1.0f / static_cast<float>(parts_.log.size().targets),
                    static_cast<float>(config.optimizer.grad_clip));
     trainer.clock.end(trainer.stream);
+    parts_.trace.end_step();
     std::map<std::string, int64_t> sent = parts_.mesh.bytes_sent();
     for (auto& [group, bytes] : sent) bytes -= sent_before_[group];
     parts_.log.sent(std::move(sent));
@@ -105,6 +112,7 @@ Run::Pause Run::next_pause() const {
             .samples = parts_.data.tokenizer() && due(config.sampling.every),
             .saves = due(config.checkpoint.every),
             .ends_profile = parts_.profile.ends_behind(step_ - first_step_),
+            .ends_trace = parts_.trace.ends_after(step_ - first_step_),
             .stops = step_ == stop_at_};
 }
 
@@ -119,8 +127,11 @@ bool Run::settle(bool all) {
 void Run::settle_until(int64_t may_remain) {
     Trainer& trainer = parts_.trainer;
     for (; in_flight_ > may_remain; --in_flight_) {
-        const StepOutcome outcome = trainer.outcomes.pop();
         const int64_t number = step_ - in_flight_ + 1;
+        const StepOutcome outcome = [&] {
+            const TraceSpan span(TraceTrack::host, "wait for step", static_cast<int>(number));
+            return trainer.outcomes.pop();
+        }();
         if (outcome.state.stop) {  // neither this update nor a later one was applied
             bad_parameter_ = trainer.optimizer.bad_parameter(outcome.state);
             ending_ = Ending::not_finite;
@@ -138,10 +149,13 @@ void Run::begin_pause(const Pause& pause) {
     Stream& stream = parts_.trainer.stream;
     if (pause.ends_profile) parts_.progress.say(parts_.profile.finish(stream));
     parts_.profile.pause(stream);
+    if (pause.ends_trace) parts_.trace.finish(world(), parts_.progress);
+    parts_.trace.pause();
 }
 
 void Run::end_pause() {
     parts_.profile.go_on(parts_.trainer.stream);
+    parts_.trace.go_on(parts_.trainer.stream);
     parts_.log.restart_time();
 }
 
@@ -275,6 +289,7 @@ std::string Run::why_it_ended() const {
 }
 
 int Run::finish() {
+    parts_.trace.finish(world(), parts_.progress);  // if the run ends before it does
     // Also where the time limit or a signal came in the last step: no step is left, so the run ends
     // as a complete one.
     if (ending_ == Ending::finished || ending_ == Ending::stopped || step_ == steps_)

@@ -18,6 +18,7 @@
 #include "training/shard_watch.h"
 #include "training/step_log.h"
 #include "training/step_profile.h"
+#include "training/step_trace.h"
 #include "training/trainer.h"
 
 namespace train_gpt {
@@ -31,6 +32,7 @@ struct RunParts {
     TrainLoader& loader;
     ShardWatch& watch;
     StepProfile& profile;
+    StepTrace& trace;
     StepLog& log;
     MetricsLog& metrics;
     RunHistory& history;
@@ -70,9 +72,12 @@ class Run {
 
     /// The reasons for a pause between two steps. The device is idle during it.
     struct Pause {
-        bool evaluates = false, samples = false, saves = false, ends_profile = false, stops = false;
+        bool evaluates = false, samples = false, saves = false, ends_profile = false,
+             ends_trace = false, stops = false;
 
-        bool any() const { return evaluates || samples || saves || ends_profile || stops; }
+        bool any() const {
+            return evaluates || samples || saves || ends_profile || ends_trace || stops;
+        }
     };
     Pause next_pause() const;
     /// Takes the outcomes of submitted steps: of all, or of all but those that the device may still

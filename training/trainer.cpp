@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "device/copy.h"
+#include "device/trace.h"
 #include "kernels/head_loss.h"
 
 namespace train_gpt {
@@ -111,6 +112,7 @@ Trainer::Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Rec
 }
 
 TokenBatch Trainer::next_batch(TrainLoader& loader) {
+    const TraceSpan span(TraceTrack::data, "data wait");
     const StepClock::Interval interval(&clock, stream, StepPhase::data);
     return feed.next(stream, loader);
 }
@@ -127,9 +129,15 @@ void Trainer::micro_batch(const TokenBatch& batch) {
 
 void Trainer::micro_batch(const TokenBatch& batch, bool exchanges) {
     const bool first = std::exchange(first_micro_batch_, false);
-    model.forward(stream, 0, batch);
+    {
+        const TraceSpan span(TraceTrack::device, stream, "forward");
+        model.forward(stream, 0, batch);
+    }
     stream.settings.reserved_sms = exchanges ? reserved_sms_ : 0;
-    model.backward(stream, 0, batch);
+    {
+        const TraceSpan span(TraceTrack::device, stream, "backward");
+        model.backward(stream, 0, batch);
+    }
     stream.settings.reserved_sms = 0;
     if (!counts_losses_) return;
     accumulate_loss(stream, &sums()->loss, model.losses(), feed.targets(), !first);
@@ -146,6 +154,7 @@ void Trainer::micro_batch(const TokenBatch& batch, bool exchanges) {
 void Trainer::update(const AdamWStep& args, float scale, float clip) {
     copy(stream, &sums()->stop_requests, stop_request_, sizeof *stop_request_);
     const StepSubmission submission;
+    const TraceSpan host(TraceTrack::host, "update"), span(TraceTrack::device, stream, "update");
     const StepClock::Interval interval(&clock, stream, StepPhase::optimizer);
     optimizer.update(stream, args, scale, clip);
     outcomes.push(stream, optimizer);

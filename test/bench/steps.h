@@ -143,7 +143,8 @@ class Child {
 /// train_gpt as a user runs it, on synthetic data; stopped (SIGSTOP) between rounds.
 class OurRun {
   public:
-    OurRun(const std::string& program, const std::string& folder, const Model& m, DType dtype)
+    OurRun(const std::string& program, const std::string& folder, const Model& m, DType dtype,
+           const std::vector<std::string>& more = {})
         : metrics_(folder + "/run/metrics.jsonl") {
         std::filesystem::remove_all(folder);
         make_directory(folder);
@@ -170,9 +171,9 @@ class OurRun {
             {"evaluation", {{"every", 0}}},
             {"log", {{"progress", "lines"}}}};
         write_file(folder + "/config.json", config.dump(2));
-        child_ = std::make_unique<Child>(
-            std::vector<std::string>{program, "train", folder + "/config.json"}, folder + "/log",
-            false);
+        std::vector<std::string> command{program, "train", folder + "/config.json"};
+        command.insert(command.end(), more.begin(), more.end());
+        child_ = std::make_unique<Child>(command, folder + "/log", false);
         steps(3);  // warm-up
     }
 
