@@ -1,5 +1,6 @@
 // train_gpt train: what a run shows and leaves behind; stopped, killed and resumed.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <csignal>
 #include <fstream>
@@ -197,17 +198,51 @@ TEST_CASE("a run is as long as its steps, tokens or passes over the data say", "
     CHECK(steps("passes", "schedule.epochs=2") == (2 * windows + 7) / 8);
 }
 
+TEST_CASE("the z-loss changes a run's gradients, and not the losses that it reports",
+          "[cli][cuda]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const auto run = [&](const char* z_loss) {
+        const Arguments options{"--set", concat("optimizer.z_loss=", z_loss), "--set",
+                                "evaluation.every=0"};
+        check_succeeds(train_gpt_with(w.train(directory / z_loss, options)));
+        return metrics_of(directory / z_loss);
+    };
+    const std::vector<Json> without = run("0"), little = run("1e-4"), much = run("1");
+    const auto first = [](const std::vector<Json>& metrics, const char* key) {
+        return metrics.front().at(key).get<double>();
+    };
+    // The first step's weights are the same, and the loss is the cross-entropy alone.
+    CHECK(first(little, "loss") == first(without, "loss"));
+    CHECK(first(much, "loss") == first(without, "loss"));
+    // The first gradient is (1 + 2·z·lse)·softmax − onehot with lse ≈ log of the vocabulary, so
+    // the z-loss adds the more the larger it is.
+    CHECK(first(little, "grad_norm") != first(without, "grad_norm"));
+    CHECK(first(much, "grad_norm") > 2 * first(without, "grad_norm"));
+}
+
+namespace {
+
+const char* random_family() {
+    return std::array{"llama", "qwen2", "qwen3", "mistral"}[static_cast<size_t>(random_int(0, 3))];
+}
+const char* random_dtype() { return random_int(0, 1) ? "bf16" : "fp32"; }
+
+}  // namespace
+
 TEST_CASE("k steps, a stop and the rest equal all steps at once, bit for bit", "[cli][cuda]") {
     const Workplace& w = Workplace::get();
-    for (const char* dtype : {"fp32", "bf16"}) {
+    for (const auto& [family, dtype] :
+         {std::pair("gpt2", "fp32"), {"gpt2", "bf16"}, {random_family(), random_dtype()}}) {
         const TemporaryDirectory directory;
         const Surroundings two_threads{
             .environment = {"OMP_NUM_THREADS=2", "OMP_WAIT_POLICY=passive"}};
-        const Arguments options{"--set", std::string("precision.dtype=") + dtype, "--set",
-                                "precision.recompute=elementwise"};
+        const Arguments options{
+            "--set", concat("model.family=", family),   "--set", "model.head_size=16",
+            "--set", concat("precision.dtype=", dtype), "--set", "precision.recompute=elementwise"};
         check_succeeds(train_gpt_with(w.train(directory / "whole", options), two_threads));
         const std::string stop = std::to_string(random_int(1, 11));
-        CAPTURE(dtype, stop);
+        CAPTURE(family, dtype, stop);
         const auto stopped = check_succeeds(train_gpt_with(
             w.train(directory / "parts", options + Arguments{"--stop-at", stop}), two_threads));
         CHECK(contains(stopped.out, "without --stop-at"));
@@ -468,6 +503,9 @@ TEST_CASE(
     check_refused(train_gpt_with(Workplace::get().train(
                       directory / "other", options + Arguments{"--set", "model.n_layer=3"})),
                   1, {"n_layer = 2", "3"});
+    check_refused(train_gpt_with(Workplace::get().train(
+                      directory / "other", options + Arguments{"--set", "model.family=llama"})),
+                  1, {"is of the family gpt2", "configuration's is llama", "model.init_from"});
 }
 
 TEST_CASE("a vocabulary that differs from the data's or the checkpoint's is refused", "[cli]") {
@@ -573,6 +611,8 @@ TEST_CASE("a resumed run refuses a configuration with another model and reports 
     const auto train = [&](const Arguments& more) {
         return train_gpt_with(Workplace::get().train(run, more));
     };
+    check_refused(train({"--set", "model.family=qwen3", "--set", "model.head_size=16"}), 1,
+                  {"is of the family gpt2", "configuration's is qwen3", run});
     check_refused(train({"--set", "model.n_layer=3"}), 1, {"n_layer = 2", "3"});
     check_refused(train({"--set", "model.n_ctx=64"}), 1, {"n_ctx = 48", "64"});
     check_refused(train({"--set", "model.vocab_size=400"}), 1, {"vocab_size", "400"});

@@ -37,6 +37,21 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("one to eight heads of queries share a key head, or all of them one", "[cuda]") {
+    ON_EACH_DEVICE();
+    for (DType dtype : dtypes)
+        for (const int group : {1, 2, 4, 8})
+            for (const bool one : {false, true}) {
+                Wish wish;
+                wish.dtype = dtype;
+                wish.H_kv = one ? 1 : static_cast<int>(random_int(2, 3));
+                wish.H = group * wish.H_kv;
+                wish.aligned = random_int(0, 1) == 1;
+                wish.documents = random_int(0, 2) == 0;
+                check_case(random_case(wish), any_layout());
+            }
+}
+
 TEST_CASE("attention matches float64 at the edges of its tiles and blocks", "[cuda]") {
     ON_EACH_DEVICE();
     for (DType dtype : dtypes) {

@@ -4,13 +4,19 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <numeric>
 
 #include "device/cuda.h"
+#include "model/families/llama.h"
+#include "model/families/mistral.h"
+#include "model/families/qwen2.h"
+#include "model/families/qwen3.h"
 #include "test/catch.h"
 #include "test/model/random_spec.h"
 #include "test/model/tiny_model.h"
 #include "test/random.h"
+#include "test/text.h"
 #include "training/safetensors.h"
 
 using namespace train_gpt;
@@ -72,7 +78,7 @@ void check_close(const SafetensorsFile& expected, const std::string& name, DType
     INFO(name << " in " << name_of(dtype) << ": greatest difference " << d.greatest << ", relative "
               << d.relative);
     if (dtype == DType::fp32) {
-        CHECK(d.relative < 2e-5);
+        CHECK(d.relative < 1e-5);
         return;
     }
     const std::vector<float> bound = read(expected, "pure.error." + name);
@@ -492,9 +498,11 @@ TEST_CASE("parameter counts are those of the published GPT-2 models", "[model]")
     CHECK(parameters(48, 25, 1600) == 1557611200);
 }
 
-TEST_CASE("initial weights have GPT-2's spread", "[model]") {
-    const DecoderSpec spec =
-        gpt2.spec({.n_layer = 8, .n_head = 2, .n_embd = 128, .n_ctx = 128, .vocab_size = 1000});
+namespace {
+
+/// Checks mean and spread of each initial tensor; expected_std is that of its name, 0 for biases.
+void check_spread(const DecoderSpec& spec,
+                  const std::function<double(const std::string&)>& expected_std_of) {
     TinyModel m(spec, 1, 1, DType::fp32);
     m.parameters->initialize(test_rng()());
     for (int i = 0; i < m.count(); ++i) {
@@ -505,17 +513,45 @@ TEST_CASE("initial weights have GPT-2's spread", "[model]") {
         const double mean = std::accumulate(values.begin(), values.end(), 0.0) / n;
         double variance = 0;
         for (float v : values) variance += (v - mean) * (v - mean) / n;
-        const bool norm_weight = p.name.find("ln_") != std::string::npos && p.shape.size() == 1 &&
-                                 p.name.find("weight") != std::string::npos;
-        const double expected_std = p.name == "wpe.weight" ? 0.01
-                                    : p.shape.size() == 1  ? 0.0
-                                    : p.name.find("c_proj") != std::string::npos
-                                        ? 0.02 / 4  // √(2·8)
-                                        : 0.02;
+        const bool is_vector = p.shape.size() == 1;
+        const double expected_std = is_vector ? 0 : expected_std_of(p.name);
         CAPTURE(p.name);
-        CHECK(mean == Approx(norm_weight ? 1.0 : 0.0).margin(6 * expected_std / std::sqrt(n)));
+        CHECK(mean == Approx(is_vector && p.name.ends_with("weight") ? 1.0 : 0.0)
+                          .margin(6 * expected_std / std::sqrt(n)));
         CHECK(std::sqrt(variance) == Approx(expected_std).epsilon(0.06));
+        CHECK(p.decay == !is_vector);  // norms and biases do not decay
     }
+}
+
+}  // namespace
+
+TEST_CASE("initial weights have their family's spread, and norms and biases do not decay",
+          "[model]") {
+    check_spread(
+        gpt2.spec({.n_layer = 8, .n_head = 2, .n_embd = 128, .n_ctx = 128, .vocab_size = 1000}),
+        [](const std::string& name) {
+            return name == "wpe.weight"       ? 0.01
+                   : contains(name, "c_proj") ? 0.02 / 4  // √(2·8)
+                                              : 0.02;
+        });
+    for (const Family* family : {&llama, &qwen2, &qwen3, &mistral})
+        for (const double given : {0.0, 0.05}) {
+            const double std = given > 0 ? given : 0.02;
+            CAPTURE(family->model_type, std);
+            check_spread(family->spec({.n_layer = 2,
+                                       .n_head = 4,
+                                       .n_embd = 128,
+                                       .n_ctx = 32,
+                                       .vocab_size = 500,
+                                       .n_kv_head = 2,
+                                       .head_size = 32,
+                                       .init_std = given}),
+                         [&](const std::string& name) {
+                             const bool residual =
+                                 contains(name, "o_proj") || contains(name, "down_proj");
+                             return residual ? std / 2 : std;  // √(2·2)
+                         });
+        }
 }
 
 TEST_CASE("no two parameters, and no two seeds, share their initial values", "[model]") {

@@ -89,7 +89,7 @@ TEST_CASE("ranks train a model of any family as one rank does", "[training]") {
     const Job job(6, settings + dtype.settings());
     CAPTURE(settings.at("model.family"), dtype.name);
     const std::string one = job.train(1, "one");
-    for (const int ranks : {2, 3}) {
+    for (const int ranks : {2, 3, 4}) {
         CAPTURE(ranks);
         check_stages(job, one, ranks, {}, dtype.bounds);
     }

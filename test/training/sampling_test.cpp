@@ -8,6 +8,7 @@
 
 #include <omp.h>
 
+#include "model/families/qwen3.h"
 #include "test/catch.h"
 #include "test/model/tiny_model.h"
 #include "test/random.h"
@@ -61,11 +62,14 @@ Tokenizer small_tokenizer() {
     return Tokenizer::train(std::vector<std::string_view>{text, text}, 300);
 }
 
-TinyModel random_model(int64_t vocab_size, int n_ctx) {
-    TinyModel model(
-        gpt2.spec(
-            {.n_layer = 1, .n_head = 2, .n_embd = 16, .n_ctx = n_ctx, .vocab_size = vocab_size}),
-        1, 2, DType::fp32);
+TinyModel random_model(int64_t vocab_size, int n_ctx, const Family& family = gpt2) {
+    TinyModel model(family.spec({.n_layer = 1,
+                                 .n_head = 2,
+                                 .n_embd = 16,
+                                 .n_ctx = n_ctx,
+                                 .vocab_size = vocab_size,
+                                 .head_size = 8}),
+                    1, 2, DType::fp32);
     for (int i = 0; i < model.count(); ++i)
         model.parameters->set(i,
                               random_normal(static_cast<size_t>(model.parameter(i).numel()), 0.3f));
@@ -235,10 +239,12 @@ TEST_CASE("a sample beyond n_ctx is what a model without a cache writes from the
     int compared = 0;
     while (compared < 8) {
         const auto n_ctx = static_cast<size_t>(random_int(3, 12));
-        TinyModel m = random_model(static_cast<int64_t>(V), static_cast<int>(n_ctx));
+        const Family& family = compared % 2 == 0 ? gpt2 : qwen3;
+        TinyModel m = random_model(static_cast<int64_t>(V), static_cast<int>(n_ctx), family);
         // Large, so that the same token at another position is a different input.
-        const int positions = m.parameters->index_of("wpe.weight");
-        m.parameters->set(positions, random_normal(n_ctx * 16, 2.0f));
+        if (!m.generator->spec().is_rotary())
+            m.parameters->set(m.parameters->index_of("wpe.weight"),
+                              random_normal(n_ctx * 16, 2.0f));
         std::string prompt;  // shorter than n_ctx or longer
         for (int64_t words = random_int(1, 12); words > 0; --words)
             prompt +=
