@@ -31,7 +31,8 @@ import tokenizers
 import torch
 import transformers
 from transformers import (AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaForCausalLM,
-                          MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+                          MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM,
+                          Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 from tokenizer_patterns import PARTS
 
@@ -317,20 +318,33 @@ class Interchange:
         return max(said)
 
     def check_refusals_of_families(self):
-        yarn = dict(rope_type="yarn", rope_theta=1e4, factor=4.0)
+        def rope(kind, **numbers):
+            return {"rope_parameters": dict(rope_type=kind, rope_theta=1e4, factor=4.0, **numbers)}
+        longrope = rope("longrope", short_factor=[1.0] * 5, long_factor=[2.0] * 5, original_max_position_embeddings=8)
         for family, key, changes in (
                 ("llama", "attention_bias", {"attention_bias": True}), ("llama", "mlp_bias", {"mlp_bias": True}),
-                ("llama", "hidden_act", {"hidden_act": "gelu"}), ("llama", "yarn", {"rope_parameters": yarn}),
+                ("llama", "hidden_act", {"hidden_act": "gelu"}), ("llama", "yarn", rope("yarn")), ("llama", "longrope", longrope),
+                ("qwen2", "dynamic", rope("dynamic")),
                 ("mistral", "sliding_window", {"sliding_window": 16}), ("qwen3", "attention_bias", {"attention_bias": True}),
                 ("qwen2", "use_sliding_window", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0})):
-            source = self.new("theirs")
-            self.random_family(family, "fp32", **changes).save_pretrained(source)
-            try:
-                self.run("import", source, "--out", self.new("ours"))
-            except ValueError as error:
-                assert key in str(error), error
-            else:
-                raise AssertionError(f"{family} with {changes} was not refused")
+            self.refused(self.random_family(family, "fp32", **changes), key)
+        experts = dict(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+                       num_key_value_heads=1)
+        self.refused(MixtralForCausalLM(MixtralConfig(**experts, num_local_experts=2)), "mixtral")
+        self.refused(Qwen3MoeForCausalLM(Qwen3MoeConfig(**experts, head_dim=8, num_experts=2, num_experts_per_tok=1,
+                                                        moe_intermediate_size=8)), "qwen3_moe")
+
+    def refused(self, model, key):
+        """The model is not imported, and the message names the key."""
+        source, ours = self.new("theirs"), self.new("ours")
+        model.save_pretrained(source)
+        try:
+            self.run("import", source, "--out", ours)
+        except ValueError as error:
+            assert key in str(error), error
+        else:
+            raise AssertionError(f"a {type(model).__name__} was not refused by {key}")
+        assert not ours.exists()
 
     def check_import_without_prefix(self):
         model, source, ours = self.random_model("fp32"), self.new("theirs"), self.new("ours")
@@ -345,14 +359,7 @@ class Interchange:
         for options in ({"tie_word_embeddings": False}, {"activation_function": "relu"}, {"n_inner": 64},
                         {"layer_norm_epsilon": 1e-6}, {"scale_attn_by_inverse_layer_idx": True},
                         {"scale_attn_weights": False}, {"add_cross_attention": True}):
-            source = self.new("theirs")
-            self.random_model("fp32", **options).save_pretrained(source)
-            try:
-                self.run("import", source, "--out", self.new("ours"))
-            except ValueError as error:
-                assert next(iter(options)) in str(error), error
-            else:
-                raise AssertionError(f"{options} was not refused")
+            self.refused(self.random_model("fp32", **options), next(iter(options)))
 
     def check_llmc(self):
         order = ["wte.weight", "wpe.weight", *(f"h.{{}}.{part}" for part in (
