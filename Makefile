@@ -54,8 +54,8 @@ VARIANT := $(subst $(space),-,$(strip $(if $(filter-out 0,$(DEBUG)),debug) $(sub
 B := build$(if $(VARIANT),/$(VARIANT))
 O := $(B)/objects
 
-DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/linear model model/families parallel parallel/watchdog \
-    training training/commands training/report
+DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/linear model model/families parallel parallel/launch parallel/net \
+    parallel/watchdog training training/commands training/report
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
 # Files without a kernel are compiled without nvcc, which reads every header once per architecture and twice more.
@@ -228,7 +228,7 @@ $(PAGE_FILES): $(addprefix training/report/page.,html css js)
 	    cat training/report/page.$$kind && printf ')page"; }\n' || exit; done > $@
 $(O)/training/report/page.o: private CPPFLAGS += -I$(O)
 $(O)/training/report/page.o lint/training/report/page.cpp: $(PAGE_FILES)
-MPI_OBJECTS := $(addprefix $(O)/parallel/,world.o communicator_mpi.o)
+MPI_OBJECTS := $(addprefix $(O)/parallel/,membership_mpi.o links_mpi.o)
 $(MPI_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_MPI)),$(MPI_INCLUDES))
 $(MPI_OBJECTS): $(B)/mpi
 

@@ -1,5 +1,5 @@
-// Collectives over a group of ranks: what a step moves between devices. Uses NCCL on GPUs, MPI and
-// shared memory on CPUs, and nothing in a group of one. The axes of parallelism are groups that
+// Collectives over a group of ranks: what a step moves between devices. Uses NCCL on GPUs, shared
+// memory and messages (MPI's or over TCP) on CPUs, and nothing in a group of one. The axes of parallelism are groups that
 // split() makes; data parallelism is the first.
 #pragma once
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The kinds of groups that open_communicator() chooses from. Those of MPI and NCCL throw Error in a
-// build without them.
+// The kinds of groups that open_communicator() chooses from. That of NCCL throws Error in a build
+// without it.
 #pragma once
 #include <memory>
 #include <optional>
@@ -13,7 +13,7 @@ std::unique_ptr<Communicator> open_group_of_one(Activity& activity);
 
 /// All ranks, for buffers in host memory. `node` is for tests: ranks that pass the same number act
 /// as one node, even where more of them share memory.
-std::unique_ptr<Communicator> open_mpi_communicator(const World& world, Activity& activity,
+std::unique_ptr<Communicator> open_cpu_communicator(const World& world, Activity& activity,
                                                     std::optional<int> node = {});
 
 /// All ranks, each with its own GPU.

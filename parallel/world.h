@@ -1,15 +1,23 @@
 // The ranks of a run: who they are, and small messages between their hosts. One process drives one
-// device. mpirun or srun starts several processes; without a launcher there is one.
+// device. mpirun, srun, torchrun or a script starts several processes; without a launcher there is
+// one.
 #pragma once
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "device/device.h"
 #include "parallel/activity.h"
 
 namespace train_gpt {
+
+/// An error that has already been printed, here or by another rank.
+class ReportedError : public Error {
+  public:
+    using Error::Error;
+};
 
 /// All ranks call the collective functions in the same order. They are for setup and for step
 /// boundaries; what a step moves goes through a Communicator.
@@ -20,20 +28,23 @@ class World {
 
     /// A world of one.
     World();
-    /// The world that the launcher started this process in (with MPI, through mpirun, or srun with
-    /// PMIx or PMI2); a world of one if there is no launcher. Throws Error if a launcher
-    /// started several ranks and this build has no MPI.
-    static World join();
+    /// The world that the launcher started this process in: through MPI where MPI's launcher
+    /// started it (mpirun, or srun with PMIx or PMI2), else over TCP where the variables of
+    /// torchrun, of a step of Slurm or of TRAIN_GPT_RANK say so (launch/place.h); a world of one if
+    /// there is no launcher. `program` is this program's version, which must be that of all ranks.
+    /// Throws Error if the ranks cannot meet, and ReportedError on those that rank 0 could tell why:
+    /// it prints the reason.
+    static World join(const std::string& program = "");
 
     int rank() const;
     int size() const;
-    /// The rank among those that share memory with this one, as found through MPI and not by the
-    /// host's name.
+    /// The rank among those that share memory with this one, as found by what they share and not
+    /// by the host's name.
     int local_rank() const;
     int local_size() const;
     const std::string& host() const;
     /// The ranks of this world that pass the same color, in its order, as a world of their own. All
-    /// ranks call it.
+    /// ranks call it. Throws Error for a world over TCP, which cannot be divided.
     World split(int color) const;
 
     /// What messages call a rank: "rank 37 (data 9, tensor 1)", or "rank 37" while it has no place.
@@ -58,11 +69,11 @@ class World {
     /// Ends all ranks of the job immediately.
     [[noreturn]] void abort(int exit_code) const;
 
-    struct Membership;  // mpi_world.h
+    struct Membership;  // membership.h
     const std::shared_ptr<const Membership>& membership() const { return membership_; }
 
   private:
-    std::shared_ptr<const Membership> membership_;  // the last owner leaves MPI
+    std::shared_ptr<const Membership> membership_;  // the last owner leaves the world
 };
 
 /// The device that this rank trains on: open_device(wanted) in a world of one, or where `wanted` is

@@ -201,10 +201,10 @@ try_mpi() {  # try_mpi COMPILE-OPTIONS LINK-OPTIONS, as the wrapper prints them;
     $CXX ${CPPFLAGS-} ${CXXFLAGS-} $mpi_includes "$work/mpi.cpp" ${LDFLAGS-} $mpi_libraries -o "$work/mpi" 2> "$work/log"
 }
 if [ "$MPI" = 0 ]; then
-    say MPI "not wanted (MPI=0): this build trains as one process"
+    say MPI "not wanted (MPI=0): srun, torchrun or ssh can start many ranks"
 elif ! mpicxx=$(command -v mpicxx); then
     [ "$MPI" = 1 ] && stop "MPI=1, but there is no mpicxx in PATH; install an MPI library (apt-get install $mpi_packages)"
-    say MPI "not found: this build trains as one process (scripts/setup.sh mpi installs it)"
+    say MPI "not found: srun, torchrun or ssh can start many ranks (scripts/setup.sh mpi installs it for mpirun)"
 else
     cat > "$work/mpi.cpp" <<'TXT'
 #define OMPI_SKIP_MPICXX 1
@@ -225,10 +225,10 @@ TXT
         try_mpi "$("$mpicxx" -compile_info 2> /dev/null)" "$("$mpicxx" -link_info 2> /dev/null)" ||
         try_mpi "$("$mpicxx" -show 2> /dev/null)" "$("$mpicxx" -show 2> /dev/null)"; then
         mpi=1
-        say MPI "$("$work/mpi" 2> /dev/null || echo "$mpicxx"): mpirun and srun can start many ranks"
+        say MPI "$("$work/mpi" 2> /dev/null || echo "$mpicxx"): mpirun, srun, torchrun or ssh can start many ranks"
     else
         [ "$MPI" = 1 ] && { head -3 "$work/log" >&2; stop "MPI=1, but no program builds with the flags that $mpicxx gives"; }
-        say MPI "$mpicxx is here, but no program builds with its flags: this build trains as one process"
+        say MPI "$mpicxx is here, but no program builds with its flags: srun, torchrun or ssh can start many ranks"
     fi
 fi
 

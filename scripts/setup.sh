@@ -2,7 +2,7 @@
 # Installs missing packages, and downloads cuDNN's headers if a build for GPUs can use them.
 #   usage: scripts/setup.sh [-y] [build] [quickstart] [test] [mpi]
 #   build       compiler and libraries              quickstart  its text, and what draws loss.png
-#   test        Catch2                              mpi         for training with many ranks
+#   test        Catch2                              mpi         for many ranks under mpirun
 #   Without a part: all four; -y: do not ask.
 # Installs through apt (Debian, Ubuntu), asking first unless it runs as root, with -y or with CI=true; on other systems it
 # prints what to install. Exits with 0 if everything that is needed is installed.
@@ -75,6 +75,7 @@ for part in "${parts[@]}"; do
             compiles xxhash.h || want libxxhash-dev
             compiles pcre2.h || want libpcre2-dev
             compiles utf8proc.h || want libutf8proc-dev
+            ldconfig -p | grep libcrypto > /dev/null || want openssl  # proofs between ranks that start without MPI
             compiles zlib.h || optional+=(zlib1g-dev)
             compiles zstd.h || optional+=(libzstd-dev)
             compiles dnnl.hpp || optional+=(libdnnl-dev) ;;
@@ -84,7 +85,7 @@ for part in "${parts[@]}"; do
         test)
             compiles catch2/catch_all.hpp || compiles catch2/catch.hpp || want catch2
             [ -z "${GPUSIM:-}" ] || compiles zstd.h || want libzstd-dev ;;  # the simulator reads compressed kernels
-        mpi)  # training with many ranks
+        mpi)  # training with many ranks under mpirun
             { command -v mpicxx && command -v mpirun; } > /dev/null || want libopenmpi-dev openmpi-bin ;;
     esac
 done

@@ -94,8 +94,8 @@ TEST_CASE("job files check the ranks first, then train, and a signal reaches the
             CHECK(selfcheck < train);
             CHECK(train < result.output.find("told"));
             CHECK(contains(result.output, "called: " + launcher + " -"));
-            CHECK(contains(result.output,
-                           launcher == "srun" ? "--cpus-per-task=3" : "--map-by slot:PE=3"));
+            CHECK(contains(result.output, launcher == "srun" ? "--mpi=none --cpus-per-task=3"
+                                                             : "--map-by slot:PE=3"));
         }
     }
 }
@@ -130,4 +130,79 @@ TEST_CASE("an unknown launcher is refused by name", "[cluster]") {
         run_program({"bash", "scripts/cluster/slurm.sh", "configs/a.json"}, {{"LAUNCHER", "ssh"}});
     CHECK(result.exit_code == 2);
     CHECK(contains(result.output, "\"ssh\""));
+}
+
+// ---- ssh in a loop ------------------------------------------------------------------------------
+
+namespace {
+
+/// A stand-in for ssh that runs the command on this host, and a hostfile with two hosts and three
+/// ranks.
+class SshCluster {
+  public:
+    SshCluster() {
+        write(folder_ / "ssh", "#!/bin/sh\necho \"on $1\" >> \"$0.log\"\nexec sh -c \"$2\"\n");
+        fs::permissions(folder_ / "ssh", fs::perms::owner_all);
+        write(folder_ / "hosts", "# two nodes\nnode1 slots=2\n\nnode2  # one rank\n");
+    }
+
+    /// Runs the script and, once the run has begun, sends it the signal if there is one.
+    ProgramResult run(const std::string& signal, const std::vector<std::string>& arguments) const {
+        const std::string drive =
+            R"(run=$0 signal=$1; shift; bash scripts/cluster/ssh.sh "$@" --set run_dir="$run" & job=$!
+[ -z "$signal" ] || {
+    while kill -0 $job 2> /dev/null && ! [ -s "$run/metrics.jsonl" ]; do sleep 0.05; done
+    kill -$signal $job
+}
+wait $job)";
+        std::vector<std::string> command{"bash", "-c", drive, folder_ / "run", signal};
+        command.insert(command.end(), arguments.begin(), arguments.end());
+        return run_program(command,
+                           {{"SSH", folder_ / "ssh"},
+                            {"HOSTFILE", folder_ / "hosts"},
+                            {"THREADS", "1"},
+                            {"HOME", folder_.path()},
+                            {"TRAIN_GPT_ADDRESS", "127.0.0.1:" + std::to_string(free_port())},
+                            {"SELFCHECK", "--device cpu --max-bytes 65536 --tolerance 1000"}});
+    }
+    /// The configuration of a tiny run.
+    std::string config(int steps) const {
+        write(folder_ / "config.json",
+              R"({"device": "cpu",
+                  "model": {"n_layer": 1, "n_head": 1, "n_embd": 16, "n_ctx": 16, "vocab_size": 64},
+                  "data": {"train": "synthetic"},
+                  "batch": {"tokens_per_step": 64, "micro_batch": 1, "sequence_length": 16},
+                  "evaluation": {"every": 0}, "log": {"progress": "lines"},
+                  "schedule": {"steps": )" +
+                  std::to_string(steps) + R"(}, "precision": {"dtype": "fp32"}})");
+        return folder_ / "config.json";
+    }
+    std::string log() const { return read(folder_ / "ssh.log"); }
+
+  private:
+    TemporaryDirectory folder_;
+};
+
+}  // namespace
+
+TEST_CASE("ranks that ssh starts train, and a signal to the script ends them after a checkpoint",
+          "[cluster]") {
+    const SshCluster cluster;
+    for (const char* signal : {"TERM", "USR1"}) {
+        const ProgramResult stopped = cluster.run(signal, {cluster.config(1000000)});
+        INFO(signal << ": " << stopped.output);
+        CHECK(stopped.exit_code == 75);
+        CHECK(contains(stopped.output, "over 3 ranks"));
+        CHECK(contains(stopped.output, " on 3 × "));
+        CHECK(contains(stopped.output, "the same command resumes from there"));
+    }
+    CHECK(contains(cluster.log(), "on node1\non node1\non node2\n"));
+    const SshCluster fresh;
+    const ProgramResult whole = fresh.run("", {fresh.config(3)});
+    INFO(whole.output);
+    CHECK(whole.exit_code == 0);
+    // One rank's failure is the script's.
+    const ProgramResult failed = fresh.run("", {fresh.config(3), "--set", "model.n_layer=0"});
+    INFO(failed.output);
+    CHECK(failed.exit_code == 1);
 }

@@ -9,11 +9,12 @@
 #include "parallel/cores.h"
 #include "parallel/together.h"
 #include "parallel/watchdog/watchdog.h"
+#include "training/version.h"
 
 namespace train_gpt {
 
 int run_as_rank(const std::function<int(const World&)>& work) {
-    const World world = World::join();
+    const World world = World::join(version());
     try {
         share_cores(world);
         return work(world);

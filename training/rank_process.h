@@ -4,19 +4,12 @@
 #include <functional>
 #include <string>
 
-#include "base/error.h"
 #include "device/device.h"
 #include "parallel/communicator.h"
 #include "parallel/mesh.h"
 #include "parallel/world.h"
 
 namespace train_gpt {
-
-/// An error that the watchdog has already printed.
-class ReportedError : public Error {
-  public:
-    using Error::Error;
-};
 
 /// Joins the world and runs `work`. Returns its result, or 1 after a SharedError, which the first
 /// rank prints. A ReportedError passes through, and so does any other exception in a world of one;

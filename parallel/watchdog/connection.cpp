@@ -2,81 +2,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
-#include <memory>
+#include <utility>
 
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <unistd.h>
-
-#include "base/error.h"
 
 namespace train_gpt::watchdog {
 
-int milliseconds(Duration duration) {
-    const auto count = std::chrono::ceil<std::chrono::milliseconds>(duration).count();
-    return static_cast<int>(std::clamp<int64_t>(count, 0, 60000));
-}
-
-// --- sockets -------------------------------------------------------------------------------------
-
-Socket::~Socket() {
-    if (fd_ >= 0) ::close(fd_);
-}
-
-Socket open_port(std::string& port) {
-    for (const int family : {AF_INET6, AF_INET}) {
-        Socket socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-        if (!socket) continue;
-        sockaddr_storage address{};
-        address.ss_family = static_cast<sa_family_t>(family);
-        const int off = 0;
-        if (family == AF_INET6)
-            ::setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-        socklen_t length = family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
-        auto* const generic = reinterpret_cast<sockaddr*>(&address);
-        if (::bind(socket.fd(), generic, length) != 0 || ::listen(socket.fd(), SOMAXCONN) != 0 ||
-            ::getsockname(socket.fd(), generic, &length) != 0)
-            continue;
-        port = std::to_string(ntohs(family == AF_INET6
-                                        ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
-                                        : reinterpret_cast<sockaddr_in*>(&address)->sin_port));
-        return socket;
-    }
-    throw Error("rank 0 cannot open a TCP port for the watchdog: ", std::strerror(errno));
-}
-
-Socket connect_to(const std::string& address, const std::string& port, Time deadline) {
-    addrinfo hints{};
-    hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-    hints.ai_socktype = SOCK_STREAM;
-    addrinfo* found = nullptr;
-    if (::getaddrinfo(address.c_str(), port.c_str(), &hints, &found) != 0)
-        return errno = EADDRNOTAVAIL, Socket();
-    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, ::freeaddrinfo);
-    Socket socket(::socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!socket) return socket;
-    if (::connect(socket.fd(), found->ai_addr, found->ai_addrlen) == 0) return socket;
-    if (errno != EINPROGRESS && errno != EINTR) return {};
-    pollfd done{socket.fd(), POLLOUT, 0};
-    int ready;
-    do ready = ::poll(&done, 1, milliseconds(deadline - Clock::now()));
-    while (ready < 0 && errno == EINTR);
-    int error = ETIMEDOUT;
-    socklen_t length = sizeof error;
-    if (ready == 1) ::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
-    if (error != 0) return errno = error, Socket();
-    return socket;
-}
-
-// --- messages ------------------------------------------------------------------------------------
-
-Connection::Connection(Socket socket) : socket_(std::move(socket)) {
-    const int on = 1;
-    ::setsockopt(socket_.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-}
+Connection::Connection(Socket socket) : socket_(std::move(socket)) { net::send_at_once(socket_); }
 
 void Connection::enlist(std::vector<pollfd>& polls) {
     slot_ = polls.size();

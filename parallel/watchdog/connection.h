@@ -1,51 +1,17 @@
-// TCP sockets that never block, and messages over them.
+// The messages of watchdogs over a TCP socket that never blocks.
 #pragma once
 #include <array>
-#include <chrono>
 #include <cstdint>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include <poll.h>
 
+#include "parallel/net/socket.h"
 #include "parallel/watchdog/protocol.h"
 
 namespace train_gpt::watchdog {
 
-using Clock = std::chrono::steady_clock;
-using Time = Clock::time_point;
-using Duration = Clock::duration;
-
-/// `duration` as a timeout for poll(), in ms: rounded up, at least 0 and at most 60000.
-int milliseconds(Duration duration);
-
-/// Owns a file descriptor.
-class Socket {
-  public:
-    Socket() = default;
-    explicit Socket(int fd) : fd_(fd) {}
-    Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-    Socket& operator=(Socket&& other) noexcept {
-        std::swap(fd_, other.fd_);
-        return *this;
-    }
-    ~Socket();
-    int fd() const { return fd_; }
-    int release() { return std::exchange(fd_, -1); }
-    explicit operator bool() const { return fd_ >= 0; }
-
-  private:
-    int fd_ = -1;
-};
-
-/// Listens on a port that the kernel chooses, for both IPv6 and IPv4 if the host has both. Stores
-/// the port in `port`. Throws Error when no port can be opened.
-Socket open_port(std::string& port);
-
-/// Connects to a numeric address and waits for that until `deadline`. On failure, returns an
-/// invalid socket and sets errno.
-Socket connect_to(const std::string& address, const std::string& port, Time deadline);
+using net::Clock, net::Duration, net::Socket, net::Time;
 
 /// Messages over a socket that never blocks, through buffers of fixed size.
 class Connection {

@@ -6,8 +6,6 @@
 #include <tuple>
 #include <utility>
 
-#include <sys/socket.h>
-
 namespace train_gpt::watchdog {
 
 Hub::Hub(Socket listener, const Invitation& invitation, const Activity& activity,
@@ -151,7 +149,7 @@ void Hub::judge_stuck() {
 void Hub::accept_newcomers() {
     const size_t most = members_.size() + spare_newcomers;
     for (size_t count = 0; count < most; ++count) {
-        Socket socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+        Socket socket = net::accept_from(listener_);
         if (!socket) {
             // Out of descriptors, for example: tries again at the next tick, not in a busy loop.
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) accepting_ = false;
@@ -249,7 +247,7 @@ void Hub::await_others() {
             }
         const Duration rest = end - Clock::now();
         if (polls.empty() || rest <= Duration::zero()) return;
-        if (::poll(polls.data(), polls.size(), milliseconds(rest)) < 0) continue;
+        if (::poll(polls.data(), polls.size(), net::milliseconds(rest)) < 0) continue;
         for (Member& member : members_) {
             if (!member.connection) continue;
             member.connection->serve(polls);

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <cstring>
 
+#include "parallel/net/socket.h"
+
 namespace train_gpt::watchdog {
 
 bool equal(const Key& a, const Key& b) {
-    volatile uint8_t difference = 0;
-    for (size_t i = 0; i < a.size(); ++i) difference = difference | (a[i] ^ b[i]);
-    return difference == 0;
+    const auto text = [](const Key& key) {
+        return std::string_view(reinterpret_cast<const char*>(key.data()), key.size());
+    };
+    return net::equal_secrets(text(a), text(b));
 }
 
 Message& Message::number(int64_t value) {

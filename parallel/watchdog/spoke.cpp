@@ -32,7 +32,7 @@ void Spoke::join(const Invitation& invitation) {
         reasons.clear();
         for (const std::string& address : invitation.addresses) {
             const Time deadline = std::min(end, Clock::now() + patience);
-            Socket socket = connect_to(address, invitation.port, deadline);
+            Socket socket = net::connect_to(address, invitation.port, deadline);
             if (!socket) {
                 reasons +=
                     concat(reasons.empty() ? "" : ", ", address, " (", std::strerror(errno), ")");
@@ -62,7 +62,8 @@ bool Spoke::introduce(std::unique_ptr<Connection> connection, const Invitation& 
     while (!connection->ended() && Clock::now() < deadline) {
         polls.clear();
         connection->enlist(polls);
-        if (::poll(polls.data(), polls.size(), milliseconds(deadline - Clock::now())) < 0) continue;
+        if (::poll(polls.data(), polls.size(), net::milliseconds(deadline - Clock::now())) < 0)
+            continue;
         connection->serve(polls);
         if (const uint8_t* message = connection->next()) {
             Fields fields(message);

@@ -87,7 +87,7 @@ void Watch::run() {
         polls.push_back({wake_.fd(), POLLIN, 0});
         enlist(polls);
         const Time due = std::min({next_tick_, verdict_by_, leave_by_});
-        const bool waited = ::poll(polls.data(), polls.size(), milliseconds(due - now_)) >= 0;
+        const bool waited = ::poll(polls.data(), polls.size(), net::milliseconds(due - now_)) >= 0;
         advance_clock();
         drain_wake();
         if (waited) receive(polls);
@@ -180,7 +180,7 @@ void Watch::exit_unless_main_thread_does() {
             if (reported_ && leaving_) break;
         }
         pollfd woken{wake_.fd(), POLLIN, 0};
-        ::poll(&woken, 1, milliseconds(end - Clock::now()));
+        ::poll(&woken, 1, net::milliseconds(end - Clock::now()));
         drain_wake();
     }
     const std::lock_guard lock(mutex_);

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "parallel/watchdog/connection.h"
+#include "parallel/net/socket.h"
 #include "parallel/watchdog/hub.h"
 #include "parallel/watchdog/invitation.h"
 #include "parallel/watchdog/spoke.h"
@@ -14,7 +14,7 @@ namespace train_gpt {
 Watchdog::Listener::Listener(int rank, int size) {
     if (rank != 0 || size < 2) return;
     std::string port;
-    watchdog::Socket socket = watchdog::open_port(port);
+    net::Socket socket = net::open_port(port, "the watchdog");
     invitation_ = watchdog::text_of(watchdog::make_invitation(port));
     fd_ = socket.release();
 }
@@ -22,7 +22,7 @@ Watchdog::Listener::Listener(int rank, int size) {
 Watchdog::Listener::Listener(Listener&& other) noexcept
     : fd_(std::exchange(other.fd_, -1)), invitation_(std::move(other.invitation_)) {}
 
-Watchdog::Listener::~Listener() { watchdog::Socket closed(fd_); }
+Watchdog::Listener::~Listener() { net::Socket closed(fd_); }
 
 Watchdog::Watchdog(Listener listener, const std::string& invitation, const Activity& activity,
                    WatchdogOptions options)
@@ -32,7 +32,7 @@ Watchdog::Watchdog(Listener listener, const std::string& invitation, const Activ
         throw Error("the watchdog's timeout must be above 0 seconds");
     const watchdog::Invitation parsed = watchdog::parse_invitation(invitation);
     if (options.rank == 0)
-        watch_ = std::make_unique<watchdog::Hub>(watchdog::Socket(std::exchange(listener.fd_, -1)),
+        watch_ = std::make_unique<watchdog::Hub>(net::Socket(std::exchange(listener.fd_, -1)),
                                                  parsed, activity, std::move(options));
     else
         watch_ = std::make_unique<watchdog::Spoke>(parsed, activity, std::move(options));

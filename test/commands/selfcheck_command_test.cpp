@@ -15,7 +15,6 @@ TEST_CASE("selfcheck of one rank prints what its device reaches and finds nothin
 }
 
 TEST_CASE("selfcheck of two ranks compares them and measures collectives by size", "[cli]") {
-    if (skip_without_mpirun()) return;
     const Arguments command{binary(),      "selfcheck", "--device",   "cpu",
                             "--max-bytes", "300000",    "--tolerance"};
     const ProgramResult alike = run_ranks(2, command + Arguments{"100"});
@@ -44,7 +43,6 @@ TEST_CASE("selfcheck measures collectives along each axis of a mesh", "[cli]") {
 
 TEST_CASE("selfcheck measures again where a rank looks slow, and names each slow one once",
           "[cli]") {
-    if (skip_without_mpirun()) return;
     // No two measurements are equal, so one of two ranks is slower than tolerance 0 allows. Which
     // one that is, and whether it is slow again, depends on the machine.
     const ProgramResult result = run_ranks(
@@ -65,9 +63,7 @@ TEST_CASE("selfcheck measures again where a rank looks slow, and names each slow
 }
 
 TEST_CASE("selfcheck of two GPUs measures their copies and NCCL too", "[cli][cuda]") {
-    if (!contains(check_succeeds(train_gpt_with({"--version"})).out, "GPU 1") ||
-        skip_without_mpirun())
-        return;
+    if (!contains(check_succeeds(train_gpt_with({"--version"})).out, "GPU 1")) return;
     const ProgramResult result = run_ranks(2, {binary(), "selfcheck", "--device", "cuda",
                                                "--max-bytes", "65536", "--tolerance", "100"});
     INFO(result.output);

@@ -126,7 +126,6 @@ TEST_CASE(
 }
 
 TEST_CASE("if one of several ranks finds damage, all end with the shard's name", "[cli]") {
-    if (skip_without_mpirun()) return;
     const Workplace& w = Workplace::get();
     const Data data;
     const std::string run = data.directory / "run";

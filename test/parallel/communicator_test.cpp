@@ -334,7 +334,14 @@ std::vector<std::vector<int>> nodes_of(const std::vector<int>& numbers) {
 }
 
 std::string barrier_file(const World& world, const std::string& name) {
-    return std::string(std::getenv("FOLDER")) + "/" + name + std::to_string(world.size());
+    return std::string(std::getenv("FOLDER")) + "-" + name + std::to_string(world.size());
+}
+
+/// Launchers whose ranks exchange data through MPI, if there is one, and over TCP.
+std::vector<Launcher> kinds_of_links() {
+    std::vector<Launcher> kinds{Launcher::own};
+    if (usual_launcher() == Launcher::mpirun) kinds.push_back(Launcher::mpirun);
+    return kinds;
 }
 
 }  // namespace
@@ -359,7 +366,7 @@ TEST_CASE("ranks: cpu collectives", "[.ranks]") {
     Stream stream;
     const auto ranks = open_communicator(world, Device{}, activity);
     REQUIRE(ranks->rank() == world.rank());
-    REQUIRE(ranks->size() == std::atoi(std::getenv("WORLD_SIZE")));
+    REQUIRE(ranks->size() == std::atoi(std::getenv("RANKS")));
     const Group g{*ranks, stream, activity,
                   nodes_of(std::vector<int>(static_cast<size_t>(world.size()), 0))};
     check_group(g, barrier_file(world, "barrier"));
@@ -367,15 +374,17 @@ TEST_CASE("ranks: cpu collectives", "[.ranks]") {
 }
 
 TEST_CASE("ranks of one node reduce, gather, broadcast, send and split", "[communicator]") {
-    if (skip_without_mpirun()) return;
     const TemporaryDirectory folder;
-    for (const int n : {1, 2, 3, 4, 8}) {
-        const ProgramResult result =
-            run_case_on_ranks(n, "ranks: cpu collectives",
-                              {{"WORLD_SIZE", std::to_string(n)}, {"FOLDER", folder.path()}});
-        INFO(n << " ranks, " << result.seconds << " s\n" << result.output);
-        CHECK(result.exit_code == 0);
-    }
+    for (const Launcher launcher : kinds_of_links())
+        for (const int n : {1, 2, 3, 4, 8}) {
+            const ProgramResult result = run_case_on_ranks(
+                n, "ranks: cpu collectives",
+                {{"RANKS", std::to_string(n)}, {"FOLDER", folder / name_of(launcher)}}, 120,
+                launcher);
+            INFO(name_of(launcher) << ", " << n << " ranks, " << result.seconds << " s\n"
+                                   << result.output);
+            CHECK(result.exit_code == 0);
+        }
 }
 
 TEST_CASE("ranks: several nodes", "[.ranks]") {
@@ -394,7 +403,7 @@ TEST_CASE("ranks: several nodes", "[.ranks]") {
         Activity activity;
         Stream stream;
         const auto ranks =
-            open_mpi_communicator(world, activity, nodes[static_cast<size_t>(world.rank())]);
+            open_cpu_communicator(world, activity, nodes[static_cast<size_t>(world.rank())]);
         const Group g{*ranks, stream, activity, nodes_of(nodes)};
         check_group(g, barrier_file(world, "nodes" + std::to_string(l) + "-"));
         check_split(g);
@@ -416,14 +425,15 @@ TEST_CASE("ranks: several nodes", "[.ranks]") {
 
 TEST_CASE("ranks of nodes of different sizes and in any order exchange the same",
           "[communicator]") {
-    if (skip_without_mpirun()) return;
     const TemporaryDirectory folder;
-    for (const int n : {2, 3, 5}) {
-        const ProgramResult result =
-            run_case_on_ranks(n, "ranks: several nodes", {{"FOLDER", folder.path()}});
-        INFO(n << " ranks, " << result.seconds << " s\n" << result.output);
-        CHECK(result.exit_code == 0);
-    }
+    for (const Launcher launcher : kinds_of_links())
+        for (const int n : {2, 3, 5}) {
+            const ProgramResult result = run_case_on_ranks(
+                n, "ranks: several nodes", {{"FOLDER", folder / name_of(launcher)}}, 120, launcher);
+            INFO(name_of(launcher) << ", " << n << " ranks, " << result.seconds << " s\n"
+                                   << result.output);
+            CHECK(result.exit_code == 0);
+        }
 }
 
 namespace {
@@ -485,7 +495,7 @@ TEST_CASE("ranks: cpu give up", "[.ranks]") {
     const World world = World::join();
     Activity activity;
     const bool is_shared = std::atoi(std::getenv("NODES")) == 1;
-    const auto ranks = open_mpi_communicator(world, activity, is_shared ? 0 : world.rank());
+    const auto ranks = open_cpu_communicator(world, activity, is_shared ? 0 : world.rank());
     give_up(world, *ranks, Device{}, activity);
 }
 
@@ -498,10 +508,12 @@ TEST_CASE("ranks: cpu die", "[.ranks]") {
 
 TEST_CASE("a rank that waits for one that is gone ends, or leaves with an Error when told to",
           "[communicator]") {
-    if (skip_without_mpirun()) return;
-    check_gave_up(run_case_on_ranks(2, "ranks: cpu give up", {{"NODES", "1"}}));
-    check_gave_up(run_case_on_ranks(2, "ranks: cpu give up", {{"NODES", "2"}}));
-    check_died(run_case_on_ranks(3, "ranks: cpu die"));
+    for (const Launcher launcher : kinds_of_links()) {
+        for (const char* nodes : {"1", "2"})
+            check_gave_up(
+                run_case_on_ranks(2, "ranks: cpu give up", {{"NODES", nodes}}, 120, launcher));
+        check_died(run_case_on_ranks(3, "ranks: cpu die", {}, 120, launcher));
+    }
 }
 
 #ifdef TRAIN_GPT_CUDA
@@ -533,7 +545,7 @@ TEST_CASE("ranks: gpu collectives", "[.ranks]") {
     {
         Stream stream(gpu.device);
         const auto ranks = open_communicator(world, gpu.device, activity);
-        REQUIRE(ranks->size() == std::atoi(std::getenv("WORLD_SIZE")));
+        REQUIRE(ranks->size() == std::atoi(std::getenv("RANKS")));
         const Group g{*ranks, stream, activity, {}, false};
         check_group(g, barrier_file(world, "barrier"));
         const int64_t sent_in_parts = check_split(g);
@@ -554,8 +566,8 @@ TEST_CASE(
             const TemporaryDirectory folder;
             const ProgramResult result =
                 run_case_on_ranks(n, "ranks: gpu collectives",
-                                  {{"WORLD_SIZE", std::to_string(n)},
-                                   {"FOLDER", folder.path()},
+                                  {{"RANKS", std::to_string(n)},
+                                   {"FOLDER", folder / "gpu"},
                                    {"GPUSIM_STREAMS", streams},
                                    {"GPUSIM_SEED", "3"},
                                    {"GPUSIM_STATS", "1"},

@@ -46,7 +46,6 @@ TEST_CASE("ranks share the cores that they have in common, and keep those of the
 
 TEST_CASE("without OMP_NUM_THREADS ranks that are bound to no core share the machine's",
           "[cores]") {
-    if (skip_without_mpirun()) return;
     const char* program = std::getenv("TRAIN_GPT");
     const TemporaryDirectory directory;
     write(directory / "config.json", R"({
@@ -56,7 +55,7 @@ TEST_CASE("without OMP_NUM_THREADS ranks that are bound to no core share the mac
         "batch": {"tokens_per_step": 64, "micro_batch": 1, "sequence_length": 16},
         "schedule": {"steps": 1}, "precision": {"dtype": "fp32"}})");
     const auto threads = [&](int ranks, const std::string& variable) {
-        std::vector<std::string> command = ranks > 1 ? mpirun(ranks) : std::vector<std::string>{};
+        std::vector<std::string> command = ranks > 1 ? launch(ranks) : std::vector<std::string>{};
         for (const std::string& word :
              {std::string("env"), std::string("-u"), std::string("OMP_NUM_THREADS"),
               std::string("A=B"), std::string(program ? program : "build/train_gpt"),
@@ -64,7 +63,8 @@ TEST_CASE("without OMP_NUM_THREADS ranks that are bound to no core share the mac
               concat("run_dir=", directory / concat("run-", ranks, variable))})
             command.push_back(word == "A=B" && !variable.empty() ? variable : word);
         // MPI's library leaves memory behind.
-        const ProgramResult result = run_program(command, {{"ASAN_OPTIONS", "detect_leaks=0"}});
+        const ProgramResult result = run_program(
+            command, {{"ASAN_OPTIONS", "detect_leaks=0"}, {"TRAIN_GPT_SECRET", test_secret}});
         INFO(result.output);
         REQUIRE(result.exit_code == 0);
         std::smatch found;

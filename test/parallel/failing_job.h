@@ -1,4 +1,4 @@
-// Jobs of the real program under mpirun in which something goes wrong, and checks of how they end.
+// Jobs of the real program on several ranks in which something goes wrong, and checks of how they end.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -39,7 +39,8 @@ constexpr double deadline = 100;
 
 const Environment surroundings{
     {"OMP_NUM_THREADS", "1"},
-    {"ASAN_OPTIONS", "detect_leaks=0"}};  // MPI's library leaves memory behind
+    {"ASAN_OPTIONS", "detect_leaks=0"},  // MPI's library leaves memory behind
+    {"TRAIN_GPT_SECRET", test_secret}};
 
 inline Arguments operator+(Arguments a, const Arguments& b) {
     a.insert(a.end(), b.begin(), b.end());
@@ -86,8 +87,8 @@ inline Arguments train_with_one_different(const fs::path& run, int rank,
     std::string its;
     for (const std::string& argument : its_arguments) its += " '" + argument + "'";
     return Arguments{"sh", "-c",
-                     concat("if [ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = ", rank,
-                            " ]; then exec \"$@\"", its, "; fi; exec \"$@\""),
+                     concat("if [ \"${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-$TRAIN_GPT_RANK}}\" = ",
+                            rank, " ]; then exec \"$@\"", its, "; fi; exec \"$@\""),
                      "sh"} +
            train(run);
 }
@@ -119,7 +120,8 @@ inline std::vector<Process> processes_of(const fs::path& run) {
         if (arguments.find(named) == std::string::npos) continue;
         const std::string environment = '\0' + read_of_process(entry.path() / "environ");
         Process process{static_cast<pid_t>(std::stol(name)), -1};
-        for (const std::string variable : {"OMPI_COMM_WORLD_RANK=", "PMI_RANK="}) {
+        for (const std::string variable :
+             {"OMPI_COMM_WORLD_RANK=", "PMI_RANK=", "TRAIN_GPT_RANK=", "RANK=", "SLURM_PROCID="}) {
             const size_t at = environment.find('\0' + variable);
             if (at != std::string::npos)
                 process.rank = std::atoi(&environment[at + 1 + variable.size()]);
@@ -142,8 +144,8 @@ inline int64_t last_step(const fs::path& run) {
 class Job {
   public:
     Job(int ranks, const fs::path& run, const Arguments& more = {},
-        const Environment& environment = {})
-        : Job(run, mpirun(ranks) + train(run, more), environment) {}
+        const Environment& environment = {}, Launcher launcher = usual_launcher())
+        : Job(run, launch(ranks, launcher) + train(run, more), environment) {}
     Job(fs::path run, const Arguments& command, Environment environment = {})
         : run_(std::move(run)) {
         environment.insert(surroundings.begin(), surroundings.end());
@@ -275,13 +277,13 @@ inline int64_t newest_whole_checkpoint(const fs::path& run) {
 inline void check_goes_on(int ranks, const fs::path& run) {
     const int64_t newest = newest_whole_checkpoint(run);
     const Arguments stop{"--stop-at", std::to_string(newest + 3)};
-    CHECK(contains(check_succeeds(mpirun(ranks) + train(run, stop)),
+    CHECK(contains(check_succeeds(launch(ranks) + train(run, stop)),
                    "resuming from " + list_checkpoints(run).front().string()));
     REQUIRE(newest_whole_checkpoint(run) == newest + 3);
 
     const TemporaryDirectory other;
     const fs::path whole = other / "run";
-    check_succeeds(mpirun(ranks) + train(whole, stop));
+    check_succeeds(launch(ranks) + train(whole, stop));
     REQUIRE(newest_whole_checkpoint(whole) == newest + 3);
     size_t compared = 0;
     for (const auto& entry : fs::directory_iterator(list_checkpoints(whole).front())) {

@@ -1,12 +1,10 @@
 // What a job of several ranks does when something goes wrong in it: the real program under mpirun,
 // on CPUs. No case can hang: a job that does not end is ended at its deadline, and its exit code
 // says so.
-#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -15,10 +13,7 @@
 #include <vector>
 
 #include <nlohmann/json.hpp>
-#include <sched.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "dataloader/shard.h"
@@ -26,6 +21,7 @@
 #include "test/file_difference.h"
 #include "test/parallel/failing_job.h"
 #include "test/parallel/ranks.h"
+#include "test/parallel/two_nodes.h"
 #include "test/random.h"
 #include "test/text.h"
 #include "training/checkpoint.h"
@@ -39,7 +35,6 @@ TEST_CASE(
     "a rank that is killed ends the job with a line that names it, and the job resumes from whole "
     "checkpoints",
     "[failure]") {
-    if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     for (const int rank : {0, 1, 2}) {
@@ -108,12 +103,10 @@ void check_stopped_rank(int rank) {
 }  // namespace
 
 TEST_CASE("a rank that is stopped ends the job within the timeout", "[failure]") {
-    if (skip_without_mpirun()) return;
     check_stopped_rank(2);
 }
 
 TEST_CASE("any rank that is stopped ends the job within the timeout", "[failure][.][long]") {
-    if (skip_without_mpirun()) return;
     for (const int rank : {0, 1}) check_stopped_rank(rank);
 }
 
@@ -136,7 +129,6 @@ const std::string bad_data =
 }  // namespace
 
 TEST_CASE("one rank that reads bad data ends the job with the reason", "[failure]") {
-    if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     Job job(3, run, {"--set", "data.train=" + bad_shard(directory)});
@@ -146,10 +138,9 @@ TEST_CASE("one rank that reads bad data ends the job with the reason", "[failure
 
 TEST_CASE("one rank that reads bad data in an evaluation ends the job with the reason",
           "[failure][.][long]") {
-    if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    check_succeeds(mpirun(3) + train(run, {"--stop-at", "4"}));
+    check_succeeds(launch(3) + train(run, {"--stop-at", "4"}));
     Job job(3, run,
             {"--set", "data.val=" + bad_shard(directory), "--set", "evaluation.max_tokens=0",
              "--set", "evaluation.every=6"});
@@ -162,7 +153,6 @@ TEST_CASE("one rank that reads bad data in an evaluation ends the job with the r
 
 TEST_CASE("ranks agree on the step after which they stop when one of them gets a signal",
           "[failure]") {
-    if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     Job job(3, run, {"--set", "checkpoint.every=0"});
@@ -176,7 +166,6 @@ TEST_CASE("ranks agree on the step after which they stop when one of them gets a
 
 TEST_CASE("a signal to one rank during a save or an evaluation ends the job after a checkpoint",
           "[failure][.][long]") {
-    if (skip_without_mpirun()) return;
     // A model that takes longer to be written, or to be evaluated, than to be trained for a step.
     const Arguments larger{"--set", "model.n_embd=128", "--set", "model.vocab_size=8000"};
     for (const int rank : {0, 2}) {
@@ -269,7 +258,6 @@ TEST_CASE("SIGTERM to mpirun ends the job after a checkpoint if mpirun leaves th
 }
 
 TEST_CASE("a second signal ends a rank immediately, and so the job", "[failure][.][long]") {
-    if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     Job job(3, run, {"--set", concat("parallel.timeout_seconds=", timeout + grace)});
@@ -283,7 +271,6 @@ TEST_CASE("a second signal ends a rank immediately, and so the job", "[failure][
 }
 
 TEST_CASE("all ranks stop after the same step when the time is up", "[failure]") {
-    if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     {
@@ -298,7 +285,6 @@ TEST_CASE("all ranks stop after the same step when the time is up", "[failure]")
 TEST_CASE(
     "a gradient that is not finite stops all ranks with one sentence and the last good weights",
     "[failure]") {
-    if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     Job job(3, run, {"--set", "optimizer.learning_rate=1e30"});
@@ -320,7 +306,6 @@ TEST_CASE(
     "a disk that is full for one rank is reported, training continues, and space that is freed is "
     "used",
     "[failure]") {
-    if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     Job job(3, run);
@@ -353,7 +338,6 @@ TEST_CASE(
 }
 
 TEST_CASE("a rank that cannot start says why in one sentence, and all ranks end", "[failure]") {
-    if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     const auto check_refused = [&](const Arguments& command, const Arguments& parts) {
@@ -369,27 +353,26 @@ TEST_CASE("a rank that cannot start says why in one sentence, and all ranks end"
     };
     SECTION("its data is missing") {
         const std::string missing = "data.train=" + (directory / "missing_*.bin");
-        check_refused(mpirun(3) + train_with_one_different(run, 1, {"--set", missing}),
+        check_refused(launch(3) + train_with_one_different(run, 1, {"--set", missing}),
                       {"train_gpt: rank 1 (host ", directory / "missing_*.bin"});
     }
     SECTION("its configuration differs") {
-        check_refused(mpirun(3) + train_with_one_different(run, 2, {"--set", "seed=77"}),
+        check_refused(launch(3) + train_with_one_different(run, 2, {"--set", "seed=77"}),
                       {"train_gpt: the ranks do not agree", "\n  seed: ", "77 on rank 2 (",
                        "ranks 0 (", ", 1 ("});
     }
     SECTION("its configuration is wrong") {
-        check_refused(mpirun(3) + train_with_one_different(run, 1, {"--set", "model.n_layer=0"}),
+        check_refused(launch(3) + train_with_one_different(run, 1, {"--set", "model.n_layer=0"}),
                       {"train_gpt: rank 1: ", "model.n_layer"});
     }
 }
 
 TEST_CASE("a start that fails on every rank is reported in one sentence", "[failure][.][long]") {
-    if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     const auto check_refused = [&](const Arguments& more, const std::string& reason) {
         const ProgramResult result =
-            run_program(mpirun(3) + train(run, more), surroundings, deadline);
+            run_program(launch(3) + train(run, more), surroundings, deadline);
         INFO(result.output);
         CHECK(result.exit_code > 0);
         CHECK(count(result.output, "train_gpt: ") == 1);
@@ -409,137 +392,6 @@ TEST_CASE("a start that fails on every rank is reported in one sentence", "[fail
 
 namespace {
 
-/// Two nodes with separate names, addresses and loopbacks and a cable between them: network and
-/// UTS namespaces and a pair of veth devices. Open MPI takes them for two hosts; it starts its
-/// ranks there through an "rsh" that enters the namespaces. They go with the processes that live in
-/// them.
-class TwoNodes {
-  public:
-    TwoNodes() {
-        // The options below are those of Open MPI 4.
-        if (!contains(run_program({"mpirun", "--version"}).output, "(Open MPI) 4.")) {
-            obstacle_ = "mpirun is not that of Open MPI 4";
-            return;
-        }
-        for (const char* name : {"node-a", "node-b"})
-            if (obstacle_.empty()) hold(name);
-        if (!obstacle_.empty()) return;
-        const std::string a = std::to_string(holders_[0]), b = std::to_string(holders_[1]);
-        set_up({"ip", "link", "add", "cable", "netns", a, "type", "veth", "peer", "name", "cable",
-                "netns", b});
-        for (const size_t node : {0, 1}) {
-            set_up(inside(node, {"ip", "address", "add", concat("10.213.77.", node + 1, "/24"),
-                                 "dev", "cable"}));
-            for (const char* device : {"lo", "cable"})
-                set_up(inside(node, {"ip", "link", "set", device, "up"}));
-        }
-        write(agent(),
-              concat("#!/bin/sh\ncase $1 in node-a) node=", a, " ;; node-b) node=", b,
-                     " ;; *) exit 1 ;; esac\nshift\nexec nsenter -t $node -n -u sh -c \"$*\"\n"));
-        fs::permissions(agent(), fs::perms::owner_all);
-    }
-    ~TwoNodes() {
-        for (const pid_t holder : holders_) {
-            // With every other process in it, such as MPI's daemon on the far side of a cut cable.
-            for (const auto& entry : fs::directory_iterator("/proc")) {
-                const pid_t process = std::atoi(entry.path().filename().c_str());
-                if (process > 0 && network_of(process) == network_of(holder))
-                    ::kill(process, SIGKILL);
-            }
-            ::waitpid(holder, nullptr, 0);
-        }
-    }
-    TwoNodes(const TwoNodes&) = delete;
-    TwoNodes& operator=(const TwoNodes&) = delete;
-
-    /// Whether namespaces cannot be used here; prints that.
-    bool skip() const {
-        if (!obstacle_.empty())
-            std::printf("skipped: ranks on two hosts, since %s\n", obstacle_.c_str());
-        std::fflush(stdout);
-        return !obstacle_.empty();
-    }
-
-    /// The beginning of a command that starts n ranks, half of them on each node.
-    Arguments launch(int n) const {
-        const auto set = [](const char* name, const std::string& value) {
-            return Arguments{"--mca", name, value};
-        };
-        return inside(
-            0, mpirun(n) + Arguments{"--host", concat("node-a:", n / 2, ",node-b:", n / 2)} +
-                   set("plm", "rsh") + set("plm_rsh_agent", agent()) + set("pml", "ob1") +
-                   set("btl", "tcp,vader,self") + set("btl_tcp_if_include", "10.213.77.0/24") +
-                   set("oob_tcp_if_include", "10.213.77.0/24"));
-    }
-
-    void cut() const { check_succeeds(inside(1, {"ip", "link", "set", "cable", "down"})); }
-    void mend() const { check_succeeds(inside(1, {"ip", "link", "set", "cable", "up"})); }
-
-    /// Makes the cable slow in both directions; returns how, or nothing if this kernel cannot.
-    std::string slow_down() const {
-        const std::vector<std::pair<const char*, Arguments>> ways = {
-            {"a delay of 10 ms", {"netem", "delay", "10ms"}},
-            {"4 Mbit/s behind a queue",
-             {"tbf", "rate", "4mbit", "burst", "16kb", "latency", "200ms"}}};
-        for (const auto& [name, way] : ways) {
-            const Arguments command = Arguments{"tc", "qdisc", "add", "dev", "cable", "root"} + way;
-            if (run_program(inside(0, command)).exit_code != 0) continue;
-            check_succeeds(inside(1, command));
-            return name;
-        }
-        return "";
-    }
-
-  private:
-    /// A process that keeps a node alive.
-    void hold(const char* name) {
-        int ends[2];
-        REQUIRE(::pipe(ends) == 0);
-        const pid_t holder = ::fork();
-        REQUIRE(holder >= 0);
-        if (holder == 0) {
-            ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-            const bool done = ::unshare(CLONE_NEWNET | CLONE_NEWUTS) == 0 &&
-                              ::sethostname(name, std::strlen(name)) == 0;
-            const int reason = done ? 0 : errno;
-            if (::write(ends[1], &reason, sizeof reason) != sizeof reason || !done) ::_exit(1);
-            for (;;) ::pause();
-        }
-        ::close(ends[1]);
-        int reason = ECHILD;
-        if (::read(ends[0], &reason, sizeof reason) != sizeof reason) reason = ECHILD;
-        ::close(ends[0]);
-        if (reason == 0) {
-            holders_.push_back(holder);
-            return;
-        }
-        ::waitpid(holder, nullptr, 0);
-        obstacle_ =
-            concat("network namespaces are not permitted here (", std::strerror(reason), ")");
-    }
-    Arguments inside(size_t node, const Arguments& command) const {
-        return Arguments{"nsenter", "-t", std::to_string(holders_[node]), "-n", "-u"} + command;
-    }
-    void set_up(const Arguments& command) {
-        if (!obstacle_.empty()) return;
-        const ProgramResult result = run_program(command);
-        if (result.exit_code == 0) return;
-        obstacle_ = "this failed:";
-        for (const std::string& word : command) obstacle_ += " " + word;
-        obstacle_ += " (" + result.output.substr(0, result.output.find('\n')) + ")";
-    }
-    std::string agent() const { return directory_ / "enter"; }
-    /// Names a process's network namespace; empty when there is none to see.
-    static std::string network_of(pid_t process) {
-        std::error_code ignored;
-        return fs::read_symlink(concat("/proc/", process, "/ns/net"), ignored);
-    }
-
-    TemporaryDirectory directory_;
-    std::vector<pid_t> holders_;  // by node; in namespaces of their own
-    std::string obstacle_;
-};
-
 std::vector<double> losses_of(const fs::path& run) {
     std::ifstream lines(run / "metrics.jsonl");
     std::vector<double> losses;
@@ -552,12 +404,11 @@ std::vector<double> losses_of(const fs::path& run) {
 
 TEST_CASE("a cable that is cut ends the ranks on both of its sides within the timeout",
           "[failure]") {
-    if (skip_without_mpirun()) return;
     const TwoNodes nodes;
-    if (nodes.skip()) return;
+    if (nodes.skip_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
-    Job job(run, nodes.launch(4) + train(run));
+    Job job(run, nodes.mpirun_on_both(4) + train(run));
     REQUIRE(job.wait_for_step(random_int(5, 12)));
     nodes.cut();
     job.mark();
@@ -571,13 +422,12 @@ TEST_CASE("a cable that is cut ends the ranks on both of its sides within the ti
 }
 
 TEST_CASE("a rank of another host that is killed ends the job", "[failure][.][long]") {
-    if (skip_without_mpirun()) return;
     const TwoNodes nodes;
-    if (nodes.skip()) return;
+    if (nodes.skip_mpirun()) return;
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     for (const int rank : {0, 3}) {
-        Job job(run, nodes.launch(4) + train(run));
+        Job job(run, nodes.mpirun_on_both(4) + train(run));
         REQUIRE(job.wait_for_step(last_step(run) + random_int(5, 12)));
         REQUIRE(job.signal(rank, SIGKILL));
         check_failed(job, run,
@@ -589,9 +439,8 @@ TEST_CASE("a rank of another host that is killed ends the job", "[failure][.][lo
 
 TEST_CASE("the result depends on neither where ranks are nor how slow the network is",
           "[failure][.][long]") {
-    if (skip_without_mpirun()) return;
     const TwoNodes nodes;
-    if (nodes.skip()) return;
+    if (nodes.skip_mpirun()) return;
     const TemporaryDirectory directory;
     const auto trained = [&](const char* name, const Arguments& launch) {
         const fs::path run = directory / name;
@@ -605,8 +454,8 @@ TEST_CASE("the result depends on neither where ranks are nor how slow the networ
         CHECK(losses_of(a) == losses_of(b));
     };
     // Two numbers have one sum; of four, those of a node are added first.
-    check_same(trained("one-2", mpirun(2)), trained("two-2", nodes.launch(2)));
-    const fs::path fast = trained("two-4", nodes.launch(4));
+    check_same(trained("one-2", mpirun(2)), trained("two-2", nodes.mpirun_on_both(2)));
+    const fs::path fast = trained("two-4", nodes.mpirun_on_both(4));
     const std::vector<double> expected = losses_of(trained("one-4", mpirun(4))),
                               losses = losses_of(fast);
     REQUIRE(expected.size() == 12);
@@ -622,5 +471,5 @@ TEST_CASE("the result depends on neither where ranks are nor how slow the networ
         return;
     }
     std::printf("a slow network: %s\n", how.c_str());
-    check_same(fast, trained("slow-4", nodes.launch(4)));
+    check_same(fast, trained("slow-4", nodes.mpirun_on_both(4)));
 }

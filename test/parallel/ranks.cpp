@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "device/cuda.h"
+#include "parallel/net/socket.h"
 #include "test/kernels/test_device.h"
 #include "test/random.h"
 
@@ -73,14 +74,14 @@ const std::string& mpirun_obstacle() {
 bool skip_without_mpirun() {
     if (mpirun_obstacle().empty()) return false;
     static const bool said =
-        say(concat("skipped: cases with many ranks, since ", mpirun_obstacle()));
+        say(concat("skipped: cases that need mpirun, since ", mpirun_obstacle()));
     return said;
 }
 
 bool skip_outside_ranks() {
     if (std::getenv(started_as_ranks)) return false;
     static const bool said =
-        say("skipped: hidden cases that are parts of others, which start them under mpirun");
+        say("skipped: hidden cases that are parts of others, which start them as ranks");
     return said;
 }
 
@@ -146,7 +147,7 @@ ProgramResult run_program(const std::vector<std::string>& command, const Environ
 
 bool skip_without_gpus([[maybe_unused]] size_t n) {
 #ifdef TRAIN_GPT_CUDA
-    return test_devices().size() == 1 || cuda::identities().size() < n || skip_without_mpirun();
+    return test_devices().size() == 1 || cuda::identities().size() < n;
 #else
     return true;
 #endif
@@ -161,20 +162,80 @@ std::vector<std::string> mpirun(int n) {
     return all;
 }
 
+const char* name_of(Launcher launcher) {
+    switch (launcher) {
+        case Launcher::mpirun:
+            return "mpirun";
+        case Launcher::torchrun:
+            return "torchrun";
+        case Launcher::slurm:
+            return "slurm";
+        case Launcher::own:
+            break;
+    }
+    return "own";
+}
+
+std::vector<Launcher> launchers() {
+    std::vector<Launcher> all{Launcher::torchrun, Launcher::slurm, Launcher::own};
+    if (mpirun_obstacle().empty()) all.push_back(Launcher::mpirun);
+    return all;
+}
+
+Launcher usual_launcher() { return mpirun_obstacle().empty() ? Launcher::mpirun : Launcher::own; }
+
+int free_port() { return net::port_of(net::listen_on(0)); }
+
+std::vector<std::string> launch(int n, Launcher launcher) {
+    if (launcher == Launcher::mpirun) return mpirun(n);
+    // Ends with the exit code of the lowest rank that fails.
+    static const std::string script = R"(how=$0 n=$1 port=$2; shift 2
+ranks=()
+for ((r = 0; r < n; r++)); do
+    case $how in
+        own) place=(TRAIN_GPT_RANK=$r TRAIN_GPT_WORLD=$n TRAIN_GPT_ADDRESS=127.0.0.1:$port) ;;
+        torchrun) place=(RANK=$r WORLD_SIZE=$n LOCAL_RANK=$r LOCAL_WORLD_SIZE=$n MASTER_ADDR=localhost
+            MASTER_PORT=$port TORCHELASTIC_RUN_ID=test TORCHELASTIC_USE_AGENT_STORE=True) ;;
+        slurm) place=(SLURM_PROCID=$r SLURM_NTASKS=$n SLURM_STEP_NUM_TASKS=$n SLURM_LOCALID=$r SLURM_JOB_ID=$port
+            SLURM_STEP_ID=0 SLURM_JOB_NODELIST=localhost) ;;
+    esac
+    env "${place[@]}" "$@" &
+    ranks+=($!)
+done
+trap 'kill -USR1 "${ranks[@]}" 2> /dev/null; signalled=1' USR1
+trap 'kill -TERM "${ranks[@]}" 2> /dev/null; signalled=1' TERM
+code=0
+for rank in "${ranks[@]}"; do
+    signalled=1
+    while [ "$signalled" ]; do
+        signalled=
+        wait "$rank"
+        its=$?
+    done
+    [ $code != 0 ] || code=$its
+done
+exit $code
+)";
+    return {
+        "bash", "-c", script, name_of(launcher), std::to_string(n), std::to_string(free_port())};
+}
+
 ProgramResult run_ranks(int n, const std::vector<std::string>& command, Environment environment,
-                        double deadline_seconds) {
-    std::vector<std::string> all = mpirun(n);
+                        double deadline_seconds, Launcher launcher) {
+    std::vector<std::string> all = launch(n, launcher);
     all.insert(all.end(), command.begin(), command.end());
     environment.emplace(started_as_ranks, "1");
     environment.emplace("OMP_NUM_THREADS", "1");
     environment.emplace("TEST_SEED", std::to_string(test_rng()() >> 1));
     environment.emplace("ASAN_OPTIONS", "detect_leaks=0");  // MPI's library leaks memory
+    environment.emplace("TRAIN_GPT_SECRET", test_secret);
     return run_program(all, environment, deadline_seconds);
 }
 
 ProgramResult run_case_on_ranks(int n, const std::string& test_case, Environment environment,
-                                double deadline_seconds) {
-    return run_ranks(n, {this_program(), test_case}, std::move(environment), deadline_seconds);
+                                double deadline_seconds, Launcher launcher) {
+    return run_ranks(n, {this_program(), test_case}, std::move(environment), deadline_seconds,
+                     launcher);
 }
 
 }  // namespace train_gpt

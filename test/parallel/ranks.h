@@ -1,5 +1,4 @@
-// Tests with many ranks start other programs, or this one again on a hidden test case, under
-// mpirun.
+// Tests with many ranks start other programs, or this one again on a hidden test case, as ranks.
 #pragma once
 #include <map>
 #include <string>
@@ -7,8 +6,17 @@
 
 namespace train_gpt {
 
+/// What starts ranks: mpirun, or a script that sets the variables of torchrun, of a step of Slurm, or
+/// the program's own, and starts the ranks on this machine; they then meet over TCP.
+enum class Launcher { mpirun, torchrun, slurm, own };
+const char* name_of(Launcher launcher);
+/// All that can start ranks of this build here.
+std::vector<Launcher> launchers();
+/// mpirun where it can start ranks of this build, else the program's own variables.
+Launcher usual_launcher();
+
 /// Why mpirun cannot start ranks of this build, as a sentence; empty when it can. A test that needs
-/// ranks prints it and ends:
+/// mpirun itself prints it and ends:
 ///     if (skip_without_mpirun()) return;
 const std::string& mpirun_obstacle();
 /// Prints the obstacle, once in a run of the tests. Returns whether there is one.
@@ -31,13 +39,22 @@ using Environment = std::map<std::string, std::string>;
 ProgramResult run_program(const std::vector<std::string>& command,
                           const Environment& environment = {}, double deadline_seconds = 120);
 
-/// The beginning of a command that starts n ranks on this machine, however many cores it has.
+/// The beginning of a command that starts n ranks on this machine, however many cores it has. It
+/// passes SIGUSR1 on to them.
+std::vector<std::string> launch(int n, Launcher launcher = usual_launcher());
 std::vector<std::string> mpirun(int n);
 
-/// Runs a command as n ranks under mpirun, each with one thread and all with the same TEST_SEED,
-/// unless `environment` says otherwise.
+/// What ranks show each other in tests.
+constexpr const char* test_secret = "a secret of the tests alone";
+
+/// A TCP port that is free now.
+int free_port();
+
+/// Runs a command as n ranks, each with one thread and all with the same TEST_SEED, unless
+/// `environment` says otherwise.
 ProgramResult run_ranks(int n, const std::vector<std::string>& command,
-                        Environment environment = {}, double deadline_seconds = 120);
+                        Environment environment = {}, double deadline_seconds = 120,
+                        Launcher launcher = usual_launcher());
 
 /// Whether a hidden test case was not started by run_ranks() and so has no ranks; prints that once.
 /// Such a case begins with
@@ -46,7 +63,8 @@ bool skip_outside_ranks();
 
 /// Runs one of this program's hidden test cases as n ranks.
 ProgramResult run_case_on_ranks(int n, const std::string& test_case, Environment environment = {},
-                                double deadline_seconds = 120);
+                                double deadline_seconds = 120,
+                                Launcher launcher = usual_launcher());
 
 /// The path of this program's file.
 std::string this_program();

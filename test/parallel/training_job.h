@@ -131,8 +131,9 @@ class Job {
     }
 
     ProgramResult start(int ranks, const std::string& name, const Settings& more = {},
-                        const Command& options = {}, const Environment& environment = {}) const {
-        return run_ranks(ranks, command("train", name, more, options), environment);
+                        const Command& options = {}, const Environment& environment = {},
+                        Launcher launcher = usual_launcher()) const {
+        return run_ranks(ranks, command("train", name, more, options), environment, 120, launcher);
     }
 
     /// Trains with `ranks` ranks in the folder `name` and returns the folder; must succeed. A single

@@ -37,7 +37,6 @@ using namespace train_gpt::training_job;
 // ---- The same training --------------------------------------------------------------------------
 
 TEST_CASE("ranks train what one rank trains, and ZeRO 0 and 1 give the same bits", "[training]") {
-    if (skip_without_mpirun()) return;
     SECTION("in fp32, some with a micro-batch more than others") {
         const Job job(7);
         const std::string one = job.train(1, "one");
@@ -60,7 +59,6 @@ TEST_CASE("ranks train what one rank trains, and ZeRO 0 and 1 give the same bits
 }
 
 TEST_CASE("any number of ranks trains what one rank trains", "[training][.][long]") {
-    if (skip_without_mpirun()) return;
     for (const Dtype& dtype : dtypes)
         for (const int micro_batches : {8, 11}) {
             const Job job(micro_batches, dtype.settings());
@@ -74,7 +72,6 @@ TEST_CASE("any number of ranks trains what one rank trains", "[training][.][long
 }
 
 TEST_CASE("ranks train a model of any family as one rank does", "[training]") {
-    if (skip_without_mpirun()) return;
     const char* const families[] = {"llama", "qwen2", "qwen3", "mistral"};
     const Dtype& dtype = random_dtype();
     const Settings settings{{"model.family", families[random_int(0, 3)]},
@@ -98,7 +95,6 @@ TEST_CASE("ranks train a model of any family as one rank does", "[training]") {
 // ---- Evaluation ---------------------------------------------------------------------------------
 
 TEST_CASE("validation loss and HellaSwag are those of one rank, bit for bit", "[training]") {
-    if (skip_without_mpirun()) return;
     const TemporaryDirectory directory;
     const std::string text = "ab abc aab b bab a ba ab a b";
     const Tokenizer tokenizer = Tokenizer::train(std::vector<std::string_view>{text}, 260);
@@ -173,7 +169,6 @@ TEST_CASE("ranks that share their weights start from given ones, and sample what
 // ---- Checkpoints --------------------------------------------------------------------------------
 
 TEST_CASE("ranks resume from checkpoints of any number of ranks at any stage", "[training]") {
-    if (skip_without_mpirun()) return;
     const Dtype dtype = random_dtype();
     CAPTURE(dtype.name);
     const Job job(5, dtype.settings());
@@ -232,7 +227,6 @@ TEST_CASE("ranks resume from checkpoints of any number of ranks at any stage", "
 
 TEST_CASE("ranks resume from every other number of ranks and every other stage",
           "[training][.][long]") {
-    if (skip_without_mpirun()) return;
     for (const auto& [before, after] : {std::pair{1, 3}, {3, 1}, {2, 4}, {4, 2}, {8, 3}, {1, 8}}) {
         const Dtype dtype = random_dtype();
         const Job job(8, dtype.settings());
@@ -283,7 +277,6 @@ TEST_CASE("ranks that do not agree end before they train, and a message says whi
 }
 
 TEST_CASE("more ranks than micro-batches are refused", "[training]") {
-    if (skip_without_mpirun()) return;
     const Job job(2);
     check_refused(job.start(3, "run"), {"a step of 2 ", " cannot feed 3 ranks; "});
 }
@@ -340,7 +333,6 @@ TEST_CASE("a rank holds the weights, gradients and optimizer state of its share 
             }
 
     // The plan equals the memory that each rank of a run reports.
-    if (skip_without_mpirun()) return;
     const Settings more = zero(random_int(0, 1) ? 2 : 3) + Settings{{"precision.recompute", "none"},
                                                                     {"schedule.steps", "1"},
                                                                     {"schedule.warmup_steps", "0"}};

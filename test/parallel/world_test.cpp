@@ -22,8 +22,8 @@ using namespace train_gpt;
 
 namespace {
 
-const char* const launcher_variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
-                                          "SLURM_STEP_NUM_TASKS"};
+// Those that may say that a process is alone. Where they name several ranks: launch_test.cpp
+const char* const launcher_variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
 
 }  // namespace
 
@@ -56,43 +56,11 @@ TEST_CASE("a process that no launcher started is alone, and messages to all reac
     }
 }
 
-TEST_CASE("ranks: join", "[.ranks]") {
-    try {
-        World::join();
-        std::printf("joined\n");
-    } catch (const Error& error) {
-        std::printf("refused: %s\n", error.what());
-    }
-}
-
-TEST_CASE("a process started as one of twelve ranks that finds none does not train alone",
-          "[world]") {
-    for (const std::string name : launcher_variables) {
-        const ProgramResult result = run_program(
-            {this_program(), "ranks: join"}, {{name, "12"}, {"ASAN_OPTIONS", "detect_leaks=0"}});
-        INFO(result.output);
-        CHECK(!contains(result.output, "joined"));
-        // Slurm without its library is refused by MPI itself.
-        if (name == "SLURM_STEP_NUM_TASKS") continue;
-        CHECK(contains(result.output, "refused: "));
-        CHECK(contains(result.output, "12 ranks (" + name + ")"));
-    }
-}
-
-TEST_CASE("mpirun's count of ranks comes before that of the Slurm step around it", "[world]") {
-    const ProgramResult alone =
-        run_program({this_program(), "ranks: join"}, {{"OMPI_COMM_WORLD_SIZE", "1"},
-                                                      {"SLURM_STEP_NUM_TASKS", "4"},
-                                                      {"ASAN_OPTIONS", "detect_leaks=0"}});
-    INFO(alone.output);
-    CHECK(contains(alone.output, "joined"));
-}
-
 TEST_CASE("ranks: messages", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
     const auto n = static_cast<size_t>(world.size()), rank = static_cast<size_t>(world.rank());
-    REQUIRE(world.size() == std::atoi(std::getenv("WORLD_SIZE")));
+    REQUIRE(world.size() == std::atoi(std::getenv("RANKS")));
     CHECK(world.local_size() == world.size());
     CHECK(world.local_rank() == world.rank());
 
@@ -125,13 +93,13 @@ TEST_CASE("ranks: messages", "[.ranks]") {
 }
 
 TEST_CASE("ranks know each other's number and exchange texts and sums", "[world]") {
-    if (skip_without_mpirun()) return;
-    for (const int n : {1, 3}) {
-        const ProgramResult result =
-            run_case_on_ranks(n, "ranks: messages", {{"WORLD_SIZE", std::to_string(n)}});
-        INFO(result.output);
-        CHECK(result.exit_code == 0);
-    }
+    for (const Launcher launcher : launchers())
+        for (const int n : {1, 3}) {
+            const ProgramResult result = run_case_on_ranks(
+                n, "ranks: messages", {{"RANKS", std::to_string(n)}}, 120, launcher);
+            INFO(name_of(launcher) << ":\n" << result.output);
+            CHECK(result.exit_code == 0);
+        }
 }
 
 TEST_CASE("ranks: abort", "[.ranks]") {
@@ -151,13 +119,13 @@ TEST_CASE("ranks: throw", "[.ranks]") {
 }
 
 TEST_CASE("a rank that aborts or throws ends those that wait for it", "[world]") {
-    if (skip_without_mpirun()) return;
-    for (const char* test_case : {"ranks: abort", "ranks: throw"}) {
-        const ProgramResult result = run_case_on_ranks(3, test_case);
-        INFO(result.output);
-        CHECK(result.exit_code > 0);
-        CHECK(!contains(result.output, "beyond the barrier"));
-    }
+    for (const Launcher launcher : launchers())
+        for (const char* test_case : {"ranks: abort", "ranks: throw"}) {
+            const ProgramResult result = run_case_on_ranks(3, test_case, {}, 60, launcher);
+            INFO(name_of(launcher) << ":\n" << result.output);
+            CHECK(result.exit_code > 0);
+            CHECK(!contains(result.output, "beyond the barrier"));
+        }
 }
 
 #ifdef TRAIN_GPT_CUDA
@@ -176,7 +144,7 @@ TEST_CASE("ranks: devices", "[.ranks]") {
 }
 
 TEST_CASE("ranks get GPUs of their own, or the CPU, and none is given twice", "[world][cuda]") {
-    if (test_devices().size() == 1 || skip_without_mpirun()) return;
+    if (test_devices().size() == 1) return;
     const ProgramResult cpu = run_case_on_ranks(2, "ranks: devices", {{"WANTED", "cpu"}});
     INFO(cpu.output);
     CHECK(contains(cpu.output, "rank 0 takes CPU"));
@@ -207,7 +175,8 @@ TEST_CASE("ranks get GPUs of their own, or the CPU, and none is given twice", "[
     const ProgramResult one_each =
         run_ranks(2,
                   {"sh", "-c",
-                   "CUDA_VISIBLE_DEVICES=$((2 - ${OMPI_COMM_WORLD_LOCAL_RANK:-$MPI_LOCALRANKID})) "
+                   "CUDA_VISIBLE_DEVICES=$((2 - "
+                   "${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-$TRAIN_GPT_RANK}})) "
                    "exec \"$0\" 'ranks: devices'",
                    this_program()},
                   {{"WANTED", "cuda"}});

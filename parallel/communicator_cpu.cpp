@@ -1,5 +1,5 @@
 // Collectives in host memory. The ranks of a node exchange data through shared memory, nodes
-// through MPI.
+// through messages (links.h: MPI's, or over TCP).
 //
 // The buffer of a collective consists of blocks, one for each rank of the group, which owns it. On
 // every node each block has a handler: the owner itself if it belongs to the node, else one of the
@@ -13,22 +13,22 @@
 // an equal piece of every block through the shared memory. Sums travel between nodes in the type in
 // which they are added, those of bf16 as fp32. An all-reduce is a reduce-scatter and an all-gather.
 // A broadcast is an all-gather in which all blocks but the root's are empty.
-#include "base/error.h"
-#include "parallel/communicator_kinds.h"
-
-#ifdef TRAIN_GPT_MPI
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cassert>
 #include <cstddef>
 #include <cstring>
-#include <exception>
-#include <span>
+#include <memory>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
-#include "parallel/mpi_world.h"
+#include "base/error.h"
+#include "parallel/communicator_kinds.h"
+#include "parallel/links.h"
+#include "parallel/membership.h"
+#include "parallel/patience.h"
 
 namespace train_gpt {
 
@@ -96,42 +96,14 @@ void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
         std::memcpy(to + first, from + first, static_cast<size_t>(std::min(part, bytes - first)));
 }
 
-int rank_in(MPI_Comm group) {
-    int rank = 0;
-    MPI_CHECK(MPI_Comm_rank(group, &rank));
-    return rank;
-}
-
-int size_of_group(MPI_Comm group) {
-    int size = 0;
-    MPI_CHECK(MPI_Comm_size(group, &size));
-    return size;
-}
-
-class MpiCommunicator final : public Communicator {
+class CpuCommunicator final : public Communicator {
   public:
-    /// Takes ownership of `group`, whose ranks pass the number of their node.
-    MpiCommunicator(std::shared_ptr<const World::Membership> membership, MPI_Comm group, int node,
-                    Activity& activity)
-        : Communicator(rank_in(group), size_of_group(group)),
-          membership_(std::move(membership)),
+    CpuCommunicator(std::unique_ptr<Links> links, Activity& activity)
+        : Communicator(links->rank(), links->size()),
           activity_(activity),
-          group_(group),
-          node_(node) {
-        MPI_CHECK(MPI_Comm_set_errhandler(group_, MPI_ERRORS_RETURN));
+          links_(std::move(links)) {
         find_handlers();
         allocate();
-    }
-
-    ~MpiCommunicator() override {
-        // Ranks wait for each other here, as at the end of a World.
-        if (membership_->is_broken || std::uncaught_exceptions() > 0) {
-            membership_->is_broken = true;
-            return;
-        }
-        MPI_Win_free(&window_);
-        MPI_Comm_free(&neighbours_);
-        MPI_Comm_free(&group_);
     }
 
     void all_reduce(Stream&, void* data, int64_t count, DType dtype, Reduction reduction) override {
@@ -170,8 +142,8 @@ class MpiCommunicator final : public Communicator {
         activity_.enter("send");
         const auto* bytes = static_cast<const std::byte*>(data);
         const int64_t total = count * static_cast<int64_t>(size_of(dtype));
-        for (int64_t first = 0; first < total; first += most_message_bytes) {
-            post_send(bytes + first, std::min(most_message_bytes, total - first), to, Tag::message);
+        for (int64_t first = 0; first < total; first += Links::most_message_bytes) {
+            post_send(bytes + first, std::min(Links::most_message_bytes, total - first), to);
             finish_messages();
         }
     }
@@ -180,9 +152,8 @@ class MpiCommunicator final : public Communicator {
         activity_.enter("receive");
         auto* bytes = static_cast<std::byte*>(data);
         const int64_t total = count * static_cast<int64_t>(size_of(dtype));
-        for (int64_t first = 0; first < total; first += most_message_bytes) {
-            post_receive(bytes + first, std::min(most_message_bytes, total - first), from,
-                         Tag::message);
+        for (int64_t first = 0; first < total; first += Links::most_message_bytes) {
+            post_receive(bytes + first, std::min(Links::most_message_bytes, total - first), from);
             finish_messages();
         }
     }
@@ -196,11 +167,8 @@ class MpiCommunicator final : public Communicator {
     std::unique_ptr<Communicator> split(int color, int key) override {
         activity_.enter("split");
         assert(color >= 0);
-        MPI_Comm part = MPI_COMM_NULL;
-        MPI_CHECK(MPI_Comm_split(group_, color, key, &part));
-        if (size_of_group(part) > 1)
-            return std::make_unique<MpiCommunicator>(membership_, part, node_, activity_);
-        MPI_CHECK(MPI_Comm_free(&part));
+        if (std::unique_ptr<Links> part = links_->split(color, key))
+            return std::make_unique<CpuCommunicator>(std::move(part), activity_);
         return open_group_of_one(activity_);
     }
 
@@ -211,7 +179,7 @@ class MpiCommunicator final : public Communicator {
     }
 
     void abort() override {
-        membership_->is_broken = true;
+        links_->abandon();
         is_aborted_ = true;
     }
 
@@ -229,9 +197,6 @@ class MpiCommunicator final : public Communicator {
         return static_cast<std::byte*>(data) + element * static_cast<int64_t>(size_of(dtype));
     }
 
-    enum class Tag : int { piece, message };
-    static constexpr int64_t most_message_bytes = int64_t{1} << 30;  // MPI counts in int
-
     /// The turn that a rank of the node has reached; other processes read it.
     struct alignas(cache_line) Arrivals {
         std::atomic<int64_t> turns{0};
@@ -239,8 +204,7 @@ class MpiCommunicator final : public Communicator {
     static_assert(std::atomic<int64_t>::is_always_lock_free);
 
     void find_handlers() {
-        std::vector<int> node_of(static_cast<size_t>(size()));
-        MPI_CHECK(MPI_Allgather(&node_, 1, MPI_INT, node_of.data(), 1, MPI_INT, group_));
+        const std::vector<int>& node_of = links_->nodes();
         std::vector<int> names;                 // of nodes, ordered by their first ranks
         std::vector<std::vector<int>> members;  // ranks of each node
         std::vector<size_t> place;              // of each rank within its node
@@ -254,7 +218,9 @@ class MpiCommunicator final : public Communicator {
             place.push_back(members[k].size());
             members[k].push_back(r);
         }
-        my_node_ = static_cast<size_t>(std::ranges::find(names, node_) - names.begin());
+        my_node_ = static_cast<size_t>(
+            std::ranges::find(names, node_of[static_cast<size_t>(rank())]) - names.begin());
+        neighbours_ = members[my_node_];
         local_ = place[static_cast<size_t>(rank())];
         locals_ = members[my_node_].size();
         for (int b = 0; b < size(); ++b) {
@@ -269,36 +235,22 @@ class MpiCommunicator final : public Communicator {
         stride_ =
             std::max(slot_bytes / static_cast<size_t>(size()) / cache_line, size_t{1}) * cache_line;
         const size_t slot = stride_ * static_cast<size_t>(size());
-        MPI_CHECK(MPI_Comm_split(group_, static_cast<int>(my_node_), rank(), &neighbours_));
-        // Each rank's part is in separate pages, which the system places near the processor that
-        // first writes to them.
-        MPI_Info info = MPI_INFO_NULL;
-        MPI_CHECK(MPI_Info_create(&info));
-        MPI_CHECK(MPI_Info_set(info, "alloc_shared_noncontig", "true"));
-        void* mine = nullptr;
-        MPI_CHECK(
-            MPI_Win_allocate_shared(static_cast<MPI_Aint>(cache_line + sizeof(Arrivals) + 2 * slot),
-                                    1, info, neighbours_, static_cast<void*>(&mine), &window_));
-        MPI_CHECK(MPI_Info_free(&info));
-        for (size_t j = 0; j < locals_; ++j) {
-            MPI_Aint bytes = 0;
-            int unit = 0;
-            void* part = nullptr;
-            MPI_CHECK(MPI_Win_shared_query(window_, static_cast<int>(j), &bytes, &unit,
-                                           static_cast<void*>(&part)));
-            // Addresses differ between processes, but by whole pages, so all find the same
-            // alignment.
+        // Addresses differ between processes, but by whole pages, so all find the same alignment.
+        const auto aligned = [](std::byte* part) {
             const size_t beyond = reinterpret_cast<uintptr_t>(part) % cache_line;
-            std::byte* begin = static_cast<std::byte*>(part) + (beyond ? cache_line - beyond : 0);
-            arrivals_.push_back(j == local_ ? new (begin) Arrivals
-                                            : reinterpret_cast<Arrivals*>(begin));
+            return part + (beyond ? cache_line - beyond : 0);
+        };
+        const std::vector<std::byte*> parts =
+            links_->share(neighbours_, cache_line + sizeof(Arrivals) + 2 * slot,
+                          [&](std::byte* mine) { new (aligned(mine)) Arrivals; });
+        for (std::byte* part : parts) {
+            std::byte* const begin = aligned(part);
+            arrivals_.push_back(reinterpret_cast<Arrivals*>(begin));
             slots_.push_back({begin + sizeof(Arrivals), begin + sizeof(Arrivals) + slot});
         }
-        MPI_CHECK(MPI_Barrier(neighbours_));
 
         const size_t nodes = handler_on_node_.size();
         pieces_.resize(static_cast<size_t>(size()));
-        requests_.reserve(nodes + guests_.size());
         if (nodes > 1)
             sums_.resize((nodes + guests_.size()) * 2 * stride_);  // sums of bf16 are fp32
     }
@@ -353,14 +305,13 @@ class MpiCommunicator final : public Communicator {
                     combine<T>(reduction, neighbours_pieces(rank()), reinterpret_cast<Sum*>(sum),
                                n);
                 } else {
-                    post_receive(sum, n * static_cast<int64_t>(sizeof(Sum)), handler_on_node_[k],
-                                 Tag::piece);
+                    post_receive(sum, n * static_cast<int64_t>(sizeof(Sum)), handler_on_node_[k]);
                 }
             }
             for (const int b : guests_) {
                 combine<T>(reduction, neighbours_pieces(b), reinterpret_cast<Sum*>(sum),
                            piece(b).n);
-                post_send(sum, piece(b).n * static_cast<int64_t>(sizeof(Sum)), b, Tag::piece);
+                post_send(sum, piece(b).n * static_cast<int64_t>(sizeof(Sum)), b);
                 sum += 2 * stride_;
             }
             finish_messages();
@@ -373,11 +324,9 @@ class MpiCommunicator final : public Communicator {
         ++turn_;
         for (size_t k = 0; k < handler_on_node_.size(); ++k) {
             if (k != my_node_)
-                post_send(piece(rank()).data, bytes_of(piece(rank()), dtype), handler_on_node_[k],
-                          Tag::piece);
+                post_send(piece(rank()).data, bytes_of(piece(rank()), dtype), handler_on_node_[k]);
         }
-        for (const int b : guests_)
-            post_receive(piece(b).data, bytes_of(piece(b), dtype), b, Tag::piece);
+        for (const int b : guests_) post_receive(piece(b).data, bytes_of(piece(b), dtype), b);
         finish_messages();
         if (locals_ > 1) {
             const auto readers = static_cast<int64_t>(locals_) - 1;
@@ -425,30 +374,22 @@ class MpiCommunicator final : public Communicator {
         }
     }
 
-    void post_send(const std::byte* data, int64_t bytes, int to, Tag tag) {
+    void post_send(const std::byte* data, int64_t bytes, int to) {
         if (bytes == 0) return;
-        requests_.push_back(MPI_REQUEST_NULL);
-        MPI_CHECK(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, static_cast<int>(tag),
-                            group_, &requests_.back()));
+        links_->post_send(data, bytes, to);
         bytes_sent_ += bytes;
     }
 
-    void post_receive(std::byte* data, int64_t bytes, int from, Tag tag) {
-        if (bytes == 0) return;
-        requests_.push_back(MPI_REQUEST_NULL);
-        MPI_CHECK(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, static_cast<int>(tag),
-                            group_, &requests_.back()));
+    void post_receive(std::byte* data, int64_t bytes, int from) {
+        if (bytes > 0) links_->post_receive(data, bytes, from);
     }
 
     void finish_messages() {
-        finish(requests_, [this] { check(); });
-        requests_.clear();
+        links_->finish([this] { check(); });
     }
 
-    std::shared_ptr<const World::Membership> membership_;  // keeps MPI initialized
     Activity& activity_;
-    MPI_Comm group_;
-    int node_;
+    std::unique_ptr<Links> links_;
     std::atomic<bool> is_aborted_{false};
 
     size_t my_node_ = 0;             // among the group's nodes, ordered by their first ranks
@@ -458,9 +399,8 @@ class MpiCommunicator final : public Communicator {
     std::vector<int>
         handler_on_node_;  // the rank that handles this rank's block on each node; here itself
 
-    MPI_Comm neighbours_ = MPI_COMM_NULL;  // the node's ranks of this group
-    MPI_Win window_ = MPI_WIN_NULL;        // their shared memory: arrivals and two slots of each
-    std::vector<Arrivals*> arrivals_;
+    std::vector<int> neighbours_;      // the node's ranks of this group, with this one
+    std::vector<Arrivals*> arrivals_;  // in their shared memory, as the two slots of each
     std::vector<std::array<std::byte*, 2>> slots_;
     size_t stride_ = 0;  // bytes from block to block in a slot
     int64_t turn_ = 0;
@@ -468,35 +408,16 @@ class MpiCommunicator final : public Communicator {
     // Reused in each turn.
     std::vector<Piece> pieces_;
     std::vector<const void*> shown_, node_sums_;
-    std::vector<MPI_Request> requests_;
     std::vector<std::byte> sums_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> open_mpi_communicator(const World& world, Activity& activity,
+std::unique_ptr<Communicator> open_cpu_communicator(const World& world, Activity& activity,
                                                     std::optional<int> node) {
-    const World::Membership& membership = *world.membership();
-    int first = world.rank();  // of the node's ranks; it identifies the node
-    MPI_CHECK(MPI_Bcast(&first, 1, MPI_INT, 0, membership.node));
-    MPI_Comm group = MPI_COMM_NULL;
-    MPI_CHECK(MPI_Comm_dup(membership.everyone, &group));
-    return std::make_unique<MpiCommunicator>(world.membership(), group, node.value_or(first),
-                                             activity);
+    std::unique_ptr<Links> links = world.membership()->open_links(node);
+    if (!links) return open_group_of_one(activity);
+    return std::make_unique<CpuCommunicator>(std::move(links), activity);
 }
 
 }  // namespace train_gpt
-
-#else
-
-namespace train_gpt {
-
-std::unique_ptr<Communicator> open_mpi_communicator(const World&, Activity&, std::optional<int>) {
-    throw Error(
-        "this build has no MPI, so its ranks cannot exchange anything; rebuild where an MPI "
-        "library is installed");
-}
-
-}  // namespace train_gpt
-
-#endif

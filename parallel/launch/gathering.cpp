@@ -1,0 +1,310 @@
+// Rank 0's side of a meeting.
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include "base/error.h"
+#include "parallel/launch/rendezvous.h"
+#include "parallel/net/pack.h"
+
+namespace train_gpt::rendezvous {
+
+using net::Clock, net::Duration, net::Socket, net::Time;
+using namespace std::chrono_literals;
+
+namespace {
+
+// For a new connection to introduce itself.
+constexpr Duration introduction_limit = 5s;
+// For a port to become free that the job before used.
+constexpr Duration port_limit = 10s;
+// Until a line says whom rank 0 waits for.
+constexpr Duration silence_limit = 30s;
+// Connections that may wait to be introduced, in addition to one per rank.
+constexpr size_t spare_newcomers = 64;
+
+/// The name up to the first dot.
+std::string short_name(const std::string& host) { return host.substr(0, host.find('.')); }
+
+class Gathering {
+  public:
+    Gathering(const Place& place, const Secret& secret, const MeetingOptions& options)
+        : place_(place),
+          secret_(secret),
+          options_(options),
+          start_(Clock::now()),
+          members_(static_cast<size_t>(place.size)) {
+        open();
+        meeting_.listener = net::open_port(members_[0].introduction.port, "the other ranks");
+        members_[0].introduction.host = options.host;
+        members_[0].introduction.addresses = sentence(net::own_addresses());
+        members_[0].is_here = true;
+    }
+
+    Meeting gather() {
+        bool has_said = false;
+        while (!missing().empty()) {
+            const Time now = Clock::now();
+            if (now >= start_ + options_.limit) fail(describe_absence());
+            if (now >= start_ + silence_limit && !std::exchange(has_said, true))
+                std::fprintf(stderr, "note: rank 0 (host %s) waits for %s of %d\n",
+                             options_.host.c_str(), name_ranks(missing()).c_str(), place_.size);
+            turn();
+        }
+        return send_roster();
+    }
+
+  private:
+    struct Member {
+        bool is_here = false;
+        Socket socket;
+        std::string address;  // from which it came
+        Introduction introduction;
+        bool has_left = false;  // it was here, and its connection ended
+    };
+    /// A connection that has not introduced itself yet.
+    struct Newcomer {
+        Socket socket;
+        std::string address, nonce, received;
+        Time until;
+        bool is_done = false;
+    };
+
+    void open() {
+        while (true) {
+            for (const int port : place_.ports) {
+                listener_ = net::listen_on(port);
+                if (listener_) return;
+            }
+            const int reason = errno;
+            if (Clock::now() > start_ + std::min(port_limit, options_.limit))
+                throw Error("rank 0 (host ", options_.host, ") cannot listen on TCP port ",
+                            place_.ports.front(),
+                            place_.ports.size() > 1 ? concat(" to ", place_.ports.back()) : "",
+                            ", where the other ranks would come to: ", std::strerror(reason),
+                            "; another job may use it, or rank 0 was started twice");
+            std::this_thread::sleep_for(100ms);
+        }
+    }
+
+    std::vector<int> missing() const {
+        std::vector<int> ranks;
+        for (size_t r = 0; r < members_.size(); ++r)
+            if (!members_[r].is_here) ranks.push_back(static_cast<int>(r));
+        return ranks;
+    }
+
+    void turn() {
+        std::vector<pollfd> polls{{listener_.fd(), POLLIN, 0}};
+        for (const Newcomer& newcomer : newcomers_)
+            polls.push_back({newcomer.socket.fd(), POLLIN, 0});
+        for (const Member& member : members_) polls.push_back({member.socket.fd(), POLLIN, 0});
+        if (::poll(polls.data(), polls.size(), net::milliseconds(100ms)) < 0) return;
+        const size_t first_member = 1 + newcomers_.size();
+        for (size_t r = 0; r < members_.size(); ++r)
+            if (polls[first_member + r].revents) hear(members_[r]);
+        for (size_t i = 0; i < newcomers_.size(); ++i)
+            if (polls[1 + i].revents) hear(newcomers_[i]);
+        const Time now = Clock::now();
+        std::erase_if(newcomers_, [&](const Newcomer& newcomer) {
+            return newcomer.is_done || now >= newcomer.until;
+        });
+        if (polls[0].revents) accept_all();
+    }
+
+    void accept_all() {
+        while (newcomers_.size() < members_.size() + spare_newcomers) {
+            Newcomer newcomer;
+            newcomer.socket = net::accept_from(listener_);
+            if (!newcomer.socket) return;
+            net::send_at_once(newcomer.socket);
+            newcomer.address = net::peer_address(newcomer.socket);
+            newcomer.nonce = net::random_text(nonce_bytes);
+            newcomer.until = Clock::now() + introduction_limit;
+            // It fits into the kernel's buffer.
+            if (net::send_all(newcomer.socket, std::string(greeting) + newcomer.nonce,
+                              Clock::now()))
+                newcomers_.push_back(std::move(newcomer));
+        }
+    }
+
+    /// A member says nothing until it has the roster: its connection has ended.
+    void hear(Member& member) {
+        char byte;
+        const ssize_t n = ::recv(member.socket.fd(), &byte, 1, 0);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+        member.is_here = false;
+        member.has_left = true;
+        member.socket = Socket();
+    }
+
+    void hear(Newcomer& newcomer) {
+        char bytes[4096];
+        const ssize_t n = ::recv(newcomer.socket.fd(), bytes, sizeof bytes, 0);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+        newcomer.is_done = n <= 0;
+        if (n <= 0) return;
+        newcomer.received.append(bytes, static_cast<size_t>(n));
+        if (newcomer.received.size() < 8) return;
+        const uint64_t length = net::decode(newcomer.received);
+        newcomer.is_done = length > longest_introduction || newcomer.received.size() > 8 + length;
+        if (newcomer.is_done || newcomer.received.size() < 8 + length) return;
+        newcomer.is_done = true;
+        judge(newcomer, newcomer.received.substr(8));
+    }
+
+    void judge(Newcomer& newcomer, const std::string& message) {
+        const auto parts = net::unpack(message);
+        if (!parts || parts->size() != 3) return;
+        const std::string &of_rank = parts->at(0), &text = parts->at(1);
+        Introduction introduction = Introduction::parse(text);
+        const bool is_known =
+            net::equal_secrets(parts->at(2), proof_of_rank(secret_, newcomer.nonce, of_rank, text));
+        std::string verdict, failure;
+        if (!is_known) {
+            ++strangers_;
+            stranger_ = concat("rank ", introduction.rank, " (host ", introduction.host,
+                               ", address ", newcomer.address, ")");
+            verdict = refused;
+        } else if (introduction.job != place_.job) {
+            verdict = of_another_job + std::string("it is rank 0 of another job");
+        } else {
+            failure = reason_against(introduction);
+            verdict = failure.empty() ? std::string(1, admitted) : refused + failure;
+        }
+        const std::string answer =
+            net::pack({verdict, proof_of_rank_0(secret_, of_rank, newcomer.nonce, verdict)});
+        if (!net::send_all(newcomer.socket, net::encode(answer.size()) + answer, Clock::now() + 1s))
+            return;
+        if (!failure.empty()) fail(failure);
+        if (verdict[0] != admitted) return;
+        Member& member = members_[static_cast<size_t>(introduction.rank)];
+        member.is_here = true;
+        member.socket = std::move(newcomer.socket);
+        member.address = newcomer.address;
+        member.introduction = std::move(introduction);
+    }
+
+    /// Why a rank that knows the secret and is of this job cannot be admitted; empty if it can.
+    std::string reason_against(const Introduction& newcomer) const {
+        const std::string who = concat("rank ", newcomer.rank, " (host ", newcomer.host, ")");
+        if (newcomer.program != options_.program)
+            return concat(who, " is version ", newcomer.program, " of train_gpt, and rank 0 (host ",
+                          options_.host, ") version ", options_.program,
+                          "; start all ranks with the same program");
+        if (newcomer.size != place_.size || newcomer.rank < 1 || newcomer.rank >= place_.size)
+            return concat(who, " was started as one of ", newcomer.size,
+                          " ranks, and rank 0 (host ", options_.host, ") as one of ", place_.size,
+                          "; give all ranks the same number");
+        const Member& member = members_[static_cast<size_t>(newcomer.rank)];
+        if (member.is_here && member.introduction.process != newcomer.process)
+            return concat("rank ", newcomer.rank, " was started twice: on host ",
+                          member.introduction.host, " and on host ", newcomer.host,
+                          "; give each rank a number of its own");
+        return "";
+    }
+
+    [[noreturn]] void fail(const std::string& text) {
+        const std::string message = net::pack({text});
+        for (const Member& member : members_)
+            if (member.socket)
+                net::send_all(member.socket, net::encode(message.size()) + message,
+                              Clock::now() + 1s);
+        throw Error(text);
+    }
+
+    std::string describe_absence() const {
+        const std::vector<int> absent = missing();
+        std::string text =
+            concat(name_ranks(absent), " of ", place_.size, " did not come to rank 0 (host ",
+                   options_.host, ", TCP port ", net::port_of(listener_), ") within ",
+                   std::chrono::ceil<std::chrono::seconds>(options_.limit).count(), " s; ");
+        text += describe_hosts(absent);
+        std::vector<int> left;
+        for (const int rank : absent)
+            if (members_[static_cast<size_t>(rank)].has_left) left.push_back(rank);
+        if (!left.empty()) text += concat("; ", name_ranks(left), " came, but ended again");
+        if (strangers_ > 0)
+            text += concat("; ", stranger_, strangers_ > 1 ? " and others" : "",
+                           " showed another secret than rank 0's, which is from ", secret_.source);
+        return text + "; TRAIN_GPT_JOIN_SECONDS sets how long rank 0 waits";
+    }
+
+    /// From which hosts nobody came, or, if it is not known which there are, who came from where.
+    std::string describe_hosts(const std::vector<int>& absent) const {
+        std::map<std::string, std::vector<int>> came;
+        for (size_t r = 0; r < members_.size(); ++r)
+            if (members_[r].is_here)
+                came[short_name(members_[r].introduction.host)].push_back(static_cast<int>(r));
+        std::string empty;
+        for (const std::string& host : place_.hosts)
+            if (!came.contains(short_name(host))) empty += (empty.empty() ? "" : ", ") + host;
+        for (int first = 0; place_.ranks_per_node > 0 && first < place_.size;
+             first += place_.ranks_per_node) {
+            std::vector<int> node;
+            for (int r = first; r < std::min(first + place_.ranks_per_node, place_.size); ++r)
+                node.push_back(r);
+            if (std::ranges::includes(absent, node))
+                empty += concat(empty.empty() ? "" : ", ", "torchrun's node ",
+                                first / place_.ranks_per_node, " (", name_ranks(node), ")");
+        }
+        if (!empty.empty()) return "nobody came from " + empty;
+        std::string text;
+        for (const auto& [host, ranks] : came)
+            text += concat(text.empty() ? "" : ", ", name_ranks(ranks), " on ", host);
+        return "only these are here: " + text;
+    }
+
+    Meeting send_roster() {
+        listener_ = Socket();
+        newcomers_.clear();
+        meeting_.key = net::random_text(32);
+        std::vector<std::string> parts{meeting_.key};
+        for (Member& member : members_) {
+            std::vector<std::string> addresses = words(member.introduction.addresses);
+            // Where it came from is where it can be reached, unless that is from this host.
+            if (!member.address.empty() && !net::is_loopback(member.address))
+                addresses.insert(addresses.begin(), member.address);
+            parts.insert(parts.end(),
+                         {member.introduction.host, sentence(addresses), member.introduction.port});
+            meeting_.peers.push_back(
+                {member.introduction.host, addresses, member.introduction.port});
+            meeting_.sockets.push_back(std::move(member.socket));
+        }
+        const std::string roster = net::pack(parts);
+        for (size_t r = 1; r < meeting_.sockets.size(); ++r)
+            if (!net::send_all(meeting_.sockets[r], net::encode(roster.size()) + roster,
+                               Clock::now() + 30s))
+                throw Error("rank ", r, " (host ", meeting_.peers[r].host,
+                            ") ended just after it had come: ", std::strerror(errno));
+        return std::move(meeting_);
+    }
+
+    const Place& place_;
+    const Secret& secret_;
+    const MeetingOptions& options_;
+    const Time start_;
+    Socket listener_;
+    std::vector<Member> members_;  // by rank
+    std::vector<Newcomer> newcomers_;
+    int strangers_ = 0;     // connections that did not know the secret
+    std::string stranger_;  // the last one, as it says itself
+    Meeting meeting_;
+};
+
+}  // namespace
+
+Meeting gather_ranks(const Place& place, const Secret& secret, const MeetingOptions& options) {
+    return Gathering(place, secret, options).gather();
+}
+
+}  // namespace train_gpt::rendezvous

@@ -1,0 +1,227 @@
+// What both sides of a meeting share, and the side of the ranks that come to rank 0; rank 0's is in
+// gathering.cpp.
+#include "parallel/launch/rendezvous.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "parallel/net/pack.h"
+#include "parallel/world.h"
+
+namespace train_gpt {
+
+using net::Clock, net::Duration, net::Socket, net::Time;
+using namespace std::chrono_literals;
+
+Meeting meet(const Place& place, const Secret& secret, const MeetingOptions& options) {
+    return place.rank == 0 ? rendezvous::gather_ranks(place, secret, options)
+                           : rendezvous::come_to_rank_0(place, secret, options);
+}
+
+std::string name_ranks(const std::vector<int>& ranks) {
+    std::vector<std::string> ranges;
+    for (size_t i = 0, end; i < ranks.size(); i = end) {
+        for (end = i + 1; end < ranks.size() && ranks[end] == ranks[end - 1] + 1;) ++end;
+        if (end - i == 2) end = i + 1;
+        ranges.push_back(std::to_string(ranks[i]));
+        if (end - i > 1) ranges.back() += concat("-", ranks[end - 1]);
+    }
+    constexpr size_t most = 16;
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    for (size_t i = 0; i < std::min(ranges.size(), most); ++i)
+        text += (i == 0 ? "" : i + 1 == ranges.size() ? " and " : ", ") + ranges[i];
+    if (ranges.size() > most) text += " and others";
+    return text;
+}
+
+namespace rendezvous {
+
+// ---- What both sides share ----------------------------------------------------------------------
+
+std::string Introduction::packed() const {
+    return net::pack(
+        {std::to_string(rank), std::to_string(size), program, job, host, process, port, addresses});
+}
+
+Introduction Introduction::parse(std::string_view text) {
+    Introduction introduction;
+    const auto fields = net::unpack(text);
+    if (!fields || fields->size() != 8) return introduction;
+    std::istringstream numbers(fields->at(0) + " " + fields->at(1));
+    int64_t rank = -1, size = 0;
+    if (!(numbers >> rank >> size)) return introduction;
+    return {rank,          size,          fields->at(2), fields->at(3),
+            fields->at(4), fields->at(5), fields->at(6), fields->at(7)};
+}
+
+std::string proof_of_rank(const Secret& secret, const std::string& of_rank_0,
+                          const std::string& of_rank, const std::string& introduction) {
+    return prove(secret, net::pack({"rank", of_rank_0, of_rank, introduction}));
+}
+
+std::string proof_of_rank_0(const Secret& secret, const std::string& of_rank,
+                            const std::string& of_rank_0, const std::string& verdict) {
+    return prove(secret, net::pack({"rank 0", of_rank, of_rank_0, verdict}));
+}
+
+std::vector<std::string> words(const std::string& text) {
+    std::istringstream stream(text);
+    std::vector<std::string> all;
+    for (std::string word; stream >> word;) all.push_back(word);
+    return all;
+}
+
+std::string sentence(const std::vector<std::string>& words) {
+    std::string text;
+    for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
+    return text;
+}
+
+// ---- The side of the ranks that come ------------------------------------------------------------
+
+namespace {
+
+/// Reads a message with its length in front; nothing when that fails.
+std::optional<std::string> read_message(const Socket& socket, uint64_t longest, Time deadline) {
+    std::string length(8, '\0');
+    if (!net::read_all(socket, length, deadline)) return {};
+    if (net::decode(length) > longest) return errno = EBADMSG, std::nullopt;
+    std::string message(net::decode(length), '\0');
+    if (!net::read_all(socket, message, deadline)) return {};
+    return message;
+}
+
+class Visitor {
+  public:
+    Visitor(const Place& place, const Secret& secret, const MeetingOptions& options)
+        : place_(place), secret_(secret), options_(options), end_(Clock::now() + options.limit) {
+        meeting_.listener = net::open_port(introduction_.port, "the other ranks");
+        introduction_.rank = place.rank;
+        introduction_.size = place.size;
+        introduction_.program = options.program;
+        introduction_.job = place.job;
+        introduction_.host = options.host;
+        introduction_.process = net::random_text(16);
+        std::vector<std::string> addresses = net::own_addresses();
+        constexpr size_t most = 32;
+        if (addresses.size() > most) addresses.resize(most);
+        introduction_.addresses = sentence(addresses);
+    }
+
+    Meeting come() {
+        // Rank 0 may start later or be slow to answer, and an address may lead nowhere: each gets
+        // at most a few seconds at a time.
+        for (Duration patience = 2s; Clock::now() < end_;
+             patience = std::min<Duration>(2 * patience, 8s)) {
+            reasons_.clear();
+            std::string reason;
+            const std::vector<std::string> addresses = net::addresses_of(place_.host, reason);
+            if (addresses.empty()) note(place_.host, reason);
+            for (const std::string& address : addresses)
+                for (const int port : place_.ports)
+                    if (call(address, std::to_string(port),
+                             std::min(end_, Clock::now() + patience)))
+                        return wait_for_all();
+            if (Clock::now() > strange_since_ + strange_limit) break;
+            std::this_thread::sleep_for(100ms);
+        }
+        throw Error("rank ", place_.rank, " (host ", options_.host,
+                    ") could not meet rank 0 within ",
+                    std::chrono::ceil<std::chrono::seconds>(options_.limit).count(), " s at ",
+                    reasons_, strange_ ? hint_of_secret() : hint_of_network());
+    }
+
+  private:
+    // A program that does not know the secret may be rank 0 of somebody else's job, and ours yet to
+    // come. But not for long.
+    static constexpr Duration strange_limit = 10s;
+
+    void note(const std::string& where, const std::string& reason) {
+        reasons_ += concat(reasons_.empty() ? "" : ", ", where, " (", reason, ")");
+    }
+    std::string hint_of_secret() const {
+        return concat("; this rank's secret is from ", secret_.source,
+                      ", and must be the same on all ranks");
+    }
+    std::string hint_of_network() const {
+        return concat("; rank 0 must run there (", place_.launcher,
+                      " says so), and the hosts of a job must be able to connect to one another");
+    }
+
+    /// Introduces this rank at an address. True if rank 0 is there and has admitted it.
+    bool call(const std::string& address, const std::string& port, Time deadline) {
+        const std::string where = concat(address, " port ", port);
+        Socket socket = net::connect_to(address, port, deadline);
+        if (!socket) return note(where, std::strerror(errno)), false;
+        net::send_at_once(socket);
+        std::string greeted(greeting.size(), '\0'), of_rank_0(nonce_bytes, '\0');
+        if (!net::read_all(socket, greeted, deadline) || greeted != greeting ||
+            !net::read_all(socket, of_rank_0, deadline))
+            return note(where, "not a train_gpt that waits for ranks"), false;
+
+        const std::string of_rank = net::random_text(nonce_bytes), text = introduction_.packed();
+        const std::string message =
+            net::pack({of_rank, text, proof_of_rank(secret_, of_rank_0, of_rank, text)});
+        std::optional<std::string> answer;
+        if (!net::send_all(socket, net::encode(message.size()) + message, deadline) ||
+            !(answer = read_message(socket, longest_introduction, deadline)))
+            return note(where, "no answer"), false;
+        const auto parts = net::unpack(*answer);
+        if (!parts || parts->size() != 2 || parts->at(0).empty() ||
+            !net::equal_secrets(parts->at(1),
+                                proof_of_rank_0(secret_, of_rank, of_rank_0, parts->at(0)))) {
+            if (!std::exchange(strange_, true)) strange_since_ = Clock::now();
+            return note(where, "it has another secret"), false;
+        }
+        const std::string verdict = parts->at(0).substr(1);
+        if (parts->at(0)[0] == refused) throw ReportedError(verdict);
+        if (parts->at(0)[0] != admitted) return note(where, verdict), false;
+        meeting_.sockets.push_back(std::move(socket));
+        address_ = address;
+        return true;
+    }
+
+    Meeting wait_for_all() {
+        // Rank 0 ends by itself when its own time is up.
+        const auto roster =
+            read_message(meeting_.sockets[0], longest_roster, end_ + options_.limit + 30s);
+        const auto parts = roster ? net::unpack(*roster) : std::nullopt;
+        if (parts && parts->size() == 1) throw ReportedError(parts->front());
+        if (!parts || parts->size() != 1 + 3 * static_cast<size_t>(place_.size))
+            throw Error("rank 0 (at ", address_, ") ended before all ranks had met");
+        meeting_.key = parts->at(0);
+        for (size_t i = 1; i < parts->size(); i += 3)
+            meeting_.peers.push_back({parts->at(i), words(parts->at(i + 1)), parts->at(i + 2)});
+        auto& addresses = meeting_.peers[0].addresses;
+        addresses.insert(addresses.begin(), address_);
+        return std::move(meeting_);
+    }
+
+    const Place& place_;
+    const Secret& secret_;
+    const MeetingOptions& options_;
+    const Time end_;
+    Introduction introduction_;
+    Meeting meeting_;
+    std::string address_;  // where rank 0 was found
+    std::string reasons_;
+    bool strange_ = false;
+    Time strange_since_ = Time::max() - strange_limit;
+};
+
+}  // namespace
+
+Meeting come_to_rank_0(const Place& place, const Secret& secret, const MeetingOptions& options) {
+    return Visitor(place, secret, options).come();
+}
+
+}  // namespace rendezvous
+
+}  // namespace train_gpt

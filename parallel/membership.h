@@ -1,0 +1,52 @@
+// How a World reaches its ranks: as a world of one (here), through MPI, or over TCP.
+#pragma once
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "parallel/launch/place.h"
+#include "parallel/links.h"
+#include "parallel/world.h"
+
+namespace train_gpt {
+
+struct World::Membership {
+    int rank = 0, size = 1, local_rank = 0, local_size = 1;
+    int node = 0;  // the first rank on this rank's node
+    std::string host;
+    mutable std::vector<std::string> places;  // of ranks, for messages
+    mutable Activity activity;
+
+    Membership();
+    virtual ~Membership() = default;
+    Membership(const Membership&) = delete;
+    Membership& operator=(const Membership&) = delete;
+
+    // As in World, for several ranks.
+    virtual void barrier() const {}
+    virtual void all_reduce_sum(std::span<double>) const {}
+    virtual std::string broadcast(const std::string& text, int /*root*/) const { return text; }
+    virtual std::vector<std::string> all_gather(const std::string& text) const { return {text}; }
+    virtual std::vector<std::string> all_gather_local(const std::string& text) const {
+        return {text};
+    }
+    virtual std::shared_ptr<const Membership> part(int color) const;
+    [[noreturn]] virtual void abort(int exit_code) const;
+
+    /// Links between all ranks, for collectives on CPUs. All ranks call it. `node` as in
+    /// open_cpu_communicator().
+    virtual std::unique_ptr<Links> open_links(std::optional<int> /*node*/) const { return nullptr; }
+};
+
+/// The world that MPI's launcher started this process in. Throws Error if this build has no MPI.
+std::shared_ptr<const World::Membership> join_mpi(const Place& place);
+/// The library and its version, or that this build has none.
+std::string describe_mpi();
+
+/// Meets the other ranks over TCP. Throws Error when that fails, ReportedError on ranks that rank 0
+/// has told so.
+std::shared_ptr<const World::Membership> join_tcp(const Place& place, const std::string& program);
+
+}  // namespace train_gpt
