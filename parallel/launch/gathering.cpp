@@ -27,6 +27,8 @@ namespace {
 constexpr Duration introduction_limit = 5s;
 // For a port to become free that the job before used.
 constexpr Duration port_limit = 10s;
+// For ranks that come after the meeting has failed to be told why.
+constexpr Duration refusal_limit = 3s;
 // Until a line says whom rank 0 waits for.
 constexpr Duration silence_limit = 30s;
 // Connections that may wait to be introduced, in addition to one per rank.
@@ -59,6 +61,7 @@ class Gathering {
                 std::fprintf(stderr, "note: rank 0 (host %s) waits for %s of %d\n",
                              options_.host.c_str(), name_ranks(missing()).c_str(), place_.size);
             turn();
+            if (!failure_.empty()) fail(failure_, missing().empty() ? 0s : refusal_limit);
         }
         return send_roster();
     }
@@ -86,7 +89,7 @@ class Gathering {
                 if (listener_) return;
             }
             const int reason = errno;
-            if (Clock::now() > start_ + std::min(port_limit, options_.limit))
+            if (Clock::now() > start_ + std::min<Duration>(port_limit, options_.limit / 2))
                 throw Error("rank 0 (host ", options_.host, ") cannot listen on TCP port ",
                             place_.ports.front(),
                             place_.ports.size() > 1 ? concat(" to ", place_.ports.back()) : "",
@@ -177,6 +180,8 @@ class Gathering {
             verdict = refused;
         } else if (introduction.job != place_.job) {
             verdict = of_another_job + std::string("it is rank 0 of another job");
+        } else if (!failure_.empty()) {
+            verdict = refused + failure_;
         } else {
             failure = reason_against(introduction);
             verdict = failure.empty() ? std::string(1, admitted) : refused + failure;
@@ -185,7 +190,7 @@ class Gathering {
             net::pack({verdict, proof_of_rank_0(secret_, of_rank, newcomer.nonce, verdict)});
         if (!net::send_all(newcomer.socket, net::encode(answer.size()) + answer, Clock::now() + 1s))
             return;
-        if (!failure.empty()) fail(failure);
+        if (!failure.empty()) failure_ = failure;
         if (verdict[0] != admitted) return;
         Member& member = members_[static_cast<size_t>(introduction.rank)];
         member.is_here = true;
@@ -213,12 +218,17 @@ class Gathering {
         return "";
     }
 
-    [[noreturn]] void fail(const std::string& text) {
+    /// Ends the meeting on all ranks that are here, and on those that come within `patience`.
+    [[noreturn]] void fail(const std::string& text, Duration patience = {}) {
+        failure_ = text;
         const std::string message = net::pack({text});
-        for (const Member& member : members_)
-            if (member.socket)
+        for (Member& member : members_)
+            if (member.socket) {
                 net::send_all(member.socket, net::encode(message.size()) + message,
                               Clock::now() + 1s);
+                member.socket = Socket();
+            }
+        for (const Time end = Clock::now() + patience; Clock::now() < end;) turn();
         throw Error(text);
     }
 
@@ -298,6 +308,7 @@ class Gathering {
     std::vector<Newcomer> newcomers_;
     int strangers_ = 0;     // connections that did not know the secret
     std::string stranger_;  // the last one, as it says itself
+    std::string failure_;   // why there is no meeting
     Meeting meeting_;
 };
 
