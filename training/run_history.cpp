@@ -28,7 +28,7 @@ void RunHistory::start(const Start& start) {
     if (!file_) return;
     std::vector<std::string> hosts = start.hosts;
     std::ranges::sort(hosts);
-    hosts.erase(std::ranges::unique(hosts).begin(), hosts.end());
+    hosts.erase(std::unique(hosts.begin(), hosts.end()), hosts.end());
     Json line = event("start", start.step);
     line["resumes"] = start.resumes;
     line["version"] = version();

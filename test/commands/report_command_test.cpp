@@ -125,7 +125,7 @@ TEST_CASE("a page that cannot be written is mentioned once, and ends nothing", "
 
 TEST_CASE("report compares runs, and refuses what is none in a sentence", "[cli]") {
     const TemporaryDirectory directory;
-    const std::string run = finished_run(), other = directory / "other";
+    const std::string &run = finished_run(), other = directory / "other";
     check_succeeds(
         train_gpt_with(Workplace::get().train(other, {"--set", "model.n_layer=3", "--quiet"})));
     const std::string page = directory / "both.html", picture = directory / "both.svg";

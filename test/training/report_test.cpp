@@ -481,7 +481,7 @@ TEST_CASE("a page shows the first and last samples and some between them", "[rep
                                   {"text", concat("text ", i, ".")}}
                        .dump() +
                    "\n";
-    history += history.substr(history.rfind("\n", history.size() - 2) + 1);  // run again
+    history += history.substr(history.rfind('\n', history.size() - 2) + 1);  // run again
     write(run.history(), history);
     const std::string text = samples_html(opened({run.path()}));
     CHECK(occurrences(text, "<figure>") == 12);
