@@ -163,7 +163,7 @@ wait $job)";
                             {"THREADS", "1"},
                             {"HOME", folder_.path()},
                             {"TRAIN_GPT_ADDRESS", "127.0.0.1:" + std::to_string(free_port())},
-                            {"SELFCHECK", "--device cpu --max-bytes 65536 --tolerance 1000"}});
+                            {"SELFCHECK", "--device cpu --max-bytes 65536 --tolerance 100"}});
     }
     /// The configuration of a tiny run.
     std::string config(int steps) const {

@@ -40,9 +40,11 @@ for name in $(compgen -e NCCL_ || true); do variables+=("$name=${!name}"); done
 
 # ssh passes no signals on. So the shell around rank 0 sends it SIGUSR1 when its input ends, and all ranks stop after a checkpoint.
 # shellcheck disable=SC2016  # expanded on the other host
-with_stop='cd "$0" || exit; exec 4<&0; "$@" < /dev/null 4<&- & rank=$!
-{ while read -r line; do :; done; kill -USR1 $rank; } <&4 2> /dev/null & reader=$!
-wait $rank; code=$?; kill $reader 2> /dev/null; exit $code'
+with_stop='cd "$0" || exit; exec 4<&0; "$@" < /dev/null 4<&- & rank=$!; '
+# shellcheck disable=SC2016
+with_stop+='{ while read -r line; do :; done; kill -USR1 $rank; } <&4 2> /dev/null & reader=$!; '
+# shellcheck disable=SC2016
+with_stop+='wait $rank; code=$?; kill $reader 2> /dev/null; exit $code'
 # shellcheck disable=SC2016
 without='cd "$0" && exec "$@"'
 work=$(mktemp -d)

@@ -571,7 +571,8 @@ TEST_CASE(
                                    {"GPUSIM_STREAMS", streams},
                                    {"GPUSIM_SEED", "3"},
                                    {"GPUSIM_STATS", "1"},
-                                   {"GPUSIM_STATS_FILE", folder / "volume"}});
+                                   {"GPUSIM_STATS_FILE", folder / "volume"}},
+                                  120, n == 2 ? Launcher::own : usual_launcher());
             INFO(n << " ranks, " << result.seconds << " s\n" << result.output);
             CHECK(result.exit_code == 0);
             if (!simulated) continue;
