@@ -103,7 +103,10 @@ std::vector<std::string> World::all_gather_local(const std::string& text) const 
     return membership_->all_gather_local(text);
 }
 
-void World::abort(int exit_code) const { membership_->abort(exit_code); }
+void World::abort(int exit_code) const {
+    membership_->abort(exit_code);
+    std::_Exit(exit_code);  // not reached, but the compiler cannot know of a virtual function
+}
 
 Device device_of_rank([[maybe_unused]] const World& world, const std::string& wanted) {
 #ifdef TRAIN_GPT_CUDA

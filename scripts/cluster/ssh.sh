@@ -12,7 +12,7 @@
 # divided by the most slots of a host), SELFCHECK (its arguments, such as "--tolerance 25"), TRAIN_GPT_ADDRESS (where the ranks meet;
 # the first host, port 29500), TRAIN_GPT_SECRET_FILE (the job's secret; ~/.config/train_gpt/secret, which all hosts must see),
 # SSH (ssh -o BatchMode=yes), and variables whose names begin with NCCL_, which the ranks get.
-# Tried: bash -n, shellcheck, and with a stand-in for ssh and four ranks on the CPUs of one host: selfcheck, training, a signal, resume.
+# Tried: bash -n, shellcheck, and with a stand-in for ssh and three ranks on the CPUs of one host: selfcheck, training, signals.
 # Not tried: ssh itself, several hosts, GPUs.
 set -euo pipefail
 case ${1-} in -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit ;; esac
