@@ -331,6 +331,51 @@ TEST_CASE("import and export keep every bit, in any dtype and number of files", 
     }
 }
 
+TEST_CASE("folders that transformers wrote come back bit for bit, whatever the family",
+          "[interchange]") {
+    for (const char* family : {"gpt2", "llama", "qwen2", "qwen3", "mistral"}) {
+        const TemporaryDirectory directory;
+        const fs::path fixture = concat("test/fixtures/", family, "-tiny"),
+                       source = directory / "source";
+        fs::create_directory(source);
+        for (const char* name : {"config.json", "model.safetensors"})
+            fs::copy(fixture / name, source / name);
+        const uint64_t limit = static_cast<uint64_t>(random_int(1, 40000));
+        CAPTURE(family, limit);
+        import_model({source, directory / "imported", ""});
+        export_model({.checkpoint = directory / "imported",
+                      .out = directory / "exported",
+                      .dtype = {},
+                      .max_file_bytes = limit});
+        CHECK(fs::exists(directory / "exported/model.safetensors.index.json"));
+        const DecoderSpec spec = read_model_spec(directory / "exported");
+        std::map<std::string, std::string> wanted;  // files may leave GPT-2's prefix out
+        for (auto& [name, bytes] : raw_tensors(source))
+            wanted[(name.starts_with(spec.family->prefix) ? "" : spec.family->prefix) + name] =
+                bytes;
+        CHECK(wanted.size() == raw_tensors(source).size());
+        CHECK(raw_tensors(directory / "imported") == wanted);
+        CHECK(raw_tensors(directory / "exported") == wanted);
+        CHECK(spec == read_model_spec(source));
+        CHECK(spec.family->model_type == std::string(family));
+
+        const auto as_llmc = [&] {
+            export_model({.checkpoint = source,
+                          .out = directory / "model.bin",
+                          .format = Format::llmc,
+                          .dtype = {}});
+        };
+        if (spec.family == &gpt2) {
+            as_llmc();
+        } else {
+            const std::string error = error_of(as_llmc);
+            CHECK(contains(error, "llm.c's model files hold GPT-2"));
+            CHECK(contains(error, concat("a ", spec.family->title)));
+        }
+        CHECK(fs::exists(directory / "model.bin") == (spec.family == &gpt2));
+    }
+}
+
 TEST_CASE("export rounds to nearest, and names a tensor that a dtype cannot hold",
           "[interchange]") {
     const TemporaryDirectory directory;
