@@ -281,6 +281,16 @@ TEST_CASE("more ranks than micro-batches are refused", "[training]") {
     check_refused(job.start(3, "run"), {"a step of 2 ", " cannot feed 3 ranks; "});
 }
 
+TEST_CASE("a mesh that does not fit the ranks is refused in one sentence", "[training][mesh]") {
+    if (skip_without_mpirun()) return;
+    const Job job(4);
+    check_refused(
+        job.start(3, "run", {{"parallel.shard_ranks", "2"}}),
+        {"parallel.shard_ranks = 2 does not divide the 3 data-parallel ranks of this run; the "
+         "nearest value that does is 1"});
+    CHECK_FALSE(fs::exists(job.path("run")));
+}
+
 // ---- Memory -------------------------------------------------------------------------------------
 
 TEST_CASE("a rank holds the weights, gradients and optimizer state of its share at each ZeRO stage",
