@@ -28,7 +28,7 @@ class Poisoned {
         std::vector<std::string> all{
             "model.n_layer=2",
             "model.n_head=2",
-            "model.n_embd=32",
+            "model.n_embd=64",
             "model.n_ctx=32",
             concat("model.vocab_size=", random_int(70, 200)),
             "batch.micro_batch=2",
