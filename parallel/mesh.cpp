@@ -145,9 +145,7 @@ unsigned MeshLayout::extended(Axes axes) const {
 std::string MeshLayout::group_name(Axes axes) const {
     const unsigned wanted = extended(axes), data = extended({Axis::data});
     std::string name;
-    const auto add = [&](Axis axis) {
-        name += concat(name.empty() ? "" : "+", name_of(axis));
-    };
+    const auto add = [&](Axis axis) { name += concat(name.empty() ? "" : "+", name_of(axis)); };
     const bool all_data = data != 0 && (wanted & data) == data;
     for (const Axis axis :
          {Axis::pipeline, Axis::data, Axis::replica, Axis::shard, Axis::context, Axis::tensor}) {
