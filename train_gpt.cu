@@ -133,7 +133,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                     mesh.rank());
     const Choices choices = choose_kernels(trainer, decided, world);
     const AttentionUse attention = attention_use(trainer.stream);
-    trainer.parameters.connect(mesh, &trainer.clock);
+    trainer.connect(mesh);
 
     // Weights: the newest checkpoint's, with its optimizer state, or the initial ones of a new run
     const RunFolder folder(given.run_dir, world);

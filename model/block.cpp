@@ -75,65 +75,136 @@ void hidden(Stream& stream, const Block& block) {
         gelu_forward(stream, a.hidden, a.preact);
 }
 
-/// What a norm reads and writes; w and b are indices of parameters.
+/// One of a block's norms. w and b are indices of parameters.
 struct NormOf {
-    Tensor out, stats, x;
+    Tensor out, out_rows, stats, x;
     int w, b;
 };
 
-void norm(Stream& stream, const Block& block, const NormOf& of) {
-    norm_forward(stream, {.norm = block.spec.norm,
-                          .out = of.out,
-                          .stats = of.stats,
-                          .x = of.x,
-                          .w = block.weights.weight(of.w),
-                          .b = block.weights.weight(of.b),
-                          .epsilon = static_cast<float>(block.spec.norm_epsilon)});
+NormOf norm1_of(const Block& block) {
+    const BlockActivations& a = block.activations;
+    return {
+        a.norm1, a.norm1_rows, a.stats1, a.x, block.parameters.norm1_w, block.parameters.norm1_b};
 }
 
-void norm1(Stream& stream, const Block& block) {
+NormOf norm2_of(const Block& block) {
     const BlockActivations& a = block.activations;
-    norm(stream, block,
-         {a.norm1, a.stats1, a.x, block.parameters.norm1_w, block.parameters.norm1_b});
+    return {a.norm2,
+            a.norm2_rows,
+            a.stats2,
+            a.x_mid,
+            block.parameters.norm2_w,
+            block.parameters.norm2_b};
 }
 
-void norm2(Stream& stream, const Block& block) {
-    const BlockActivations& a = block.activations;
-    norm(stream, block,
-         {a.norm2, a.stats2, a.x_mid, block.parameters.norm2_w, block.parameters.norm2_b});
+/// The rank's rows of a norm; if x is a sum, after computing x. gathers: all rows follow.
+void norm(Stream& stream, const Block& block, const NormOf& of, const Addends& addends = {},
+          bool gathers = true) {
+    for (int chunk = 0; chunk < block.tensor.chunks(); ++chunk) {
+        const TensorGroup::Rows rows = block.tensor.rows(of.out.rows(), chunk);
+        const auto held = [&](const Tensor& t) {
+            return t ? t.row_range(rows.held.first, rows.held.n) : Tensor{};
+        };
+        if (addends.sum) block.tensor.wait(stream, TensorGroup::Lane::sums, chunk);
+        norm_forward(stream, {.norm = block.spec.norm,
+                              .out = of.out_rows ? held(of.out_rows)
+                                                 : of.out.row_range(rows.strip.first, rows.strip.n),
+                              .stats = held(of.stats),
+                              .x = held(addends.sum ? addends.sum : of.x),
+                              .w = block.weights.weight(of.w),
+                              .b = block.weights.weight(of.b),
+                              .residual = held(addends.residual),
+                              .bias = addends.bias,
+                              .x_out = addends.sum ? held(of.x) : Tensor{},
+                              .epsilon = static_cast<float>(block.spec.norm_epsilon)});
+        if (gathers)
+            block.tensor.gather(stream, TensorGroup::Lane::inputs, of.out, of.out_rows, chunk);
+    }
+}
+
+/// Calls product(rows) for all M rows, chunk by chunk as they arrive in a lane.
+template <class Product>
+void for_each_chunk(Stream& stream, TensorGroup& tensor, TensorGroup::Lane lane, int64_t M,
+                    const Product& product) {
+    for (int chunk = 0; chunk < tensor.chunks(); ++chunk) {
+        tensor.wait(stream, lane, chunk);
+        product(tensor.rows(M, chunk).chunk);
+    }
+}
+
+/// The same for products whose sum over the ranks is wanted: a chunk's sum travels while the next
+/// chunk is computed.
+template <class Product>
+void for_each_chunk_of_sum(Stream& stream, TensorGroup& tensor, Tensor sum, Tensor products,
+                           const Product& product) {
+    for (int chunk = 0; chunk < tensor.chunks(); ++chunk) {
+        const Range rows = tensor.rows(products.rows(), chunk).chunk;
+        product(products.row_range(rows.first, rows.n), rows);
+        tensor.add_up(stream, sum, products, chunk);
+    }
+}
+
+Tensor rows_of(const Tensor& t, const Range& rows) {
+    return t ? t.row_range(rows.first, rows.n) : Tensor{};
+}
+
+/// out and down: products into the residual stream. Without other ranks, with residual and bias.
+struct IntoResidual {
+    Tensor out, x, residual;
+    int w, b;
+};
+
+void into_residual(Stream& stream, const Block& block, const IntoResidual& of) {
+    const UnitLease& w = block.weights;
+    if (!block.tensor.is_split()) {
+        linear_forward(stream, {.out = of.out,
+                                .x = of.x,
+                                .w = w.weight(of.w),
+                                .bias = w.weight(of.b),
+                                .residual = of.residual});
+        return;
+    }
+    for_each_chunk_of_sum(
+        stream, block.tensor, of.out, block.activations.products, [&](Tensor part, Range rows) {
+            linear_forward(stream, {.out = part, .x = rows_of(of.x, rows), .w = w.weight(of.w)});
+        });
 }
 
 }  // namespace
 
 void block_before_attention(Stream& stream, const Block& block) {
-    const auto& [spec, w, p, a, r, s] = block;
-    norm1(stream, block);
-    linear_forward(stream,
-                   {.out = a.qkv, .x = a.norm1, .w = w.weight(p.qkv_w), .bias = w.weight(p.qkv_b)});
-    if (spec.is_rotary()) rotate(stream, block);
+    const UnitLease& w = block.weights;
+    const BlockParameters& p = block.parameters;
+    const BlockActivations& a = block.activations;
+    norm(stream, block, norm1_of(block), block.input);
+    for_each_chunk(stream, block.tensor, TensorGroup::Lane::inputs, a.qkv.rows(), [&](Range rows) {
+        linear_forward(stream, {.out = rows_of(a.qkv, rows),
+                                .x = rows_of(a.norm1, rows),
+                                .w = w.weight(p.qkv_w),
+                                .bias = w.weight(p.qkv_b)});
+    });
+    if (block.spec.is_rotary()) rotate(stream, block);
 }
 
 void block_after_attention(Stream& stream, const Block& block, Tensor out) {
-    const auto& [spec, w, p, a, r, s] = block;
-    linear_forward(stream, {.out = a.x_mid,
-                            .x = a.att,
-                            .w = w.weight(p.out_w),
-                            .bias = w.weight(p.out_b),
-                            .residual = a.x});
-    norm2(stream, block);
-    const bool gated = spec.mlp == Mlp::swiglu;
-    linear_forward(stream, {.out = gated ? a.preact : a.hidden,
-                            .x = a.norm2,
-                            .w = w.weight(p.up_w),
-                            .bias = w.weight(p.up_b),
-                            .preact = gated ? Tensor{} : a.preact});
+    const UnitLease& w = block.weights;
+    const BlockParameters& p = block.parameters;
+    const BlockActivations& a = block.activations;
+    const bool split = block.tensor.is_split();
+    into_residual(stream, block, {split ? a.added_up : a.x_mid, a.att, a.x, p.out_w, p.out_b});
+    norm(stream, block, norm2_of(block),
+         split ? Addends{a.added_up, a.x, w.weight(p.out_b)} : Addends{});
+    const bool gated = block.spec.mlp == Mlp::swiglu;
+    for_each_chunk(
+        stream, block.tensor, TensorGroup::Lane::inputs, a.preact.rows(), [&](Range rows) {
+            linear_forward(stream, {.out = rows_of(gated ? a.preact : a.hidden, rows),
+                                    .x = rows_of(a.norm2, rows),
+                                    .w = w.weight(p.up_w),
+                                    .bias = w.weight(p.up_b),
+                                    .preact = gated ? Tensor{} : rows_of(a.preact, rows)});
+        });
     if (gated) hidden(stream, block);
-    if (out)
-        linear_forward(stream, {.out = out,
-                                .x = a.hidden,
-                                .w = w.weight(p.down_w),
-                                .bias = w.weight(p.down_b),
-                                .residual = a.x_mid});
+    if (out) into_residual(stream, block, {out, a.hidden, a.x_mid, p.down_w, p.down_b});
 }
 
 void block_forward(Stream& stream, const Block& block, Tensor out) {
@@ -150,98 +221,187 @@ void block_forward(Stream& stream, const Block& block, Tensor out) {
     block_after_attention(stream, block, out);
 }
 
+namespace {
+
+/// The backward pass of one block. Its methods are the steps of block_backward().
+class BlockBackward {
+  public:
+    BlockBackward(Stream& stream, ParameterCollectives& store, const Block& block,
+                  const BlockGradients& gradients, Recompute recompute, Backward part)
+        : stream_(stream),
+          store_(store),
+          block_(block),
+          tensor_(block.tensor),
+          g_(gradients),
+          recompute_(recompute),
+          inputs_(part != Backward::weights),
+          weights_(part != Backward::inputs),
+          apart_(part != Backward::both) {}
+
+    void mlp() {
+        const BlockParameters& p = block_.parameters;
+        const BlockActivations& a = block_.activations;
+        if (inputs_ && apart_) copy(stream_, g_.dout.data, g_.dres.data, g_.dres.bytes());
+        const Tensor dout = gathered(g_.dout);
+        restore(norm2_of(block_));
+        // SwiGLU's backward pass can compute its output once more.
+        if (inputs_ && block_.spec.mlp == Mlp::swiglu) {
+            input_gradient(g_.dhidden, dout, p.down_w);
+            swiglu_backward(stream_, {.dgate_up = g_.dup,
+                                      .dout = g_.dhidden,
+                                      .gate_up = a.preact,
+                                      .out = recomputes_elementwise() ? a.hidden : Tensor{}});
+        } else if (inputs_) {
+            if (recomputes_elementwise()) hidden(stream_, block_);
+            input_gradient(g_.dup, dout, p.down_w, a.preact);
+        }
+        if (weights_) {
+            tensor_.wait(stream_, TensorGroup::Lane::gradients);
+            weight_gradient(p.down_w, p.down_b, a.hidden, dout);
+        }
+        if (inputs_) summed_input_gradient(g_.dup, p.up_w);
+        weight_gradient_of_gathered(p.up_w, p.up_b, a.norm2, g_.dup);
+        if (!inputs_) return;
+        norm_gradients(norm2_of(block_), p.out_b);
+        if (apart_) copy(stream_, g_.dmid.data, g_.dres.data, g_.dres.bytes());
+    }
+
+    void attention() {
+        const BlockParameters& p = block_.parameters;
+        const BlockActivations& a = block_.activations;
+        const Tensor dmid = gathered(g_.dmid);
+        restore(norm1_of(block_));
+        if (inputs_) input_gradient(g_.datt, dmid, p.out_w);
+        if (weights_) {
+            tensor_.wait(stream_, TensorGroup::Lane::gradients);
+            weight_gradient(p.out_w, -1, a.att, dmid);
+        }
+        if (inputs_) {
+            scores();
+            summed_input_gradient(g_.dqkv, p.qkv_w);
+        }
+        weight_gradient_of_gathered(p.qkv_w, p.qkv_b, a.norm1, g_.dqkv);
+        if (inputs_) norm_gradients(norm1_of(block_), -1);
+    }
+
+  private:
+    bool recomputes_elementwise() const { return recompute_ == Recompute::elementwise; }
+
+    /// The residual stream's gradient for products, of all rows; `copy` has it for the second half.
+    Tensor gathered(Tensor copy) {
+        const Tensor held = inputs_ ? g_.dres : copy;
+        if (!tensor_.is_split()) return held;
+        for (int chunk = 0; chunk < tensor_.chunks(); ++chunk)
+            tensor_.gather(stream_, TensorGroup::Lane::gradients, products(), held, chunk);
+        return products();
+    }
+
+    /// A norm's output of all rows for weight gradients, unless it was kept.
+    void restore(const NormOf& of) {
+        const bool kept = tensor_.options().keep_gathered;
+        if (inputs_ && recomputes_elementwise() && !kept)
+            norm(stream_, block_, of, {}, weights_);
+        else if (weights_ && of.out_rows)
+            for (int chunk = 0; chunk < tensor_.chunks(); ++chunk)
+                tensor_.gather(stream_, TensorGroup::Lane::inputs, of.out, of.out_rows, chunk);
+    }
+
+    /// dx from dy of all rows, of a product into the residual stream.
+    void input_gradient(Tensor dx, Tensor dy, int weight, Tensor preact = {}) {
+        for_each_chunk(stream_, tensor_, TensorGroup::Lane::gradients, dy.rows(), [&](Range rows) {
+            linear_backward_input(stream_, {.dx = rows_of(dx, rows),
+                                            .dy = rows_of(dy, rows),
+                                            .w = block_.weights.weight(weight),
+                                            .preact = rows_of(preact, rows)});
+        });
+    }
+
+    /// g.dy from dy, of a product that reads a norm's output.
+    void summed_input_gradient(Tensor dy, int weight) {
+        const Tensor w = block_.weights.weight(weight);
+        if (!tensor_.is_split())
+            return linear_backward_input(stream_, {.dx = g_.dy, .dy = dy, .w = w});
+        for_each_chunk_of_sum(stream_, tensor_, g_.dy, products(), [&](Tensor part, Range rows) {
+            linear_backward_input(stream_, {.dx = part, .dy = rows_of(dy, rows), .w = w});
+        });
+    }
+
+    void weight_gradient(int weight, int bias, Tensor x, Tensor dy) {
+        linear_backward_weight(
+            stream_, {.dw = store_.sink(weight), .x = x, .dy = dy, .dbias = store_.sink(bias)});
+    }
+
+    /// Of a product that reads a norm's output. It runs while its input's gradients are added up.
+    void weight_gradient_of_gathered(int weight, int bias, Tensor x, Tensor dy) {
+        if (!weights_) return;
+        tensor_.wait(stream_, TensorGroup::Lane::inputs);
+        weight_gradient(weight, bias, x, dy);
+    }
+
+    /// bias: of the product whose output the norm's x has been added to.
+    void norm_gradients(const NormOf& of, int bias) {
+        tensor_.wait(stream_, TensorGroup::Lane::sums);
+        norm_backward(stream_, {.norm = block_.spec.norm,
+                                .dres = g_.dres,
+                                .dw = store_.sink(of.w),
+                                .db = store_.sink(of.b),
+                                .dy = g_.dy,
+                                .x = of.x,
+                                .w = block_.weights.weight(of.w),
+                                .stats = of.stats,
+                                .dbias = store_.sink(bias)});
+    }
+
+    /// g.dqkv from g.datt: attention, and the rotation of q and k.
+    void scores() {
+        const BlockParameters& p = block_.parameters;
+        const BlockActivations& a = block_.activations;
+        const AttentionShape& s = block_.attention;
+        if (recomputes_elementwise() && a.rotated) rotate(stream_, block_);
+        const PackedHeads heads = attention_heads(block_, s.T),
+                          gradients(g_.dqkv, block_.spec, s.T);
+        attention_backward(stream_, {.shape = s,
+                                     .q = heads.q,
+                                     .k = heads.k,
+                                     .v = heads.v,
+                                     .out = heads_view(a.att, 0, s.T, s.D),
+                                     .dout = heads_view(g_.datt, 0, s.T, s.D),
+                                     .lse = a.lse.as<float>(),
+                                     .dq = gradients.q,
+                                     .dk = gradients.k,
+                                     .dv = gradients.v});
+        if (!block_.spec.is_rotary()) return;
+        const PackedHeads before(a.qkv, block_.spec, s.T);
+        rope_backward(stream_, {.shape = block_.rope,
+                                .dq = gradients.q,
+                                .dk = gradients.k,
+                                .q = before.q,
+                                .k = before.k,
+                                .norm = qk_norm(block_),
+                                .dq_w = store_.sink(p.q_norm_w),
+                                .dk_w = store_.sink(p.k_norm_w)});
+    }
+
+    Tensor products() const { return block_.activations.products; }
+
+    Stream& stream_;
+    ParameterCollectives& store_;
+    const Block& block_;
+    TensorGroup& tensor_;
+    const BlockGradients& g_;
+    Recompute recompute_;
+    bool inputs_, weights_, apart_;
+};
+
+}  // namespace
+
 void block_backward(Stream& stream, ParameterCollectives& store, const Block& block,
                     const BlockGradients& g, Recompute recompute, Backward part) {
-    const UnitLease& w = block.weights;
-    const BlockParameters& p = block.parameters;
-    const BlockActivations& a = block.activations;
-    const AttentionShape& s = block.attention;
-    const bool inputs = part != Backward::weights, weights = part != Backward::inputs;
-    const bool apart = part != Backward::both, gated = block.spec.mlp == Mlp::swiglu;
-    const auto weight_gradient = [&](int weight, int bias, Tensor x, Tensor dy) {
-        if (weights)
-            linear_backward_weight(
-                stream, {.dw = store.sink(weight), .x = x, .dy = dy, .dbias = store.sink(bias)});
-    };
-    const auto input_gradient = [&](Tensor dx, Tensor dy, int weight, Tensor preact = {}) {
-        linear_backward_input(stream,
-                              {.dx = dx, .dy = dy, .w = w.weight(weight), .preact = preact});
-    };
-
-    if (inputs && recompute == Recompute::block) {
+    if (part != Backward::weights && recompute == Recompute::block)
         block_forward(stream, block, {});
-    } else if (inputs && recompute == Recompute::elementwise) {
-        if (!gated) hidden(stream, block);
-        norm2(stream, block);
-    }
-
-    // MLP. SwiGLU's backward pass can compute its output once more.
-    if (inputs && apart) copy(stream, g.dout.data, g.dres.data, g.dres.bytes());
-    if (inputs && gated) {
-        input_gradient(g.dhidden, g.dres, p.down_w);
-        swiglu_backward(stream, {.dgate_up = g.dup,
-                                 .dout = g.dhidden,
-                                 .gate_up = a.preact,
-                                 .out = recompute == Recompute::elementwise ? a.hidden : Tensor{}});
-    } else if (inputs) {
-        input_gradient(g.dup, g.dres, p.down_w, a.preact);
-    }
-    weight_gradient(p.down_w, p.down_b, a.hidden, apart ? g.dout : g.dres);
-    weight_gradient(p.up_w, p.up_b, a.norm2, g.dup);
-    if (inputs) {
-        input_gradient(g.dy, g.dup, p.up_w);
-        norm_backward(stream, {.norm = block.spec.norm,
-                               .dres = g.dres,
-                               .dw = store.sink(p.norm2_w),
-                               .db = store.sink(p.norm2_b),
-                               .dy = g.dy,
-                               .x = a.x_mid,
-                               .w = w.weight(p.norm2_w),
-                               .stats = a.stats2,
-                               .dbias = store.sink(p.out_b)});
-        if (apart) copy(stream, g.dmid.data, g.dres.data, g.dres.bytes());
-    }
-
-    // Attention
-    weight_gradient(p.out_w, -1, a.att, apart ? g.dmid : g.dres);
-    if (inputs) {
-        input_gradient(g.datt, g.dres, p.out_w);
-        if (recompute == Recompute::elementwise && a.rotated) rotate(stream, block);
-        const PackedHeads heads = attention_heads(block, s.T), gradients(g.dqkv, block.spec, s.T);
-        attention_backward(stream, {.shape = s,
-                                    .q = heads.q,
-                                    .k = heads.k,
-                                    .v = heads.v,
-                                    .out = heads_view(a.att, 0, s.T, s.D),
-                                    .dout = heads_view(g.datt, 0, s.T, s.D),
-                                    .lse = a.lse.as<float>(),
-                                    .dq = gradients.q,
-                                    .dk = gradients.k,
-                                    .dv = gradients.v});
-        if (block.spec.is_rotary()) {
-            const PackedHeads before(a.qkv, block.spec, s.T);
-            rope_backward(stream, {.shape = block.rope,
-                                   .dq = gradients.q,
-                                   .dk = gradients.k,
-                                   .q = before.q,
-                                   .k = before.k,
-                                   .norm = qk_norm(block),
-                                   .dq_w = store.sink(p.q_norm_w),
-                                   .dk_w = store.sink(p.k_norm_w)});
-        }
-        if (recompute == Recompute::elementwise) norm1(stream, block);
-    }
-    weight_gradient(p.qkv_w, p.qkv_b, a.norm1, g.dqkv);
-    if (!inputs) return;
-    input_gradient(g.dy, g.dqkv, p.qkv_w);
-    norm_backward(stream, {.norm = block.spec.norm,
-                           .dres = g.dres,
-                           .dw = store.sink(p.norm1_w),
-                           .db = store.sink(p.norm1_b),
-                           .dy = g.dy,
-                           .x = a.x,
-                           .w = w.weight(p.norm1_w),
-                           .stats = a.stats1});
+    BlockBackward backward(stream, store, block, g, recompute, part);
+    backward.mlp();
+    backward.attention();
 }
 
 }  // namespace train_gpt

@@ -3,6 +3,12 @@
 //   x_out = x_mid + down(hidden(up(norm2(x_mid))))   hidden: gelu, or silu(gate) ⊙ up of both halves
 // The forward pass is split into the halves before and after attention, because training attends
 // within a batch and sampling attends to a cache. A block knows nothing of those before and after it.
+//
+// Tensor-parallel ranks (parallel/tensor_group.h) share the products: a rank has its part of the
+// columns of qkv and up, of the rows of out and down. The residual stream and the norms are of the
+// rank's rows. The norms' outputs are gathered before the products that read them, and the products
+// into the residual stream are sums of all ranks' parts, to which the norm after it adds residual
+// and bias.
 #pragma once
 #include "device/device.h"
 #include "device/memory.h"
@@ -11,6 +17,7 @@
 #include "model/recompute.h"
 #include "model/registry.h"
 #include "parallel/parameters.h"
+#include "parallel/tensor_group.h"
 
 namespace train_gpt {
 
@@ -18,12 +25,22 @@ namespace train_gpt {
 /// dtype, except stats1, stats2 [M, 2] and lse [B, H, T], which are fp32. preact is up's output.
 /// rotated [M, (H + H_kv)·D] holds q and k after a norm of heads, whose backward pass needs them as
 /// they were; without one they are rotated in place.
+///
+/// Of tensor-parallel ranks, x, x_mid and stats have the rank's rows [M / ranks, …], and widths are
+/// those of its part. norm1_rows and norm2_rows keep its rows of norm1 and norm2, unless these keep
+/// all. products [M, C] is for parts of sums, added_up [M / ranks, C] for the rank's rows of them.
 struct BlockActivations {
     Tensor x, norm1, stats1, qkv, rotated, att, lse, x_mid, norm2, stats2, preact, hidden;
+    Tensor norm1_rows = {}, norm2_rows = {}, products = {}, added_up = {};
+};
+
+/// What a block's input is the sum of, among tensor-parallel ranks; the input itself otherwise.
+struct Addends {
+    Tensor sum = {}, residual = {}, bias = {};
 };
 
 /// Gradients in the backward pass. dres is that of the residual stream; dy [M, C] and datt [M, H·D]
-/// are temporary, as is dhidden [M, F] with SwiGLU; dup, which may be preact then, and dqkv are of the
+/// are temporary (of tensor-parallel ranks, dres, dy, dout and dmid have the rank's rows), as is dhidden [M, F] with SwiGLU; dup, which may be preact then, and dqkv are of the
 /// outputs of `up` and `qkv`. They are shared by all blocks,
 /// unless the two halves of the backward pass are called apart: then dup, dqkv and the copies of
 /// dres at the block's output and middle, dout and dmid, keep their values from one half to the
@@ -35,12 +52,14 @@ struct BlockGradients {
 
 /// A block and the micro-batch, or the tokens, that it works on.
 struct Block {
-    const DecoderSpec& spec;
+    const DecoderSpec& spec;  // of the rank's part
+    TensorGroup& tensor;
     const UnitLease& weights;
     const BlockParameters& parameters;
     const BlockActivations& activations;
     RopeShape rope = {};            // with rotary positions
     AttentionShape attention = {};  // of block_forward and block_backward
+    Addends input = {};             // where the block computes its x
 };
 
 /// Which gradients a backward pass computes: those of inputs, those of weights, or both. A pass of
@@ -56,7 +75,8 @@ HeadsView heads_view(Tensor packed, int first, int T, int D);
 
 /// Computes norm1, stats1 and qkv, with q and k as attention takes them, from x.
 void block_before_attention(Stream& stream, const Block& block);
-/// Computes x_mid … hidden from att and x, and out [M, C], the next block's x. out is absent in
+/// Computes x_mid … hidden from att and x, and out [M, C], the next block's x; among tensor-parallel
+/// ranks, the rank's rows of what it is the sum of, besides x_mid and down's bias. out is absent in
 /// recomputation, which does not need it.
 void block_after_attention(Stream& stream, const Block& block, Tensor out);
 /// Both halves, with causal attention within the batch.

@@ -141,8 +141,12 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
         const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(p.norm1_w));
         RopeShape rope = rope_shape(spec_, parameters_.dtype(), 1, T);
         if (spec_.is_rotary()) rope.table = rotary_.get(stream), rope.first_position = position_;
-        const Block block{
-            .spec = spec_, .weights = weights, .parameters = p, .activations = a, .rope = rope};
+        const Block block{.spec = spec_,
+                          .tensor = alone_,
+                          .weights = weights,
+                          .parameters = p,
+                          .activations = a,
+                          .rope = rope};
         block_before_attention(stream, block);
         attend(stream, l, a, T);
         block_after_attention(stream, block, out);

@@ -1,5 +1,4 @@
-// Autoregressive inference: a decoder that takes tokens step by step and caches the keys and values of
-// all earlier ones.
+// A TokenGenerator that caches the keys and values of all earlier tokens.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -9,28 +8,27 @@
 #include "model/registry.h"
 #include "model/rotary_table.h"
 #include "model/spec.h"
+#include "model/token_generator.h"
 
 namespace train_gpt {
 
-class Generator {
+class Generator final : public TokenGenerator {
   public:
     /// Takes from the arena the cache [n_layer, 2, n_ctx, H_kv·D] and the activations for `chunk`
     /// tokens at a time.
     Generator(const DecoderSpec& spec, const Registry& registry, ParameterStore& parameters,
               Arena& arena);
 
-    /// Forgets all tokens.
-    void reset() { position_ = 0; }
-    int position() const { return position_; }
-    /// Appends tokens at positions position() … and computes the logits after the last of them.
-    /// There must be at least one token, and position() + tokens.size() must not exceed n_ctx.
-    void feed(Stream& stream, std::span<const int32_t> tokens);
-    /// Logits [V] for the next token, after feed().
-    std::span<const float> logits() const {
+    int context() const override { return spec_.n_ctx; }
+    int64_t vocab_size() const override { return spec_.vocab_size; }
+    void reset() override { position_ = 0; }
+    int position() const override { return position_; }
+    void feed(Stream& stream, std::span<const int32_t> tokens) override;
+    std::span<const float> logits() const override {
         return {host_logits_.as<float>(), static_cast<size_t>(spec_.vocab_size)};
     }
     const DecoderSpec& spec() const { return spec_; }
-    size_t scratch_bytes(const Stream& stream) const;
+    size_t scratch_bytes(const Stream& stream) const override;
 
   private:
     /// Keys (part 0) or values (1) of a layer: [1, n_ctx, H_kv, D].
@@ -42,6 +40,7 @@ class Generator {
     DecoderSpec spec_;
     Registry registry_;
     ParameterStore& parameters_;
+    TensorGroup alone_;
     RotaryTable rotary_;
     BlockActivations activations_;  // [chunk, …]
     Tensor x_next_, final_norm_, cache_, tokens_, logits_, logits_scratch_;

@@ -28,14 +28,16 @@ class Builder {
     std::pair<int, int> norm(const std::string& name) {
         Parameter w;
         w.name = name + ".weight", w.shape = {spec_.n_embd}, w.init_mean = 1;
+        w.adds_over_tensor = true;
         const int weight = add(std::move(w));
         const bool has_bias = spec_.norm == Norm::layer && spec_.biases == Biases::all;
-        return {weight, has_bias ? bias({.name = name, .out = spec_.n_embd}) : -1};
+        return {weight, has_bias ? bias({.name = name, .out = spec_.n_embd}, true) : -1};
     }
 
     int head_norm(const std::string& name) {
         Parameter w;
         w.name = name + ".weight", w.shape = {spec_.head_size}, w.init_mean = 1;
+        w.adds_over_tensor = true;
         return add(std::move(w));
     }
 
@@ -49,14 +51,15 @@ class Builder {
         std::vector<std::string> parts = {};  // of the sections
     };
 
-    /// The weight [out, in] and the bias, if there is one.
-    std::pair<int, int> linear(const Linear& layer, bool has_bias) {
+    /// The weight [out, in] and the bias, if there is one. bias_adds: a row-parallel layer's bias
+    /// has its gradient with the norm after it, of a rank's rows; else it is a product's, of all rows.
+    std::pair<int, int> linear(const Linear& layer, bool has_bias, bool bias_adds = false) {
         Parameter w;
         w.name = layer.name + ".weight", w.shape = {layer.out, layer.in}, w.decay = true;
         w.split = layer.split, w.init_std = layer.init_std;
         w.stored = stored(layer, ".weight", names_.transposed);
         const int weight = add(std::move(w));
-        return {weight, has_bias ? bias(layer) : -1};
+        return {weight, has_bias ? bias(layer, bias_adds) : -1};
     }
 
     /// A table [V, C], padded.
@@ -64,7 +67,7 @@ class Builder {
         Parameter p;
         p.name = name + ".weight", p.shape = {spec_.vocab_size, spec_.n_embd};
         p.padded = {spec_.padded_vocab(), spec_.n_embd};
-        p.decay = true, p.split = TensorSplit{0, {spec_.padded_vocab()}};
+        p.decay = true, p.split = TensorSplit{0, {spec_.vocab_size}, vocab_multiple};
         p.init_std = init_std();
         return p;
     }
@@ -99,7 +102,7 @@ class Builder {
                                              .in = width,
                                              .split = TensorSplit{1, {width}},
                                              .init_std = residual_std},
-                                            all_biases);
+                                            all_biases, true);
         std::tie(p.norm2_w, p.norm2_b) = norm(prefix + names_.norm2);
         Linear up{.name = prefix + names_.up,
                   .out = spec_.up_width(),
@@ -123,9 +126,11 @@ class Builder {
   private:
     float init_std() const { return static_cast<float>(spec_.init_std); }
 
-    int bias(const Linear& layer) {
+    /// adds_over_tensor: see Parameter.
+    int bias(const Linear& layer, bool adds_over_tensor) {
         Parameter b;
         b.name = layer.name + ".bias", b.shape = {layer.out};
+        b.adds_over_tensor = adds_over_tensor;
         if (layer.split && layer.split->axis == 0) b.split = layer.split;
         b.stored = stored(layer, ".bias", false);
         return add(std::move(b));
@@ -178,6 +183,11 @@ Registry decoder_registry(const DecoderSpec& spec, const RegistryNames& names) {
 }
 
 Registry registry_of(const DecoderSpec& spec) { return spec.family->registry(spec); }
+
+Registry tensor_part(Registry whole, const TensorRank& rank) {
+    for (Parameter& p : whole.parameters) p = tensor_part(std::move(p), rank);
+    return whole;
+}
 
 Registry stage_of(const Registry& whole, int first, int last) {
     assert(whole.first_layer == 0 && 0 <= first && first < last &&

@@ -54,6 +54,9 @@ Registry decoder_registry(const DecoderSpec& spec, const RegistryNames& names);
 /// The registry that the spec's family makes.
 Registry registry_of(const DecoderSpec& spec);
 
+/// The same tensors as a tensor-parallel rank holds them. Throws Error where they cannot be split.
+Registry tensor_part(Registry whole, const TensorRank& rank);
+
 /// The part of a whole model's registry with the layers [first, last). A stage that holds a tied
 /// head but not the embedding has a parameter of its own for it (Parameter::tied_to).
 Registry stage_of(const Registry& whole, int first, int last);

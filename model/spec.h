@@ -38,6 +38,9 @@ struct DecoderSettings {
     RopeFrequencies rope_scaling = {};  // all but D and theta
 };
 
+/// Rows of vocabularies in memory, on each rank, are a multiple of this.
+constexpr int64_t vocab_multiple = 128;
+
 /// A pre-norm decoder with causal attention. Its query heads share n_kv_head key/value heads in groups
 /// of equal size.
 struct DecoderSpec {
@@ -61,14 +64,21 @@ struct DecoderSpec {
     int up_width() const { return mlp == Mlp::swiglu ? 2 * n_ff : n_ff; }
     bool is_rotary() const { return positions == Positions::rope; }
     /// Rows of the embedding in memory: a multiple of 128, for the matrix products. The loss ignores
-    /// the padding.
-    int64_t padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
+    /// the padding. (Tensor-parallel ranks hold equal parts, each such a multiple.)
+    int64_t padded_vocab() const {
+        return (vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple;
+    }
     /// Training FLOPs per token: 6·N + 6·L·H·D·T, where N is the number of parameters in matrix
     /// products and causal attention counts half.
     double flops_per_token(int T) const;
 
     bool operator==(const DecoderSpec&) const = default;
 };
+
+/// What each of so many tensor-parallel ranks computes of a decoder: its share of the heads, the
+/// key/value heads and n_ff; n_embd, the vocabulary and the context stay whole. Throws Error with
+/// the nearest number of ranks that works where these cannot be shared evenly.
+DecoderSpec tensor_part(const DecoderSpec& spec, int ranks);
 
 /// The spec of a family's model: its defaults, and what the settings say instead. Throws Error, whose
 /// message begins with `where`, for an extent that is impossible or a combination without a meaning.

@@ -33,15 +33,20 @@ struct StageOptions {
     /// backward_inputs() and backward_weights() will be called apart. Each slot then also keeps what
     /// the second one reads: the inputs of the linear layers and the gradients of their outputs.
     bool backward_apart = false;
+    /// The ranks that share the stage's products; null: this one alone.
+    TensorGroup* tensor = nullptr;
 };
 
 /// Work for micro-batches may be called in any order that computes what it needs first: forward(),
 /// then backward() or backward_inputs() and some time later backward_weights(), of the same slot.
-/// The gradients of a step are sums over its micro-batches. M = B·T.
+/// The gradients of a step are sums over its micro-batches. M = B·T. Tensor-parallel ranks call the
+/// same methods for the same micro-batches; each then has the losses of all tokens, and `in`, `out`,
+/// `dout` and `din` are of its rows [M / ranks, C].
 class Stage {
   public:
     /// Takes activations for micro-batches of B·T tokens from the arena. In inference all blocks
-    /// share them. `registry` is the one that the store's parameters come from.
+    /// share them. `registry` is the one that the store's parameters come from (the rank's
+    /// tensor_part()). Throws Error where tensor-parallel ranks cannot share the model, or the rows.
     Stage(const DecoderSpec& spec, const Registry& registry, const StageOptions& options,
           ParameterStore& parameters, Arena& arena);
 
@@ -67,6 +72,12 @@ class Stage {
                          Tensor din = {});
     void backward_weights(Stream& stream, int slot, const TokenBatch& batch);
 
+    /// Logits of the token after a row of a forward pass in the device's memory, fp32 [1, …], for as
+    /// many entries as padded_vocabulary_of_all(), of which only those of the vocabulary mean
+    /// something. Only in a stage that ends the model.
+    void next_token_logits(Stream& stream, int slot, int64_t row, Tensor out);
+    int64_t padded_vocabulary_of_all() const { return tensor_.size() * padded_vocabulary(); }
+
     /// Of the last evaluate_head() or backward pass.
     const float* losses() const { return losses_.as<float>(); }
     /// The largest scratch memory that any kernel of this stage needs.
@@ -90,7 +101,16 @@ class Stage {
                 const TokenBatch& batch);
     void take_activations(Arena& arena);
     void take_gradients(Arena& arena);
+    bool is_split() const { return tensor_.is_split(); }
+    int64_t tokens() const { return int64_t{options_.B} * options_.T; }
+    /// The rows of the vocabulary that this rank has, and how many there are in memory.
+    Range vocabulary(int parameter) const;
+    int64_t padded_vocabulary() const;
     void embed(Stream& stream, Tensor out, const TokenBatch& batch);
+    void add_up(Stream& stream, Tensor held);
+    Tensor gathered(Stream& stream, Tensor all, Tensor held);
+    void add_residual(Stream& stream, const Block& block, const Addends& addends, Tensor out);
+    void final_norm(Stream& stream, const Slot& slot, const Addends& input);
     void head(Stream& stream, const Slot& slot, const TokenBatch& batch, bool backward);
     void backward_head(Stream& stream, const Slot& slot, const TokenBatch& batch);
     void backward_from_end(Stream& stream, Slot& slot, const TokenBatch& batch, Tensor dout,
@@ -98,15 +118,21 @@ class Stage {
     void backward_blocks(Stream& stream, Slot& slot, const TokenBatch& batch, Backward part);
     void backward_embedding(Stream& stream, Tensor dout, const TokenBatch& batch);
 
-    DecoderSpec spec_;
+    DecoderSpec spec_, part_;  // of all tensor-parallel ranks, and of this one
     Registry registry_;
     StageOptions options_;
     ParameterStore& parameters_;
+    TensorGroup alone_;
+    TensorGroup& tensor_;
 
     std::vector<Slot> slots_;
     RotaryTable rotary_;
     Tensor logits_, losses_;  // [chunk, Vp], [M]
     Tensor dres_, dy_;        // [M, C]: gradients of the residual stream, and temporary ones
+    // Of tensor-parallel ranks: products and gathered inputs [M, C], the rank's rows of sums, a copy
+    // of the bias that belongs to them [C], statistics of the head's rows [chunk, 3] of this rank and
+    // of all.
+    Tensor products_, gathered_, added_up_, bias_, stats_, all_stats_;
 };
 
 }  // namespace train_gpt

@@ -61,14 +61,25 @@ void BucketLayout::add_buckets(const std::vector<Parameter>& parameters, int fir
     };
     const size_t first = first_of(first_unit), behind = first_of(last_unit + 1);
     int64_t end = 0;  // relative to numel_
-    for (const bool small : {false, true}) {
+    Range added;
+    // Among tensor-parallel ranks, the tensors whose gradients they add up are together.
+    struct Group {
+        bool small, adds;
+    };
+    constexpr Group groups[] = {{false, false}, {false, true}, {true, true}, {true, false}};
+    const auto adds = [&](const Parameter& p) { return p.held_by.ranks > 1 && p.adds_over_tensor; };
+    for (const Group& group : groups) {
         for (size_t i = first; i < behind; ++i) {
             const int64_t n = parameters[i].padded_numel();
-            if ((n < norm_block) != small) continue;
+            const bool small = n < norm_block;
+            if (small != group.small || adds(parameters[i]) != group.adds) continue;
             end = rounded_up(end, alignment);
             if (!small || end % norm_block + n > norm_block) end = rounded_up(end, norm_block);
             offsets_[i] = numel_ + end;
             end += n;
+            if (!group.adds) continue;
+            if (added.n == 0) added.first = offsets_[i];
+            added.n = numel_ + end - added.first;
         }
     }
     const int64_t whole = ranks_ * norm_block;  // a bucket is a multiple of this
@@ -78,7 +89,8 @@ void BucketLayout::add_buckets(const std::vector<Parameter>& parameters, int fir
         buckets_.push_back({.range = {numel_, n},
                             .shard = n / ranks_,
                             .first_unit = first_unit,
-                            .last_unit = last_unit});
+                            .last_unit = last_unit,
+                            .added_over_tensor = intersection(added, {numel_, n})});
         numel_ += n;
     }
 }

@@ -13,6 +13,7 @@ struct Bucket {
     Range range;  // in the flat buffers; ranks · shard elements
     int64_t shard = 0;
     int first_unit = 0, last_unit = 0;
+    Range added_over_tensor = {};  // gradients that tensor-parallel ranks add up (Parameter)
 };
 
 /// Units 1 … lie in buckets of whole units with at least bucket_elements each (the bucket of unit
@@ -21,7 +22,8 @@ struct Bucket {
 /// others: it is cut into buckets of about bucket_elements. A shard is a multiple of norm_block
 /// (adamw.h). Boundaries between shards lie between tensors or at multiples of norm_block within a
 /// tensor: tensors of at least norm_block elements begin at a multiple of it, and smaller ones do
-/// not cross one. The space that this and the even split leave free is padding, which nothing
+/// not cross one. Tensors whose gradients tensor-parallel ranks add up are next to each other. The
+/// space that this and the even split leave free is padding, which nothing
 /// reads.
 class BucketLayout {
   public:

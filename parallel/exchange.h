@@ -12,14 +12,19 @@ namespace train_gpt {
 class Exchange {
   public:
     /// `slots`: the number of pieces of work that can be waited for separately.
-    /// has_others: whether the collectives wait for other ranks.
-    Exchange(const Device& device, bool has_others, int slots, StepClock* clock);
+    /// has_others: whether the collectives wait for other ranks. phase: what waiting for them counts
+    /// as.
+    Exchange(const Device& device, bool has_others, int slots, StepClock* clock,
+             StepPhase phase = StepPhase::communication);
 
     /// Submits work to the exchange's stream, after everything that `stream` has so far and
     /// everything submitted before.
     void submit(Stream& stream, int slot, const std::function<void(Stream&)>& work);
     /// Makes later work of `stream` wait for what was last submitted under this slot.
     void hold(Stream& stream, int slot);
+    /// The same for a stream of another exchange, whose time does not count. The slot is still to be
+    /// waited for by the model's stream.
+    void hold_other(Stream& stream, int slot);
     /// Whether submitted work runs concurrently with the stream's own work.
     bool beside() const { return stream_.device.is_cuda() && has_others_; }
 
@@ -27,6 +32,7 @@ class Exchange {
     bool has_others_;
     Stream stream_;
     StepClock* clock_;
+    StepPhase phase_;
     Event submitted_;
     std::vector<Event> done_;
     std::vector<bool> waited_for_;

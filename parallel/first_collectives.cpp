@@ -13,8 +13,9 @@ void do_first_collectives(const Mesh& mesh, const Device& device, const BucketLa
                           const Sharding& sharding, DType weights, int64_t sums) {
     Communicator &group = summing_group(mesh, sharding), &everyone = mesh.everyone();
     Communicator* const replicas = sharding.replicas > 1 ? &mesh.along(Axis::replica) : nullptr;
+    Communicator* const tensor = sharding.tensors > 1 ? &mesh.along(Axis::tensor) : nullptr;
     if (!device.is_cuda() || everyone.size() == 1) return;
-    const int64_t ranks = group.size();
+    const int64_t ranks = std::max(group.size(), sharding.tensors);
     std::set<int64_t> shards;
     for (const Bucket& bucket : layout.buckets())
         shards.insert(std::min<int64_t>(bucket.shard,
@@ -34,13 +35,19 @@ void do_first_collectives(const Mesh& mesh, const Device& device, const BucketLa
     for (const int64_t shard : shards) {
         const DType dtype = sharding.reduce_dtype;
         if (sharding.zero == 0) {
-            group.all_reduce(stream, data, ranks * shard, dtype);
+            group.all_reduce(stream, data, group.size() * shard, dtype);
         } else {
             group.reduce_scatter(stream, own(group, shard, dtype), data, shard, dtype);
             group.all_gather(stream, data, own(group, shard, weights), shard, weights);
             if (replicas) replicas->all_reduce(stream, data, shard, dtype);
         }
+        if (!tensor) continue;
+        // Rows of micro-batches, of sizes like these, and gradients of whole tensors
+        tensor->reduce_scatter(stream, own(*tensor, shard, weights), data, shard, weights);
+        tensor->all_gather(stream, data, own(*tensor, shard, weights), shard, weights);
+        tensor->all_reduce(stream, data, shard, DType::fp32);
     }
+    if (tensor) tensor->all_gather(stream, data, own(*tensor, 1, DType::fp32), 1, DType::fp32);
     // One number: whether all ranks have registered their buffers.
     for (const int64_t count : {int64_t{1}, sums})
         everyone.all_gather(stream, data, own(everyone, count, DType::fp64), count, DType::fp64);

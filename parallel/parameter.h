@@ -11,10 +11,27 @@ namespace train_gpt {
 
 /// How tensor parallelism cuts a tensor: along `axis` (0: rows, 1: columns), each section for
 /// itself. Sections are extents along the axis, in order, and need not be equal (q | k | v with
-/// grouped heads, gate | up).
+/// grouped heads, gate | up). Each rank gets an equal part of a section; or if `multiple` is more
+/// than 1, a multiple of it, which is padded where the section ends (the rows of a vocabulary, for
+/// the matrix products).
 struct TensorSplit {
     int axis = 0;
     std::vector<int64_t> sections;
+    int64_t multiple = 1;
+};
+
+/// Which tensor-parallel rank of how many.
+struct TensorRank {
+    int rank = 0, ranks = 1;
+
+    bool operator==(const TensorRank&) const = default;
+};
+
+/// Elements that are consecutive in a tensor and in the memory of a rank that holds a part of it.
+struct HeldRun {
+    int64_t held = 0, logical = 0, n = 0;  // the first one's place in memory and in the tensor
+
+    bool operator==(const HeldRun&) const = default;
 };
 
 /// A tensor of Hugging Face's files that holds the next `rows` rows of one of ours.
@@ -29,10 +46,14 @@ struct Parameter {
     std::string name;             // in optimizer files and messages
     std::vector<int64_t> shape;   // logical, of one or two extents
     std::vector<int64_t> padded;  // in memory; rows beyond the logical ones are zero and stay zero
+    TensorRank held_by = {};      // whose memory: of a split tensor, it holds this rank's part
     int unit = 0;                 // the group it is acquired, reduced and gathered with
     uint32_t id = 0;              // its place in the whole model; keys its initial values
     bool decay = false;           // AdamW's weight decay applies
     std::optional<TensorSplit> split;  // none: each tensor-parallel rank holds all of it
+    /// A tensor-parallel rank's gradient of a whole tensor covers only its rows or heads, so that
+    /// the ranks add theirs up.
+    bool adds_over_tensor = false;
     /// Name of the parameter of another stage that holds the same values; empty if there is none.
     /// The gradients of both are added up, and the norm counts the other one.
     std::string tied_to;
@@ -44,7 +65,10 @@ struct Parameter {
     int64_t rows() const { return shape[0]; }                 // logical
     int64_t cols() const { return numel() / shape[0]; }       // 1 for a vector
     int64_t numel() const { return product(shape); }          // logical
-    int64_t padded_numel() const { return product(padded); }  // the logical elements come first
+    int64_t padded_numel() const { return product(padded); }  // in memory
+    bool is_part() const { return split && held_by.ranks > 1; }
+    /// The logical elements in memory, which come first.
+    int64_t held_numel() const;
 
   private:
     static int64_t product(const std::vector<int64_t>& extents) {
@@ -56,7 +80,18 @@ struct Parameter {
 
 /// What rank `rank` of `ranks` tensor-parallel ranks holds of a parameter: ranges along its split
 /// axis, one for each section; the whole first axis if it is not split. Throws Error for a section
-/// that cannot be cut into equal parts.
+/// that cannot be cut into equal parts, or that leaves a rank nothing.
 std::vector<Range> part_of(const Parameter& parameter, int rank, int ranks);
+
+/// The parameter in the memory of that rank: its `padded` shape is the part's.
+Parameter tensor_part(Parameter whole, const TensorRank& rank);
+
+/// All logical elements that memory holds. They are in the same order in memory as in the tensor;
+/// a run is as long as it can be.
+std::vector<HeldRun> held_runs(const Parameter& parameter);
+
+/// The parts of ascending runs with places in `memory`, or of elements in `logical`.
+std::vector<HeldRun> runs_in_memory(const std::vector<HeldRun>& runs, const Range& memory);
+std::vector<HeldRun> runs_in_tensor(const std::vector<HeldRun>& runs, const Range& logical);
 
 }  // namespace train_gpt

@@ -70,6 +70,8 @@ class ParameterBuffers {
     Tensor weight(int i) const;
     /// Whether this rank's buffers always have all weights, not only while they are gathered.
     bool holds_all_weights() const { return sharding_.zero < 3; }
+    /// The same for the whole model, not a tensor-parallel rank's part.
+    bool holds_whole_model() const { return holds_all_weights() && sharding_.tensors == 1; }
     /// The weights of a bucket; with ZeRO-3 where they are gathered.
     char* bucket_weights(size_t bucket) const;
     /// Those of them that this rank updates.

@@ -16,12 +16,14 @@ ParameterCollectives::ParameterCollectives(const ParameterBuffers& buffers)
       ready_(buckets().size()),
       gathered_(buckets().size()) {}
 
-void ParameterCollectives::connect(const Mesh& mesh, StepClock* clock) {
+void ParameterCollectives::connect(const Mesh& mesh, StepClock* clock, TensorGroup* tensor) {
     const Sharding& sharding = buffers_.sharding();
     assert(mesh.layout().world() == sharding.world);
     if (sharding.world == 1) return;
     exchange_ = std::make_unique<Exchange>(buffers_.device(), true, sum_slot() + 1, clock);
     everyone_ = &mesh.everyone();
+    if (sharding.tensors > 1) tensor_ = tensor;
+    assert(bool(tensor_) == (sharding.tensors > 1));
     if (sharding.size == 1) return;
     group_ = &summing_group(mesh, sharding);
     if (sharding.replicas > 1) replicas_ = &mesh.along(Axis::replica);
@@ -104,9 +106,18 @@ void ParameterCollectives::gradients_ready(Stream& stream, int unit) {
     for (size_t b = buffers_.first_bucket(unit);
          b < buckets().size() && buckets()[b].first_unit <= unit; ++b) {
         ++ready_[b];
-        if (group_ && ready_[b] % (reduces_every_micro_batch() ? units_of(b) : all_of(b)) == 0)
-            reduce(stream, b);
+        if (ready_[b] % (reduces_every_micro_batch() ? units_of(b) : all_of(b)) != 0) continue;
+        add_over_tensor(stream, b);
+        if (group_) reduce(stream, b);
     }
+}
+
+void ParameterCollectives::add_over_tensor(Stream& stream, size_t b) {
+    const Bucket& bucket = buckets()[b];
+    const Range added = bucket.added_over_tensor;
+    if (tensor_)
+        tensor_->add_up_gradients(
+            stream, buffers_.bucket_gradients(b) + (added.first - bucket.range.first), added.n);
 }
 
 void ParameterCollectives::reduce(Stream& stream, size_t b) {
@@ -115,6 +126,7 @@ void ParameterCollectives::reduce(Stream& stream, size_t b) {
     const int64_t skipped = mine.first - bucket.range.first;
     float* const gradients = buffers_.bucket_gradients(b);
     exchange_->submit(stream, reduce_slot(b), [&](Stream& exchange) {
+        if (tensor_) tensor_->wait_gradients(exchange);
         const TraceSpan span(TraceTrack::exchange, exchange, "reduce bucket", static_cast<int>(b));
         const DType dtype = buffers_.sharding().reduce_dtype;
         const bool rounded = dtype == DType::bf16, last = ready_[b] == all_of(b);
@@ -174,6 +186,7 @@ void ParameterCollectives::skip_micro_batch(Stream& stream) {
 }
 
 void ParameterCollectives::finish_gradients(Stream& stream) {
+    if (tensor_ && !group_) tensor_->wait_gradients(stream);
     for (size_t b = 0; b < buckets().size(); ++b) {
         if (group_) exchange_->hold(stream, reduce_slot(b));
         if (group_) exchange_->hold(stream, gather_slot(b));

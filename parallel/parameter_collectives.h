@@ -12,6 +12,7 @@
 #include "parallel/exchange.h"
 #include "parallel/mesh.h"
 #include "parallel/parameter_buffers.h"
+#include "parallel/tensor_group.h"
 
 namespace train_gpt {
 
@@ -55,7 +56,8 @@ class ParameterCollectives {
     explicit ParameterCollectives(const ParameterBuffers& buffers);
     /// The ranks with which buffers are exchanged, and registered. What the model's stream waits for
     /// counts as communication in `clock`. All ranks call it; `mesh` must live longer than the object.
-    void connect(const Mesh& mesh, StepClock* clock = nullptr);
+    /// `tensor`: the ranks that add up gradients of whole tensors before; null: this one alone.
+    void connect(const Mesh& mesh, StepClock* clock = nullptr, TensorGroup* tensor = nullptr);
 
     /// Later work of the stream finds the weights of the unit in place while the lease lives.
     UnitLease acquire(Stream& stream, int unit);
@@ -101,6 +103,7 @@ class ParameterCollectives {
   private:
     const std::vector<Bucket>& buckets() const { return buffers_.layout().buckets(); }
     bool reduces_every_micro_batch() const { return buffers_.sharding().zero >= 2; }
+    void add_over_tensor(Stream& stream, size_t bucket);
     void reduce(Stream& stream, size_t bucket);
     void add_replicas(Stream& exchange, float* sums, int64_t n);
     // ZeRO-3
@@ -120,6 +123,7 @@ class ParameterCollectives {
     // The ranks that the state is split over, those that hold the same shards, and all ranks; null
     // where there is nothing to exchange with them.
     Communicator *group_ = nullptr, *replicas_ = nullptr, *everyone_ = nullptr;
+    TensorGroup* tensor_ = nullptr;       // null: no other tensor-parallel ranks
     std::shared_ptr<void> registration_;  // of the buffers, with the group
     std::function<void(Stream&, size_t)> after_sums_ = [](Stream&, size_t) {};
     std::vector<int> leases_;    // of each unit, how many live

@@ -62,12 +62,12 @@ void ParameterState::clear_padding() {
     const std::vector<float> zeros(piece_elements, 0.0f);
     for (int i = 0; i < static_cast<int>(buffers_.parameters().size()); ++i) {
         const Parameter& p = buffers_.parameters()[static_cast<size_t>(i)];
-        for (int64_t first = p.numel(); first < p.padded_numel(); first += piece_elements) {
+        for (int64_t first = p.held_numel(); first < p.padded_numel(); first += piece_elements) {
             const auto piece = std::span(zeros).first(
                 static_cast<size_t>(std::min(piece_elements, p.padded_numel() - first)));
-            write(State::master, i, first, piece);
-            write(State::moment1, i, first, piece);
-            write(State::moment2, i, first, piece);
+            write_held(State::master, i, first, piece);
+            write_held(State::moment1, i, first, piece);
+            write_held(State::moment2, i, first, piece);
         }
     }
 }
@@ -84,6 +84,41 @@ void ParameterState::get(int i, std::span<float> values) const {
 }
 
 void ParameterState::write(State which, int i, int64_t first, std::span<const float> values) {
+    const Parameter& p = buffers_.parameters()[static_cast<size_t>(i)];
+    if (!p.is_part()) return write_held(which, i, first, values);
+    // Elements in the order of the tensor are in the order of memory.
+    std::vector<float> held;
+    const std::vector<HeldRun> runs = runs_in_tensor(held_runs(p), {first, std::ssize(values)});
+    for (const HeldRun& run : runs) {
+        const auto of_run =
+            values.subspan(static_cast<size_t>(run.logical - first), static_cast<size_t>(run.n));
+        held.insert(held.end(), of_run.begin(), of_run.end());
+    }
+    if (!held.empty()) write_held(which, i, runs.front().held, held);
+}
+
+void ParameterState::read(State which, int i, int64_t first, std::span<float> values) const {
+    const Parameter& p = buffers_.parameters()[static_cast<size_t>(i)];
+    if (!p.is_part()) return read_held(which, i, first, values);
+    const std::vector<HeldRun> runs = runs_in_tensor(held_runs(p), {first, std::ssize(values)});
+    if (runs.empty()) return;
+    const auto of_run = [&](const HeldRun& run) {
+        return values.subspan(static_cast<size_t>(run.logical - first), static_cast<size_t>(run.n));
+    };
+    std::vector<float> held;
+    for (const HeldRun& run : runs) {
+        const auto unchanged = of_run(run);
+        held.insert(held.end(), unchanged.begin(), unchanged.end());
+    }
+    read_held(which, i, runs.front().held, held);
+    auto next = held.cbegin();
+    for (const HeldRun& run : runs) {
+        std::copy_n(next, run.n, of_run(run).begin());
+        next += run.n;
+    }
+}
+
+void ParameterState::write_held(State which, int i, int64_t first, std::span<const float> values) {
     if (which == State::master && buffers_.holds_all_weights())
         write_weights(buffers_.weight_address(i, first), values);
     for (const ParameterBuffers::Piece& piece : buffers_.pieces_of(i)) {
@@ -114,7 +149,7 @@ void ParameterState::write_weights(char* to, std::span<const float> values) {
     }
 }
 
-void ParameterState::read(State which, int i, int64_t first, std::span<float> values) const {
+void ParameterState::read_held(State which, int i, int64_t first, std::span<float> values) const {
     for (const ParameterBuffers::Piece& piece : buffers_.pieces_of(i)) {
         const Range part = intersection(piece.range, {first, std::ssize(values)});
         if (part.n == 0) continue;

@@ -10,9 +10,11 @@
 
 namespace train_gpt {
 
-enum class StepPhase : uint8_t { compute, communication, data, optimizer, count };
+/// Communication is that of gradients, weights and sums; `tensor` is that between tensor-parallel ranks.
+enum class StepPhase : uint8_t { compute, communication, tensor, data, optimizer, count };
 constexpr const char* name_of(StepPhase phase) {
-    constexpr const char* names[] = {"compute", "communication", "data wait", "optimizer"};
+    constexpr const char* names[] = {"compute", "communication", "tensor communication",
+                                     "data wait", "optimizer"};
     return names[static_cast<size_t>(phase)];
 }
 

@@ -33,6 +33,13 @@ Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
     const Axes everyone = {Axis::pipeline, Axis::data, Axis::context, Axis::tensor};
     if (mesh.world() > 1)
         traffic[mesh.group_name(everyone)] += (mesh.world() - 1) * sums * int64_t{sizeof(double)};
+    if (s.tensors > 1) {
+        int64_t added = 0;
+        for (const Bucket& bucket : buffers.layout().buckets()) added += bucket.added_over_tensor.n;
+        traffic[mesh.group_name({Axis::tensor})] += (s.zero >= 2 ? micro_batches : 1) * 2 * added *
+                                                    int64_t{sizeof(float)} * (s.tensors - 1) /
+                                                    s.tensors;
+    }
     if (s.size == 1) return traffic;
     const auto reduced = static_cast<int64_t>(size_of(s.reduce_dtype)),
                weight = static_cast<int64_t>(size_of(buffers.dtype()));

@@ -20,7 +20,9 @@ using Traffic = std::map<std::string, int64_t>;
 /// on that much in each of the most micro-batches that a rank has; adding up the shards of k replicas
 /// 2·r·(n/d)·(k−1)/k. Gathering weights of w bytes takes w·n·(d−1)/d, except with ZeRO-0; with ZeRO-3
 /// also again in every pass of m micro-batches, 2·m in all, those buckets that take turns, but for the
-/// last two of the pass before, which are still there. Last, `sums` fp64 numbers of every rank.
+/// last two of the pass before, which are still there. Last, `sums` fp64 numbers of every rank, and between t
+/// tensor-parallel ranks 8·a·(t−1)/t for the gradients of a elements that they add up, as often as
+/// gradients are reduced.
 Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
                       int64_t micro_batches, int64_t sums);
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <utility>
@@ -11,7 +10,7 @@
 #include "base/file.h"
 #include "base/json_file.h"
 #include "parallel/together.h"
-#include "training/safetensors.h"
+#include "training/optimizer_files.h"
 #include "training/version.h"
 
 namespace train_gpt {
@@ -20,7 +19,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int format_version = 1;
+// 2: optimizer files may hold runs of elements at equal distances.
+constexpr int format_version = 2, format_version_without_runs = 1;
 
 std::string step_name(int64_t step) {
     char name[32];
@@ -52,10 +52,6 @@ std::vector<fs::path> step_folders(const fs::path& run_dir) {
     return folders;
 }
 
-bool is_optimizer_file(const std::string& name) {
-    return name.starts_with("optimizer-") && name.ends_with(".safetensors");
-}
-
 using ReadParameter = std::function<void(const Parameter&, int64_t, std::span<float>)>;
 
 /// The model of a checkpoint, with weights that `read` gives.
@@ -73,142 +69,6 @@ StoredModel stored_model(const CheckpointContents& contents, ReadParameter read)
     return model;
 }
 
-struct SavedState {
-    const char* prefix;  // of the names in an optimizer file
-    ParameterStore::State state;
-};
-constexpr SavedState saved_states[] = {{"master/", ParameterStore::State::master},
-                                       {"m/", ParameterStore::State::moment1},
-                                       {"v/", ParameterStore::State::moment2}};
-constexpr const char* range_prefix = "range/";
-
-/// The logical elements of a piece.
-Range logical_range(const Parameter& p, const ParameterStore::Piece& piece) {
-    return intersection(piece.range, {0, p.numel()});
-}
-
-/// The name of a range of a tensor in an optimizer file.
-std::string range_key(const Parameter& p, const Range& range) {
-    return range == Range{0, p.numel()} ? p.name
-                                        : concat(p.name, "[", range.first, ":", range.end(), "]");
-}
-
-void write_optimizer(const fs::path& path, const ParameterStore& parameters, Activity& activity) {
-    // Consecutive pieces of a tensor become one range.
-    struct Saved {
-        int parameter;
-        Range range;
-        std::vector<const ParameterStore::Piece*> pieces;
-    };
-    std::vector<Saved> ranges;
-    for (const ParameterStore::Piece& piece : parameters.pieces()) {
-        const Range range =
-            logical_range(parameters.parameters()[static_cast<size_t>(piece.parameter)], piece);
-        if (range.n == 0) continue;  // padding
-        if (!ranges.empty() && ranges.back().parameter == piece.parameter &&
-            ranges.back().range.end() == range.first)
-            ranges.back().range.n += range.n;
-        else
-            ranges.push_back({piece.parameter, range, {}});
-        ranges.back().pieces.push_back(&piece);
-    }
-    const auto parameter = [&](const Saved& saved) -> const Parameter& {
-        return parameters.parameters()[static_cast<size_t>(saved.parameter)];
-    };
-    std::vector<TensorInfo> tensors;
-    std::map<std::string, std::string> metadata{{"format", "pt"}};
-    for (const SavedState& state : saved_states)
-        for (const Saved& saved : ranges)
-            tensors.push_back({.name = state.prefix + range_key(parameter(saved), saved.range),
-                               .dtype = "F32",
-                               .shape = {saved.range.n}});
-    for (const Saved& saved : ranges)
-        metadata[range_prefix + range_key(parameter(saved), saved.range)] =
-            concat(saved.range.first, "-", saved.range.end());
-    SafetensorsWriter writer(path, std::move(tensors), metadata);
-    std::vector<float> copied;
-    for (const SavedState& state : saved_states)
-        for (const Saved& saved : ranges)
-            for (const ParameterStore::Piece* piece : saved.pieces) {
-                activity.pulse();
-                const auto n = static_cast<size_t>(logical_range(parameter(saved), *piece).n);
-                writer.append(
-                    std::as_bytes(parameters.host_view(*piece, state.state, copied).first(n)));
-            }
-    writer.commit();
-}
-
-/// A range of one tensor in one of the optimizer's files.
-struct SavedRange {
-    const SafetensorsFile* file;
-    std::string key;
-    Range range;
-
-    /// Reads elements first, first + 1, … of a saved state of the tensor, all within the range.
-    void read(const char* state, int64_t first, std::span<float> values) const {
-        const std::vector<int64_t> shape{range.n};
-        file->read_floats(file->at(state + key, shape), values.data(), first - range.first,
-                          std::ssize(values));
-    }
-};
-
-/// A checkpoint's optimizer files, written by any number of ranks.
-class OptimizerFiles {
-  public:
-    /// Throws Error unless they hold every element of every parameter exactly once, or there are
-    /// no such files.
-    OptimizerFiles(const fs::path& checkpoint, const std::vector<Parameter>& parameters) {
-        for (const auto& entry : fs::directory_iterator(checkpoint))
-            if (is_optimizer_file(entry.path().filename().string()))
-                files_.push_back(std::make_unique<SafetensorsFile>(entry.path()));
-        ranges_.resize(parameters.size());
-        if (files_.empty()) return;
-        std::map<std::string, size_t> index;
-        for (size_t i = 0; i < parameters.size(); ++i) index[parameters[i].name] = i;
-        for (const auto& file : files_)
-            for (const auto& [entry, text] : file->metadata()) {
-                if (!entry.starts_with(range_prefix)) continue;
-                const std::string key = entry.substr(std::strlen(range_prefix)),
-                                  name = key.substr(0, key.find('['));
-                const auto found = index.find(name);
-                if (found == index.end())
-                    throw Error(file->path().string(), " has a tensor ", quoted(name),
-                                " that this model has not");
-                const int64_t n = parameters[found->second].numel();
-                long long first = -1, end = -1;
-                if (std::sscanf(text.c_str(), "%lld-%lld", &first, &end) != 2 || first < 0 ||
-                    first > end || end > n)
-                    throw Error(file->path().string(), " has the impossible range ", quoted(text),
-                                " for ", name, ", a tensor of ", n, " elements");
-                ranges_[found->second].push_back({file.get(), key, {first, end - first}});
-            }
-        for (size_t i = 0; i < ranges_.size(); ++i) {
-            std::sort(ranges_[i].begin(), ranges_[i].end(),
-                      [](const SavedRange& a, const SavedRange& b) {
-                          return std::pair(a.range.first, a.range.n) <
-                                 std::pair(b.range.first, b.range.n);
-                      });
-            int64_t reached = 0;
-            for (const SavedRange& saved : ranges_[i])
-                if (saved.range.first == reached) reached = saved.range.end();
-            if (reached != parameters[i].numel())
-                throw Error("the optimizer files of ", checkpoint.string(), " hold ", reached,
-                            " of the ", parameters[i].numel(), " elements of ", parameters[i].name,
-                            " in a row: one of them is missing");
-        }
-    }
-
-    bool empty() const { return files_.empty(); }
-    /// Of parameter i, in ascending order.
-    const std::vector<SavedRange>& ranges_of(int i) const {
-        return ranges_[static_cast<size_t>(i)];
-    }
-
-  private:
-    std::vector<std::unique_ptr<SafetensorsFile>> files_;
-    std::vector<std::vector<SavedRange>> ranges_;
-};
-
 /// Reads the fp32 masters in a checkpoint's optimizer files; null if there are none.
 ReadParameter masters_in(const fs::path& checkpoint, const std::vector<Parameter>& parameters) {
     const auto saved = std::make_shared<const OptimizerFiles>(checkpoint, parameters);
@@ -216,13 +76,7 @@ ReadParameter masters_in(const fs::path& checkpoint, const std::vector<Parameter
     std::map<std::string, int> index;
     for (size_t i = 0; i < parameters.size(); ++i) index[parameters[i].name] = static_cast<int>(i);
     return [saved, index](const Parameter& p, int64_t first, std::span<float> values) {
-        for (const SavedRange& range : saved->ranges_of(index.at(p.name))) {
-            const Range part = intersection({first, std::ssize(values)}, range.range);
-            if (part.n > 0)
-                range.read(saved_states[0].prefix, part.first,
-                           values.subspan(static_cast<size_t>(part.first - first),
-                                          static_cast<size_t>(part.n)));
-        }
+        saved->read_masters(index.at(p.name), first, values);
     };
 }
 
@@ -235,7 +89,7 @@ std::vector<std::string> write_weights(const fs::path& directory,
     ReadParameter read = [&](const Parameter& p, int64_t first, std::span<float> values) {
         parameters.read_weights(parameters.index_of(p.name), first, values);
     };
-    if (!parameters.holds_all_weights())
+    if (!parameters.holds_whole_model())
         read = masters_in(directory, registry_of(contents.spec).parameters);
     const auto pulsing = [&](const Parameter& p, int64_t first, std::span<float> values) {
         activity.pulse();
@@ -263,7 +117,7 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
     const fs::path directory = run_dir / (step_name(contents.step) + ".tmp");
     const ParameterStore& parameters = contents.parameters;
     Activity& activity = world.activity();
-    const bool root = world.rank() == 0, holds_model = parameters.holds_all_weights();
+    const bool root = world.rank() == 0, holds_model = parameters.holds_whole_model();
     try {
         first_for_all(world, [&] {
             fs::remove_all(directory);
@@ -282,7 +136,7 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
                 char name[64];
                 std::snprintf(name, sizeof name, "optimizer-%05d-of-%05d.safetensors",
                               s.rank * s.tensors + s.tensor, shards * s.tensors);
-                write_optimizer(add(name), parameters, world.activity());
+                write_optimizer_file(add(name), parameters, activity);
             }
             if (root) {
                 if (holds_model)
@@ -307,11 +161,13 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
                 return hashes_of(files, activity);
             }));
         first_for_all(world, [&] {
-            Json manifest = {{"format", "train_gpt checkpoint"},
-                             {"format_version", format_version},
-                             {"program", version()},
-                             {"step", contents.step},
-                             {"files", Json::object()}};
+            Json manifest = {
+                {"format", "train_gpt checkpoint"},
+                {"format_version",
+                 parameters.sharding().tensors > 1 ? format_version : format_version_without_runs},
+                {"program", version()},
+                {"step", contents.step},
+                {"files", Json::object()}};
             for (const std::string& entry : entries) manifest["files"].update(parse_json(entry));
             write_file(directory / "manifest.json", to_text(manifest, 2) + "\n");
             sync_directory(directory);
@@ -500,19 +356,7 @@ Config checkpoint_config(const fs::path& checkpoint) {
 void load_training_state(const fs::path& checkpoint, ParameterStore& parameters,
                          const Pulse& pulse) {
     const OptimizerFiles saved(checkpoint, parameters.parameters());
-    std::vector<float> values;
-    for (int i = 0; i < static_cast<int>(parameters.parameters().size()); ++i)
-        for (const SavedRange& range : saved.ranges_of(i))
-            for (const SavedState& state : saved_states)
-                for (const ParameterStore::Piece& piece : parameters.pieces_of(i)) {
-                    const Range wanted = intersection(piece.range, range.range);
-                    if (wanted.n == 0) continue;
-                    if (pulse) pulse();
-                    values.resize(static_cast<size_t>(wanted.n));
-                    range.read(state.prefix, wanted.first, values);
-                    parameters.write(state.state, i, wanted.first, values);
-                }
-    parameters.clear_padding();
+    saved.load(parameters, pulse);
 }
 
 std::optional<StoredModel> open_masters(const fs::path& checkpoint) {

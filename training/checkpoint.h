@@ -3,12 +3,8 @@
 //
 //   config.json, model.safetensors         weights in the compute dtype: model_folder.h
 //   tokenizer.json, tokenizer_config.json  if the run has a tokenizer
-//   optimizer-RRRRR-of-WWWWW.safetensors   fp32 masters and moments of rank R's shards:
-//                                          "master/KEY", "m/KEY", "v/KEY", flat ranges of a
-//                                          logical, unpadded tensor in this project's layout. KEY
-//                                          is the tensor's name, or NAME[first:end] for a part of
-//                                          it; metadata "range/KEY" = "first-end". Any number of
-//                                          ranks can read them.
+//   optimizer-RRRRR-of-WWWWW.safetensors   fp32 masters and moments of what rank R updates:
+//                                          optimizer_files.h. Any number of ranks can read them.
 //   train_gpt.json                         the configuration of the run
 //   choices.json                           what the run chose for its machine: choices.h
 //   manifest.json                          step, and size and hash of all other files; written last

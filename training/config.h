@@ -233,6 +233,8 @@ struct Config {
     struct Parallel {
         int tensor = 1;  // tensor-parallel ranks
         bool allow_tensor_across_nodes = false;
+        int tensor_chunks = 1;  // in which their rows travel
+        bool tensor_keep_gathered = false;
         int zero = 1;           // ZeRO's stage: 0 to 3
         int shard_ranks = 0;    // 0: all data-parallel ranks
         double bucket_mb = 64;  // MiB of fp32 gradients

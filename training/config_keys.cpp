@@ -231,6 +231,14 @@ constexpr ConfigKey table[] = {
     {KEY(parallel.allow_tensor_across_nodes), any_text(),
      "Tensor-parallel ranks exchange data in every layer, so they must be on one node, unless this "
      "is true."},
+    {KEY(parallel.tensor_chunks), between(1, 64),
+     "Tensor-parallel ranks exchange the rows of a micro-batch in so many chunks, each while "
+     "products "
+     "of other chunks run. It divides micro_batch · sequence_length / `parallel.tensor`."},
+    {KEY(parallel.tensor_keep_gathered), any_text(),
+     "Tensor-parallel ranks keep the gathered inputs of products for the backward pass: 8 "
+     "exchanges "
+     "of a micro-batch's rows in each layer instead of 10, for more memory."},
     {KEY(parallel.zero), between(0, 3),
      "ZeRO's stage, which is what data parallelism splits over ranks. 0: nothing; 1: optimizer "
      "state; 2: gradient sums as well, which are then reduced in every micro-batch; 3: weights as "

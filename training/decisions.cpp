@@ -31,7 +31,7 @@ Choices kept_choices(const std::filesystem::path& run_dir) {
 
 void first_collectives(const Config& config, const DecoderSpec& spec, const Device& device,
                        DType dtype, const Mesh& mesh) {
-    const Registry registry = registry_of(spec);
+    const Registry registry = registry_of_rank(spec, mesh.layout(), mesh.rank());
     const Sharding sharding = sharding_of(config, mesh.layout(), mesh.rank());
     Activity& activity = mesh.world().activity();
     activity.phase = "connecting";

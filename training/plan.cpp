@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/printable.h"
+#include "model/stage_traffic.h"
 #include "tokenizer/tokenizer.h"
 #include "training/known_data.h"
 #include "training/schedule.h"
@@ -30,13 +31,15 @@ std::string label_of(Purpose purpose, const Device& device) {
 }
 
 /// What each rank sends in a step, by group of ranks.
-std::string traffic_line(const Config& config, const DecoderSpec& spec, DType dtype, int world) {
-    const Sharding sharding = sharding_of(config, mesh_of(config, world), 0);
-    const BucketLayout layout(registry_of(spec).parameters, sharding.size,
+std::string traffic_line(const Config& config, const DecoderSpec& spec, DType dtype,
+                         Recompute recompute, int world) {
+    const MeshLayout mesh = mesh_of(config, world);
+    const Sharding sharding = sharding_of(config, mesh, 0);
+    const BucketLayout layout(registry_of_rank(spec, mesh, 0).parameters, sharding.size,
                               sharding.bucket_elements);
     std::string text =
         concat("traffic      of each rank and step, ZeRO-", config.parallel.zero, ": ");
-    for (const auto& [group, bytes] : step_traffic(config, spec, dtype, world))
+    for (const auto& [group, bytes] : step_traffic(config, spec, dtype, world, recompute))
         text += concat(format_bytes(static_cast<uint64_t>(bytes)), " along ", group, ", ");
     return text + concat("gradients in ", name_of(sharding.reduce_dtype), ", in ",
                          layout.buckets().size(), " buckets\n");
@@ -87,11 +90,19 @@ std::vector<int> possible_micro_batches(const Config& config, const Pace& pace, 
     const int T = config.sequence_length(), given = config.batch.micro_batch;
     const int64_t sequences = config.batch.tokens_per_step / T;
     if (sequences / std::max(given, 1) < ranks) throw too_few_micro_batches(config, ranks);
-    if (given > 0) return {given};
+    const TensorGroup tensor(
+        tensor_options(config, MeshLayout(config.parallel.tensor, mesh_sizes(config)), 0));
+    const auto rows_of = [&](int64_t B) { return B * T; };
+    if (given > 0) {
+        tensor.require_even(rows_of(given), "tokens of a micro-batch");
+        return {given};
+    }
     std::vector<int> possible;
     const int64_t most = std::min(sequences / ranks, std::max<int64_t>(1, pace.most_tokens / T));
     for (int64_t B = 1; B <= most; ++B)
-        if (sequences % B == 0) possible.push_back(static_cast<int>(B));
+        if (sequences % B == 0 && tensor.is_even(rows_of(B)))
+            possible.push_back(static_cast<int>(B));
+    if (possible.empty()) tensor.require_even(rows_of(1), "tokens of a sequence");
     return possible;
 }
 
@@ -138,16 +149,27 @@ DType resolve_dtype(const std::string& word, const Device& device) {
     return resolve_dtype(wanted, device);
 }
 
-Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int ranks) {
+Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int ranks,
+                     Recompute recompute) {
     const MeshLayout mesh = mesh_of(config, ranks);
     Arena counting = Arena::counting(Device{});
-    const ParameterBuffers buffers(counting, registry_of(spec).parameters, dtype,
+    const ParameterBuffers buffers(counting, registry_of_rank(spec, mesh, 0).parameters, dtype,
                                    ParameterBuffers::Use::training, sharding_of(config, mesh, 0));
-    const int64_t data_ranks = mesh.size(Axis::data);
-    return state_traffic(mesh, buffers,
-                         (config.micro_batches_per_step() + data_ranks - 1) / data_ranks,
-                         StepSums::count(static_cast<int>(config.data.train.size())) +
-                             std::ssize(buffers.parameters()));
+    const int64_t data_ranks = mesh.size(Axis::data),
+                  micro_batches = (config.micro_batches_per_step() + data_ranks - 1) / data_ranks;
+    Traffic traffic = state_traffic(mesh, buffers, micro_batches,
+                                    StepSums::count(static_cast<int>(config.data.train.size())) +
+                                        std::ssize(buffers.parameters()));
+    const int tensors = mesh.size(Axis::tensor);
+    if (tensors > 1)
+        traffic[mesh.group_name({Axis::tensor})] +=
+            micro_batches *
+            bytes_sent(spec, {.rows = int64_t{config.batch.micro_batch} * config.sequence_length(),
+                              .ranks = tensors,
+                              .dtype = dtype,
+                              .recompute = recompute,
+                              .keep_gathered = config.parallel.tensor_keep_gathered});
+    return traffic;
 }
 
 Arena plan_memory(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
@@ -316,7 +338,7 @@ constexpr uint64_t largest_gpu_bytes = 288'000'000'000;
 
 /// Model, FLOPs, step, run and device, one line each.
 std::string describe_run(const Config& config, const DecoderSpec& spec, DType dtype,
-                         const Device& device, int world) {
+                         Recompute recompute, const Device& device, int world) {
     const int T = config.sequence_length();
     const int64_t micro_batches = config.micro_batches_per_step();
     const int data_ranks = mesh_of(config, world).size(Axis::data);
@@ -339,7 +361,7 @@ std::string describe_run(const Config& config, const DecoderSpec& spec, DType dt
                    " of ", config.batch.micro_batch, " × ", T, " tokens, on ", world, " rank",
                    world == 1 ? "" : "s", ": ", micro_batches / data_ranks, " to ",
                    (micro_batches + data_ranks - 1) / data_ranks, " each\n");
-    if (world > 1) text += traffic_line(config, spec, dtype, world);
+    if (world > 1) text += traffic_line(config, spec, dtype, recompute, world);
     if (config.schedule.epochs == 0) {
         const int64_t steps = total_steps(config, 0);
         text += concat("run          ", with_separators(steps), " steps, ",
@@ -362,7 +384,7 @@ PlanReport plan_report(const Config& given, const Device& device, int world) {
     for (const Recompute level : recompute_levels)
         plans.push_back(plan_memory(config, spec, dtype, level, device, world));
     PlanReport report;
-    report.text = concat(describe_run(config, spec, dtype, device, world),
+    report.text = concat(describe_run(config, spec, dtype, fit.recompute, device, world),
                          "\nmemory of each rank, by recompute level\n", levels_table(plans, device),
                          "\nbatch.micro_batch = ", fit.micro_batch,
                          ", precision.recompute = ", name_of(fit.recompute), ": ",

@@ -28,7 +28,8 @@ Arena plan_memory(const Config& config, const DecoderSpec& spec, DType dtype, Re
 
 /// What the first of `ranks` ranks sends in a step, by group of ranks; config.batch.micro_batch must
 /// be given.
-Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int ranks);
+Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int ranks,
+                     Recompute recompute = Recompute::none);
 
 /// How a step is divided so that it fits into memory.
 struct Fit {

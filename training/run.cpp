@@ -192,14 +192,14 @@ void Run::print_samples(uint64_t first, int count) {
                             .top_k = s.top_k,
                             .top_p = s.top_p,
                             .seed = s.seed};
-    if (!trainer.parameters.holds_all_weights())
+    if (!trainer.parameters.holds_whole_model())
         options.agree = [&](int32_t token) {
             return std::stoi(world().broadcast(std::to_string(token)));
         };
     std::string all;
     for (int i = 0; i < count; ++i) {
         const uint64_t number = first + static_cast<uint64_t>(i);
-        const std::string text = sample_text(trainer.stream, trainer.generator,
+        const std::string text = sample_text(trainer.stream, trainer.generator(),
                                              *parts_.data.tokenizer(), s.prompt, options, number);
         parts_.progress.say("--- sample\n" + s.prompt + text);
         parts_.history.sample(step_, s.prompt, text);

@@ -112,7 +112,7 @@ class Run {
     int ranks() const { return world().size(); }
     /// Whether this rank computes samples: the first one, or all where none holds all weights.
     bool samples_here() const {
-        return first_rank() || !parts_.trainer.parameters.holds_all_weights();
+        return first_rank() || !parts_.trainer.parameters.holds_whole_model();
     }
     bool due(int64_t every) const { return every > 0 && step_ % every == 0 && step_ < steps_; }
     bool out_of_time() const;

@@ -51,16 +51,16 @@ int32_t draw_token(std::span<const float> logits, const SamplingOptions& options
     return ids[weights.size() - 1];
 }
 
-std::string sample_text(Stream& stream, Generator& generator, const Tokenizer& tokenizer,
+std::string sample_text(Stream& stream, TokenGenerator& generator, const Tokenizer& tokenizer,
                         const std::string& prompt, const SamplingOptions& options, uint64_t sample,
                         const std::function<void(std::string_view)>& emit,
                         const std::function<bool()>& stop) {
-    const size_t n_ctx = static_cast<size_t>(generator.spec().n_ctx);
+    const size_t n_ctx = static_cast<size_t>(generator.context());
     std::vector<int32_t> context;
     for (uint32_t id : tokenizer.encode_beginning(prompt)) {
-        if (id >= generator.spec().vocab_size)
+        if (id >= generator.vocab_size())
             throw Error("the tokenizer gives the prompt the token ", id,
-                        ", but the model's vocabulary has only ", generator.spec().vocab_size,
+                        ", but the model's vocabulary has only ", generator.vocab_size(),
                         "; use the tokenizer that the model was trained with");
         context.push_back(static_cast<int32_t>(id));
     }

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "model/generator.h"
+#include "model/token_generator.h"
 #include "tokenizer/tokenizer.h"
 
 namespace train_gpt {
@@ -28,11 +28,11 @@ int32_t draw_token(std::span<const float> logits, const SamplingOptions& options
 
 /// Continues `prompt` (empty: the start of a document) until max_tokens or the end of the document,
 /// and returns the new text. Philox keyed by (seed, sample, i) decides token i of sample number
-/// `sample`. After n_ctx tokens the model continues with the newer half of its context. `emit`
+/// `sample`. After context() tokens the model continues with the newer half of its context. `emit`
 /// receives the text as it is generated, in whole UTF-8 characters. `stop` is called before each
 /// token; the text ends when it returns true. Throws Error when the tokenizer gives the prompt an
 /// id outside the model's vocabulary.
-std::string sample_text(Stream& stream, Generator& generator, const Tokenizer& tokenizer,
+std::string sample_text(Stream& stream, TokenGenerator& generator, const Tokenizer& tokenizer,
                         const std::string& prompt, const SamplingOptions& options, uint64_t sample,
                         const std::function<void(std::string_view)>& emit = {},
                         const std::function<bool()>& stop = {});

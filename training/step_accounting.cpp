@@ -32,6 +32,7 @@ std::string StepAccounting::summary(const World& world) const {
     }
     std::string text = "time of a step:";
     for (size_t phase = 0; phase < phases; ++phase) {
+        if (phase == static_cast<size_t>(StepPhase::tensor) && all.seconds[phase] == 0) continue;
         char share[64];
         std::snprintf(share, sizeof share, "%s %s %.1f%%", phase ? "," : "",
                       name_of(static_cast<StepPhase>(phase)),

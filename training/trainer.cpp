@@ -51,6 +51,18 @@ Sharding sharding_of(const Config& config, const MeshLayout& mesh, int rank) {
             .reduce_dtype = p.reduce_dtype};
 }
 
+TensorOptions tensor_options(const Config& config, const MeshLayout& mesh, int rank) {
+    const TensorRank tensor{mesh.at(Axis::tensor, rank), mesh.size(Axis::tensor)};
+    if (tensor.ranks == 1) return {};
+    return {.rank = tensor,
+            .chunks = config.parallel.tensor_chunks,
+            .keep_gathered = config.parallel.tensor_keep_gathered};
+}
+
+Registry registry_of_rank(const DecoderSpec& spec, const MeshLayout& mesh, int rank) {
+    return tensor_part(registry_of(spec), {mesh.at(Axis::tensor, rank), mesh.size(Axis::tensor)});
+}
+
 KernelSettings kernel_settings(const Config& config) {
     using Attention = KernelSettings::Attention;
     const auto& k = config.kernels;
@@ -81,7 +93,8 @@ AdamWStep adamw_step(const Config& config, int64_t step, double rate) {
 Trainer::Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
                  Arena& arena, const MeshLayout& mesh, int rank)
     : stream(arena.device(), arena.is_counting()),
-      registry(registry_of(spec)),
+      registry(registry_of_rank(spec, mesh, rank)),
+      tensor(tensor_options(config, mesh, rank)),
       parameters(arena, registry.parameters, dtype, ParameterStore::Use::training,
                  sharding_of(config, mesh, rank)),
       model(spec, registry,
@@ -90,9 +103,9 @@ Trainer::Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Rec
              .recompute = recompute,
              .use = ParameterStore::Use::training,
              .document_mask = config.data.document_mask,
-             .z_loss = static_cast<float>(config.optimizer.z_loss)},
+             .z_loss = static_cast<float>(config.optimizer.z_loss),
+             .tensor = &tensor},
             parameters, arena),
-      generator(spec, registry, parameters, arena),
       optimizer(parameters, arena, StepSums::count(static_cast<int>(config.data.train.size()))),
       feed(arena, config.batch.micro_batch, config.sequence_length(), config.data.document_mask),
       evaluation_batch(arena, config.batch.micro_batch, config.sequence_length(),
@@ -103,12 +116,21 @@ Trainer::Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Rec
       sources_(static_cast<int>(config.data.train.size())),
       reserved_sms_(mesh.size({Axis::data, Axis::context}) > 1 ? config.parallel.reserved_sms : 0) {
     stream.settings = kernel_settings(config);
-    stream.scratch_bytes = std::max(model.scratch_bytes(stream), generator.scratch_bytes(stream));
+    if (tensor.is_split())
+        pass_generator_.emplace(model, arena);
+    else
+        cached_generator_.emplace(spec, registry, parameters, arena);
+    stream.scratch_bytes = std::max(model.scratch_bytes(stream), generator().scratch_bytes(stream));
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     stop_request_ = static_cast<double*>(arena.take(sizeof(double), Purpose::staging));
     if (!arena.is_counting()) *stop_request_ = 0;
     loader_memory = arena.take(TrainLoader::buffer_bytes(loader_options(config, 0, mesh, rank)),
                                Purpose::staging);
+}
+
+void Trainer::connect(const Mesh& mesh) {
+    if (tensor.is_split()) tensor.connect(stream.device, mesh.along(Axis::tensor), &clock);
+    parameters.connect(mesh, &clock, &tensor);
 }
 
 TokenBatch Trainer::next_batch(TrainLoader& loader) {
@@ -166,7 +188,7 @@ void Trainer::warm_up() {
     uint64_t drawn = 0;
     const auto token = [&] {
         return static_cast<int32_t>(random.bits(drawn++) %
-                                    static_cast<uint32_t>(generator.spec().vocab_size));
+                                    static_cast<uint32_t>(model.spec().vocab_size));
     };
     std::ranges::generate(evaluation_batch.tokens, token);
     std::ranges::generate(evaluation_batch.targets, token);
@@ -180,11 +202,11 @@ void Trainer::warm_up() {
     }
     const std::vector<int32_t> prompt{token(), token()};
     for (const size_t n : {size_t{1}, prompt.size()}) {
-        generator.reset();
-        if (static_cast<int>(n) <= generator.spec().n_ctx)
-            generator.feed(stream, std::span(prompt).first(n));
+        generator().reset();
+        if (static_cast<int>(n) <= generator().context())
+            generator().feed(stream, std::span(prompt).first(n));
     }
-    generator.reset();
+    generator().reset();
     stream.synchronize();
 }
 

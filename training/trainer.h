@@ -2,10 +2,12 @@
 // counting arena it is the plan of the run; with a real one it is the run.
 #pragma once
 #include <memory>
+#include <optional>
 
 #include "dataloader/loader.h"
 #include "kernels/adamw.h"
 #include "model/generator.h"
+#include "model/pass_generator.h"
 #include "model/stage.h"
 #include "parallel/mesh.h"
 #include "parallel/step_clock.h"
@@ -45,6 +47,14 @@ struct Trainer {
     Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
             Arena& arena, const MeshLayout& mesh = {}, int rank = 0);
 
+    /// Lets the trainer's collectives run. All ranks call it; `mesh` must live longer.
+    void connect(const Mesh& mesh);
+    /// What samples text: with a cache, or among tensor-parallel ranks by whole forward passes.
+    TokenGenerator& generator() {
+        if (pass_generator_) return *pass_generator_;
+        return *cached_generator_;
+    }
+
     /// Requests that the run stop after the next step: all ranks see this in that step's outcome.
     void request_stop() { *stop_request_ = 1; }
     /// The loader's next batch, whose copy to the device has been submitted.
@@ -64,10 +74,10 @@ struct Trainer {
     void warm_up();
 
     Stream stream;
-    Registry registry;
+    Registry registry;  // of this rank's part
+    TensorGroup tensor;
     ParameterStore parameters;
     Stage model;
-    Generator generator;
     Optimizer optimizer;
     BatchFeed feed;
     EvaluationBatch evaluation_batch;
@@ -82,6 +92,8 @@ struct Trainer {
     /// exchanges: while it runs backward, ranks exchange gradients.
     void micro_batch(const TokenBatch& batch, bool exchanges);
 
+    std::optional<Generator> cached_generator_;
+    std::optional<PassGenerator> pass_generator_;
     double* stop_request_ = nullptr;  // in host memory
     bool counts_losses_;              // of the ranks that compute the same losses, the first one
     int sources_;                     // of training data
@@ -104,6 +116,10 @@ LoaderOptions loader_options(const Config& config, int64_t first_step, const Mes
 KernelSettings kernel_settings(const Config& config);
 
 Sharding sharding_of(const Config& config, const MeshLayout& mesh, int rank);
+TensorOptions tensor_options(const Config& config, const MeshLayout& mesh, int rank);
+
+/// The parameters of a model in a rank's memory.
+Registry registry_of_rank(const DecoderSpec& spec, const MeshLayout& mesh, int rank);
 
 /// AdamW's constants, and the learning rate, for the update of a step counted from 0.
 AdamWStep adamw_step(const Config& config, int64_t step, double rate);

@@ -37,8 +37,8 @@ TEST_CASE("the plan is what the run takes", "[cli][cuda]") {
 
 TEST_CASE("a plan that does not fit is printed, and ends with exit code 1 and one sentence",
           "[cli]") {
-    const Outcome outcome = train_gpt_with(
-        {"plan", "configs/gpt3-175b.json", "--set", "device=cpu", "--set", "model.n_layer=4096"});
+    const Outcome outcome = train_gpt_with({"plan", "configs/gpt3-175b.json", "--set", "device=cpu",
+                                            "--set", "model.n_layer=4096", "--world", "8"});
     check_refused(outcome, 1, {"the run needs ", "take a smaller model"});
     CHECK(contains(outcome.out, "DOES NOT FIT"));
     CHECK(contains(outcome.out, "parameters   "));
@@ -47,7 +47,8 @@ TEST_CASE("a plan that does not fit is printed, and ends with exit code 1 and on
 TEST_CASE("the plan of a preset whose weights no GPU can hold says what splits them", "[cli]") {
     const auto plan = [](const char* preset) {
         return train_gpt_with({"plan", concat("configs/", preset, ".json"), "--set", "device=cpu",
-                               "--set", "precision.dtype=bf16", "--set", "parallel.zero=1"})
+                               "--set", "precision.dtype=bf16", "--set", "parallel.tensor=1",
+                               "--set", "parallel.zero=1"})
             .out;
     };
     CHECK(contains(plan("gpt3-175b"), "parallel.zero=3 splits them over ranks"));

@@ -47,7 +47,9 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
     const auto from = [&](int low, int high) {
         return std::uniform_int_distribution<int>(low, high)(random);
     };
-    const int T = from(9, 16), B = from(1, 2);
+    // Tensor-parallel ranks share the rows of micro-batches evenly, in up to two chunks.
+    const int T = c.tensor == 1 ? from(9, 16) : 2 * c.tensor * from(2, 3), B = from(1, 2);
+    const int kv_heads = std::max(c.tensor, 2 * from(1, 2));
     // Buckets of single blocks, one for all blocks, and of several: one after the other, so that a
     // table of cases has all of them.
     constexpr const char* bucket_mb[] = {"0.02", "64", "0.04", "0.09"};
@@ -63,9 +65,10 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
         "model.n_embd=32",
         "model.head_size=8",
         "model.n_ff=64",
-        concat("model.n_kv_head=", family == "gpt2" ? 4 : from(1, 2) * 2),
+        concat("model.n_kv_head=", family == "gpt2" ? 4 : kv_heads),
         concat("model.n_ctx=", T + from(0, 4)),
-        concat("model.vocab_size=", from(200, 300)),
+        concat("model.vocab_size=",
+               128 * (c.tensor - 1) + from(1, 100) + (c.tensor == 1 ? 200 : 0)),
         concat("batch.tokens_per_step=", c.micro_batches * B * T),
         concat("batch.micro_batch=", B),
         concat("batch.sequence_length=", T),
@@ -77,10 +80,14 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
         concat("precision.dtype=", c.dtype),
         "kernels.autotune=off",
         concat("parallel.bucket_mb=", bucket_mb[seed % 4])};
+    const int chunks = from(1, 2), keeps = from(0, 1);
     if (split)
-        for (const auto& [key, value] :
-             {std::pair{"tensor", c.tensor}, {"zero", c.zero}, {"shard_ranks", c.shard_ranks}})
+        for (const auto& [key, value] : {std::pair{"tensor", c.tensor},
+                                         {"zero", c.zero},
+                                         {"shard_ranks", c.shard_ranks},
+                                         {"tensor_chunks", chunks}})
             settings.push_back(concat("parallel.", key, "=", value));
+    settings.push_back(concat("parallel.tensor_keep_gathered=", keeps ? "true" : "false"));
     return parse_config("{}", "test", settings);
 }
 
@@ -98,7 +105,7 @@ class MeshRun {
               {{std::make_shared<TokenShards>("synthetic", static_cast<uint32_t>(spec_.vocab_size)),
                 1}},
               loader_options(config, 0, mesh_.layout(), mesh_.rank())) {
-        trainer_.parameters.connect(mesh_);
+        trainer_.connect(mesh_);
         trainer_.parameters.initialize(config.seed);
         trainer_.parameters.gather_all(trainer_.stream);
     }
@@ -157,9 +164,10 @@ class MeshRun {
         const bool is_copy = s.replica > 0 || (s.zero == 0 && s.rank > 0);
         std::vector<std::vector<double>> all;
         for (int i = 0; i < std::ssize(store.parameters()); ++i) {
-            std::vector<float> mine(
-                static_cast<size_t>(store.parameters()[static_cast<size_t>(i)].numel()));
-            if (!is_copy) store.read(ParameterStore::State::gradient, i, 0, mine);
+            const Parameter& p = store.parameters()[static_cast<size_t>(i)];
+            std::vector<float> mine(static_cast<size_t>(p.numel()));
+            const bool is_whole_copy = !p.is_part() && s.tensor > 0;
+            if (!is_copy && !is_whole_copy) store.read(ParameterStore::State::gradient, i, 0, mine);
             std::vector<double>& sums = all.emplace_back(mine.begin(), mine.end());
             mesh_.world().all_reduce_sum(sums);
         }

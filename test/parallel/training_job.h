@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -182,9 +183,9 @@ inline std::vector<Json> metrics_of(const std::string& run) {
     for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos;
          begin = end + 1) {
         Json line = Json::parse(text.substr(begin, end - begin));
-        for (const char* key :
-             {"ms", "tokens_per_second", "flops_per_second", "peak_fraction", "compute_ms",
-              "communication_ms", "data_wait_ms", "optimizer_ms", "seconds"})
+        for (const char* key : {"ms", "tokens_per_second", "flops_per_second", "peak_fraction",
+                                "compute_ms", "communication_ms", "tensor_communication_ms",
+                                "data_wait_ms", "optimizer_ms", "seconds"})
             line.erase(key);
         // Depends on the mesh.
         std::erase_if(line.get_ref<Json::object_t&>(),
@@ -218,14 +219,17 @@ inline Tensors state_of(const std::string& run, int64_t step) {
             const std::string key = info.name.substr(info.name.find('/') + 1);
             std::vector<float>& values = all.at(info.name.substr(0, info.name.find('[')));
             const std::string range = file.metadata().at("range/" + key);
-            const auto first = static_cast<size_t>(std::stoll(range));
-            const auto end = static_cast<size_t>(std::stoll(range.substr(range.find('-') + 1)));
-            REQUIRE(end <= values.size());
-            REQUIRE(info.numel() == static_cast<int64_t>(end - first));
-            REQUIRE(std::all_of(values.begin() + static_cast<std::ptrdiff_t>(first),
-                                values.begin() + static_cast<std::ptrdiff_t>(end),
-                                [](float x) { return std::isnan(x); }));
-            file.read_floats(info, values.data() + first);
+            // One run of elements, or several at equal distances
+            long long first = 0, end = 0, count = 1, distance = 0;
+            std::sscanf(range.c_str(), "%lld-%lld,%lld,%lld", &first, &end, &count, &distance);
+            const int64_t n = end - first;
+            REQUIRE(info.numel() == n * count);
+            for (int64_t i = 0; i < count; ++i) {
+                REQUIRE(end + i * distance <= std::ssize(values));
+                float* const run = values.data() + first + i * distance;
+                REQUIRE(std::all_of(run, run + n, [](float x) { return std::isnan(x); }));
+                file.read_floats(info, run, i * n, n);
+            }
         }
     }
     for (const auto& [name, values] : all) {

@@ -91,7 +91,7 @@ TEST_CASE("kernels are warmed up and timed on numbers, not on what memory held",
         copy_now(test_device(), losses.data(), trainer.model.losses(), tokens * sizeof(float));
         const double mean =
             std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(tokens);
-        CHECK(mean == Approx(std::log(trainer.generator.spec().vocab_size)).epsilon(0.05));
+        CHECK(mean == Approx(std::log(trainer.model.spec().vocab_size)).epsilon(0.05));
         for (int i = 0; i < std::ssize(trainer.parameters.parameters()); ++i) {
             const std::vector<float> gradient = poisoned.gradient(i);
             CAPTURE(trainer.parameters.parameters()[static_cast<size_t>(i)].name);
