@@ -32,7 +32,8 @@ void TensorGroup::connect(const Device& device, Communicator& communicator, Step
     assert(communicator.size() == size() && communicator.rank() == rank());
     if (!is_split()) return;
     communicator_ = &communicator;
-    exchange_ = std::make_unique<Exchange>(device, true, gradient_slot() + 1, clock, StepPhase::tensor);
+    exchange_ =
+        std::make_unique<Exchange>(device, true, gradient_slot() + 1, clock, StepPhase::tensor);
 }
 
 void TensorGroup::gather(Stream& stream, Lane lane, Tensor all, Tensor held, int chunk) {
