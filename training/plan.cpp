@@ -90,8 +90,9 @@ std::vector<int> possible_micro_batches(const Config& config, const Pace& pace, 
     const int T = config.sequence_length(), given = config.batch.micro_batch;
     const int64_t sequences = config.batch.tokens_per_step / T;
     if (sequences / std::max(given, 1) < ranks) throw too_few_micro_batches(config, ranks);
-    const TensorGroup tensor(
-        tensor_options(config, MeshLayout(config.parallel.tensor, mesh_sizes(config)), 0));
+    MeshSizes sizes;
+    sizes.tensor = config.parallel.tensor;
+    const TensorGroup tensor(tensor_options(config, MeshLayout(sizes.tensor, sizes), 0));
     const auto rows_of = [&](int64_t B) { return B * T; };
     if (given > 0) {
         tensor.require_even(rows_of(given), "tokens of a micro-batch");
