@@ -110,7 +110,7 @@ namespace {
 constexpr MeshCase few_meshes[] = {
     {1, 2, 3, 0, "gpt2", 5}, {1, 2, 3, 0, "qwen3", 3, "bf16"}, {1, 4, 3, 2, "llama", 6},
     {1, 4, 1, 2, "gpt2", 7}, {1, 3, 3, 0, "mistral", 4},       {1, 4, 2, 2, "qwen2", 5, "bf16"},
-    {2, 1, 0, 0, "gpt2", 2}, {2, 2, 3, 0, "llama", 5},         {4, 1, 1, 0, "qwen3", 2},
+    {2, 1, 0, 0, "gpt2", 2}, {2, 2, 3, 2, "llama", 5},         {4, 1, 1, 0, "qwen3", 2},
     {2, 2, 2, 0, "gpt2", 3}, {2, 2, 1, 0, "qwen2", 3, "bf16"},
 };
 constexpr MeshCase more_meshes[] = {
