@@ -55,6 +55,10 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
     decided.dtype = dtype == name_of(DType::bf16) ? DType::bf16 : DType::fp32;
     decided.kept = choices_from_json(
         first_for_all(world, [&] { return to_json(kept_choices(config.run_dir)); }));
+    first_for_all(world, [&]() -> std::string {
+        registry_of_rank(spec, mesh.layout(), 0);  // an Error where it cannot be split
+        return "";
+    });
     first_collectives(config, spec, device, decided.dtype, mesh);
     const uint64_t available =
         memory_available(device) / static_cast<uint64_t>(device.is_cuda() ? 1 : world.local_size());

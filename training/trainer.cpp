@@ -60,7 +60,9 @@ TensorOptions tensor_options(const Config& config, const MeshLayout& mesh, int r
 }
 
 Registry registry_of_rank(const DecoderSpec& spec, const MeshLayout& mesh, int rank) {
-    return tensor_part(registry_of(spec), {mesh.at(Axis::tensor, rank), mesh.size(Axis::tensor)});
+    const TensorRank tensor{mesh.at(Axis::tensor, rank), mesh.size(Axis::tensor)};
+    tensor_part(spec, tensor.ranks);  // checks
+    return tensor_part(registry_of(spec), tensor);
 }
 
 KernelSettings kernel_settings(const Config& config) {

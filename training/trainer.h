@@ -118,7 +118,8 @@ KernelSettings kernel_settings(const Config& config);
 Sharding sharding_of(const Config& config, const MeshLayout& mesh, int rank);
 TensorOptions tensor_options(const Config& config, const MeshLayout& mesh, int rank);
 
-/// The parameters of a model in a rank's memory.
+/// The parameters of a model in a rank's memory. Throws Error, with the nearest parallel.tensor that
+/// works, where tensor-parallel ranks cannot share the model.
 Registry registry_of_rank(const DecoderSpec& spec, const MeshLayout& mesh, int rank);
 
 /// AdamW's constants, and the learning rate, for the update of a step counted from 0.
