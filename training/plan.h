@@ -26,8 +26,8 @@ DType resolve_dtype(const std::string& word, const Device& device);
 Arena plan_memory(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
                   const Device& device, int ranks = 1);
 
-/// What the first of `ranks` ranks sends in a step, by group of ranks; config.batch.micro_batch must
-/// be given.
+/// What each of `ranks` ranks with the most micro-batches sends in a step, by group of ranks;
+/// config.batch.micro_batch must be given.
 Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int ranks,
                      Recompute recompute = Recompute::none);
 

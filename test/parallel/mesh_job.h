@@ -115,6 +115,9 @@ class MeshRun {
     const DecoderSpec& spec() const { return spec_; }
     Trainer& trainer() { return trainer_; }
     int ranks() const { return mesh_.layout().world(); }
+    bool has_most_micro_batches() const {
+        return loader_.micro_batches() == loader_.most_micro_batches();
+    }
 
     StepOutcome step() {
         trainer_.begin_step(loader_.micro_batches(), loader_.most_micro_batches());

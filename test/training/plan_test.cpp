@@ -292,15 +292,17 @@ TEST_CASE("a plan has the traffic along each axis of its mesh, and memory falls 
                    "parallel.shard_ranks = 3 does not divide the 8 data-parallel ranks"));
 }
 
-TEST_CASE("every preset has a plan on one rank and on many", "[plan]") {
+TEST_CASE("every preset has a plan on the fewest ranks that its mesh has and on many", "[plan]") {
     for (const auto& file : glob_files("configs/*.json")) {
         if (file.filename() == "schema.json") continue;
         CAPTURE(file.string());
         Config config = load_config(file, {});
         if (config.model.vocab_size == 0) config.model.vocab_size = 8192;
         const DecoderSpec spec = spec_of(config, config.model.vocab_size);
-        for (const int ranks : {1, 7}) {
-            if (config.batch.micro_batch > 0 && config.micro_batches_per_step() < ranks) continue;
+        for (const int data_ranks : {1, 7}) {
+            const int ranks = data_ranks * config.parallel.tensor;
+            if (config.batch.micro_batch > 0 && config.micro_batches_per_step() < data_ranks)
+                continue;
             const Fit fit = fit_into(uint64_t{1} << 50, config, spec, DType::bf16, Device{}, ranks);
             CHECK(fit.recompute == Recompute::none);
             CHECK(config.batch.tokens_per_step %
