@@ -42,7 +42,7 @@ DecoderSpec shared_spec(int ranks) {
     return gpt2.spec({.n_layer = random_int(1, 3),
                       .n_head = n_head,
                       .n_embd = n_head * random_int(1, 2) * 4,
-                      .n_ctx = 24,
+                      .n_ctx = 32,
                       .vocab_size = shared_vocabulary(ranks),
                       .n_kv_head = n_kv_head,
                       .head_size = 2 * random_int(2, 6),
@@ -78,7 +78,7 @@ struct Experiment {
     Experiment(int tensor_ranks, int data_ranks)
         : spec(shared_spec(tensor_ranks)),
           B(static_cast<int>(random_int(1, 2))),
-          T(static_cast<int>(random_int(1, 3)) * 8),
+          T(tensor_ranks < 8 ? 8 * static_cast<int>(random_int(1, 3)) : 2 * tensor_ranks),
           micro_batches(static_cast<int>(random_int(data_ranks, 2 * data_ranks + 1))) {
         const auto drawn = [](int64_t least, int64_t most) {
             return std::to_string(random_int(least, most));
@@ -97,7 +97,7 @@ struct Experiment {
         std::vector<std::string> all{"data.train=synthetic",
                                      "schedule.steps=10",
                                      "kernels.autotune=off",
-                                     "model.n_ctx=24",
+                                     "model.n_ctx=32",
                                      "model.n_head=64",  // what any mesh can share
                                      "model.n_embd=768",
                                      "run_dir=none",
