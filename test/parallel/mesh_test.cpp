@@ -239,7 +239,7 @@ void check_case(const World& part, const Device& device, const MeshCase& c, uint
     // Tensor-parallel ranks round parts of sums, so that activations differ as well.
     const double in_bf16 = (c.tensor == 1 ? 4 : 16) * bf16_roundoff;
     check_gradients(run, curve, one, is_fp32 ? 2e-5 : in_bf16);
-    check_curves(curve, one, threads, is_fp32 ? 4 * fp32_roundoff : bf16_roundoff / 4);
+    check_curves(curve, one, threads, is_fp32 ? 4 * fp32_roundoff : in_bf16 / 16);
 }
 
 void check_meshes(const Device& device, const World& world, std::span<const MeshCase> cases) {
