@@ -132,9 +132,11 @@ TEST_CASE(
 
 TEST_CASE("a launcher with several ranks is refused", "[cli]") {
     const TemporaryDirectory directory;
-    for (const char* variable :
-         {"OMPI_COMM_WORLD_SIZE=2", "PMI_SIZE=8", "SLURM_STEP_NUM_TASKS=3"}) {
-        const std::string name = std::string(variable).substr(0, std::string(variable).find('='));
+    for (const auto& [variable, name] :
+         {std::pair{"OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_SIZE"},
+          {"PMI_SIZE=8", "PMI_SIZE"},
+          {"SLURM_STEP_NUM_TASKS=3", "SLURM_PROCID"},
+          {"TRAIN_GPT_WORLD=3", "TRAIN_GPT_RANK"}}) {
         const Surroundings launched{// MPI's library leaks memory
                                     .environment = {variable, "ASAN_OPTIONS=detect_leaks=0"}};
         check_refused(train_gpt_with(Workplace::get().train(directory / "run"), launched), 1,
