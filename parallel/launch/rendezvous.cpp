@@ -135,7 +135,7 @@ class Visitor {
         throw Error("rank ", place_.rank, " (host ", options_.host,
                     ") could not meet rank 0 within ",
                     std::chrono::ceil<std::chrono::seconds>(options_.limit).count(), " s at ",
-                    reasons_, strange_ ? hint_of_secret() : hint_of_network());
+                    strange_.empty() ? reasons_ + hint_of_network() : strange_ + hint_of_secret());
     }
 
   private:
@@ -177,7 +177,8 @@ class Visitor {
         if (!parts || parts->size() != 2 || parts->at(0).empty() ||
             !net::equal_secrets(parts->at(1),
                                 proof_of_rank_0(secret_, of_rank, of_rank_0, parts->at(0)))) {
-            if (!std::exchange(strange_, true)) strange_since_ = Clock::now();
+            if (strange_.empty()) strange_since_ = Clock::now();
+            strange_ = where + " (it has another secret)";
             return note(where, "it has another secret"), false;
         }
         const std::string verdict = parts->at(0).substr(1);
@@ -212,7 +213,8 @@ class Visitor {
     Meeting meeting_;
     std::string address_;  // where rank 0 was found
     std::string reasons_;
-    bool strange_ = false;
+    // The last program that did not know the secret: what to report even if it has ended since.
+    std::string strange_;
     Time strange_since_ = Time::max() - strange_limit;
 };
 
