@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/formatted.h"
 #include "base/printable.h"
 #include "model/stage_traffic.h"
 #include "tokenizer/tokenizer.h"
@@ -16,13 +17,6 @@
 namespace train_gpt {
 
 namespace {
-
-template <class... Args>
-std::string formatted(const char* format, Args... args) {
-    char text[256];
-    std::snprintf(text, sizeof text, format, args...);
-    return text;
-}
 
 /// "staging" is in host memory where the device is a GPU.
 std::string label_of(Purpose purpose, const Device& device) {

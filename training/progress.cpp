@@ -7,19 +7,13 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "base/formatted.h"
 #include "base/printable.h"
 #include "device/memory.h"
 
 namespace train_gpt {
 
 namespace {
-
-template <class... Args>
-std::string formatted(const char* format, Args... args) {
-    char text[192];
-    std::snprintf(text, sizeof text, format, args...);
-    return text;
-}
 
 std::string percent(double part, double whole) {
     return formatted("%.0f%%", whole > 0 ? 100 * part / whole : 0.0);

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/formatted.h"
 #include "device/memory.h"
 #include "training/progress.h"
 #include "training/report/thinning.h"
@@ -14,13 +15,6 @@
 namespace train_gpt {
 
 namespace {
-
-template <class... Args>
-std::string formatted(const char* format, Args... args) {
-    char text[192];
-    std::snprintf(text, sizeof text, format, args...);
-    return text;
-}
 
 std::string count(double number) {
     return with_separators(static_cast<uint64_t>(std::max(0.0, number)));

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "base/error.h"
+#include "base/formatted.h"
 #include "training/report/page_data.h"
 #include "training/report/page_text.h"
 
@@ -13,13 +14,6 @@ namespace train_gpt {
 namespace {
 
 constexpr double width = 960, height = 600, left = 64, right = 24, top = 72, bottom = 56;
-
-template <class... Args>
-std::string formatted(const char* format, Args... args) {
-    char text[256];
-    std::snprintf(text, sizeof text, format, args...);
-    return text;
-}
 
 struct Range {
     double low = INFINITY, high = -INFINITY;
