@@ -44,8 +44,8 @@ class MeshLayout {
         const Extent& extent = extents_[static_cast<size_t>(axis)];
         return rank / extent.stride % extent.size;
     }
-    /// The group over several axes that a rank belongs to: how many ranks it has, which of them the
-    /// rank is (in the order of ranks), and its first rank, by which groups are told apart.
+    /// The group over several axes that a rank belongs to: its size, this rank's index in it (in the
+    /// order of ranks), and its first rank, which identifies the group.
     int size(Axes axes) const;
     int at(Axes axes, int rank) const;
     /// The axes with more than one rank, a bit for each; data as its parts.
