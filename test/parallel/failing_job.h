@@ -228,6 +228,21 @@ inline void check_failed(Job& job, const fs::path& run, const std::string& expre
     check_gone(run);
 }
 
+const std::string last_words =
+    "[^\n]*; its last collective was [a-z -]+ number [0-9]+, in step [0-9]+ \\([a-z]+\\)";
+
+/// Checks that the job whose rank is stopped (SIGSTOP) ends with a line that says so. mpirun ends the
+/// stopped process as well; where nothing else started the ranks, only the test does, after the others
+/// have ended by themselves.
+inline void check_hung(Job& job, const fs::path& run, int rank, Launcher launcher) {
+    if (launcher != Launcher::mpirun) {
+        check_gone(run, [&](const Process& p) { return p.rank >= 0 && p.rank != rank; });
+        CHECK(job.seconds_since_mark() < timeout + grace);
+        REQUIRE(job.signal(rank, SIGKILL));
+    }
+    check_failed(job, run, concat("rank ", rank, " \\(host [^)]+\\) is hung: ", last_words));
+}
+
 /// Without the ranks' lines about a signal, which may come in the middle of another rank's line,
 /// wherever mpirun has cut its output.
 inline std::string without_signal_notes(std::string output) {
@@ -249,9 +264,6 @@ inline void check_saved(Job& job, const fs::path& run, const std::string& reason
     CHECK(count(result.output, "train_gpt: ") == 0);
     check_gone(run);
 }
-
-const std::string last_words =
-    "[^\n]*; its last collective was [a-z -]+ number [0-9]+, in step [0-9]+ \\([a-z]+\\)";
 
 /// The job of a command that succeeds by itself.
 inline std::string check_succeeds(const Arguments& command) {

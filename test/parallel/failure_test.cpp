@@ -96,7 +96,7 @@ void check_stopped_rank(int rank) {
     Job job(3, run);
     REQUIRE(job.wait_for_step(random_int(5, 12)));
     REQUIRE(job.signal(rank, SIGSTOP));
-    check_failed(job, run, concat("rank ", rank, " \\(host [^)]+\\) is hung: ", last_words));
+    check_hung(job, run, rank, usual_launcher());
     newest_whole_checkpoint(run);
 }
 

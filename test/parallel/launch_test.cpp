@@ -559,15 +559,11 @@ TEST_CASE("of ranks that met over TCP, one that is killed or stopped ends all wi
         failing_job::Job job(3, run, {}, {}, launcher);
         REQUIRE(job.wait_for_step(random_int(5, 12)));
         REQUIRE(job.signal(rank, stops ? SIGSTOP : SIGKILL));
-        if (stops) {
-            // Nothing but the test ends a process that is stopped.
-            check_gone(run, [&](const Process& p) { return p.rank >= 0 && p.rank != rank; });
-            CHECK(job.seconds_since_mark() < timeout + grace);
-            REQUIRE(job.signal(rank, SIGKILL));
-        }
-        check_failed(job, run,
-                     concat("rank ", rank, " \\(host [^)]+\\) is ", stops ? "hung" : "dead", ": ",
-                            last_words));
+        if (stops)
+            check_hung(job, run, rank, launcher);
+        else
+            check_failed(job, run,
+                         concat("rank ", rank, " \\(host [^)]+\\) is dead: ", last_words));
         newest_whole_checkpoint(run);
     }
 }
