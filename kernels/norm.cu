@@ -16,14 +16,14 @@ namespace {
 // on the caches.
 
 /// A row belongs to one warp with up to 8 packs per lane (C <= 2048 in bf16), else to a block with
-/// up to 32 elements per thread (C <= 32768). Eight warps per block keep 100 KB or more of loads in
+/// up to 32 elements per thread (C <= 32768). Eight warps per block keep 64 KB or more of loads in
 /// flight on a multiprocessor.
 constexpr int warp_packs = 8, rows_per_block = 8, block_elements = 32;
 
-/// Rows of more than 8192 elements are taken by blocks that process several of them and keep w, b
-/// and bias in shared memory, so that these do not compete with the rows for the caches. In fp32, a
-/// thread needs more than the 64 registers that 1024 threads leave it.
-constexpr int wide_columns = 8192;
+/// Where there are more rows than run at a time, blocks process several and keep w, b and bias in
+/// shared memory, so that these are not read again for each row and do not compete with the rows for
+/// the caches. In fp32, a thread of such a block needs more than the 64 registers that 1024 threads
+/// leave it; still longer rows, and those whose vectors do not fit, get a block each.
 template <class T, bool keeps_vectors>
 constexpr int max_block_threads = keeps_vectors && sizeof(T) == 4 ? 640 : 1024;
 
@@ -119,39 +119,52 @@ __device__ __forceinline__ void forward_row(const ForwardArgs<T>& args, int64_t 
     }
 }
 
-/// One row per warp.
-template <class T, int packs>
-__global__ void __launch_bounds__(rows_per_block* warp_size) forward_warps(ForwardArgs<T> args) {
-    const int64_t row = int64_t{blockIdx.x} * rows_per_block + threadIdx.x / warp_size;
-    if (row >= args.M) return;
-    forward_row<T, packs>(args, row, warp_size, static_cast<int>(threadIdx.x) % warp_size,
-                          [](float value) { return warp_sum(value); });
+/// Copies w, b and bias to shared memory, [3, C], from which they are read after this. A thread
+/// copies every blockDim.x-th pack.
+template <class T>
+__device__ __forceinline__ void keep_vectors(ForwardArgs<T>& args, uint4* shared) {
+    constexpr int size = Pack<T>::size;
+    T* copies = reinterpret_cast<T*>(shared);
+    for (const T** vector : {&args.w, &args.b, &args.bias}) {
+        if (!*vector) continue;
+        for (int column = static_cast<int>(threadIdx.x) * size; column < args.C;
+             column += static_cast<int>(blockDim.x) * size)
+            Pack<T>::load(*vector + column).store(copies + column);
+        *vector = copies;
+        copies += args.C;
+    }
 }
 
-/// A block takes every gridDim.x-th row. With `keeps_vectors`, it first copies w, b and bias to
-/// dynamic shared memory, [3, C]; a thread reads only what it copied itself.
+/// One row per warp at a time.
+template <class T, int packs>
+__global__ void __launch_bounds__(rows_per_block* warp_size, packs == warp_packs ? 2 : 1)
+    forward_warps(ForwardArgs<T> args) {
+    extern __shared__ uint4 dynamic_shared[];
+    const int64_t stride = int64_t{gridDim.x} * rows_per_block;
+    if (stride < args.M) {
+        keep_vectors(args, dynamic_shared);
+        __syncthreads();
+    }
+    for (int64_t row = int64_t{blockIdx.x} * rows_per_block + threadIdx.x / warp_size; row < args.M;
+         row += stride)
+        forward_row<T, packs>(args, row, warp_size, static_cast<int>(threadIdx.x) % warp_size,
+                              [](float value) { return warp_sum(value); });
+}
+
+/// A block takes every gridDim.x-th row. With `keeps_vectors` and more rows than blocks, a thread
+/// reads of w, b and bias what it has copied itself.
 template <class T, bool keeps_vectors>
 __global__ void __launch_bounds__(max_block_threads<T, keeps_vectors>)
     forward_rows(ForwardArgs<T> args) {
     extern __shared__ uint4 dynamic_shared[];
     __shared__ float shared[2][max_block_threads<T, keeps_vectors> / warp_size];
-    constexpr int size = Pack<T>::size;
     const int lanes = static_cast<int>(blockDim.x), lane = static_cast<int>(threadIdx.x);
-    if (keeps_vectors) {
-        T* copies = reinterpret_cast<T*>(dynamic_shared);
-        for (const T** vector : {&args.w, &args.b, &args.bias}) {
-            if (!*vector) continue;
-            for (int column = lane * size; column < args.C; column += lanes * size)
-                Pack<T>::load(*vector + column).store(copies + column);
-            *vector = copies;
-            copies += args.C;
-        }
-    }
+    if (keeps_vectors && gridDim.x < args.M) keep_vectors(args, dynamic_shared);
     // Sums take turns with the two halves of `shared`, so one barrier for each is enough.
     int turn = 0;
     const auto row_sum = [&](float value) { return block_sum(value, shared[turn ^= 1]); };
     for (int64_t row = blockIdx.x; row < args.M; row += gridDim.x)
-        forward_row<T, block_elements / size>(args, row, lanes, lane, row_sum);
+        forward_row<T, block_elements / Pack<T>::size>(args, row, lanes, lane, row_sum);
 }
 
 /// One row per block, any C and alignment; x is read three times.
@@ -184,28 +197,42 @@ __global__ void __launch_bounds__(any_threads) forward_any(ForwardArgs<T> args) 
 }
 
 template <class T>
-void launch_forward_rows(Stream& stream, const ForwardArgs<T>& args) {
-    const auto threads =
-        static_cast<unsigned>(ceil_div<int64_t>(args.C, block_elements * warp_size) * warp_size);
+size_t vector_bytes(const ForwardArgs<T>& args) {
     const int64_t vectors = 1 + (args.b != nullptr) + (args.bias != nullptr);
-    const size_t shared_bytes = static_cast<size_t>(vectors * args.C) * sizeof(T);
-    constexpr size_t static_shared_bytes = 256;
-    const DeviceLimits& limits = limits_of(stream);
-    if (args.C <= wide_columns || threads > max_block_threads<T, true> ||
-        shared_bytes + static_shared_bytes > limits.shared_bytes_per_block) {
-        forward_rows<T, false>
-            <<<static_cast<unsigned>(args.M), threads, 0, stream_of(stream)>>>(args);
-        return;
-    }
-    const auto kernel = forward_rows<T, true>;
+    return static_cast<size_t>(vectors * args.C) * sizeof(T);
+}
+
+/// Launches a kernel that keeps w, b and bias where it has more rows than blocks; a block processes
+/// `rows` at a time. At most `most` blocks run on a multiprocessor.
+template <class T>
+void launch_keeping(Stream& stream, void (*kernel)(ForwardArgs<T>), const ForwardArgs<T>& args,
+                    int64_t rows, int threads, int64_t most) {
+    const size_t shared_bytes = vector_bytes(args);
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(shared_bytes)));
     int resident = 0;
-    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-        &resident, kernel, static_cast<int>(threads), shared_bytes));
+    CUDA_CHECK(
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, shared_bytes));
     const int64_t blocks =
-        std::min<int64_t>(args.M, int64_t{limits.multiprocessors} * std::max(resident, 1));
-    kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream_of(stream)>>>(args);
+        std::min(ceil_div(args.M, rows),
+                 limits_of(stream).multiprocessors * std::clamp<int64_t>(resident, 1, most));
+    kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shared_bytes,
+             stream_of(stream)>>>(args);
+}
+
+template <class T>
+void launch_forward_rows(Stream& stream, const ForwardArgs<T>& args) {
+    const auto threads =
+        static_cast<int>(ceil_div<int64_t>(args.C, block_elements * warp_size) * warp_size);
+    constexpr size_t static_shared_bytes = 256;
+    constexpr int most = max_block_threads<T, true>;
+    if (threads > most ||
+        vector_bytes(args) + static_shared_bytes > limits_of(stream).shared_bytes_per_block) {
+        forward_rows<T, false><<<static_cast<unsigned>(args.M), static_cast<unsigned>(threads), 0,
+                                 stream_of(stream)>>>(args);
+    } else {
+        launch_keeping<T>(stream, forward_rows<T, true>, args, 1, threads, most / threads);
+    }
 }
 
 template <class T>
@@ -229,10 +256,12 @@ void forward(Stream& stream, const NormForward& args) {
         forward_any<T>
             <<<static_cast<unsigned>(M), any_threads, 0, stream_of(stream)>>>(kernel_args);
     } else if (packs <= warp_packs * warp_size) {
+        // Blocks with 64 KB of rows together.
+        const int64_t most =
+            ceil_div<int64_t>(65536, rows_per_block * C * static_cast<int64_t>(sizeof(T)));
         with_count<warp_packs>(ceil_div<int64_t>(packs, warp_size), [&](auto per_lane) {
-            forward_warps<T, per_lane.value>
-                <<<static_cast<unsigned>(ceil_div<int64_t>(M, rows_per_block)),
-                   rows_per_block * warp_size, 0, stream_of(stream)>>>(kernel_args);
+            launch_keeping<T>(stream, forward_warps<T, per_lane.value>, kernel_args, rows_per_block,
+                              rows_per_block * warp_size, most);
         });
     } else {
         launch_forward_rows(stream, kernel_args);

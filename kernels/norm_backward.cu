@@ -16,24 +16,26 @@ namespace {
 // processed, `stages` − 1 are being read. A block processes several rows side by side, which keeps
 // the number of partial sums small. The column sums of more than 8192 elements do not fit into a
 // multiprocessor: such a row is shared by a cluster of 2, 4 or 8 blocks, which run at the same time
-// and read each other's sums of the row from shared memory, where each also keeps its part of w.
-// For other rows, w is read again each time, from L1: there are no registers to keep it in.
+// and read each other's sums of the row from shared memory. Each block keeps its part of w in shared
+// memory; where that is full, w is read again for each row, from L1.
 struct ShortRows {
-    static constexpr int elements = 8, stages = 3, max_threads = 384, blocks_per_multiprocessor = 2;
+    static constexpr int elements = 8, max_threads = 384, blocks_per_multiprocessor = 2;
     static constexpr int max_blocks = 1, max_columns = elements * max_threads;
-    static constexpr bool keeps_weights = false;
+    /// As many bytes on their way in fp32 as in bf16.
+    template <class T>
+    static constexpr int stages = sizeof(T) == 2 ? 3 : 2;
 };
 struct LongRows {
-    static constexpr int elements = 16, stages = 2, max_threads = 512,
-                         blocks_per_multiprocessor = 1;
+    static constexpr int elements = 16, max_threads = 512, blocks_per_multiprocessor = 1;
     static constexpr int max_blocks = 1, max_columns = elements * max_threads;
-    static constexpr bool keeps_weights = false;
+    template <class T>
+    static constexpr int stages = 2;
 };
 struct WideRows {
-    static constexpr int elements = 16, stages = 2, max_threads = 512,
-                         blocks_per_multiprocessor = 1;
+    static constexpr int elements = 16, max_threads = 512, blocks_per_multiprocessor = 1;
     static constexpr int max_blocks = 8;
-    static constexpr bool keeps_weights = true;
+    template <class T>
+    static constexpr int stages = 2;
 };
 /// Rows that do not consist of whole packs (C not a multiple of the pack size, or a view that starts
 /// at any address), still longer ones, and wide ones on GPUs without clusters (before sm_90) use
@@ -53,6 +55,8 @@ struct BackwardArgs {
     int64_t M;
     int C;
     bool rms;
+    bool writes_sums[3];  // of dw, db and dbias: those that have a sink
+    bool keeps_weights = false;
 };
 
 /// Sums two values over a warp together: lanes 0–15 return the total of a, lanes 16–31 that of b.
@@ -184,7 +188,8 @@ class StagedRows : RowPart<T, Shape> {
     using RowPart<T, Shape>::packs, RowPart<T, Shape>::size, RowPart<T, Shape>::column;
 
     __device__ __forceinline__ StagedRows(uint4* shared, int group)
-        : staged_(reinterpret_cast<Pack<T>*>(shared) + group * Shape::stages * stage_packs() +
+        : staged_(reinterpret_cast<Pack<T>*>(shared) +
+                  group * Shape::template stages<T> * stage_packs() +
                   static_cast<int>(threadIdx.x)) {}
 
     /// Starts copying the next row, whose part for this thread begins at element `at`; a row that
@@ -208,22 +213,19 @@ class StagedRows : RowPart<T, Shape> {
     }
     /// Waits until the current row has arrived.
     __device__ __forceinline__ void wait() const {
-        asm volatile("cp.async.wait_group %0;" ::"n"(Shape::stages - 1) : "memory");
+        asm volatile("cp.async.wait_group %0;" ::"n"(Shape::template stages<T> - 1) : "memory");
     }
     /// The current row: element (kind·packs + k)·blockDim.x is pack k of dy, x or dres (`kind` 0, 1,
     /// 2).
     __device__ __forceinline__ const Pack<T>* current() const { return staged_ + current_; }
     __device__ __forceinline__ void next_row() { advance(current_); }
-    /// Memory after the stages of a block with blockDim.y = 1, as current().
-    __device__ __forceinline__ Pack<T>* after_stages() const {
-        return staged_ + Shape::stages * stage_packs();
-    }
 
   private:
     static __device__ __forceinline__ int lanes() { return static_cast<int>(blockDim.x); }
     static __device__ __forceinline__ int stage_packs() { return 3 * packs * lanes(); }
     static __device__ __forceinline__ void advance(int& stage) {
-        stage = stage == (Shape::stages - 1) * stage_packs() ? 0 : stage + stage_packs();
+        stage =
+            stage == (Shape::template stages<T> - 1) * stage_packs() ? 0 : stage + stage_packs();
     }
 
     Pack<T>* staged_;
@@ -231,38 +233,57 @@ class StagedRows : RowPart<T, Shape> {
 };
 
 /// Adds up the column sums dw, db and dbias of the block's groups of threads, one group after the
-/// other, in `block_sums` (shared memory, [3, C]); the last one writes the totals to the partials.
-/// The blocks of a cluster write their parts of the same partials.
+/// other, in `block_sums` (shared memory, [3, columns of the block]), and writes those that are
+/// wanted to the partials. The blocks of a cluster write their parts of the same partials.
 template <class T, class Shape>
-__device__ __forceinline__ void write_column_sums(const BackwardArgs<T>& args, float* block_sums,
+__device__ __forceinline__ void write_column_sums(const BackwardArgs<T>& args,
+                                                  Pack<float>* block_sums,
                                                   const typename RowPart<T, Shape>::Values& dw,
                                                   const typename RowPart<T, Shape>::Values& db,
                                                   const typename RowPart<T, Shape>::Values& dbias) {
     using Part = RowPart<T, Shape>;
-    const unsigned cluster = blockIdx.x / static_cast<unsigned>(Cluster<Shape>::size());
-    float* const partials = args.partials + int64_t{cluster} * 3 * args.C;
-    const int group = static_cast<int>(threadIdx.y), last = static_cast<int>(blockDim.y) - 1;
-    for (int turn = 0; turn <= last; ++turn) {
-        if (last > 0) __syncthreads();
+    constexpr int size = Pack<float>::size;
+    const int lanes = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x),
+              group = static_cast<int>(threadIdx.y), groups = static_cast<int>(blockDim.y),
+              columns = Part::packs * lanes * Part::size;
+    // Where the sums of column `column` of the block and the next three are. A thread's columns are
+    // two of these packs in bf16; packs that are 8 apart change places so that the threads of a
+    // request use all banks.
+    const auto at = [&](int kind, int column) -> Pack<float>& {
+        const int pack = (kind * columns + column) / size;
+        return block_sums[pack ^ (pack >> 3 & 1)];
+    };
+    for (int turn = 0; turn < groups; ++turn) {
+        __syncthreads();
         if (group != turn) continue;
         const auto add = [&](int kind, const typename Part::Values& sums) {
 #pragma unroll
             for (int k = 0; k < Part::packs; ++k) {
-                if (Part::column(k) >= args.C) continue;
 #pragma unroll
-                for (int i = 0; i < Part::size; i += Pack<float>::size) {
-                    const int place = kind * args.C + Part::column(k) + i;
+                for (int i = 0; i < Part::size; i += size) {
+                    Pack<float>& place = at(kind, (k * lanes + thread) * Part::size + i);
                     Pack<float> sum = {};
-                    if (turn > 0) sum = Pack<float>::load(block_sums + place);
+                    if (turn > 0) sum = place;
 #pragma unroll
-                    for (int j = 0; j < Pack<float>::size; ++j) sum[j] += sums[k][i + j];
-                    sum.store((turn < last ? block_sums : partials) + place);
+                    for (int j = 0; j < size; ++j) sum[j] += sums[k][i + j];
+                    place = sum;
                 }
             }
         };
         add(0, dw);
         add(1, db);
         add(2, dbias);
+    }
+    __syncthreads();
+    const unsigned cluster = blockIdx.x / static_cast<unsigned>(Cluster<Shape>::size());
+    float* const partials = args.partials + int64_t{cluster} * 3 * args.C;
+    const int before = Cluster<Shape>::rank() * columns, in_row = min(columns, args.C - before);
+#pragma unroll
+    for (int kind = 0; kind < 3; ++kind) {
+        if (!args.writes_sums[kind]) continue;
+        for (int column = (group * lanes + thread) * size; column < in_row;
+             column += groups * lanes * size)
+            at(kind, column).store(partials + kind * args.C + before + column);
     }
 }
 
@@ -275,58 +296,78 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
     backward_rows(BackwardArgs<T> args) {
     using Part = RowPart<T, Shape>;
     constexpr int size = Part::size, packs = Part::packs;
+    // In fp32, 16 elements leave no registers for g and x̂: these are computed once more.
+    constexpr bool keeps_row = Shape::elements * sizeof(T) < 64;
     __shared__ float warp_sums[2][2 * Shape::max_threads / warp_size];
     extern __shared__ uint4 dynamic_shared[];
     const int lanes = static_cast<int>(blockDim.x), group = static_cast<int>(threadIdx.y),
               warps = lanes / warp_size;
 
     const auto blocks = static_cast<unsigned>(Cluster<Shape>::size());
-    const int64_t first_row = int64_t{blockIdx.x / blocks} * blockDim.y + group,
-                  stride = int64_t{gridDim.x / blocks} * blockDim.y,
-                  stride_elements = stride * args.C;
+    const int64_t first_row = int64_t{blockIdx.x / blocks} * blockDim.y + group;
+    const int stride = static_cast<int>(gridDim.x / blocks * blockDim.y);
+    // From a row to the thread's `ahead`-th next one.
+    const auto elements = [&](int ahead) { return int64_t{ahead * stride} * args.C; };
     const int rows =
-        first_row < args.M ? static_cast<int>(ceil_div(args.M - first_row, stride)) : 0;
+        first_row < args.M ? static_cast<int>(ceil_div<int64_t>(args.M - first_row, stride)) : 0;
     int64_t at = first_row * args.C + Part::column(0);  // the thread's first element of the row
     StagedRows<T, Shape, overwrite> staged(dynamic_shared, group);
 #pragma unroll
-    for (int i = 0; i + 1 < Shape::stages; ++i)
-        staged.copy_next(args, at + i * stride_elements, i < rows);
-    const float2* stats = reinterpret_cast<const float2*>(args.stats) + first_row;
-    float2 next_stats = rows > 0 ? *stats : float2{};
+    for (int i = 0; i + 1 < Shape::template stages<T>; ++i)
+        staged.copy_next(args, at + elements(i), i < rows);
+    // Lane 0 of a warp reads the mean of its next row, lane 1 the reciprocal deviation.
+    const int lane = static_cast<int>(threadIdx.x) % warp_size;
+    const float* stats = args.stats + 2 * first_row + lane;
+    float next_stats = rows > 0 && lane < 2 ? *stats : 0.0f;
 
     const float scale = 1.0f / static_cast<float>(args.C);
     typename Part::Values dw = {}, db = {}, dbias = {};
+    Pack<T>* const kept_weights = reinterpret_cast<Pack<T>*>(dynamic_shared) +
+                                  blockDim.y * Shape::template stages<T> * 3 * packs * lanes +
+                                  threadIdx.x;
     const auto weights = [&](int k) {
         return Part::column(k) < args.C ? Pack<T>::load(args.w + Part::column(k)) : Pack<T>{};
     };
-    Pack<T>* const kept_weights = staged.after_stages();
-    if (Shape::keeps_weights)
+    // A cluster always does.
+    const bool keeps_weights = !Cluster<Shape>::is_alone || args.keeps_weights;
+    if (keeps_weights) {
+        if (group == 0) {
 #pragma unroll
-        for (int k = 0; k < packs; ++k) kept_weights[k * lanes] = weights(k);
-    for (int left = rows; left > 0; --left, at += stride_elements, staged.next_row()) {
-        const auto [mean, rstd] = next_stats;
-        stats += stride;
-        if (left > 1) next_stats = *stats;
-        staged.copy_next(args, at + (Shape::stages - 1) * stride_elements, left >= Shape::stages);
-        Pack<T> w_packs[packs];
-#pragma unroll
-        for (int k = 0; k < packs; ++k)
-            w_packs[k] = Shape::keeps_weights ? kept_weights[k * lanes] : weights(k);
+            for (int k = 0; k < packs; ++k) kept_weights[k * lanes] = weights(k);
+        }
+        __syncthreads();
+    }
+    for (int left = rows; left > 0; --left, at += elements(1), staged.next_row()) {
+        const float mean = __shfl_sync(0xffffffffu, next_stats, 0),
+                    rstd = __shfl_sync(0xffffffffu, next_stats, 1);
+        stats += 2 * stride;
+        if (left > 1 && lane < 2) next_stats = *stats;
+        staged.copy_next(args, at + elements(Shape::template stages<T> - 1),
+                         left >= Shape::template stages<T>);
         staged.wait();
         const Pack<T>* const from = staged.current();
 
+        // g = dy ⊙ w and x̂ of a pack.
+        const auto compute = [&](float(&g)[size], float(&normal)[size], int k) {
+            float w[size];
+            unpack(w, keeps_weights ? kept_weights[k * lanes] : weights(k));
+            unpack(g, from[k * lanes]);
+            unpack(normal, from[(packs + k) * lanes]);
+#pragma unroll
+            for (int i = 0; i < size; ++i) {
+                g[i] *= w[i];
+                normal[i] = (normal[i] - mean) * rstd;
+            }
+        };
         typename Part::Values g, normal;
         float sum_g = 0, sum_gx = 0;
 #pragma unroll
         for (int k = 0; k < packs; ++k) {
-            float w[size], dy[size];
-            unpack(w, w_packs[k]);
+            float dy[size];
+            compute(g[k], normal[k], k);
             unpack(dy, from[k * lanes]);
-            unpack(normal[k], from[(packs + k) * lanes]);
 #pragma unroll
             for (int i = 0; i < size; ++i) {
-                normal[k][i] = (normal[k][i] - mean) * rstd;
-                g[k][i] = dy[i] * w[i];
                 sum_g += g[k][i];
                 sum_gx += g[k][i] * normal[k][i];
                 dw[k][i] += dy[i] * normal[k][i];
@@ -340,6 +381,7 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
 #pragma unroll
         for (int k = 0; k < packs; ++k) {
             float dres[size];
+            if (!keeps_row) compute(g[k], normal[k], k);
             if (!overwrite) unpack(dres, from[(2 * packs + k) * lanes]);
 #pragma unroll
             for (int i = 0; i < size; ++i) {
@@ -355,7 +397,8 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
     }
     // No block may end while others read its sums.
     if (!Cluster<Shape>::is_alone) Cluster<Shape>::barrier();
-    write_column_sums<T, Shape>(args, reinterpret_cast<float*>(dynamic_shared), dw, db, dbias);
+    write_column_sums<T, Shape>(args, reinterpret_cast<Pack<float>*>(dynamic_shared), dw, db,
+                                dbias);
 }
 
 /// Any C and alignment. A block takes every gridDim.x-th row and visits it twice; a thread owns
@@ -425,19 +468,21 @@ __global__ void __launch_bounds__(warp_size* reduce_slices)
 /// multiprocessor runs `resident` blocks.
 struct BackwardLaunch {
     int64_t threads, groups, resident;
+    bool keeps_weights;
     size_t shared_bytes;
 };
 
 template <class T, class Shape>
-BackwardLaunch backward_launch(int64_t M, int64_t C) {
+BackwardLaunch backward_launch(int64_t M, int64_t C, bool keeps_weights) {
     constexpr int packs = Shape::elements / Pack<T>::size;
     const int64_t threads = ceil_div<int64_t>(C, Shape::elements * warp_size) * warp_size;
     const int64_t groups = std::clamp<int64_t>(Shape::max_threads / threads, 1, M);
-    const int64_t row_packs = groups * packs * threads;
-    return {threads, groups,
-            Shape::max_threads * Shape::blocks_per_multiprocessor / (threads * groups),
-            static_cast<size_t>(row_packs * (3 * Shape::stages + Shape::keeps_weights)) *
-                sizeof(Pack<T>)};
+    const int64_t row_packs = packs * threads;
+    return {
+        threads, groups, Shape::max_threads * Shape::blocks_per_multiprocessor / (threads * groups),
+        keeps_weights,
+        static_cast<size_t>(row_packs * (groups * 3 * Shape::template stages<T> + keeps_weights)) *
+            sizeof(Pack<T>)};
 }
 
 template <class Shape>
@@ -460,9 +505,11 @@ int launch_any(Stream& stream, const BackwardArgs<T>& args) {
 }
 
 template <class T, class Shape, bool overwrite>
-int launch_blocks(Stream& stream, const BackwardArgs<T>& args) {
+int launch_blocks(Stream& stream, BackwardArgs<T> args) {
     const DeviceLimits& limits = limits_of(stream);
-    const BackwardLaunch launch = backward_launch<T, Shape>(args.M, args.C);
+    BackwardLaunch launch = backward_launch<T, Shape>(args.M, args.C, true);
+    if (!fits<Shape>(launch, limits)) launch = backward_launch<T, Shape>(args.M, args.C, false);
+    args.keeps_weights = launch.keeps_weights;
     if (!fits<Shape>(launch, limits)) return launch_any<T, overwrite>(stream, args);
     const auto kernel = backward_rows<T, Shape, overwrite>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -477,13 +524,13 @@ int launch_blocks(Stream& stream, const BackwardArgs<T>& args) {
 
 /// One row at a time for each cluster, of the smallest size for which the row fits.
 template <class T, bool overwrite>
-int launch_clusters(Stream& stream, const BackwardArgs<T>& args) {
+int launch_clusters(Stream& stream, BackwardArgs<T> args) {
     const DeviceLimits& limits = limits_of(stream);
     const auto kernel = backward_rows<T, WideRows, overwrite>;
     cudaFuncAttributes attributes{};
     CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
     const auto launch_for = [&](int64_t size) {
-        return backward_launch<T, WideRows>(1, ceil_div<int64_t>(args.C, size));
+        return backward_launch<T, WideRows>(1, ceil_div<int64_t>(args.C, size), true);
     };
     unsigned size = 2;
     while (size < WideRows::max_blocks && !fits<WideRows>(launch_for(size), limits)) size *= 2;
@@ -518,8 +565,7 @@ int launch_clusters(Stream& stream, const BackwardArgs<T>& args) {
 template <class T, bool overwrite>
 int backward(Stream& stream, const NormBackward& args, const BackwardArgs<T>& kernel_args) {
     const int64_t C = kernel_args.C;
-    if (!rows_are_packed<T>(C, args.dy, args.x, args.dres, args.w) ||
-        reinterpret_cast<uintptr_t>(args.stats.data) % sizeof(float2) != 0)
+    if (!rows_are_packed<T>(C, args.dy, args.x, args.dres, args.w))
         return launch_any<T, overwrite>(stream, kernel_args);
     if (C <= ShortRows::max_columns)
         return launch_blocks<T, ShortRows, overwrite>(stream, kernel_args);
@@ -535,15 +581,17 @@ void norm_backward(Stream& stream, const NormBackward& args) {
     float* partials = stream.scratch_for<float>(norm_scratch_bytes(M, C));
     const int blocks = with_element_type(args.x.dtype, [&](auto type) {
         using T = decltype(type);
-        const BackwardArgs<T> kernel_args{.dres = static_cast<T*>(args.dres.data),
-                                          .dy = static_cast<const T*>(args.dy.data),
-                                          .x = static_cast<const T*>(args.x.data),
-                                          .w = static_cast<const T*>(args.w.data),
-                                          .stats = args.stats.as<float>(),
-                                          .partials = partials,
-                                          .M = M,
-                                          .C = static_cast<int>(C),
-                                          .rms = args.norm == Norm::rms};
+        const BackwardArgs<T> kernel_args{
+            .dres = static_cast<T*>(args.dres.data),
+            .dy = static_cast<const T*>(args.dy.data),
+            .x = static_cast<const T*>(args.x.data),
+            .w = static_cast<const T*>(args.w.data),
+            .stats = args.stats.as<float>(),
+            .partials = partials,
+            .M = M,
+            .C = static_cast<int>(C),
+            .rms = args.norm == Norm::rms,
+            .writes_sums = {bool(args.dw), bool(args.db), bool(args.dbias)}};
         return args.overwrite_dres ? backward<T, true>(stream, args, kernel_args)
                                    : backward<T, false>(stream, args, kernel_args);
     });

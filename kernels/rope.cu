@@ -4,6 +4,7 @@
 
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
+#include "kernels/cuda_parameters.cuh"
 #include "kernels/rope.h"
 
 namespace train_gpt::cuda {
@@ -32,9 +33,21 @@ struct Heads {
     const T* w;  // null: no norm
     int count;
 
-    static __device__ __forceinline__ T* at(const HeadsView& view, int b, int t, int h) {
-        return static_cast<T*>(view.data) + b * view.batch + t * view.token + h * view.head;
+    __device__ __forceinline__ void read() {
+        read_now(from.data, from.batch, from.token, from.head);
+        read_now(to.data, to.batch, to.token, to.head, w, count);
     }
+};
+
+/// The heads of a token.
+template <class T>
+struct HeadsOfToken {
+    T* first;
+    int64_t stride;
+
+    __device__ __forceinline__ HeadsOfToken(const HeadsView& view, int b, int t)
+        : first(static_cast<T*>(view.data) + b * view.batch + t * view.token), stride(view.head) {}
+    __device__ __forceinline__ T* operator[](int h) const { return first + h * stride; }
 };
 
 /// A token's heads are divided into `parts`, so that there is work for all multiprocessors even if
@@ -45,6 +58,10 @@ struct Tokens {
     int64_t first_position;
     int count, T, D, parts;
     float epsilon;
+
+    __device__ __forceinline__ void read() {
+        read_now(table, doc_start, first_position, count, T, D, parts, epsilon);
+    }
 };
 
 /// What a lane holds of a head: columns column(k) + i, k < vectors, i < width, of each half.
@@ -167,6 +184,9 @@ struct TurnArgs {
 /// The forward pass, or without a norm either pass. blockDim: lanes of a head, parts of tokens.
 template <class T, int width, int vectors, bool normed>
 __global__ void __launch_bounds__(forward_threads, normed ? 2 : 3) turn_heads(TurnArgs<T> args) {
+    args.tokens.read();
+    args.q.read();
+    args.k.read();
     using Lane = LaneElements<T, width, vectors>;
     const Tokens& tokens = args.tokens;
     const int item = static_cast<int>(blockIdx.x * blockDim.y + threadIdx.y),
@@ -178,12 +198,13 @@ __global__ void __launch_bounds__(forward_threads, normed ? 2 : 3) turn_heads(Tu
     const auto process = [&](const Heads<T>& heads) {
         Lane weights;
         if (normed) weights.load(heads.w, half);
+        const HeadsOfToken<T> from(heads.from, b, t), to(heads.to, b, t);
         for (int head = part; head < heads.count; head += batch * tokens.parts) {
             Lane loaded[batch];
 #pragma unroll
             for (int i = 0; i < batch; ++i)
                 if (head + i * tokens.parts < heads.count)
-                    loaded[i].load(heads.at(heads.from, b, t, head + i * tokens.parts), half);
+                    loaded[i].load(from[head + i * tokens.parts], half);
 #pragma unroll
             for (int i = 0; i < batch; ++i) {
                 if (head + i * tokens.parts >= heads.count) break;
@@ -197,7 +218,7 @@ __global__ void __launch_bounds__(forward_threads, normed ? 2 : 3) turn_heads(Tu
                     x.each([=](float& value, float weight) { value = value * rho * weight; }, w);
                 }
                 angles.turn(x, args.direction);
-                x.store(heads.at(heads.to, b, t, head + i * tokens.parts), half);
+                x.store(to[head + i * tokens.parts], half);
             }
         }
     };
@@ -260,6 +281,9 @@ __device__ __forceinline__ void write_sums(float* partials, Floats<width, vector
 template <class T, int width, int vectors>
 __global__ void __launch_bounds__(backward_threads, backward_resident)
     backward_heads(BackwardArgs<T> args) {
+    args.tokens.read();
+    args.q.read();
+    args.k.read();
     using Lane = LaneElements<T, width, vectors>;
     const Tokens& tokens = args.tokens;
     const Heads<T> heads = blockIdx.y == 0 ? args.q : args.k;
@@ -274,13 +298,14 @@ __global__ void __launch_bounds__(backward_threads, backward_resident)
         const int token = item / tokens.parts, part = item % tokens.parts, b = token / tokens.T,
                   t = token % tokens.T;
         const Angles<width, vectors> angles(tokens, token, t);
+        const HeadsOfToken<T> values(heads.from, b, t), gradients(heads.to, b, t);
         for (int head = part; head < heads.count; head += batch * tokens.parts) {
             Lane of_x[batch], of_gradient[batch];
 #pragma unroll
             for (int i = 0; i < batch; ++i) {
                 if (head + i * tokens.parts >= heads.count) break;
-                of_x[i].load(heads.at(heads.from, b, t, head + i * tokens.parts), half);
-                of_gradient[i].load(heads.at(heads.to, b, t, head + i * tokens.parts), half);
+                of_x[i].load(values[head + i * tokens.parts], half);
+                of_gradient[i].load(gradients[head + i * tokens.parts], half);
             }
 #pragma unroll
             for (int i = 0; i < batch; ++i) {
@@ -305,7 +330,7 @@ __global__ void __launch_bounds__(backward_threads, backward_resident)
                         gradient = rho * (gradient * weight - normal * mean);
                     },
                     g, w, dw);
-                g.store(heads.at(heads.to, b, t, head + i * tokens.parts), half);
+                g.store(gradients[head + i * tokens.parts], half);
             }
         }
     }
