@@ -1,17 +1,19 @@
 #include "parallel/exchange.h"
 
+#include <utility>
+
 #include "device/trace.h"
 
 namespace train_gpt {
 
-Exchange::Exchange(const Device& device, bool has_others, int slots, StepClock* clock,
-                   StepPhase phase)
+Exchange::Exchange(const Device& device, bool has_others, std::vector<std::string> groups,
+                   StepClock* clock)
     : has_others_(has_others),
       stream_(device, !has_others, Stream::Priority::high),
       clock_(clock),
-      phase_(phase),
-      done_(static_cast<size_t>(slots)),
-      waited_for_(static_cast<size_t>(slots), true) {
+      groups_(std::move(groups)),
+      done_(groups_.size()),
+      waited_for_(groups_.size(), true) {
     if (!beside()) return;
     submitted_ = Event(device);
     for (Event& event : done_) event = Event(device);
@@ -19,7 +21,8 @@ Exchange::Exchange(const Device& device, bool has_others, int slots, StepClock* 
 
 void Exchange::submit(Stream& stream, int slot, const std::function<void(Stream&)>& work) {
     if (!beside()) {
-        const StepClock::Interval interval(clock_, stream, phase_);
+        const StepClock::Interval interval(clock_, stream, StepPhase::communication,
+                                           groups_[static_cast<size_t>(slot)]);
         work(stream);
         return;
     }
@@ -37,7 +40,8 @@ void Exchange::hold_other(Stream& stream, int slot) {
 void Exchange::hold(Stream& stream, int slot) {
     if (waited_for_[static_cast<size_t>(slot)]) return;
     const TraceSpan span(TraceTrack::device, stream, "wait for the exchange");
-    const StepClock::Interval interval(clock_, stream, phase_);
+    const StepClock::Interval interval(clock_, stream, StepPhase::communication,
+                                       groups_[static_cast<size_t>(slot)]);
     done_[static_cast<size_t>(slot)].hold(stream);
     waited_for_[static_cast<size_t>(slot)] = true;
 }

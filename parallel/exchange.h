@@ -2,6 +2,7 @@
 // events in both directions; on the CPU, and in a group of one, they run immediately.
 #pragma once
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "device/device.h"
@@ -11,11 +12,11 @@ namespace train_gpt {
 
 class Exchange {
   public:
-    /// `slots`: the number of pieces of work that can be waited for separately.
-    /// has_others: whether the collectives wait for other ranks. phase: what waiting for them counts
-    /// as.
-    Exchange(const Device& device, bool has_others, int slots, StepClock* clock,
-             StepPhase phase = StepPhase::communication);
+    /// `groups`: for each piece of work that can be waited for separately, the group of ranks
+    /// (MeshLayout::group_name) for which the time counts that the model's stream waits for it.
+    /// has_others: whether the collectives wait for other ranks.
+    Exchange(const Device& device, bool has_others, std::vector<std::string> groups,
+             StepClock* clock);
 
     /// Submits work to the exchange's stream, after everything that `stream` has so far and
     /// everything submitted before.
@@ -32,7 +33,7 @@ class Exchange {
     bool has_others_;
     Stream stream_;
     StepClock* clock_;
-    StepPhase phase_;
+    std::vector<std::string> groups_;  // of each slot
     Event submitted_;
     std::vector<Event> done_;
     std::vector<bool> waited_for_;

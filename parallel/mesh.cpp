@@ -181,6 +181,10 @@ Communicator& Mesh::over(Axes axes) const {
     return *groups_.back().group;
 }
 
+const std::string& Mesh::name_of(const Communicator& group) const {
+    return std::ranges::find(groups_, &group, [](const Group& g) { return g.group.get(); })->name;
+}
+
 std::map<std::string, int64_t> Mesh::bytes_sent() const {
     std::map<std::string, int64_t> bytes;
     for (const Group& group : groups_)

@@ -93,6 +93,8 @@ class Mesh {
     Communicator& along(Axis axis) const { return over({axis}); }
     /// All ranks of the run.
     Communicator& everyone() const { return *groups_.front().group; }
+    /// MeshLayout::group_name of one of these groups.
+    const std::string& name_of(const Communicator& group) const;
 
     /// Bytes that this rank has sent so far, by group (MeshLayout::group_name).
     std::map<std::string, int64_t> bytes_sent() const;

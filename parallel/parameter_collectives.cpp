@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cassert>
+#include <string>
+#include <utility>
 
 #include "device/copy.h"
 #include "device/trace.h"
@@ -20,13 +22,22 @@ void ParameterCollectives::connect(const Mesh& mesh, StepClock* clock, TensorGro
     const Sharding& sharding = buffers_.sharding();
     assert(mesh.layout().world() == sharding.world);
     if (sharding.world == 1) return;
-    exchange_ = std::make_unique<Exchange>(buffers_.device(), true, sum_slot() + 1, clock);
     everyone_ = &mesh.everyone();
     if (sharding.tensors > 1) tensor_ = tensor;
     assert(bool(tensor_) == (sharding.tensors > 1));
-    if (sharding.size == 1) return;
-    group_ = &summing_group(mesh, sharding);
+    if (sharding.size > 1) group_ = &summing_group(mesh, sharding);
     if (sharding.replicas > 1) replicas_ = &mesh.along(Axis::replica);
+    std::vector<std::string> groups(static_cast<size_t>(sum_slot()) + 1, mesh.name_of(*everyone_));
+    for (size_t b = 0; b < buckets().size(); ++b) {
+        const auto is_of = [&](int slot, const Communicator* group) {
+            if (group) groups[static_cast<size_t>(slot)] = mesh.name_of(*group);
+        };
+        is_of(reduce_slot(b), group_);
+        is_of(replica_slot(b), replicas_);
+        is_of(gather_slot(b), group_);
+    }
+    exchange_ = std::make_unique<Exchange>(buffers_.device(), true, std::move(groups), clock);
+    if (!group_) return;
     assert(group_->size() == sharding.size && group_->rank() == sharding.rank);
     Stream stream(buffers_.device());
     registration_ = group_->register_buffers(stream, buffers_.exchanged());
@@ -125,11 +136,12 @@ void ParameterCollectives::reduce(Stream& stream, size_t b) {
     const Range mine = buffers_.owned(bucket);
     const int64_t skipped = mine.first - bucket.range.first;
     float* const gradients = buffers_.bucket_gradients(b);
+    const bool last = ready_[b] == all_of(b);
     exchange_->submit(stream, reduce_slot(b), [&](Stream& exchange) {
-        if (tensor_) tensor_->wait_gradients(exchange);
+        if (tensor_) tensor_->hold_gradients(exchange);
         const TraceSpan span(TraceTrack::exchange, exchange, "reduce bucket", static_cast<int>(b));
         const DType dtype = buffers_.sharding().reduce_dtype;
-        const bool rounded = dtype == DType::bf16, last = ready_[b] == all_of(b);
+        const bool rounded = dtype == DType::bf16;
         void* const all = rounded ? static_cast<void*>(buffers_.rounded_gradients()) : gradients;
         void* const sums = static_cast<char*>(all) + skipped * static_cast<int64_t>(size_of(dtype));
         if (rounded)
@@ -141,26 +153,39 @@ void ParameterCollectives::reduce(Stream& stream, size_t b) {
         if (reduces_every_micro_batch()) {
             float* const owned = buffers_.owned_gradients(bucket);
             widen(exchange, owned, sums, dtype, mine.n, ready_[b] > units_of(b));
-            if (last && replicas_) add_replicas(exchange, owned, mine.n);
-        } else {
-            if (replicas_) replicas_->all_reduce(exchange, sums, mine.n, dtype);
-            if (rounded) widen(exchange, gradients + skipped, sums, dtype, mine.n, false);
+        } else if (rounded && !replicas_) {
+            widen(exchange, gradients + skipped, sums, dtype, mine.n, false);
         }
-        if (last && exchange_->beside()) after_sums_(exchange, b);
+        if (last && !replicas_ && exchange_->beside()) after_sums_(exchange, b);
     });
+    if (last && replicas_) add_replicas(stream, b);
     // The next bucket's gradients are written where those of the one before this were.
     if (reduces_every_micro_batch() && b + 1 < buckets().size() && bucket.first_unit > 0)
         exchange_->hold(stream, reduce_slot(b + 1));
 }
 
-/// Adds the sums of all groups that hold the same shards, in the order of the groups.
-void ParameterCollectives::add_replicas(Stream& exchange, float* sums, int64_t n) {
-    if (buffers_.sharding().reduce_dtype == DType::fp32)
-        return replicas_->all_reduce(exchange, sums, n, DType::fp32);
-    bf16* const rounded = buffers_.rounded_gradients();
-    round_to_bf16(exchange, rounded, sums, n);
-    replicas_->all_reduce(exchange, rounded, n, DType::bf16);
-    widen(exchange, sums, rounded, DType::bf16, n, false);
+void ParameterCollectives::add_replicas(Stream& stream, size_t b) {
+    const Bucket& bucket = buckets()[b];
+    const Range mine = buffers_.owned(bucket);
+    const int64_t skipped = mine.first - bucket.range.first;
+    exchange_->submit(stream, replica_slot(b), [&](Stream& exchange) {
+        const TraceSpan span(TraceTrack::exchange, exchange, "add replicas", static_cast<int>(b));
+        float* const sums = reduces_every_micro_batch() ? buffers_.owned_gradients(bucket)
+                                                        : buffers_.bucket_gradients(b) + skipped;
+        if (buffers_.sharding().reduce_dtype == DType::bf16) {
+            bf16* rounded = buffers_.rounded_gradients();
+            // Where no other micro-batch was added, the group's sums are still there, rounded.
+            if (reduces_every_micro_batch())
+                round_to_bf16(exchange, rounded, sums, mine.n);
+            else
+                rounded += skipped;
+            replicas_->all_reduce(exchange, rounded, mine.n, DType::bf16);
+            widen(exchange, sums, rounded, DType::bf16, mine.n, false);
+        } else {
+            replicas_->all_reduce(exchange, sums, mine.n, DType::fp32);
+        }
+        if (exchange_->beside()) after_sums_(exchange, b);
+    });
 }
 
 void ParameterCollectives::skip_micro_batch(Stream& stream) {
@@ -186,9 +211,10 @@ void ParameterCollectives::skip_micro_batch(Stream& stream) {
 }
 
 void ParameterCollectives::finish_gradients(Stream& stream) {
-    if (tensor_ && !group_) tensor_->wait_gradients(stream);
+    if (tensor_) tensor_->wait_gradients(stream);
     for (size_t b = 0; b < buckets().size(); ++b) {
         if (group_) exchange_->hold(stream, reduce_slot(b));
+        if (replicas_) exchange_->hold(stream, replica_slot(b));
         if (group_) exchange_->hold(stream, gather_slot(b));
         if (!group_ || !exchange_->beside()) after_sums_(stream, b);
     }

@@ -105,7 +105,8 @@ class ParameterCollectives {
     bool reduces_every_micro_batch() const { return buffers_.sharding().zero >= 2; }
     void add_over_tensor(Stream& stream, size_t bucket);
     void reduce(Stream& stream, size_t bucket);
-    void add_replicas(Stream& exchange, float* sums, int64_t n);
+    /// Adds the sums of all groups that hold the same shards, in the order of the groups.
+    void add_replicas(Stream& stream, size_t bucket);
     // ZeRO-3
     bool is_leased(size_t bucket) const;
     void gather_unless_there(Stream& stream, size_t bucket);
@@ -113,10 +114,12 @@ class ParameterCollectives {
     /// How often units of a bucket become ready in a micro-batch, and in a step.
     int units_of(size_t b) const { return buckets()[b].last_unit - buckets()[b].first_unit + 1; }
     int all_of(size_t b) const { return micro_batches_ * units_of(b); }
-    // What is waited for each by itself: every bucket's reduction, every bucket's weights, sums.
+    // What is waited for each by itself: every bucket's reduction, that over replicas, every bucket's
+    // weights, sums.
     int reduce_slot(size_t bucket) const { return static_cast<int>(bucket); }
-    int gather_slot(size_t bucket) const { return static_cast<int>(buckets().size() + bucket); }
-    int sum_slot() const { return 2 * static_cast<int>(buckets().size()); }
+    int replica_slot(size_t bucket) const { return static_cast<int>(buckets().size() + bucket); }
+    int gather_slot(size_t bucket) const { return static_cast<int>(2 * buckets().size() + bucket); }
+    int sum_slot() const { return 3 * static_cast<int>(buckets().size()); }
 
     const ParameterBuffers& buffers_;
     std::unique_ptr<Exchange> exchange_;  // null in a world of one

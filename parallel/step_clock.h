@@ -4,23 +4,25 @@
 #include <array>
 #include <cstddef>
 #include <deque>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "device/device.h"
 
 namespace train_gpt {
 
-/// Communication is that of gradients, weights and sums; `tensor` is that between tensor-parallel ranks.
-enum class StepPhase : uint8_t { compute, communication, tensor, data, optimizer, count };
+enum class StepPhase : uint8_t { compute, communication, data, optimizer, count };
 constexpr const char* name_of(StepPhase phase) {
-    constexpr const char* names[] = {"compute", "communication", "tensor communication",
-                                     "data wait", "optimizer"};
+    constexpr const char* names[] = {"compute", "communication", "data wait", "optimizer"};
     return names[static_cast<size_t>(phase)];
 }
 
-/// Seconds by phase.
+/// Seconds by phase, and those of communication by the group of ranks that was waited for
+/// (MeshLayout::group_name).
 struct StepTimes {
     std::array<double, static_cast<size_t>(StepPhase::count)> seconds{};
+    std::map<std::string, double> exposed;
 
     double& operator[](StepPhase phase) { return seconds[static_cast<size_t>(phase)]; }
     double operator[](StepPhase phase) const { return seconds[static_cast<size_t>(phase)]; }
@@ -31,6 +33,7 @@ struct StepTimes {
     }
     void add(const StepTimes& other) {
         for (size_t i = 0; i < seconds.size(); ++i) seconds[i] += other.seconds[i];
+        for (const auto& [group, s] : other.exposed) exposed[group] += s;
     }
 };
 
@@ -46,11 +49,11 @@ class StepClock {
     /// Waits for the oldest step that ended and was not popped, and returns its times.
     StepTimes pop();
 
-    /// While it exists, the stream's time counts for another phase. Does nothing outside a step or
-    /// without a clock.
+    /// While it exists, the stream's time counts for another phase, communication for a group of
+    /// ranks. Does nothing outside a step or without a clock.
     class Interval {
       public:
-        Interval(StepClock* clock, Stream& stream, StepPhase phase);
+        Interval(StepClock* clock, Stream& stream, StepPhase phase, const std::string& group = {});
         ~Interval();
         Interval(const Interval&) = delete;
         Interval& operator=(const Interval&) = delete;
@@ -58,19 +61,21 @@ class StepClock {
       private:
         StepClock* clock_;
         Stream& stream_;
-        StepPhase before_;
+        StepPhase before_ = StepPhase::compute;
+        std::string group_before_;
     };
 
   private:
     struct Mark {
         Event event;
         StepPhase phase;  // from here on
+        std::string group;
     };
     struct Step {
         std::vector<Mark> marks;  // the first `used` are valid; the others can be reused
         size_t used = 0;
     };
-    void mark(Stream& stream, StepPhase phase);
+    void mark(Stream& stream, StepPhase phase, const std::string& group);
 
     Device device_;
     std::deque<Step> ended_;
@@ -78,6 +83,7 @@ class StepClock {
     Step now_;
     bool running_ = false;
     StepPhase phase_ = StepPhase::compute;
+    std::string group_;
 };
 
 }  // namespace train_gpt

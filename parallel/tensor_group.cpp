@@ -1,9 +1,12 @@
 #include "parallel/tensor_group.h"
 
 #include <cassert>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "device/copy.h"
+#include "parallel/mesh.h"
 
 namespace train_gpt {
 
@@ -32,8 +35,9 @@ void TensorGroup::connect(const Device& device, Communicator& communicator, Step
     assert(communicator.size() == size() && communicator.rank() == rank());
     if (!is_split()) return;
     communicator_ = &communicator;
-    exchange_ =
-        std::make_unique<Exchange>(device, true, gradient_slot() + 1, clock, StepPhase::tensor);
+    const auto slots = static_cast<size_t>(gradient_slot()) + 1;
+    exchange_ = std::make_unique<Exchange>(
+        device, true, std::vector<std::string>(slots, name_of(Axis::tensor)), clock);
 }
 
 void TensorGroup::gather(Stream& stream, Lane lane, Tensor all, Tensor held, int chunk) {
@@ -97,7 +101,11 @@ void TensorGroup::add_up_gradients(Stream& stream, float* gradients, int64_t n) 
 }
 
 void TensorGroup::wait_gradients(Stream& stream) {
-    if (is_connected()) exchange_->hold_other(stream, gradient_slot());
+    if (is_connected()) exchange_->hold(stream, gradient_slot());
+}
+
+void TensorGroup::hold_gradients(Stream& exchange) {
+    if (is_connected()) exchange_->hold_other(exchange, gradient_slot());
 }
 
 }  // namespace train_gpt

@@ -49,8 +49,8 @@ class TensorGroup {
     void require_even(int64_t M, const char* rows) const;
 
     /// With whom rows are exchanged. Before, as in a warm-up, copies of this rank's rows stand for
-    /// those of the others. What the model's stream waits for counts as StepPhase::tensor in
-    /// `clock`. All ranks call it.
+    /// those of the others. What the model's stream waits for counts as communication of the
+    /// tensor axis in `clock`. All ranks call it.
     void connect(const Device& device, Communicator& communicator, StepClock* clock = nullptr);
     bool is_connected() const { return exchange_ != nullptr; }
 
@@ -68,10 +68,11 @@ class TensorGroup {
 
     /// out [size·n] = in [n] of all ranks, by rank, for later work of the stream; fp32.
     void gather_numbers(Stream& stream, float* out, const float* in, int64_t n);
-    /// gradients[n] become their sums over the ranks. wait_gradients() makes later work of a stream,
-    /// be it that of another exchange, find all sums so far.
+    /// gradients[n] become their sums over the ranks. wait_gradients() makes later work of the
+    /// model's stream find all sums so far, and hold_gradients() that of another exchange.
     void add_up_gradients(Stream& stream, float* gradients, int64_t n);
     void wait_gradients(Stream& stream);
+    void hold_gradients(Stream& exchange);
 
   private:
     int slot(Lane lane, int chunk) const { return static_cast<int>(lane) * chunks() + chunk; }

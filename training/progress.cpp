@@ -54,12 +54,10 @@ std::vector<ProgressField> fields_of(const StepReport& r) {
         {format_bytes(r.memory), 5, brief_bytes(r.memory)},
         {"ETA " + format_duration(r.seconds_left), 2}};
     if (r.ranks > 1)
-        fields.push_back(
-            {formatted("compute %.0f%%, communication %.0f%%",
-                       100 * r.times[StepPhase::compute] / r.times.total(),
-                       100 * (r.times[StepPhase::communication] + r.times[StepPhase::tensor]) /
-                           r.times.total()),
-             9});
+        fields.push_back({formatted("compute %.0f%%, communication %.0f%%",
+                                    100 * r.times[StepPhase::compute] / r.times.total(),
+                                    100 * r.times[StepPhase::communication] / r.times.total()),
+                          9});
     return fields;
 }
 

@@ -1,12 +1,39 @@
 #include "training/step_accounting.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <map>
+#include <set>
+#include <sstream>
 #include <vector>
 
 #include "base/error.h"
+#include "base/formatted.h"
 
 namespace train_gpt {
+
+namespace {
+
+/// The seconds of all ranks, by group. A rank may never have waited for a group that others waited
+/// for.
+std::map<std::string, double> exposed_of(const StepTimes& mine, const World& world) {
+    std::string names;
+    for (const auto& [group, seconds] : mine.exposed) names += group + '\n';
+    std::set<std::string> groups;
+    for (const std::string& of_rank : world.all_gather(names)) {
+        std::istringstream lines(of_rank);
+        for (std::string group; std::getline(lines, group);) groups.insert(group);
+    }
+    std::vector<double> seconds;
+    for (const std::string& group : groups)
+        seconds.push_back(mine.exposed.contains(group) ? mine.exposed.at(group) : 0);
+    world.all_reduce_sum(seconds);
+    std::map<std::string, double> all;
+    size_t i = 0;
+    for (const std::string& group : groups) all[group] = seconds[i++];
+    return all;
+}
+
+}  // namespace
 
 void StepAccounting::add(const StepTimes& times) {
     if (++steps_ > warm_up) sum_.add(times);
@@ -21,6 +48,7 @@ std::string StepAccounting::summary(const World& world) const {
               seconds.begin() + static_cast<std::ptrdiff_t>(phases) * world.rank());
     world.all_reduce_sum(seconds);
     const std::vector<std::string> hosts = world.all_gather(world.host());
+    const std::map<std::string, double> exposed = exposed_of(sum_, world);
     if (steps_ <= warm_up) return "";
 
     StepTimes all;
@@ -32,21 +60,25 @@ std::string StepAccounting::summary(const World& world) const {
     }
     std::string text = "time of a step:";
     for (size_t phase = 0; phase < phases; ++phase) {
-        if (phase == static_cast<size_t>(StepPhase::tensor) && all.seconds[phase] == 0) continue;
-        char share[64];
-        std::snprintf(share, sizeof share, "%s %s %.1f%%", phase ? "," : "",
-                      name_of(static_cast<StepPhase>(phase)),
-                      100 * all.seconds[phase] / all.total());
-        text += share;
+        const auto share = [&](double part) {
+            return formatted("%.1f%%", 100 * part / all.total());
+        };
+        text += concat(phase ? ", " : " ", name_of(static_cast<StepPhase>(phase)), " ",
+                       share(all.seconds[phase]));
+        if (phase != static_cast<size_t>(StepPhase::communication) || exposed.size() < 2) continue;
+        const char* separator = " (";
+        for (const auto& [group, part] : exposed) {
+            text += concat(separator, group, " ", share(part));
+            separator = ", ";
+        }
+        text += ")";
     }
     if (ranks == 1) return text;
     std::sort(compute.begin(), compute.end());
     const auto [longest, slowest] = compute.back();
     const double median = (compute[(ranks - 1) / 2].first + compute[ranks / 2].first) / 2;
-    char slower[32];
-    std::snprintf(slower, sizeof slower, "%.1f%%", 100 * (longest / median - 1));
-    return concat(text, "; rank ", slowest, " (", hosts[slowest], ") computes longest, ", slower,
-                  " more than the median");
+    return concat(text, "; rank ", slowest, " (", hosts[slowest], ") computes longest, ",
+                  formatted("%.1f%%", 100 * (longest / median - 1)), " more than the median");
 }
 
 }  // namespace train_gpt

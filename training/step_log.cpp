@@ -81,8 +81,8 @@ void StepLog::write(const StepReport& r, const StepSums& sums) {
                                       {StepPhase::data, "data_wait_ms"},
                                       {StepPhase::optimizer, "optimizer_ms"}})
         fields.emplace_back(name, 1e3 * r.times[phase]);
-    if (r.times[StepPhase::tensor] > 0)
-        fields.emplace_back("tensor_communication_ms", 1e3 * r.times[StepPhase::tensor]);
+    for (const auto& [group, seconds] : r.times.exposed)
+        fields.emplace_back("exposed_ms/" + group, 1e3 * seconds);
     for (const auto& [group, bytes] : sent_) fields.emplace_back("bytes_sent/" + group, bytes);
     const MetricsLog::Fields more = fields_of_sources(r.step, sums);
     fields.insert(fields.end(), more.begin(), more.end());

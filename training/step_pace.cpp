@@ -17,6 +17,7 @@ StepPace::Mean StepPace::take() {
     const auto n = static_cast<double>(steps_ - taken_);
     Mean mean{seconds_ / n, times_};
     for (double& seconds : mean.times.seconds) seconds /= n;
+    for (auto& [group, seconds] : mean.times.exposed) seconds /= n;
     taken_ = steps_;
     seconds_ = 0;
     times_ = {};

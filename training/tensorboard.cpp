@@ -71,6 +71,8 @@ std::string tag_of(const std::string& field) {
         {"seconds", ""},
         {"val_tokens", ""}};
     if (const auto found = tags.find(field); found != tags.end()) return found->second;
+    if (field.starts_with("bytes_sent/") || field.starts_with("exposed_ms/"))
+        return "communication/" + field;
     return (field.find('/') == std::string::npos ? "other/" : "sources/") + field;
 }
 

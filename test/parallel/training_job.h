@@ -183,13 +183,14 @@ inline std::vector<Json> metrics_of(const std::string& run) {
     for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos;
          begin = end + 1) {
         Json line = Json::parse(text.substr(begin, end - begin));
-        for (const char* key : {"ms", "tokens_per_second", "flops_per_second", "peak_fraction",
-                                "compute_ms", "communication_ms", "tensor_communication_ms",
-                                "data_wait_ms", "optimizer_ms", "seconds"})
+        for (const char* key :
+             {"ms", "tokens_per_second", "flops_per_second", "peak_fraction", "compute_ms",
+              "communication_ms", "data_wait_ms", "optimizer_ms", "seconds"})
             line.erase(key);
         // Depends on the mesh.
-        std::erase_if(line.get_ref<Json::object_t&>(),
-                      [](const auto& field) { return field.first.starts_with("bytes_sent/"); });
+        std::erase_if(line.get_ref<Json::object_t&>(), [](const auto& field) {
+            return field.first.starts_with("bytes_sent/") || field.first.starts_with("exposed_ms/");
+        });
         lines.push_back(std::move(line));
     }
     return lines;

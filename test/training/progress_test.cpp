@@ -113,6 +113,7 @@ TEST_CASE("the pace of steps is their mean since the last line, and of recent on
         StepTimes times;
         times[StepPhase::compute] = 0.75 * seconds;
         times[StepPhase::data] = 0.25 * seconds;
+        times.exposed["data"] = 0.125 * seconds;
         pace.add(seconds, times);
         all.push_back(seconds);
         since += seconds;
@@ -127,6 +128,7 @@ TEST_CASE("the pace of steps is their mean since the last line, and of recent on
         CHECK(mean.seconds == Approx(since / static_cast<double>(steps)));
         CHECK(mean.times[StepPhase::compute] == Approx(0.75 * mean.seconds));
         CHECK(mean.times.total() == Approx(mean.seconds));
+        CHECK(mean.times.exposed.at("data") == Approx(0.125 * mean.seconds));
         since = 0;
         steps = 0;
     }

@@ -59,7 +59,8 @@ class MadeRun {
                 line, sizeof line,
                 R"({"step":%lld,"loss":%.9g,"grad_norm":%.9g,"learning_rate":%.9g,)"
                 R"("ms":1,"tokens_per_second":%.9g,"peak_fraction":0.5,"compute_ms":%.9g,)"
-                R"("communication_ms":1,"data_wait_ms":0.5,"optimizer_ms":2,"seconds":%.9g)",
+                R"("communication_ms":1,"exposed_ms/shard":0.25,"exposed_ms/tensor":0.75,)"
+                R"("data_wait_ms":0.5,"optimizer_ms":2,"seconds":%.9g)",
                 static_cast<long long>(step),
                 value("loss", step, uniform(2, 3) + 5 / (1 + 0.01 * step)),
                 value("grad_norm", step, uniform(0.1, 2)),
@@ -235,8 +236,17 @@ TEST_CASE("the page of a short run has every number of metrics.jsonl", "[report]
     CHECK(seconds.front() == Point{0, 0});
     CHECK(seconds.back().second == Approx(run.written("seconds").back().second).epsilon(1e-6));
     for (const auto& [phase, shares] : data.at("shares").items()) {
-        if (phase == "x") continue;
+        if (phase == "x" || phase == "groups") continue;
         for (const auto& share : shares) CHECK((share >= 0.0 && share <= 1.0));
+    }
+    // What is waited for along each axis adds up to communication's share.
+    const auto& shares = data.at("shares");
+    const auto &shard = shares.at("groups").at("shard"), &tensor = shares.at("groups").at("tensor");
+    REQUIRE(shard.size() == shares.at("communication").size());
+    for (size_t i = 0; i < shard.size(); ++i) {
+        CHECK(shard[i].get<double>() == Approx(tensor[i].get<double>() / 3).margin(2e-4));
+        CHECK(shard[i].get<double>() + tensor[i].get<double>() ==
+              Approx(shares.at("communication")[i].get<double>()).margin(2e-4));
     }
 }
 

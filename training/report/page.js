@@ -266,6 +266,8 @@ function tip(plot, x) {
         const i = Math.max(1, ends.findIndex(end => end >= x));
         head = place(run, run.shares.x[i]);
         phases.forEach((phase, p) => row('p' + p, phase, percent(run.shares[phase][i - 1])));
+        const groups = Object.entries(run.shares.groups);
+        if (groups.length > 1) groups.forEach(([group, shares]) => row('p1', `waiting along ${group}`, percent(shares[i - 1])));
     }
     for (const entry of visible(plot)) {
         const all = xs(entry), i = nearest(all, x);

@@ -53,31 +53,41 @@ constexpr std::array<std::pair<const char*, const char*>, 4> phases{
      {"data wait", "data_wait_ms"},
      {"optimizer", "optimizer_ms"}}};
 
-/// Each phase's share of the time of the steps within an interval, for at most `most` intervals.
+/// Each phase's share of the time of the steps within an interval, for at most `most` intervals; in
+/// "groups" that of waiting for each group of ranks, which is part of communication's.
 std::string shares_of(const MetricsTable& training, size_t most) {
     if (!training.has("compute_ms")) return "null";
     const size_t n = training.rows(), intervals = std::min(n, most);
-    std::vector<double> edges{0};
-    std::array<std::vector<double>, phases.size()> shares, values;
-    for (size_t p = 0; p < phases.size(); ++p) values[p] = training.column(phases[p].second);
-    for (size_t i = 0; i < intervals; ++i) {
-        std::array<double, phases.size()> sums{};
-        double all = 0;
-        const size_t end = (i + 1) * n / intervals;
-        for (size_t row = i * n / intervals; row < end; ++row)
-            for (size_t p = 0; p < phases.size(); ++p)
-                if (std::isfinite(values[p][row])) {
-                    sums[p] += values[p][row];
-                    all += values[p][row];
-                }
-        edges.push_back(training.step[end - 1]);
-        for (size_t p = 0; p < phases.size(); ++p)
-            shares[p].push_back(all > 0 ? std::round(1e4 * sums[p] / all) / 1e4 : 0);
+    std::vector<double> edges{0}, whole;  // of each interval
+    const auto end_of = [&](size_t i) { return (i + 1) * n / intervals; };
+    const auto sums_of = [&](const std::string& column) {
+        const std::vector<double> values = training.column(column);
+        std::vector<double> sums(intervals);
+        for (size_t i = 0; i < intervals; ++i)
+            for (size_t row = i * n / intervals; row < end_of(i); ++row)
+                if (std::isfinite(values[row])) sums[i] += values[row];
+        return sums;
+    };
+    for (size_t i = 0; i < intervals; ++i) edges.push_back(training.step[end_of(i) - 1]);
+    whole.resize(intervals);
+    for (const auto& [name, column] : phases) {
+        const std::vector<double> sums = sums_of(column);
+        for (size_t i = 0; i < intervals; ++i) whole[i] += sums[i];
     }
-    std::string text = "{\"x\":" + array_of(edges);
-    for (size_t p = 0; p < phases.size(); ++p)
-        text += "," + quoted(phases[p].first) + ":" + array_of(shares[p]);
-    return text + "}";
+    const auto shares = [&](const std::string& column) {
+        std::vector<double> parts = sums_of(column);
+        for (size_t i = 0; i < intervals; ++i)
+            parts[i] = whole[i] > 0 ? std::round(1e4 * parts[i] / whole[i]) / 1e4 : 0;
+        return array_of(parts);
+    };
+    std::string text = "{\"x\":" + array_of(edges), groups;
+    for (const auto& [name, column] : phases) text += "," + quoted(name) + ":" + shares(column);
+    constexpr std::string_view exposed = "exposed_ms/";
+    for (const auto& [column, values] : training.columns)
+        if (column.starts_with(exposed))
+            groups += concat(groups.empty() ? "" : ",", quoted(column.substr(exposed.size())), ":",
+                             shares(column));
+    return text + ",\"groups\":{" + groups + "}}";
 }
 
 /// Bytes by purpose, as the last start recorded them.

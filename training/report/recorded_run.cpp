@@ -41,7 +41,8 @@ bool is_shown(std::string_view field) {
                                           "val_bits_per_byte",
                                           "hellaswag",
                                           "hellaswag_normalised"};
-    return field.starts_with("loss/") || std::ranges::find(names, field) != std::end(names);
+    return field.starts_with("loss/") || field.starts_with("exposed_ms/") ||
+           std::ranges::find(names, field) != std::end(names);
 }
 
 /// Adds every value below `json` under its path.
