@@ -231,16 +231,22 @@ inline void check_failed(Job& job, const fs::path& run, const std::string& expre
 const std::string last_words =
     "[^\n]*; its last collective was [a-z -]+ number [0-9]+, in step [0-9]+ \\([a-z]+\\)";
 
+/// An expression for a rank as lines name it. `place`: its place in a mesh of several axes.
+inline std::string named(int rank, const std::string& place = "") {
+    return concat("rank ", rank, " \\(", place, place.empty() ? "" : ", ", "host [^)]+\\)");
+}
+
 /// Checks that the job whose rank is stopped (SIGSTOP) ends with a line that says so. mpirun ends the
 /// stopped process as well; where nothing else started the ranks, only the test does, after the others
 /// have ended by themselves.
-inline void check_hung(Job& job, const fs::path& run, int rank, Launcher launcher) {
+inline void check_hung(Job& job, const fs::path& run, int rank, Launcher launcher,
+                       const std::string& place = "") {
     if (launcher != Launcher::mpirun) {
         check_gone(run, [&](const Process& p) { return p.rank >= 0 && p.rank != rank; });
         CHECK(job.seconds_since_mark() < timeout + grace);
         REQUIRE(job.signal(rank, SIGKILL));
     }
-    check_failed(job, run, concat("rank ", rank, " \\(host [^)]+\\) is hung: ", last_words));
+    check_failed(job, run, named(rank, place) + " is hung: " + last_words);
 }
 
 /// Without the ranks' lines about a signal, which may come in the middle of another rank's line,

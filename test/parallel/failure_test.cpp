@@ -47,46 +47,6 @@ TEST_CASE(
     check_goes_on(3, run);
 }
 
-TEST_CASE(
-    "a rank that is killed while it shares its weights ends the job, which continues on another "
-    "mesh",
-    "[failure][mesh]") {
-    if (skip_without_mpirun()) return;
-    const TemporaryDirectory directory;
-    const fs::path run = directory / "run";
-    const int rank = static_cast<int>(random_int(0, 3));
-    CAPTURE(rank);
-    {
-        Job job(4, run, {"--set", "parallel.zero=3", "--set", "parallel.shard_ranks=2"});
-        REQUIRE(job.wait_for_step(random_int(5, 12)));
-        REQUIRE(job.signal(rank, SIGKILL));
-        check_failed(job, run, concat("rank ", rank, " \\(host [^)]+\\) is dead: ", last_words));
-    }
-    const Arguments stop{"--stop-at", std::to_string(newest_whole_checkpoint(run) + 3)};
-    CHECK(contains(
-        check_succeeds(mpirun(3) + train(run, stop + Arguments{"--set", "parallel.zero=3"})),
-        "resuming from "));
-}
-
-TEST_CASE("a rank without enough memory ends the job with the reason", "[failure][mesh]") {
-    if (skip_without_mpirun()) return;
-    const TemporaryDirectory directory;
-    const fs::path run = directory / "run";
-    const int rank = static_cast<int>(random_int(0, 2));
-    CAPTURE(rank);
-    // A model of gigabytes, and one rank whose address space is limited to what it has already.
-    const Arguments large{"--set", "parallel.zero=3", "--set", "model.n_embd=3072",
-                          "--set", "model.n_head=24", "--set", "model.vocab_size=30000"};
-    Arguments limited{"sh", "-c",
-                      concat("if [ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = ", rank,
-                             " ]; then ulimit -v 3000000; fi; exec \"$@\""),
-                      "sh"};
-    Job job(run, mpirun(3) + limited + train(run, large));
-    check_failed(
-        job, run,
-        concat("rank ", rank, " \\(host [^)]+\\) failed: the system refused [^\n]* of memory"));
-}
-
 namespace {
 
 void check_stopped_rank(int rank) {
