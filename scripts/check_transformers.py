@@ -16,7 +16,9 @@ must be imported, and exported again bit for bit. llm.c's model files must hold 
 import json
 import math
 import os
+import secrets
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -91,6 +93,19 @@ class Interchange:
             raise ValueError(f"{' '.join(map(str, arguments))}: {done.stderr.strip()}")
         return done.stdout
 
+    def train_on_ranks(self, ranks, config):
+        """As many processes, which meet over TCP."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            place = {"TRAIN_GPT_WORLD": str(ranks), "TRAIN_GPT_ADDRESS": f"127.0.0.1:{free.getsockname()[1]}",
+                     "TRAIN_GPT_SECRET": secrets.token_hex(16), "OMP_NUM_THREADS": "1"}
+        processes = [subprocess.Popen([self.program, "train", config], env={**os.environ, **place, "TRAIN_GPT_RANK": str(rank)},
+                                      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
+                     for rank in range(ranks)]
+        errors = [process.communicate()[1].strip() for process in processes]
+        if any(process.returncode for process in processes):
+            raise ValueError(f"{ranks} ranks of train {config}: {' '.join(errors)}")
+
     def new(self, name):
         self.used += 1
         return self.folder / f"{name}-{self.used}"
@@ -123,21 +138,25 @@ class Interchange:
             bits = torch.int32 if tensor.dtype == torch.float32 else torch.int16
             assert torch.equal(tensor.view(bits), b[name].view(bits)), f"{name} differs"
 
-    def trained(self, dtype, family="gpt2", **options):
-        """A checkpoint of a short run."""
+    def trained(self, dtype, family="gpt2", mesh=None, **options):
+        """A checkpoint of a short run; with keys of `parallel` as its mesh, of 4 ranks."""
         text, data = self.folder / "text.txt", self.folder / "data"
         if not data.exists():
             text.write_text(self.TEXT, encoding="utf-8")
             self.run("tokenize", text, "--train-vocab", 400, "--out", data)
-        run, config = (self.folder / f"{kind}-{family}-{dtype}" for kind in ("run", "config"))
+        name = "-".join([family, dtype, *(["mesh"] if mesh else [])])
+        run, config = (self.folder / f"{kind}-{name}" for kind in ("run", "config"))
         if not run.exists():
             config.write_text(json.dumps({
                 "run_dir": str(run), "device": "cpu", "tokenizer": {"path": str(data / "tokenizer.json")},
                 "model": {"family": family, "n_layer": 2, "n_head": 2, "n_embd": 32, "n_ctx": self.N_CTX, **options},
                 "data": {"train": str(data / "train_*.bin")},
                 "batch": {"tokens_per_step": 192, "micro_batch": 4}, "optimizer": {"learning_rate": 0.003},
-                "schedule": {"steps": 20}, "precision": {"dtype": dtype}}))
-            self.run("train", config)
+                "schedule": {"steps": 20}, "precision": {"dtype": dtype}, "parallel": mesh or {}}))
+            if mesh:
+                self.train_on_ranks(4, config)
+            else:
+                self.run("train", config)
         return next(run.glob("step-*"))
 
     def random_model(self, dtype, **options):
@@ -239,6 +258,21 @@ class Interchange:
                 said.append(self.same_model(folder))
             shutil.rmtree(self.folder / f"run-{family}-fp32")
             shutil.rmtree(self.folder / f"run-{family}-bf16")
+        return max(said)
+
+    def check_checkpoints_of_meshes(self):
+        """Ranks that share their weights along two axes save one model as well, that which a single rank trains."""
+        said = []
+        for family, options in (("gpt2", {}), ("qwen3", {"n_head": 4, "n_kv_head": 2, "head_size": 16, "n_ff": 40})):
+            for dtype, tolerance in (("fp32", 1e-4), ("bf16", 0.01)):
+                alone, shared = (self.trained(dtype, family, mesh, **options) for mesh in (None, {"tensor": 2, "zero": 3}))
+                assert len(list(shared.glob("optimizer-*"))) == 4
+                said.append(self.same_model(shared))
+                tokens = torch.randint(300, (self.N_CTX,)).tolist()
+                losses = [loss_of(load(folder, torch.float32), tokens) for folder in (alone, shared)]
+                assert abs(losses[0] - losses[1]) <= tolerance * losses[0], f"{losses} on one rank and on four"
+            for run in self.folder.glob("run-qwen3-*"):
+                shutil.rmtree(run)
         return max(said)
 
     def same_model(self, folder):
