@@ -55,30 +55,20 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
     constexpr const char* bucket_mb[] = {"0.02", "64", "0.04", "0.09"};
     const std::string family = c.family;
     std::vector<std::string> settings{
-        concat("seed=", from(0, 1 << 30)),
-        "device=" + device,
-        "run_dir=unused",
-        "data.train=synthetic",
-        "model.family=" + family,
-        concat("model.n_layer=", from(4, 6)),
-        "model.n_head=4",
-        "model.n_embd=32",
-        "model.head_size=8",
-        "model.n_ff=64",
+        concat("seed=", from(0, 1 << 30)), "device=" + device, "run_dir=unused",
+        "data.train=synthetic", "model.family=" + family,
+        // With ZeRO-3 so many that small buckets, of up to two blocks, take turns more than once.
+        concat("model.n_layer=", c.zero == 3 ? from(7, 9) : from(4, 6)), "model.n_head=4",
+        "model.n_embd=32", "model.head_size=8", "model.n_ff=64",
         concat("model.n_kv_head=", family == "gpt2" ? 4 : kv_heads),
         concat("model.n_ctx=", T + from(0, 4)),
         concat("model.vocab_size=",
                128 * (c.tensor - 1) + from(1, 100) + (c.tensor == 1 ? 200 : 0)),
-        concat("batch.tokens_per_step=", c.micro_batches * B * T),
-        concat("batch.micro_batch=", B),
-        concat("batch.sequence_length=", T),
-        "optimizer.learning_rate=0.003",
+        concat("batch.tokens_per_step=", c.micro_batches * B * T), concat("batch.micro_batch=", B),
+        concat("batch.sequence_length=", T), "optimizer.learning_rate=0.003",
         "optimizer.epsilon=0.001",  // as in training_job.h
-        "optimizer.grad_clip=0.5",
-        "schedule.steps=20",
-        "schedule.warmup_steps=3",
-        concat("precision.dtype=", c.dtype),
-        "kernels.autotune=off",
+        "optimizer.grad_clip=0.5", "schedule.steps=20", "schedule.warmup_steps=3",
+        concat("precision.dtype=", c.dtype), "kernels.autotune=off",
         concat("parallel.bucket_mb=", bucket_mb[seed % 4])};
     const int chunks = from(1, 2), keeps = from(0, 1);
     if (split)
