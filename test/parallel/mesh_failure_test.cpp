@@ -138,7 +138,7 @@ TEST_CASE("a rank whose GPU has too little memory for its part of the weights is
     const fs::path run = directory / "run";
     const int rank = random_rank(split);
     CAPTURE(rank);
-    Job job(run, mpirun(2) + limited(rank, "export GPUSIM_MEM=8M") +
+    Job job(run, mpirun(2) + limited(rank, "export GPUSIM_MEM=100M") +
                      train(run, Arguments{"--set", "device=cuda"} + split.settings()));
     check_failed(job, run,
                  split.named(rank) + " failed: this run needs [^\n]* of GPU memory, but only ");
