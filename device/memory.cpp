@@ -84,7 +84,8 @@ std::byte* map_host_memory(size_t bytes) {
 Arena::Arena(Device device, const Arena& plan) : device_(device) {
     const size_t wanted = std::max(plan.device_memory_.used, cuda_alignment);
     const uint64_t available = memory_available(device);
-    if (available > 0 && wanted > available) {
+    // 0: a GPU has none left; of the host it means that nobody knows.
+    if ((available > 0 || device.is_cuda()) && wanted > available) {
         throw Error("this run needs ", format_bytes(wanted),
                     device.is_cuda() ? " of GPU memory" : " of memory", ", but only ",
                     format_bytes(available), " are available");
