@@ -241,7 +241,13 @@ TEST_CASE("ten AdamW steps follow PyTorch's losses", "[model][cuda]") {
 
 TEST_CASE("recomputation changes no bit of any gradient", "[model][cuda]") {
     ON_EACH_DEVICE();
-    const DecoderSpec spec = random_spec();
+    const bool normalizes_heads = GENERATE(false, true);
+    DecoderSpec spec = random_spec(2);  // blocks share what is recomputed
+    if (normalizes_heads) {
+        spec.positions = Positions::rope;
+        spec.rope = {.D = spec.head_size, .theta = 100};
+        spec.qk_norm = true;
+    }
     CAPTURE(described(spec));
     const int B = static_cast<int>(random_int(1, 3)),
               T = static_cast<int>(random_int(1, spec.n_ctx));
