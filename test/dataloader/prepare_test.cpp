@@ -253,22 +253,20 @@ TEST_CASE("a vocabulary that puts a space before each text does so once a docume
 TEST_CASE("a document is not cut if its tokenizer's pattern is unknown") {
     const TemporaryDirectory folder;
     json file = read_fixture("trained.json");
-    // A word and the space after it are one piece, so that text must not be cut between them.
+    // A word is one piece if a space follows, so that text must not be cut between them.
     file["pre_tokenizer"] = {
         {"type", "Sequence"},
         {"pretokenizers",
-         {{{"type", "Split"}, {"pattern", {{"Regex", R"(\w+\s+)"}}}, {"behavior", "Isolated"}},
+         {{{"type", "Split"}, {"pattern", {{"Regex", R"(qz(?=\s)|.)"}}}, {"behavior", "Isolated"}},
           {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}};
-    // A merge across a space shows where text was cut.
-    const uint32_t joined = 700;
-    file["model"]["vocab"]["e\u0120"] = joined;
-    file["model"]["merges"].push_back({"e", "\u0120"});
+    file["model"]["vocab"]["qz"] = 700;
+    file["model"]["merges"].push_back({"q", "z"});
     write(folder / "tokenizer.json", file.dump());
     const Tokenizer tokenizer = Tokenizer::load(folder.path());
-    std::string text = "e ";
-    while (text.size() < 2'500'000) text += "e ";
-    text += "e e ";
-    REQUIRE(tokenizer.encode("e e ").size() == 2);
+    REQUIRE(tokenizer.encode("qz ").size() == 2);
+    REQUIRE(tokenizer.encode("qz").size() == 2);
+    std::string text;
+    while (text.size() < 2'500'000) text += "qz ";
     write(folder / "a.txt", text);
     PrepareOptions options = options_for({folder / "a.txt"}, folder / "out");
     options.train_vocab = 0;

@@ -643,7 +643,12 @@ TEST_CASE("a run whose mesh changes at each start trains what one rank trains", 
     if (skip_without_mpirun()) return;
     const bool llama = random_int(0, 1) == 0;
     const SharedJob shared(
-        llama ? Settings{{"model.family", "llama"}, {"model.n_kv_head", "4"}, {"model.n_ff", "64"}}
+        llama ? Settings{{"model.family", "llama"},
+                         {"model.n_kv_head", "4"},
+                         {"model.n_ff", "64"},
+                         // With 0.003 its gradients grow to many times their norm in single steps,
+                         // and rounding errors with them.
+                         {"optimizer.learning_rate", "0.0005"}}
               : Settings{});
     const Job& job = shared.job;
     const auto stop = [](int64_t step) { return Command{"--stop-at", std::to_string(step)}; };
@@ -653,9 +658,7 @@ TEST_CASE("a run whose mesh changes at each start trains what one rank trains", 
     job.train(4, "chain", tensor(4, 0), stop(random_int(10, 14)));
     job.train(1, "chain", {}, stop(16));
     job.train(4, "chain", tensor(2, 2, 2));
-    // Sums over columns or heads are in parts, besides those over tokens.
-    const Bounds bounds{4 * in_fp32_order.loss, 4 * in_fp32_order.norm, 4 * in_fp32_order.tensor};
-    check_close(chain, one, bounds);
+    check_close(chain, one, in_fp32_order);
 }
 
 TEST_CASE("tensor-parallel ranks evaluate as one rank does, and sample the same text", "[tensor]") {
