@@ -5,6 +5,8 @@ namespace train_gpt::cuda {
 
 void copy_rows(Stream& stream, void* to, size_t to_stride, const void* from, size_t from_stride,
                size_t row_bytes, int64_t rows) {
+    // A distance of rows has a limit of 2 GiB.
+    if (rows == 1) return cuda::copy(stream, to, from, row_bytes);
     CUDA_CHECK(cudaMemcpy2DAsync(to, to_stride, from, from_stride, row_bytes,
                                  static_cast<size_t>(rows), cudaMemcpyDeviceToDevice,
                                  stream_of(stream)));

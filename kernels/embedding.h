@@ -6,7 +6,9 @@
 namespace train_gpt {
 
 /// out[b, t, :] = w[token[b, t] − first_token, :] + positions[p, :], p = first_position + t −
-/// doc_start[b, t] (doc_start null: 0). tokens [B·T] int32, not negative (checked by the loader, not
+/// doc_start[b, t] (doc_start null: 0), 0 <= p < n_ctx. doc_start may be negative, or differ from
+/// token to token: so row t can be at any position, as in chunks of a sequence that is split over
+/// ranks. tokens [B·T] int32, not negative (checked by the loader, not
 /// here); w [rows, C], positions [n_ctx, C]. w may hold a range of the vocabulary: a token outside
 /// [first_token, first_token + rows) counts as a row of zeros. positions may be absent: then nothing
 /// is added. The sum over parts of a vocabulary, one of them with positions, is the whole.

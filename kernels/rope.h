@@ -9,8 +9,8 @@ namespace train_gpt {
 
 /// Token (b, t) is at position p = first_position + t − doc_start[b, t] (doc_start null: 0), so
 /// that positions begin at 0 in each document. first_position > 0: the tokens after those in a KV
-/// cache, or a later chunk of a sequence that is split over ranks. 2 <= D <= 256, even;
-/// 0 <= p < n_ctx.
+/// cache. doc_start may be negative: then t is a row in chunks of a sequence that is split over
+/// ranks, which is at a later position. 2 <= D <= 256, even; 0 <= p < n_ctx.
 struct RopeShape {
     DType dtype = DType::fp32;  // fp32 or bf16
     int B = 0, T = 0, H = 0, H_kv = 0, D = 0;

@@ -212,12 +212,16 @@ void block_forward(Stream& stream, const Block& block, Tensor out) {
     const AttentionShape& s = block.attention;
     block_before_attention(stream, block);
     const PackedHeads heads = attention_heads(block, s.T);
-    attention_forward(stream, {.shape = s,
-                               .q = heads.q,
-                               .k = heads.k,
-                               .v = heads.v,
-                               .out = heads_view(a.att, 0, s.T, s.D),
-                               .lse = a.lse.as<float>()});
+    const AttentionForward args{.shape = s,
+                                .q = heads.q,
+                                .k = heads.k,
+                                .v = heads.v,
+                                .out = heads_view(a.att, 0, s.T, s.D),
+                                .lse = a.lse.as<float>()};
+    if (block.context)
+        block.context->forward(stream, args);
+    else
+        attention_forward(stream, args);
     block_after_attention(stream, block, out);
 }
 
@@ -360,7 +364,7 @@ class BlockBackward {
         if (recomputes_elementwise() && a.rotated) rotate(stream_, block_);
         const PackedHeads heads = attention_heads(block_, s.T),
                           gradients(g_.dqkv, block_.spec, s.T);
-        attention_backward(stream_, {.shape = s,
+        const AttentionBackward args{.shape = s,
                                      .q = heads.q,
                                      .k = heads.k,
                                      .v = heads.v,
@@ -369,7 +373,11 @@ class BlockBackward {
                                      .lse = a.lse.as<float>(),
                                      .dq = gradients.q,
                                      .dk = gradients.k,
-                                     .dv = gradients.v});
+                                     .dv = gradients.v};
+        if (block_.context)
+            block_.context->backward(stream_, args, recompute_ == Recompute::block);
+        else
+            attention_backward(stream_, args);
         if (!block_.spec.is_rotary()) return;
         const PackedHeads before(a.qkv, block_.spec, s.T);
         rope_backward(stream_, {.shape = block_.rope,

@@ -14,6 +14,7 @@
 #include "device/memory.h"
 #include "kernels/attention/attention.h"
 #include "kernels/rope.h"
+#include "model/context_attention.h"
 #include "model/recompute.h"
 #include "model/registry.h"
 #include "parallel/parameters.h"
@@ -57,9 +58,10 @@ struct Block {
     const UnitLease& weights;
     const BlockParameters& parameters;
     const BlockActivations& activations;
-    RopeShape rope = {};            // with rotary positions
-    AttentionShape attention = {};  // of block_forward and block_backward
-    Addends input = {};             // where the block computes its x
+    RopeShape rope = {};                  // with rotary positions
+    AttentionShape attention = {};        // of block_forward and block_backward
+    Addends input = {};                   // where the block computes its x
+    ContextAttention* context = nullptr;  // of context-parallel ranks
 };
 
 /// Which gradients a backward pass computes: those of inputs, those of weights, or both. A pass of

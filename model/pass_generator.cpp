@@ -8,14 +8,33 @@
 namespace train_gpt {
 
 PassGenerator::PassGenerator(Stage& stage, Arena& arena) : stage_(stage) {
-    const int B = stage.options().B, T = stage.options().T;
+    const int B = stage.options().B, T = stage.sequence_length();
+    const bool document_mask = stage.options().document_mask;
+    part_ = SequencePart(arena, stage.context().place(), B, T, document_mask);
     host_tokens_ = arena.tensor(DType::int32, {B, T}, Purpose::staging);
-    tokens_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
-    if (stage.options().document_mask)
-        doc_start_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
+    if (!part_) tokens_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
+    if (document_mask)
+        doc_start_ =
+            arena.tensor(DType::int32, {B, T}, part_ ? Purpose::staging : Purpose::buffers);
     const int64_t rows = stage.padded_vocabulary_of_all();
     logits_ = arena.tensor(DType::fp32, {1, rows}, Purpose::buffers);
     host_logits_ = arena.tensor(DType::fp32, {1, rows}, Purpose::staging);
+}
+
+/// host_tokens_ on the device, as one document.
+TokenBatch PassGenerator::upload(Stream& stream) {
+    TokenBatch batch{.tokens = host_tokens_.as<int32_t>(),
+                     .targets = nullptr,
+                     .doc_start = doc_start_ ? doc_start_.as<int32_t>() : nullptr};
+    if (part_) {
+        if (doc_start_) std::fill_n(doc_start_.as<int32_t>(), doc_start_.numel(), 0);
+        part_.upload(stream, batch);
+        return part_.on_device();
+    }
+    copy(stream, tokens_.data, host_tokens_.data, host_tokens_.bytes());
+    if (doc_start_) clear(stream, doc_start_.data, doc_start_.bytes());
+    batch.tokens = tokens_.as<int32_t>();
+    return batch;
 }
 
 void PassGenerator::feed(Stream& stream, std::span<const int32_t> tokens) {
@@ -25,12 +44,7 @@ void PassGenerator::feed(Stream& stream, std::span<const int32_t> tokens) {
     std::copy(tokens.begin(), tokens.end(), batch + position_);
     position_ += static_cast<int>(tokens.size());
     std::fill(batch + position_, batch + host_tokens_.numel(), 0);
-    copy(stream, tokens_.data, batch, host_tokens_.bytes());
-    if (doc_start_) clear(stream, doc_start_.data, doc_start_.bytes());
-    stage_.forward(stream, 0,
-                   {.tokens = tokens_.as<int32_t>(),
-                    .targets = nullptr,
-                    .doc_start = doc_start_ ? doc_start_.as<int32_t>() : nullptr});
+    stage_.forward(stream, 0, upload(stream));
     stage_.next_token_logits(stream, 0, position_ - 1, logits_);
     copy(stream, host_logits_.data, logits_.data, logits_.bytes());
     stream.synchronize();

@@ -17,7 +17,7 @@ class PassGenerator final : public TokenGenerator {
     PassGenerator(Stage& stage, Arena& arena);
 
     /// The stage's sequences are shorter than the model's context if a run trains on shorter ones.
-    int context() const override { return stage_.options().T; }
+    int context() const override { return stage_.sequence_length(); }
     int64_t vocab_size() const override { return stage_.spec().vocab_size; }
     void reset() override { position_ = 0; }
     int position() const override { return position_; }
@@ -30,9 +30,12 @@ class PassGenerator final : public TokenGenerator {
     }
 
   private:
+    TokenBatch upload(Stream& stream);
+
     Stage& stage_;
     // A batch whose first sequence begins with the tokens; the rest is zeros.
     Tensor host_tokens_, tokens_, doc_start_, host_logits_, logits_;
+    SequencePart part_;  // of context-parallel ranks, instead of tokens_
     int position_ = 0;
 };
 

@@ -31,9 +31,10 @@ Stage::Stage(const DecoderSpec& spec, const Registry& registry, const StageOptio
       options_(options),
       parameters_(parameters),
       tensor_(options.tensor ? *options.tensor : alone_),
+      context_(options.context ? *options.context : alone_with_sequences_),
       slots_(static_cast<size_t>(options.slots)),
-      rotary_(spec, options.T, arena, Purpose::buffers) {
-    tensor_.require_even(tokens(), "tokens of a micro-batch");
+      rotary_(spec, sequence_length(), arena, Purpose::buffers) {
+    tensor_.require_even(tokens(), "tokens of a micro-batch", context_.size());
     const DType dtype = parameters_.dtype();
     if (is_split()) {
         const int64_t M = tokens(), C = spec_.n_embd;
@@ -42,6 +43,9 @@ Stage::Stage(const DecoderSpec& spec, const Registry& registry, const StageOptio
         added_up_ = arena.tensor(dtype, {tensor_.rows_of_rank(M), C}, Purpose::buffers);
         bias_ = arena.tensor(dtype, {C}, Purpose::buffers);
     }
+    if (context_.is_split())
+        context_attention_.emplace(context_, attention_shape({}), arena,
+                                   options_.use == ParameterStore::Use::training);
     take_activations(arena);
     if (registry_.ends_model()) {
         const int64_t M = tokens(), Vp = padded_vocabulary();
@@ -182,10 +186,11 @@ size_t Stage::scratch_bytes(const Stream& stream) const {
     const auto linear = [&](int64_t out, int64_t in) {
         return linear_scratch_bytes(stream, dtype, M, out, in);
     };
-    size_t most =
-        std::max({linear(part_.qkv_width(), C), linear(C, width), linear(part_.up_width(), C),
-                  linear(C, F), norm_scratch_bytes(stream, M, C),
-                  attention_scratch_bytes(stream, attention_shape(batch))});
+    size_t most = std::max(
+        {linear(part_.qkv_width(), C), linear(C, width), linear(part_.up_width(), C), linear(C, F),
+         norm_scratch_bytes(stream, M, C),
+         context_attention_ ? context_attention_->scratch_bytes(stream, attention_shape(batch))
+                            : attention_scratch_bytes(stream, attention_shape(batch))});
     if (spec_.qk_norm)
         most = std::max(
             most, rope_scratch_bytes(stream, rope_shape(part_, dtype, options_.B, options_.T)));
@@ -212,7 +217,8 @@ Block Stage::block(Stream& stream, const UnitLease& weights, const Slot& slot, i
                    const TokenBatch& batch) {
     const size_t i = static_cast<size_t>(layer);
     RopeShape rope = rope_shape(part_, parameters_.dtype(), options_.B, options_.T);
-    if (spec_.is_rotary()) rope.table = rotary_.get(stream), rope.doc_start = batch.doc_start;
+    if (spec_.is_rotary())
+        rope.table = rotary_.get(stream), rope.doc_start = batch.starts_of_positions();
     return {.spec = part_,
             .tensor = tensor_,
             .weights = weights,
@@ -220,7 +226,8 @@ Block Stage::block(Stream& stream, const UnitLease& weights, const Slot& slot, i
             .activations = slot.blocks[i],
             .rope = rope,
             .attention = attention_shape(batch),
-            .input = {}};
+            .input = {},
+            .context = context_attention_ ? &*context_attention_ : nullptr};
 }
 
 void Stage::forward(Stream& stream, int slot_index, const TokenBatch& batch, Tensor in,
@@ -316,7 +323,7 @@ void Stage::embed(Stream& stream, Tensor out, const TokenBatch& batch) {
                        .tokens = batch.tokens,
                        .w = weights.weight(registry_.tokens),
                        .positions = adds_positions ? weights.weight(registry_.positions) : Tensor{},
-                       .doc_start = batch.doc_start,
+                       .doc_start = batch.starts_of_positions(),
                        .first_token = vocabulary(registry_.tokens).first});
     if (is_split()) add_up(stream, out);
 }
@@ -352,7 +359,9 @@ void Stage::evaluate_head(Stream& stream, int slot_index, const TokenBatch& batc
     head(stream, slot(slot_index), batch, false);
 }
 
-void Stage::next_token_logits(Stream& stream, int slot_index, int64_t row, Tensor out) {
+void Stage::next_token_logits(Stream& stream, int slot_index, int64_t position, Tensor out) {
+    // Other context-parallel ranks compute those of another token.
+    const auto [owner, row] = context_.place().place_of(position, sequence_length());
     const Tensor x = gathered(stream, gathered_, slot(slot_index).final_norm);
     const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(registry_.head));
     const int64_t Vp = padded_vocabulary();
@@ -360,6 +369,7 @@ void Stage::next_token_logits(Stream& stream, int slot_index, int64_t row, Tenso
     const Tensor part(out.as<float>() + tensor_.rank() * Vp, DType::fp32, {1, Vp});
     head_logits(stream, part, x.row_range(row, 1), weights.weight(registry_.head), logits_);
     if (is_split()) tensor_.gather_numbers(stream, out.as<float>(), part.as<float>(), Vp);
+    context_.broadcast(stream, out, owner);
 }
 
 void Stage::backward_head(Stream& stream, const Slot& slot, const TokenBatch& batch) {
@@ -405,7 +415,7 @@ void Stage::backward_embedding(Stream& stream, Tensor held, const TokenBatch& ba
                                 .tokens = batch.tokens,
                                 .vocab_rows = padded_vocabulary(),
                                 .n_ctx = spec_.n_ctx,
-                                .doc_start = batch.doc_start,
+                                .doc_start = batch.starts_of_positions(),
                                 .first_token = vocabulary(registry_.tokens).first});
     parameters_.gradients_ready(stream, registry_.unit_of(registry_.tokens));
 }

@@ -4,26 +4,23 @@
 // belong to a ParameterStore.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "device/device.h"
 #include "device/memory.h"
 #include "model/block.h"
+#include "model/context_attention.h"
 #include "model/registry.h"
 #include "model/rotary_table.h"
+#include "model/sequence_part.h"
 #include "model/spec.h"
 #include "parallel/parameters.h"
 
 namespace train_gpt {
 
-/// Token ids of a micro-batch on the model's device, each [B, T]; target −1 is ignored.
-struct TokenBatch {
-    const int32_t *tokens = nullptr, *targets = nullptr,
-                  *doc_start = nullptr;  // doc_start null: no document masks
-};
-
 struct StageOptions {
-    int B = 1, T = 1;
+    int B = 1, T = 1;  // sequences, and the tokens that the rank has of each
     /// Micro-batches whose activations are held at the same time.
     int slots = 1;
     Recompute recompute = Recompute::none;
@@ -35,13 +32,16 @@ struct StageOptions {
     bool backward_apart = false;
     /// The ranks that share the stage's products; null: this one alone.
     TensorGroup* tensor = nullptr;
+    /// The ranks that share its sequences; null: this one alone.
+    ContextGroup* context = nullptr;
 };
 
 /// Work for micro-batches may be called in any order that computes what it needs first: forward(),
 /// then backward() or backward_inputs() and some time later backward_weights(), of the same slot.
 /// The gradients of a step are sums over its micro-batches. M = B·T. Tensor-parallel ranks call the
 /// same methods for the same micro-batches; each then has the losses of all tokens, and `in`, `out`,
-/// `dout` and `din` are of its rows [M / ranks, C].
+/// `dout` and `din` are of its rows [M / ranks, C]. Context-parallel ranks also call the same methods,
+/// each with its part of the batches, and have the losses of its tokens.
 class Stage {
   public:
     /// Takes activations for micro-batches of B·T tokens from the arena. In inference all blocks
@@ -52,6 +52,9 @@ class Stage {
 
     const DecoderSpec& spec() const { return spec_; }
     const StageOptions& options() const { return options_; }
+    ContextGroup& context() const { return context_; }
+    /// Of all context-parallel ranks.
+    int sequence_length() const { return options_.T * context_.size(); }
 
     /// Embedding of batch.tokens, or `in` [M, C] if the stage does not begin the model; blocks; the
     /// final norm, or out [M, C] if the stage does not end the model.
@@ -72,10 +75,10 @@ class Stage {
                          Tensor din = {});
     void backward_weights(Stream& stream, int slot, const TokenBatch& batch);
 
-    /// Logits of the token after a row of a forward pass in the device's memory, fp32 [1, …], for as
-    /// many entries as padded_vocabulary_of_all(), of which only those of the vocabulary mean
-    /// something. Only in a stage that ends the model.
-    void next_token_logits(Stream& stream, int slot, int64_t row, Tensor out);
+    /// Logits of the token after a position of the first sequence of a forward pass in the device's
+    /// memory, fp32 [1, …], for as many entries as padded_vocabulary_of_all(), of which only those of
+    /// the vocabulary mean something. Only in a stage that ends the model.
+    void next_token_logits(Stream& stream, int slot, int64_t position, Tensor out);
     int64_t padded_vocabulary_of_all() const { return tensor_.size() * padded_vocabulary(); }
 
     /// Of the last evaluate_head() or backward pass.
@@ -124,9 +127,12 @@ class Stage {
     ParameterStore& parameters_;
     TensorGroup alone_;
     TensorGroup& tensor_;
+    ContextGroup alone_with_sequences_;
+    ContextGroup& context_;
 
     std::vector<Slot> slots_;
     RotaryTable rotary_;
+    std::optional<ContextAttention> context_attention_;
     Tensor logits_, losses_;  // [chunk, Vp], [M]
     Tensor dres_, dy_;        // [M, C]: gradients of the residual stream, and temporary ones
     // Of tensor-parallel ranks: products and gathered inputs [M, C], the rank's rows of sums, a copy

@@ -9,11 +9,25 @@ namespace train_gpt {
 Exchange::Exchange(const Device& device, bool has_others, std::vector<std::string> groups,
                    StepClock* clock)
     : has_others_(has_others),
-      stream_(device, !has_others, Stream::Priority::high),
+      stream_(std::make_shared<Stream>(device, !has_others, Stream::Priority::high)),
       clock_(clock),
       groups_(std::move(groups)),
       done_(groups_.size()),
       waited_for_(groups_.size(), true) {
+    make_events(device);
+}
+
+Exchange::Exchange(const Device& device, const Exchange& other, std::vector<std::string> groups)
+    : has_others_(other.has_others_),
+      stream_(other.stream_),
+      clock_(other.clock_),
+      groups_(std::move(groups)),
+      done_(groups_.size()),
+      waited_for_(groups_.size(), true) {
+    make_events(device);
+}
+
+void Exchange::make_events(const Device& device) {
     if (!beside()) return;
     submitted_ = Event(device);
     for (Event& event : done_) event = Event(device);
@@ -27,9 +41,9 @@ void Exchange::submit(Stream& stream, int slot, const std::function<void(Stream&
         return;
     }
     submitted_.record(stream);
-    submitted_.hold(stream_);
-    work(stream_);
-    done_[static_cast<size_t>(slot)].record(stream_);
+    submitted_.hold(*stream_);
+    work(*stream_);
+    done_[static_cast<size_t>(slot)].record(*stream_);
     waited_for_[static_cast<size_t>(slot)] = false;
 }
 

@@ -2,6 +2,7 @@
 // events in both directions; on the CPU, and in a group of one, they run immediately.
 #pragma once
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,10 @@ class Exchange {
     Exchange(const Device& device, bool has_others, std::vector<std::string> groups,
              StepClock* clock);
 
+    /// Another one that submits to the same stream, so that its collectives and those of `other` run
+    /// in the order in which they are submitted.
+    Exchange(const Device& device, const Exchange& other, std::vector<std::string> groups);
+
     /// Submits work to the exchange's stream, after everything that `stream` has so far and
     /// everything submitted before.
     void submit(Stream& stream, int slot, const std::function<void(Stream&)>& work);
@@ -27,11 +32,13 @@ class Exchange {
     /// waited for by the model's stream.
     void hold_other(Stream& stream, int slot);
     /// Whether submitted work runs concurrently with the stream's own work.
-    bool beside() const { return stream_.device.is_cuda() && has_others_; }
+    bool beside() const { return stream_->device.is_cuda() && has_others_; }
 
   private:
+    void make_events(const Device& device);
+
     bool has_others_;
-    Stream stream_;
+    std::shared_ptr<Stream> stream_;
     StepClock* clock_;
     std::vector<std::string> groups_;  // of each slot
     Event submitted_;

@@ -14,8 +14,10 @@ void do_first_collectives(const Mesh& mesh, const Device& device, const BucketLa
     Communicator &group = summing_group(mesh, sharding), &everyone = mesh.everyone();
     Communicator* const replicas = sharding.replicas > 1 ? &mesh.along(Axis::replica) : nullptr;
     Communicator* const tensor = sharding.tensors > 1 ? &mesh.along(Axis::tensor) : nullptr;
+    Communicator* const context =
+        mesh.size(Axis::context) > 1 ? &mesh.along(Axis::context) : nullptr;
     if (!device.is_cuda() || everyone.size() == 1) return;
-    const int64_t ranks = std::max(group.size(), sharding.tensors);
+    const int64_t ranks = std::max({group.size(), sharding.tensors, mesh.size(Axis::context)});
     std::set<int64_t> shards;
     for (const Bucket& bucket : layout.buckets())
         shards.insert(std::min<int64_t>(bucket.shard,
@@ -40,6 +42,12 @@ void do_first_collectives(const Mesh& mesh, const Device& device, const BucketLa
             group.reduce_scatter(stream, own(group, shard, dtype), data, shard, dtype);
             group.all_gather(stream, data, own(group, shard, weights), shard, weights);
             if (replicas) replicas->all_reduce(stream, data, shard, dtype);
+        }
+        if (context) {
+            // Keys and values of micro-batches, and their gradients, of sizes like these
+            context->all_gather(stream, data, own(*context, shard, weights), shard, weights);
+            context->reduce_scatter(stream, own(*context, shard, DType::fp32), data, shard,
+                                    DType::fp32);
         }
         if (!tensor) continue;
         // Rows of micro-batches, of sizes like these, and gradients of whole tensors

@@ -61,6 +61,7 @@ void require_tensor_on_nodes(const World& world, const MeshSizes& sizes) {
 
 MeshLayout checked_layout(const World& world, const MeshSizes& sizes) {
     require_same(world, {{"parallel.tensor", concat(sizes.tensor)},
+                         {"parallel.context", concat(sizes.context)},
                          {"parallel.shard_ranks", concat(sizes.shard_ranks)},
                          {"parallel.allow_tensor_across_nodes",
                           sizes.allow_tensor_across_nodes ? "true" : "false"}});
@@ -82,7 +83,9 @@ const char* name_of(Axis axis) {
 MeshLayout::MeshLayout(int world, const MeshSizes& sizes) : world_(world) {
     require_divides(world, "parallel.tensor", sizes.tensor, "ranks of this run");
     int left = world / sizes.tensor;
-    assert(left % sizes.context == 0 && left / sizes.context % sizes.pipeline == 0);
+    require_divides(left, "parallel.context", sizes.context,
+                    sizes.tensor == 1 ? "ranks of this run" : "tensor-parallel groups of this run");
+    assert(left / sizes.context % sizes.pipeline == 0);
     left /= sizes.context * sizes.pipeline;
     const int shard = sizes.shard_ranks > 0 ? sizes.shard_ranks : left;
     require_divides(left, "parallel.shard_ranks", shard, "data-parallel ranks of this run");

@@ -17,18 +17,18 @@ TensorGroup::Rows TensorGroup::rows(int64_t M, int chunk) const {
             .held = {chunk * strip, strip}};
 }
 
-void TensorGroup::require_even(int64_t M, const char* rows) const {
+void TensorGroup::require_even(int64_t M, const char* rows, int parts) const {
     if (is_even(M)) return;
     int fewer = chunks();
     while (fewer > 1 && M % (int64_t{size()} * fewer) != 0) --fewer;
     const bool by_chunks = M % size() == 0;
-    throw Error(M, " ", rows, " cannot be cut into ",
-                chunks() > 1 ? concat(chunks(), " chunks of ") : "", size(),
+    throw Error(M, " ", rows, parts > 1 ? " on each context-parallel rank" : "",
+                " cannot be cut into ", chunks() > 1 ? concat(chunks(), " chunks of ") : "", size(),
                 " equal parts for the tensor-parallel ranks; ",
                 by_chunks ? concat("parallel.tensor_chunks=", fewer, " can")
                           : concat("take a batch.micro_batch or batch.sequence_length with a "
                                    "product that ",
-                                   int64_t{size()} * chunks(), " divides"));
+                                   int64_t{size()} * chunks() * parts, " divides"));
 }
 
 void TensorGroup::connect(const Device& device, Communicator& communicator, StepClock* clock) {

@@ -44,15 +44,17 @@ class TensorGroup {
     };
     Rows rows(int64_t M, int chunk) const;
     /// Whether M rows can be cut evenly; require_even() throws Error where not. `rows` says what they
-    /// are.
+    /// are, and `parts` how many ranks each have M of them.
     bool is_even(int64_t M) const { return M % (int64_t{size()} * chunks()) == 0; }
-    void require_even(int64_t M, const char* rows) const;
+    void require_even(int64_t M, const char* rows, int parts = 1) const;
 
     /// With whom rows are exchanged. Before, as in a warm-up, copies of this rank's rows stand for
     /// those of the others. What the model's stream waits for counts as communication of the
     /// tensor axis in `clock`. All ranks call it.
     void connect(const Device& device, Communicator& communicator, StepClock* clock = nullptr);
     bool is_connected() const { return exchange_ != nullptr; }
+    /// Where rows travel; null before connect().
+    const Exchange* exchange() const { return exchange_.get(); }
 
     /// Chunks that travel for one purpose are waited for apart from those of another.
     enum class Lane : uint8_t { inputs, gradients, sums, count };

@@ -11,13 +11,14 @@ namespace train_gpt {
 /// CPU batches are used where the loader made them.
 class BatchFeed {
   public:
-    /// Takes device memory for two batches of [B, T].
-    BatchFeed(Arena& arena, int B, int T, bool document_mask);
+    /// Takes device memory for two batches of [B, T], or of a context-parallel rank's part of them.
+    BatchFeed(Arena& arena, int B, int T, bool document_mask, const ContextRank& context = {});
 
     /// The loader's next batch, for work submitted to `compute` until the next call.
     TokenBatch next(Stream& compute, TrainLoader& loader);
-    /// The number of targets of each batch: all of them, since training windows are complete.
-    int64_t targets() const { return int64_t{B_} * T_; }
+    /// The number of this rank's targets of each batch: all of them, since training windows are
+    /// complete.
+    int64_t targets() const { return targets_; }
     /// The source of each sample of the batch that next() returned last, [B] in the device's
     /// memory.
     const int32_t* sources() const { return sources_; }
@@ -26,10 +27,11 @@ class BatchFeed {
     static constexpr int slots = 2;
     struct Slot {
         Tensor tokens, targets, doc_start, sources;
+        SequencePart part;  // of context-parallel ranks, instead of the first three
         Event copied, used;
     };
 
-    int B_, T_;
+    int64_t targets_;
     bool document_mask_;
     const int32_t* sources_ = nullptr;
     Stream copies_;

@@ -125,6 +125,19 @@ void check_parallel(const Config& config, const std::string& name) {
                 above < 2 * tensor - below ? above : below);
 }
 
+/// Context-parallel ranks have two chunks of each sequence.
+void check_context(const Config& config, const std::string& name) {
+    const int ranks = config.parallel.context, length = config.sequence_length(),
+              chunks = 2 * ranks;
+    if (ranks == 1 || length % chunks == 0) return;
+    const int below = length / chunks * chunks, above = below + chunks;
+    const bool is_below =
+        below > 0 && (length - below <= above - length || above > config.model.n_ctx);
+    throw Error(name, ": ", config.batch.sequence_length ? "batch.sequence_length" : "model.n_ctx",
+                " = ", length, " cannot be cut into 2 · parallel.context = ", chunks,
+                " equal chunks; the nearest value that can is ", is_below ? below : above);
+}
+
 void check_schedule(const Config& config, const std::string& name) {
     const auto& schedule = config.schedule;
     const int given = (schedule.steps > 0) + (schedule.tokens > 0) + (schedule.epochs > 0);
@@ -164,6 +177,7 @@ Config parse_config(const std::string& text, const std::string& name,
     check_model(config, name);
     check_batch(config, name);
     check_parallel(config, name);
+    check_context(config, name);
     check_schedule(config, name);
     return config;
 }

@@ -235,6 +235,7 @@ struct Config {
         bool allow_tensor_across_nodes = false;
         int tensor_chunks = 1;  // in which their rows travel
         bool tensor_keep_gathered = false;
+        int context = 1;        // context-parallel ranks
         int zero = 1;           // ZeRO's stage: 0 to 3
         int shard_ranks = 0;    // 0: all data-parallel ranks
         double bucket_mb = 64;  // MiB of fp32 gradients

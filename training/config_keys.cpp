@@ -239,6 +239,11 @@ constexpr ConfigKey table[] = {
      "Tensor-parallel ranks keep the gathered inputs of products for the backward pass: 8 "
      "exchanges "
      "of a micro-batch's rows in each layer instead of 10, for more memory."},
+    {KEY(parallel.context), between(1, 1024),
+     "Context-parallel ranks, which share every sequence: each computes two of its 2 · "
+     "`parallel.context` chunks, and gathers the keys and values of the others in every layer. "
+     "2 · `parallel.context` must divide the sequence length, and `parallel.tensor` · "
+     "`parallel.context` the number of ranks."},
     {KEY(parallel.zero), between(0, 3),
      "ZeRO's stage, which is what data parallelism splits over ranks. 0: nothing; 1: optimizer "
      "state; 2: gradient sums as well, which are then reduced in every micro-batch; 3: weights as "

@@ -15,11 +15,14 @@
 
 namespace train_gpt {
 
-EvaluationBatch::EvaluationBatch(Arena& arena, int B, int T, bool document_mask) {
+EvaluationBatch::EvaluationBatch(Arena& arena, int B, int T, bool document_mask,
+                                 const ContextRank& context)
+    : part_(arena, context, B, T, document_mask) {
     const size_t n = static_cast<size_t>(B) * static_cast<size_t>(T);
     const auto host = [&](size_t bytes) { return arena.take(bytes, Purpose::staging); };
     const auto take = [&](std::span<int32_t>& numbers, Tensor& on_device) {
         numbers = {static_cast<int32_t*>(host(n * sizeof(int32_t))), n};
+        if (part_) return;
         on_device = arena.device().is_cuda() ? arena.tensor(DType::int32, {B, T}, Purpose::buffers)
                                              : Tensor(numbers.data(), DType::int32, {B, T});
     };
@@ -27,30 +30,58 @@ EvaluationBatch::EvaluationBatch(Arena& arena, int B, int T, bool document_mask)
     take(targets, device_targets_);
     if (document_mask) take(doc_start, device_doc_start_);
     total_ = device_total_ = static_cast<double*>(host(sizeof(double)));
-    if (!arena.device().is_cuda()) return;
-    device_total_ = static_cast<double*>(arena.take(sizeof(double), Purpose::buffers));
+    const bool on_cuda = arena.device().is_cuda();
+    if (part_) {
+        part_losses_ = arena.tensor(DType::fp32, {int64_t{B} * T}, Purpose::buffers);
+        part_losses_on_host_ =
+            on_cuda ? arena.tensor(DType::fp32, {int64_t{B} * T}, Purpose::staging) : part_losses_;
+    }
+    if (on_cuda) device_total_ = static_cast<double*>(arena.take(sizeof(double), Purpose::buffers));
+    if (!on_cuda && !part_) return;
     losses_ = static_cast<float*>(host(n * sizeof(float)));
 }
 
-void EvaluationBatch::run(Stream& stream, Stage& model) const {
-    if (stream.device.is_cuda()) {
+void EvaluationBatch::upload(Stream& stream) const {
+    if (part_) {
+        part_.upload(stream, {.tokens = tokens.data(),
+                              .targets = targets.data(),
+                              .doc_start = doc_start.empty() ? nullptr : doc_start.data()});
+    } else if (stream.device.is_cuda()) {
         copy(stream, device_tokens_.data, tokens.data(), tokens.size_bytes());
         copy(stream, device_targets_.data, targets.data(), targets.size_bytes());
         if (!doc_start.empty())
             copy(stream, device_doc_start_.data, doc_start.data(), doc_start.size_bytes());
     }
+}
+
+void EvaluationBatch::run(Stream& stream, Stage& model) const {
+    upload(stream);
     model.forward(stream, 0, on_device());
     model.evaluate_head(stream, 0, on_device());
 }
 
 double EvaluationBatch::total(Stream& stream, const Stage& model) const {
-    accumulate_loss(stream, device_total_, model.losses(), std::ssize(tokens), false);
+    accumulate_loss(stream, device_total_, model.losses(),
+                    std::ssize(tokens) / model.context().size(), false);
     if (stream.device.is_cuda()) copy(stream, total_, device_total_, sizeof *total_);
     stream.synchronize();
     return *total_;
 }
 
 std::span<const float> EvaluationBatch::losses(Stream& stream, const Stage& model) const {
+    if (part_) {
+        const int ranks = model.context().size();
+        const Tensor all = part_losses_.reshaped({ranks, part_losses_.numel() / ranks}),
+                     own = all.row_range(model.context().rank(), 1);
+        copy(stream, own.data, model.losses(), own.bytes());
+        model.context().gather(stream, all);
+        if (stream.device.is_cuda())
+            copy(stream, part_losses_on_host_.data, part_losses_.data, part_losses_.bytes());
+        stream.synchronize();
+        SequencePart::put_together(losses_, part_losses_on_host_.as<float>(), ranks,
+                                   model.options().B, model.sequence_length());
+        return {losses_, tokens.size()};
+    }
     if (!stream.device.is_cuda()) return {model.losses(), tokens.size()};
     copy(stream, losses_, model.losses(), tokens.size() * sizeof(float));
     stream.synchronize();
@@ -67,8 +98,10 @@ void stop_together(const Mesh& mesh, const StopEvaluation& stop, double done) {
     if (wanting[0] > 0) throw EvaluationStopped();
 }
 
-/// Of the ranks that compute the same results, the first one counts them.
-bool counts_results(const Mesh& mesh) { return mesh.at({Axis::context, Axis::tensor}) == 0; }
+/// Of the ranks that have the same tokens, and of those that have tokens of the same sequences, the
+/// first one counts what it knows of them.
+bool counts_tokens(const Mesh& mesh) { return mesh.at(Axis::tensor) == 0; }
+bool counts_sequences(const Mesh& mesh) { return mesh.at({Axis::context, Axis::tensor}) == 0; }
 
 }  // namespace
 
@@ -77,7 +110,7 @@ ValidationResult evaluate(Stream& stream, Stage& model, const ValidationWindows&
                           const Mesh& mesh, const StopEvaluation& stop) {
     const int64_t B = model.options().B, batches = (windows.count() + B - 1) / B;
     // The sum of losses of each batch, then the bytes. Each is 0 on all ranks but one, so sums over
-    // ranks are exact.
+    // ranks are exact, except that context-parallel ranks each have a part of a batch.
     std::vector<double> sums(static_cast<size_t>(batches) + 1);
     for (int64_t first = 0; first < batches; first += mesh.size(Axis::data)) {
         stop_together(mesh, stop, static_cast<double>(first) / static_cast<double>(batches));
@@ -89,9 +122,9 @@ ValidationResult evaluate(Stream& stream, Stage& model, const ValidationWindows&
         batch.run(stream, model);
         const double total = batch.total(stream, model);
         mesh.world().activity().pulse();
-        if (i >= batches || !counts_results(mesh)) continue;
+        if (i >= batches || !counts_tokens(mesh)) continue;
         sums[static_cast<size_t>(i)] = total;
-        if (!tokenizer) continue;
+        if (!tokenizer || !counts_sequences(mesh)) continue;
         for (const int32_t target : batch.targets)
             if (target >= 0 && !tokenizer->is_special(static_cast<uint32_t>(target)))
                 sums.back() += static_cast<double>(
@@ -163,7 +196,7 @@ HellaSwag::HellaSwag(const std::filesystem::path& jsonl, const Tokenizer& tokeni
 std::vector<HellaSwag::EndingLoss> HellaSwag::score(Stream& stream, Stage& model,
                                                     const EvaluationBatch& batch, size_t first,
                                                     size_t count) const {
-    const size_t T = static_cast<size_t>(model.options().T);
+    const size_t T = static_cast<size_t>(model.sequence_length());
     const auto checked = [&](int32_t token) {
         if (token >= model.spec().vocab_size)
             throw Error("the tokenizer has token ", token, ", but the model knows only ",
@@ -216,7 +249,7 @@ HellaSwagResult HellaSwag::evaluate(Stream& stream, Stage& model, const Evaluati
         const auto scores = row < end ? score(stream, model, batch, row, std::min(B, end - row))
                                       : score(stream, model, batch, 0, 1);
         mesh.world().activity().pulse();
-        if (row >= end || !counts_results(mesh)) continue;
+        if (row >= end || !counts_sequences(mesh)) continue;
         for (const EndingLoss& ending : scores) {
             endings[row % endings_per_example] = ending;
             const Example& example = examples_[row / endings_per_example];

@@ -31,34 +31,44 @@ class EvaluationStopped : public std::exception {};
 class EvaluationBatch {
   public:
     EvaluationBatch() = default;
-    EvaluationBatch(Arena& arena, int B, int T, bool document_mask);
+    /// Context-parallel ranks each fill in whole sequences, and run the model on their part of them.
+    EvaluationBatch(Arena& arena, int B, int T, bool document_mask,
+                    const ContextRank& context = {});
 
     std::span<int32_t> tokens, targets, doc_start;  // host memory; doc_start empty without a mask
 
     /// Where run() copies them.
     TokenBatch on_device() const {
+        if (part_) return part_.on_device();
         return {.tokens = device_tokens_.as<int32_t>(),
                 .targets = device_targets_.as<int32_t>(),
                 .doc_start = doc_start.empty() ? nullptr : device_doc_start_.as<int32_t>()};
     }
+    /// Submits the copy of what the host has filled in, as run() does.
+    void upload(Stream& stream) const;
     /// Runs the model on what the host has filled in. The losses per token are then in the device's
     /// memory.
     void run(Stream& stream, Stage& model) const;
-    /// The sum of its losses; waits for the device.
+    /// The sum of this rank's losses; waits for the device.
     double total(Stream& stream, const Stage& model) const;
-    /// Each token's loss, for the host.
+    /// Each token's loss, of all context-parallel ranks, for the host.
     std::span<const float> losses(Stream& stream, const Stage& model) const;
 
   private:
     Tensor device_tokens_, device_targets_, device_doc_start_;  // on the CPU the host's
     double *device_total_ = nullptr, *total_ = nullptr;
     float* losses_ = nullptr;
+    // Of context-parallel ranks, instead of the three tensors; and the losses of all of them [ranks,
+    // B · T / ranks], for the device and for the host
+    SequencePart part_;
+    Tensor part_losses_, part_losses_on_host_;
 };
 
 /// Mean loss over all targets of the validation windows, and the same in bits per byte of their
 /// text: Σ loss / (ln 2 · Σ bytes). The end-of-text token has no bytes. Data-parallel ranks take turns
 /// with the batches, and all run the model equally often, since they may need each other's weights;
-/// all get the result that one rank would get, bit for bit. A batch with a document mask
+/// all get the result that one rank would get, bit for bit (of context-parallel ranks: but for the
+/// order of sums). A batch with a document mask
 /// needs a tokenizer, whose end-of-text token separates documents. Throws EvaluationStopped on all
 /// ranks if one of them must `stop`.
 ValidationResult evaluate(Stream& stream, Stage& model, const ValidationWindows& windows,

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/formatted.h"
 #include "base/printable.h"
+#include "model/context_attention.h"
 #include "model/stage_traffic.h"
 #include "tokenizer/tokenizer.h"
 #include "training/known_data.h"
@@ -87,17 +88,19 @@ std::vector<int> possible_micro_batches(const Config& config, const Pace& pace, 
     MeshSizes sizes;
     sizes.tensor = config.parallel.tensor;
     const TensorGroup tensor(tensor_options(config, MeshLayout(sizes.tensor, sizes), 0));
-    const auto rows_of = [&](int64_t B) { return B * T; };
+    const int parts = config.parallel.context;
+    const auto rows_of = [&](int64_t B) { return B * T / parts; };
     if (given > 0) {
-        tensor.require_even(rows_of(given), "tokens of a micro-batch");
+        tensor.require_even(rows_of(given), "tokens of a micro-batch", parts);
         return {given};
     }
     std::vector<int> possible;
-    const int64_t most = std::min(sequences / ranks, std::max<int64_t>(1, pace.most_tokens / T));
+    const int64_t most =
+        std::min(sequences / ranks, std::max<int64_t>(1, pace.most_tokens / rows_of(1)));
     for (int64_t B = 1; B <= most; ++B)
         if (sequences % B == 0 && tensor.is_even(rows_of(B)))
             possible.push_back(static_cast<int>(B));
-    if (possible.empty()) tensor.require_even(rows_of(1), "tokens of a sequence");
+    if (possible.empty()) tensor.require_even(rows_of(1), "tokens of a sequence", parts);
     return possible;
 }
 
@@ -155,11 +158,17 @@ Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype,
     Traffic traffic = state_traffic(mesh, buffers, micro_batches,
                                     StepSums::count(static_cast<int>(config.data.train.size())) +
                                         std::ssize(buffers.parameters()));
-    const int tensors = mesh.size(Axis::tensor);
+    const int tensors = mesh.size(Axis::tensor), contexts = mesh.size(Axis::context);
+    const int64_t tokens = int64_t{config.batch.micro_batch} * config.sequence_length();
+    if (contexts > 1)
+        traffic[mesh.group_name({Axis::context})] +=
+            micro_batches * spec.n_layer *
+            context_bytes_sent(tokens * 2 * spec.n_kv_head / tensors * spec.head_size, dtype,
+                               contexts);
     if (tensors > 1)
         traffic[mesh.group_name({Axis::tensor})] +=
             micro_batches *
-            bytes_sent(spec, {.rows = int64_t{config.batch.micro_batch} * config.sequence_length(),
+            bytes_sent(spec, {.rows = tokens / contexts,
                               .ranks = tensors,
                               .dtype = dtype,
                               .recompute = recompute,
@@ -191,9 +200,10 @@ Fit fit_into(uint64_t available, const Config& config, const DecoderSpec& spec, 
     if (least.bytes > available) return least;
     Fit best = least;
     const auto time_of = [&](const Fit& fit) {
-        return pace.of(with_micro_batch(config, fit.micro_batch).micro_batches_per_step(),
-                       int64_t{fit.micro_batch} * config.sequence_length(), fit.recompute,
-                       data_ranks);
+        return pace.of(
+            with_micro_batch(config, fit.micro_batch).micro_batches_per_step(),
+            int64_t{fit.micro_batch} * config.sequence_length() / config.parallel.context,
+            fit.recompute, data_ranks);
     };
     for (const Recompute level : levels) {
         // More sequences take more memory, so those that fit come first.

@@ -325,7 +325,7 @@ int selfcheck(const SelfcheckOptions& options, const Device& device, const Mesh&
     table.rates = measure_rates(options, device, world);
     if (world.size() > 1)
         table.collectives = measure_collectives(options, device, world, mesh.everyone());
-    for (const Axis axis : {Axis::data, Axis::replica, Axis::shard, Axis::tensor}) {
+    for (const Axis axis : {Axis::data, Axis::replica, Axis::shard, Axis::context, Axis::tensor}) {
         const int n = mesh.size(axis);
         // Where there are no replicas, shard is data.
         const bool is_part = axis == Axis::replica || axis == Axis::shard;

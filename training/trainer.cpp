@@ -15,7 +15,8 @@ namespace train_gpt {
 
 MeshSizes mesh_sizes(const Config& config) {
     const auto& p = config.parallel;
-    return {.tensor = p.tensor,
+    return {.context = p.context,
+            .tensor = p.tensor,
             .shard_ranks = p.shard_ranks,
             .allow_tensor_across_nodes = p.allow_tensor_across_nodes};
 }
@@ -59,6 +60,10 @@ TensorOptions tensor_options(const Config& config, const MeshLayout& mesh, int r
             .keep_gathered = config.parallel.tensor_keep_gathered};
 }
 
+ContextRank context_rank(const MeshLayout& mesh, int rank) {
+    return {mesh.at(Axis::context, rank), mesh.size(Axis::context)};
+}
+
 Registry registry_of_rank(const DecoderSpec& spec, const MeshLayout& mesh, int rank) {
     const TensorRank tensor{mesh.at(Axis::tensor, rank), mesh.size(Axis::tensor)};
     tensor_part(spec, tensor.ranks);  // checks
@@ -97,24 +102,27 @@ Trainer::Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Rec
     : stream(arena.device(), arena.is_counting()),
       registry(registry_of_rank(spec, mesh, rank)),
       tensor(tensor_options(config, mesh, rank)),
+      context(context_rank(mesh, rank)),
       parameters(arena, registry.parameters, dtype, ParameterStore::Use::training,
                  sharding_of(config, mesh, rank)),
       model(spec, registry,
             {.B = config.batch.micro_batch,
-             .T = config.sequence_length(),
+             .T = config.sequence_length() / context.size(),
              .recompute = recompute,
              .use = ParameterStore::Use::training,
              .document_mask = config.data.document_mask,
              .z_loss = static_cast<float>(config.optimizer.z_loss),
-             .tensor = &tensor},
+             .tensor = &tensor,
+             .context = &context},
             parameters, arena),
       optimizer(parameters, arena, StepSums::count(static_cast<int>(config.data.train.size()))),
-      feed(arena, config.batch.micro_batch, config.sequence_length(), config.data.document_mask),
+      feed(arena, config.batch.micro_batch, config.sequence_length(), config.data.document_mask,
+           context.place()),
       evaluation_batch(arena, config.batch.micro_batch, config.sequence_length(),
-                       config.data.document_mask),
+                       config.data.document_mask, context.place()),
       outcomes(arena),
       clock(arena.device()),
-      counts_losses_(mesh.at({Axis::context, Axis::tensor}, rank) == 0),
+      counts_losses_(mesh.at(Axis::tensor, rank) == 0),
       sources_(static_cast<int>(config.data.train.size())),
       reserved_sms_(mesh.size({Axis::data, Axis::context}) > 1 ? config.parallel.reserved_sms : 0) {
     stream.settings = kernel_settings(config);
@@ -132,6 +140,8 @@ Trainer::Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Rec
 
 void Trainer::connect(const Mesh& mesh) {
     if (tensor.is_split()) tensor.connect(stream.device, mesh.along(Axis::tensor), &clock);
+    if (context.is_split())
+        context.connect(stream.device, mesh.along(Axis::context), &clock, tensor.exchange());
     parameters.connect(mesh, &clock, &tensor);
 }
 

@@ -76,6 +76,7 @@ struct Trainer {
     Stream stream;
     Registry registry;  // of this rank's part
     TensorGroup tensor;
+    ContextGroup context;
     ParameterStore parameters;
     Stage model;
     Optimizer optimizer;
@@ -117,6 +118,7 @@ KernelSettings kernel_settings(const Config& config);
 
 Sharding sharding_of(const Config& config, const MeshLayout& mesh, int rank);
 TensorOptions tensor_options(const Config& config, const MeshLayout& mesh, int rank);
+ContextRank context_rank(const MeshLayout& mesh, int rank);
 
 /// The parameters of a model in a rank's memory. Throws Error, with the nearest parallel.tensor that
 /// works, where tensor-parallel ranks cannot share the model.

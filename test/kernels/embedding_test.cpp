@@ -33,9 +33,11 @@ struct Problem {
 
     void fill() {
         for (int64_t b = 0; b < B; ++b) {
-            int32_t start = 0;
+            // A document begins, or rows are at later positions than their number says.
+            auto start = static_cast<int32_t>(random_int(0, 1) * random_int(T - n_ctx, 0));
             for (int64_t t = 0; t < T; ++t) {
-                if (random_int(0, 9) == 0) start = static_cast<int32_t>(t);
+                if (random_int(0, 9) == 0)
+                    start = static_cast<int32_t>(random_int(0, 1) ? t : random_int(T - n_ctx, t));
                 doc_start.push_back(start);
                 tokens.push_back(static_cast<int32_t>(random_int(0, vocab - 1)));
             }

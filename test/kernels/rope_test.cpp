@@ -56,6 +56,7 @@ struct Packed {
 
 /// Random operands of both passes, and their results.
 struct Problem {
+    static constexpr int most_ahead = 20;
     RopeShape shape;
     bool normed;
     float epsilon;
@@ -70,8 +71,8 @@ struct Problem {
           normed(normed_),
           epsilon(random_int(0, 1) ? 1e-6f : 1e-2f),
           frequencies{.D = s.D, .theta = random_int(0, 1) ? 10000.0 : 500.0},
-          table(DType::fp32, {s.first_position + s.T, s.D},
-                rope_table(frequencies, s.first_position + s.T)),
+          table(DType::fp32, {s.first_position + s.T + most_ahead, s.D},
+                rope_table(frequencies, s.first_position + s.T + most_ahead)),
           qkv(s, s.H + 2 * s.H_kv, shift),
           qk(s, s.H + s.H_kv, shift),
           dqkv(s, s.H + 2 * s.H_kv, shift),
@@ -83,14 +84,18 @@ struct Problem {
         qkv.fill(2);
         dqkv.fill();
     }
-    /// Documents begin at random places, the first of them maybe before this chunk.
+    /// Documents begin at random places, the first of them maybe before this chunk; or rows are
+    /// at later positions than their number says.
     void cut_into_documents() {
         doc_start.emplace(DType::int32, std::initializer_list<int64_t>{shape.B, shape.T});
         auto* starts = doc_start->as<int32_t>();
         for (int b = 0; b < shape.B; ++b) {
-            auto start = static_cast<int32_t>(random_int(0, shape.first_position));
+            auto start = static_cast<int32_t>(random_int(-most_ahead, shape.first_position));
             for (int t = 0; t < shape.T; ++t) {
-                if (random_int(0, 4) == 0) start = static_cast<int32_t>(shape.first_position) + t;
+                const int64_t here = shape.first_position + t;
+                if (random_int(0, 4) == 0)
+                    start = static_cast<int32_t>(random_int(0, 1) ? here
+                                                                  : random_int(-most_ahead, here));
                 starts[b * shape.T + t] = start;
             }
         }

@@ -30,14 +30,16 @@ struct MeshCase {
     const char* family;
     int micro_batches;
     const char* dtype = "fp32";
+    int context = 1;
+    bool has_documents = false;
 
-    int ranks() const { return tensor * data; }
+    int ranks() const { return tensor * data * context; }
 };
 
 inline std::string name_of(const MeshCase& c) {
     return concat("tensor ", c.tensor, " × data ", c.data, ", ZeRO-", c.zero, " over ",
-                  c.shard_ranks, ", ", c.family, ", ", c.micro_batches, " micro-batches, ",
-                  c.dtype);
+                  c.shard_ranks, ", ", c.family, ", ", c.micro_batches, " micro-batches, ", c.dtype,
+                  ", context ", c.context, c.has_documents ? ", documents" : "");
 }
 
 /// The configuration of a case, the same for the same seed; of one rank if `split` is false.
@@ -48,7 +50,9 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
         return std::uniform_int_distribution<int>(low, high)(random);
     };
     // Tensor-parallel ranks share the rows of micro-batches evenly, in up to two chunks.
-    const int T = c.tensor == 1 ? from(9, 16) : 2 * c.tensor * from(2, 3), B = from(1, 2);
+    // Context-parallel ranks have two chunks of each sequence.
+    const int whole_T = c.tensor == 1 ? from(9, 16) : 2 * c.tensor * from(2, 3), B = from(1, 2);
+    const int T = c.context == 1 ? whole_T : 2 * c.context * c.tensor * from(1, 4);
     const int kv_heads = std::max(c.tensor, 2 * from(1, 2));
     // Buckets of single blocks, one for all blocks, and of several: one after the other, so that a
     // table of cases has all of them.
@@ -63,8 +67,11 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
         "model.n_embd=32", "model.head_size=8", "model.n_ff=64",
         concat("model.n_kv_head=", family == "gpt2" ? 4 : kv_heads),
         concat("model.n_ctx=", T + from(0, 4)),
-        concat("model.vocab_size=",
-               128 * (c.tensor - 1) + from(1, 100) + (c.tensor == 1 ? 200 : 0)),
+        // Where there are documents, a few tokens long
+        concat("model.vocab_size=", 128 * (c.tensor - 1) + (c.has_documents ? from(3, 8)
+                                                            : c.tensor == 1 ? from(201, 300)
+                                                                            : from(1, 100))),
+        concat("data.document_mask=", c.has_documents ? "true" : "false"),
         concat("batch.tokens_per_step=", c.micro_batches * B * T), concat("batch.micro_batch=", B),
         concat("batch.sequence_length=", T), "optimizer.learning_rate=0.003",
         "optimizer.epsilon=0.001",  // as in training_job.h
@@ -76,6 +83,7 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
         for (const auto& [key, value] : {std::pair{"tensor", c.tensor},
                                          {"zero", c.zero},
                                          {"shard_ranks", c.shard_ranks},
+                                         {"context", c.context},
                                          {"tensor_chunks", chunks}})
             settings.push_back(concat("parallel.", key, "=", value));
     settings.push_back(concat("parallel.tensor_keep_gathered=", keeps ? "true" : "false"));
@@ -95,7 +103,7 @@ class MeshRun {
           loader_(
               {{std::make_shared<TokenShards>("synthetic", static_cast<uint32_t>(spec_.vocab_size)),
                 1}},
-              loader_options(config, 0, mesh_.layout(), mesh_.rank())) {
+              loading(config)) {
         trainer_.connect(mesh_);
         trainer_.parameters.initialize(config.seed);
         trainer_.parameters.gather_all(trainer_.stream);
@@ -135,18 +143,12 @@ class MeshRun {
                 static_cast<int32_t>(random() % static_cast<uint64_t>(spec_.vocab_size));
             batch.targets[i] =
                 static_cast<int32_t>(random() % static_cast<uint64_t>(spec_.vocab_size));
+            if (!batch.doc_start.empty()) batch.doc_start[i] = 0;
             if (mesh_.at(Axis::data) != owner) batch.targets[i] = -1;
         }
-        const TokenBatch on_device = batch.on_device();
-        const auto upload = [&](const int32_t* to, std::span<const int32_t> from) {
-            if (to != from.data())
-                copy_now(trainer_.stream.device, const_cast<int32_t*>(to), from.data(),
-                         from.size_bytes());
-        };
-        upload(on_device.tokens, batch.tokens);
-        upload(on_device.targets, batch.targets);
+        batch.upload(trainer_.stream);
         trainer_.begin_step(1, 1);
-        trainer_.micro_batch(on_device);
+        trainer_.micro_batch(batch.on_device());
         trainer_.parameters.finish_gradients(trainer_.stream);
         trainer_.stream.synchronize();
     }
@@ -169,6 +171,12 @@ class MeshRun {
     }
 
   private:
+    LoaderOptions loading(const Config& config) const {
+        LoaderOptions options = loader_options(config, 0, mesh_.layout(), mesh_.rank());
+        if (config.data.document_mask) options.document_boundary = 0;
+        return options;
+    }
+
     Config config_;
     DecoderSpec spec_;
     DType dtype_;

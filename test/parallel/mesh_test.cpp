@@ -63,6 +63,13 @@ TEST_CASE("sizes that do not divide the ranks are refused with the nearest that 
         "does is 2"));
     CHECK(contains(error(6, {.tensor = 9}), "the nearest value that does is 6"));
     CHECK(contains(
+        error(6, {.context = 4}),
+        "parallel.context = 4 does not divide the 6 ranks of this run; the nearest value that "
+        "does is 3"));
+    CHECK(contains(error(12, {.context = 4, .tensor = 2}),
+                   "parallel.context = 4 does not divide the 6 tensor-parallel groups of this run; "
+                   "the nearest value that does is 3"));
+    CHECK(contains(
         error(24, {.tensor = 2, .shard_ranks = 5}),
         "parallel.shard_ranks = 5 does not divide the 12 data-parallel ranks of this run; the "
         "nearest value that does is 4"));
@@ -92,7 +99,36 @@ TEST_CASE(
     CHECK(error({"model.n_head=12", "parallel.tensor=6"}).empty());
 }
 
+TEST_CASE("sequences that context-parallel ranks cannot share are refused with the nearest length",
+          "[mesh][context][config]") {
+    const auto error = [](int T, int n_ctx, int context) {
+        return error_of([&] {
+            std::vector<std::string> all{"run_dir=r",
+                                         "data.train=synthetic",
+                                         "schedule.steps=1",
+                                         concat("batch.tokens_per_step=", T ? T : n_ctx),
+                                         "batch.micro_batch=1",
+                                         concat("model.n_ctx=", n_ctx),
+                                         concat("parallel.context=", context)};
+            if (T) all.push_back(concat("batch.sequence_length=", T));
+            parse_config("{}", "test.json", all);
+        });
+    };
+    CHECK(contains(error(1000, 1024, 3),
+                   "test.json: batch.sequence_length = 1000 cannot be cut into 2 · "
+                   "parallel.context = 6 equal chunks; the nearest value that can is 1002"));
+    CHECK(contains(error(1000, 1001, 3), "the nearest value that can is 996"));
+    CHECK(contains(error(0, 1001, 2), "model.n_ctx = 1001 cannot be cut into 2 · "));
+    CHECK(contains(error(3, 64, 2), "the nearest value that can is 4"));
+    CHECK(error(1024, 1024, 4).empty());
+    CHECK(error(7, 7, 1).empty());
+}
+
 TEST_CASE("groups and places are named by their axes", "[mesh]") {
+    const MeshLayout three(8, {.context = 2, .tensor = 2});
+    CHECK(three.place(6) == "data 1, context 1, tensor 0");
+    CHECK(three.group_name({Axis::data, Axis::context}) == "data+context");
+    CHECK(three.group_name({Axis::context}) == "context");
     const MeshLayout both(16, {.tensor = 2, .shard_ranks = 4});
     CHECK(both.place(11) == "data 5, tensor 1");
     CHECK(both.group_name({Axis::data, Axis::context}) == "data");
@@ -115,6 +151,19 @@ constexpr MeshCase few_meshes[] = {
     {1, 4, 1, 2, "gpt2", 7}, {1, 3, 3, 0, "mistral", 4},       {1, 4, 2, 2, "qwen2", 5, "bf16"},
     {2, 1, 0, 0, "gpt2", 2}, {2, 2, 3, 2, "llama", 5},         {4, 1, 1, 0, "qwen3", 2},
     {2, 2, 2, 0, "gpt2", 3}, {2, 2, 1, 0, "qwen2", 3, "bf16"},
+};
+// … context-parallel ranks, documents
+constexpr MeshCase few_context_meshes[] = {
+    {1, 1, 0, 0, "gpt2", 2, "fp32", 2, true},
+    {1, 2, 3, 0, "llama", 3, "fp32", 2},
+    {2, 1, 2, 0, "qwen3", 3, "bf16", 2, true},
+};
+constexpr MeshCase more_context_meshes[] = {
+    {1, 1, 1, 0, "llama", 3, "fp32", 4, true}, {1, 2, 0, 0, "gpt2", 5, "bf16", 2},
+    {1, 2, 1, 1, "mistral", 3, "fp32", 2},     {1, 2, 2, 0, "qwen3", 5, "fp32", 2, true},
+    {2, 1, 3, 0, "gpt2", 2, "fp32", 2},        {4, 1, 1, 0, "llama", 2, "fp32", 2},
+    {2, 2, 3, 1, "qwen2", 5, "bf16", 2},       {1, 3, 3, 0, "gpt2", 4, "bf16", 2, true},
+    {2, 1, 0, 0, "qwen3", 3, "fp32", 4},       {1, 2, 3, 2, "qwen2", 3, "bf16", 4},
 };
 constexpr MeshCase more_meshes[] = {
     {1, 2, 0, 0, "llama", 3, "bf16"}, {1, 2, 0, 1, "gpt2", 5},
@@ -246,7 +295,8 @@ void check_case(const World& part, const Device& device, const MeshCase& c, uint
     {
         std::optional<MeshRun> one;
         if (first) one.emplace(World(), device, alone);
-        if (c.tensor == 1) check_lone_micro_batches(run, one ? &*one : nullptr, seed);
+        if (c.tensor == 1 && c.context == 1)
+            check_lone_micro_batches(run, one ? &*one : nullptr, seed);
     }
     const Curve curve = curve_of(run);
 
@@ -277,8 +327,8 @@ void check_case(const World& part, const Device& device, const MeshCase& c, uint
         const int64_t rounding = group == "replica"  ? buckets * 8 * run.mesh().size(Axis::replica)
                                  : group == "tensor" ? buckets * 8 * c.tensor
                                                      : 0;
-        // Between tensor-parallel ranks, those with the most micro-batches send what is planned.
-        if (group == "tensor" && !run.has_most_micro_batches()) continue;
+        // Between ranks that share micro-batches, those with the most of them send what is planned.
+        if ((group == "tensor" || group == "context") && !run.has_most_micro_batches()) continue;
         CHECK(std::abs(after.at(group) - before.at(group) - bytes) <= rounding);
         CHECK(bytes > 0);
     }
@@ -328,6 +378,16 @@ TEST_CASE("tensor-parallel ranks round in bf16 hardly more than one rank does",
     CHECK(result.exit_code == 0);
 }
 
+TEST_CASE("ranks: few context meshes", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    check_meshes(Device{}, World::join(), few_context_meshes);
+}
+
+TEST_CASE("ranks: more context meshes", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    check_meshes(Device{}, World::join(), more_context_meshes);
+}
+
 TEST_CASE("ranks: more meshes", "[.ranks]") {
     if (skip_outside_ranks()) return;
     check_meshes(Device{}, World::join(), more_meshes);
@@ -336,6 +396,22 @@ TEST_CASE("ranks: more meshes", "[.ranks]") {
 TEST_CASE("meshes train what one rank trains, and send what the plan says", "[mesh][training]") {
     if (skip_without_mpirun()) return;
     const ProgramResult result = run_case_on_ranks(4, "ranks: few meshes");
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("ranks that share sequences train what one rank trains, and send what the plan says",
+          "[mesh][context][training]") {
+    if (skip_without_mpirun()) return;
+    const ProgramResult result = run_case_on_ranks(4, "ranks: few context meshes");
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("many meshes whose ranks share sequences train what one rank trains",
+          "[mesh][context][training][.][long]") {
+    if (skip_without_mpirun()) return;
+    const ProgramResult result = run_case_on_ranks(8, "ranks: more context meshes", {}, 600);
     INFO(result.output);
     CHECK(result.exit_code == 0);
 }
@@ -473,6 +549,7 @@ constexpr Move few_moves[] = {
     {{1, 1, 1, 0, "gpt2", 4}, {1, 4, 3, 2, "gpt2", 4}},
     {{1, 3, 3, 0, "qwen3", 4, "bf16"}, {1, 1, 1, 0, "qwen3", 4, "bf16"}},
     {{2, 2, 3, 0, "llama", 4}, {2, 1, 0, 0, "llama", 4}},
+    {{1, 2, 3, 0, "gpt2", 4, "fp32", 2}, {2, 1, 1, 0, "gpt2", 4, "fp32", 1}},
 };
 constexpr Move more_moves[] = {
     {{1, 4, 3, 1, "gpt2", 6}, {1, 6, 3, 3, "gpt2", 6}},
@@ -484,15 +561,24 @@ constexpr Move more_moves[] = {
     {{1, 4, 3, 4, "qwen3", 6}, {1, 4, 2, 2, "qwen3", 6}},
     {{1, 6, 3, 6, "gpt2", 6}, {1, 2, 3, 0, "gpt2", 6}},
     {{2, 3, 2, 0, "qwen3", 6}, {2, 2, 3, 0, "qwen3", 6}},
+    {{2, 1, 2, 0, "llama", 6, "fp32", 2}, {1, 3, 3, 0, "llama", 6, "fp32", 2}},
+    {{1, 3, 1, 0, "qwen2", 6}, {1, 1, 0, 0, "qwen2", 6, "fp32", 4}},
 };
 
 void check_moves(const World& world, std::span<const Move> moves) {
     const auto seed = static_cast<uint64_t>(random_int(0, 1 << 30));
     const std::filesystem::path folder = std::getenv("FOLDER");
-    const auto on_mesh = [&](const MeshCase& c, uint64_t of_move, auto&& work) {
+    /// The model, whose sizes fit the mesh that needs more of them, is the same on both.
+    const auto config_on = [&](const Move& move, const MeshCase& c, uint64_t of_move) {
+        const bool from = move.from.tensor * move.from.context >= move.to.tensor * move.to.context;
+        Config config = config_of(from ? move.from : move.to, of_move, "cpu");
+        config.parallel = config_of(c, of_move, "cpu").parallel;
+        return config;
+    };
+    const auto on_mesh = [&](const Move& move, const MeshCase& c, uint64_t of_move, auto&& work) {
         const World part = world.split(world.rank() < c.ranks() ? 0 : 1);
         if (world.rank() < c.ranks()) {
-            MeshRun run(part, Device{}, config_of(c, of_move, "cpu"));
+            MeshRun run(part, Device{}, config_on(move, c, of_move));
             work(run);
         }
         world.barrier();
@@ -508,12 +594,12 @@ void check_moves(const World& world, std::span<const Move> moves) {
         if (world.rank() == 0)
             for (const auto& path : {from, to}) std::filesystem::create_directories(path);
         world.barrier();
-        on_mesh(move.from, seed + i, [&](MeshRun& run) {
+        on_mesh(move, move.from, seed + i, [&](MeshRun& run) {
             run.step();
             run.step();
             save(run, from);
         });
-        on_mesh(move.to, seed + i, [&](MeshRun& run) {
+        on_mesh(move, move.to, seed + i, [&](MeshRun& run) {
             load_training_state(find_checkpoint(from), run.trainer().parameters);
             run.trainer().parameters.gather_all(run.trainer().stream);
             save(run, to);
@@ -569,6 +655,8 @@ TEST_CASE("ranks: refused meshes", "[.ranks]") {
         return error_of([&] { Mesh(world, sizes, open_group_of_one(activity)); });
     };
     CHECK(contains(error({.tensor = world.rank() == 2 ? 2 : 1}), "parallel.tensor: 1 on ranks 0"));
+    CHECK(
+        contains(error({.context = world.rank() == 1 ? 4 : 2}), "parallel.context: 2 on ranks 0"));
     CHECK(contains(error({.shard_ranks = 3}), "parallel.shard_ranks = 3 does not divide the 4 "));
     CHECK(error({.tensor = 4}).empty());
 }
@@ -592,6 +680,9 @@ constexpr MeshCase gpu_meshes[] = {
     {2, 2, 2, 0, "qwen3", 3, "bf16"}, {1, 2, 3, 0, "gpt2", 5},
     {1, 2, 3, 0, "llama", 3, "bf16"}, {1, 4, 3, 2, "qwen3", 6},
     {1, 4, 2, 2, "gpt2", 5, "bf16"},  {4, 1, 1, 0, "mistral", 2},
+    {1, 1, 1, 0, "gpt2", 2, "fp32", 2, true},
+    {1, 2, 3, 0, "llama", 3, "bf16", 2},
+    {2, 1, 2, 0, "qwen3", 2, "fp32", 2, true},
 };
 
 }  // namespace

@@ -30,7 +30,7 @@ ValidationWindows open_windows(const CommandLine& line, const std::string& data,
             check_prepared(data, session.tokenizer_or_null());
             shards = std::make_shared<TokenShards>(
                 data, static_cast<uint32_t>(session.spec().vocab_size));
-            return ValidationWindows(shards, session.model().options().T, line.max_tokens);
+            return ValidationWindows(shards, session.model().sequence_length(), line.max_tokens);
         } catch (const Error& error) {
             if (!line.data.empty()) throw;
             throw Error(
