@@ -8,6 +8,7 @@
 #include "test/parallel/experiment.h"
 #include "test/parallel/mesh_job.h"
 #include "test/parallel/ranks.h"
+#include "test/parallel/training_job.h"
 #include "test/random.h"
 
 using namespace train_gpt;
@@ -63,6 +64,26 @@ TEST_CASE("ranks that share sequences on GPUs have one rank's gradients, losses 
         {{"DEVICE", "cuda"}, {"REPEATS", "2"}, {"GPUSIM_NCCL_PROGRESS_MS", "300"}}, 240);
     INFO(result.output);
     CHECK(result.exit_code == 0);
+}
+
+// ---- The program -------------------------------------------------------------------------------
+
+TEST_CASE("a run whose ranks share sequences trains and evaluates as one rank does",
+          "[context][training]") {
+    if (skip_without_mpirun()) return;
+    const int T = 8 * static_cast<int>(random_int(1, 3)), B = static_cast<int>(random_int(1, 2));
+    const Job job(3, {{"batch.sequence_length", std::to_string(T)},
+                      {"batch.micro_batch", std::to_string(B)},
+                      {"batch.tokens_per_step", std::to_string(3 * B * T)},
+                      {"model.n_ctx", std::to_string(T)}});
+    const std::string one = job.train(1, "one");
+    for (const char* zero : {"0", "3"}) {
+        const Settings shared{{"parallel.context", "2"}, {"parallel.zero", zero}};
+        check_close(job.train(2, concat("context-zero", zero), shared), one, in_fp32_order);
+    }
+    // A sequence for each two of four ranks
+    const Settings both{{"parallel.context", "2"}, {"parallel.zero", "2"}};
+    check_close(job.train(4, "both", both), one, in_fp32_order);
 }
 
 // ---- Long sequences -----------------------------------------------------------------------------
