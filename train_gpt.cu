@@ -49,30 +49,49 @@
 namespace train_gpt {
 namespace {
 
+/// Shows actions that belong to the same micro-batch and follow each other as one span.
+class MicroBatchSpan {
+  public:
+    void show(int micro_batch) {
+        if (span_ && micro_batch == micro_batch_) return;
+        end();
+        span_.emplace(TraceTrack::host, "micro-batch", micro_batch_ = micro_batch);
+    }
+    void end() { span_.reset(); }
+
+  private:
+    std::optional<TraceSpan> span_;
+    int micro_batch_ = 0;
+};
+
 /// The training loop: runs steps until the schedule ends or something ends the run earlier.
 void train_steps(Run& run) {
     Trainer& trainer = run.trainer();
     TrainLoader& loader = run.loader();
-    const int micro_batches = loader.micro_batches();
     while (run.goes_on()) {
-        // One step: sum the gradients of this rank's micro-batches, then update once on all ranks
+        // One step: sum the gradients of this rank's micro-batches, then update once on all ranks.
+        // The ranks of a pipeline compute a stage of the model each, in the order of its schedule
         run.begin_step();
-        trainer.begin_step(micro_batches, loader.most_micro_batches());
-        int i = 0;
-        for (; i < micro_batches && run.begin_micro_batch(i); ++i) {
-            const TokenBatch batch = trainer.next_batch(loader);
-            const TraceSpan span(TraceTrack::host, "micro-batch", i);
+        trainer.begin_step(loader.micro_batches(), loader.most_micro_batches());
+        bool dropped = false;
+        MicroBatchSpan span;
+        for (const PipelineAction& action : trainer.actions()) {
+            if (trainer.begins_micro_batch(action)) {
+                span.end();
+                dropped = !run.begin_micro_batch(action.micro_batch);
+                if (dropped) break;
+                trainer.load(action.micro_batch, loader);
+            }
+            span.show(action.micro_batch);
             const StepSubmission submission;
-            trainer.micro_batch(batch);
-            run.end_micro_batch();
+            trainer.execute(action);
+            run.end_action();
         }
-        if (i < micro_batches) {
+        span.end();
+        if (dropped) {
             run.drop_step();
             break;
         }
-        // A rank with fewer micro-batches takes part in the exchange during the others' last one.
-        for (; i < loader.most_micro_batches(); ++i)
-            trainer.parameters.skip_micro_batch(trainer.stream);
         run.update();
 
         // Outcomes of the steps so far, then whatever is due between two steps
@@ -126,8 +145,8 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     world.activity().pulse();
     StepProfile profile(device, line.profile, peak_flops);
     StepTrace trace(device, line.trace, given.run_dir);
-    const Arena plan =
-        plan_memory(config, data.spec(), decided.dtype, decided.recompute, device, ranks);
+    const Arena plan = plan_memory(config, data.spec(), decided.dtype, decided.recompute, device,
+                                   ranks, mesh.rank());
     Arena arena = allocate(plan, config, data.spec(), decided.dtype, ranks);
     Trainer trainer(config, data.spec(), decided.dtype, decided.recompute, arena, mesh.layout(),
                     mesh.rank());
@@ -190,7 +209,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                    .resumes = resumed.has_value(),
                    .device = device_name(device),
                    .hosts = hosts,
-                   .parameters = trainer.parameters.logical_numel(),
+                   .parameters = registry_of(data.spec()).numel(),
                    .vocabulary = data.spec().vocab_size,
                    .tokenizer = data.tokenizer() ? data.tokenizer_hash() : "",
                    .memory = plan});

@@ -7,16 +7,16 @@
 
 namespace train_gpt {
 
-PassGenerator::PassGenerator(Stage& stage, Arena& arena) : stage_(stage) {
-    const int B = stage.options().B, T = stage.sequence_length();
-    const bool document_mask = stage.options().document_mask;
-    part_ = SequencePart(arena, stage.context().place(), B, T, document_mask);
+PassGenerator::PassGenerator(const Pipeline& model, Arena& arena) : model_(model) {
+    const int B = model.options().B, T = model.sequence_length();
+    const bool document_mask = model.options().document_mask;
+    part_ = SequencePart(arena, model.context().place(), B, T, document_mask);
     host_tokens_ = arena.tensor(DType::int32, {B, T}, Purpose::staging);
     if (!part_) tokens_ = arena.tensor(DType::int32, {B, T}, Purpose::buffers);
     if (document_mask)
         doc_start_ =
             arena.tensor(DType::int32, {B, T}, part_ ? Purpose::staging : Purpose::buffers);
-    const int64_t rows = stage.padded_vocabulary_of_all();
+    const int64_t rows = model.last_stage().padded_vocabulary_of_all();
     logits_ = arena.tensor(DType::fp32, {1, rows}, Purpose::buffers);
     host_logits_ = arena.tensor(DType::fp32, {1, rows}, Purpose::staging);
 }
@@ -44,8 +44,8 @@ void PassGenerator::feed(Stream& stream, std::span<const int32_t> tokens) {
     std::copy(tokens.begin(), tokens.end(), batch + position_);
     position_ += static_cast<int>(tokens.size());
     std::fill(batch + position_, batch + host_tokens_.numel(), 0);
-    stage_.forward(stream, 0, upload(stream));
-    stage_.next_token_logits(stream, 0, position_ - 1, logits_);
+    model_.forward(stream, upload(stream));
+    model_.next_token_logits(stream, position_ - 1, logits_);
     copy(stream, host_logits_.data, logits_.data, logits_.bytes());
     stream.synchronize();
 }

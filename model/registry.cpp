@@ -189,6 +189,49 @@ Registry tensor_part(Registry whole, const TensorRank& rank) {
     return whole;
 }
 
+namespace {
+
+/// The indices of a block's parameters.
+template <class Block>
+auto indices_of(Block& block) {
+    return std::array{&block.norm1_w, &block.norm1_b, &block.qkv_w,    &block.qkv_b,
+                      &block.out_w,   &block.out_b,   &block.q_norm_w, &block.k_norm_w,
+                      &block.norm2_w, &block.norm2_b, &block.up_w,     &block.up_b,
+                      &block.down_w,  &block.down_b};
+}
+
+}  // namespace
+
+RankRegistry rank_registry(const Registry& whole, const std::vector<int>& layers_of_stages,
+                           int rank, int ranks, const TensorRank& tensor) {
+    RankRegistry all;
+    int first = 0;
+    for (int s = 0; s < static_cast<int>(layers_of_stages.size()); ++s) {
+        const int last = first + layers_of_stages[static_cast<size_t>(s)];
+        if (s % ranks == rank) {
+            Registry stage = tensor_part(stage_of(whole, first, last), tensor);
+            const int before = static_cast<int>(all.parameters.size()),
+                      units = before > 0 ? all.parameters.back().unit + 1 : 0;
+            const auto move = [&](int& index) {
+                if (index >= 0) index += before;
+            };
+            for (Parameter& p : stage.parameters) {
+                p.unit += units;
+                all.parameters.push_back(std::move(p));
+            }
+            for (BlockParameters& block : stage.blocks)
+                for (int* index : indices_of(block)) move(*index);
+            for (int* index : {&stage.tokens, &stage.positions, &stage.final_norm_w,
+                               &stage.final_norm_b, &stage.head})
+                move(*index);
+            all.stages.push_back(std::move(stage));
+        }
+        first = last;
+    }
+    for (Registry& stage : all.stages) stage.parameters = all.parameters;
+    return all;
+}
+
 Registry stage_of(const Registry& whole, int first, int last) {
     assert(whole.first_layer == 0 && 0 <= first && first < last &&
            last <= static_cast<int>(whole.blocks.size()));
@@ -207,15 +250,14 @@ Registry stage_of(const Registry& whole, int first, int last) {
     const auto placed = [&](int i) { return i < 0 ? -1 : place[static_cast<size_t>(i)]; };
     for (int layer = first; layer < last; ++layer) {
         BlockParameters block = whole.blocks[static_cast<size_t>(layer)];
-        for (int* i : {&block.norm1_w, &block.norm1_b, &block.qkv_w, &block.qkv_b, &block.q_norm_w,
-                       &block.k_norm_w, &block.out_w, &block.out_b, &block.norm2_w, &block.norm2_b,
-                       &block.up_w, &block.up_b, &block.down_w, &block.down_b})
-            *i = placed(*i);
+        for (int* i : indices_of(block)) *i = placed(*i);
         stage.blocks.push_back(block);
     }
     stage.tokens = placed(whole.tokens), stage.positions = placed(whole.positions);
     stage.final_norm_w = placed(whole.final_norm_w),
     stage.final_norm_b = placed(whole.final_norm_b);
+    if (begins && !ends && whole.head == whole.tokens)
+        stage.parameters[static_cast<size_t>(stage.tokens)].has_copy = true;
     if (!ends) return stage;
     stage.head = placed(whole.head);
     if (stage.head < 0) {

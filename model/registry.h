@@ -57,6 +57,18 @@ Registry registry_of(const DecoderSpec& spec);
 /// The same tensors as a tensor-parallel rank holds them. Throws Error where they cannot be split.
 Registry tensor_part(Registry whole, const TensorRank& rank);
 
+/// What a pipeline rank holds: the parameters of all its stages, in one store, with their units one
+/// after the other; and of each stage a registry, which knows all parameters and names its own.
+struct RankRegistry {
+    std::vector<Parameter> parameters;
+    std::vector<Registry> stages;
+};
+
+/// Of rank `rank` of `ranks`, which holds each ranks-th of the stages that have so many layers, as
+/// the tensor-parallel rank holds them. Throws Error where they cannot be split.
+RankRegistry rank_registry(const Registry& whole, const std::vector<int>& layers_of_stages,
+                           int rank, int ranks, const TensorRank& tensor);
+
 /// The part of a whole model's registry with the layers [first, last). A stage that holds a tied
 /// head but not the embedding has a parameter of its own for it (Parameter::tied_to).
 Registry stage_of(const Registry& whole, int first, int last);

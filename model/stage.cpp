@@ -70,8 +70,8 @@ Range Stage::vocabulary(int parameter) const {
 }
 
 int64_t Stage::padded_vocabulary() const {
-    const int i = registry_.ends_model() ? registry_.head : registry_.tokens;
-    return registry_.parameters[static_cast<size_t>(i)].padded[0];
+    const int64_t whole = tensor_.size() * vocab_multiple;
+    return (spec_.vocab_size + whole - 1) / whole * vocab_multiple;
 }
 
 void Stage::take_activations(Arena& arena) {
@@ -194,7 +194,7 @@ size_t Stage::scratch_bytes(const Stream& stream) const {
     if (spec_.qk_norm)
         most = std::max(
             most, rope_scratch_bytes(stream, rope_shape(part_, dtype, options_.B, options_.T)));
-    const int64_t Vp = registry_.begins_model() || registry_.ends_model() ? padded_vocabulary() : 0;
+    const int64_t Vp = padded_vocabulary();
     if (registry_.begins_model()) most = std::max(most, embedding_scratch_bytes(stream, M, Vp));
     if (registry_.ends_model())
         most = std::max(most, head_loss_scratch_bytes(stream, dtype, logits_.shape[0], Vp, C));

@@ -55,6 +55,7 @@ class Stage {
     ContextGroup& context() const { return context_; }
     /// Of all context-parallel ranks.
     int sequence_length() const { return options_.T * context_.size(); }
+    DType dtype() const { return parameters_.dtype(); }
 
     /// Embedding of batch.tokens, or `in` [M, C] if the stage does not begin the model; blocks; the
     /// final norm, or out [M, C] if the stage does not end the model.
@@ -98,7 +99,9 @@ class Stage {
 
     Slot& slot(int i) { return slots_[static_cast<size_t>(i)]; }
     int layers() const { return static_cast<int>(registry_.blocks.size()); }
-    int unit_of_block(int i) const { return i + (registry_.begins_model() ? 1 : 0); }
+    int unit_of_block(int i) const {
+        return registry_.unit_of(registry_.blocks[static_cast<size_t>(i)].norm1_w);
+    }
     AttentionShape attention_shape(const TokenBatch& batch) const;
     Block block(Stream& stream, const UnitLease& weights, const Slot& slot, int layer,
                 const TokenBatch& batch);

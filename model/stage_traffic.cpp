@@ -2,10 +2,10 @@
 
 namespace train_gpt {
 
-int tensor_exchanges(const DecoderSpec& spec, Recompute recompute, bool keep_gathered) {
-    constexpr int forward = 4, gradients = 4, norms = 2, recomputed = 3, ends = 4;
+int exchanges_of_layer(Recompute recompute, bool keep_gathered) {
+    constexpr int forward = 4, gradients = 4, norms = 2, recomputed = 3;
     const int again = recompute == Recompute::block ? recomputed : keep_gathered ? 0 : norms;
-    return spec.n_layer * (forward + gradients + again) + ends;
+    return forward + gradients + again;
 }
 
 int64_t bytes_sent(const DecoderSpec& spec, const TensorTraffic& t) {
@@ -13,8 +13,9 @@ int64_t bytes_sent(const DecoderSpec& spec, const TensorTraffic& t) {
     constexpr int64_t statistics = 3 * sizeof(float);  // of a row: softmax_stats()
     const int64_t of_exchange =
         t.rows / t.ranks * (t.ranks - 1) * spec.n_embd * static_cast<int64_t>(size_of(t.dtype));
-    return tensor_exchanges(spec, t.recompute, t.keep_gathered) * of_exchange +
-           t.rows * statistics * (t.ranks - 1);
+    const int exchanges = t.layers * exchanges_of_layer(t.recompute, t.keep_gathered) +
+                          (t.has_embedding ? 2 : 0) + (t.has_head ? 2 : 0);
+    return exchanges * of_exchange + (t.has_head ? t.rows * statistics * (t.ranks - 1) : 0);
 }
 
 }  // namespace train_gpt

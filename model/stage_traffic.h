@@ -12,9 +12,8 @@ namespace train_gpt {
 /// each layer: in the forward pass the outputs of both norms are gathered, and the products into the
 /// residual stream added up; in the backward pass the same for gradients, and the norms' outputs
 /// gathered again unless they were kept. Recomputing a block does three of its forward pass again, and
-/// keeps the norms' outputs. Before and after the layers: embedding and head, each with one exchange
-/// forward and one backward.
-int tensor_exchanges(const DecoderSpec& spec, Recompute recompute, bool keep_gathered);
+/// keeps the norms' outputs.
+int exchanges_of_layer(Recompute recompute, bool keep_gathered);
 
 /// A micro-batch of `rows` tokens, whose activations have this dtype, on so many ranks.
 struct TensorTraffic {
@@ -22,9 +21,13 @@ struct TensorTraffic {
     DType dtype = DType::fp32;
     Recompute recompute = Recompute::none;
     bool keep_gathered = false;
+    // Of the rank's stages:
+    int layers = 0;
+    bool has_embedding = true, has_head = true;
 };
 /// The bytes that each rank sends, as Communicator counts them: s·M·C·(t−1)/t for each exchange of M
 /// rows of C elements of s bytes between t ranks, and 12·M·(t−1) for the statistics of the softmax.
+/// Embedding and head each have one exchange forward and one backward.
 int64_t bytes_sent(const DecoderSpec& spec, const TensorTraffic& traffic);
 
 }  // namespace train_gpt

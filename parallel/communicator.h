@@ -48,6 +48,23 @@ class Communicator {
     virtual void broadcast(Stream& stream, void* data, int64_t count, DType dtype, int root) = 0;
     virtual void send(Stream& stream, const void* data, int64_t count, DType dtype, int to) = 0;
     virtual void receive(Stream& stream, void* data, int64_t count, DType dtype, int from) = 0;
+    /// A message that send() or receive() may not have finished when it returns.
+    struct Message {
+        int64_t first = 0, end = 0;  // what the group numbers
+    };
+    /// As send() and receive(). On the CPU they return at once, and the memory is in use until
+    /// finish(); the messages between two ranks arrive in the order in which they were posted. On a
+    /// GPU they are ordered by the stream, and finish() does nothing.
+    virtual Message post_send(Stream& stream, const void* data, int64_t count, DType dtype,
+                              int to) {
+        send(stream, data, count, dtype, to);
+        return {};
+    }
+    virtual Message post_receive(Stream& stream, void* data, int64_t count, DType dtype, int from) {
+        receive(stream, data, count, dtype, from);
+        return {};
+    }
+    virtual void finish(const Message& /*message*/) {}
     virtual void barrier(Stream& stream) = 0;
     /// The group of those ranks of this one that pass the same color, ordered by key, then rank.
     /// All ranks of this group call it.

@@ -138,24 +138,34 @@ class CpuCommunicator final : public Communicator {
         });
     }
 
-    void send(Stream&, const void* data, int64_t count, DType dtype, int to) override {
-        activity_.enter("send");
-        const auto* bytes = static_cast<const std::byte*>(data);
-        const int64_t total = count * static_cast<int64_t>(size_of(dtype));
-        for (int64_t first = 0; first < total; first += Links::most_message_bytes) {
-            post_send(bytes + first, std::min(Links::most_message_bytes, total - first), to);
-            finish_messages();
-        }
+    void send(Stream& stream, const void* data, int64_t count, DType dtype, int to) override {
+        finish(post_send(stream, data, count, dtype, to));
     }
 
-    void receive(Stream&, void* data, int64_t count, DType dtype, int from) override {
+    void receive(Stream& stream, void* data, int64_t count, DType dtype, int from) override {
+        finish(post_receive(stream, data, count, dtype, from));
+    }
+
+    Message post_send(Stream&, const void* data, int64_t count, DType dtype, int to) override {
+        activity_.enter("send");
+        const auto* bytes = static_cast<const std::byte*>(data);
+        bytes_sent_ += count * static_cast<int64_t>(size_of(dtype));
+        return post(count, dtype, [&](int64_t first, int64_t n) {
+            return links_->post_send(bytes + first, n, to);
+        });
+    }
+
+    Message post_receive(Stream&, void* data, int64_t count, DType dtype, int from) override {
         activity_.enter("receive");
         auto* bytes = static_cast<std::byte*>(data);
-        const int64_t total = count * static_cast<int64_t>(size_of(dtype));
-        for (int64_t first = 0; first < total; first += Links::most_message_bytes) {
-            post_receive(bytes + first, std::min(Links::most_message_bytes, total - first), from);
-            finish_messages();
-        }
+        return post(count, dtype, [&](int64_t first, int64_t n) {
+            return links_->post_receive(bytes + first, n, from);
+        });
+    }
+
+    void finish(const Message& message) override {
+        for (int64_t m = message.first; m < message.end; ++m)
+            links_->finish(m, [this] { check(); });
     }
 
     void barrier(Stream&) override {
@@ -372,6 +382,21 @@ class CpuCommunicator final : public Communicator {
                 patience.pause();
             }
         }
+    }
+
+    /// Posts all bytes, in messages that links carry.
+    template <class Post>
+    Message post(int64_t count, DType dtype, Post&& post_one) {
+        const int64_t total = count * static_cast<int64_t>(size_of(dtype));
+        Message message;
+        for (int64_t first = 0; first < total; first += Links::most_message_bytes) {
+            const int64_t number =
+                post_one(first, std::min(Links::most_message_bytes, total - first));
+            if (first == 0) message.first = number;
+            message.end = number + 1;
+        }
+        links_->advance();
+        return message;
     }
 
     void post_send(const std::byte* data, int64_t bytes, int to) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "device/copy.h"
 #include "device/memory.h"
@@ -16,14 +17,19 @@ void do_first_collectives(const Mesh& mesh, const Device& device, const BucketLa
     Communicator* const tensor = sharding.tensors > 1 ? &mesh.along(Axis::tensor) : nullptr;
     Communicator* const context =
         mesh.size(Axis::context) > 1 ? &mesh.along(Axis::context) : nullptr;
+    Communicator* const pipeline = sharding.pipelines > 1 ? &mesh.along(Axis::pipeline) : nullptr;
+    Communicator* const ends = tied_group(mesh, sharding);
     if (!device.is_cuda() || everyone.size() == 1) return;
     const int64_t ranks = std::max({group.size(), sharding.tensors, mesh.size(Axis::context)});
     std::set<int64_t> shards;
     for (const Bucket& bucket : layout.buckets())
         shards.insert(std::min<int64_t>(bucket.shard,
                                         largest_first_bytes / (ranks * int64_t{sizeof(float)})));
-    const size_t bytes = std::max(static_cast<size_t>(ranks * *shards.rbegin()) * sizeof(float),
-                                  static_cast<size_t>(everyone.size() * sums) * sizeof(double));
+    constexpr int64_t passed = 1 << 18;  // elements, the same on all stages
+    const size_t bytes =
+        std::max({static_cast<size_t>(ranks * *shards.rbegin()) * sizeof(float),
+                  static_cast<size_t>(everyone.size() * sums) * sizeof(double),
+                  pipeline ? static_cast<size_t>(passed) * sizeof(float) : size_t{0}});
 
     Arena plan = Arena::counting(device);
     plan.take(bytes, Purpose::buffers);
@@ -54,6 +60,18 @@ void do_first_collectives(const Mesh& mesh, const Device& device, const BucketLa
         tensor->reduce_scatter(stream, own(*tensor, shard, weights), data, shard, weights);
         tensor->all_gather(stream, data, own(*tensor, shard, weights), shard, weights);
         tensor->all_reduce(stream, data, shard, DType::fp32);
+    }
+    if (ends) ends->all_reduce(stream, data, passed, DType::fp32);
+    if (pipeline) {
+        // Around the stages and back, as activations and gradients pass.
+        const int at = pipeline->rank(), n = pipeline->size(), next = (at + 1) % n,
+                  before = (at + n - 1) % n;
+        for (const auto& [to, from] : {std::pair{next, before}, {before, next}}) {
+            if (at == 0) pipeline->send(stream, data, passed, weights, to);
+            pipeline->receive(stream, data, passed, weights, from);
+            if (at != 0) pipeline->send(stream, data, passed, weights, to);
+        }
+        pipeline->broadcast(stream, data, passed, DType::fp32, n - 1);
     }
     if (tensor) tensor->all_gather(stream, data, own(*tensor, 1, DType::fp32), 1, DType::fp32);
     // One number: whether all ranks have registered their buffers.

@@ -24,11 +24,16 @@ class Links {
 
     // Messages between two ranks arrive in the order in which they were posted. Both sides know
     // the number of bytes (0 < bytes ≤ most_message_bytes); the memory is in use until finish().
-    virtual void post_send(const std::byte* data, int64_t bytes, int to) = 0;
-    virtual void post_receive(std::byte* data, int64_t bytes, int from) = 0;
+    // Both return the message's number, which counts up.
+    virtual int64_t post_send(const std::byte* data, int64_t bytes, int to) = 0;
+    virtual int64_t post_receive(std::byte* data, int64_t bytes, int from) = 0;
     /// Returns when all posted messages are sent and received; until then it calls `look`, which
     /// may throw. Throws Error when a rank is gone.
     virtual void finish(const std::function<void()>& look) = 0;
+    /// The same for one message, while others may stay on their way.
+    virtual void finish(int64_t message, const std::function<void()>& look) = 0;
+    /// Moves what can be moved now.
+    virtual void advance() = 0;
     static constexpr int64_t most_message_bytes = int64_t{1} << 30;
 
     /// Memory that `neighbours` share: ranks of this node with this one among them, which all call

@@ -3,6 +3,7 @@
 #ifdef TRAIN_GPT_MPI
 #include <algorithm>
 #include <exception>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -50,21 +51,39 @@ class MpiLinks final : public Links {
         MPI_Comm_free(&group_);
     }
 
-    void post_send(const std::byte* data, int64_t bytes, int to) override {
+    int64_t post_send(const std::byte* data, int64_t bytes, int to) override {
         requests_.push_back(MPI_REQUEST_NULL);
         MPI_CHECK(
             MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, 0, group_, &requests_.back()));
+        return last_message();
     }
 
-    void post_receive(std::byte* data, int64_t bytes, int from) override {
+    int64_t post_receive(std::byte* data, int64_t bytes, int from) override {
         requests_.push_back(MPI_REQUEST_NULL);
         MPI_CHECK(
             MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, 0, group_, &requests_.back()));
+        return last_message();
     }
 
     void finish(const std::function<void()>& look) override {
         train_gpt::finish(requests_, look);
+        finished_ += std::ssize(requests_);
         requests_.clear();
+    }
+
+    void finish(int64_t message, const std::function<void()>& look) override {
+        if (message < finished_) return;
+        const auto place = static_cast<size_t>(message - finished_);
+        train_gpt::finish(std::span(requests_).subspan(place, 1), look);
+        const auto unfinished = std::ranges::find_if(
+            requests_, [](MPI_Request request) { return request != MPI_REQUEST_NULL; });
+        finished_ += unfinished - requests_.begin();
+        requests_.erase(requests_.begin(), unfinished);
+    }
+
+    void advance() override {
+        int found = 0;  // the call moves messages of any kind
+        MPI_CHECK(MPI_Iprobe(MPI_ANY_SOURCE, 0, group_, &found, MPI_STATUS_IGNORE));
     }
 
     std::vector<std::byte*> share(const std::vector<int>& neighbours, size_t bytes,
@@ -105,11 +124,14 @@ class MpiLinks final : public Links {
     void abandon() override { session_->is_broken = true; }
 
   private:
+    int64_t last_message() const { return finished_ + std::ssize(requests_) - 1; }
+
     std::shared_ptr<MpiSession> session_;  // keeps MPI initialized
     MPI_Comm group_;
     int node_;
     MPI_Comm neighbours_ = MPI_COMM_NULL;  // the node's ranks of this group
     MPI_Win window_ = MPI_WIN_NULL;        // their shared memory
+    int64_t finished_ = 0;                 // messages before the first of:
     std::vector<MPI_Request> requests_;
 };
 

@@ -87,35 +87,37 @@ class TcpLinks final : public Links {
     explicit TcpLinks(TcpGroup group)
         : Links(group.rank, group.nodes), group_(std::move(group)), peers_(group_.ranks.size()) {}
 
-    void post_send(const std::byte* data, int64_t bytes, int to) override {
-        peer(to).sends.push_back({data, static_cast<size_t>(bytes)});
+    int64_t post_send(const std::byte* data, int64_t bytes, int to) override {
+        peer(to).sends.push_back({data, static_cast<size_t>(bytes), posted_});
         set_busy(to);
+        return posted_++;
     }
 
-    void post_receive(std::byte* data, int64_t bytes, int from) override {
-        peer(from).receives.push_back({data, static_cast<size_t>(bytes)});
+    int64_t post_receive(std::byte* data, int64_t bytes, int from) override {
+        peer(from).receives.push_back({data, static_cast<size_t>(bytes), posted_});
         set_busy(from);
+        return posted_++;
     }
 
     void finish(const std::function<void()>& look) override {
-        Patience patience;
-        while (!busy_.empty()) {
-            bool moved = false;
-            for (const int rank : busy_) moved |= advance(rank);
-            std::erase_if(busy_, [&](int rank) {
-                return peer(rank).sends.empty() && peer(rank).receives.empty();
-            });
-            if (busy_.empty()) return;
-            look();
-            if (moved)
-                patience = {};
-            else if (patience.is_over())
-                wait();
-            else
-                patience.pause();
-        }
+        finish([this] { return busy_.empty(); }, look);
     }
 
+    void finish(int64_t message, const std::function<void()>& look) override {
+        const auto is_in = [&](const auto& messages) {
+            return std::ranges::any_of(messages,
+                                       [&](const auto& m) { return m.number == message; });
+        };
+        finish(
+            [&] {
+                return std::ranges::none_of(busy_, [&](int rank) {
+                    return is_in(peer(rank).sends) || is_in(peer(rank).receives);
+                });
+            },
+            look);
+    }
+
+    void advance() override { advance_all(); }
     std::vector<std::byte*> share(const std::vector<int>& neighbours, size_t bytes,
                                   const std::function<void(std::byte*)>& prepare) override {
         const auto name = [&](int rank) {
@@ -194,6 +196,7 @@ class TcpLinks final : public Links {
     struct Message {
         Byte* data;
         size_t bytes;
+        int64_t number;
     };
     struct Peer {
         net::Socket socket;
@@ -204,6 +207,32 @@ class TcpLinks final : public Links {
     int in_world(int rank) const { return group_.ranks[static_cast<size_t>(rank)]; }
     void set_busy(int rank) {
         if (std::ranges::find(busy_, rank) == busy_.end()) busy_.push_back(rank);
+    }
+
+    /// Whether anything moved.
+    bool advance_all() {
+        bool moved = false;
+        for (const int rank : busy_) moved |= advance(rank);
+        std::erase_if(busy_, [&](int rank) {
+            return peer(rank).sends.empty() && peer(rank).receives.empty();
+        });
+        return moved;
+    }
+
+    template <class Done>
+    void finish(Done&& done, const std::function<void()>& look) {
+        Patience patience;
+        while (!done()) {
+            const bool moved = advance_all();
+            if (done()) return;
+            look();
+            if (moved)
+                patience = {};
+            else if (patience.is_over())
+                wait();
+            else
+                patience.pause();
+        }
     }
 
     [[noreturn]] void fail(int rank, const char* reason) const {
@@ -280,6 +309,7 @@ class TcpLinks final : public Links {
     TcpGroup group_;
     std::vector<Peer> peers_;
     std::vector<int> busy_;  // with messages that are not finished
+    int64_t posted_ = 0;     // messages so far
     std::vector<Segment> segments_;
     int parts_ = 0;  // that split() has made
 };

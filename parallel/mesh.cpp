@@ -62,6 +62,7 @@ void require_tensor_on_nodes(const World& world, const MeshSizes& sizes) {
 MeshLayout checked_layout(const World& world, const MeshSizes& sizes) {
     require_same(world, {{"parallel.tensor", concat(sizes.tensor)},
                          {"parallel.context", concat(sizes.context)},
+                         {"parallel.pipeline", concat(sizes.pipeline)},
                          {"parallel.shard_ranks", concat(sizes.shard_ranks)},
                          {"parallel.allow_tensor_across_nodes",
                           sizes.allow_tensor_across_nodes ? "true" : "false"}});
@@ -85,8 +86,11 @@ MeshLayout::MeshLayout(int world, const MeshSizes& sizes) : world_(world) {
     int left = world / sizes.tensor;
     require_divides(left, "parallel.context", sizes.context,
                     sizes.tensor == 1 ? "ranks of this run" : "tensor-parallel groups of this run");
-    assert(left / sizes.context % sizes.pipeline == 0);
-    left /= sizes.context * sizes.pipeline;
+    left /= sizes.context;
+    require_divides(left, "parallel.pipeline", sizes.pipeline,
+                    left == world ? "ranks of this run"
+                                  : "ranks that parallel.tensor and parallel.context leave");
+    left /= sizes.pipeline;
     const int shard = sizes.shard_ranks > 0 ? sizes.shard_ranks : left;
     require_divides(left, "parallel.shard_ranks", shard, "data-parallel ranks of this run");
 
@@ -131,7 +135,7 @@ std::string MeshLayout::place(int rank) const {
         if (size(axis) == 1) continue;
         text += concat(several++ ? ", " : "", name_of(axis), " ", at(axis, rank));
     }
-    return several > 1 ? text : "";
+    return several > 1 || size(Axis::pipeline) > 1 ? text : "";
 }
 
 unsigned MeshLayout::extended(Axes axes) const {
@@ -157,6 +161,11 @@ std::string MeshLayout::group_name(Axes axes) const {
             add(axis);
     }
     return name;
+}
+
+std::string MeshLayout::ends_name(Axes axes) const {
+    const std::string others = group_name(axes);
+    return concat("pipeline ends", others.empty() ? "" : "+", others);
 }
 
 Mesh::Mesh() { groups_.push_back({0, "", open_group_of_one(world_.activity())}); }
@@ -188,10 +197,25 @@ const std::string& Mesh::name_of(const Communicator& group) const {
     return std::ranges::find(groups_, &group, [](const Group& g) { return g.group.get(); })->name;
 }
 
+Communicator& Mesh::over_ends(Axes axes) const {
+    const int stages = size(Axis::pipeline), at = this->at(Axis::pipeline);
+    constexpr unsigned ends = 1u << 31;
+    const unsigned wanted = layout_.extended(axes) | layout_.extended({Axis::pipeline}) | ends;
+    for (const Group& group : groups_)
+        if (group.axes == wanted) return *group.group;
+    const bool is_end = at == 0 || at == stages - 1;
+    const int first = layout_.first_rank(axes, rank()) - at * layout_.stride(Axis::pipeline);
+    std::unique_ptr<Communicator> made =
+        everyone().split(is_end ? first : layout_.world() + rank(), rank());
+    const std::lock_guard lock(mutex_);
+    groups_.push_back({wanted, is_end ? layout_.ends_name(axes) : "", std::move(made)});
+    return *groups_.back().group;
+}
+
 std::map<std::string, int64_t> Mesh::bytes_sent() const {
     std::map<std::string, int64_t> bytes;
     for (const Group& group : groups_)
-        if (group.axes != 0) bytes[group.name] += group.group->bytes_sent();
+        if (!group.name.empty()) bytes[group.name] += group.group->bytes_sent();
     return bytes;
 }
 

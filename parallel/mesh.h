@@ -55,8 +55,12 @@ class MeshLayout {
     /// What a group over several axes is called: "data", "shard", "data+tensor"; replica and shard are
     /// "data" where they are all of it. Empty for groups of one.
     std::string group_name(Axes axes) const;
+    std::string ends_name(Axes axes) const;  // of Mesh::over_ends()
+    /// From a rank to the next one on an axis.
+    int stride(Axis axis) const { return extents_[static_cast<size_t>(axis)].stride; }
 
-    /// A rank's place where several axes have more than one rank, as "data 9, tensor 1"; else empty.
+    /// A rank's place where several axes have more than one rank, or the pipeline has, as "data 9,
+    /// tensor 1"; else empty.
     std::string place(int rank) const;
 
   private:
@@ -91,6 +95,9 @@ class Mesh {
     /// is planned, since NCCL takes some for each group.
     Communicator& over(Axes axes) const;
     Communicator& along(Axis axis) const { return over({axis}); }
+    /// The same over the pipeline and these axes, but without the pipeline's places between the first
+    /// and the last; their ranks have a group of their own each.
+    Communicator& over_ends(Axes axes) const;
     /// All ranks of the run.
     Communicator& everyone() const { return *groups_.front().group; }
     /// MeshLayout::group_name of one of these groups.

@@ -57,6 +57,7 @@ struct Parameter {
     /// Name of the parameter of another stage that holds the same values; empty if there is none.
     /// The gradients of both are added up, and the norm counts the other one.
     std::string tied_to;
+    bool has_copy = false;             // it is that other one
     std::vector<StoredTensor> stored;  // they cover the rows, in order
     std::vector<std::string> aliases;  // further names of a tensor with the same values in files
     float init_mean = 0, init_std = 0;

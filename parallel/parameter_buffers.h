@@ -24,7 +24,10 @@ struct Sharding {
     /// Groups of such ranks, which hold the same: the gradients of all are added up.
     int replica = 0, replicas = 1;
     int tensor = 0, tensors = 1;  // tensor-parallel rank
-    int world = 1;                // all ranks of the run, which add up the norm
+    /// The pipeline rank, and whether the first and the last one hold the same embedding.
+    int pipeline = 0, pipelines = 1;
+    bool tied_ends = false;
+    int world = 1;  // all ranks of the run, which add up the norm
     /// ZeRO's stage. 0: every rank updates everything. 1: masters and moments are split. 2:
     /// gradient sums as well; they are then reduced in every micro-batch. 3: weights as well; they
     /// are gathered bucket by bucket while a pass uses them.
@@ -70,8 +73,10 @@ class ParameterBuffers {
     Tensor weight(int i) const;
     /// Whether this rank's buffers always have all weights, not only while they are gathered.
     bool holds_all_weights() const { return sharding_.zero < 3; }
-    /// The same for the whole model, not a tensor-parallel rank's part.
-    bool holds_whole_model() const { return holds_all_weights() && sharding_.tensors == 1; }
+    /// The same for the whole model, not a stage or a tensor-parallel rank's part.
+    bool holds_whole_model() const {
+        return holds_all_weights() && sharding_.tensors == 1 && sharding_.pipelines == 1;
+    }
     /// The weights of a bucket; with ZeRO-3 where they are gathered.
     char* bucket_weights(size_t bucket) const;
     /// Those of them that this rank updates.

@@ -25,9 +25,15 @@ void ParameterCollectives::connect(const Mesh& mesh, StepClock* clock, TensorGro
     everyone_ = &mesh.everyone();
     if (sharding.tensors > 1) tensor_ = tensor;
     assert(bool(tensor_) == (sharding.tensors > 1));
+    ends_ = tied_group(mesh, sharding);
+    for (size_t i = 0; ends_ && i < buffers_.parameters().size(); ++i) {
+        const Parameter& p = buffers_.parameters()[i];
+        if (p.has_copy || !p.tied_to.empty()) tied_ = static_cast<int>(i);
+    }
     if (sharding.size > 1) group_ = &summing_group(mesh, sharding);
     if (sharding.replicas > 1) replicas_ = &mesh.along(Axis::replica);
-    std::vector<std::string> groups(static_cast<size_t>(sum_slot()) + 1, mesh.name_of(*everyone_));
+    std::vector<std::string> groups(static_cast<size_t>(tied_slot()) + 1, mesh.name_of(*everyone_));
+    if (ends_) groups[static_cast<size_t>(tied_slot())] = mesh.name_of(*ends_);
     for (size_t b = 0; b < buckets().size(); ++b) {
         const auto is_of = [&](int slot, const Communicator* group) {
             if (group) groups[static_cast<size_t>(slot)] = mesh.name_of(*group);
@@ -46,6 +52,11 @@ void ParameterCollectives::connect(const Mesh& mesh, StepClock* clock, TensorGro
 Communicator& summing_group(const Mesh& mesh, const Sharding& sharding) {
     return sharding.zero == 0 ? mesh.over({Axis::data, Axis::context})
                               : mesh.over({Axis::shard, Axis::context});
+}
+
+Communicator* tied_group(const Mesh& mesh, const Sharding& sharding) {
+    if (!sharding.tied_ends || sharding.pipelines == 1) return nullptr;
+    return sharding.zero == 0 ? &mesh.over_ends({}) : &mesh.over_ends({Axis::shard, Axis::context});
 }
 
 UnitLease ParameterCollectives::acquire(Stream& stream, int unit) {
@@ -156,7 +167,7 @@ void ParameterCollectives::reduce(Stream& stream, size_t b) {
         } else if (rounded && !replicas_) {
             widen(exchange, gradients + skipped, sums, dtype, mine.n, false);
         }
-        if (last && !replicas_ && exchange_->beside()) after_sums_(exchange, b);
+        if (last && !replicas_ && exchange_->beside() && !is_tied(b)) after_sums_(exchange, b);
     });
     if (last && replicas_) add_replicas(stream, b);
     // The next bucket's gradients are written where those of the one before this were.
@@ -184,11 +195,11 @@ void ParameterCollectives::add_replicas(Stream& stream, size_t b) {
         } else {
             replicas_->all_reduce(exchange, sums, mine.n, DType::fp32);
         }
-        if (exchange_->beside()) after_sums_(exchange, b);
+        if (exchange_->beside() && !is_tied(b)) after_sums_(exchange, b);
     });
 }
 
-void ParameterCollectives::skip_micro_batch(Stream& stream) {
+void ParameterCollectives::skip_forward(Stream& stream) {
     if (!reduces_every_micro_batch()) return;
     // The leases of a pass, in its order, since they gather weights with ZeRO-3.
     const int units = buffers_.units();
@@ -196,8 +207,12 @@ void ParameterCollectives::skip_micro_batch(Stream& stream) {
         const UnitLease weights = acquire(stream, unit);
         if (unit + 1 < units) prefetch(stream, unit + 1);
     }
+}
+
+void ParameterCollectives::skip_backward(Stream& stream) {
+    if (!reduces_every_micro_batch()) return;
     begin_backward(stream);
-    for (int unit = units - 1; unit >= 0; --unit) {
+    for (int unit = buffers_.units() - 1; unit >= 0; --unit) {
         if (unit > 0) {
             const UnitLease weights = acquire(stream, unit);
             prefetch(stream, unit - 1);
@@ -210,14 +225,51 @@ void ParameterCollectives::skip_micro_batch(Stream& stream) {
     }
 }
 
+bool ParameterCollectives::is_tied(size_t b) const {
+    if (tied_ < 0) return false;
+    const int unit = buffers_.parameters()[static_cast<size_t>(tied_)].unit;
+    return buckets()[b].first_unit <= unit && unit <= buckets()[b].last_unit;
+}
+
+/// Adds the gradient sums of both holders of a tied embedding. Each element is one rank's of those
+/// that split the state, so that two ranks contribute to its sum and the others zeros.
+void ParameterCollectives::add_tied(Stream& stream) {
+    exchange_->submit(stream, tied_slot(), [&](Stream& exchange) {
+        const TraceSpan span(TraceTrack::exchange, exchange, "add tied embedding");
+        const int64_t n = buffers_.parameters()[static_cast<size_t>(tied_)].padded_numel();
+        float* const all = buffers_.gradient_of_micro_batch(tied_);
+        const auto pieces = buffers_.pieces_of(tied_);
+        const auto bytes = [](int64_t elements) {
+            return static_cast<size_t>(elements) * sizeof(float);
+        };
+        // The pieces are within `all`, unless gradient sums have a buffer of their own.
+        const bool apart = reduces_every_micro_batch();
+        int64_t end = 0;
+        for (const ParameterBuffers::Piece& piece : pieces) {
+            clear(exchange, all + end, bytes(piece.range.first - end));
+            end = piece.range.end();
+            if (apart)
+                copy(exchange, all + piece.range.first, piece.gradient, bytes(piece.range.n));
+        }
+        clear(exchange, all + end, bytes(n - end));
+        ends_->all_reduce(exchange, all, n, DType::fp32);
+        for (const ParameterBuffers::Piece& piece : pieces)
+            if (apart)
+                copy(exchange, piece.gradient, all + piece.range.first, bytes(piece.range.n));
+    });
+    exchange_->hold(stream, tied_slot());
+}
+
 void ParameterCollectives::finish_gradients(Stream& stream) {
     if (tensor_) tensor_->wait_gradients(stream);
     for (size_t b = 0; b < buckets().size(); ++b) {
         if (group_) exchange_->hold(stream, reduce_slot(b));
         if (replicas_) exchange_->hold(stream, replica_slot(b));
         if (group_) exchange_->hold(stream, gather_slot(b));
-        if (!group_ || !exchange_->beside()) after_sums_(stream, b);
     }
+    if (tied_ >= 0) add_tied(stream);
+    for (size_t b = 0; b < buckets().size(); ++b)
+        if (!group_ || !exchange_->beside() || is_tied(b)) after_sums_(stream, b);
 }
 
 void ParameterCollectives::gather(Stream& stream, int b) {
@@ -227,7 +279,7 @@ void ParameterCollectives::gather(Stream& stream, int b) {
     if (buffers_.holds_all_weights()) return gather_now(stream, bucket);
     // The first buckets of blocks are as many as take turns.
     gathered_[bucket] = false;
-    const bool is_first = bucket < buffers_.first_bucket(1) + 2;
+    const bool is_first = buffers_.units() == 1 || bucket < buffers_.first_bucket(1) + 2;
     if (buffers_.turn_of_weights(bucket) < 0 || is_first) gather_unless_there(stream, bucket);
 }
 

@@ -18,6 +18,9 @@ namespace train_gpt {
 
 /// The group that reduces and gathers a bucket.
 Communicator& summing_group(const Mesh& mesh, const Sharding& sharding);
+/// The group that adds up the gradients of an embedding which the first and the last pipeline rank
+/// hold; null where there is none.
+Communicator* tied_group(const Mesh& mesh, const Sharding& sharding);
 
 /// The weights of a unit, for as long as the object lives.
 class UnitLease {
@@ -81,9 +84,10 @@ class ParameterCollectives {
     bool exchanges_beside(bool last) const {
         return group_ && exchange_->beside() && (last || reduces_every_micro_batch());
     }
-    /// For a rank with one micro-batch fewer than the others: takes part in their reductions instead
-    /// of computing one.
-    void skip_micro_batch(Stream& stream);
+    /// For a rank with one micro-batch fewer than the others: takes part in what they exchange in its
+    /// passes instead of computing one.
+    void skip_forward(Stream& stream);
+    void skip_backward(Stream& stream);
     /// After this, work on the stream finds the step's gradient sums over all ranks in the buffers'
     /// pieces, and the work given to after_sums() done for every bucket.
     void finish_gradients(Stream& stream);
@@ -107,6 +111,9 @@ class ParameterCollectives {
     void reduce(Stream& stream, size_t bucket);
     /// Adds the sums of all groups that hold the same shards, in the order of the groups.
     void add_replicas(Stream& stream, size_t bucket);
+    /// Of the bucket of a tied embedding the sums are complete only after add_tied().
+    bool is_tied(size_t b) const;
+    void add_tied(Stream& stream);
     // ZeRO-3
     bool is_leased(size_t bucket) const;
     void gather_unless_there(Stream& stream, size_t bucket);
@@ -120,12 +127,15 @@ class ParameterCollectives {
     int replica_slot(size_t bucket) const { return static_cast<int>(buckets().size() + bucket); }
     int gather_slot(size_t bucket) const { return static_cast<int>(2 * buckets().size() + bucket); }
     int sum_slot() const { return 3 * static_cast<int>(buckets().size()); }
+    int tied_slot() const { return sum_slot() + 1; }
 
     const ParameterBuffers& buffers_;
     std::unique_ptr<Exchange> exchange_;  // null in a world of one
     // The ranks that the state is split over, those that hold the same shards, and all ranks; null
     // where there is nothing to exchange with them.
     Communicator *group_ = nullptr, *replicas_ = nullptr, *everyone_ = nullptr;
+    Communicator* ends_ = nullptr;        // tied_group()
+    int tied_ = -1;                       // this rank's parameter that those share
     TensorGroup* tensor_ = nullptr;       // null: no other tensor-parallel ranks
     std::shared_ptr<void> registration_;  // of the buffers, with the group
     std::function<void(Stream&, size_t)> after_sums_ = [](Stream&, size_t) {};

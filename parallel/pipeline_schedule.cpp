@@ -127,7 +127,6 @@ class ListWriter {
         for (size_t i = 0; i < ranks_.size(); ++i) {
             schedule_.ranks[i].activation_buffers = ranks_[i].activations.most();
             schedule_.ranks[i].gradient_buffers = ranks_[i].gradients.most();
-            schedule_.ranks[i].shared_slots = ranks_[i].slots.most();
         }
         for (const StageState& stage : stages_) {
             schedule_.slots.push_back(stage.slots.most());
@@ -143,14 +142,13 @@ class ListWriter {
         bool runs = false;  // computes[next − 1], until the tick `ends`
         int ends = 0;
         Numbers activations = {}, gradients = {};  // buffers
-        Numbers slots = {};                        // shared by its stages
     };
     struct StageState {
         Numbers slots, pending;
     };
     /// Of a micro-batch in a stage.
     struct Place {
-        int slot = -1, shared_slot = -1, pending = -1, activation = -1, gradient = -1;
+        int slot = -1, pending = -1, activation = -1, gradient = -1;
     };
 
     StageState& stage(const PipelineAction& action) {
@@ -180,11 +178,10 @@ class ListWriter {
             action.buffer = forward ? here.activation : here.gradient;
             if (!at_end && action.buffer < 0) return;  // has not arrived
         }
-        if (forward) here.slot = stage(action).slots.take(), here.shared_slot = rank.slots.take();
+        if (forward) here.slot = stage(action).slots.take();
         if (action.work == PipelineWork::backward_inputs)
             here.pending = stage(action).pending.take();
-        action.slot = here.slot, action.shared_slot = here.shared_slot;
-        action.pending = here.pending;
+        action.slot = here.slot, action.pending = here.pending;
         append(action);
         rank.ends = tick + (action.work == PipelineWork::backward ? 2 : 1);
         rank.runs = true;
@@ -199,15 +196,13 @@ class ListWriter {
         if (action.work == PipelineWork::backward ||
             action.work == PipelineWork::backward_weights) {
             stage(action).slots.give_back(action.slot);
-            rank.slots.give_back(action.shared_slot);
         }
         if (action.work == PipelineWork::backward_weights)
             stage(action).pending.give_back(action.pending);
     }
 
     void send_output(const RankState& rank) {
-        const auto& [work, micro_batch, from, slot, shared_slot, pending, buffer] =
-            rank.computes[rank.next - 1];
+        const auto& [work, micro_batch, from, slot, pending, buffer] = rank.computes[rank.next - 1];
         if (work == PipelineWork::backward_weights) return;
         const bool forward = work == PipelineWork::forward;
         const int to = forward ? from + 1 : from - 1;

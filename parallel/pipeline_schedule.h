@@ -60,9 +60,6 @@ struct PipelineAction {
     int micro_batch = 0, stage = 0;
     /// The stage's activations of this micro-batch, from its forward to the end of its backward.
     int slot = -1;
-    /// The same, where all stages of a rank take their slots from one set, each as large as the
-    /// largest stage needs. Differs from `slot` only if interleaved, and needs up to a third less.
-    int shared_slot = -1;
     /// What backward_weights needs besides: gradients of the outputs of linear layers, from
     /// backward_inputs on. A stage whose slots hold these too can ignore it.
     int pending = -1;
@@ -76,7 +73,6 @@ struct PipelineAction {
 struct PipelineRank {
     std::vector<PipelineAction> actions;
     int activation_buffers = 0, gradient_buffers = 0;
-    int shared_slots = 0;  // the most micro-batches in flight, added over the rank's stages
 };
 
 struct PipelineSchedule {

@@ -37,6 +37,13 @@ struct StepTimes {
     }
 };
 
+/// The bubble as a rank sees it: the share of a step in which it waits for other stages of its
+/// pipeline.
+inline double bubble_share(const StepTimes& times) {
+    const auto waited = times.exposed.find("pipeline");
+    return waited == times.exposed.end() ? 0 : waited->second / times.total();
+}
+
 class StepClock {
   public:
     explicit StepClock(const Device& device) : device_(device) {}

@@ -1,34 +1,46 @@
 #include "parallel/traffic.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 namespace train_gpt {
 
 namespace {
 
-/// How many elements of whole buckets are gathered in a step.
-int64_t gathered_elements(const ParameterBuffers& buffers, int64_t micro_batches) {
+/// How many elements of whole buckets are gathered in a step with these passes.
+int64_t gathered_elements(const ParameterBuffers& buffers, const std::vector<bool>& forwards) {
     const std::vector<Bucket>& buckets = buffers.layout().buckets();
     if (buffers.holds_all_weights()) return buffers.layout().numel();
     int64_t all = 0;
-    std::vector<int64_t> in_turn;
+    std::vector<size_t> in_turn;
     for (size_t b = 0; b < buckets.size(); ++b) {
-        all += buckets[b].range.n;
-        if (buffers.turn_of_weights(b) >= 0) in_turn.push_back(buckets[b].range.n);
+        if (buffers.turn_of_weights(b) >= 0)
+            in_turn.push_back(b);
+        else
+            all += buckets[b].range.n;
     }
-    for (size_t i = 0; i < in_turn.size(); ++i) {
-        if (i >= 2) all += (micro_batches - 1) * in_turn[i];  // forward passes after the first
-        if (i + 2 < in_turn.size()) all += micro_batches * in_turn[i];  // backward passes
-    }
+    constexpr size_t none = SIZE_MAX;
+    size_t held[2] = {none, none};
+    const auto use = [&](size_t b) {
+        size_t& place = held[buffers.turn_of_weights(b)];
+        if (place != b) all += buckets[b].range.n;
+        place = b;
+    };
+    // After an update, those with which the next forward pass begins.
+    for (size_t i = 0; i < std::min<size_t>(2, in_turn.size()); ++i) use(in_turn[i]);
+    for (const bool forward : forwards)
+        for (size_t i = 0; i < in_turn.size(); ++i)
+            use(in_turn[forward ? i : in_turn.size() - 1 - i]);
     return all;
 }
 
 }  // namespace
 
 Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
-                      int64_t micro_batches, int64_t sums) {
+                      const std::vector<bool>& forwards, int64_t sums) {
     const Sharding& s = buffers.sharding();
+    const int64_t micro_batches = std::ranges::count(forwards, true);
     Traffic traffic;
     const Axes everyone = {Axis::pipeline, Axis::data, Axis::context, Axis::tensor};
     if (mesh.world() > 1)
@@ -40,6 +52,12 @@ Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
                                                     int64_t{sizeof(float)} * (s.tensors - 1) /
                                                     s.tensors;
     }
+    for (const Parameter& p : buffers.parameters()) {
+        if (!s.tied_ends || !(p.has_copy || !p.tied_to.empty())) continue;
+        const int64_t holders = s.zero == 0 ? 2 : 2 * s.size;
+        traffic[s.zero == 0 ? mesh.ends_name({}) : mesh.ends_name({Axis::shard, Axis::context})] +=
+            2 * p.padded_numel() * int64_t{sizeof(float)} * (holders - 1) / holders;
+    }
     if (s.size == 1) return traffic;
     const auto reduced = static_cast<int64_t>(size_of(s.reduce_dtype)),
                weight = static_cast<int64_t>(size_of(buffers.dtype()));
@@ -49,7 +67,7 @@ Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
     const int64_t reductions = s.zero == 0 ? 2 : s.zero == 1 ? 1 : micro_batches;
     traffic[group] += reductions * reduced * n / s.size * others;
     if (s.zero > 0)
-        traffic[group] += weight * gathered_elements(buffers, micro_batches) / s.size * others;
+        traffic[group] += weight * gathered_elements(buffers, forwards) / s.size * others;
     if (s.replicas > 1)
         traffic[mesh.group_name({Axis::replica})] +=
             2 * reduced * (n / s.size) * (s.replicas - 1) / s.replicas;

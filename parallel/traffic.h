@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "base/dtype.h"
 #include "parallel/bucket_layout.h"
@@ -22,8 +23,10 @@ using Traffic = std::map<std::string, int64_t>;
 /// also again in every pass of m micro-batches, 2·m in all, those buckets that take turns, but for the
 /// last two of the pass before, which are still there. Last, `sums` fp64 numbers of every rank, and between t
 /// tensor-parallel ranks 8·a·(t−1)/t for the gradients of a elements that they add up, as often as
-/// gradients are reduced.
+/// gradients are reduced. A tied embedding of n elements that two pipeline ranks hold takes
+/// 8·n·(2·d−1)/(2·d), or 4·n with ZeRO-0. forwards: of each pass of the step, in order, whether it is a
+/// forward one.
 Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
-                      int64_t micro_batches, int64_t sums);
+                      const std::vector<bool>& forwards, int64_t sums);
 
 }  // namespace train_gpt

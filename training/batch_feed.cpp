@@ -4,13 +4,16 @@
 
 namespace train_gpt {
 
-BatchFeed::BatchFeed(Arena& arena, int B, int T, bool document_mask, const ContextRank& context)
+BatchFeed::BatchFeed(Arena& arena, int B, int T, bool document_mask, const ContextRank& context,
+                     int in_use)
     : targets_(int64_t{B} * T / context.ranks),
       document_mask_(document_mask),
       copies_(arena.device(), arena.is_counting()) {
+    const bool is_cuda = arena.device().is_cuda();
+    if (!is_cuda && !context.is_split() && in_use == 1) return;
+    slots_.resize(static_cast<size_t>(in_use) + (is_cuda ? 1 : 0));
     for (Slot& slot : slots_) {
         slot.part = SequencePart(arena, context, B, T, document_mask);
-        if (!arena.device().is_cuda()) return;  // the first one is enough
         const auto take = [&](std::initializer_list<int64_t> shape) {
             return arena.tensor(DType::int32, shape, Purpose::buffers);
         };
@@ -20,30 +23,40 @@ BatchFeed::BatchFeed(Arena& arena, int B, int T, bool document_mask, const Conte
             if (document_mask) slot.doc_start = take({B, T});
         }
         slot.sources = take({B});
-        if (arena.is_counting()) continue;
+        if (!is_cuda || arena.is_counting()) continue;
         slot.copied = Event(arena.device());
         slot.used = Event(arena.device());
     }
 }
 
-TokenBatch BatchFeed::next(Stream& compute, TrainLoader& loader) {
-    // From now on the loader may overwrite its batch, and this feed the device's copy of the
-    // previous one.
-    slots_[current_].copied.wait();
-    slots_[current_].used.record(compute);
-    const HostBatch& host = loader.next();
-    const TokenBatch whole{.tokens = host.tokens.data(),
-                           .targets = host.targets.data(),
-                           .doc_start = document_mask_ ? host.doc_start.data() : nullptr};
-    if (!compute.device.is_cuda()) {
-        sources_ = host.sources.data();
-        const SequencePart& part = slots_[0].part;
-        if (!part) return whole;
-        part.upload(compute, whole);
-        return part.on_device();
-    }
+FedBatch BatchFeed::in(const Slot& slot) const {
+    return {.batch = slot.part
+                         ? slot.part.on_device()
+                         : TokenBatch{.tokens = slot.tokens.as<int32_t>(),
+                                      .targets = slot.targets.as<int32_t>(),
+                                      .doc_start =
+                                          document_mask_ ? slot.doc_start.as<int32_t>() : nullptr},
+            .sources = slot.sources.as<int32_t>()};
+}
 
-    current_ = (current_ + 1) % slots;
+FedBatch BatchFeed::next(Stream& compute, TrainLoader& loader) {
+    const auto on_host = [&](const HostBatch& host) {
+        return TokenBatch{.tokens = host.tokens.data(),
+                          .targets = host.targets.data(),
+                          .doc_start = document_mask_ ? host.doc_start.data() : nullptr};
+    };
+    if (slots_.empty()) {
+        const HostBatch& host = loader.next();
+        return {.batch = on_host(host), .sources = host.sources.data()};
+    }
+    // From now on the loader may overwrite its batch, and this feed the device's copy of the one that
+    // is not in use any more, which comes after the next one.
+    slots_[current_].copied.wait();
+    slots_[(current_ + 2) % slots_.size()].used.record(compute);
+    const HostBatch& host = loader.next();
+    const TokenBatch whole = on_host(host);
+
+    current_ = (current_ + 1) % slots_.size();
     Slot& slot = slots_[current_];
     slot.used.hold(copies_);
     const auto upload = [&](const Tensor& to, std::span<const int32_t> from) {
@@ -59,11 +72,7 @@ TokenBatch BatchFeed::next(Stream& compute, TrainLoader& loader) {
     upload(slot.sources, host.sources);
     slot.copied.record(copies_);
     slot.copied.hold(compute);
-    sources_ = slot.sources.as<int32_t>();
-    if (slot.part) return slot.part.on_device();
-    return {.tokens = slot.tokens.as<int32_t>(),
-            .targets = slot.targets.as<int32_t>(),
-            .doc_start = document_mask_ ? slot.doc_start.as<int32_t>() : nullptr};
+    return in(slot);
 }
 
 }  // namespace train_gpt

@@ -135,7 +135,8 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
             if (s.replica == 0 && s.rank < shards) {
                 char name[64];
                 std::snprintf(name, sizeof name, "optimizer-%05d-of-%05d.safetensors",
-                              s.rank * s.tensors + s.tensor, shards * s.tensors);
+                              (s.pipeline * shards + s.rank) * s.tensors + s.tensor,
+                              s.pipelines * shards * s.tensors);
                 write_optimizer_file(add(name), parameters, activity);
             }
             if (root) {
@@ -355,7 +356,7 @@ Config checkpoint_config(const fs::path& checkpoint) {
 
 void load_training_state(const fs::path& checkpoint, ParameterStore& parameters,
                          const Pulse& pulse) {
-    const OptimizerFiles saved(checkpoint, parameters.parameters());
+    const OptimizerFiles saved(checkpoint, registry_of(read_model_spec(checkpoint)).parameters);
     saved.load(parameters, pulse);
 }
 

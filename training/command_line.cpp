@@ -318,6 +318,12 @@ void add_selfcheck_command(CLI::App& app, CommandLine& line) {
         ->capture_default_str()
         ->type_name("RANKS");
     selfcheck
+        ->add_option("--pipeline", line.selfcheck.mesh.pipeline,
+                     "The same with this parallel.pipeline")
+        ->check(CLI::Range(1, 4096))
+        ->capture_default_str()
+        ->type_name("RANKS");
+    selfcheck
         ->add_option("--shard-ranks", line.selfcheck.mesh.shard_ranks,
                      "The same with this parallel.shard_ranks")
         ->check(CLI::Range(0, 1 << 20))

@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/json_text.h"
 #include "model/families/family.h"
+#include "parallel/stage_layers.h"
 #include "training/config_keys.h"
 #include "training/config_parser.h"
 
@@ -104,7 +105,52 @@ void check_batch(const Config& config, const std::string& name) {
                     " tokens, and 2147483647 are the most; lower it or lengthen the sequences");
 }
 
+void check_pipeline(const Config& config, const std::string& name) {
+    const auto& p = config.parallel;
+    const int layers = config.model.n_layer, v = p.stages_per_rank;
+    const char* schedule = name_of(p.schedule);
+    const bool interleaved = p.schedule == PipelineKind::interleaved;
+    if (p.pipeline == 1) {
+        if (v > 1)
+            throw Error(name, ": parallel.stages_per_rank = ", v,
+                        " needs a pipeline; set parallel.pipeline to 2 or more, or "
+                        "parallel.stages_per_rank to 1");
+        if (!p.layers_per_stage.empty() && p.layers_per_stage != std::vector<int>{layers})
+            throw Error(name,
+                        ": parallel.layers_per_stage needs a pipeline; set parallel.pipeline to 2 "
+                        "or more, or parallel.layers_per_stage to []");
+        return;
+    }
+    if (interleaved ? v < 2 : v > 1)
+        throw Error(name, ": parallel.stages_per_rank = ", v,
+                    " does not fit parallel.schedule = \"", schedule,
+                    "\"; the nearest value that does is ", interleaved ? 2 : 1,
+                    interleaved ? "" : ", and \"interleaved\" has several stages per rank");
+    if (v > 1 && p.pipeline <= layers && layers < p.pipeline * v)
+        throw Error(
+            name, ": parallel.stages_per_rank = ", v, " makes ", p.pipeline * v,
+            " stages of parallel.pipeline = ", p.pipeline, " ranks, but model.n_layer = ", layers,
+            ", and each stage needs a layer; the nearest value that fits is ", layers / p.pipeline);
+    if (layers < p.pipeline)
+        throw Error(
+            name, ": parallel.pipeline = ", p.pipeline, " is more than model.n_layer = ", layers,
+            ", and each pipeline rank needs a layer; the nearest value that fits is ", layers);
+    const bool reorders = interleaved || p.schedule == PipelineKind::zero_bubble;
+    if (reorders && p.zero > 1)
+        throw Error(name, ": parallel.zero = ", p.zero, " does not fit parallel.schedule = \"",
+                    schedule,
+                    "\", which computes gradients in another order than they are reduced in; the "
+                    "nearest value that does is 1, and \"1f1b\" takes any");
+    if (p.layers_per_stage.empty()) return;
+    try {
+        check_layers_per_stage(p.layers_per_stage, layers, p.pipeline * v);
+    } catch (const Error& error) {
+        throw Error(name, ": ", error.what());
+    }
+}
+
 void check_parallel(const Config& config, const std::string& name) {
+    check_pipeline(config, name);
     const int tensor = config.parallel.tensor;
     const DecoderSpec spec =
         decoder_spec(config, std::max(config.model.vocab_size, 1), concat(name, ": the model"));

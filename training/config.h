@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "model/recompute.h"
 #include "model/spec.h"
+#include "parallel/pipeline_schedule.h"
 #include "training/one_of.h"
 
 namespace train_gpt {
@@ -96,6 +97,14 @@ struct WordsOf<RopeScaling> {
 template <>
 struct WordsOf<bool> {
     static constexpr Word<bool> list[] = {{"on", true}, {"off", false}};
+};
+
+template <>
+struct WordsOf<PipelineKind> {
+    static constexpr Word<PipelineKind> list[] = {{"1f1b", PipelineKind::one_f_one_b},
+                                                  {"gpipe", PipelineKind::gpipe},
+                                                  {"interleaved", PipelineKind::interleaved},
+                                                  {"zero_bubble", PipelineKind::zero_bubble}};
 };
 
 template <>
@@ -235,10 +244,14 @@ struct Config {
         bool allow_tensor_across_nodes = false;
         int tensor_chunks = 1;  // in which their rows travel
         bool tensor_keep_gathered = false;
-        int context = 1;        // context-parallel ranks
-        int zero = 1;           // ZeRO's stage: 0 to 3
-        int shard_ranks = 0;    // 0: all data-parallel ranks
-        double bucket_mb = 64;  // MiB of fp32 gradients
+        int context = 1;   // context-parallel ranks
+        int pipeline = 1;  // pipeline ranks
+        OneOf<PipelineKind> schedule = PipelineKind::one_f_one_b;
+        int stages_per_rank = 1;
+        std::vector<int> layers_per_stage = {};  // empty: dealt by cost
+        int zero = 1;                            // ZeRO's stage: 0 to 3
+        int shard_ranks = 0;                     // 0: all data-parallel ranks
+        double bucket_mb = 64;                   // MiB of fp32 gradients
         OneOf<DType> reduce_dtype = DType::fp32;
         double timeout_seconds = 300;
         int nccl_max_ctas = 0;  // 0: as NCCL chooses

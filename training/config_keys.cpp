@@ -244,6 +244,20 @@ constexpr ConfigKey table[] = {
      "`parallel.context` chunks, and gathers the keys and values of the others in every layer. "
      "2 · `parallel.context` must divide the sequence length, and `parallel.tensor` · "
      "`parallel.context` the number of ranks."},
+    {KEY(parallel.pipeline), between(1, 4096),
+     "Pipeline ranks, each with a stage of the layers, through which micro-batches pass one after "
+     "the other. It must divide the number of ranks, and be at most `model.n_layer`."},
+    {KEY(parallel.schedule), one_of<PipelineKind>(),
+     "The order in which micro-batches pass through the stages. `gpipe`: all forwards, then all "
+     "backwards; `1f1b`: alternating, with fewer activations in memory; `interleaved`: the same "
+     "with several stages on each rank, which idles less and sends more; `zero_bubble`: weight "
+     "gradients fill the time in which ranks would idle. The last two need `parallel.zero` 0 or "
+     "1."},
+    {KEY(parallel.stages_per_rank), between(1, 1024),
+     "With `interleaved`: stages of each pipeline rank, at least 2; else 1."},
+    {KEY(parallel.layers_per_stage), between(1, 4096),
+     "Layers of each stage, in order; an empty list: dealt so that the slowest stage, with "
+     "embedding or head, is as fast as possible."},
     {KEY(parallel.zero), between(0, 3),
      "ZeRO's stage, which is what data parallelism splits over ranks. 0: nothing; 1: optimizer "
      "state; 2: gradient sums as well, which are then reduced in every micro-batch; 3: weights as "
@@ -309,6 +323,7 @@ bool is_text(const KeyField& field) {
 }
 bool is_switch(const KeyField& field) { return std::holds_alternative<bool*>(field); }
 bool is_sources(const KeyField& field) { return std::holds_alternative<TrainSources*>(field); }
+bool is_numbers(const KeyField& field) { return std::holds_alternative<WholeNumbers*>(field); }
 bool is_real(const KeyField& field) { return std::holds_alternative<double*>(field); }
 
 std::span<const ConfigKey> config_keys() { return table; }
@@ -369,6 +384,9 @@ std::string rule_text(const ConfigKey& key) {
     if (is_text(field)) return "a text";
     if (is_switch(field)) return "true or false";
     if (is_sources(field)) return concat("a text, or a list of sources ", source_shape);
+    if (is_numbers(field))
+        return concat("a list of whole numbers from ", number_text(rule.low), " to ",
+                      number_text(rule.high));
     std::string text = is_real(field) ? "a number" : "a whole number";
     const bool has_high = rule.high < infinity;
     if (!rule.above_low && has_high)

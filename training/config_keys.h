@@ -19,17 +19,21 @@ namespace train_gpt {
 
 /// Where a key's value lives in a Config; the pointer's type is the key's type.
 using TrainSources = std::vector<Config::Data::Source>;
-using KeyField = std::variant<
-    int*, int64_t*, uint64_t*, double*, bool*, std::string*, TrainSources*, OneOf<Decay>*,
-    OneOf<DType>*, OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
-    OneOf<ProgressStyle>*, OneOf<std::optional<Norm>>*, OneOf<std::optional<Mlp>>*,
-    OneOf<std::optional<Biases>>*, OneOf<std::optional<bool>>*, OneOf<std::optional<Positions>>*,
-    OneOf<RopeScaling>*, OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*>;
+using WholeNumbers = std::vector<int>;
+using KeyField =
+    std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, TrainSources*,
+                 WholeNumbers*, OneOf<PipelineKind>*, OneOf<Decay>*, OneOf<DType>*,
+                 OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
+                 OneOf<ProgressStyle>*, OneOf<std::optional<Norm>>*, OneOf<std::optional<Mlp>>*,
+                 OneOf<std::optional<Biases>>*, OneOf<std::optional<bool>>*,
+                 OneOf<std::optional<Positions>>*, OneOf<RopeScaling>*,
+                 OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*>;
 
 /// Words are texts too.
 bool is_text(const KeyField& field);
 bool is_switch(const KeyField& field);
 bool is_sources(const KeyField& field);
+bool is_numbers(const KeyField& field);
 bool is_real(const KeyField& field);
 
 constexpr double infinity = std::numeric_limits<double>::infinity();

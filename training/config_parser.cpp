@@ -142,6 +142,16 @@ void assign(Config& config, const ConfigKey& key, const Json& value, const std::
                 const auto sources = read_sources(value, concat(origin, ": ", key.path));
                 if (sources) *target = *sources;
                 return sources.has_value();
+            } else if constexpr (std::is_same_v<Value, WholeNumbers>) {
+                if (!value.is_array()) return false;
+                Value numbers;
+                for (const Json& item : value) {
+                    int number = 0;
+                    if (!read_integer(item, number) || !key.rule.allows(number)) return false;
+                    numbers.push_back(number);
+                }
+                *target = std::move(numbers);
+                return true;
             } else if constexpr (std::is_same_v<Value, bool>) {
                 if (value.is_boolean()) *target = value.get<bool>();
                 return value.is_boolean();

@@ -44,14 +44,21 @@ std::string config_schema() {
         property["type"] = is_text(field)      ? Json("string")
                            : is_switch(field)  ? Json("boolean")
                            : is_sources(field) ? Json({"string", "array"})
+                           : is_numbers(field) ? Json("array")
                            : is_real(field)    ? Json("number")
                                                : Json("integer");
         if (is_sources(field)) property["items"] = source_schema();
+        Json bounds = Json::object();
+        if (is_numbers(field)) bounds["type"] = "integer";
         for (const std::string_view word : rule.words())
             property["enum"].push_back(std::string(word));
         if (rule.low > -infinity)
-            property[rule.above_low ? "exclusiveMinimum" : "minimum"] = number(rule.low);
-        if (rule.high < infinity) property["maximum"] = number(rule.high);
+            bounds[rule.above_low ? "exclusiveMinimum" : "minimum"] = number(rule.low);
+        if (rule.high < infinity) bounds["maximum"] = number(rule.high);
+        if (is_numbers(field))
+            property["items"] = std::move(bounds);
+        else
+            property.update(bounds);
         property["default"] = value_of(defaults, key);
         Json* properties = &root["properties"];
         const std::string section(section_of_key(key.path));

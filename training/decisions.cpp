@@ -31,15 +31,15 @@ Choices kept_choices(const std::filesystem::path& run_dir) {
 
 void first_collectives(const Config& config, const DecoderSpec& spec, const Device& device,
                        DType dtype, const Mesh& mesh) {
-    const Registry registry = registry_of_rank(spec, mesh.layout(), mesh.rank());
-    const Sharding sharding = sharding_of(config, mesh.layout(), mesh.rank());
+    const RankRegistry registry = registry_of_rank(config, spec, mesh.layout(), mesh.rank());
+    const Sharding sharding = sharding_of(config, mesh.layout(), mesh.rank(), spec.tied_head);
     Activity& activity = mesh.world().activity();
     activity.phase = "connecting";
     do_first_collectives(mesh, device,
                          BucketLayout(registry.parameters, sharding.size, sharding.bucket_elements),
                          sharding, dtype,
                          StepSums::count(static_cast<int>(config.data.train.size())) +
-                             std::ssize(registry.parameters));
+                             std::ssize(registry_of(spec).parameters));
     activity.phase = "start";
 }
 
@@ -56,7 +56,7 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
     decided.kept = choices_from_json(
         first_for_all(world, [&] { return to_json(kept_choices(config.run_dir)); }));
     first_for_all(world, [&]() -> std::string {
-        registry_of_rank(spec, mesh.layout(), 0);  // an Error where it cannot be split
+        registry_of_rank(config, spec, mesh.layout(), 0);  // an Error where it cannot be split
         return "";
     });
     first_collectives(config, spec, device, decided.dtype, mesh);

@@ -54,26 +54,26 @@ void EvaluationBatch::upload(Stream& stream) const {
     }
 }
 
-void EvaluationBatch::run(Stream& stream, Stage& model) const {
+void EvaluationBatch::run(Stream& stream, const Pipeline& model) const {
     upload(stream);
-    model.forward(stream, 0, on_device());
-    model.evaluate_head(stream, 0, on_device());
+    model.evaluate(stream, on_device());
 }
 
-double EvaluationBatch::total(Stream& stream, const Stage& model) const {
-    accumulate_loss(stream, device_total_, model.losses(),
+double EvaluationBatch::total(Stream& stream, const Pipeline& model) const {
+    accumulate_loss(stream, device_total_, model.last_stage().losses(),
                     std::ssize(tokens) / model.context().size(), false);
     if (stream.device.is_cuda()) copy(stream, total_, device_total_, sizeof *total_);
     stream.synchronize();
     return *total_;
 }
 
-std::span<const float> EvaluationBatch::losses(Stream& stream, const Stage& model) const {
+std::span<const float> EvaluationBatch::losses(Stream& stream, const Pipeline& model) const {
+    const float* const losses = model.last_stage().losses();
     if (part_) {
         const int ranks = model.context().size();
         const Tensor all = part_losses_.reshaped({ranks, part_losses_.numel() / ranks}),
                      own = all.row_range(model.context().rank(), 1);
-        copy(stream, own.data, model.losses(), own.bytes());
+        copy(stream, own.data, losses, own.bytes());
         model.context().gather(stream, all);
         if (stream.device.is_cuda())
             copy(stream, part_losses_on_host_.data, part_losses_.data, part_losses_.bytes());
@@ -82,8 +82,8 @@ std::span<const float> EvaluationBatch::losses(Stream& stream, const Stage& mode
                                    model.options().B, model.sequence_length());
         return {losses_, tokens.size()};
     }
-    if (!stream.device.is_cuda()) return {model.losses(), tokens.size()};
-    copy(stream, losses_, model.losses(), tokens.size() * sizeof(float));
+    if (!stream.device.is_cuda()) return {losses, tokens.size()};
+    copy(stream, losses_, losses, tokens.size() * sizeof(float));
     stream.synchronize();
     return {losses_, tokens.size()};
 }
@@ -99,32 +99,40 @@ void stop_together(const Mesh& mesh, const StopEvaluation& stop, double done) {
 }
 
 /// Of the ranks that have the same tokens, and of those that have tokens of the same sequences, the
-/// first one counts what it knows of them.
-bool counts_tokens(const Mesh& mesh) { return mesh.at(Axis::tensor) == 0; }
-bool counts_sequences(const Mesh& mesh) { return mesh.at({Axis::context, Axis::tensor}) == 0; }
+/// first one that ends the model counts what it knows of them.
+bool counts_tokens(const Mesh& mesh, const Pipeline& model) {
+    return model.ends_model() && mesh.at(Axis::tensor) == 0;
+}
+bool counts_sequences(const Mesh& mesh, const Pipeline& model) {
+    return model.ends_model() && mesh.at({Axis::context, Axis::tensor}) == 0;
+}
 
 }  // namespace
 
-ValidationResult evaluate(Stream& stream, Stage& model, const ValidationWindows& windows,
+ValidationResult evaluate(Stream& stream, const Pipeline& model, const ValidationWindows& windows,
                           const Tokenizer* tokenizer, const EvaluationBatch& batch,
                           const Mesh& mesh, const StopEvaluation& stop) {
     const int64_t B = model.options().B, batches = (windows.count() + B - 1) / B;
     // The sum of losses of each batch, then the bytes. Each is 0 on all ranks but one, so sums over
     // ranks are exact, except that context-parallel ranks each have a part of a batch.
     std::vector<double> sums(static_cast<size_t>(batches) + 1);
-    for (int64_t first = 0; first < batches; first += mesh.size(Axis::data)) {
-        stop_together(mesh, stop, static_cast<double>(first) / static_cast<double>(batches));
+    int64_t round = 0;
+    for (int64_t first = 0; first < batches; first += mesh.size(Axis::data), ++round) {
+        // Between these points, batches follow each other through the stages.
+        if (round % model.ranks() == 0)
+            stop_together(mesh, stop, static_cast<double>(first) / static_cast<double>(batches));
         // Beyond the last batch there are only targets that are ignored.
         const int64_t i = first + mesh.at(Axis::data);
         windows.fill(i * B, static_cast<int>(B), batch.tokens.data(), batch.targets.data(),
                      batch.doc_start.empty() ? nullptr : batch.doc_start.data(),
                      tokenizer ? tokenizer->document_boundary() : std::nullopt);
         batch.run(stream, model);
-        const double total = batch.total(stream, model);
+        const double total = model.ends_model() ? batch.total(stream, model) : 0;
+        if (!model.ends_model()) stream.synchronize();
         mesh.world().activity().pulse();
-        if (i >= batches || !counts_tokens(mesh)) continue;
+        if (i >= batches || !counts_tokens(mesh, model)) continue;
         sums[static_cast<size_t>(i)] = total;
-        if (!tokenizer || !counts_sequences(mesh)) continue;
+        if (!tokenizer || !counts_sequences(mesh, model)) continue;
         for (const int32_t target : batch.targets)
             if (target >= 0 && !tokenizer->is_special(static_cast<uint32_t>(target)))
                 sums.back() += static_cast<double>(
@@ -193,7 +201,7 @@ HellaSwag::HellaSwag(const std::filesystem::path& jsonl, const Tokenizer& tokeni
         throw Error(jsonl.string(), " holds no HellaSwag example; check the path");
 }
 
-std::vector<HellaSwag::EndingLoss> HellaSwag::score(Stream& stream, Stage& model,
+std::vector<HellaSwag::EndingLoss> HellaSwag::score(Stream& stream, const Pipeline& model,
                                                     const EvaluationBatch& batch, size_t first,
                                                     size_t count) const {
     const size_t T = static_cast<size_t>(model.sequence_length());
@@ -223,14 +231,19 @@ std::vector<HellaSwag::EndingLoss> HellaSwag::score(Stream& stream, Stage& model
         scores[r].tokens = static_cast<int64_t>(scored);
     }
     batch.run(stream, model);
+    if (!model.ends_model()) {
+        stream.synchronize();
+        return scores;
+    }
     const std::span<const float> losses = batch.losses(stream, model);
     for (size_t i = 0; i < count * T; ++i)
         if (batch.targets[i] >= 0) scores[i / T].nats += losses[i];
     return scores;
 }
 
-HellaSwagResult HellaSwag::evaluate(Stream& stream, Stage& model, const EvaluationBatch& batch,
-                                    const Mesh& mesh, const StopEvaluation& stop) const {
+HellaSwagResult HellaSwag::evaluate(Stream& stream, const Pipeline& model,
+                                    const EvaluationBatch& batch, const Mesh& mesh,
+                                    const StopEvaluation& stop) const {
     const size_t B = static_cast<size_t>(model.options().B);
     double right[2] = {};  // by the sum of losses, and by the loss per token
     EndingLoss endings[endings_per_example];
@@ -243,13 +256,14 @@ HellaSwagResult HellaSwag::evaluate(Stream& stream, Stage& model, const Evaluati
         rounds = std::max(rounds, (first_row(rank + 1) - first_row(rank) + B - 1) / B);
     const size_t begin = first_row(mesh.at(Axis::data)), end = first_row(mesh.at(Axis::data) + 1);
     for (size_t round = 0; round < rounds; ++round) {
-        stop_together(mesh, stop, static_cast<double>(round) / static_cast<double>(rounds));
+        if (round % static_cast<size_t>(model.ranks()) == 0)
+            stop_together(mesh, stop, static_cast<double>(round) / static_cast<double>(rounds));
         size_t row = begin + round * B;
         // A rank that has no more rows runs the model once more for the others.
         const auto scores = row < end ? score(stream, model, batch, row, std::min(B, end - row))
                                       : score(stream, model, batch, 0, 1);
         mesh.world().activity().pulse();
-        if (row >= end || !counts_sequences(mesh)) continue;
+        if (row >= end || !counts_sequences(mesh, model)) continue;
         for (const EndingLoss& ending : scores) {
             endings[row % endings_per_example] = ending;
             const Example& example = examples_[row / endings_per_example];

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dataloader/loader.h"
-#include "model/stage.h"
+#include "model/pipeline.h"
 #include "parallel/mesh.h"
 #include "tokenizer/tokenizer.h"
 
@@ -48,11 +48,11 @@ class EvaluationBatch {
     void upload(Stream& stream) const;
     /// Runs the model on what the host has filled in. The losses per token are then in the device's
     /// memory.
-    void run(Stream& stream, Stage& model) const;
-    /// The sum of this rank's losses; waits for the device.
-    double total(Stream& stream, const Stage& model) const;
-    /// Each token's loss, of all context-parallel ranks, for the host.
-    std::span<const float> losses(Stream& stream, const Stage& model) const;
+    void run(Stream& stream, const Pipeline& model) const;
+    /// The sum of this rank's losses, where it ends the model; waits for the device.
+    double total(Stream& stream, const Pipeline& model) const;
+    /// Each token's loss, of all context-parallel ranks, for the host; the same.
+    std::span<const float> losses(Stream& stream, const Pipeline& model) const;
 
   private:
     Tensor device_tokens_, device_targets_, device_doc_start_;  // on the CPU the host's
@@ -71,7 +71,7 @@ class EvaluationBatch {
 /// order of sums). A batch with a document mask
 /// needs a tokenizer, whose end-of-text token separates documents. Throws EvaluationStopped on all
 /// ranks if one of them must `stop`.
-ValidationResult evaluate(Stream& stream, Stage& model, const ValidationWindows& windows,
+ValidationResult evaluate(Stream& stream, const Pipeline& model, const ValidationWindows& windows,
                           const Tokenizer* tokenizer, const EvaluationBatch& batch,
                           const Mesh& mesh = {}, const StopEvaluation& stop = {});
 
@@ -98,15 +98,15 @@ class HellaSwag {
         int64_t tokens = 0;  // scored
     };
     /// The losses of endings first … first + count − 1, at most the model's B. Ending e of example
-    /// i is number 4·i + e.
-    std::vector<EndingLoss> score(Stream& stream, Stage& model, const EvaluationBatch& batch,
-                                  size_t first, size_t count) const;
+    /// i is number 4·i + e. On a rank that does not end the model they are 0.
+    std::vector<EndingLoss> score(Stream& stream, const Pipeline& model,
+                                  const EvaluationBatch& batch, size_t first, size_t count) const;
 
     /// Scores every ending as the continuation of its context. Rows longer than the model's T lose
     /// the start of their context; an ending longer than T loses its end. Each data-parallel
     /// rank scores its share of the examples; all get the result. Throws EvaluationStopped on all ranks if one of
     /// them must `stop`.
-    HellaSwagResult evaluate(Stream& stream, Stage& model, const EvaluationBatch& batch,
+    HellaSwagResult evaluate(Stream& stream, const Pipeline& model, const EvaluationBatch& batch,
                              const Mesh& mesh = {}, const StopEvaluation& stop = {}) const;
 
   private:

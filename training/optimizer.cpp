@@ -1,5 +1,7 @@
 #include "training/optimizer.h"
 
+#include <utility>
+
 #include "device/copy.h"
 #include "device/trace.h"
 
@@ -23,17 +25,22 @@ int64_t blocks_of(const ParameterStore::Piece& piece) {
 
 }  // namespace
 
-Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums)
+Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums,
+                     std::vector<std::string> names)
     : parameters_(parameters),
       device_(arena.device()),
       norm_segments_(parameters.layout().buckets().size()),
       adamw_segments_(parameters.layout().buckets().size()),
-      sums_count_(sums),
-      tensors_(std::ssize(parameters.parameters())),
-      partial_counts_(parameters.parameters().size()) {
+      names_(std::move(names)),
+      by_id_(!names_.empty()),
+      sums_count_(sums) {
+    if (!by_id_)
+        for (const Parameter& p : parameters_.parameters()) names_.push_back(p.name);
+    tensors_ = std::ssize(names_);
+    partial_counts_.resize(names_.size());
     for (const ParameterStore::Piece& piece : parameters_.pieces())
         if (counts_for_norm(parameters_, piece))
-            partial_counts_[static_cast<size_t>(piece.parameter)] += blocks_of(piece);
+            partial_counts_[place_of(piece.parameter)] += blocks_of(piece);
     const auto doubles = [&](int64_t n) {
         return static_cast<double*>(
             arena.take(static_cast<size_t>(n) * sizeof(double), Purpose::workspaces));
@@ -57,6 +64,11 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums)
     make_segments();
     parameters_.after_sums(
         [this](Stream& stream, size_t bucket) { norm_partials(stream, norm_segments_[bucket]); });
+}
+
+size_t Optimizer::place_of(int parameter) const {
+    const auto i = static_cast<size_t>(parameter);
+    return by_id_ ? parameters_.parameters()[i].id : i;
 }
 
 void Optimizer::make_segments() {
@@ -107,7 +119,7 @@ StepState Optimizer::state() const {
 
 std::string Optimizer::bad_parameter(const StepState& state) const {
     const int i = state.bad_segment;
-    return i < 0 ? "" : parameters_.parameters()[static_cast<size_t>(i)].name;
+    return i < 0 ? "" : names_[static_cast<size_t>(i)];
 }
 
 }  // namespace train_gpt

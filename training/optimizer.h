@@ -12,7 +12,10 @@ namespace train_gpt {
 class Optimizer {
   public:
     /// sums: how many other sums over a step the ranks add up in the same exchange as the norm.
-    Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums = 0);
+    /// names: of all tensors of a model of which pipeline ranks hold parts, by Parameter::id; empty:
+    /// the store has them all.
+    Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums = 0,
+              std::vector<std::string> names = {});
 
     /// This rank's sums over a step [sums], in the device's memory; its kernels add to them.
     double* sums_of_rank() { return sums_of_rank_; }
@@ -35,16 +38,19 @@ class Optimizer {
 
   private:
     void make_segments();
+    size_t place_of(int parameter) const;  // among `names_`
 
     ParameterStore& parameters_;
     Device device_;
     // Of each bucket.
     std::vector<std::vector<NormSegment>> norm_segments_;
     std::vector<std::vector<AdamWSegment>> adamw_segments_;
+    std::vector<std::string> names_;
+    bool by_id_;  // names_ are those of a whole model, and the store has a part
     int64_t sums_count_, tensors_;
     // Blocks of the gradients whose norm this rank counts, tensor by tensor.
     double* partials_ = nullptr;
-    std::vector<int64_t> partial_counts_;  // of each parameter
+    std::vector<int64_t> partial_counts_;  // of each tensor
     // Sums of the step, then one of each tensor: of this rank, of each rank, of all ranks.
     double *sums_of_rank_ = nullptr, *gathered_ = nullptr, *sums_ = nullptr;
     StepState* state_ = nullptr;

@@ -91,7 +91,7 @@ void write_optimizer_file(const fs::path& path, const ParameterStore& parameters
     std::vector<const ParameterStore::Piece*> pieces;
     for (int i = 0; i < static_cast<int>(parameters.parameters().size()); ++i) {
         const Parameter& p = parameters.parameters()[static_cast<size_t>(i)];
-        if (!p.is_part() && p.held_by.rank > 0) continue;
+        if ((!p.is_part() && p.held_by.rank > 0) || !p.tied_to.empty()) continue;
         const std::vector<HeldRun> all = held_runs(p);
         std::vector<HeldRun> runs;
         for (const ParameterStore::Piece& piece : parameters.pieces_of(i)) {
@@ -130,6 +130,7 @@ void SavedElements::read(const char* state, int64_t first, std::span<float> valu
 
 OptimizerFiles::OptimizerFiles(const fs::path& checkpoint, const std::vector<Parameter>& parameters)
     : saved_(parameters.size()) {
+    for (size_t i = 0; i < parameters.size(); ++i) index_[parameters[i].name] = i;
     for (const auto& entry : fs::directory_iterator(checkpoint))
         if (is_optimizer_file(entry.path().filename().string())) open(entry.path(), parameters);
     if (files_.empty()) return;
@@ -147,14 +148,12 @@ OptimizerFiles::OptimizerFiles(const fs::path& checkpoint, const std::vector<Par
 
 void OptimizerFiles::open(const fs::path& path, const std::vector<Parameter>& parameters) {
     const SafetensorsFile& file = *files_.emplace_back(std::make_unique<SafetensorsFile>(path));
-    std::map<std::string, size_t> index;
-    for (size_t i = 0; i < parameters.size(); ++i) index[parameters[i].name] = i;
     for (const auto& [entry, text] : file.metadata()) {
         if (!entry.starts_with(range_prefix)) continue;
         const std::string key = entry.substr(std::strlen(range_prefix)),
                           name = key.substr(0, key.find('['));
-        const auto found = index.find(name);
-        if (found == index.end())
+        const auto found = index_.find(name);
+        if (found == index_.end())
             throw Error(path.string(), " has a tensor ", quoted(name), " that this model has not");
         saved_[found->second].push_back(
             {&file, key, runs_of(text, parameters[found->second], path.string())});
@@ -181,12 +180,13 @@ std::vector<Move> moves_into(const std::vector<HeldRun>& held, const ElementRuns
 
 void OptimizerFiles::load(ParameterStore& parameters, const std::function<void()>& pulse) const {
     std::vector<float> values;
-    for (int i = 0; i < static_cast<int>(saved_.size()); ++i) {
+    for (int i = 0; i < static_cast<int>(parameters.parameters().size()); ++i) {
         const Parameter& p = parameters.parameters()[static_cast<size_t>(i)];
+        const std::vector<SavedElements>& of_parameter = saved_[index_.at(p.name)];
         const std::vector<HeldRun> all = held_runs(p);
         for (const ParameterStore::Piece& piece : parameters.pieces_of(i)) {
             const std::vector<HeldRun> held = runs_in_memory(all, held_range(p, piece));
-            for (const SavedElements& saved : saved_[static_cast<size_t>(i)]) {
+            for (const SavedElements& saved : of_parameter) {
                 const std::vector<Move> moves = moves_into(held, saved.runs);
                 for (const SavedState& state : saved_states)
                     for (auto move = moves.begin(); move != moves.end();) {

@@ -8,6 +8,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -21,7 +22,8 @@ namespace train_gpt {
 
 bool is_optimizer_file(const std::string& name);
 
-/// Writes what this rank updates. Of tensors that tensor-parallel ranks hold whole, the first does.
+/// Writes what this rank updates. Of tensors that tensor-parallel ranks hold whole, the first does, and
+/// of an embedding that two pipeline ranks hold the first one.
 void write_optimizer_file(const std::filesystem::path& path, const ParameterStore& parameters,
                           Activity& activity);
 
@@ -50,8 +52,8 @@ struct SavedElements {
 /// A checkpoint's optimizer files.
 class OptimizerFiles {
   public:
-    /// Throws Error unless they hold every element of every parameter exactly once, or there are
-    /// no such files.
+    /// The parameters are those of the whole model. Throws Error unless the files hold every element
+    /// of each exactly once, or there are no such files.
     OptimizerFiles(const std::filesystem::path& checkpoint,
                    const std::vector<Parameter>& parameters);
 
@@ -65,6 +67,7 @@ class OptimizerFiles {
     void open(const std::filesystem::path& path, const std::vector<Parameter>& parameters);
 
     std::vector<std::unique_ptr<SafetensorsFile>> files_;
+    std::map<std::string, size_t> index_;            // of parameters, by name
     std::vector<std::vector<SavedElements>> saved_;  // of each parameter
 };
 

@@ -25,16 +25,34 @@ std::string label_of(Purpose purpose, const Device& device) {
                   purpose == Purpose::staging && device.is_cuda() ? " (host)" : "");
 }
 
+/// The first rank of each place on the pipeline axis.
+std::vector<int> stage_ranks(const MeshLayout& mesh) {
+    std::vector<int> ranks;
+    for (int i = 0; i < mesh.size(Axis::pipeline); ++i)
+        ranks.push_back(i * mesh.stride(Axis::pipeline));
+    return ranks;
+}
+
+/// The most that a rank of any stage sends in a step, by group of ranks.
+Traffic most_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int world,
+                     Recompute recompute) {
+    Traffic most;
+    for (const int rank : stage_ranks(mesh_of(config, world)))
+        for (const auto& [group, bytes] : step_traffic(config, spec, dtype, world, recompute, rank))
+            most[group] = std::max(most[group], bytes);
+    return most;
+}
+
 /// What each rank sends in a step, by group of ranks.
 std::string traffic_line(const Config& config, const DecoderSpec& spec, DType dtype,
                          Recompute recompute, int world) {
     const MeshLayout mesh = mesh_of(config, world);
-    const Sharding sharding = sharding_of(config, mesh, 0);
-    const BucketLayout layout(registry_of_rank(spec, mesh, 0).parameters, sharding.size,
+    const Sharding sharding = sharding_of(config, mesh, 0, spec.tied_head);
+    const BucketLayout layout(registry_of_rank(config, spec, mesh, 0).parameters, sharding.size,
                               sharding.bucket_elements);
     std::string text =
         concat("traffic      of each rank and step, ZeRO-", config.parallel.zero, ": ");
-    for (const auto& [group, bytes] : step_traffic(config, spec, dtype, world, recompute))
+    for (const auto& [group, bytes] : most_traffic(config, spec, dtype, world, recompute))
         text += concat(format_bytes(static_cast<uint64_t>(bytes)), " along ", group, ", ");
     return text + concat("gradients in ", name_of(sharding.reduce_dtype), ", in ",
                          layout.buckets().size(), " buckets\n");
@@ -79,12 +97,35 @@ Error too_few_micro_batches(const Config& config, int ranks) {
                  " ranks; batch.micro_batch=", fitting, tokens_for_all(B), " can");
 }
 
+/// What a step's number of micro-batches must be a multiple of.
+int64_t step_multiple(const Config& config, int data_ranks) {
+    const auto& p = config.parallel;
+    return p.pipeline > 1 && p.schedule == PipelineKind::interleaved
+               ? int64_t{p.pipeline} * data_ranks
+               : 1;
+}
+
+Error uneven_pipelines(const Config& config, int64_t micro_batches, int data_ranks) {
+    const int64_t multiple = step_multiple(config, data_ranks),
+                  nearest = std::max<int64_t>(1, (micro_batches + multiple / 2) / multiple);
+    return Error(
+        "parallel.schedule = \"interleaved\" cannot run a step of ", micro_batches,
+        " micro-batches on ", data_ranks, " pipeline", data_ranks == 1 ? "" : "s", " of ",
+        config.parallel.pipeline, " ranks: it needs a multiple of ", multiple,
+        "; the nearest value of batch.tokens_per_step that gives one is ",
+        nearest * multiple * std::max(config.batch.micro_batch, 1) * config.sequence_length(),
+        ", and parallel.schedule=1f1b takes any");
+}
+
 /// The micro-batches that divide a step, feed all ranks and stay within pace.most_tokens,
 /// ascending; only the given one, where one is given.
 std::vector<int> possible_micro_batches(const Config& config, const Pace& pace, int ranks) {
     const int T = config.sequence_length(), given = config.batch.micro_batch;
     const int64_t sequences = config.batch.tokens_per_step / T;
     if (sequences / std::max(given, 1) < ranks) throw too_few_micro_batches(config, ranks);
+    const int64_t together = step_multiple(config, ranks);
+    if (given > 0 && sequences / given % together != 0)
+        throw uneven_pipelines(config, sequences / given, ranks);
     MeshSizes sizes;
     sizes.tensor = config.parallel.tensor;
     const TensorGroup tensor(tensor_options(config, MeshLayout(sizes.tensor, sizes), 0));
@@ -98,8 +139,10 @@ std::vector<int> possible_micro_batches(const Config& config, const Pace& pace, 
     const int64_t most =
         std::min(sequences / ranks, std::max<int64_t>(1, pace.most_tokens / rows_of(1)));
     for (int64_t B = 1; B <= most; ++B)
-        if (sequences % B == 0 && tensor.is_even(rows_of(B)))
+        if (sequences % B == 0 && tensor.is_even(rows_of(B)) && sequences / B % together == 0)
             possible.push_back(static_cast<int>(B));
+    if (possible.empty() && sequences % together != 0)
+        throw uneven_pipelines(config, sequences, ranks);
     if (possible.empty()) tensor.require_even(rows_of(1), "tokens of a sequence", parts);
     return possible;
 }
@@ -148,39 +191,71 @@ DType resolve_dtype(const std::string& word, const Device& device) {
 }
 
 Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int ranks,
-                     Recompute recompute) {
+                     Recompute recompute, int rank) {
     const MeshLayout mesh = mesh_of(config, ranks);
     Arena counting = Arena::counting(Device{});
-    const ParameterBuffers buffers(counting, registry_of_rank(spec, mesh, 0).parameters, dtype,
-                                   ParameterBuffers::Use::training, sharding_of(config, mesh, 0));
-    const int64_t data_ranks = mesh.size(Axis::data),
-                  micro_batches = (config.micro_batches_per_step() + data_ranks - 1) / data_ranks;
-    Traffic traffic = state_traffic(mesh, buffers, micro_batches,
+    const RankRegistry registry = registry_of_rank(config, spec, mesh, rank);
+    const ParameterBuffers buffers(counting, registry.parameters, dtype,
+                                   ParameterBuffers::Use::training,
+                                   sharding_of(config, mesh, rank, spec.tied_head));
+    const PipelineSchedule schedule = pipeline_schedule(pipeline_shape(config, mesh));
+    const auto place = static_cast<size_t>(mesh.at(Axis::pipeline, rank));
+    std::vector<bool> forwards;
+    int64_t messages = 0;
+    for (const PipelineAction& action : schedule.ranks[place].actions) {
+        messages += is_send(action.work);
+        if (is_compute(action.work) && action.work != PipelineWork::backward_weights)
+            forwards.push_back(action.work == PipelineWork::forward);
+    }
+    // Stages of a rank share the passes of a micro-batch.
+    if (config.parallel.zero < 2)
+        forwards.assign(static_cast<size_t>(schedule.shape.micro_batches), true);
+    Traffic traffic = state_traffic(mesh, buffers, forwards,
                                     StepSums::count(static_cast<int>(config.data.train.size())) +
-                                        std::ssize(buffers.parameters()));
+                                        std::ssize(registry_of(spec).parameters));
     const int tensors = mesh.size(Axis::tensor), contexts = mesh.size(Axis::context);
     const int64_t tokens = int64_t{config.batch.micro_batch} * config.sequence_length();
+    if (messages > 0)
+        traffic[mesh.group_name({Axis::pipeline})] += messages * (tokens / contexts / tensors) *
+                                                      spec.n_embd *
+                                                      static_cast<int64_t>(size_of(dtype));
+    int layers = 0;
+    for (const Registry& stage : registry.stages) layers += static_cast<int>(stage.blocks.size());
     if (contexts > 1)
         traffic[mesh.group_name({Axis::context})] +=
-            micro_batches * spec.n_layer *
+            schedule.shape.micro_batches * layers *
             context_bytes_sent(tokens * 2 * spec.n_kv_head / tensors * spec.head_size, dtype,
                                contexts);
     if (tensors > 1)
         traffic[mesh.group_name({Axis::tensor})] +=
-            micro_batches *
+            schedule.shape.micro_batches *
             bytes_sent(spec, {.rows = tokens / contexts,
                               .ranks = tensors,
                               .dtype = dtype,
                               .recompute = recompute,
-                              .keep_gathered = config.parallel.tensor_keep_gathered});
+                              .keep_gathered = config.parallel.tensor_keep_gathered,
+                              .layers = layers,
+                              .has_embedding = registry.stages.front().begins_model(),
+                              .has_head = registry.stages.back().ends_model()});
     return traffic;
 }
 
 Arena plan_memory(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
-                  const Device& device, int ranks) {
-    Arena plan = Arena::counting(device);
-    const Trainer counted(config, spec, dtype, recompute, plan, mesh_of(config, ranks));
-    return plan;
+                  const Device& device, int ranks, std::optional<int> rank) {
+    const MeshLayout mesh = mesh_of(config, ranks);
+    const auto plan_of = [&](int r) {
+        Arena plan = Arena::counting(device);
+        const Trainer counted(config, spec, dtype, recompute, plan, mesh, r);
+        return plan;
+    };
+    if (rank) return plan_of(*rank);
+    std::optional<Arena> fullest;
+    for (const int r : stage_ranks(mesh)) {
+        Arena plan = plan_of(r);
+        if (!fullest || plan.total_bytes() > fullest->total_bytes())
+            fullest.emplace(std::move(plan));
+    }
+    return std::move(*fullest);
 }
 
 Fit fit_into(uint64_t available, const Config& config, const DecoderSpec& spec, DType dtype,
@@ -225,9 +300,9 @@ Choices choose_by_memory(const Choices& kept, uint64_t available, const Config& 
     if (config.precision.recompute.is_auto() && !kept.recompute.empty())
         as_kept.precision.recompute = recompute_from(kept.recompute);
     const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
-    const int B = as_kept.batch.micro_batch;
-    const bool serves =
-        B == 0 || (sequences % B == 0 && sequences / B >= mesh_of(config, ranks).size(Axis::data));
+    const int B = as_kept.batch.micro_batch, data_ranks = mesh_of(config, ranks).size(Axis::data);
+    const bool serves = B == 0 || (sequences % B == 0 && sequences / B >= data_ranks &&
+                                   sequences / B % step_multiple(config, data_ranks) == 0);
     Fit fit;
     if (serves) fit = fit_into(available, as_kept, spec, dtype, device, ranks);
     if (!serves || fit.bytes > available)
@@ -257,7 +332,11 @@ std::string change_that_fits(const Config& config, const DecoderSpec& spec, DTyp
     const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
     int most = ranks;
     while (2 * int64_t{most} <= std::min(sequences, most_ranks)) most *= 2;
-    for (int zero = std::max(1, config.parallel.zero); zero <= 3; ++zero) {
+    const bool reorders =
+        config.parallel.pipeline > 1 && (config.parallel.schedule == PipelineKind::interleaved ||
+                                         config.parallel.schedule == PipelineKind::zero_bubble);
+    const int most_zero = reorders ? 1 : 3;
+    for (int zero = std::max(1, config.parallel.zero); zero <= most_zero; ++zero) {
         Config split = open;
         split.parallel.zero = zero;
         if (try_with(split, most).empty()) continue;

@@ -22,14 +22,15 @@ DType resolve_dtype(std::optional<DType> wanted, const Device& device);
 /// The same for a value of precision.dtype; throws Error for an unknown one.
 DType resolve_dtype(const std::string& word, const Device& device);
 
-/// Memory of each of `ranks` ranks: that of a Trainer over a counting arena.
+/// Memory of one of `ranks` ranks, that of a Trainer over a counting arena; without `rank`, of the one
+/// whose stage of the pipeline needs the most.
 Arena plan_memory(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
-                  const Device& device, int ranks = 1);
+                  const Device& device, int ranks = 1, std::optional<int> rank = {});
 
-/// What each of `ranks` ranks with the most micro-batches sends in a step, by group of ranks;
+/// What a rank of `ranks` with the most micro-batches sends in a step, by group of ranks;
 /// config.batch.micro_batch must be given.
 Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int ranks,
-                     Recompute recompute = Recompute::none);
+                     Recompute recompute = Recompute::none, int rank = 0);
 
 /// How a step is divided so that it fits into memory.
 struct Fit {

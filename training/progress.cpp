@@ -58,6 +58,8 @@ std::vector<ProgressField> fields_of(const StepReport& r) {
                                     100 * r.times[StepPhase::compute] / r.times.total(),
                                     100 * r.times[StepPhase::communication] / r.times.total()),
                           9});
+    if (const double share = bubble_share(r.times); share > 0)
+        fields.push_back({formatted("bubble %.0f%%", 100 * share), 9});
     return fields;
 }
 

@@ -82,7 +82,7 @@ bool Run::begin_micro_batch(int i) {
     return true;
 }
 
-void Run::end_micro_batch() { world().activity().pulse(); }
+void Run::end_action() { world().activity().pulse(); }
 
 void Run::drop_step() {
     ending_ = Ending::interrupted;
@@ -383,7 +383,7 @@ int Run::exit_code(Ending ending) const {
 std::string describe_run(const Config& config, const Trainer& trainer, int64_t steps,
                          uint64_t memory, int ranks) {
     const int64_t micro_batches = config.micro_batches_per_step();
-    return concat("training ", trainer.parameters.logical_numel(), " parameters in ",
+    return concat("training ", registry_of(trainer.model.spec()).numel(), " parameters in ",
                   name_of(trainer.parameters.dtype()), " on ",
                   ranks > 1 ? concat(ranks, " × ") : "", device_name(trainer.stream.device), ", ",
                   steps, " steps of ", config.batch.tokens_per_step, " tokens (", micro_batches,

@@ -62,7 +62,7 @@ class Run {
     /// Shows that micro-batch i comes next. Returns false if a signal ends the run before it;
     /// the caller then drops the step.
     bool begin_micro_batch(int i);
-    void end_micro_batch();
+    void end_action();
     /// Drops the step. Nothing of it has been applied: it is repeated when the run resumes.
     void drop_step();
     /// Applies AdamW with the step's learning rate and the mean gradient over its tokens.

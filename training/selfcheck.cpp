@@ -325,7 +325,8 @@ int selfcheck(const SelfcheckOptions& options, const Device& device, const Mesh&
     table.rates = measure_rates(options, device, world);
     if (world.size() > 1)
         table.collectives = measure_collectives(options, device, world, mesh.everyone());
-    for (const Axis axis : {Axis::data, Axis::replica, Axis::shard, Axis::context, Axis::tensor}) {
+    for (const Axis axis :
+         {Axis::pipeline, Axis::data, Axis::replica, Axis::shard, Axis::context, Axis::tensor}) {
         const int n = mesh.size(axis);
         // Where there are no replicas, shard is data.
         const bool is_part = axis == Axis::replica || axis == Axis::shard;

@@ -83,6 +83,7 @@ void StepLog::write(const StepReport& r, const StepSums& sums) {
         fields.emplace_back(name, 1e3 * r.times[phase]);
     for (const auto& [group, seconds] : r.times.exposed)
         fields.emplace_back("exposed_ms/" + group, 1e3 * seconds);
+    if (const double share = bubble_share(r.times); share > 0) fields.emplace_back("bubble", share);
     for (const auto& [group, bytes] : sent_) fields.emplace_back("bytes_sent/" + group, bytes);
     const MetricsLog::Fields more = fields_of_sources(r.step, sums);
     fields.insert(fields.end(), more.begin(), more.end());

@@ -10,12 +10,14 @@
 #include "device/copy.h"
 #include "device/trace.h"
 #include "kernels/head_loss.h"
+#include "parallel/stage_layers.h"
 
 namespace train_gpt {
 
 MeshSizes mesh_sizes(const Config& config) {
     const auto& p = config.parallel;
-    return {.context = p.context,
+    return {.pipeline = p.pipeline,
+            .context = p.context,
             .tensor = p.tensor,
             .shard_ranks = p.shard_ranks,
             .allow_tensor_across_nodes = p.allow_tensor_across_nodes};
@@ -35,7 +37,7 @@ LoaderOptions loader_options(const Config& config, int64_t first_step, const Mes
             .document_boundary = {}};
 }
 
-Sharding sharding_of(const Config& config, const MeshLayout& mesh, int rank) {
+Sharding sharding_of(const Config& config, const MeshLayout& mesh, int rank, bool tied) {
     const auto& p = config.parallel;
     // Groups of one rank split nothing.
     const bool splits = p.zero > 0 && mesh.size({Axis::shard, Axis::context}) > 1;
@@ -46,6 +48,9 @@ Sharding sharding_of(const Config& config, const MeshLayout& mesh, int rank) {
             .replicas = splits ? mesh.size(Axis::replica) : 1,
             .tensor = mesh.at(Axis::tensor, rank),
             .tensors = mesh.size(Axis::tensor),
+            .pipeline = mesh.at(Axis::pipeline, rank),
+            .pipelines = mesh.size(Axis::pipeline),
+            .tied_ends = tied && mesh.size(Axis::pipeline) > 1,
             .world = mesh.world(),
             .zero = splits ? p.zero : 0,
             .bucket_elements = static_cast<int64_t>(p.bucket_mb * (1 << 20) / sizeof(float)),
@@ -64,10 +69,36 @@ ContextRank context_rank(const MeshLayout& mesh, int rank) {
     return {mesh.at(Axis::context, rank), mesh.size(Axis::context)};
 }
 
-Registry registry_of_rank(const DecoderSpec& spec, const MeshLayout& mesh, int rank) {
+std::vector<int> layers_of_stages(const Config& config, const DecoderSpec& spec) {
+    const auto& p = config.parallel;
+    if (p.pipeline == 1) return {spec.n_layer};
+    if (!p.layers_per_stage.empty()) return p.layers_per_stage;
+    const int T = config.sequence_length();
+    DecoderSpec one = spec;
+    one.n_layer = 1;
+    // Per token, forward and backward.
+    const double head = 6.0 * static_cast<double>(spec.vocab_size) * spec.n_embd;
+    const double layer = one.flops_per_token(T) - head, embedding = 2.0 * spec.n_embd;
+    return deal_layers(spec.n_layer, p.pipeline * p.stages_per_rank,
+                       {.layer = layer, .embedding = embedding, .head = head});
+}
+
+PipelineShape pipeline_shape(const Config& config, const MeshLayout& mesh) {
+    const auto& p = config.parallel;
+    const int64_t ranks = mesh.size(Axis::data);
+    return {
+        .kind = p.schedule,
+        .ranks = p.pipeline,
+        .stages_per_rank = p.stages_per_rank,
+        .micro_batches = static_cast<int>((config.micro_batches_per_step() + ranks - 1) / ranks)};
+}
+
+RankRegistry registry_of_rank(const Config& config, const DecoderSpec& spec, const MeshLayout& mesh,
+                              int rank) {
     const TensorRank tensor{mesh.at(Axis::tensor, rank), mesh.size(Axis::tensor)};
     tensor_part(spec, tensor.ranks);  // checks
-    return tensor_part(registry_of(spec), tensor);
+    return rank_registry(registry_of(spec), layers_of_stages(config, spec),
+                         mesh.at(Axis::pipeline, rank), mesh.size(Axis::pipeline), tensor);
 }
 
 KernelSettings kernel_settings(const Config& config) {
@@ -97,39 +128,74 @@ AdamWStep adamw_step(const Config& config, int64_t step, double rate) {
             .step = step + 1};
 }
 
+namespace {
+
+std::vector<std::string> names_of_all(const DecoderSpec& spec) {
+    std::vector<std::string> names;
+    for (const Parameter& p : registry_of(spec).parameters) names.push_back(p.name);
+    return names;
+}
+
+std::vector<std::unique_ptr<Stage>> make_stages(const RankRegistry& registry,
+                                                const DecoderSpec& spec,
+                                                const PipelineSchedule& schedule, int rank,
+                                                StageOptions options, ParameterStore& parameters,
+                                                Arena& arena) {
+    std::vector<std::unique_ptr<Stage>> stages;
+    options.backward_apart = schedule.halves_apart;
+    for (const Registry& of_stage : registry.stages) {
+        const auto number = static_cast<size_t>(rank) + stages.size() * schedule.ranks.size();
+        options.slots = schedule.slots[number];
+        stages.push_back(std::make_unique<Stage>(spec, of_stage, options, parameters, arena));
+    }
+    return stages;
+}
+
+std::vector<Stage*> pointers(const std::vector<std::unique_ptr<Stage>>& stages) {
+    std::vector<Stage*> all;
+    for (const std::unique_ptr<Stage>& stage : stages) all.push_back(stage.get());
+    return all;
+}
+
+}  // namespace
+
 Trainer::Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
                  Arena& arena, const MeshLayout& mesh, int rank)
     : stream(arena.device(), arena.is_counting()),
-      registry(registry_of_rank(spec, mesh, rank)),
+      registry(registry_of_rank(config, spec, mesh, rank)),
       tensor(tensor_options(config, mesh, rank)),
       context(context_rank(mesh, rank)),
       parameters(arena, registry.parameters, dtype, ParameterStore::Use::training,
-                 sharding_of(config, mesh, rank)),
-      model(spec, registry,
-            {.B = config.batch.micro_batch,
-             .T = config.sequence_length() / context.size(),
-             .recompute = recompute,
-             .use = ParameterStore::Use::training,
-             .document_mask = config.data.document_mask,
-             .z_loss = static_cast<float>(config.optimizer.z_loss),
-             .tensor = &tensor,
-             .context = &context},
-            parameters, arena),
-      optimizer(parameters, arena, StepSums::count(static_cast<int>(config.data.train.size()))),
+                 sharding_of(config, mesh, rank, spec.tied_head)),
+      stages(make_stages(registry, spec, pipeline_schedule(pipeline_shape(config, mesh)),
+                         mesh.at(Axis::pipeline, rank),
+                         {.B = config.batch.micro_batch,
+                          .T = config.sequence_length() / context.size(),
+                          .recompute = recompute,
+                          .use = ParameterStore::Use::training,
+                          .document_mask = config.data.document_mask,
+                          .z_loss = static_cast<float>(config.optimizer.z_loss),
+                          .tensor = &tensor,
+                          .context = &context},
+                         parameters, arena)),
+      model(pipeline_shape(config, mesh), mesh.at(Axis::pipeline, rank), pointers(stages), arena),
+      optimizer(parameters, arena, StepSums::count(static_cast<int>(config.data.train.size())),
+                model.ranks() > 1 ? names_of_all(spec) : std::vector<std::string>()),
       feed(arena, config.batch.micro_batch, config.sequence_length(), config.data.document_mask,
-           context.place()),
+           context.place(), model.batches_in_use()),
       evaluation_batch(arena, config.batch.micro_batch, config.sequence_length(),
                        config.data.document_mask, context.place()),
       outcomes(arena),
       clock(arena.device()),
-      counts_losses_(mesh.at(Axis::tensor, rank) == 0),
+      counts_losses_(model.ends_model() && mesh.at(Axis::tensor, rank) == 0),
       sources_(static_cast<int>(config.data.train.size())),
-      reserved_sms_(mesh.size({Axis::data, Axis::context}) > 1 ? config.parallel.reserved_sms : 0) {
+      reserved_sms_(mesh.size({Axis::data, Axis::context}) > 1 ? config.parallel.reserved_sms : 0),
+      batches_(static_cast<size_t>(model.batches_in_use())) {
     stream.settings = kernel_settings(config);
-    if (tensor.is_split())
+    if (tensor.is_split() || model.ranks() > 1)
         pass_generator_.emplace(model, arena);
     else
-        cached_generator_.emplace(spec, registry, parameters, arena);
+        cached_generator_.emplace(spec, registry.stages.front(), parameters, arena);
     stream.scratch_bytes = std::max(model.scratch_bytes(stream), generator().scratch_bytes(stream));
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     stop_request_ = static_cast<double*>(arena.take(sizeof(double), Purpose::staging));
@@ -142,44 +208,64 @@ void Trainer::connect(const Mesh& mesh) {
     if (tensor.is_split()) tensor.connect(stream.device, mesh.along(Axis::tensor), &clock);
     if (context.is_split())
         context.connect(stream.device, mesh.along(Axis::context), &clock, tensor.exchange());
+    if (model.ranks() > 1) model.connect(stream.device, mesh.along(Axis::pipeline), &clock);
     parameters.connect(mesh, &clock, &tensor);
-}
-
-TokenBatch Trainer::next_batch(TrainLoader& loader) {
-    const TraceSpan span(TraceTrack::data, "data wait");
-    const StepClock::Interval interval(&clock, stream, StepPhase::data);
-    return feed.next(stream, loader);
 }
 
 void Trainer::begin_step(int micro_batches, int most) {
     parameters.begin_step(micro_batches, most);
-    first_micro_batch_ = true;
-    micro_batches_left_ = micro_batches;
+    actions_ = &model.actions(most);
+    micro_batches_ = micro_batches;
 }
 
-void Trainer::micro_batch(const TokenBatch& batch) {
-    micro_batch(batch, parameters.exchanges_beside(--micro_batches_left_ == 0));
+bool Trainer::begins_micro_batch(const PipelineAction& action) const {
+    return action.work == PipelineWork::forward && action.stage < model.ranks() &&
+           action.micro_batch < micro_batches_;
 }
 
-void Trainer::micro_batch(const TokenBatch& batch, bool exchanges) {
-    const bool first = std::exchange(first_micro_batch_, false);
-    {
-        const TraceSpan span(TraceTrack::device, stream, "forward");
-        model.forward(stream, 0, batch);
+void Trainer::load(int micro_batch, TrainLoader& loader) {
+    const TraceSpan span(TraceTrack::data, "data wait");
+    const StepClock::Interval interval(&clock, stream, StepPhase::data);
+    load(micro_batch, feed.next(stream, loader));
+}
+
+void Trainer::load(int micro_batch, const FedBatch& batch) {
+    batches_[static_cast<size_t>(micro_batch) % batches_.size()] = batch;
+}
+
+void Trainer::execute_step(TrainLoader& loader) {
+    for (const PipelineAction& action : actions()) {
+        if (begins_micro_batch(action)) load(action.micro_batch, loader);
+        execute(action);
     }
-    stream.settings.reserved_sms = exchanges ? reserved_sms_ : 0;
-    {
-        const TraceSpan span(TraceTrack::device, stream, "backward");
-        model.backward(stream, 0, batch);
+}
+
+void Trainer::execute(const PipelineAction& action) {
+    const bool forward = action.work == PipelineWork::forward;
+    if (action.micro_batch >= micro_batches_) {
+        if (forward) parameters.skip_forward(stream);
+        if (action.work == PipelineWork::backward) parameters.skip_backward(stream);
+        return;
     }
+    const FedBatch& batch = batch_of(action.micro_batch);
+    const bool backward = is_compute(action.work) && !forward;
+    const bool last = action.micro_batch == micro_batches_ - 1;
+    if (backward && parameters.exchanges_beside(last)) stream.settings.reserved_sms = reserved_sms_;
+    model.execute(stream, action, batch.batch);
     stream.settings.reserved_sms = 0;
-    if (!counts_losses_) return;
-    accumulate_loss(stream, &sums()->loss, model.losses(), feed.targets(), !first);
-    if (sources_ > 1 && feed.sources())  // there are none before the first batch
+    const bool has_losses = backward && action.work != PipelineWork::backward_weights &&
+                            action.stage == model.schedule().stages - 1;
+    if (has_losses && counts_losses_) add_losses(batch, action.micro_batch == 0);
+}
+
+void Trainer::add_losses(const FedBatch& batch, bool first) {
+    const float* const losses = model.last_stage().losses();
+    accumulate_loss(stream, &sums()->loss, losses, feed.targets(), !first);
+    if (sources_ > 1 && batch.sources)  // there are none before the first batch
         accumulate_loss_by_source(stream, {.totals = sums()->loss_of_source,
                                            .sources = sources_,
-                                           .losses = model.losses(),
-                                           .source_of = feed.sources(),
+                                           .losses = losses,
+                                           .source_of = batch.sources,
                                            .B = model.options().B,
                                            .T = model.options().T,
                                            .accumulate = !first});
@@ -209,8 +295,13 @@ void Trainer::warm_up() {
     // A product is timed when it first overwrites its result, as in a step's first micro-batch.
     for (const bool exchanges : {false, true}) {
         if (exchanges && reserved_sms_ == 0) continue;
-        begin_step(2, 2);
-        for (int i = 0; i < 2; ++i) micro_batch(evaluation_batch.on_device(), exchanges);
+        parameters.begin_step(2, 2);
+        stream.settings.reserved_sms = exchanges ? reserved_sms_ : 0;
+        for (int i = 0; i < 2; ++i) {
+            model.warm_up(stream, evaluation_batch.on_device());
+            if (counts_losses_) add_losses({evaluation_batch.on_device(), nullptr}, i == 0);
+        }
+        stream.settings.reserved_sms = 0;
     }
     const std::vector<int32_t> prompt{token(), token()};
     for (const size_t n : {size_t{1}, prompt.size()}) {

@@ -8,7 +8,7 @@
 #include "kernels/adamw.h"
 #include "model/generator.h"
 #include "model/pass_generator.h"
-#include "model/stage.h"
+#include "model/pipeline.h"
 #include "parallel/mesh.h"
 #include "parallel/step_clock.h"
 #include "training/batch_feed.h"
@@ -49,7 +49,7 @@ struct Trainer {
 
     /// Lets the trainer's collectives run. All ranks call it; `mesh` must live longer.
     void connect(const Mesh& mesh);
-    /// What samples text: with a cache, or among tensor-parallel ranks by whole forward passes.
+    /// What samples text: with a cache, or where ranks share the model by whole forward passes.
     TokenGenerator& generator() {
         if (pass_generator_) return *pass_generator_;
         return *cached_generator_;
@@ -57,12 +57,21 @@ struct Trainer {
 
     /// Requests that the run stop after the next step: all ranks see this in that step's outcome.
     void request_stop() { *stop_request_ = 1; }
-    /// The loader's next batch, whose copy to the device has been submitted.
-    TokenBatch next_batch(TrainLoader& loader);
     /// Begins a step of so many micro-batches on this rank, and at most so many on any.
     void begin_step(int micro_batches, int most);
-    /// Runs one micro-batch forward and backward, and adds its losses to the step's.
-    void micro_batch(const TokenBatch& batch);
+    /// What this rank does in the step, in order: forwards and backwards of micro-batches, and
+    /// messages between the stages of a pipeline. Valid until the next begin_step().
+    const std::vector<PipelineAction>& actions() const { return *actions_; }
+    /// Whether an action is the first one of a micro-batch of this rank, which then needs its batch.
+    bool begins_micro_batch(const PipelineAction& action) const;
+    /// Takes the loader's next batch for a micro-batch, and submits its copy to the device.
+    void load(int micro_batch, TrainLoader& loader);
+    void load(int micro_batch, const FedBatch& batch);
+    /// Executes an action. Losses of micro-batches are added to the step's. Of a micro-batch that
+    /// only other ranks have, it takes part in what the ranks exchange.
+    void execute(const PipelineAction& action);
+    /// All actions of a step.
+    void execute_step(TrainLoader& loader);
     /// The update after a step's micro-batches.
     void update(const AdamWStep& args, float scale, float clip);
 
@@ -74,11 +83,12 @@ struct Trainer {
     void warm_up();
 
     Stream stream;
-    Registry registry;  // of this rank's part
+    RankRegistry registry;
     TensorGroup tensor;
     ContextGroup context;
     ParameterStore parameters;
-    Stage model;
+    std::vector<std::unique_ptr<Stage>> stages;
+    Pipeline model;  // of the stages
     Optimizer optimizer;
     BatchFeed feed;
     EvaluationBatch evaluation_batch;
@@ -90,8 +100,10 @@ struct Trainer {
     /// This rank's, in the device's memory.
     StepSums* sums() { return reinterpret_cast<StepSums*>(optimizer.sums_of_rank()); }
 
-    /// exchanges: while it runs backward, ranks exchange gradients.
-    void micro_batch(const TokenBatch& batch, bool exchanges);
+    const FedBatch& batch_of(int micro_batch) const {
+        return batches_[static_cast<size_t>(micro_batch) % batches_.size()];
+    }
+    void add_losses(const FedBatch& batch, bool first);
 
     std::optional<Generator> cached_generator_;
     std::optional<PassGenerator> pass_generator_;
@@ -99,9 +111,9 @@ struct Trainer {
     bool counts_losses_;              // of the ranks that compute the same losses, the first one
     int sources_;                     // of training data
     int reserved_sms_;                // by products while ranks exchange gradients
-    // Of the step's micro-batches.
-    bool first_micro_batch_ = true;
-    int micro_batches_left_ = 0;
+    std::vector<FedBatch> batches_;   // that are in use
+    const std::vector<PipelineAction>* actions_ = nullptr;
+    int micro_batches_ = 0;  // of this rank in the step
 };
 
 /// The mesh of this many ranks. Throws Error where the configuration's sizes do not divide them.
@@ -116,13 +128,20 @@ LoaderOptions loader_options(const Config& config, int64_t first_step, const Mes
 /// Which kernels the configuration asks for. Throws Error for one that is not in this build.
 KernelSettings kernel_settings(const Config& config);
 
-Sharding sharding_of(const Config& config, const MeshLayout& mesh, int rank);
+/// tied: whether the head is the embedding.
+Sharding sharding_of(const Config& config, const MeshLayout& mesh, int rank, bool tied);
 TensorOptions tensor_options(const Config& config, const MeshLayout& mesh, int rank);
 ContextRank context_rank(const MeshLayout& mesh, int rank);
 
+/// Layers of each stage of the pipeline, as the configuration gives them, or dealt by FLOPs.
+std::vector<int> layers_of_stages(const Config& config, const DecoderSpec& spec);
+/// The pipeline of a step with the most micro-batches. config.batch.micro_batch must be given.
+PipelineShape pipeline_shape(const Config& config, const MeshLayout& mesh);
+
 /// The parameters of a model in a rank's memory. Throws Error, with the nearest parallel.tensor that
 /// works, where tensor-parallel ranks cannot share the model.
-Registry registry_of_rank(const DecoderSpec& spec, const MeshLayout& mesh, int rank);
+RankRegistry registry_of_rank(const Config& config, const DecoderSpec& spec, const MeshLayout& mesh,
+                              int rank);
 
 /// AdamW's constants, and the learning rate, for the update of a step counted from 0.
 AdamWStep adamw_step(const Config& config, int64_t step, double rate);

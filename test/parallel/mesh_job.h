@@ -32,14 +32,20 @@ struct MeshCase {
     const char* dtype = "fp32";
     int context = 1;
     bool has_documents = false;
+    struct Stages {
+        int ranks = 1;
+        const char* schedule = "1f1b";
+        int per_rank = 1;
+    } pipeline = {};
 
-    int ranks() const { return tensor * data * context; }
+    int ranks() const { return tensor * data * context * pipeline.ranks; }
 };
 
 inline std::string name_of(const MeshCase& c) {
     return concat("tensor ", c.tensor, " × data ", c.data, ", ZeRO-", c.zero, " over ",
                   c.shard_ranks, ", ", c.family, ", ", c.micro_batches, " micro-batches, ", c.dtype,
-                  ", context ", c.context, c.has_documents ? ", documents" : "");
+                  ", context ", c.context, c.has_documents ? ", documents" : "", ", pipeline ",
+                  c.pipeline.ranks, " ", c.pipeline.schedule, " × ", c.pipeline.per_rank);
 }
 
 /// The configuration of a case, the same for the same seed; of one rank if `split` is false.
@@ -63,8 +69,9 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
         "data.train=synthetic", "model.family=" + family,
         // So many that with ZeRO-3 small buckets, of up to two blocks, take turns more than once; on
         // GPUs, which may be simulated, fewer.
-        concat("model.n_layer=", device == "cpu" ? from(7, 9) : from(4, 6)), "model.n_head=4",
-        "model.n_embd=32", "model.head_size=8", "model.n_ff=64",
+        concat("model.n_layer=", std::max(device == "cpu" ? from(7, 9) : from(4, 6),
+                                          c.pipeline.ranks * c.pipeline.per_rank)),
+        "model.n_head=4", "model.n_embd=32", "model.head_size=8", "model.n_ff=64",
         concat("model.n_kv_head=", family == "gpt2" ? 4 : kv_heads),
         concat("model.n_ctx=", T + from(0, 4)),
         // Where there are documents, a few tokens long
@@ -84,8 +91,11 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
                                          {"zero", c.zero},
                                          {"shard_ranks", c.shard_ranks},
                                          {"context", c.context},
+                                         {"pipeline", c.pipeline.ranks},
+                                         {"stages_per_rank", c.pipeline.per_rank},
                                          {"tensor_chunks", chunks}})
             settings.push_back(concat("parallel.", key, "=", value));
+    if (split) settings.push_back(concat("parallel.schedule=", c.pipeline.schedule));
     settings.push_back(concat("parallel.tensor_keep_gathered=", keeps ? "true" : "false"));
     return parse_config("{}", "test", settings);
 }
@@ -98,7 +108,8 @@ class MeshRun {
           spec_(spec_of(config, config.model.vocab_size)),
           dtype_(resolve_dtype(config.precision.dtype, device)),
           mesh_(world, mesh_sizes(config), open_communicator(world, device, world.activity())),
-          arena_(allocate(plan_memory(config, spec_, dtype_, Recompute::none, device, ranks()))),
+          arena_(allocate(
+              plan_memory(config, spec_, dtype_, Recompute::none, device, ranks(), mesh_.rank()))),
           trainer_(config, spec_, dtype_, Recompute::none, arena_, mesh_.layout(), mesh_.rank()),
           loader_(
               {{std::make_shared<TokenShards>("synthetic", static_cast<uint32_t>(spec_.vocab_size)),
@@ -120,12 +131,7 @@ class MeshRun {
 
     StepOutcome step() {
         trainer_.begin_step(loader_.micro_batches(), loader_.most_micro_batches());
-        for (int i = 0; i < loader_.most_micro_batches(); ++i) {
-            if (i < loader_.micro_batches())
-                trainer_.micro_batch(trainer_.next_batch(loader_));
-            else
-                trainer_.parameters.skip_micro_batch(trainer_.stream);
-        }
+        trainer_.execute_step(loader_);
         trainer_.update(adamw_step(config_, steps_, learning_rate(config_, steps_, 20)),
                         1.0f / static_cast<float>(config_.batch.tokens_per_step),
                         static_cast<float>(config_.optimizer.grad_clip));
@@ -148,7 +154,8 @@ class MeshRun {
         }
         batch.upload(trainer_.stream);
         trainer_.begin_step(1, 1);
-        trainer_.micro_batch(batch.on_device());
+        trainer_.load(0, {batch.on_device(), nullptr});
+        for (const PipelineAction& action : trainer_.actions()) trainer_.execute(action);
         trainer_.parameters.finish_gradients(trainer_.stream);
         trainer_.stream.synchronize();
     }
@@ -159,11 +166,15 @@ class MeshRun {
         const Sharding& s = store.sharding();
         const bool is_copy = s.replica > 0 || (s.zero == 0 && s.rank > 0);
         std::vector<std::vector<double>> all;
-        for (int i = 0; i < std::ssize(store.parameters()); ++i) {
-            const Parameter& p = store.parameters()[static_cast<size_t>(i)];
+        for (const Parameter& p : registry_of(spec_).parameters) {
             std::vector<float> mine(static_cast<size_t>(p.numel()));
-            const bool is_whole_copy = !p.is_part() && s.tensor > 0;
-            if (!is_copy && !is_whole_copy) store.read(ParameterStore::State::gradient, i, 0, mine);
+            const int i = store.index_of(p.name);
+            const bool is_here =
+                i >= 0 && store.parameters()[static_cast<size_t>(i)].tied_to.empty();
+            const bool is_whole_copy =
+                is_here && !store.parameters()[static_cast<size_t>(i)].is_part() && s.tensor > 0;
+            if (is_here && !is_copy && !is_whole_copy)
+                store.read(ParameterStore::State::gradient, i, 0, mine);
             std::vector<double>& sums = all.emplace_back(mine.begin(), mine.end());
             mesh_.world().all_reduce_sum(sums);
         }

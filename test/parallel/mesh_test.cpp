@@ -187,6 +187,28 @@ constexpr MeshCase bf16_meshes[] = {
     {2, 1, 0, 0, "mistral", 2, "bf16"}, {2, 2, 1, 0, "qwen2", 3, "bf16"},
 };
 
+// The same with pipelines: ranks, schedule, stages of each rank
+constexpr MeshCase few_pipelines[] = {
+    {1, 1, 1, 0, "gpt2", 5, "fp32", 1, false, {2}},
+    {1, 2, 1, 0, "llama", 8, "fp32", 1, false, {2, "interleaved", 2}},
+    {2, 1, 0, 0, "gpt2", 3, "fp32", 1, false, {2, "zero_bubble"}},
+};
+constexpr MeshCase more_pipelines[] = {
+    {1, 1, 1, 0, "gpt2", 6, "fp32", 1, false, {4, "gpipe"}},
+    {1, 1, 1, 0, "llama", 9, "bf16", 1, false, {4}},
+    {1, 1, 0, 0, "gpt2", 8, "fp32", 1, false, {4, "interleaved", 2}},
+    {1, 1, 1, 0, "qwen3", 7, "fp32", 1, false, {4, "zero_bubble"}},
+    {1, 2, 3, 0, "gpt2", 7, "fp32", 1, false, {2}},
+    {1, 2, 2, 0, "gpt2", 5, "bf16", 1, false, {2, "gpipe"}},
+    {1, 3, 0, 0, "gpt2", 7, "fp32", 1, false, {2, "zero_bubble"}},
+    {1, 3, 3, 1, "llama", 8, "fp32", 1, false, {2}},
+    {1, 1, 1, 0, "gpt2", 4, "fp32", 1, false, {2, "interleaved", 3}},
+    {2, 1, 1, 0, "mistral", 4, "fp32", 1, false, {2, "interleaved", 2}},
+    {1, 3, 1, 3, "qwen2", 10, "bf16", 1, false, {2, "zero_bubble"}},
+    {1, 3, 2, 3, "gpt2", 5, "fp32", 1, false, {2}},
+    {1, 1, 1, 0, "gpt2", 2, "fp32", 1, false, {6}},
+};
+
 double largest_of(const std::vector<double>& values) {
     double most = 0;
     for (const double x : values) most = std::max(most, std::abs(x));
@@ -295,7 +317,7 @@ void check_case(const World& part, const Device& device, const MeshCase& c, uint
     {
         std::optional<MeshRun> one;
         if (first) one.emplace(World(), device, alone);
-        if (c.tensor == 1 && c.context == 1)
+        if (c.tensor == 1 && c.context == 1 && c.pipeline.ranks == 1)
             check_lone_micro_batches(run, one ? &*one : nullptr, seed);
     }
     const Curve curve = curve_of(run);
@@ -309,7 +331,7 @@ void check_case(const World& part, const Device& device, const MeshCase& c, uint
     const StepTimes times = clock.pop();
     const Traffic after = run.mesh().bytes_sent(),
                   planned = step_traffic(run.config(), run.spec(), resolve_dtype(c.dtype, device),
-                                         part.size());
+                                         part.size(), Recompute::none, part.rank());
     CHECK(after.size() == planned.size());
     // What is sent is waited for, along the same axes.
     double waited = 0;
@@ -326,9 +348,12 @@ void check_case(const World& part, const Device& device, const MeshCase& c, uint
         CAPTURE(group);
         const int64_t rounding = group == "replica"  ? buckets * 8 * run.mesh().size(Axis::replica)
                                  : group == "tensor" ? buckets * 8 * c.tensor
-                                                     : 0;
+                                 : group.starts_with("pipeline ends") ? 8 * c.ranks()
+                                                                      : 0;
         // Between ranks that share micro-batches, those with the most of them send what is planned.
-        if ((group == "tensor" || group == "context") && !run.has_most_micro_batches()) continue;
+        if ((group == "tensor" || group == "context" || group == "pipeline") &&
+            !run.has_most_micro_batches())
+            continue;
         CHECK(std::abs(after.at(group) - before.at(group) - bytes) <= rounding);
         CHECK(bytes > 0);
     }
@@ -421,6 +446,32 @@ TEST_CASE("many meshes train what one rank trains, and send what the plan says",
           "[mesh][training][.][long]") {
     if (skip_without_mpirun()) return;
     const ProgramResult result = run_case_on_ranks(6, "ranks: more meshes", {}, 600);
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("ranks: few pipelines", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    check_meshes(Device{}, World::join(), few_pipelines);
+}
+
+TEST_CASE("ranks: more pipelines", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    check_meshes(Device{}, World::join(), more_pipelines);
+}
+
+TEST_CASE("pipelines train what one rank trains, and send what the plan says",
+          "[mesh][pipeline][training]") {
+    if (skip_without_mpirun()) return;
+    const ProgramResult result = run_case_on_ranks(4, "ranks: few pipelines");
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("many pipelines train what one rank trains, and send what the plan says",
+          "[mesh][pipeline][training][.][long]") {
+    if (skip_without_mpirun()) return;
+    const ProgramResult result = run_case_on_ranks(6, "ranks: more pipelines", {}, 600);
     INFO(result.output);
     CHECK(result.exit_code == 0);
 }
@@ -551,6 +602,9 @@ constexpr Move few_moves[] = {
     {{1, 3, 3, 0, "qwen3", 4, "bf16"}, {1, 1, 1, 0, "qwen3", 4, "bf16"}},
     {{2, 2, 3, 0, "llama", 4}, {2, 1, 0, 0, "llama", 4}},
     {{1, 2, 3, 0, "gpt2", 4, "fp32", 2}, {2, 1, 1, 0, "gpt2", 4, "fp32", 1}},
+    {{1, 1, 1, 0, "gpt2", 4, "fp32", 1, false, {2}}, {1, 3, 1, 0, "gpt2", 4}},
+    {{1, 2, 3, 0, "llama", 4, "fp32", 1, false, {2}},
+     {1, 1, 1, 0, "llama", 4, "fp32", 1, false, {4, "zero_bubble"}}},
 };
 constexpr Move more_moves[] = {
     {{1, 4, 3, 1, "gpt2", 6}, {1, 6, 3, 3, "gpt2", 6}},
@@ -564,6 +618,12 @@ constexpr Move more_moves[] = {
     {{2, 3, 2, 0, "qwen3", 6}, {2, 2, 3, 0, "qwen3", 6}},
     {{2, 1, 2, 0, "llama", 6, "fp32", 2}, {1, 3, 3, 0, "llama", 6, "fp32", 2}},
     {{1, 3, 1, 0, "qwen2", 6}, {1, 1, 0, 0, "qwen2", 6, "fp32", 4}},
+    {{1, 3, 2, 3, "gpt2", 6, "fp32", 1, false, {2}},
+     {1, 1, 0, 0, "gpt2", 6, "fp32", 1, false, {2, "interleaved", 2}}},
+    {{2, 1, 1, 0, "qwen3", 6, "bf16", 1, false, {2}}, {2, 3, 3, 0, "qwen3", 6, "bf16"}},
+    {{1, 6, 3, 0, "mistral", 6}, {1, 1, 1, 0, "mistral", 6, "fp32", 1, false, {4}}},
+    {{1, 1, 1, 0, "gpt2", 6, "bf16", 1, false, {4, "gpipe"}},
+     {1, 3, 3, 0, "gpt2", 6, "bf16", 1, false, {2}}},
 };
 
 void check_moves(const World& world, std::span<const Move> moves) {
@@ -677,10 +737,14 @@ TEST_CASE("ranks with different meshes, and meshes that do not fit, are refused 
 namespace {
 
 constexpr MeshCase gpu_meshes[] = {
-    {2, 1, 0, 0, "gpt2", 2},          {2, 2, 3, 0, "llama", 5},
-    {2, 2, 2, 0, "qwen3", 3, "bf16"}, {1, 2, 3, 0, "gpt2", 5},
-    {1, 2, 3, 0, "llama", 3, "bf16"}, {1, 4, 3, 2, "qwen3", 6},
-    {1, 4, 2, 2, "gpt2", 5, "bf16"},  {4, 1, 1, 0, "mistral", 2},
+    {2, 1, 0, 0, "gpt2", 2},
+    {2, 2, 3, 0, "llama", 5},
+    {2, 2, 2, 0, "qwen3", 3, "bf16"},
+    {1, 2, 3, 0, "gpt2", 5},
+    {1, 2, 3, 0, "llama", 3, "bf16"},
+    {1, 4, 3, 2, "qwen3", 6},
+    {1, 4, 2, 2, "gpt2", 5, "bf16"},
+    {4, 1, 1, 0, "mistral", 2},
     {1, 1, 1, 0, "gpt2", 2, "fp32", 2, true},
     {1, 2, 3, 0, "llama", 3, "bf16", 2},
     {2, 1, 2, 0, "qwen3", 2, "fp32", 2, true},
