@@ -12,15 +12,16 @@ namespace train_gpt {
 /// each layer: in the forward pass the outputs of both norms are gathered, and the products into the
 /// residual stream added up; in the backward pass the same for gradients, and the norms' outputs
 /// gathered again unless they were kept. Recomputing a block does three of its forward pass again, and
-/// keeps the norms' outputs.
-int exchanges_of_layer(Recompute recompute, bool keep_gathered);
+/// keeps the norms' outputs. Halves of the backward pass that are apart gather both gradients of the
+/// residual stream twice, and keep no norms' outputs for each other.
+int exchanges_of_layer(Recompute recompute, bool keep_gathered, bool halves_apart);
 
 /// A micro-batch of `rows` tokens, whose activations have this dtype, on so many ranks.
 struct TensorTraffic {
     int64_t rows = 0, ranks = 1;
     DType dtype = DType::fp32;
     Recompute recompute = Recompute::none;
-    bool keep_gathered = false;
+    bool keep_gathered = false, halves_apart = false;
     // Of the rank's stages:
     int layers = 0;
     bool has_embedding = true, has_head = true;

@@ -234,6 +234,7 @@ Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype,
                               .dtype = dtype,
                               .recompute = recompute,
                               .keep_gathered = config.parallel.tensor_keep_gathered,
+                              .halves_apart = schedule.halves_apart,
                               .layers = layers,
                               .has_embedding = registry.stages.front().begins_model(),
                               .has_head = registry.stages.back().ends_model()});
