@@ -387,6 +387,8 @@ TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[
                 value = rule.at("enum").back();
             } else if (name == "train") {
                 value = json::parse(R"([{"glob": "a", "weight": 0.5, "name": "b"}])");
+            } else if (value.is_array()) {
+                value = {random_int(1, 9), 1};
             } else if (value.is_boolean()) {
                 value = !value.get<bool>();
             } else if (value.is_string()) {
@@ -406,6 +408,9 @@ TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[
     changed["model"].update(
         {{"n_head", 6}, {"n_embd", 6 * 11}, {"n_kv_head", 2}, {"head_size", 10}, {"n_ff", 62}});
     changed["parallel"]["tensor"] = 2;
+    changed["parallel"].update({{"pipeline", 2}, {"stages_per_rank", 1}});  // "zero_bubble"
+    changed["parallel"]["zero"] = 0;
+    changed["model"]["n_layer"] = changed["parallel"]["layers_per_stage"][0].get<int>() + 1;
     changed["model"].update({{"rope_low_freq_factor", 0.5}, {"rope_high_freq_factor", 2.5}});
     changed["model"]["rope_original_n_ctx"] = 1 << 20;
     changed["seed"] = std::numeric_limits<uint64_t>::max() - 1;
