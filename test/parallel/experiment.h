@@ -158,9 +158,13 @@ class Rank {
         trainer_.begin_step(static_cast<int>(mine), static_cast<int>(most));
         int64_t targets = 0;
         for (const Batch& batch : batches) targets += std::ssize(batch.targets);
-        for (size_t i = first; i < batches.size(); i += ranks)
-            trainer_.micro_batch(on_device(batches[i]));
-        for (size_t i = mine; i < most; ++i) trainer_.parameters.skip_micro_batch(trainer_.stream);
+        for (const PipelineAction& action : trainer_.actions()) {
+            if (trainer_.begins_micro_batch(action)) {
+                const size_t i = static_cast<size_t>(action.micro_batch) * ranks + first;
+                trainer_.load(action.micro_batch, {on_device(batches[i]), nullptr});
+            }
+            trainer_.execute(action);
+        }
         trainer_.update(adamw_step(config_, step_++, 3e-3), 1.0f / static_cast<float>(targets),
                         static_cast<float>(config_.optimizer.grad_clip));
         trainer_.stream.synchronize();
