@@ -125,11 +125,11 @@ TEST_CASE("the stages of all pipeline ranks hold each parameter once, but a tied
 namespace {
 
 constexpr MeshCase alone[] = {
-    {1, 1, 1, 0, "gpt2", 5, "fp32", 4},
-    {1, 1, 0, 0, "llama", 3, "bf16", 2, "gpipe"},
-    {1, 1, 1, 0, "gpt2", 8, "fp32", 2, "interleaved", 2},
-    {1, 1, 1, 0, "qwen3", 6, "fp32", 4, "zero_bubble"},
-    {1, 1, 1, 0, "mistral", 2, "fp32", 3, "zero_bubble"},
+    {1, 1, 1, 0, "gpt2", 5, "fp32", 1, false, {4}},
+    {1, 1, 0, 0, "llama", 3, "bf16", 1, false, {2, "gpipe"}},
+    {1, 1, 1, 0, "gpt2", 8, "fp32", 1, false, {2, "interleaved", 2}},
+    {1, 1, 1, 0, "qwen3", 6, "fp32", 1, false, {4, "zero_bubble"}},
+    {1, 1, 1, 0, "mistral", 2, "fp32", 1, false, {3, "zero_bubble"}},
 };
 
 struct Results {
@@ -175,7 +175,8 @@ TEST_CASE("ranks: bits of pipelines", "[.ranks]") {
         CAPTURE(mesh_job::name_of(c), of_case);
         const auto config = [&](bool split) {
             Config made = config_of(c, of_case, "cpu", split);
-            made.model.n_layer = std::max(made.model.n_layer, c.pipeline * c.stages_per_rank);
+            made.model.n_layer =
+                std::max(made.model.n_layer, c.pipeline.ranks * c.pipeline.per_rank);
             made.model.tied_head = std::optional(false);
             return made;
         };
