@@ -261,6 +261,8 @@ void ParameterCollectives::add_tied(Stream& stream) {
 }
 
 void ParameterCollectives::finish_gradients(Stream& stream) {
+    // Of a whole model this has happened: the embedding's gradient, its last, waits for a gather
+    // after these sums. No stage but the first has such a gather.
     if (tensor_) tensor_->wait_gradients(stream);
     for (size_t b = 0; b < buckets().size(); ++b) {
         if (group_) exchange_->hold(stream, reduce_slot(b));
