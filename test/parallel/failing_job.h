@@ -33,8 +33,10 @@ using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 using Arguments = std::vector<std::string>;
 
-constexpr double timeout = 3;  // parallel.timeout_seconds
-constexpr double grace = 30;   // more time to end, however busy the machine
+// parallel.timeout_seconds: longer than a busy machine keeps a rank from running, which would count as
+// hung; only a job with a rank that hangs takes so long.
+constexpr double timeout = 10;
+constexpr double grace = 30;  // more time to end, however busy the machine
 constexpr double deadline = 100;
 
 const Environment surroundings{

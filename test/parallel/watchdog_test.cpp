@@ -115,7 +115,8 @@ TEST_CASE("a stopped process is found by its silence, and ends when it is contin
           "[watchdog]") {
     std::list<Job> jobs;
     for (int stopped = 0; stopped < 2; ++stopped)
-        jobs.emplace_back(JobOptions{.size = 3, .timeout = 1}, [](Rank& self) { self.train(); });
+        jobs.emplace_back(JobOptions{.size = 3, .timeout = timeout},
+                          [](Rank& self) { self.train(); });
     for (Job& job : jobs) REQUIRE(job.all_entered(3));
     jobs.front().send(0, SIGSTOP);
     jobs.back().send(2, SIGSTOP);
@@ -137,10 +138,10 @@ TEST_CASE("a stopped process is found by its silence, and ends when it is contin
 }
 
 TEST_CASE("a job that is stopped as a whole continues when it is resumed", "[watchdog]") {
-    Job job({.size = 3, .timeout = 0.8}, [](Rank& self) { self.train(); });
+    Job job({.size = 3, .timeout = timeout}, [](Rank& self) { self.train(); });
     REQUIRE(job.all_entered(3));
     for (int rank = 0; rank < 3; ++rank) job.send(rank, SIGSTOP);
-    std::this_thread::sleep_for(1200ms);  // longer than the timeout
+    std::this_thread::sleep_for(1.4 * timeout);
     for (int rank = 0; rank < 3; ++rank) job.send(rank, SIGCONT);
     REQUIRE(job.all_entered(job.board().entered[0] + 200));
     job.board().done = true;
@@ -152,7 +153,7 @@ TEST_CASE("a job that is stopped as a whole continues when it is resumed", "[wat
 TEST_CASE("among ranks without progress the one that the others wait for is named", "[watchdog]") {
     const int culprit = static_cast<int>(random_int(0, 3));
     const int64_t last = random_int(1, 20);
-    Job job({.timeout = 1}, [=](Rank& self) {
+    Job job({.timeout = timeout}, [=](Rank& self) {
         self.train(last);
         ++self.activity.step;
         if (self.rank == culprit)
@@ -162,18 +163,18 @@ TEST_CASE("among ranks without progress the one that the others wait for is name
     check_ended(job, -1);
     CHECK(job.output(0) ==
           concat(named(culprit),
-                 "is stuck: it has made no progress for 1 s, and 3 of the 4 ranks wait for it; ",
+                 "is stuck: it has made no progress for 2 s, and 3 of the 4 ranks wait for it; ",
                  "its last collective was reduce-scatter number ", last, ", in step ", last + 1,
                  " (training)\n"));
 }
 
 TEST_CASE("ranks may wait for one that makes progress as long as it takes", "[watchdog]") {
     const int saver = static_cast<int>(random_int(0, 2));
-    Job job({.size = 3, .timeout = 0.5}, [=](Rank& self) {
+    Job job({.size = 3, .timeout = timeout}, [=](Rank& self) {
         self.train(3);
         if (self.rank == saver)
-            for (int file = 0; file < 120; ++file) {
-                std::this_thread::sleep_for(10ms);
+            for (int file = 0; file < 150; ++file) {  // longer than the timeout
+                std::this_thread::sleep_for(timeout / 100);
                 self.activity.pulse();
             }
         self.collective();
@@ -235,7 +236,7 @@ TEST_CASE("a check that throws ends all ranks with its reason", "[watchdog]") {
         const auto check = [culprit, calls = 0](int rank) mutable {
             if (rank == culprit && ++calls > 2) throw Error("an asynchronous error");
         };
-        jobs.emplace_back(JobOptions{.timeout = 3, .check = check},
+        jobs.emplace_back(JobOptions{.timeout = timeout, .check = check},
                           [](Rank& self) { self.train(); });
     }
     for (int culprit : {0, 2}) {
@@ -261,7 +262,7 @@ TEST_CASE("a cut connection ends both sides of it", "[watchdog]") {
     std::list<Job> jobs;
     for (Relay& relay : relays) {
         jobs.emplace_back(JobOptions{.size = 3,
-                                     .timeout = 1,
+                                     .timeout = timeout,
                                      .invitation =
                                          [&](int rank, const std::string& invitation) {
                                              return rank == 2 ? relay.invitation(invitation)
@@ -439,7 +440,7 @@ TEST_CASE("a rank that does not find rank 0 says where it has looked", "[watchdo
 
 TEST_CASE("a rank that never comes ends the others", "[watchdog]") {
     Job job({.size = 3,
-             .timeout = 1,
+             .timeout = timeout,
              .invitation =
                  [](int rank, const std::string& invitation) {
                      if (rank == 2) ::_exit(0);
@@ -447,11 +448,11 @@ TEST_CASE("a rank that never comes ends the others", "[watchdog]") {
                  }},
             [](Rank& self) { self.train(); });
     check_ended(job, 2);
-    CHECK(contains(job.output(0), "rank 2 has not connected to rank 0 (host node0) within 1 s"));
+    CHECK(contains(job.output(0), "rank 2 has not connected to rank 0 (host node0) within 2 s"));
 }
 
 TEST_CASE("rank 0 does not wait for ever for the others' goodbyes", "[watchdog]") {
-    Job job({.size = 3, .timeout = 1}, [](Rank& self) {
+    Job job({.size = 3, .timeout = timeout}, [](Rank& self) {
         self.train(3);
         while (self.rank > 0 && !self.board.done) {
             self.activity.pulse();
