@@ -80,7 +80,9 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
                                                                             : from(1, 100))),
         concat("data.document_mask=", c.has_documents ? "true" : "false"),
         concat("batch.tokens_per_step=", c.micro_batches * B * T), concat("batch.micro_batch=", B),
-        concat("batch.sequence_length=", T), "optimizer.learning_rate=0.003",
+        concat("batch.sequence_length=", T),
+        // With 0.003, rounding errors grow up to threefold in a step.
+        "optimizer.learning_rate=0.0005",
         "optimizer.epsilon=0.001",  // as in training_job.h
         "optimizer.grad_clip=0.5", "schedule.steps=20", "schedule.warmup_steps=3",
         concat("precision.dtype=", c.dtype), "kernels.autotune=off",

@@ -265,6 +265,10 @@ void check_gradients(const MeshRun& run, const Curve& curve, const Curve& one, d
     }
 }
 
+// What another order of sums may change where another number of threads changes nothing, as with
+// tensors this small: the norm differed by at most 2.3 roundings in 160 runs of ten steps.
+constexpr double least_spread = 4 * fp32_roundoff;
+
 /// Losses and norms are within four times what another number of threads changes; in bf16, where a sum
 /// in another order soon rounds weights to others, within four times what rounding changes: of one rank
 /// in fp32, with `threads` in bf16.
@@ -362,7 +366,7 @@ void check_case(const World& part, const Device& device, const MeshCase& c, uint
     const Curve one = curve_on_one(alone, device, 1), threads = curve_on_one(alone, device, 2);
     if (is_fp32) {
         check_gradients(run, curve, one, 2e-5);
-        check_curves(curve, one, threads, 4 * fp32_roundoff);
+        check_curves(curve, one, threads, least_spread);
         return;
     }
     MeshCase in_fp32 = c;
@@ -373,7 +377,7 @@ void check_case(const World& part, const Device& device, const MeshCase& c, uint
         check_gradients(run, curve, one, 4 * bf16_roundoff);
     else
         check_rounding(run, curve, one, exact);
-    check_curves(curve, exact, one, 4 * fp32_roundoff);
+    check_curves(curve, exact, one, least_spread);
 }
 
 void check_meshes(const Device& device, const World& world, std::span<const MeshCase> cases) {
