@@ -67,10 +67,8 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
     std::vector<std::string> settings{
         concat("seed=", from(0, 1 << 30)), "device=" + device, "run_dir=unused",
         "data.train=synthetic", "model.family=" + family,
-        // So many that with ZeRO-3 small buckets, of up to two blocks, take turns more than once; on
-        // GPUs, which may be simulated, fewer.
-        concat("model.n_layer=", std::max(device == "cpu" ? from(7, 9) : from(4, 6),
-                                          c.pipeline.ranks * c.pipeline.per_rank)),
+        // So many that with ZeRO-3 small buckets, of up to two blocks, take turns more than once.
+        concat("model.n_layer=", std::max(from(7, 9), c.pipeline.ranks * c.pipeline.per_rank)),
         "model.n_head=4", "model.n_embd=32", "model.head_size=8", "model.n_ff=64",
         concat("model.n_kv_head=", family == "gpt2" ? 4 : kv_heads),
         concat("model.n_ctx=", T + from(0, 4)),
