@@ -36,11 +36,11 @@ struct bf16 {
 
     bf16() = default;
     /// Rounds to nearest, ties to even; a NaN stays a (quiet) NaN.
-    explicit bf16(float value) {
+    explicit bf16(float value) : bits(static_cast<uint16_t>(rounded(value) >> 16)) {}
+    /// The same in the upper half of a word; the lower half is undefined.
+    static uint32_t rounded(float value) {
         const uint32_t word = std::bit_cast<uint32_t>(value);
-        const uint32_t rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
-        const uint32_t nan = (word >> 16) | 0x40u;
-        bits = static_cast<uint16_t>((word & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+        return value != value ? word | 0x400000u : word + 0x7fffu + ((word >> 16) & 1u);
     }
     explicit operator float() const { return std::bit_cast<float>(uint32_t{bits} << 16); }
 };

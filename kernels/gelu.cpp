@@ -1,8 +1,10 @@
 #include "kernels/gelu.h"
 
+#include <algorithm>
+
 #include "device/profile.h"
 #include "kernels/gelu_math.h"
-#include "kernels/lanes.h"
+#include "kernels/neighbours.h"
 
 namespace train_gpt {
 
@@ -12,11 +14,15 @@ void gelu_forward(Stream& stream, Tensor out, Tensor x) {
     assert(out.dtype == x.dtype && out.numel() == x.numel());
     with_float_type(x.dtype, [&](auto type) {
         using T = decltype(type);
+        constexpr int64_t piece = 4096;
         const int64_t count = x.numel();
-        const T* in = x.as<T>();
-        T* result = out.as<T>();
-#pragma omp parallel for simd schedule(static)
-        for (int64_t i = 0; i < count; ++i) store(result[i], gelu(to_float(in[i])));
+#pragma omp parallel for schedule(static)
+        for (int64_t first = 0; first < count; first += piece) {
+            const T* in = x.as<T>() + first;
+            T* result = out.as<T>() + first;
+            for_positions<T>(std::min(piece, count - first),
+                             [=](auto at) { at.store(result, each(gelu, at(in))); });
+        }
     });
 }
 

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "device/profile.h"
-#include "kernels/lanes.h"
+#include "kernels/neighbours.h"
 
 namespace train_gpt {
 
@@ -35,29 +35,28 @@ void forward(const NormForward& args) {
         if (adds) {
             const T* residual = data(args.residual) + row * C;
             T* x_out = data(args.x_out) + row * C;
-#pragma omp simd
-            for (int64_t c = 0; c < C; ++c)
-                store(x_out[c],
-                      to_float(x[c]) + to_float(residual[c]) + (bias ? to_float(bias[c]) : 0.0f));
+            if (bias) {
+                for_positions<T>(
+                    C, [=](auto at) { at.store(x_out, at(x) + at(residual) + at(bias)); });
+            } else {
+                for_positions<T>(C, [=](auto at) { at.store(x_out, at(x) + at(residual)); });
+            }
             x = x_out;
         }
         const float n = static_cast<float>(C);
-        const float mean = rms ? 0.0f : lane_sum(C, [=](int64_t c) { return to_float(x[c]); }) / n;
-        const float variance = lane_sum(C,
-                                        [=](int64_t c) {
-                                            const float centred = to_float(x[c]) - mean;
-                                            return centred * centred;
-                                        }) /
+        const float mean = rms ? 0.0f : position_sum<T>(C, [=](auto at) { return at(x); }) / n;
+        const float variance = position_sum<T>(C,
+                                               [=](auto at) {
+                                                   const auto centred = at(x) - mean;
+                                                   return centred * centred;
+                                               }) /
                                n;
         const float rstd = 1.0f / std::sqrt(variance + epsilon);
         if (b) {
-#pragma omp simd
-            for (int64_t c = 0; c < C; ++c)
-                store(out[c], (to_float(x[c]) - mean) * rstd * to_float(w[c]) + to_float(b[c]));
+            for_positions<T>(
+                C, [=](auto at) { at.store(out, (at(x) - mean) * rstd * at(w) + at(b)); });
         } else {
-#pragma omp simd
-            for (int64_t c = 0; c < C; ++c)
-                store(out[c], (to_float(x[c]) - mean) * rstd * to_float(w[c]));
+            for_positions<T>(C, [=](auto at) { at.store(out, (at(x) - mean) * rstd * at(w)); });
         }
         if (args.stats) {
             float* stats = args.stats.as<float>() + 2 * row;
@@ -67,46 +66,84 @@ void forward(const NormForward& args) {
     }
 }
 
-/// Sums over the rows of one block, [C] each.
+/// Calls f(std::true_type{}) or f(std::false_type{}).
+template <class F>
+void with_bool(bool value, F&& f) {
+    value ? f(std::true_type{}) : f(std::false_type{});
+}
+
+/// Sums over the rows of one block, [C] each; db and dbias may be null.
 struct ColumnSums {
     float *dw, *db, *dbias;
 };
 
-template <class T, bool overwrite>
-void backward_rows(const NormBackward& args, int64_t first, int64_t last, const ColumnSums& sums) {
-    const int64_t C = args.x.cols();
-    const T* w = args.w.as<T>();
-    const float* stats = args.stats.as<float>();
-    const bool rms = args.norm == Norm::rms;
-    float *dw = sums.dw, *db = sums.db, *dbias = sums.dbias;
-    std::fill_n(dw, C, 0.0f);
-    std::fill_n(db, C, 0.0f);
-    std::fill_n(dbias, C, 0.0f);
+/// What the backward pass of a row needs.
+template <class T>
+struct BackwardRow {
+    const T *x, *dy;
+    T* dres;
+    float mean, rstd, mean_g, mean_gx;
 
-    for (int64_t row = first; row < last; ++row) {
-        const T *x = args.x.as<T>() + row * C, *dy = args.dy.as<T>() + row * C;
-        T* dres = args.dres.as<T>() + row * C;
-        const float mean = stats[2 * row], rstd = stats[2 * row + 1];
-        const float scale = 1.0f / static_cast<float>(C);
-        const float mean_g =
-            rms ? 0.0f
-                : scale * lane_sum(C, [=](int64_t c) { return to_float(dy[c]) * to_float(w[c]); });
-        const float mean_gx =
-            scale * lane_sum(C, [=](int64_t c) {
-                return to_float(dy[c]) * to_float(w[c]) * ((to_float(x[c]) - mean) * rstd);
-            });
-#pragma omp simd
-        for (int64_t c = 0; c < C; ++c) {
-            const float normal = (to_float(x[c]) - mean) * rstd, dy_c = to_float(dy[c]);
-            float gradient = rstd * (dy_c * to_float(w[c]) - mean_g - normal * mean_gx);
-            if (!overwrite) gradient += to_float(dres[c]);
-            store(dres[c], gradient);
-            dw[c] += dy_c * normal;
-            db[c] += dy_c;
-            dbias[c] += to_float(dres[c]);  // as stored
-        }
+    BackwardRow(const NormBackward& args, int64_t row) {
+        const int64_t C = args.x.cols();
+        const T* w = args.w.as<T>();
+        const T *x_ = x = args.x.as<T>() + row * C, *dy_ = dy = args.dy.as<T>() + row * C;
+        dres = args.dres.as<T>() + row * C;
+        const float *stats = args.stats.as<float>() + 2 * row, scale = 1.0f / static_cast<float>(C);
+        const float mean_ = mean = stats[0], rstd_ = rstd = stats[1];
+        mean_g = args.norm == Norm::rms
+                     ? 0.0f
+                     : scale * position_sum<T>(C, [=](auto at) { return at(dy_) * at(w); });
+        mean_gx = scale * position_sum<T>(C, [=](auto at) {
+                      return at(dy_) * at(w) * ((at(x_) - mean_) * rstd_);
+                  });
     }
-}
+};
+
+template <class T, bool overwrite, bool has_db, bool has_dbias>
+struct Backward {
+    const NormBackward& args;
+    const ColumnSums sums;
+
+    /// Of `count` rows at a time, so that the sums are read and written once for all of them.
+    template <int count, size_t... r>
+    void rows(int64_t first, std::index_sequence<r...>) const {
+        const int64_t C = args.x.cols();
+        const T* w = args.w.as<T>();
+        float *dw = sums.dw, *db = sums.db, *dbias = sums.dbias;
+        const BackwardRow<T> rows[count] = {BackwardRow<T>(args, first + int64_t{r})...};
+        for_positions<T>(C, [=](auto at) {
+            const auto w_c = at(w);
+            auto dw_c = at(dw);
+            auto db_c = has_db ? at(db) : decltype(w_c){0};
+            auto dbias_c = has_dbias ? at(dbias) : decltype(w_c){0};
+            const auto add_row = [&](const BackwardRow<T>& row) {
+                const auto normal = (at(row.x) - row.mean) * row.rstd, dy_c = at(row.dy);
+                auto gradient = row.rstd * (dy_c * w_c - row.mean_g - normal * row.mean_gx);
+                if (!overwrite) gradient = gradient + at(row.dres);
+                const auto stored = at.store(row.dres, gradient);
+                dw_c = dw_c + dy_c * normal;
+                if (has_db) db_c = db_c + dy_c;
+                if (has_dbias) dbias_c = dbias_c + stored;
+            };
+            (add_row(rows[r]), ...);
+            at.store(dw, dw_c);
+            if (has_db) at.store(db, db_c);
+            if (has_dbias) at.store(dbias, dbias_c);
+        });
+    }
+
+    void block(int64_t first, int64_t last) const {
+        const int64_t C = args.x.cols();
+        std::fill_n(sums.dw, C, 0.0f);
+        if (has_db) std::fill_n(sums.db, C, 0.0f);
+        if (has_dbias) std::fill_n(sums.dbias, C, 0.0f);
+        constexpr int together = 2;
+        for (; first + together <= last; first += together)
+            rows<together>(first, std::make_index_sequence<together>());
+        for (; first < last; ++first) rows<1>(first, std::make_index_sequence<1>());
+    }
+};
 
 /// sink (+)= Σ_block partials[block], columns [first, last).
 void reduce(const GradientSink& sink, const float* partials, int64_t blocks, int64_t stride,
@@ -140,20 +177,15 @@ void norm_backward(Stream& stream, const NormBackward& args) {
     constexpr int64_t columns = 64;  // per item of the reduction: whole cache lines
     float* partials = stream.scratch_for<float>(norm_scratch_bytes(stream, M, C));
 
-    with_float_type(args.x.dtype, [&](auto type) {
-        using T = decltype(type);
+    const auto backward = [&]<class T, bool overwrite, bool has_db, bool has_dbias>() {
 #pragma omp parallel
         {
 #pragma omp for schedule(static)
             for (int64_t block = 0; block < blocks; ++block) {
                 float* start = partials + block * stride;
-                const ColumnSums sums{start, start + C, start + 2 * C};
                 const int64_t first = block * block_rows, last = std::min(M, first + block_rows);
-                if (args.overwrite_dres) {
-                    backward_rows<T, true>(args, first, last, sums);
-                } else {
-                    backward_rows<T, false>(args, first, last, sums);
-                }
+                Backward<T, overwrite, has_db, has_dbias>{args, {start, start + C, start + 2 * C}}
+                    .block(first, last);
             }
 #pragma omp for schedule(static)
             for (int64_t first = 0; first < C; first += columns) {
@@ -163,6 +195,15 @@ void norm_backward(Stream& stream, const NormBackward& args) {
                 reduce(args.dbias, partials + 2 * C, blocks, stride, first, last);
             }
         }
+    };
+    with_float_type(args.x.dtype, [&]<class T>(T) {
+        with_bool(args.overwrite_dres, [&](auto overwrite) {
+            with_bool(bool(args.db), [&](auto has_db) {
+                with_bool(bool(args.dbias), [&](auto has_dbias) {
+                    backward.template operator()<T, overwrite, has_db, has_dbias>();
+                });
+            });
+        });
     });
 }
 

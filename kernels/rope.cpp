@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "device/profile.h"
-#include "kernels/lanes.h"
+#include "kernels/neighbours.h"
 
 namespace train_gpt {
 
@@ -25,72 +25,110 @@ struct Angles {
     }
 };
 
-/// out = x turned by the angles, or back by them; x(i) is an element. out may be where x is.
-template <bool back, class Out, class X>
-void turn(Out* out, const Angles& angles, int half, X&& x) {
+/// out = x turned by the angles, or back by them. x(at, first) is the value at a position of the half
+/// of the head that begins at element `first`. T is what is read; out may be where it is.
+template <bool back, class T, class Out, class X>
+[[gnu::always_inline]] inline void turn(Out* out, const Angles& angles, int half, X&& x) {
     const float *cosines = angles.cosines, *sines = angles.sines;
-#pragma omp simd
-    for (int i = 0; i < half; ++i) {
-        const float first = x(i), second = x(half + i), sine = back ? -sines[i] : sines[i];
-        store(out[i], first * cosines[i] - second * sine);
-        store(out[half + i], second * cosines[i] + first * sine);
-    }
+    for_positions<T>(half, [=](auto at) {
+        const auto first = x(at, 0), second = x(at, half), cosine = at(cosines),
+                   sine = back ? -at(sines) : at(sines);
+        const auto first_cosine = first * cosine, second_sine = second * sine;
+        at.store(out, first_cosine - second_sine);
+        const auto second_cosine = second * cosine, first_sine = first * sine;
+        at.store(out + half, second_cosine + first_sine);
+    });
 }
 
-/// ρ of a head.
-template <class T>
-float reciprocal_rms(const T* x, int D, float epsilon) {
-    const float squares = lane_sum(D, [=](int64_t i) { return to_float(x[i]) * to_float(x[i]); });
-    return 1.0f / std::sqrt(squares / static_cast<float>(D) + epsilon);
-}
-
-/// The heads of q or of k: which are read, and which are written.
+/// The heads of q or of k: which are read, and which are written; and the norm's weights, or null.
+template <class T, int head_size>
 struct Heads {
     HeadsView from, to;
     int count;
-    bool normed;
-    float w[max_D];  // converted once for all heads
+    const T* w;
+
+    static int size(const RopeShape& s) { return head_size ? head_size : s.D; }
 
     Heads(const HeadsView& from_, const HeadsView& to_, int count_, const Tensor& weights)
-        : from(from_), to(to_), count(count_), normed(bool(weights)) {
-        if (normed)
-            with_float_type(weights.dtype, [&](auto type) {
-                const auto* values = weights.as<decltype(type)>();
-                for (int64_t i = 0; i < weights.numel(); ++i) w[i] = to_float(values[i]);
-            });
-    }
+        : from(from_), to(to_), count(count_), w(weights ? weights.as<T>() : nullptr) {}
+
     /// Head h of token `row` = b·T + t.
-    template <class T>
+    const T* source(const RopeShape& s, int64_t row, int h) const { return at(from, s, row, h); }
+    T* target(const RopeShape& s, int64_t row, int h) const { return at(to, s, row, h); }
+
+    /// Calls f(head, ρ of the head) for those of a token. The reciprocal roots of several heads are
+    /// taken at once, since each of them would wait long for its sum.
+    template <class F>
+    void for_normed(const RopeShape& s, int64_t row, float epsilon, F&& f) const {
+        constexpr int together = 16;
+        float rho[together];
+        for (int first = 0; first < count; first += together) {
+            const int n = std::min(together, count - first), D = size(s);
+            for (int i = 0; i < n; ++i) {
+                const T* x = source(s, row, first + i);
+                rho[i] = position_sum<T>(D, [=](auto at) { return at(x) * at(x); });
+            }
+#pragma omp simd
+            for (int i = 0; i < n; ++i)
+                rho[i] = 1.0f / std::sqrt(rho[i] / static_cast<float>(D) + epsilon);
+            for (int i = 0; i < n; ++i) f(first + i, rho[i]);
+        }
+    }
+
+  private:
     static T* at(const HeadsView& view, const RopeShape& s, int64_t row, int h) {
         return static_cast<T*>(view.data) + row / s.T * view.batch + row % s.T * view.token +
                h * view.head;
     }
 };
 
-/// The forward pass of a head, or without a norm (w null) either pass.
-template <bool back, class T>
-void turn_head(T* out, const T* x, const float* w, const Angles& angles, int D, float epsilon) {
-    if (!w) return turn<back>(out, angles, D / 2, [=](int i) { return to_float(x[i]); });
-    const float rho = reciprocal_rms(x, D, epsilon);
-    turn<back>(out, angles, D / 2, [=](int i) { return to_float(x[i]) * rho * w[i]; });
+/// The heads of a token: the forward pass, or without a norm either pass.
+template <bool back, class T, int head_size>
+void turn_heads(const RopeShape& s, const Heads<T, head_size>& heads, int64_t row,
+                const Angles& angles, float epsilon) {
+    const int half = heads.size(s) / 2;
+    if (const T* w = heads.w) {
+        heads.for_normed(s, row, epsilon, [&](int h, float rho) {
+            const T* x = heads.source(s, row, h);
+            turn<back, T>(heads.target(s, row, h), angles, half,
+                          [=](auto at, int first) { return at(x + first) * rho * at(w + first); });
+        });
+    } else {
+        for (int h = 0; h < heads.count; ++h) {
+            const T* x = heads.source(s, row, h);
+            turn<back, T>(heads.target(s, row, h), angles, half,
+                          [=](auto at, int first) { return at(x + first); });
+        }
+    }
 }
 
-/// The backward pass of a head with a norm: gradient becomes dx, and dw [D] += g ⊙ x̂.
-template <class T>
-void backward_head(T* gradient, float* dw, const T* x, const float* w, const Angles& angles, int D,
-                   float epsilon) {
-    float g[max_D];
-    turn<true>(g, angles, D / 2, [=](int i) { return to_float(gradient[i]); });
-    const float rho = reciprocal_rms(x, D, epsilon);
-    const float products =
-        lane_sum(D, [&g, x, w](int64_t i) { return g[i] * w[i] * to_float(x[i]); });
-    const float mean = products * rho / static_cast<float>(D);
-#pragma omp simd
-    for (int i = 0; i < D; ++i) {
-        const float normal = to_float(x[i]) * rho;
-        store(gradient[i], rho * (g[i] * w[i] - normal * mean));
-        dw[i] += g[i] * normal;
-    }
+/// Σ g ⊙ w ⊙ x. Not inlined: a compiler that found g ⊙ w in two loops would compute it once, and
+/// then not as part of a fused multiply-add, so that the rounding would depend on the head size.
+template <class T, int head_size>
+[[gnu::noinline]] float product_sum(const float* g, const T* w, const T* x, int D) {
+    return position_sum<T>(head_size ? head_size : D,
+                           [=](auto at) { return at(g) * at(w) * at(x); });
+}
+
+/// The backward pass of a token's heads with a norm: gradients become dx, and dw [D] += g ⊙ x̂.
+template <class T, int head_size>
+void backward_heads(const RopeShape& s, const Heads<T, head_size>& heads, int64_t row,
+                    const Angles& angles, float* dw, float epsilon) {
+    const int D = heads.size(s);
+    const T* w = heads.w;
+    heads.for_normed(s, row, epsilon, [&](int h, float rho) {
+        const T* x = heads.source(s, row, h);
+        T* gradient = heads.target(s, row, h);
+        float g_[max_D], *g = g_;
+        turn<true, T>(g, angles, D / 2, [=](auto at, int first) { return at(gradient + first); });
+        const float mean = product_sum<T, head_size>(g, w, x, D) * rho / static_cast<float>(D);
+        for_positions<T>(D, [=](auto at) {
+            const auto normal = at(x) * rho, g_i = at(g);
+            const auto gw = g_i * at(w), along = normal * mean;
+            at.store(gradient, rho * (gw - along));
+            at.store(dw, at(dw) + g_i * normal);
+        });
+    });
 }
 
 // The weights' gradients are summed per block of rows, and the blocks are then added in order, so
@@ -103,16 +141,12 @@ int64_t rows_per_block(int64_t M) {
 }
 int64_t block_count(int64_t M) { return (M + rows_per_block(M) - 1) / rows_per_block(M); }
 
-template <class T, bool back>
-void turn_all(const RopeShape& s, const Heads& q, const Heads& k, float epsilon) {
+template <bool back, class HeadsOf>
+void turn_all(const RopeShape& s, const HeadsOf& q, const HeadsOf& k, float epsilon) {
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows_of(s); ++row) {
         const Angles angles(s, row);
-        for (const Heads* heads : {&q, &k})
-            for (int h = 0; h < heads->count; ++h)
-                turn_head<back>(Heads::at<T>(heads->to, s, row, h),
-                                Heads::at<const T>(heads->from, s, row, h),
-                                heads->normed ? heads->w : nullptr, angles, s.D, epsilon);
+        for (const HeadsOf* heads : {&q, &k}) turn_heads<back>(s, *heads, row, angles, epsilon);
     }
 }
 
@@ -129,27 +163,37 @@ void reduce(const GradientSink& sink, const float* partials, int64_t blocks, int
     }
 }
 
-template <class T>
+template <class T, int head_size>
 void backward_with_norm(const RopeBackward& args, float* partials) {
     const RopeShape& s = args.shape;
     const int64_t M = rows_of(s), block_rows = rows_per_block(M), blocks = block_count(M);
-    const Heads q(args.q, args.dq, s.H, args.norm.q_w), k(args.k, args.dk, s.H_kv, args.norm.k_w);
+    using HeadsOf = Heads<T, head_size>;
+    const HeadsOf q(args.q, args.dq, s.H, args.norm.q_w), k(args.k, args.dk, s.H_kv, args.norm.k_w);
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < blocks; ++block) {
-        float* dw = partials + block * 2 * s.D;
-        std::fill_n(dw, 2 * s.D, 0.0f);
+        float* sums = partials + block * 2 * s.D;
+        std::fill_n(sums, 2 * s.D, 0.0f);
         const int64_t last = std::min(M, (block + 1) * block_rows);
         for (int64_t row = block * block_rows; row < last; ++row) {
             const Angles angles(s, row);
-            for (const Heads* heads : {&q, &k})
-                for (int h = 0; h < heads->count; ++h)
-                    backward_head(Heads::at<T>(heads->to, s, row, h), heads == &q ? dw : dw + s.D,
-                                  Heads::at<const T>(heads->from, s, row, h), heads->w, angles, s.D,
-                                  args.norm.epsilon);
+            for (const HeadsOf* heads : {&q, &k}) {
+                float* dw = heads == &q ? sums : sums + s.D;
+                backward_heads(s, *heads, row, angles, dw, args.norm.epsilon);
+            }
         }
     }
     reduce(args.dq_w, partials, blocks, s.D);
     reduce(args.dk_w, partials + s.D, blocks, s.D);
+}
+
+/// Calls f<T, head size>(); a head size of 0 is one that compilers do not know.
+template <class F>
+void with_head_type(const RopeShape& s, F&& f) {
+    with_float_type(s.dtype, [&]<class T>(T) {
+        if (s.D == 128) return f.template operator()<T, 128>();
+        if (s.D == 64) return f.template operator()<T, 64>();
+        f.template operator()<T, 0>();
+    });
 }
 
 void check(const RopeShape& s, const QkNorm& norm) {
@@ -168,10 +212,11 @@ void rope_forward(Stream& stream, const RopeForward& args) {
     check(args.shape, args.norm);
     TRAIN_GPT_ON_CUDA(stream.device, rope_forward(stream, args));
     const RopeShape& s = args.shape;
-    const Heads q(args.q, args.q_out, s.H, args.norm.q_w),
-        k(args.k, args.k_out, s.H_kv, args.norm.k_w);
-    with_float_type(
-        s.dtype, [&](auto type) { turn_all<decltype(type), false>(s, q, k, args.norm.epsilon); });
+    with_head_type(s, [&]<class T, int head_size>() {
+        const Heads<T, head_size> q(args.q, args.q_out, s.H, args.norm.q_w),
+            k(args.k, args.k_out, s.H_kv, args.norm.k_w);
+        turn_all<false>(s, q, k, args.norm.epsilon);
+    });
 }
 
 void rope_backward(Stream& stream, const RopeBackward& args) {
@@ -179,14 +224,13 @@ void rope_backward(Stream& stream, const RopeBackward& args) {
     check(args.shape, args.norm);
     TRAIN_GPT_ON_CUDA(stream.device, rope_backward(stream, args));
     const RopeShape& s = args.shape;
-    with_float_type(s.dtype, [&](auto type) {
-        using T = decltype(type);
+    with_head_type(s, [&]<class T, int head_size>() {
         if (args.norm.q_w) {
             float* partials = stream.scratch_for<float>(rope_scratch_bytes(stream, s));
-            backward_with_norm<T>(args, partials);
+            backward_with_norm<T, head_size>(args, partials);
         } else {
-            const Heads q(args.dq, args.dq, s.H, {}), k(args.dk, args.dk, s.H_kv, {});
-            turn_all<T, true>(s, q, k, 0);
+            const Heads<T, head_size> q(args.dq, args.dq, s.H, {}), k(args.dk, args.dk, s.H_kv, {});
+            turn_all<true>(s, q, k, 0);
         }
     });
 }

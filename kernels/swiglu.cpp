@@ -4,26 +4,28 @@
 
 #include "device/profile.h"
 #include "kernels/exp_math.h"
-#include "kernels/lanes.h"
+#include "kernels/neighbours.h"
 
 namespace train_gpt {
 
 namespace {
 
-/// silu(x) = x·σ and silu'(x) = σ + x·σ·(1 − σ).
+/// silu(x) = x·σ and silu'(x) = σ + x·σ·(1 − σ); of an element or of a Pair.
+template <class V>
 struct Silu {
-    float value, derivative;
+    V value, derivative;
 };
 
 /// |error| of the value < 3·10⁻⁷·|x|, of the derivative < 3·10⁻⁷.
-inline Silu silu(float x) {
+template <class V>
+inline Silu<V> silu(V x) {
     // Below −87, both are 0 up to 2·10⁻³⁶; above, the exponential is finite. A NaN stays a NaN.
-    const float z = x < -87.0f ? -87.0f : x;
-    const float e = fast_exp(-z), sigma = 1.0f / (1.0f + e), value = z * sigma;
+    const V z = each([](float v) { return v < -87.0f ? -87.0f : v; }, x);
+    const V e = each(fast_exp, -z), sigma = 1.0f / (1.0f + e), value = z * sigma;
     return {value, sigma + value * (e * sigma)};
 }
 
-/// Calls f(row, first, last) for all columns [first, last) of all rows: in pieces, so that all
+/// Calls f(row, first, count) for columns [first, first + count) of all rows: in pieces, so that all
 /// threads have work even in a single row, as when sampling.
 template <class F>
 void for_pieces(int64_t rows, int64_t columns, F&& f) {
@@ -31,37 +33,34 @@ void for_pieces(int64_t rows, int64_t columns, F&& f) {
 #pragma omp parallel for schedule(static) collapse(2)
     for (int64_t row = 0; row < rows; ++row)
         for (int64_t first = 0; first < columns; first += piece)
-            f(row, first, std::min(columns, first + piece));
+            f(row, first, std::min(columns - first, piece));
 }
 
 template <class T>
 void forward(const SwigluForward& args) {
     const int64_t F = args.out.cols();
-    for_pieces(args.out.rows(), F, [&](int64_t row, int64_t first, int64_t last) {
-        const T *gate = args.gate_up.as<T>() + row * 2 * F, *up = gate + F;
-        T* out = args.out.as<T>() + row * F;
-#pragma omp simd
-        for (int64_t c = first; c < last; ++c)
-            store(out[c], silu(to_float(gate[c])).value * to_float(up[c]));
+    for_pieces(args.out.rows(), F, [&](int64_t row, int64_t first, int64_t count) {
+        const T *gate = args.gate_up.as<T>() + row * 2 * F + first, *up = gate + F;
+        T* out = args.out.as<T>() + row * F + first;
+        for_positions<T>(count, [=](auto at) { at.store(out, silu(at(gate)).value * at(up)); });
     });
 }
 
 template <class T, bool with_out>
 void backward(const SwigluBackward& args) {
     const int64_t F = args.dout.cols();
-    for_pieces(args.dout.rows(), F, [&](int64_t row, int64_t first, int64_t last) {
-        const T *gate = args.gate_up.as<T>() + row * 2 * F, *up = gate + F,
-                *dout = args.dout.as<T>() + row * F;
-        T *dgate = args.dgate_up.as<T>() + row * 2 * F, *dup = dgate + F,
-          *out = with_out ? args.out.as<T>() + row * F : nullptr;
-#pragma omp simd
-        for (int64_t c = first; c < last; ++c) {
-            const Silu of_gate = silu(to_float(gate[c]));
-            const float up_c = to_float(up[c]), dout_c = to_float(dout[c]);
-            store(dgate[c], dout_c * up_c * of_gate.derivative);
-            store(dup[c], dout_c * of_gate.value);
-            if (with_out) store(out[c], of_gate.value * up_c);
-        }
+    for_pieces(args.dout.rows(), F, [&](int64_t row, int64_t first, int64_t count) {
+        const T *gate = args.gate_up.as<T>() + row * 2 * F + first, *up = gate + F,
+                *dout = args.dout.as<T>() + row * F + first;
+        T *dgate = args.dgate_up.as<T>() + row * 2 * F + first, *dup = dgate + F,
+          *out = with_out ? args.out.as<T>() + row * F + first : nullptr;
+        for_positions<T>(count, [=](auto at) {
+            const auto of_gate = silu(at(gate));
+            const auto up_c = at(up), dout_c = at(dout);
+            at.store(dgate, dout_c * up_c * of_gate.derivative);
+            at.store(dup, dout_c * of_gate.value);
+            if (with_out) at.store(out, of_gate.value * up_c);
+        });
     });
 }
 
