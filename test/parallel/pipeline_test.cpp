@@ -58,7 +58,8 @@ TEST_CASE("settings of a pipeline that do not fit are refused with the key and t
     }
     CHECK(error_with({"parallel.pipeline=3", "parallel.layers_per_stage=[1,4,1]"}).empty());
     CHECK(contains(error_of([] { MeshLayout(8, {.pipeline = 3, .tensor = 2}); }),
-                   "parallel.pipeline = 3 does not divide the 4 ranks that parallel.tensor leaves; "
+                   "parallel.pipeline = 3 does not divide the 4 ranks that parallel.tensor and "
+                   "parallel.context leave; "
                    "the nearest value that does is 2"));
 }
 
