@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <set>
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -328,6 +329,25 @@ TEST_CASE("documents begin and end with the tokens that the tokenizer or the use
     prepared(700, 701);
     options.end_token = "";
     prepared(700, 699);
+    // So does a long document that is read whole first, since its hash decides its split.
+    options.val_fraction = 0.5;
+    prepare(options, nullptr);
+    std::multiset<std::vector<uint32_t>> read, expected;
+    for (const std::string& document : documents) {
+        std::vector<uint32_t> tokens = plain.encode(document + "\n");
+        tokens.insert(tokens.begin(), 700);
+        expected.insert(std::move(tokens));
+    }
+    for (const char* split : {"out/train_*.bin", "out/val_*.bin"})
+        for (std::vector<uint32_t> all = tokens_of(folder / split, 702); !all.empty();) {
+            const auto end = std::ranges::find(all, 699u);
+            REQUIRE(end != all.end());
+            read.insert({all.begin(), end});
+            all.erase(all.begin(), end + 1);
+        }
+    CHECK((read == expected));
+    fs::remove_all(folder / "out");
+    options.val_fraction = 0;
     // As the files say, unless the user says otherwise.
     options.tokenizer = folder / "named.json";
     plain.with_document_tokens("<s>", "</s>").save(folder / "named.json");

@@ -68,10 +68,10 @@ void check_gradient_sums(const Mesh& mesh, const Device& device, const char* zer
          "model.n_layer=4", "model.n_head=4", "model.n_embd=32", "model.n_ff=64",
          "model.vocab_size=450", concat("parallel.tensor=", tensor.ranks),
          concat("parallel.zero=", zero), concat("parallel.bucket_mb=", bucket_mb)});
-    const Registry whole = registry_of(spec_of(config, config.model.vocab_size)),
-                   registry = tensor_part(stage_of(whole, 1, 4), tensor);
+    const DecoderSpec spec = spec_of(config, config.model.vocab_size);
+    const Registry registry = tensor_part(stage_of(registry_of(spec), 1, 4), tensor);
     const std::vector<Parameter>& parameters = registry.parameters;
-    const Sharding sharding = sharding_of(config, mesh.layout(), mesh.rank());
+    const Sharding sharding = sharding_of(config, mesh.layout(), mesh.rank(), spec.tied_head);
     Arena plan = Arena::counting(device);
     { LaterStage(plan, parameters, sharding); }
     Arena arena(device, plan);
