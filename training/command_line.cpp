@@ -189,6 +189,10 @@ void add_plan_command(CLI::App& app, CommandLine& line) {
     plan->add_option("--world", line.world, "Number of ranks")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
+    plan->add_option(
+            "--picture", line.picture,
+            "Also draw the schedule of the pipeline, and the micro-batches in flight (SVG)")
+        ->type_name("FILE");
 }
 
 void add_sample_command(CLI::App& app, CommandLine& line) {

@@ -42,6 +42,7 @@ struct CommandLine {
     bool print_config = false;
     bool quiet = false;
     int world = 1;
+    std::string picture;  // plan: file for the pipeline's schedule
 
     // tokenize
     PrepareOptions prepare;

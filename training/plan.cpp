@@ -12,6 +12,7 @@
 #include "model/stage_traffic.h"
 #include "tokenizer/tokenizer.h"
 #include "training/known_data.h"
+#include "training/pipeline_plan.h"
 #include "training/schedule.h"
 #include "training/trainer.h"
 
@@ -33,12 +34,19 @@ std::vector<int> stage_ranks(const MeshLayout& mesh) {
     return ranks;
 }
 
+Traffic traffic_of(const Config& config, const DecoderSpec& spec, DType dtype,
+                   const MeshLayout& mesh, const PipelineSchedule& schedule, Recompute recompute,
+                   int rank);
+
 /// The most that a rank of any stage sends in a step, by group of ranks.
 Traffic most_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int world,
                      Recompute recompute) {
+    const MeshLayout mesh = mesh_of(config, world);
+    const PipelineSchedule schedule = pipeline_schedule(pipeline_shape(config, mesh));
     Traffic most;
-    for (const int rank : stage_ranks(mesh_of(config, world)))
-        for (const auto& [group, bytes] : step_traffic(config, spec, dtype, world, recompute, rank))
+    for (const int rank : stage_ranks(mesh))
+        for (const auto& [group, bytes] :
+             traffic_of(config, spec, dtype, mesh, schedule, recompute, rank))
             most[group] = std::max(most[group], bytes);
     return most;
 }
@@ -190,15 +198,16 @@ DType resolve_dtype(const std::string& word, const Device& device) {
     return resolve_dtype(wanted, device);
 }
 
-Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int ranks,
-                     Recompute recompute, int rank) {
-    const MeshLayout mesh = mesh_of(config, ranks);
+namespace {
+
+Traffic traffic_of(const Config& config, const DecoderSpec& spec, DType dtype,
+                   const MeshLayout& mesh, const PipelineSchedule& schedule, Recompute recompute,
+                   int rank) {
     Arena counting = Arena::counting(Device{});
     const RankRegistry registry = registry_of_rank(config, spec, mesh, rank);
     const ParameterBuffers buffers(counting, registry.parameters, dtype,
                                    ParameterBuffers::Use::training,
                                    sharding_of(config, mesh, rank, spec.tied_head));
-    const PipelineSchedule schedule = pipeline_schedule(pipeline_shape(config, mesh));
     const auto place = static_cast<size_t>(mesh.at(Axis::pipeline, rank));
     std::vector<bool> forwards;
     int64_t messages = 0;
@@ -241,12 +250,33 @@ Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype,
     return traffic;
 }
 
+/// The same memory, from shorter lists: with these micro-batches on each data rank, all schedules but
+/// gpipe hold as many activations and messages at a time as with more.
+Config with_short_schedule(Config config, const MeshLayout& mesh) {
+    const auto& p = config.parallel;
+    if (p.pipeline > 1 && p.schedule == PipelineKind::gpipe) return config;
+    const int64_t enough = int64_t{4} * p.pipeline * mesh.size(Axis::data) *
+                           config.batch.micro_batch * config.sequence_length();
+    config.batch.tokens_per_step = std::min(config.batch.tokens_per_step, enough);
+    return config;
+}
+
+}  // namespace
+
+Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int ranks,
+                     Recompute recompute, int rank) {
+    const MeshLayout mesh = mesh_of(config, ranks);
+    return traffic_of(config, spec, dtype, mesh, pipeline_schedule(pipeline_shape(config, mesh)),
+                      recompute, rank);
+}
+
 Arena plan_memory(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
                   const Device& device, int ranks, std::optional<int> rank) {
     const MeshLayout mesh = mesh_of(config, ranks);
+    const Config shorter = with_short_schedule(config, mesh);
     const auto plan_of = [&](int r) {
         Arena plan = Arena::counting(device);
-        const Trainer counted(config, spec, dtype, recompute, plan, mesh, r);
+        const Trainer counted(shorter, spec, dtype, recompute, plan, mesh, r);
         return plan;
     };
     if (rank) return plan_of(*rank);
@@ -346,7 +376,10 @@ std::string change_that_fits(const Config& config, const DecoderSpec& spec, DTyp
     }
     const int64_t tokens = config.batch.tokens_per_step;
     int shortest = config.sequence_length();
-    while (shortest % 2 == 0 && tokens / shortest < most_ranks) shortest /= 2;
+    // Where gpipe holds all tokens of a step, shorter sequences are no less to hold.
+    const bool holds_all =
+        config.parallel.pipeline > 1 && config.parallel.schedule == PipelineKind::gpipe;
+    while (!holds_all && shortest % 2 == 0 && tokens / shortest < most_ranks) shortest /= 2;
     const auto with_length = [&](int T) {
         Config shorter = open;
         shorter.batch.sequence_length = T;
@@ -356,12 +389,13 @@ std::string change_that_fits(const Config& config, const DecoderSpec& spec, DTyp
         for (int T = config.sequence_length(); T >= shortest; T /= 2)
             if (const std::string found = with_length(T); !found.empty()) return found;
 
-    open.parallel.zero = 3;
+    open.parallel.zero = most_zero;
     const Arena plan =
         plan_memory(with_micro_batch(open, 1), spec, dtype, Recompute::block, device, most);
-    return concat("with a micro-batch of one sequence and parallel.zero=3, each of ", most,
-                  most == 1 ? " rank needs " : " ranks needs ", format_bytes(plan.total_bytes()),
-                  ", ", format_bytes(plan.bytes(Purpose::activations)),
+    return concat("with a micro-batch of one sequence and parallel.zero=", most_zero, ", each of ",
+                  most, most == 1 ? " rank needs " : " ranks needs ",
+                  format_bytes(plan.total_bytes()), ", ",
+                  format_bytes(plan.bytes(Purpose::activations)),
                   " of it for activations; take a smaller model");
 }
 
@@ -471,6 +505,7 @@ PlanReport plan_report(const Config& given, const Device& device, int world) {
     PlanReport report;
     report.text = concat(describe_run(config, spec, dtype, fit.recompute, device, world),
                          "\nmemory of each rank, by recompute level\n", levels_table(plans, device),
+                         pipeline_table(config, spec, dtype, fit.recompute, device, world),
                          "\nbatch.micro_batch = ", fit.micro_batch,
                          ", precision.recompute = ", name_of(fit.recompute), ": ",
                          format_bytes(fit.bytes), " of ", format_bytes(available),
