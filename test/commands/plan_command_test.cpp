@@ -65,3 +65,21 @@ TEST_CASE("a preset has a plan on any number of ranks that its step can feed", "
                   {"512 sequences cannot feed 1024 ranks", "take 512 ranks",
                    "batch.tokens_per_step=1048576"});
 }
+
+TEST_CASE("a plan draws the schedule of its pipeline into a file, or says why not", "[cli]") {
+    const TemporaryDirectory directory;
+    const auto plan = [](const char* ranks, const std::string& file) {
+        return train_gpt_with({"plan", "configs/gpt2-124m.json", "--set", "device=cpu", "--set",
+                               "model.n_layer=4", "--set", "batch.micro_batch=4", "--set",
+                               concat("parallel.pipeline=", ranks), "--world", ranks, "--picture",
+                               file});
+    };
+    const std::string file = directory / "schedule.svg";
+    CHECK(contains(check_succeeds(plan("4", file)).out, concat("wrote ", file)));
+    const std::string svg = read(file);
+    CHECK(svg.rfind("<svg ", 0) == 0);
+    CHECK(contains(svg, "Pipeline of 4 ranks: 1f1b"));
+    CHECK(contains(svg, "4 stages, 128 micro-batches"));
+    check_refused(plan("1", file), 1, {"parallel.pipeline is 1", "set it to 2 or more"});
+    check_refused(plan("4", directory / "missing/schedule.svg"), 1, {"missing/schedule.svg"});
+}

@@ -1,5 +1,9 @@
 #include "parallel/pipeline_picture.h"
 
+#include <algorithm>
+#include <map>
+#include <sstream>
+
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
@@ -60,6 +64,53 @@ TEST_CASE("a pipeline's picture is SVG that shows each compute with its micro-ba
         for (int rank = 0; rank < shape.ranks; ++rank)
             CHECK(occurrences(svg, concat(">rank ", rank, "</text>")) == 2);
         CHECK(contains(svg, "backward of weights") == (parts == 3));
+    }
+}
+
+TEST_CASE("a pipeline's picture has a box for each compute, and those of a rank follow each other",
+          "[pipeline_picture]") {
+    for (const PipelineKind kind : {PipelineKind::gpipe, PipelineKind::one_f_one_b,
+                                    PipelineKind::interleaved, PipelineKind::zero_bubble}) {
+        const int p = static_cast<int>(random_int(2, 6)),
+                  m = p * static_cast<int>(random_int(1, 4));
+        const PipelineSchedule schedule =
+            pipeline_schedule({kind, p, kind == PipelineKind::interleaved ? 2 : 1, m});
+        PipelineTimes times;
+        for (int stage = 0; stage < schedule.stages; ++stage)
+            times.stages.push_back({static_cast<double>(random_int(5, 9)), 7, 6});
+        const PipelineTimeline timeline = simulate(schedule, times);
+        const std::string svg = pipeline_picture(schedule, timeline, {.seconds = false});
+        CAPTURE(name_of(kind), p, m, svg);
+        // A box is "Mx yHendvheightHxz"; areas below have "V".
+        std::map<double, std::vector<std::pair<double, double>>> rows;
+        for (size_t at = svg.find('M'); at != std::string::npos; at = svg.find('M', at + 1)) {
+            double x = 0, y = 0, end = 0;
+            char h = 0, v = 0;
+            std::istringstream box(svg.substr(at + 1, 60));
+            if (box >> x >> y >> h >> end >> v && h == 'H' && v == 'v')
+                rows[y].emplace_back(x, end);
+        }
+        REQUIRE(std::ssize(rows) == p);
+        double first = 1e9, last = 0;
+        size_t rank = 0;
+        for (auto& [y, boxes] : rows) {
+            const auto& computes = timeline.computes[rank++];
+            REQUIRE(boxes.size() == computes.size());
+            std::sort(boxes.begin(), boxes.end());
+            const double unit = (1090.0 - 72) / timeline.makespan;
+            for (size_t i = 0; i < boxes.size(); ++i) {
+                CHECK(boxes[i].first < boxes[i].second);
+                if (i > 0) CHECK(boxes[i - 1].second <= boxes[i].first);
+                CHECK(std::abs(boxes[i].first - 72 - computes[i].start * unit) < 0.02);
+                // A gap of 1 at most is left before the next box.
+                const double gap = 72 + computes[i].end * unit - boxes[i].second;
+                CHECK((gap > -0.02 && gap < 1.02));
+            }
+            first = std::min(first, boxes.front().first);
+            last = std::max(last, boxes.back().second);
+        }
+        CHECK(first == 72);
+        CHECK((last <= 1090 && last > 1088.9));
     }
 }
 
