@@ -2,6 +2,7 @@
 # Draws the pipeline schedules of docs/parallelism.md again, from FLOPs alone.
 #   usage: scripts/schedule_pictures.sh
 set -eu
+[ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.."
 draw() {
     file=docs/images/schedule-$1.svg

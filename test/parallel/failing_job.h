@@ -174,8 +174,10 @@ class Job {
         return wait_until([&] { return last_step(run_) >= step; });
     }
 
-    /// Signals a rank, or the launcher (−1). False when there is no such process.
+    /// Signals a rank, or the launcher (−1). False when there is no such process. A rank that is to
+    /// stop first has the time to tell the others, every second, what it does.
     bool signal(int rank, int number) {
+        if (number == SIGSTOP) std::this_thread::sleep_for(std::chrono::seconds(2));
         event_ = Clock::now();
         for (const Process& process : processes_of(run_))
             if (process.rank == rank) return ::kill(process.pid, number) == 0;

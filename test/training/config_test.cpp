@@ -414,6 +414,8 @@ TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[
     changed["model"].update({{"rope_low_freq_factor", 0.5}, {"rope_high_freq_factor", 2.5}});
     changed["model"]["rope_original_n_ctx"] = 1 << 20;
     changed["seed"] = std::numeric_limits<uint64_t>::max() - 1;
+    changed["parallel"]["context"] = 2;
+    changed["batch"]["sequence_length"] = 4 * random_int(1, 16);
     const int64_t micro = changed["batch"]["micro_batch"].get<int64_t>() *
                           changed["batch"]["sequence_length"].get<int64_t>();
     changed["batch"]["tokens_per_step"] = 3 * micro;
