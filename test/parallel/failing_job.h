@@ -170,14 +170,15 @@ class Job {
                 return condition();
         return true;
     }
+    /// … and until the ranks have told each other, as they do every second, that they train.
     bool wait_for_step(int64_t step) {
-        return wait_until([&] { return last_step(run_) >= step; });
+        const bool waited = wait_until([&] { return last_step(run_) >= step; });
+        std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+        return waited;
     }
 
-    /// Signals a rank, or the launcher (−1). False when there is no such process. A rank that is to
-    /// stop first has the time to tell the others, every second, what it does.
+    /// Signals a rank, or the launcher (−1). False when there is no such process.
     bool signal(int rank, int number) {
-        if (number == SIGSTOP) std::this_thread::sleep_for(std::chrono::seconds(2));
         event_ = Clock::now();
         for (const Process& process : processes_of(run_))
             if (process.rank == rank) return ::kill(process.pid, number) == 0;
