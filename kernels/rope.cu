@@ -124,7 +124,8 @@ struct Floats {
 /// The cosines and sines of a token's angles for the columns of a lane.
 template <int width, int vectors>
 struct Angles {
-    float cosines[vectors][width], sines[vectors][width];
+    // Zeros beyond the head: what they turn adds to the backward pass's sums over a head.
+    float cosines[vectors][width] = {}, sines[vectors][width] = {};
 
     __device__ __forceinline__ Angles(const Tokens& tokens, int token, int t) {
         const int64_t position =
