@@ -59,11 +59,9 @@ TEST_CASE("ranks that share sequences in groups of any number have one rank's re
 TEST_CASE("ranks that share sequences on GPUs have one rank's gradients, losses and logits",
           "[context][cuda]") {
     if (skip_without_gpus(2)) return;
-    const ProgramResult result = run_case_on_ranks(
-        2, "ranks: context training",
-        {{"DEVICE", "cuda"}, {"REPEATS", "2"}, {"GPUSIM_NCCL_PROGRESS_MS", "300"}}, 240);
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(2, "ranks: context training",
+                        {{"DEVICE", "cuda"}, {"REPEATS", "2"}, {"GPUSIM_NCCL_PROGRESS_MS", "300"}},
+                        240);
 }
 
 // ---- The program -------------------------------------------------------------------------------
@@ -125,7 +123,5 @@ TEST_CASE("ranks: long sequence", "[.ranks]") {
 
 TEST_CASE("four ranks share a sequence of 32,768 tokens", "[context][.][long]") {
     if (skip_without_mpirun()) return;
-    const ProgramResult result = run_case_on_ranks(4, "ranks: long sequence", {}, 600);
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(4, "ranks: long sequence", {}, 600);
 }

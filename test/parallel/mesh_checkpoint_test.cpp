@@ -111,17 +111,11 @@ TEST_CASE("a checkpoint of one mesh has the same masters, moments and weights on
           "[mesh][training]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory folder;
-    const ProgramResult result =
-        run_case_on_ranks(4, "ranks: few moves", {{"FOLDER", folder.path()}});
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(4, "ranks: few moves", {{"FOLDER", folder.path()}});
 }
 
 TEST_CASE("checkpoints move between many meshes", "[mesh][training][.][long]") {
     if (skip_without_mpirun()) return;
     const TemporaryDirectory folder;
-    const ProgramResult result =
-        run_case_on_ranks(6, "ranks: more moves", {{"FOLDER", folder.path()}}, 600);
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(6, "ranks: more moves", {{"FOLDER", folder.path()}}, 600);
 }

@@ -403,9 +403,7 @@ TEST_CASE("ranks: meshes in bf16", "[.ranks]") {
 TEST_CASE("tensor-parallel ranks round in bf16 hardly more than one rank does",
           "[mesh][training][.][long]") {
     if (skip_without_mpirun()) return;
-    const ProgramResult result = run_case_on_ranks(4, "ranks: meshes in bf16", {}, 600);
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(4, "ranks: meshes in bf16", {}, 600);
 }
 
 TEST_CASE("ranks: few context meshes", "[.ranks]") {
@@ -425,33 +423,25 @@ TEST_CASE("ranks: more meshes", "[.ranks]") {
 
 TEST_CASE("meshes train what one rank trains, and send what the plan says", "[mesh][training]") {
     if (skip_without_mpirun()) return;
-    const ProgramResult result = run_case_on_ranks(4, "ranks: few meshes");
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(4, "ranks: few meshes");
 }
 
 TEST_CASE("ranks that share sequences train what one rank trains, and send what the plan says",
           "[mesh][context][training]") {
     if (skip_without_mpirun()) return;
-    const ProgramResult result = run_case_on_ranks(4, "ranks: few context meshes");
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(4, "ranks: few context meshes");
 }
 
 TEST_CASE("many meshes whose ranks share sequences train what one rank trains",
           "[mesh][context][training][.][long]") {
     if (skip_without_mpirun()) return;
-    const ProgramResult result = run_case_on_ranks(8, "ranks: more context meshes", {}, 600);
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(8, "ranks: more context meshes", {}, 600);
 }
 
 TEST_CASE("many meshes train what one rank trains, and send what the plan says",
           "[mesh][training][.][long]") {
     if (skip_without_mpirun()) return;
-    const ProgramResult result = run_case_on_ranks(6, "ranks: more meshes", {}, 600);
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(6, "ranks: more meshes", {}, 600);
 }
 
 TEST_CASE("ranks: few pipelines", "[.ranks]") {
@@ -467,17 +457,13 @@ TEST_CASE("ranks: more pipelines", "[.ranks]") {
 TEST_CASE("pipelines train what one rank trains, and send what the plan says",
           "[mesh][pipeline][training]") {
     if (skip_without_mpirun()) return;
-    const ProgramResult result = run_case_on_ranks(4, "ranks: few pipelines");
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(4, "ranks: few pipelines");
 }
 
 TEST_CASE("many pipelines train what one rank trains, and send what the plan says",
           "[mesh][pipeline][training][.][long]") {
     if (skip_without_mpirun()) return;
-    const ProgramResult result = run_case_on_ranks(6, "ranks: more pipelines", {}, 600);
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(6, "ranks: more pipelines", {}, 600);
 }
 
 TEST_CASE("ranks: one ahead", "[.ranks]") {
@@ -512,9 +498,7 @@ TEST_CASE("ranks: one ahead", "[.ranks]") {
 
 TEST_CASE("a pass gathers one bucket ahead, in both directions", "[mesh][training]") {
     if (skip_without_mpirun()) return;
-    const ProgramResult result = run_case_on_ranks(2, "ranks: one ahead");
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(2, "ranks: one ahead");
 }
 
 // ---- Memory -------------------------------------------------------------------------------------
@@ -585,9 +569,7 @@ TEST_CASE("ranks: peak memory", "[.ranks]") {
 TEST_CASE("a process of split training takes the memory that the plan says",
           "[mesh][training][plan]") {
     if (skip_without_mpirun()) return;
-    const ProgramResult result = run_case_on_ranks(4, "ranks: peak memory");
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(4, "ranks: peak memory");
 }
 #endif
 
@@ -610,9 +592,7 @@ TEST_CASE("ranks: refused meshes", "[.ranks]") {
 TEST_CASE("ranks with different meshes, and meshes that do not fit, are refused on all ranks",
           "[mesh][training]") {
     if (skip_without_mpirun()) return;
-    const ProgramResult result = run_case_on_ranks(4, "ranks: refused meshes");
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(4, "ranks: refused meshes");
 }
 
 // ---- GPUs ---------------------------------------------------------------------------------------
@@ -646,14 +626,11 @@ TEST_CASE("ranks: gpu meshes", "[.ranks]") {
 TEST_CASE("meshes of GPUs train what one GPU trains, whatever order their streams run in",
           "[mesh][training][cuda]") {
     if (skip_without_gpus(4)) return;
-    const ProgramResult result =
-        run_case_on_ranks(4, "ranks: gpu meshes",
-                          {{"GPUSIM_STREAMS", "lazy"},
-                           {"GPUSIM_SEED", std::to_string(random_int(0, 1000))},
-                           {"GPUSIM_NCCL_PROGRESS_MS", "300"}},
-                          400);
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(4, "ranks: gpu meshes",
+                        {{"GPUSIM_STREAMS", "lazy"},
+                         {"GPUSIM_SEED", std::to_string(random_int(0, 1000))},
+                         {"GPUSIM_NCCL_PROGRESS_MS", "300"}},
+                        400);
 }
 
 #endif

@@ -217,9 +217,7 @@ TEST_CASE("the micro-batch is chosen for the memory that NCCL leaves", "[communi
     environment->insert({{"FOLDER", folder.path()},
                          {"GPUSIM_MEM", "1G"},
                          {"OBSERVED_NCCL_TAKES", std::to_string(24 << 20)}});
-    const ProgramResult result = run_case_on_ranks(2, "ranks: gpu decide", *environment);
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(2, "ranks: gpu decide", *environment);
 }
 
 TEST_CASE("ranks: gpu abort", "[.ranks]") {
@@ -312,10 +310,7 @@ TEST_CASE("products leave multiprocessors free while ranks exchange gradients, a
           "[communicator][cuda]") {
     if (skip_without_gpus(2)) return;
     const TemporaryDirectory folder;
-    const ProgramResult result =
-        run_case_on_ranks(2, "ranks: gpu reserved multiprocessors", {{"FOLDER", folder.path()}});
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(2, "ranks: gpu reserved multiprocessors", {{"FOLDER", folder.path()}});
 }
 
 TEST_CASE("a run caps NCCL's blocks, and registers and forgets its buffers",

@@ -238,4 +238,11 @@ ProgramResult run_case_on_ranks(int n, const std::string& test_case, Environment
                      launcher);
 }
 
+void check_case_on_ranks(int n, const std::string& test_case, const Environment& environment,
+                         double deadline_seconds) {
+    const ProgramResult result = run_case_on_ranks(n, test_case, environment, deadline_seconds);
+    INFO(result.output);
+    CHECK(result.exit_code == 0);
+}
+
 }  // namespace train_gpt

@@ -65,6 +65,9 @@ bool skip_outside_ranks();
 ProgramResult run_case_on_ranks(int n, const std::string& test_case, Environment environment = {},
                                 double deadline_seconds = 120,
                                 Launcher launcher = usual_launcher());
+/// The same, and checks that it passes.
+void check_case_on_ranks(int n, const std::string& test_case, const Environment& environment = {},
+                         double deadline_seconds = 120);
 
 /// The path of this program's file.
 std::string this_program();

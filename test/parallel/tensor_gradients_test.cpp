@@ -146,10 +146,7 @@ TEST_CASE("ranks: gradient sums of a later stage", "[.ranks]") {
 TEST_CASE("gradients of whole tensors are added up over tensor-parallel ranks, then over others",
           "[tensor]") {
     if (skip_without_mpirun()) return;
-    const ProgramResult result =
-        run_case_on_ranks(4, "ranks: gradient sums of a later stage", {{"DEVICE", "cpu"}});
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(4, "ranks: gradient sums of a later stage", {{"DEVICE", "cpu"}});
 }
 
 TEST_CASE("gradients are read on GPUs after their sums over tensor-parallel ranks and others",

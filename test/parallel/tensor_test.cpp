@@ -196,16 +196,13 @@ TEST_CASE("tensor-parallel ranks in groups of any number have one rank's results
 TEST_CASE("tensor-parallel ranks on GPUs have one rank's gradients, losses and logits",
           "[tensor][cuda]") {
     if (skip_without_gpus(2)) return;
-    const ProgramResult result =
-        run_case_on_ranks(2, "ranks: tensor training",
-                          {{"DEVICE", "cuda"},
-                           {"REPEATS", "2"},
-                           {"GPUSIM_STREAMS", "lazy"},
-                           {"GPUSIM_SEED", std::to_string(random_int(0, 1000))},
-                           {"GPUSIM_NCCL_PROGRESS_MS", "300"}},
-                          240);
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(2, "ranks: tensor training",
+                        {{"DEVICE", "cuda"},
+                         {"REPEATS", "2"},
+                         {"GPUSIM_STREAMS", "lazy"},
+                         {"GPUSIM_SEED", std::to_string(random_int(0, 1000))},
+                         {"GPUSIM_NCCL_PROGRESS_MS", "300"}},
+                        240);
 }
 
 // ---- Checkpoints and traffic --------------------------------------------------------------------
@@ -335,9 +332,7 @@ TEST_CASE("ranks: tensor traffic", "[.ranks]") {
 
 TEST_CASE("ranks send along each axis what the plan says", "[tensor]") {
     if (skip_without_mpirun()) return;
-    const ProgramResult result = run_case_on_ranks(4, "ranks: tensor traffic");
-    INFO(result.output);
-    CHECK(result.exit_code == 0);
+    check_case_on_ranks(4, "ranks: tensor traffic");
 }
 
 // ---- The program --------------------------------------------------------------------------------
