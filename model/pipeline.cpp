@@ -133,7 +133,7 @@ void Pipeline::next_token_logits(Stream& stream, int64_t row, Tensor out) const 
     messages_->broadcast(stream, out.as<float>(), out.numel(), ranks() - 1);
 }
 
-void Pipeline::warm_up(Stream& stream, const TokenBatch& batch) const {
+void Pipeline::warm_up(Stream& stream, const TokenBatch& batch, int reserved_sms) const {
     for (const Tensor& buffer : messages_->buffers()) {
         std::vector<float> values(static_cast<size_t>(buffer.numel()));
         RandomStream(0, RandomPurpose::synthetic, 2, 0)
@@ -151,7 +151,9 @@ void Pipeline::warm_up(Stream& stream, const TokenBatch& batch) const {
         const auto compute = [&](PipelineWork work, bool reads) {
             action.work = work;
             action.buffer = reads ? 0 : -1;
+            stream.settings.reserved_sms = work == PipelineWork::forward ? 0 : reserved_sms;
             this->compute(stream, action, batch);
+            stream.settings.reserved_sms = 0;
         };
         compute(PipelineWork::forward, !is_first(number));
         if (schedule_.halves_apart) {

@@ -57,8 +57,8 @@ class Pipeline {
     /// Stage::next_token_logits() after forward(), on all ranks.
     void next_token_logits(Stream& stream, int64_t row, Tensor out) const;
     /// Executes everything that a step executes on one micro-batch, without messages, from inputs
-    /// like random ones.
-    void warm_up(Stream& stream, const TokenBatch& batch) const;
+    /// like random ones; backward passes leave so many multiprocessors free.
+    void warm_up(Stream& stream, const TokenBatch& batch, int reserved_sms) const;
 
   private:
     using Kind = StageMessages::Kind;

@@ -296,12 +296,10 @@ void Trainer::warm_up() {
     for (const bool exchanges : {false, true}) {
         if (exchanges && reserved_sms_ == 0) continue;
         parameters.begin_step(2, 2);
-        stream.settings.reserved_sms = exchanges ? reserved_sms_ : 0;
         for (int i = 0; i < 2; ++i) {
-            model.warm_up(stream, evaluation_batch.on_device());
+            model.warm_up(stream, evaluation_batch.on_device(), exchanges ? reserved_sms_ : 0);
             if (counts_losses_) add_losses({evaluation_batch.on_device(), nullptr}, i == 0);
         }
-        stream.settings.reserved_sms = 0;
     }
     const std::vector<int32_t> prompt{token(), token()};
     for (const size_t n : {size_t{1}, prompt.size()}) {
