@@ -49,10 +49,6 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
                  const Mesh& mesh) {
     const World& world = mesh.world();
     Decisions decided;
-    if (device.is_cuda() && config.parallel.pipeline > 1)
-        throw SharedError("parallel.pipeline = ", config.parallel.pipeline,
-                          " works on CPU ranks only so far; on GPUs set it to 1, and take "
-                          "parallel.tensor or parallel.zero=3");
     const std::string dtype = first_for_all(world, [&]() -> std::string {
         return name_of(resolve_dtype(config.precision.dtype, device));
     });

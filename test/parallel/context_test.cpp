@@ -4,7 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "model/context_attention.h"
 #include "test/catch.h"
+#include "test/kernels/attention_problem.h"
 #include "test/parallel/experiment.h"
 #include "test/parallel/mesh_job.h"
 #include "test/parallel/ranks.h"
@@ -14,6 +16,116 @@
 using namespace train_gpt;
 using namespace train_gpt::experiment;
 using namespace train_gpt::training_job;
+
+// ---- Attention ----------------------------------------------------------------------------------
+
+namespace {
+
+using attention_problem::Case;
+
+/// Attention of the ranks to a problem, of which each computes its rows: the results of all, on all.
+attention_problem::Run shared_attention(const World& world, ContextGroup& group, const Case& whole,
+                                        bool gathers_again) {
+    const ContextRank& place = group.place();
+    Case mine = whole;
+    AttentionShape& shape = mine.shape;
+    shape.T = shape.S = whole.shape.T / place.ranks;
+    const int length = shape.T / 2, B = shape.B;
+    const auto position = [&](int t) {
+        return place.first_position(t / length, whole.shape.T) + t % length;
+    };
+    /// Calls f(i, j) for the elements of this rank's rows and where they are in those of all.
+    const auto each = [&](int heads, auto&& f) {
+        const size_t width = static_cast<size_t>(heads) * static_cast<size_t>(shape.D);
+        size_t i = 0;
+        for (int b = 0; b < B; ++b)
+            for (int t = 0; t < shape.T; ++t)
+                for (size_t k = 0; k < width; ++k, ++i)
+                    f(i, static_cast<size_t>(b * whole.shape.T + position(t)) * width + k);
+    };
+    const auto fill = [&](const attention_problem::Placed& placed, const Values& all) {
+        Values rows(all.size() / static_cast<size_t>(place.ranks));
+        each(placed.heads, [&](size_t i, size_t j) { rows[i] = all[j]; });
+        placed.fill(rows);
+    };
+    const auto of_all = [&](const attention_problem::Placed& placed) {
+        const Values rows = placed.read();
+        Values all(rows.size() * static_cast<size_t>(place.ranks));
+        each(placed.heads, [&](size_t i, size_t j) { all[j] = rows[i]; });
+        world.all_reduce_sum(all);
+        return all;
+    };
+    std::vector<int32_t> documents;
+    for (int chunk = 0; chunk < 2 && !whole.doc_start.empty(); ++chunk)
+        for (int b = 0; b < B; ++b)
+            for (int t = 0; t < length; ++t)
+                documents.push_back(whole.doc_start[static_cast<size_t>(
+                    b * whole.shape.T + position(chunk * length + t))]);
+    shape.doc_start = documents.empty() ? nullptr : documents.data();
+
+    Stream stream((Device()));
+    Arena plan = Arena::counting(Device{});
+    const size_t scratch = ContextAttention(group, shape, plan, true).scratch_bytes(stream, shape);
+    static_cast<void>(plan.take(scratch, Purpose::workspaces));
+    Arena arena(Device{}, plan);
+    ContextAttention attention(group, shape, arena, true);
+    stream.scratch = arena.take(scratch, Purpose::workspaces);
+    stream.scratch_bytes = scratch;
+
+    const std::vector<int> heads{shape.H, shape.H_kv, shape.H_kv};
+    const auto qkv = place_packed(mine, shape.T, heads), d = place_packed(mine, shape.T, heads),
+               outs = place_packed(mine, shape.T, {shape.H, shape.H});
+    for (const auto& [placed, values] : {std::pair{qkv[0], &whole.q},
+                                         {qkv[1], &whole.k},
+                                         {qkv[2], &whole.v},
+                                         {outs[1], &whole.dout}})
+        fill(placed, *values);
+    std::vector<float> lse(static_cast<size_t>(B * shape.H * shape.T));
+    attention.forward(stream,
+                      {shape, qkv[0].view, qkv[1].view, qkv[2].view, outs[0].view, lse.data()});
+    if (gathers_again) {  // another layer has been there
+        const auto other = place_packed(mine, shape.T, heads);
+        for (const auto& placed : other) placed.fill(Values(whole.q.size(), 1));
+        attention.forward(stream, {shape, other[0].view, other[1].view, other[2].view,
+                                   place_packed(mine, shape.T, {shape.H})[0].view,
+                                   std::vector<float>(lse.size()).data()});
+    }
+    attention.backward(stream,
+                       {shape, qkv[0].view, qkv[1].view, qkv[2].view, outs[0].view, outs[1].view,
+                        lse.data(), d[0].view, d[1].view, d[2].view},
+                       !gathers_again);
+    return {of_all(outs[0]), of_all(d[0]), of_all(d[1]), of_all(d[2]), {}};
+}
+
+}  // namespace
+
+TEST_CASE("ranks: context attention", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    Activity activity;
+    const Mesh mesh(world, {.context = world.size()}, open_communicator(world, Device{}, activity));
+    ContextGroup group(ContextRank{world.rank(), world.size()});
+    group.connect(Device{}, mesh.along(Axis::context));
+    for (const DType dtype : attention_problem::dtypes)
+        for (int i = 0; i < 6; ++i) {
+            attention_problem::Wish wish;
+            wish.dtype = dtype;
+            wish.T = 2 * world.size() * static_cast<int>(random_int(1, 30));
+            wish.documents = i % 2 == 1;
+            const Case whole = random_case(wish);
+            const attention_problem::Run results =
+                shared_attention(world, group, whole, i % 3 == 2);
+            if (world.rank() == 0) check_run(whole, results);
+        }
+}
+
+TEST_CASE("attention of ranks that share sequences is that of float64 arithmetic on whole ones",
+          "[context]") {
+    if (skip_without_mpirun()) return;
+    for (const int ranks : {2, 3}) check_case_on_ranks(ranks, "ranks: context attention");
+}
+
+// ---- Models -------------------------------------------------------------------------------------
 
 TEST_CASE("ranks: context training", "[.ranks]") {
     if (skip_outside_ranks()) return;

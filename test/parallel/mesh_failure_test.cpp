@@ -17,28 +17,40 @@ using namespace train_gpt::failing_job;
 
 namespace {
 
-/// Ranks whose weights are split along axes.
+/// Ranks that share a model along axes.
 struct SplitRanks {
-    int tensor, data, zero, shard_ranks;
+    int tensor, data, zero, shard_ranks, context = 1, pipeline = 1;
+    const char* schedule = "1f1b";
 
-    int ranks() const { return tensor * data; }
+    int ranks() const { return tensor * data * context * pipeline; }
     Arguments settings() const {
-        Arguments all;
-        for (const auto& [key, value] :
-             {std::pair{"tensor", tensor}, {"zero", zero}, {"shard_ranks", shard_ranks}})
+        Arguments all{"--set", concat("parallel.schedule=", schedule)};
+        for (const auto& [key, value] : {std::pair{"tensor", tensor},
+                                         {"zero", zero},
+                                         {"shard_ranks", shard_ranks},
+                                         {"context", context},
+                                         {"pipeline", pipeline}})
             all = all + Arguments{"--set", concat("parallel.", key, "=", value)};
         return all;
     }
     /// A rank as lines name it.
     std::string named(int rank) const { return failing_job::named(rank, place(rank)); }
     std::string place(int rank) const {
-        return MeshLayout(ranks(), {.tensor = tensor, .shard_ranks = shard_ranks}).place(rank);
+        return MeshLayout(ranks(), {.pipeline = pipeline,
+                                    .context = context,
+                                    .tensor = tensor,
+                                    .shard_ranks = shard_ranks})
+            .place(rank);
     }
 };
 
-// With a place on both axes, and with every rank in both kinds of groups.
-constexpr SplitRanks both{2, 2, 3, 0};
-constexpr SplitRanks splits[] = {{2, 1, 0, 0}, {1, 2, 3, 0}, {1, 4, 3, 2}, {2, 2, 0, 0}};
+// With a place on two axes, and with every rank in both kinds of groups.
+constexpr SplitRanks tensor_and_data{2, 2, 3, 0}, pipeline_and_context{1, 1, 1, 0, 2, 2};
+constexpr SplitRanks splits[] = {
+    {2, 1, 0, 0},       {1, 2, 3, 0},       {1, 4, 3, 2},
+    {2, 2, 0, 0},       {1, 1, 1, 0, 2},    {1, 1, 0, 0, 1, 2, "zero_bubble"},
+    {2, 1, 1, 0, 1, 2}, {1, 2, 3, 0, 1, 2}, {2, 1, 0, 0, 2, 2},
+};
 
 int random_rank(const SplitRanks& split) {
     return static_cast<int>(random_int(0, split.ranks() - 1));
@@ -46,7 +58,7 @@ int random_rank(const SplitRanks& split) {
 
 /// Checks that one line says what happened to which rank, and that all have ended.
 void check_killed(const SplitRanks& split, int rank) {
-    CAPTURE(split.tensor, split.data, split.zero, split.shard_ranks, rank);
+    CAPTURE(split.settings(), rank);
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     {
@@ -63,7 +75,7 @@ void check_killed(const SplitRanks& split, int rank) {
 }
 
 void check_stopped(const SplitRanks& split, int rank) {
-    CAPTURE(split.tensor, split.data, split.zero, split.shard_ranks, rank);
+    CAPTURE(split.settings(), rank);
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     Job job(split.ranks(), run, split.settings());
@@ -82,7 +94,7 @@ Arguments limited(int rank, const std::string& limit) {
 }
 
 void check_without_memory(const SplitRanks& split, int rank) {
-    CAPTURE(split.tensor, split.data, split.zero, split.shard_ranks, rank);
+    CAPTURE(split.settings(), rank);
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     // A rank of a model of gigabytes needs much more than its address space may grow to.
@@ -96,24 +108,27 @@ void check_without_memory(const SplitRanks& split, int rank) {
 }  // namespace
 
 TEST_CASE(
-    "a rank that is killed while it shares its weights is named with its place, and the job "
+    "a rank that is killed while it shares a model is named with its place, and the job "
     "continues on another mesh",
     "[failure][mesh]") {
     if (skip_without_mpirun()) return;
-    check_killed(both, random_rank(both));
+    for (const SplitRanks& split : {tensor_and_data, pipeline_and_context})
+        check_killed(split, random_rank(split));
 }
 
-TEST_CASE("a rank that is stopped while it shares its weights is named with its place",
+TEST_CASE("a rank that is stopped while it shares a model is named with its place",
           "[failure][mesh]") {
     if (skip_without_mpirun()) return;
-    check_stopped(both, random_rank(both));
+    for (const SplitRanks& split : {tensor_and_data, pipeline_and_context})
+        check_stopped(split, random_rank(split));
 }
 
 #ifndef __SANITIZE_ADDRESS__  // which reserves terabytes of addresses
-TEST_CASE("a rank without enough memory for its part of the weights is named with its place",
+TEST_CASE("a rank without enough memory for its part of a model is named with its place",
           "[failure][mesh]") {
     if (skip_without_mpirun()) return;
-    check_without_memory(both, random_rank(both));
+    for (const SplitRanks& split : {tensor_and_data, pipeline_and_context})
+        check_without_memory(split, random_rank(split));
 }
 #endif
 
@@ -125,7 +140,8 @@ TEST_CASE("any rank that fails along any axis ends the job with a line that name
         check_stopped(split, random_rank(split));
         check_without_memory(split, random_rank(split));
     }
-    for (int rank = 0; rank < both.ranks(); ++rank) check_stopped(both, rank);
+    for (const SplitRanks& split : {tensor_and_data, pipeline_and_context})
+        for (int rank = 0; rank < split.ranks(); ++rank) check_stopped(split, rank);
 }
 
 #ifdef TRAIN_GPT_CUDA
@@ -133,19 +149,38 @@ TEST_CASE("a rank whose GPU has too little memory for its part of the weights is
           "[failure][mesh][cuda]") {
     if (skip_without_mpirun() || skip_without_gpus(2) || !training_job::gpus_are_simulated())
         return;
-    constexpr SplitRanks split{2, 1, 0, 0};
-    const TemporaryDirectory directory;
-    const fs::path run = directory / "run";
-    const int rank = random_rank(split);
-    CAPTURE(rank);
-    Job job(run, mpirun(2) + limited(rank, "export GPUSIM_MEM=100M") +
-                     train(run, Arguments{"--set", "device=cuda"} + split.settings()));
-    check_failed(job, run,
-                 split.named(rank) + " failed: this run needs [^\n]* of GPU memory, but only ");
+    for (const SplitRanks& split : {SplitRanks{2, 1, 0, 0}, SplitRanks{1, 1, 1, 0, 1, 2}}) {
+        const TemporaryDirectory directory;
+        const fs::path run = directory / "run";
+        const int rank = random_rank(split);
+        CAPTURE(split.settings(), rank);
+        Job job(run, mpirun(2) + limited(rank, "export GPUSIM_MEM=100M") +
+                         train(run, Arguments{"--set", "device=cuda"} + split.settings()));
+        check_failed(job, run,
+                     split.named(rank) + " failed: this run needs [^\n]* of GPU memory, but only ");
+    }
 }
 #endif
 
 // ---- Two hosts ----------------------------------------------------------------------------------
+
+TEST_CASE("a pipeline whose tensor-parallel groups are on two nodes trains what one node trains",
+          "[failure][mesh][pipeline]") {
+    const TwoNodes nodes;
+    if (nodes.skip_mpirun()) return;
+    const TemporaryDirectory directory;
+    const Arguments settings =
+        SplitRanks{2, 1, 1, 0, 1, 2}.settings() + Arguments{"--stop-at", "3"};
+    check_succeeds(nodes.mpirun_on_both(4) + train(directory / "two", settings));
+    check_succeeds(mpirun(4) + train(directory / "one", settings));
+    CHECK(newest_whole_checkpoint(directory / "two") == 3);
+    const auto two = training_job::metrics_of(directory / "two"),
+               one = training_job::metrics_of(directory / "one");
+    REQUIRE(two.size() == 3);
+    REQUIRE(one.size() == 3);
+    for (size_t i = 0; i < 3; ++i)
+        for (const char* key : {"loss", "grad_norm"}) CHECK(two[i].at(key) == one[i].at(key));
+}
 
 TEST_CASE("tensor-parallel groups cross nodes only where the configuration allows it",
           "[failure][mesh]") {

@@ -614,6 +614,16 @@ constexpr MeshCase gpu_meshes[] = {
     {1, 2, 3, 0, "llama", 3, "bf16", 2},
     {2, 1, 2, 0, "qwen3", 2, "fp32", 2, true},
 };
+constexpr MeshCase gpu_pipelines[] = {
+    {1, 1, 1, 0, "gpt2", 5, "fp32", 1, false, {2}},
+    {1, 1, 1, 0, "llama", 4, "bf16", 1, false, {2, "gpipe"}},
+    {1, 2, 3, 0, "llama", 5, "fp32", 1, false, {2}},
+    {1, 1, 1, 0, "gpt2", 6, "bf16", 1, false, {4, "zero_bubble"}},
+    {1, 1, 1, 0, "qwen3", 4, "fp32", 1, false, {2, "interleaved", 2}},
+    {1, 1, 0, 0, "gpt2", 3, "fp32", 1, false, {2, "zero_bubble"}},
+    {2, 1, 1, 0, "qwen2", 3, "fp32", 1, false, {2}},
+    {1, 1, 2, 0, "mistral", 3, "fp32", 2, true, {2}},
+};
 
 }  // namespace
 
@@ -623,14 +633,34 @@ TEST_CASE("ranks: gpu meshes", "[.ranks]") {
     check_meshes(device_of_rank(world, "cuda"), world, gpu_meshes);
 }
 
-TEST_CASE("meshes of GPUs train what one GPU trains, whatever order their streams run in",
-          "[mesh][training][cuda]") {
-    if (skip_without_gpus(4)) return;
-    check_case_on_ranks(4, "ranks: gpu meshes",
+TEST_CASE("ranks: gpu pipelines", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    check_meshes(device_of_rank(world, "cuda"), world, gpu_pipelines);
+}
+
+namespace {
+
+void check_on_gpus(const std::string& name) {
+    check_case_on_ranks(4, name,
                         {{"GPUSIM_STREAMS", "lazy"},
                          {"GPUSIM_SEED", std::to_string(random_int(0, 1000))},
                          {"GPUSIM_NCCL_PROGRESS_MS", "300"}},
                         400);
+}
+
+}  // namespace
+
+TEST_CASE("meshes of GPUs train what one GPU trains, whatever order their streams run in",
+          "[mesh][training][cuda]") {
+    if (skip_without_gpus(4)) return;
+    check_on_gpus("ranks: gpu meshes");
+}
+
+TEST_CASE("pipelines of GPUs train what one GPU trains, whatever order their streams run in",
+          "[mesh][pipeline][training][cuda]") {
+    if (skip_without_gpus(4)) return;
+    check_on_gpus("ranks: gpu pipelines");
 }
 
 #endif

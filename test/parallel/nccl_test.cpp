@@ -220,6 +220,61 @@ TEST_CASE("the micro-batch is chosen for the memory that NCCL leaves", "[communi
     check_case_on_ranks(2, "ranks: gpu decide", *environment);
 }
 
+TEST_CASE("ranks: gpu first messages", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    const Device device = gpu_of(world);
+    const Config config =
+        config_of({"model.family=llama", "model.n_layer=8", "model.n_embd=32", "model.n_head=2",
+                   "model.n_ctx=16", "model.vocab_size=300", "batch.micro_batch=1",
+                   "batch.tokens_per_step=64", "parallel.pipeline=4",
+                   "parallel.schedule=interleaved", "parallel.stages_per_rank=2"});
+    const Mesh mesh(world, mesh_sizes(config), open_communicator(world, device, world.activity()));
+    const DecoderSpec spec = spec_of(config, config.model.vocab_size);
+    const Decisions decided = decide(config, spec, device, mesh);
+    Arena arena = allocate(plan_memory(config, spec, decided.dtype, decided.recompute, device,
+                                       world.size(), world.rank()));
+    Trainer trainer(config, spec, decided.dtype, decided.recompute, arena, mesh.layout(),
+                    world.rank());
+    trainer.connect(mesh);
+    trainer.parameters.fill_weights(trainer.stream);
+    const uint64_t left = memory_available(device);
+    // What a step sends, and the ends of the pipeline when it samples
+    const FedBatch batch{trainer.evaluation_batch.on_device(), nullptr};
+    std::ranges::fill(trainer.evaluation_batch.tokens, 1);
+    std::ranges::fill(trainer.evaluation_batch.targets, 2);
+    trainer.evaluation_batch.upload(trainer.stream);
+    trainer.begin_step(4, 4);
+    for (const PipelineAction& action : trainer.actions()) {
+        if (trainer.begins_micro_batch(action)) trainer.load(action.micro_batch, batch);
+        trainer.execute(action);
+    }
+    trainer.update({.learning_rate = 0.001f, .step = 1}, 1, 0);
+    trainer.generator().feed(trainer.stream, std::vector<int32_t>{1, 2});
+    trainer.stream.synchronize();
+    CHECK(memory_available(device) == left);
+}
+
+TEST_CASE("NCCL connects the stages of a pipeline before a step",
+          "[communicator][pipeline][cuda]") {
+    if (skip_without_gpus(4)) return;
+    const TemporaryDirectory folder;
+    std::optional<Environment> environment = observed(folder);
+    if (!environment) return;
+    environment->insert({{"FOLDER", folder.path()}, {"OBSERVED_NCCL_TAKES", "1048576"}});
+    check_case_on_ranks(4, "ranks: gpu first messages", *environment);
+    int64_t sent = 0, received = 0;
+    for (int rank = 0; rank < 4; ++rank) {
+        const std::vector<std::string> calls = calls_of(folder, rank);
+        sent += count(calls, "send to ");
+        received += count(calls, "receive from ");
+        CHECK(count(calls, "misuse") == 0);
+    }
+    // Both ways around the ring, 4 micro-batches through 8 stages and back, a prompt through them
+    CHECK(sent == 2 * 4 + 2 * 4 * 7 + 7);
+    CHECK(received == sent);
+}
+
 TEST_CASE("ranks: gpu abort", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();

@@ -1,8 +1,8 @@
 // A library that stands in front of NCCL's. It writes down what a rank calls, as lines of the file
 // OBSERVED_NCCL_LOG followed by the rank, and passes it on to the library OBSERVED_NCCL; without
 // one, collectives succeed and do nothing. Like NCCL it takes memory of the GPU when a communicator
-// first uses a collective in another way, which here depends on dtype and bytes: each time
-// OBSERVED_NCCL_TAKES bytes. The rank OBSERVED_NCCL_REFUSES registers one buffer at most. "misuse"
+// first uses a collective in another way, which here depends on dtype and bytes, or first sends to a
+// rank or receives from it: each time OBSERVED_NCCL_TAKES bytes. The rank OBSERVED_NCCL_REFUSES registers one buffer at most. "misuse"
 // is what NCCL forbids: two threads in calls with one communicator, and calls after its end.
 #include <atomic>
 #include <bit>
@@ -26,7 +26,7 @@ struct Observed {
     std::atomic<int> threads{0};
     bool ended = false;
     std::map<const char*, size_t> registered;          // address → bytes
-    std::set<std::tuple<std::string, int, int>> used;  // collective, dtype, bytes
+    std::set<std::tuple<std::string, int, int>> used;  // collective, dtype or peer, bytes
 };
 
 std::mutex mutex;
@@ -102,6 +102,13 @@ ncclResult_t observe(Observed& of, const char* name, ncclDataType_t type, Buffer
         is_registered(of, in.data, in.bytes) && is_registered(of, out.data, out.bytes);
     say(of, std::string(name) + ' ' + std::to_string(type) + ' ' + std::to_string(bytes) +
                 (registered ? " registered" : " unregistered") + (first ? " first" : ""));
+    return !first || take_memory() ? ncclSuccess : ncclUnhandledCudaError;
+}
+
+/// The same for a message.
+ncclResult_t observe(Observed& of, const char* name, int peer) {
+    const bool first = of.used.insert({name, peer, 0}).second;
+    say(of, std::string(name) + ' ' + std::to_string(peer) + (first ? " first" : ""));
     return !first || take_memory() ? ncclSuccess : ncclUnhandledCudaError;
 }
 
@@ -234,12 +241,14 @@ ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType
 ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
     const Call call(comm);
+    if (const auto r = observe(call.of(), "send to", peer); r != ncclSuccess) return r;
     PASS_ON(ncclSend, data, count, type, peer, comm, stream);
 }
 
 ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
     const Call call(comm);
+    if (const auto r = observe(call.of(), "receive from", peer); r != ncclSuccess) return r;
     PASS_ON(ncclRecv, data, count, type, peer, comm, stream);
 }
 

@@ -400,7 +400,8 @@ TEST_CASE("a run whose mesh changes at each start trains what one rank trains", 
     check_close(chain, one, in_fp32_order);
 }
 
-TEST_CASE("tensor-parallel ranks evaluate as one rank does, and sample the same text", "[tensor]") {
+TEST_CASE("ranks that share a model evaluate as one rank does, and sample the same text",
+          "[tensor][context][pipeline]") {
     if (skip_without_mpirun()) return;
     const SharedJob shared(Settings{{"model.vocab_size", "260"}});  // the tokenizer's
     const Job& job = shared.job;
@@ -424,8 +425,16 @@ TEST_CASE("tensor-parallel ranks evaluate as one rank does, and sample the same 
     };
     const auto [one, text] = evaluated(1, "one", {});
     CHECK(one.contains("hellaswag"));
-    for (const auto& [ranks, mesh] : {std::pair{2, tensor(2, 1)}, {4, tensor(2, 3)}}) {
-        const auto [metrics, sampled] = evaluated(ranks, concat("on-", ranks), mesh);
+    const Settings context{{"parallel.context", "2"}}, pipeline{{"parallel.pipeline", "2"}},
+        interleaved{{"parallel.schedule", "interleaved"}, {"parallel.stages_per_rank", "2"}};
+    int number = 0;
+    for (const auto& [ranks, mesh] : {std::pair{2, tensor(2, 1)},
+                                      {4, tensor(2, 3)},
+                                      {2, pipeline},
+                                      {4, context + pipeline + interleaved},
+                                      {4, context + tensor(2, 2)}}) {
+        CAPTURE(number);
+        const auto [metrics, sampled] = evaluated(ranks, concat("shared-", number++), mesh);
         CHECK(sampled == text);
         CHECK(metrics.at("val_loss").get<double>() ==
               Approx(one.at("val_loss").get<double>()).epsilon(1e-6));
