@@ -2,11 +2,19 @@
 
 #include <algorithm>
 #include <cassert>
+#include <optional>
 
+#include "device/profile.h"
 #include "device/trace.h"
 #include "parallel/mesh.h"
 
 namespace train_gpt {
+
+namespace {
+
+constexpr const char* wait_for_stage = "wait for a stage";
+
+}  // namespace
 
 StageMessages::StageMessages(const PipelineSchedule& schedule, int rank, DType dtype, int64_t rows,
                              int64_t columns, Arena& arena)
@@ -46,9 +54,17 @@ void StageMessages::connect(const Device& device, Communicator& pipeline, StepCl
     turn_ = Event(device);
 }
 
-/// On the CPU: the buffer's memory is not in use any more.
-void StageMessages::finish(Buffer& buffer) {
-    if (buffer.moves) pipeline_->finish(buffer.message);
+/// Later work of the stream finds the buffer's last message finished.
+void StageMessages::wait(Stream& stream, Buffer& buffer) {
+    const StepClock::Interval interval(clock_, stream, StepPhase::communication,
+                                       name_of(Axis::pipeline));
+    std::optional<TraceSpan> span;
+    if (stream_) span.emplace(TraceTrack::device, stream, wait_for_stage);
+    const Profiled profiled(stream, {.kind = wait_for_stage});
+    if (stream_)
+        buffer.moved.hold(stream);
+    else
+        pipeline_->finish(buffer.message);
     buffer.moves = false;
 }
 
@@ -56,13 +72,7 @@ Tensor StageMessages::send_buffer(Stream& stream, Kind kind) {
     Side& side = this->side(kind);
     Buffer& buffer = side.sends[side.next];
     if (!pipeline_) return buffer.memory;
-    if (stream_) {
-        if (buffer.was_moved) buffer.moved.hold(stream);
-    } else if (buffer.moves) {
-        const StepClock::Interval interval(clock_, stream, StepPhase::communication,
-                                           name_of(Axis::pipeline));
-        finish(buffer);
-    }
+    if (buffer.moves) wait(stream, buffer);
     return buffer.memory;
 }
 
@@ -79,10 +89,8 @@ void StageMessages::send(Stream& stream, Kind kind, int to) {
     const TraceSpan span(TraceTrack::exchange, on, "send to pipeline rank", to);
     buffer.message =
         pipeline_->post_send(on, buffer.memory.data, buffer.memory.numel(), dtype_, to);
-    buffer.moves = !stream_;
-    if (!stream_) return;
-    buffer.moved.record(*stream_);
-    buffer.was_moved = true;
+    buffer.moves = true;
+    if (stream_) buffer.moved.record(*stream_);
 }
 
 void StageMessages::receive(Stream& stream, Kind kind, int index, int from) {
@@ -93,20 +101,14 @@ void StageMessages::receive(Stream& stream, Kind kind, int index, int from) {
     const TraceSpan span(TraceTrack::exchange, on, "receive from pipeline rank", from);
     buffer.message =
         pipeline_->post_receive(on, buffer.memory.data, buffer.memory.numel(), dtype_, from);
-    buffer.moves = !stream_;
+    buffer.moves = true;
     if (stream_) buffer.moved.record(*stream_);
 }
 
 Tensor StageMessages::wait(Stream& stream, Kind kind, int index) {
     Buffer& buffer = side(kind).receives[static_cast<size_t>(index)];
     if (!pipeline_) return buffer.memory;
-    const TraceSpan span(TraceTrack::device, stream, "wait for a stage");
-    const StepClock::Interval interval(clock_, stream, StepPhase::communication,
-                                       name_of(Axis::pipeline));
-    if (stream_)
-        buffer.moved.hold(stream);
-    else
-        finish(buffer);
+    wait(stream, buffer);
     return buffer.memory;
 }
 

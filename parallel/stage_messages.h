@@ -48,16 +48,16 @@ class StageMessages {
     struct Buffer {
         Tensor memory;
         Communicator::Message message;
-        bool moves = false;  // on the CPU: the message may not have finished
-        Event moved, used;   // on a GPU: it has; the stream's last work with it has
-        bool was_moved = false, was_used = false;
+        bool moves = false;  // the model's stream has not waited for the message
+        Event moved, used;   // on a GPU: the message has finished; so has the last work with it
+        bool was_used = false;
     };
     struct Side {
         std::vector<Buffer> sends, receives;
         size_t next = 0;  // of sends
     };
     Side& side(Kind kind) { return sides_[static_cast<size_t>(kind)]; }
-    void finish(Buffer& buffer);
+    void wait(Stream& stream, Buffer& buffer);
 
     DType dtype_ = DType::fp32;
     Side sides_[2];

@@ -147,7 +147,8 @@ void Run::settle_until(int64_t may_remain) {
 
 void Run::begin_pause(const Pause& pause) {
     Stream& stream = parts_.trainer.stream;
-    if (pause.ends_profile) parts_.progress.say(parts_.profile.finish(stream));
+    if (pause.ends_profile)
+        parts_.progress.say(profile_of_stages(parts_.mesh, parts_.profile.finish(stream)));
     parts_.profile.pause(stream);
     if (pause.ends_trace) parts_.trace.finish(world(), parts_.progress);
     parts_.trace.pause();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/error.h"
 #include "training/peak.h"
 
 namespace train_gpt {
@@ -35,6 +36,19 @@ std::string StepProfile::finish(Stream& stream) {
     return profile_table(profiler_.totals(), steps_, seconds_, peak_flops_, bandwidth_);
 }
 
+std::string profile_of_stages(const Mesh& mesh, const std::string& table) {
+    const int stages = mesh.size(Axis::pipeline);
+    if (stages == 1) return table;
+    const std::vector<std::string> tables = mesh.world().all_gather(table);
+    std::string text;
+    for (int i = 0; i < stages; ++i) {
+        const int rank = i * mesh.layout().stride(Axis::pipeline);
+        text += concat(i == 0 ? "" : "\n", "pipeline rank ", i, " (rank ", rank, "), ",
+                       tables[static_cast<size_t>(rank)]);
+    }
+    return text;
+}
+
 std::string profile_table(const std::vector<Profiler::Total>& totals, int64_t steps, double seconds,
                           double peak_flops, double bandwidth) {
     std::vector<Profiler::Total> rows = totals;
@@ -57,11 +71,16 @@ std::string profile_table(const std::vector<Profiler::Total>& totals, int64_t st
         const double rate =
             row.seconds > 0 ? (flops ? 1e-12 * row.flops : 1e-9 * row.bytes) / row.seconds : 0;
         const double of_limit = row.seconds > 0 ? std::max(by_bytes, by_flops) / row.seconds : 0;
-        std::snprintf(text, sizeof text, "  %-24s %10.1f %10.3f %6.1f%% %8.*f %s %7.1f%%\n",
-                      row.kind.c_str(), static_cast<double>(row.calls) / n, 1e3 * row.seconds / n,
-                      100 * row.seconds / seconds, flops ? 3 : 1, rate,
-                      flops ? "TFLOP/s" : "GB/s   ", 100 * of_limit);
+        std::snprintf(text, sizeof text, "  %-24s %10.1f %10.3f %6.1f%%", row.kind.c_str(),
+                      static_cast<double>(row.calls) / n, 1e3 * row.seconds / n,
+                      100 * row.seconds / seconds);
         table += text;
+        if (row.bytes > 0 || row.flops > 0) {  // else it waits
+            std::snprintf(text, sizeof text, " %8.*f %s %7.1f%%", flops ? 3 : 1, rate,
+                          flops ? "TFLOP/s" : "GB/s   ", 100 * of_limit);
+            table += text;
+        }
+        table += '\n';
     }
     std::snprintf(text, sizeof text, "  %-24s %10s %10.3f %6.1f%%\n", "everything else", "",
                   1e3 * (seconds - in_kernels) / n, 100 * (seconds - in_kernels) / seconds);

@@ -5,6 +5,7 @@
 
 #include "base/stopwatch.h"
 #include "device/profile.h"
+#include "parallel/mesh.h"
 
 namespace train_gpt {
 
@@ -42,6 +43,10 @@ class StepProfile {
     bool paused_ = false;
     Stopwatch since_start_;
 };
+
+/// Of a pipeline, the tables of the first rank of each stage, with headings; else this rank's. All
+/// ranks call it with theirs.
+std::string profile_of_stages(const Mesh& mesh, const std::string& table);
 
 /// The table alone, from totals over `steps` steps that took `seconds` in total.
 std::string profile_table(const std::vector<Profiler::Total>& totals, int64_t steps, double seconds,

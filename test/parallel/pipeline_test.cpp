@@ -206,3 +206,28 @@ TEST_CASE("pipelines compute what one rank computes, bit for bit, in every sched
     if (skip_without_mpirun()) return;
     check_case_on_ranks(4, "ranks: bits of pipelines");
 }
+
+// ---- The program --------------------------------------------------------------------------------
+
+TEST_CASE("a profile of a pipeline has a table of each stage", "[pipeline][training]") {
+    if (skip_without_mpirun()) return;
+    const Job job(4,
+                  {{"parallel.pipeline", "2"}, {"schedule.steps", "4"}, {"evaluation.every", "0"}});
+    const ProgramResult result = job.start(2, "run", {}, {"--profile", "2"});
+    INFO(result.output);
+    REQUIRE(result.exit_code == 0);
+    const size_t first = result.output.find("pipeline rank 0 (rank 0), profile of 2 steps"),
+                 second = result.output.find("pipeline rank 1 (rank 1), profile of 2 steps");
+    REQUIRE(first != std::string::npos);
+    REQUIRE((second != std::string::npos && second > first));
+    const std::string tables[] = {result.output.substr(first, second - first),
+                                  result.output.substr(second)};
+    for (const std::string& table : tables) {
+        CHECK(contains(table, "\n  wait for a stage "));
+        CHECK(contains(table, "\n  step "));
+    }
+    CHECK(contains(tables[0], "\n  embedding_forward "));
+    CHECK(!contains(tables[0], "\n  head_loss "));
+    CHECK(contains(tables[1], "\n  head_loss "));
+    CHECK(!contains(tables[1], "\n  embedding_forward "));
+}
