@@ -45,7 +45,7 @@ mkdir -p "$build/bench-runs"
 "$build/bench" "$@" --program "$build/train_gpt" --folder "$build/bench-runs" ${python:+--python "$python"} |
     tee "$build/bench.md"
 status=${PIPESTATUS[0]}
-BUILD=$build scripts/bench_ranks.sh | tee -a "$build/bench.md"
+python3 scripts/bench_ranks.py --program "$build/train_gpt" --folder "$build/bench-runs/ranks" | tee -a "$build/bench.md"
 [ "${PIPESTATUS[0]}" = 0 ] || status=1
 # Uses GPT-2's vocabulary and the quickstart's text if they are here, with empty lines between the documents.
 prose=()

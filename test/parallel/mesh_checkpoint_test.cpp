@@ -44,6 +44,14 @@ constexpr Move more_moves[] = {
     {{1, 6, 3, 0, "mistral", 6}, {1, 1, 1, 0, "mistral", 6, "fp32", 1, false, {4}}},
     {{1, 1, 1, 0, "gpt2", 6, "bf16", 1, false, {4, "gpipe"}},
      {1, 3, 3, 0, "gpt2", 6, "bf16", 1, false, {2}}},
+    {{1, 1, 1, 0, "gpt2", 6, "fp32", 2, false, {2}}, {2, 3, 3, 0, "gpt2", 6}},
+    {{2, 1, 0, 0, "llama", 6, "fp32", 1, false, {2, "interleaved", 2}},
+     {1, 1, 3, 0, "llama", 6, "fp32", 2, false, {2}}},
+    {{1, 1, 2, 0, "qwen3", 6, "bf16", 2, false, {2}}, {1, 6, 1, 2, "qwen3", 6, "bf16"}},
+    {{1, 3, 3, 3, "mistral", 6, "fp32", 2},
+     {1, 1, 1, 0, "mistral", 6, "fp32", 2, false, {2, "zero_bubble"}}},
+    {{2, 1, 1, 0, "qwen2", 6, "fp32", 2}, {1, 1, 1, 0, "qwen2", 6, "fp32", 1, false, {5}}},
+    {{1, 2, 2, 1, "gpt2", 6, "fp32", 1, false, {3}}, {2, 1, 3, 0, "gpt2", 6, "fp32", 2}},
 };
 
 void check_moves(const World& world, std::span<const Move> moves) {

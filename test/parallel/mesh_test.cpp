@@ -208,6 +208,26 @@ constexpr MeshCase more_pipelines[] = {
     {1, 1, 1, 0, "gpt2", 2, "fp32", 1, false, {6}},
 };
 
+// Stages whose ranks share sequences and products
+constexpr MeshCase few_mixed_meshes[] = {
+    {1, 1, 1, 0, "gpt2", 3, "fp32", 2, true, {2}},
+    {1, 1, 0, 0, "llama", 4, "fp32", 2, false, {2, "interleaved", 2}},
+};
+constexpr MeshCase more_mixed_meshes[] = {
+    {2, 1, 1, 0, "gpt2", 3, "fp32", 2, true, {2}},
+    {1, 1, 0, 0, "qwen3", 5, "bf16", 2, true, {2, "zero_bubble"}},
+    {1, 1, 2, 0, "mistral", 3, "fp32", 2, false, {2, "gpipe"}},
+    {1, 1, 3, 0, "gpt2", 3, "fp32", 2, false, {4}},
+    {1, 2, 2, 0, "llama", 7, "fp32", 2, true, {2, "gpipe"}},
+    {2, 1, 0, 0, "mistral", 4, "bf16", 1, false, {4, "zero_bubble"}},
+    {2, 1, 3, 0, "qwen2", 5, "fp32", 2, false, {2}},
+    {1, 2, 1, 2, "gpt2", 9, "bf16", 2, false, {2}},
+    {4, 1, 1, 0, "llama", 4, "fp32", 1, false, {2, "interleaved", 2}},
+    {1, 1, 1, 0, "gpt2", 8, "fp32", 2, true, {4, "interleaved", 2}},
+    {2, 2, 3, 1, "qwen3", 5, "fp32", 1, false, {2}},
+    {1, 1, 2, 0, "llama", 3, "fp32", 4, true, {2}},
+};
+
 double largest_of(const std::vector<double>& values) {
     double most = 0;
     for (const double x : values) most = std::max(most, std::abs(x));
@@ -464,6 +484,28 @@ TEST_CASE("many pipelines train what one rank trains, and send what the plan say
           "[mesh][pipeline][training][.][long]") {
     if (skip_without_mpirun()) return;
     check_case_on_ranks(6, "ranks: more pipelines", {}, 600);
+}
+
+TEST_CASE("ranks: few mixed meshes", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    check_meshes(Device{}, World::join(), few_mixed_meshes);
+}
+
+TEST_CASE("ranks: more mixed meshes", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    check_meshes(Device{}, World::join(), more_mixed_meshes);
+}
+
+TEST_CASE("stages whose ranks share sequences train what one rank trains",
+          "[mesh][pipeline][context][training]") {
+    if (skip_without_mpirun()) return;
+    check_case_on_ranks(4, "ranks: few mixed meshes");
+}
+
+TEST_CASE("many stages whose ranks share sequences and products train what one rank trains",
+          "[mesh][pipeline][context][training][.][long]") {
+    if (skip_without_mpirun()) return;
+    check_case_on_ranks(8, "ranks: more mixed meshes", {}, 600);
 }
 
 TEST_CASE("ranks: one ahead", "[.ranks]") {
