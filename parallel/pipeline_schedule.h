@@ -35,6 +35,8 @@ struct PipelineShape {
     int ranks = 1;            // p
     int stages_per_rank = 1;  // v; more than 1 only if interleaved
     int micro_batches = 1;    // m: of this pipeline; others along the data axis may have more
+
+    bool operator==(const PipelineShape&) const = default;
 };
 
 enum class PipelineWork : uint8_t {
