@@ -97,6 +97,28 @@ template <class T, class F>
     if (n % Position::width) f(Element{n - 1});
 }
 
+/// Asks for n elements, so that they come from memory while the processor is busy with others. Any
+/// address will do.
+template <class T>
+[[gnu::always_inline]] inline void prefetch(const T* row, int64_t n) {
+    constexpr int64_t line = 64 / sizeof(T);
+    for (int64_t i = 0; i < n; i += line) __builtin_prefetch(row + i);
+}
+
+/// The same as for_positions, and asks for rows that are read next.
+template <class T, class F, class... Next>
+[[gnu::always_inline]] inline void for_positions_before(int64_t n, F&& f, const Next*... next) {
+    using Position = PositionOf<T>;
+    constexpr int64_t piece = 2048 / sizeof(T);
+    for (int64_t first = 0; first < n; first += piece) {
+        const int64_t last = first + piece < n ? first + piece : n;
+        (prefetch(next + first, last - first), ...);
+#pragma omp simd
+        for (int64_t i = first / Position::width; i < last / Position::width; ++i) f(Position{i});
+        if (last % Position::width) f(Element{last - 1});
+    }
+}
+
 /// Σ f(position) over all elements of rows of n, as lane_sum adds them.
 template <class T, class F>
 [[gnu::always_inline]] inline float position_sum(int64_t n, F&& f) {

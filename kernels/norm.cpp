@@ -52,11 +52,13 @@ void forward(const NormForward& args) {
                                                }) /
                                n;
         const float rstd = 1.0f / std::sqrt(variance + epsilon);
+        const T* next = data(args.x) + (row + 1) * C;
         if (b) {
-            for_positions<T>(
-                C, [=](auto at) { at.store(out, (at(x) - mean) * rstd * at(w) + at(b)); });
+            for_positions_before<T>(
+                C, [=](auto at) { at.store(out, (at(x) - mean) * rstd * at(w) + at(b)); }, next);
         } else {
-            for_positions<T>(C, [=](auto at) { at.store(out, (at(x) - mean) * rstd * at(w)); });
+            for_positions_before<T>(
+                C, [=](auto at) { at.store(out, (at(x) - mean) * rstd * at(w)); }, next);
         }
         if (args.stats) {
             float* stats = args.stats.as<float>() + 2 * row;
@@ -112,7 +114,7 @@ struct Backward {
         const T* w = args.w.as<T>();
         float *dw = sums.dw, *db = sums.db, *dbias = sums.dbias;
         const BackwardRow<T> rows[count] = {BackwardRow<T>(args, first + int64_t{r})...};
-        for_positions<T>(C, [=](auto at) {
+        const auto compute = [=](auto at) {
             const auto w_c = at(w);
             auto dw_c = at(dw);
             auto db_c = has_db ? at(db) : decltype(w_c){0};
@@ -130,7 +132,9 @@ struct Backward {
             at.store(dw, dw_c);
             if (has_db) at.store(db, db_c);
             if (has_dbias) at.store(dbias, dbias_c);
-        });
+        };
+        for_positions_before<T>(C, compute, rows[r].x + count * C..., rows[r].dy + count * C...,
+                                rows[r].dres + count * C...);
     }
 
     void block(int64_t first, int64_t last) const {

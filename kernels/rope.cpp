@@ -90,12 +90,14 @@ void turn_heads(const RopeShape& s, const Heads<T, head_size>& heads, int64_t ro
     if (const T* w = heads.w) {
         heads.for_normed(s, row, epsilon, [&](int h, float rho) {
             const T* x = heads.source(s, row, h);
+            prefetch(heads.source(s, row + 1, h), heads.size(s));
             turn<back, T>(heads.target(s, row, h), angles, half,
                           [=](auto at, int first) { return at(x + first) * rho * at(w + first); });
         });
     } else {
         for (int h = 0; h < heads.count; ++h) {
             const T* x = heads.source(s, row, h);
+            prefetch(heads.source(s, row + 1, h), heads.size(s));
             turn<back, T>(heads.target(s, row, h), angles, half,
                           [=](auto at, int first) { return at(x + first); });
         }
@@ -119,6 +121,8 @@ void backward_heads(const RopeShape& s, const Heads<T, head_size>& heads, int64_
     heads.for_normed(s, row, epsilon, [&](int h, float rho) {
         const T* x = heads.source(s, row, h);
         T* gradient = heads.target(s, row, h);
+        prefetch(heads.source(s, row + 1, h), D);
+        prefetch(heads.target(s, row + 1, h), D);
         float g_[max_D], *g = g_;
         turn<true, T>(g, angles, D / 2, [=](auto at, int first) { return at(gradient + first); });
         const float mean = product_sum<T, head_size>(g, w, x, D) * rho / static_cast<float>(D);

@@ -122,7 +122,9 @@ class Picture {
         rows(top, row_, row_ * 0.86);
         axis(top + ranks * row_, top);
         schedule();
-        text(left, memory_top - 12, "part", "Micro-batches in flight");
+        text(left, memory_top - 12, "part",
+             options_.memory.empty() ? "Micro-batches in flight"
+                                     : "Micro-batches in flight · memory of the rank");
         rows(memory_top, memory_row_, memory_row_ * 0.88);
         axis(memory_top + ranks * memory_row_, memory_top);
         memory(memory_top);
@@ -322,9 +324,10 @@ class Picture {
                 data[waits ? weights_color : forward_color(static_cast<int>(l), turns())] +=
                     band(areas[r][l], l > 0 ? &areas[r][l - 1] : nullptr, base, height / most);
             }
+            const int at_most = *std::max_element(areas[r].back().begin(), areas[r].back().end());
             remark(y, memory_row_, height, r,
-                   concat("at most ",
-                          *std::max_element(areas[r].back().begin(), areas[r].back().end())));
+                   options_.memory.empty() ? concat("at most ", at_most)
+                                           : concat(at_most, " · ", options_.memory[r]));
         }
         paths(data);
     }

@@ -111,7 +111,7 @@ def measure(args, name):
         twos.append(lower_quartile(times))
         if "parallel.pipeline" in mesh and "parallel.stages_per_rank" not in mesh:
             stages = traced_stages(run, args.steps)
-            of_schedule.append(twos[-1] / (replayed(stages) + max(update for _, _, update in stages)))
+            of_schedule.append(statistics.median(times) / (replayed(stages) + max(update for _, _, update in stages)))
         ones.append(lower_quartile(train(args, 1, for_one)[1]))
     ratios = [two / one for two, one in zip(twos, ones)]
     of_schedule = f"{statistics.median(of_schedule):.3f}" if of_schedule else "–"

@@ -29,6 +29,23 @@ PipelineTimes stage_flops(const Config& config, const DecoderSpec& spec, Recompu
     return times;
 }
 
+namespace {
+
+/// Of the first rank of each stage.
+std::vector<std::string> memory_of_stages(const Config& config, const DecoderSpec& spec,
+                                          DType dtype, Recompute recompute, const Device& device,
+                                          int world) {
+    const MeshLayout mesh = mesh_of(config, world);
+    std::vector<std::string> memory;
+    for (int i = 0; i < mesh.size(Axis::pipeline); ++i)
+        memory.push_back(format_bytes(plan_memory(config, spec, dtype, recompute, device, world,
+                                                  i * mesh.stride(Axis::pipeline))
+                                          .total_bytes()));
+    return memory;
+}
+
+}  // namespace
+
 std::string pipeline_table(const Config& config, const DecoderSpec& spec, DType dtype,
                            Recompute recompute, const Device& device, int world) {
     const MeshLayout mesh = mesh_of(config, world);
@@ -37,6 +54,8 @@ std::string pipeline_table(const Config& config, const DecoderSpec& spec, DType 
     if (p == 1) return "";
     const std::vector<int> layers = layers_of_stages(config, spec);
     const PipelineTimeline timeline = simulate(schedule, stage_flops(config, spec, recompute));
+    const std::vector<std::string> memory =
+        memory_of_stages(config, spec, dtype, recompute, device, world);
     std::string text = formatted(
         "\npipeline of %d ranks, %s, %d micro-batch%s: bubble %.1f%% (calculated from FLOPs; sends "
         "take no time)\n  %4s %12s %14s %10s   %s\n",
@@ -49,12 +68,10 @@ std::string pipeline_table(const Config& config, const DecoderSpec& spec, DType 
             of_layers += concat(plus, layers[static_cast<size_t>(stage)]);
             in_flight += concat(plus, schedule.slots[static_cast<size_t>(stage)]);
         }
-        const Arena plan = plan_memory(config, spec, dtype, recompute, device, world,
-                                       r * mesh.stride(Axis::pipeline));
         const double idle = timeline.idle[static_cast<size_t>(r)] / timeline.makespan;
-        text += formatted("  %4d %12s %13.1f%% %10s   %s\n", r,
-                          format_bytes(plan.total_bytes()).c_str(), 100 * idle, of_layers.c_str(),
-                          in_flight.c_str());
+        text +=
+            formatted("  %4d %12s %13.1f%% %10s   %s\n", r, memory[static_cast<size_t>(r)].c_str(),
+                      100 * idle, of_layers.c_str(), in_flight.c_str());
     }
     return text;
 }
@@ -78,7 +95,8 @@ std::string planned_picture(const Config& given, const Device& device, int world
         {.title = concat("Pipeline of ", shape.ranks, " ranks: ", name_of(shape.kind)),
          .subtitle = concat(schedule.stages, " stages, ", shape.micro_batches,
                             " micro-batches; calculated from FLOPs, 1 = forward pass of a layer"),
-         .seconds = false});
+         .seconds = false,
+         .memory = memory_of_stages(config, spec, dtype, fit.recompute, device, world)});
 }
 
 }  // namespace train_gpt

@@ -123,7 +123,11 @@ TEST_CASE("a pipeline's picture prints its step, idle time and micro-batches in 
     CHECK(contains(svg, "4 ranks · step 330 ms · idle 27 %"));
     CHECK(occurrences(svg, "idle 27 %</text>") == 5);
     for (int most = 1; most <= 4; ++most) CHECK(contains(svg, concat("at most ", most, "</text>")));
-    CHECK(contains(pipeline_picture(schedule, timeline, {.seconds = false}), "step 0.33 · "));
+    const std::string with_memory = pipeline_picture(
+        schedule, timeline, {.seconds = false, .memory = {"4 GiB", "3 GiB", "2.5 GiB", "1 MiB"}});
+    CHECK(contains(with_memory, "step 0.33 · "));
+    CHECK(contains(with_memory, "2 · 2.5 GiB</text>"));
+    CHECK(contains(with_memory, "1 · 1 MiB</text>"));
 }
 
 TEST_CASE("texts in a pipeline's picture are escaped", "[pipeline_picture]") {
