@@ -132,8 +132,8 @@ struct Cluster {
 };
 
 /// The totals of two values over the threads of a row; `sums`: the row's shared memory, in which
-/// warp i of up to 16 has places 2i and 2i + 1.
-template <class Shape>
+/// warp i of up to 16 has places 2i and 2i + 1. Of other blocks', `at_once` are loaded together.
+template <class Shape, int at_once>
 __device__ __forceinline__ float2 row_total_of_pairs(float* sums, float a, float b) {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % warp_size;
     const bool has_place = lane < 2 * static_cast<int>(blockDim.x) / warp_size;
@@ -145,7 +145,7 @@ __device__ __forceinline__ float2 row_total_of_pairs(float* sums, float a, float
         if (has_place) own = sums[lane];
     } else {
         Cluster<Shape>::barrier();
-#pragma unroll 2
+#pragma unroll at_once
         for (int rank = 0; rank < Cluster<Shape>::size(); ++rank)
             if (has_place) own += Cluster<Shape>::load(sums + lane, rank);
     }
@@ -298,6 +298,7 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
     constexpr int size = Part::size, packs = Part::packs;
     // In fp32, 16 elements leave no registers for g and x̂: these are computed once more.
     constexpr bool keeps_row = Shape::elements * sizeof(T) < 64;
+    constexpr int at_once = keeps_row ? 2 : 1;
     __shared__ float warp_sums[2][2 * Shape::max_threads / warp_size];
     extern __shared__ uint4 dynamic_shared[];
     const int lanes = static_cast<int>(blockDim.x), group = static_cast<int>(threadIdx.y),
@@ -375,8 +376,8 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
             }
         }
         // One barrier per row is enough, because the next row uses the other half of warp_sums.
-        const float2 totals =
-            row_total_of_pairs<Shape>(warp_sums[left % 2] + group * 2 * warps, sum_g, sum_gx);
+        const float2 totals = row_total_of_pairs<Shape, at_once>(
+            warp_sums[left % 2] + group * 2 * warps, sum_g, sum_gx);
         const float mean_g = args.rms ? 0.0f : scale * totals.x, mean_gx = scale * totals.y;
 #pragma unroll
         for (int k = 0; k < packs; ++k) {
