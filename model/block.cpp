@@ -331,8 +331,10 @@ class BlockBackward {
     }
 
     void weight_gradient(int weight, int bias, Tensor x, Tensor dy) {
-        linear_backward_weight(
-            stream_, {.dw = store_.sink(weight), .x = x, .dy = dy, .dbias = store_.sink(bias)});
+        linear_backward_weight(stream_, {.dw = store_.sink(stream_, weight),
+                                         .x = x,
+                                         .dy = dy,
+                                         .dbias = store_.sink(stream_, bias)});
     }
 
     /// Of a product that reads a norm's output. It runs while its input's gradients are added up.
@@ -347,13 +349,13 @@ class BlockBackward {
         tensor_.wait(stream_, TensorGroup::Lane::sums);
         norm_backward(stream_, {.norm = block_.spec.norm,
                                 .dres = g_.dres,
-                                .dw = store_.sink(of.w),
-                                .db = store_.sink(of.b),
+                                .dw = store_.sink(stream_, of.w),
+                                .db = store_.sink(stream_, of.b),
                                 .dy = g_.dy,
                                 .x = of.x,
                                 .w = block_.weights.weight(of.w),
                                 .stats = of.stats,
-                                .dbias = store_.sink(bias)});
+                                .dbias = store_.sink(stream_, bias)});
     }
 
     /// g.dqkv from g.datt: attention, and the rotation of q and k.
@@ -386,8 +388,8 @@ class BlockBackward {
                                 .q = before.q,
                                 .k = before.k,
                                 .norm = qk_norm(block_),
-                                .dq_w = store_.sink(p.q_norm_w),
-                                .dk_w = store_.sink(p.k_norm_w)});
+                                .dq_w = store_.sink(stream_, p.q_norm_w),
+                                .dk_w = store_.sink(stream_, p.k_norm_w)});
     }
 
     Tensor products() const { return block_.activations.products; }

@@ -29,6 +29,9 @@ struct Registry {
     bool begins_model() const { return tokens >= 0; }
     bool ends_model() const { return head >= 0 && final_norm_w >= 0; }
     int unit_of(int parameter) const { return parameters[static_cast<size_t>(parameter)].unit; }
+    int unit_of_block(int i) const { return unit_of(blocks[static_cast<size_t>(i)].norm1_w); }
+    int first_unit() const { return begins_model() ? unit_of(tokens) : unit_of_block(0); }
+    int last_unit() const { return unit_of(ends_model() ? final_norm_w : blocks.back().norm1_w); }
     int64_t numel() const;  // logical
 };
 

@@ -209,17 +209,18 @@ Traffic traffic_of(const Config& config, const DecoderSpec& spec, DType dtype,
                                    ParameterBuffers::Use::training,
                                    sharding_of(config, mesh, rank, spec.tied_head));
     const auto place = static_cast<size_t>(mesh.at(Axis::pipeline, rank));
-    std::vector<bool> forwards;
+    std::vector<UnitPass> passes;
     int64_t messages = 0;
     for (const PipelineAction& action : schedule.ranks[place].actions) {
         messages += is_send(action.work);
-        if (is_compute(action.work) && action.work != PipelineWork::backward_weights)
-            forwards.push_back(action.work == PipelineWork::forward);
+        if (!is_compute(action.work) || action.work == PipelineWork::backward_weights) continue;
+        const Registry& stage =
+            registry.stages[static_cast<size_t>(action.stage / schedule.shape.ranks)];
+        const UnitPass forward{stage.first_unit(), stage.last_unit()};
+        passes.push_back(
+            action.work == PipelineWork::forward ? forward : UnitPass{forward.last, forward.first});
     }
-    // Stages of a rank share the passes of a micro-batch.
-    if (config.parallel.zero < 2)
-        forwards.assign(static_cast<size_t>(schedule.shape.micro_batches), true);
-    Traffic traffic = state_traffic(mesh, buffers, forwards,
+    Traffic traffic = state_traffic(mesh, buffers, passes, schedule.shape.micro_batches,
                                     StepSums::count(static_cast<int>(config.data.train.size())) +
                                         std::ssize(registry_of(spec).parameters));
     const int tensors = mesh.size(Axis::tensor), contexts = mesh.size(Axis::context);

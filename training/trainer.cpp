@@ -242,11 +242,7 @@ void Trainer::execute_step(TrainLoader& loader) {
 
 void Trainer::execute(const PipelineAction& action) {
     const bool forward = action.work == PipelineWork::forward;
-    if (action.micro_batch >= micro_batches_) {
-        if (forward) parameters.skip_forward(stream);
-        if (action.work == PipelineWork::backward) parameters.skip_backward(stream);
-        return;
-    }
+    if (action.micro_batch >= micro_batches_) return model.skip(stream, action);
     const FedBatch& batch = batch_of(action.micro_batch);
     const bool backward = is_compute(action.work) && !forward;
     const bool last = action.micro_batch == micro_batches_ - 1;

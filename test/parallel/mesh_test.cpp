@@ -404,7 +404,8 @@ TEST_CASE("ranks: one ahead", "[.ranks]") {
                     const UnitLease weights = store.acquire(run.trainer().stream, unit);
                     CAPTURE(pass, unit);
                     CHECK(sent() == before);
-                    if (i + 1 < units) store.prefetch(run.trainer().stream, unit + step);
+                    if (i + 1 < units)
+                        store.prefetch(run.trainer().stream, unit + step, step > 0 ? units - 1 : 0);
                     // As soon as a pass reaches a bucket, it asks for the next one.
                     const bool reaches =
                         i == 0 || store.first_bucket(unit) != store.first_bucket(unit - step);
