@@ -72,6 +72,10 @@ struct RankRegistry {
 RankRegistry rank_registry(const Registry& whole, const std::vector<int>& layers_of_stages,
                            int rank, int ranks, const TensorRank& tensor);
 
+/// Gives each stage a sweep of its own (Parameter::sweep), and another one to a head whose gradients
+/// come with those of inputs while those of the blocks' weights come later.
+void number_sweeps(RankRegistry& registry, bool halves_apart);
+
 /// The part of a whole model's registry with the layers [first, last). A stage that holds a tied
 /// head but not the embedding has a parameter of its own for it (Parameter::tied_to).
 Registry stage_of(const Registry& whole, int first, int last);

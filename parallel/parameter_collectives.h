@@ -81,8 +81,9 @@ class ParameterCollectives {
     /// (from ZeRO-2 on: in a micro-batch) overwrites, later ones add. −1: an empty sink. From ZeRO-2 on
     /// it goes where others were, so that later work of the stream finds those reduced.
     GradientSink sink(Stream& stream, int i);
-    /// All gradients of a unit have been written for one more micro-batch. From ZeRO-2 on units become
-    /// ready from the last one down, and no other micro-batch writes gradients until all are.
+    /// All gradients of a unit have been written for one more micro-batch. From ZeRO-2 on the units of
+    /// a sweep (Parameter::sweep) become ready from its last one down, and nothing writes gradients of
+    /// another sweep, or for another micro-batch, between the first of them and the last.
     void gradients_ready(Stream& stream, int unit);
     /// The same, with zeros, for a micro-batch that only other ranks have.
     void skip_gradients(Stream& stream, int unit);

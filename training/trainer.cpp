@@ -97,8 +97,13 @@ RankRegistry registry_of_rank(const Config& config, const DecoderSpec& spec, con
                               int rank) {
     const TensorRank tensor{mesh.at(Axis::tensor, rank), mesh.size(Axis::tensor)};
     tensor_part(spec, tensor.ranks);  // checks
-    return rank_registry(registry_of(spec), layers_of_stages(config, spec),
-                         mesh.at(Axis::pipeline, rank), mesh.size(Axis::pipeline), tensor);
+    RankRegistry registry =
+        rank_registry(registry_of(spec), layers_of_stages(config, spec),
+                      mesh.at(Axis::pipeline, rank), mesh.size(Axis::pipeline), tensor);
+    const auto& p = config.parallel;
+    if (sharding_of(config, mesh, rank, spec.tied_head).zero >= 2)
+        number_sweeps(registry, p.pipeline > 1 && p.schedule == PipelineKind::zero_bubble);
+    return registry;
 }
 
 KernelSettings kernel_settings(const Config& config) {
