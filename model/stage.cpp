@@ -171,8 +171,16 @@ void Stage::take_gradients(Arena& arena) {
         for (size_t l = 0; gated && l < slot.blocks.size(); ++l)
             slot.gradients[l].dup = slot.blocks[l].preact;
         if (!apart) continue;
-        for (BlockGradients& g : slot.gradients)
+        for (size_t l = 0; l < slot.gradients.size(); ++l) {
+            BlockGradients& g = slot.gradients[l];
             g.dup = take(up), g.dqkv = take(qkv), g.dout = take_rows(C), g.dmid = take_rows(C);
+            // Where gradients are reduced in every micro-batch, a block's must all be written
+            // together, before those of another micro-batch.
+            if (parameters_.reduces_every_micro_batch())
+                g.early = arena.tensor(DType::fp32,
+                                       {early_gradients(part_, registry_.blocks[l]).back().end()},
+                                       Purpose::buffers);
+        }
         if (registry_.begins_model()) slot.dembedding = take_rows(C);
     }
 }
