@@ -364,11 +364,7 @@ std::string change_that_fits(const Config& config, const DecoderSpec& spec, DTyp
     const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
     int most = ranks;
     while (2 * int64_t{most} <= std::min(sequences, most_ranks)) most *= 2;
-    const bool reorders =
-        config.parallel.pipeline > 1 && (config.parallel.schedule == PipelineKind::interleaved ||
-                                         config.parallel.schedule == PipelineKind::zero_bubble);
-    const int most_zero = reorders ? 1 : 3;
-    for (int zero = std::max(1, config.parallel.zero); zero <= most_zero; ++zero) {
+    for (int zero = std::max(1, config.parallel.zero); zero <= 3; ++zero) {
         Config split = open;
         split.parallel.zero = zero;
         if (try_with(split, most).empty()) continue;
@@ -390,13 +386,12 @@ std::string change_that_fits(const Config& config, const DecoderSpec& spec, DTyp
         for (int T = config.sequence_length(); T >= shortest; T /= 2)
             if (const std::string found = with_length(T); !found.empty()) return found;
 
-    open.parallel.zero = most_zero;
+    open.parallel.zero = 3;
     const Arena plan =
         plan_memory(with_micro_batch(open, 1), spec, dtype, Recompute::block, device, most);
-    return concat("with a micro-batch of one sequence and parallel.zero=", most_zero, ", each of ",
-                  most, most == 1 ? " rank needs " : " ranks needs ",
-                  format_bytes(plan.total_bytes()), ", ",
-                  format_bytes(plan.bytes(Purpose::activations)),
+    return concat("with a micro-batch of one sequence and parallel.zero=3, each of ", most,
+                  most == 1 ? " rank needs " : " ranks needs ", format_bytes(plan.total_bytes()),
+                  ", ", format_bytes(plan.bytes(Purpose::activations)),
                   " of it for activations; take a smaller model");
 }
 

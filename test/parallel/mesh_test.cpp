@@ -102,6 +102,26 @@ constexpr MeshCase more_mixed_meshes[] = {
     {2, 2, 3, 1, "qwen3", 5, "fp32", 1, false, {2}},
     {1, 1, 2, 0, "llama", 3, "fp32", 4, true, {2}},
 };
+// Schedules in which gradients of several stages or micro-batches are computed in turns, and reduced in
+// every micro-batch
+constexpr MeshCase reordered_pipelines[] = {
+    {1, 2, 2, 0, "gpt2", 8, "fp32", 1, false, {2, "interleaved", 2}},
+    {1, 2, 3, 0, "qwen3", 5, "fp32", 1, false, {2, "zero_bubble"}},
+    {1, 2, 2, 0, "gpt2", 7, "bf16", 1, true, {2, "zero_bubble"}},
+    {1, 2, 3, 0, "llama", 4, "bf16", 1, false, {2, "interleaved", 3}},
+};
+constexpr MeshCase more_reordered_pipelines[] = {
+    {1, 4, 3, 2, "gpt2", 9, "fp32", 1, false, {2, "zero_bubble"}},
+    {1, 4, 2, 2, "llama", 8, "fp32", 1, true, {2, "interleaved", 2}},
+    {2, 2, 3, 0, "qwen3", 5, "fp32", 1, false, {2, "zero_bubble"}},
+    {2, 2, 2, 0, "gpt2", 4, "bf16", 1, false, {2, "interleaved", 2}},
+    {1, 1, 3, 0, "llama", 6, "fp32", 2, true, {2, "interleaved", 3}},
+    {1, 1, 2, 0, "gpt2", 5, "fp32", 2, false, {2, "zero_bubble"}},
+    {1, 2, 3, 0, "mistral", 7, "bf16", 1, false, {4, "zero_bubble"}},
+    {1, 2, 2, 0, "gpt2", 8, "fp32", 1, false, {4, "interleaved", 2}},
+    {1, 2, 3, 0, "qwen2", 7, "bf16", 2, true, {2, "zero_bubble"}},
+    {2, 2, 3, 0, "gpt2", 8, "fp32", 1, true, {2, "interleaved", 2}},
+};
 
 double largest_of(const std::vector<double>& values) {
     double most = 0;
@@ -381,6 +401,29 @@ TEST_CASE("many stages whose ranks share sequences and products train what one r
           "[mesh][pipeline][context][training][.][long]") {
     if (skip_without_mpirun()) return;
     check_case_on_ranks(8, "ranks: more mixed meshes", {}, 600);
+}
+
+TEST_CASE("ranks: reordered pipelines", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    check_meshes(Device{}, World::join(), reordered_pipelines);
+}
+
+TEST_CASE("ranks: more reordered pipelines", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    check_meshes(Device{}, World::join(), more_reordered_pipelines);
+}
+
+TEST_CASE(
+    "pipelines with gradients of several stages or micro-batches in turns split these as well",
+    "[mesh][pipeline][training]") {
+    if (skip_without_mpirun()) return;
+    check_case_on_ranks(4, "ranks: reordered pipelines");
+}
+
+TEST_CASE("many pipelines with gradients in turns train what one rank trains",
+          "[mesh][pipeline][training][.][long]") {
+    if (skip_without_mpirun()) return;
+    check_case_on_ranks(8, "ranks: more reordered pipelines", {}, 600);
 }
 
 TEST_CASE("ranks: one ahead", "[.ranks]") {
