@@ -600,6 +600,12 @@ TEST_CASE("ranks: gpu pipelines", "[.ranks]") {
     check_meshes(device_of_rank(world, "cuda"), world, gpu_pipelines);
 }
 
+TEST_CASE("ranks: reordered gpu pipelines", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    check_meshes(device_of_rank(world, "cuda"), world, reordered_pipelines);
+}
+
 namespace {
 
 void check_on_gpus(const std::string& name) {
@@ -622,6 +628,12 @@ TEST_CASE("pipelines of GPUs train what one GPU trains, whatever order their str
           "[mesh][pipeline][training][cuda]") {
     if (skip_without_gpus(4)) return;
     check_on_gpus("ranks: gpu pipelines");
+}
+
+TEST_CASE("pipelines of GPUs with gradients in turns train what one GPU trains",
+          "[mesh][pipeline][training][cuda]") {
+    if (skip_without_gpus(4)) return;
+    check_on_gpus("ranks: reordered gpu pipelines");
 }
 
 #endif
