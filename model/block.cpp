@@ -1,6 +1,7 @@
 #include "model/block.h"
 
 #include "device/copy.h"
+#include "kernels/convert.h"
 #include "kernels/gelu.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm.h"
@@ -225,6 +226,19 @@ void block_forward(Stream& stream, const Block& block, Tensor out) {
     block_after_attention(stream, block, out);
 }
 
+std::vector<EarlyGradient> early_gradients(const DecoderSpec& spec, const BlockParameters& p) {
+    constexpr int64_t alignment = 64;  // of kernels' outputs, in elements
+    std::vector<EarlyGradient> all;
+    const auto add = [&](int parameter, int64_t numel) {
+        if (parameter < 0) return;
+        const int64_t end = all.empty() ? 0 : all.back().end();
+        all.push_back({parameter, (end + alignment - 1) / alignment * alignment, numel});
+    };
+    for (const int i : {p.norm1_w, p.norm1_b, p.out_b, p.norm2_w, p.norm2_b}) add(i, spec.n_embd);
+    for (const int i : {p.q_norm_w, p.k_norm_w}) add(i, spec.head_size);
+    return all;
+}
+
 namespace {
 
 /// The backward pass of one block. Its methods are the steps of block_backward().
@@ -240,7 +254,9 @@ class BlockBackward {
           recompute_(recompute),
           inputs_(part != Backward::weights),
           weights_(part != Backward::inputs),
-          apart_(part != Backward::both) {}
+          apart_(part != Backward::both),
+          early_(gradients.early ? early_gradients(block.spec, block.parameters)
+                                 : std::vector<EarlyGradient>()) {}
 
     void mlp() {
         const BlockParameters& p = block_.parameters;
@@ -288,6 +304,16 @@ class BlockBackward {
         if (inputs_) norm_gradients(norm1_of(block_), -1);
     }
 
+    /// In the second half: what the first one kept.
+    void add_early_gradients() {
+        if (inputs_) return;
+        for (const EarlyGradient& kept : early_) {
+            const GradientSink to = store_.sink(stream_, kept.parameter);
+            widen(stream_, static_cast<float*>(to.data), g_.early.as<float>() + kept.offset,
+                  DType::fp32, kept.numel, to.accumulate);
+        }
+    }
+
   private:
     bool recomputes_elementwise() const { return recompute_ == Recompute::elementwise; }
 
@@ -331,8 +357,10 @@ class BlockBackward {
     }
 
     void weight_gradient(int weight, int bias, Tensor x, Tensor dy) {
-        linear_backward_weight(
-            stream_, {.dw = store_.sink(weight), .x = x, .dy = dy, .dbias = store_.sink(bias)});
+        linear_backward_weight(stream_, {.dw = store_.sink(stream_, weight),
+                                         .x = x,
+                                         .dy = dy,
+                                         .dbias = store_.sink(stream_, bias)});
     }
 
     /// Of a product that reads a norm's output. It runs while its input's gradients are added up.
@@ -347,13 +375,13 @@ class BlockBackward {
         tensor_.wait(stream_, TensorGroup::Lane::sums);
         norm_backward(stream_, {.norm = block_.spec.norm,
                                 .dres = g_.dres,
-                                .dw = store_.sink(of.w),
-                                .db = store_.sink(of.b),
+                                .dw = early_sink(of.w),
+                                .db = early_sink(of.b),
                                 .dy = g_.dy,
                                 .x = of.x,
                                 .w = block_.weights.weight(of.w),
                                 .stats = of.stats,
-                                .dbias = store_.sink(bias)});
+                                .dbias = early_sink(bias)});
     }
 
     /// g.dqkv from g.datt: attention, and the rotation of q and k.
@@ -386,8 +414,16 @@ class BlockBackward {
                                 .q = before.q,
                                 .k = before.k,
                                 .norm = qk_norm(block_),
-                                .dq_w = store_.sink(p.q_norm_w),
-                                .dk_w = store_.sink(p.k_norm_w)});
+                                .dq_w = early_sink(p.q_norm_w),
+                                .dk_w = early_sink(p.k_norm_w)});
+    }
+
+    /// Where a gradient goes that comes with those of inputs.
+    GradientSink early_sink(int i) {
+        for (const EarlyGradient& kept : early_)
+            if (kept.parameter == i)
+                return {g_.early.as<float>() + kept.offset, DType::fp32, false};
+        return store_.sink(stream_, i);
     }
 
     Tensor products() const { return block_.activations.products; }
@@ -399,6 +435,7 @@ class BlockBackward {
     const BlockGradients& g_;
     Recompute recompute_;
     bool inputs_, weights_, apart_;
+    std::vector<EarlyGradient> early_;  // those that are kept
 };
 
 }  // namespace
@@ -410,6 +447,7 @@ void block_backward(Stream& stream, ParameterCollectives& store, const Block& bl
     BlockBackward backward(stream, store, block, g, recompute, part);
     backward.mlp();
     backward.attention();
+    backward.add_early_gradients();
 }
 
 }  // namespace train_gpt

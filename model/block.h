@@ -10,6 +10,9 @@
 // into the residual stream are sums of all ranks' parts, to which the norm after it adds residual
 // and bias.
 #pragma once
+#include <cstdint>
+#include <vector>
+
 #include "device/device.h"
 #include "device/memory.h"
 #include "kernels/attention/attention.h"
@@ -45,10 +48,11 @@ struct Addends {
 /// outputs of `up` and `qkv`. They are shared by all blocks,
 /// unless the two halves of the backward pass are called apart: then dup, dqkv and the copies of
 /// dres at the block's output and middle, dout and dmid, keep their values from one half to the
-/// other.
+/// other. early, fp32, does so too for the gradients of weights that come with those of inputs
+/// (early_gradients()); if it is absent, they go to their sinks at once.
 struct BlockGradients {
     Tensor dres, dy, datt, dhidden, dup, dqkv;
-    Tensor dout = {}, dmid = {};
+    Tensor dout = {}, dmid = {}, early = {};
 };
 
 /// A block and the micro-batch, or the tokens, that it works on.
@@ -68,6 +72,18 @@ struct Block {
 /// `inputs` and one of `weights` after it do the same as `both`. Gradients that norms sum up (their
 /// own, and the bias of the projection before) come with the inputs.
 enum class Backward { both, inputs, weights };
+
+/// A parameter whose gradient comes with those of inputs, and its place in BlockGradients::early.
+struct EarlyGradient {
+    int parameter = -1;
+    int64_t offset = 0, numel = 0;
+
+    int64_t end() const { return offset + numel; }
+};
+
+/// Those of a block.
+std::vector<EarlyGradient> early_gradients(const DecoderSpec& spec,
+                                           const BlockParameters& parameters);
 
 /// The RopeShape of B·T tokens of a decoder.
 RopeShape rope_shape(const DecoderSpec& spec, DType dtype, int B, int T);

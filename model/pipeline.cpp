@@ -110,6 +110,22 @@ void Pipeline::compute(Stream& stream, const PipelineAction& action,
     if (reads) messages_->release(stream, in_kind, action.buffer);
 }
 
+void Pipeline::skip(Stream& stream, const PipelineAction& action) const {
+    Stage& stage = this->stage(action.stage);
+    switch (action.work) {
+        case PipelineWork::forward:
+            return stage.skip_forward(stream);
+        case PipelineWork::backward:
+            return stage.skip_backward(stream, Backward::both);
+        case PipelineWork::backward_inputs:
+            return stage.skip_backward(stream, Backward::inputs);
+        case PipelineWork::backward_weights:
+            return stage.skip_backward(stream, Backward::weights);
+        default:
+            return;  // messages
+    }
+}
+
 void Pipeline::forward(Stream& stream, const TokenBatch& batch) const {
     for (int number = rank_; number < schedule_.stages; number += ranks()) {
         PipelineAction action{.stage = number, .slot = 0};

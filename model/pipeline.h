@@ -49,6 +49,9 @@ class Pipeline {
     const std::vector<PipelineAction>& actions(int most_micro_batches);
     /// Executes one action, whose micro-batch has the batch.
     void execute(Stream& stream, const PipelineAction& action, const TokenBatch& batch) const;
+    /// Instead of an action for a micro-batch that only other ranks have: what the ranks that split the
+    /// state exchange in it.
+    void skip(Stream& stream, const PipelineAction& action) const;
 
     /// A forward pass of one micro-batch through all stages, in their first slots.
     void forward(Stream& stream, const TokenBatch& batch) const;

@@ -232,6 +232,18 @@ RankRegistry rank_registry(const Registry& whole, const std::vector<int>& layers
     return all;
 }
 
+void number_sweeps(RankRegistry& registry, bool halves_apart) {
+    int sweep = 0;
+    for (const Registry& stage : registry.stages) {
+        const int head = halves_apart && stage.ends_model() ? stage.last_unit() : -1;
+        for (Parameter& p : registry.parameters)
+            if (stage.first_unit() <= p.unit && p.unit <= stage.last_unit())
+                p.sweep = sweep + (p.unit == head);
+        sweep += 2;
+    }
+    for (Registry& stage : registry.stages) stage.parameters = registry.parameters;
+}
+
 Registry stage_of(const Registry& whole, int first, int last) {
     assert(whole.first_layer == 0 && 0 <= first && first < last &&
            last <= static_cast<int>(whole.blocks.size()));

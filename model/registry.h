@@ -29,6 +29,9 @@ struct Registry {
     bool begins_model() const { return tokens >= 0; }
     bool ends_model() const { return head >= 0 && final_norm_w >= 0; }
     int unit_of(int parameter) const { return parameters[static_cast<size_t>(parameter)].unit; }
+    int unit_of_block(int i) const { return unit_of(blocks[static_cast<size_t>(i)].norm1_w); }
+    int first_unit() const { return begins_model() ? unit_of(tokens) : unit_of_block(0); }
+    int last_unit() const { return unit_of(ends_model() ? final_norm_w : blocks.back().norm1_w); }
     int64_t numel() const;  // logical
 };
 
@@ -68,6 +71,10 @@ struct RankRegistry {
 /// the tensor-parallel rank holds them. Throws Error where they cannot be split.
 RankRegistry rank_registry(const Registry& whole, const std::vector<int>& layers_of_stages,
                            int rank, int ranks, const TensorRank& tensor);
+
+/// Gives each stage a sweep of its own (Parameter::sweep), and another one to a head whose gradients
+/// come with those of inputs while those of the blocks' weights come later.
+void number_sweeps(RankRegistry& registry, bool halves_apart);
 
 /// The part of a whole model's registry with the layers [first, last). A stage that holds a tied
 /// head but not the embedding has a parameter of its own for it (Parameter::tied_to).

@@ -171,8 +171,16 @@ void Stage::take_gradients(Arena& arena) {
         for (size_t l = 0; gated && l < slot.blocks.size(); ++l)
             slot.gradients[l].dup = slot.blocks[l].preact;
         if (!apart) continue;
-        for (BlockGradients& g : slot.gradients)
+        for (size_t l = 0; l < slot.gradients.size(); ++l) {
+            BlockGradients& g = slot.gradients[l];
             g.dup = take(up), g.dqkv = take(qkv), g.dout = take_rows(C), g.dmid = take_rows(C);
+            // Where gradients are reduced in every micro-batch, a block's must all be written
+            // together, before those of another micro-batch.
+            if (parameters_.reduces_every_micro_batch())
+                g.early = arena.tensor(DType::fp32,
+                                       {early_gradients(part_, registry_.blocks[l]).back().end()},
+                                       Purpose::buffers);
+        }
         if (registry_.begins_model()) slot.dembedding = take_rows(C);
     }
 }
@@ -242,9 +250,9 @@ void Stage::forward(Stream& stream, int slot_index, const TokenBatch& batch, Ten
     for (int l = 0; l < layers(); ++l) {
         const TraceSpan span(TraceTrack::device, stream, "forward layer",
                              registry_.first_layer + l);
-        const UnitLease weights = parameters_.acquire(stream, unit_of_block(l));
-        if (unit_of_block(l) + 1 < parameters_.units())
-            parameters_.prefetch(stream, unit_of_block(l) + 1);
+        const int unit = registry_.unit_of_block(l), last = registry_.last_unit();
+        const UnitLease weights = parameters_.acquire(stream, unit);
+        if (unit < last) parameters_.prefetch(stream, unit + 1, last);
         const size_t i = static_cast<size_t>(l);
         const Tensor next = is_split()               ? added_up_
                             : l + 1 < layers()       ? slot.blocks[i + 1].x
@@ -315,7 +323,7 @@ Tensor Stage::gathered(Stream& stream, Tensor all, Tensor held) {
 void Stage::embed(Stream& stream, Tensor out, const TokenBatch& batch) {
     const TraceSpan span(TraceTrack::device, stream, "embedding");
     const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(registry_.tokens));
-    parameters_.prefetch(stream, unit_of_block(0));
+    parameters_.prefetch(stream, registry_.unit_of_block(0), registry_.last_unit());
     const Tensor to = is_split() ? products_ : out;
     const bool adds_positions = tensor_.rank() == 0;  // once
     embedding_forward(stream,
@@ -340,7 +348,7 @@ void Stage::head(Stream& stream, const Slot& slot, const TokenBatch& batch, bool
                   .targets = batch.targets,
                   .losses = losses_.as<float>(),
                   .dx = backward ? is_split() ? products_ : dy_ : Tensor{},
-                  .dw = backward ? parameters_.sink(registry_.head) : GradientSink{},
+                  .dw = backward ? parameters_.sink(stream, registry_.head) : GradientSink{},
                   .z_loss = options_.z_loss,
                   .first_column = part.first};
     if (is_split()) {
@@ -377,11 +385,11 @@ void Stage::backward_head(Stream& stream, const Slot& slot, const TokenBatch& ba
     const int unit = registry_.unit_of(registry_.final_norm_w);
     {
         const UnitLease weights = parameters_.acquire(stream, unit);
-        parameters_.prefetch(stream, unit - 1);
+        parameters_.prefetch(stream, unit - 1, registry_.first_unit());
         norm_backward(stream, {.norm = spec_.norm,
                                .dres = dres_,
-                               .dw = parameters_.sink(registry_.final_norm_w),
-                               .db = parameters_.sink(registry_.final_norm_b),
+                               .dw = parameters_.sink(stream, registry_.final_norm_w),
+                               .db = parameters_.sink(stream, registry_.final_norm_b),
                                .dy = dy_,
                                .x = slot.out,
                                .w = weights.weight(registry_.final_norm_w),
@@ -395,22 +403,25 @@ void Stage::backward_blocks(Stream& stream, Slot& slot, const TokenBatch& batch,
     for (int l = layers() - 1; l >= 0; --l) {
         const TraceSpan span(TraceTrack::device, stream, "backward layer",
                              registry_.first_layer + l);
-        const int unit = unit_of_block(l);
+        const int unit = registry_.unit_of_block(l), last = registry_.first_unit();
         {
-            const UnitLease weights = parameters_.acquire(stream, unit);
-            if (unit > 0) parameters_.prefetch(stream, unit - 1);
+            // Gradients of weights are computed from activations and gradients only.
+            const UnitLease weights =
+                part == Backward::weights ? UnitLease() : parameters_.acquire(stream, unit);
+            if (part != Backward::weights && unit > last)
+                parameters_.prefetch(stream, unit - 1, last);
             block_backward(stream, parameters_, block(stream, weights, slot, l, batch),
                            slot.gradients[static_cast<size_t>(l)], options_.recompute, part);
         }
-        if (part != Backward::inputs) parameters_.gradients_ready(stream, unit);
+        if (completes(part, unit)) parameters_.gradients_ready(stream, unit);
     }
 }
 
 void Stage::backward_embedding(Stream& stream, Tensor held, const TokenBatch& batch) {
     const TraceSpan span(TraceTrack::device, stream, "embedding");
     const Tensor dout = gathered(stream, products_, held);
-    embedding_backward(stream, {.dw = parameters_.sink(registry_.tokens),
-                                .dpositions = parameters_.sink(registry_.positions),
+    embedding_backward(stream, {.dw = parameters_.sink(stream, registry_.tokens),
+                                .dpositions = parameters_.sink(stream, registry_.positions),
                                 .dout = dout.reshaped({options_.B, options_.T, spec_.n_embd}),
                                 .tokens = batch.tokens,
                                 .vocab_rows = padded_vocabulary(),
@@ -423,7 +434,6 @@ void Stage::backward_embedding(Stream& stream, Tensor held, const TokenBatch& ba
 void Stage::backward_from_end(Stream& stream, Slot& slot, const TokenBatch& batch, Tensor dout,
                               Backward part) {
     assert(bool(dout) != registry_.ends_model());
-    parameters_.begin_backward(stream);
     if (registry_.ends_model())
         backward_head(stream, slot, batch);
     else
@@ -455,6 +465,33 @@ void Stage::backward_weights(Stream& stream, int slot_index, const TokenBatch& b
     Slot& slot = this->slot(slot_index);
     backward_blocks(stream, slot, batch, Backward::weights);
     if (registry_.begins_model()) backward_embedding(stream, slot.dembedding, batch);
+}
+
+bool Stage::completes(Backward part, int unit) const {
+    const bool is_head = registry_.ends_model() && unit == registry_.last_unit();
+    return part != (is_head ? Backward::weights : Backward::inputs);
+}
+
+void Stage::skip_forward(Stream& stream) {
+    if (!parameters_.reduces_every_micro_batch()) return;
+    // The leases of a pass, in its order, since they gather weights with ZeRO-3.
+    const int last = registry_.last_unit();
+    for (int unit = registry_.first_unit(); unit <= last; ++unit) {
+        const UnitLease weights = parameters_.acquire(stream, unit);
+        if (unit < last) parameters_.prefetch(stream, unit + 1, last);
+    }
+}
+
+void Stage::skip_backward(Stream& stream, Backward part) {
+    if (!parameters_.reduces_every_micro_batch()) return;
+    const int last = registry_.first_unit();
+    for (int unit = registry_.last_unit(); unit >= last; --unit) {
+        if (part != Backward::weights) {
+            const UnitLease weights = parameters_.acquire(stream, unit);
+            if (unit > last) parameters_.prefetch(stream, unit - 1, last);
+        }
+        if (completes(part, unit)) parameters_.skip_gradients(stream, unit);
+    }
 }
 
 }  // namespace train_gpt

@@ -76,6 +76,11 @@ class Stage {
                          Tensor din = {});
     void backward_weights(Stream& stream, int slot, const TokenBatch& batch);
 
+    /// Instead of these passes, on a rank with one micro-batch fewer than others: takes part in what
+    /// the ranks that split the state exchange in them.
+    void skip_forward(Stream& stream);
+    void skip_backward(Stream& stream, Backward part);
+
     /// Logits of the token after a position of the first sequence of a forward pass in the device's
     /// memory, fp32 [1, …], for as many entries as padded_vocabulary_of_all(), of which only those of
     /// the vocabulary mean something. Only in a stage that ends the model.
@@ -99,9 +104,8 @@ class Stage {
 
     Slot& slot(int i) { return slots_[static_cast<size_t>(i)]; }
     int layers() const { return static_cast<int>(registry_.blocks.size()); }
-    int unit_of_block(int i) const {
-        return registry_.unit_of(registry_.blocks[static_cast<size_t>(i)].norm1_w);
-    }
+    /// Whether this part of a backward pass completes the gradients of a unit.
+    bool completes(Backward part, int unit) const;
     AttentionShape attention_shape(const TokenBatch& batch) const;
     Block block(Stream& stream, const UnitLease& weights, const Slot& slot, int layer,
                 const TokenBatch& batch);

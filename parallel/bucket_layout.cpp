@@ -26,16 +26,20 @@ BucketLayout::BucketLayout(const std::vector<Parameter>& parameters, int ranks,
     assert(std::is_sorted(parameters.begin(), parameters.end(), by_unit));
     const int units = parameters.back().unit + 1;
     std::vector<int64_t> unit_numel(static_cast<size_t>(units));
-    for (const Parameter& p : parameters)
+    std::vector<int> sweeps(unit_numel.size());  // of units
+    for (const Parameter& p : parameters) {
         unit_numel[static_cast<size_t>(p.unit)] += p.padded_numel();
+        sweeps[static_cast<size_t>(p.unit)] = p.sweep;
+    }
 
     // The first unit of each bucket, from the last bucket down.
     std::vector<int> first_units;
     int64_t gathered = 0;
-    for (int unit = units - 1; unit > 0; --unit) {
-        gathered += unit_numel[static_cast<size_t>(unit)];
-        if (gathered < bucket_elements && unit > 1) continue;
-        first_units.push_back(unit);
+    for (auto unit = unit_numel.size() - 1; unit > 0; --unit) {
+        gathered += unit_numel[unit];
+        const bool is_first = unit == 1 || sweeps[unit - 1] != sweeps[unit];
+        if (gathered < bucket_elements && !is_first) continue;
+        first_units.push_back(static_cast<int>(unit));
         gathered = 0;
     }
     const int64_t whole = ranks_ * norm_block;

@@ -16,9 +16,9 @@ struct Bucket {
     Range added_over_tensor = {};  // gradients that tensor-parallel ranks add up (Parameter)
 };
 
-/// Units 1 … lie in buckets of whole units with at least bucket_elements each (the bucket of unit
-/// 1 may have fewer), collected from the last unit down, because gradients become final in that
-/// order. Unit 0, the embedding, is final last and needed first, and is as large as many of the
+/// Units 1 … lie in buckets of whole units of one sweep with at least bucket_elements each (that of a
+/// sweep's first unit may have fewer), collected from the last unit down, because gradients become
+/// final in that order. Unit 0, the embedding, is final last and needed first, and is as large as many of the
 /// others: it is cut into buckets of about bucket_elements. A shard is a multiple of norm_block
 /// (adamw.h). Boundaries between shards lie between tensors or at multiples of norm_block within a
 /// tensor: tensors of at least norm_block elements begin at a multiple of it, and smaller ones do

@@ -48,6 +48,8 @@ struct Sharding {
 class ParameterBuffers {
   public:
     enum class Use { inference, training };
+    /// The buffers in which buckets take turns.
+    static constexpr size_t turns = 2;
 
     ParameterBuffers(Arena& arena, std::vector<Parameter> parameters, DType dtype, Use use,
                      const Sharding& sharding);
@@ -95,6 +97,11 @@ class ParameterBuffers {
     /// Where the gradients of a bucket, and of a parameter, are written in a micro-batch.
     float* bucket_gradients(size_t bucket) const;
     float* gradient_of_micro_batch(int i) const;
+    /// From ZeRO-2 on, the buffer, 0 or 1, in which gradients of a bucket take turns with those of
+    /// others; −1: they have their own place.
+    int turn_of_gradients(size_t bucket) const {
+        return is_embedding(bucket) ? -1 : static_cast<int>(turn_of(bucket));
+    }
     /// From ZeRO-2 on: the sums over micro-batches of the elements of a bucket that are this rank's.
     float* owned_gradients(const Bucket& bucket) const { return gradient_ + owned_offset(bucket); }
     /// Room for the gradients of a bucket on their way; null unless reduce_dtype is bf16.
@@ -139,7 +146,6 @@ class ParameterBuffers {
     Sharding sharding_;
     BucketLayout layout_;
     std::vector<size_t> bucket_of_unit_;
-    static constexpr size_t turns = 2;
     void* weights_ = nullptr;  // all; with ZeRO-3 the owned ones
     // With ZeRO-3, where weights are gathered.
     void *gathered_embedding_ = nullptr, *gathered_head_ = nullptr, *gathered_[turns] = {};
@@ -150,8 +156,8 @@ class ParameterBuffers {
     std::vector<Piece> pieces_;
 
     // From ZeRO-2 on: gradients of a micro-batch. Unit 0 has a separate buffer, since its gradient is first
-    // written when the backward pass begins and last when it ends; the buckets of blocks take
-    // turns: one is reduced while the next is written.
+    // written when the backward pass begins and last when it ends; the other buckets take turns: one
+    // is reduced while the next is written.
     float* embedding_gradients_ = nullptr;
     float* block_gradients_[turns] = {};
     bf16* rounded_gradients_ = nullptr;

@@ -16,6 +16,7 @@ ParameterCollectives::ParameterCollectives(const ParameterBuffers& buffers)
       leases_(static_cast<size_t>(buffers.units())),
       written_(buffers.parameters().size()),
       ready_(buckets().size()),
+      being_written_(buckets().size()),
       gathered_(buckets().size()) {}
 
 void ParameterCollectives::connect(const Mesh& mesh, StepClock* clock, TensorGroup* tensor) {
@@ -72,11 +73,13 @@ UnitLease ParameterCollectives::acquire(Stream& stream, int unit) {
     return {buffers_, unit, leases_[static_cast<size_t>(unit)]};
 }
 
-void ParameterCollectives::prefetch(Stream& stream, int unit) {
-    if (!group_) return;
-    const size_t wanted = buffers_.first_bucket(unit), now = buffers_.first_bucket(acquired_);
-    const size_t next = wanted != now ? wanted : unit > acquired_ ? now + 1 : now - 1;
-    if (next < buckets().size()) gather_unless_there(stream, next);
+void ParameterCollectives::prefetch(Stream& stream, int unit, int last) {
+    if (!group_ || buffers_.holds_all_weights()) return;
+    const size_t now = buffers_.first_bucket(acquired_);
+    const int step = unit <= last ? 1 : -1;
+    while (unit != last && buffers_.first_bucket(unit) == now) unit += step;
+    if (const size_t next = buffers_.first_bucket(unit); next != now)
+        gather_unless_there(stream, next);
 }
 
 bool ParameterCollectives::is_leased(size_t b) const {
@@ -103,25 +106,34 @@ void ParameterCollectives::begin_step(int micro_batches, int most) {
     micro_batches_ = reduces_every_micro_batch() ? most : micro_batches;
     std::fill(written_.begin(), written_.end(), false);
     std::fill(ready_.begin(), ready_.end(), 0);
-    units_ready_ = 0;
+    std::fill(being_written_.begin(), being_written_.end(), false);
 }
 
-void ParameterCollectives::begin_backward(Stream& stream) {
-    if (!reduces_every_micro_batch() || !group_ || units_ready_ > 0) return;
-    // Gradients of the micro-batch before may still be on their way from where these will be
-    // written.
-    for (size_t b = 0; b < buckets().size(); ++b) exchange_->hold(stream, reduce_slot(b));
+/// Before gradients of a unit are written for a micro-batch: those that were written to the same
+/// memory before may still be on their way.
+void ParameterCollectives::make_room(Stream& stream, int unit) {
+    if (!reduces_every_micro_batch() || !group_) return;
+    for (size_t b = buffers_.first_bucket(unit);
+         b < buckets().size() && buckets()[b].first_unit <= unit; ++b) {
+        if (being_written_[b]) continue;
+        being_written_[b] = true;
+        size_t before = b;
+        if (const int turn = buffers_.turn_of_gradients(b); turn >= 0)
+            before = std::exchange(last_in_turn_[turn], b).value_or(b);
+        assert(before == b || !being_written_[before]);
+        exchange_->hold(stream, reduce_slot(before));
+    }
 }
 
-GradientSink ParameterCollectives::sink(int i) {
+GradientSink ParameterCollectives::sink(Stream& stream, int i) {
     if (i < 0) return {};
+    make_room(stream, buffers_.parameters()[static_cast<size_t>(i)].unit);
     const bool accumulate = written_[static_cast<size_t>(i)];
     written_[static_cast<size_t>(i)] = true;
     return {buffers_.gradient_of_micro_batch(i), DType::fp32, accumulate};
 }
 
 void ParameterCollectives::gradients_ready(Stream& stream, int unit) {
-    units_ready_ = (units_ready_ + 1) % buffers_.units();
     if (reduces_every_micro_batch())
         for (size_t i = 0; i < written_.size(); ++i)
             if (buffers_.parameters()[i].unit == unit) written_[i] = false;
@@ -129,6 +141,7 @@ void ParameterCollectives::gradients_ready(Stream& stream, int unit) {
          b < buckets().size() && buckets()[b].first_unit <= unit; ++b) {
         ++ready_[b];
         if (ready_[b] % (reduces_every_micro_batch() ? units_of(b) : all_of(b)) != 0) continue;
+        being_written_[b] = false;
         add_over_tensor(stream, b);
         if (group_) reduce(stream, b);
     }
@@ -170,9 +183,6 @@ void ParameterCollectives::reduce(Stream& stream, size_t b) {
         if (last && !replicas_ && exchange_->beside() && !is_tied(b)) after_sums_(exchange, b);
     });
     if (last && replicas_) add_replicas(stream, b);
-    // The next bucket's gradients are written where those of the one before this were.
-    if (reduces_every_micro_batch() && b + 1 < buckets().size() && bucket.first_unit > 0)
-        exchange_->hold(stream, reduce_slot(b + 1));
 }
 
 void ParameterCollectives::add_replicas(Stream& stream, size_t b) {
@@ -199,30 +209,13 @@ void ParameterCollectives::add_replicas(Stream& stream, size_t b) {
     });
 }
 
-void ParameterCollectives::skip_forward(Stream& stream) {
-    if (!reduces_every_micro_batch()) return;
-    // The leases of a pass, in its order, since they gather weights with ZeRO-3.
-    const int units = buffers_.units();
-    for (int unit = 0; unit < units; ++unit) {
-        const UnitLease weights = acquire(stream, unit);
-        if (unit + 1 < units) prefetch(stream, unit + 1);
-    }
-}
-
-void ParameterCollectives::skip_backward(Stream& stream) {
-    if (!reduces_every_micro_batch()) return;
-    begin_backward(stream);
-    for (int unit = buffers_.units() - 1; unit >= 0; --unit) {
-        if (unit > 0) {
-            const UnitLease weights = acquire(stream, unit);
-            prefetch(stream, unit - 1);
-        }
-        for (size_t b = buffers_.first_bucket(unit);
-             b < buckets().size() && buckets()[b].first_unit == unit; ++b)
-            clear(stream, buffers_.bucket_gradients(b),
-                  static_cast<size_t>(buckets()[b].range.n) * sizeof(float));
-        gradients_ready(stream, unit);
-    }
+void ParameterCollectives::skip_gradients(Stream& stream, int unit) {
+    make_room(stream, unit);
+    for (size_t b = buffers_.first_bucket(unit);
+         b < buckets().size() && buckets()[b].first_unit == unit; ++b)
+        clear(stream, buffers_.bucket_gradients(b),
+              static_cast<size_t>(buckets()[b].range.n) * sizeof(float));
+    gradients_ready(stream, unit);
 }
 
 bool ParameterCollectives::is_tied(size_t b) const {

@@ -5,6 +5,7 @@
 #include <cassert>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -22,37 +23,40 @@ Communicator& summing_group(const Mesh& mesh, const Sharding& sharding);
 /// hold; null where there is none.
 Communicator* tied_group(const Mesh& mesh, const Sharding& sharding);
 
-/// The weights of a unit, for as long as the object lives.
+/// The weights of a unit, for as long as the object lives; a default one has none.
 class UnitLease {
   public:
+    UnitLease() = default;
     UnitLease(const ParameterBuffers& buffers, int unit, int& leases)
         : buffers_(&buffers), unit_(unit), leases_(&leases) {
         ++leases;
     }
-    ~UnitLease() { --*leases_; }
+    ~UnitLease() {
+        if (leases_) --*leases_;
+    }
     UnitLease(const UnitLease&) = delete;
     UnitLease& operator=(const UnitLease&) = delete;
 
     /// Weight of parameter i, which is of this unit, in the compute dtype and padded shape. −1: none.
     Tensor weight(int i) const {
         if (i < 0) return {};
-        assert(buffers_->parameters()[static_cast<size_t>(i)].unit == unit_);
+        assert(buffers_ && buffers_->parameters()[static_cast<size_t>(i)].unit == unit_);
         return buffers_->weight(i);
     }
 
   private:
-    const ParameterBuffers* buffers_;
-    int unit_;
-    int* leases_;
+    const ParameterBuffers* buffers_ = nullptr;
+    int unit_ = -1;
+    int* leases_ = nullptr;
 };
 
 /// In a training step the model calls begin_step(), and then for each micro-batch acquire() around
-/// each use of a unit's weights, begin_backward(), sink() for each gradient that it is about to
-/// write, and gradients_ready() as soon as all gradients of a unit are written. A bucket whose units
-/// are ready is reduced while the model computes the others: in the last micro-batch, or from ZeRO-2
-/// on in each. finish_gradients() then waits for the sums, the optimizer updates the buffers'
-/// pieces(), and gather() collects each bucket's weights, for which the next acquire() waits. With
-/// ZeRO-3, acquire() and prefetch() gather what is not in its buffer any more.
+/// each use of a unit's weights, sink() for each gradient that it is about to write, and
+/// gradients_ready() as soon as all gradients of a unit are written. A bucket whose units are ready
+/// is reduced while the model computes the others: in the last micro-batch, or from ZeRO-2 on in
+/// each. finish_gradients() then waits for the sums, the optimizer updates the buffers' pieces(),
+/// and gather() collects each bucket's weights, for which the next acquire() waits. With ZeRO-3,
+/// acquire() and prefetch() gather what is not in its buffer any more.
 class ParameterCollectives {
   public:
     /// `buffers` must live longer than the object.
@@ -64,30 +68,30 @@ class ParameterCollectives {
 
     /// Later work of the stream finds the weights of the unit in place while the lease lives.
     UnitLease acquire(Stream& stream, int unit);
-    /// The unit will be acquired next, in the direction in which the pass goes: with ZeRO-3 its bucket
-    /// is gathered, or the one after it if the unit is in the bucket that is in use.
-    void prefetch(Stream& stream, int unit);
+    /// The pass acquires the units from `unit` to `last` next, which is the lower number in a backward
+    /// pass: with ZeRO-3 the first bucket of theirs that is not the one in use is gathered.
+    void prefetch(Stream& stream, int unit, int last);
 
     /// `micro_batches`: how many this rank computes in the step; `most`: how many any rank does.
     void begin_step(int micro_batches, int most);
-    /// Before the first sink of a micro-batch: from ZeRO-2 on its gradients go where those of the
-    /// micro-batch before were.
-    void begin_backward(Stream& stream);
+    /// Whether gradients are reduced, and weights acquired, together with the other ranks in each
+    /// micro-batch of the step.
+    bool reduces_every_micro_batch() const { return buffers_.sharding().zero >= 2; }
     /// Where a gradient of parameter i goes, for one kernel that writes it: the first one in a step
-    /// (from ZeRO-2 on: in a micro-batch) overwrites, later ones add. −1: an empty sink.
-    GradientSink sink(int i);
-    /// All gradients of a unit have been written for one more micro-batch. From ZeRO-2 on units become
-    /// ready from the last one down, and no other micro-batch writes gradients until all are.
+    /// (from ZeRO-2 on: in a micro-batch) overwrites, later ones add. −1: an empty sink. From ZeRO-2 on
+    /// it goes where others were, so that later work of the stream finds those reduced.
+    GradientSink sink(Stream& stream, int i);
+    /// All gradients of a unit have been written for one more micro-batch. From ZeRO-2 on the units of
+    /// a sweep (Parameter::sweep) become ready from its last one down, and nothing writes gradients of
+    /// another sweep, or for another micro-batch, between the first of them and the last.
     void gradients_ready(Stream& stream, int unit);
+    /// The same, with zeros, for a micro-batch that only other ranks have.
+    void skip_gradients(Stream& stream, int unit);
     /// Whether the ranks' collectives run beside a backward pass, that of the last micro-batch or
     /// another.
     bool exchanges_beside(bool last) const {
         return group_ && exchange_->beside() && (last || reduces_every_micro_batch());
     }
-    /// For a rank with one micro-batch fewer than the others: takes part in what they exchange in its
-    /// passes instead of computing one.
-    void skip_forward(Stream& stream);
-    void skip_backward(Stream& stream);
     /// After this, work on the stream finds the step's gradient sums over all ranks in the buffers'
     /// pieces, and the work given to after_sums() done for every bucket.
     void finish_gradients(Stream& stream);
@@ -106,7 +110,7 @@ class ParameterCollectives {
 
   private:
     const std::vector<Bucket>& buckets() const { return buffers_.layout().buckets(); }
-    bool reduces_every_micro_batch() const { return buffers_.sharding().zero >= 2; }
+    void make_room(Stream& stream, int unit);
     void add_over_tensor(Stream& stream, size_t bucket);
     void reduce(Stream& stream, size_t bucket);
     /// Adds the sums of all groups that hold the same shards, in the order of the groups.
@@ -142,7 +146,11 @@ class ParameterCollectives {
     std::vector<int> leases_;    // of each unit, how many live
     std::vector<bool> written_;  // of each parameter: later gradients are added
     std::vector<int> ready_;     // of each bucket: how often its units became ready in this step
-    int micro_batches_ = 1, units_ready_ = 0;
+    int micro_batches_ = 1;
+    // From ZeRO-2 on, of each bucket: its gradients are being written; and of each turn, the bucket
+    // that was last.
+    std::vector<bool> being_written_;
+    std::optional<size_t> last_in_turn_[ParameterBuffers::turns];
     std::vector<bool> gathered_;  // of each bucket: its weights are in its buffer
     int acquired_ = 0;            // the unit that was acquired last
 };

@@ -9,7 +9,7 @@ namespace train_gpt {
 namespace {
 
 /// How many elements of whole buckets are gathered in a step with these passes.
-int64_t gathered_elements(const ParameterBuffers& buffers, const std::vector<bool>& forwards) {
+int64_t gathered_elements(const ParameterBuffers& buffers, const std::vector<UnitPass>& passes) {
     const std::vector<Bucket>& buckets = buffers.layout().buckets();
     if (buffers.holds_all_weights()) return buffers.layout().numel();
     int64_t all = 0;
@@ -23,24 +23,27 @@ int64_t gathered_elements(const ParameterBuffers& buffers, const std::vector<boo
     constexpr size_t none = SIZE_MAX;
     size_t held[2] = {none, none};
     const auto use = [&](size_t b) {
-        size_t& place = held[buffers.turn_of_weights(b)];
+        const int turn = buffers.turn_of_weights(b);
+        if (turn < 0) return;
+        size_t& place = held[turn];
         if (place != b) all += buckets[b].range.n;
         place = b;
     };
     // After an update, those with which the next forward pass begins.
     for (size_t i = 0; i < std::min<size_t>(2, in_turn.size()); ++i) use(in_turn[i]);
-    for (const bool forward : forwards)
-        for (size_t i = 0; i < in_turn.size(); ++i)
-            use(in_turn[forward ? i : in_turn.size() - 1 - i]);
+    for (const UnitPass& pass : passes) {
+        const int step = pass.first <= pass.last ? 1 : -1;
+        for (int unit = pass.first; unit != pass.last + step; unit += step)
+            use(buffers.first_bucket(unit));
+    }
     return all;
 }
 
 }  // namespace
 
 Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
-                      const std::vector<bool>& forwards, int64_t sums) {
+                      const std::vector<UnitPass>& passes, int64_t micro_batches, int64_t sums) {
     const Sharding& s = buffers.sharding();
-    const int64_t micro_batches = std::ranges::count(forwards, true);
     Traffic traffic;
     const Axes everyone = {Axis::pipeline, Axis::data, Axis::context, Axis::tensor};
     if (mesh.world() > 1)
@@ -66,8 +69,7 @@ Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
                                           : mesh.group_name({Axis::shard, Axis::context});
     const int64_t reductions = s.zero == 0 ? 2 : s.zero == 1 ? 1 : micro_batches;
     traffic[group] += reductions * reduced * n / s.size * others;
-    if (s.zero > 0)
-        traffic[group] += weight * gathered_elements(buffers, forwards) / s.size * others;
+    if (s.zero > 0) traffic[group] += weight * gathered_elements(buffers, passes) / s.size * others;
     if (s.replicas > 1)
         traffic[mesh.group_name({Axis::replica})] +=
             2 * reduced * (n / s.size) * (s.replicas - 1) / s.replicas;

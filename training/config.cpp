@@ -135,12 +135,6 @@ void check_pipeline(const Config& config, const std::string& name) {
         throw Error(
             name, ": parallel.pipeline = ", p.pipeline, " is more than model.n_layer = ", layers,
             ", and each pipeline rank needs a layer; the nearest value that fits is ", layers);
-    const bool reorders = interleaved || p.schedule == PipelineKind::zero_bubble;
-    if (reorders && p.zero > 1)
-        throw Error(name, ": parallel.zero = ", p.zero, " does not fit parallel.schedule = \"",
-                    schedule,
-                    "\", which computes gradients in another order than they are reduced in; the "
-                    "nearest value that does is 1, and \"1f1b\" takes any");
     if (p.layers_per_stage.empty()) return;
     try {
         check_layers_per_stage(p.layers_per_stage, layers, p.pipeline * v);

@@ -251,8 +251,7 @@ constexpr ConfigKey table[] = {
      "The order in which micro-batches pass through the stages. `gpipe`: all forwards, then all "
      "backwards; `1f1b`: alternating, with fewer activations in memory; `interleaved`: the same "
      "with several stages on each rank, which idles less and sends more; `zero_bubble`: weight "
-     "gradients fill the time in which ranks would idle. The last two need `parallel.zero` 0 or "
-     "1."},
+     "gradients fill the time in which ranks would idle."},
     {KEY(parallel.stages_per_rank), between(1, 1024),
      "With `interleaved`: stages of each pipeline rank, at least 2; else 1."},
     {KEY(parallel.layers_per_stage), between(1, 4096),

@@ -209,17 +209,18 @@ Traffic traffic_of(const Config& config, const DecoderSpec& spec, DType dtype,
                                    ParameterBuffers::Use::training,
                                    sharding_of(config, mesh, rank, spec.tied_head));
     const auto place = static_cast<size_t>(mesh.at(Axis::pipeline, rank));
-    std::vector<bool> forwards;
+    std::vector<UnitPass> passes;
     int64_t messages = 0;
     for (const PipelineAction& action : schedule.ranks[place].actions) {
         messages += is_send(action.work);
-        if (is_compute(action.work) && action.work != PipelineWork::backward_weights)
-            forwards.push_back(action.work == PipelineWork::forward);
+        if (!is_compute(action.work) || action.work == PipelineWork::backward_weights) continue;
+        const Registry& stage =
+            registry.stages[static_cast<size_t>(action.stage / schedule.shape.ranks)];
+        const UnitPass forward{stage.first_unit(), stage.last_unit()};
+        passes.push_back(
+            action.work == PipelineWork::forward ? forward : UnitPass{forward.last, forward.first});
     }
-    // Stages of a rank share the passes of a micro-batch.
-    if (config.parallel.zero < 2)
-        forwards.assign(static_cast<size_t>(schedule.shape.micro_batches), true);
-    Traffic traffic = state_traffic(mesh, buffers, forwards,
+    Traffic traffic = state_traffic(mesh, buffers, passes, schedule.shape.micro_batches,
                                     StepSums::count(static_cast<int>(config.data.train.size())) +
                                         std::ssize(registry_of(spec).parameters));
     const int tensors = mesh.size(Axis::tensor), contexts = mesh.size(Axis::context);
@@ -363,11 +364,7 @@ std::string change_that_fits(const Config& config, const DecoderSpec& spec, DTyp
     const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
     int most = ranks;
     while (2 * int64_t{most} <= std::min(sequences, most_ranks)) most *= 2;
-    const bool reorders =
-        config.parallel.pipeline > 1 && (config.parallel.schedule == PipelineKind::interleaved ||
-                                         config.parallel.schedule == PipelineKind::zero_bubble);
-    const int most_zero = reorders ? 1 : 3;
-    for (int zero = std::max(1, config.parallel.zero); zero <= most_zero; ++zero) {
+    for (int zero = std::max(1, config.parallel.zero); zero <= 3; ++zero) {
         Config split = open;
         split.parallel.zero = zero;
         if (try_with(split, most).empty()) continue;
@@ -389,13 +386,12 @@ std::string change_that_fits(const Config& config, const DecoderSpec& spec, DTyp
         for (int T = config.sequence_length(); T >= shortest; T /= 2)
             if (const std::string found = with_length(T); !found.empty()) return found;
 
-    open.parallel.zero = most_zero;
+    open.parallel.zero = 3;
     const Arena plan =
         plan_memory(with_micro_batch(open, 1), spec, dtype, Recompute::block, device, most);
-    return concat("with a micro-batch of one sequence and parallel.zero=", most_zero, ", each of ",
-                  most, most == 1 ? " rank needs " : " ranks needs ",
-                  format_bytes(plan.total_bytes()), ", ",
-                  format_bytes(plan.bytes(Purpose::activations)),
+    return concat("with a micro-batch of one sequence and parallel.zero=3, each of ", most,
+                  most == 1 ? " rank needs " : " ranks needs ", format_bytes(plan.total_bytes()),
+                  ", ", format_bytes(plan.bytes(Purpose::activations)),
                   " of it for activations; take a smaller model");
 }
 

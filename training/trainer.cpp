@@ -97,8 +97,13 @@ RankRegistry registry_of_rank(const Config& config, const DecoderSpec& spec, con
                               int rank) {
     const TensorRank tensor{mesh.at(Axis::tensor, rank), mesh.size(Axis::tensor)};
     tensor_part(spec, tensor.ranks);  // checks
-    return rank_registry(registry_of(spec), layers_of_stages(config, spec),
-                         mesh.at(Axis::pipeline, rank), mesh.size(Axis::pipeline), tensor);
+    RankRegistry registry =
+        rank_registry(registry_of(spec), layers_of_stages(config, spec),
+                      mesh.at(Axis::pipeline, rank), mesh.size(Axis::pipeline), tensor);
+    const auto& p = config.parallel;
+    if (sharding_of(config, mesh, rank, spec.tied_head).zero >= 2)
+        number_sweeps(registry, p.pipeline > 1 && p.schedule == PipelineKind::zero_bubble);
+    return registry;
 }
 
 KernelSettings kernel_settings(const Config& config) {
@@ -242,11 +247,7 @@ void Trainer::execute_step(TrainLoader& loader) {
 
 void Trainer::execute(const PipelineAction& action) {
     const bool forward = action.work == PipelineWork::forward;
-    if (action.micro_batch >= micro_batches_) {
-        if (forward) parameters.skip_forward(stream);
-        if (action.work == PipelineWork::backward) parameters.skip_backward(stream);
-        return;
-    }
+    if (action.micro_batch >= micro_batches_) return model.skip(stream, action);
     const FedBatch& batch = batch_of(action.micro_batch);
     const bool backward = is_compute(action.work) && !forward;
     const bool last = action.micro_batch == micro_batches_ - 1;

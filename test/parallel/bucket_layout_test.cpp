@@ -21,10 +21,17 @@ DecoderSpec random_spec() {
 
 }  // namespace
 
-TEST_CASE("buckets hold every tensor once, whole units, and split evenly on borders of norm blocks",
-          "[bucket_layout]") {
+TEST_CASE(
+    "buckets hold every tensor once, whole units of one sweep, and split evenly on borders of norm "
+    "blocks",
+    "[bucket_layout]") {
     for (int repeat = 0; repeat < 40; ++repeat) {
-        const std::vector<Parameter> parameters = registry_of(random_spec()).parameters;
+        std::vector<Parameter> parameters = registry_of(random_spec()).parameters;
+        std::vector<int> sweeps(static_cast<size_t>(parameters.back().unit) + 1);  // of units
+        for (size_t unit = 1; unit < sweeps.size(); ++unit)
+            sweeps[unit] = sweeps[unit - 1] + (random_int(0, 3) == 0);
+        const auto sweep_of = [&](int unit) { return sweeps[static_cast<size_t>(unit)]; };
+        for (Parameter& p : parameters) p.sweep = sweep_of(p.unit);
         const int ranks = static_cast<int>(random_int(1, 9));
         const int64_t wanted = random_int(1, 400000);
         const BucketLayout layout(parameters, ranks, wanted);
@@ -41,11 +48,13 @@ TEST_CASE("buckets hold every tensor once, whole units, and split evenly on bord
             CHECK(layout.shard_offset(bucket) * ranks == bucket.range.first);
             CHECK(bucket.first_unit ==
                   (b == 0 || bucket.last_unit == 0 ? 0 : buckets[b - 1].last_unit + 1));
+            CHECK(sweep_of(bucket.first_unit) == sweep_of(bucket.last_unit));
             // The embedding is split. Buckets of blocks are at least as large as wanted, except for
-            // the one with the first block, which is filled last.
+            // the one with a sweep's first block, which is filled last.
             if (bucket.last_unit == 0)
                 CHECK(bucket.range.n < wanted + 2 * ranks * norm_block);
-            else if (bucket.first_unit > 1)
+            else if (bucket.first_unit > 1 &&
+                     sweep_of(bucket.first_unit - 1) == sweep_of(bucket.first_unit))
                 CHECK(bucket.range.n >= wanted);
         }
         CHECK(end == layout.numel());

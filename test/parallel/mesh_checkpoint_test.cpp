@@ -52,6 +52,10 @@ constexpr Move more_moves[] = {
      {1, 1, 1, 0, "mistral", 6, "fp32", 2, false, {2, "zero_bubble"}}},
     {{2, 1, 1, 0, "qwen2", 6, "fp32", 2}, {1, 1, 1, 0, "qwen2", 6, "fp32", 1, false, {5}}},
     {{1, 2, 2, 1, "gpt2", 6, "fp32", 1, false, {3}}, {2, 1, 3, 0, "gpt2", 6, "fp32", 2}},
+    {{1, 2, 3, 0, "llama", 8, "fp32", 1, false, {2, "interleaved", 2}},
+     {1, 3, 2, 0, "llama", 8, "fp32", 1, false, {2, "zero_bubble"}}},
+    {{1, 3, 3, 0, "gpt2", 6, "bf16", 1, false, {2, "zero_bubble"}},
+     {1, 6, 2, 0, "gpt2", 6, "bf16"}},
 };
 
 void check_moves(const World& world, std::span<const Move> moves) {

@@ -1,11 +1,9 @@
-// Meshes: the arithmetic of axes and groups, and training on many meshes, each compared with one
-// rank's. A mesh is tried by adding a row to a table.
+// Training on many meshes, each compared with one rank's. A mesh is tried by adding a row to a table.
 #include "parallel/mesh.h"
 
 #include <cstdlib>
 #include <fstream>
 #include <numeric>
-#include <set>
 #include <sstream>
 
 #include <malloc.h>
@@ -16,129 +14,6 @@
 using namespace train_gpt;
 using namespace train_gpt::training_job;
 using namespace train_gpt::mesh_job;
-
-// ---- The arithmetic -----------------------------------------------------------------------------
-
-TEST_CASE(
-    "a rank's number follows from its places, and groups have the ranks that differ on their axes",
-    "[mesh]") {
-    for (int repeat = 0; repeat < 50; ++repeat) {
-        const auto few = [] { return static_cast<int>(random_int(1, 4)); };
-        const int pipeline = few(), replicas = few(), shard = few(), context = few(),
-                  tensor = few();
-        const int data = replicas * shard, world = pipeline * data * context * tensor;
-        const MeshLayout mesh(
-            world,
-            {.pipeline = pipeline, .context = context, .tensor = tensor, .shard_ranks = shard});
-        CHECK(mesh.size(Axis::data) == data);
-        CHECK(mesh.size({Axis::shard, Axis::context}) == shard * context);
-        const Axes axes = {Axis::context, Axis::shard};
-        std::map<int, std::set<int>> groups;  // first rank → places
-        for (int rank = 0; rank < world; ++rank) {
-            const auto at = [&](Axis axis) { return mesh.at(axis, rank); };
-            CHECK(((at(Axis::pipeline) * data + at(Axis::data)) * context + at(Axis::context)) *
-                          tensor +
-                      at(Axis::tensor) ==
-                  rank);
-            CHECK(at(Axis::data) == at(Axis::replica) * shard + at(Axis::shard));
-            CHECK(mesh.at(axes, rank) == at(Axis::shard) * context + at(Axis::context));
-            const int first = mesh.first_rank(axes, rank);
-            CHECK(mesh.at(axes, first) == 0);
-            for (const Axis axis : {Axis::pipeline, Axis::replica, Axis::tensor})
-                CHECK(mesh.at(axis, first) == at(axis));
-            CHECK(groups[first].insert(mesh.at(axes, rank)).second);
-        }
-        CHECK(std::ssize(groups) == world / (shard * context));
-    }
-}
-
-TEST_CASE("sizes that do not divide the ranks are refused with the nearest that do", "[mesh]") {
-    const auto error = [](int world, const MeshSizes& sizes) {
-        return error_of([&] { MeshLayout(world, sizes); });
-    };
-    CHECK(contains(
-        error(8, {.tensor = 3}),
-        "parallel.tensor = 3 does not divide the 8 ranks of this run; the nearest value that "
-        "does is 2"));
-    CHECK(contains(error(6, {.tensor = 9}), "the nearest value that does is 6"));
-    CHECK(contains(
-        error(6, {.context = 4}),
-        "parallel.context = 4 does not divide the 6 ranks of this run; the nearest value that "
-        "does is 3"));
-    CHECK(contains(error(12, {.context = 4, .tensor = 2}),
-                   "parallel.context = 4 does not divide the 6 tensor-parallel groups of this run; "
-                   "the nearest value that does is 3"));
-    CHECK(contains(
-        error(24, {.tensor = 2, .shard_ranks = 5}),
-        "parallel.shard_ranks = 5 does not divide the 12 data-parallel ranks of this run; the "
-        "nearest value that does is 4"));
-}
-
-TEST_CASE(
-    "a tensor-parallel size that heads or the MLP cannot share is refused with the nearest that "
-    "they can",
-    "[mesh][config]") {
-    const auto error = [](const std::vector<std::string>& settings) {
-        return error_of([&] {
-            std::vector<std::string> all{"run_dir=r", "data.train=synthetic", "schedule.steps=1"};
-            all.insert(all.end(), settings.begin(), settings.end());
-            parse_config("{}", "test.json", all);
-        });
-    };
-    CHECK(contains(
-        error({"model.n_head=12", "parallel.tensor=5"}),
-        "test.json: parallel.tensor = 5 ranks cannot share model.n_head = 12 evenly; the nearest "
-        "value"));
-    CHECK(contains(error({"model.n_head=12", "parallel.tensor=5"}), " is 4"));
-    CHECK(contains(
-        error({"model.family=llama", "model.n_head=12", "model.n_kv_head=2", "parallel.tensor=4"}),
-        "cannot share model.n_kv_head = 2 evenly"));
-    CHECK(contains(error({"model.n_head=12", "model.n_ff=30", "parallel.tensor=4"}),
-                   "cannot share model.n_ff = 30 evenly"));
-    CHECK(error({"model.n_head=12", "parallel.tensor=6"}).empty());
-}
-
-TEST_CASE("sequences that context-parallel ranks cannot share are refused with the nearest length",
-          "[mesh][context][config]") {
-    const auto error = [](int T, int n_ctx, int context) {
-        return error_of([&] {
-            std::vector<std::string> all{"run_dir=r",
-                                         "data.train=synthetic",
-                                         "schedule.steps=1",
-                                         concat("batch.tokens_per_step=", T ? T : n_ctx),
-                                         "batch.micro_batch=1",
-                                         concat("model.n_ctx=", n_ctx),
-                                         concat("parallel.context=", context)};
-            if (T) all.push_back(concat("batch.sequence_length=", T));
-            parse_config("{}", "test.json", all);
-        });
-    };
-    CHECK(contains(error(1000, 1024, 3),
-                   "test.json: batch.sequence_length = 1000 cannot be cut into 2 · "
-                   "parallel.context = 6 equal chunks; the nearest value that can is 1002"));
-    CHECK(contains(error(1000, 1001, 3), "the nearest value that can is 996"));
-    CHECK(contains(error(0, 1001, 2), "model.n_ctx = 1001 cannot be cut into 2 · "));
-    CHECK(contains(error(3, 64, 2), "the nearest value that can is 4"));
-    CHECK(error(1024, 1024, 4).empty());
-    CHECK(error(7, 7, 1).empty());
-}
-
-TEST_CASE("groups and places are named by their axes", "[mesh]") {
-    const MeshLayout three(8, {.context = 2, .tensor = 2});
-    CHECK(three.place(6) == "data 1, context 1, tensor 0");
-    CHECK(three.group_name({Axis::data, Axis::context}) == "data+context");
-    CHECK(three.group_name({Axis::context}) == "context");
-    const MeshLayout both(16, {.tensor = 2, .shard_ranks = 4});
-    CHECK(both.place(11) == "data 5, tensor 1");
-    CHECK(both.group_name({Axis::data, Axis::context}) == "data");
-    CHECK(both.group_name({Axis::shard, Axis::context}) == "shard");
-    CHECK(both.group_name({Axis::replica}) == "replica");
-    CHECK(both.group_name({Axis::data, Axis::tensor}) == "data+tensor");
-    const MeshLayout data(4);
-    CHECK(data.place(3).empty());
-    CHECK(data.group_name({Axis::shard}) == "data");
-    CHECK(data.group_name({Axis::tensor}).empty());
-}
 
 // ---- Training -----------------------------------------------------------------------------------
 
@@ -226,6 +101,26 @@ constexpr MeshCase more_mixed_meshes[] = {
     {1, 1, 1, 0, "gpt2", 8, "fp32", 2, true, {4, "interleaved", 2}},
     {2, 2, 3, 1, "qwen3", 5, "fp32", 1, false, {2}},
     {1, 1, 2, 0, "llama", 3, "fp32", 4, true, {2}},
+};
+// Schedules in which gradients of several stages or micro-batches are computed in turns, and reduced in
+// every micro-batch
+constexpr MeshCase reordered_pipelines[] = {
+    {1, 2, 2, 0, "gpt2", 8, "fp32", 1, false, {2, "interleaved", 2}},
+    {1, 2, 3, 0, "qwen3", 5, "fp32", 1, false, {2, "zero_bubble"}},
+    {1, 2, 2, 0, "gpt2", 7, "bf16", 1, true, {2, "zero_bubble"}},
+    {1, 2, 3, 0, "llama", 4, "bf16", 1, false, {2, "interleaved", 3}},
+};
+constexpr MeshCase more_reordered_pipelines[] = {
+    {1, 4, 3, 2, "gpt2", 9, "fp32", 1, false, {2, "zero_bubble"}},
+    {1, 4, 2, 2, "llama", 8, "fp32", 1, true, {2, "interleaved", 2}},
+    {2, 2, 3, 0, "qwen3", 5, "fp32", 1, false, {2, "zero_bubble"}},
+    {2, 2, 2, 0, "gpt2", 4, "bf16", 1, false, {2, "interleaved", 2}},
+    {1, 1, 3, 0, "llama", 6, "fp32", 2, true, {2, "interleaved", 3}},
+    {1, 1, 2, 0, "gpt2", 5, "fp32", 2, false, {2, "zero_bubble"}},
+    {1, 2, 3, 0, "mistral", 7, "bf16", 1, false, {4, "zero_bubble"}},
+    {1, 2, 2, 0, "gpt2", 8, "fp32", 1, false, {4, "interleaved", 2}},
+    {1, 2, 3, 0, "qwen2", 7, "bf16", 2, true, {2, "zero_bubble"}},
+    {2, 2, 3, 0, "gpt2", 8, "fp32", 1, true, {2, "interleaved", 2}},
 };
 
 double largest_of(const std::vector<double>& values) {
@@ -508,6 +403,29 @@ TEST_CASE("many stages whose ranks share sequences and products train what one r
     check_case_on_ranks(8, "ranks: more mixed meshes", {}, 600);
 }
 
+TEST_CASE("ranks: reordered pipelines", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    check_meshes(Device{}, World::join(), reordered_pipelines);
+}
+
+TEST_CASE("ranks: more reordered pipelines", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    check_meshes(Device{}, World::join(), more_reordered_pipelines);
+}
+
+TEST_CASE(
+    "pipelines with gradients of several stages or micro-batches in turns split these as well",
+    "[mesh][pipeline][training]") {
+    if (skip_without_mpirun()) return;
+    check_case_on_ranks(4, "ranks: reordered pipelines");
+}
+
+TEST_CASE("many pipelines with gradients in turns train what one rank trains",
+          "[mesh][pipeline][training][.][long]") {
+    if (skip_without_mpirun()) return;
+    check_case_on_ranks(8, "ranks: more reordered pipelines", {}, 600);
+}
+
 TEST_CASE("ranks: one ahead", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
@@ -529,7 +447,8 @@ TEST_CASE("ranks: one ahead", "[.ranks]") {
                     const UnitLease weights = store.acquire(run.trainer().stream, unit);
                     CAPTURE(pass, unit);
                     CHECK(sent() == before);
-                    if (i + 1 < units) store.prefetch(run.trainer().stream, unit + step);
+                    if (i + 1 < units)
+                        store.prefetch(run.trainer().stream, unit + step, step > 0 ? units - 1 : 0);
                     // As soon as a pass reaches a bucket, it asks for the next one.
                     const bool reaches =
                         i == 0 || store.first_bucket(unit) != store.first_bucket(unit - step);
@@ -681,6 +600,12 @@ TEST_CASE("ranks: gpu pipelines", "[.ranks]") {
     check_meshes(device_of_rank(world, "cuda"), world, gpu_pipelines);
 }
 
+TEST_CASE("ranks: reordered gpu pipelines", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    check_meshes(device_of_rank(world, "cuda"), world, reordered_pipelines);
+}
+
 namespace {
 
 void check_on_gpus(const std::string& name) {
@@ -703,6 +628,12 @@ TEST_CASE("pipelines of GPUs train what one GPU trains, whatever order their str
           "[mesh][pipeline][training][cuda]") {
     if (skip_without_gpus(4)) return;
     check_on_gpus("ranks: gpu pipelines");
+}
+
+TEST_CASE("pipelines of GPUs with gradients in turns train what one GPU trains",
+          "[mesh][pipeline][training][cuda]") {
+    if (skip_without_gpus(4)) return;
+    check_on_gpus("ranks: reordered gpu pipelines");
 }
 
 #endif

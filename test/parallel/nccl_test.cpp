@@ -106,7 +106,6 @@ TEST_CASE("ranks: gpu first collectives", "[.ranks]") {
             trained->connect(mesh);
             Stream stream(device);
             trained->begin_step(1, 1);
-            trained->begin_backward(stream);
             for (int unit = trained->units() - 1; unit >= 0; --unit)
                 trained->gradients_ready(stream, unit);
             trained->finish_gradients(stream);

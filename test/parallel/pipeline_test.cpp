@@ -47,15 +47,6 @@ TEST_CASE("settings of a pipeline that do not fit are refused with the key and t
                    "it must be a list of whole numbers from 1 to 4096"));
     CHECK(contains(error_with({"parallel.schedule=2f2b"}),
                    "it must be one of \"1f1b\", \"gpipe\", \"interleaved\" or \"zero_bubble\""));
-    for (const std::vector<std::string>& schedule :
-         {std::vector<std::string>{"parallel.schedule=zero_bubble"},
-          {"parallel.schedule=interleaved", "parallel.stages_per_rank=2"}}) {
-        std::vector<std::string> settings{"parallel.pipeline=2", "parallel.zero=2"};
-        settings.insert(settings.end(), schedule.begin(), schedule.end());
-        CHECK(contains(error_with(settings), "parallel.zero = 2 does not fit"));
-        settings[1] = "parallel.zero=1";
-        CHECK(error_with(settings).empty());
-    }
     CHECK(error_with({"parallel.pipeline=3", "parallel.layers_per_stage=[1,4,1]"}).empty());
     CHECK(contains(error_of([] { MeshLayout(8, {.pipeline = 3, .tensor = 2}); }),
                    "parallel.pipeline = 3 does not divide the 4 ranks that parallel.tensor and "

@@ -90,11 +90,10 @@ void check_gradient_sums(const Mesh& mesh, const Device& device, const char* zer
 
     Stream stream(device);
     stage.store.begin_step(1, 1);
-    stage.store.begin_backward(stream);
     for (int unit = stage.store.units() - 1; unit >= 0; --unit) {
         for (size_t i = 0; i < parameters.size(); ++i)
             if (parameters[i].unit == unit)
-                copy(stream, stage.store.sink(static_cast<int>(i)).data, stage.written[i],
+                copy(stream, stage.store.sink(stream, static_cast<int>(i)).data, stage.written[i],
                      static_cast<size_t>(parameters[i].padded_numel()) * sizeof(float));
         stage.store.gradients_ready(stream, unit);
     }

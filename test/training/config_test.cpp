@@ -409,7 +409,6 @@ TEST_CASE("what to_json writes, load_config reads back equal, for every key", "[
         {{"n_head", 6}, {"n_embd", 6 * 11}, {"n_kv_head", 2}, {"head_size", 10}, {"n_ff", 62}});
     changed["parallel"]["tensor"] = 2;
     changed["parallel"].update({{"pipeline", 2}, {"stages_per_rank", 1}});  // "zero_bubble"
-    changed["parallel"]["zero"] = 0;
     changed["model"]["n_layer"] = changed["parallel"]["layers_per_stage"][0].get<int>() + 1;
     changed["model"].update({{"rope_low_freq_factor", 0.5}, {"rope_high_freq_factor", 2.5}});
     changed["model"]["rope_original_n_ctx"] = 1 << 20;
