@@ -267,12 +267,19 @@ inline void check_as_one_rank(const Experiment& experiment, const Mesh& mesh,
         CHECK(std::abs(ours.sums.loss - expected.sums.loss) <= 1e-5 * expected.sums.loss);
         CHECK(std::abs(ours.state.norm - expected.state.norm) <= 2e-5 * expected.state.norm);
         if (step > 0) continue;
-        for (int i = 0; i < static_cast<int>(one.trainer().registry.parameters.size()); ++i) {
-            INFO(one.trainer().registry.parameters[static_cast<size_t>(i)].name);
-            const auto gradient = ParameterStore::State::gradient;
+        const auto gradient = ParameterStore::State::gradient;
+        const auto parameters = one.trainer().registry.parameters;
+        double of_all = 0;  // the largest element
+        for (int i = 0; i < static_cast<int>(parameters.size()); ++i)
+            of_all = std::max(of_all, largest(one.state(gradient, i)));
+        for (int i = 0; i < static_cast<int>(parameters.size()); ++i) {
+            INFO(parameters[static_cast<size_t>(i)].name);
+            const std::vector<double> exact = one.state(gradient, i);
             const double difference =
-                relative_difference(rank.state(gradient, i), one.state(gradient, i));
-            CHECK(difference <= 2e-5);
+                relative_difference(rank.state(gradient, i), exact) * largest(exact);
+            // A gradient can be all rounding of terms that cancel: with a vocabulary of one token
+            // attention has the same result wherever it looks.
+            CHECK(difference <= 2e-5 * largest(exact) + 0x1p-24 * of_all);
         }
     }
     const Batch batch = experiment.batch();
