@@ -98,10 +98,12 @@ inline std::vector<Extent> extents() {
                                {129, 96, 768}, {520, 64, 33}, {260, 192, 768}};
     for (int i = 0; i < 6; ++i)
         result.push_back({random_int(1, 300), random_int(1, 300), random_int(1, 300)});
-    // Sums of 63 products, which AMX kernels of oneDNN get wrong with some numbers of rows
+    // Sums of as many products as AMX kernels of oneDNN get wrong with some numbers of rows
     const int64_t rows = std::array{34, 35, 37, 38, 47}[static_cast<size_t>(random_int(0, 4))];
     result.push_back({rows, 290, 63});
     result.push_back({rows, 63, 290});
+    result.push_back({1099, 2079, 40});
+    result.push_back({1167, 28, 2111});
     // Enough rows for a packed weight, enough columns for epilogues range by range.
     result.push_back({random_int(1024, 1300), random_int(2048, 2200), random_int(1, 40)});
     result.push_back({random_int(1024, 1300), random_int(1, 40), random_int(2048, 2200)});
