@@ -1,6 +1,7 @@
 #include "parallel/pipeline_picture.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <sstream>
 
@@ -123,6 +124,14 @@ TEST_CASE("a pipeline's picture prints its step, idle time and micro-batches in 
     CHECK(contains(svg, "4 ranks · step 330 ms · idle 27 %"));
     CHECK(occurrences(svg, "idle 27 %</text>") == 5);
     for (int most = 1; most <= 4; ++most) CHECK(contains(svg, concat("at most ", most, "</text>")));
+    // Each rank has its own idle time.
+    const PipelineSchedule of_two = pipeline_schedule({PipelineKind::one_f_one_b, 2, 1, 8});
+    const PipelineTimeline uneven =
+        simulate(of_two, {.stages = {{0.01, 0.01, 0.01}, {0.03, 0.03, 0.03}}});
+    REQUIRE(uneven.idle[0] > 2 * uneven.idle[1]);
+    for (const double idle : uneven.idle)
+        CHECK(contains(pipeline_picture(of_two, uneven, {}),
+                       concat("idle ", std::lround(100 * idle / uneven.makespan), " %</text>")));
     const std::string with_memory = pipeline_picture(
         schedule, timeline, {.seconds = false, .memory = {"4 GiB", "3 GiB", "2.5 GiB", "1 MiB"}});
     CHECK(contains(with_memory, "step 0.33 · "));
