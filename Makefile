@@ -122,7 +122,7 @@ endif
 # Headers that nearly every file includes; they are precompiled (below).
 STANDARD := algorithm array atomic cmath cstdint cstdio cstring filesystem functional map memory mutex optional set span \
     sstream string string_view unordered_map utility vector
-KERNEL_FLAGS := $(filter -O3,$(OPTIMISE:-O2=-O3)) -march=$(MARCH) -fno-math-errno -fno-trapping-math
+KERNEL_FLAGS := $(filter -O3,$(OPTIMISE:-O2=-O3)) -march=$(MARCH) $(VECTORS) -fno-math-errno -fno-trapping-math
 COMPILE = $(CXX) $(DEFINES) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS)
 LIBRARIES := $(if $(filter 1,$(HAVE_ONEDNN)),-ldnnl) $(if $(filter 1,$(HAVE_MPI)),$(MPI_LIBRARIES)) $(if $(filter 1,$(HAVE_ZLIB)),-lz) \
     $(if $(filter 1,$(HAVE_ZSTD)),-lzstd) -lxxhash -lpcre2-8 -lutf8proc -lpthread -ldl

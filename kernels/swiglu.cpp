@@ -25,42 +25,60 @@ inline Silu<V> silu(V x) {
     return {value, sigma + value * (e * sigma)};
 }
 
-/// Calls f(row, first, count) for columns [first, first + count) of all rows: in pieces, so that all
-/// threads have work even in a single row, as when sampling.
+/// Columns [first, first + count) of a row. The same thread mostly continues with column next_first of
+/// row next_row.
+struct Piece {
+    int64_t row, first, count, next_row, next_first;
+};
+
+/// Calls f(Piece) for all columns of all rows: in pieces, so that all threads have work even in a
+/// single row, as when sampling.
 template <class F>
 void for_pieces(int64_t rows, int64_t columns, F&& f) {
-    constexpr int64_t piece = 1024;
+    constexpr int64_t length = 1024;
 #pragma omp parallel for schedule(static) collapse(2)
     for (int64_t row = 0; row < rows; ++row)
-        for (int64_t first = 0; first < columns; first += piece)
-            f(row, first, std::min(columns - first, piece));
+        for (int64_t first = 0; first < columns; first += length) {
+            const bool last = first + length >= columns;
+            f(Piece{row, first, std::min(columns - first, length), last ? row + 1 : row,
+                    last ? 0 : first + length});
+        }
 }
 
 template <class T>
 void forward(const SwigluForward& args) {
     const int64_t F = args.out.cols();
-    for_pieces(args.out.rows(), F, [&](int64_t row, int64_t first, int64_t count) {
-        const T *gate = args.gate_up.as<T>() + row * 2 * F + first, *up = gate + F;
-        T* out = args.out.as<T>() + row * F + first;
-        for_positions<T>(count, [=](auto at) { at.store(out, silu(at(gate)).value * at(up)); });
+    for_pieces(args.out.rows(), F, [&](const Piece& piece) {
+        const T *gate = args.gate_up.as<T>() + piece.row * 2 * F + piece.first, *up = gate + F,
+                *next = args.gate_up.as<T>() + piece.next_row * 2 * F + piece.next_first;
+        T* out = args.out.as<T>() + piece.row * F + piece.first;
+        for_positions_before<T>(
+            piece.count, [=](auto at) { at.store(out, silu(at(gate)).value * at(up)); }, next,
+            next + F);
     });
 }
 
 template <class T, bool with_out>
 void backward(const SwigluBackward& args) {
     const int64_t F = args.dout.cols();
-    for_pieces(args.dout.rows(), F, [&](int64_t row, int64_t first, int64_t count) {
-        const T *gate = args.gate_up.as<T>() + row * 2 * F + first, *up = gate + F,
-                *dout = args.dout.as<T>() + row * F + first;
-        T *dgate = args.dgate_up.as<T>() + row * 2 * F + first, *dup = dgate + F,
-          *out = with_out ? args.out.as<T>() + row * F + first : nullptr;
-        for_positions<T>(count, [=](auto at) {
-            const auto of_gate = silu(at(gate));
-            const auto up_c = at(up), dout_c = at(dout);
-            at.store(dgate, dout_c * up_c * of_gate.derivative);
-            at.store(dup, dout_c * of_gate.value);
-            if (with_out) at.store(out, of_gate.value * up_c);
-        });
+    for_pieces(args.dout.rows(), F, [&](const Piece& piece) {
+        const int64_t wide = piece.row * 2 * F + piece.first, narrow = piece.row * F + piece.first,
+                      next = piece.next_row * 2 * F + piece.next_first;
+        const T *gate = args.gate_up.as<T>() + wide, *up = gate + F,
+                *dout = args.dout.as<T>() + narrow;
+        T *dgate = args.dgate_up.as<T>() + wide, *dup = dgate + F,
+          *out = with_out ? args.out.as<T>() + narrow : nullptr;
+        for_positions_before<T>(
+            piece.count,
+            [=](auto at) {
+                const auto of_gate = silu(at(gate));
+                const auto up_c = at(up), dout_c = at(dout);
+                at.store(dgate, dout_c * up_c * of_gate.derivative);
+                at.store(dup, dout_c * of_gate.value);
+                if (with_out) at.store(out, of_gate.value * up_c);
+            },
+            args.gate_up.as<T>() + next, args.gate_up.as<T>() + next + F,
+            args.dout.as<T>() + piece.next_row * F + piece.next_first);
     });
 }
 

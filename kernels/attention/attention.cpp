@@ -8,7 +8,8 @@
 // Vectors run along n; A is broadcast element by element. "Packed" means contiguous and
 // zero-padded, and for fp32 nothing else. With AVX512_BF16, an operand consists of 32-bit words
 // that each hold two bf16 neighbours along k, which is what the dot-product instruction multiplies;
-// P and dS are rounded to bf16 for it. Everything else is fp32.
+// P and dS are rounded to bf16 for it. Everything else is fp32. AMX multiplies squares of 32 × 32
+// such operands, and leaves dKᵀ and dVᵀ (amx.h).
 //
 // Each element of a result is one chain of fused multiply-adds in the order of k, whichever thread
 // computes it: the bits depend neither on the number of threads nor on how blocks are shared among
@@ -26,8 +27,8 @@
 
 #include "base/error.h"
 #include "device/profile.h"
+#include "kernels/attention/amx.h"
 #include "kernels/attention/cpu.h"
-#include "kernels/attention/packing.h"
 
 namespace train_gpt {
 namespace {
@@ -67,7 +68,13 @@ size_t backward_bytes(const AttentionShape& shape, int threads) {  // per thread
 template <class F>
 decltype(auto) with_engine(DType dtype, F&& f) {
     if (dtype == DType::fp32) return f(cpu::Fp32{}, float{});
-    return f(cpu::EngineOfBf16{}, bf16{});
+#if TRAIN_GPT_AMX
+    if (cpu::amx_permitted()) return f(cpu::Amx{}, bf16{});
+#elif TRAIN_GPT_BF16_PAIRS
+    return f(cpu::Bf16Pairs{}, bf16{});
+#endif
+    // Processors with AMX run the dot product of pairs at half the rate of fp32 multiply-adds.
+    return f(cpu::Fp32{}, bf16{});
 }
 
 /// Runs task(i, next, memory) for 0 <= i < count, where `next` is the task that the same thread

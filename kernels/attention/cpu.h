@@ -1,5 +1,5 @@
 // The parts of attention on the CPU. attention.cpp divides the work into these parts and shares
-// them among threads. Engine: Fp32 or EngineOfBf16 (micro_kernels.h). Storage: the element type of
+// them among threads. Engine: Fp32, Bf16Pairs (micro_kernels.h) or Amx (amx.h). Storage: the element type of
 // the tensors. memory: scratch of the calling thread, 64-byte aligned.
 #pragma once
 #include <cstddef>

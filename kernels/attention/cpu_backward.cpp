@@ -1,8 +1,8 @@
 // The backward pass of attention on the CPU, for a range of queries and keys.
 #include <algorithm>
 
+#include "kernels/attention/amx.h"
 #include "kernels/attention/cpu.h"
-#include "kernels/attention/tile_products.h"
 
 namespace train_gpt::cpu {
 
@@ -14,16 +14,16 @@ struct BackwardScratch {
     Element *q, *q_deep, *dout, *dout_deep, *key_rows, *key_columns, *keys_deep, *value_rows,
         *value_columns;
     Element *p_columns, *ds_rows, *ds_columns;
-    float *dq, *dk, *dv, *scores, *dp, *delta, *lse;
+    float *dq, *dk, *dv, *gradients, *scores, *dp, *delta, *lse;
 
     /// keys: the number of keys whose gradients one thread accumulates at a time.
     BackwardScratch(Pieces& pieces, const AttentionShape& shape, int64_t keys) {
         constexpr bool paired = Engine::depth > 1;
-        const int64_t rows = block_height(shape.T), head = padded_head(shape.D);
+        const int64_t rows = block_height<Engine>(shape.T), head = padded_head<Engine>(shape.D);
         q = pieces.take<Element>(rows * head);
         dout = pieces.take<Element>(rows * head);
-        q_deep = pieces.take<Element>(paired ? rows * head : 0);
-        dout_deep = pieces.take<Element>(paired ? rows * head : 0);
+        q_deep = pieces.take<Element>(paired ? round_up(rows, tile) * head : 0);
+        dout_deep = pieces.take<Element>(paired ? round_up(rows, tile) * head : 0);
         dq = pieces.take<float>(rows * head);
         key_rows = pieces.take<Element>(tile * head + lanes);
         key_columns = pieces.take<Element>(tile * head);
@@ -39,6 +39,7 @@ struct BackwardScratch {
         lse = pieces.take<float>(rows);
         dk = pieces.take<float>(round_up(keys, tile) * head);
         dv = pieces.take<float>(round_up(keys, tile) * head);
+        gradients = pieces.take<float>(Engine::transposed_sums ? tile * head : 0);
     }
 };
 
@@ -59,11 +60,11 @@ void expect_gradients(Prefetch& prefetch, const AttentionBackward& args, const H
         prefetch.add<float>(to, rows.b, rows.key0, rows.h_kv, rows.count, D);
 }
 
-/// factor·sums becomes, or is added to, rows of dk or dv.
+/// factor·sums becomes, or is added to, rows of dk or dv. sums [count, head].
 template <class Storage>
 void store_gradients(const AttentionBackward& args, const HeadsView& to, const KeyRows& rows,
-                     const float* sums, float factor) {
-    const int D = args.shape.D, head = padded_head(D);
+                     const float* sums, int head, float factor) {
+    const int D = args.shape.D;
     if (args.key_gradients == KeyGradients::write) {
         write_rows(at<Storage>(to, rows.b, rows.key0, rows.h_kv), to.token, sums, head, factor,
                    rows.count, D);
@@ -78,11 +79,12 @@ void store_gradients(const AttentionBackward& args, const HeadsView& to, const K
 
 /// P = 2^(scores − lse) and dS = P ⊙ (dP − δ), in place of scores and dP.
 template <class Engine>
-void softmax_backward_step(const Visibility& view, int rows, const BackwardScratch<Engine>& my,
-                           const float* lse, const float* delta) {
+void softmax_backward_step(const Visibility<Engine>& view, int rows,
+                           const BackwardScratch<Engine>& my, const float* lse,
+                           const float* delta) {
     constexpr bool coarse = Engine::depth > 1;
     for (int r = 0; r < rows; r += Engine::depth) {
-        const int vectors = view.vectors(r / panel * panel);
+        const int vectors = view.vectors(r);
         // If a row has an odd number of vectors, the last one is paired with zeros.
         [[maybe_unused]] vfloat ds_of[Engine::depth][tile / lanes] = {};
         for (int v = 0; v < vectors; ++v) {
@@ -165,14 +167,14 @@ class RangeBackward {
     struct Queries {
         int64_t h, t0;
         int rows, padded_rows;
-        const Element *q_deep, *dout_deep;
+        const Element *q_deep, *dout_deep;  // for the gradients of keys
     };
     /// A tile of keys that has been packed.
     struct Keys {
         int64_t key0;
         int count;
         const Element* deep;
-        float *dk, *dv;  // the sums of its gradients
+        float *dk, *dv;  // the sums of its gradients: [tile, head], or [head, tile]
     };
 
     /// Prefetches the first operands of a block of queries of a range.
@@ -192,14 +194,14 @@ class RangeBackward {
         const int64_t b = range_.b;
         const int D = shape_.D,
                   rows = static_cast<int>(std::min<int64_t>(block_rows, range_.t1 - t0)),
-                  padded_rows = static_cast<int>(round_up(rows, lanes));
+                  padded_rows = static_cast<int>(round_up(rows, Engine::unit));
         if (want_dq) prefetch.add<Storage>(args_.dq, b, t0, h, rows, D);
         pack_rows(my_.q, head_, at<const Storage>(args_.q, b, t0, h), args_.q.token, rows,
                   padded_rows, D);
         pack_rows(my_.dout, head_, at<const Storage>(args_.dout, b, t0, h), args_.dout.token, rows,
                   padded_rows, D);
-        const Element* q_deep = pack_depth(my_.q_deep, my_.q, padded_rows, head_);
-        const Element* dout_deep = pack_depth(my_.dout_deep, my_.dout, padded_rows, head_);
+        const Element* q_deep = pack_for_keys(my_.q_deep, my_.q, padded_rows);
+        const Element* dout_deep = pack_for_keys(my_.dout_deep, my_.dout, padded_rows);
         std::fill_n(my_.delta, padded_rows, 0.0f);
         std::fill_n(my_.lse, padded_rows, 0.0f);
         row_products(my_.delta, at<const Storage>(args_.out, b, t0, h), args_.out.token,
@@ -208,6 +210,23 @@ class RangeBackward {
             my_.lse[r] = args_.lse[(b * shape_.H + h) * shape_.T + t0 + r] * log2_e;
         if (want_dq) std::fill_n(my_.dq, static_cast<int64_t>(padded_rows) * head_, 0.0f);
         return {h, t0, rows, padded_rows, q_deep, dout_deep};
+    }
+
+    /// Rows of queries as the operand of multiply_rows.
+    const Element* pack_for_keys(Element* dst, const Element* rows, int count) const {
+        if constexpr (Engine::transposed_sums) {
+            pack_columns(dst, my_.keys_deep, rows, count, head_);
+            return dst;
+        } else {
+            return pack_depth(dst, rows, count, head_);
+        }
+    }
+
+    /// The sums of a tile of keys, [tile, head].
+    const float* by_keys(const float* sums) const {
+        if constexpr (!Engine::transposed_sums) return sums;
+        pack_transposed(my_.gradients, head_, sums, tile, head_);
+        return my_.gradients;
     }
 
     /// Adds what a block of queries contributes. The last block of the range visits all its keys,
@@ -232,8 +251,9 @@ class RangeBackward {
                     add_tile(queries, r0, keys, prefetch);
             }
             if (finish) {
-                store_gradients<Storage>(args_, args_.dk, finished, dk, shape_.scale);
-                store_gradients<Storage>(args_, args_.dv, finished, dv, 1.0f);
+                store_gradients<Storage>(args_, args_.dk, finished, by_keys(dk), head_,
+                                         shape_.scale);
+                store_gradients<Storage>(args_, args_.dv, finished, by_keys(dv), head_, 1.0f);
             }
         }
     }
@@ -242,14 +262,14 @@ class RangeBackward {
     Keys load_keys(int64_t key0, int64_t keys_end, Prefetch& prefetch, float* dk, float* dv) {
         const int64_t b = range_.b, h_kv = range_.h_kv;
         const int D = shape_.D, count = static_cast<int>(std::min<int64_t>(tile, keys_end - key0)),
-                  padded = static_cast<int>(round_up(count, lanes));
+                  padded = static_cast<int>(round_up(count, Engine::unit));
         pack_rows(my_.key_rows, head_, at<const Storage>(args_.k, b, key0, h_kv), args_.k.token,
                   count, padded, D);
         pack_rows(my_.value_rows, head_, at<const Storage>(args_.v, b, key0, h_kv), args_.v.token,
                   count, padded, D);
-        pack_transposed(reinterpret_cast<float*>(my_.key_columns),
+        pack_transposed(reinterpret_cast<float*>(my_.key_columns), tile,
                         reinterpret_cast<const float*>(my_.key_rows), words_, padded);
-        pack_transposed(reinterpret_cast<float*>(my_.value_columns),
+        pack_transposed(reinterpret_cast<float*>(my_.value_columns), tile,
                         reinterpret_cast<const float*>(my_.value_rows), words_, padded);
         const Element* deep = pack_depth(my_.keys_deep, my_.key_rows, padded, head_);
         const int64_t after = key0 + tile, more = std::min<int64_t>(tile, keys_end - after);
@@ -262,7 +282,7 @@ class RangeBackward {
     void add_tile(const Queries& queries, int r0, const Keys& keys, Prefetch& prefetch) {
         const int64_t t0 = queries.t0, key0 = keys.key0;
         const int here = std::min(tile, queries.padded_rows - r0);
-        const Visibility view{
+        const Visibility<Engine> view{
             t0 + r0 + offset_ - key0, std::min(here, queries.rows - r0), keys.count,
             shape_.doc_start ? shape_.doc_start + range_.b * shape_.T + t0 + r0 : nullptr, key0};
         if (view.empty()) return;
@@ -294,9 +314,10 @@ class RangeBackward {
     const BackwardRange& range_;
     Pieces pieces_;
     const BackwardScratch<Engine> my_;
+    [[no_unique_address]] const typename Engine::Setup setup_{};
     const int64_t group_ = shape_.H / shape_.H_kv,
                   offset_ = shape_.S - shape_.T;  // the position of query 0
-    const int head_ = padded_head(shape_.D), words_ = head_ / Engine::depth;
+    const int head_ = padded_head<Engine>(shape_.D), words_ = head_ / Engine::depth;
 };
 
 }  // namespace
@@ -323,18 +344,36 @@ template void backward_range<Fp32, float, true, false>(const AttentionBackward&,
 template void backward_range<Fp32, float, false, true>(const AttentionBackward&,
                                                        const BackwardRange&, const BackwardRange*,
                                                        char*);
-template void backward_range<EngineOfBf16, bf16, true, true>(const AttentionBackward&,
-                                                             const BackwardRange&,
-                                                             const BackwardRange*, char*);
-template void backward_range<EngineOfBf16, bf16, true, false>(const AttentionBackward&,
-                                                              const BackwardRange&,
-                                                              const BackwardRange*, char*);
-template void backward_range<EngineOfBf16, bf16, false, true>(const AttentionBackward&,
-                                                              const BackwardRange&,
-                                                              const BackwardRange*, char*);
 template size_t backward_range_bytes<Fp32>(const AttentionShape&, int64_t);
-#if TRAIN_GPT_BF16_PAIRS
+#if TRAIN_GPT_BF16_PAIRS && !TRAIN_GPT_AMX
+template void backward_range<Bf16Pairs, bf16, true, true>(const AttentionBackward&,
+                                                          const BackwardRange&,
+                                                          const BackwardRange*, char*);
+template void backward_range<Bf16Pairs, bf16, true, false>(const AttentionBackward&,
+                                                           const BackwardRange&,
+                                                           const BackwardRange*, char*);
+template void backward_range<Bf16Pairs, bf16, false, true>(const AttentionBackward&,
+                                                           const BackwardRange&,
+                                                           const BackwardRange*, char*);
 template size_t backward_range_bytes<Bf16Pairs>(const AttentionShape&, int64_t);
+#else
+template void backward_range<Fp32, bf16, true, true>(const AttentionBackward&, const BackwardRange&,
+                                                     const BackwardRange*, char*);
+template void backward_range<Fp32, bf16, true, false>(const AttentionBackward&,
+                                                      const BackwardRange&, const BackwardRange*,
+                                                      char*);
+template void backward_range<Fp32, bf16, false, true>(const AttentionBackward&,
+                                                      const BackwardRange&, const BackwardRange*,
+                                                      char*);
+#endif
+#if TRAIN_GPT_AMX
+template void backward_range<Amx, bf16, true, true>(const AttentionBackward&, const BackwardRange&,
+                                                    const BackwardRange*, char*);
+template void backward_range<Amx, bf16, true, false>(const AttentionBackward&, const BackwardRange&,
+                                                     const BackwardRange*, char*);
+template void backward_range<Amx, bf16, false, true>(const AttentionBackward&, const BackwardRange&,
+                                                     const BackwardRange*, char*);
+template size_t backward_range_bytes<Amx>(const AttentionShape&, int64_t);
 #endif
 
 }  // namespace train_gpt::cpu

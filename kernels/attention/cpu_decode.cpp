@@ -12,8 +12,8 @@ namespace {
 struct DecodeScratch {
     float *k, *v;
     DecodeScratch(Pieces& pieces, const AttentionShape& shape) {
-        k = pieces.take<float>(tile * padded_head(shape.D));
-        v = pieces.take<float>(tile * padded_head(shape.D));
+        k = pieces.take<float>(tile * padded_head<Fp32>(shape.D));
+        v = pieces.take<float>(tile * padded_head<Fp32>(shape.D));
     }
 };
 
@@ -43,7 +43,7 @@ void forward_query(const AttentionForward& args, int64_t b, int64_t h, int64_t t
     Pieces pieces(memory);
     const DecodeScratch my(pieces, shape);
     const int64_t h_kv = h / (shape.H / shape.H_kv), position = t + shape.S - shape.T;
-    const int D = shape.D, head = padded_head(D), vectors = head / lanes;
+    const int D = shape.D, head = padded_head<Fp32>(D), vectors = head / lanes;
     const int64_t first = shape.doc_start ? shape.doc_start[b * shape.T + t] : 0;
 
     alignas(64) float q[max_head], out[max_head], scores[tile];

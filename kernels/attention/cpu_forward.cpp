@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/attention/amx.h"
 #include "kernels/attention/cpu.h"
-#include "kernels/attention/tile_products.h"
 
 namespace train_gpt::cpu {
 
@@ -16,7 +16,7 @@ struct ForwardScratch {
     float *out, *scores, *row_max, *row_sum, *rescale;
 
     ForwardScratch(Pieces& pieces, const AttentionShape& shape) {
-        const int64_t rows = block_height(shape.T), head = padded_head(shape.D);
+        const int64_t rows = block_height<Engine>(shape.T), head = padded_head<Engine>(shape.D);
         q = pieces.take<Element>(rows * head);
         key_rows = pieces.take<Element>(tile * head + lanes);
         key_columns = pieces.take<Element>(tile * head);
@@ -33,8 +33,8 @@ struct ForwardScratch {
 /// the rows' new maxima. Sums over earlier keys must be multiplied by rescale[r]. bf16 rows
 /// overwrite the scores row by row.
 template <class Engine>
-void softmax_step(const Visibility& view, int rows, float* scores, float* row_max, float* row_sum,
-                  float* rescale) {
+void softmax_step(const Visibility<Engine>& view, int rows, float* scores, float* row_max,
+                  float* row_sum, float* rescale) {
     constexpr bool coarse = Engine::depth > 1;
     for (int r0 = 0; r0 < rows; r0 += lanes) {
         vfloat largest[lanes];
@@ -43,8 +43,7 @@ void softmax_step(const Visibility& view, int rows, float* scores, float* row_ma
             largest[i] = all(minus_infinity);
             if (r >= rows) continue;
             float* row = scores + r * tile;
-            const int end = view.end(r), first = view.first(r),
-                      vectors = view.vectors(r / panel * panel);
+            const int end = view.end(r), first = view.first(r), vectors = view.vectors(r);
             for (int v = 0; v < vectors; ++v) {
                 vfloat s = load(row + v * lanes);
                 if (first > v * lanes || end < (v + 1) * lanes) {
@@ -67,7 +66,7 @@ void softmax_step(const Visibility& view, int rows, float* scores, float* row_ma
         for (int i = 0; i < lanes && r0 + i < rows; ++i) {
             const int r = r0 + i;
             float* row = scores + r * tile;
-            const int vectors = view.vectors(r / panel * panel);
+            const int vectors = view.vectors(r);
             vfloat sum = load(row_sum + r * lanes) * rescale[r];
             if constexpr (Engine::depth == 1) {
                 for (int v = 0; v < vectors; ++v) {
@@ -102,12 +101,13 @@ void forward_block(const AttentionForward& args, const ForwardBlock& block,
     const AttentionShape& shape = args.shape;
     Pieces pieces(memory);
     const ForwardScratch<Engine> my(pieces, shape);
+    [[maybe_unused]] const typename Engine::Setup setup{};
 
     const auto [b, h, t0] = block;
     const int64_t group = shape.H / shape.H_kv, h_kv = h / group, offset = shape.S - shape.T;
-    const int D = shape.D, head = padded_head(D), words = head / Engine::depth;
+    const int D = shape.D, head = padded_head<Engine>(D), words = head / Engine::depth;
     const int rows = static_cast<int>(std::min<int64_t>(block_rows, shape.T - t0));
-    const int padded_rows = static_cast<int>(round_up(rows, lanes));
+    const int padded_rows = static_cast<int>(round_up(rows, Engine::unit));
 
     pack_rows(my.q, head, at<const Storage>(args.q, b, t0, h), args.q.token, rows, padded_rows, D);
     std::fill_n(my.row_max, padded_rows, minus_infinity);
@@ -127,10 +127,10 @@ void forward_block(const AttentionForward& args, const ForwardBlock& block,
     for (int64_t key0 = first_key(shape, b, t0, rows) / tile * tile; key0 < keys_end;
          key0 += tile) {
         const int keys = static_cast<int>(std::min<int64_t>(tile, keys_end - key0));
-        const int padded_keys = static_cast<int>(round_up(keys, lanes));
+        const int padded_keys = static_cast<int>(round_up(keys, Engine::unit));
         pack_rows(my.key_rows, head, at<const Storage>(args.k, b, key0, h_kv), args.k.token, keys,
                   padded_keys, D);
-        pack_transposed(reinterpret_cast<float*>(my.key_columns),
+        pack_transposed(reinterpret_cast<float*>(my.key_columns), tile,
                         reinterpret_cast<const float*>(my.key_rows), words, padded_keys);
         Element* value_rows = Engine::depth > 1 ? my.key_rows : my.values;
         pack_rows(value_rows, head, at<const Storage>(args.v, b, key0, h_kv), args.v.token, keys,
@@ -142,7 +142,7 @@ void forward_block(const AttentionForward& args, const ForwardBlock& block,
 
         for (int r0 = 0; r0 < rows; r0 += tile) {
             const int here = std::min(tile, padded_rows - r0);
-            const Visibility view{
+            const Visibility<Engine> view{
                 t0 + r0 + offset - key0, std::min(here, rows - r0), keys,
                 shape.doc_start ? shape.doc_start + b * shape.T + t0 + r0 : nullptr, key0};
             if (view.empty()) continue;
@@ -179,11 +179,19 @@ size_t forward_block_bytes(const AttentionShape& shape) {
 
 template void forward_block<Fp32, float>(const AttentionForward&, const ForwardBlock&,
                                          const ForwardBlock*, char*);
-template void forward_block<EngineOfBf16, bf16>(const AttentionForward&, const ForwardBlock&,
-                                                const ForwardBlock*, char*);
 template size_t forward_block_bytes<Fp32>(const AttentionShape&);
-#if TRAIN_GPT_BF16_PAIRS
+#if TRAIN_GPT_BF16_PAIRS && !TRAIN_GPT_AMX
+template void forward_block<Bf16Pairs, bf16>(const AttentionForward&, const ForwardBlock&,
+                                             const ForwardBlock*, char*);
 template size_t forward_block_bytes<Bf16Pairs>(const AttentionShape&);
+#else
+template void forward_block<Fp32, bf16>(const AttentionForward&, const ForwardBlock&,
+                                        const ForwardBlock*, char*);
+#endif
+#if TRAIN_GPT_AMX
+template void forward_block<Amx, bf16>(const AttentionForward&, const ForwardBlock&,
+                                       const ForwardBlock*, char*);
+template size_t forward_block_bytes<Amx>(const AttentionShape&);
 #endif
 
 }  // namespace train_gpt::cpu

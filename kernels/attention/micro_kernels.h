@@ -3,26 +3,32 @@
 #pragma once
 #include "kernels/attention/vectors.h"
 
-// Processors with AMX run the bf16 dot product at half the rate of fp32 multiply-adds; the others
-// at twice that rate.
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__) && \
-    !defined(__AMX_BF16__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__)
 #define TRAIN_GPT_BF16_PAIRS 1
 #else
 #define TRAIN_GPT_BF16_PAIRS 0
+#endif
+#if TRAIN_GPT_BF16_PAIRS && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
+#define TRAIN_GPT_AMX 1
+#else
+#define TRAIN_GPT_AMX 0
 #endif
 
 namespace train_gpt::cpu {
 
 /// Rows of a micro-kernel's accumulator. It divides the tile and the vector length, so that a panel
 /// of four rows never straddles a vector of keys that was not computed.
-constexpr int panel = 4;
+constexpr int panel_rows = 4;
 
 /// Operands as plain floats.
 struct Fp32 {
     using Element = float;
-    using Word = float;              // what one step of the summed dimension reads
-    static constexpr int depth = 1;  // elements of the summed dimension in a word
+    using Word = float;                             // what one step of the summed dimension reads
+    static constexpr int depth = 1;                 // elements of the summed dimension in a word
+    static constexpr int unit = lanes;              // lengths are padded to multiples of it
+    static constexpr int panel = panel_rows;        // rows for which the same keys are computed
+    static constexpr bool transposed_sums = false;  // of dK and dV
+    struct Setup {};                                // what a thread needs while it computes
     using Vector = vfloat;
 
     [[gnu::always_inline]] static void multiply_add(vfloat& acc, Word a, Vector b) { acc += a * b; }
@@ -33,7 +39,9 @@ struct Fp32 {
 struct Bf16Pairs {
     using Element = bf16;
     using Word = word_bits;
-    static constexpr int depth = 2;
+    static constexpr int depth = 2, unit = lanes, panel = panel_rows;
+    static constexpr bool transposed_sums = false;
+    struct Setup {};
     using Vector = vint;
 
     [[gnu::always_inline]] static void multiply_add(vfloat& acc, Word a, Vector b) {
@@ -64,9 +72,9 @@ template <class Engine, A order, C update, int N>
 [[gnu::noinline]] void multiply_panel(int words, const typename Engine::Word* a, ptrdiff_t a_stride,
                                       const typename Engine::Word* b, ptrdiff_t b_stride, float* c,
                                       ptrdiff_t c_stride, const float* factor) {
-    vfloat acc[panel][N];
+    vfloat acc[panel_rows][N];
 #pragma GCC unroll 4
-    for (int m = 0; m < panel; ++m) {
+    for (int m = 0; m < panel_rows; ++m) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) {
             if constexpr (update == C::scale) {
@@ -85,7 +93,7 @@ template <class Engine, A order, C update, int N>
             keep_in_register(row[n]);
         }
 #pragma GCC unroll 4
-        for (int m = 0; m < panel; ++m) {
+        for (int m = 0; m < panel_rows; ++m) {
             const auto x = order == A::rows ? a[m * a_stride] : a[m];
 #pragma GCC unroll 4
             for (int n = 0; n < N; ++n) Engine::multiply_add(acc[m][n], x, row[n]);
@@ -94,7 +102,7 @@ template <class Engine, A order, C update, int N>
         b += b_stride;
     }
 #pragma GCC unroll 4
-    for (int m = 0; m < panel; ++m) {
+    for (int m = 0; m < panel_rows; ++m) {
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) {
             store(c + m * c_stride + n * lanes,
@@ -116,12 +124,5 @@ inline void multiply_columns(int columns, Args... args) {
             return multiply_panel<Engine, order, update, max_columns>(args...);
     }
 }
-
-/// The engine that multiplies bf16 tensors.
-#if TRAIN_GPT_BF16_PAIRS
-using EngineOfBf16 = Bf16Pairs;
-#else
-using EngineOfBf16 = Fp32;
-#endif
 
 }  // namespace train_gpt::cpu

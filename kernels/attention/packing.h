@@ -15,14 +15,17 @@ constexpr int tile = 64;
 // operands fit into the second-level cache.
 constexpr int block_rows = 256;
 constexpr int max_head = 256;
-static_assert(tile % lanes == 0 && tile % panel == 0 && lanes % panel == 0 &&
+static_assert(tile % lanes == 0 && tile % panel_rows == 0 && lanes % panel_rows == 0 &&
               block_rows % tile == 0);
 
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
-inline int padded_head(int D) { return static_cast<int>(round_up(D, lanes)); }
-
-inline int block_height(int T) {
-    return static_cast<int>(std::min<int64_t>(block_rows, round_up(T, lanes)));
+template <class Engine>
+int padded_head(int D) {
+    return static_cast<int>(round_up(D, Engine::unit));
+}
+template <class Engine>
+int block_height(int T) {
+    return static_cast<int>(std::min<int64_t>(block_rows, round_up(T, Engine::unit)));
 }
 
 template <class T>
@@ -44,8 +47,8 @@ class Prefetch {
                             D * static_cast<int>(sizeof(Storage))};
     }
 
-    void some() {
-        for (int i = 0; i < rows_at_once && count_ > 0; ++i) {
+    void some(int panels = 1) {
+        for (int i = 0; i < rows_at_once * panels && count_ > 0; ++i) {
             Part& part = parts_[count_ - 1];
             for (int offset = 0; offset < part.bytes; offset += 64)
                 __builtin_prefetch(part.row + offset, 0, 2);
@@ -95,10 +98,10 @@ void pack_rows(Element* dst, int padded, const Storage* src, int64_t stride, int
     }
 }
 
-/// dst[k, r] = src[r, k] in words, for a tile of keys: B of a product over the head dimension. dst
-/// rows are `tile` wide.
-inline void pack_transposed(float* dst, const float* src, int words, int keys) {
-    for (int r = 0; r < keys; r += lanes) {
+/// dst[k, r] = src[r, k] in words, for r < rows and k < words; dst rows are `width` wide. For a tile
+/// of keys: B of a product over the head dimension.
+inline void pack_transposed(float* dst, int width, const float* src, int words, int rows) {
+    for (int r = 0; r < rows; r += lanes) {
         for (int k = 0; k < words; k += lanes) {
             vfloat square[lanes];
             // For bf16 pairs, `words` is half of the padded head size, a multiple of lanes / 2.
@@ -106,7 +109,7 @@ inline void pack_transposed(float* dst, const float* src, int words, int keys) {
 #pragma GCC unroll 16
             for (int i = 0; i < lanes; ++i) square[i] = load_unaligned(src + (r + i) * words + k);
             transpose(square);
-            for (int i = 0; i < depth; ++i) store(dst + (k + i) * tile + r, square[i]);
+            for (int i = 0; i < depth; ++i) store(dst + (k + i) * width + r, square[i]);
         }
     }
 }
@@ -141,6 +144,16 @@ inline const bf16* pack_depth(bf16* dst, const bf16* src, int rows, int padded) 
         }
     }
     return dst;
+}
+
+/// dst[d, r] = src[r, d], for each tile of rows: [padded, tile]. `deep`: memory for a tile.
+inline void pack_columns(bf16* dst, bf16* deep, const bf16* src, int rows, int padded) {
+    for (int r0 = 0; r0 < rows; r0 += tile) {
+        const int here = std::min(tile, rows - r0);
+        pack_depth(deep, src + r0 * padded, here, padded);
+        pack_transposed(reinterpret_cast<float*>(dst + r0 * padded), tile / 2,
+                        reinterpret_cast<const float*>(deep), padded, here / 2);
+    }
 }
 #endif
 

@@ -8,6 +8,7 @@ namespace train_gpt::cpu {
 
 /// Which keys of a tile the queries of a tile see: query row r sees keys [first(r), end(r)) of the
 /// tile.
+template <class Engine>
 struct Visibility {
     int64_t position;  // of row 0, minus the tile's first key
     int rows;          // real rows; the others are padding and are treated as the last real one
@@ -23,8 +24,11 @@ struct Visibility {
         return static_cast<int>(
             std::clamp<int64_t>(doc_start[std::min(r, rows - 1)] - key0, 0, tile));
     }
-    /// Keys that rows [r, r + panel) see, in whole vectors.
-    int vectors(int r) const { return (end(r + panel - 1) + lanes - 1) / lanes; }
+    /// Keys that the panel of row r sees, in vectors, padded.
+    int vectors(int r) const {
+        const int last = r / Engine::panel * Engine::panel + Engine::panel - 1;
+        return static_cast<int>(round_up(end(last), Engine::unit)) / lanes;
+    }
     /// The first row that sees `key`, ignoring documents.
     int first_row(int key) const { return static_cast<int>(std::max<int64_t>(0, key - position)); }
 
@@ -54,12 +58,12 @@ inline int64_t first_key(const AttentionShape& shape, int64_t b, int64_t t0, int
 /// c = factor·(a·b) for the vectors of each panel that some query sees: scores, or dP. `words`
 /// spans the head dimension.
 template <class Engine>
-void multiply_visible(const Visibility& view, int rows, int words,
+void multiply_visible(const Visibility<Engine>& view, int rows, int words,
                       const typename Engine::Element* a, const typename Engine::Element* b,
                       float* c, float factor, Prefetch& prefetch) {
     using Word = const typename Engine::Word;
     for (int v = 0; v < tile / lanes; v += max_columns) {
-        for (int r = 0; r < rows; r += panel) {
+        for (int r = 0; r < rows; r += Engine::panel) {
             const int columns = std::min(max_columns, view.vectors(r) - v);
             if (columns <= 0) continue;
             prefetch.some();
@@ -74,15 +78,15 @@ void multiply_visible(const Visibility& view, int rows, int words,
 
 /// c[r, :] = rescale[r]·c[r, :] + Σ over visible keys of a[r, key]·b[key, :]: O, or dQ.
 template <class Engine>
-void multiply_keys(const Visibility& view, int rows, int head, const typename Engine::Element* a,
-                   const typename Engine::Element* b, float* c, const float* rescale,
-                   Prefetch& prefetch) {
+void multiply_keys(const Visibility<Engine>& view, int rows, int head,
+                   const typename Engine::Element* a, const typename Engine::Element* b, float* c,
+                   const float* rescale, Prefetch& prefetch) {
     using Word = const typename Engine::Word;
     const int vectors = head / lanes;
     for (int v = 0; v < vectors; v += max_columns) {
         const int columns = std::min(max_columns, vectors - v);
-        for (int r = 0; r < rows; r += panel) {
-            const int keys = view.end(r + panel - 1);
+        for (int r = 0; r < rows; r += Engine::panel) {
+            const int keys = view.end(r + Engine::panel - 1);
             const int words = (keys + Engine::depth - 1) / Engine::depth;
             prefetch.some();
             multiply_columns<Engine, A::rows, C::accumulate>(
@@ -97,13 +101,14 @@ void multiply_keys(const Visibility& view, int rows, int head, const typename En
 
 /// c[key, :] += Σ over rows that see the key of a[r, key]·b[r, :]: dV, or dK.
 template <class Engine>
-void multiply_rows(const Visibility& view, int rows, int head, const typename Engine::Element* a,
-                   const typename Engine::Element* b, float* c, Prefetch& prefetch) {
+void multiply_rows(const Visibility<Engine>& view, int rows, int head,
+                   const typename Engine::Element* a, const typename Engine::Element* b, float* c,
+                   Prefetch& prefetch) {
     using Word = const typename Engine::Word;
     const int vectors = head / lanes, words = rows / Engine::depth;
     for (int v = 0; v < vectors; v += max_columns) {
         const int columns = std::min(max_columns, vectors - v);
-        for (int key = 0; key < view.keys; key += panel) {
+        for (int key = 0; key < view.keys; key += Engine::panel) {
             const int first = view.first_row(key) / Engine::depth;
             if (first >= words) break;
             prefetch.some();

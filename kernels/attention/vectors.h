@@ -117,17 +117,18 @@ constexpr auto take_max = [](vfloat a, vfloat b) { return max(a, b); };
 constexpr float log2_e = 1.44269504088896341f, ln_2 = 0.693147180559945309f;
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
-/// 2^x; 0 for x < −126 (with AVX-512 possibly a subnormal number), NaN for a NaN; meant for x <=
-/// 127. Exact at integers. x = n + r with integer n and |r| <= ½; 2^r = 1 + r·P(r), where P has the
-/// smallest maximum relative error: 9·10⁻⁸ (degree 5 in r) or, if `coarse`, 3·10⁻⁶ (degree 4), for
-/// results that are then rounded to bf16.
+/// 2^x; 0 for x < −126, NaN for a NaN; meant for x <= 127. Exact at integers. x = n + r with integer
+/// n and |r| <= ½; 2^r = 1 + r·P(r), where P has the smallest maximum relative error: 9·10⁻⁸ (degree
+/// 5 in r) or, if `coarse`, 3·10⁻⁶ (degree 4), for results that are then rounded to bf16.
 template <bool coarse>
 [[gnu::always_inline]] inline vfloat exp2(vfloat x) {
 #if defined(__AVX512F__)
-    const __m512 bounded = _mm512_max_ps(_mm512_set1_ps(-200.0f), reinterpret_cast<__m512>(x));
+    const __m512 argument = reinterpret_cast<__m512>(x);
+    // Intel's processors take 150 cycles to compute a subnormal power.
+    const __mmask16 normal = _mm512_cmp_ps_mask(argument, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
     const __m512 whole =
-        _mm512_roundscale_ps(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const vfloat r = reinterpret_cast<vfloat>(_mm512_sub_ps(bounded, whole));
+        _mm512_roundscale_ps(argument, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const vfloat r = reinterpret_cast<vfloat>(_mm512_sub_ps(argument, whole));
 #else
     constexpr float round_to_integer = 12582912.0f;  // 1.5·2²³: its unit in the last place is 1
     const vfloat shifted = x + round_to_integer;
@@ -148,7 +149,8 @@ template <bool coarse>
     }
     p = p * r + 1.0f;
 #if defined(__AVX512F__)
-    return reinterpret_cast<vfloat>(_mm512_scalef_ps(reinterpret_cast<__m512>(p), whole));
+    return reinterpret_cast<vfloat>(
+        _mm512_maskz_scalef_ps(normal, reinterpret_cast<__m512>(p), whole));
 #else
     // A multiplication, not an addition of exponents, so that a NaN stays a NaN whatever its bits
     // are.

@@ -65,7 +65,8 @@ class OthersShare {
 // --- multiply-adds: the canary and the peak ------------------------------------------------------
 
 // Each loop makes `rounds` rounds of 12 independent vector operations, which hides the latency of
-// two units with four cycles each. The result is returned so that it is not optimised away.
+// two units with four cycles each; not unrolled, it would keep them in memory. The result is returned
+// so that it is not optimised away.
 using FmaLoop = float (*)(int64_t rounds);
 struct FmaKind {
     FmaLoop loop;
@@ -78,6 +79,7 @@ inline __attribute__((target("avx512f"))) float fma_avx512(int64_t rounds) {
     for (__m512& sum : sums) sum = _mm512_set1_ps(1.0f);
     const __m512 a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(0.001f);
     for (int64_t i = 0; i < rounds; ++i)
+#pragma GCC unroll 12
         for (__m512& sum : sums) sum = _mm512_fmadd_ps(sum, a, b);
     for (int i = 1; i < 12; ++i) sums[0] = _mm512_add_ps(sums[0], sums[i]);
     float lanes[16];
@@ -90,6 +92,7 @@ inline __attribute__((target("avx2,fma"))) float fma_avx2(int64_t rounds) {
     for (__m256& sum : sums) sum = _mm256_set1_ps(1.0f);
     const __m256 a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(0.001f);
     for (int64_t i = 0; i < rounds; ++i)
+#pragma GCC unroll 12
         for (__m256& sum : sums) sum = _mm256_fmadd_ps(sum, a, b);
     for (int i = 1; i < 12; ++i) sums[0] = _mm256_add_ps(sums[0], sums[i]);
     float lanes[8];
@@ -102,6 +105,7 @@ inline __attribute__((target("avx512f,avx512bf16"))) float dot_bf16_avx512(int64
     for (__m512& sum : sums) sum = _mm512_setzero_ps();
     const __m512bh a = _mm512_cvtne2ps_pbh(_mm512_set1_ps(0.5f), _mm512_set1_ps(0.5f));
     for (int64_t i = 0; i < rounds; ++i)
+#pragma GCC unroll 12
         for (__m512& sum : sums) sum = _mm512_dpbf16_ps(sum, a, a);
     for (int i = 1; i < 12; ++i) sums[0] = _mm512_add_ps(sums[0], sums[i]);
     float lanes[16];
