@@ -163,7 +163,7 @@ void require_tied(const fs::path& directory, const FolderTensors::Place& head,
     if (!equal)
         throw Error(directory.string(), " has a separate output head: ", head.info->name,
                     " differs from ", embedding.info->name,
-                    "; only models whose head is tied to the embedding are supported");
+                    ", although its config.json ties them (tie_word_embeddings)");
 }
 
 }  // namespace

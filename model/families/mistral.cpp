@@ -15,9 +15,11 @@ const Family mistral{
     .registry = llama_class::registry,
     .read_config =
         [](const Json& json, const std::filesystem::path& path) {
-            if (json.contains("sliding_window") && !json["sliding_window"].is_null())
-                throw Error(path.string(),
-                            " has sliding_window = ", to_text(json["sliding_window"]),
+            // transformers leaves out values that are its defaults.
+            const Json window = json.value("sliding_window", Json(4096));
+            if (!window.is_null())
+                throw Error(path.string(), " has sliding_window = ", to_text(window),
+                            json.contains("sliding_window") ? "" : ", the default of its class",
                             "; sliding windows are not supported, only null");
             return llama_class::read_config(mistral, json, path);
         },

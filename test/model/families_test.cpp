@@ -121,6 +121,10 @@ TEST_CASE("variants that compute something else are refused by the name of their
     refused(qwen2, "use_sliding_window", true);
     refused(qwen3, "use_sliding_window", true);
     refused(mistral, "sliding_window", 4096);
+    Json default_window = fixture(mistral);
+    REQUIRE(default_window.erase("sliding_window") == 1);
+    CHECK(contains(error_of([&] { (void)mistral.read_config(default_window, "folder/f"); }),
+                   "sliding_window = 4096, the default of its class"));
 }
 
 TEST_CASE("a combination that no family has is kept in files that say so", "[families]") {

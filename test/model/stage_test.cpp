@@ -349,6 +349,32 @@ TEST_CASE("masked documents in one window learn what each learns in a window of 
     }
 }
 
+TEST_CASE("documents of whole attention tiles in one window are, bit for bit, windows of their own",
+          "[model]") {
+    DecoderSpec spec = random_spec();
+    spec.positions = Positions::rope;  // relative: rounding alone shows where a document begins
+    spec.rope = {.D = spec.head_size, .theta = 100};
+    spec.n_ctx = 128;
+    CAPTURE(described(spec));
+    constexpr int tile = 64;
+    const auto tokens = random_tokens(2 * tile, spec.vocab_size);
+    const auto targets = random_tokens(2 * tile, spec.vocab_size);
+    std::vector<int32_t> doc_start(2 * tile, 0);
+    std::fill(doc_start.begin() + tile, doc_start.end(), tile);
+    const uint64_t seed = test_rng()();
+    for (DType dtype : dtypes) {
+        TinyModel masked(spec, 1, 2 * tile, dtype), apart(spec, 2, tile, dtype);
+        for (TinyModel* model : {&masked, &apart}) model->parameters->initialize(seed);
+        masked.set_documents(doc_start.data());
+        for (TinyModel* model : {&masked, &apart}) model->run(tokens.data(), targets.data());
+        CHECK(masked.losses() == apart.losses());
+        for (int i = 0; i < masked.count(); ++i) {
+            CAPTURE(name_of(dtype), masked.parameter(i).name);
+            CHECK(masked.gradient(i) == apart.gradient(i));
+        }
+    }
+}
+
 TEST_CASE(
     "padding of the vocabulary stays zero and weights of positions beyond T stay as they decay",
     "[model][cuda]") {
