@@ -266,7 +266,8 @@ TEST_CASE("recomputation changes no bit of any gradient", "[model][cuda]") {
                 CAPTURE(name_of(dtype), name_of(level), plain.parameter(i).name);
                 // On CUDA, a product's epilogue applies GELU to the sum before it is rounded;
                 // recomputation applies it to the rounded sum.
-                if (level == Recompute::elementwise && test_device().is_cuda())
+                if (level == Recompute::elementwise && test_device().is_cuda() &&
+                    spec.mlp == Mlp::gelu)
                     CHECK(difference(other.gradient(i), plain.gradient(i)).relative <
                           (dtype == DType::fp32 ? 1e-5 : 0.02));
                 else

@@ -574,6 +574,10 @@ constexpr MeshCase gpu_meshes[] = {
     {1, 1, 1, 0, "gpt2", 2, "fp32", 2, true},
     {1, 2, 3, 0, "llama", 3, "bf16", 2},
     {2, 1, 2, 0, "qwen3", 2, "fp32", 2, true},
+    {1, 2, 0, 0, "llama", 3},
+    {1, 4, 1, 0, "qwen2", 5, "bf16"},
+    {1, 2, 2, 0, "mistral", 3},
+    {1, 3, 1, 0, "llama", 4},
 };
 constexpr MeshCase gpu_pipelines[] = {
     {1, 1, 1, 0, "gpt2", 5, "fp32", 1, false, {2}},
