@@ -1,6 +1,6 @@
 // The parts of attention on the CPU. attention.cpp divides the work into these parts and shares
-// them among threads. Engine: Fp32, Bf16Pairs (micro_kernels.h) or Amx (amx.h). Storage: the element type of
-// the tensors. memory: scratch of the calling thread, 64-byte aligned.
+// them among threads. Engine: Fp32, Bf16Pairs (micro_kernels.h) or Amx (amx.h). Storage: the
+// element type of the tensors. memory: scratch of the calling thread, 64-byte aligned.
 #pragma once
 #include <cstddef>
 
