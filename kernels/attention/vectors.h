@@ -124,7 +124,7 @@ template <bool coarse>
 [[gnu::always_inline]] inline vfloat exp2(vfloat x) {
 #if defined(__AVX512F__)
     const __m512 argument = reinterpret_cast<__m512>(x);
-    // Intel's processors take 150 cycles to compute a subnormal power.
+    // Intel's processors take 200 cycles to compute subnormal powers.
     const __mmask16 normal = _mm512_cmp_ps_mask(argument, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
     const __m512 whole =
         _mm512_roundscale_ps(argument, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
