@@ -335,44 +335,24 @@ size_t backward_range_bytes(const AttentionShape& shape, int64_t keys) {
     return pieces.used();
 }
 
-template void backward_range<Fp32, float, true, true>(const AttentionBackward&,
-                                                      const BackwardRange&, const BackwardRange*,
-                                                      char*);
-template void backward_range<Fp32, float, true, false>(const AttentionBackward&,
-                                                       const BackwardRange&, const BackwardRange*,
-                                                       char*);
-template void backward_range<Fp32, float, false, true>(const AttentionBackward&,
-                                                       const BackwardRange&, const BackwardRange*,
-                                                       char*);
+#define TRAIN_GPT_INSTANTIATE(Engine, Storage)                                        \
+    template void backward_range<Engine, Storage, true, true>(                        \
+        const AttentionBackward&, const BackwardRange&, const BackwardRange*, char*); \
+    template void backward_range<Engine, Storage, true, false>(                       \
+        const AttentionBackward&, const BackwardRange&, const BackwardRange*, char*); \
+    template void backward_range<Engine, Storage, false, true>(                       \
+        const AttentionBackward&, const BackwardRange&, const BackwardRange*, char*);
+
+TRAIN_GPT_INSTANTIATE(Fp32, float)
 template size_t backward_range_bytes<Fp32>(const AttentionShape&, int64_t);
 #if TRAIN_GPT_BF16_PAIRS && !TRAIN_GPT_AMX
-template void backward_range<Bf16Pairs, bf16, true, true>(const AttentionBackward&,
-                                                          const BackwardRange&,
-                                                          const BackwardRange*, char*);
-template void backward_range<Bf16Pairs, bf16, true, false>(const AttentionBackward&,
-                                                           const BackwardRange&,
-                                                           const BackwardRange*, char*);
-template void backward_range<Bf16Pairs, bf16, false, true>(const AttentionBackward&,
-                                                           const BackwardRange&,
-                                                           const BackwardRange*, char*);
+TRAIN_GPT_INSTANTIATE(Bf16Pairs, bf16)
 template size_t backward_range_bytes<Bf16Pairs>(const AttentionShape&, int64_t);
 #else
-template void backward_range<Fp32, bf16, true, true>(const AttentionBackward&, const BackwardRange&,
-                                                     const BackwardRange*, char*);
-template void backward_range<Fp32, bf16, true, false>(const AttentionBackward&,
-                                                      const BackwardRange&, const BackwardRange*,
-                                                      char*);
-template void backward_range<Fp32, bf16, false, true>(const AttentionBackward&,
-                                                      const BackwardRange&, const BackwardRange*,
-                                                      char*);
+TRAIN_GPT_INSTANTIATE(Fp32, bf16)
 #endif
 #if TRAIN_GPT_AMX
-template void backward_range<Amx, bf16, true, true>(const AttentionBackward&, const BackwardRange&,
-                                                    const BackwardRange*, char*);
-template void backward_range<Amx, bf16, true, false>(const AttentionBackward&, const BackwardRange&,
-                                                     const BackwardRange*, char*);
-template void backward_range<Amx, bf16, false, true>(const AttentionBackward&, const BackwardRange&,
-                                                     const BackwardRange*, char*);
+TRAIN_GPT_INSTANTIATE(Amx, bf16)
 template size_t backward_range_bytes<Amx>(const AttentionShape&, int64_t);
 #endif
 
