@@ -76,6 +76,8 @@ std::byte* map_host_memory(size_t bytes) {
                     std::strerror(errno),
                     "); check ulimit -v, or make batch.micro_batch or the model smaller");
     }
+    // Where Linux gives large pages to those who ask, strides and streams miss the TLB less often.
+    ::madvise(memory, bytes, MADV_HUGEPAGE);
     return static_cast<std::byte*>(memory);
 }
 

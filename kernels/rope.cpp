@@ -91,6 +91,7 @@ void turn_heads(const RopeShape& s, const Heads<T, head_size>& heads, int64_t ro
         heads.for_normed(s, row, epsilon, [&](int h, float rho) {
             const T* x = heads.source(s, row, h);
             prefetch(heads.source(s, row + 1, h), heads.size(s));
+            prefetch(heads.target(s, row + 1, h), heads.size(s));
             turn<back, T>(heads.target(s, row, h), angles, half,
                           [=](auto at, int first) { return at(x + first) * rho * at(w + first); });
         });
