@@ -76,7 +76,10 @@ class Builder {
         const std::string prefix = concat(names_.block, layer, ".");
         const int64_t C = spec_.n_embd, width = spec_.attention_width(), F = spec_.n_ff;
         const int64_t keys = int64_t{spec_.n_kv_head} * spec_.head_size;
-        const float residual_std = init_std() / std::sqrt(2.0f * static_cast<float>(spec_.n_layer));
+        const float residual_std =
+            spec_.init_residual_scaling
+                ? init_std() / std::sqrt(2.0f * static_cast<float>(spec_.n_layer))
+                : init_std();
         BlockParameters p;
         const bool all_biases = spec_.biases == Biases::all, gated = spec_.mlp == Mlp::swiglu;
         const auto parts = [&](const auto& names) {

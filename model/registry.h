@@ -51,7 +51,7 @@ struct RegistryNames {
 
 /// The registry of a whole model. Names end in ".weight" and ".bias". Initial values: norms 1, biases
 /// 0, weights normal(0, init_std), those of the two projections into the residual stream scaled by
-/// 1/√(2·n_layer).
+/// 1/√(2·n_layer) where the spec says so.
 Registry decoder_registry(const DecoderSpec& spec, const RegistryNames& names);
 
 /// The registry that the spec's family makes.

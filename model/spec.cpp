@@ -151,6 +151,7 @@ DecoderSpec decoder_spec(const Family& family, const DecoderSettings& s, const s
     if (s.tied_head) spec.tied_head = *s.tied_head;
     if (s.positions) spec.positions = *s.positions;
     if (s.init_std != 0) spec.init_std = s.init_std;
+    spec.init_residual_scaling = s.init_residual_scaling;
     const double theta = s.rope_theta != 0 ? s.rope_theta : spec.rope.theta;
     spec.rope = s.rope_scaling;
     spec.rope.theta = theta;

@@ -33,7 +33,8 @@ struct DecoderSettings {
     std::optional<Biases> biases = {};
     std::optional<bool> qk_norm = {}, tied_head = {};
     std::optional<Positions> positions = {};
-    double init_std = 0;                // 0: the family's
+    double init_std = 0;  // 0: the family's
+    bool init_residual_scaling = true;
     double rope_theta = 0;              // 0: the family's
     RopeFrequencies rope_scaling = {};  // all but D and theta
 };
@@ -55,7 +56,10 @@ struct DecoderSpec {
     bool tied_head = true;  // the output head is the token embedding
     Positions positions = Positions::learned;
     RopeFrequencies rope = {};  // D is the head size
-    double init_std = 0.02;  // of the initial weights; a trained model computes the same with any
+    // Of the initial weights, with 1/√(2·n_layer) for the projections into the residual stream; a
+    // trained model computes the same with any.
+    double init_std = 0.02;
+    bool init_residual_scaling = true;
 
     /// Widths of attention's output, and of its packed input: q, k and v of a token.
     int attention_width() const { return n_head * head_size; }

@@ -38,11 +38,11 @@ FAMILIES = {
         vocab_size=131, hidden_size=32, intermediate_size=40, num_attention_heads=4, num_key_value_heads=1,
         max_position_embeddings=24, rms_norm_eps=1e-6, tie_word_embeddings=True,
         rope_parameters=dict(rope_type="default", rope_theta=1e6)), 3, 17),
-    # Norms of heads, which are wider together than n_embd
+    # Norms of heads, which are wider together than n_embd; heads and T that make whole tiles of attention on GPUs, too
     "qwen3": (transformers.Qwen3ForCausalLM, dict(
-        vocab_size=131, hidden_size=36, intermediate_size=56, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-        max_position_embeddings=24, rms_norm_eps=1e-6, tie_word_embeddings=True,
-        rope_parameters=dict(rope_type="default", rope_theta=1e4)), 3, 17),
+        vocab_size=131, hidden_size=36, intermediate_size=56, num_attention_heads=4, num_key_value_heads=2, head_dim=64,
+        max_position_embeddings=200, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=1e4)), 1, 150),
     "mistral": (transformers.MistralForCausalLM, dict(
         vocab_size=131, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=4, head_dim=8,
         max_position_embeddings=24, rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=None,

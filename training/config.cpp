@@ -43,6 +43,7 @@ DecoderSpec decoder_spec(const Config& config, int64_t vocab_size, const std::st
                .tied_head = m.tied_head,
                .positions = m.positions,
                .init_std = m.init_std,
+               .init_residual_scaling = m.init_residual_scaling,
                .rope_theta = m.rope_theta,
                .rope_scaling = {.scaling = m.rope_scaling,
                                 .factor = m.rope_factor,

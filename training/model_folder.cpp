@@ -277,6 +277,7 @@ void require_same_model(const fs::path& directory, const DecoderSpec& found,
     require("vocab_size", found.vocab_size, wanted.vocab_size);
     DecoderSpec same = wanted;
     same.init_std = found.init_std;
+    same.init_residual_scaling = found.init_residual_scaling;
     if (found != same)
         throw Error(
             "the model in ", directory.string(),

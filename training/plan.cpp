@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <iterator>
 #include <map>
 
@@ -176,14 +177,27 @@ constexpr int64_t most_ranks = 1 << 20;  // the limit of plan --world
 
 }  // namespace
 
-int64_t vocab_size_of(const Config& config) {
-    if (config.model.vocab_size > 0) return config.model.vocab_size;
-    if (config.tokenizer.path.empty())
+int64_t vocab_size_of(const Config& config, const Tokenizer* tokenizer) {
+    const int64_t wanted = config.model.vocab_size;
+    if (wanted == 0 && !tokenizer)
         throw Error(
             "model.vocab_size is 0 and there is no tokenizer.path to take it from; set one of "
             "them");
-    require_made(config.tokenizer.path);
-    return Tokenizer::load(config.tokenizer.path).vocab_size();
+    if (wanted == 0) return tokenizer->vocab_size();
+    if (tokenizer && tokenizer->vocab_size() > wanted)
+        throw Error("the tokenizer ", config.tokenizer.path, " has ", tokenizer->vocab_size(),
+                    " tokens, but model.vocab_size is ", wanted,
+                    "; set model.vocab_size=0 to take the tokenizer's");
+    return wanted;
+}
+
+int64_t vocab_size_of(const Config& config) {
+    const std::string& path = config.tokenizer.path;
+    if (config.model.vocab_size == 0) require_made(path);
+    if (path.empty() || (config.model.vocab_size > 0 && !std::filesystem::exists(path)))
+        return vocab_size_of(config, nullptr);
+    const Tokenizer tokenizer = Tokenizer::load(path);
+    return vocab_size_of(config, &tokenizer);
 }
 
 DType resolve_dtype(std::optional<DType> wanted, const Device& device) {

@@ -7,14 +7,18 @@
 #include "device/memory.h"
 #include "model/stage.h"
 #include "parallel/traffic.h"
+#include "tokenizer/tokenizer.h"
 #include "training/choices.h"
 #include "training/config.h"
 
 namespace train_gpt {
 
-/// Vocabulary size of a run: model.vocab_size, or the tokenizer's where that is 0. Throws Error
-/// when neither is given.
+/// Vocabulary size of a run: model.vocab_size, or the tokenizer's where that is 0. Throws Error when
+/// neither is given, or the tokenizer has more tokens. A tokenizer that is not made yet is needed
+/// only where the size is its own.
 int64_t vocab_size_of(const Config& config);
+/// The same with the tokenizer of the configuration, which may be null.
+int64_t vocab_size_of(const Config& config, const Tokenizer* tokenizer);
 
 /// `wanted`, or where there is none ("auto") the device's own choice: bf16 where the device
 /// multiplies bf16 natively, else fp32.

@@ -29,11 +29,7 @@ void require_run_inputs(const Config& config, const std::string& file) {
 
 RunData::RunData(const Config& config, const std::string& file) {
     if (!config.tokenizer.path.empty()) tokenizer_ = Tokenizer::load(config.tokenizer.path);
-    spec_ = spec_of(config, vocab_size_of(config));
-    if (tokenizer_ && tokenizer_->vocab_size() > spec_.vocab_size)
-        throw Error("the tokenizer ", config.tokenizer.path, " has ", tokenizer_->vocab_size(),
-                    " tokens, but model.vocab_size is ", spec_.vocab_size,
-                    "; set model.vocab_size=0 to take the tokenizer's");
+    spec_ = spec_of(config, vocab_size_of(config, tokenizer()));
     if (config.data.document_mask && !(tokenizer_ && tokenizer_->document_boundary()))
         throw Error(file, ": data.document_mask needs a tokenizer with an end-of-text token, ",
                     "which separates documents; set tokenizer.path to the one the data were made "

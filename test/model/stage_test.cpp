@@ -568,9 +568,10 @@ TEST_CASE("initial weights have their family's spread, and norms and biases do n
                                               : 0.02;
         });
     for (const Family* family : {&llama, &qwen2, &qwen3, &mistral})
-        for (const double given : {0.0, 0.05}) {
+        for (const auto& [given, scaled] :
+             {std::pair(0.0, true), std::pair(0.05, true), std::pair(0.05, false)}) {
             const double std = given > 0 ? given : 0.02;
-            CAPTURE(family->model_type, std);
+            CAPTURE(family->model_type, std, scaled);
             check_spread(family->spec({.n_layer = 2,
                                        .n_head = 4,
                                        .n_embd = 128,
@@ -578,11 +579,12 @@ TEST_CASE("initial weights have their family's spread, and norms and biases do n
                                        .vocab_size = 500,
                                        .n_kv_head = 2,
                                        .head_size = 32,
-                                       .init_std = given}),
+                                       .init_std = given,
+                                       .init_residual_scaling = scaled}),
                          [&](const std::string& name) {
                              const bool residual =
                                  contains(name, "o_proj") || contains(name, "down_proj");
-                             return residual ? std / 2 : std;  // √(2·2)
+                             return residual && scaled ? std / 2 : std;  // √(2·2)
                          });
         }
 }

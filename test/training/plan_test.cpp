@@ -353,4 +353,11 @@ TEST_CASE("the vocabulary is the configuration's or the tokenizer's", "[plan]") 
     tokenizer.save(directory / "tokenizer.json");
     config.tokenizer.path = directory.path();
     CHECK(vocab_size_of(config) == tokenizer.vocab_size());
+    config.model.vocab_size = static_cast<int>(tokenizer.vocab_size());
+    CHECK(vocab_size_of(config) == tokenizer.vocab_size());
+    config.model.vocab_size -= 1;
+    const std::string error = error_of([&] { vocab_size_of(config); });
+    CHECK(contains(error, "; set model.vocab_size=0"));
+    config.tokenizer.path = directory / "not made yet";
+    CHECK(vocab_size_of(config) == config.model.vocab_size);
 }
