@@ -119,6 +119,16 @@ TokenizerDefinition read_vocabulary(const fs::path& path) {
 
 }  // namespace
 
+bool has_tokenizer(const fs::path& path) {
+    std::error_code ignored;
+    if (!fs::is_directory(path, ignored)) return fs::exists(path, ignored);
+    const auto has = [&](std::initializer_list<const char*> names) {
+        return !first_existing(path, names).empty();
+    };
+    return has({"tokenizer.json"}) || (has(vocab_names) && has(merges_names)) ||
+           !rank_file_in(path).empty();
+}
+
 TokenizerDefinition read_tokenizer(const fs::path& path) {
     TokenizerDefinition definition = read_vocabulary(path);
     std::error_code code;

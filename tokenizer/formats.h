@@ -53,6 +53,9 @@ void check_tokens(const TokenizerDefinition& definition, const std::filesystem::
 inline constexpr uintmax_t max_vocabulary_bytes = uintmax_t{1} << 28;
 MappedFile map_vocabulary(const std::filesystem::path& file);
 
+/// Whether read_tokenizer finds all the files of a tokenizer here.
+bool has_tokenizer(const std::filesystem::path& path);
+
 /// Reads a tokenizer.json, a folder or a *.tiktoken file, and tokenizer_config.json beside it (see
 /// Tokenizer::load). Throws Error that names the file.
 TokenizerDefinition read_tokenizer(const std::filesystem::path& path);

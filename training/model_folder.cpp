@@ -163,7 +163,8 @@ void require_tied(const fs::path& directory, const FolderTensors::Place& head,
     if (!equal)
         throw Error(directory.string(), " has a separate output head: ", head.info->name,
                     " differs from ", embedding.info->name,
-                    ", although its config.json ties them (tie_word_embeddings)");
+                    ", although by its config.json they are one; the files do not belong "
+                    "together");
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <iterator>
 #include <map>
 
@@ -11,6 +10,7 @@
 #include "base/printable.h"
 #include "model/context_attention.h"
 #include "model/stage_traffic.h"
+#include "tokenizer/formats.h"
 #include "tokenizer/tokenizer.h"
 #include "training/known_data.h"
 #include "training/pipeline_plan.h"
@@ -194,7 +194,7 @@ int64_t vocab_size_of(const Config& config, const Tokenizer* tokenizer) {
 int64_t vocab_size_of(const Config& config) {
     const std::string& path = config.tokenizer.path;
     if (config.model.vocab_size == 0) require_made(path);
-    if (path.empty() || (config.model.vocab_size > 0 && !std::filesystem::exists(path)))
+    if (path.empty() || (config.model.vocab_size > 0 && !has_tokenizer(path)))
         return vocab_size_of(config, nullptr);
     const Tokenizer tokenizer = Tokenizer::load(path);
     return vocab_size_of(config, &tokenizer);

@@ -14,8 +14,8 @@
 namespace train_gpt {
 
 /// Vocabulary size of a run: model.vocab_size, or the tokenizer's where that is 0. Throws Error when
-/// neither is given, or the tokenizer has more tokens. A tokenizer that is not made yet is needed
-/// only where the size is its own.
+/// neither is given, or the tokenizer has more tokens. A tokenizer that is not there yet, or not all
+/// of it, is needed only where the size is its own.
 int64_t vocab_size_of(const Config& config);
 /// The same with the tokenizer of the configuration, which may be null.
 int64_t vocab_size_of(const Config& config, const Tokenizer* tokenizer);

@@ -9,11 +9,10 @@
 
 namespace train_gpt::cpu {
 
-/// Whether Linux lets this process use AMX's registers, for which a program must ask.
-inline bool amx_permitted() {
+/// Asks Linux to let this process use AMX's registers. False if it does not, or the processor has none.
+inline bool request_amx() {
     constexpr long arch_req_xcomp_perm = 0x1023, tile_data = 18;
-    static const bool permitted = syscall(SYS_arch_prctl, arch_req_xcomp_perm, tile_data) == 0;
-    return permitted;
+    return syscall(SYS_arch_prctl, arch_req_xcomp_perm, tile_data) == 0;
 }
 
 /// Configures this thread's eight tiles as 16 rows of 64 bytes, as long as it lives.

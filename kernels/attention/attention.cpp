@@ -1,8 +1,8 @@
 // Causal attention on the CPU, in tiles that stay in the first two levels of cache.
 //
 // Work is cut into blocks of up to 256 queries of one head, and these into tiles of 64 queries × 64
-// keys. Every product of a tile uses one of two register-blocked micro-kernels over packed
-// operands:
+// keys. Every product of a tile, but for AMX, uses one of two register-blocked micro-kernels over
+// packed operands:
 //   rows:     C[m, n] = Σ_k A[m, k]·B[k, n]    S = Q·Kᵀ, dP = dO·Vᵀ, O += P·V, dQ += dS·K
 //   columns:  C[m, n] = Σ_k A[k, m]·B[k, n]    dV += Pᵀ·dO, dK += dSᵀ·Q
 // Vectors run along n; A is broadcast element by element. "Packed" means contiguous and
@@ -11,9 +11,9 @@
 // P and dS are rounded to bf16 for it. Everything else is fp32. AMX multiplies squares of 32 × 32
 // such operands, and leaves dKᵀ and dVᵀ (amx.h).
 //
-// Each element of a result is one chain of fused multiply-adds in the order of k, whichever thread
-// computes it: the bits depend neither on the number of threads nor on how blocks are shared among
-// them.
+// Each element of a result is one chain of fused multiply-adds in the order of k (with AMX, of sums of
+// 32 products each), whichever thread computes it: the bits depend neither on the number of threads
+// nor on how blocks are shared among them.
 //
 // A product covers whole panels of queries and, at document boundaries, whole tiles, with P = 0
 // where a query does not see a key. A NaN or an infinity therefore also reaches such neighbours
@@ -31,6 +31,16 @@
 #include "kernels/attention/cpu.h"
 
 namespace train_gpt {
+
+bool& cpu::uses_amx() {
+#if TRAIN_GPT_AMX
+    static bool use = request_amx();
+#else
+    static bool use = false;
+#endif
+    return use;
+}
+
 namespace {
 
 int64_t blocks_of(int64_t T) { return (T + cpu::block_rows - 1) / cpu::block_rows; }
@@ -69,12 +79,14 @@ template <class F>
 decltype(auto) with_engine(DType dtype, F&& f) {
     if (dtype == DType::fp32) return f(cpu::Fp32{}, float{});
 #if TRAIN_GPT_AMX
-    if (cpu::amx_permitted()) return f(cpu::Amx{}, bf16{});
-#elif TRAIN_GPT_BF16_PAIRS
-    return f(cpu::Bf16Pairs{}, bf16{});
+    if (cpu::uses_amx()) return f(cpu::Amx{}, bf16{});
 #endif
+#if TRAIN_GPT_BF16_PAIRS && !TRAIN_GPT_AMX
+    return f(cpu::Bf16Pairs{}, bf16{});
+#else
     // Processors with AMX run the dot product of pairs at half the rate of fp32 multiply-adds.
     return f(cpu::Fp32{}, bf16{});
+#endif
 }
 
 /// Runs task(i, next, memory) for 0 <= i < count, where `next` is the task that the same thread

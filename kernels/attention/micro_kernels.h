@@ -1,5 +1,5 @@
-// The two matrix products that attention on the CPU is built from (attention.cpp), over packed
-// operands.
+// The two matrix products that attention on the CPU is built from (attention.cpp) where it does not
+// use AMX, over packed operands.
 #pragma once
 #include "kernels/attention/vectors.h"
 

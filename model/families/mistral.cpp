@@ -15,7 +15,7 @@ const Family mistral{
     .registry = llama_class::registry,
     .read_config =
         [](const Json& json, const std::filesystem::path& path) {
-            // transformers leaves out values that are its defaults.
+            // Where the key is missing, transformers takes its class's default.
             const Json window = json.value("sliding_window", Json(4096));
             if (!window.is_null())
                 throw Error(path.string(), " has sliding_window = ", to_text(window),

@@ -7,11 +7,13 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <omp.h>
 
 #include "base/error.h"
+#include "kernels/attention/cpu.h"
 #include "test/catch.h"
 #include "test/kernels/attention_problem.h"
 #include "test/kernels/reference.h"
@@ -84,6 +86,20 @@ TEST_CASE("attention matches float64 at the edges of its tiles and blocks", "[cu
             wish.D = D;
             check_case(random_case(wish), any_layout());
         }
+    }
+}
+
+TEST_CASE("where AMX cannot be used, attention in bf16 matches float64 without it") {
+    const struct Without {
+        bool used = std::exchange(cpu::uses_amx(), false);
+        ~Without() { cpu::uses_amx() = used; }
+    } without;
+    for (int i = 0; i < 24; ++i) {
+        Wish wish;
+        wish.dtype = DType::bf16;
+        wish.documents = i % 3 == 2;
+        wish.aligned = i % 2 == 1;
+        check_case(random_case(wish), any_layout());
     }
 }
 

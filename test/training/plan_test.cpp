@@ -358,6 +358,11 @@ TEST_CASE("the vocabulary is the configuration's or the tokenizer's", "[plan]") 
     config.model.vocab_size -= 1;
     const std::string error = error_of([&] { vocab_size_of(config); });
     CHECK(contains(error, "; set model.vocab_size=0"));
-    config.tokenizer.path = directory / "not made yet";
-    CHECK(vocab_size_of(config) == config.model.vocab_size);
+    for (const char* file : {"", "vocab.json"}) {  // a download that has not begun, or not ended
+        config.tokenizer.path = directory / "unfinished";
+        CHECK(vocab_size_of(config) == config.model.vocab_size);
+        std::filesystem::create_directory(config.tokenizer.path);
+        if (*file) write(std::filesystem::path(config.tokenizer.path) / file, "{}");
+        CHECK(vocab_size_of(config) == config.model.vocab_size);
+    }
 }
