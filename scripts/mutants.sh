@@ -71,7 +71,7 @@ read_list() {
     [ -z "$name" ] || { echo "error: test/mutants.txt has two faults called $name" >&2; exit 1; }
 }
 
-needs_it() { [[ " ${needs[$1]} " == *" $2 "* ]]; }  # needs_it INDEX cuda|mpi
+needs_it() { [[ " ${needs[$1]} " == *" $2 "* ]]; }  # needs_it INDEX cuda|mpi|amx
 
 # Catch2's pattern of an entry's test, and the section to run; empty: all sections.
 pattern_of() { echo "${tests[$1]%% -c *}"; }
@@ -187,22 +187,28 @@ touch "$work/built"
 
 has_cuda=
 has_mpi=
+has_amx=
 if [ -n "$simulator" ] && grep -qx 'HAVE_CUDA := 1' build/config.mk; then has_cuda=1; fi
 if grep -qx 'HAVE_MPI := 1' build/config.mk && command -v mpirun > /dev/null; then has_mpi=1; fi
+if grep -qsw amx_bf16 /proc/cpuinfo; then has_amx=1; fi
 runnable=()
 without_cuda=0
 without_mpi=0
+without_amx=0
 for i in "${chosen[@]}"; do
     if needs_it "$i" cuda && [ -z "$has_cuda" ]; then
         without_cuda=$((without_cuda + 1))
     elif needs_it "$i" mpi && [ -z "$has_mpi" ]; then
         without_mpi=$((without_mpi + 1))
+    elif needs_it "$i" amx && [ -z "$has_amx" ]; then
+        without_amx=$((without_amx + 1))
     else
         runnable+=("$i")
     fi
 done
 [ $without_cuda = 0 ] || echo "skipped: faults in CUDA code ($without_cuda), which need a build for CUDA and GPUSIM=folder"
 [ $without_mpi = 0 ] || echo "skipped: faults that need many ranks ($without_mpi), which need MPI and mpirun"
+[ $without_amx = 0 ] || echo "skipped: faults in code for AMX ($without_amx), which need a processor that has it"
 if [ -n "$count" ] && [ ${#runnable[@]} -gt 0 ]; then
     seed=${seed:-$((RANDOM * 32768 + RANDOM))}
     echo "seed $seed: scripts/mutants.sh --random $count --seed $seed repeats this choice"
