@@ -90,8 +90,7 @@ constexpr ConfigKey table[] = {
     {KEY(model.init_residual_scaling), one_of<bool>(),
      "Whether the two projections into the residual stream get 1/√(2 · `model.n_layer`) of "
      "`model.init_std`, as in OpenAI's GPT-2, and in Megatron-LM for all models. If `off`, they "
-     "get "
-     "all of it, as in transformers for Llama, Qwen and Mistral."},
+     "get all of it, as in transformers for Llama, Qwen and Mistral."},
     {KEY(model.rope_theta), at_least(0),
      "Base of the rotation's frequencies; 0: the family's, 10000 or for Qwen 1000000. Llama 3: "
      "500000."},
