@@ -484,6 +484,45 @@ TEST_CASE("the presets of published Llama-class models have all of their paramet
     }
 }
 
+TEST_CASE("where a configuration departs from its family, its model does", "[config]") {
+    Config config;
+    auto& m = config.model;
+    m.family = "llama", m.n_layer = 3, m.n_head = 6, m.n_embd = 42, m.n_ctx = 64;
+    m.n_kv_head = 2, m.head_size = 12, m.n_ff = 50;
+    m.norm = Norm::layer, m.norm_epsilon = 1e-4, m.mlp = Mlp::gelu, m.bias = Biases::qkv;
+    m.qk_norm = true, m.tied_head = true;
+    m.init_std = 0.3, m.init_residual_scaling = false;
+    m.rope_theta = 77, m.rope_scaling = RopeScaling::llama3, m.rope_factor = 3;
+    m.rope_low_freq_factor = 1.5, m.rope_high_freq_factor = 5, m.rope_original_n_ctx = 32;
+    const DecoderSpec spec = spec_of(config, 99);
+    const DecoderSpec expected{.family = spec.family,
+                               .n_layer = 3,
+                               .n_head = 6,
+                               .n_kv_head = 2,
+                               .head_size = 12,
+                               .n_embd = 42,
+                               .n_ff = 50,
+                               .n_ctx = 64,
+                               .vocab_size = 99,
+                               .norm = Norm::layer,
+                               .norm_epsilon = 1e-4,
+                               .mlp = Mlp::gelu,
+                               .biases = Biases::qkv,
+                               .qk_norm = true,
+                               .tied_head = true,
+                               .positions = Positions::rope,
+                               .rope = {.D = 12,
+                                        .theta = 77,
+                                        .scaling = RopeScaling::llama3,
+                                        .factor = 3,
+                                        .low_frequency_factor = 1.5,
+                                        .high_frequency_factor = 5,
+                                        .original_context = 32},
+                               .init_std = 0.3,
+                               .init_residual_scaling = false};
+    CHECK(spec == expected);
+}
+
 TEST_CASE("presets between the quickstart's and 124M are named by their number of parameters",
           "[config]") {
     for (const auto& [name, count] :
