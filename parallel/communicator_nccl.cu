@@ -1,6 +1,7 @@
 // Collectives between GPUs. TRAIN_GPT_NCCL is defined where the build found NCCL's header. The
 // library is loaded when a group is opened, so a machine with one GPU does not need it.
 #include "base/error.h"
+#include "device/copy.h"
 #include "device/cuda.h"
 #include "device/cuda_queue.h"
 #include "parallel/communicator_kinds.h"
@@ -178,7 +179,8 @@ class NcclCommunicator final : public Communicator {
           device_(device),
           activity_(activity),
           nothing_(allocate(sizeof(int32_t))) {
-        CUDA_CHECK(cudaMemset(nothing_.get(), 0, sizeof(int32_t)));
+        const int32_t zero = 0;
+        copy_now(device_, nothing_.get(), &zero, sizeof zero);
     }
 
     ~NcclCommunicator() override {

@@ -71,7 +71,7 @@ read_list() {
     [ -z "$name" ] || { echo "error: test/mutants.txt has two faults called $name" >&2; exit 1; }
 }
 
-needs_it() { [[ " ${needs[$1]} " == *" $2 "* ]]; }  # needs_it INDEX cuda|mpi|amx
+needs_it() { [[ " ${needs[$1]} " == *" $2 "* ]]; }  # needs_it INDEX cuda|mpi|amx|VARIABLE=VALUE
 
 # Catch2's pattern of an entry's test, and the section to run; empty: all sections.
 pattern_of() { echo "${tests[$1]%% -c *}"; }
@@ -223,6 +223,8 @@ run_test() {  # run_test INDEX: into the log; its exit code, or 124 or 137 when 
     arguments=("$(pattern_of "$1")")
     section=$(section_of "$1")
     [ -z "$section" ] || arguments+=(-c "$section")
+    local word
+    for word in ${needs[$1]}; do [[ $word != *=* ]] || environment+=("$word"); done
     if needs_it "$1" cuda; then environment+=(LD_LIBRARY_PATH="$simulator${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"); fi
     # Runs in a separate session, so that all processes that it starts can be found.
     # shellcheck disable=SC2016  # the inner shell replaces these
