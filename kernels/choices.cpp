@@ -34,19 +34,52 @@ std::string kernel_choices([[maybe_unused]] const Stream& stream) {
     return "";
 }
 
+#ifdef TRAIN_GPT_CUDA
+namespace {
+
+struct OfOperations {
+    std::string attention, products;
+};
+
+OfOperations apart(const std::string& choices) {
+    if (!choices.empty() && !choices.ends_with('\n'))
+        throw Error(
+            "The choices of kernels end in the middle of a line; remove them to choose again.");
+    OfOperations found;
+    std::istringstream lines(choices);
+    for (std::string line; std::getline(lines, line);)
+        (line.starts_with("attention ") ? found.attention : found.products) += line + "\n";
+    return found;
+}
+
+}  // namespace
+#endif
+
 void set_kernel_choices([[maybe_unused]] Stream& stream,
                         [[maybe_unused]] const std::string& choices) {
 #ifdef TRAIN_GPT_CUDA
     if (!stream.queue) return;
-    if (!choices.empty() && !choices.ends_with('\n'))
-        throw Error(
-            "The choices of kernels end in the middle of a line; remove them to choose again.");
-    std::string attention, products;
-    std::istringstream lines(choices);
-    for (std::string line; std::getline(lines, line);)
-        (line.starts_with("attention ") ? attention : products) += line + "\n";
-    stream.queue->kept<cuda::AttentionEngines>().set_choices(attention);
-    stream.queue->kept<cuda::GemmPlans>().set_choices(products);
+    const OfOperations chosen = apart(choices);
+    stream.queue->kept<cuda::AttentionEngines>().set_choices(chosen.attention);
+    stream.queue->kept<cuda::GemmPlans>().set_choices(chosen.products);
+#endif
+}
+
+bool unite_kernel_choices([[maybe_unused]] Stream& stream,
+                          [[maybe_unused]] const std::vector<std::string>& choices) {
+#ifdef TRAIN_GPT_CUDA
+    if (!stream.queue) return false;
+    std::vector<std::string> attention, products;
+    for (const std::string& text : choices) {
+        OfOperations of_rank = apart(text);
+        attention.push_back(std::move(of_rank.attention));
+        products.push_back(std::move(of_rank.products));
+    }
+    const bool engine = stream.queue->kept<cuda::AttentionEngines>().unite_choices(attention);
+    const bool algorithm = stream.queue->kept<cuda::GemmPlans>().unite_choices(products);
+    return engine || algorithm;
+#else
+    return false;
 #endif
 }
 

@@ -73,8 +73,8 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
 
 Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& world) {
     Stream& stream = trainer.stream;
-    const bool first_rank = world.rank() == 0, is_cuda = stream.device.is_cuda();
-    const Choices choices = choices_from_json(first_for_all(world, [&] {
+    const bool is_first = world.rank() == 0, is_cuda = stream.device.is_cuda();
+    Choices choices = choices_from_json(first_for_all(world, [&] {
         const std::string platform = kernel_platform(stream);
         if (decided.kept.platform == platform) set_kernel_choices(stream, decided.kept.kernels);
         if (is_cuda) trainer.warm_up();
@@ -83,10 +83,21 @@ Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& 
                                .platform = platform,
                                .kernels = kernel_choices(stream)});
     }));
-    if (!first_rank && is_cuda) {
-        set_kernel_choices(stream, choices.kernels);
-        trainer.warm_up();
-    }
+    if (!is_cuda) return choices;
+    // Later stages of a pipeline have shapes that the first rank lacks, such as the head's. Ranks
+    // with the same stage may time them differently.
+    const std::vector<std::string> of_ranks = together(world, [&] {
+        if (!is_first) {
+            set_kernel_choices(stream, choices.kernels);
+            trainer.warm_up();
+        }
+        return kernel_choices(stream);
+    });
+    together(world, [&] {
+        if (unite_kernel_choices(stream, of_ranks)) trainer.warm_up();
+        return std::string();
+    });
+    choices.kernels = kernel_choices(stream);
     return choices;
 }
 

@@ -24,8 +24,9 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
                  const Mesh& mesh);
 
 /// Chooses among kernels with alternatives: as in `decided.kept` if that was on the same platform,
-/// else by timing them on every path of a step. All ranks call it before they set weights. Returns
-/// all of the run's choices.
+/// else by timing them on every path of a step. An operation and its shape have one choice in the
+/// whole run: the first rank's, or of the first rank that has them. All ranks call it before they
+/// set weights. Returns all of the run's choices.
 Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& world);
 
 }  // namespace train_gpt

@@ -189,9 +189,10 @@ std::string AttentionEngines::choices() const {
     return text;
 }
 
-void AttentionEngines::set_choices(const std::string& text) {
+std::array<std::optional<AttentionEngines::Engine>, 2> AttentionEngines::read(
+    const std::string& choices) {
     std::array<std::optional<Engine>, 2> chosen;
-    std::istringstream lines(text);
+    std::istringstream lines(choices);
     for (std::string line; std::getline(lines, line);) {
         std::istringstream from(line);
         std::string subject, rest;
@@ -203,8 +204,30 @@ void AttentionEngines::set_choices(const std::string& text) {
                         "\"; remove them to choose again.");
         chosen[direction] = engine;
     }
+    return chosen;
+}
+
+void AttentionEngines::set_choices(const std::string& text) {
+    const auto chosen = read(text);
     for (const Direction direction : {forward_pass, backward_pass})
         passes_[direction].chosen = chosen[direction], passes_[direction].timed = false;
+}
+
+bool AttentionEngines::unite_choices(const std::vector<std::string>& texts) {
+    std::array<std::optional<Engine>, 2> united;
+    for (const std::string& text : texts) {
+        const auto chosen = read(text);
+        for (const Direction direction : {forward_pass, backward_pass})
+            if (!united[direction]) united[direction] = chosen[direction];
+    }
+    bool otherwise = false;
+    for (const Direction direction : {forward_pass, backward_pass}) {
+        Pass& pass = passes_[direction];
+        if (pass.chosen == united[direction]) continue;
+        otherwise = otherwise || pass.chosen;
+        pass.chosen = united[direction], pass.timed = false;
+    }
+    return otherwise;
 }
 
 size_t attention_library_forward_scratch_bytes(const KernelSettings& settings,

@@ -82,6 +82,9 @@ class AttentionEngines {
     /// Makes "auto" use the engines in this text; earlier choices are forgotten. Throws Error if
     /// the text is damaged.
     void set_choices(const std::string& text);
+    /// set_choices() with the lines of several ranks: where two name the same pass, the earlier text
+    /// holds. Returns whether a pass had been chosen otherwise here.
+    bool unite_choices(const std::vector<std::string>& texts);
 
     /// Calls without a log-sum-exp, as in sampling, do not count: no library runs them.
     AttentionUse use() const;
@@ -104,6 +107,7 @@ class AttentionEngines {
     bool attempt(Direction direction, const Stream& stream, const Work& by_library);
     AttentionLibrary& library();
     static double median_seconds(Stream& stream, const Work& work);
+    static std::array<std::optional<Engine>, 2> read(const std::string& choices);
 
     CUstream_st* stream_;
     int architecture_;  // of the GPU: 80, 90, …

@@ -332,14 +332,18 @@ void GemmPlans::write(std::string& text, const Problem& p, const Kept& kept) {
 std::string GemmPlans::choices() const {
     std::map<Problem, Kept> chosen = kept_;
     for (const auto& [problem, plan] : plans_)
-        if (plan.use != Use::impossible)
-            chosen[problem] = {plan.use == Use::separate, plan.algorithm.bits};
+        if (plan.use != Use::impossible) chosen[problem] = plan.kept();
     std::string text;
     for (const auto& [problem, kept] : chosen) write(text, problem, kept);
     return text;
 }
 
-void GemmPlans::set_choices(const std::string& text) {
+bool GemmPlans::Kept::operator==(const Kept& other) const {
+    return separate == other.separate &&
+           (separate || std::ranges::equal(bits.data, other.bits.data));
+}
+
+std::map<GemmPlans::Problem, GemmPlans::Kept> GemmPlans::read(const std::string& text) {
     std::map<Problem, Kept> all;
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
@@ -365,8 +369,23 @@ void GemmPlans::set_choices(const std::string& text) {
                         "\"; remove them to choose again.");
         all[p] = kept;
     }
-    kept_ = std::move(all);
+    return all;
+}
+
+void GemmPlans::set_choices(const std::string& text) {
+    kept_ = read(text);
     plans_.clear();
+}
+
+bool GemmPlans::unite_choices(const std::vector<std::string>& texts) {
+    std::map<Problem, Kept> all;
+    for (const std::string& text : texts) all.merge(read(text));
+    kept_ = std::move(all);
+    return std::erase_if(plans_, [&](const auto& planned) {
+               const auto& [problem, plan] = planned;
+               const auto kept = kept_.find(problem);
+               return kept != kept_.end() && !(kept->second == plan.kept());
+           }) > 0;
 }
 
 bool gemm(Stream& stream, const Gemm& args) {

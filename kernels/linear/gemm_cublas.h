@@ -90,6 +90,9 @@ class GemmPlans {
     /// cuBLASLt can do that; earlier choices are forgotten. The text must come from such a GPU and
     /// the same version of cuBLASLt. Throws Error if it is damaged.
     void set_choices(const std::string& text);
+    /// set_choices() with the lines of several ranks: where two name the same product, the earlier
+    /// text holds. Keeps the plans that agree. Returns whether one did not.
+    bool unite_choices(const std::vector<std::string>& texts);
 
   private:
     /// What distinguishes products; each distinct problem has one plan. Whether a product
@@ -116,6 +119,8 @@ class GemmPlans {
     struct Kept {
         bool separate = false;
         cublasLtMatmulAlgo_t bits{};  // if not separate
+
+        bool operator==(const Kept& other) const;
     };
     enum class Use : uint8_t { impossible, product, separate };
     struct Plan {
@@ -123,11 +128,15 @@ class GemmPlans {
         cublasLtMatrixLayoutOpaque_t a{}, b{}, d{};
         Use use = Use::impossible;
         Algorithm algorithm;
+
+        /// What is kept of it, unless it is impossible.
+        Kept kept() const { return {use == Use::separate, algorithm.bits}; }
     };
 
     static Problem problem_of(const Gemm& args, const KernelSettings& settings);
     static void describe(Plan& plan, const Problem& problem);
     static void write(std::string& text, const Problem& problem, const Kept& kept);
+    static std::map<Problem, Kept> read(const std::string& text);
     static cublasStatus_t launch(Stream& stream, const Gemm& args, Plan& plan);
     Plan make_plan(Stream& stream, const Gemm& args, const Problem& problem,
                    const SeparateWork* separate) const;

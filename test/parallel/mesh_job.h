@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -103,7 +104,9 @@ inline Config config_of(const MeshCase& c, uint64_t seed, const std::string& dev
 /// A run on the ranks of a world, or of one rank.
 class MeshRun {
   public:
-    MeshRun(const World& world, const Device& device, const Config& config)
+    /// choose(trainer) is called where a run chooses its kernels.
+    MeshRun(const World& world, const Device& device, const Config& config,
+            const std::function<void(Trainer&)>& choose = {})
         : config_(config),
           spec_(spec_of(config, config.model.vocab_size)),
           dtype_(resolve_dtype(config.precision.dtype, device)),
@@ -115,6 +118,7 @@ class MeshRun {
               {{std::make_shared<TokenShards>("synthetic", static_cast<uint32_t>(spec_.vocab_size)),
                 1}},
               loading(config)) {
+        if (choose) choose(trainer_);
         trainer_.connect(mesh_);
         trainer_.parameters.initialize(config.seed);
         trainer_.parameters.gather_all(trainer_.stream);

@@ -8,8 +8,10 @@
 
 #include <malloc.h>
 
+#include "kernels/choices.h"
 #include "parallel/communicator_kinds.h"
 #include "test/parallel/mesh_job.h"
+#include "training/decisions.h"
 
 using namespace train_gpt;
 using namespace train_gpt::training_job;
@@ -592,6 +594,32 @@ constexpr MeshCase gpu_pipelines[] = {
 
 }  // namespace
 
+TEST_CASE("ranks: choices of gpu pipelines", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    const Device device = device_of_rank(world, "cuda");
+    constexpr MeshCase c{1, 2, 1, 0, "gpt2", 4, "bf16", 1, false, {2}};
+    Config config = config_of(c, static_cast<uint64_t>(random_int(0, 1 << 30)), "cuda");
+    config.kernels.autotune = true;
+    const auto choose = [&](const Choices& kept) {
+        const Decisions decided{.micro_batch = config.batch.micro_batch, .kept = kept};
+        Choices chosen;
+        MeshRun run(world, device, config,
+                    [&](Trainer& trainer) { chosen = choose_kernels(trainer, decided, world); });
+        const std::string here = kernel_choices(run.trainer().stream);
+        for (const std::string& there : world.all_gather(here)) CHECK(there == here);
+        CHECK(chosen.kernels == here);
+        CHECK(std::isfinite(run.step().sums.loss));
+        // A step plans nothing that the warm-up did not.
+        CHECK(kernel_choices(run.trainer().stream) == here);
+        // Only the last stage of the pipeline has these logits.
+        CHECK(contains(here, concat(" ", run.spec().padded_vocab(), " ")));
+        return chosen;
+    };
+    const Choices chosen = choose({});
+    CHECK(choose(chosen).kernels == chosen.kernels);
+}
+
 TEST_CASE("ranks: gpu meshes", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
@@ -621,6 +649,13 @@ void check_on_gpus(const std::string& name) {
 }
 
 }  // namespace
+
+TEST_CASE(
+    "all ranks of a pipeline run each product as the first rank that has it chose, also later",
+    "[mesh][pipeline][training][cuda]") {
+    if (skip_without_gpus(4)) return;
+    check_on_gpus("ranks: choices of gpu pipelines");
+}
 
 TEST_CASE("meshes of GPUs train what one GPU trains, whatever order their streams run in",
           "[mesh][training][cuda]") {
