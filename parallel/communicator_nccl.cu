@@ -4,6 +4,7 @@
 #include "device/copy.h"
 #include "device/cuda.h"
 #include "device/cuda_queue.h"
+#include "device/nvidia_library.h"
 #include "parallel/communicator_kinds.h"
 
 #ifdef TRAIN_GPT_NCCL
@@ -28,11 +29,16 @@ namespace {
 /// NCCL's functions. The library stays loaded until the process ends, because it has threads.
 class Library {
   public:
-    Library() : handle_(::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL)) {
+    Library() {
+        std::string reason;
+        handle_ =
+            cuda::open_library({.name = "libnccl.so.2", .package = "nccl", .folder = "NCCL_HOME"},
+                               RTLD_NOW | RTLD_LOCAL, reason);
         if (!handle_)
-            throw Error("training on several GPUs needs NCCL, whose library cannot be loaded: ",
-                        ::dlerror(),
-                        "; install it (libnccl2) or add its folder to LD_LIBRARY_PATH");
+            throw Error(
+                "training on several GPUs needs NCCL, whose library cannot be loaded: ", reason,
+                "; install it (libnccl2, or pip install nvidia-nccl-cu13 in an active "
+                "Python environment) or set NCCL_HOME to its folder");
         find(get_unique_id, "ncclGetUniqueId");
         find(get_version, "ncclGetVersion");
         find(init_rank, "ncclCommInitRankConfig");

@@ -32,7 +32,6 @@ namespace train_gpt::cuda {
 
 namespace {
 
-constexpr const char* library_name = "libcudnn.so.9";
 constexpr const char* not_aligned = "cuDNN is used for tensors aligned to 16 bytes";
 
 bool are_aligned(std::initializer_list<HeadsView> views) {
@@ -138,39 +137,15 @@ std::string cudnn_limit(const AttentionBackward& args) {
     return limit;
 }
 
-std::vector<std::string> cudnn_libraries() {
-    namespace fs = std::filesystem;
-    std::vector<std::string> found;
-    const auto add_if_there = [&](const fs::path& folder) {
-        std::error_code ignored;
-        const fs::path library = folder / library_name;
-        if (fs::exists(library, ignored)) found.push_back(library.string());
-    };
-    const char* const chosen = std::getenv("CUDNN_PATH");
-    if (chosen && *chosen)
-        for (const char* folder : {"", "lib", "lib64"}) add_if_there(fs::path(chosen) / folder);
-    found.emplace_back(library_name);
-    for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
-        const char* const environment = std::getenv(variable);
-        if (!environment || !*environment) continue;
-        const fs::path lib = fs::path(environment) / "lib";
-        add_if_there(lib);
-        std::error_code ignored;
-        for (const auto& entry : fs::directory_iterator(lib, ignored))
-            if (entry.path().filename().string().starts_with("python3"))
-                add_if_there(entry.path() / "site-packages/nvidia/cudnn/lib");
-    }
-    return found;
-}
-
 // If none can be used, the first that is there says why; otherwise the loader's answer.
 const std::string& cudnn_obstacle() {
     static const std::string obstacle = [] {
         std::string loader, present;
-        for (const std::string& library : cudnn_libraries()) {
-            const std::string reason = cudnn_obstacle(library);
+        preload_nvrtc();  // cuDNN compiles some of its kernels
+        for (const std::string& place : places_of(cudnn_library)) {
+            const std::string reason = cudnn_obstacle(place);
             if (reason.empty()) return reason;
-            std::string& kept = library == library_name ? loader : present;
+            std::string& kept = place == cudnn_library.name ? loader : present;
             if (kept.empty()) kept = reason;
         }
         return present.empty() ? loader : present;

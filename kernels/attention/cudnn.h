@@ -5,16 +5,15 @@
 #include <string>
 #include <vector>
 
+#include "device/nvidia_library.h"
 #include "kernels/attention/attention.h"
 
 namespace train_gpt::cuda {
 
-/// Where cuDNN is looked for, best first: in the folder CUDNN_PATH or its lib, if that variable is
-/// set; where the system's loader finds libcudnn.so.9, which includes LD_LIBRARY_PATH; and in the
-/// active Python environment (VIRTUAL_ENV, CONDA_PREFIX), as NVIDIA's packages install it.
-std::vector<std::string> cudnn_libraries();
+constexpr NvidiaLibrary cudnn_library{
+    .name = "libcudnn.so.9", .package = "cudnn", .folder = "CUDNN_PATH"};
 
-/// Loads the first of cudnn_libraries() that can be used. Why there is none, worded as the end of a
+/// Loads cuDNN from the first of its places that can be used. Why there is none, worded as the end of a
 /// sentence; empty if there is one. Looks only once.
 const std::string& cudnn_obstacle();
 /// The same for one library, at every call; `with_gpu`: also that it starts.

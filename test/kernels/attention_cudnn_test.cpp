@@ -124,30 +124,6 @@ class Stderr {
     int kept_;
 };
 
-/// Sets environment variables while it lives.
-class ScopedEnvironment {
-  public:
-    explicit ScopedEnvironment(const Environment& variables) {
-        for (const auto& [name, value] : variables) {
-            if (const char* before = std::getenv(name.c_str()))
-                before_[name] = before;
-            else
-                unset_.push_back(name);
-            ::setenv(name.c_str(), value.c_str(), 1);
-        }
-    }
-    ~ScopedEnvironment() {
-        for (const auto& [name, value] : before_) ::setenv(name.c_str(), value.c_str(), 1);
-        for (const auto& name : unset_) ::unsetenv(name.c_str());
-    }
-    ScopedEnvironment(const ScopedEnvironment&) = delete;
-    ScopedEnvironment& operator=(const ScopedEnvironment&) = delete;
-
-  private:
-    Environment before_;
-    std::vector<std::string> unset_;
-};
-
 /// Time as the script's clock tells it.
 double scripted_time(Stream&, const cuda::AttentionEngines::Work& work) {
     const int before = script.clock;
@@ -244,30 +220,6 @@ TEST_CASE("what keeps cuDNN from being used is said as the end of a sentence", "
     const DeviceUnderTest gpu(test_devices().back());
     if (device_is_simulated())
         CHECK(cuda::cudnn_obstacle() == "cuDNN does not start: CUDNN_STATUS_NOT_INITIALIZED");
-}
-
-TEST_CASE("cuDNN is looked for in CUDNN_PATH, by the loader, then in Python environments",
-          "[cuda]") {
-    const TemporaryDirectory directory;
-    const auto add = [&](const std::string& folder) {
-        std::filesystem::create_directories(directory / folder);
-        const std::string library = directory / (folder + "/libcudnn.so.9");
-        write(library, "");
-        return library;
-    };
-    const std::string chosen = add("chosen/lib"),
-                      active = add("venv/lib/python3.12/site-packages/nvidia/cudnn/lib"),
-                      conda = add("conda/lib");
-    add("venv/lib/other/site-packages/nvidia/cudnn/lib");
-    using Libraries = std::vector<std::string>;
-    const ScopedEnvironment none({{"CUDNN_PATH", ""}, {"VIRTUAL_ENV", ""}, {"CONDA_PREFIX", ""}});
-    CHECK(cuda::cudnn_libraries() == Libraries{"libcudnn.so.9"});
-    const ScopedEnvironment all({{"CUDNN_PATH", directory / "chosen"},
-                                 {"VIRTUAL_ENV", directory / "venv"},
-                                 {"CONDA_PREFIX", directory / "conda"}});
-    CHECK(cuda::cudnn_libraries() == Libraries{chosen, "libcudnn.so.9", active, conda});
-    const ScopedEnvironment missing({{"CUDNN_PATH", directory / "nowhere"}});
-    CHECK(cuda::cudnn_libraries() == Libraries{"libcudnn.so.9", active, conda});
 }
 
 TEST_CASE("scratch is granted to cuDNN only where it can be used", "[cuda]") {

@@ -26,10 +26,16 @@
 #include "test/text.h"
 
 #ifdef TRAIN_GPT_CUDA
+#include <filesystem>
+
+#include <dlfcn.h>
+
 #include "device/cuda.h"
+#include "device/nvidia_library.h"
 #endif
 
 using namespace train_gpt;
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -593,14 +599,35 @@ TEST_CASE("ranks: gpu open", "[.ranks]") {
     std::fflush(stdout);
 }
 
+namespace {
+
+/// The library that this process opens.
+fs::path nccl_file() {
+    Dl_info info{};
+    void* const library = ::dlopen("libnccl.so.2", RTLD_NOW);
+    REQUIRE(library);
+    REQUIRE(::dladdr(::dlsym(library, "ncclGetVersion"), &info) != 0);
+    return fs::canonical(info.dli_fname);
+}
+
+}  // namespace
+
 TEST_CASE("ranks on GPUs say on all of them that NCCL cannot be loaded", "[communicator][cuda]") {
     if (skip_without_gpus(2)) return;
+    // The runtime's own folder is searched, too.
     const TemporaryDirectory folder;
+    const fs::path runtime = cuda::places_of({"libcudart.so.13", "cuda_runtime"}).at(1);
+    for (const auto& entry : fs::directory_iterator(runtime.parent_path()))
+        if (!entry.path().filename().string().starts_with("libnccl"))
+            fs::create_symlink(fs::absolute(entry.path()),
+                               folder / entry.path().filename().string());
     write(folder / "libnccl.so.2", "no library");
     const char* libraries = std::getenv("LD_LIBRARY_PATH");
-    const ProgramResult result = run_case_on_ranks(
-        2, "ranks: gpu open",
-        {{"LD_LIBRARY_PATH", folder.path() + ":" + (libraries ? libraries : "")}});
+    const Environment without{
+        {"LD_LIBRARY_PATH", folder.path() + ":" + (libraries ? libraries : "")},
+        {"VIRTUAL_ENV", ""},
+        {"CONDA_PREFIX", ""}};
+    const ProgramResult result = run_case_on_ranks(2, "ranks: gpu open", without);
     INFO(result.output);
     CHECK(result.exit_code == 0);
     for (const char* rank : {"rank 0: ", "rank 1: "})
@@ -608,6 +635,17 @@ TEST_CASE("ranks on GPUs say on all of them that NCCL cannot be loaded", "[commu
             contains(result.output,
                      rank + World().host() +
                          ": training on several GPUs needs NCCL, whose library cannot be loaded"));
+
+    // Where NVIDIA's package for Python has it, it is found.
+    const std::string package = folder / "venv/lib/python3.12/site-packages/nvidia/nccl/lib";
+    fs::create_directories(package);
+    fs::create_symlink(nccl_file(), package + "/libnccl.so.2");
+    Environment active = without;
+    active["VIRTUAL_ENV"] = folder / "venv";
+    const ProgramResult found = run_case_on_ranks(2, "ranks: gpu open", active);
+    INFO(found.output);
+    CHECK(found.exit_code == 0);
+    for (const char* rank : {"rank 0: \n", "rank 1: \n"}) CHECK(contains(found.output, rank));
 }
 
 TEST_CASE("ranks: gpu give up", "[.ranks]") {

@@ -85,6 +85,21 @@ bool skip_outside_ranks() {
     return said;
 }
 
+ScopedEnvironment::ScopedEnvironment(const Environment& variables) {
+    for (const auto& [name, value] : variables) {
+        if (const char* before = std::getenv(name.c_str()))
+            before_[name] = before;
+        else
+            unset_.push_back(name);
+        ::setenv(name.c_str(), value.c_str(), 1);
+    }
+}
+
+ScopedEnvironment::~ScopedEnvironment() {
+    for (const auto& [name, value] : before_) ::setenv(name.c_str(), value.c_str(), 1);
+    for (const auto& name : unset_) ::unsetenv(name.c_str());
+}
+
 ProgramResult run_program(const std::vector<std::string>& command, const Environment& environment,
                           double deadline_seconds) {
     int ends[2];

@@ -35,6 +35,19 @@ struct ProgramResult {
 /// Variables that are added to the environment of a program; they override existing ones.
 using Environment = std::map<std::string, std::string>;
 
+/// Sets variables of this process while it lives.
+class ScopedEnvironment {
+  public:
+    explicit ScopedEnvironment(const Environment& variables);
+    ~ScopedEnvironment();
+    ScopedEnvironment(const ScopedEnvironment&) = delete;
+    ScopedEnvironment& operator=(const ScopedEnvironment&) = delete;
+
+  private:
+    Environment before_;
+    std::vector<std::string> unset_;
+};
+
 /// Runs a program, found through PATH.
 ProgramResult run_program(const std::vector<std::string>& command,
                           const Environment& environment = {}, double deadline_seconds = 120);
