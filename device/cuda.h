@@ -12,10 +12,26 @@
 
 namespace train_gpt::cuda {
 
-/// Why GPU `index` cannot be used, as the end of a sentence; empty when it can.
-std::string obstacle(int index);
+struct Obstacle {
+    std::string reason;     // the end of a sentence; empty if there is no obstacle
+    bool is_fault = false;  // a GPU is here, but its driver does not work
+};
+/// What CUDA and the system say of this machine's GPUs.
+struct GpuSearch {
+    int status = 0;             // cudaGetDeviceCount's
+    int count = 0;              // GPUs that this process can see
+    int driver = 0;             // the CUDA version that the driver supports; 0: none was found
+    bool has_hardware = false;  // there are device files of NVIDIA GPUs
+    bool is_forbidden = false;  // this process may not open one of them
+    bool is_hidden = false;     // CUDA_VISIBLE_DEVICES is set
+};
+/// Why the search found no GPU.
+Obstacle obstacle_of(const GpuSearch& search);
+/// Why GPU `index` cannot be used.
+Obstacle obstacle(int index);
 /// A name for each GPU that this process can see, by index. A GPU has the same name in all
-/// processes of a host, whichever GPUs they can see.
+/// processes of a host, whichever GPUs they can see. The MIG instances of one GPU have one name,
+/// since NCCL accepts only one of them.
 std::vector<std::string> identities();
 std::string device_name(const Device& device);
 int multiprocessors(const Device& device);

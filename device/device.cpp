@@ -343,8 +343,11 @@ Device open_device(const std::string& wanted, [[maybe_unused]] int gpu) {
     omp_set_num_threads(team_size());
     if (wanted == "cpu") return {};
 #ifdef TRAIN_GPT_CUDA
-    const std::string obstacle = cuda::obstacle(gpu);
+    const auto [obstacle, is_fault] = cuda::obstacle(gpu);
     if (obstacle.empty()) return {Device::Kind::cuda, gpu};
+    if (wanted == "auto" && is_fault)
+        throw Error("this machine has an NVIDIA GPU, but it cannot be used: ", obstacle,
+                    "; or set device to \"cpu\"");
     if (wanted == "auto")
         std::fprintf(stderr, "train_gpt: running on the CPU, since %s\n", obstacle.c_str());
 #else

@@ -1,8 +1,11 @@
 // The CUDA side of device.h and memory.h: checks for a usable GPU, queues, events and memory.
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <sstream>
 
 #include <cublasLt.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "device/cuda.h"
@@ -34,30 +37,78 @@ void fail(cudaError_t status, const char* call, const char* file, int line) {
               "resume from the last checkpoint");
 }
 
-std::string obstacle(int index) {
-    int count = 0;
-    const cudaError_t status = cudaGetDeviceCount(&count);
-    int driver = 0;
-    cudaDriverGetVersion(&driver);
+namespace {
+
+GpuSearch search_gpus() {
+    namespace fs = std::filesystem;
+    GpuSearch found;
+    found.status = cudaGetDeviceCount(&found.count);
+    cudaDriverGetVersion(&found.driver);
     cudaGetLastError();  // clears the error, which is handled here
-    if (status == cudaErrorInsufficientDriver)
-        return driver == 0 ? std::string("there is no NVIDIA driver here")
-                           : concat("the NVIDIA driver is too old: it supports CUDA ",
-                                    version_text(driver), ", but this build needs ",
-                                    version_text(CUDART_VERSION), "; install a newer driver");
-    if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0))
-        return "there is no NVIDIA GPU here";
-    if (status != cudaSuccess) return concat("CUDA reports: ", cudaGetErrorString(status));
-    if (index >= count) return concat("GPU ", index, " was requested, but there are only ", count);
+    found.is_hidden = std::getenv("CUDA_VISIBLE_DEVICES") != nullptr;
+    std::error_code ignored;
+    for (const auto& entry : fs::directory_iterator("/dev", ignored)) {
+        const std::string name = entry.path().filename().string();
+        if (name.rfind("nvidia", 0) != 0 || name.size() == 6 || name[6] < '0' || name[6] > '9')
+            continue;
+        found.has_hardware = true;
+        found.is_forbidden |= ::access(entry.path().c_str(), R_OK | W_OK) != 0;
+    }
+    return found;
+}
+
+}  // namespace
+
+Obstacle obstacle_of(const GpuSearch& search) {
+    const auto because = [&](std::string reason) { return Obstacle{reason, search.has_hardware}; };
+    const auto status = static_cast<cudaError_t>(search.status);
+    if (status == cudaSuccess && search.count > 0) return {};
+    if (search.is_hidden && (status == cudaErrorNoDevice || status == cudaSuccess))
+        return {"CUDA_VISIBLE_DEVICES leaves no GPU to this process"};
+    if (search.is_forbidden)
+        return because("this user may not open /dev/nvidia*; ask for access to these files");
+    switch (status) {
+        case cudaErrorInsufficientDriver:
+            if (search.driver == 0)
+                return because(search.has_hardware
+                                   ? "the driver's library libcuda.so.1 is not found, though its "
+                                     "kernel module is loaded; in a container, pass the GPUs on"
+                                   : "there is no NVIDIA driver here");
+            return because(concat("the NVIDIA driver is too old: it supports CUDA ",
+                                  version_text(search.driver), ", but this build needs ",
+                                  version_text(CUDART_VERSION), "; install a newer driver"));
+        case cudaErrorSystemNotReady:
+            return because(
+                "the GPUs are not ready (error 802); on machines with NVSwitch, start "
+                "nvidia-fabricmanager");
+        case cudaErrorSystemDriverMismatch:
+            return because(
+                "the NVIDIA driver's library and its kernel module differ (error 803); reboot, or "
+                "load the module that belongs to the library");
+        case cudaErrorNoDevice:
+        case cudaSuccess:
+            return because(search.has_hardware
+                               ? "CUDA finds none of the GPUs in /dev; see nvidia-smi"
+                               : "there is no NVIDIA GPU here");
+        default:
+            return because(concat("CUDA reports: ", cudaGetErrorString(status)));
+    }
+}
+
+Obstacle obstacle(int index) {
+    const GpuSearch search = search_gpus();
+    if (Obstacle none = obstacle_of(search); !none.reason.empty()) return none;
+    if (index >= search.count)
+        return {concat("GPU ", index, " was requested, but there are only ", search.count)};
 
     cudaDeviceProp properties{};
     if (const cudaError_t failure = cudaGetDeviceProperties(&properties, index);
         failure != cudaSuccess)
-        return concat("CUDA reports: ", cudaGetErrorString(failure));
+        return {concat("CUDA reports: ", cudaGetErrorString(failure)), true};
     const int architecture = architecture_of(properties);
     if (architecture < oldest_architecture)
-        return concat("GPU ", index, " (", properties.name, ", sm_", architecture,
-                      ") is too old; sm_", oldest_architecture, " (Ampere) or newer is needed");
+        return {concat("GPU ", index, " (", properties.name, ", sm_", architecture,
+                       ") is too old; sm_", oldest_architecture, " (Ampere) or newer is needed")};
     cudaFuncAttributes attributes{};
     const cudaError_t image = [&] {
         if (const cudaError_t failure = cudaSetDevice(index); failure != cudaSuccess)
@@ -67,12 +118,13 @@ std::string obstacle(int index) {
     cudaGetLastError();
     if (image == cudaErrorNoKernelImageForDevice || image == cudaErrorInvalidDeviceFunction ||
         image == cudaErrorUnsupportedPtxVersion)
-        return concat("this build has no kernels for GPU ", index, " (", properties.name, ", sm_",
-                      architecture, "); rebuild with make GPU_ARCHS=", architecture);
+        return {concat("this build has no kernels for GPU ", index, " (", properties.name, ", sm_",
+                       architecture, "); rebuild with make GPU_ARCHS=", architecture)};
     if (image != cudaSuccess)
-        return concat("GPU ", index, " (", properties.name,
-                      ") does not start: ", cudaGetErrorString(image));
-    return "";
+        return {concat("GPU ", index, " (", properties.name,
+                       ") does not start: ", cudaGetErrorString(image)),
+                true};
+    return {};
 }
 
 std::vector<std::string> identities() {
@@ -83,12 +135,9 @@ std::vector<std::string> identities() {
     for (int i = 0; i < count; ++i) {
         cudaDeviceProp properties{};
         CUDA_CHECK(cudaGetDeviceProperties(&properties, i));
-        // The PCI address distinguishes GPUs; the UUID also distinguishes the MIG instances of one.
         std::ostringstream name;
         name << std::hex << properties.pciDomainID << ':' << properties.pciBusID << '.'
-             << properties.pciDeviceID << ' ';
-        for (const char byte : properties.uuid.bytes)
-            name << static_cast<int>(static_cast<unsigned char>(byte)) << '-';
+             << properties.pciDeviceID;
         names.push_back(name.str());
     }
     return names;
@@ -121,12 +170,12 @@ std::string describe_devices() {
     for (int i = 0; i < count; ++i) {
         cudaDeviceProp p{};
         if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
-        const std::string trouble = obstacle(i);
+        const std::string trouble = obstacle(i).reason;
         text += concat("GPU ", i, "   ", p.name, ", sm_", architecture_of(p), ", ",
                        p.multiProcessorCount, " multiprocessors, ", p.totalGlobalMem >> 20, " MiB",
                        trouble.empty() ? "" : ": " + trouble, "\n");
     }
-    if (count == 0) text += "        no GPU: " + obstacle(0) + "\n";
+    if (count == 0) text += "        no GPU: " + obstacle(0).reason + "\n";
     return text;
 }
 

@@ -147,7 +147,8 @@ void require_cpu_features();
 
 /// Opens the device named "auto", "cpu" or "cuda". Throws Error with the reason when it cannot be
 /// used. "auto" takes GPU `gpu` if it can be used and otherwise the CPU; a build with CUDA then
-/// prints the reason to stderr.
+/// prints the reason to stderr. Where the machine has a GPU whose driver does not work, "auto" is an
+/// Error, too: training on the CPU would only look like success.
 Device open_device(const std::string& wanted, int gpu = 0);
 
 /// Bytes that can still be allocated, of the GPU's memory or of this process's share of the

@@ -126,20 +126,23 @@ Device device_of_rank([[maybe_unused]] const World& world, const std::string& wa
             taken.push_back(index < 0 ? "" : gpu);
             if (static_cast<int>(taken.size()) > world.local_rank()) break;
         }
-        const std::string obstacle =
+        const auto [obstacle, is_fault] =
             index >= 0 || visible.empty()
                 ? cuda::obstacle(std::max(index, 0))
-                : concat(world.local_size(), " ranks were started there, but they see only ",
-                         std::ranges::count(visible, '\n') == 1
-                             ? "one GPU"
-                             : concat(std::ranges::count(visible, '\n'), " GPUs"),
-                         ", and two ranks cannot share one; start one rank for each GPU (mpirun "
-                         "-np, srun --ntasks-per-node, torchrun --nproc-per-node), and see "
-                         "CUDA_VISIBLE_DEVICES");
+                : cuda::Obstacle{
+                      concat(world.local_size(), " ranks were started there, but they see only ",
+                             std::ranges::count(visible, '\n') == 1
+                                 ? "one GPU"
+                                 : concat(std::ranges::count(visible, '\n'), " GPUs"),
+                             ", and two ranks cannot share one (nor its MIG instances); start one "
+                             "rank for each GPU (mpirun -np, srun --ntasks-per-node, torchrun "
+                             "--nproc-per-node), and see CUDA_VISIBLE_DEVICES"),
+                      true};
         // All ranks decide the same: one that stopped here alone would leave the others waiting.
-        const std::vector<std::string> all_visible = world.all_gather(visible);
+        const std::vector<std::string> needed =
+            world.all_gather(visible.empty() && !is_fault ? "" : "a GPU");
         const bool none =
-            std::ranges::all_of(all_visible, [](const std::string& list) { return list.empty(); });
+            std::ranges::all_of(needed, [](const std::string& gpu) { return gpu.empty(); });
         const std::vector<std::string> obstacles =
             world.all_gather(obstacle.empty() ? "" : world.host() + ": " + obstacle);
         const auto first =

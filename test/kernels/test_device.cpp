@@ -30,7 +30,7 @@ const std::vector<Device>& test_devices() {
     static const std::vector<Device> devices = [] {
         std::vector<Device> found{Device{}};
 #ifdef TRAIN_GPT_CUDA
-        if (cuda::obstacle(0).empty()) found.push_back({Device::Kind::cuda, 0});
+        if (cuda::obstacle(0).reason.empty()) found.push_back({Device::Kind::cuda, 0});
 #endif
         return found;
     }();
