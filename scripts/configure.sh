@@ -149,6 +149,10 @@ if [ "$cuda" = 1 ]; then
     found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | grep -xE '[0-9]+\.[0-9]+' | tr -d . | sort -un)
     archs=${GPU_ARCHS:-$(echo "$found" | awk '$1 >= 80' | paste -sd ' ')}
     [ -n "$archs" ] && [ "$archs" != all ] || archs=$(all_archs "$cuda_home/bin/nvcc")
+    if [ "$cuda_release" = 13.0 ] && [[ " $archs" =~ \ 12[01] ]]; then
+        archs=$(printf '%s\n' $archs | sed 's/^12[01].*/90/' | sort -nu | paste -sd ' ')
+        say CUDA "nvcc 13.0 makes wrong code for architectures 120 and 121 (13.1 does not): there the driver compiles kernels for an older one"
+    fi
     say CUDA "nvcc $cuda_release ($cuda_home): this build trains on GPUs of architecture $archs (GPU_ARCHS=) and on the CPU"
     header() {  # header NAME [FOLDER…]: its path in the toolkit, among the system's headers or in the folders
         local folder name=$1

@@ -88,13 +88,39 @@ TEST_CASE("GPU architectures are those of the machine's GPUs that the kernels ca
 
     // Whatever it is asked, this nvcc says its release and the architectures that it knows.
     tools.add("nvcc",
-              "Cuda compilation tools, release 13.0, V13.0.1\ncompute_90\ncompute_100\n"
+              "Cuda compilation tools, release 13.1, V13.1.1\ncompute_90\ncompute_100\n"
               "compute_103\ncompute_120");
     CHECK(contains(tools.configure().output, "CUDA_ARCHS := 80 90 100 120\n"));
     tools.add("nvidia-smi", "9.0");
     CHECK(contains(tools.configure().output, "CUDA_ARCHS := 90\n"));
     CHECK(
         contains(tools.configure({{"GPU_ARCHS", "all"}}).output, "CUDA_ARCHS := 80 90 100 120\n"));
+}
+
+TEST_CASE("nvcc 13.0, which makes wrong code for sm_120, leaves that to the driver",
+          "[configure]") {
+    if (skip_without_gxx()) return;
+    const Tools tools;
+    const std::string note = "nvcc 13.0 makes wrong code for architectures 120 and 121";
+    for (const char* release : {"13.0", "13.1"}) {
+        const bool is_wrong = release == std::string("13.0");
+        tools.add("nvcc", std::string("Cuda compilation tools, release ") + release + ", V" +
+                              release + ".88\ncompute_100\ncompute_120\ncompute_121");
+        tools.add_header();
+        tools.add("nvidia-smi", "12.0");
+        const auto made_for = [&](const char* wanted, const std::string& archs) {
+            const std::string said = tools.configure({{"GPU_ARCHS", wanted}}).output;
+            INFO(said);
+            CHECK(contains(said, "CUDA_ARCHS := " + archs + "\n"));
+            CHECK(contains(said, note) == (is_wrong && contains(said, "of architecture ") &&
+                                           std::string(wanted) != "80 90"));
+        };
+        made_for("", is_wrong ? "90" : "120");
+        made_for("121", is_wrong ? "90" : "121");
+        made_for("90 120", is_wrong ? "90" : "90 120");
+        made_for("all", is_wrong ? "80 90 100" : "80 90 100 120");
+        made_for("80 90", "80 90");
+    }
 }
 
 TEST_CASE("cuDNN's headers are found in the toolkit and in Python environments", "[configure]") {
