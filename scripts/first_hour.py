@@ -15,6 +15,7 @@ import time
 from first_hour_parts import PARTS, Skipped, targets
 
 START = time.monotonic()
+LEAST_PIECE = 2  # minutes: of the time of a part that keeps what it has measured
 TIME_IS_UP = 75  # the exit code that also means "run the same command again" in train_gpt
 PROGRAMS = ("train_gpt", "test", "compare")
 
@@ -53,6 +54,26 @@ def build(folder):
         return str(error)
     lines = log.read_text(errors="replace").strip().splitlines() or ["no message"]
     return None if made.returncode == 0 else next((line for line in lines if "error" in line.lower()), lines[-1])
+
+
+def pythons():
+    """Those that may have PyTorch, or NVIDIA's libraries, as packages."""
+    return filter(None, [os.environ.get("PYTHON"), "build/venv/bin/python", "python3", "/usr/bin/python3"])
+
+
+def library_folders(python):
+    """The folders of the libraries that NVIDIA's packages have installed for a Python: CUDA's, cuDNN's, NCCL's."""
+    asked = ("import importlib.util, pathlib; found = importlib.util.find_spec('nvidia'); "
+             "[print(lib) for base in (found.submodule_search_locations if found else []) for lib in sorted(pathlib.Path(base).glob('*/lib'))]")
+    return (output_of(python, "-c", asked) or "").splitlines()
+
+
+def add_libraries(environment, *folders, first=False):
+    """Makes folders known to the loader, before or after those that it already knows."""
+    known = [folder for folder in environment.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    new = [folder for folder in folders if folder and folder not in known]
+    if new:
+        environment["LD_LIBRARY_PATH"] = ":".join(new + known if first else known + new)
 
 
 def find_programs(options):
@@ -94,7 +115,6 @@ class Machine:
         for variable, name in (("TRAIN_GPT", "train_gpt"), ("COMPARE", "compare")):
             if name in self.programs:
                 self.environment[variable] = self.programs[name]
-        self.add_libraries(options.simulator, first=True)
         self.version = output_of(self.train_gpt, "--version", environment=self.environment)
         if self.version is None:
             give_up(f"{folder}/train_gpt does not start here; `{folder}/train_gpt --version` says why")
@@ -111,21 +131,13 @@ class Machine:
         self.python, self.torch = self.find_torch()
         self.description = self.describe()
 
-    def add_libraries(self, folder, first=False):
-        if folder:
-            known = self.environment.get("LD_LIBRARY_PATH")
-            folders = [folder, known] if first else [known, folder]
-            self.environment["LD_LIBRARY_PATH"] = ":".join(filter(None, folders))
-
     def find_torch(self):
-        """A Python whose PyTorch sees the GPU, and that version. The cuDNN and NCCL that came with it are made known to the programs."""
+        """A Python whose PyTorch sees the GPU, and that version. The libraries that came with it are made known to the programs."""
         asked = "import torch; assert torch.cuda.is_available(); print(torch.__version__)"
-        for python in filter(None, [os.environ.get("PYTHON"), "build/venv/bin/python", "python3", "/usr/bin/python3"]):
+        for python in pythons():
             version = output_of(python, "-c", asked, timeout=120)
             if version:
-                for package in ("cudnn", "nccl"):
-                    folder = output_of(python, "-c", f"import nvidia.{package} as p; print(list(p.__path__)[0] + '/lib')")
-                    self.add_libraries((folder or "").strip())
+                add_libraries(self.environment, *library_folders(python))
                 return python, version.split()[-1]
         return None, None
 
@@ -153,8 +165,9 @@ class Work:
         self.log = hour.folder / "logs" / f"{part.name}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.write_text("")
-        self.minutes = hour.limit(part)
+        self.minutes = min(hour.limit(part), hour.minutes_left())
         self.end = time.monotonic() + 60 * self.minutes
+        self.is_cut = self.minutes < hour.limit(part)
         self.timed_out, self.problem = False, None
         self.commands, self.lines, self.data = [], [], {}
 
@@ -190,7 +203,8 @@ class Work:
         text = self.text_from(begin)
         if late:
             self.timed_out = True
-            self.problem = self.problem or f"stopped at its limit of {self.minutes:g} minutes"
+            self.problem = self.problem or (f"stopped after {self.minutes:.1f} minutes, at the end of this call's time" if self.is_cut
+                                            else f"stopped at its limit of {self.minutes:g} minutes")
         elif process.returncode != 0 and not enough:
             last = (text.strip() or "no message").splitlines()[-1]
             self.problem = self.problem or f"{pathlib.Path(command[0]).name} ended with exit code {process.returncode}: {last}"
@@ -242,6 +256,13 @@ class Hour:
     def limit(self, part):
         return part.minutes * self.options.limits
 
+    def minutes_left(self):
+        """What is left of this call's time, less what it takes to end a part."""
+        return float("inf") if self.options.minutes is None else self.options.minutes - (seconds_since(START) + 5) / 60
+
+    def fits(self, part):
+        return self.minutes_left() >= (min(self.limit(part), LEAST_PIECE * self.options.limits) if part.keeps else self.limit(part))
+
     def set_aside(self):
         """Moves the results of other programs or another GPU into a folder of their own."""
         n = 1
@@ -269,10 +290,10 @@ class Hour:
         """Runs the parts that are due. Returns those that did not fit into the time."""
         left = []
         for part in self.due():
-            if self.options.minutes is not None and seconds_since(START) + 60 * self.limit(part) > 60 * self.options.minutes:
-                left.append(part)
-            else:
+            if self.fits(part):
                 self.run(part)
+            if self.status(part) in ("to do", "time is up"):
+                left.append(part)
         self.write_report()
         return left
 
@@ -281,7 +302,7 @@ class Hour:
         start, work = time.monotonic(), Work(self, part)
         try:
             part.run(work)
-            status = "timed out" if work.timed_out else "failed" if work.problem else "done"
+            status = ("time is up" if work.is_cut else "timed out") if work.timed_out else "failed" if work.problem else "done"
         except Skipped as reason:
             status, work.problem = "skipped", str(reason)
         except Exception as error:  # a part that meets what it does not expect must not take the others with it
@@ -362,6 +383,11 @@ def main():
     # The toolkit's programs are often not in PATH.
     os.environ["PATH"] += "".join(f":{home}/bin" for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home)
     options.folder.mkdir(parents=True, exist_ok=True)
+    add_libraries(os.environ, options.simulator, first=True)
+    for python in pythons():
+        if folders := library_folders(python):
+            add_libraries(os.environ, *folders)
+            break
     hour = Hour(options, Machine(options, find_programs(options)))
     left = hour.go()
     print()
@@ -370,7 +396,7 @@ def main():
     print(f"\nthe report is {options.folder}/report.md")
     if left:
         print(f"left for want of time: {', '.join(part.name for part in left)}. The same command continues; "
-              f"a part that needs {max(map(hour.limit, left)):g} minutes needs --minutes {max(map(hour.limit, left)) + 1:g}.")
+              f"a part that needs {max(map(hour.limit, left)):g} minutes at a time needs --minutes {max(map(hour.limit, left)) + 1:g}.")
         return TIME_IS_UP
     chosen = [part for part in PARTS if not options.only or part.name in options.only]
     return 1 if any(hour.status(part) in ("failed", "timed out") for part in chosen) else 0

@@ -26,6 +26,7 @@ class Part(NamedTuple):
     minutes: int
     title: str
     run: Callable
+    keeps: bool = False  # what it has measured when its time is over, so that it can be given its time in pieces
 
 
 def code(text):
@@ -279,16 +280,16 @@ PARTS = [
     Part("selfcheck", 2, "Rates of the GPUs and their links", selfcheck),
     Part("tests", 6, "Tests of kernels and models on the GPU",
          tests("[cuda]" + "".join(f"~[{tag}]" for tag in STARTS_PROGRAMS), "gelu may overwrite*")),
-    Part("124M", 4, "A training step of 124M", step("124M")),
+    Part("124M", 4, "A training step of 124M", step("124M"), keeps=True),
     Part("kernels", 6, "Kernels against float64 and their limits, bf16", kernels("bf16")),
     Part("losses", 4, "Training on the GPU and on the CPU", losses),
-    Part("1558M", 8, "A training step of 1558M", step("1558M")),
+    Part("1558M", 8, "A training step of 1558M", step("1558M"), keeps=True),
     Part("profile", 3, "Where the time of a step goes", profile),
-    Part("124M-pytorch", 6, "A training step of 124M beside PyTorch", step("124M", True)),
+    Part("124M-pytorch", 6, "A training step of 124M beside PyTorch", step("124M", True), keeps=True),
     Part("memcheck", 8, "Tests of kernels under compute-sanitizer", memcheck),
     Part("tests-runs", 6, "Tests of whole runs on the GPU",
          tests(",".join(f"[cuda][{tag}]" for tag in STARTS_PROGRAMS), "gelu takes tensors*")),
-    Part("1558M-pytorch", 8, "A training step of 1558M beside PyTorch", step("1558M", True)),
+    Part("1558M-pytorch", 8, "A training step of 1558M beside PyTorch", step("1558M", True), keeps=True),
     Part("ncu", 4, "Kernels by Nsight Compute", ncu),
     Part("nsys", 4, "Kernels of whole steps by Nsight Systems", nsys),
     Part("kernels-fp32", 6, "Kernels against float64 and their limits, fp32", kernels("fp32")),

@@ -37,7 +37,9 @@ for argument; do
     esac
 done
 case "$*" in
-    --version) cat "$ROOM/version" ;;
+    --version)
+        [ ! -e "$ROOM/libraries" ] || [[ :$LD_LIBRARY_PATH: == *:$(cat "$ROOM/libraries"):* ]] || exit 127
+        cat "$ROOM/version" ;;
     selfcheck*) echo 'rank  host' ;;
     tokenize*) mkdir -p "${@: -1}" && echo '{}' > "${@: -1}/data.json" ;;
     plan*)
@@ -61,6 +63,7 @@ esac
 constexpr const char* python_script = R"sh(#!/bin/bash
 case "$*" in
     *'import torch'*) echo 2.99 ;;
+    *"find_spec('nvidia')"*) cat "$ROOM/libraries" ;;
     *bench_pytorch.py*)
         [[ $* =~ --n-layer\ ([0-9]+).*--batch\ ([0-9]+).*--dtype\ ([a-z]+).*--sdpa\ ([a-z]+) ]]
         [ "${BASH_REMATCH[2]}" -le "$PEER" ] || { echo 'CUDA out of memory' >&2; exit 1; }
@@ -368,6 +371,41 @@ TEST_CASE("the first hour ends before a part that does not fit, and says what is
     CHECK(contains(calls, "selfcheck --device"));
     CHECK_FALSE(contains(calls, "compare"));
     CHECK(contains(hour.run({"--list"}).output, "done"));
+}
+
+TEST_CASE("the first hour begins with CUDA's libraries from Python's packages alone", "[scripts]") {
+    if (skip_without_python()) return;
+    const FirstHour hour;
+    hour.set("libraries", "/wheels/nvidia/cu13/lib");
+    const ProgramResult run = hour.run({"--only", "selfcheck"});
+    INFO(run.output);
+    CHECK(run.exit_code == 0);
+    CHECK(contains(hour.report(), "train_gpt abc123"));
+}
+
+TEST_CASE("a part that keeps what it measured uses the rest of a call's time, and continues",
+          "[scripts]") {
+    if (skip_without_python()) return;
+    const FirstHour hour;
+    // Of a limit of 24 seconds, at least 6 at a time
+    const std::vector<std::string> parts{"--only", "1558M", "--limits", "0.05"};
+    const auto with = [&](const std::string& minutes) {
+        std::vector<std::string> all = parts;
+        all.insert(all.end(), {"--minutes", minutes});
+        return hour.run(all);
+    };
+    hour.tool("programs/train_gpt", std::string("#!/bin/bash\n[ $1 != train ] || sleep 100\n") +
+                                        std::string(program_script).substr(12));
+    const ProgramResult cut = with("0.3");
+    INFO(cut.output);
+    CHECK(cut.exit_code == 75);
+    CHECK(contains(hour.report(), "at the end of this call's time"));
+    CHECK(contains(hour.run({"--list"}).output, "time is up"));
+    const ProgramResult too_short = with("0.1");
+    INFO(too_short.output);
+    CHECK(too_short.exit_code == 75);
+    CHECK(contains(too_short.output, "left for want of time: 1558M"));
+    CHECK_FALSE(contains(too_short.output, "== "));
 }
 
 TEST_CASE("without a GPU the first hour is one sentence", "[scripts]") {
