@@ -355,8 +355,9 @@ format: | has-clang-format
 # clang-tidy uses omp.h of the C++ compiler, but its own intrinsics.
 LINTED := $(addprefix lint/,train_gpt.cu $(SOURCES) $(TEST_SOURCES) test/compare.cpp)
 LINTED_CUDA := $(addprefix lint/,$(CUDA_SOURCES))
-.PHONY: $(LINTED) $(LINTED_CUDA) lint-layers lint-scripts
-lint: $(LINTED) $(LINTED_CUDA) lint-layers lint-scripts
+LINTED_PTX := $(if $(filter 1,$(HAVE_CUDA)),$(if $(GPUSIM),$(addprefix lint-registers/,$(filter-out $(HOST_CUDA_SOURCES),$(CUDA_SOURCES)))))
+.PHONY: $(LINTED) $(LINTED_CUDA) $(LINTED_PTX) lint-layers lint-scripts lint-registers
+lint: $(LINTED) $(LINTED_CUDA) lint-layers lint-scripts lint-registers
 lint-layers:
 	@scripts/check-layers.sh
 lint-scripts:
@@ -375,6 +376,15 @@ ifeq ($(HAVE_CUDA),1)
 else
 	@echo "skipped: $<, without nvcc"
 endif
+
+# Registers that a path of a kernel reads before it writes them. The simulator's folder has the tool.
+lint-registers: $(LINTED_PTX)
+	@$(if $(LINTED_PTX),,echo 'skipped: unwritten registers of kernels, which needs nvcc and GPUSIM=folder of the simulator')
+$(LINTED_PTX): lint-registers/%: %
+	@echo "lint registers of $<"
+	@mkdir -p $(B)/ptx/$(@D)
+	@$(NVCC) $(filter-out -gencode arch=%,$(NVCC_FLAGS)) -arch=compute_90 $(DEFINES) $(CPPFLAGS) -ptx -o $(B)/ptx/$@.ptx $<
+	@python3 $(GPUSIM)/tools/undefined_registers.py --same-predicate $(B)/ptx/$@.ptx
 
 has-clang-format has-clang-tidy: has-%:
 	@command -v $* > /dev/null || { echo 'error: there is no $*; on Debian and Ubuntu: apt-get install $*' >&2; exit 1; }

@@ -81,7 +81,7 @@ __device__ __forceinline__ void forward_row(const ForwardArgs<T>& args, int64_t 
     const int64_t first = row * args.C;
     const auto column = [&](int pack) { return (pack * lanes + lane) * size; };
 
-    Pack<T> row_packs[packs];
+    Pack<T> row_packs[packs] = {};  // zeros beyond the row: no register is read unwritten
 #pragma unroll
     for (int k = 0; k < packs; ++k)
         if (column(k) < args.C) row_packs[k] = Pack<T>::load(args.x + first + column(k));

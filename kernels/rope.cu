@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(forward_threads, normed ? 2 : 3) turn_heads(Tu
         if (normed) weights.load(heads.w, half);
         const HeadsOfToken<T> from(heads.from, b, t), to(heads.to, b, t);
         for (int head = part; head < heads.count; head += batch * tokens.parts) {
-            Lane loaded[batch];
+            Lane loaded[batch] = {};  // zeros beyond the heads: no register is read unwritten
 #pragma unroll
             for (int i = 0; i < batch; ++i)
                 if (head + i * tokens.parts < heads.count)
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(backward_threads, backward_resident)
         const Angles<width, vectors> angles(tokens, token, t);
         const HeadsOfToken<T> values(heads.from, b, t), gradients(heads.to, b, t);
         for (int head = part; head < heads.count; head += batch * tokens.parts) {
-            Lane of_x[batch], of_gradient[batch];
+            Lane of_x[batch] = {}, of_gradient[batch] = {};
 #pragma unroll
             for (int i = 0; i < batch; ++i) {
                 if (head + i * tokens.parts >= heads.count) break;
