@@ -24,6 +24,7 @@
 #include "training/command_line.h"
 #include "training/commands/commands.h"
 #include "training/config.h"
+#include "training/data_use.h"
 #include "training/datasheet.h"
 #include "training/decisions.h"
 #include "training/interchange.h"
@@ -38,6 +39,7 @@
 #include "training/run_data.h"
 #include "training/run_folder.h"
 #include "training/run_history.h"
+#include "training/schedule.h"
 #include "training/shard_watch.h"
 #include "training/step_log.h"
 #include "training/step_profile.h"
@@ -123,7 +125,6 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
 
     // Data: what the run reads, which is the same on all ranks, and whether any steps are left
     const RunData data(given, line.config);
-    const int64_t steps = data.steps();
     std::map<std::string, std::string> facts = data.facts(given, device);
     facts["--trace"] = std::to_string(line.trace);
     require_same(world, facts);
@@ -156,9 +157,15 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
 
     // Weights: the newest checkpoint's, with its optimizer state, or the initial ones of a new run
     const RunFolder folder(given.run_dir, world);
-    const std::optional<int64_t> resumed = resume(given, data, trainer, world, progress);
+    const std::optional<RunPosition> resumed = resume(given, data, trainer, world, progress);
     if (!resumed) initialize_weights(given, data, trainer, world, progress);
-    const int64_t first_step = resumed.value_or(0), left = std::max<int64_t>(0, steps - first_step);
+    const Schedule schedule(given, data.use().epoch_tokens(),
+                            resumed.value_or(start_of(given, data)));
+    const RunPosition& start = schedule.start();
+    const int64_t steps = schedule.steps(), first_step = start.step,
+                  left = std::max<int64_t>(0, steps - first_step);
+    const std::optional<int64_t> resume_step =
+        resumed ? std::optional(first_step) : std::nullopt;  // for files
     if (first_step > steps)
         progress.say(concat("the run in ", given.run_dir, " is at step ", first_step,
                             ", beyond the configuration's ", steps, ": nothing is trained"));
@@ -168,45 +175,55 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
             progress.say(concat("note: there will be no ", what, ", which takes ", needed,
                                 " steps; ", left, " are left"));
     if (first_rank && left > 0)
-        record_start(folder,
-                     {given, decided.kept, choices, resumed.has_value(), attention.engines()},
-                     progress);
+        record_start(
+            folder,
+            {.config = given,
+             .kept = decided.kept,
+             .choices = choices,
+             .resumes = resumed.has_value(),
+             .order_continues = start.order.first_token < schedule.tokens_before(first_step),
+             .attention = attention.engines()},
+            progress);
 
     // Steps: their batches, the verification of the data, and the reports before and during them
     ShardWatch watch(folder, data.shards(), first_step, world);
-    LoaderOptions loading = loader_options(config, first_step, mesh.layout(), mesh.rank());
+    LoaderOptions loading = loader_options(config, mesh.layout(), mesh.rank());
+    loading.seed = start.order.key();
+    loading.first_sample = start.order.sample_after(schedule.tokens_before(first_step));
     if (data.tokenizer()) loading.document_boundary = data.tokenizer()->document_boundary();
     TrainLoader loader(data.sources(), loading, [&](size_t) { return trainer.loader_memory; });
     StepSize size = size_of_step(config, data.spec(), ranks);
     size.peak_flops = peak_flops;
     size.datasheet_flops = datasheet_flops(device, decided.dtype);
     catch_interrupts();
-    progress.say(describe_run(config, trainer, steps, plan.total_bytes(), ranks));
+    progress.say(describe_run(config, trainer, schedule, plan.total_bytes(), ranks));
     if (device.is_cuda()) progress.say("attention: " + attention.explained());
-    if (data.sources().size() > 1) progress.say(describe_mixture(config, loader, steps));
+    const std::vector<SourceUse> planned = data.use().after(start.order, schedule.tokens());
+    if (const std::string use = describe_use(planned); !use.empty()) progress.say(use);
     if (left > 0 && size.least_seconds() >= slow_step_seconds)
         progress.say(describe_slow_steps(size.flops, size.least_seconds(), left));
     const std::vector<std::string> hosts = world.all_gather(world.host());
-    MetricsLog metrics(given.run_dir, resumed,
-                       {.tokens_per_step = config.batch.tokens_per_step, .writes = first_rank});
+    MetricsLog metrics(given.run_dir, resume_step, {.tokens = start.tokens, .writes = first_rank});
     if (first_rank && given.log.tensorboard)
         metrics.add(std::make_unique<TensorBoardSink>(
-            given.run_dir, resumed,
+            given.run_dir, resume_step,
             TensorBoardSink::Options{.config = to_json(given), .memory = plan.total_bytes()}));
     StepLog log({.config = config,
                  .size = size,
-                 .first_step = first_step,
-                 .steps = steps,
+                 .schedule = schedule,
+                 .data = data.use(),
                  .memory = plan.total_bytes(),
                  .attention = attention.engines()},
-                loader, progress, metrics);
+                progress, metrics);
     RunHistory history(given.run_dir, first_rank);
     LiveReport report(given.run_dir, first_rank, progress);
-    Run run({given, data, choices, trainer, loader, watch, profile, trace, log, metrics, history,
-             report, progress, mesh},
-            resumed, line.stop_at);
+    Run run({given, data, schedule, choices, trainer, loader, watch, profile, trace, log, metrics,
+             history, report, progress, mesh},
+            resumed.has_value(), line.stop_at);
     history.start({.step = first_step,
                    .resumes = resumed.has_value(),
+                   .steps = steps,
+                   .planned = planned,
                    .device = device_name(device),
                    .hosts = hosts,
                    .parameters = registry_of(data.spec()).numel(),

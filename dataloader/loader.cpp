@@ -41,8 +41,8 @@ const LoaderOptions& checked(const LoaderOptions& o) {
                     " tokens is empty; both must be at least 1");
     if (o.prefetch < 1)
         throw Error("the loader must prefetch at least 1 micro-batch, not ", o.prefetch);
-    if (o.first_step < 0)
-        throw Error("a run cannot begin at step ", o.first_step, "; steps count from 0");
+    if (o.first_sample < 0)
+        throw Error("a run cannot begin at sample ", o.first_sample, "; samples count from 0");
     if (o.world < 1 || o.rank < 0 || o.rank >= o.world)
         throw Error("rank ", o.rank, " of ", o.world, " does not exist; ranks count from 0");
     if (o.micro_batches_per_step < o.world)
@@ -105,8 +105,7 @@ TrainLoader::TrainLoader(const std::vector<TrainSource>& sources, const LoaderOp
       first_micro_batch_(static_cast<int>(first_of_rank(options.rank, options))),
       rank_micro_batches_(static_cast<int>(first_of_rank(options.rank + 1, options)) -
                           first_micro_batch_),
-      mixture_(options.seed, weights_of(sources)),
-      draws_(mixture_) {
+      draws_(options.seed, weights_of(sources)) {
     for (const TrainSource& source : sources) {
         std::vector<int64_t> ends = whole_windows(*source.shards, options_.T);
         const Permutation order = window_order(options_.seed, std::ssize(sources_), 0, ends.back());
@@ -171,17 +170,16 @@ void TrainLoader::prefetch_loop() {
 
 void TrainLoader::fill(int64_t number, size_t slot) {
     HostBatch& batch = slots_[slot];
-    batch.step = options_.first_step + number / rank_micro_batches_;
-    batch.micro_batch = first_micro_batch_ + static_cast<int>(number % rank_micro_batches_);
-
+    const int64_t step = number / rank_micro_batches_,
+                  micro_batch = first_micro_batch_ + number % rank_micro_batches_;
     const int B = options_.B, T = options_.T;
     const int64_t n = static_cast<int64_t>(B) * T;
     int32_t* tokens = memory_ + slot * slot_length(options_);
     int32_t *targets = tokens + n, *doc_start = targets + n, *sources = doc_start + n;
-    const int64_t first_sample =
-        (batch.step * options_.micro_batches_per_step + batch.micro_batch) * B;
+    batch.first_sample =
+        options_.first_sample + (step * options_.micro_batches_per_step + micro_batch) * B;
     for (int64_t b = 0; b < B; ++b) {
-        const Mixture::Draw draw = draws_(first_sample + b);
+        const Mixture::Draw draw = draws_(batch.first_sample + b);
         read_window(sources_[static_cast<size_t>(draw.source)], draw.index);
         std::copy_n(window_.data(), T, tokens + b * T);
         std::copy_n(window_.data() + 1, T, targets + b * T);

@@ -1,5 +1,5 @@
-// Batches from token shards: training samples in a shuffled order that depends only on (seed,
-// step), prefetched on a thread; and the complete validation split in file order.
+// Batches from token shards: training samples in a shuffled order that depends only on the seed and
+// the sample's number, prefetched on a thread; and the complete validation split in file order.
 //
 // A training sample is a window: T + 1 consecutive tokens of one shard, starting at a multiple of
 // T. Window w holds tokens [w·T, w·T + T]: the last token of one window is the first of the next,
@@ -32,8 +32,7 @@ namespace train_gpt {
 /// One micro-batch: tokens, targets (the token after each token) and doc_start, all [B, T]; and the
 /// source of each sample, [B].
 struct HostBatch {
-    int64_t step = 0;
-    int micro_batch = 0;  // its number in the step, over all ranks
+    int64_t first_sample = 0;  // the number of its first sample
     std::span<const int32_t> tokens, targets, doc_start, sources;
 };
 
@@ -46,7 +45,7 @@ struct TrainSource {
 struct LoaderOptions {
     uint64_t seed = 0;
     int B = 0, T = 0;
-    int64_t first_step = 0;
+    int64_t first_sample = 0;        // of the first step
     int micro_batches_per_step = 1;  // over all ranks
     int rank = 0, world = 1;
     std::optional<uint32_t> document_boundary;
@@ -56,15 +55,15 @@ struct LoaderOptions {
 /// The number of windows in all shards together. Throws Error if there are none.
 int64_t count_windows(const TokenShards& shards, int T);
 
-/// This rank's training micro-batches, in order, without end. Sample b of micro-batch m of a step
-/// is number
+/// This rank's training micro-batches, in order, without end. Sample b of micro-batch m of the
+/// loader's step s, counted from 0, is number
 ///
-///     g = (step · micro_batches_per_step + m) · B + b,  (source, i) = mixture(g)
+///     g = first_sample + (s · micro_batches_per_step + m) · B + b,  (source, i) = mixture(g)
 ///     epoch = floor(i / windows),  window = permutation(seed, source, epoch, i mod windows)
 ///
 /// over the windows of all shards of its source: each window is seen exactly once per epoch of that
-/// source, and a step's samples and their order depend neither on the number of ranks nor on how
-/// the step is divided into micro-batches.
+/// source. The order of samples depends neither on how they are divided into steps and these into
+/// micro-batches nor on the number of ranks.
 /// Rank r of `world` takes micro-batches [r·m/world, (r+1)·m/world) of a step's m.
 class TrainLoader {
   public:
@@ -92,14 +91,6 @@ class TrainLoader {
     /// the micro-batches before it.
     const HostBatch& next();
 
-    /// The number of windows of a source.
-    int64_t windows_per_epoch(int source = 0) const {
-        return sources_[static_cast<size_t>(source)].window_ends.back();
-    }
-    /// How many samples of each source all ranks together have seen when a step begins.
-    std::vector<int64_t> samples_before(int64_t step) const {
-        return mixture_.counts_before(step * options_.micro_batches_per_step * options_.B);
-    }
     /// This rank's micro-batches per step.
     int micro_batches() const { return rank_micro_batches_; }
     /// Micro-batches per step of the rank that has the most.
@@ -123,8 +114,7 @@ class TrainLoader {
 
     LoaderOptions options_;
     int first_micro_batch_, rank_micro_batches_;  // this rank's, in each step
-    const Mixture mixture_;
-    Mixture draws_;                // used only by the thread
+    Mixture draws_;                               // used only by the thread
     std::vector<Source> sources_;  // `order` and `order_epoch` are used only by the thread
 
     std::vector<int32_t> own_memory_;

@@ -146,6 +146,10 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
                 write_file(add("train_gpt.json"), to_json(contents.config));
                 write_choices(directory, contents.choices);
                 add("choices.json");
+                if (contents.position) {
+                    write_position(directory, *contents.position);
+                    add("position.json");
+                }
                 if (contents.tokenizer)
                     for (const std::string& name :
                          write_tokenizer(directory, *contents.tokenizer, contents.spec.n_ctx))
@@ -348,6 +352,10 @@ void verify_checkpoint(const fs::path& checkpoint, Verify what, const Pulse& pul
 int64_t checkpoint_step(const fs::path& checkpoint) {
     return field<int64_t>(read_json(checkpoint / "manifest.json"), "step",
                           checkpoint / "manifest.json");
+}
+
+RunPosition checkpoint_position(const fs::path& checkpoint) {
+    return read_position(checkpoint, checkpoint_step(checkpoint), checkpoint_config(checkpoint));
 }
 
 Config checkpoint_config(const fs::path& checkpoint) {

@@ -7,6 +7,7 @@
 //                                          optimizer_files.h. Any number of ranks can read them.
 //   train_gpt.json                         the configuration of the run
 //   choices.json                           what the run chose for its machine: choices.h
+//   position.json                          what the run has read of its data: position.h
 //   manifest.json                          step, and size and hash of all other files; written last
 //
 // A checkpoint is written under another name and renamed when complete: a folder step-NNNNNNNN
@@ -28,6 +29,7 @@
 #include "training/choices.h"
 #include "training/config.h"
 #include "training/model_folder.h"
+#include "training/position.h"
 
 namespace train_gpt {
 
@@ -39,6 +41,7 @@ struct CheckpointContents {
     const ParameterStore& parameters;      // of a training run
     const Tokenizer* tokenizer = nullptr;  // null: synthetic data
     Choices choices = {};
+    std::optional<RunPosition> position = {};  // of a training run
 };
 
 /// Writes RUN_DIR/step-NNNNNNNN and returns its path. All ranks of the mesh call it; each writes its
@@ -86,6 +89,9 @@ std::vector<RecordedFile> recorded_files(const std::filesystem::path& checkpoint
 
 /// The step of a checkpoint of this program, from its manifest.
 int64_t checkpoint_step(const std::filesystem::path& checkpoint);
+
+/// What the run had read of its data.
+RunPosition checkpoint_position(const std::filesystem::path& checkpoint);
 
 /// The configuration of the run that wrote a checkpoint.
 Config checkpoint_config(const std::filesystem::path& checkpoint);

@@ -24,12 +24,14 @@ std::optional<CompleteRun> find_complete_run(const Config& config, int64_t steps
 }
 
 std::string describe(const CompleteRun& run, const Config& config, int64_t steps) {
+    std::string text =
+        concat("already complete: step ", run.step, " is saved in ", config.run_dir,
+               run.step > steps ? concat(", beyond the configuration's ", steps) : "");
     const LoggedEvaluation& e = run.evaluation;
-    return concat("already complete: step ", run.step, " is saved in ", config.run_dir,
-                  run.step > steps ? concat(", beyond the configuration's ", steps) : "",
-                  e.step == run.step
-                      ? "\n" + describe_validation(e.step, e.nats_per_token, e.bits_per_byte)
-                      : "");
+    if (e.step != run.step) return text;
+    text += "\n" + describe_validation(e.step, e.nats_per_token, e.bits_per_byte);
+    const std::string best = describe_best(config.run_dir, e.step);
+    return text + (best.empty() ? "" : "\n" + best);
 }
 
 }  // namespace train_gpt

@@ -191,10 +191,9 @@ void check_schedule(const Config& config, const std::string& name) {
                     : given == 2 ? "two do"
                                  : "all three do",
                     given == 0 ? "; set one of them" : "; set the others to 0");
-    if (schedule.epochs > 0) return;  // the number of steps then depends on the data
-    const int64_t per_step = config.batch.tokens_per_step;
-    const int64_t steps =
-        schedule.steps > 0 ? schedule.steps : (schedule.tokens + per_step - 1) / per_step;
+    // Else the number of steps depends on the data, and on the batches that a resumed run had before.
+    if (schedule.steps == 0) return;
+    const int64_t per_step = config.batch.tokens_per_step, steps = schedule.steps;
     if (saturating_product(steps, per_step) == std::numeric_limits<int64_t>::max())
         throw Error(name, ": schedule.steps = ", steps, " of batch.tokens_per_step = ", per_step,
                     " tokens are more tokens than can be counted; lower one of them");

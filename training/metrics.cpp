@@ -18,7 +18,7 @@ constexpr const char* file_name = "metrics.jsonl";
 struct KeptMetrics {
     std::string lines;
     double seconds = 0;  // of the last line
-    LoggedEvaluation evaluation;
+    LoggedEvaluation last, best;
 };
 
 KeptMetrics metrics_up_to(std::string_view text, int64_t last_step) {
@@ -37,19 +37,32 @@ KeptMetrics metrics_up_to(std::string_view text, int64_t last_step) {
                                                                : otherwise;
         };
         kept.seconds = number("seconds", kept.seconds);
-        if (json.contains("val_loss"))
-            kept.evaluation = {step, number("val_loss", std::nan("")),
-                               number("val_bits_per_byte", std::nan(""))};
+        if (!json.contains("val_loss")) continue;
+        kept.last = {step, number("val_loss", std::nan("")),
+                     number("val_bits_per_byte", std::nan(""))};
+        const bool is_better = !(kept.best.nats_per_token <= kept.last.nats_per_token);
+        if (is_better && !std::isnan(kept.last.nats_per_token)) kept.best = kept.last;
     }
     return kept;
 }
 
 }  // namespace
 
-LoggedEvaluation last_evaluation(const fs::path& run_dir, int64_t step) {
+namespace {
+
+KeptMetrics read_up_to(const fs::path& run_dir, int64_t step) {
     const fs::path path = run_dir / file_name;
-    if (!fs::exists(path)) return {};
-    return metrics_up_to(MappedFile(path).text(), step).evaluation;
+    return fs::exists(path) ? metrics_up_to(MappedFile(path).text(), step) : KeptMetrics{};
+}
+
+}  // namespace
+
+LoggedEvaluation last_evaluation(const fs::path& run_dir, int64_t step) {
+    return read_up_to(run_dir, step).last;
+}
+
+LoggedEvaluation best_evaluation(const fs::path& run_dir, int64_t step) {
+    return read_up_to(run_dir, step).best;
 }
 
 namespace {
@@ -110,7 +123,7 @@ std::vector<MetricsRecord> read_metrics(const fs::path& run_dir) {
 
 MetricsLog::MetricsLog(const fs::path& run_dir, std::optional<int64_t> resume_step,
                        const Options& options)
-    : tokens_per_step_(options.tokens_per_step) {
+    : tokens_(options.tokens) {
     if (!options.writes) return;
     auto file = std::make_unique<JsonLinesSink>(run_dir, resume_step);
     seconds_before_ = file->kept_seconds();
@@ -120,7 +133,7 @@ MetricsLog::MetricsLog(const fs::path& run_dir, std::optional<int64_t> resume_st
 void MetricsLog::write(int64_t step, const Fields& fields, MetricsRecord::Kind kind) {
     if (sinks_.empty()) return;
     MetricsRecord record{.kind = kind, .step = step, .fields = fields};
-    record.fields.emplace_back("tokens", step * tokens_per_step_);
+    record.fields.emplace_back("tokens", tokens_.before(step));
     record.fields.emplace_back("seconds", seconds_before_ + since_start_.seconds());
     for (const auto& sink : sinks_) sink->write(record);
 }

@@ -14,6 +14,7 @@
 
 #include "base/stopwatch.h"
 #include "training/append_file.h"
+#include "training/position.h"
 
 namespace train_gpt {
 
@@ -73,8 +74,10 @@ struct LoggedEvaluation {
     double nats_per_token = std::nan(""), bits_per_byte = std::nan("");
 };
 
-/// The last evaluation up to a step in a run folder's metrics.jsonl, if there is one.
+/// The last evaluation up to a step in a run folder's metrics.jsonl, and the first one of the lowest
+/// loss, if there are any.
 LoggedEvaluation last_evaluation(const std::filesystem::path& run_dir, int64_t step);
+LoggedEvaluation best_evaluation(const std::filesystem::path& run_dir, int64_t step);
 
 /// The metrics of a run: sends each record to all sinks.
 class MetricsLog {
@@ -83,7 +86,7 @@ class MetricsLog {
     using Fields = MetricsRecord::Fields;
 
     struct Options {
-        int64_t tokens_per_step = 1;
+        TokenCount tokens = TokenCount(1);
         bool writes = true;  // of several ranks only one
     };
     /// resume_step: as for JsonLinesSink.
@@ -102,7 +105,7 @@ class MetricsLog {
 
   private:
     std::vector<std::unique_ptr<MetricsSink>> sinks_;
-    int64_t tokens_per_step_;
+    TokenCount tokens_;
     Stopwatch since_start_;
     double seconds_before_ = 0;
 };

@@ -1,6 +1,7 @@
 #include "training/plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <iterator>
 #include <map>
@@ -12,6 +13,7 @@
 #include "model/stage_traffic.h"
 #include "tokenizer/formats.h"
 #include "tokenizer/tokenizer.h"
+#include "training/data_use.h"
 #include "training/known_data.h"
 #include "training/pipeline_plan.h"
 #include "training/schedule.h"
@@ -465,6 +467,32 @@ std::string levels_table(const std::vector<Arena>& plans, const Device& device) 
 /// Memory of the largest GPU known, a B300.
 constexpr uint64_t largest_gpu_bytes = 288'000'000'000;
 
+/// How long the run is, and how often it reads its data, as far as that is known where the data are
+/// not here yet.
+std::string run_lines(const Config& config, const DecoderSpec& spec) {
+    const std::optional<DataUse> data = data_use_if_readable(config, spec.vocab_size);
+    std::string text;
+    if (config.schedule.epochs == 0 || data) {
+        const int64_t steps = total_steps(config, data ? data->epoch_tokens() : 0);
+        text += concat("run          ", with_separators(steps), " steps, ",
+                       with_separators(steps * config.batch.tokens_per_step), " tokens\n");
+    }
+    if (config.data.train.empty()) return text;
+    if (!data)
+        return text +
+               "data         cannot be read here, so that the passes over it are not known\n";
+    const int64_t tokens = scheduled_tokens(config, data->epoch_tokens())
+                               .value_or(config.schedule.steps * config.batch.tokens_per_step);
+    const std::vector<SourceUse> planned = data->after(data->order(), tokens);
+    for (const SourceUse& source : planned)
+        if (!std::isnan(source.passes))
+            text += concat("data         ", describe_passes(source.passes), " over ", source.name,
+                           "\n");
+    if (const std::string note = note_on_repetition(planned); !note.empty())
+        text += "note         " + note + "\n";
+    return text;
+}
+
 /// Model, FLOPs, step, run and device, one line each.
 std::string describe_run(const Config& config, const DecoderSpec& spec, DType dtype,
                          Recompute recompute, const Device& device, int world) {
@@ -491,11 +519,7 @@ std::string describe_run(const Config& config, const DecoderSpec& spec, DType dt
                    world == 1 ? "" : "s", ": ", micro_batches / data_ranks, " to ",
                    (micro_batches + data_ranks - 1) / data_ranks, " each\n");
     if (world > 1) text += traffic_line(config, spec, dtype, recompute, world);
-    if (config.schedule.epochs == 0) {
-        const int64_t steps = total_steps(config, 0);
-        text += concat("run          ", with_separators(steps), " steps, ",
-                       with_separators(steps * config.batch.tokens_per_step), " tokens\n");
-    }
+    text += run_lines(config, spec);
     return text +
            concat("device       ", device.is_cuda() ? "CUDA" : "CPU", ", ", name_of(dtype), "\n");
 }

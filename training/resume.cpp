@@ -1,5 +1,6 @@
 #include "training/resume.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <span>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "training/checkpoint.h"
 #include "training/complete_run.h"
 #include "training/model_folder.h"
+#include "training/schedule.h"
 
 namespace train_gpt {
 
@@ -35,14 +37,60 @@ void compare_with(const std::filesystem::path& checkpoint, const Config& config,
         progress.say("note: since this checkpoint " + change);
 }
 
-/// The note for a run that resumes with changed training or validation data.
+/// The note for a run that resumes with changed training data in the same order, or with changed
+/// validation data.
 std::string note_on_changed(const std::string& data) {
-    return concat(
-        "note: ", data, " has changed since this run was last started; ",
-        data == "data.train"
-            ? "it continues as if the data had always been these: in this epoch, some windows "
-              "may come twice and others not at all"
-            : "validation losses before and after this step cannot be compared");
+    return concat("note: ", data, " has changed since this run was last started; ",
+                  data == "data.train"
+                      ? "its order continues, since its shards have the same sizes"
+                      : "validation losses before and after this step cannot be compared");
+}
+
+/// What of the order of training data has changed since a checkpoint; empty if nothing has.
+std::string changed_order(const DataOrder& before, const DataOrder& now, const Config& config) {
+    const auto has_changed = [&] {
+        if (!before.sources.empty()) return before.sources != now.sources;
+        const std::vector<std::string> changed = changed_data(config.run_dir, config);
+        return std::ranges::find(changed, "data.train") != changed.end();
+    };
+    std::string what;
+    const auto add = [&](const char* name) { what += concat(what.empty() ? "" : ", ", name); };
+    if (has_changed()) add("data.train");
+    if (before.seed != now.seed) add("seed");
+    if (before.T != now.T) add("the sequence length");
+    return what;
+}
+
+/// Where a run with this configuration continues after a checkpoint.
+struct Continuation {
+    RunPosition position;
+    std::string changed;  // what makes the order of training data begin anew; empty: it continues
+};
+
+/// The same if the order of training data continues.
+RunPosition continued(const std::filesystem::path& checkpoint, const Config& config) {
+    RunPosition position = checkpoint_position(checkpoint);
+    position.tokens.change(position.step, config.batch.tokens_per_step);
+    return position;
+}
+
+Continuation continue_after(const std::filesystem::path& checkpoint, const Config& config,
+                            const RunData& data) {
+    RunPosition at = continued(checkpoint, config);
+    const DataOrder& now = data.use().order();
+    std::string changed = changed_order(at.order, now, config);
+    if (changed.empty()) {
+        at.order.sources = now.sources;
+        return {std::move(at), ""};
+    }
+    DataOrder next = now;
+    next.first_token = at.tokens.before(at.step);
+    next.tokens_before = at.order.tokens_before;
+    const TrainSources sources = checkpoint_config(checkpoint).data.train;
+    const std::vector<int64_t> given = tokens_of_sources(sources, at.order, next.first_token);
+    for (size_t s = 0; s < sources.size(); ++s) next.tokens_before[sources[s].name] = given[s];
+    at.order = std::move(next);
+    return {std::move(at), std::move(changed)};
 }
 
 /// The note for a resumed run whose earlier choices do not suit this machine and its number of
@@ -58,7 +106,7 @@ std::string note_on_choices(const Config& config, const Choices& kept, const Cho
                   " and precision.recompute=", kept.recompute,
                   ", which is not possible here; it now uses ", chosen.micro_batch, " and ",
                   chosen.recompute,
-                  "; the batches stay the same, but their gradients are added in another order");
+                  "; the samples stay the same, but their gradients are added in another order");
 }
 
 /// The note for a resumed run whose kernels were chosen on another platform; empty if none were.
@@ -95,16 +143,28 @@ void start_from(const Config& config, const RunData& data, ParameterStore& param
 std::string describe_if_complete(const Config& config, const RunData& data, const World& world,
                                  Progress& progress) {
     return first_for_all(world, [&]() -> std::string {
-        const auto done =
-            find_complete_run(config, data.steps(), [&] { world.activity().pulse(); });
+        TokenCount tokens(config.batch.tokens_per_step);
+        const auto checkpoints = list_checkpoints(config.run_dir);
+        try {
+            if (!checkpoints.empty()) tokens = continued(checkpoints.front(), config).tokens;
+        } catch (const Error&) {  // resuming from it reports what is wrong with it
+            return "";
+        }
+        const int64_t steps = total_steps(config, data.use().epoch_tokens(), tokens);
+        const auto done = find_complete_run(config, steps, [&] { world.activity().pulse(); });
         if (!done) return "";
         compare_with(done->checkpoint, config, data, progress);
-        return describe(*done, config, data.steps());
+        return describe(*done, config, steps);
     });
 }
 
-std::optional<int64_t> resume(const Config& config, const RunData& data, Trainer& trainer,
-                              const World& world, Progress& progress) {
+RunPosition start_of(const Config& config, const RunData& data) {
+    return {
+        .step = 0, .tokens = TokenCount(config.batch.tokens_per_step), .order = data.use().order()};
+}
+
+std::optional<RunPosition> resume(const Config& config, const RunData& data, Trainer& trainer,
+                                  const World& world, Progress& progress) {
     const auto pulse = [&] { world.activity().pulse(); };
     const std::filesystem::path checkpoint = first_for_all(world, [&]() -> std::string {
         const auto found = recover_newest_checkpoint(
@@ -119,8 +179,20 @@ std::optional<int64_t> resume(const Config& config, const RunData& data, Trainer
         return "";
     });
     trainer.parameters.gather_all(trainer.stream);
-    progress.say("resuming from " + checkpoint.string());
-    return checkpoint_step(checkpoint);
+    Continuation next;
+    together(world, [&] {
+        next = continue_after(checkpoint, config, data);
+        return "";
+    });
+    const int64_t tokens = next.position.tokens.before(next.position.step);
+    progress.say(concat("resuming from ", checkpoint.string(), ", after ", tokens, " tokens"));
+    if (!next.changed.empty())
+        progress.say(concat("note: ", next.changed,
+                            next.changed.find(',') == std::string::npos ? " has" : " have",
+                            " changed since this checkpoint; a new permutation of the training "
+                            "data begins here, in which each sample comes once before any comes "
+                            "again"));
+    return next.position;
 }
 
 void initialize_weights(const Config& config, const RunData& data, Trainer& trainer,
@@ -133,7 +205,8 @@ void initialize_weights(const Config& config, const RunData& data, Trainer& trai
 
 void record_start(const RunFolder& folder, const StartRecord& start, Progress& progress) {
     for (const std::string& data : folder.describe(start.config, start.attention))
-        if (start.resumes) progress.say(note_on_changed(data));
+        if (start.resumes && (data != "data.train" || start.order_continues))
+            progress.say(note_on_changed(data));
     for (const std::string& note : {note_on_choices(start.config, start.kept, start.choices),
                                     note_on_kernels(start.kept, start.choices)})
         if (start.resumes && !note.empty()) progress.say(note);

@@ -9,6 +9,7 @@
 #include "parallel/world.h"
 #include "training/choices.h"
 #include "training/config.h"
+#include "training/position.h"
 #include "training/progress.h"
 #include "training/run_data.h"
 #include "training/run_folder.h"
@@ -21,11 +22,15 @@ namespace train_gpt {
 std::string describe_if_complete(const Config& config, const RunData& data, const World& world,
                                  Progress& progress);
 
+/// Where a new run starts.
+RunPosition start_of(const Config& config, const RunData& data);
+
 /// Restores weights and optimizer state from the newest complete checkpoint of the run folder and
-/// returns its step; nothing when the run is new. Throws Error if that checkpoint is of another
-/// model; prints what else has changed since.
-std::optional<int64_t> resume(const Config& config, const RunData& data, Trainer& trainer,
-                              const World& world, Progress& progress);
+/// returns where the run continues; nothing when the run is new. The steps that follow have the
+/// configuration's batch. If seed, sequence length or training data have changed, their order begins
+/// anew. Throws Error if that checkpoint is of another model; prints what else has changed since.
+std::optional<RunPosition> resume(const Config& config, const RunData& data, Trainer& trainer,
+                                  const World& world, Progress& progress);
 
 /// Sets the weights that a new run starts from: random ones, or those of model.init_from.
 void initialize_weights(const Config& config, const RunData& data, Trainer& trainer,
@@ -37,7 +42,8 @@ struct StartRecord {
     const Choices& kept;     // of the checkpoint that the run resumes from
     const Choices& choices;  // of this start
     bool resumes = false;
-    std::string attention;  // AttentionUse::engines
+    bool order_continues = false;  // of the training data
+    std::string attention;         // AttentionUse::engines
 };
 /// Writes config.json, manifest.json and choices.json; for a run that resumes, prints which data
 /// and choices have changed.

@@ -1,5 +1,6 @@
 #include "training/run.h"
 
+#include <algorithm>
 #include <csignal>
 #include <exception>
 #include <filesystem>
@@ -13,16 +14,15 @@
 #include "training/interrupt.h"
 #include "training/run_evaluation.h"
 #include "training/sampling.h"
-#include "training/schedule.h"
 
 namespace train_gpt {
 
-Run::Run(const RunParts& parts, std::optional<int64_t> resumed, int64_t stop_at)
+Run::Run(const RunParts& parts, bool resumed, int64_t stop_at)
     : parts_(parts),
-      first_step_(resumed.value_or(0)),
-      steps_(parts.data.steps()),
+      first_step_(parts.schedule.start().step),
+      steps_(parts.schedule.steps()),
       stop_at_(stop_at),
-      resumed_(resumed.has_value()),
+      resumed_(resumed),
       step_(first_step_),
       saved_step_(first_step_) {
     if (stop_at_ > 0 && step_ >= stop_at_) ending_ = Ending::stopped;
@@ -92,7 +92,7 @@ void Run::drop_step() {
 void Run::update() {
     const Config& config = parts_.config;
     Trainer& trainer = parts_.trainer;
-    trainer.update(adamw_step(config, step_, learning_rate(config, step_, steps_)),
+    trainer.update(adamw_step(config, step_, parts_.schedule.learning_rate(step_)),
                    1.0f / static_cast<float>(parts_.log.size().targets),
                    static_cast<float>(config.optimizer.grad_clip));
     trainer.clock.end(trainer.stream);
@@ -224,7 +224,7 @@ std::string Run::save_or_reason() {
     try {
         save_checkpoint(config.run_dir,
                         {step_, config, parts_.data.spec(), parts_.trainer.parameters,
-                         parts_.data.tokenizer(), parts_.choices},
+                         parts_.data.tokenizer(), parts_.choices, parts_.schedule.position(step_)},
                         parts_.mesh);
     } catch (const Error& error) {
         return concat("step ", step_, " of ", steps_, " is not saved: ", error.what());
@@ -364,9 +364,13 @@ int Run::end_complete(const std::string& saved) {
         parts_.progress.say(saved + "; the same command continues with its evaluation");
         return exit_code(Ending::interrupted);
     }
-    if (has_validation && evaluated && first_rank()) {
-        const LoggedEvaluation e = last_evaluation(parts_.config.run_dir, step_);
-        parts_.progress.say(describe_validation(e.step, e.nats_per_token, e.bits_per_byte));
+    if (has_validation && first_rank()) {
+        const std::string& folder = parts_.config.run_dir;
+        const LoggedEvaluation e = last_evaluation(folder, step_);
+        if (evaluated)
+            parts_.progress.say(describe_validation(e.step, e.nats_per_token, e.bits_per_byte));
+        if (const std::string best = describe_best(folder, step_); !best.empty())
+            parts_.progress.say(best);
     }
     if (parts_.data.tokenizer() && samples_here()) print_samples(0, parts_.config.sampling.samples);
     parts_.progress.say(saved);
@@ -381,16 +385,22 @@ int Run::exit_code(Ending ending) const {
     return stopped_early_code(ctrl_c[0] > 0);
 }
 
-std::string describe_run(const Config& config, const Trainer& trainer, int64_t steps,
+std::string describe_run(const Config& config, const Trainer& trainer, const Schedule& schedule,
                          uint64_t memory, int ranks) {
     const int64_t micro_batches = config.micro_batches_per_step();
+    const RunPosition& start = schedule.start();
+    // Earlier steps may have had other sizes.
+    const std::string steps =
+        start.tokens.parts().size() > 1
+            ? concat(std::max<int64_t>(0, schedule.steps() - start.step), " more steps of ")
+            : concat(schedule.steps(), " steps of ");
     return concat("training ", registry_of(trainer.model.spec()).numel(), " parameters in ",
                   name_of(trainer.parameters.dtype()), " on ",
                   ranks > 1 ? concat(ranks, " × ") : "", device_name(trainer.stream.device), ", ",
-                  steps, " steps of ", config.batch.tokens_per_step, " tokens (", micro_batches,
-                  " micro-batch", micro_batches == 1 ? "" : "es", " of ", config.batch.micro_batch,
-                  " × ", config.sequence_length(), "), ", format_bytes(memory),
-                  ranks > 1 ? " each" : "", ", into ", config.run_dir);
+                  steps, config.batch.tokens_per_step, " tokens (", micro_batches, " micro-batch",
+                  micro_batches == 1 ? "" : "es", " of ", config.batch.micro_batch, " × ",
+                  config.sequence_length(), "), ", format_bytes(memory), ranks > 1 ? " each" : "",
+                  ", into ", config.run_dir);
 }
 
 }  // namespace train_gpt

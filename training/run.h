@@ -4,7 +4,6 @@
 #pragma once
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 
 #include "base/stopwatch.h"
@@ -15,6 +14,7 @@
 #include "training/run_data.h"
 #include "training/run_folder.h"
 #include "training/run_history.h"
+#include "training/schedule.h"
 #include "training/shard_watch.h"
 #include "training/step_log.h"
 #include "training/step_profile.h"
@@ -27,6 +27,7 @@ namespace train_gpt {
 struct RunParts {
     const Config& config;  // as recorded in the run's folder: batch.micro_batch may be 0
     const RunData& data;
+    const Schedule& schedule;
     const Choices& choices;
     Trainer& trainer;
     TrainLoader& loader;
@@ -43,9 +44,9 @@ struct RunParts {
 
 class Run {
   public:
-    /// resumed: the step of the checkpoint that the run starts from; nothing for a new run.
-    /// stop_at: the step after which the user wants it to stop; 0: at the schedule's end.
-    Run(const RunParts& parts, std::optional<int64_t> resumed, int64_t stop_at);
+    /// resumed: whether the run starts from a checkpoint. stop_at: the step after which the user
+    /// wants it to stop; 0: at the schedule's end.
+    Run(const RunParts& parts, bool resumed, int64_t stop_at);
 
     Trainer& trainer() { return parts_.trainer; }
     TrainLoader& loader() { return parts_.loader; }
@@ -147,7 +148,7 @@ class Run {
 
 /// "training N parameters in bf16 on …": describes a run before its first step. memory: bytes of
 /// each rank.
-std::string describe_run(const Config& config, const Trainer& trainer, int64_t steps,
+std::string describe_run(const Config& config, const Trainer& trainer, const Schedule& schedule,
                          uint64_t memory, int ranks);
 
 }  // namespace train_gpt

@@ -1,8 +1,6 @@
 #include "training/run_data.h"
 
-#include <cstdio>
 #include <filesystem>
-#include <numeric>
 #include <set>
 
 #include "base/error.h"
@@ -10,7 +8,6 @@
 #include "dataloader/manifest.h"
 #include "training/known_data.h"
 #include "training/plan.h"
-#include "training/schedule.h"
 #include "training/trainer.h"
 #include "training/version.h"
 
@@ -40,10 +37,7 @@ RunData::RunData(const Config& config, const std::string& file) {
     open_evaluations(config, file);
     for (const auto& source : config.data.train) check_prepared(source.glob, tokenizer());
     check_prepared(config.data.val, tokenizer());
-    const int T = config.sequence_length();
-    int64_t windows = 0;
-    for (const TrainSource& source : sources_) windows += count_windows(*source.shards, T);
-    steps_ = total_steps(config, windows * T);
+    use_.emplace(config, sources_);
 }
 
 void RunData::open_evaluations(const Config& config, const std::string& file) {
@@ -87,22 +81,6 @@ std::vector<WatchedShard> RunData::shards() const {
     for (const TrainSource& source : sources_) add(*source.shards, true);
     if (validation_) add(*validation_, false);
     return all;
-}
-
-std::string describe_mixture(const Config& config, const TrainLoader& loader, int64_t steps) {
-    const std::vector<int64_t> samples = loader.samples_before(steps);
-    const double all =
-        static_cast<double>(std::accumulate(samples.begin(), samples.end(), int64_t{0}));
-    std::string text = "training data, as far as the schedule goes:";
-    for (size_t s = 0; s < samples.size(); ++s) {
-        const double taken = static_cast<double>(samples[s]);
-        char line[96];
-        std::snprintf(line, sizeof line, "\n  %5.1f %%, %.4g tokens, %.3g epochs of ",
-                      100 * taken / all, taken * config.sequence_length(),
-                      taken / static_cast<double>(loader.windows_per_epoch(static_cast<int>(s))));
-        text += line + config.data.train[s].name;
-    }
-    return text;
 }
 
 }  // namespace train_gpt

@@ -12,6 +12,7 @@
 #include "model/stage.h"
 #include "tokenizer/tokenizer.h"
 #include "training/config.h"
+#include "training/data_use.h"
 #include "training/run_evaluation.h"
 #include "training/shard_watch.h"
 
@@ -37,8 +38,7 @@ class RunData {
     const DecoderSpec& spec() const { return spec_; }
     const std::vector<TrainSource>& sources() const { return sources_; }
     const Evaluations& evaluations() const { return evaluations_; }
-    /// Steps of the whole run.
-    int64_t steps() const { return steps_; }
+    const DataUse& use() const { return *use_; }
 
     /// What must be the same on all ranks before they begin, for require_same().
     std::map<std::string, std::string> facts(const Config& config, const Device& device) const;
@@ -53,10 +53,7 @@ class RunData {
     std::vector<TrainSource> sources_;
     std::shared_ptr<const TokenShards> validation_;  // null: none
     Evaluations evaluations_;
-    int64_t steps_ = 0;
+    std::optional<DataUse> use_;
 };
-
-/// What a run of `steps` steps takes from each of several sources of training data, one line each.
-std::string describe_mixture(const Config& config, const TrainLoader& loader, int64_t steps);
 
 }  // namespace train_gpt

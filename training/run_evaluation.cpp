@@ -59,6 +59,12 @@ std::string describe_validation(int64_t step, double nats_per_token, double bits
                   std::isfinite(bits_per_byte) ? concat(", ", bits_per_byte, " bits/byte") : "");
 }
 
+std::string describe_best(const std::filesystem::path& run_dir, int64_t step) {
+    const LoggedEvaluation best = best_evaluation(run_dir, step);
+    if (best.step < 0 || best.step == step) return "";
+    return "best: " + describe_validation(best.step, best.nats_per_token, best.bits_per_byte);
+}
+
 bool evaluate_and_log(const Evaluations& on, const EvaluationPlace& at) try {
     Trainer& run = at.run;
     const auto watch = [&](const char* what) {

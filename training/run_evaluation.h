@@ -1,6 +1,7 @@
 // The evaluations of a run: computed by all ranks, shown and logged by one.
 #pragma once
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +22,8 @@ struct Evaluations {
 };
 
 std::string describe_validation(int64_t step, double nats_per_token, double bits_per_byte);
+/// The best evaluation up to a step in a run folder; empty if it is the one of this step.
+std::string describe_best(const std::filesystem::path& run_dir, int64_t step);
 
 /// What computes an evaluation, after which step, and where it is shown and logged.
 struct EvaluationPlace {

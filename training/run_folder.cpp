@@ -186,6 +186,12 @@ Json without_folders(Json data) {
     return data;
 }
 
+/// A manifest's description of the data that a configuration names.
+Json data_of(const Config& config) {
+    return {{"train", describe_sources(config.data.train)},
+            {"val", describe_data(config.data.val)}};
+}
+
 /// Which data have changed between two manifests.
 std::vector<std::string> changed_data(const Json& before, const Json& now) {
     std::vector<std::string> changed;
@@ -203,20 +209,23 @@ std::vector<std::string> RunFolder::describe(const Config& config,
     char host[256] = "unknown";
     ::gethostname(host, sizeof host - 1);
     const CpuInfo cpu = cpu_info();
-    Json manifest = {{"program", version()},
-                     {"host", host},
-                     {"cpu", cpu.model},
-                     {"threads", cpu.threads},
-                     {"seed", config.seed},
-                     {"tokenizer", config.tokenizer.path},
-                     {"train", describe_sources(config.data.train)},
-                     {"val", describe_data(config.data.val)}};
+    Json manifest = {{"program", version()}, {"host", host},
+                     {"cpu", cpu.model},     {"threads", cpu.threads},
+                     {"seed", config.seed},  {"tokenizer", config.tokenizer.path}};
+    manifest.update(data_of(config));
     if (!attention.empty()) manifest["attention"] = attention;
     const Json before = read_manifest(path_);
     take_over_hashes(before, manifest);
     write_file(path_ / "config.json", to_json(config));
     write_file(path_ / run_manifest, to_text(manifest, 2) + "\n");
     return changed_data(before, manifest);
+}
+
+std::vector<std::string> changed_data(const fs::path& run_folder, const Config& config) {
+    const Json before = read_manifest(run_folder);
+    Json now = data_of(config);
+    take_over_hashes(before, now);
+    return changed_data(before, now);
 }
 
 std::map<std::string, std::string> hashes_by_run(const fs::path& run_folder) {

@@ -55,6 +55,10 @@ class RunFolder {
 
 /// The file of a run's folder that names its data.
 constexpr const char* run_manifest = "manifest.json";
+/// Which data ("data.train", "data.val") have different contents or weights from what a run folder's
+/// manifest.json describes; none if it describes nothing.
+std::vector<std::string> changed_data(const std::filesystem::path& run_folder,
+                                      const Config& config);
 /// The hashes in a run folder's manifest.json, by path, of data that no data.json describes: a start
 /// of the run recorded them when it read the files. None if the folder has no manifest.
 std::map<std::string, std::string> hashes_by_run(const std::filesystem::path& run_folder);

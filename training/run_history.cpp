@@ -31,6 +31,8 @@ void RunHistory::start(const Start& start) {
     hosts.erase(std::unique(hosts.begin(), hosts.end()), hosts.end());
     Json line = event("start", start.step);
     line["resumes"] = start.resumes;
+    line["steps"] = start.steps;
+    if (const Json passes = passes_json(start.planned); !passes.empty()) line["passes"] = passes;
     line["version"] = version();
     line["device"] = start.device;
     line["ranks"] = start.hosts.size();

@@ -1,7 +1,8 @@
 // history.jsonl in a run's folder: what happened to the run besides its steps. Each line is one JSON
 // object with "event", "step" and "time" (seconds since 1970), and with what belongs to the event:
 //
-//   start       resumes, version, device, ranks, hosts (each once), parameters, vocabulary,
+//   start       resumes, steps (of the whole run, as scheduled), passes (over each source of training
+//               data by then), version, device, ranks, hosts (each once), parameters, vocabulary,
 //               tokenizer (its hash), memory (bytes of a rank by purpose)
 //   checkpoint
 //   sample      prompt, text
@@ -18,6 +19,7 @@
 
 #include "device/memory.h"
 #include "training/append_file.h"
+#include "training/data_use.h"
 
 namespace train_gpt {
 
@@ -31,6 +33,8 @@ class RunHistory {
     struct Start {
         int64_t step = 0;
         bool resumes = false;
+        int64_t steps = 0;               // of the whole run, as scheduled
+        std::vector<SourceUse> planned;  // by the whole run
         std::string device;
         std::vector<std::string> hosts;  // of all ranks, by rank
         int64_t parameters = 0;

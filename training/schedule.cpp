@@ -3,27 +3,34 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include "base/error.h"
 
 namespace train_gpt {
 
-int64_t total_steps(const Config& config, int64_t epoch_tokens) {
+std::optional<int64_t> scheduled_tokens(const Config& config, int64_t epoch_tokens) {
     const auto& schedule = config.schedule;
-    const int64_t per_step = config.batch.tokens_per_step;
+    if (schedule.tokens > 0) return schedule.tokens;
+    if (schedule.epochs == 0) return {};
+    if (epoch_tokens <= 0)
+        throw Error(
+            "schedule.epochs = ", schedule.epochs,
+            " gives no steps, since the training data holds no whole sequence; use more data");
+    const double wanted = std::ceil(schedule.epochs * static_cast<double>(epoch_tokens));
+    if (wanted > 1e18)
+        throw Error("schedule.epochs = ", schedule.epochs, " gives ", wanted,
+                    " tokens, more than can be counted; lower it");
+    return static_cast<int64_t>(wanted);
+}
+
+int64_t total_steps(const Config& config, int64_t epoch_tokens, const TokenCount& tokens) {
+    const auto& schedule = config.schedule;
     int64_t steps = schedule.steps;
-    if (schedule.tokens > 0) steps = (schedule.tokens - 1) / per_step + 1;
-    if (schedule.epochs > 0) {
-        if (epoch_tokens <= 0)
-            throw Error(
-                "schedule.epochs = ", schedule.epochs,
-                " gives no steps, since the training data holds no whole sequence; use more data");
-        const double wanted = std::ceil(schedule.epochs * static_cast<double>(epoch_tokens) /
-                                        static_cast<double>(per_step));
-        if (wanted > 1e15)
-            throw Error("schedule.epochs = ", schedule.epochs, " gives ", wanted,
-                        " steps, more than can be counted; lower it");
-        steps = static_cast<int64_t>(wanted);
+    if (const auto wanted = scheduled_tokens(config, epoch_tokens)) {
+        const TokenCount::Part& last = tokens.parts().back();
+        const int64_t left = *wanted - last.first_token;
+        steps = last.first_step + (left > 0 ? (left - 1) / last.per_step + 1 : 0);
     }
     steps = std::max<int64_t>(steps, 1);
     if (schedule.warmup_steps > steps)
@@ -32,7 +39,12 @@ int64_t total_steps(const Config& config, int64_t epoch_tokens) {
     return steps;
 }
 
-double learning_rate(const Config& config, int64_t step, int64_t total_steps) {
+int64_t total_steps(const Config& config, int64_t epoch_tokens) {
+    return total_steps(config, epoch_tokens, TokenCount(config.batch.tokens_per_step));
+}
+
+double learning_rate(const Config& config, int64_t step, int64_t total_steps,
+                     const TokenCount& tokens) {
     const double peak_rate = config.optimizer.learning_rate;
     const auto& schedule = config.schedule;
     const Decay decay = schedule.decay;
@@ -41,20 +53,36 @@ double learning_rate(const Config& config, int64_t step, int64_t total_steps) {
         return peak_rate *
                (static_cast<double>(step + 1) / static_cast<double>(schedule.warmup_steps));
 
-    const int64_t peak = std::max<int64_t>(schedule.warmup_steps - 1, 0), last = total_steps - 1;
-    int64_t start = peak;  // the last step at the peak rate
+    // Where a step is within the run: in tokens, or in steps if these are the schedule's measure.
+    const int64_t unit = schedule.steps > 0 ? 1 : tokens.per_step();
+    const auto at = [&](int64_t s) { return schedule.steps > 0 ? s : tokens.before(s); };
+    const int64_t peak = at(std::max<int64_t>(schedule.warmup_steps - 1, 0)),
+                  last = at(total_steps - 1), here = at(step);
+    int64_t start = peak;  // of the last step at the peak rate
     if (decay == Decay::wsd) {
-        const auto decaying =
-            std::llround(schedule.decay_fraction * static_cast<double>(total_steps));
-        start = std::max(peak, last - std::max<int64_t>(decaying, 1));
+        const double length = static_cast<double>(at(total_steps)) / static_cast<double>(unit);
+        const auto decaying = std::llround(schedule.decay_fraction * length);
+        start = std::max(peak, last - std::max<int64_t>(decaying, 1) * unit);
     }
-    if (decay == Decay::constant || step <= start) return peak_rate;
+    if (decay == Decay::constant || here <= start) return peak_rate;
 
     const double x =
-        std::min(1.0, static_cast<double>(step - start) / static_cast<double>(last - start));
+        std::min(1.0, static_cast<double>(here - start) / static_cast<double>(last - start));
     const double share =
         decay == Decay::cosine ? 0.5 * (1.0 + std::cos(std::numbers::pi * x)) : 1.0 - x;
     return peak_rate * (schedule.final_fraction + (1.0 - schedule.final_fraction) * share);
+}
+
+Schedule::Schedule(const Config& config, int64_t epoch_tokens, RunPosition start)
+    : config_(config),
+      start_(std::move(start)),
+      steps_(total_steps(config, epoch_tokens, start_.tokens)),
+      tokens_(scheduled_tokens(config, epoch_tokens).value_or(start_.tokens.before(steps_))) {}
+
+RunPosition Schedule::position(int64_t step) const {
+    RunPosition position = start_;
+    position.step = step;
+    return position;
 }
 
 }  // namespace train_gpt

@@ -1,15 +1,24 @@
 // How long a run is, and its learning rate at every step.
 #pragma once
 #include <cstdint>
+#include <optional>
 
 #include "training/config.h"
+#include "training/position.h"
 
 namespace train_gpt {
 
-/// Steps of the whole run: schedule.steps, or schedule.tokens or schedule.epochs · epoch_tokens
-/// divided by batch.tokens_per_step and rounded up; at least 1. epoch_tokens: training tokens of
-/// one pass over the data, used only with schedule.epochs. Throws Error when the data is empty, the
-/// run has too many steps to count, or the warm-up is longer than the run.
+/// The tokens that the schedule asks for: schedule.tokens, or schedule.epochs · epoch_tokens rounded
+/// up; nothing if it asks for steps. epoch_tokens: training tokens of one pass over the data. Throws
+/// Error when the data is empty or there are too many tokens to count.
+std::optional<int64_t> scheduled_tokens(const Config& config, int64_t epoch_tokens);
+
+/// Steps of the whole run: schedule.steps, or those up to the one in which the tokens that the
+/// schedule asks for are reached; at least 1. `tokens`: of the steps, which differ where the batch
+/// changed when the run resumed. Throws Error as scheduled_tokens() does, and when the warm-up is
+/// longer than the run.
+int64_t total_steps(const Config& config, int64_t epoch_tokens, const TokenCount& tokens);
+/// The same where all steps have batch.tokens_per_step.
 int64_t total_steps(const Config& config, int64_t epoch_tokens);
 
 /// The learning rate of a step, counted from 0. With L = optimizer.learning_rate, W =
@@ -23,8 +32,36 @@ int64_t total_steps(const Config& config, int64_t epoch_tokens);
 ///              none of the warm-up): warm-up–stable–decay, Hu et al. 2024, arXiv 2404.06395
 ///
 /// x runs from 0 at the peak (step W-1, or step 0 without warm-up; with wsd the last step with L)
-/// to 1 at step N-1, so the last step has exactly f · L. A run that is only warm-up (N <= W), or
-/// only one step, ends at the peak. Steps from N on keep the last rate.
-double learning_rate(const Config& config, int64_t step, int64_t total_steps);
+/// to 1 at step N-1, so the last step has exactly f · L. In a run whose length is given in tokens
+/// or epochs x grows with the tokens before a step, else with the steps; this differs only where
+/// `tokens` of a step change. A run that is only warm-up (N <= W), or only one step, ends at the
+/// peak. Steps from N on keep the last rate.
+double learning_rate(const Config& config, int64_t step, int64_t total_steps,
+                     const TokenCount& tokens = TokenCount(1));
+
+/// The schedule of a run that starts or resumes.
+class Schedule {
+  public:
+    /// start: where this process begins. Throws Error as total_steps() does.
+    Schedule(const Config& config, int64_t epoch_tokens, RunPosition start);
+
+    const RunPosition& start() const { return start_; }
+    /// The run's position before a step that is not earlier than the first one of this process.
+    RunPosition position(int64_t step) const;
+    /// Steps of the whole run.
+    int64_t steps() const { return steps_; }
+    /// The tokens that the whole run is meant to read. Its steps may have some more, since they are
+    /// whole.
+    int64_t tokens() const { return tokens_; }
+    int64_t tokens_before(int64_t step) const { return start_.tokens.before(step); }
+    double learning_rate(int64_t step) const {
+        return train_gpt::learning_rate(config_, step, steps_, start_.tokens);
+    }
+
+  private:
+    Config config_;
+    RunPosition start_;
+    int64_t steps_, tokens_;
+};
 
 }  // namespace train_gpt

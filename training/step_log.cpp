@@ -1,10 +1,9 @@
 #include "training/step_log.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
-
-#include "training/schedule.h"
 
 namespace train_gpt {
 
@@ -15,10 +14,8 @@ StepSize size_of_step(const Config& config, const DecoderSpec& spec, int ranks) 
             .ranks = ranks};
 }
 
-StepLog::StepLog(const Options& options, const TrainLoader& loader, Progress& progress,
-                 MetricsLog& metrics)
+StepLog::StepLog(const Options& options, Progress& progress, MetricsLog& metrics)
     : options_(options),
-      loader_(loader),
       progress_(progress),
       metrics_(metrics),
       peak_flops_(options.size.peak_flops) {}
@@ -33,9 +30,10 @@ void StepLog::add(int64_t number, const StepOutcome& outcome, StepClock& clock) 
     const StepTimes times = clock.pop();
     accounting_.add(times);
     pace_.add(seconds, times);
+    const Schedule& schedule = options_.schedule;
     const bool logged =
-        number % options_.config.log.every == 0 || number == 1 || number == options_.steps;
-    if (!logged && number != options_.first_step + 1) return;
+        number % options_.config.log.every == 0 || number == 1 || number == schedule.steps();
+    if (!logged && number != schedule.start().step + 1) return;
     const StepReport report = report_of(number, outcome);
     progress_.report(report);
     if (logged) write(report, outcome.sums);
@@ -48,20 +46,21 @@ StepReport StepLog::report_of(int64_t number, const StepOutcome& outcome) {
     // reaches is certainly possible.
     peak_flops_ = std::max(peak_flops_, size.flops / mean.seconds / size.ranks);
     const double targets = static_cast<double>(size.targets);
-    return {.step = number,
-            .steps = options_.steps,
-            .loss = outcome.sums.loss / targets,
-            .grad_norm = outcome.state.norm,
-            .learning_rate = learning_rate(options_.config, number - 1, options_.steps),
-            .seconds = mean.seconds,
-            .tokens_per_second = targets / mean.seconds,
-            .flops_per_second = size.flops / mean.seconds,
-            .peak_flops_per_second = peak_flops_ * size.ranks,
-            .datasheet_flops_per_second = size.datasheet_flops * size.ranks,
-            .memory = options_.memory,
-            .ranks = size.ranks,
-            .times = mean.times,
-            .seconds_left = static_cast<double>(options_.steps - number) * pace_.recent()};
+    return {
+        .step = number,
+        .steps = options_.schedule.steps(),
+        .loss = outcome.sums.loss / targets,
+        .grad_norm = outcome.state.norm,
+        .learning_rate = options_.schedule.learning_rate(number - 1),
+        .seconds = mean.seconds,
+        .tokens_per_second = targets / mean.seconds,
+        .flops_per_second = size.flops / mean.seconds,
+        .peak_flops_per_second = peak_flops_ * size.ranks,
+        .datasheet_flops_per_second = size.datasheet_flops * size.ranks,
+        .memory = options_.memory,
+        .ranks = size.ranks,
+        .times = mean.times,
+        .seconds_left = static_cast<double>(options_.schedule.steps() - number) * pace_.recent()};
 }
 
 /// Writes a step's line to metrics.jsonl.
@@ -85,25 +84,35 @@ void StepLog::write(const StepReport& r, const StepSums& sums) {
         fields.emplace_back("exposed_ms/" + group, 1e3 * seconds);
     if (const double share = bubble_share(r.times); share > 0) fields.emplace_back("bubble", share);
     for (const auto& [group, bytes] : sent_) fields.emplace_back("bytes_sent/" + group, bytes);
-    const MetricsLog::Fields more = fields_of_sources(r.step, sums);
+    const MetricsLog::Fields more = fields_of_data(r.step, sums);
     fields.insert(fields.end(), more.begin(), more.end());
     metrics_.write(r.step, fields);
 }
 
-/// The loss in this step, and the tokens up to it, of each of several sources of training data.
-MetricsLog::Fields StepLog::fields_of_sources(int64_t number, const StepSums& sums) const {
+/// The passes over the training data up to a step; of several sources for each, with its loss in
+/// this step and its tokens up to it.
+MetricsLog::Fields StepLog::fields_of_data(int64_t number, const StepSums& sums) const {
     MetricsLog::Fields fields;
-    const auto& sources = options_.config.data.train;
-    if (sources.size() == 1) return fields;
-    const std::vector<int64_t> before = loader_.samples_before(number - 1),
-                               after = loader_.samples_before(number);
-    const int64_t T = options_.config.sequence_length();
-    for (size_t s = 0; s < sources.size(); ++s) {
-        if (after[s] > before[s])
-            fields.emplace_back(
-                "loss/" + sources[s].name,
-                sums.loss_of_source[s] / static_cast<double>((after[s] - before[s]) * T));
-        fields.emplace_back("tokens/" + sources[s].name, after[s] * T);
+    const Schedule& schedule = options_.schedule;
+    const auto use_before = [&](int64_t step) {
+        return options_.data.after(schedule.start().order, schedule.tokens_before(step));
+    };
+    const std::vector<SourceUse> after = use_before(number);
+    const auto add_passes = [&](const SourceUse& source, const std::string& name) {
+        if (!std::isnan(source.passes)) fields.emplace_back(name, source.passes);
+    };
+    if (after.size() == 1) {
+        add_passes(after[0], "passes");
+        return fields;
+    }
+    const std::vector<SourceUse> before = use_before(number - 1);
+    for (size_t s = 0; s < after.size(); ++s) {
+        const auto& [name, tokens, passes] = after[s];
+        if (tokens > before[s].tokens)
+            fields.emplace_back("loss/" + name, sums.loss_of_source[s] /
+                                                    static_cast<double>(tokens - before[s].tokens));
+        fields.emplace_back("tokens/" + name, tokens);
+        add_passes(after[s], "passes/" + name);
     }
     return fields;
 }

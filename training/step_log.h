@@ -7,11 +7,12 @@
 #include <utility>
 
 #include "base/stopwatch.h"
-#include "dataloader/loader.h"
 #include "model/stage.h"
 #include "training/config.h"
+#include "training/data_use.h"
 #include "training/metrics.h"
 #include "training/progress.h"
+#include "training/schedule.h"
 #include "training/step_accounting.h"
 #include "training/step_pace.h"
 #include "training/trainer.h"
@@ -35,14 +36,13 @@ class StepLog {
     struct Options {
         const Config& config;
         StepSize size;
-        int64_t first_step = 0;  // of this process
-        int64_t steps = 0;       // of the run
-        uint64_t memory = 0;     // bytes of each rank
-        std::string attention;   // AttentionUse::engines
+        const Schedule& schedule;
+        const DataUse& data;
+        uint64_t memory = 0;    // bytes of each rank
+        std::string attention;  // AttentionUse::engines
     };
     /// All that is passed by reference must outlive the object.
-    StepLog(const Options& options, const TrainLoader& loader, Progress& progress,
-            MetricsLog& metrics);
+    StepLog(const Options& options, Progress& progress, MetricsLog& metrics);
 
     /// Records a finished step; `number` counts from 1. Takes the step's times from the clock.
     void add(int64_t number, const StepOutcome& outcome, StepClock& clock);
@@ -60,10 +60,9 @@ class StepLog {
   private:
     StepReport report_of(int64_t number, const StepOutcome& outcome);
     void write(const StepReport& report, const StepSums& sums);
-    MetricsLog::Fields fields_of_sources(int64_t number, const StepSums& sums) const;
+    MetricsLog::Fields fields_of_data(int64_t number, const StepSums& sums) const;
 
     Options options_;
-    const TrainLoader& loader_;
     Progress& progress_;
     MetricsLog& metrics_;
     StepAccounting accounting_;

@@ -67,6 +67,7 @@ std::string tag_of(const std::string& field) {
         {"val_bits_per_byte", "validation/bits_per_byte"},
         {"hellaswag", "hellaswag/accuracy"},
         {"hellaswag_normalised", "hellaswag/accuracy_normalised"},
+        {"passes", "train/passes"},
         {"tokens", ""},
         {"seconds", ""},
         {"val_tokens", ""}};

@@ -25,12 +25,11 @@ MeshSizes mesh_sizes(const Config& config) {
 
 MeshLayout mesh_of(const Config& config, int world) { return {world, mesh_sizes(config)}; }
 
-LoaderOptions loader_options(const Config& config, int64_t first_step, const MeshLayout& mesh,
-                             int rank) {
+LoaderOptions loader_options(const Config& config, const MeshLayout& mesh, int rank) {
     return {.seed = config.seed,
             .B = config.batch.micro_batch,
             .T = config.sequence_length(),
-            .first_step = first_step,
+            .first_sample = 0,
             .micro_batches_per_step = static_cast<int>(config.micro_batches_per_step()),
             .rank = mesh.at(Axis::data, rank),
             .world = mesh.size(Axis::data),
@@ -205,8 +204,8 @@ Trainer::Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Rec
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     stop_request_ = static_cast<double*>(arena.take(sizeof(double), Purpose::staging));
     if (!arena.is_counting()) *stop_request_ = 0;
-    loader_memory = arena.take(TrainLoader::buffer_bytes(loader_options(config, 0, mesh, rank)),
-                               Purpose::staging);
+    loader_memory =
+        arena.take(TrainLoader::buffer_bytes(loader_options(config, mesh, rank)), Purpose::staging);
 }
 
 void Trainer::connect(const Mesh& mesh) {

@@ -120,10 +120,9 @@ struct Trainer {
 MeshSizes mesh_sizes(const Config& config);
 MeshLayout mesh_of(const Config& config, int world);
 
-/// The LoaderOptions that follow from the configuration, for a rank of the mesh: the ranks of a place
-/// on the data axis read the same micro-batches.
-LoaderOptions loader_options(const Config& config, int64_t first_step, const MeshLayout& mesh = {},
-                             int rank = 0);
+/// The LoaderOptions of a run's first step that follow from the configuration, for a rank of the mesh:
+/// the ranks of a place on the data axis read the same micro-batches.
+LoaderOptions loader_options(const Config& config, const MeshLayout& mesh = {}, int rank = 0);
 
 /// Which kernels the configuration asks for. Throws Error for one that is not in this build.
 KernelSettings kernel_settings(const Config& config);

@@ -1,8 +1,6 @@
 #include "dataloader/loader.h"
 
 #include <map>
-#include <numeric>
-#include <tuple>
 
 #include "test/dataloader/shard_files.h"
 
@@ -52,7 +50,7 @@ std::vector<int32_t> window_of(const HostBatch& batch, int b, int T) {
 /// The samples of `steps` steps in global order, gathered from `world` loaders.
 std::vector<std::vector<int32_t>> samples(const std::shared_ptr<const TokenShards>& shards,
                                           LoaderOptions options, int world, int64_t steps) {
-    std::map<std::tuple<int64_t, int, int>, std::vector<int32_t>> found;
+    std::map<int64_t, std::vector<int32_t>> found;
     for (int rank = 0; rank < world; ++rank) {
         options.rank = rank;
         options.world = world;
@@ -61,11 +59,11 @@ std::vector<std::vector<int32_t>> samples(const std::shared_ptr<const TokenShard
         const int mine = (rank + 1) * m / world - rank * m / world;
         for (int64_t i = 0; i < steps * mine; ++i) {
             const HostBatch& batch = loader.next();
-            CHECK(batch.step == options.first_step + i / mine);
-            CHECK(batch.micro_batch == rank * m / world + i % mine);
+            CHECK(batch.first_sample ==
+                  options.first_sample + (i / mine * m + rank * m / world + i % mine) * options.B);
             for (int b = 0; b < options.B; ++b) {
-                const auto [at, fresh] = found.insert(
-                    {{batch.step, batch.micro_batch, b}, window_of(batch, b, options.T)});
+                const auto [at, fresh] =
+                    found.insert({batch.first_sample + b, window_of(batch, b, options.T)});
                 REQUIRE(fresh);
             }
         }
@@ -97,7 +95,6 @@ TEST_CASE(
     const auto n = static_cast<int64_t>(windows.size());
     CAPTURE(options.T, options.B, n);
     TrainLoader loader(tokens, options);
-    REQUIRE(loader.windows_per_epoch() == n);
     REQUIRE(count_windows(*tokens, options.T) == n);
 
     std::vector<std::vector<int32_t>> seen;
@@ -122,14 +119,14 @@ TEST_CASE("the loader gives what reading at the permuted places gives") {
     options.T = 17;
     options.B = 3;
     options.seed = test_rng()();
-    options.first_step = random_int(0, 100000);
+    options.first_sample = random_int(0, 1000000);
     options.micro_batches_per_step = 5;
     options.document_boundary = 3;
     const auto windows = naive_windows(shards, options.T);
     const auto n = static_cast<int64_t>(windows.size());
     TrainLoader loader(
         std::make_shared<TokenShards>(write_shards(folder.path(), shards, vocab), vocab), options);
-    int64_t g = options.first_step * 5 * 3;
+    int64_t g = options.first_sample;
     for (int i = 0; i < 200; ++i) {
         const HostBatch& batch = loader.next();
         for (int b = 0; b < options.B; ++b, ++g) {
@@ -148,7 +145,7 @@ TEST_CASE(
     LoaderOptions options;
     options.T = 9;
     options.seed = test_rng()();
-    options.first_step = random_int(0, 50);
+    options.first_sample = random_int(0, 1500);
     const int64_t steps = 6;
     options.B = 30;
     options.micro_batches_per_step = 1;
@@ -168,8 +165,8 @@ TEST_CASE(
     const auto seven = samples(tokens, options, 1, steps);
     for (const int world : {2, 3, 5, 7}) CHECK(samples(tokens, options, world, steps) == seven);
 
-    // A loader that starts at a later step gives what the first one gave from there on.
-    options.first_step += 4;
+    // A loader that starts at a later sample gives what the first one gave from there on.
+    options.first_sample += 4 * 14;
     const auto later = samples(tokens, options, 2, steps - 4);
     CHECK(std::equal(later.begin(), later.end(), seven.begin() + 4 * 14, seven.end()));
 
@@ -200,7 +197,7 @@ TEST_CASE("each of several sources gives every window once before any comes agai
     const int64_t steps = 60;
     std::vector<std::vector<std::vector<int32_t>>> first_seen;
     for (const int world : {1, 3}) {
-        std::map<std::tuple<int64_t, int, int>, std::pair<int, std::vector<int32_t>>> found;
+        std::map<int64_t, std::pair<int, std::vector<int32_t>>> found;
         for (int rank = 0; rank < world; ++rank) {
             options.rank = rank;
             options.world = world;
@@ -208,11 +205,9 @@ TEST_CASE("each of several sources gives every window once before any comes agai
             for (int64_t i = 0; i < steps * loader.micro_batches(); ++i) {
                 const HostBatch& batch = loader.next();
                 for (int b = 0; b < options.B; ++b)
-                    found[{batch.step, batch.micro_batch, b}] = {
-                        batch.sources[static_cast<size_t>(b)], window_of(batch, b, options.T)};
+                    found[batch.first_sample + b] = {batch.sources[static_cast<size_t>(b)],
+                                                     window_of(batch, b, options.T)};
             }
-            const std::vector<int64_t> counts = loader.samples_before(steps);
-            CHECK(std::accumulate(counts.begin(), counts.end(), int64_t{0}) == steps * 20);
         }
         std::vector<std::vector<std::vector<int32_t>>> seen(sources.size());
         for (auto& [key, sample] : found)
@@ -231,6 +226,44 @@ TEST_CASE("each of several sources gives every window once before any comes agai
                     windows[s][static_cast<size_t>(order(static_cast<int64_t>(i % n)))]);
         }
     }
+}
+
+TEST_CASE("steps of any sizes, one after the other, read the samples that equal steps read") {
+    const TemporaryDirectory folder;
+    LoaderOptions options;
+    options.T = 8;
+    options.seed = test_rng()();
+    std::vector<TrainSource> sources;
+    for (const int name : {0, 1}) {
+        fs::create_directory(folder / std::to_string(name));
+        sources.push_back(
+            {std::make_shared<TokenShards>(
+                 write_shards(folder / std::to_string(name), random_shards(2, 100, 1000), vocab),
+                 vocab),
+             1.0 + name});
+    }
+    using Samples = std::vector<std::pair<int, std::vector<int32_t>>>;
+    const auto read = [&](TrainLoader& loader, int64_t micro_batches, Samples& into) {
+        for (; micro_batches > 0; --micro_batches) {
+            const HostBatch& batch = loader.next();
+            for (int b = 0; b < options.B; ++b)
+                into.emplace_back(batch.sources[static_cast<size_t>(b)],
+                                  window_of(batch, b, options.T));
+        }
+    };
+    Samples parts, whole;
+    for (int part = 0; part < 5; ++part) {  // starts of a run, each with a batch of its own
+        options.first_sample = std::ssize(parts);
+        options.B = static_cast<int>(random_int(1, 4));
+        options.micro_batches_per_step = static_cast<int>(random_int(1, 5));
+        TrainLoader loader(sources, options);
+        read(loader, options.micro_batches_per_step * random_int(1, 30), parts);
+    }
+    options.first_sample = 0;
+    options.B = 1;
+    TrainLoader loader(sources, options);
+    read(loader, std::ssize(parts), whole);
+    CHECK(parts == whole);
 }
 
 TEST_CASE("doc_start equals its definition, with and without an end of text") {
@@ -355,7 +388,7 @@ TEST_CASE("loader options out of range are refused with a sentence") {
     CHECK(contains(refused([](LoaderOptions& o) { o.B = 0; }), "0 samples"));
     CHECK(contains(refused([](LoaderOptions& o) { o.T = -1; }), "-1 tokens"));
     CHECK(contains(refused([](LoaderOptions& o) { o.prefetch = 0; }), "prefetch"));
-    CHECK(contains(refused([](LoaderOptions& o) { o.first_step = -1; }), "step -1"));
+    CHECK(contains(refused([](LoaderOptions& o) { o.first_sample = -1; }), "sample -1"));
     CHECK(contains(refused([](LoaderOptions& o) { o.rank = 2; }), "rank 2 of 2"));
     CHECK(contains(refused([](LoaderOptions& o) { o.world = 5; }),
                    "4 micro-batches cannot feed 5 ranks"));

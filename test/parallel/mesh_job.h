@@ -187,7 +187,7 @@ class MeshRun {
 
   private:
     LoaderOptions loading(const Config& config) const {
-        LoaderOptions options = loader_options(config, 0, mesh_.layout(), mesh_.rank());
+        LoaderOptions options = loader_options(config, mesh_.layout(), mesh_.rank());
         if (config.data.document_mask) options.document_boundary = 0;
         return options;
     }

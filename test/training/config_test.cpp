@@ -356,11 +356,9 @@ TEST_CASE("exactly one key says how long the run is, and the warm-up fits into i
     CHECK(override_refusal({"schedule.steps=0", "schedule.epochs=0.5"}) == "");
     check_names(override_refusal({"schedule.warmup_steps=101"}), {"101", "100 steps"});
     CHECK(override_refusal({"schedule.warmup_steps=100"}) == "");
-    check_names(override_refusal(
-                    {"schedule.steps=0", "schedule.tokens=1048577", "schedule.warmup_steps=4"}),
-                {"3 steps"});
+    // With tokens, a run that resumes may have had more and smaller steps: total_steps() refuses.
     CHECK(override_refusal(
-              {"schedule.steps=0", "schedule.tokens=1048577", "schedule.warmup_steps=3"}) == "");
+              {"schedule.steps=0", "schedule.tokens=1048577", "schedule.warmup_steps=4"}) == "");
     check_names(
         override_refusal({"schedule.steps=1099511627776", "batch.tokens_per_step=4294967296"}),
         {"counted"});

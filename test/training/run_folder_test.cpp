@@ -127,6 +127,27 @@ TEST_CASE("a run's folder says what the run was", "[run_folder]") {
         Json::parse(read(directory / "run/manifest.json")).at("train").at(0).contains("xxh3"));
 }
 
+TEST_CASE("the best evaluation is the first of the lowest loss, up to a step", "[run_folder]") {
+    const TemporaryDirectory directory;
+    std::string text;
+    std::vector<std::pair<double, int64_t>> losses;
+    for (int64_t step = 0; step < 40; step += random_int(1, 4)) {
+        const bool finite = random_int(0, 5) > 0;
+        const double loss = 0.5 * static_cast<double>(random_int(2, 9));
+        text += Json{{"step", step}, {"val_loss", finite ? Json(loss) : Json()}}.dump() + "\n";
+        if (finite) losses.emplace_back(loss, step);
+    }
+    write(directory / "metrics.jsonl", text);
+    for (int64_t last = 0; last < 40; ++last) {
+        std::pair<double, int64_t> best{INFINITY, -1};
+        for (const auto& [loss, step] : losses)
+            if (step <= last && loss < best.first) best = {loss, step};
+        const LoggedEvaluation found = best_evaluation(directory.path(), last);
+        CHECK(found.step == best.second);
+        if (best.second >= 0) CHECK(found.nats_per_token == best.first);
+    }
+}
+
 TEST_CASE("metrics are one JSON object a line, whatever the numbers and texts", "[run_folder]") {
     const TemporaryDirectory directory;
     MetricsLog log(directory.path(), std::nullopt, {});
@@ -196,7 +217,7 @@ TEST_CASE("each line of metrics says tokens and seconds, which grow over the sta
                                            Json{{"step", 2}, {"val_loss", 4}}.dump() +
                                            "\n" +  // of a version that did not record seconds
                                            Json{{"step", 3}, {"seconds", 1000}}.dump() + "\n");
-    MetricsLog log(directory.path(), 2, {.tokens_per_step = tokens_per_step});
+    MetricsLog log(directory.path(), 2, {.tokens = TokenCount(tokens_per_step)});
     log.write(3, {{"loss", 1.0}});
     log.write(4, {});
     const std::string text = read(directory / "metrics.jsonl");

@@ -144,3 +144,106 @@ TEST_CASE("the length of a run follows from steps, tokens or epochs, rounded up"
     config.schedule.epochs = 1e6;
     CHECK_THROWS_AS(total_steps(config, int64_t{1} << 62), Error);
 }
+
+namespace {
+
+/// A run of `tokens` whose batch changed at some steps, the last time before it resumes.
+TokenCount random_batches(int64_t tokens) {
+    TokenCount count(random_int(1, 1 + tokens / 20));
+    for (int64_t step = 0, parts = random_int(1, 4); parts > 0; --parts) {
+        step += random_int(1, 5);
+        count.change(step, random_int(1, 1 + tokens / 20));
+    }
+    return count;
+}
+
+}  // namespace
+
+TEST_CASE("a run whose batch changes ends in the step that reaches its tokens", "[schedule]") {
+    for (int trial = 0; trial < 200; ++trial) {
+        Config config;
+        const int64_t wanted = random_int(1, 5000);
+        const bool epochs = random_int(0, 1) == 1;
+        if (epochs)
+            config.schedule.epochs = 2;
+        else
+            config.schedule.tokens = 2 * wanted;
+        const TokenCount tokens = random_batches(2 * wanted);
+        const int64_t resumes = tokens.parts().back().first_step;
+        int64_t steps = resumes;  // no step follows if the tokens are reached already
+        while (tokens.before(steps) < 2 * wanted) ++steps;
+        CAPTURE(wanted, epochs);
+        CHECK(total_steps(config, wanted, tokens) == steps);
+
+        const Schedule schedule(config, wanted, {.step = resumes, .tokens = tokens});
+        CHECK(schedule.steps() == steps);
+        CHECK(schedule.tokens() == 2 * wanted);
+        CHECK(schedule.position(steps).tokens.before(steps) == schedule.tokens_before(steps));
+    }
+}
+
+TEST_CASE("a schedule in tokens falls with the tokens, whatever the batch", "[schedule]") {
+    for (const char* decay : {"cosine", "linear", "wsd"})
+        for (int trial = 0; trial < 50; ++trial) {
+            const int64_t wanted = random_int(100, 100000);
+            Config config = random_schedule(decay, 1);
+            config.schedule.steps = 0;
+            config.schedule.tokens = wanted;
+            config.schedule.warmup_steps = random_int(0, 4);
+            const TokenCount tokens = random_batches(wanted);
+            const int64_t total = total_steps(config, 0, tokens),
+                          peak = std::max<int64_t>(config.schedule.warmup_steps - 1, 0);
+            if (total < 2 + config.schedule.warmup_steps) continue;
+            const double high = config.optimizer.learning_rate,
+                         low = high * config.schedule.final_fraction;
+            // The decay's first and last tokens.
+            double from = static_cast<double>(tokens.before(peak));
+            const auto to = static_cast<double>(tokens.before(total - 1));
+            const auto batch = static_cast<double>(tokens.per_step());
+            if (decay[0] == 'w') {
+                const double length = static_cast<double>(tokens.before(total)) / batch;
+                const double steps = std::max<double>(
+                    1, static_cast<double>(std::llround(config.schedule.decay_fraction * length)));
+                from = std::max(from, to - steps * batch);
+            }
+            for (int64_t step = config.schedule.warmup_steps; step < total; ++step) {
+                const double x = std::clamp(
+                    (static_cast<double>(tokens.before(step)) - from) / (to - from), 0.0, 1.0);
+                const double share =
+                    decay[0] == 'c' ? (1 + std::cos(std::numbers::pi * x)) / 2 : 1 - x;
+                CAPTURE(decay, step, total, x);
+                REQUIRE(std::abs(learning_rate(config, step, total, tokens) -
+                                 (low + (high - low) * share)) <= 1e-12 * high);
+            }
+        }
+}
+
+TEST_CASE("a schedule in steps, and one in tokens of equal steps, do not depend on the batch",
+          "[schedule]") {
+    for (const char* decay : {"cosine", "linear", "wsd", "constant"}) {
+        const int64_t total = random_int(1, 3000);
+        Config config = random_schedule(decay, total);
+        const TokenCount batches = random_batches(1000), equal(random_int(1, int64_t{1} << 32));
+        for (int64_t step = 0; step < total; ++step)
+            REQUIRE(learning_rate(config, step, total, batches) ==
+                    learning_rate(config, step, total));
+        config.schedule.steps = 0;
+        config.schedule.tokens = total * equal.per_step() - random_int(0, equal.per_step() - 1);
+        CHECK(total_steps(config, 0, equal) == total);
+        for (int64_t step = 0; step < total; ++step)
+            REQUIRE(learning_rate(config, step, total, equal) ==
+                    learning_rate(config, step, total));
+    }
+}
+
+TEST_CASE("a run may resume with steps so large that its warm-up would not have fitted",
+          "[schedule]") {
+    Config config;
+    config.schedule.tokens = 2000;
+    config.schedule.warmup_steps = 10;
+    TokenCount tokens(10);
+    tokens.change(100, 500);  // 1,000 tokens are done
+    CHECK(total_steps(config, 0, tokens) == 102);
+    config.batch.tokens_per_step = 500;
+    CHECK_THROWS_AS(total_steps(config, 0), Error);
+}
