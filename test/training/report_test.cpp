@@ -7,6 +7,7 @@
 #include <map>
 #include <regex>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "base/printable.h"
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
@@ -216,7 +218,12 @@ TEST_CASE("the page of a short run has every number of metrics.jsonl", "[report]
         {.lines = random_int(1, 300), .every = random_int(1, 10), .sources = {"web", "a <c>"}});
     const auto data = data_of(report_page(opened({run.path()}))).at("runs").at(0);
     CHECK(data.at("name") == "run");
-    CHECK(data.at("tokensPerStep") == 4096);
+    // Without tokens in its lines, as this run is, they follow from the configuration.
+    const auto last_step = run.written("loss").back().first;
+    const std::vector<Point> tokens = decoded(data.at("curves").at("tokens"));
+    REQUIRE(tokens.size() == 2);
+    CHECK(tokens[1].first == last_step);
+    CHECK(tokens[1].second == Approx(last_step * 4096).epsilon(1e-6));
     for (const std::string field :
          {"loss", "grad_norm", "tokens_per_second", "loss/web", "loss/a <c>"}) {
         CAPTURE(field);
@@ -383,6 +390,138 @@ TEST_CASE("steps that were run again replace the earlier lines", "[report]") {
     for (size_t i = 0; i < 18; ++i) {
         CHECK(training.step[i] == static_cast<double>(i + 1));
         CHECK((training.columns.at("loss")[i] == 0.5) == (i >= 14));
+    }
+}
+
+namespace {
+
+/// Lines of metrics.jsonl.
+std::string lines_of(const std::vector<nlohmann::json>& lines) {
+    std::string text;
+    for (const nlohmann::json& line : lines) text += line.dump() + "\n";
+    return text;
+}
+
+/// The value that a page's summary of a run has for a fact; empty if the fact is left out.
+std::string fact_of(const std::string& page, const std::string& fact) {
+    const std::string begin = "<th scope=\"row\">" + fact + "</th><td>";
+    const size_t at = page.find(begin);
+    if (at == std::string::npos) return "";
+    return page.substr(at + begin.size(), page.find("</td>", at) - at - begin.size());
+}
+
+}  // namespace
+
+TEST_CASE("a report says which step a validation loss is of, and which one was best", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {.lines = 1});
+    const auto page = [&](const std::vector<nlohmann::json>& lines) {
+        write(run.metrics(), lines_of(lines));
+        return report_page(opened({run.path()}));
+    };
+    const nlohmann::json start = {{"step", 0}, {"val_loss", 5.5}, {"val_bits_per_byte", 2.5}},
+                         trained = {{"step", 1500}, {"loss", 3.0}},
+                         middle = {{"step", 1000}, {"val_loss", 3.25}, {"val_bits_per_byte", 1.5}},
+                         last = {{"step", 2000}, {"val_loss", 4.75}, {"val_bits_per_byte", 1.75}};
+    std::string text = page({start});
+    CHECK(fact_of(text, "Validation loss, last") == "5.5000 nats per token at step 0");
+    text = page({start, trained});
+    CHECK(fact_of(text, "Validation loss, last") ==
+          "5.5000 nats per token at step 0, before training");
+    CHECK(fact_of(text, "The same, per byte of text") == "2.5000 bits at step 0, before training");
+    CHECK(fact_of(text, "Validation loss, best").empty());
+    text = page({start, middle, trained, last});
+    CHECK(fact_of(text, "Validation loss, last") == "4.7500 nats per token at step 2,000");
+    CHECK(fact_of(text, "The same, per byte of text") == "1.7500 bits at step 2,000");
+    CHECK(fact_of(text, "Validation loss, best") == "3.2500 nats per token at step 1,000");
+    // An evaluation after the last logged step counts.
+    CHECK(fact_of(text, "Steps") == "2,000 of 40");
+    CHECK(fact_of(page({trained}), "Validation loss, last").empty());
+    // Of several runs, each has its own steps.
+    const MadeRun other(directory / "other", {.lines = 1});
+    write(other.metrics(), lines_of({start, trained}));
+    page({start, middle, trained, last});
+    CHECK(contains(report_page(opened({run.path(), other.path()})),
+                   "<td>4.7500 nats per token at step 2,000</td><td>5.5000 nats per token at step "
+                   "0, before training</td>"));
+}
+
+TEST_CASE("a report counts the tokens of each step, whatever its batch", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {.lines = 1});
+    std::vector<nlohmann::json> lines;
+    std::map<double, double> written{{0, 0}};
+    int64_t tokens = 0;
+    for (int64_t step = 1, batch = 256; step <= 300; ++step) {
+        if (step % 50 == 1) batch = 32 * random_int(1, 40);
+        tokens += batch;
+        if (step % 5 != 0) continue;
+        lines.push_back({{"step", step}, {"loss", 1.0}, {"tokens", tokens}});
+        written[static_cast<double>(step)] = static_cast<double>(tokens);
+    }
+    write(run.metrics(), lines_of(lines));
+    write(run.history(), lines_of({{{"event", "start"},
+                                    {"step", 0},
+                                    {"resumes", false},
+                                    {"steps", 777},
+                                    {"passes", {{"a", 4.25}}}}}));
+    const std::string page = report_page(opened({run.path()}));
+    const std::vector<Point> curve =
+        decoded(data_of(page).at("runs").at(0).at("curves").at("tokens"));
+    CHECK(curve.size() <= 8);  // where the batch changes, and the ends
+    for (const auto& [step, expected] : written) {
+        size_t i = 1;
+        while (i + 1 < curve.size() && curve[i].first < step) ++i;
+        const auto [x, y] = curve[i - 1];
+        const double share = (step - x) / (curve[i].first - x);
+        CHECK(y + share * (curve[i].second - y) == Approx(expected).epsilon(1e-6).margin(1e-6));
+    }
+    const auto thousands = static_cast<uint64_t>(tokens);
+    CHECK(fact_of(page, "Tokens seen") == with_separators(thousands));
+    CHECK(fact_of(page, "Steps") == "300 of 777");
+    CHECK(fact_of(page, "Passes over the training data") == "a 4.25");
+    CHECK(contains(page, "the schedule reads a 4.25 times"));
+    // Runs of older versions: by the configuration, rounded up.
+    fs::remove(run.history());
+    write(run.path() + "/config.json",
+          nlohmann::json{{"batch", {{"tokens_per_step", 100}}}, {"schedule", {{"tokens", 99950}}}}
+              .dump());
+    CHECK(fact_of(report_page(opened({run.path()})), "Steps") == "300 of 1,000");
+}
+
+TEST_CASE("the shares of time are those of the steps between their edges", "[report]") {
+    const TemporaryDirectory directory;
+    const bool many = GENERATE(true, false);  // lines for each interval
+    const MadeRun run(directory / "run", {.lines = many ? random_int(110, 400) : random_int(1, 50),
+                                          .every = random_int(1, 10)});
+    const int pixels = static_cast<int>(many ? random_int(4, 400) : random_int(200, 400));
+    const auto shares = nlohmann::json::parse(page_data(opened({run.path()}), pixels))
+                            .at("runs")
+                            .at(0)
+                            .at("shares");
+    const std::vector<double> edges = shares.at("x");
+    const size_t most = static_cast<size_t>(pixels / 4);
+    CHECK(edges.size() == std::min(most, run.written("loss").size()) + 1);
+    CHECK(edges.front() == 0);
+    CHECK(edges.back() == run.written("loss").back().first);
+    std::map<double, nlohmann::json> lines;
+    std::istringstream text(read(run.metrics()));
+    for (std::string line; std::getline(text, line);)
+        if (const auto json = nlohmann::json::parse(line); json.contains("loss"))
+            lines[json.at("step")] = json;
+    for (size_t i = 0; i + 1 < edges.size(); ++i) {
+        CAPTURE(i, edges[i], edges[i + 1]);
+        REQUIRE(edges[i] < edges[i + 1]);
+        double computed = 0, all = 0;
+        for (const auto& [step, line] : lines) {
+            if (step <= edges[i] || step > edges[i + 1]) continue;
+            computed += line.at("compute_ms").get<double>();
+            for (const char* part :
+                 {"compute_ms", "communication_ms", "data_wait_ms", "optimizer_ms"})
+                all += line.at(part).get<double>();
+        }
+        REQUIRE(all > 0);
+        CHECK(shares.at("compute").at(i).get<double>() == Approx(computed / all).margin(1e-4));
     }
 }
 

@@ -28,9 +28,8 @@ function nearest(values, x) {
     return x - values[low] <= values[high] - x ? low : high;
 }
 
-/// The seconds that a run had trained at a step: between two points linear.
-function secondsAt(run, step) {
-    const {x, y} = run.curves.seconds;
+/// A curve's value at a step: between two points, and after the last one, linear.
+function along({x, y}, step) {
     if (x.length < 2 || step <= x[0]) return y[0];
     let i = nearest(x, step);
     if (x[i] < step && i + 1 < x.length || i === 0) ++i;
@@ -39,8 +38,8 @@ function secondsAt(run, step) {
 
 const axes = {
     step: {label: 'step', at: (run, step) => step},
-    tokens: {label: 'tokens', at: (run, step) => step * run.tokensPerStep},
-    hours: {label: 'hours of training', at: (run, step) => secondsAt(run, step) / 3600},
+    tokens: {label: 'tokens', at: (run, step) => along(run.curves.tokens, step)},
+    hours: {label: 'hours of training', at: (run, step) => along(run.curves.seconds, step) / 3600},
 };
 let axis = 'step', view = null;  // view: [first, last] on the axis; null: everything
 
@@ -256,8 +255,8 @@ function marks(plot, px, base) {
 // ---- Values under the pointer -------------------------------------------------------------------------
 
 function tip(plot, x) {
-    const place = (run, step) => [`step ${grouped(step)}`, run.tokensPerStep ? short(step * run.tokensPerStep) + ' tokens' : '',
-        run.curves.seconds ? duration(secondsAt(run, step)) : ''].filter(Boolean).join(' · ');
+    const place = (run, step) => [`step ${grouped(step)}`, run.curves.tokens ? short(along(run.curves.tokens, step)) + ' tokens' : '',
+        run.curves.seconds ? duration(along(run.curves.seconds, step)) : ''].filter(Boolean).join(' · ');
     const rows = [];
     let head = '';
     const row = (colour, label, value) => rows.push(`<tr><td><i class="swatch ${colour}"></i>${escaped(label)}</td><td>${value}</td></tr>`);
@@ -409,7 +408,7 @@ function zoomTo(range) {
 document.getElementById('tools').hidden = false;
 document.getElementById('reset').addEventListener('click', () => zoomTo(null));
 for (const button of document.querySelectorAll('[data-axis]')) {
-    const needed = {step: true, tokens: runs.every(run => run.tokensPerStep), hours: runs.every(run => run.curves.seconds)};
+    const needed = {step: true, tokens: runs.every(run => run.curves.tokens), hours: runs.every(run => run.curves.seconds)};
     button.hidden = !needed[button.dataset.axis];
     button.addEventListener('click', () => {
         axis = button.dataset.axis;

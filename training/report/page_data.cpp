@@ -47,6 +47,26 @@ Curve limit_of(const MetricsTable& training) {
     return without_repetitions(limit);
 }
 
+/// The tokens up to a step, at the steps where their number in a step changes.
+Curve tokens_of(const RecordedRun& run) {
+    const std::vector<double> tokens = run.tokens(run.training());
+    Curve curve{{0.0}, {0.0}};
+    for (size_t i = 0; i < tokens.size(); ++i) {
+        const double x = run.training().step[i];
+        if (!std::isfinite(tokens[i]) || x <= curve.x.back()) continue;
+        const size_t n = curve.size();
+        const auto rise = [&](double step, double y, size_t from) {
+            return (y - curve.y[from]) / (step - curve.x[from]);
+        };
+        if (n > 1 && rise(x, tokens[i], n - 1) == rise(curve.x[n - 1], curve.y[n - 1], n - 2)) {
+            curve.x.pop_back();
+            curve.y.pop_back();
+        }
+        curve.add(x, tokens[i]);
+    }
+    return curve.size() > 1 ? curve : Curve{};
+}
+
 constexpr std::array<std::pair<const char*, const char*>, 4> phases{
     {{"compute", "compute_ms"},
      {"communication", "communication_ms"},
@@ -117,13 +137,12 @@ std::string run_json(const RecordedRun& run, int pixels) {
                    ":{\"x\":", array_of_differences(curve.x), ",\"y\":", array_of(curve.y), "}");
     const Json clip = run.setting("optimizer.grad_clip");
     const Json words = run.last_start() ? run.last_start()->value("vocabulary", Json()) : Json();
-    return concat(
-        "{\"name\":", quoted(run.name()), ",\"tokensPerStep\":", number(run.tokens_per_step()),
-        ",\"clip\":", number(clip.is_number() ? clip.get<double>() : 0),
-        ",\"vocabulary\":", number(words.is_number() ? words.get<double>() : 0), ",\"curves\":{",
-        curves,
-        "},\"shares\":", shares_of(run.training(), static_cast<size_t>(std::max(1, pixels / 4))),
-        ",\"memory\":", memory_of(run), ",\"marks\":", marks_json(run), "}");
+    return concat("{\"name\":", quoted(run.name()),
+                  ",\"clip\":", number(clip.is_number() ? clip.get<double>() : 0),
+                  ",\"vocabulary\":", number(words.is_number() ? words.get<double>() : 0),
+                  ",\"curves\":{", curves, "},\"shares\":",
+                  shares_of(run.training(), static_cast<size_t>(std::max(1, pixels / 4))),
+                  ",\"memory\":", memory_of(run), ",\"marks\":", marks_json(run), "}");
 }
 
 }  // namespace
@@ -154,6 +173,8 @@ std::vector<std::pair<std::string, Curve>> curves_of(const RecordedRun& run, int
     for (size_t i = 0; i < trained.size(); ++i)
         if (training.step[i] > 0) seconds.add(training.step[i], trained[i]);
     add("seconds", thinned(seconds.x, seconds.y, coarse));
+    const Curve tokens = tokens_of(run);
+    add("tokens", thinned(tokens.x, tokens.y, coarse));
     const MetricsTable& evaluations = run.evaluations();
     for (const char* name : {"val_loss", "val_bits_per_byte", "hellaswag", "hellaswag_normalised"})
         if (evaluations.has(name))

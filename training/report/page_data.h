@@ -14,6 +14,7 @@ namespace train_gpt {
 ///   loss_mean, loss_mean/NAME, grad_norm_mean, tokens_per_second_mean   running means
 ///   limit                       tokens per second at the measured rate of matrix products
 ///   seconds                     of training up to a step
+///   tokens                      up to a step; a line between its points
 /// Curves without points are left out.
 std::vector<std::pair<std::string, Curve>> curves_of(const RecordedRun& run, int pixels);
 
@@ -25,7 +26,7 @@ struct RunMark {
 /// Where the run stopped or resumed, in the order of steps.
 std::vector<RunMark> marks_of(const RecordedRun& run);
 
-/// One JSON object: {"runs": [{"name", "tokensPerStep", "clip", "vocabulary", "curves": {NAME:
+/// One JSON object: {"runs": [{"name", "clip", "vocabulary", "curves": {NAME:
 /// {"x": [first, then differences], "y": […]}}, "shares": {"x": edges of intervals of steps, PHASE:
 /// shares of time in each}, "memory": [[PURPOSE, bytes]], "marks": [[step, text]]}]}. Numbers have
 /// seven digits. Safe inside a <script> element, whatever texts it has.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <ctime>
+#include <optional>
 #include <set>
 
 #include "base/error.h"
@@ -125,12 +126,47 @@ std::string time_of(const RecordedRun& run) {
                                        static_cast<int>(seconds) % 60);
 }
 
+std::string tokens_of(const RecordedRun& run) {
+    double last = -1;
+    for (const MetricsTable* table : {&run.training(), &run.evaluations()})
+        for (const double tokens : run.tokens(*table))
+            if (tokens > last) last = tokens;
+    return last < 0 ? "" : rough_count(last);
+}
+
+/// "2.15 of 3", or of several sources "web 0.2 of 0.3, books 2.15 of 3"
+std::string passes_of(const RecordedRun& run) {
+    const MetricsTable& training = run.training();
+    const std::vector<SourceUse> planned = run.passes_planned();
+    std::string text;
+    for (const SourceUse& source : planned) {
+        const bool single = planned.size() == 1 && training.has("passes");
+        const double last = training.last(single ? "passes" : "passes/" + source.name);
+        if (!text.empty()) text += ", ";
+        if (!single) text += html(source.name) + " ";
+        text += (std::isfinite(last) ? formatted("%.3g of ", last) : "") +
+                formatted("%.3g", source.passes);
+    }
+    return text;
+}
+
+/// An evaluation and the step that it is of; empty if there is none.
+std::string evaluation_of(const RecordedRun& run, const char* field, std::optional<size_t> row,
+                          const char* unit) {
+    if (!row || !run.evaluations().has(field)) return "";
+    const double value = run.evaluations().column(field)[*row], at = run.evaluations().step[*row];
+    if (!std::isfinite(value)) return "";
+    return formatted("%.4f", value) + unit + " at step " + count(at) +
+           (at == 0 && run.last_step() > 0 ? ", before training" : "");
+}
+
 std::vector<Fact> summary_of(const RecordedRun& run) {
     const int64_t step = run.last_step(), planned = run.steps_planned();
     const MetricsTable& training = run.training();
     const Curve mean = running_mean(training.step, training.column("loss"));
-    const double validation = run.evaluations().last("val_loss"),
-                 bits = run.evaluations().last("val_bits_per_byte");
+    const std::optional<size_t> last = run.evaluations().last_row("val_loss"),
+                                best = run.evaluations().smallest_row("val_loss");
+    const double validation = run.evaluations().last("val_loss");
     const auto shown = [](double value) {
         return std::isfinite(value) ? formatted("%.4f", value) : "";
     };
@@ -139,19 +175,21 @@ std::vector<Fact> summary_of(const RecordedRun& run) {
         {"Model", model_of(run)},
         {"Steps", count(static_cast<double>(step)) +
                       (planned > 0 ? " of " + count(static_cast<double>(planned)) : "")},
-        {"Tokens seen", run.tokens_per_step() > 0
-                            ? rough_count(static_cast<double>(step) * run.tokens_per_step())
-                            : ""},
+        {"Tokens seen", tokens_of(run)},
+        {"Passes over the training data", passes_of(run)},
         {"Time trained", time_of(run)},
         {"Speed", speed_of(run)},
         {"Training loss, recent mean",
          mean.size() > 0 ? shown(mean.y.back()) + " nats per token" : ""},
-        {"Validation loss", std::isfinite(validation) ? shown(validation) + " nats per token" : ""},
-        {"The same, per byte of text", std::isfinite(bits) ? shown(bits) + " bits" : ""},
+        {"Validation loss, last", evaluation_of(run, "val_loss", last, " nats per token")},
+        {"The same, per byte of text", evaluation_of(run, "val_bits_per_byte", last, " bits")},
         {"As uncertain as among",
          std::isfinite(validation) && validation < 25
              ? rough_count(std::round(std::exp(validation))) + " equally likely next tokens"
-             : ""}};
+             : ""},
+        {"Validation loss, best", run.evaluations().rows() < 2
+                                      ? ""
+                                      : evaluation_of(run, "val_loss", best, " nats per token")}};
 }
 
 }  // namespace

@@ -27,6 +27,8 @@ constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 /// The fields that a report shows; all others are left out, since a long run has many lines.
 bool is_shown(std::string_view field) {
     constexpr std::string_view names[] = {"seconds",
+                                          "tokens",
+                                          "passes",
                                           "loss",
                                           "grad_norm",
                                           "learning_rate",
@@ -42,7 +44,7 @@ bool is_shown(std::string_view field) {
                                           "hellaswag",
                                           "hellaswag_normalised"};
     return field.starts_with("loss/") || field.starts_with("exposed_ms/") ||
-           std::ranges::find(names, field) != std::end(names);
+           field.starts_with("passes/") || std::ranges::find(names, field) != std::end(names);
 }
 
 /// Adds every value below `json` under its path.
@@ -87,10 +89,25 @@ std::vector<double> MetricsTable::column(const std::string& name) const {
 }
 
 double MetricsTable::last(const std::string& name) const {
+    const auto row = last_row(name);
+    return row ? columns.at(name)[*row] : nan;
+}
+
+std::optional<size_t> MetricsTable::last_row(const std::string& name) const {
     if (const auto found = columns.find(name); found != columns.end())
         for (size_t i = rows(); i-- > 0;)
-            if (std::isfinite(found->second[i])) return found->second[i];
-    return nan;
+            if (std::isfinite(found->second[i])) return i;
+    return {};
+}
+
+std::optional<size_t> MetricsTable::smallest_row(const std::string& name) const {
+    std::optional<size_t> smallest;
+    if (const auto found = columns.find(name); found != columns.end())
+        for (size_t i = 0; i < rows(); ++i)
+            if (std::isfinite(found->second[i]) &&
+                (!smallest || found->second[i] < found->second[*smallest]))
+                smallest = i;
+    return smallest;
 }
 
 void MetricsTable::add(double at, const Json& line) {
@@ -207,20 +224,34 @@ std::vector<std::string> RecordedRun::sources() const {
     return names;
 }
 
-double RecordedRun::tokens_per_step() const {
-    const Json tokens = setting("batch.tokens_per_step");
-    return tokens.is_number() ? tokens.get<double>() : 0;
+std::vector<double> RecordedRun::tokens(const MetricsTable& table) const {
+    std::vector<double> tokens = table.column("tokens");
+    const Json per_step = setting("batch.tokens_per_step");
+    if (!table.has("tokens") && per_step.is_number())
+        for (size_t i = 0; i < tokens.size(); ++i)
+            tokens[i] = table.step[i] * per_step.get<double>();
+    return tokens;
 }
 
 int64_t RecordedRun::steps_planned() const {
-    const auto number = [&](const char* key) {
-        const Json value = setting(key);
+    const auto number = [](const Json& value) {
         return value.is_number() ? value.get<double>() : 0;
     };
-    if (number("schedule.steps") > 0) return static_cast<int64_t>(number("schedule.steps"));
-    if (number("schedule.tokens") > 0 && tokens_per_step() > 0)
-        return static_cast<int64_t>(number("schedule.tokens") / tokens_per_step());
+    const auto set = [&](const char* key) { return number(setting(key)); };
+    if (const Json* start = last_start())
+        if (const double steps = number(start->value("steps", Json())); steps > 0)
+            return static_cast<int64_t>(steps);
+    // Older versions record no steps.
+    if (set("schedule.steps") > 0) return static_cast<int64_t>(set("schedule.steps"));
+    if (set("schedule.tokens") > 0 && set("batch.tokens_per_step") > 0)
+        return static_cast<int64_t>(
+            std::ceil(set("schedule.tokens") / set("batch.tokens_per_step")));
     return 0;
+}
+
+std::vector<SourceUse> RecordedRun::passes_planned() const {
+    const Json* start = last_start();
+    return passes_of(start ? start->value("passes", Json()) : Json());
 }
 
 int64_t RecordedRun::last_step() const {
@@ -250,6 +281,8 @@ std::vector<std::string> RecordedRun::notes() const {
     if (config_.empty() && unreadable_.empty())
         notes.push_back(folder_.string() +
                         " has no config.json, so that its configuration is missing here");
+    if (const std::string note = note_on_repetition(passes_planned()); !note.empty())
+        notes.push_back(concat("in ", name(), " ", note));
     const std::vector<double> losses = training_.column("loss");
     for (size_t i = 0; i < losses.size(); ++i)
         if (!std::isfinite(losses[i])) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/json_text.h"
+#include "training/data_use.h"
 
 namespace train_gpt {
 
@@ -23,6 +24,10 @@ struct MetricsTable {
     std::vector<double> column(const std::string& name) const;
     /// The last finite value of a column; NaN if there is none.
     double last(const std::string& name) const;
+    /// The row of the last finite value of a column, and of the first smallest; nothing if there is
+    /// none.
+    std::optional<size_t> last_row(const std::string& name) const;
+    std::optional<size_t> smallest_row(const std::string& name) const;
 
     /// Adds a line. Rows of the same or a later step are removed, since they were run again.
     void add(double at, const Json& line);
@@ -58,9 +63,12 @@ class RecordedRun {
     std::vector<std::string> sources() const;
     /// Whether another process, or this one, holds the run's lock.
     bool active() const { return active_; }
-    double tokens_per_step() const;
-    /// The length of the whole schedule in steps; 0 if it is unknown, as it is for epochs.
+    /// The tokens that the run had read by each row of a table; NaN where they are unknown.
+    std::vector<double> tokens(const MetricsTable& table) const;
+    /// The length of the whole schedule in steps; 0 if it is unknown.
     int64_t steps_planned() const;
+    /// Passes over the sources of training data by the whole schedule, as the last start recorded them.
+    std::vector<SourceUse> passes_planned() const;
     /// The last step of any line.
     int64_t last_step() const;
 
