@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "dataloader/permutation.h"
 #include "test/catch.h"
 #include "test/random.h"
 
@@ -90,6 +91,19 @@ TEST_CASE("a draw depends on seed, weights and sample alone") {
     // About half of 4096: 10 standard deviations of 32.
     CHECK(std::abs(changes - 2048) < 320);
     CHECK(std::abs(differences - 2048) < 320);
+}
+
+TEST_CASE("turns are shuffled otherwise than the windows of a source with the same seed") {
+    const uint64_t seed = test_rng()();
+    Mixture mixture(seed, {1, 1});
+    for (const int64_t block : {int64_t{0}, random_int(1, 1000)}) {
+        const Permutation windows(seed, static_cast<uint64_t>(block), Mixture::block);
+        int64_t same = 0;
+        for (int64_t i = 0; i < Mixture::block; ++i)
+            same += (mixture(block * Mixture::block + i).source == 1) ==
+                    (windows(i) >= Mixture::block / 2);
+        CHECK(std::abs(same - Mixture::block / 2) < 320);  // 10 standard deviations
+    }
 }
 
 TEST_CASE("invalid weights are refused") {

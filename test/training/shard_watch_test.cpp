@@ -118,6 +118,41 @@ TEST_CASE("the thread finds damage by itself, and a later start finds it immedia
     CHECK(run.kept()["sound_step"].is_null());
 }
 
+TEST_CASE("a run from an older checkpoint than the sound one has only that to fall back on") {
+    const Run run(true);
+    const auto i = static_cast<size_t>(random_int(0, 2));
+    run.damage(i);
+    const int64_t first = random_int(1, 100);
+    int64_t sound_step = 0;
+    CHECK(start(run, first, &sound_step));
+    CHECK(sound_step == first);
+    // What was sound at a later start was trained on data that was not verified either.
+    CHECK(start(run, first + random_int(1, 100), &sound_step));
+    CHECK(sound_step == first);
+    const int64_t older = random_int(0, first - 1);
+    CHECK(start(run, older, &sound_step));
+    CHECK(sound_step == older);
+    CHECK(run.kept()["sound_step"] == older);
+}
+
+TEST_CASE("a shard that was found damaged is read before all others") {
+    const Run run(true);
+    run.damage(2);
+    CHECK(start(run, 3));
+    uint64_t others = 0;
+    for (const size_t i : {0, 1}) {  // which must be read again, too
+        fs::last_write_time(run.files[i],
+                            fs::last_write_time(run.files[i]) + std::chrono::seconds(1));
+        others += fs::file_size(run.files[i]);
+    }
+    const RunFolder folder(run.directory / "run");
+    folder.describe(run.config);
+    ShardWatch watch(folder, run.shards, 3, run.world);
+    watch.finish([] { return false; });
+    CHECK(watch.found_damage());
+    CHECK(watch.bytes_left() == others);
+}
+
 TEST_CASE("shards without a hash get one in the run's manifest, and a swap is noticed later") {
     const Run run(false);
     CHECK_FALSE(start(run, 0));

@@ -60,6 +60,7 @@ class Start {
             if (step_ % 4 == 0) log_.write_text(step_, "samples", text(step_));
         }
     }
+    void text_of(int64_t step) { log_.write_text(step, "samples", text(step)); }
     static double loss(int64_t step) { return 10 / static_cast<double>(step); }
     static std::string text(int64_t step) { return "a\n\n*b* " + std::to_string(step); }
 
@@ -217,6 +218,57 @@ TEST_CASE("a resumed run's event file has each step once, however the run before
         Start(folder, resume_step).run(last);
         const event_reader::Board board = event_reader::board_of(folder);
         CHECK(std::ssize(board.scalars.at("train/loss")) == last - resume_step);
+    }
+}
+
+TEST_CASE("a text that a resumed run writes again is not repeated", "[tensorboard]") {
+    const TemporaryDirectory directory;
+    const fs::path folder = directory.path();
+    const int64_t step = 4 * random_int(1, 5);
+    Start(folder).run(step);
+    {
+        Start again(folder, step);  // which samples after its checkpoint's step, as before
+        again.text_of(step);
+        again.text_of(step + 1);
+        again.text_of(step + 1);
+    }
+    size_t texts = 0;
+    for (const event_reader::Event& event : event_reader::read_events(event_file(folder)))
+        for (const event_reader::Value& value : event.values)
+            texts += value.tag == "samples" && event.step >= step;
+    CHECK(texts == 2);
+}
+
+TEST_CASE("an event file holds steps and sizes of any number of bytes", "[tensorboard]") {
+    const TemporaryDirectory directory;
+    std::set<int64_t> steps;
+    for (int bits = 7; bits < 63; bits += 7)
+        for (const int64_t near : {-1, 0, 1}) steps.insert((int64_t{1} << bits) + near);
+    {
+        MetricsLog log(directory.path(), std::nullopt, {});
+        log.add(std::make_unique<TensorBoardSink>(
+            directory.path(), std::nullopt, TensorBoardSink::Options{.config = config_with()}));
+        for (const int64_t step : steps) {
+            log.write(step, {{"loss", static_cast<double>(step)}});
+            const auto size = static_cast<size_t>(std::min(step, int64_t{20000}));
+            log.write_text(step, "samples", std::string(size, 'x'));
+        }
+    }
+    // As TensorBoard reads it, and as a resumed run does.
+    const event_reader::Board board = event_reader::board_of(directory.path());
+    const std::string file = read(event_file(directory.path()));
+    std::set<int64_t> read_back;
+    for (const std::string_view event : events_in(file).events)
+        if (const ParsedEvent parsed = parse_event(event);
+            !parsed.values.empty() && parsed.values[0].tag == "train/loss")
+            read_back.insert(parsed.step);
+    CHECK(read_back == steps);
+    CHECK(board.scalars.at("train/loss").size() == steps.size());
+    for (const int64_t step : steps) {
+        CAPTURE(step);
+        REQUIRE(board.scalars.at("train/loss").contains(step));
+        CHECK(std::ssize(event_reader::without_indent(board.texts.at("samples").at(step))) ==
+              std::min(step, int64_t{20000}));
     }
 }
 
