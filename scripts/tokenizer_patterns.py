@@ -49,3 +49,17 @@ PARTS = {
     "lines": (steps(split(r"^.|.$|\d{2}?x|(?m:<.*>)|\b'\b")), None),
     "empty matches": (steps(split(r"(?=[A-Z])|\d*")), None),
 }
+
+# Nobody's patterns, which ask for all that engines and versions of Unicode see differently.
+MADE_UP = {
+    "scripts": r"\p{Han}+|[\p{Hiragana}\p{Katakana}]+|[^\p{Han}\p{Common}]\p{Inherited}*|\p{^Latin}",
+    "words and fractions": r"'s|'t| ?\w+| ?[^\s\w]+|\s+(?!\S)|\s+",
+    "superscripts in sets": r"[\w²³¹¼½¾]+|[^\w²-¾\s]+|\W",
+    "negations": r"[^\P{L}]\P{M}?|\D\S|[\W\d]{2}",
+    "looking around": r"(?<=\p{Lu})\p{Ll}|(?<!\p{P})\S(?=\d)|\b.|(?!\p{Alphabetic})\w+",
+    "any case": r"(?i)[a-z\p{Lt}]+|'(?:ſ|k|ß|ss)|[^\p{Lower}]\x{345}?",
+    "classes": r"[[:punct:]]+|[[:^graph:]]|[[:alpha:]&&[^\p{Ll}]]{2,}+|\p{Punct}|[[:word:]]?\h",
+    "pictures": r"\p{Emoji_Modifier_Base}\p{Emoji_Modifier}?|\p{Extended_Pictographic}(?:\x{200d}\p{Emoji})*|\p{Emoji}+",
+    "categories": r"\p{Cn}+|\p{Co}\p{Cf}?|\p{Mn}+|[\p{Mc}\p{Me}]|\p{Nl}\p{No}*|\p{Sk}|[\p{Pd}\p{Pc}\p{Zs}]+|\p{Lm}\p{Lo}*",
+    "lines and words": r"\B.$|\R|\p{ID_Start}\p{XID_Continue}*|\p{White_Space}+\z|(?m:.)",
+}

@@ -200,7 +200,7 @@ void check_added_tokens(const JsonReader& reader, const Names& names,
 std::string read_split(const JsonReader& reader, const json& step, const std::string& type) {
     if (type == "Digits") {
         const bool each = reader.get(step, "individual_digits", false);
-        return each ? R"(\p{N})" : R"(\p{N}+)";
+        return std::string(each ? single_digits_regex : whole_numbers_regex);
     }
     const json& pattern = reader.object(step, "pattern");
     std::string regex = reader.get<std::string>(pattern, "Regex", "");

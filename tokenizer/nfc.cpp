@@ -7,6 +7,7 @@
 #include <utf8proc.h>
 
 #include "base/utf8.h"
+#include "tokenizer/unicode.h"
 
 namespace train_gpt {
 
@@ -35,37 +36,51 @@ void append_nfc(std::string_view text, std::string& out) {
     }
 }
 
-bool is_ascii(char c) { return (c & 0x80) == 0; }
+bool is_changed(char32_t code) {
+    static const std::vector<bool> table = [] {
+        const CodePoints& set = changed_by_nfc();
+        std::vector<bool> result(CodePoints::limit);
+        const std::vector<char32_t>& edges = set.edges();
+        for (size_t i = 0; i < edges.size(); i += 2)
+            std::fill(result.begin() + edges[i], result.begin() + edges[i + 1], true);
+        return result;
+    }();
+    return table[code];
+}
+
+/// The position of the first character at or after `at` that NFC may change, or the end of the text.
+size_t find_changed(std::string_view text, size_t at) {
+    while (at < text.size()) {
+        const Utf8Character next = utf8_character(text, at);
+        if (next.code >= 0x80 && is_changed(next.code)) return at;
+        at += next.length;
+    }
+    return at;
+}
+
+/// The first position at or after `at` of a character that NFC leaves alone.
+size_t skip_changed(std::string_view text, size_t at) {
+    while (at < text.size()) {
+        const Utf8Character next = utf8_character(text, at);
+        if (next.code < 0x80 || !is_changed(next.code)) return at;
+        at += next.length;
+    }
+    return at;
+}
 
 }  // namespace
 
 std::string_view nfc(std::string_view text, std::string& storage) {
-    const auto next_not_ascii = [&](size_t at) {
-        return static_cast<size_t>(
-            std::find_if_not(text.begin() + static_cast<std::ptrdiff_t>(at), text.end(), is_ascii) -
-            text.begin());
-    };
-    size_t at = next_not_ascii(0);
-    if (at == text.size()) return text;
-    storage.assign(text.substr(0, at));
-    while (at < text.size()) {
+    size_t begin = find_changed(text, 0);
+    if (begin == text.size()) return text;
+    storage.clear();
+    for (size_t done = 0; done < text.size();) {
         // An ASCII character is composed with nothing before it, but with marks after it.
-        size_t end = at;
-        while (end < text.size() && !is_ascii(text[end])) ++end;
-        if (!storage.empty() && at > 0 && is_ascii(text[at - 1])) {
-            storage.pop_back();
-            --at;
-        }
-        while (at < end) {
-            const std::string_view rest = text.substr(at, end - at);
-            const size_t good = find_not_utf8(rest);
-            append_nfc(rest.substr(0, good), storage);
-            at += good;
-            if (at < end) storage += text[at++];
-        }
-        const size_t ascii_end = next_not_ascii(end);
-        storage += text.substr(end, ascii_end - end);
-        at = ascii_end;
+        if (begin > done && begin < text.size() && !(text[begin - 1] & 0x80)) --begin;
+        storage += text.substr(done, begin - done);
+        done = skip_changed(text, begin + (begin < text.size() && !(text[begin] & 0x80)));
+        append_nfc(text.substr(begin, done - begin), storage);
+        begin = find_changed(text, done);
     }
     return storage;
 }

@@ -8,7 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "tokenizer/unicode_classes.h"
+#include "base/utf8.h"
+#include "tokenizer/unicode.h"
 
 namespace train_gpt {
 
@@ -20,18 +21,19 @@ enum class CharClass : uint8_t { other, letter, number, space };
 /// searching the ranges for each character would take most of the time on non-English text.
 std::vector<CharClass> make_class_table() {
     std::vector<CharClass> table;
-    const auto fill = [&table](std::span<const CodePointRange> ranges, CharClass value) {
-        if (table.size() <= ranges.back().last) table.resize(ranges.back().last + 1);
-        for (const CodePointRange& range : ranges)
-            for (uint32_t code = range.first; code <= range.last; ++code) table[code] = value;
+    const auto fill = [&table](const CodePoints& set, CharClass value) {
+        const std::vector<char32_t>& edges = set.edges();
+        if (table.size() < edges.back()) table.resize(edges.back());
+        for (size_t i = 0; i < edges.size(); i += 2)
+            std::fill(table.begin() + edges[i], table.begin() + edges[i + 1], value);
     };
-    fill(letter_ranges(), CharClass::letter);
-    fill(number_ranges(), CharClass::number);
-    fill(space_ranges(), CharClass::space);
+    fill(unicode_property("L").value(), CharClass::letter);
+    fill(unicode_property("N").value(), CharClass::number);
+    fill(unicode_property("White_Space").value(), CharClass::space);
     return table;
 }
 
-CharClass class_of(uint32_t code) {
+CharClass class_of(char32_t code) {
     static const std::vector<CharClass> table = make_class_table();
     return code < table.size() ? table[code] : CharClass::other;
 }
@@ -50,33 +52,12 @@ struct Char {
     uint8_t length;  // bytes
 };
 
-/// The non-ASCII character at `at`. UTF-8 is strict (RFC 3629): no overlong forms, no surrogates,
-/// nothing above U+10FFFF.
-Char wide_char_at(std::string_view text, size_t at) {
-    const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[at + i]); };
-    const size_t left = text.size() - at;
-    const uint8_t lead = byte(0);
-    const int length = lead >= 0xC2 && lead <= 0xDF   ? 2
-                       : lead >= 0xE0 && lead <= 0xEF ? 3
-                       : lead >= 0xF0 && lead <= 0xF4 ? 4
-                                                      : 0;
-    constexpr Char invalid{CharClass::other, 1};
-    if (length == 0 || left < static_cast<size_t>(length)) return invalid;
-    uint32_t code = lead & (0x7F >> length);
-    for (int i = 1; i < length; ++i) {
-        if ((byte(i) & 0xC0) != 0x80) return invalid;
-        code = code << 6 | (byte(i) & 0x3F);
-    }
-    const bool overlong = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
-    const bool surrogate = code >= 0xD800 && code <= 0xDFFF;
-    if (overlong || surrogate || code > 0x10FFFF) return invalid;
-    return {class_of(code), static_cast<uint8_t>(length)};
-}
-
 /// The character at `at`.
 Char char_at(std::string_view text, size_t at) {
     const uint8_t byte = static_cast<uint8_t>(text[at]);
-    return byte < 0x80 ? Char{ascii_classes[byte], 1} : wide_char_at(text, at);
+    if (byte < 0x80) return {ascii_classes[byte], 1};
+    const Utf8Character character = utf8_character(text, at);
+    return {class_of(character.code), character.length};
 }
 
 /// How many of the eight bytes are ASCII letters, counted up to the first that is not.
@@ -225,11 +206,18 @@ constexpr std::string_view o200k_regex =
     R"([\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*)"
     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
+constexpr std::string_view single_digits_regex =
+    R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])";
+constexpr std::string_view whole_numbers_regex =
+    R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}]+)";
+
 namespace {
 
 /// Published patterns that PCRE2 cuts by.
 constexpr std::string_view published_patterns[] = {
     o200k_regex,
+    single_digits_regex,
+    whole_numbers_regex,
     R"(\p{N})",       // single digits, before another pattern
     R"(\p{N}+)",      // whole numbers
     R"(\p{N}{1,3})",  // DeepSeek-V3's first pattern of three

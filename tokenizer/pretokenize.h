@@ -31,6 +31,10 @@ std::string regex_of(Pattern pattern);
 /// The pattern of GPT-4o (o200k), which PCRE2 matches.
 extern const std::string_view o200k_regex;
 
+/// What the step Digits of a tokenizer.json cuts out: each digit, or whole numbers. It asks Rust,
+/// which knows the numbers of Unicode 17.0 where patterns know those of 16.0.
+extern const std::string_view single_digits_regex, whole_numbers_regex;
+
 /// The pattern that a tokenizer.json writes as this regular expression.
 std::optional<Pattern> known_pattern(std::string_view regex);
 

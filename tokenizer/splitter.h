@@ -25,16 +25,17 @@ class Splitter {
 
     /// Memory that is used again from text to text; one per thread.
     struct Scratch {
-        RegexMatcher matcher;
-        std::string text;           // with U+FFFD for each byte that is not UTF-8,
-        std::vector<size_t> stray;  // and where these are in it
+        std::vector<RegexMatcher> matchers;  // of each step
     };
 
     /// Calls piece(at, length) for all pieces of the text, in order. A byte that is not UTF-8
-    /// counts as the character U+FFFD. Throws Error like RegexMatcher::find().
+    /// counts as the character U+FFFD. Throws Error like RegexMatcher::next().
     template <class Piece>
     void split(std::string_view text, Scratch& scratch, Piece&& piece) const {
-        if (!only_known_) return split_in_steps(text, scratch, piece);
+        if (!only_known_) {
+            scratch.matchers.resize(steps_.size());
+            return split_further(0, text, 0, text.size(), scratch, piece);
+        }
         for (size_t at = 0; at < text.size();) {
             const size_t length = first_piece(*only_known_, text.substr(at));
             piece(at, length);
@@ -44,7 +45,6 @@ class Splitter {
 
   private:
     using Visit = std::function<void(size_t at, size_t length)>;
-    void split_in_steps(std::string_view text, Scratch& scratch, const Visit& piece) const;
     void split_further(size_t step, std::string_view text, size_t begin, size_t end,
                        Scratch& scratch, const Visit& piece) const;
 

@@ -2,7 +2,6 @@
 
 #include "test/catch.h"
 #include "test/tokenizer/reference.h"
-#include "tokenizer/unicode_classes.h"
 
 namespace train_gpt {
 
@@ -75,20 +74,6 @@ TEST_CASE("a byte outside well-formed UTF-8 is a symbol of its own") {
         else
             CHECK(pieces_of(Pattern::cl100k, inside) == Pieces{"a", bad, "b"});
     }
-}
-
-TEST_CASE("the Unicode classes are sorted ranges without overlap") {
-    std::vector<CodePointRange> all;
-    for (const auto& ranges : {letter_ranges(), number_ranges(), space_ranges()}) {
-        for (size_t i = 0; i < ranges.size(); ++i) {
-            CHECK(ranges[i].first <= ranges[i].last);
-            if (i > 0) CHECK(ranges[i - 1].last + 1 < ranges[i].first);
-            all.push_back(ranges[i]);
-        }
-    }
-    std::sort(all.begin(), all.end(),
-              [](const auto& a, const auto& b) { return a.first < b.first; });
-    for (size_t i = 1; i < all.size(); ++i) CHECK(all[i - 1].last < all[i].first);
 }
 
 }  // namespace train_gpt

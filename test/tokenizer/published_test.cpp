@@ -117,7 +117,22 @@ TEST_CASE("patterns mean what they mean to Oniguruma") {
     CHECK(pieces_of(R"(\s+)", "a\u180E \u0085\u3000b") == Pieces{"a\u180E", " \u0085\u3000", "b"});
     CHECK(pieces_of(R"([^\S\n]+)", "a \t\nb") == Pieces{"a", " \t", "\nb"});
     CHECK(pieces_of(R"([\s\S])", "a\u180E\n") == Pieces{"a", "\u180E", "\n"});
-    CHECK(pieces_of(R"(\w+)", "a_\u0301\u203F!\u00BD") == Pieces{"a_\u0301\u203F", "!\u00BD"});
+    CHECK(pieces_of(R"([\s\S])", "a\u180E\u180E") == Pieces{"a", "\u180E", "\u180E"});
+    CHECK(pieces_of(R"([\S\t])", "a\u180E\u180E \t") == Pieces{"a", "\u180E", "\u180E", " ", "\t"});
+    CHECK(pieces_of(R"(\w+)", "a_\u0301\u203F!\u00BD") == Pieces{"a_\u0301\u203F", "!", "\u00BD"});
+    CHECK(pieces_of(R"(\w+)", "\u24B6\u2163\u00B2!\u2460") ==
+          Pieces{"\u24B6\u2163\u00B2", "!\u2460"});
+    CHECK(pieces_of(R"([\w]+)", "\u24B6\u2163\u00B2!") == Pieces{"\u24B6\u2163", "\u00B2!"});
+    // Scripts are not script extensions; names of properties are read loosely.
+    CHECK(pieces_of(R"(\p{Han}+)", "\u4E2D\u3002\u56FD") == Pieces{"\u4E2D", "\u3002", "\u56FD"});
+    CHECK(pieces_of(R"(\p{^ han }|\P{ALPHA-betic})", "\u4E2D\u56FD1") ==
+          Pieces{"\u4E2D\u56FD", "1"});
+    // Sets within sets, what sets have in common, and named classes.
+    CHECK(pieces_of(R"([a-c[x-z]])", "abdxw") == Pieces{"a", "b", "d", "x", "w"});
+    CHECK(pieces_of(R"([a-z&&[^aeiou]]+)", "abcde") == Pieces{"a", "bcd", "e"});
+    CHECK(pieces_of(R"([^a-z&&[^aeiou]]+)", "bae1x") == Pieces{"b", "ae1", "x"});
+    CHECK(pieces_of(R"([[:punct:]]+|\p{Punct})", "a$+!") == Pieces{"a", "$+!"});
+    CHECK(pieces_of(R"([[:^alpha:]]+)", "a1!b") == Pieces{"a", "1!", "b"});
     CHECK(pieces_of(R"(\b'\b)", "a\u0301'\u0301'! 'b") == Pieces{"a\u0301", "'", "\u0301'! 'b"});
     CHECK(pieces_of(R"(\b')", "\u00b2' \u2460'") == Pieces{"\u00b2", "'", " \u2460'"});
     CHECK(pieces_of(R"(\B.)", "ab! '") == Pieces{"a", "b", "!", " ", "'"});
@@ -139,6 +154,11 @@ TEST_CASE("patterns mean what they mean to Oniguruma") {
     CHECK(pieces_of("(?m:.+)|b", "a\nb") == Pieces{"a\nb"});
     CHECK(pieces_of(".+", "a\n\rb") == Pieces{"a", "\n", "\rb"});
     // Letter case; a match sees what lies before it.
+    CHECK(pieces_of("a(?i)b|c", "aBaCcC") == Pieces{"aB", "aC", "cC"});
+    CHECK(pieces_of("(?i:ss|k)", "\u00DFsS\u1E9E\u212AK") ==
+          Pieces{"\u00DF", "sS", "\u1E9E", "\u212A", "K"});
+    CHECK(pieces_of("(?i)[\u00DF]", "sSs") == Pieces{"sS", "s"});
+    CHECK(pieces_of("(?i)[^k]", "a\u212Ab") == Pieces{"a", "\u212A", "b"});
     CHECK(pieces_of("(?i)'S|'(?-i:t)", "'s'T't'\u017F") == Pieces{"'s", "'T", "'t", "'\u017F"});
     CHECK(pieces_of("(?<=a)b", "bab") == Pieces{"ba", "b"});
     CHECK(pieces_of("(?#a comment)c", "abc") == Pieces{"ab", "c"});
@@ -180,16 +200,23 @@ TEST_CASE("patterns that are malformed or not supported are refused") {
              {"*a", "repeats nothing"},
              {"(*UTF8)a", "repeats nothing"},
              {"[a", "[ without a ]"},
-             {"[a[b]]", "a set within a set"},
-             {"[a&&b]", "&&"},
+             {"[[:word]", "[ without a ]"},
+             {"[[:vowel:]]", "[:vowel:]"},
+             {"[a-\\d]", "ends in a class"},
+             {"[\\d-a]", "begins with a class"},
+             {"[b-a]", "empty range"},
+             {"(.)\\1", "refers back"},
+             {"\\X", "\\X"},
+             {"\\xe9", "not UTF-8"},
              {"[]a]", "begins with ]"},
-             {"[\\W]", "\\W in a set"},
              {"\\Ga", "\\G"},
              {"\\", "backslash"},
              {"\\u00", "code point"},
              {"\\x{zz}", "code point"},
              {"\\pL", "property"},
-             {"\\p{Unheard}", "PCRE2 says"},
+             {"\\p{Unheard}", "the property Unheard"},
+             {"\\p{Script=Han}", "the property Script=Han"},
+             {"\\p{=word}", "the property =word"},
              {"(?x:a b)", "(?x"},
              {"(?~a)", "(?~"}}) {
         CAPTURE(pattern);
