@@ -71,7 +71,7 @@ def code_points():
 class Patterns:
     """Random patterns, made of what patterns of tokenizers are made of."""
 
-    CHARACTERS = [*"abstSKk'1 .\n\r_-\u00e9\u00c9\u00df\u1e9e\ufb01\u017f\u212a\u00b2\u00bd\u4e2d\u3002\u30a2\u30fc\u0301\u0345\u24b6\u24d0\u2163",
+    CHARACTERS = [*"\\abstSKk'1 .\n\r_-\u00e9\u00c9\u00df\u1e9e\ufb01\u017f\u212a\u00b2\u00bd\u4e2d\u3002\u30a2\u30fc\u0301\u0345\u24b6\u24d0\u2163",
                   *"\u0130\u0131\U0001f6dc\u200d\u180e\u00a0\u2028\x85\u03a3\u03c2\u0149\u1fb3\u03b1\u03b9\U00010d50\U00010d70\u0663\x0b\U000e0061"]
     PROPERTIES = ["L", "Lu", "Ll", "M", "N", "Nd", "P", "S", "Z", "Han", "Greek", "Latin", "Alphabetic", "Word", "Punct", "Emoji", "Katakana",
                   "^L", "^Han", "Upper", "Common", "Cn", "In_Hiragana", "LC", "ExtPict"]
@@ -147,9 +147,9 @@ def random_patterns(rng):
 
 def main():
     out = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "../test/fixtures/tokenizer")
-    for name, value in (("random_patterns.json", random_patterns(random.Random(36))), ("code_points.json", code_points())):
+    for name, make in (("random_patterns.json", lambda: random_patterns(random.Random(36))), ("code_points.json", code_points)):
         with open(os.path.join(out, name), "w", encoding="utf-8") as file:
-            json.dump(value, file, separators=(",", ":"), ensure_ascii=False)
+            json.dump(make(), file, separators=(",", ":"), ensure_ascii=False)
             file.write("\n")
 
 

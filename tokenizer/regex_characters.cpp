@@ -76,6 +76,12 @@ char32_t read_escaped_bytes(PatternCursor& cursor, char32_t first) {
     return character.code;
 }
 
+char32_t read_literal(PatternCursor& cursor) {
+    const Utf8Character character = utf8_character(cursor.pattern, cursor.at);
+    cursor.at += character.length;
+    return character.code;
+}
+
 /// The character of an escape, whose backslash the cursor is after.
 char32_t read_escape(PatternCursor& cursor, bool in_set) {
     const char c = cursor.next();
@@ -105,7 +111,7 @@ char32_t read_escape(PatternCursor& cursor, bool in_set) {
     }
     if (is_letter_or_digit(c))
         throw refuse_in_pattern(concat("it uses \\", c, in_set ? " in a set" : ""));
-    return read_character(cursor, in_set);
+    return read_literal(cursor);
 }
 
 /// [:name:] or [:^name:]; nothing if the bracket at the cursor begins a set.
@@ -160,9 +166,7 @@ char32_t read_character(PatternCursor& cursor, bool in_set) {
         ++cursor.at;
         return read_escape(cursor, in_set);
     }
-    const Utf8Character character = utf8_character(cursor.pattern, cursor.at);
-    cursor.at += character.length;
-    return character.code;
+    return read_literal(cursor);
 }
 
 PatternSet read_set(PatternCursor& cursor) {

@@ -5,20 +5,11 @@
 
 #include "test/catch.h"
 #include "test/random.h"
+#include "test/utf8.h"
 
 using namespace train_gpt;
 
 namespace {
-
-/// UTF-8 of a code point, as RFC 3629 writes it.
-std::string utf8(int64_t code) {
-    const auto byte = [](int64_t value) { return std::string(1, static_cast<char>(value)); };
-    const auto more = [&](int shift) { return byte(0x80 | (code >> shift & 0x3F)); };
-    if (code < 0x80) return byte(code);
-    if (code < 0x800) return byte(0xC0 | code >> 6) + more(0);
-    if (code < 0x10000) return byte(0xE0 | code >> 12) + more(6) + more(0);
-    return byte(0xF0 | code >> 18) + more(12) + more(6) + more(0);
-}
 
 int64_t random_code() {
     static constexpr int64_t last[]{0x7F, 0x7FF, 0xFFFF, 0x10FFFF};
@@ -54,6 +45,29 @@ TEST_CASE("every code point but surrogates is UTF-8, and each of its parts is no
     for (const std::string bad : {"\xC0\x80", "\xC1\xBF", "\xE0\x9F\xBF", "\xF0\x8F\xBF\xBF",
                                   "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\x80"})
         CHECK(count_not_utf8("ab" + bad + "c") == std::ssize(bad));
+}
+
+TEST_CASE("every code point is read back, and a byte that is none is U+FFFD") {
+    int64_t wrong = 0;
+    for (int64_t code = 0; code <= 0x10FFFF; ++code) {
+        if (code >= 0xD800 && code <= 0xDFFF) continue;
+        const std::string one = "\xFF" + utf8(code) + "\xFF";
+        const Utf8Character read = utf8_character(one, 1);
+        wrong += read.code != static_cast<char32_t>(code) || read.length != one.size() - 2;
+    }
+    CHECK(wrong == 0);
+    for (int round = 0; round < 1000; ++round) {
+        std::string text = random_text(random_int(0, 5));
+        for (int64_t damage = random_int(0, 5); damage > 0 && !text.empty(); --damage)
+            text[static_cast<size_t>(random_int(0, std::ssize(text) - 1))] =
+                static_cast<char>(random_int(0x80, 0xFF));
+        for (size_t at = 0; at < text.size();) {
+            const Utf8Character read = utf8_character(text, at);
+            const bool is_bad = find_not_utf8(text, at) == at;
+            REQUIRE((read.code == 0xFFFD && read.length == 1) == is_bad);
+            at += read.length;
+        }
+    }
 }
 
 TEST_CASE("bytes that break UTF-8 are counted, and the first is found") {

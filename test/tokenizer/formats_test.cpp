@@ -99,6 +99,50 @@ TEST_CASE("GPT-2's pair of files is read under both their names") {
     }
 }
 
+TEST_CASE("only a line with the version is a comment among merges") {
+    json vocab = json::object();
+    for (int i = 0; i < 256; ++i)
+        vocab[to_byte_alphabet(std::string(1, static_cast<char>(byte_at(i))))] = i;
+    const int hash = vocab.at("#"), a = vocab.at("a");
+    vocab["##"] = 256;
+    vocab["##a"] = 257;
+    vocab["a#"] = 258;
+    for (const char* head : {"", "#version: 0.2\n"}) {
+        const TemporaryDirectory folder;
+        write_file(folder / "vocab.json", vocab.dump());
+        write_file(folder / "merges.txt", std::string(head) + "# #\n## a\n\na #\n");
+        const Tokenizer tokenizer = Tokenizer::load(folder.path());
+        CHECK(tokenizer.encode("##") == Ids{256});
+        // GPT-2's pattern keeps punctuation and letters apart.
+        CHECK(tokenizer.encode("###a#") == Ids{256, static_cast<uint32_t>(hash),
+                                               static_cast<uint32_t>(a),
+                                               static_cast<uint32_t>(hash)});
+        json as_json = json::parse(tokenizer.to_json());
+        CHECK(as_json.at("model").at("merges") == json({"# #", "## a", "a #"}));
+        CHECK(load_json(as_json).encode("##") == Ids{256});
+    }
+}
+
+TEST_CASE("members that tokenizer.json lacks have the values of a new token or step") {
+    json file = trained();
+    file["normalizer"] = {{"type", "NFC"}};
+    file["pre_tokenizer"] = {{"type", "ByteLevel"}};
+    file["added_tokens"].push_back({{"id", 700}, {"content", "\u00e9!"}});
+    file["added_tokens"].push_back({{"id", 701}, {"content", "e\u0301?"}, {"special", true}});
+    const Tokenizer tokenizer = load_json(file);
+    CHECK_FALSE(tokenizer.is_special(700));
+    // A token that is not special is looked for in normalised text, a special one before.
+    CHECK(tokenizer.encode("e\u0301!") == Ids{700});
+    CHECK(tokenizer.encode_with_special("e\u0301?") == Ids{701});
+    CHECK(tokenizer.encode_with_special("\u00e9?") != Ids{701});
+    CHECK(tokenizer.patterns() == std::vector{regex_of(Pattern::gpt2)});
+    CHECK(tokenizer.encode("a") == tokenizer.encode(" a"));  // add_prefix_space
+    const json written = json::parse(tokenizer.to_json());
+    for (const json& token : written.at("added_tokens"))
+        CHECK(token.at("normalized") == (token.at("id") == 700));
+    CHECK(load_json(written).to_json() == tokenizer.to_json());
+}
+
 TEST_CASE("merges are read as pairs and as strings") {
     json as_strings = trained();
     for (auto& merge : as_strings["model"]["merges"])
