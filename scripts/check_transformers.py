@@ -351,6 +351,28 @@ class Interchange:
                 self.same_losses(out, load(out))
         return max(said)
 
+    def check_rotations(self):
+        """A config.json that describes the rotation for several versions of transformers means what it means there."""
+        linear = {"rope_type": "linear", "factor": 4.0}
+        llama3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        said = []
+        for family in ("llama", "qwen2", "qwen3", "mistral"):
+            source = self.new("theirs")
+            self.random_family(family, "fp32").save_pretrained(source)
+            config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+            for entries in (
+                    {"rope_theta": 300.0, "rope_scaling": linear, "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}},
+                    {"rope_scaling": {"type": "linear", "factor": 4.0}},
+                    {"rope_theta": 300.0, "rope_scaling": None, "rope_parameters": linear},
+                    {"rope_scaling": {**linear, "rope_theta": 300.0}},
+                    {"original_max_position_embeddings": 16, "rope_parameters": {**llama3, "rope_theta": 300.0}},
+                    {"original_max_position_embeddings": 16, "rope_theta": 300.0, "rope_scaling": llama3},
+                    {"rope_parameters": llama3}):
+                rest = {key: value for key, value in config.items() if not key.startswith("rope_")}
+                (source / "config.json").write_text(json.dumps({**rest, **entries}), encoding="utf-8")
+                said.append(self.same_losses(source, load(source)))
+        return max(said)
+
     def check_refusals_of_families(self):
         def rope(kind, **numbers):
             return {"rope_parameters": dict(rope_type=kind, rope_theta=1e4, factor=4.0, **numbers)}

@@ -1,9 +1,8 @@
 #include "model/families/llama.h"
 
-#include <cmath>
-
 #include "base/error.h"
 #include "model/families/config_file.h"
+#include "model/families/rope_config.h"
 
 namespace train_gpt {
 
@@ -45,55 +44,6 @@ Registry registry(const DecoderSpec& spec) {
                .down = "mlp.down_proj"});
 }
 
-namespace {
-
-/// The rotation, as transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters) writes it.
-void read_rope(const Json& json, const std::filesystem::path& path, DecoderSettings& settings) {
-    constexpr double transformers_theta = 10000;  // of files that leave it out
-    const bool together = json.contains("rope_parameters") && json["rope_parameters"].is_object();
-    const Json none = Json::object();
-    const Json& scaling = together ? json["rope_parameters"]
-                          : json.contains("rope_scaling") && json["rope_scaling"].is_object()
-                              ? json["rope_scaling"]
-                              : none;
-    settings.rope_theta = optional_field(
-        scaling, "rope_theta", optional_field(json, "rope_theta", transformers_theta, path), path);
-    if (!(settings.rope_theta > 0))
-        throw Error(path.string(), " has rope_theta = ", settings.rope_theta,
-                    "; it must be above 0");
-    const auto type = optional_field<std::string>(
-        scaling, "rope_type", optional_field<std::string>(scaling, "type", "default", path), path);
-    RopeFrequencies& rope = settings.rope_scaling;
-    const auto number = [&](const char* key) { return field<double>(scaling, key, path); };
-    if (type == "linear") {
-        rope.scaling = RopeScaling::linear;
-        rope.factor = number("factor");
-    } else if (type == "llama3") {
-        rope.scaling = RopeScaling::llama3;
-        rope.factor = number("factor");
-        rope.low_frequency_factor = number("low_freq_factor");
-        rope.high_frequency_factor = number("high_freq_factor");
-        rope.original_context = field<int64_t>(scaling, "original_max_position_embeddings", path);
-    } else if (type != "default") {
-        throw Error(path.string(), " has rope_scaling of the type \"", type,
-                    "\"; only \"default\", \"linear\" and \"llama3\" are supported");
-    }
-}
-
-Json rope_of(const DecoderSpec& spec) {
-    const RopeFrequencies& rope = spec.rope;
-    if (rope.scaling == RopeScaling::none) return {{"rope_type", "default"}};
-    if (rope.scaling == RopeScaling::linear)
-        return {{"rope_type", "linear"}, {"factor", rope.factor}};
-    return {{"rope_type", "llama3"},
-            {"factor", rope.factor},
-            {"low_freq_factor", rope.low_frequency_factor},
-            {"high_freq_factor", rope.high_frequency_factor},
-            {"original_max_position_embeddings", rope.original_context}};
-}
-
-}  // namespace
-
 DecoderSpec read_config(const Family& family, const Json& json, const std::filesystem::path& path) {
     const ConfigFile file(json, path);
     file.only("hidden_act", std::string("silu"));
@@ -125,7 +75,6 @@ DecoderSpec read_config(const Family& family, const Json& json, const std::files
 }
 
 Json config(const DecoderSpec& spec, const char* architecture) {
-    Json rope = rope_of(spec);
     Json json = {{"architectures", {architecture}},
                  {"model_type", spec.family->model_type},
                  {"vocab_size", spec.vocab_size},
@@ -141,12 +90,8 @@ Json config(const DecoderSpec& spec, const char* architecture) {
                  {"initializer_range", spec.init_std},
                  {"attention_dropout", 0.0},
                  {"tie_word_embeddings", spec.tied_head},
-                 {"use_cache", true},
-                 // Once for transformers 4, once for 5
-                 {"rope_theta", spec.rope.theta},
-                 {"rope_scaling", spec.rope.scaling == RopeScaling::none ? Json(nullptr) : rope}};
-    rope["rope_theta"] = spec.rope.theta;
-    json["rope_parameters"] = rope;
+                 {"use_cache", true}};
+    write_rope(spec, json);
     return json;
 }
 

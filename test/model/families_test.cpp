@@ -33,6 +33,14 @@ std::string refusal(const Family& family, const DecoderSettings& settings) {
     return error_of([&] { (void)family.spec(settings, "config"); });
 }
 
+/// The config.json of a family's fixture with other entries for its rotation.
+Json with_rotation(const Family& family, const Json& entries) {
+    Json config = fixture(family);
+    for (const char* key : {"rope_parameters", "rope_scaling", "rope_theta"}) config.erase(key);
+    config.update(entries);
+    return config;
+}
+
 }  // namespace
 
 TEST_CASE("a family's config.json says all of a model that it holds", "[families]") {
@@ -88,6 +96,116 @@ TEST_CASE("the rotation is read as transformers 4 and as transformers 5 write it
     const DecoderSpec spec = llama.read_config(plain, "config.json");
     CHECK(spec.rope.scaling == RopeScaling::none);
     CHECK(spec.rope.theta == 10000);
+}
+
+// The right values are the frequencies of transformers 5.24, in which 4.57 agrees where it reads
+// the entries at all.
+TEST_CASE("a rotation that a config.json describes twice is the one of transformers",
+          "[families]") {
+    const auto factor = static_cast<double>(random_int(2, 9));
+    const double theta = random_int(50, 90000);
+    const int64_t context = random_int(40, 400), other_context = context + random_int(1, 50);
+    const Json linear = {{"rope_type", "linear"}, {"factor", factor}},
+               old_linear = {{"type", "linear"}, {"factor", factor}}, plain = {{"type", "default"}};
+    const auto with_theta = [&](Json rope) {
+        rope["rope_theta"] = theta;
+        return rope;
+    };
+    const auto with_context = [&](Json rope) {
+        rope["original_max_position_embeddings"] = context;
+        return rope;
+    };
+    const Json llama3 = {{"rope_type", "llama3"},
+                         {"factor", factor},
+                         {"low_freq_factor", 2.0},
+                         {"high_freq_factor", 8.0}};
+    const RopeFrequencies none{.theta = theta},
+        linear_at{.theta = theta, .scaling = RopeScaling::linear, .factor = factor},
+        llama3_at{.theta = theta,
+                  .scaling = RopeScaling::llama3,
+                  .factor = factor,
+                  .low_frequency_factor = 2,
+                  .high_frequency_factor = 8,
+                  .original_context = context};
+    RopeFrequencies linear_by_default = linear_at, llama3_at_model = llama3_at;
+    linear_by_default.theta = 10000;
+    llama3_at_model.original_context = 200;
+
+    struct Case {
+        Json entries;
+        RopeFrequencies expected;
+    };
+    const std::vector<Case> cases{
+        {{{"rope_theta", theta}, {"rope_scaling", linear}, {"rope_parameters", with_theta(plain)}},
+         linear_at},
+        {{{"rope_theta", theta}, {"rope_scaling", old_linear}, {"rope_parameters", plain}},
+         linear_at},
+        {{{"rope_theta", theta}, {"rope_scaling", nullptr}, {"rope_parameters", linear}},
+         linear_at},
+        {{{"rope_scaling", Json::object()}, {"rope_parameters", with_theta(linear)}}, linear_at},
+        {{{"rope_scaling", linear}, {"rope_parameters", nullptr}}, linear_by_default},
+        {{{"rope_scaling", with_theta(linear)}}, linear_at},
+        {{{"rope_scaling", with_theta(linear)}, {"rope_parameters", with_theta(linear)}},
+         linear_at},
+        {{{"rope_theta", theta}, {"rope_scaling", plain}, {"rope_parameters", nullptr}}, none},
+        {{{"rope_theta", nullptr}, {"rope_parameters", with_theta(plain)}}, none},
+        {{{"rope_theta", theta},
+          {"rope_scaling", llama3},
+          {"original_max_position_embeddings", context}},
+         llama3_at},
+        {{{"rope_parameters", with_theta(llama3)}, {"original_max_position_embeddings", context}},
+         llama3_at},
+        {{{"rope_parameters", with_theta(with_context(llama3))},
+          {"original_max_position_embeddings", context}},
+         llama3_at},
+        {{{"rope_parameters", with_theta(with_context(llama3))},
+          {"rope_theta", theta},
+          {"rope_scaling", with_context(llama3)}},
+         llama3_at},
+        {{{"rope_parameters", with_theta(llama3)}, {"max_position_embeddings", 200}},
+         llama3_at_model},
+        {{{"rope_parameters", with_theta(linear)}, {"original_max_position_embeddings", context}},
+         linear_at}};
+    for (const Family* family : llama_class_families) {
+        for (const auto& [entries, expected] : cases) {
+            CAPTURE(family->model_type, entries.dump());
+            const DecoderSpec spec = family->read_config(with_rotation(*family, entries), "f");
+            RopeFrequencies wanted = expected;
+            wanted.D = spec.head_size;
+            CHECK(spec.rope == wanted);
+            CHECK(family->read_config(family->config(spec), "f") == spec);
+        }
+        const auto refused = [&](const Json& entries, const std::vector<const char*>& said) {
+            const Json config = with_rotation(*family, entries);
+            const std::string error = error_of([&] { (void)family->read_config(config, "a/f"); });
+            CAPTURE(family->model_type, entries.dump(), error);
+            CHECK(error.starts_with("a/f has "));
+            for (const char* text : said) CHECK(contains(error, text));
+        };
+        Json twice = linear, doubled = linear;
+        twice["type"] = "default";
+        doubled["factor"] = 2 * factor;
+        refused({{"rope_scaling", twice}}, {"type = \"default\"", "rope_type = \"linear\""});
+        refused({{"rope_scaling", linear}, {"rope_parameters", doubled}},
+                {"rope_scaling", "rope_parameters", "remove one"});
+        refused({{"rope_scaling", plain}, {"rope_parameters", linear}}, {"remove one"});
+        refused({{"rope_theta", theta + 1}, {"rope_parameters", with_theta(plain)}},
+                {"rope_theta", "from rope_parameters"});
+        refused({{"rope_theta", theta + 1}, {"rope_scaling", with_theta(linear)}},
+                {"rope_theta", "from rope_scaling"});
+        refused({{"rope_scaling", linear}, {"rope_parameters", {{"rope_theta", 777}}}},
+                {"rope_theta = 777 in rope_parameters", "10000, its default"});
+        refused({{"rope_parameters", with_context(llama3)},
+                 {"original_max_position_embeddings", other_context}},
+                {"original_max_position_embeddings", "remove one"});
+        refused({{"rope_scaling", "linear"}}, {"rope_scaling = \"linear\"", "null or an object"});
+        refused({{"rope_parameters", {linear}}}, {"rope_parameters = [", "null or an object"});
+        refused({{"rope_parameters", {{"full_attention", linear}}}}, {"\"full_attention\""});
+        refused({{"rope_parameters", {{"partial_rotary_factor", 0.5}}}}, {"partial_rotary_factor"});
+        refused({{"rope_scaling", {{"factor", 2.0}}}}, {"no rope_type"});
+        for (const char* type : {"dynamic", "yarn", "longrope", "su", "mrope", "proportional"})
+            refused({{"rope_scaling", {{"type", type}, {"factor", 2.0}}}}, {type, "\"llama3\""});
+    }
 }
 
 TEST_CASE("variants that compute something else are refused by the name of their key",
