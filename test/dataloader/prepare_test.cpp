@@ -362,6 +362,40 @@ TEST_CASE("documents begin and end with the tokens that the tokenizer or the use
     CHECK(contains(error_of([&] { prepare(options, nullptr); }), "--begin-token"));
 }
 
+namespace {
+
+std::string utf8_of(uint32_t c) {
+    const auto byte = [](uint32_t bits) { return static_cast<char>(bits); };
+    const auto next = [&](int shift) { return byte(0x80 | (c >> shift & 0x3F)); };
+    if (c < 0x80) return {byte(c)};
+    if (c < 0x800) return {byte(0xC0 | c >> 6), next(0)};
+    if (c < 0x10000) return {byte(0xE0 | c >> 12), next(6), next(0)};
+    return {byte(0xF0 | c >> 18), next(12), next(6), next(0)};
+}
+
+}  // namespace
+
+TEST_CASE("texts are cut after a line break only between characters that are not white space",
+          "[tokenize]") {
+    const auto is_white_space = [](uint32_t c) {  // the property White_Space of Unicode
+        return (c >= 0x9 && c <= 0xD) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+               (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F ||
+               c == 0x205F || c == 0x3000;
+    };
+    int cuts = 0;
+    for (uint32_t c = 0; c < 0x110000; ++c) {
+        if (c >= 0xD800 && c < 0xE000) continue;
+        const std::string character = utf8_of(c);
+        const bool before = is_encodable_cut("a\n" + character + "b", 2),
+                   after = is_encodable_cut(character + "\nb", character.size() + 1);
+        cuts += before + after;
+        if (!is_white_space(c) || !(before || after)) continue;
+        CAPTURE(c, before, after);
+        REQUIRE_FALSE(is_white_space(c));
+    }
+    CHECK(cuts > 2000000);
+}
+
 TEST_CASE("no pattern has a piece across the places where a document is cut for encoding") {
     std::vector<std::vector<std::string>> all_patterns;
     for (const Pattern pattern : {Pattern::gpt2, Pattern::cl100k, Pattern::cl100k_first})

@@ -224,6 +224,21 @@ TEST_CASE("rope matches float64 for every head size and ratio of heads, both pas
     }
 }
 
+TEST_CASE("rope takes any number of heads, with and without a norm", "[cuda]") {
+    ON_EACH_DEVICE();
+    Accuracy accuracy;
+    for (const int H_kv : {1, 2, static_cast<int>(random_int(17, 20))})
+        for (const DType dtype : {DType::fp32, DType::bf16})
+            for (const bool normed : {false, true}) {
+                const int least = 16 / H_kv + 1;
+                const int H = H_kv * static_cast<int>(random_int(least, least + 24 / H_kv));
+                RopeShape shape =
+                    random_shape(dtype, 2 * static_cast<int>(random_int(1, 20)), H, H_kv);
+                shape.T = static_cast<int>(random_int(1, 5));
+                check(accuracy, Problem(shape, normed));
+            }
+}
+
 TEST_CASE("rope adds to the norm weights' gradients or overwrites them, as asked", "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
