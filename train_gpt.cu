@@ -197,6 +197,9 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     size.datasheet_flops = datasheet_flops(device, decided.dtype);
     catch_interrupts();
     progress.say(describe_run(config, trainer, schedule, plan.total_bytes(), ranks));
+    if (const std::string note = note_on_vocabulary(given, data.spec(), data.tokenizer());
+        !resumed && !note.empty())
+        progress.say("note: " + note);
     if (device.is_cuda()) progress.say("attention: " + attention.explained());
     const std::vector<SourceUse> planned = data.use().after(start.order, schedule.tokens());
     if (const std::string use = describe_use(planned); !use.empty()) progress.say(use);

@@ -179,6 +179,13 @@ constexpr int64_t most_ranks = 1 << 20;  // the limit of plan --world
 
 }  // namespace
 
+std::optional<Tokenizer> tokenizer_there(const Config& config) {
+    const std::string& path = config.tokenizer.path;
+    if (config.model.vocab_size == 0) require_made(path);
+    if (path.empty() || (config.model.vocab_size > 0 && !has_tokenizer(path))) return {};
+    return Tokenizer::load(path);
+}
+
 int64_t vocab_size_of(const Config& config, const Tokenizer* tokenizer) {
     const int64_t wanted = config.model.vocab_size;
     if (wanted == 0 && !tokenizer)
@@ -194,12 +201,20 @@ int64_t vocab_size_of(const Config& config, const Tokenizer* tokenizer) {
 }
 
 int64_t vocab_size_of(const Config& config) {
-    const std::string& path = config.tokenizer.path;
-    if (config.model.vocab_size == 0) require_made(path);
-    if (path.empty() || (config.model.vocab_size > 0 && !has_tokenizer(path)))
-        return vocab_size_of(config, nullptr);
-    const Tokenizer tokenizer = Tokenizer::load(path);
-    return vocab_size_of(config, &tokenizer);
+    const std::optional<Tokenizer> tokenizer = tokenizer_there(config);
+    return vocab_size_of(config, tokenizer ? &*tokenizer : nullptr);
+}
+
+std::string note_on_vocabulary(const Config& config, const DecoderSpec& spec,
+                               const Tokenizer* tokenizer) {
+    if (!tokenizer || config.model.vocab_size == 0 || !config.model.init_from.empty()) return "";
+    const int64_t tokens = tokenizer->vocab_size(), unused = spec.vocab_size - tokens;
+    const bool is_rounded = spec.vocab_size % 64 == 0 && unused < vocab_multiple;
+    if (is_rounded || 200 * unused <= spec.vocab_size) return "";
+    return concat("model.vocab_size is ", spec.vocab_size, ", but the tokenizer has ", tokens,
+                  " tokens: ", with_separators(unused * spec.n_embd * (spec.tied_head ? 1 : 2)),
+                  " of the ", with_separators(registry_of(spec).numel()),
+                  " parameters are of no use; model.vocab_size=0 takes the tokenizer's size");
 }
 
 DType resolve_dtype(std::optional<DType> wanted, const Device& device) {
@@ -527,7 +542,9 @@ std::string describe_run(const Config& config, const DecoderSpec& spec, DType dt
 }  // namespace
 
 PlanReport plan_report(const Config& given, const Device& device, int world) {
-    const DecoderSpec spec = spec_of(given, vocab_size_of(given));
+    const std::optional<Tokenizer> tokenizer = tokenizer_there(given);
+    const Tokenizer* known = tokenizer ? &*tokenizer : nullptr;
+    const DecoderSpec spec = spec_of(given, vocab_size_of(given, known));
     const DType dtype = resolve_dtype(given.precision.dtype, device);
     const uint64_t available = memory_available(device);
     const Fit fit = fit_into(available, given, spec, dtype, device, world);
@@ -537,7 +554,9 @@ PlanReport plan_report(const Config& given, const Device& device, int world) {
     for (const Recompute level : recompute_levels)
         plans.push_back(plan_memory(config, spec, dtype, level, device, world));
     PlanReport report;
+    const std::string note = note_on_vocabulary(given, spec, known);
     report.text = concat(describe_run(config, spec, dtype, fit.recompute, device, world),
+                         note.empty() ? "" : "note         " + note + "\n",
                          "\nmemory of each rank, by recompute level\n", levels_table(plans, device),
                          pipeline_table(config, spec, dtype, fit.recompute, device, world),
                          "\nbatch.micro_batch = ", fit.micro_batch,

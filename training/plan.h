@@ -13,12 +13,21 @@
 
 namespace train_gpt {
 
+/// The configuration's tokenizer. Nothing if it names none, or if the size of the vocabulary is given
+/// and the tokenizer is not there yet, or not all of it.
+std::optional<Tokenizer> tokenizer_there(const Config& config);
+
 /// Vocabulary size of a run: model.vocab_size, or the tokenizer's where that is 0. Throws Error when
-/// neither is given, or the tokenizer has more tokens. A tokenizer that is not there yet, or not all
-/// of it, is needed only where the size is its own.
+/// neither is given, or the tokenizer has more tokens.
 int64_t vocab_size_of(const Config& config);
 /// The same with the tokenizer of the configuration, which may be null.
 int64_t vocab_size_of(const Config& config, const Tokenizer* tokenizer);
+
+/// A sentence for a new run whose vocabulary is larger than its tokenizer's; else empty. Silent for
+/// a size that is rounded up to a multiple of 64 or 128, and for half a percent of it, which
+/// published models have.
+std::string note_on_vocabulary(const Config& config, const DecoderSpec& spec,
+                               const Tokenizer* tokenizer);
 
 /// `wanted`, or where there is none ("auto") the device's own choice: bf16 where the device
 /// multiplies bf16 natively, else fp32.

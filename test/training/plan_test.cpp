@@ -341,6 +341,43 @@ TEST_CASE("a plan of any size is counted, and one that cannot fit says so", "[pl
     CHECK((error.empty() || contains(error, "64-bit")));
 }
 
+TEST_CASE("a vocabulary that is larger than the tokenizer's is noted, but not a rounded one",
+          "[plan]") {
+    const TemporaryDirectory directory;
+    const std::string_view text = "some text to make a vocabulary of";
+    const Tokenizer tokenizer = Tokenizer::train(std::vector<std::string_view>{text}, 270);
+    tokenizer.save(directory / "tokenizer.json");
+    const int tokens = static_cast<int>(tokenizer.vocab_size());
+    Config config = random_config();
+    config.tokenizer.path = directory.path();
+    const auto note = [&](int64_t rows) {
+        config.model.vocab_size = static_cast<int>(rows);
+        const std::string text = plan_report(config, Device{}, 1).text;
+        const size_t at = text.find("note         model.vocab_size is ");
+        return at == std::string::npos ? "" : text.substr(at, text.find('\n', at) - at);
+    };
+    const auto rounded_up = [&](int multiple) { return (tokens / multiple + 1) * multiple; };
+    for (const int rows : {0, tokens, tokens + 1, rounded_up(64), rounded_up(128)})
+        CHECK(note(rows) == "");
+    for (const int64_t rows : {tokens + random_int(2, 30), int64_t{tokens} + 200,
+                               int64_t{rounded_up(128)} + 128, int64_t{50257}}) {
+        if (rows % 64 == 0 && rows < tokens + 128) continue;
+        const std::string said = note(rows);
+        CAPTURE(rows, tokens, said);
+        for (const std::string& part :
+             {concat("model.vocab_size is ", rows), concat("tokenizer has ", tokens),
+              std::string("model.vocab_size=0")})
+            CHECK(contains(said, part));
+    }
+    // By the model's own count of parameters
+    const DecoderSpec large = spec_of(config, 50257), small = spec_of(config, tokens);
+    const auto parameters = [](const DecoderSpec& spec) { return registry_of(spec).numel(); };
+    CHECK(contains(note(50257), concat(with_separators(parameters(large) - parameters(small)),
+                                       " of the ", with_separators(parameters(large)))));
+    config.model.init_from = "elsewhere";  // whose vocabulary it must be
+    CHECK(note(50257) == "");
+}
+
 TEST_CASE("the vocabulary is the configuration's or the tokenizer's", "[plan]") {
     Config config;
     config.model.vocab_size = 77;
