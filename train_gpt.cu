@@ -166,6 +166,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                   left = std::max<int64_t>(0, steps - first_step);
     const std::optional<int64_t> resume_step =
         resumed ? std::optional(first_step) : std::nullopt;  // for files
+    const TokenIds tokens = run_token_ids(given, data, resume_step, world);
     if (first_step > steps)
         progress.say(concat("the run in ", given.run_dir, " is at step ", first_step,
                             ", beyond the configuration's ", steps, ": nothing is trained"));
@@ -220,7 +221,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                 progress, metrics);
     RunHistory history(given.run_dir, first_rank);
     LiveReport report(given.run_dir, first_rank, progress);
-    Run run({given, data, schedule, choices, trainer, loader, watch, profile, trace, log, metrics,
+    Run run({given, data, schedule, choices, tokens, trainer, loader, watch, profile, trace, log, metrics,
              history, report, progress, mesh},
             resumed.has_value(), line.stop_at);
     history.start({.step = first_step,

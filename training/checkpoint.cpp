@@ -57,16 +57,10 @@ using ReadParameter = std::function<void(const Parameter&, int64_t, std::span<fl
 /// The model of a checkpoint, with weights that `read` gives.
 StoredModel stored_model(const CheckpointContents& contents, ReadParameter read) {
     const ParameterStore& parameters = contents.parameters;
-    StoredModel model{
-        .spec = contents.spec,
-        .dtype = parameters.dtype() == DType::bf16 ? StoredType::bf16 : StoredType::fp32,
-        .end_of_text = {},
-        .read = std::move(read)};
-    if (contents.tokenizer) {
-        model.end_of_text = contents.tokenizer->end_of_text();
-        model.begin_of_text = contents.tokenizer->begin_of_text();
-    }
-    return model;
+    return {.spec = contents.spec,
+            .dtype = parameters.dtype() == DType::bf16 ? StoredType::bf16 : StoredType::fp32,
+            .tokens = contents.tokens.value_or(token_ids_of(contents.tokenizer)),
+            .read = std::move(read)};
 }
 
 /// Reads the fp32 masters in a checkpoint's optimizer files; null if there are none.

@@ -1,7 +1,8 @@
 // Checkpoints: folders RUN_DIR/step-NNNNNNNN that Hugging Face's tools load, and from which a run
 // resumes.
 //
-//   config.json, model.safetensors         weights in the compute dtype: model_folder.h
+//   config.json, model.safetensors         weights in the compute dtype: model_folder.h; also
+//                                          generation_config.json, if the run began with a model that has one
 //   tokenizer.json, tokenizer_config.json  if the run has a tokenizer
 //   optimizer-RRRRR-of-WWWWW.safetensors   fp32 masters and moments of what rank R updates:
 //                                          optimizer_files.h. Any number of ranks can read them.
@@ -42,6 +43,7 @@ struct CheckpointContents {
     const Tokenizer* tokenizer = nullptr;  // null: synthetic data
     Choices choices = {};
     std::optional<RunPosition> position = {};  // of a training run
+    std::optional<TokenIds> tokens = {};  // nothing: those of the tokenizer
 };
 
 /// Writes RUN_DIR/step-NNNNNNNN and returns its path. All ranks of the mesh call it; each writes its

@@ -18,9 +18,12 @@ constexpr int evaluation_batch_size = 8;
 
 InferenceSession::InferenceSession(const std::string& path, const std::string& device_wanted,
                                    const std::string& dtype_wanted, For use)
-    : path_(find_whole_checkpoint(path)),
-      spec_(read_model_spec(path_)),
-      sequence_length_(spec_.n_ctx) {
+    : path_(find_whole_checkpoint(path)) {
+    const StoredModel model = open_model_folder(path_);
+    spec_ = model.spec;
+    stored_ = model.dtype;
+    ends_ = ends_of_text(model.tokens);
+    sequence_length_ = spec_.n_ctx;
     if (fs::exists(path_ / "train_gpt.json")) {
         const Config config = checkpoint_config(path_);
         sequence_length_ = config.sequence_length();
@@ -30,22 +33,26 @@ InferenceSession::InferenceSession(const std::string& path, const std::string& d
     tokenizer_ = read_folder_tokenizer(path_);
 
     const Device device = open_device(device_wanted);
-    // A model trained in fp32 is used in fp32; one trained in bf16 is used in bf16 if the device
-    // multiplies it natively.
-    const DType dtype = dtype_wanted == "auto" && read_model_dtype(path_) == DType::fp32
-                            ? DType::fp32
-                            : resolve_dtype(dtype_wanted, device);
+    // Not what the machine computes fastest in: a result depends on the model alone.
+    dtype_ = dtype_wanted != "auto"        ? resolve_dtype(dtype_wanted, device)
+             : stored_ == StoredType::bf16 ? DType::bf16
+                                           : DType::fp32;
     Arena plan = Arena::counting(device);
-    build(plan, dtype, use);
+    build(plan, use);
     arena_ = std::make_unique<Arena>(allocate(plan));
-    build(*arena_, dtype, use);
-    load_weights(path_, *parameters_);
+    build(*arena_, use);
+    load_weights(model, *parameters_);
 }
 
-void InferenceSession::build(Arena& arena, DType dtype, For use) {
+std::string InferenceSession::described_dtype() const {
+    const std::string computed = name_of(dtype_), stored = name_of(stored_);
+    return "in " + computed + (stored == computed ? "" : " from weights in " + stored);
+}
+
+void InferenceSession::build(Arena& arena, For use) {
     stream_ = Stream(arena.device(), arena.is_counting());
     const Registry registry = registry_of(spec_);
-    parameters_ = std::make_unique<ParameterStore>(arena, registry.parameters, dtype,
+    parameters_ = std::make_unique<ParameterStore>(arena, registry.parameters, dtype_,
                                                    ParameterStore::Use::inference);
     if (use == For::sampling) {
         generator_ = std::make_unique<Generator>(spec_, registry, *parameters_, arena);

@@ -4,11 +4,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "model/generator.h"
 #include "model/stage.h"
 #include "tokenizer/tokenizer.h"
 #include "training/evaluation.h"
+#include "training/stored_model.h"
 
 namespace train_gpt {
 
@@ -16,8 +18,9 @@ class InferenceSession {
   public:
     enum class For { sampling, evaluation };
 
-    /// path: a checkpoint, a run's folder, or a Hugging Face model folder. Throws Error if it
-    /// cannot be used.
+    /// path: a checkpoint, a run's folder, or a Hugging Face model folder. dtype: fp32, bf16, or
+    /// auto: that of the files, which a run writes in its own; fp32, which is exact, where they hold
+    /// fp16 or several. Throws Error if it cannot be used.
     InferenceSession(const std::string& path, const std::string& device, const std::string& dtype,
                      For use);
 
@@ -28,6 +31,11 @@ class InferenceSession {
     Generator& generator() { return *generator_; }           // For::sampling
     Stage& model() { return *model_; }                       // For::evaluation
     const EvaluationBatch& batch() const { return batch_; }  // For::evaluation
+    /// What it computes in, and what its files hold if that is something else: "in fp32 from weights
+    /// in fp16".
+    std::string described_dtype() const;
+    /// The tokens that end a text, from the folder's files.
+    const std::vector<int64_t>& ends() const { return ends_; }
     /// Throws Error when the folder has no tokenizer.
     const Tokenizer& tokenizer() const;
     const Tokenizer* tokenizer_or_null() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
@@ -35,10 +43,13 @@ class InferenceSession {
     const std::string& validation_data() const { return validation_data_; }
 
   private:
-    void build(Arena& arena, DType dtype, For use);
+    void build(Arena& arena, For use);
 
     std::filesystem::path path_;
     DecoderSpec spec_;
+    StoredType stored_ = StoredType::fp32;
+    DType dtype_ = DType::fp32;
+    std::vector<int64_t> ends_;
     int sequence_length_ = 0;
     bool document_mask_ = false;
     std::string validation_data_;

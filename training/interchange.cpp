@@ -88,8 +88,9 @@ std::string import_model(const ImportOptions& options) {
     std::optional<Tokenizer> tokenizer;
     if (!options.tokenizer.empty()) {
         tokenizer = Tokenizer::load(options.tokenizer);
-        model.end_of_text = tokenizer->end_of_text();
-        model.begin_of_text = tokenizer->begin_of_text();
+        const std::optional<Tokenizer> theirs =
+            is_folder ? read_folder_tokenizer(source) : std::nullopt;
+        model.tokens = adapt_token_ids(model.tokens, theirs ? &*theirs : nullptr, *tokenizer);
     } else if (is_folder) {
         tokenizer = read_folder_tokenizer(source);
     }

@@ -70,7 +70,7 @@ StoredModel open_llmc_model(const fs::path& path) {
 
     StoredModel model{.spec = spec,
                       .dtype = version == fp32_version ? StoredType::fp32 : StoredType::bf16,
-                      .end_of_text = {},
+                      .tokens = token_ids_of(nullptr),
                       .read = {}};
     const size_t element = size_of(model.dtype);
     std::map<std::string, uint64_t> offsets;  // in bytes

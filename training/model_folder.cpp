@@ -22,10 +22,11 @@ namespace {
 
 constexpr const char* weights_name = "model.safetensors";
 constexpr const char* index_name = "model.safetensors.index.json";
+constexpr const char* generation_config_name = "generation_config.json";
 constexpr const char* tokenizer_config_name = "tokenizer_config.json";
-constexpr const char* tokenizer_files[] = {"tokenizer.json",    "vocab.json",
-                                           "merges.txt",        "special_tokens_map.json",
-                                           "added_tokens.json", tokenizer_config_name};
+constexpr const char* tokenizer_files[] = {
+    "tokenizer.json",    "vocab.json",          "merges.txt",         "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja", tokenizer_config_name};
 
 struct StoredTypeNames {
     StoredType type;
@@ -48,13 +49,8 @@ std::vector<int64_t> shape_in_files(const Parameter& p, const StoredTensor& stor
 }
 
 Json config_json(const StoredModel& model, StoredType dtype) {
-    const auto or_null = [](std::optional<int64_t> id) { return id ? Json(*id) : Json(nullptr); };
-    // Without a token that begins documents, the one that ends the document before does.
-    const Json end = or_null(model.end_of_text),
-               begin = model.begin_of_text ? Json(*model.begin_of_text) : end;
     Json config = model.spec.family->config(model.spec);
-    config["bos_token_id"] = begin;
-    config["eos_token_id"] = end;
+    config.update(parse_json(model.tokens.config));
     config["torch_dtype"] = names_of(dtype).torch;
     return config;
 }
@@ -224,15 +220,11 @@ StoredModel open_model_folder(const fs::path& directory, const DecoderSpec& spec
                     " with its config.json does not have: ", listed(unexpected), "; only ",
                     family.title, " language models are supported");
 
-    StoredModel model{.spec = spec, .dtype = StoredType::fp32, .end_of_text = {}, .read = {}};
+    StoredModel model{
+        .spec = spec, .dtype = StoredType::fp32, .tokens = read_token_ids(directory), .read = {}};
     if (dtypes.size() == 1)  // fp32 holds the values of the others exactly
         for (const StoredTypeNames& names : type_names)
             if (dtypes.contains(names.safetensors)) model.dtype = names.type;
-    const Json config = read_json(directory / "config.json");
-    for (const auto& [key, id] : {std::pair("eos_token_id", &model.end_of_text),
-                                  std::pair("bos_token_id", &model.begin_of_text)})
-        if (config.contains(key) && config[key].is_number_unsigned())
-            *id = config[key].get<int64_t>();
     model.read = [tensors](const Parameter& p, int64_t first, std::span<float> values) {
         const Range wanted{first, std::ssize(values)};
         int64_t begin = 0;  // of the rows that a stored tensor holds, in elements
@@ -287,14 +279,6 @@ void require_same_model(const fs::path& directory, const DecoderSpec& found,
             "model.init_from");
 }
 
-DType read_model_dtype(const fs::path& directory) {
-    return open_model_folder(directory).dtype == StoredType::bf16 ? DType::bf16 : DType::fp32;
-}
-
-void load_weights(const fs::path& directory, ParameterStore& parameters) {
-    load_weights(open_model_folder(directory), parameters);
-}
-
 std::vector<std::string> write_model(const fs::path& directory, const StoredModel& model,
                                      StoredType dtype, uint64_t max_file_bytes) {
     write_file(directory / "config.json", to_text(config_json(model, dtype), 2) + "\n");
@@ -325,6 +309,10 @@ std::vector<std::string> write_model(const fs::path& directory, const StoredMode
     }
 
     std::vector<std::string> written{"config.json"};
+    if (!model.tokens.generation.empty()) {
+        write_file(directory / generation_config_name, model.tokens.generation);
+        written.emplace_back(generation_config_name);
+    }
     Json weight_map = Json::object();
     for (size_t i = 0; i < files.size(); ++i) {
         std::string name = weights_name;

@@ -1,6 +1,7 @@
 // The folder in which Hugging Face's tools keep a model:
 //
-//   config.json                              the family and its extents
+//   config.json                              the family and its extents, and ids of tokens
+//   generation_config.json                   how to generate text, if the model came with it
 //   model.safetensors                        weights under Hugging Face's names and layouts
 //                                            (model/families)
 //   model-RRRRR-of-WWWWW.safetensors,        or several files, and an index of where each tensor is
@@ -36,13 +37,7 @@ StoredModel open_model_folder(const std::filesystem::path& directory, const Deco
 void require_same_model(const std::filesystem::path& directory, const DecoderSpec& found,
                         const DecoderSpec& wanted);
 
-/// The compute dtype of what a folder holds: bf16 for bf16, else fp32.
-DType read_model_dtype(const std::filesystem::path& directory);
-
-/// Weights of a folder into a store of the same model.
-void load_weights(const std::filesystem::path& directory, ParameterStore& parameters);
-
-/// Writes config.json and the weights in `dtype` into a folder; returns the names of the files.
+/// Writes config.json, generation_config.json and the weights in `dtype` into a folder; returns the names of the files.
 /// Weights of more than max_file_bytes (0: no limit) are split over several files; each tensor
 /// stays in one file.
 std::vector<std::string> write_model(const std::filesystem::path& directory,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "parallel/together.h"
 #include "training/checkpoint.h"
 #include "training/complete_run.h"
@@ -201,6 +202,24 @@ void initialize_weights(const Config& config, const RunData& data, Trainer& trai
     parameters.initialize(config.seed);
     if (!config.model.init_from.empty()) start_from(config, data, parameters, world, progress);
     if (!parameters.holds_all_weights()) parameters.gather_all(trainer.stream);
+}
+
+TokenIds run_token_ids(const Config& config, const RunData& data, std::optional<int64_t> resumed,
+                       const World& world) {
+    const auto read = [&]() -> TokenIds {
+        const Tokenizer* tokenizer = data.tokenizer();
+        if (!resumed && config.model.init_from.empty()) return token_ids_of(tokenizer);
+        const auto source = find_checkpoint(resumed ? config.run_dir : config.model.init_from);
+        const TokenIds ids = read_token_ids(source);
+        if (!tokenizer) return ids;
+        const auto theirs = read_folder_tokenizer(source);
+        return adapt_token_ids(ids, theirs ? &*theirs : nullptr, *tokenizer);
+    };
+    const Json both = parse_json(first_for_all(world, [&] {
+        const TokenIds ids = read();
+        return to_text(Json::array({ids.config, ids.generation}));
+    }));
+    return {.config = both[0], .generation = both[1]};
 }
 
 void record_start(const RunFolder& folder, const StartRecord& start, Progress& progress) {

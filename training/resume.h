@@ -13,6 +13,7 @@
 #include "training/progress.h"
 #include "training/run_data.h"
 #include "training/run_folder.h"
+#include "training/token_ids.h"
 #include "training/trainer.h"
 
 namespace train_gpt {
@@ -35,6 +36,11 @@ std::optional<RunPosition> resume(const Config& config, const RunData& data, Tra
 /// Sets the weights that a new run starts from: random ones, or those of model.init_from.
 void initialize_weights(const Config& config, const RunData& data, Trainer& trainer,
                         const World& world, Progress& progress);
+
+/// The ids of tokens for the run's checkpoints: those of the checkpoint that it resumes from, or of
+/// model.init_from, as far as its tokenizer agrees; else its tokenizer's.
+TokenIds run_token_ids(const Config& config, const RunData& data, std::optional<int64_t> resumed,
+                       const World& world);
 
 /// What the run folder records about a start.
 struct StartRecord {

@@ -192,7 +192,8 @@ void Run::print_samples(uint64_t first, int count) {
                             .temperature = s.temperature,
                             .top_k = s.top_k,
                             .top_p = s.top_p,
-                            .seed = s.seed};
+                            .seed = s.seed,
+                            .ends = ends_of_text(parts_.tokens)};
     if (!trainer.parameters.holds_whole_model())
         options.agree = [&](int32_t token) {
             return std::stoi(world().broadcast(std::to_string(token)));
@@ -224,7 +225,8 @@ std::string Run::save_or_reason() {
     try {
         save_checkpoint(config.run_dir,
                         {step_, config, parts_.data.spec(), parts_.trainer.parameters,
-                         parts_.data.tokenizer(), parts_.choices, parts_.schedule.position(step_)},
+                         parts_.data.tokenizer(), parts_.choices, parts_.schedule.position(step_),
+                         parts_.tokens},
                         parts_.mesh);
     } catch (const Error& error) {
         return concat("step ", step_, " of ", steps_, " is not saved: ", error.what());

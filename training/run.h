@@ -19,6 +19,7 @@
 #include "training/step_log.h"
 #include "training/step_profile.h"
 #include "training/step_trace.h"
+#include "training/token_ids.h"
 #include "training/trainer.h"
 
 namespace train_gpt {
@@ -29,6 +30,7 @@ struct RunParts {
     const RunData& data;
     const Schedule& schedule;
     const Choices& choices;
+    const TokenIds& tokens;  // of the checkpoints
     Trainer& trainer;
     TrainLoader& loader;
     ShardWatch& watch;

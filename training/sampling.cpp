@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <vector>
 
 #include "base/error.h"
 #include "base/printable.h"
@@ -71,6 +70,10 @@ std::string sample_text(Stream& stream, TokenGenerator& generator, const Tokeniz
         const std::span<const float> all = generator.logits();
         return all.first(std::min<size_t>(all.size(), tokenizer.vocab_size()));
     };
+    const auto is_end = [&, end = tokenizer.end_of_text()](int32_t token) {
+        return (end && token == static_cast<int32_t>(*end)) ||
+               std::ranges::find(options.ends, token) != options.ends.end();
+    };
     const RandomStream random(options.seed, RandomPurpose::sampling, 0, sample);
     std::string text;
     size_t emitted = 0;
@@ -85,8 +88,7 @@ std::string sample_text(Stream& stream, TokenGenerator& generator, const Tokeniz
         const double uniform = random.uniform(static_cast<uint64_t>(i));
         int32_t token = draw_token(logits(), options, uniform);
         if (options.agree) token = options.agree(token);
-        const auto end_of_text = tokenizer.end_of_text();
-        if (end_of_text && token == static_cast<int32_t>(*end_of_text)) break;
+        if (is_end(token)) break;
         context.push_back(token);
         unfed = 1;
         text += tokenizer.token_bytes(static_cast<uint32_t>(token));

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "model/token_generator.h"
 #include "tokenizer/tokenizer.h"
@@ -18,6 +19,7 @@ struct SamplingOptions {
     double top_p =
         1.0;  // draw from the smallest set of likeliest tokens of this total probability (nucleus)
     uint64_t seed = 1;
+    std::vector<int64_t> ends = {};  // tokens that end a text, besides the tokenizer's
     /// Of ranks that sample together: makes each token that was drawn the same on all of them.
     std::function<int32_t(int32_t)> agree = {};
 };

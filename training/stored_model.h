@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "model/registry.h"
 #include "model/spec.h"
 #include "parallel/parameters.h"
+#include "training/token_ids.h"
 
 namespace train_gpt {
 
@@ -26,8 +26,7 @@ constexpr const char* name_of(StoredType type) {
 struct StoredModel {
     DecoderSpec spec;
     StoredType dtype = StoredType::fp32;
-    // The tokens' ids, where the files give them.
-    std::optional<int64_t> end_of_text, begin_of_text = {};
+    TokenIds tokens = {};
 
     /// Sets values to the elements [first, first + n) of a parameter of registry_of(spec), in its
     /// layout; exact. A parameter that is transposed() must be read in one call.

@@ -75,6 +75,37 @@ TEST_CASE("eval gives the last validation loss of the run, also from a plain Hug
     check_refused(train_gpt_with({"sample", "test/fixtures/gpt2-tiny"}), 1, {"tokenizer"});
 }
 
+TEST_CASE("eval and sample compute in the dtype of the files, and print it", "[cli]") {
+    const TemporaryDirectory directory;
+    const std::string val = Workplace::get().data("val_*.bin");
+    const auto evaluated = [&](const std::string& path, const Arguments& more = {}) {
+        return check_succeeds(train_gpt_with(Arguments{"eval", path, "--data", val} + more)).out;
+    };
+    struct Case {
+        const char *stored, *computed, *said;
+    };
+    for (const auto& [stored, computed, said] :
+         {Case{"fp32", "fp32", "in fp32"},
+          {"bf16", "bf16", "in bf16"},
+          {"fp16", "fp32", "in fp32 from weights in fp16"}}) {
+        CAPTURE(stored);
+        const std::string path = directory / stored;
+        check_succeeds(
+            train_gpt_with({"export", finished_run(), "--out", path, "--dtype", stored}));
+        const std::string out = evaluated(path);
+        CHECK(out == evaluated(path, {"--dtype", computed}));
+        CHECK(out.ends_with(concat(", ", said, "\n")));
+        const std::string other = computed == std::string("fp32") ? "bf16" : "fp32";
+        CHECK(contains(evaluated(path, {"--dtype", other}), ", in " + other));
+        CHECK(contains(check_succeeds(train_gpt_with({"sample", path, "--max-tokens", "1"})).err,
+                       concat("computed ", said, "\n")));
+    }
+    // The dtype of a run is that of its checkpoints, whatever the machine prefers.
+    check_succeeds(train_gpt_with(Workplace::get().train(
+        directory / "run", {"--set", "precision.dtype=bf16", "--stop-at", "1"})));
+    CHECK(evaluated(directory / "run").ends_with(", in bf16\n"));
+}
+
 TEST_CASE("HellaSwag accuracy is reported by eval and by a run that names the file",
           "[cli][cuda]") {
     const TemporaryDirectory directory;

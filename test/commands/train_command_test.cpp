@@ -508,6 +508,55 @@ TEST_CASE(
                   1, {"is of the family gpt2", "configuration's is llama", "model.init_from"});
 }
 
+TEST_CASE("checkpoints keep the ids of tokens of the model that their run began with", "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const fs::path source = directory / "source", run = directory / "run";
+    check_succeeds(train_gpt_with({"export", finished_run(), "--out", source}));
+    Json config = Json::parse(read(source / "config.json"));
+    const Json end = config["eos_token_id"], ends = {5, end, 1000000};
+    REQUIRE(end.is_number());
+    config.update({{"eos_token_id", ends}, {"pad_token_id", 3}, {"bos_token_id", 4}});
+    write(source / "config.json", config.dump());
+    // Every token, so that no sample has any
+    Json every = Json::array();
+    for (int id = 0; id < 300; ++id) every.push_back(id);
+    const std::string generation = Json({{"eos_token_id", every}, {"top_p", 0.5}}).dump();
+    write(source / "generation_config.json", generation);
+
+    const Arguments from{"--set", "model.init_from=" + source.string(),
+                         "--set", "sampling.prompt=ab",
+                         "--set", "sampling.every=1"};
+    const Outcome first =
+        check_succeeds(train_gpt_with(w.train(run, from + Arguments{"--stop-at", "2"})));
+    CHECK(contains(first.out, "--- sample\nab\n"));
+    check_succeeds(train_gpt_with(w.train(run, from + Arguments{"--stop-at", "3"})));
+    check_succeeds(train_gpt_with({"export", run, "--out", directory / "out"}));
+    for (const fs::path& folder :
+         {run / step_folder(2), run / step_folder(3), fs::path(directory / "out")}) {
+        CAPTURE(folder.string());
+        const Json kept = Json::parse(read(folder / "config.json"));
+        CHECK(kept["eos_token_id"] == ends);
+        CHECK(kept["pad_token_id"] == 3);
+        CHECK(kept["bos_token_id"] == 4);
+        CHECK(read(folder / "generation_config.json") == generation);
+        CHECK(check_succeeds(train_gpt_with({"sample", folder, "--prompt", "ab"})).out == "ab\n");
+    }
+}
+
+TEST_CASE("a vocabulary larger than the tokenizer's is noted once, at the start of a new run",
+          "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const std::string note = "note: model.vocab_size is 3000, but the tokenizer has 300 tokens";
+    const auto said = [&](const Arguments& more) {
+        return check_succeeds(train_gpt_with(w.train(directory / "run", more))).out;
+    };
+    const Arguments large{"--set", "model.vocab_size=3000"};
+    CHECK(contains(said(large + Arguments{"--stop-at", "1"}), note));
+    CHECK_FALSE(contains(said(large + Arguments{"--stop-at", "2"}), note));  // too late
+}
+
 TEST_CASE("a vocabulary that differs from the data's or the checkpoint's is refused", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;

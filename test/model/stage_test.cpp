@@ -104,7 +104,7 @@ struct Fixture {
 
     TinyModel model(DType dtype, Recompute recompute = Recompute::none) const {
         TinyModel m(spec, B, T, dtype, recompute);
-        load_weights(folder, *m.parameters);
+        load_weights(open_model_folder(folder), *m.parameters);
         return m;
     }
 };

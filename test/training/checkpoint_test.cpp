@@ -121,7 +121,8 @@ TEST_CASE("a checkpoint restores masters, moments and weights bit for bit", "[ch
         CHECK(checkpoint_step(path) == step);
         CHECK(config_differences(checkpoint_config(path), config).empty());
         require_same_model(path, read_model_spec(path), spec);
-        CHECK(read_model_dtype(path) == dtype);
+        CHECK(open_model_folder(path).dtype ==
+              (dtype == DType::bf16 ? StoredType::bf16 : StoredType::fp32));
 
         TinyModel other(spec, 1, 2, dtype);
         poison(other);
@@ -131,7 +132,7 @@ TEST_CASE("a checkpoint restores masters, moments and weights bit for bit", "[ch
         // The weights alone equal the masters in fp32, and the rounded masters in bf16.
         TinyModel weights(spec, 1, 2, dtype);
         poison(weights);
-        load_weights(path, *weights.parameters);
+        load_weights(open_model_folder(path), *weights.parameters);
         for (int i = 0; i < model.count(); ++i) {
             std::vector<float> wanted = model.state(ParameterStore::State::master, i);
             if (dtype == DType::bf16)
@@ -146,7 +147,7 @@ TEST_CASE("weights lie in model.safetensors as Hugging Face stores them", "[chec
     const DecoderSpec spec = read_model_spec(fixture);
     TinyModel model(spec, 1, 2, DType::fp32);
     model.parameters->initialize(test_rng()());
-    load_weights(fixture, *model.parameters);
+    load_weights(open_model_folder(fixture), *model.parameters);
     const SafetensorsFile theirs(fs::path(fixture) / "model.safetensors");
 
     // c_attn is [in, out] there, and [out, in] here.

@@ -87,7 +87,7 @@ TEST_CASE("a Hugging Face folder is read exactly: any dtype, prefix, number of f
                 CHECK(find_checkpoint(folder) == folder);
                 const StoredModel stored = open_model_folder(folder);
                 CHECK(stored.dtype == type);
-                CHECK(stored.end_of_text == 7);
+                CHECK(ends_of_text(stored.tokens) == std::vector<int64_t>{7});
                 check_holds(stored, model);
             }
     // Of several dtypes the one that holds all
@@ -132,7 +132,7 @@ TEST_CASE("a tensor that files hold as several is written and read by rows", "[i
             for (float& value : values) value = rounded(value, type);
             model.values[p.name] = values;
         }
-        StoredModel stored{.spec = model.spec, .dtype = type, .end_of_text = {}, .read = {}};
+        StoredModel stored{.spec = model.spec, .dtype = type, .read = {}};
         stored.read = [&](const Parameter& p, int64_t first, std::span<float> values) {
             std::copy_n(model.values.at(p.name).begin() + first, values.size(), values.begin());
         };
@@ -329,6 +329,33 @@ TEST_CASE("import and export keep every bit, in any dtype and number of files", 
             CHECK(named.contains(last));
         }
     }
+}
+
+TEST_CASE("frequencies that older versions of transformers saved are no weights", "[interchange]") {
+    for (const char* family : {"llama", "qwen2", "qwen3", "mistral"})
+        for (const std::string name :
+             {"model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq",
+              "model.layers.0.self_attn.inv_freq", "model.layers.0.rotary_emb.inv_freq.weight"}) {
+            const TemporaryDirectory directory;
+            const fs::path fixture = concat("test/fixtures/", family, "-tiny");
+            fs::copy(fixture / "config.json", directory / "config.json");
+            Tensors tensors{{name, "F32", std::string(16, '\1'), {4}}};
+            const SafetensorsFile file(fixture / "model.safetensors");
+            for (const TensorInfo& info : file.tensors()) {
+                const auto data = file.data(info);
+                tensors.push_back({info.name,
+                                   info.dtype,
+                                   {reinterpret_cast<const char*>(data.data()), data.size()},
+                                   info.shape});
+            }
+            write_tensors(directory / "model.safetensors", tensors);
+            const std::string error = error_of([&] { (void)open_model_folder(directory.path()); });
+            CAPTURE(family, name, error);
+            if (name.ends_with(".rotary_emb.inv_freq"))
+                CHECK(error == "");
+            else
+                CHECK(contains(error, name));
+        }
 }
 
 TEST_CASE("folders that transformers wrote come back bit for bit, whatever the family",
@@ -615,8 +642,10 @@ TEST_CASE("a tokenizer goes with its model", "[interchange]") {
 
     // Copied as it is, also what only others read
     write(checkpoint / "special_tokens_map.json", "{\"eos_token\": \"x\"}");
+    write(checkpoint / "chat_template.jinja", "{{ messages }}");
     export_model({.checkpoint = checkpoint, .out = directory / "out", .dtype = {}});
-    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"})
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                             "chat_template.jinja"})
         CHECK(read(directory / ("out/" + std::string(name))) == read(checkpoint / name));
     CHECK(Json::parse(read(directory / "out/config.json"))["eos_token_id"] ==
           *tokenizer.end_of_text());

@@ -308,4 +308,13 @@ TEST_CASE("a sample ends at the end of the document, and rows beyond the tokeniz
     logits([&](int64_t token) { return token == end ? 50.0f : 0.0f; });
     CHECK(sample(0).empty());
     CHECK(sample(1).empty());
+    // Of several tokens that end a text, any does.
+    const std::vector<int64_t> ends{-1, random_int(0, 96), 97, 1 << 30};
+    logits([&](int64_t token) { return token == 97 ? 50.0f : 0.0f; });
+    for (const double temperature : {0.0, 1.0}) {
+        CHECK(sample(temperature).size() == 50);
+        CHECK(sample_text(m.stream, *m.generator, tokenizer, "the",
+                          {.max_tokens = 50, .temperature = temperature, .ends = ends}, 0)
+                  .empty());
+    }
 }

@@ -56,12 +56,13 @@ ValidationWindows open_windows(const CommandLine& line, const std::string& data,
     return windows;
 }
 
-void print_validation(const ValidationResult& v, const std::string& data) {
+void print_validation(const ValidationResult& v, const std::string& data,
+                      const std::string& dtype) {
     std::printf("validation loss %.6f nats/token", v.nats_per_token);
     if (std::isfinite(v.bits_per_byte)) std::printf(", %.6f bits/byte", v.bits_per_byte);
     std::printf(", perplexity %.4f (e to the nats/token)", std::exp(v.nats_per_token));
-    std::printf(" over %lld tokens of %s\n", static_cast<long long>(v.tokens),
-                printable(data).c_str());
+    std::printf(" over %lld tokens of %s, %s\n", static_cast<long long>(v.tokens),
+                printable(data).c_str(), dtype.c_str());
 }
 
 }  // namespace
@@ -83,13 +84,14 @@ int eval(const CommandLine& line) {
         const ValidationWindows windows = open_windows(line, data, session);
         print_validation(evaluate(session.stream(), session.model(), windows,
                                   session.tokenizer_or_null(), session.batch()),
-                         data);
+                         data, session.described_dtype());
     }
     if (hellaswag) {
         const HellaSwagResult h =
             hellaswag->evaluate(session.stream(), session.model(), session.batch());
-        std::printf("HellaSwag accuracy %.4f, length-normalised %.4f, over %lld examples\n",
-                    h.accuracy, h.accuracy_normalised, static_cast<long long>(h.examples));
+        std::printf("HellaSwag accuracy %.4f, length-normalised %.4f, over %lld examples, %s\n",
+                    h.accuracy, h.accuracy_normalised, static_cast<long long>(h.examples),
+                    session.described_dtype().c_str());
     }
     return 0;
 }

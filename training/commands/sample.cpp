@@ -2,6 +2,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <unistd.h>
 
@@ -24,15 +25,20 @@ int sample(const CommandLine& line) {
         std::fwrite(shown.data(), 1, shown.size(), stdout);
         std::fflush(stdout);
     };
+    SamplingOptions options = line.sampling;
+    options.ends = session.ends();
+    bool is_first = true;
     uint64_t number = 0;  // each text has its own random numbers
     const auto write = [&](const std::string& prompt, const std::function<bool()>& stop) {
         for (int i = 0; i < line.samples && !(stop && stop()); ++i) {
             if (i > 0) print("\n---\n");
             print(prompt);
-            sample_text(session.stream(), session.generator(), tokenizer, prompt, line.sampling,
-                        number++, print, stop);
+            sample_text(session.stream(), session.generator(), tokenizer, prompt, options, number++,
+                        print, stop);
         }
         print("\n");
+        if (std::exchange(is_first, false))
+            std::fprintf(stderr, "train_gpt: computed %s\n", session.described_dtype().c_str());
     };
     if (!line.prompt_file.empty())
         write(read_prompt(line.prompt_file), {});
