@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/hub_files.h"
+#include "base/path.h"
 
 namespace train_gpt {
 
@@ -20,6 +22,9 @@ namespace fs = std::filesystem;
 namespace {
 
 [[noreturn]] void fail(const char* what, const fs::path& path, int code) {
+    if (code == ENOENT || code == ELOOP)
+        if (const std::string link = describe_broken_link(path); !link.empty())
+            throw Error(what, " ", path.string(), ": ", link, "; restore it or remove the link");
     const char* advice = code == ENOENT   ? "; check the path"
                          : code == EACCES ? "; check the permissions"
                          : code == ENOSPC ? "; free some space and run the same command again"
@@ -52,6 +57,7 @@ MappedFile::MappedFile(const fs::path& path) : path_(path) {
         ::close(fd);
         if (mapping == MAP_FAILED) fail("cannot map", path, code);
         data_ = static_cast<const std::byte*>(mapping);
+        if (size_ < 1024) refuse_lfs_pointer(path, text());
     } else {
         ::close(fd);
     }
@@ -168,16 +174,18 @@ void sync_directory(const fs::path& directory) {
 
 std::vector<fs::path> glob_files(const std::string& pattern) {
     glob_t matches{};
-    const int result = ::glob(pattern.c_str(), GLOB_TILDE, nullptr, &matches);
+    const int result = ::glob(pattern.c_str(), 0, nullptr, &matches);
     std::vector<fs::path> files;
     for (size_t i = 0; result == 0 && i < matches.gl_pathc; ++i)
         files.emplace_back(matches.gl_pathv[i]);
     ::globfree(&matches);
     if (files.empty()) {
+        if (const std::string link = describe_broken_link(pattern); !link.empty())
+            throw Error(link, "; restore it or remove the link");
         struct stat status {};
         const bool is_locked =
             (::stat(pattern.c_str(), &status) != 0 && errno == EACCES) ||
-            (::glob(pattern.c_str(), GLOB_TILDE | GLOB_ERR, nullptr, &matches) == GLOB_ABORTED &&
+            (::glob(pattern.c_str(), GLOB_ERR, nullptr, &matches) == GLOB_ABORTED &&
              errno == EACCES);
         ::globfree(&matches);
         if (is_locked)
@@ -187,10 +195,14 @@ std::vector<fs::path> glob_files(const std::string& pattern) {
                         ? ""
                         : " (where [ is itself part of a name, write [[])");
     }
-    for (const auto& file : files)
-        if (!fs::is_regular_file(file))
-            throw Error(file.string(), " is not a regular file, but \"", pattern,
-                        "\" must match files only; narrow the pattern");
+    for (const auto& file : files) {
+        std::error_code code;
+        if (fs::is_regular_file(file, code)) continue;
+        if (const std::string link = describe_broken_link(file); !link.empty())
+            throw Error(link, "; restore it or remove the link");
+        throw Error(file.string(), " is not a regular file, but \"", pattern,
+                    "\" must match files only; narrow the pattern");
+    }
     std::sort(files.begin(), files.end());
     return files;
 }

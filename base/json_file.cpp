@@ -8,9 +8,8 @@ Json read_json(const std::filesystem::path& path) {
     const MappedFile file(path);
     try {
         return parse_json(file.text());
-    } catch (const Json::exception& error) {
-        throw Error(path.string(), " ", describe_json_error(error, file.text()),
-                    "; restore it from a copy");
+    } catch (const Error& error) {
+        throw Error(path.string(), " ", error.what(), "; restore it from a copy");
     }
 }
 

@@ -11,7 +11,7 @@
 
 namespace train_gpt {
 
-/// Throws Error when the file is not JSON.
+/// Throws Error when the file is not JSON, or is nested too deeply (max_json_depth).
 Json read_json(const std::filesystem::path& path);
 
 /// The value of a key. Throws Error when it is missing or not a T.

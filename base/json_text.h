@@ -12,7 +12,17 @@ namespace train_gpt {
 /// Keys keep their order. Lookup is linear in the number of keys.
 using Json = nlohmann::ordered_json;
 
-/// Throws Json::exception when the text is not JSON; describe_json_error() says why.
+/// The deepest nesting of lists and objects that is read. The library itself has no limit, but
+/// writing and copying what it has read take stack for each level.
+constexpr int max_json_depth = 1000;
+
+/// What the library would let pass: nesting deeper than max_json_depth, and a NUL, which it takes
+/// for the end of the text. As the rest of a sentence that begins with the text's name: "is nested
+/// more than 1000 levels deep (line 3, column 7)"; empty if there is neither.
+std::string json_hazard(std::string_view text);
+
+/// Throws Error when the text is not JSON or has a hazard. The error's message is the rest of a
+/// sentence that begins with the text's name: "is not valid JSON (line 3, column 7)".
 Json parse_json(std::string_view text);
 
 /// Like parse_json(), but does not throw: when the text is not JSON, is_discarded() is true.
@@ -22,11 +32,10 @@ Json try_parse_json(std::string_view text);
 /// in some file names, become U+FFFD.
 std::string to_text(const Json& json, int indent = -1);
 
-/// Where the parser found a text to be invalid: "line 3, column 7". Columns count bytes.
-std::string place_of(const nlohmann::json::parse_error& error, std::string_view text);
+/// The place of text[at]: "line 3, column 7". Columns count bytes.
+std::string place_of(size_t at, std::string_view text);
 
-/// "is not valid JSON (line 3, column 7)", or another reason why the library could not read the
-/// text. To be put after the file's name in a sentence.
-std::string describe_json_error(const nlohmann::json::exception& error, std::string_view text);
+/// Where the parser found a text to be invalid.
+std::string place_of(const nlohmann::json::parse_error& error, std::string_view text);
 
 }  // namespace train_gpt

@@ -19,6 +19,8 @@
 #endif
 
 #include "base/error.h"
+#include "base/hub_files.h"
+#include "base/path.h"
 #include "dataloader/shard.h"
 
 namespace train_gpt {
@@ -168,6 +170,8 @@ ByteStream::ByteStream(std::string path, Compression compression, const std::ato
         return;
     }
     file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (const std::string link = file_ < 0 ? describe_broken_link(path_) : ""; !link.empty())
+        throw Error(link, "; restore it or remove the link");
     if (file_ < 0)
         throw Error("cannot read ", path_, ": ", std::strerror(errno),
                     errno == EACCES ? "; check the permissions" : "; check the path");
@@ -200,25 +204,51 @@ size_t ByteStream::read(char* to, size_t size) {
         }
         done += n;
     }
-    if (!decoder_ && begins_) refuse_what_is_no_text({to, done});
+    if (begins_) refuse_what_is_no_text({to, done});
     begins_ = false;
     return done;
 }
+
+namespace {
+
+/// The encoding of a text that is not UTF-8, as iconv names it, by its byte order mark or by the
+/// zeros beside its first characters; empty if it may be UTF-8.
+std::string other_encoding(std::string_view text) {
+    using namespace std::string_view_literals;
+    // UTF-32's mark begins like UTF-16's.
+    for (const std::string_view mark : {"\xff\xfe\0\0"sv, "\0\0\xfe\xff"sv})
+        if (text.starts_with(mark)) return "UTF-32";
+    for (const std::string_view mark : {"\xff\xfe"sv, "\xfe\xff"sv})
+        if (text.starts_with(mark)) return "UTF-16";
+    std::string zeros;
+    for (const char c : text.substr(0, 8)) zeros += c == '\0' ? '0' : '1';
+    for (const auto& [name, pattern] : {std::pair{"UTF-32LE", "10001000"},
+                                        {"UTF-32BE", "00010001"},
+                                        {"UTF-16LE", "10101010"},
+                                        {"UTF-16BE", "01010101"}})
+        if (zeros == pattern) return name;
+    return "";
+}
+
+}  // namespace
 
 void ByteStream::refuse_what_is_no_text(std::string_view beginning) const {
     const bool piped = file_ == STDIN_FILENO;
     for (const auto& [magic, packer, extension] :
          {std::tuple{"\x1f\x8b", "gzip", ".gz"}, {"\x28\xb5\x2f\xfd", "zstd", ".zst"}})
         if (beginning.starts_with(magic))
-            throw Error(path_, " is compressed with ", packer, "; ",
+            throw Error(path_,
+                        decoder_ ? " is compressed twice, inside with " : " is compressed with ",
+                        packer, "; ",
                         piped ? concat("unpack it: ", packer, " -dc … | train_gpt tokenize - …")
-                              : concat("give it a name that ends in ", extension));
+                        : decoder_ ? "unpack it once"
+                                   : concat("give it a name that ends in ", extension));
+    refuse_lfs_pointer(path_, beginning);
     if (begins_as_shard(beginning))
         throw Error(path_, " is already a token shard; set data.train to use it for training");
-    for (const std::string_view mark : {"\xff\xfe", "\xfe\xff"})
-        if (beginning.starts_with(mark))
-            throw Error(path_, " is text in UTF-16; convert it to UTF-8: iconv -f UTF-16 -t UTF-8 ",
-                        piped ? "" : path_);
+    if (const std::string encoding = other_encoding(beginning); !encoding.empty())
+        throw Error(path_, " is text in ", encoding, "; convert it to UTF-8: iconv -f ", encoding,
+                    " -t UTF-8 ", piped ? "" : path_);
 }
 
 size_t ByteStream::unpack(char* to, size_t size) {
@@ -234,8 +264,10 @@ void ByteStream::unpack_more() {
     for (;;) {
         size_t packed = unread_.size();
         if (packed == 0) {
+            const bool first = file_bytes_ == 0;
             packed = read_file(packed_.data(), packed_.size());
             unread_ = {packed_.data(), packed};
+            if (first) refuse_lfs_pointer(path_, unread_);
         }
         size_t n = 0;
         try {

@@ -43,8 +43,8 @@ class ByteStream {
     /// Reads the next `size` bytes and returns how many; fewer only at the end. The members of a
     /// gzip file, or the frames of a zstd file, are one stream. Throws Error for truncated and
     /// damaged data, naming file and byte; when the file's size or time of last change is no longer
-    /// what it was when opened; and for a plain input that begins like gzip, zstd, UTF-16 or a
-    /// token shard.
+    /// what it was when opened; and for what begins like gzip, zstd, UTF-16, UTF-32, a Git LFS
+    /// pointer or a token shard.
     size_t read(char* to, size_t size);
 
     /// What is damaged, and where, if read() ended at damage; else empty.

@@ -51,24 +51,27 @@ void DocumentFinder::look_at(const Batch& batch, std::string_view text, Outcome&
     outcome.has_crlf = outcome.has_crlf || text.find("\r\n") != text.npos;
 }
 
-void DocumentFinder::refuse(const Batch& batch, int64_t line, const std::string& reason,
-                            size_t column, Outcome& outcome) const {
+void DocumentFinder::refuse(const Batch& batch, int64_t line, const LineFault& fault,
+                            Outcome& outcome) const {
     const Source& source = sources_[batch.source];
     const char* what = batch.is_array ? "element" : "line";
+    const std::string detail =
+        concat(fault.detail, fault.column > 0 && !fault.detail.empty() ? ", " : "",
+               fault.column > 0 ? concat("at its byte ", fault.column) : "");
     if (!skips_bad_) {
         std::string advice;
-        if (reason.find("field") != std::string::npos)
+        if (fault.reason.find("field") != std::string::npos)
             advice = ", or --field NAME to name the field";
         else if (line == 1 && !batch.is_array && source.path.ends_with(".json"))
             advice = concat(
                 "; if the texts are a list inside an object, write them as lines: "
                 "jq -c '.NAME[]' ",
                 source.path, " > texts.jsonl");
-        throw Error(what, " ", line, " of ", source.name(), " ", reason,
-                    column > 0 ? concat(" (at its byte ", column, ")") : "",
+        throw Error(what, " ", line, " of ", source.name(), " ", fault.reason,
+                    detail.empty() ? "" : " (" + detail + ")",
                     "; fix it, or use --skip-bad to leave such ", what, "s out", advice);
     }
-    add(outcome.left_out, {reason, 1, source.path, line, batch.is_array});
+    add(outcome.left_out, {fault.reason, 1, source.path, line, batch.is_array, detail});
 }
 
 }  // namespace train_gpt

@@ -59,20 +59,18 @@ class DocumentFinder {
 
         int64_t number = batch.line;
         const std::string too_long = concat("is longer than ", max_document_bytes >> 20, " MiB");
-        if (batch.line_too_long) refuse(batch, number + 1, too_long, 0, outcome);
+        if (batch.line_too_long) refuse(batch, number + 1, {too_long, "", 0}, outcome);
         for (std::string_view rest = batch.lines; !rest.empty();) {
             const size_t end = std::min(rest.find('\n'), rest.size() - 1) + 1;
             const std::string_view line = rest.substr(0, end);
             rest.remove_prefix(end);
             ++number;
             if (is_blank(line)) continue;
-            size_t column = 0;
-            if (static_cast<int64_t>(line.size()) > max_document_bytes)
-                refuse(batch, number, too_long, 0, outcome);
-            else if (const std::string reason =
-                         read_field(line, field_, text_, column, batch.is_array);
-                     !reason.empty())
-                refuse(batch, number, reason, column, outcome);
+            const bool fits = static_cast<int64_t>(line.size()) <= max_document_bytes;
+            const LineFault fault =
+                fits ? read_field(line, field_, text_, batch.is_array) : LineFault{too_long, "", 0};
+            if (!fault.reason.empty())
+                refuse(batch, number, fault, outcome);
             else if (!text_.empty())
                 take(split_of(text_, val_fraction_), text_, true, true);
         }
@@ -82,8 +80,7 @@ class DocumentFinder {
     /// Looks for what plain text should not have: bytes that are not UTF-8, and CR LF.
     static void look_at(const Batch& batch, std::string_view text, Outcome& outcome);
     /// Leaves a line out; throws Error if bad lines are not to be skipped.
-    void refuse(const Batch& batch, int64_t line, const std::string& reason, size_t column,
-                Outcome& outcome) const;
+    void refuse(const Batch& batch, int64_t line, const LineFault& fault, Outcome& outcome) const;
 
     const std::vector<Source>& sources_;
     const std::string field_;

@@ -145,17 +145,17 @@ class DocumentStream::Reader {
     /// Skips to where an interrupted run stopped, by reading: this works for all inputs and shows
     /// whether they are unchanged.
     void drop(const Position& start) {
-        std::string dropped(batch_bytes, '\0');
+        if (start.offset == 0) return;
+        fill(beginning_bytes);
+        see_beginning();
         while (position_.offset < start.offset && !stream_.stop_) {
-            const size_t n = bytes_.read(
-                dropped.data(),
-                std::min(dropped.size(), static_cast<size_t>(start.offset - position_.offset)));
-            if (n == 0) break;
-            if (position_.offset == 0) see_beginning(std::string_view(dropped).substr(0, n));
-            last_byte_ = dropped[n - 1];
-            advance(std::string_view(dropped).substr(0, n));
+            if (buffer_.empty() && !fill(batch_bytes) && buffer_.empty()) break;
+            const size_t n =
+                std::min(buffer_.size(), static_cast<size_t>(start.offset - position_.offset));
+            last_byte_ = buffer_[n - 1];
+            drop_front(n);
         }
-        if (start.offset > 0 && (position_.offset != start.offset || position_.hash != start.hash))
+        if (position_.offset != start.offset || position_.hash != start.hash)
             throw Error(source_.name(),
                         " is not what it was when this command was interrupted (up to "
                         "byte ",
@@ -167,13 +167,19 @@ class DocumentStream::Reader {
 
     /// Drops what is not text from the beginning of the source.
     void begin() {
-        fill(beginning_bytes);
-        see_beginning(buffer_);
-        if (source_.path == "-" && !source_.jsonl) refuse_no_text(source_.name(), buffer_);
+        const bool complete = !fill(beginning_bytes);
+        see_beginning();
+        if (source_.path == "-" && !source_.jsonl) {
+            refuse_no_text(source_.name(), buffer_);
+            const auto more = [&](std::string& text) { return !fill(text.size()); };
+            refuse_json(source_.path, "", buffer_, complete, more);
+        }
         drop_front(buffer_.size() - without_byte_order_mark(buffer_).size());
         if (is_array_) drop_front(buffer_.find('[') + 1);
     }
-    void see_beginning(std::string_view bytes) {
+    /// The buffer has the beginning of the source.
+    void see_beginning() {
+        const std::string_view bytes = std::string_view(buffer_).substr(0, beginning_bytes);
         is_array_ = source_.jsonl && begins_array(without_byte_order_mark(bytes));
     }
     void drop_front(size_t size) {
@@ -395,9 +401,11 @@ class DocumentStream::Reader {
                 if (byte != ArrayScanner::Byte::of_element) end = scanned;
             }
             more = end > 0 ? batch_bytes : std::max(buffer_.size() / 2, batch_bytes);
-            if (end == 0 && static_cast<int64_t>(buffer_.size()) > max_document_bytes)
-                throw Error("element ", position_.line + 1, " of the array in ", source_.name(),
-                            " has no end within ", max_document_bytes >> 20, " MiB; fix it");
+            if (end == 0 && static_cast<int64_t>(buffer_.size()) > max_document_bytes) {
+                end_at_damage(concat("has an element without an end within ",
+                                     max_document_bytes >> 20, " MiB in its array"));
+                return;
+            }
             if (end == 0) continue;
             // No restart after the array's end: a Position does not record that it was reached.
             release_lines(end, !ended);
@@ -414,7 +422,7 @@ class DocumentStream::Reader {
 
     /// Records that the source itself is damaged at buffer_[0]; throws Error unless damage is to be
     /// skipped.
-    void end_at_damage(const char* what) {
+    void end_at_damage(const std::string& what) {
         damage_ = concat(source_.name(), " ", what, ", after byte ", position_.offset);
         if (!rules_.skip_damage)
             throw Error(damage_, "; fix it, or use --skip-bad to leave out the rest");

@@ -36,10 +36,12 @@ Json to_json(const PreparedSource& source) {
     return json;
 }
 Json to_json(const LeftOut& left) {
-    return {{"reason", left.reason},
-            {"count", left.count},
-            {"path", left.path},
-            {left.in_array ? "element" : "line", left.line}};
+    Json json{{"reason", left.reason},
+              {"count", left.count},
+              {"path", left.path},
+              {left.in_array ? "element" : "line", left.line}};
+    if (!left.detail.empty()) json["detail"] = left.detail;
+    return json;
 }
 template <class T>
 Json to_json(const std::vector<T>& all) {
@@ -72,6 +74,7 @@ void from_json(const Json& json, LeftOut& left) {
     json.at("path").get_to(left.path);
     left.in_array = json.contains("element");
     json.at(left.in_array ? "element" : "line").get_to(left.line);
+    left.detail = json.value("detail", "");
 }
 template <class T>
 void from_json(const Json& json, std::vector<T>& all) {
@@ -79,20 +82,11 @@ void from_json(const Json& json, std::vector<T>& all) {
     for (const Json& entry : json) from_json(entry, all.emplace_back());
 }
 
-/// Throws Error with what is wrong with the text, worded for a sentence about the file.
-Json parse(std::string_view text) {
-    try {
-        return parse_json(text);
-    } catch (const Json::exception& error) {
-        throw Error(describe_json_error(error, text));
-    }
-}
-
-/// What is wrong with a file, in the same wording. It also covers entries that are missing or have
-/// the wrong type, for which the library's own message would describe the library.
+/// What is wrong with a file, as parse_json() words it. Covers entries that are missing or have the
+/// wrong type, too, for which the library's own message would describe the library.
 std::string what_is_wrong(const std::exception& error) {
-    const auto* library = dynamic_cast<const Json::exception*>(&error);
-    return library ? describe_json_error(*library, {}) : error.what();
+    return dynamic_cast<const Json::exception*>(&error) ? "does not have the expected entries"
+                                                        : error.what();
 }
 
 }  // namespace
@@ -118,7 +112,7 @@ PreparationState read_progress(const fs::path& path, size_t sources) {
     PreparationState state;
     try {
         const MappedFile file(path);
-        const Json json = parse(file.text());
+        const Json json = parse_json(file.text());
         const Json& at = json.at("position");
         state.position = {at.at("source").get<size_t>(), at.at("offset").get<int64_t>(),
                           at.at("line").get<int64_t>(), at.at("in_document").get<bool>(),
@@ -161,7 +155,7 @@ DataManifest read_data_manifest(const fs::path& folder) {
     DataManifest manifest;
     const MappedFile file(path);
     try {
-        const Json json = parse(file.text());
+        const Json json = parse_json(file.text());
         if (json.at("format") != manifest_format)
             throw Error("does not have the \"format\" \"", manifest_format, "\"");
         json.at("complete").get_to(manifest.complete);

@@ -57,6 +57,10 @@ std::string first_of(const LeftOut& left) {
     return concat(left.in_array ? "element " : "line ", left.line, " of ", name);
 }
 
+std::string in_brackets(const std::string& detail) {
+    return detail.empty() ? "" : " (" + detail + ")";
+}
+
 /// Names the line of the first byte that is not UTF-8: "line 6 of a.txt".
 std::string first_not_utf8(const PreparedSource& source) {
     return first_of({"", 1, source.path, source.first_not_utf8_line});
@@ -107,9 +111,8 @@ class Preparation {
     Preparation(const PrepareOptions& options, Sources found, std::FILE* log,
                 const std::function<bool()>& interrupted)
         : options_(options),
-          sources_(std::move(found.sources)),
-          skipped_(std::move(found.skipped)),
-          not_text_(std::move(found.not_text)),
+          found_(std::move(found)),
+          sources_(found_.sources),
           interrupted_(interrupted),
           report_(log, options.report_seconds, sources_),
           threads_(options.threads > 0
@@ -168,9 +171,8 @@ class Preparation {
     }
 
     const PrepareOptions& options_;
-    std::vector<Source> sources_;
-    const Skipped skipped_;
-    const std::vector<std::string> not_text_;
+    Sources found_;
+    std::vector<Source>& sources_;
     const std::function<bool()>& interrupted_;
     Reporter report_;
     const int threads_;
@@ -183,9 +185,20 @@ class Preparation {
 
 /// Reports what is left out of the inputs. Throws Error if all of them are empty files.
 void Preparation::describe_inputs() {
-    if (!skipped_.empty())
+    if (!found_.skipped.empty())
         report_.say("left out of the folders, since their extensions are not those of texts: ",
-                    train_gpt::describe(skipped_));
+                    train_gpt::describe(found_.skipped));
+    if (found_.hidden.count > 0)
+        report_.say(
+            "left out of the folders, since their names begin with a dot: ", found_.hidden.count,
+            found_.hidden.count == 1 ? " entry, " : " entries, first ", found_.hidden.first);
+    if (found_.objects.count > 0)
+        report_.say("note: ", found_.objects.first,
+                    found_.objects.count == 1
+                        ? " begins"
+                        : concat(" and ", found_.objects.count - 1, " more begin"),
+                    " with an object in JSON and ", found_.objects.count == 1 ? "is" : "are",
+                    " read as plain text, as the name says");
     int64_t bytes = 0;
     for (const Source& source : sources_) {
         bytes += source.size;
@@ -255,7 +268,7 @@ void Preparation::check_lengths(const std::array<int64_t, 2>& lengths, int64_t b
     if (bytes == 0 && !left_out.empty())
         throw Error(
             "nothing is left of the text: ", first_of(left_out.front()), " ",
-            left_out.front().reason,
+            left_out.front().reason, in_brackets(left_out.front().detail),
             left_out.size() > 1 || left_out.front().count > 1 ? ", and more was left out after it"
                                                               : "",
             "; fix it", left_out.front().line > 0 ? ", or name the --field that has the text" : "");
@@ -295,8 +308,8 @@ void Preparation::compare_share(const PreparationState& state) {
 PreparationState Preparation::begin_state() const {
     PreparationState state;
     for (const Source& source : sources_) state.sources.push_back({source.path, 0, 0, ""});
-    if (!not_text_.empty())
-        add(state.left_out, {reason_no_text, std::ssize(not_text_), not_text_.front()});
+    if (!found_.not_text.empty())
+        add(state.left_out, {reason_no_text, std::ssize(found_.not_text), found_.not_text.front()});
     return state;
 }
 
@@ -482,7 +495,7 @@ void Preparation::describe(const PreparationState& state) {
         const char* what = left.line == 0 ? "file" : left.in_array ? "element" : "line";
         report_.say("left out: ", left.reason == reason_damaged ? "the rest of " : "", left.count,
                     " ", what, left.count == 1 ? " that " : "s, each of which ", left.reason,
-                    ", first ", first_of(left));
+                    ", first ", first_of(left), in_brackets(left.detail));
     }
     int64_t files = 0, bytes = 0;
     const PreparedSource* first = nullptr;
@@ -600,8 +613,7 @@ bool Preparation::run() {
 bool prepare(const PrepareOptions& options, std::FILE* log,
              const std::function<bool()>& interrupted) {
     check(options);
-    return Preparation(options,
-                       find_sources(options.texts, !options.field.empty(), options.skip_bad), log,
+    return Preparation(options, find_sources(options.texts, options.field, options.skip_bad), log,
                        interrupted)
         .run();
 }

@@ -4,13 +4,16 @@
 #include <cctype>
 #include <cmath>
 #include <filesystem>
-#include <functional>
 #include <system_error>
 #include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hub_files.h"
+#include "base/path.h"
 #include "base/utf8.h"
+#include "dataloader/documents.h"
+#include "dataloader/jsonl.h"
 
 namespace train_gpt {
 
@@ -21,7 +24,8 @@ namespace {
 struct Kind {
     bool jsonl = false;
     Compression compression = Compression::none;
-    bool is_text = false;  // certainly text; a folder's other files are left out
+    bool is_plain = false;  // plain text by its name
+    bool is_text = false;   // certainly text; a folder's other files are left out
 };
 
 /// Removes the last extension from a name and returns it in lower case.
@@ -44,6 +48,7 @@ Kind kind_of(const fs::path& path, bool has_field) {
     if (kind.compression != Compression::none) extension = take_extension(name);
     const bool plain = extension == ".txt" || extension == ".text" || extension == ".md";
     const bool jsonl = extension == ".jsonl" || extension == ".ndjson";
+    kind.is_plain = plain;
     kind.is_text = plain || jsonl;
     kind.jsonl = jsonl || extension == ".json" || (has_field && !plain);
     return kind;
@@ -73,81 +78,113 @@ constexpr size_t sample_bytes = 1 << 16;
 
 /// A sample of the text of a file: its beginning, or pieces from all over it if it is long and not
 /// compressed.
-std::string sample_of(ByteStream& opened, const std::string& path, Compression compression) {
-    std::string sample(sample_bytes, '\0');
-    sample.resize(opened.read(sample.data(), sample.size()));
-    if (compression != Compression::none || opened.size() <= static_cast<int64_t>(sample_bytes))
-        return sample;
+std::string sample_of(const std::string& beginning, const std::string& path,
+                      Compression compression) {
+    if (compression != Compression::none || beginning.size() < sample_bytes) return beginning;
     constexpr size_t places = 16, bytes = sample_bytes / places;
     const MappedFile file(path);
     const std::string_view text = file.text();
-    if (text.size() <= sample_bytes) return sample;  // truncated meanwhile; reading it will fail
-    sample.clear();
+    if (text.size() <= sample_bytes) return beginning;  // truncated meanwhile; reading it will fail
+    std::string sample;
     for (size_t i = 0; i < places; ++i)
         sample += text.substr((text.size() - bytes) / (places - 1) * i, bytes);
     return sample;
 }
 
+/// Appends at most `bytes` bytes; returns whether these are the last.
+bool read_more(ByteStream& opened, size_t bytes, std::string& text) {
+    const size_t before = text.size();
+    text.resize(before + bytes);
+    text.resize(before + opened.read(text.data() + before, bytes));
+    return text.size() < before + bytes;
+}
+
 /// Adds a file, unless it is not text and `skip_bad` is set.
-void add_file(const std::string& path, Kind kind, bool skip_bad, Sources& found) {
+void add_file(const std::string& path, Kind kind, const std::string& field, bool skip_bad,
+              Sources& found) {
     // Opens the file to find out now, not hours later, that it cannot be read or is a picture.
     const std::atomic<bool> never{false};
     ByteStream opened(path, kind.compression, never, true);
+    std::string beginning;
+    const bool complete = read_more(opened, sample_bytes, beginning);
     if (!kind.jsonl) {
-        const std::string sample = sample_of(opened, path, kind.compression);
+        const std::string sample = sample_of(beginning, path, kind.compression);
         if (skip_bad && share_of_no_text(sample) >= max_share_of_no_text) {
             found.not_text.push_back(path);
             return;
         }
         refuse_no_text(path, sample);
+        const auto more = [&](std::string& text) { return read_more(opened, text.size(), text); };
+        if (refuse_json(path, field, beginning, complete, more)) found.objects.add(path);
     }
     found.sources.push_back(
         {path, kind.jsonl, kind.compression, opened.size(), opened.modified(), nullptr});
 }
 
+[[noreturn]] void refuse_link(const std::string& what) {
+    throw Error(what, "; restore it or remove the link");
+}
+
 /// Lists the texts in a folder and its subfolders, and counts the other files there. `above` has
-/// the folders on the path to it, to avoid following links back to them.
+/// the folders on the path to it, to find links back to them.
 void list_texts(const fs::path& folder, std::vector<fs::path>& above,
-                std::vector<std::string>& files, Skipped& skipped) {
+                std::vector<std::string>& files, Sources& found) {
     const fs::path real = fs::canonical(folder);
-    if (std::ranges::find(above, real) != above.end()) return;
+    if (std::ranges::find(above, real) != above.end())
+        refuse_link(concat(folder.string(), " is a symbolic link to ", real.string(),
+                           ", a folder that it lies in, so that the texts there have no end"));
     above.push_back(real);
     for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-        if (entry.is_directory()) {
-            if (entry.path().filename() != staging_folder)
-                list_texts(entry.path(), above, files, skipped);
-        } else if (entry.is_regular_file() && kind_of(entry.path(), false).is_text) {
-            files.push_back(entry.path().string());
-        } else {
-            std::string name = entry.path().filename().string();
-            ++skipped[take_extension(name)];
+        std::string name = entry.path().filename().string();
+        if (name == staging_folder) continue;
+        if (name.starts_with('.')) {
+            found.hidden.add(entry.path().string());
+            continue;
         }
+        if (const std::string link = describe_broken_link(entry.path()); !link.empty())
+            refuse_link(link);
+        if (entry.is_directory())
+            list_texts(entry.path(), above, files, found);
+        else if (entry.is_regular_file() && kind_of(entry.path(), false).is_text)
+            files.push_back(entry.path().string());
+        else
+            ++found.skipped[take_extension(name)];
     }
     above.pop_back();
 }
 
-void add_folder(const std::string& folder, bool skip_bad, Sources& found) {
+void add_folder(const std::string& folder, const std::string& field, bool skip_bad,
+                Sources& found) {
+    refuse_cache_root(folder);
     std::vector<fs::path> above;
     std::vector<std::string> files;
-    Skipped skipped;
+    Sources here;
     try {
-        list_texts(folder, above, files, skipped);
+        list_texts(folder, above, files, here);
     } catch (const fs::filesystem_error& error) {
         throw Error("cannot list ", error.path1().string(), ": ", error.code().message(),
                     "; check the permissions");
     }
+    const Skipped& skipped = here.skipped;
     if (files.empty())
         throw Error("the folder ", folder, " holds no text",
                     skipped.empty() ? "" : " that is known by its name (",
                     skipped.empty() ? "" : describe(skipped) + ")",
+                    here.hidden.count > 0 ? " and whose name does not begin with a dot" : "",
                     "; inputs end in .txt, .text, .md, .jsonl or .ndjson, or one of these with .gz "
-                    "or .zst after it",
+                    "or .zst after it; files with other names are read if they are named, as with "
+                    "a quoted pattern, and as JSON Lines with --field",
                     skipped.contains(".parquet")
                         ? concat("; of Parquet files: ", parquet_pipe(folder + "/*.parquet"))
                         : "");
     std::sort(files.begin(), files.end());
-    for (const std::string& file : files) add_file(file, kind_of(file, false), skip_bad, found);
+    for (const std::string& file : files)
+        add_file(file, kind_of(file, false), field, skip_bad, found);
     for (const auto& [extension, count] : skipped) found.skipped[extension] += count;
+    if (here.hidden.count > 0) {
+        found.hidden.add(here.hidden.first);
+        found.hidden.count += here.hidden.count - 1;
+    }
 }
 
 }  // namespace
@@ -163,6 +200,39 @@ void refuse_no_text(const std::string& name, std::string_view sample) {
         name == "standard input" ? "" : name);
 }
 
+bool refuse_json(const std::string& path, const std::string& field, std::string& beginning,
+                 bool complete, const std::function<bool(std::string&)>& more) {
+    const std::string wanted = field.empty() ? "text" : field;
+    using Found = FirstObject::Found;
+    FirstObject first = find_first_object(beginning, complete, wanted);
+    while (first.found == Found::incomplete && std::ssize(beginning) < max_document_bytes) {
+        complete = more(beginning);
+        first = find_first_object(beginning, complete, wanted);
+    }
+    if (first.found == Found::nothing) return false;
+    const bool piped = path == "-";
+    const Kind kind = piped ? Kind() : kind_of(path, false);
+    if (kind.is_plain && !first.has_text) return true;
+    const char* packed = kind.compression == Compression::gzip   ? ".gz"
+                         : kind.compression == Compression::zstd ? ".zst"
+                                                                 : "";
+    const std::string name = concat(first.in_array ? ".json" : ".jsonl", packed);
+    const std::string use = first.has_text ? wanted : "NAME";
+    throw Error(
+        piped ? "standard input" : path, " begins with ",
+        first.in_array ? "an array of objects" : "an object", " in JSON ",
+        first.has_text ? concat("that has the field \"", wanted, "\"") : "(" + first.fields + ")",
+        ", but would be read as plain text; ",
+        piped            ? concat("to read it as JSON, add --field ", use)
+        : kind.is_plain  ? concat("to read it as JSON, give it a name that ends in ", name)
+        : first.has_text ? concat("to read it as JSON, add --field ", use,
+                                  " or give it a name that ends in ", name)
+                         : concat("to read it as JSON, name the field that has the text with "
+                                  "--field NAME; to read it as plain text, give it a name that "
+                                  "ends in .txt",
+                                  packed));
+}
+
 std::string describe(const Skipped& skipped) {
     std::vector<std::pair<std::string, int64_t>> kinds(skipped.begin(), skipped.end());
     std::ranges::stable_sort(kinds, std::greater(), &std::pair<std::string, int64_t>::second);
@@ -176,7 +246,9 @@ std::string describe(const Skipped& skipped) {
     return others > 0 ? concat(text, ", ", others, " of other kinds") : text;
 }
 
-Sources find_sources(const std::vector<std::string>& inputs, bool has_field, bool skip_bad) {
+Sources find_sources(const std::vector<std::string>& inputs, const std::string& field,
+                     bool skip_bad) {
+    const bool has_field = !field.empty();
     Sources found;
     for (const std::string& input : inputs) {
         if (input == "-") {
@@ -185,8 +257,9 @@ Sources find_sources(const std::vector<std::string>& inputs, bool has_field, boo
             found.sources.push_back({"-", has_field, Compression::none, 0, 0, nullptr});
             continue;
         }
+        if (const std::string link = describe_broken_link(input); !link.empty()) refuse_link(link);
         if (fs::is_directory(input)) {
-            add_folder(input, skip_bad, found);
+            add_folder(input, field, skip_bad, found);
             continue;
         }
         std::vector<std::string> files{input};
@@ -196,7 +269,7 @@ Sources find_sources(const std::vector<std::string>& inputs, bool has_field, boo
         }
         for (const std::string& file : files) {
             refuse_unreadable_kinds(file);
-            add_file(file, kind_of(file, has_field), skip_bad, found);
+            add_file(file, kind_of(file, has_field), field, skip_bad, found);
         }
     }
     if (found.sources.empty())

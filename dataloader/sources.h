@@ -1,6 +1,7 @@
 // The inputs of `train_gpt tokenize`: files, folders, patterns and standard input.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -31,8 +32,19 @@ using Skipped = std::map<std::string, int64_t>;
 std::string describe(const Skipped& skipped);
 
 struct Sources {
+    /// Some files, of which the first is named.
+    struct Some {
+        int64_t count = 0;
+        std::string first;
+        void add(const std::string& path) {
+            if (count++ == 0) first = path;
+        }
+    };
+
     std::vector<Source> sources;
     Skipped skipped;
+    Some hidden;                        // entries of folders whose names begin with a dot
+    Some objects;                       // files named as plain text that begin with a JSON object
     std::vector<std::string> not_text;  // files that were left out because they are not text
 };
 
@@ -42,15 +54,26 @@ constexpr const char* staging_folder = ".tokenize.tmp";
 
 /// The files that the user's inputs stand for: a file stands for itself, a folder for the files of
 /// known kinds in it and its subfolders (.txt .text .md .jsonl .ndjson, each also with .gz or .zst;
-/// sorted by path; links are followed), a pattern for the files that match it, "-" for standard
-/// input. Files that are named or match a pattern may also be JSON in .json; those of unknown kind,
-/// and standard input, are JSON if `has_field`, else plain text. Throws Error for missing files, a
-/// folder without inputs, kinds that cannot be read (Parquet, archives), and files that are not
-/// text (see refuse_no_text); with `skip_bad`, the latter are left out.
-Sources find_sources(const std::vector<std::string>& inputs, bool has_field, bool skip_bad = false);
+/// sorted by path; links are followed; entries whose names begin with a dot are left out), a pattern
+/// for the files that match it, "-" for standard input. Files that are named or match a pattern may
+/// also be JSON in .json; those of unknown kind, and standard input, are JSON if `field` is not
+/// empty, else plain text. Throws Error for missing files, links that lead nowhere, a folder without
+/// inputs, kinds that cannot be read (Parquet, archives), JSON that would be read as plain text (see
+/// refuse_json), and files that are not text (see refuse_no_text); with `skip_bad`, the latter are
+/// left out.
+Sources find_sources(const std::vector<std::string>& inputs, const std::string& field,
+                     bool skip_bad = false);
 
 /// Throws Error when too much of a sample of an input is not text in UTF-8 (max_share_of_no_text in
 /// base/utf8.h).
 void refuse_no_text(const std::string& name, std::string_view sample);
+
+/// Finds out whether an input that is read as plain text is JSON Lines or an array of objects.
+/// `beginning` is its beginning, or all of it if `complete`; more(beginning) appends the next bytes
+/// and returns whether they are the last. Throws Error if the first object has a string in the field
+/// ("text" if it is empty) or if the name does not say plain text. Returns whether there is an
+/// object.
+bool refuse_json(const std::string& path, const std::string& field, std::string& beginning,
+                 bool complete, const std::function<bool(std::string&)>& more);
 
 }  // namespace train_gpt

@@ -91,6 +91,33 @@ class Checks:
         assert self.rows(self.folder / "set", "--field", "body", field="body") == kept[0] + kept[1] + kept[2]
         assert f"{sum(map(len, kept[:3]))} texts from 3 files" in self.run(self.folder / "set", "--field=body").stderr.decode()
 
+    def check_hidden_entries_are_left_out_and_counted(self):
+        for name in ("shown/a.parquet", "shown/._a.parquet", "shown/.git/b.parquet", "shown/deep/.c.parquet"):
+            self.write(name, [name])
+        assert self.rows(self.folder / "shown") == ["shown/a.parquet"]
+        assert "3 of the folders' entries were left out" in self.run(self.folder / "shown").stderr.decode()
+        assert self.rows(self.folder / "shown/._a.parquet") == ["shown/._a.parquet"]
+
+    def check_links_that_lead_nowhere_or_back_are_refused(self):
+        self.write("linked/a.parquet", ["a"])
+        for name, target, words in (("b.parquet", "gone.parquet", "dangling"), ("b.parquet", "b.parquet", "leads back"),
+                                    ("deep", "../linked", "a folder that it lies in")):
+            link = self.folder / "linked" / name
+            link.symlink_to(target)
+            assert words in self.refused(self.folder / "linked")
+            assert words in self.refused(link if name != "deep" else link.parent)
+            assert name == "deep" or words in self.refused(self.folder / "linked/*.parquet")
+            link.unlink()
+
+    def check_what_downloads_leave_is_named(self):
+        pointer = self.folder / "pointer.parquet"
+        pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")
+        assert "is a Git LFS pointer" in self.refused(pointer)
+        self.write("datasets--x/snapshots/1/a.parquet", ["a"])
+        (self.folder / "datasets--x/blobs").mkdir()
+        assert "datasets--x/snapshots/1" in self.refused(self.folder / "datasets--x")
+        assert self.rows(self.folder / "datasets--x/snapshots/1") == ["a"]
+
     def check_columns_that_hold_no_strings_are_refused_with_those_that_do(self):
         path = self.write("columns.parquet", ["x"])
         for field in ("body", "id", "tags", "tags.element"):

@@ -3,9 +3,9 @@
 
     scripts/parquet.py FILE… [--field text] | train_gpt tokenize - --field text --tokenizer DIR --out DIR
 
-FILE is a Parquet file, a quoted pattern, or a folder; all *.parquet files below a folder are read, sorted by path. Rows keep their
-order, and memory does not grow with the files. Each row becomes one line {"text": …}, with the column's name. Rows whose text is
-null are left out and counted. The column must hold strings; if it does not or is missing, the error names the columns that do.
+FILE is a Parquet file, a quoted pattern, or a folder; all *.parquet files below a folder are read, sorted by path, except entries
+whose names begin with a dot (.ipynb_checkpoints, ._a.parquet), which are counted. Rows keep their order, and memory does not grow
+with the files. Each row becomes one line {"text": …}, with the column's name. Rows whose text is null are left out and counted. The column must hold strings; if it does not or is missing, the error names the columns that do.
 
 Reading Parquet needs pyarrow. If python3 lacks it, it is installed once into build/parquet (about 150 MB), which needs Debian's
 package python3-venv. Exits with 0 if everything was printed, else with 1.
@@ -63,22 +63,71 @@ def install():
     os.execv(python, [python, __file__, *sys.argv[1:]])
 
 
+def check_link(path):
+    """Stops if a path is a symbolic link that leads nowhere."""
+    if os.path.islink(path) and not os.path.exists(path):
+        stop(f"{quoted(path)} is a dangling symbolic link, or one that leads back to itself (to {quoted(os.readlink(path))}); "
+             "restore it or remove the link")
+
+
+def check_cache(folder):
+    """Stops if a folder is the root of what Hugging Face's cache holds of a data set: it would have some files several times."""
+    if all((folder / name).is_dir() for name in ("blobs", "snapshots")):
+        snapshots = sorted(path for path in (folder / "snapshots").iterdir() if path.is_dir())
+        advice = f"name a snapshot in it: {quoted(snapshots[0])}" if snapshots else "its snapshots are empty: download the files again"
+        stop(f"{quoted(folder)} is the root of a Hugging Face cache (blobs, refs, snapshots); {advice}")
+
+
+def files_below(folder, above=()):
+    """The *.parquet files in a folder and its subfolders, and the number of entries whose names begin with a dot."""
+    real = os.path.realpath(folder)
+    if real in above:
+        stop(f"{quoted(folder)} is a symbolic link to {quoted(real)}, a folder that it lies in; remove the link")
+    files, hidden = [], 0
+    for path in folder.iterdir():
+        if path.name.startswith("."):
+            hidden += 1
+            continue
+        check_link(path)
+        if path.is_dir():
+            more, more_hidden = files_below(path, (*above, real))
+            files += more
+            hidden += more_hidden
+        elif path.name.endswith(".parquet") and path.is_file():
+            files.append(str(path))
+    return files, hidden
+
+
 def find_files(names):
-    """The files that the user named, in order."""
-    files = []
-    for name in names:
+    """The files that the user named, in order, and the number of entries of folders whose names begin with a dot."""
+    files, all_hidden = [], 0
+    for name in map(os.path.expanduser, names):
+        check_link(name)
         if os.path.isdir(name):
-            found = sorted(str(path) for path in Path(name).rglob("*.parquet") if path.is_file())
+            check_cache(Path(name))
+            found, hidden = files_below(Path(name))
+            found.sort()
+            all_hidden += hidden
             missing = "holds no *.parquet"
         elif os.path.exists(name):
             found = [name]
         else:
-            found = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
+            found = sorted(path for path in glob.glob(name, recursive=True) if os.path.lexists(path) and not os.path.isdir(path))
+            for path in found:
+                check_link(path)
             missing = "is not a file, and no file matches it"
         if not found:
             stop(f"{quoted(name)} {missing}; check the path")
         files += found
-    return files
+    return files, all_hidden
+
+
+def check_pointer(name):
+    """Stops if a file is what Git without LFS leaves in the place of a large file."""
+    with open(name, "rb") as file:
+        if file.read(64).startswith(b"version https://git-lfs.github.com/spec/"):
+            stop(f"{quoted(name)} is a Git LFS pointer, which stands for a file that was not fetched; run git lfs pull in its "
+                 "repository, or download the file itself")
 
 
 def is_text(kind):
@@ -140,11 +189,12 @@ def main():
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     out = open(sys.stdout.fileno(), "w", encoding="utf-8", newline="\n", buffering=1 << 20, closefd=False)
-    files = find_files(arguments.files)
+    files, hidden = find_files(arguments.files)
     failures = (pyarrow.ArrowException, OSError, UnicodeError)
     # Checks all files first, so that an error in a later file shows before hours of work.
     for name in files:
         try:
+            check_pointer(name)
             with open_parquet(name) as parquet:
                 check_column(parquet, name, arguments.field)
         except failures as error:
@@ -165,6 +215,8 @@ def main():
     except OSError as error:
         stop(f"standard output cannot be written: {error}")
     note = f", {nulls} rows without text were left out" if nulls else ""
+    if hidden:
+        note += f", {hidden} of the folders' entries were left out, since their names begin with a dot"
     print(f"{texts} texts from {len(files)} files{note}", file=sys.stderr)
 
 

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/hub_files.h"
 
 namespace train_gpt {
 
@@ -101,7 +102,10 @@ namespace {
 
 TokenizerDefinition read_vocabulary(const fs::path& path) {
     std::error_code code;
-    if (fs::is_directory(path, code)) return read_folder(path);
+    if (fs::is_directory(path, code)) {
+        refuse_cache_root(path);
+        return read_folder(path);
+    }
     if (path.extension() == ".tiktoken") return read_tiktoken(path);
     // Naming either file of a pair selects both.
     const auto is_one_of = [&](const auto& names) {

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_text.h"
 #include "tokenizer/byte_alphabet.h"
 #include "tokenizer/formats.h"
 #include "tokenizer/nfc.h"
@@ -28,9 +29,7 @@ class JsonReader {
     explicit JsonReader(const fs::path& file) : file_(file) {
         const MappedFile mapped = map_vocabulary(file);
         const std::string_view text = mapped.text();
-        // The parser treats a NUL as the end and ignores what follows.
-        if (const size_t nul = text.find('\0'); nul != text.npos)
-            throw fail(concat("is not valid JSON at byte ", nul + 1, " of ", text.size()));
+        if (const std::string hazard = json_hazard(text); !hazard.empty()) throw fail(hazard);
         try {
             root_ = json::parse(text.begin(), text.end());
         } catch (const json::parse_error& error) {

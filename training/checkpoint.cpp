@@ -8,7 +8,9 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hub_files.h"
 #include "base/json_file.h"
+#include "base/path.h"
 #include "parallel/together.h"
 #include "training/optimizer_files.h"
 #include "training/version.h"
@@ -267,9 +269,12 @@ std::optional<fs::path> recover_newest_checkpoint(
 }
 
 fs::path find_checkpoint(const fs::path& path) {
+    if (const std::string link = describe_broken_link(path); !link.empty())
+        throw Error(link, "; restore it or remove the link");
     if (!fs::exists(path))
         throw Error("there is no checkpoint at ", path.string(), "; check the path");
     if (is_model_folder(path)) return path;
+    refuse_cache_root(path);
     if (!fs::is_directory(path))
         throw Error(path.string(), " is a file; name the folder of a model, a run or a checkpoint",
                     path.extension() == ".bin"

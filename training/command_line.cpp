@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/error.h"
+#include "base/path.h"
 #include "training/version.h"
 
 namespace train_gpt {
@@ -30,6 +31,20 @@ CLI::Validator from_to(double low, double high) {
         "");
 }
 
+/// Expands "~" in the path of an option, which the shell does not do after "=" or in quotes.
+CLI::Validator path() {
+    return CLI::Validator(
+        [](std::string& text) -> std::string {
+            try {
+                text = expand_home(text);
+                return "";
+            } catch (const Error& error) {
+                return error.what();
+            }
+        },
+        "");
+}
+
 /// Parses a size such as 20000, 500MB or 2GiB.
 uint64_t bytes_from(const std::string& text, const char* option) {
     constexpr std::pair<const char*, int64_t> units[] = {
@@ -46,6 +61,7 @@ uint64_t bytes_from(const std::string& text, const char* option) {
 void add_config(CLI::App* app, CommandLine& line) {
     app->add_option("config", line.config, "JSON configuration, such as configs/gpt2-124m.json")
         ->required()
+        ->transform(path())
         ->type_name("CONFIG");
     app->add_option(
            "--set", line.overrides,
@@ -65,6 +81,7 @@ void add_device(CLI::App* app, CommandLine& line) {
 CLI::Option* add_out(CLI::App* app, std::string& out) {
     return app->add_option("--out", out, "Folder to write (new or empty)")
         ->required()
+        ->transform(path())
         ->type_name("DIR");
 }
 
@@ -73,6 +90,7 @@ void add_checkpoint_argument(CLI::App* app, std::string& checkpoint) {
                     "A checkpoint, a run's folder (its newest checkpoint), or the folder of a "
                     "Hugging Face GPT-2 model")
         ->required()
+        ->transform(path())
         ->type_name("CHECKPOINT");
 }
 
@@ -100,6 +118,7 @@ void add_tokenize_command(CLI::App& app, CommandLine& line) {
                      ".ndjson: JSON Lines; .json: JSON Lines or one array; others: plain text; "
                      "each also with .gz or .zst")
         ->required()
+        ->transform(path())
         ->type_name("TEXT");
     tokenize
         ->add_option("--field", line.prepare.field,
@@ -117,6 +136,7 @@ void add_tokenize_command(CLI::App& app, CommandLine& line) {
             "--tokenizer", line.prepare.tokenizer,
             "Use this vocabulary: tokenizer.json, *.tiktoken, or a folder with either, or with "
             "vocab.json and merges.txt")
+        ->transform(path())
         ->type_name("PATH")
         ->excludes(vocab);
     tokenize
@@ -133,6 +153,7 @@ void add_tokenize_command(CLI::App& app, CommandLine& line) {
         ->add_option("--out", line.prepare.out,
                      "Folder for tokenizer.json, train_*.bin, val_*.bin and data.json")
         ->required()
+        ->transform(path())
         ->type_name("DIR");
     tokenize
         ->add_option("--val-fraction", line.prepare.val_fraction,
@@ -192,6 +213,7 @@ void add_plan_command(CLI::App& app, CommandLine& line) {
     plan->add_option(
             "--picture", line.picture,
             "Also draw the schedule of the pipeline, and the micro-batches in flight (SVG)")
+        ->transform(path())
         ->type_name("FILE");
 }
 
@@ -205,6 +227,7 @@ void add_sample_command(CLI::App& app, CommandLine& line) {
         ->add_option("--prompt-file", line.prompt_file,
                      "File with the text to continue, without the line break at its end; -: "
                      "standard input")
+        ->transform(path())
         ->type_name("FILE")
         ->excludes(prompt);
     sample->add_option("--max-tokens", line.sampling.max_tokens, "Most tokens to generate")
@@ -239,11 +262,13 @@ void add_eval_command(CLI::App& app, CommandLine& line) {
     add_checkpoint(eval, line);
     eval->add_option("--data", line.data,
                      "Token shards; default: data.val of the run that wrote the checkpoint")
+        ->transform(path())
         ->type_name("GLOB");
     eval->add_option("--max-tokens", line.max_tokens, "Most tokens to evaluate; 0: all")
         ->check(CLI::Range(int64_t{0}, most))
         ->capture_default_str();
     eval->add_option("--hellaswag", line.hellaswag, "HellaSwag's published JSONL file")
+        ->transform(path())
         ->type_name("FILE");
     eval->add_option("--max-examples", line.max_examples, "Most HellaSwag examples; 0: all")
         ->check(CLI::Range(int64_t{0}, most))
@@ -258,11 +283,13 @@ void add_import_command(CLI::App& app, CommandLine& line) {
                      "Folder with config.json and model.safetensors (fp32, bf16 or fp16; one file "
                      "or several), or an llm.c model file (*.bin)")
         ->required()
+        ->transform(path())
         ->type_name("SOURCE");
     add_out(import, line.importing.out);
     import
         ->add_option("--tokenizer", line.importing.tokenizer,
                      "The model's tokenizer, as for `tokenize`; default: the one in SOURCE")
+        ->transform(path())
         ->type_name("PATH");
 }
 
@@ -344,21 +371,27 @@ void add_verify_command(CLI::App& app, CommandLine& line) {
             "A folder made by `tokenize`, its data.json, token shards (a quoted pattern), a "
             "checkpoint, or a run's folder (all its checkpoints)")
         ->required()
+        ->transform(path())
         ->type_name("DATA|CHECKPOINT");
 }
 
 void add_report_command(CLI::App& app, CommandLine& line) {
     CLI::App* report = app.add_subcommand(
         "report", "Write a page about one or several runs: curves, samples, configuration");
-    report->add_option("runs", line.report.runs, "Folders of runs")->required()->type_name("RUN");
+    report->add_option("runs", line.report.runs, "Folders of runs")
+        ->required()
+        ->transform(path())
+        ->type_name("RUN");
     report
         ->add_option(
             "--out", line.report.out,
             "File to write. Default: report.html, in the folder of a single run, else here")
+        ->transform(path())
         ->type_name("FILE");
     report
         ->add_option("--picture", line.report.picture,
                      "Also write the loss alone, as a picture (SVG)")
+        ->transform(path())
         ->type_name("FILE");
 }
 

@@ -32,6 +32,7 @@ constexpr KeyRule one_of() {
     return rule;
 }
 constexpr KeyRule any_text() { return {}; }
+constexpr KeyRule any_path() { return {.is_path = true}; }
 
 constexpr double max_steps = 1099511627776.0;  // 2^40
 constexpr double max_tokens = max_exact_integer;
@@ -41,7 +42,7 @@ constexpr double max_tokens = max_exact_integer;
 
 constexpr ConfigKey table[] = {
     {KEY(description), any_text(), "A note for people; the program does not read it."},
-    {KEY(run_dir), any_text(),
+    {KEY(run_dir), any_path(),
      "The run's folder: checkpoints, metrics, resolved configuration and manifest. If it holds a "
      "run, the same command resumes that run."},
     {KEY(seed), at_least(0),
@@ -105,20 +106,20 @@ constexpr ConfigKey table[] = {
      "`llama3`: wavelengths below `model.rope_original_n_ctx` / this stay as they are."},
     {KEY(model.rope_original_n_ctx), between(1, 16777216),
      "`llama3`: the context length that the factor stretches."},
-    {KEY(model.init_from), any_text(),
+    {KEY(model.init_from), any_path(),
      "A checkpoint from whose weights the run starts, with a new optimizer state; empty: random "
      "weights."},
 
-    {KEY(tokenizer.path), any_text(),
+    {KEY(tokenizer.path), any_path(),
      "The tokenizer: a folder or a file such as `tokenizer.json`."},
 
-    {KEY(data.train), any_text(),
+    {KEY(data.train), any_path(),
      "Token shards to train on, as a glob such as `data/quickstart/train_*.bin`; `synthetic`: "
      "random tokens, for benchmarks without data. Or a list of up to 64 sources "
      "`{\"glob\": …, \"weight\": 1, \"name\": \"web\"}`: each source gets samples in proportion to "
      "its weight, no sample of a source is repeated before all of them were used, and "
      "`metrics.jsonl` has the loss and tokens of each source."},
-    {KEY(data.val), any_text(),
+    {KEY(data.val), any_path(),
      "Token shards to evaluate on, as a glob; `synthetic` as above; empty: no validation."},
     {KEY(data.document_mask), any_text(),
      "Tokens attend only within their own document, and positions begin at 0 in each document. "
@@ -188,7 +189,7 @@ constexpr ConfigKey table[] = {
      "Steps between evaluations; 0: only at the end."},
     {KEY(evaluation.max_tokens), between(0, max_tokens),
      "Validation tokens that an evaluation uses; 0: all."},
-    {KEY(evaluation.hellaswag), any_text(),
+    {KEY(evaluation.hellaswag), any_path(),
      "HellaSwag's published JSONL file, to report its accuracy with each evaluation; empty: "
      "none."},
 

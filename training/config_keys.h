@@ -45,6 +45,7 @@ constexpr double max_exact_integer =
 struct KeyRule {
     double low = -infinity, high = infinity;
     bool above_low = false;  // low itself is not valid
+    bool is_path = false;    // a text in which "~" stands for the home folder
     std::array<std::string_view, 5> word_list{};
     size_t word_count = 0;
 

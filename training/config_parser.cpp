@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/json_text.h"
+#include "base/path.h"
 #include "dataloader/mixture.h"
 #include "training/config_keys.h"
 #include "training/nearest_key.h"
@@ -80,12 +81,22 @@ std::optional<std::string> read_text(const Json& value) {
     return text;
 }
 
+/// A path or glob with the home folder in place of "~"; `where` names the key in errors.
+std::string read_path(const std::string& text, const std::string& where) {
+    try {
+        return expand_home(text);
+    } catch (const Error& error) {
+        throw Error(where, ": ", error.what());
+    }
+}
+
 /// Sources of training data: a glob, or a list of objects; nothing for other values. Throws Error
 /// for a mistake in a list; `where` names the list in the message.
 std::optional<TrainSources> read_sources(const Json& value, const std::string& where) {
     if (const auto glob = read_text(value)) {
         if (glob->empty()) return TrainSources{};
-        return TrainSources{{.glob = *glob, .name = *glob}};
+        const std::string path = read_path(*glob, where);
+        return TrainSources{{.glob = path, .name = path}};
     }
     if (!value.is_array()) return {};
     if (value.empty() || value.size() > Mixture::max_sources)
@@ -103,7 +114,7 @@ std::optional<TrainSources> read_sources(const Json& value, const std::string& w
         for (const auto& [name, item] : entry.items()) {
             const auto text = read_text(item);
             if (name == "glob" && text)
-                source.glob = *text;
+                source.glob = read_path(*text, where);
             else if (name == "name" && text)
                 source.name = *text;
             else if (name == "weight" && item.is_number())
@@ -133,7 +144,8 @@ void assign(Config& config, const ConfigKey& key, const Json& value, const std::
                 const auto words = key.rule.words();
                 if (!words.empty() && std::find(words.begin(), words.end(), *text) == words.end())
                     return false;
-                *target = *text;
+                *target =
+                    key.rule.is_path ? read_path(*text, concat(origin, ": ", key.path)) : *text;
                 return true;
             } else if constexpr (is_one_of<Value>) {
                 const auto text = read_text(value);
@@ -187,7 +199,10 @@ Json parse_root(const std::string& text, const std::string& name) {
         for (const Object& object : open) joined += (joined.empty() ? "" : ".") + object.key;
         return joined;
     };
-    const auto watch = [&](int, Json::parse_event_t event, Json& parsed) {
+    const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
+        if (depth > max_json_depth)
+            throw Error(name, " is nested more than ", max_json_depth,
+                        " levels deep; a configuration needs three");
         if (event == Json::parse_event_t::object_start) open.emplace_back();
         if (event == Json::parse_event_t::object_end) open.pop_back();
         if (event == Json::parse_event_t::array_start) ++arrays;
@@ -205,6 +220,9 @@ Json parse_root(const std::string& text, const std::string& name) {
         throw Error(
             name,
             " is empty, but a configuration in JSON belongs here; start from one in configs/");
+    // The parser takes a NUL for the end of the text.
+    if (const size_t nul = text.find('\0'); nul != text.npos)
+        throw Error(name, ", ", place_of(nul, text), ": not valid JSON: a NUL byte");
     try {
         return Json::parse(text, watch, true, true);
     } catch (const Json::parse_error& error) {

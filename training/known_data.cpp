@@ -40,7 +40,7 @@ void require_made(const std::string& path) {
     const std::string command = command_that_makes(path);
     if (command.empty()) return;
     glob_t found{};
-    const int result = ::glob(path.c_str(), GLOB_TILDE, nullptr, &found);
+    const int result = ::glob(path.c_str(), 0, nullptr, &found);
     ::globfree(&found);
     if (result == GLOB_NOMATCH) throw Error("there is no ", path, " yet; run ", command);
 }

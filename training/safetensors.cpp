@@ -92,6 +92,8 @@ json parse_header(const std::filesystem::path& path, const char* text, size_t si
             refuse(path, concat("its header names ", quoted(parsed.get<std::string>()), " twice"));
         return true;
     };
+    if (const auto* nul = static_cast<const char*>(std::memchr(text, '\0', size)))
+        refuse(path, concat("its header has a NUL byte (byte ", 9 + (nul - text), " of the file)"));
     try {
         return json::parse(text, text + size, check);
     } catch (const json::parse_error& error) {

@@ -144,3 +144,39 @@ TEST_CASE("a launcher with several ranks is refused", "[cli]") {
     }
     CHECK_FALSE(fs::exists(directory / "run"));
 }
+
+TEST_CASE("deeply nested JSON in any file is a sentence or a line that is left out", "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    std::string deep;
+    for (int i = 0; i < 20'000; ++i) deep += random_int(0, 1) ? "[" : "{\"a\": ";
+    const std::string words = "nested more than 1000 levels deep";
+    write(directory / "deep.json", deep);
+    check_refused(train_gpt_with({"plan", directory / "deep.json"}), 1,
+                  {directory / "deep.json", words});
+    check_refused(train_gpt_with(w.train(directory / "new",
+                                         {"--set", "tokenizer.path=" + (directory / "deep.json")})),
+                  1, {directory / "deep.json", words});
+    check_refused(train_gpt_with({"eval", finished_run(), "--hellaswag", directory / "deep.json"}),
+                  1, {directory / "deep.json, line 1"});
+    check_refused(train_gpt_with({"plan", w.config(), "--set", "schedule.steps=" + deep}), 1,
+                  {"schedule.steps"});
+    const std::string run = directory / "run";
+    fs::copy(finished_run(), run, fs::copy_options::recursive);
+    for (const char* name :
+         {"metrics.jsonl", "history.jsonl", "config.json", "choices.json", "manifest.json"}) {
+        const std::string before = read(fs::path(run) / name);
+        write(fs::path(run) / name, (contains(name, "jsonl") ? before : "") + deep + "\n");
+        CAPTURE(name);
+        check_succeeds(train_gpt_with({"report", run}));
+        write(fs::path(run) / name, before);
+    }
+    const std::string checkpoint = run + "/" + step_folder(12);
+    write(checkpoint + "/manifest.json", deep);
+    check_refused(train_gpt_with({"verify", checkpoint}), 1, {"manifest.json", words});
+    fs::create_directory(directory / "data");
+    write(directory / "data/data.json", deep);
+    const Outcome data = train_gpt_with({"verify", directory / "data"});
+    CHECK(data.code == 1);
+    CHECK(contains(data.err, words));
+}

@@ -310,15 +310,12 @@ TEST_CASE(
         {"\"text\"", "not a JSON object"},
         {"{\"text\": \"x\"", "not valid JSON"},
         {"{\"text\": \"x\"} {}", "not valid JSON"},
-        {"{\"text\": \"\\ud800\"}", "not valid JSON"},
-        {"{\"text\": \"\\udc00\\ud800\"}", "not valid JSON"},
         {"{\"text\": \"\xFF\"}", "not valid JSON"},
         {"{\"text\": \"\xED\xA0\x80\"}", "not valid JSON"},
         {"{\"text\": \"tab\tin\"}", "not valid JSON"},
-        {std::string(100000, '['), "not valid JSON"},
+        {std::string(100000, '['), "nested more than 1000 levels deep"},
         {"text", "not valid JSON"},
-        {std::string("{\"text\": \"kept\"}\0{\"text\": \"lost\"}", 33), "not valid JSON"},
-        {"{\"text\": \"x\", \"n\": 1e999}", "number that no 64-bit float"}};
+        {std::string("{\"text\": \"kept\"}\0{\"text\": \"lost\"}", 33), "not valid JSON"}};
     const std::string good =
         "{\"text\": \"a\\n\\u0041\\ud83d\\ude00\\\"\\\\\\/\\u0000z\", \"k\": [1, {\"text\": "
         "2}]}\r\n"
@@ -356,8 +353,8 @@ TEST_CASE(
                          {"has no string in the field \"text\"", {3, 6}},
                          {"has no field \"text\"", {1, 9}},
                          {"is not a JSON object", {2, 10}},
-                         {"is not valid JSON", {10, 12}},
-                         {"has a number that no 64-bit float can hold", {1, 22}}}));
+                         {"is not valid JSON", {7, 12}},
+                         {"is nested more than 1000 levels deep", {1, 17}}}));
 
     write(file, "{\"body\": \"x y\", \"text\": 1}\n");
     options.field = "body";
@@ -375,27 +372,25 @@ TEST_CASE("folders, patterns and single files become inputs in their order") {
     fs::create_directories(folder / "d/b.d");
     for (const char* name : {"d/z.txt", "d/b.d/x.md", "d/b.d/y.jsonl", "d/A.TEXT", "d/picture.png",
                              "d/w.parquet", "d/n.tar.gz"})
-        write(folder / name, "{\"text\": \"x\"}\n");
+        write(folder / name, std::string(name).ends_with("l") ? "{\"text\": \"x\"}\n" : "x\n");
     fs::create_directories(folder / "d/.tokenize.tmp");
     write(folder / "d/.tokenize.tmp/plan.txt", "not an input\n");
     fs::create_directory(folder / "elsewhere");
     write(folder / "elsewhere/o.txt", "x");
     write(folder / "elsewhere/c4.json", "{\"text\": \"x\"}\n");
     fs::create_directory_symlink(folder / "elsewhere", folder / "d/link");
-    fs::create_directory_symlink(folder / "d", folder / "elsewhere/back");
-    fs::create_directory_symlink(".", folder / "d/b.d/self");
     fs::create_directory(folder / "none");
     write(folder / "none/a.bin", "x");
     const auto names = [&](const Strings& inputs) {
         Strings found;
-        for (const Source& source : find_sources(inputs, false).sources)
+        for (const Source& source : find_sources(inputs, "").sources)
             found.push_back(fs::path(source.path).lexically_relative(folder.path()).string() +
                             (source.jsonl ? " jsonl" : ""));
         return found;
     };
     CHECK((names({folder / "d"}) ==
            Strings{"d/A.TEXT", "d/b.d/x.md", "d/b.d/y.jsonl jsonl", "d/link/o.txt", "d/z.txt"}));
-    CHECK((find_sources({folder / "d"}, false).skipped ==
+    CHECK((find_sources({folder / "d"}, "").skipped ==
            Skipped{{".gz", 1}, {".json", 1}, {".parquet", 1}, {".png", 1}}));
     CHECK((names({folder / "d/z.txt", folder / "d/b*/*.*"}) ==
            Strings{"d/z.txt", "d/b.d/x.md", "d/b.d/y.jsonl jsonl"}));
@@ -403,7 +398,7 @@ TEST_CASE("folders, patterns and single files become inputs in their order") {
     CHECK((names({folder / "d/picture.png"}) ==
            Strings{"d/picture.png"}));  // a file that is named is wanted
     const auto refused = [&](const std::string& input) {
-        return error_of([&] { find_sources({input}, false); });
+        return error_of([&] { find_sources({input}, ""); });
     };
     CHECK(contains(refused(folder / "none"), "holds no text"));
     CHECK(contains(refused(folder / "d/*.nothing"), "no file matches"));
@@ -413,12 +408,12 @@ TEST_CASE("folders, patterns and single files become inputs in their order") {
     CHECK(contains(refused(folder / "d/n.tar.gz"), "unpack it"));
     CHECK(contains(refused(folder / "gone.txt"), "gone.txt: No such file"));
     CHECK(contains(refused("/dev/null"), "not a regular file"));
-    CHECK(contains(error_of([] { find_sources({"-", "-"}, false); }), "twice"));
+    CHECK(contains(error_of([] { find_sources({"-", "-"}, ""); }), "twice"));
     // --field makes files with any name JSON Lines, but not files named as text.
-    CHECK(find_sources({folder / "d/picture.png"}, true).sources[0].jsonl);
+    CHECK(find_sources({folder / "d/picture.png"}, "text").sources[0].jsonl);
     CHECK_FALSE(
-        find_sources({folder / "d/z.txt", folder / "d/b.d/y.jsonl"}, true).sources[0].jsonl);
-    CHECK(contains(error_of([&] { find_sources({folder / "d/z.txt"}, true); }), "--field"));
+        find_sources({folder / "d/z.txt", folder / "d/b.d/y.jsonl"}, "text").sources[0].jsonl);
+    CHECK(contains(error_of([&] { find_sources({folder / "d/z.txt"}, "text"); }), "--field"));
 }
 
 TEST_CASE("many small files take no more memory than their size") {
@@ -428,7 +423,7 @@ TEST_CASE("many small files take no more memory than their size") {
         files.push_back(folder / (std::to_string(i) + (i % 2 ? ".txt" : ".jsonl")));
         write(files.back(), i % 2 ? "word\n" : "{\"text\": \"word\"}\n");
     }
-    const auto sources = find_sources(files, false).sources;
+    const auto sources = find_sources(files, "").sources;
     DocumentStream stream(sources, {.val_fraction = 0, .cut = {}}, {}, 3);
     int with_text = 0;
     while (const auto batch = stream.next())

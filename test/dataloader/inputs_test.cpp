@@ -119,10 +119,10 @@ TEST_CASE("a file that is mostly not text is refused by name, or left out on req
     // A beginning that is text does not hide what follows.
     const std::string half = folder / "half.txt";
     write(half, random_document(100'000) + random_bytes(400'000));
-    CHECK(contains(error_of([&] { find_sources({half}, false); }), half + " is not text"));
+    CHECK(contains(error_of([&] { find_sources({half}, ""); }), half + " is not text"));
     for (const auto& [extension, pack] : packers()) {
         write(bad + extension, pack(random_bytes(50'000)));
-        CHECK(contains(error_of([&] { find_sources({bad + extension}, false); }),
+        CHECK(contains(error_of([&] { find_sources({bad + extension}, ""); }),
                        bad + extension + " is not text"));
     }
     with_input(bad, [&] {
@@ -197,7 +197,7 @@ TEST_CASE("other files in a folder of texts are counted by kind") {
                  "left out of the folders, since their extensions are not those of texts: 3 .py, 1 "
                  "without extension, 1 .json, 1 .parquet\n"));
     fs::remove(folder / "in/a.txt");
-    const std::string none = error_of([&] { find_sources({folder / "in"}, false); });
+    const std::string none = error_of([&] { find_sources({folder / "in"}, ""); });
     CHECK(contains(none, "(3 .py, 1 without extension"));
     CHECK(contains(none, "scripts/parquet.py " + (folder / "in/*.parquet")));
 }

@@ -436,6 +436,17 @@ TEST_CASE("no pattern has a piece across the places where a document is cut for 
             CHECK((parts == cut(text)));
         }
     }
+    // A line break may join any white space beside it.
+    for (const std::string space :
+         {"\t",           "\v",           "\f",           "\r",           " ",
+          "\xC2\x85",     "\xC2\xA0",     "\xE1\x9A\x80", "\xE2\x80\x80", "\xE2\x80\x81",
+          "\xE2\x80\x82", "\xE2\x80\x83", "\xE2\x80\x84", "\xE2\x80\x85", "\xE2\x80\x86",
+          "\xE2\x80\x87", "\xE2\x80\x88", "\xE2\x80\x89", "\xE2\x80\x8A", "\xE2\x80\xA8",
+          "\xE2\x80\xA9", "\xE2\x80\xAF", "\xE2\x81\x9F", "\xE3\x80\x80"}) {
+        CAPTURE(space);
+        CHECK_FALSE(is_encodable_cut("a\n" + space + "b", 2));
+        CHECK_FALSE(is_encodable_cut("a" + space + "\nb", 2 + space.size()));
+    }
     CHECK(encodable_piece("no-line-break-here", 3) == 18);
     CHECK(encodable_piece("no line break here", 3) == 7);
     CHECK(encodable_piece("4 lines", 0) == 1);
@@ -508,12 +519,16 @@ TEST_CASE("validation begins at a line, or between characters where lines are to
     CHECK(validation({a + "\n" + c + c + "\n"}, 0.1).size() == 132);  // no line near: 10 % of 1322
     CHECK(validation({a, c}, 0.36) == c);                             // a file begins a line
     CHECK(validation({a, b + "\n" + c}, 0.401) == b + "\n" + c);
-    std::string euros;
-    for (int i = 0; i < 400; ++i) euros += "\xE2\x82\xAC";
-    for (const double fraction : {0.1, 0.1005, 0.101, 0.1015, 0.5}) {
-        const std::string val = validation({euros}, fraction);
-        CHECK(val.size() % 3 == 0);
-        CHECK(std::abs(static_cast<double>(val.size()) - fraction * 1200) <= 3);
+    for (const std::string character : {"\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x98\x80"}) {
+        std::string text;
+        while (text.size() < 1200) text += character;
+        for (const int wanted : {120, 121, 122, 123, 600}) {  // begin at each of its bytes
+            const std::string val = validation({text}, wanted / 1200.0);
+            CAPTURE(character, wanted);
+            CHECK(val.size() % character.size() == 0);
+            CHECK(std::abs(static_cast<int>(val.size()) - wanted) <
+                  static_cast<int>(character.size()));
+        }
     }
 }
 

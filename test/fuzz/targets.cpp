@@ -200,11 +200,10 @@ bool fuzz_jsonl(Bytes bytes) {
         const std::string_view line = rest.substr(0, rest.find('\n'));
         rest.remove_prefix(std::min(rest.size(), line.size() + 1));
         std::string text;
-        size_t column = 0;
-        const std::string reason = read_field(line, "text", text, column, is_array);
-        promise(column <= line.size() + 1, "a fault after the line");
-        promise(!reason.empty() || text.size() <= line.size(), "a text longer than its line");
-        taken = taken || reason.empty();
+        const LineFault fault = read_field(line, "text", text, is_array);
+        promise(fault.column <= line.size() + 1, "a fault after the line");
+        promise(!fault.reason.empty() || text.size() <= line.size(), "a text longer than its line");
+        taken = taken || fault.reason.empty();
     }
     return taken;
 }

@@ -1,5 +1,11 @@
+#include <cerrno>
 #include <cstdio>
+#include <filesystem>
+#include <string>
+#include <system_error>
 
+#include "base/error.h"
+#include "dataloader/manifest.h"
 #include "dataloader/prepare.h"
 #include "training/commands/commands.h"
 #include "training/interrupt.h"
@@ -7,11 +13,58 @@
 
 namespace train_gpt::commands {
 
+namespace fs = std::filesystem;
+
+namespace {
+
+/// A word of a command line as a shell reads it.
+std::string shell_word(const std::string& word) {
+    constexpr const char* plain =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+.,/:@%";
+    if (!word.empty() && word.find_first_not_of(plain) == word.npos) return word;
+    std::string quoted = "'";
+    for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+    return quoted + "'";
+}
+
+/// The path of a file in configs/: below the working folder, else where the program was built or
+/// installed.
+fs::path preset(const char* name) {
+    std::error_code code;
+    const fs::path here = fs::path("configs") / name,
+                   program = fs::read_symlink("/proc/self/exe", code).parent_path();
+    for (const fs::path& path :
+         {here, program / "../configs" / name, program / "../share/train_gpt/configs" / name})
+        if (fs::exists(path, code)) return path.lexically_normal();
+    return here;
+}
+
+/// The command that trains a model on what `tokenize` wrote into a folder; empty if that is no text
+/// for training.
+std::string next_command(const fs::path& out) {
+    int64_t tokens = 0;
+    for (const PreparedShard& shard : read_data_manifest(out).shards)
+        if (shard.split == name_of(Split::train)) tokens += shard.tokens;
+    if (tokens == 0) return "";
+    constexpr int64_t small_corpus = 5'000'000;
+    const fs::path name = fs::absolute(out / ".").lexically_normal().parent_path().filename();
+    return concat(
+        shell_word(program_invocation_name), " train ",
+        shell_word(preset(tokens < small_corpus ? "quickstart.json" : "tinystories.json")),
+        " --data ", shell_word(out.string()),
+        " --set run_dir=", shell_word((fs::path("runs") / name).string()));
+}
+
+}  // namespace
+
 int tokenize(const CommandLine& line) {
     require_made(line.prepare.tokenizer);
     catch_interrupts();
     const bool done = prepare(line.prepare, stdout, [] { return interrupted() != nullptr; });
-    return done ? 0 : stopped_early_code(interrupt_signal() == SIGINT);
+    if (!done) return stopped_early_code(interrupt_signal() == SIGINT);
+    if (const std::string next = next_command(line.prepare.out); !next.empty())
+        std::printf("to train on it: %s\n", printable(next).c_str());
+    return 0;
 }
 
 }  // namespace train_gpt::commands
