@@ -31,7 +31,7 @@ class Home {
 
 }  // namespace
 
-TEST_CASE("~ alone or before a slash is the home folder, and ~NAME is refused") {
+TEST_CASE("a path of ~ or after it is in the home folder, and ~NAME is refused") {
     const Home home("/home/some one");
     CHECK(expand_home("~") == "/home/some one");
     CHECK(expand_home("~/") == "/home/some one/");

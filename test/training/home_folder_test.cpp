@@ -43,7 +43,7 @@ class Home {
 
 }  // namespace
 
-TEST_CASE("~ stands for the home folder in every path of the command line") {
+TEST_CASE("every path of the command line may begin with the home folder as ~") {
     const Home home("/h");
     struct Place {
         Arguments before;
@@ -105,7 +105,7 @@ TEST_CASE("~ stands for the home folder in every path of the command line") {
     CHECK(parsed({"sample", "c", "--prompt", "~/a"}).prompt == "~/a");  // not a path
 }
 
-TEST_CASE("~ stands for the home folder in every path of a configuration") {
+TEST_CASE("every path of a configuration may begin with the home folder as ~") {
     const Home home("/h");
     std::set<std::string_view> paths;
     for (const ConfigKey& key : config_keys()) {
