@@ -94,8 +94,10 @@ class Patterns:
         parts = []
         for _ in range(self.rng.randint(1, 4)):
             kind = self.rng.random()
-            if kind < 0.5:
+            if kind < 0.4:
                 parts.append(self.literal())
+            elif kind < 0.5:
+                parts.append("\\x{%x}-\\x{%x}" % tuple(sorted(map(ord, self.rng.choices(self.CHARACTERS, k=2)))))
             elif kind < 0.75:
                 parts.append(self.one())
             elif kind < 0.85:
