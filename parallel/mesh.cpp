@@ -59,7 +59,27 @@ void require_tensor_on_nodes(const World& world, const MeshSizes& sizes) {
         "enough");
 }
 
+/// Says how to start several ranks, where one has been started and the sizes are for more.
+void require_several(const MeshSizes& sizes) {
+    int needed = 1, count = 0;
+    std::string keys;
+    for (const auto& [key, size] : {std::pair{"parallel.tensor", sizes.tensor},
+                                    {"parallel.context", sizes.context},
+                                    {"parallel.pipeline", sizes.pipeline},
+                                    {"parallel.shard_ranks", sizes.shard_ranks}}) {
+        if (size <= 1) continue;
+        keys += concat(count++ ? " and " : "", key, " = ", size);
+        needed *= size;
+    }
+    if (needed > 1)
+        throw Error(keys, count > 1 ? " need " : " needs ", needed,
+                    " ranks, or a multiple, and this run has one; start ", needed,
+                    " with mpirun -np ", needed,
+                    " train_gpt train …; docs/many-ranks.md has other ways, such as torchrun");
+}
+
 MeshLayout checked_layout(const World& world, const MeshSizes& sizes) {
+    if (world.size() == 1) require_several(sizes);
     require_same(world, {{"parallel.tensor", concat(sizes.tensor)},
                          {"parallel.context", concat(sizes.context)},
                          {"parallel.pipeline", concat(sizes.pipeline)},

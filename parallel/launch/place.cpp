@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include <arpa/inet.h>
+
 #include "base/error.h"
 
 namespace train_gpt {
@@ -63,21 +65,33 @@ Place place_of(const Reader& read, const std::string& launcher, const std::strin
     return place;
 }
 
+/// The host in "node1", "10.0.0.1", "fd00::1" or "[fd00::1]"; nothing in texts that are no host.
+std::optional<std::string> parse_host(const std::string& text) {
+    const bool bracketed = text.starts_with('[') && text.ends_with(']') && text.size() > 2;
+    const std::string host = bracketed ? text.substr(1, text.size() - 2) : text;
+    in6_addr address{};
+    const bool is_ipv6 =
+        ::inet_pton(AF_INET6, host.substr(0, host.find('%')).c_str(), &address) == 1;
+    const bool is_name = host.find_first_of(":[]/ \t") == std::string::npos && !host.empty();
+    if (bracketed ? !is_ipv6 : !is_ipv6 && !is_name) return {};
+    return host;
+}
+
 /// "host:port", "[address]:port"
 void set_address(Place& place, const std::string& address) {
     const size_t colon = address.rfind(':');
-    std::string host = colon == std::string::npos ? "" : address.substr(0, colon);
-    const bool bracketed = host.starts_with('[') && host.ends_with(']');
-    if (bracketed) host = host.substr(1, host.size() - 2);
-    const std::optional<int64_t> port =
-        colon == std::string::npos ? std::nullopt : parse_number(address.substr(colon + 1));
-    if (host.empty() || !port || *port < 1 || *port > 65535 ||
-        (!bracketed && host.find(':') != std::string::npos))
+    const std::string text = address.substr(0, colon == std::string::npos ? 0 : colon);
+    const std::optional<std::string> host = parse_host(text);
+    const int64_t port =
+        colon == std::string::npos ? 0 : parse_number(address.substr(colon + 1)).value_or(0);
+    const bool needs_brackets = text.find(':') != std::string::npos && !text.starts_with('[');
+    if (!host || needs_brackets || port < 1 || port > 65535)
         throw Error("TRAIN_GPT_ADDRESS is \"", address,
                     "\", but must be rank 0's host and a free port there, such as node1:29500 or "
                     "[fd00::1]:29500");
-    place.host = host;
-    place.ports = {static_cast<int>(*port)};
+    place.host = *host;
+    place.host_from = "TRAIN_GPT_ADDRESS";
+    place.ports = {static_cast<int>(port)};
 }
 
 /// Ports that follow `first`, in a circle below 65536.
@@ -91,7 +105,15 @@ std::vector<int> ports_from(int first) {
 Place place_of_torchrun(const Variables& variables) {
     const Reader read(variables, "RANK and WORLD_SIZE, as torchrun sets them");
     Place place = place_of(read, "torchrun", "RANK", "WORLD_SIZE");
-    place.host = read.text("MASTER_ADDR");
+    if (place.size == 1) return place;
+    const std::string address = read.text("MASTER_ADDR");
+    const std::optional<std::string> host = parse_host(address);
+    if (!host)
+        throw Error("MASTER_ADDR is \"", address,
+                    "\", but must be the name or address of rank 0's host without a port, such as "
+                    "node1, 10.0.0.1 or fd00::1; the port is MASTER_PORT");
+    place.host = *host;
+    place.host_from = "MASTER_ADDR";
     const int port = read.number("MASTER_PORT", 1, 65535);
     // torchrun itself listens on this port, except where it says otherwise.
     const char* taken = variables("TORCHELASTIC_USE_AGENT_STORE");
@@ -109,6 +131,7 @@ Place place_of_torchrun(const Variables& variables) {
 Place place_of_own(const Variables& variables) {
     const Reader read(variables, "TRAIN_GPT_RANK and TRAIN_GPT_WORLD");
     Place place = place_of(read, "TRAIN_GPT_RANK", "TRAIN_GPT_RANK", "TRAIN_GPT_WORLD");
+    if (place.size == 1) return place;
     set_address(place, read.text("TRAIN_GPT_ADDRESS"));
     return place;
 }
@@ -142,6 +165,7 @@ Place place_of_slurm(const Variables& variables) {
     const int64_t block = (int64_t{job} * 31 + step) % blocks;
     place.ports = ports_from(static_cast<int>(lowest + block * spare_ports));
     place.host = place.hosts.front();
+    place.host_from = nodes;
     if (const char* address = variables("TRAIN_GPT_ADDRESS")) set_address(place, address);
     return place;
 }

@@ -16,6 +16,7 @@ struct Place {
     // Where to meet rank 0 over TCP.
     std::string launcher;    // "torchrun", "Slurm", …, for messages
     std::string host;        // name or address of rank 0's host
+    std::string host_from;   // the variable that says so
     std::vector<int> ports;  // rank 0 listens on the first of them that is free
     /// Ranks of different jobs show different ones, so that two jobs of one user do not mix.
     std::string job;
@@ -31,8 +32,10 @@ using Variables = std::function<const char*(const std::string& name)>;
 /// The first of these that fits:
 ///   torchrun, whose agent started this process (TORCHELASTIC_RUN_ID);
 ///   MPI, if the build has it and mpirun, or srun with PMIx or PMI2, started this process;
-///   TRAIN_GPT_RANK, TRAIN_GPT_WORLD and TRAIN_GPT_ADDRESS ("host:port", "[IPv6 address]:port");
-///   RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them;
+///   TRAIN_GPT_RANK, TRAIN_GPT_WORLD and TRAIN_GPT_ADDRESS ("host:port", "[IPv6 address]:port"; a
+///     world of one needs none);
+///   RANK, WORLD_SIZE, MASTER_ADDR (an IPv6 address may have brackets) and MASTER_PORT, as torchrun
+///     sets them; a world of one needs no address and no port;
 ///   a step of Slurm: SLURM_PROCID, SLURM_STEP_NUM_TASKS or SLURM_NTASKS, SLURM_JOB_ID and
 ///     SLURM_STEP_ID, SLURM_STEP_NODELIST or SLURM_JOB_NODELIST. A batch script and an interactive
 ///     shell are no steps of several ranks, although they have most of these variables.

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/communicator_kinds.h"
 #include "parallel/mesh.h"
 #include "test/catch.h"
 #include "test/random.h"
@@ -43,6 +44,22 @@ TEST_CASE(
         }
         CHECK(std::ssize(groups) == world / (shard * context));
     }
+}
+
+TEST_CASE("a run of one rank with a size for several says how to start them", "[mesh]") {
+    const auto error = [](const MeshSizes& sizes) {
+        Activity activity;
+        return error_of([&] { Mesh(World(), sizes, open_group_of_one(activity)); });
+    };
+    CHECK(contains(error({.tensor = 2}),
+                   "parallel.tensor = 2 needs 2 ranks, or a multiple, and this run has one; start "
+                   "2 with mpirun -np 2 train_gpt "));
+    CHECK(contains(error({.context = 3}), "parallel.context = 3 needs 3 ranks"));
+    CHECK(contains(error({.pipeline = 4}), "start 4 with mpirun -np 4 "));
+    CHECK(contains(error({.shard_ranks = 2}), "parallel.shard_ranks = 2 needs 2 ranks"));
+    CHECK(contains(error({.pipeline = 2, .tensor = 3}),
+                   "parallel.tensor = 3 and parallel.pipeline = 2 need 6 ranks"));
+    CHECK(error({.shard_ranks = 1}).empty());
 }
 
 TEST_CASE("sizes that do not divide the ranks are refused with the nearest that do", "[mesh]") {
