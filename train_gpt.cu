@@ -329,11 +329,14 @@ int run(int argc, char** argv) {
 }  // namespace train_gpt
 
 int main(int argc, char** argv) {
+    train_gpt::end_at_signals();
     train_gpt::limit_openmp_spinning(argv);
     // Makes a file larger than `ulimit -f` an error of write(), like a full disk.
     std::signal(SIGXFSZ, SIG_IGN);
     try {
         return train_gpt::run(argc, argv);
+    } catch (const train_gpt::StoppedEarly& stopped) {
+        return stopped.code;
     } catch (const train_gpt::ReportedError&) {
         return 1;
     } catch (const train_gpt::UsageError& error) {

@@ -1,5 +1,6 @@
 // How a World reaches its ranks: as a world of one (here), through MPI, or over TCP.
 #pragma once
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -46,7 +47,8 @@ std::shared_ptr<const World::Membership> join_mpi(const Place& place);
 std::string describe_mpi();
 
 /// Meets the other ranks over TCP. Throws Error when that fails, ReportedError on ranks that rank 0
-/// has told so.
-std::shared_ptr<const World::Membership> join_tcp(const Place& place, const std::string& program);
+/// has told so, StoppedEarly as World::join().
+std::shared_ptr<const World::Membership> join_tcp(const Place& place, const std::string& program,
+                                                  const std::function<int()>& stop_code);
 
 }  // namespace train_gpt

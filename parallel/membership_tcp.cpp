@@ -143,10 +143,14 @@ class TcpMembership final : public World::Membership {
 
 }  // namespace
 
-std::shared_ptr<const World::Membership> join_tcp(const Place& place, const std::string& program) {
+std::shared_ptr<const World::Membership> join_tcp(const Place& place, const std::string& program,
+                                                  const std::function<int()>& stop_code) {
     MeetingOptions options{
-        program, World().host(),
-        std::chrono::duration_cast<net::Duration>(std::chrono::duration<double>(join_seconds()))};
+        .program = program,
+        .host = World().host(),
+        .limit = std::chrono::duration_cast<net::Duration>(
+            std::chrono::duration<double>(join_seconds())),
+        .stop_code = stop_code};
     const Secret secret =
         find_secret([](const std::string& name) { return std::getenv(name.c_str()); });
     return std::make_shared<TcpMembership>(place, meet(place, secret, options));

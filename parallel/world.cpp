@@ -35,7 +35,7 @@ std::string World::describe_library() { return describe_mpi(); }
 
 World::World() : membership_(std::make_shared<const Membership>()) {}
 
-World World::join(const std::string& program) {
+World World::join(const std::string& program, const std::function<int()>& stop_code) {
 #ifdef TRAIN_GPT_MPI
     constexpr bool has_mpi = true;
 #else
@@ -45,7 +45,7 @@ World World::join(const std::string& program) {
         find_place([](const std::string& name) { return std::getenv(name.c_str()); }, has_mpi);
     World world;
     if (place.through == Place::Through::mpi) world.membership_ = join_mpi(place);
-    if (place.through == Place::Through::tcp) world.membership_ = join_tcp(place, program);
+    if (place.through == Place::Through::tcp) world.membership_ = join_tcp(place, program, stop_code);
     return world;
 }
 

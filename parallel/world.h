@@ -2,6 +2,7 @@
 // device. mpirun, srun, torchrun or a script starts several processes; without a launcher there is
 // one.
 #pragma once
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,6 +20,15 @@ class ReportedError : public Error {
     using Error::Error;
 };
 
+/// A signal has ended the start of this rank or of another one; all of them exit with this code. The
+/// rank that got the signal has printed it.
+class StoppedEarly : public ReportedError {
+  public:
+    explicit StoppedEarly(int exit_code)
+        : ReportedError("a signal has ended the start of the ranks"), code(exit_code) {}
+    int code;
+};
+
 /// All ranks call the collective functions in the same order. They are for setup and for step
 /// boundaries; what a step moves goes through a Communicator.
 class World {
@@ -33,8 +43,9 @@ class World {
     /// torchrun, of a step of Slurm or of TRAIN_GPT_RANK say so (launch/place.h); a world of one if
     /// there is no launcher. `program` is this program's version, which must be that of all ranks.
     /// Throws Error if the ranks cannot meet, and ReportedError on those that rank 0 could tell why:
-    /// it prints the reason.
-    static World join(const std::string& program = "");
+    /// it prints the reason. While ranks meet over TCP, `stop_code` is called again and again:
+    /// where it returns an exit code and not 0, StoppedEarly is thrown on all ranks that are there.
+    static World join(const std::string& program = "", const std::function<int()>& stop_code = {});
 
     int rank() const;
     int size() const;

@@ -441,10 +441,10 @@ CommandLine parse_command_line(int argc, char** argv) {
                  "train_gpt");
     app.footer(
         "Each command has its own help: train_gpt train --help\n\n"
-        "Exit codes: 0 done; 1 failed; 2 wrong usage; 75 train or tokenize stopped early (SIGTERM, "
-        "SIGUSR1, SIGHUP, schedule.max_minutes) with\neverything saved: run the same command "
-        "again; "
-        "130 the same after Ctrl-C");
+        "Exit codes: 0 done; 1 failed; 2 wrong usage; 3 a second signal ended it at once, and what "
+        "was "
+        "not saved is lost; 75 stopped early\n(SIGTERM, SIGUSR1, SIGHUP, schedule.max_minutes) "
+        "with everything saved: run the same command again; 130 the same after Ctrl-C");
     app.require_subcommand(0, 1);
     bool version_wanted = false;
     app.add_flag("--version", version_wanted,

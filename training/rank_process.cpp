@@ -1,20 +1,90 @@
 #include "training/rank_process.h"
 
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "parallel/cores.h"
 #include "parallel/together.h"
 #include "parallel/watchdog/watchdog.h"
+#include "training/interrupt.h"
 #include "training/version.h"
 
 namespace train_gpt {
 
+namespace {
+
+using namespace std::chrono_literals;
+
+/// What a signal to this rank does before the watchdog watches: it ends all ranks that have met, or
+/// the meeting.
+class SignalsOfRank {
+  public:
+    int stop_code() const { return stop_code_; }
+    void join(const World* world) { change(world, false); }
+    void leave() { change(nullptr, true); }
+
+  private:
+    // For a meeting that cannot be ended otherwise, such as MPI's, and for MPI to end the ranks.
+    static constexpr auto limit = 5s;
+
+    void change(const World* world, bool is_over) {
+        const std::lock_guard lock(mutex_);
+        world_ = world;
+        is_over_ = is_over;
+        changed_.notify_all();
+    }
+    void end(int code, const std::string& line) {
+        std::fprintf(stderr, "\ntrain_gpt: %s\n", line.c_str());
+        stop_code_ = code;
+        std::unique_lock lock(mutex_);
+        changed_.wait_for(lock, limit, [this] { return world_ || is_over_; });
+        if (is_over_) return;  // the process ends by itself
+        if (!world_) std::_Exit(code);
+        std::thread([code] {
+            std::this_thread::sleep_for(limit);
+            std::_Exit(code);
+        }).detach();
+        world_->abort(code);
+    }
+
+    std::atomic<int> stop_code_{0};
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    const World* world_ = nullptr;
+    bool is_over_ = false;
+    const SignalEnd end_{[this](int code, const std::string& line) { end(code, line); }};
+};
+
+/// Calls leave() however the scope is left, before the world is.
+class Leaving {
+  public:
+    explicit Leaving(SignalsOfRank& signals) : signals_(signals) {}
+    ~Leaving() { signals_.leave(); }
+    Leaving(const Leaving&) = delete;
+    Leaving& operator=(const Leaving&) = delete;
+
+  private:
+    SignalsOfRank& signals_;
+};
+
+}  // namespace
+
 int run_as_rank(const std::function<int(const World&)>& work) {
-    const World world = World::join(version());
+    SignalsOfRank signals;
+    const Leaving leaving(signals);  // also where the ranks do not meet
+    const World world = World::join(version(), [&] { return signals.stop_code(); });
+    const Leaving before_world(signals);
+    signals.join(&world);
     try {
         share_cores(world);
         return work(world);
@@ -48,6 +118,12 @@ int run_watched(const World& world, const RankOptions& options,
                        .timeout_seconds = options.timeout_seconds,
                        .check = [&] { mesh.check(); },
                        .on_failure = [&](const char*) { mesh.abort(); }});
+    std::optional<SignalEnd> signals;
+    if (world.size() > 1)
+        signals.emplace([&](int code, const std::string& line) {
+            if (watchdog.report(line, code)) std::this_thread::sleep_for(10s);  // it ends us
+            std::_Exit(code);
+        });
     try {
         return work(device, mesh);
     } catch (const SharedError& error) {

@@ -26,6 +26,7 @@ Run::Run(const RunParts& parts, bool resumed, int64_t stop_at)
       step_(first_step_),
       saved_step_(first_step_) {
     if (stop_at_ > 0 && step_ >= stop_at_) ending_ = Ending::stopped;
+    set_steps(saved_step_, step_);
 }
 
 void Run::evaluate_at_start() {
@@ -102,6 +103,7 @@ void Run::update() {
     parts_.log.sent(std::move(sent));
     ++step_;
     ++in_flight_;
+    set_steps(saved_step_, step_);
 }
 
 // ---- After a step -------------------------------------------------------------------------------
@@ -232,6 +234,7 @@ std::string Run::save_or_reason() {
         return concat("step ", step_, " of ", steps_, " is not saved: ", error.what());
     }
     saved_step_ = step_;
+    set_steps(saved_step_, step_);
     parts_.history.checkpoint(step_);
     try {
         parts_.watch.settle();  // damage that it finds ends the run at the next check

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "parallel/launch/rendezvous.h"
 #include "parallel/net/pack.h"
+#include "parallel/world.h"
 
 namespace train_gpt::rendezvous {
 
@@ -29,8 +30,6 @@ constexpr Duration introduction_limit = 5s;
 constexpr Duration port_limit = 10s;
 // For ranks that come after the meeting has failed to be told why.
 constexpr Duration refusal_limit = 3s;
-// Until a line says whom rank 0 waits for.
-constexpr Duration silence_limit = 30s;
 // Connections that may wait to be introduced, in addition to one per rank.
 constexpr size_t spare_newcomers = 64;
 
@@ -53,14 +52,18 @@ class Gathering {
     }
 
     Meeting gather() {
-        bool has_said = false;
-        while (!missing().empty()) {
+        // Ranks often start seconds apart.
+        for (Time next_note = start_ + options_.notes_every; !missing().empty();) {
             const Time now = Clock::now();
             if (now >= start_ + options_.limit) fail(describe_absence());
-            if (now >= start_ + silence_limit && !std::exchange(has_said, true))
+            if (now >= next_note) {
                 std::fprintf(stderr, "note: rank 0 (host %s) waits for %s of %d\n",
                              options_.host.c_str(), name_ranks(missing()).c_str(), place_.size);
+                next_note = now + options_.notes_every;
+            }
             turn();
+            if (stop_code_ == 0) stop_code_ = options_.stopped();
+            if (stop_code_ != 0) fail("a signal");
             if (!failure_.empty()) fail(failure_, missing().empty() ? 0s : refusal_limit);
         }
         return send_roster();
@@ -140,11 +143,13 @@ class Gathering {
         }
     }
 
-    /// A member says nothing until it has the roster: its connection has ended.
+    /// A member says nothing until it has the roster, except the exit code with which a signal ends
+    /// it: its connection has ended.
     void hear(Member& member) {
-        char byte;
+        char byte = 0;
         const ssize_t n = ::recv(member.socket.fd(), &byte, 1, 0);
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+        if (n == 1) stop_code_ = static_cast<uint8_t>(byte);
         member.is_here = false;
         member.has_left = true;
         member.socket = Socket();
@@ -221,13 +226,14 @@ class Gathering {
     /// Ends the meeting on all ranks that are here, and on those that come within `patience`.
     [[noreturn]] void fail(const std::string& text, Duration patience = {}) {
         failure_ = text;
-        const std::string message = net::pack({text});
+        const std::string message = net::pack({text, std::to_string(stop_code_)});
         for (Member& member : members_)
             if (member.socket) {
                 net::send_all(member.socket, net::encode(message.size()) + message,
                               Clock::now() + 1s);
                 member.socket = Socket();
             }
+        if (stop_code_ != 0) throw StoppedEarly(stop_code_);
         for (const Time end = Clock::now() + patience; Clock::now() < end;) turn();
         throw Error(text);
     }
@@ -309,6 +315,7 @@ class Gathering {
     int strangers_ = 0;     // connections that did not know the secret
     std::string stranger_;  // the last one, as it says itself
     std::string failure_;   // why there is no meeting
+    int stop_code_ = 0;     // the exit code with which a signal to some rank ends all
     Meeting meeting_;
 };
 

@@ -5,11 +5,17 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <optional>
 #include <sstream>
 #include <thread>
 #include <utility>
+
+#include <poll.h>
 
 #include "base/error.h"
 #include "parallel/net/pack.h"
@@ -98,6 +104,52 @@ std::optional<std::string> read_message(const Socket& socket, uint64_t longest, 
     return message;
 }
 
+/// Says on stderr why this rank has not found rank 0 yet. A thread says it, since a name server or
+/// a host may keep the rank itself waiting.
+class Reminders {
+  public:
+    Reminders(const Place& place, const MeetingOptions& options)
+        : place_(place), options_(options), thread_([this] { run(); }) {}
+    ~Reminders() {
+        {
+            const std::lock_guard lock(mutex_);
+            is_over_ = true;
+        }
+        changed_.notify_all();
+        thread_.join();
+    }
+    Reminders(const Reminders&) = delete;
+    Reminders& operator=(const Reminders&) = delete;
+
+    void set_reason(std::string reason) {
+        const std::lock_guard lock(mutex_);
+        reason_ = std::move(reason);
+    }
+
+  private:
+    void run() {
+        std::unique_lock lock(mutex_);
+        for (Duration wait = options_.first_note;
+             !changed_.wait_for(lock, wait, [this] { return is_over_; });
+             wait = options_.notes_every) {
+            const std::string note = concat(
+                "note: rank ", place_.rank, " (host ", options_.host,
+                ") has not found rank 0 yet, which ", place_.host_from, " says is at ", reason_,
+                "; it tries for ", std::chrono::ceil<std::chrono::seconds>(options_.limit).count(),
+                " s (TRAIN_GPT_JOIN_SECONDS)");
+            std::fprintf(stderr, "%s\n", printable_line(note).c_str());
+        }
+    }
+
+    const Place& place_;
+    const MeetingOptions& options_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool is_over_ = false;
+    std::string reason_;
+    std::thread thread_;
+};
+
 class Visitor {
   public:
     Visitor(const Place& place, const Secret& secret, const MeetingOptions& options)
@@ -116,19 +168,30 @@ class Visitor {
     }
 
     Meeting come() {
+        std::optional<Reminders> reminders(std::in_place, place_, options_);
         // Rank 0 may start later or be slow to answer, and an address may lead nowhere: each gets
         // at most a few seconds at a time.
         for (Duration patience = 2s; Clock::now() < end_;
              patience = std::min<Duration>(2 * patience, 8s)) {
+            if (reasons_.empty())
+                reminders->set_reason(place_.host + " (its address is looked up)");
             reasons_.clear();
             std::string reason;
             const std::vector<std::string> addresses = net::addresses_of(place_.host, reason);
             if (addresses.empty()) note(place_.host, reason);
             for (const std::string& address : addresses)
-                for (const int port : place_.ports)
+                for (const int port : place_.ports) {
+                    reminders->set_reason(reasons_.empty()
+                                              ? concat(address, " port ", port, " (no answer yet)")
+                                              : reasons_);
                     if (call(address, std::to_string(port),
-                             std::min(end_, Clock::now() + patience)))
+                             std::min(end_, Clock::now() + patience))) {
+                        reminders.reset();
                         return wait_for_all();
+                    }
+                }
+            reminders->set_reason(reasons_);
+            if (const int code = options_.stopped()) throw StoppedEarly(code);
             if (Clock::now() > strange_since_ + strange_limit) break;
             std::this_thread::sleep_for(100ms);
         }
@@ -151,7 +214,7 @@ class Visitor {
                       ", and must be the same on all ranks");
     }
     std::string hint_of_network() const {
-        return concat("; rank 0 must run there (", place_.launcher,
+        return concat("; rank 0 must run there (", place_.host_from,
                       " says so), and the hosts of a job must be able to connect to one another");
     }
 
@@ -189,12 +252,26 @@ class Visitor {
         return true;
     }
 
+    /// Returns when rank 0 has something to say. Throws StoppedEarly after telling rank 0.
+    void wait_for_rank_0(const Socket& socket) {
+        for (pollfd ready{socket.fd(), POLLIN, 0};
+             ::poll(&ready, 1, net::milliseconds(100ms)) != 1;)
+            if (const int code = options_.stopped()) {
+                net::send_all(socket, std::string(1, static_cast<char>(code)), Clock::now() + 1s);
+                throw StoppedEarly(code);
+            }
+    }
+
     Meeting wait_for_all() {
+        wait_for_rank_0(meeting_.sockets[0]);
         // Rank 0 ends by itself when its own time is up.
         const auto roster =
             read_message(meeting_.sockets[0], longest_roster, end_ + options_.limit + 30s);
         const auto parts = roster ? net::unpack(*roster) : std::nullopt;
-        if (parts && parts->size() == 1) throw ReportedError(parts->front());
+        if (parts && parts->size() == 2) {
+            if (const int code = std::atoi(parts->back().c_str())) throw StoppedEarly(code);
+            throw ReportedError(parts->front());
+        }
         if (!parts || parts->size() != 1 + 3 * static_cast<size_t>(place_.size))
             throw Error("rank 0 (at ", address_, ") ended before all ranks had met");
         meeting_.key = parts->at(0);

@@ -12,6 +12,7 @@
 // list of them and closes the port. What travels later is neither encrypted nor authenticated: as
 // with MPI, nobody else may be able to change what passes between the nodes.
 #pragma once
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -37,10 +38,16 @@ struct MeetingOptions {
     std::string program;    // the version
     std::string host;       // this rank's, for messages
     net::Duration limit{};  // for all ranks to come
+    // Until a line says that a rank has not found rank 0, or whom rank 0 waits for, and between
+    // such lines.
+    net::Duration first_note = std::chrono::seconds(5), notes_every = std::chrono::seconds(30);
+    std::function<int()> stop_code = {};  // as in World::join()
+
+    int stopped() const { return stop_code ? stop_code() : 0; }
 };
 
-/// Returns when all ranks of the place's world have met. Throws Error when that fails, and
-/// ReportedError on a rank that rank 0 has told why.
+/// Returns when all ranks of the place's world have met. Throws Error when that fails, ReportedError
+/// on a rank that rank 0 has told why, and StoppedEarly as World::join().
 Meeting meet(const Place& place, const Secret& secret, const MeetingOptions& options);
 
 /// "rank 3", "ranks 3 and 5", "ranks 0-2, 5 and 7"

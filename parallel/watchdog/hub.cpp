@@ -71,12 +71,13 @@ bool Hub::handle(int rank, Fields fields) {
         case Kind::heartbeat:
             member.update(parse_progress(fields), now_);
             return true;
-        case Kind::failure:
+        case Kind::failure: {
             member.failed = true;
-            suspect(
-                Cause::reported, settling_time,
-                line("%s failed: %s", who(rank, member.host).c_str(), fields.text<Line>().c_str()));
+            const int code = exit_code_of(fields.number());
+            suspect(Cause::reported, settling_time,
+                    failure_of(who(rank, member.host), fields.text<Line>(), code), code);
             return true;
+        }
         case Kind::goodbye:
             member.leave();
             return false;
@@ -206,9 +207,9 @@ bool Hub::welcome(Newcomer& newcomer, Fields hello) {
 
 // --- the end -------------------------------------------------------------------------------------
 
-void Hub::reported(const Line& message) {
+void Hub::reported(const Line& message, int exit_code) {
     suspect(Cause::reported, settling_time,
-            line("%s failed: %s", who(0, members_[0].host).c_str(), message.c_str()));
+            failure_of(who(0, members_[0].host), message, exit_code), exit_code);
 }
 
 bool Hub::left() {
@@ -223,14 +224,14 @@ bool Hub::left() {
     return true;
 }
 
-void Hub::tell(const Line& text) {
+void Hub::tell(const Line& text, int exit_code) {
     for (Newcomer& newcomer : newcomers_) {
         Member& member = members_[static_cast<size_t>(newcomer.rank)];
         if (newcomer.rank == 0 || !member.expected()) continue;
         member.connection = std::move(newcomer.connection);
         member.heard = now_;
     }
-    const Message message = Message(Kind::failure).text(text);
+    const Message message = Message(Kind::failure).number(exit_code).text(text);
     for (Member& member : members_)
         if (member.connection) member.connection->send(message);
 }

@@ -29,9 +29,9 @@ class Hub : public Watch {
     void enlist(std::vector<pollfd>& polls) override;
     void receive(const std::vector<pollfd>& polls) override;
     void tick() override;
-    void reported(const Line& message) override;
+    void reported(const Line& message, int exit_code) override;
     bool left() override;
-    void tell(const Line& text) override;
+    void tell(const Line& text, int exit_code) override;
     /// Keeps reading until the others have closed their ends: if this end were closed with unread
     /// data, the kernel would discard what the others have not read yet. It does not wait for
     /// silent ranks.

@@ -2,6 +2,10 @@
 
 namespace train_gpt::watchdog {
 
+Line failure_of(const Line& who, const Line& message, int exit_code) {
+    return line("%s%s %s", who.c_str(), exit_code == 0 ? " failed:" : ":", message.c_str());
+}
+
 Line describe_failure(const Line& who, const Member& member, const Line& verdict) {
     const Progress& last = member.progress;
     const Line collective = last.collectives == 0 ? Line("it has entered no collective")

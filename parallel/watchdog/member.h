@@ -33,6 +33,10 @@ struct Member {
     }
 };
 
+/// "rank 3 (host nodeA) failed: message", or without "failed" where the exit code is not 0: that of a
+/// rank that is to end.
+Line failure_of(const Line& who, const Line& message, int exit_code);
+
 /// `who` verdict "; its last collective was reduce-scatter number 1207, in step 88 (training)"
 Line describe_failure(const Line& who, const Member& member, const Line& verdict);
 

@@ -26,7 +26,8 @@ enum class Kind : uint8_t {
     welcome,
     // Progress.
     heartbeat,
-    // To rank 0: the failure that a rank reports; from rank 0: the line that it has printed.
+    // To rank 0: the failure that a rank reports; from rank 0: the line that it has printed. Before
+    // it, the exit code of all ranks; 0: that of a failure.
     failure,
     goodbye,
 };
@@ -41,7 +42,7 @@ constexpr size_t length_of(Kind kind) {
         case Kind::heartbeat:
             return 1 + 3 * 8 + 2 * sizeof(Name);
         case Kind::failure:
-            return 1 + sizeof(Line);
+            return 1 + 8 + sizeof(Line);
         case Kind::goodbye:
             return 1;
     }
@@ -89,6 +90,11 @@ class Fields {
     const uint8_t* at_;
     Kind kind_;
 };
+
+/// An exit code as it was sent; 0, that of a failure, where it is none.
+inline int exit_code_of(int64_t number) {
+    return number > 0 && number < 256 ? static_cast<int>(number) : 0;
+}
 
 /// What a heartbeat says: an Activity at one moment.
 struct Progress {

@@ -88,7 +88,10 @@ void Spoke::receive(const std::vector<pollfd>& polls) {
         Fields fields(message);
         if (said_goodbye_) continue;
         if (fields.kind() == Kind::heartbeat) hub_.update(parse_progress(fields), now_);
-        if (fields.kind() == Kind::failure) return fail(fields.text<Line>(), false);
+        if (fields.kind() == Kind::failure) {
+            const int code = exit_code_of(fields.number());
+            return fail(fields.text<Line>(), false, code);
+        }
         if (fields.kind() == Kind::goodbye) return hub_.leave();
     }
     if (!hub_.connection->ended()) return;
@@ -109,11 +112,11 @@ Duration Spoke::deference() const {
     return options_.rank == 1 ? 0s : 1s + std::min(options_.rank - 2, 8) * Duration(250ms);
 }
 
-void Spoke::reported(const Line& message) {
-    if (hub_.connection) hub_.connection->send(Message(Kind::failure).text(message));
-    suspect(
-        Cause::reported, hub_.connection ? answer_limit : Duration::zero(),
-        line("%s failed: %s", who(options_.rank, Name(options_.host)).c_str(), message.c_str()));
+void Spoke::reported(const Line& message, int exit_code) {
+    if (hub_.connection)
+        hub_.connection->send(Message(Kind::failure).number(exit_code).text(message));
+    suspect(Cause::reported, hub_.connection ? answer_limit : Duration::zero(),
+            failure_of(who(options_.rank, Name(options_.host)), message, exit_code), exit_code);
 }
 
 bool Spoke::left() {

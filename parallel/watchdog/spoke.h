@@ -25,7 +25,7 @@ class Spoke : public Watch {
     void enlist(std::vector<pollfd>& polls) override;
     void receive(const std::vector<pollfd>& polls) override;
     void tick() override;
-    void reported(const Line& message) override;
+    void reported(const Line& message, int exit_code) override;
     bool left() override;
 
     /// How long this rank waits for lower ranks to print a line about rank 0.

@@ -56,10 +56,12 @@ void Watch::start() {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-bool Watch::report(const std::string& message) {
+bool Watch::report(const std::string& message, int exit_code) {
     std::unique_lock lock(mutex_);
-    if (!reported_) report_ = Line(message);
-    reported_ = true;
+    if (!std::exchange(reported_, true)) {
+        report_ = Line(message);
+        report_code_ = exit_code;
+    }
     wake();
     return changed_.wait_for(lock, answer_limit + 2s, [&] { return announced_; });
 }
@@ -122,9 +124,9 @@ void Watch::check() {
     try {
         options_.check();
     } catch (const std::exception& error) {
-        reported(Line(error.what()));
+        reported(Line(error.what()), 0);
     } catch (...) {
-        reported(Line("a check failed"));
+        reported(Line("a check failed"), 0);
     }
 }
 
@@ -135,10 +137,10 @@ void Watch::take_requests() {
         reports = reported_ && !std::exchange(heard_, reported_);
         leaves = leaving_;
     }
-    if (reports) reported(report_);
+    if (reports) reported(report_, report_code_);
     if (now_ >= verdict_by_) {
         verdict_by_ = Time::max();
-        fail(failure_, true);
+        fail(failure_, true, exit_code_);
     } else if (cause_ == Cause::none && leaves) {
         done_ = left();
     }
@@ -146,17 +148,18 @@ void Watch::take_requests() {
 
 // --- how a process ends --------------------------------------------------------------------------
 
-void Watch::suspect(Cause cause, Duration patience, const Line& text) {
+void Watch::suspect(Cause cause, Duration patience, const Line& text, int exit_code) {
     if (cause <= cause_) return;
     cause_ = cause;
     failure_ = text;
+    exit_code_ = exit_code;
     verdict_by_ = now_ + patience;
 }
 
-void Watch::fail(const Line& text, bool found_out) {
+void Watch::fail(const Line& text, bool found_out, int exit_code) {
     set_alarm();
     if (found_out) print(text);
-    tell(text);
+    tell(text, exit_code);
     {
         const std::lock_guard lock(mutex_);
         announced_ = true;
@@ -166,12 +169,12 @@ void Watch::fail(const Line& text, bool found_out) {
         if (options_.on_failure) options_.on_failure(text.c_str());
     } catch (...) {  // the process ends in any case
     }
-    exit_unless_main_thread_does();
+    exit_unless_main_thread_does(exit_code);
 }
 
 /// Gives the main thread time to end the process itself: it may be unwinding from an exception that
 /// it reports.
-void Watch::exit_unless_main_thread_does() {
+void Watch::exit_unless_main_thread_does(int exit_code) {
     const Time end = Clock::now() + exit_grace;
     await_others();
     while (Clock::now() < end) {
@@ -184,7 +187,7 @@ void Watch::exit_unless_main_thread_does() {
         drain_wake();
     }
     const std::lock_guard lock(mutex_);
-    if (!(reported_ && leaving_)) ::_exit(options_.exit_code);
+    if (!(reported_ && leaving_)) ::_exit(exit_code != 0 ? exit_code : options_.exit_code);
     done_ = true;
 }
 

@@ -44,7 +44,7 @@ class Watch {
     // Called by the main thread. report() may come before leave(), which ends the watchdog's
     // thread.
     void start();
-    bool report(const std::string& message);
+    bool report(const std::string& message, int exit_code);
     void leave();
 
   protected:
@@ -52,13 +52,13 @@ class Watch {
     virtual void enlist(std::vector<pollfd>& polls) = 0;
     virtual void receive(const std::vector<pollfd>& polls) = 0;
     virtual void tick() = 0;
-    /// This rank reports its own failure.
-    virtual void reported(const Line& message) = 0;
+    /// This rank reports its own failure, or, where the exit code is not 0, that it is to end.
+    virtual void reported(const Line& message, int exit_code) = 0;
     /// Called each turn after the main thread has called leave(), if nothing has failed, until it
     /// returns true.
     virtual bool left() = 0;
-    /// Sends what has failed to the ranks that can still be reached.
-    virtual void tell(const Line&) {}
+    /// Sends what has failed to the ranks that can still be reached, with their exit code.
+    virtual void tell(const Line&, int /*exit_code*/) {}
     /// Waits until they have read it.
     virtual void await_others() {}
 
@@ -67,10 +67,10 @@ class Watch {
 
     /// The process will end with this line after `patience`, unless a stronger cause is found by
     /// then. Has no effect after a cause that is at least as strong.
-    void suspect(Cause cause, Duration patience, const Line& text);
+    void suspect(Cause cause, Duration patience, const Line& text, int exit_code = 0);
     /// Ends the process, or only this thread if the main thread ends the process itself. If
-    /// `found_out`, this rank has to print the line.
-    void fail(const Line& text, bool found_out);
+    /// `found_out`, this rank has to print the line. 0: the exit code of a failure.
+    void fail(const Line& text, bool found_out, int exit_code);
 
     /// "rank 37 (data 9, tensor 1, host nodeA)"; the place only where the rank has one.
     Line who(int rank, const Name& host) const;
@@ -95,7 +95,7 @@ class Watch {
     void run();
     void check();
     void take_requests();
-    void exit_unless_main_thread_does();
+    void exit_unless_main_thread_does(int exit_code);
     void wake();
     void drain_wake();
 
@@ -103,13 +103,15 @@ class Watch {
     Time real_, resumed_, next_tick_, verdict_by_ = Time::max();
     Cause cause_ = Cause::none;
     Line failure_;
+    int exit_code_ = 0;  // of that failure
     bool done_ = false, heard_ = false;
     std::thread thread_;
 
     std::mutex mutex_;  // held for a few instructions only
     std::condition_variable changed_;
     bool leaving_ = false, reported_ = false, announced_ = false;
-    Line report_;  // written by the main thread before it sets reported_, not changed later
+    int report_code_ = 0;
+    Line report_;  // both written by the main thread before it sets reported_, not changed later
 };
 
 }  // namespace train_gpt::watchdog

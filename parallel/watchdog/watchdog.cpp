@@ -41,10 +41,12 @@ Watchdog::Watchdog(Listener listener, const std::string& invitation, const Activ
 
 Watchdog::~Watchdog() {
     if (!watch_) return;
-    if (std::uncaught_exceptions() > exceptions_) watch_->report("it ended by an exception");
+    if (std::uncaught_exceptions() > exceptions_) watch_->report("it ended by an exception", 0);
     watch_->leave();
 }
 
-bool Watchdog::report(const std::string& message) { return watch_ && watch_->report(message); }
+bool Watchdog::report(const std::string& message, int exit_code) {
+    return watch_ && watch_->report(message, exit_code);
+}
 
 }  // namespace train_gpt

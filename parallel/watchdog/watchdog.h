@@ -99,8 +99,10 @@ class Watchdog {
     /// Returns true once that line, or one about an earlier failure that caused this one, has been
     /// printed; false if the caller has to print the message, in a world of one for example. Waits
     /// at most five seconds. The caller then destroys the object and ends the process with an
-    /// error; otherwise the watchdog ends it.
-    bool report(const std::string& message);
+    /// error; otherwise the watchdog ends it. Where `exit_code` is not 0, this rank has not failed
+    /// but is to end: the line is "rank 3 (host nodeA): message", all ranks end with this code, and
+    /// the watchdog ends this one, too.
+    bool report(const std::string& message, int exit_code = 0);
 
   private:
     std::unique_ptr<watchdog::Watch> watch_;

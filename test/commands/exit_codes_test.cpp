@@ -1,4 +1,4 @@
-// Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped early with everything saved, 130 the same
+// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 ended at once by a second signal, 75 stopped early with everything saved, 130 the same
 // after Ctrl-C. Signals at each moment of a run, and ranks, are tested in train_command_test.cpp
 // and test/parallel/failure_test.cpp.
 #include <chrono>
@@ -25,7 +25,7 @@ TEST_CASE("the exit code says whether to run the same command again", "[cli]") {
     CHECK(train_gpt_with(w.train(run, {"--set", "data.train=nowhere_*.bin"})).code == 1);
     CHECK(train_gpt_with(w.train(run, {"--nonsense"})).code == 2);
     const std::string help = check_succeeds(train_gpt_with({"--help"})).out;
-    for (const char* part : {"0 done", "1 failed", "2 wrong usage", "75 ", "130 "})
+    for (const char* part : {"0 done", "1 failed", "2 wrong usage", "3 ", "75 ", "130 "})
         CHECK(contains(help, part));
 }
 

@@ -413,7 +413,11 @@ TEST_CASE("one run at a time writes into a folder, and a second signal ends it i
     process.signal(SIGINT);
     REQUIRE(process.wait_until([&] { return contains(process.err(), "second signal"); }));
     process.signal(SIGTERM);
-    CHECK(process.finish().code == 128 + SIGTERM);
+    const Outcome ended = process.finish();
+    CHECK(ended.code == 3);
+    CHECK(contains(ended.err,
+                   "ended at once: only the step that was being computed is lost; nothing was "
+                   "saved, and the same command starts the run again"));
     // Nothing was saved, and the lock disappeared with the process.
     CHECK(checkpoints_in(directory / "run").empty());
     check_succeeds(train_gpt_with(Workplace::get().train(directory / "run", {"--stop-at", "1"})));

@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include <sys/stat.h>
@@ -100,6 +101,15 @@ TEST_CASE("a rank finds its place in the variables of whatever started it", "[la
     CHECK(by_torch.size == 4);
     CHECK(by_torch.host == "m.n");
     CHECK(by_torch.ports == std::vector<int>{29501});
+    for (const auto& [address, host] : {std::pair{"[::1]", "::1"},
+                                        {"::1", "::1"},
+                                        {"[fd00::1]", "fd00::1"},
+                                        {"fe80::1%eth0", "fe80::1%eth0"},
+                                        {"[fe80::1%eth0]", "fe80::1%eth0"},
+                                        {"10.0.0.1", "10.0.0.1"},
+                                        {"node-1.x", "node-1.x"},
+                                        {"a_b", "a_b"}})
+        CHECK(place_in(torch + Environment{{"MASTER_ADDR", address}}).host == host);
     // torchrun listens on its port itself.
     const Place by_torchrun = place_in(torchrun);
     CHECK(by_torchrun.ports.front() == 29502);
@@ -140,6 +150,9 @@ TEST_CASE("the innermost launcher counts, and MPI's before variables that others
         CHECK(place_in(step + by, false).rank == 5);
     }
     // The daemons of an mpirun are a step of Slurm, and the ranks inherit its variables.
+    for (const char* rank : {"PMIX_RANK", "PMI_RANK"})
+        for (const char* other : {"0", "4", "50"})
+            CHECK(place_in(step + Environment{{rank, other}}, false).through == mpi);
     CHECK(place_in(step + mpirun_variables, false).through == mpi);
     CHECK(place_in(step + Environment{{"PMI_RANK", "0"}, {"PMI_SIZE", "12"}}, false).through ==
           mpi);
@@ -151,6 +164,10 @@ TEST_CASE("a process is alone in Slurm's scripts and shells, and as the only ran
              {Environment{}, batch, shell, batch + Environment{{"SLURM_STEP_ID", "4294967291"}},
               own + Environment{{"TRAIN_GPT_WORLD", "1"}, {"TRAIN_GPT_RANK", "0"}},
               torch + Environment{{"WORLD_SIZE", "1"}, {"RANK", "0"}},
+              Environment{{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_PORT", ""}},
+              Environment{{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "a:b"}},
+              Environment{{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"TORCHELASTIC_RUN_ID", "x"}},
+              Environment{{"TRAIN_GPT_RANK", "0"}, {"TRAIN_GPT_WORLD", "1"}},
               step + Environment{{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}},
               step + Environment{{"OMPI_COMM_WORLD_SIZE", "1"}},
               Environment{{"WORLD_SIZE", "4"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}}})
@@ -177,6 +194,11 @@ TEST_CASE("variables that are missing or have no meaning are named", "[launch]")
          {"nodeA", "nodeA:", ":29500", "nodeA:0", "nodeA:65536", "fd00::1:2", "nodeA:29500x"})
         check(own, "TRAIN_GPT_ADDRESS", value);
     check(torch, "MASTER_PORT", "65536");
+    for (const char* value : {"node1:29500", "10.0.0.1:29500", "[::1]:29500", "[::1", "::1]", "[]",
+                              "[node1]", "[10.0.0.1]", "node 1", "http://node1", "fd00::1::2"})
+        check(torch, "MASTER_ADDR", value);
+    for (const char* value : {"[node1]:29500", "[]:29500", "[fd00::1]", "[fd00::1:29500"})
+        check(own, "TRAIN_GPT_ADDRESS", value);
     check(step, "SLURM_JOB_ID", "4711_3");
 }
 
@@ -279,6 +301,59 @@ TEST_CASE("ranks: join", "[.ranks]") {
 
 namespace {
 
+Environment rank_of(int rank, int size, int port, const Environment& more = {}) {
+    return Environment{{"TRAIN_GPT_RANK", std::to_string(rank)},
+                       {"TRAIN_GPT_WORLD", std::to_string(size)},
+                       {"TRAIN_GPT_ADDRESS", concat("127.0.0.1:", port)}} +
+           more;
+}
+
+}  // namespace
+
+TEST_CASE("ranks: look for rank 0", "[.ranks]") {
+    if (!std::getenv("LOOK_AT")) return;
+    Place place = place_in(rank_of(1, 2, std::atoi(std::getenv("LOOK_PORT"))));
+    place.host = std::getenv("LOOK_AT");
+    const std::string error = error_of([&] {
+        meet(place, {test_secret, ""},
+             {.program = "1",
+              .host = "here",
+              .limit = 1500ms,
+              .first_note = 50ms,
+              .notes_every = 100ms});
+    });
+    std::printf("refused: %s\n", error.c_str());
+    std::fflush(stdout);
+}
+
+TEST_CASE("a rank that cannot resolve or reach rank 0's host says so again and again", "[launch]") {
+    // Takes connections, and answers nothing.
+    const Socket silent = net::listen_on(0);
+    const std::string unknown = std::string(64, 'a') + ".invalid";  // too long for a name server
+    const auto look = [](const std::string& host, int port) {
+        return run_program({this_program(), "ranks: look for rank 0"},
+                           {{"LOOK_AT", host}, {"LOOK_PORT", std::to_string(port)}})
+            .output;
+    };
+    for (const auto& [host, port, reason] :
+         {std::tuple{unknown, 1, unknown + " ("},
+          std::tuple{std::string("127.0.0.1"), free_port(), std::string("(Connection refused)")},
+          std::tuple{std::string("127.0.0.1"), net::port_of(silent),
+                     std::string("(no answer yet)")}}) {
+        const std::string output = look(host, port);
+        INFO(output);
+        const std::string note =
+            "note: rank 1 (host here) has not found rank 0 yet, which TRAIN_GPT_ADDRESS says is "
+            "at " +
+            host;
+        CHECK(failing_job::count(output, note) >= 2);
+        CHECK(contains(output.substr(output.find(note)), reason));
+        CHECK(contains(output, "refused: rank 1 (host here) could not meet rank 0 within 2 s"));
+    }
+}
+
+namespace {
+
 /// A process for each element, which joins the world with these variables, at the same time.
 std::vector<std::string> join(const std::vector<Environment>& ranks, double seconds = 40) {
     std::vector<std::future<ProgramResult>> processes;
@@ -294,13 +369,6 @@ std::vector<std::string> join(const std::vector<Environment>& ranks, double seco
     std::vector<std::string> outputs;
     for (auto& process : processes) outputs.push_back(process.get().output);
     return outputs;
-}
-
-Environment rank_of(int rank, int size, int port, const Environment& more = {}) {
-    return Environment{{"TRAIN_GPT_RANK", std::to_string(rank)},
-                       {"TRAIN_GPT_WORLD", std::to_string(size)},
-                       {"TRAIN_GPT_ADDRESS", concat("127.0.0.1:", port)}} +
-           more;
 }
 
 Environment task_of(int task, int size, int64_t job, const Environment& more = {}) {
@@ -455,6 +523,14 @@ TEST_CASE("ranks meet by a host's name, by IPv4 and by IPv6", "[launch]") {
         INFO(host << "\n" << outputs[0] << outputs[1]);
         CHECK(contains(outputs[0], "joined 0 of 2"));
         CHECK(contains(outputs[1], "joined 1 of 2"));
+        const Environment by_torch{{"WORLD_SIZE", "2"},
+                                   {"MASTER_ADDR", host},
+                                   {"MASTER_PORT", std::to_string(free_port())}};
+        const auto others =
+            join({by_torch + Environment{{"RANK", "0"}}, by_torch + Environment{{"RANK", "1"}}});
+        INFO(others[0] << others[1]);
+        for (const int rank : {0, 1})
+            CHECK(contains(others[static_cast<size_t>(rank)], concat("joined ", rank, " of 2")));
     }
 }
 

@@ -368,12 +368,12 @@ TEST_CASE("a member that sends garbage counts as dead", "[watchdog]") {
         CHECK(member.read(1) == "\2");
         member.send(heartbeat(INT64_MAX, INT64_MIN, INT64_MAX) + heartbeat(INT64_MIN, -1, 7));
         REQUIRE(eventually([&] { return job.board().joined == 2; }));
-        std::string reports = '\4' + std::string(1024, 'x');
+        std::string reports = '\4' + number(random_int(-9, 0)) + std::string(1024, 'x');
         reports += reports;
         member.send(n == 0
                         ? static_cast<char>(random_int(6, 255)) + random_bytes(random_int(0, 2000))
                     : n == 1 ? reports
-                    : n == 2 ? '\4' + random_bytes(1024)
+                    : n == 2 ? '\4' + random_bytes(8 + 1024)
                              : hello(random_bytes(16), 1, 3) + std::string(1, '\0'));
         ::shutdown(member.fd(), SHUT_WR);
     }
