@@ -5,8 +5,10 @@
 #include <bit>
 #include <cassert>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include <fcntl.h>
@@ -62,12 +64,29 @@ uint32_t widen(const std::byte* in, int64_t n, int32_t* out) {
     return largest;
 }
 
+bool is_out_of_descriptors(int code) { return code == EMFILE || code == ENFILE; }
+
+/// Opens a file for reading. Where no descriptor is free, tries again for a second: others in this
+/// process may have one for a moment only.
+int open_patiently(const fs::path& path) {
+    for (int tries = 0;; ++tries) {
+        const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        if (file >= 0 || !is_out_of_descriptors(errno) || tries == 20) return file;
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+}
+
 /// Bytes [begin, begin + n) of a file that had `size` bytes at the start of the run. Reading a
 /// mapping past the end of its file would kill the process; so the file is opened for each call,
 /// which also bounds the number of open files.
 std::vector<std::byte> read_unchanged(const fs::path& path, int64_t size, int64_t begin,
                                       int64_t n) {
     const auto cannot_read = [&](int code) {
+        if (is_out_of_descriptors(code))
+            return Error("cannot read ", path.string(), ": ",
+                         code == EMFILE ? "this process" : "this host",
+                         " has as many files and connections open as it may (", std::strerror(code),
+                         "); raise the limit (ulimit -n)");
         return Error("cannot read ", path.string(), " any more: ", std::strerror(code),
                      "; data must stay in place while a run reads it");
     };
@@ -81,7 +100,7 @@ std::vector<std::byte> read_unchanged(const fs::path& path, int64_t size, int64_
             if (value >= 0) ::close(value);
         }
     };
-    const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+    const Descriptor file{open_patiently(path)};
     struct stat status {};
     if (file.value < 0 || ::fstat(file.value, &status) != 0) throw cannot_read(errno);
     if (status.st_size != size) throw changed(status.st_size);

@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -53,20 +54,41 @@ std::vector<std::pair<std::string, std::string>> files_of(const DataManifest& ma
 
 }  // namespace
 
-Workplace::Workplace(const fs::path& out) : staging_(out / staging_folder) {
+Workplace::Workplace(const fs::path& out)
+    : staging_(out / staging_folder), lock_file_(out / ".tokenize.lock") {
     make_directory(out);
-    lock_ = ::open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    // Some network file systems have no locks; everything else works without one.
-    if (lock_ >= 0 && ::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        ::close(lock_);
+    if (!lock())
         throw Error("another `train_gpt tokenize` is writing to ", out.string(),
                     "; wait for it or choose another folder");
+}
+
+/// False where another process has the lock. Some network file systems have no locks; everything
+/// else works without one.
+bool Workplace::lock() {
+    while (true) {
+        // Who can open a file, even to read it, can hold its lock: nobody else can open this one.
+        lock_ = ::open(lock_file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+        if (lock_ < 0) return errno != EACCES;  // EACCES: the file is another user's
+        if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+            if (errno != EWOULDBLOCK) return true;
+            ::close(std::exchange(lock_, -1));
+            return false;
+        }
+        // Not a file that its last owner has removed meanwhile.
+        struct stat here {
+        }, named{};
+        if (::fstat(lock_, &here) == 0 && ::stat(lock_file_.c_str(), &named) == 0 &&
+            here.st_ino == named.st_ino)
+            return true;
+        ::close(lock_);
     }
 }
 
 Workplace::~Workplace() {
     if (opened_ && !kept_) remove();
-    if (lock_ >= 0) ::close(lock_);
+    if (lock_ < 0) return;
+    ::unlink(lock_file_.c_str());
+    ::close(lock_);
 }
 
 std::string Workplace::open(const Plan& plan) {

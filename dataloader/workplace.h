@@ -44,9 +44,11 @@ class Workplace {
     void drop() { kept_ = false; }
 
   private:
+    bool lock();
     void remove();
 
     std::filesystem::path staging_;
+    const std::filesystem::path lock_file_;
     int lock_ = -1;
     bool opened_ = false, kept_ = false;
 };

@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -87,10 +88,12 @@ RunFolder::RunFolder(const fs::path& path, const World& world) : path_(path) {
 void RunFolder::lock() {
     make_directory(path_);
     const fs::path file = path_ / "lock";
-    lock_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    // Who can open the file, even to read it, can hold its lock: nobody else can.
+    lock_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (lock_ < 0)
         throw Error("cannot write into the run folder ", path_.string(), ": ", std::strerror(errno),
                     "; choose another run_dir");
+    ::fchmod(lock_, 0600);  // that of an earlier version
     if (::flock(lock_, LOCK_EX | LOCK_NB) == 0) return;
     const int code = errno;
     ::close(lock_);

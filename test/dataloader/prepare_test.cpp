@@ -602,11 +602,17 @@ TEST_CASE("a folder is prepared again in place, and files of others are not touc
                                                         "train_000000.bin"});
     }
     SECTION("two processes do not write one folder") {
-        const int lock = ::open(out.c_str(), O_RDONLY | O_DIRECTORY);
+        const std::string file = out + "/.tokenize.lock";
+        const int lock = ::open(file.c_str(), O_RDWR | O_CREAT, 0600);
         REQUIRE(::flock(lock, LOCK_EX | LOCK_NB) == 0);
         CHECK(contains(error_of([&] { prepare(options, nullptr); }), "another"));
         ::close(lock);
+        // What others can open, they could lock.
+        const int folder_lock = ::open(out.c_str(), O_RDONLY | O_DIRECTORY);
+        REQUIRE(::flock(folder_lock, LOCK_EX | LOCK_NB) == 0);
         CHECK_NOTHROW(prepare(options, nullptr));
+        ::close(folder_lock);
+        CHECK_FALSE(fs::exists(file));
     }
 }
 

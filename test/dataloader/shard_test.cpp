@@ -1,8 +1,15 @@
 #include "dataloader/shard.h"
 
+#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <thread>
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "test/dataloader/shard_files.h"
 #include "test/text.h"
@@ -37,6 +44,38 @@ std::string shard_bytes(const std::vector<uint16_t>& tokens) {
 }
 
 }  // namespace
+
+TEST_CASE("a lack of descriptors is waited out, and named for what it is") {
+    const TemporaryDirectory folder;
+    const std::string path = folder / "x_000000.bin";
+    write(path, shard_bytes({1, 2, 3}));
+    std::fflush(nullptr);
+    for (const bool is_freed : {true, false}) {
+        const pid_t child = ::fork();
+        if (child == 0) {
+            const TokenShards shards(path, 300);
+            const rlimit limit{64, 64};
+            ::setrlimit(RLIMIT_NOFILE, &limit);
+            std::vector<int> held;
+            for (int fd; (fd = ::dup(0)) >= 0;) held.push_back(fd);
+            std::thread other([&] {
+                std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                if (is_freed) ::close(held.back());
+            });
+            int32_t token = 0;
+            const std::string error = error_of([&] { shards.copy(0, 1, 1, &token); });
+            other.join();
+            const bool is_named =
+                contains(error, "cannot read " + path) &&
+                contains(error, "has as many files and connections open as it may") &&
+                !contains(error, "stay in place");
+            ::_exit(is_freed ? (error.empty() && token == 2 ? 7 : 1) : is_named ? 7 : 2);
+        }
+        int status = 0;
+        REQUIRE(::waitpid(child, &status, 0) == child);
+        CHECK(status == 7 << 8);
+    }
+}
 
 TEST_CASE("shards are byte for byte llm.c's, 16-bit up to 65536 ids and 32-bit above") {
     const TemporaryDirectory folder;
