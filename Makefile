@@ -80,14 +80,14 @@ endif
 ifneq ($(filter-out clean help format setup quickstart test test-full fuzz build/fuzz/fuzz,$(or $(MAKECMDGOALS),all)),)
 MACHINE := $(shell command -v $(CXX) nvcc mpicxx; { cat scripts/configure.sh scripts/find-cuda.sh; $(CXX) -dumpfullversion; \
     grep -m1 ^flags /proc/cpuinfo; } 2> /dev/null | cksum) \
-    $(wildcard $(foreach header,dnnl.hpp zlib.h zstd.h xxhash.h pcre2.h utf8proc.h CLI/CLI.hpp nlohmann/json.hpp catch2/catch.hpp catch2/catch_all.hpp, \
+    $(wildcard $(foreach header,dnnl.hpp openssl/ssl.h zlib.h zstd.h xxhash.h pcre2.h utf8proc.h CLI/CLI.hpp nlohmann/json.hpp catch2/catch.hpp catch2/catch_all.hpp, \
         /usr/include/$(header) /usr/include/*/$(header) /usr/local/include/$(header)) /usr/local/cuda/bin/nvcc /opt/cuda/bin/nvcc \
         $(addsuffix /nccl.h,/usr/local/cuda/include /usr/include) \
         $(addsuffix /cudnn_frontend.h,third_party/*/include /usr/local/cuda/include /usr/include) \
         $(addsuffix /include/cudnn.h,$(CUDNN_PATH) $(CONDA_PREFIX) $(VIRTUAL_ENV)/lib/python3*/site-packages/nvidia/cudnn))
 SETTINGS := $(subst $(comma),;,$(CONFIGURE) $(MACHINE))
 include $(B)/config.mk
-ifneq ($(and $(HAVE_ONEDNN),$(HAVE_ZLIB),$(HAVE_ZSTD),$(HAVE_CUDA),$(HAVE_MPI),$(CONFIGURED)),$(SETTINGS))
+ifneq ($(and $(HAVE_ONEDNN),$(HAVE_TLS),$(HAVE_ZLIB),$(HAVE_ZSTD),$(HAVE_CUDA),$(HAVE_MPI),$(CONFIGURED)),$(SETTINGS))
 $(B)/config.mk: $(if $(MAKE_RESTARTS),,FORCE)
 endif
 endif
@@ -125,7 +125,7 @@ STANDARD := algorithm array atomic cmath cstdint cstdio cstring filesystem funct
 KERNEL_FLAGS := $(filter -O3,$(OPTIMISE:-O2=-O3)) -march=$(MARCH) $(VECTORS) -fno-math-errno -fno-trapping-math
 COMPILE = $(CXX) $(DEFINES) $(CPPFLAGS) $(FLAGS) $(CXXFLAGS)
 LIBRARIES := $(if $(filter 1,$(HAVE_ONEDNN)),-ldnnl) $(if $(filter 1,$(HAVE_MPI)),$(MPI_LIBRARIES)) $(if $(filter 1,$(HAVE_ZLIB)),-lz) \
-    $(if $(filter 1,$(HAVE_ZSTD)),-lzstd) -lxxhash -lpcre2-8 -lutf8proc -lpthread -ldl
+    $(if $(filter 1,$(HAVE_ZSTD)),-lzstd) $(if $(filter 1,$(HAVE_TLS)),-lssl -lcrypto) -lxxhash -lpcre2-8 -lutf8proc -lpthread -ldl
 
 ifeq ($(HAVE_CUDA),1)
 DEFINES += -isystem $(CUDA_PATH)/include
@@ -155,6 +155,7 @@ $(eval $(call stamp,$(B)/version,$(VERSION)))
 $(eval $(call stamp,$(B)/cudnn,$(CUDNN_FRONTEND) $(CUDNN_INCLUDE)))
 $(eval $(call stamp,$(B)/nccl,$(NCCL)))
 $(eval $(call stamp,$(B)/mpi,$(MPI_INCLUDES)))
+$(eval $(call stamp,$(B)/tls,$(HAVE_TLS)))
 FORCE:
 
 # Objects compiled for MARCH come last: if an inline function is in several objects, the linker keeps the first one, which must
@@ -231,6 +232,11 @@ $(O)/training/report/page.o lint/training/report/page.cpp: $(PAGE_FILES)
 MPI_OBJECTS := $(addprefix $(O)/parallel/,membership_mpi.o links_mpi.o)
 $(MPI_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_MPI)),$(MPI_INCLUDES))
 $(MPI_OBJECTS): $(B)/mpi
+
+# Only one file includes OpenSSL's headers, and a test.
+TLS_OBJECTS := $(addprefix $(O)/,parallel/net/channel.o test/parallel/channel_test.o)
+$(TLS_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_TLS)),-DTRAIN_GPT_TLS)
+$(TLS_OBJECTS): $(B)/tls
 
 OF_JSON := $(shell grep -lE '<nlohmann/|"base/json_|"training/(config_keys|shard_watch|run_data|run|report/[a-z_]+)\.h"' $(SOURCES) train_gpt.cu)
 READS_JSON := $(patsubst %,$(O)/%.o,$(basename $(OF_JSON)))

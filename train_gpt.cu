@@ -19,6 +19,7 @@
 #include "device/trace.h"
 #include "kernels/attention/engine.h"
 #include "parallel/mesh.h"
+#include "parallel/net/socket.h"
 #include "parallel/together.h"
 #include "parallel/world.h"
 #include "training/command_line.h"
@@ -259,7 +260,8 @@ int train(const CommandLine& line) {
         return run_watched(world,
                            {.device = config.device,
                             .timeout_seconds = config.parallel.timeout_seconds,
-                            .collectives = {.max_ctas = config.parallel.nccl_max_ctas},
+                            .collectives = {.max_ctas = config.parallel.nccl_max_ctas,
+                                            .encrypt = config.parallel.encrypt},
                             .mesh = mesh_sizes(config)},
                            [&](const Device& device, const Mesh& mesh) {
                                return train(line, config, device, mesh);
@@ -269,6 +271,9 @@ int train(const CommandLine& line) {
 
 int run(const CommandLine& line) {
     using Command = CommandLine::Command;
+    if (line.command != Command::train && line.command != Command::selfcheck &&
+        line.command != Command::tokenize)
+        act_on_signals();
     const auto print_line = [](const std::string& text) {
         std::printf("%s\n", printable(text).c_str());
         return 0;
@@ -331,6 +336,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
     train_gpt::end_at_signals();
     train_gpt::limit_openmp_spinning(argv);
+    train_gpt::net::raise_descriptor_limit();
     // Makes a file larger than `ulimit -f` an error of write(), like a full disk.
     std::signal(SIGXFSZ, SIG_IGN);
     try {

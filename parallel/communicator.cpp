@@ -53,7 +53,7 @@ std::unique_ptr<Communicator> open_communicator(const World& world, const Device
                                                 const CollectiveSettings& settings) {
     if (world.size() == 1) return open_group_of_one(activity);
     return device.is_cuda() ? open_nccl_communicator(world, device, activity, settings)
-                            : open_cpu_communicator(world, activity);
+                            : open_cpu_communicator(world, activity, {}, settings);
 }
 
 #ifndef TRAIN_GPT_CUDA

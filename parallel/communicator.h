@@ -98,7 +98,8 @@ class Communicator {
 };
 
 struct CollectiveSettings {
-    int max_ctas = 0;  // NCCL: thread blocks of a collective, at most; 0: as NCCL chooses
+    int max_ctas = 0;      // NCCL: thread blocks of a collective, at most; 0: as NCCL chooses
+    bool encrypt = false;  // what ranks send each other over TCP; refused with MPI and NCCL
 };
 
 /// The group of all ranks, for buffers on `device`. Each collective that a rank enters is counted

@@ -439,8 +439,9 @@ class CpuCommunicator final : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> open_cpu_communicator(const World& world, Activity& activity,
-                                                    std::optional<int> node) {
-    std::unique_ptr<Links> links = world.membership()->open_links(node);
+                                                    std::optional<int> node,
+                                                    const CollectiveSettings& settings) {
+    std::unique_ptr<Links> links = world.membership()->open_links(node, settings.encrypt);
     if (!links) return open_group_of_one(activity);
     return std::make_unique<CpuCommunicator>(std::move(links), activity);
 }

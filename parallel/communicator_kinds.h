@@ -14,7 +14,8 @@ std::unique_ptr<Communicator> open_group_of_one(Activity& activity);
 /// All ranks, for buffers in host memory. `node` is for tests: ranks that pass the same number act
 /// as one node, even where more of them share memory.
 std::unique_ptr<Communicator> open_cpu_communicator(const World& world, Activity& activity,
-                                                    std::optional<int> node = {});
+                                                    std::optional<int> node = {},
+                                                    const CollectiveSettings& settings = {});
 
 /// All ranks, each with its own GPU.
 std::unique_ptr<Communicator> open_nccl_communicator(const World& world, const Device& device,

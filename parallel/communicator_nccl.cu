@@ -369,6 +369,10 @@ class NcclCommunicator final : public Communicator {
 std::unique_ptr<Communicator> open_nccl_communicator(const World& world, const Device& device,
                                                      Activity& activity,
                                                      const CollectiveSettings& settings) {
+    if (settings.encrypt)
+        throw Error(
+            "parallel.encrypt is true, but NCCL's messages between GPUs stay in clear; set it to "
+            "false, and keep others off the network between the hosts");
     std::shared_ptr<const Library> library;
     std::string obstacle;
     try {

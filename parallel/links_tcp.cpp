@@ -11,7 +11,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -181,7 +180,8 @@ class TcpLinks final : public Links {
                       concat(group_.label, ".", part_number, "-", color),
                       {},
                       {},
-                      static_cast<int>(std::ranges::find(members, rank()) - members.begin())};
+                      static_cast<int>(std::ranges::find(members, rank()) - members.begin()),
+                      group_.encrypt};
         for (const int r : members) {
             part.ranks.push_back(group_.ranks[static_cast<size_t>(r)]);
             part.nodes.push_back(nodes()[static_cast<size_t>(r)]);
@@ -199,7 +199,7 @@ class TcpLinks final : public Links {
         int64_t number;
     };
     struct Peer {
-        net::Socket socket;
+        net::Channel channel;
         std::deque<Message<const std::byte>> sends;
         std::deque<Message<std::byte>> receives;
     };
@@ -243,12 +243,13 @@ class TcpLinks final : public Links {
     /// Moves what can be moved now; whether that is anything.
     bool advance(int rank) {
         Peer& other = peer(rank);
-        if (!other.socket) {
+        if (!other.channel) {
             RankConnections& connections = *group_.connections;
-            other.socket = this->rank() > rank
-                               ? connections.call(in_world(rank), group_.label)
-                               : connections.take_caller(in_world(rank), group_.label);
-            if (!other.socket) return false;
+            other.channel =
+                this->rank() > rank
+                    ? connections.call(in_world(rank), group_.label, group_.encrypt)
+                    : connections.take_caller(in_world(rank), group_.label, group_.encrypt);
+            if (!other.channel) return false;
         }
         bool moved = false;
         const auto move_all = [&](auto& messages, auto&& transfer) {
@@ -267,12 +268,12 @@ class TcpLinks final : public Links {
                 if (message.bytes == 0) messages.pop_front();
             }
         };
-        const int fd = other.socket.fd();
         move_all(other.sends, [&](const auto& message) {
-            return ::send(fd, message.data, message.bytes, MSG_NOSIGNAL);
+            return other.channel.write(reinterpret_cast<const char*>(message.data), message.bytes);
         });
-        move_all(other.receives,
-                 [&](const auto& message) { return ::recv(fd, message.data, message.bytes, 0); });
+        move_all(other.receives, [&](const auto& message) {
+            return other.channel.read(reinterpret_cast<char*>(message.data), message.bytes);
+        });
         return moved;
     }
 
@@ -281,10 +282,10 @@ class TcpLinks final : public Links {
         std::vector<pollfd> polls;
         for (const int rank : busy_) {
             const Peer& other = peer(rank);
-            if (!other.socket) continue;
+            if (!other.channel) continue;
             const int events =
                 (other.sends.empty() ? 0 : POLLOUT) | (other.receives.empty() ? 0 : POLLIN);
-            polls.push_back({other.socket.fd(), static_cast<short>(events), 0});
+            polls.push_back({other.channel.fd(), static_cast<short>(events), 0});
         }
         ::poll(polls.data(), polls.size(), 2);
     }

@@ -33,6 +33,7 @@ struct TcpGroup {
     std::string label;  // no other group of the job has the same
     std::vector<int> ranks, nodes;
     int rank = 0;  // this one's, in the group
+    bool encrypt = false;
 };
 
 std::unique_ptr<Links> open_tcp_links(TcpGroup group);

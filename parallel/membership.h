@@ -35,10 +35,15 @@ struct World::Membership {
     }
     virtual std::shared_ptr<const Membership> part(int color) const;
     [[noreturn]] virtual void abort(int exit_code) const;
+    /// Ends this process, where others end as well; the launcher learns that the job is over. Any
+    /// thread may call it.
+    [[noreturn]] virtual void end_process(int exit_code) const;
 
     /// Links between all ranks, for collectives on CPUs. All ranks call it. `node` as in
-    /// open_cpu_communicator().
-    virtual std::unique_ptr<Links> open_links(std::optional<int> /*node*/) const { return nullptr; }
+    /// open_cpu_communicator(). Throws Error where the links are to be encrypted and cannot be.
+    virtual std::unique_ptr<Links> open_links(std::optional<int> /*node*/, bool /*encrypt*/) const {
+        return nullptr;
+    }
 };
 
 /// The world that MPI's launcher started this process in. Throws Error if this build has no MPI.

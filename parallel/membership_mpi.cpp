@@ -112,7 +112,15 @@ class MpiMembership final : public World::Membership {
         std::_Exit(exit_code);
     }
 
-    std::unique_ptr<Links> open_links(std::optional<int> number) const override {
+    // mpirun may wait for ever for ranks that have all ended without it.
+    [[noreturn]] void end_process(int exit_code) const override { abort(exit_code); }
+
+    std::unique_ptr<Links> open_links(std::optional<int> number, bool encrypt) const override {
+        if (encrypt)
+            throw Error(
+                "parallel.encrypt is true, but these ranks were started through MPI, whose "
+                "messages "
+                "stay in clear; start them without it (docs/many-ranks.md), or set it to false");
         return open_mpi_links(session, number.value_or(node));
     }
 };

@@ -31,13 +31,12 @@ double join_seconds() {
     return seconds;
 }
 
-std::vector<std::string> unpacked(const std::string& text) {
-    auto texts = net::unpack(text);
-    if (!texts)
+/// Throws Error where a message between ranks is not what it must be.
+void require_whole(bool is_whole) {
+    if (!is_whole)
         throw Error(
-            "a message between ranks is damaged; this is a fault of the program, please "
-            "report it");
-    return *std::move(texts);
+            "a message between ranks is damaged, or the ranks are not at the same place of the "
+            "program; this is a fault of the program, please report it");
 }
 
 class TcpMembership final : public World::Membership {
@@ -68,6 +67,7 @@ class TcpMembership final : public World::Membership {
             }
             return std::string(reinterpret_cast<const char*>(sums.data()), values.size_bytes());
         });
+        require_whole(sum.size() == values.size_bytes());
         std::memcpy(values.data(), sum.data(), values.size_bytes());
     }
 
@@ -78,7 +78,9 @@ class TcpMembership final : public World::Membership {
     }
 
     std::vector<std::string> all_gather(const std::string& text) const override {
-        return unpacked(exchange(text, net::pack));
+        auto texts = net::unpack(exchange(text, net::pack));
+        require_whole(texts && texts->size() == static_cast<size_t>(size));
+        return *std::move(texts);
     }
 
     std::vector<std::string> all_gather_local(const std::string& text) const override {
@@ -91,12 +93,16 @@ class TcpMembership final : public World::Membership {
 
     [[noreturn]] void abort(int exit_code) const override { connections_->abort(exit_code); }
 
-    std::unique_ptr<Links> open_links(std::optional<int> number) const override {
-        TcpGroup group{connections_, job_, std::to_string(groups_++), {}, {}, rank};
+    std::unique_ptr<Links> open_links(std::optional<int> number, bool encrypt) const override {
+        TcpGroup group{connections_, job_, std::to_string(groups_++), {}, {}, rank, encrypt};
         group.ranks.resize(static_cast<size_t>(size));
         std::iota(group.ranks.begin(), group.ranks.end(), 0);
-        for (const std::string& text : all_gather(std::to_string(number.value_or(node))))
+        const std::string how = encrypt ? " encrypted" : " in clear";
+        for (const std::string& text : all_gather(std::to_string(number.value_or(node)) + how)) {
+            if (!text.ends_with(how))
+                throw Error("parallel.encrypt is not the same on all ranks; give them one value");
             group.nodes.push_back(std::atoi(text.c_str()));
+        }
         return open_tcp_links(std::move(group));
     }
 
@@ -145,12 +151,15 @@ class TcpMembership final : public World::Membership {
 
 std::shared_ptr<const World::Membership> join_tcp(const Place& place, const std::string& program,
                                                   const std::function<int()>& stop_code) {
-    MeetingOptions options{
-        .program = program,
-        .host = World().host(),
-        .limit = std::chrono::duration_cast<net::Duration>(
-            std::chrono::duration<double>(join_seconds())),
-        .stop_code = stop_code};
+    MeetingOptions options{.program = program,
+                           .host = World().host(),
+                           .limit = std::chrono::duration_cast<net::Duration>(
+                               std::chrono::duration<double>(join_seconds())),
+                           .stop_code = stop_code};
+    if (!net::has_tls())
+        throw Error("this process was started as one of ", place.size, " ranks (", place.variable,
+                    "), but this build has no TLS, through which ranks meet without MPI: start "
+                    "them with mpirun, or install OpenSSL's libssl (libssl-dev) and rebuild");
     const Secret secret =
         find_secret([](const std::string& name) { return std::getenv(name.c_str()); });
     return std::make_shared<TcpMembership>(place, meet(place, secret, options));

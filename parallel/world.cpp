@@ -30,6 +30,7 @@ std::shared_ptr<const World::Membership> World::Membership::part(int) const {
 }
 
 void World::Membership::abort(int exit_code) const { std::_Exit(exit_code); }
+void World::Membership::end_process(int exit_code) const { std::_Exit(exit_code); }
 
 std::string World::describe_library() { return describe_mpi(); }
 

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Puts programs and the libraries that they need into one folder, which can be copied to nodes without packages.
 #   usage: scripts/bundle.sh FOLDER TRAIN_GPT [PROGRAM…]        `make bundle` calls it
-# OpenSSL's libcrypto, which ranks that start without MPI load, is copied too if this machine has it.
 # The node must have glibc (as new as this machine's or newer) and, for GPUs, the NVIDIA driver and CUDA 13's libcudart and
 # libcublasLt, in /usr/local/cuda/lib64, the system's folders or LD_LIBRARY_PATH. cuDNN also needs CUDA's libnvrtc.
 set -eu
@@ -27,9 +26,6 @@ for program; do
         cp -L "$path" "$folder/$name"
     done
 done
-
-crypto=$(ldconfig -p 2> /dev/null | sed -n 's/.*libcrypto\.so\.3 (libc6,x86-64).* => //p' | head -n 1)
-[ -z "$crypto" ] || cp -L "$crypto" "$folder/libcrypto.so.3"
 
 # It must start with only the libraries in the folder.
 version=$(env -i LD_LIBRARY_PATH="${CUDA_LIBRARIES:-}" "$folder/train_gpt" --version | head -n 1)

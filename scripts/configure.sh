@@ -10,7 +10,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # Packages for the apt command in messages; libdnnl-dev is optional.
-all_packages="g++ nlohmann-json3-dev libcli11-dev libxxhash-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev libdnnl-dev"
+all_packages="g++ nlohmann-json3-dev libcli11-dev libxxhash-dev libpcre2-dev libutf8proc-dev libssl-dev zlib1g-dev libzstd-dev libdnnl-dev"
 
 say() { printf '  %-9s %s\n' "$1" "$2" >&2; }
 stop() { printf 'error: %s\n' "$1" >&2; exit 1; }
@@ -102,6 +102,24 @@ TXT
     fi
 else
     say oneDNN "not found: matrix products on the CPU use the project's own kernel, which is slower (apt-get install libdnnl-dev)"
+fi
+
+# --- OpenSSL --------------------------------------------------------------------------------------------------------------
+cat > "$work/tls.cpp" <<'TXT'
+#include <openssl/ssl.h>
+#include <cstdio>
+int main() {
+    std::printf("%s", OpenSSL_version(OPENSSL_VERSION));
+    return SSL_CTX_set_ciphersuites(SSL_CTX_new(TLS_method()), "TLS_AES_128_GCM_SHA256") == 1 ? 0 : 1;
+}
+TXT
+tls=0
+if $CXX ${CPPFLAGS-} ${CXXFLAGS-} "$work/tls.cpp" ${LDFLAGS-} -lssl -lcrypto -o "$work/tls" 2> "$work/log"; then
+    tls=1
+    version=$("$work/tls" 2> /dev/null)
+    say libssl "${version:-OpenSSL}: ranks can meet over TCP, through TLS 1.3"
+else
+    say libssl "not found: many ranks start through MPI only (apt-get install libssl-dev)"
 fi
 
 # --- zlib and libzstd ---------------------------------------------------------------------------------------------------
@@ -198,6 +216,8 @@ fi
 # --- MPI --------------------------------------------------------------------------------------------------------------
 # The compiler wrapper knows where the library is. Only the C interface is used, so the C++ library is not linked.
 mpi_packages="libopenmpi-dev openmpi-bin"
+others=": srun, torchrun or ssh can start many ranks"
+[ "$tls" = 1 ] || others=": without libssl nor MPI, this build trains on one rank"
 mpi=0
 mpi_includes=
 mpi_libraries=
@@ -207,10 +227,10 @@ try_mpi() {  # try_mpi COMPILE-OPTIONS LINK-OPTIONS, as the wrapper prints them;
     $CXX ${CPPFLAGS-} ${CXXFLAGS-} $mpi_includes "$work/mpi.cpp" ${LDFLAGS-} $mpi_libraries -o "$work/mpi" 2> "$work/log"
 }
 if [ "$MPI" = 0 ]; then
-    say MPI "not wanted (MPI=0): srun, torchrun or ssh can start many ranks"
+    say MPI "not wanted (MPI=0)$others"
 elif ! mpicxx=$(command -v mpicxx); then
     [ "$MPI" = 1 ] && stop "MPI=1, but there is no mpicxx in PATH; install an MPI library (apt-get install $mpi_packages)"
-    say MPI "not found: srun, torchrun or ssh can start many ranks (scripts/setup.sh mpi installs it for mpirun)"
+    say MPI "not found$others (scripts/setup.sh mpi installs it for mpirun)"
 else
     cat > "$work/mpi.cpp" <<'TXT'
 #define OMPI_SKIP_MPICXX 1
@@ -231,10 +251,10 @@ TXT
         try_mpi "$("$mpicxx" -compile_info 2> /dev/null)" "$("$mpicxx" -link_info 2> /dev/null)" ||
         try_mpi "$("$mpicxx" -show 2> /dev/null)" "$("$mpicxx" -show 2> /dev/null)"; then
         mpi=1
-        say MPI "$("$work/mpi" 2> /dev/null || echo "$mpicxx"): mpirun, srun, torchrun or ssh can start many ranks"
+        say MPI "$("$work/mpi" 2> /dev/null || echo "$mpicxx"): mpirun$([ "$tls" = 0 ] || echo ", srun, torchrun or ssh") can start many ranks"
     else
         [ "$MPI" = 1 ] && { head -3 "$work/log" >&2; stop "MPI=1, but no program builds with the flags that $mpicxx gives"; }
-        say MPI "$mpicxx is here, but no program builds with its flags: srun, torchrun or ssh can start many ranks"
+        say MPI "$mpicxx is here, but no program builds with its flags$others"
     fi
 fi
 
@@ -247,6 +267,7 @@ esac
 cat <<TXT
 VECTORS := $vectors
 HAVE_ONEDNN := $onednn
+HAVE_TLS := $tls
 HAVE_ZLIB := $zlib
 HAVE_ZSTD := $zstd
 CATCH2 := $catch2

@@ -75,7 +75,7 @@ for part in "${parts[@]}"; do
             compiles xxhash.h || want libxxhash-dev
             compiles pcre2.h || want libpcre2-dev
             compiles utf8proc.h || want libutf8proc-dev
-            ldconfig -p | grep libcrypto > /dev/null || want openssl  # proofs between ranks that start without MPI
+            compiles openssl/ssl.h || want libssl-dev  # TLS between ranks that start without MPI
             compiles zlib.h || optional+=(zlib1g-dev)
             compiles zstd.h || optional+=(libzstd-dev)
             compiles dnnl.hpp || optional+=(libdnnl-dev) ;;
@@ -96,9 +96,9 @@ if ! command -v apt-get > /dev/null; then
     cat >&2 << TXT
 error: this system is not Debian or Ubuntu, so install the missing packages yourself: ${needed[*]}
        (these are Debian's names; oneDNN makes training on the CPU faster; zlib and zstd are for compressed texts)
-  Fedora      dnf install gcc-c++ make json-devel cli11-devel xxhash-devel pcre2-devel utf8proc-devel zlib-devel libzstd-devel onednn-devel catch-devel librsvg2-tools openmpi-devel
-  Arch        pacman -S gcc make nlohmann-json cli11 xxhash pcre2 libutf8proc zlib zstd onednn catch2 librsvg openmpi
-  Homebrew    brew install gcc make nlohmann-json cli11 xxhash pcre2 utf8proc zlib zstd onednn catch2 librsvg open-mpi     (then make CXX=g++-14)
+  Fedora      dnf install gcc-c++ make json-devel cli11-devel xxhash-devel pcre2-devel utf8proc-devel openssl-devel zlib-devel libzstd-devel onednn-devel catch-devel librsvg2-tools openmpi-devel
+  Arch        pacman -S gcc make nlohmann-json cli11 xxhash pcre2 libutf8proc openssl zlib zstd onednn catch2 librsvg openmpi
+  Homebrew    brew install gcc make nlohmann-json cli11 xxhash pcre2 utf8proc openssl zlib zstd onednn catch2 librsvg open-mpi     (then make CXX=g++-14)
 The package bible-kjv is only the quickstart's text; DATA=my.txt make quickstart uses your own text instead.
 TXT
     exit 1

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 namespace {
 
 const std::string findings =
-    "echo 'HAVE_ONEDNN := 1\nHAVE_ZLIB := 0\nHAVE_ZSTD := 1\nHAVE_MPI := 0'; "
+    "echo 'HAVE_ONEDNN := 1\nHAVE_TLS := 1\nHAVE_ZLIB := 0\nHAVE_ZSTD := 1\nHAVE_MPI := 0'; "
     "echo HAVE_CUDA := $([ \"$CUDA\" = \"\" ] && echo 1 || echo 0)\n";
 
 /// Removes the settings of the make that runs the tests, so that they do not affect another make.

@@ -255,6 +255,7 @@ struct Config {
         double bucket_mb = 64;                   // MiB of fp32 gradients
         OneOf<DType> reduce_dtype = DType::fp32;
         double timeout_seconds = 300;
+        bool encrypt = false;   // what ranks without MPI send each other on CPUs
         int nccl_max_ctas = 0;  // 0: as NCCL chooses
         int reserved_sms = 0;   // on a GPU
     } parallel;

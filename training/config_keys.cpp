@@ -275,6 +275,10 @@ constexpr ConfigKey table[] = {
      "Dtype in which gradients are sent between ranks; `bf16` halves the traffic and rounds them."},
     {KEY(parallel.timeout_seconds), greater_than(0),
      "If a rank makes no progress for this long, the watchdog considers it hung and ends the job."},
+    {KEY(parallel.encrypt), any_text(),
+     "Encrypt what the ranks of a run on CPUs send each other over TCP, with TLS 1.3. It needs "
+     "ranks that were started without MPI; with MPI and NCCL, whose messages stay in clear, it is "
+     "refused."},
     {KEY(parallel.nccl_max_ctas), between(0, 32),
      "On GPUs, the most thread blocks (CTAs) of one of NCCL's collectives, each of which keeps a "
      "multiprocessor (SM) busy. 0: as many as NCCL chooses for the links, since fewer may make a "

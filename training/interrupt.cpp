@@ -19,6 +19,7 @@ constexpr int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
 
 // A signal handler can reach nothing but globals.
 std::atomic<int> received{0};
+std::atomic<bool> starts{true};            // nobody knows yet whether this is one of several ranks
 std::atomic<bool> remembers{false};        // catch_interrupts() was called
 std::atomic<int> wakes{-1};                // an eventfd: that of the innermost SignalEnd
 std::atomic<int64_t> saved{-1}, done{-1};  // steps; −1: the command has none
@@ -102,6 +103,8 @@ void on_signal(int signal) {
         }
         static constexpr char text[] = "\nsaving, then ending; a second signal ends immediately\n";
         [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text, sizeof text - 1);
+    } else if (starts && !is_second) {
+        // act_on_signals() and SignalEnd look at it
     } else if (const int fd = wakes; fd < 0 || is_second) {
         end_alone(signal);
     } else {
@@ -126,6 +129,11 @@ void end_at_signals() {
     }
 }
 
+void act_on_signals() {
+    starts = false;
+    if (const int signal = received; signal != 0 && !remembers && wakes < 0) end_alone(signal);
+}
+
 SignalEnd::SignalEnd(End end)
     : end_(std::move(end)), wake_(::eventfd(0, EFD_CLOEXEC)), before_(wakes) {
     if (wake_ < 0) throw Error("this process cannot make an event: ", std::strerror(errno));
@@ -143,6 +151,7 @@ SignalEnd::SignalEnd(End end)
     });
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     wakes = wake_;
+    if (starts.exchange(false) && received != 0 && !remembers) wake(wake_);
 }
 
 SignalEnd::~SignalEnd() {

@@ -16,8 +16,10 @@ constexpr int stopped_early_code(bool by_ctrl_c) { return by_ctrl_c ? 130 : 75; 
 constexpr int ended_at_once_code = 3;
 
 /// The first line of main(). Until catch_interrupts(), such a signal ends the process with
-/// stopped_early_code() and a line that there was nothing to save.
+/// stopped_early_code() and a line that there was nothing to save: at act_on_signals(), which says
+/// that it is not one of several ranks, or as soon as there is a SignalEnd, if it comes earlier.
 void end_at_signals();
+void act_on_signals();
 
 /// While the innermost object lives, a signal before catch_interrupts() does not end this process
 /// alone: a thread calls `end` with the exit code and the line to print, which ends all ranks. A

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "parallel/cores.h"
+#include "parallel/membership.h"
 #include "parallel/together.h"
 #include "parallel/watchdog/watchdog.h"
 #include "training/interrupt.h"
@@ -35,7 +36,7 @@ class SignalsOfRank {
 
   private:
     // For a meeting that cannot be ended otherwise, such as MPI's, and for MPI to end the ranks.
-    static constexpr auto limit = 5s;
+    static constexpr auto limit = 8s;
 
     void change(const World* world, bool is_over) {
         const std::lock_guard lock(mutex_);
@@ -117,7 +118,9 @@ int run_watched(const World& world, const RankOptions& options,
                        .places = world.places(),
                        .timeout_seconds = options.timeout_seconds,
                        .check = [&] { mesh.check(); },
-                       .on_failure = [&](const char*) { mesh.abort(); }});
+                       .on_failure = [&](const char*) { mesh.abort(); },
+                       .end_process =
+                           [&](int code) { world.membership()->end_process(code); }});
     std::optional<SignalEnd> signals;
     if (world.size() > 1)
         signals.emplace([&](int code, const std::string& line) {

@@ -19,7 +19,7 @@
 
 namespace train_gpt::rendezvous {
 
-using net::Clock, net::Duration, net::Socket, net::Time;
+using net::Channel, net::Clock, net::Duration, net::Socket, net::Time;
 using namespace std::chrono_literals;
 
 namespace {
@@ -44,6 +44,9 @@ class Gathering {
           options_(options),
           start_(Clock::now()),
           members_(static_cast<size_t>(place.size)) {
+        // Each rank has a connection here and one to the watchdog.
+        net::require_descriptors(2 * members_.size() + 2 * spare_newcomers,
+                                 concat("rank 0 of ", place.size, " ranks"));
         open();
         meeting_.listener = net::open_port(members_[0].introduction.port, "the other ranks");
         members_[0].introduction.host = options.host;
@@ -63,7 +66,7 @@ class Gathering {
             }
             turn();
             if (stop_code_ == 0) stop_code_ = options_.stopped();
-            if (stop_code_ != 0) fail("a signal");
+            if (stop_code_ != 0) fail("a signal", stop_limit);
             if (!failure_.empty()) fail(failure_, missing().empty() ? 0s : refusal_limit);
         }
         return send_roster();
@@ -72,15 +75,15 @@ class Gathering {
   private:
     struct Member {
         bool is_here = false;
-        Socket socket;
+        Channel channel;
         std::string address;  // from which it came
         Introduction introduction;
         bool has_left = false;  // it was here, and its connection ended
     };
     /// A connection that has not introduced itself yet.
     struct Newcomer {
-        Socket socket;
-        std::string address, nonce, received;
+        Channel channel;
+        std::string address, received;
         Time until;
         bool is_done = false;
     };
@@ -88,8 +91,11 @@ class Gathering {
     void open() {
         while (true) {
             for (const int port : place_.ports) {
-                listener_ = net::listen_on(port);
-                if (listener_) return;
+                Socket listener = net::listen_on(port);
+                if (!listener) continue;
+                door_ = net::Door(std::move(listener));
+                port_ = port;
+                return;
             }
             const int reason = errno;
             if (Clock::now() > start_ + std::min<Duration>(port_limit, options_.limit / 2))
@@ -97,7 +103,9 @@ class Gathering {
                             place_.ports.front(),
                             place_.ports.size() > 1 ? concat(" to ", place_.ports.back()) : "",
                             ", where the other ranks would come to: ", std::strerror(reason),
-                            "; another job may use it, or rank 0 was started twice");
+                            reason == EADDRINUSE
+                                ? "; another job may use it, or rank 0 was started twice"
+                                : "");
             std::this_thread::sleep_for(100ms);
         }
     }
@@ -110,10 +118,11 @@ class Gathering {
     }
 
     void turn() {
-        std::vector<pollfd> polls{{listener_.fd(), POLLIN, 0}};
+        std::vector<pollfd> polls;
+        door_.enlist(polls);
         for (const Newcomer& newcomer : newcomers_)
-            polls.push_back({newcomer.socket.fd(), POLLIN, 0});
-        for (const Member& member : members_) polls.push_back({member.socket.fd(), POLLIN, 0});
+            polls.push_back({newcomer.channel.fd(), newcomer.channel.events(), 0});
+        for (const Member& member : members_) polls.push_back({member.channel.fd(), POLLIN, 0});
         if (::poll(polls.data(), polls.size(), net::milliseconds(100ms)) < 0) return;
         const size_t first_member = 1 + newcomers_.size();
         for (size_t r = 0; r < members_.size(); ++r)
@@ -124,82 +133,105 @@ class Gathering {
         std::erase_if(newcomers_, [&](const Newcomer& newcomer) {
             return newcomer.is_done || now >= newcomer.until;
         });
-        if (polls[0].revents) accept_all();
+        if (polls[0].revents) admit_callers();
     }
 
-    void accept_all() {
-        while (newcomers_.size() < members_.size() + spare_newcomers) {
-            Newcomer newcomer;
-            newcomer.socket = net::accept_from(listener_);
-            if (!newcomer.socket) return;
-            net::send_at_once(newcomer.socket);
-            newcomer.address = net::peer_address(newcomer.socket);
-            newcomer.nonce = net::random_text(nonce_bytes);
-            newcomer.until = Clock::now() + introduction_limit;
-            // It fits into the kernel's buffer.
-            if (net::send_all(newcomer.socket, std::string(greeting) + newcomer.nonce,
-                              Clock::now()))
-                newcomers_.push_back(std::move(newcomer));
+    void admit_callers() {
+        const size_t most = missing().size() + spare_newcomers;
+        for (size_t count = 0; count < most; ++count) {
+            Socket socket = door_.admit();
+            if (!socket) {
+                if (door_.rests() && !newcomers_.empty()) newcomers_.erase(newcomers_.begin());
+                return;
+            }
+            // The oldest that has said nothing yet makes room, else the oldest.
+            if (newcomers_.size() >= most) {
+                const auto silent = std::ranges::find_if(newcomers_, [](const Newcomer& newcomer) {
+                    return newcomer.channel.identity().empty();
+                });
+                newcomers_.erase(silent == newcomers_.end() ? newcomers_.begin() : silent);
+            }
+            net::send_at_once(socket);
+            const std::string address = net::peer_address(socket);
+            newcomers_.push_back(
+                {Channel::answer(std::move(socket),
+                                 [this](const std::string& identity) { return key_of(identity); }),
+                 address, "", Clock::now() + introduction_limit});
         }
+    }
+
+    std::string key_of(const std::string& identity) const {
+        if (!rank_of(identity, port_)) return "";
+        return net::derive_key(secret_.text, identity);
     }
 
     /// A member says nothing until it has the roster, except the exit code with which a signal ends
     /// it: its connection has ended.
     void hear(Member& member) {
         char byte = 0;
-        const ssize_t n = ::recv(member.socket.fd(), &byte, 1, 0);
+        const ssize_t n = member.channel.read(&byte, 1);
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
         if (n == 1) stop_code_ = static_cast<uint8_t>(byte);
+        if (n == 1) ++told_;
         member.is_here = false;
         member.has_left = true;
-        member.socket = Socket();
+        member.channel = Channel();
     }
 
     void hear(Newcomer& newcomer) {
-        char bytes[4096];
-        const ssize_t n = ::recv(newcomer.socket.fd(), bytes, sizeof bytes, 0);
-        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-        newcomer.is_done = n <= 0;
-        if (n <= 0) return;
-        newcomer.received.append(bytes, static_cast<size_t>(n));
-        if (newcomer.received.size() < 8) return;
-        const uint64_t length = net::decode(newcomer.received);
-        newcomer.is_done = length > longest_introduction || newcomer.received.size() > 8 + length;
-        if (newcomer.is_done || newcomer.received.size() < 8 + length) return;
-        newcomer.is_done = true;
-        judge(newcomer, newcomer.received.substr(8));
+        const Channel::Handshake state = newcomer.channel.handshake();
+        if (state == Channel::Handshake::pending) return;
+        if (state == Channel::Handshake::failed) {
+            note_stranger(newcomer);
+            newcomer.is_done = true;
+            return;
+        }
+        while (!newcomer.is_done) {
+            char bytes[4096];
+            const ssize_t n = newcomer.channel.read(bytes, sizeof bytes);
+            if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+            newcomer.is_done = n <= 0;
+            if (n <= 0) return;
+            std::string& received = newcomer.received;
+            received.append(bytes, static_cast<size_t>(n));
+            if (received.size() < 8) continue;
+            const uint64_t length = net::decode(received);
+            newcomer.is_done = length > longest_introduction || received.size() >= 8 + length;
+            if (newcomer.is_done && received.size() == 8 + length) judge(newcomer);
+        }
     }
 
-    void judge(Newcomer& newcomer, const std::string& message) {
-        const auto parts = net::unpack(message);
-        if (!parts || parts->size() != 3) return;
-        const std::string &of_rank = parts->at(0), &text = parts->at(1);
-        Introduction introduction = Introduction::parse(text);
-        const bool is_known =
-            net::equal_secrets(parts->at(2), proof_of_rank(secret_, newcomer.nonce, of_rank, text));
+    /// One that has named a rank, but does not know the secret.
+    void note_stranger(const Newcomer& newcomer) {
+        const std::optional<int64_t> rank = rank_of(newcomer.channel.identity(), port_);
+        if (!rank) return;
+        const std::string name = concat("rank ", *rank, " (address ", newcomer.address, ")");
+        has_strangers_ |= !stranger_.empty() && stranger_ != name;
+        stranger_ = name;
+    }
+
+    void judge(Newcomer& newcomer) {
+        Introduction introduction = Introduction::parse(newcomer.received.substr(8));
+        if (introduction.rank < 0) return;
+        if (newcomer.channel.identity() != identity_of(introduction.rank, port_)) return;
         std::string verdict, failure;
-        if (!is_known) {
-            ++strangers_;
-            stranger_ = concat("rank ", introduction.rank, " (host ", introduction.host,
-                               ", address ", newcomer.address, ")");
-            verdict = refused;
-        } else if (introduction.job != place_.job) {
+        if (introduction.job != place_.job) {
             verdict = of_another_job + std::string("it is rank 0 of another job");
+        } else if (stop_code_ != 0) {
+            verdict = stopped + std::to_string(stop_code_);
         } else if (!failure_.empty()) {
             verdict = refused + failure_;
         } else {
             failure = reason_against(introduction);
             verdict = failure.empty() ? std::string(1, admitted) : refused + failure;
         }
-        const std::string answer =
-            net::pack({verdict, proof_of_rank_0(secret_, of_rank, newcomer.nonce, verdict)});
-        if (!net::send_all(newcomer.socket, net::encode(answer.size()) + answer, Clock::now() + 1s))
-            return;
+        if (!net::send_all(newcomer.channel, with_length(verdict), Clock::now() + 1s)) return;
+        if (verdict[0] == stopped) ++told_;
         if (!failure.empty()) failure_ = failure;
         if (verdict[0] != admitted) return;
         Member& member = members_[static_cast<size_t>(introduction.rank)];
         member.is_here = true;
-        member.socket = std::move(newcomer.socket);
+        member.channel = std::move(newcomer.channel);
         member.address = newcomer.address;
         member.introduction = std::move(introduction);
     }
@@ -228,13 +260,15 @@ class Gathering {
         failure_ = text;
         const std::string message = net::pack({text, std::to_string(stop_code_)});
         for (Member& member : members_)
-            if (member.socket) {
-                net::send_all(member.socket, net::encode(message.size()) + message,
-                              Clock::now() + 1s);
-                member.socket = Socket();
+            if (member.channel) {
+                net::send_all(member.channel, with_length(message), Clock::now() + 1s);
+                member.channel = Channel();
+                ++told_;
             }
+        for (const Time end = Clock::now() + patience;
+             Clock::now() < end && told_ + 1 < members_.size();)
+            turn();
         if (stop_code_ != 0) throw StoppedEarly(stop_code_);
-        for (const Time end = Clock::now() + patience; Clock::now() < end;) turn();
         throw Error(text);
     }
 
@@ -242,15 +276,15 @@ class Gathering {
         const std::vector<int> absent = missing();
         std::string text =
             concat(name_ranks(absent), " of ", place_.size, " did not come to rank 0 (host ",
-                   options_.host, ", TCP port ", net::port_of(listener_), ") within ",
+                   options_.host, ", TCP port ", port_, ") within ",
                    std::chrono::ceil<std::chrono::seconds>(options_.limit).count(), " s; ");
         text += describe_hosts(absent);
         std::vector<int> left;
         for (const int rank : absent)
             if (members_[static_cast<size_t>(rank)].has_left) left.push_back(rank);
         if (!left.empty()) text += concat("; ", name_ranks(left), " came, but ended again");
-        if (strangers_ > 0)
-            text += concat("; ", stranger_, strangers_ > 1 ? " and others" : "",
+        if (!stranger_.empty())
+            text += concat("; ", stranger_, has_strangers_ ? " and others" : "",
                            " showed another secret than rank 0's, which is from ", secret_.source);
         return text + "; TRAIN_GPT_JOIN_SECONDS sets how long rank 0 waits";
     }
@@ -281,10 +315,11 @@ class Gathering {
     }
 
     Meeting send_roster() {
-        listener_ = Socket();
+        door_ = net::Door();
         newcomers_.clear();
-        meeting_.key = net::random_text(32);
-        std::vector<std::string> parts{meeting_.key};
+        const std::string random = net::random_text(32);
+        meeting_.key = key_of_links(secret_, random);
+        std::vector<std::string> parts{random};
         for (Member& member : members_) {
             std::vector<std::string> addresses = words(member.introduction.addresses);
             // Where it came from is where it can be reached, unless that is from this host.
@@ -294,12 +329,11 @@ class Gathering {
                          {member.introduction.host, sentence(addresses), member.introduction.port});
             meeting_.peers.push_back(
                 {member.introduction.host, addresses, member.introduction.port});
-            meeting_.sockets.push_back(std::move(member.socket));
+            meeting_.channels.push_back(std::move(member.channel));
         }
-        const std::string roster = net::pack(parts);
-        for (size_t r = 1; r < meeting_.sockets.size(); ++r)
-            if (!net::send_all(meeting_.sockets[r], net::encode(roster.size()) + roster,
-                               Clock::now() + 30s))
+        const std::string roster = with_length(net::pack(parts));
+        for (size_t r = 1; r < meeting_.channels.size(); ++r)
+            if (!net::send_all(meeting_.channels[r], roster, Clock::now() + 30s))
                 throw Error("rank ", r, " (host ", meeting_.peers[r].host,
                             ") ended just after it had come: ", std::strerror(errno));
         return std::move(meeting_);
@@ -309,13 +343,15 @@ class Gathering {
     const Secret& secret_;
     const MeetingOptions& options_;
     const Time start_;
-    Socket listener_;
+    net::Door door_;
+    int port_ = 0;
     std::vector<Member> members_;  // by rank
     std::vector<Newcomer> newcomers_;
-    int strangers_ = 0;     // connections that did not know the secret
-    std::string stranger_;  // the last one, as it says itself
-    std::string failure_;   // why there is no meeting
-    int stop_code_ = 0;     // the exit code with which a signal to some rank ends all
+    std::string stranger_;        // the last that did not know the secret
+    bool has_strangers_ = false;  // others, too
+    size_t told_ = 0;             // ranks that know of the failure
+    std::string failure_;         // why there is no meeting
+    int stop_code_ = 0;           // the exit code with which a signal to some rank ends all
     Meeting meeting_;
 };
 

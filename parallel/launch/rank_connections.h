@@ -1,5 +1,7 @@
 // The connections of a rank whose world met over TCP: one to rank 0 (rank 0: to every rank), and
-// more between ranks as the collectives on CPUs need them. A thread reads from them all the time,
+// more between ranks as the collectives on CPUs need them. Those begin with a TLS handshake by which
+// both ends prove that they are these ranks of this job; then they leave TLS, unless they are to be
+// encrypted (parallel.encrypt). The connections to rank 0 always are. A thread reads from them all the time,
 // so that a rank which waits for another one learns that it is gone.
 #pragma once
 #include <atomic>
@@ -16,13 +18,16 @@
 #include <poll.h>
 
 #include "parallel/launch/rendezvous.h"
+#include "parallel/net/channel.h"
 #include "parallel/net/socket.h"
 
 namespace train_gpt {
 
 class RankConnections {
   public:
-    RankConnections(int rank, Meeting meeting);
+    /// `grace`: how long this rank has to end by itself after another one has ended without goodbye:
+    /// a watchdog, where there is one, knows more about the failure and needs less time.
+    RankConnections(int rank, Meeting meeting, net::Duration grace = std::chrono::seconds(10));
     /// Says goodbye, except after abandon() and where the stack unwinds by an exception: then the
     /// others see that this rank has failed.
     ~RankConnections();
@@ -39,9 +44,9 @@ class RankConnections {
 
     /// A new connection to another rank for one purpose. That rank gets it from take_caller() with
     /// the same purpose (at most 63 bytes). Throws Error if the rank cannot be reached.
-    net::Socket call(int rank, const std::string& purpose);
+    net::Channel call(int rank, const std::string& purpose, bool is_encrypted);
     /// The connection by which `rank` has called for this purpose; invalid as long as it has not.
-    net::Socket take_caller(int rank, const std::string& purpose);
+    net::Channel take_caller(int rank, const std::string& purpose, bool is_encrypted);
 
     /// Some rank is gone, and so this one will fail. Any thread may call it.
     void abandon() { is_abandoned_ = true; }
@@ -50,7 +55,7 @@ class RankConnections {
 
   private:
     struct Peer {
-        net::Socket socket;
+        net::Channel channel;
         std::timed_mutex sending;  // held while a message is sent
         std::string received;      // a message that is not complete; the thread's own
         std::deque<std::string> messages;
@@ -59,8 +64,7 @@ class RankConnections {
         net::Time deadline = net::Time::max();  // for this process to end by itself
     };
     struct Newcomer {
-        net::Socket socket;
-        std::string received;
+        net::Channel channel;
         net::Time until;
         bool is_done = false;
     };
@@ -74,20 +78,23 @@ class RankConnections {
     void run();
     void read_from(int rank);
     void handle(Peer& peer, Kind kind, std::string text);
-    void accept_all();
-    void read_from(Newcomer& newcomer);
+    void admit_callers();
+    std::string key_of(const std::string& identity) const;
+    void hear(Newcomer& newcomer);
     void end_where_others_have();
 
     const int rank_;
+    const net::Duration grace_;
     const std::vector<Meeting::Peer> known_;
     const std::string key_;
-    net::Socket listener_, wake_;
+    net::Door door_;
+    net::Socket wake_;
     std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null where there is no connection
     std::vector<Newcomer> newcomers_;
 
     std::mutex mutex_;  // of messages, callers_ and the states of peers
     std::condition_variable changed_;
-    std::map<std::pair<int, std::string>, net::Socket> callers_;
+    std::map<std::pair<int, std::string>, net::Channel> callers_;
     bool is_leaving_ = false;
     std::atomic<bool> is_abandoned_{false};
     std::thread thread_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -23,7 +24,7 @@
 
 namespace train_gpt {
 
-using net::Clock, net::Duration, net::Socket, net::Time;
+using net::Channel, net::Clock, net::Duration, net::Socket, net::Time;
 using namespace std::chrono_literals;
 
 Meeting meet(const Place& place, const Secret& secret, const MeetingOptions& options) {
@@ -67,14 +68,25 @@ Introduction Introduction::parse(std::string_view text) {
             fields->at(4), fields->at(5), fields->at(6), fields->at(7)};
 }
 
-std::string proof_of_rank(const Secret& secret, const std::string& of_rank_0,
-                          const std::string& of_rank, const std::string& introduction) {
-    return prove(secret, net::pack({"rank", of_rank_0, of_rank, introduction}));
+std::string identity_of(int64_t rank, int port) {
+    return concat("train_gpt ranks 2, port ", port, ", rank ", rank);
 }
 
-std::string proof_of_rank_0(const Secret& secret, const std::string& of_rank,
-                            const std::string& of_rank_0, const std::string& verdict) {
-    return prove(secret, net::pack({"rank 0", of_rank, of_rank_0, verdict}));
+std::optional<int64_t> rank_of(const std::string& identity, int port) {
+    int64_t rank = -1;
+    const size_t at = identity.find_last_of(' ') + 1;
+    const auto [end, error] =
+        std::from_chars(identity.data() + at, identity.data() + identity.size(), rank);
+    if (error != std::errc() || identity != identity_of(rank, port)) return {};
+    return rank;
+}
+
+std::string with_length(const std::string& message) {
+    return net::encode(message.size()) + message;
+}
+
+std::string key_of_links(const Secret& secret, const std::string& random) {
+    return net::derive_key(secret.text, "train_gpt links 2 " + random);
 }
 
 std::vector<std::string> words(const std::string& text) {
@@ -95,12 +107,12 @@ std::string sentence(const std::vector<std::string>& words) {
 namespace {
 
 /// Reads a message with its length in front; nothing when that fails.
-std::optional<std::string> read_message(const Socket& socket, uint64_t longest, Time deadline) {
+std::optional<std::string> read_message(Channel& channel, uint64_t longest, Time deadline) {
     std::string length(8, '\0');
-    if (!net::read_all(socket, length, deadline)) return {};
+    if (!net::read_all(channel, length, deadline)) return {};
     if (net::decode(length) > longest) return errno = EBADMSG, std::nullopt;
     std::string message(net::decode(length), '\0');
-    if (!net::read_all(socket, message, deadline)) return {};
+    if (!net::read_all(channel, message, deadline)) return {};
     return message;
 }
 
@@ -191,7 +203,11 @@ class Visitor {
                     }
                 }
             reminders->set_reason(reasons_);
-            if (const int code = options_.stopped()) throw StoppedEarly(code);
+            if (const int code = options_.stopped()) {
+                // Still looks for rank 0 for a while, to tell it.
+                if (stop_since_ == Time::max()) stop_since_ = Clock::now();
+                if (Clock::now() > stop_since_ + stop_limit) throw StoppedEarly(code);
+            }
             if (Clock::now() > strange_since_ + strange_limit) break;
             std::this_thread::sleep_for(100ms);
         }
@@ -224,49 +240,44 @@ class Visitor {
         Socket socket = net::connect_to(address, port, deadline);
         if (!socket) return note(where, std::strerror(errno)), false;
         net::send_at_once(socket);
-        std::string greeted(greeting.size(), '\0'), of_rank_0(nonce_bytes, '\0');
-        if (!net::read_all(socket, greeted, deadline) || greeted != greeting ||
-            !net::read_all(socket, of_rank_0, deadline))
-            return note(where, "not a train_gpt that waits for ranks"), false;
-
-        const std::string of_rank = net::random_text(nonce_bytes), text = introduction_.packed();
-        const std::string message =
-            net::pack({of_rank, text, proof_of_rank(secret_, of_rank_0, of_rank, text)});
-        std::optional<std::string> answer;
-        if (!net::send_all(socket, net::encode(message.size()) + message, deadline) ||
-            !(answer = read_message(socket, longest_introduction, deadline)))
-            return note(where, "no answer"), false;
-        const auto parts = net::unpack(*answer);
-        if (!parts || parts->size() != 2 || parts->at(0).empty() ||
-            !net::equal_secrets(parts->at(1),
-                                proof_of_rank_0(secret_, of_rank, of_rank_0, parts->at(0)))) {
+        const std::string identity = identity_of(place_.rank, std::stoi(port));
+        Channel channel =
+            Channel::call(std::move(socket), identity, net::derive_key(secret_.text, identity));
+        if (!net::shake_hands(channel, deadline)) {
+            if (!channel.is_refused())
+                return note(where, "not a train_gpt that waits for ranks"), false;
             if (strange_.empty()) strange_since_ = Clock::now();
             strange_ = where + " (it has another secret)";
             return note(where, "it has another secret"), false;
         }
-        const std::string verdict = parts->at(0).substr(1);
-        if (parts->at(0)[0] == refused) throw ReportedError(verdict);
-        if (parts->at(0)[0] != admitted) return note(where, verdict), false;
-        meeting_.sockets.push_back(std::move(socket));
+        std::optional<std::string> answer;
+        if (!net::send_all(channel, with_length(introduction_.packed()), deadline) ||
+            !(answer = read_message(channel, longest_introduction, deadline)) || answer->empty())
+            return note(where, "no answer"), false;
+        const std::string verdict = answer->substr(1);
+        if (answer->front() == stopped) throw StoppedEarly(std::atoi(verdict.c_str()));
+        if (answer->front() == refused) throw ReportedError(verdict);
+        if (answer->front() != admitted) return note(where, verdict), false;
+        meeting_.channels.push_back(std::move(channel));
         address_ = address;
         return true;
     }
 
     /// Returns when rank 0 has something to say. Throws StoppedEarly after telling rank 0.
-    void wait_for_rank_0(const Socket& socket) {
-        for (pollfd ready{socket.fd(), POLLIN, 0};
-             ::poll(&ready, 1, net::milliseconds(100ms)) != 1;)
+    void wait_for_rank_0(Channel& channel) {
+        for (pollfd ready{channel.fd(), POLLIN, 0};
+             !channel.has_unread() && ::poll(&ready, 1, net::milliseconds(100ms)) != 1;)
             if (const int code = options_.stopped()) {
-                net::send_all(socket, std::string(1, static_cast<char>(code)), Clock::now() + 1s);
+                net::send_all(channel, std::string(1, static_cast<char>(code)), Clock::now() + 1s);
                 throw StoppedEarly(code);
             }
     }
 
     Meeting wait_for_all() {
-        wait_for_rank_0(meeting_.sockets[0]);
+        wait_for_rank_0(meeting_.channels[0]);
         // Rank 0 ends by itself when its own time is up.
         const auto roster =
-            read_message(meeting_.sockets[0], longest_roster, end_ + options_.limit + 30s);
+            read_message(meeting_.channels[0], longest_roster, end_ + options_.limit + 30s);
         const auto parts = roster ? net::unpack(*roster) : std::nullopt;
         if (parts && parts->size() == 2) {
             if (const int code = std::atoi(parts->back().c_str())) throw StoppedEarly(code);
@@ -274,7 +285,7 @@ class Visitor {
         }
         if (!parts || parts->size() != 1 + 3 * static_cast<size_t>(place_.size))
             throw Error("rank 0 (at ", address_, ") ended before all ranks had met");
-        meeting_.key = parts->at(0);
+        meeting_.key = key_of_links(secret_, parts->at(0));
         for (size_t i = 1; i < parts->size(); i += 3)
             meeting_.peers.push_back({parts->at(i), words(parts->at(i + 1)), parts->at(i + 2)});
         auto& addresses = meeting_.peers[0].addresses;
@@ -293,6 +304,7 @@ class Visitor {
     // The last program that did not know the secret: what to report even if it has ended since.
     std::string strange_;
     Time strange_since_ = Time::max() - strange_limit;
+    Time stop_since_ = Time::max();  // of a signal
 };
 
 }  // namespace

@@ -1,23 +1,25 @@
 // How ranks that no MPI has started meet: rank 0 listens on a TCP port, the others connect to it.
 //
-// Both sides of a connection prove that they know the job's secret (secret.h), and neither shows it:
-//     rank 0  →  "train_gpt ranks 1\n", a random number S
-//     rank    →  a random number C, its introduction, HMAC("rank", S, C, introduction)
-//     rank 0  →  its verdict, HMAC("rank 0", C, S, verdict)
-// The introduction says rank, world size, program version, job, host, a number of the process, and
-// where other ranks can connect to this one. Who does not prove to know the secret is dropped and
-// disturbs nobody. A rank of another job is sent away to look further (two jobs may use the same
-// ports); a rank of this job that cannot be one (another version, another world size, a rank that
-// is here already) ends the job with a sentence. When all ranks are here, rank 0 sends everyone the
-// list of them and closes the port. What travels later is neither encrypted nor authenticated: as
-// with MPI, nobody else may be able to change what passes between the nodes.
+// Every connection is TLS 1.3 whose key follows from the job's secret (secret.h), the port and the
+// rank: who does not know the secret learns nothing, changes nothing and is dropped, also where it
+// takes rank 0's port first and relays. Within TLS,
+//     rank    →  its introduction: rank, world size, program version, job, host, a number of the
+//                process, and where other ranks can connect to this one
+//     rank 0  →  its verdict
+// A rank of another job is sent away to look further (two jobs may use the same ports); a rank of
+// this job that cannot be one (another version, another world size, a rank that is here already)
+// ends the job with a sentence. When all ranks are here, rank 0 sends everyone the list of them and
+// closes the port. The connections remain, for small messages.
 #pragma once
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "parallel/launch/place.h"
 #include "parallel/launch/secret.h"
+#include "parallel/net/channel.h"
 #include "parallel/net/socket.h"
 
 namespace train_gpt {
@@ -28,10 +30,12 @@ struct Meeting {
         std::vector<std::string> addresses;  // where the rank may be reached, the best first
         std::string port;                    // that it listens on
     };
-    std::vector<Peer> peers;           // by rank
-    std::vector<net::Socket> sockets;  // rank 0: to each rank, by rank; other ranks: [0], to rank 0
-    net::Socket listener;              // this rank's, for connections between ranks
-    std::string key;                   // 32 random bytes that such connections show
+    std::vector<Peer> peers;             // by rank
+    std::vector<net::Channel> channels;  // rank 0: to each rank, by rank; others: [0], to rank 0
+    net::Socket listener;                // this rank's, for connections between ranks
+    // From which the keys of such connections follow. It was not sent: it follows from the secret
+    // and from random bytes of rank 0, which are this meeting's alone.
+    std::string key;
 };
 
 struct MeetingOptions {
@@ -55,9 +59,13 @@ std::string name_ranks(const std::vector<int>& ranks);
 
 namespace rendezvous {
 
-constexpr std::string_view greeting = "train_gpt ranks 1\n";
-constexpr size_t nonce_bytes = 32;
 constexpr uint64_t longest_introduction = 1 << 14, longest_roster = 1 << 28;
+
+/// What a rank that comes to a port calls itself, in clear. The key of its connection follows from
+/// this and the secret.
+std::string identity_of(int64_t rank, int port);
+/// The rank in such a name for this port; nothing where it is none.
+std::optional<int64_t> rank_of(const std::string& identity, int port);
 
 struct Introduction {
     int64_t rank = -1, size = 0;
@@ -70,11 +78,14 @@ struct Introduction {
 
 // A verdict begins with one of these.
 constexpr char admitted = '+', refused = '-', of_another_job = '~';
+constexpr char stopped = '!';  // by a signal; the exit code follows
 
-std::string proof_of_rank(const Secret& secret, const std::string& of_rank_0,
-                          const std::string& of_rank, const std::string& introduction);
-std::string proof_of_rank_0(const Secret& secret, const std::string& of_rank,
-                            const std::string& of_rank_0, const std::string& verdict);
+// For a rank that a signal ends to tell the others, or rank 0, which may not have met yet.
+constexpr net::Duration stop_limit = std::chrono::seconds(5);
+
+std::string with_length(const std::string& message);
+/// From the secret and the roster's random bytes.
+std::string key_of_links(const Secret& secret, const std::string& random);
 
 std::vector<std::string> words(const std::string& text);
 std::string sentence(const std::vector<std::string>& words);  // joined by spaces

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <filesystem>
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -71,10 +70,11 @@ void create(const std::string& path) {
 
 std::string read_secret(const std::string& path) {
     if (::access(path.c_str(), F_OK) != 0 && errno == ENOENT) create(path);
-    const File file(path, O_RDONLY);
+    const File file(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
     struct stat status {};
     if (file.fd() < 0 || ::fstat(file.fd(), &status) != 0)
         throw failure(path, std::strerror(errno));
+    if (!S_ISREG(status.st_mode)) throw failure(path, "it is not a file");
     if (status.st_uid != ::geteuid()) throw failure(path, "it belongs to another user");
     if (status.st_mode & (S_IRWXG | S_IRWXO))
         throw failure(path, "other users have access to it (chmod 600 " + path + " ends that)");
@@ -106,35 +106,6 @@ Secret find_secret(const Variables& variables) {
         throw Error("the job's secret (", secret.source, ") has fewer than ", shortest,
                     " characters; take a random one, such as that of `openssl rand -hex 32`");
     return secret;
-}
-
-std::string prove(const Secret& secret, std::string_view message) {
-    // HMAC() and EVP_sha256() are the same in OpenSSL 1.1 and 3.
-    using Sha256 = const void*();
-    using Hmac =
-        unsigned char*(const void* hash, const void* key, int key_bytes, const unsigned char* text,
-                       size_t text_bytes, unsigned char* out, unsigned int* out_bytes);
-    static void* const library = [] {
-        for (const char* name : {"libcrypto.so.3", "libcrypto.so.1.1", "libcrypto.so"})
-            if (void* handle = ::dlopen(name, RTLD_NOW | RTLD_LOCAL)) return handle;
-        return static_cast<void*>(nullptr);
-    }();
-    auto* const sha256 =
-        library ? reinterpret_cast<Sha256*>(::dlsym(library, "EVP_sha256")) : nullptr;
-    auto* const hmac = library ? reinterpret_cast<Hmac*>(::dlsym(library, "HMAC")) : nullptr;
-    if (!sha256 || !hmac)
-        throw Error(
-            "ranks that start without MPI need OpenSSL's libcrypto, which cannot be loaded; "
-            "install "
-            "it (libssl3), or start the ranks with mpirun");
-    std::string proof(32, '\0');
-    unsigned int bytes = 0;
-    if (!hmac(sha256(), secret.text.data(), static_cast<int>(secret.text.size()),
-              reinterpret_cast<const unsigned char*>(message.data()), message.size(),
-              reinterpret_cast<unsigned char*>(proof.data()), &bytes) ||
-        bytes != proof.size())
-        throw Error("OpenSSL's libcrypto computes no HMAC-SHA-256");
-    return proof;
 }
 
 }  // namespace train_gpt

@@ -1,7 +1,6 @@
-// The secret by which the ranks of a job know each other, and proofs of knowing it.
+// The secret by which the ranks of a job know each other.
 #pragma once
 #include <string>
-#include <string_view>
 
 #include "parallel/launch/place.h"
 
@@ -20,9 +19,5 @@ struct Secret {
     std::string source;  // "TRAIN_GPT_SECRET" or a file's name, for messages
 };
 Secret find_secret(const Variables& variables);
-
-/// HMAC-SHA-256 (RFC 2104) of the message with the secret as key; 32 bytes. OpenSSL's libcrypto
-/// computes it; the library is loaded at run time. Throws Error if it is not there.
-std::string prove(const Secret& secret, std::string_view message);
 
 }  // namespace train_gpt

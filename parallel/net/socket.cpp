@@ -12,6 +12,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -121,6 +122,33 @@ Socket connect_to(const std::string& address, const std::string& port, Time dead
 
 Socket accept_from(const Socket& listener) {
     return Socket(::accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+}
+
+void Door::enlist(std::vector<pollfd>& polls) const {
+    polls.push_back({rests() ? -1 : listener_.fd(), POLLIN, 0});
+}
+
+Socket Door::admit() {
+    Socket socket = accept_from(listener_);
+    if (!socket && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
+        rests_until_ = Clock::now() + std::chrono::milliseconds(100);
+    return socket;
+}
+
+void raise_descriptor_limit() {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
+    limit.rlim_cur = limit.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+void require_descriptors(size_t needed, const std::string& who) {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
+    throw Error(who, " needs ", needed,
+                " open files and connections, and this host allows a process ", limit.rlim_cur,
+                "; raise the hard limit there (ulimit -Hn, LimitNOFILE= of the service that starts "
+                "it, or /etc/security/limits.conf)");
 }
 
 void send_at_once(const Socket& socket) {

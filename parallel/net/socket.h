@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include <poll.h>
+
 namespace train_gpt::net {
 
 using Clock = std::chrono::steady_clock;
@@ -53,6 +55,30 @@ Socket open_port(std::string& port, const char* purpose);
 Socket connect_to(const std::string& address, const std::string& port, Time deadline);
 /// A connection that has arrived at a listener; invalid if there is none, with errno.
 Socket accept_from(const Socket& listener);
+/// A port at which strangers may call, too.
+class Door {
+  public:
+    Door() = default;
+    explicit Door(Socket listener) : listener_(std::move(listener)) {}
+    explicit operator bool() const { return static_cast<bool>(listener_); }
+
+    /// Adds one element to those that poll() waits for.
+    void enlist(std::vector<pollfd>& polls) const;
+    /// The next connection that has arrived; invalid if there is none. Where this process or host
+    /// has no descriptor for it, the door rests for a moment: poll() would return at once.
+    Socket admit();
+    bool rests() const { return Clock::now() < rests_until_; }
+
+  private:
+    Socket listener_;
+    Time rests_until_{};
+};
+
+/// Raises the limit of open files as far as this process may (from the soft limit to the hard one).
+void raise_descriptor_limit();
+/// Throws Error if this process cannot have so many files and connections open; `who` needs them.
+void require_descriptors(size_t needed, const std::string& who);
+
 /// Small messages leave immediately.
 void send_at_once(const Socket& socket);
 

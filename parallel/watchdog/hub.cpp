@@ -11,7 +11,7 @@ namespace train_gpt::watchdog {
 Hub::Hub(Socket listener, const Invitation& invitation, const Activity& activity,
          WatchdogOptions options)
     : Watch(activity, std::move(options)),
-      listener_(std::move(listener)),
+      door_(std::move(listener)),
       invitation_(invitation),
       members_(static_cast<size_t>(options_.size)) {
     members_[0].state = Member::State::watched;
@@ -22,7 +22,7 @@ Hub::Hub(Socket listener, const Invitation& invitation, const Activity& activity
 void Hub::enlist(std::vector<pollfd>& polls) {
     polls.reserve(2 * members_.size() + spare_newcomers + 2);
     listener_slot_ = polls.size();
-    polls.push_back({listener_.fd(), static_cast<short>(accepting_ ? POLLIN : 0), 0});
+    door_.enlist(polls);
     for (Newcomer& newcomer : newcomers_) newcomer.connection->enlist(polls);
     for (Member& member : members_)
         if (member.connection) member.connection->enlist(polls);
@@ -31,7 +31,7 @@ void Hub::enlist(std::vector<pollfd>& polls) {
 void Hub::receive(const std::vector<pollfd>& polls) {
     for (size_t r = 1; r < members_.size(); ++r)
         if (members_[r].connection) receive_from(static_cast<int>(r), polls);
-    if (!listener_) return;
+    if (!door_) return;
     for (Newcomer& newcomer : newcomers_) admit(newcomer, polls);
     std::erase_if(newcomers_, [&](const Newcomer& newcomer) {
         return !newcomer.connection || now_ >= newcomer.until;
@@ -40,12 +40,11 @@ void Hub::receive(const std::vector<pollfd>& polls) {
     if (std::none_of(members_.begin(), members_.end(),
                      [](const Member& member) { return member.expected(); })) {
         newcomers_.clear();
-        listener_ = Socket();
+        door_ = net::Door();
     }
 }
 
 void Hub::tick() {
-    accepting_ = true;
     const Progress progress = progress_of(activity_);
     if (members_[0].watched()) members_[0].update(progress, now_);
     const Message beat = heartbeat(progress);
@@ -150,12 +149,8 @@ void Hub::judge_stuck() {
 void Hub::accept_newcomers() {
     const size_t most = members_.size() + spare_newcomers;
     for (size_t count = 0; count < most; ++count) {
-        Socket socket = net::accept_from(listener_);
-        if (!socket) {
-            // Out of descriptors, for example: tries again at the next tick, not in a busy loop.
-            if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) accepting_ = false;
-            return;
-        }
+        Socket socket = door_.admit();
+        if (!socket) return;
         if (newcomers_.size() >= most) {
             // Drops the oldest connection that has not shown the secret.
             const auto stranger =
@@ -165,7 +160,8 @@ void Hub::accept_newcomers() {
             newcomers_.erase(stranger);
         }
         Newcomer& newcomer = newcomers_.emplace_back();
-        newcomer.connection = std::make_unique<Connection>(std::move(socket));
+        net::send_at_once(socket);
+        newcomer.connection = std::make_unique<Connection>(answer(std::move(socket), invitation_));
         newcomer.until = now_ + std::min(introduction_limit, timeout_);
     }
 }
@@ -197,7 +193,7 @@ bool Hub::welcome(Newcomer& newcomer, Fields hello) {
     const bool invited = equal(hello.key(), invitation_.client);
     const int64_t rank = hello.number(), size = hello.number();
     if (!invited || size != options_.size || rank < 1 || rank >= size ||
-        !members_[static_cast<size_t>(rank)].expected())
+        !members_.at(static_cast<size_t>(rank)).expected())
         return false;
     newcomer.rank = static_cast<int>(rank);
     newcomer.host = hello.text<Name>();

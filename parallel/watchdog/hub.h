@@ -52,12 +52,11 @@ class Hub : public Watch {
     void judge_silent();
     void judge_stuck();
 
-    Socket listener_;
+    net::Door door_;
     const Invitation invitation_;
     std::vector<Member> members_;  // by rank
     std::vector<Newcomer> newcomers_;
     size_t listener_slot_ = 0;
-    bool accepting_ = true;
 };
 
 }  // namespace train_gpt::watchdog

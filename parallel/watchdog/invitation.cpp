@@ -1,6 +1,7 @@
 #include "parallel/watchdog/invitation.h"
 
 #include <sstream>
+#include <utility>
 
 #include "base/error.h"
 #include "parallel/net/socket.h"
@@ -13,6 +14,32 @@ Invitation make_invitation(const std::string& port) {
     for (Key* key : {&invitation.client, &invitation.hub}) net::fill_random(*key);
     invitation.addresses = net::own_addresses();
     return invitation;
+}
+
+namespace {
+
+const std::string identity = "train_gpt watchdog 2";
+
+std::string key_of(const Invitation& invitation) {
+    std::string key;
+    for (const Key& half : {invitation.client, invitation.hub})
+        key.append(reinterpret_cast<const char*>(half.data()), half.size());
+    return key;
+}
+
+}  // namespace
+
+net::Channel call(net::Socket socket, const Invitation& invitation) {
+    if (!net::has_tls()) return net::Channel(std::move(socket));
+    return net::Channel::call(std::move(socket), identity, key_of(invitation));
+}
+
+net::Channel answer(net::Socket socket, const Invitation& invitation) {
+    if (!net::has_tls()) return net::Channel(std::move(socket));
+    return net::Channel::answer(std::move(socket),
+                                [key = key_of(invitation)](const std::string& name) {
+                                    return name == identity ? key : std::string();
+                                });
 }
 
 std::string text_of(const Invitation& invitation) {

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/net/channel.h"
 #include "parallel/watchdog/protocol.h"
 
 namespace train_gpt::watchdog {
@@ -16,6 +17,10 @@ struct Invitation {
 /// An invitation to this host and `port`, with a new secret. Throws Error when the kernel gives no
 /// random numbers or no list of addresses.
 Invitation make_invitation(const std::string& port);
+
+// A connection to the port: TLS whose key the invitation is, where this build has TLS, else in clear.
+net::Channel call(net::Socket socket, const Invitation& invitation);
+net::Channel answer(net::Socket socket, const Invitation& invitation);
 
 /// "<port> <64 hexadecimal digits> <address> …"
 std::string text_of(const Invitation& invitation);

@@ -36,8 +36,11 @@ void Spoke::join(const Invitation& invitation) {
             if (!socket) {
                 reasons +=
                     concat(reasons.empty() ? "" : ", ", address, " (", std::strerror(errno), ")");
-            } else if (introduce(std::make_unique<Connection>(std::move(socket)), invitation,
-                                 deadline)) {
+                continue;
+            }
+            net::send_at_once(socket);
+            if (introduce(std::make_unique<Connection>(call(std::move(socket), invitation)),
+                          invitation, deadline)) {
                 return;
             } else {
                 reasons += concat(reasons.empty() ? "" : ", ", address, " (no answer)");

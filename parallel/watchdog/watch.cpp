@@ -187,7 +187,12 @@ void Watch::exit_unless_main_thread_does(int exit_code) {
         drain_wake();
     }
     const std::lock_guard lock(mutex_);
-    if (!(reported_ && leaving_)) ::_exit(exit_code != 0 ? exit_code : options_.exit_code);
+    // A main thread that only knows that others have gone would end as one that has failed.
+    if (exit_code != 0 || !(reported_ && leaving_)) {
+        const int code = exit_code != 0 ? exit_code : options_.exit_code;
+        if (options_.end_process) options_.end_process(code);
+        ::_exit(code);
+    }
     done_ = true;
 }
 

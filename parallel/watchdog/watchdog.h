@@ -25,10 +25,10 @@
 //
 // Time in which a process did not run (because the job was stopped and continued) does not count.
 //
-// The port admits only ranks that show a random secret, drops all other connections after at most
-// two seconds, and is closed as soon as all ranks have joined. The secret and the messages are not
-// encrypted: like MPI's own messages, they rely on a network between the nodes that nobody
-// intercepts.
+// The port admits only ranks that know a random secret, drops all other connections after at most
+// two seconds, and is closed as soon as all ranks have joined. The connections are TLS whose key the
+// secret is; in a build without TLS, whose ranks MPI starts, they are in clear, and like MPI's own
+// messages they rely on a network between the nodes that nobody intercepts.
 //
 // Rank 0's side is in hub.h, that of the other ranks in spoke.h, and what both have in common in
 // watch.h. They exchange the messages of protocol.h over the sockets of connection.h.
@@ -59,6 +59,8 @@ struct WatchdogOptions {
     // rank 0 has printed.
     std::function<void()> check = {};
     std::function<void(const char* line)> on_failure = {};
+    // Ends the process after a failure, and tells the launcher; null: _exit().
+    std::function<void(int exit_code)> end_process = {};
 };
 
 class Watchdog {

@@ -409,7 +409,8 @@ TEST_CASE("ranks: several nodes", "[.ranks]") {
         Activity activity;
         Stream stream;
         const auto ranks =
-            open_cpu_communicator(world, activity, nodes[static_cast<size_t>(world.rank())]);
+            open_cpu_communicator(world, activity, nodes[static_cast<size_t>(world.rank())],
+                                  {.encrypt = std::getenv("ENCRYPT") != nullptr});
         const Group g{*ranks, stream, activity, nodes_of(nodes)};
         check_group(g, barrier_file(world, "nodes" + std::to_string(l) + "-"));
         check_split(g);
@@ -440,6 +441,38 @@ TEST_CASE("ranks of nodes of different sizes and in any order exchange the same"
                                    << result.output);
             CHECK(result.exit_code == 0);
         }
+    const ProgramResult encrypted =
+        run_case_on_ranks(4, "ranks: several nodes",
+                          {{"FOLDER", folder / "encrypted"}, {"ENCRYPT", "1"}}, 120, Launcher::own);
+    INFO(encrypted.output);
+    CHECK(encrypted.exit_code == 0);
+}
+
+TEST_CASE("ranks: encrypt", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    Activity activity;
+    const bool wanted = std::string(std::getenv("ENCRYPT")) == "all" || world.rank() == 1;
+    std::printf("refused: %s\n", error_of([&] {
+                                     open_communicator(world, Device{}, activity,
+                                                       {.encrypt = wanted});
+                                 }).c_str());
+    std::fflush(stdout);
+    world.abort(5);
+}
+
+TEST_CASE("ranks whose messages cannot be encrypted refuse to be told so", "[communicator]") {
+    const ProgramResult some =
+        run_case_on_ranks(2, "ranks: encrypt", {{"ENCRYPT", "one"}}, 60, Launcher::own);
+    INFO(some.output);
+    CHECK(contains(some.output, "refused: parallel.encrypt is not the same on all ranks"));
+    if (skip_without_mpirun()) return;
+    const ProgramResult mpi =
+        run_case_on_ranks(2, "ranks: encrypt", {{"ENCRYPT", "all"}}, 60, Launcher::mpirun);
+    INFO(mpi.output);
+    CHECK(contains(mpi.output,
+                   "refused: parallel.encrypt is true, but these ranks were started "
+                   "through MPI"));
 }
 
 namespace {

@@ -327,6 +327,48 @@ TEST_CASE("a rank that cannot start says why in one sentence, and all ranks end"
     }
 }
 
+namespace {
+
+/// Whether the process has a handler for the signal.
+bool catches(pid_t process, int number) {
+    const std::string status =
+        read_of_process(fs::path("/proc") / std::to_string(process) / "status");
+    const size_t at = status.find("SigCgt:\t");
+    return at != std::string::npos &&
+           (std::stoull(status.substr(at + 8, 16), nullptr, 16) >> (number - 1) & 1) != 0;
+}
+
+}  // namespace
+
+TEST_CASE("a signal to one rank at any moment of a start ends all ranks with its code",
+          "[failure][launch]") {
+    const TemporaryDirectory directory;
+    std::vector<Launcher> all = launchers();
+    for (size_t i = 0; i < 2 * all.size(); ++i) {
+        const Launcher launcher = all[i % all.size()];
+        const int rank = static_cast<int>(random_int(0, 2));
+        const int number = random_int(0, 1) ? SIGINT : SIGTERM;
+        const int64_t milliseconds = random_int(0, 600);
+        CAPTURE(name_of(launcher), rank, number, milliseconds);
+        const fs::path run = directory / std::to_string(i);
+        Job job(3, run, {}, {}, launcher);
+        REQUIRE(job.wait_until([&] {
+            const auto processes = processes_of(run);
+            return std::ranges::count_if(processes, [&](const Process& process) {
+                       return process.rank >= 0 && catches(process.pid, number);
+                   }) == 3;
+        }));
+        std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+        REQUIRE(job.signal(rank, number));
+        const ProgramResult result = job.finish();
+        INFO(result.output);
+        CHECK(result.exit_code == (number == SIGINT ? 130 : 75));
+        CHECK((contains(result.output, ": ended with nothing to save; the same command starts") ||
+               contains(result.output, "saving, then ending")));
+        check_gone(run);
+    }
+}
+
 TEST_CASE("a start that fails on every rank is reported in one sentence", "[failure][.][long]") {
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";

@@ -20,6 +20,7 @@
 #include "parallel/launch/place.h"
 #include "parallel/launch/rendezvous.h"
 #include "parallel/launch/secret.h"
+#include "parallel/net/channel.h"
 #include "parallel/net/pack.h"
 #include "parallel/net/socket.h"
 #include "parallel/world.h"
@@ -236,12 +237,6 @@ Secret secret_in(const Environment& environment) {
 
 }  // namespace
 
-TEST_CASE("a proof is HMAC-SHA-256", "[launch]") {
-    const std::string proof = prove({"Jefe", ""}, "what do ya want for nothing?");
-    CHECK(net::hexadecimal({reinterpret_cast<const uint8_t*>(proof.data()), proof.size()}) ==
-          "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");  // RFC 4231, case 2
-}
-
 TEST_CASE("ranks that start at once on a home without a secret make one, for this user alone",
           "[launch]") {
     const TemporaryDirectory home;
@@ -279,6 +274,12 @@ TEST_CASE("a secret that others can read, or that can be guessed, is refused", "
     ::chmod(file.c_str(), 0600);
     CHECK(secret_in({{"TRAIN_GPT_SECRET_FILE", file}}).text == "a secret that is long enough");
     CHECK(contains(refusal({{"TRAIN_GPT_SECRET", "short"}}), "fewer than 16"));
+    // What is no file is not waited for.
+    const std::string pipe = folder / "pipe";
+    REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+    CHECK(contains(refusal({{"TRAIN_GPT_SECRET_FILE", pipe}}), pipe + ": it is not a file"));
+    CHECK(contains(refusal({{"TRAIN_GPT_SECRET_FILE", folder.path()}}), "it is not a file"));
+    CHECK(contains(refusal({{"TRAIN_GPT_SECRET_FILE", "/dev/zero"}}), "it is not a file"));
     CHECK(contains(refusal({{"TRAIN_GPT_SECRET_FILE", file + "/secret"}}), "TRAIN_GPT_SECRET"));
     CHECK(contains(refusal({}), "HOME is not set"));
 }
@@ -481,7 +482,7 @@ TEST_CASE("a rank with another secret stays out, and the others do not mind it",
     CHECK(contains(outputs[2], "refused: rank 1 (host "));
     outputs = join({rank_of(0, 2, port), rank_of(1, 2, port, other)}, short_limit);
     INFO(outputs[0] << outputs[1]);
-    CHECK(contains(outputs[0], "; rank 1 (host "));
+    CHECK(contains(outputs[0], "; rank 1 (address 127.0.0.1) showed another secret"));
     CHECK(contains(outputs[0],
                    " showed another secret than rank 0's, which is from "
                    "TRAIN_GPT_SECRET;"));
@@ -547,22 +548,28 @@ TEST_CASE("strangers at rank 0's port do not disturb a meeting", "[launch]") {
     };
     const auto bytes = [](int64_t n) { return net::random_text(static_cast<size_t>(n)); };
     std::vector<Socket> strangers;
+    std::vector<net::Channel> channels;
     const auto say = [&](const std::string& text) {
         strangers.push_back(call());
         net::send_all(strangers.back(), text, Clock::now() + 1s);
     };
     for (int i = 0; i < 30; ++i) say(bytes(random_int(0, 5000)));
     for (int i = 0; i < 30; ++i) {
-        // Of the right form, without the secret
-        rendezvous::Introduction introduction;
-        introduction.rank = random_int(-1, 3);
-        introduction.size = 2;
-        introduction.program = "1";
-        const std::string text = net::pack(
-            {bytes(32), i % 2 ? introduction.packed() : bytes(random_int(0, 300)), bytes(32)});
-        say(net::encode(text.size() + (i % 3 == 0 ? 1 : 0)) + text);
+        // Without the secret; and with the secret, but not with what a rank says
+        const std::string identity = rendezvous::identity_of(random_int(-1, 3), port);
+        net::Channel channel = net::Channel::call(
+            call(), identity,
+            net::derive_key(i % 3 == 0 ? "another secret than that of the job" : test_secret,
+                            identity));
+        if (!net::shake_hands(channel, Clock::now() + 10s)) continue;
+        const std::string text = bytes(random_int(0, 300));
+        net::send_all(channel,
+                      i % 5 == 0   ? net::encode(UINT64_MAX)
+                      : i % 2 == 0 ? text
+                                   : rendezvous::with_length(text),
+                      Clock::now() + 1s);
+        channels.push_back(std::move(channel));
     }
-    say(net::encode(UINT64_MAX));
     for (int i = 0; i < 20; ++i) say("");
     const auto second = join({rank_of(1, 2, port)});
     INFO(second[0]);

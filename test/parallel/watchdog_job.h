@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "parallel/watchdog/invitation.h"
 #include "parallel/watchdog/watchdog.h"
 #include "test/catch.h"
 #include "test/random.h"
@@ -238,33 +239,41 @@ inline bool names_last_collective(const std::string& line, int64_t entered) {
 /// A TCP connection to the job's port from this host.
 class Caller {
   public:
-    explicit Caller(const std::string& invitation)
-        : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-        sockaddr_in address{};
-        address.sin_family = AF_INET;
-        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        address.sin_port = htons(static_cast<uint16_t>(std::stoi(invitation)));
-        connected_ = ::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
-    }
-    ~Caller() { ::close(fd_); }
-    Caller(const Caller&) = delete;
-    Caller& operator=(const Caller&) = delete;
+    /// Who is invited knows the invitation; others send bytes as they are.
+    enum Kind { invited, stranger };
 
-    int fd() const { return fd_; }
+    explicit Caller(const std::string& invitation, Kind kind = invited) {
+        net::Socket socket = net::connect_to("127.0.0.1", std::to_string(std::stoi(invitation)),
+                                             net::Clock::now() + patience);
+        connected_ = static_cast<bool>(socket);
+        if (!connected_) return;
+        channel_ = kind == stranger
+                       ? net::Channel(std::move(socket))
+                       : watchdog::call(std::move(socket), watchdog::parse_invitation(invitation));
+        net::shake_hands(channel_, net::Clock::now() + patience);
+    }
+
+    int fd() const { return channel_.fd(); }
     bool connected() const { return connected_; }
-    void send(const std::string& bytes) const {
-        [[maybe_unused]] const auto sent = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    void send(const std::string& bytes) {
+        net::send_all(channel_, bytes, net::Clock::now() + patience);
     }
     /// The next bytes, at most `size`; empty when the other side has closed the connection.
-    std::string read(size_t size) const {
+    std::string read(size_t size) {
         std::string bytes(size, '\0');
-        pollfd ready{fd_, POLLIN, 0};
-        if (::poll(&ready, 1, std::chrono::milliseconds(patience).count()) != 1) return "nothing";
-        const ssize_t n = ::recv(fd_, bytes.data(), size, 0);
-        bytes.resize(static_cast<size_t>(std::max<ssize_t>(n, 0)));
-        return bytes;
+        const auto end = net::Clock::now() + patience;
+        while (true) {
+            const ssize_t n = channel_.read(bytes.data(), size);
+            if (n >= 0 || errno != EAGAIN) {
+                bytes.resize(static_cast<size_t>(std::max<ssize_t>(n, 0)));
+                return bytes;
+            }
+            pollfd ready{channel_.fd(), POLLIN, 0};
+            if (::poll(&ready, 1, net::milliseconds(end - net::Clock::now())) != 1)
+                return "nothing";
+        }
     }
-    bool closed() const {
+    bool closed() {
         for (std::string bytes = "more"; bytes != "nothing";) {
             bytes = read(4096);
             if (bytes.empty()) return true;
@@ -273,8 +282,8 @@ class Caller {
     }
 
   private:
-    int fd_;
-    bool connected_;
+    net::Channel channel_;
+    bool connected_ = false;
 };
 
 inline std::string random_bytes(int64_t size) {
@@ -352,7 +361,7 @@ class Relay {
         process_ = ::fork();
         if (process_ != 0) return;
         {
-            const Caller job(invitation);
+            const Caller job(invitation, Caller::stranger);
             const int rank = ::accept(door_, nullptr, nullptr);
             std::array<pollfd, 2> ends{pollfd{rank, POLLIN, 0}, pollfd{job.fd(), POLLIN, 0}};
             while (*cut_ != closed) {

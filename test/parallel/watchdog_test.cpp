@@ -137,6 +137,46 @@ TEST_CASE("a stopped process is found by its silence, and ends when it is contin
     CHECK(contains(first.output(0), named(0) + "was stopped, or its host frozen, for "));
 }
 
+TEST_CASE("a rank that is stopped after it has made no progress for a while is hung, not stuck",
+          "[watchdog]") {
+    constexpr std::chrono::duration<double> longer = 3s;
+    const int victim = static_cast<int>(random_int(1, 2));
+    Job job({.size = 3, .timeout = longer}, [=](Rank& self) {
+        self.train(3);
+        if (self.rank == victim) {
+            // Is heard from meanwhile.
+            std::this_thread::sleep_for(0.3 * longer);
+            ::raise(SIGSTOP);
+        }
+        self.train();
+    });
+    check_ended(job, victim);
+    CHECK(contains(job.output(0), named(victim) + "is hung: "));
+}
+
+TEST_CASE("a rank that is to end ends all ranks with its code, and says why", "[watchdog]") {
+    std::list<Job> jobs;
+    static std::atomic<bool> is_over{false};  // in each process
+    for (int first = 0; first < 3; ++first)
+        jobs.emplace_back(JobOptions{.size = 3, .on_failure = [](int) { is_over = true; }},
+                          [first](Rank& self) {
+                              self.train(2);
+                              if (self.rank == first)
+                                  self.watchdog.report("SIGTERM: nothing to save", 75);
+                              if (self.rank == 2) std::this_thread::sleep_for(1h);
+                              // As a collective that others have left.
+                              while (!is_over) std::this_thread::sleep_for(1ms);
+                              throw Error("the others are gone");
+                          });
+    int first = 0;
+    for (Job& job : jobs) {
+        for (int rank = 0; rank < 3; ++rank) CHECK(job.status(rank) == 75);
+        CHECK(job.output() == concat("train_gpt: rank ", first, " (host node", first,
+                                     "): SIGTERM: nothing to save\n"));
+        ++first;
+    }
+}
+
 TEST_CASE("a job that is stopped as a whole continues when it is resumed", "[watchdog]") {
     Job job({.size = 3, .timeout = timeout}, [](Rank& self) { self.train(); });
     REQUIRE(job.all_entered(3));
@@ -305,23 +345,39 @@ TEST_CASE("a job is not disturbed by strangers at its port", "[watchdog]") {
     REQUIRE(eventually([&] { return job.board().joined == 2; }));
     const auto [secret, answer] = secret_of(job.invitation());
     std::list<Caller> strangers;
-    const auto call = [&](const std::string& bytes) -> Caller& {
-        strangers.emplace_back(job.invitation());
+    const auto call = [&](const std::string& bytes,
+                          Caller::Kind kind = Caller::invited) -> Caller& {
+        strangers.emplace_back(job.invitation(), kind);
         CHECK(strangers.back().connected());
         strangers.back().send(bytes);
         return strangers.back();
     };
     // Each of them is dropped, immediately or a few seconds later.
-    for (int n = 0; n < 50; ++n) call(random_bytes(random_int(0, 5000)));
-    for (int kind = 0; kind < 256; ++kind)
-        call(static_cast<char>(kind) + random_bytes(random_int(0, 1200)));
+    for (const auto from : {Caller::stranger, Caller::invited}) {
+        for (int n = 0; n < 30; ++n) call(random_bytes(random_int(0, 5000)), from);
+        for (int kind = 0; kind < 256; kind += static_cast<int>(random_int(1, 9)))
+            call(static_cast<char>(kind) + random_bytes(random_int(0, 1200)), from);
+    }
+    {
+        // With half of the invitation
+        std::string wrong = job.invitation();
+        char& digit = wrong[wrong.find(' ') + 1 + static_cast<size_t>(random_int(0, 63))];
+        digit = digit == '0' ? '1' : '0';
+        Caller caller(wrong);
+        caller.send(hello(secret, 2, 3));
+        CHECK(caller.read(1).empty());
+    }
     for (int bit = 0; bit < 128; bit += static_cast<int>(random_int(1, 30))) {
         std::string wrong = secret;
         wrong[static_cast<size_t>(bit / 8)] ^= static_cast<char>(1 << bit % 8);
         call(hello(wrong, 2, 3));
     }
     call(hello(secret, 1, 3));  // has already joined
-    for (int rank : {0, 3, -1, INT32_MAX, INT32_MIN}) call(hello(secret, rank, 3));
+    for (int rank : {0, 3, -1, INT32_MAX, INT32_MIN}) {
+        Caller caller(job.invitation());
+        caller.send(hello(secret, rank, 3));
+        CHECK(caller.read(1).empty());  // no welcome
+    }
     call(hello(secret, 2, 4));  // of another job
     call(heartbeat(1, 2, 3));
     call(hello(secret, 2, 3)
@@ -332,13 +388,13 @@ TEST_CASE("a job is not disturbed by strangers at its port", "[watchdog]") {
     {
         // With the secret alone, without a heartbeat, nobody is a member; and one may come in
         // single bytes.
-        const Caller caller(job.invitation());
+        Caller caller(job.invitation());
         for (char byte : hello(secret, 2, 3)) caller.send({byte});
         CHECK(caller.read(17) == '\2' + answer);
     }
-    for (int n = 0; n < 200; ++n) call("");
+    for (int n = 0; n < 200; ++n) call("", Caller::stranger);
     CHECK(std::all_of(strangers.begin(), strangers.end(),
-                      [](const Caller& caller) { return caller.closed(); }));
+                      [](Caller& caller) { return caller.closed(); }));
     gate->done = true;
     INFO(job.output());
     REQUIRE(job.all_entered(10));
@@ -363,7 +419,7 @@ TEST_CASE("a member that sends garbage counts as dead", "[watchdog]") {
                                                         return invitation;
                                                     }},
                                      [](Rank& self) { self.train(); });
-        const Caller& member = members.emplace_back(job.invitation());
+        Caller& member = members.emplace_back(job.invitation());
         member.send(hello(secret_of(job.invitation()).first, 1, 3, "no\x01where\x7f"));
         CHECK(member.read(1) == "\2");
         member.send(heartbeat(INT64_MAX, INT64_MIN, INT64_MAX) + heartbeat(INT64_MIN, -1, 7));

@@ -56,8 +56,12 @@ int code_of(int number) { return number == SIGINT ? 130 : 75; }
 TEST_CASE("a signal before anything is trained ends with the code of a run that can continue",
           "[interrupt]") {
     for (const auto& [number, name] : numbers) {
-        const End end = end_of([number = number] {
+        const bool is_early = random_int(0, 1);  // before it is known whether this is a rank
+        const End end = end_of([number = number, is_early] {
             end_at_signals();
+            if (is_early) ::raise(number);
+            act_on_signals();
+            if (is_early) ::_exit(99);
             ::raise(number);
         });
         CHECK(end.code == code_of(number));
@@ -68,6 +72,7 @@ TEST_CASE("a signal before anything is trained ends with the code of a run that 
     CHECK(end_of([] {
               std::signal(SIGHUP, SIG_IGN);
               end_at_signals();
+              act_on_signals();
               ::raise(SIGHUP);
               ::_exit(7);
           }).code == 7);
@@ -75,7 +80,7 @@ TEST_CASE("a signal before anything is trained ends with the code of a run that 
 
 TEST_CASE("the innermost of those who end all ranks gets a signal, and only they", "[interrupt]") {
     for (const auto& [number, name] : numbers) {
-        const int chosen = static_cast<int>(random_int(0, 2));  // how many are there
+        const int chosen = static_cast<int>(random_int(0, 3));
         const End end = end_of([number = number, chosen] {
             end_at_signals();
             const auto exits = [](int plus) {
@@ -84,19 +89,18 @@ TEST_CASE("the innermost of those who end all ranks gets a signal, and only they
                     ::_exit(code - 70 + plus);
                 };
             };
+            if (chosen == 3) ::raise(number);  // before there is any
             const SignalEnd outer(exits(0));
-            { const SignalEnd before(exits(50)); }
+            if (chosen < 3) const SignalEnd before(exits(50));
             if (chosen == 1) {
                 const SignalEnd inner(exits(1));
                 ::raise(number);
                 std::this_thread::sleep_for(30s);
             }
             if (chosen == 2) {
-                // It comes when nobody hears it any more.
-                SignalEnd* const inner = new SignalEnd([](int, const std::string&) {});
-                delete inner;
+                const SignalEnd inner(exits(60));
             }
-            ::raise(number);
+            if (chosen < 3) ::raise(number);
             std::this_thread::sleep_for(30s);
         });
         CHECK(end.code == code_of(number) - 70 + (chosen == 1 ? 1 : 0));
