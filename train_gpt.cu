@@ -1,4 +1,4 @@
-// train_gpt: pretrains GPT language models. The commands, and the training loop from top to bottom.
+// train_gpt: pretrains language models. The commands, and the training loop from top to bottom.
 // Compiles as CUDA and, if there is no nvcc, as plain C++.
 #include <algorithm>
 #include <csignal>
@@ -35,6 +35,7 @@
 #include "training/progress.h"
 #include "training/rank_process.h"
 #include "training/report/report.h"
+#include "training/resolved_config.h"
 #include "training/resume.h"
 #include "training/run.h"
 #include "training/run_data.h"
@@ -124,6 +125,11 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     if (style == ProgressStyle::automatic && ranks > 1) style = ProgressStyle::lines;
     Progress progress(style, first_rank, line.quiet);
 
+    if (!line.data.empty() && given.data.val.empty())
+        progress.say(
+            concat("note: ", line.data,
+                   " has no validation shards (val_*.bin), so there is no validation loss"));
+
     // Data: what the run reads, which is the same on all ranks, and whether any steps are left
     const RunData data(given, line.config);
     std::map<std::string, std::string> facts = data.facts(given, device);
@@ -176,10 +182,12 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
         if (left < needed)
             progress.say(concat("note: there will be no ", what, ", which takes ", needed,
                                 " steps; ", left, " are left"));
+    const Config recorded = resolve(given, data.spec(), decided.dtype);
     if (first_rank && left > 0)
         record_start(
             folder,
             {.config = given,
+             .recorded = recorded,
              .kept = decided.kept,
              .choices = choices,
              .resumes = resumed.has_value(),
@@ -212,7 +220,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     if (first_rank && given.log.tensorboard)
         metrics.add(std::make_unique<TensorBoardSink>(
             given.run_dir, resume_step,
-            TensorBoardSink::Options{.config = to_json(given), .memory = plan.total_bytes()}));
+            TensorBoardSink::Options{.config = to_json(recorded), .memory = plan.total_bytes()}));
     StepLog log({.config = config,
                  .size = size,
                  .schedule = schedule,
@@ -222,8 +230,8 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                 progress, metrics);
     RunHistory history(given.run_dir, first_rank);
     LiveReport report(given.run_dir, first_rank, progress);
-    Run run({given, data, schedule, choices, tokens, trainer, loader, watch, profile, trace, log, metrics,
-             history, report, progress, mesh},
+    Run run({given, data, schedule, choices, tokens, trainer, loader, watch, profile, trace, log,
+             metrics, history, report, progress, mesh},
             resumed.has_value(), line.stop_at);
     history.start({.step = first_step,
                    .resumes = resumed.has_value(),
@@ -245,16 +253,23 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     return run.end();
 }
 
+void print_resolved(const Config& given, const World& world) {
+    const ResolvedConfig resolved = resolve_here(given, world.size(), world.local_size());
+    std::fputs(printable(to_json(resolved.config)).c_str(), stdout);
+    for (const std::string& note : resolved.notes)
+        std::fprintf(stderr, "train_gpt: note: %s\n", printable(note).c_str());
+}
+
 int train(const CommandLine& line) {
     return run_as_rank([&](const World& world) {
         Config config;
         together(world, [&] {
-            config = load_config(line.config, line.overrides);
+            config = load_config(line, world.size());
             if (!line.print_config) require_run_inputs(config, line.config);
             return "";
         });
         if (line.print_config) {
-            if (world.rank() == 0) std::fputs(printable(to_json(config)).c_str(), stdout);
+            if (world.rank() == 0) print_resolved(config, world);
             return 0;
         }
         return run_watched(world,

@@ -109,7 +109,7 @@ std::string hashes_of(const std::vector<fs::path>& files, Activity& activity) {
 fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& contents,
                          const Mesh& mesh) {
     const World& world = mesh.world();
-    const fs::path final_path = run_dir / step_name(contents.step);
+    const fs::path final_path = checkpoint_path(run_dir, contents.step);
     const fs::path directory = run_dir / (step_name(contents.step) + ".tmp");
     const ParameterStore& parameters = contents.parameters;
     Activity& activity = world.activity();
@@ -198,7 +198,12 @@ std::vector<fs::path> list_checkpoints(const fs::path& run_dir) {
     return found;
 }
 
-void prune_checkpoints(const fs::path& run_dir, int keep, int64_t sound_step) {
+fs::path checkpoint_path(const fs::path& run_dir, int64_t step) {
+    return run_dir / step_name(step);
+}
+
+void prune_checkpoints(const fs::path& run_dir, int keep, int64_t sound_step,
+                       std::optional<int64_t> sane_step) {
     std::error_code ignored;
     std::vector<fs::path> doomed;
     for (fs::directory_iterator entry(run_dir, ignored), end; entry != end;
@@ -212,6 +217,7 @@ void prune_checkpoints(const fs::path& run_dir, int keep, int64_t sound_step) {
     });
     for (size_t i = static_cast<size_t>(keep); keep > 0 && i < checkpoints.size(); ++i) {
         if (checkpoints.begin() + static_cast<std::ptrdiff_t>(i) == sound) continue;
+        if (sane_step == step_of_name(checkpoints[i].filename().string())) continue;
         // Under this name it no longer counts as a checkpoint; if deleting it is interrupted, the
         // next save deletes the rest.
         fs::path leaving = checkpoints[i];

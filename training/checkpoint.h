@@ -52,11 +52,16 @@ struct CheckpointContents {
 std::filesystem::path save_checkpoint(const std::filesystem::path& run_dir,
                                       const CheckpointContents& contents, const Mesh& mesh = {});
 
+/// The folder of a run's checkpoint.
+std::filesystem::path checkpoint_path(const std::filesystem::path& run_dir, int64_t step);
+
 /// Deletes all but the newest `keep` complete checkpoints of a run (0: keeps all), and what
 /// interrupted saves left. The newest checkpoint up to `sound_step` stays too: while the data of
-/// later steps are not verified, it is the one to fall back on.
+/// later steps are not verified, it is the one to fall back on. So does the one of `sane_step`, in
+/// case the loss has diverged after it.
 void prune_checkpoints(const std::filesystem::path& run_dir, int keep,
-                       int64_t sound_step = std::numeric_limits<int64_t>::max());
+                       int64_t sound_step = std::numeric_limits<int64_t>::max(),
+                       std::optional<int64_t> sane_step = {});
 
 /// Renames the checkpoints after `sound_step` to step-NNNNNNNN.suspect, so that a run does not
 /// resume from them. Returns how many.

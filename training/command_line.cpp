@@ -7,7 +7,14 @@
 #include <CLI/CLI.hpp>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/path.h"
+#include "training/config_checks.h"
+#include "training/config_keys.h"
+#include "training/config_parser.h"
+#include "training/data_folder.h"
+#include "training/nearest_key.h"
+#include "training/presets.h"
 #include "training/version.h"
 
 namespace train_gpt {
@@ -59,10 +66,16 @@ uint64_t bytes_from(const std::string& text, const char* option) {
 }
 
 void add_config(CLI::App* app, CommandLine& line) {
-    app->add_option("config", line.config, "JSON configuration, such as configs/gpt2-124m.json")
+    app->add_option("config", line.config,
+                    "JSON configuration, or the name of a preset, such as gpt2-124m")
         ->required()
         ->transform(path())
         ->type_name("CONFIG");
+    app->add_option("--data", line.data,
+                    "A folder made by `tokenize`: stands for data.train, data.val and "
+                    "tokenizer.path (--set overrides them)")
+        ->transform(path())
+        ->type_name("DIR");
     app->add_option(
            "--set", line.overrides,
            "Override a key: --set optimizer.learning_rate=3e-4 (may be given several times)")
@@ -88,7 +101,7 @@ CLI::Option* add_out(CLI::App* app, std::string& out) {
 void add_checkpoint_argument(CLI::App* app, std::string& checkpoint) {
     app->add_option("checkpoint", checkpoint,
                     "A checkpoint, a run's folder (its newest checkpoint), or the folder of a "
-                    "Hugging Face GPT-2 model")
+                    "Hugging Face model")
         ->required()
         ->transform(path())
         ->type_name("CHECKPOINT");
@@ -261,9 +274,10 @@ void add_eval_command(CLI::App& app, CommandLine& line) {
         app.add_subcommand("eval", "Print validation loss and HellaSwag accuracy of a model");
     add_checkpoint(eval, line);
     eval->add_option("--data", line.data,
-                     "Token shards; default: data.val of the run that wrote the checkpoint")
+                     "Token shards, or a folder made by `tokenize`, whose validation shards are "
+                     "taken; default: data.val of the run that wrote the checkpoint")
         ->transform(path())
-        ->type_name("GLOB");
+        ->type_name("GLOB|DIR");
     eval->add_option("--max-tokens", line.max_tokens, "Most tokens to evaluate; 0: all")
         ->check(CLI::Range(int64_t{0}, most))
         ->capture_default_str();
@@ -277,7 +291,9 @@ void add_eval_command(CLI::App& app, CommandLine& line) {
 
 void add_import_command(CLI::App& app, CommandLine& line) {
     CLI::App* import = app.add_subcommand(
-        "import", "Make a model folder from a Hugging Face GPT-2 or an llm.c model file");
+        "import",
+        "Make a model folder from a Hugging Face model (GPT-2, Llama, Qwen 2 and 3, Mistral) or an "
+        "llm.c model file");
     import
         ->add_option("source", line.importing.source,
                      "Folder with config.json and model.safetensors (fp32, bf16 or fp16; one file "
@@ -424,6 +440,49 @@ void resolve(const ExportWords& words, ExportOptions& options) {
     }
 }
 
+/// A word of a shell's command line.
+std::string quoted(const std::string& word) {
+    const bool is_plain = word.find_first_not_of(
+                              "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+                              "0123456789_./=,:+-") == std::string::npos;
+    if (is_plain) return word;
+    std::string text = "'";
+    for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
+    return text + "'";
+}
+
+/// The key that a word on the command line means: --model.n_layer, model.n_layer=4, --n-layer=4;
+/// empty if it means none.
+std::string key_meant(const std::string& word) {
+    const size_t dashes = std::min(word.find_first_not_of('-'), word.size());
+    std::string name = word.substr(dashes, word.find('=') - dashes);
+    if (dashes == 0 && word.find('=') == std::string::npos) return "";
+    std::replace(name.begin(), name.end(), '-', '_');
+    if (find_config_key(name)) return name;
+    return is_config_section(section_of_key(name)) ? nearest_key(name) : key_called(name);
+}
+
+/// Throws UsageError if a key of the configuration stands among the arguments as an option or alone,
+/// as other programs take it.
+void refuse_keys(int argc, char** argv) {
+    for (int i = 2; i < argc; ++i) {
+        const std::string word = argv[i];
+        const size_t equals = word.find('=');
+        const std::string key = key_meant(word);
+        if (word == "--set") {
+            ++i;  // its value
+        } else if (!key.empty() && !word.starts_with("--set=")) {
+            const bool has_next = i + 1 < argc && std::string(argv[i + 1]).rfind("--", 0) != 0;
+            const std::string value = equals != std::string::npos ? word.substr(equals + 1)
+                                      : has_next                  ? argv[i + 1]
+                                                                  : "VALUE";
+            throw UsageError(word,
+                             " is not an option; a key of the configuration is set with --set ",
+                             quoted(key + "=" + value));
+        }
+    }
+}
+
 constexpr std::pair<const char*, Command> commands[] = {
     {"tokenize", Command::tokenize}, {"train", Command::train},
     {"plan", Command::plan},         {"sample", Command::sample},
@@ -437,8 +496,10 @@ constexpr std::pair<const char*, Command> commands[] = {
 
 CommandLine parse_command_line(int argc, char** argv) {
     CommandLine line;
-    CLI::App app("Pretrains GPT language models: one executable from raw text to a trained model.",
-                 "train_gpt");
+    CLI::App app(
+        "Pretrains language models (GPT-2, Llama, Qwen 2 and 3, Mistral): one executable from raw "
+        "text to a trained model.",
+        "train_gpt");
     app.footer(
         "Each command has its own help: train_gpt train --help\n\n"
         "Exit codes: 0 done; 1 failed; 2 wrong usage; 3 a second signal ended it at once, and what "
@@ -477,6 +538,9 @@ CommandLine parse_command_line(int argc, char** argv) {
                 names += concat(names.empty() ? "" : ", ", name);
             throw UsageError("there is no command \"", argv[1], "\"; the commands are ", names);
         }
+        for (const CLI::App* command : chosen)
+            if (command->get_name() == "train" || command->get_name() == "plan")
+                refuse_keys(argc, argv);
         throw UsageError(error.what(), "; see train_gpt ",
                          chosen.empty() ? "" : chosen.front()->get_name() + " ", "--help");
     }
@@ -495,6 +559,18 @@ CommandLine parse_command_line(int argc, char** argv) {
             "--tokenizer PATH");
     resolve(words, line.exporting);
     return line;
+}
+
+Config load_config(const CommandLine& line, int world) {
+    Config config;
+    const std::filesystem::path file = find_config(line.config);
+    read_config(config, std::string(MappedFile(file).text()), file.string());
+    std::vector<std::string> overrides;
+    if (!line.data.empty()) overrides = data_overrides(line.data);
+    overrides.insert(overrides.end(), line.overrides.begin(), line.overrides.end());
+    for (const std::string& text : overrides) apply_override(config, text);
+    check_config(config, file.string(), world);
+    return config;
 }
 
 }  // namespace train_gpt

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dataloader/prepare.h"
+#include "training/config.h"
 #include "training/interchange.h"
 #include "training/report/options.h"
 #include "training/sampling.h"
@@ -33,8 +34,11 @@ struct CommandLine {
         Command::none;  // none: help or the version was asked for, and `output` answers it
     std::string output;
 
+    // train, plan, eval: a folder that `tokenize` wrote; for eval also a glob
+    std::string data;
+
     // train, plan
-    std::string config;
+    std::string config;  // a file, or the name of a preset
     std::vector<std::string> overrides;
     int64_t stop_at = 0;  // 0: the schedule's end
     int64_t profile = 0;  // steps to take the time of; 0: none
@@ -48,7 +52,7 @@ struct CommandLine {
     PrepareOptions prepare;
 
     // sample, eval
-    std::string checkpoint, data, hellaswag, device = "auto", dtype = "auto";
+    std::string checkpoint, hellaswag, device = "auto", dtype = "auto";
     std::optional<std::string> prompt;
     std::string prompt_file;  // "-": standard input
     SamplingOptions sampling;
@@ -75,5 +79,9 @@ struct CommandLine {
 
 /// Throws UsageError for a command line that cannot be understood.
 CommandLine parse_command_line(int argc, char** argv);
+
+/// The configuration that `train` and `plan` are given for so many ranks: a file or preset, with
+/// --data and then --set.
+Config load_config(const CommandLine& line, int world);
 
 }  // namespace train_gpt

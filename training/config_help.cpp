@@ -73,8 +73,8 @@ std::vector<KeyDescription> describe_keys() {
     Config defaults;
     for (const ConfigKey& key : config_keys()) {
         const KeyField field = key.field(defaults);
-        const char* type = is_text(field)      ? "text"
-                           : is_switch(field)  ? "switch"
+        const char* type = is_switch(field)    ? "switch"
+                           : is_text(field)    ? "text"
                            : is_sources(field) ? "text or list"
                            : is_numbers(field) ? "list"
                            : is_real(field)    ? "number"

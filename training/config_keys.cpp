@@ -329,7 +329,10 @@ bool is_text(const KeyField& field) {
         },
         field);
 }
-bool is_switch(const KeyField& field) { return std::holds_alternative<bool*>(field); }
+bool is_switch(const KeyField& field) {
+    return std::holds_alternative<bool*>(field) || std::holds_alternative<OneOf<bool>*>(field) ||
+           std::holds_alternative<OneOf<std::optional<bool>>*>(field);
+}
 bool is_sources(const KeyField& field) { return std::holds_alternative<TrainSources*>(field); }
 bool is_numbers(const KeyField& field) { return std::holds_alternative<WholeNumbers*>(field); }
 bool is_real(const KeyField& field) { return std::holds_alternative<double*>(field); }
@@ -388,9 +391,11 @@ std::string rule_text(const ConfigKey& key) {
     const KeyRule& rule = key.rule;
     Config defaults;
     const KeyField field = key.field(defaults);
+    if (is_switch(field))
+        return concat(rule.word_count == 3 ? "\"auto\", " : "",
+                      "true or false (\"on\" or \"off\")");
     if (rule.word_count > 0) return words_text(rule.words());
     if (is_text(field)) return "a text";
-    if (is_switch(field)) return "true or false";
     if (is_sources(field)) return concat("a text, or a list of sources ", source_shape);
     if (is_numbers(field))
         return concat("a list of whole numbers from ", number_text(rule.low), " to ",

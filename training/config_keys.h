@@ -31,6 +31,7 @@ using KeyField =
 
 /// Words are texts too.
 bool is_text(const KeyField& field);
+/// true or false, or "on" or "off"; of some also "auto".
 bool is_switch(const KeyField& field);
 bool is_sources(const KeyField& field);
 bool is_numbers(const KeyField& field);

@@ -13,6 +13,7 @@
 #include "base/path.h"
 #include "dataloader/mixture.h"
 #include "training/config_keys.h"
+#include "training/json_mistake.h"
 #include "training/nearest_key.h"
 
 namespace train_gpt {
@@ -147,7 +148,14 @@ void assign(Config& config, const ConfigKey& key, const Json& value, const std::
                 *target =
                     key.rule.is_path ? read_path(*text, concat(origin, ": ", key.path)) : *text;
                 return true;
+            } else if constexpr (std::is_same_v<Value, bool>) {
+                const std::string word = read_text(value).value_or("");
+                if (!value.is_boolean() && word != "on" && word != "off") return false;
+                *target = value.is_boolean() ? value.get<bool>() : word == "on";
+                return true;
             } else if constexpr (is_one_of<Value>) {
+                if (value.is_boolean() && is_switch(field))
+                    return target->parse(value.get<bool>() ? "on" : "off");
                 const auto text = read_text(value);
                 return text && target->parse(*text);
             } else if constexpr (std::is_same_v<Value, TrainSources>) {
@@ -164,9 +172,6 @@ void assign(Config& config, const ConfigKey& key, const Json& value, const std::
                 }
                 *target = std::move(numbers);
                 return true;
-            } else if constexpr (std::is_same_v<Value, bool>) {
-                if (value.is_boolean()) *target = value.get<bool>();
-                return value.is_boolean();
             } else if constexpr (std::is_same_v<Value, double>) {
                 if (!value.is_number() || !key.rule.allows(value.get<double>())) return false;
                 *target = value.get<double>();
@@ -226,6 +231,8 @@ Json parse_root(const std::string& text, const std::string& name) {
     try {
         return Json::parse(text, watch, true, true);
     } catch (const Json::parse_error& error) {
+        if (const std::string mistake = find_json_mistake(text); !mistake.empty())
+            throw Error(name, ", ", mistake);
         // nlohmann's text: "[json.exception…] parse error at line 1, column 2: <what is wrong>".
         std::string what = error.what();
         const size_t at = what.find("column ");
@@ -290,7 +297,7 @@ void apply_override(Config& config, const std::string& text) {
     const bool is_list =
         value.is_array() || (raw.starts_with('[') && second != raw.npos && raw[second] == '{');
     const bool is_bare = is_text(field) || (is_sources(field) && !is_list);
-    if (is_bare && !value.is_string()) value = raw;
+    if (is_switch(field) ? value.is_discarded() : is_bare && !value.is_string()) value = raw;
     if (value.is_discarded()) refuse(origin, *key, raw);  // 1e400 ends here too
     if (is_bare) {
         try {

@@ -41,8 +41,8 @@ std::string config_schema() {
         const KeyRule& rule = key.rule;
         Json property;
         property["description"] = std::string(key.meaning);
-        property["type"] = is_text(field)      ? Json("string")
-                           : is_switch(field)  ? Json("boolean")
+        property["type"] = is_switch(field)    ? Json({"string", "boolean"})
+                           : is_text(field)    ? Json("string")
                            : is_sources(field) ? Json({"string", "array"})
                            : is_numbers(field) ? Json("array")
                            : is_real(field)    ? Json("number")
@@ -52,6 +52,13 @@ std::string config_schema() {
         if (is_numbers(field)) bounds["type"] = "integer";
         for (const std::string_view word : rule.words())
             property["enum"].push_back(std::string(word));
+        if (is_switch(field)) {
+            if (rule.words().empty()) property["enum"] = {"on", "off"};
+            for (const bool value : {false, true})
+                property["enum"].insert(
+                    rule.words().empty() ? property["enum"].end() : property["enum"].begin(),
+                    Json(value));
+        }
         if (rule.low > -infinity)
             bounds[rule.above_low ? "exclusiveMinimum" : "minimum"] = number(rule.low);
         if (rule.high < infinity) bounds["maximum"] = number(rule.high);

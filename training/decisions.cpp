@@ -14,9 +14,6 @@
 
 namespace train_gpt {
 
-namespace {
-
-/// The choices of the newest whole checkpoint in the run folder; nothing for a new run.
 Choices kept_choices(const std::filesystem::path& run_dir) {
     for (const auto& checkpoint : list_checkpoints(run_dir)) {
         try {
@@ -28,6 +25,12 @@ Choices kept_choices(const std::filesystem::path& run_dir) {
     }
     return {};
 }
+
+uint64_t memory_for_a_rank(const Device& device, int local_ranks) {
+    return memory_available(device) / static_cast<uint64_t>(device.is_cuda() ? 1 : local_ranks);
+}
+
+namespace {
 
 void first_collectives(const Config& config, const DecoderSpec& spec, const Device& device,
                        DType dtype, const Mesh& mesh) {
@@ -60,8 +63,7 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
         return "";
     });
     first_collectives(config, spec, device, decided.dtype, mesh);
-    const uint64_t available =
-        memory_available(device) / static_cast<uint64_t>(device.is_cuda() ? 1 : world.local_size());
+    const uint64_t available = memory_for_a_rank(device, world.local_size());
     const Choices chosen = choices_from_json(first_for_all(world, [&] {
         return to_json(choose_by_memory(decided.kept, available, config, spec, decided.dtype,
                                         device, world.size()));

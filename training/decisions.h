@@ -1,6 +1,9 @@
 // What a run decides by itself before its first step: from the available memory, by measuring, or
 // by keeping earlier decisions. Machines may differ, so the first rank decides for all.
 #pragma once
+#include <cstdint>
+#include <filesystem>
+
 #include "device/device.h"
 #include "model/stage.h"
 #include "parallel/mesh.h"
@@ -10,6 +13,12 @@
 #include "training/trainer.h"
 
 namespace train_gpt {
+
+/// The choices of the newest whole checkpoint in a run's folder; nothing for a new run.
+Choices kept_choices(const std::filesystem::path& run_dir);
+
+/// The memory that a rank may take, if it shares the machine with so many (on a GPU: its own).
+uint64_t memory_for_a_rank(const Device& device, int local_ranks);
 
 /// The decisions that the plan of memory needs.
 struct Decisions {

@@ -76,6 +76,18 @@ const std::map<std::string_view, const char*>& other_names() {
 
 }  // namespace
 
+std::string key_called(std::string_view name) {
+    if (const auto known = other_names().find(name); known != other_names().end())
+        return known->second;
+    std::string called;
+    for (const ConfigKey& key : config_keys()) {
+        if (name_of_key(key.path) != name) continue;
+        if (!called.empty()) return "";
+        called = key.path;
+    }
+    return called;
+}
+
 std::string nearest_key(const std::string& path) {
     if (const auto known = other_names().find(name_of_key(path)); known != other_names().end())
         return known->second;
@@ -95,12 +107,16 @@ std::string nearest_key(const std::string& path) {
     return nearest;
 }
 
-std::string nearest_section(const std::string& name) {
-    const std::vector<std::string_view> names = config_sections();
+std::string nearest_name(const std::string& name, const std::vector<std::string>& names) {
     const auto nearest = std::min_element(
         names.begin(), names.end(),
         [&](const auto& a, const auto& b) { return unlikeness(name, a) < unlikeness(name, b); });
-    return unlikeness(name, *nearest) <= most_unlike ? std::string(*nearest) : "";
+    return nearest != names.end() && unlikeness(name, *nearest) <= most_unlike ? *nearest : "";
+}
+
+std::string nearest_section(const std::string& name) {
+    const std::vector<std::string_view> sections = config_sections();
+    return nearest_name(name, {sections.begin(), sections.end()});
 }
 
 }  // namespace train_gpt

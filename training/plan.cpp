@@ -15,6 +15,7 @@
 #include "tokenizer/tokenizer.h"
 #include "training/data_use.h"
 #include "training/known_data.h"
+#include "training/micro_batches.h"
 #include "training/pipeline_plan.h"
 #include "training/schedule.h"
 #include "training/trainer.h"
@@ -74,12 +75,9 @@ constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwis
 
 /// The time of a step as fit_into() estimates it, in units of one token of a large micro-batch.
 struct Pace {
-    int64_t most_tokens;  // in a chosen micro-batch, unless one sequence is longer
     double fixed_tokens;  // the fixed cost of each micro-batch
 
-    explicit Pace(const Device& device)
-        : most_tokens(device.is_cuda() ? 65536 : 4096),
-          fixed_tokens(device.is_cuda() ? 1024 : 64) {}
+    explicit Pace(const Device& device) : fixed_tokens(device.is_cuda() ? 1024 : 64) {}
 
     double of(int64_t micro_batches, int64_t tokens, Recompute level, int ranks) const {
         constexpr double cost[] = {1, 1.04, 1.33};  // by recompute level
@@ -88,75 +86,6 @@ struct Pace {
                cost[static_cast<size_t>(level)];
     }
 };
-
-/// The Error for a step with too few micro-batches for the ranks; it says what would feed them.
-Error too_few_micro_batches(const Config& config, int ranks) {
-    const int64_t T = config.sequence_length(), B = std::max(config.batch.micro_batch, 1);
-    const int64_t sequences = config.batch.tokens_per_step / T;
-    const auto tokens_for_all = [&](int64_t size) {
-        constexpr int64_t most_tokens = int64_t{1} << 32;  // the limit of batch.tokens_per_step
-        const int64_t wanted = ranks * size * T;
-        return wanted <= most_tokens ? concat(" or batch.tokens_per_step=", wanted) : "";
-    };
-    if (sequences < ranks)
-        return Error("a step of ", sequences, " sequences cannot feed ", ranks, " ranks; take ",
-                     sequences, " ranks at most", tokens_for_all(1),
-                     B > 1 ? ", and batch.micro_batch=1" : "");
-    int64_t fitting = sequences / ranks;
-    while (sequences % fitting != 0) --fitting;
-    return Error("a step of ", sequences / B, " micro-batches cannot feed ", ranks,
-                 " ranks; batch.micro_batch=", fitting, tokens_for_all(B), " can");
-}
-
-/// What a step's number of micro-batches must be a multiple of.
-int64_t step_multiple(const Config& config, int data_ranks) {
-    const auto& p = config.parallel;
-    return p.pipeline > 1 && p.schedule == PipelineKind::interleaved
-               ? int64_t{p.pipeline} * data_ranks
-               : 1;
-}
-
-Error uneven_pipelines(const Config& config, int64_t micro_batches, int data_ranks) {
-    const int64_t multiple = step_multiple(config, data_ranks),
-                  nearest = std::max<int64_t>(1, (micro_batches + multiple / 2) / multiple);
-    return Error(
-        "parallel.schedule = \"interleaved\" cannot run a step of ", micro_batches,
-        " micro-batches on ", data_ranks, " pipeline", data_ranks == 1 ? "" : "s", " of ",
-        config.parallel.pipeline, " ranks: it needs a multiple of ", multiple,
-        "; the nearest value of batch.tokens_per_step that gives one is ",
-        nearest * multiple * std::max(config.batch.micro_batch, 1) * config.sequence_length(),
-        ", and parallel.schedule=1f1b takes any");
-}
-
-/// The micro-batches that divide a step, feed all ranks and stay within pace.most_tokens,
-/// ascending; only the given one, where one is given.
-std::vector<int> possible_micro_batches(const Config& config, const Pace& pace, int ranks) {
-    const int T = config.sequence_length(), given = config.batch.micro_batch;
-    const int64_t sequences = config.batch.tokens_per_step / T;
-    if (sequences / std::max(given, 1) < ranks) throw too_few_micro_batches(config, ranks);
-    const int64_t together = step_multiple(config, ranks);
-    if (given > 0 && sequences / given % together != 0)
-        throw uneven_pipelines(config, sequences / given, ranks);
-    MeshSizes sizes;
-    sizes.tensor = config.parallel.tensor;
-    const TensorGroup tensor(tensor_options(config, MeshLayout(sizes.tensor, sizes), 0));
-    const int parts = config.parallel.context;
-    const auto rows_of = [&](int64_t B) { return B * T / parts; };
-    if (given > 0) {
-        tensor.require_even(rows_of(given), "tokens of a micro-batch", parts);
-        return {given};
-    }
-    std::vector<int> possible;
-    const int64_t most =
-        std::min(sequences / ranks, std::max<int64_t>(1, pace.most_tokens / rows_of(1)));
-    for (int64_t B = 1; B <= most; ++B)
-        if (sequences % B == 0 && tensor.is_even(rows_of(B)) && sequences / B % together == 0)
-            possible.push_back(static_cast<int>(B));
-    if (possible.empty() && sequences % together != 0)
-        throw uneven_pipelines(config, sequences, ranks);
-    if (possible.empty()) tensor.require_even(rows_of(1), "tokens of a sequence", parts);
-    return possible;
-}
 
 Config with_micro_batch(Config config, int micro_batch) {
     config.batch.micro_batch = micro_batch;
@@ -325,7 +254,7 @@ Fit fit_into(uint64_t available, const Config& config, const DecoderSpec& spec, 
              const Device& device, int ranks) {
     const Pace pace(device);
     const int data_ranks = mesh_of(config, ranks).size(Axis::data);
-    const std::vector<int> possible = possible_micro_batches(config, pace, data_ranks);
+    const std::vector<int> possible = possible_micro_batches(config, device, data_ranks);
     const auto fit_of = [&](int B, Recompute level) {
         const Arena plan =
             plan_memory(with_micro_batch(config, B), spec, dtype, level, device, ranks);
@@ -362,10 +291,8 @@ Choices choose_by_memory(const Choices& kept, uint64_t available, const Config& 
     if (config.batch.micro_batch == 0) as_kept.batch.micro_batch = kept.micro_batch;
     if (config.precision.recompute.is_auto() && !kept.recompute.empty())
         as_kept.precision.recompute = recompute_from(kept.recompute);
-    const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
-    const int B = as_kept.batch.micro_batch, data_ranks = mesh_of(config, ranks).size(Axis::data);
-    const bool serves = B == 0 || (sequences % B == 0 && sequences / B >= data_ranks &&
-                                   sequences / B % step_multiple(config, data_ranks) == 0);
+    const bool serves = as_kept.batch.micro_batch == 0 ||
+                        can_feed(as_kept, mesh_of(config, ranks).size(Axis::data));
     Fit fit;
     if (serves) fit = fit_into(available, as_kept, spec, dtype, device, ranks);
     if (!serves || fit.bytes > available)

@@ -223,7 +223,7 @@ TokenIds run_token_ids(const Config& config, const RunData& data, std::optional<
 }
 
 void record_start(const RunFolder& folder, const StartRecord& start, Progress& progress) {
-    for (const std::string& data : folder.describe(start.config, start.attention))
+    for (const std::string& data : folder.describe(start.recorded, start.attention))
         if (start.resumes && (data != "data.train" || start.order_continues))
             progress.say(note_on_changed(data));
     for (const std::string& note : {note_on_choices(start.config, start.kept, start.choices),

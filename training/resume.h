@@ -44,7 +44,8 @@ TokenIds run_token_ids(const Config& config, const RunData& data, std::optional<
 
 /// What the run folder records about a start.
 struct StartRecord {
-    const Config& config;
+    const Config& config;    // as given
+    const Config& recorded;  // as config.json has it: resolve() of resolved_config.h
     const Choices& kept;     // of the checkpoint that the run resumes from
     const Choices& choices;  // of this start
     bool resumes = false;

@@ -24,7 +24,13 @@ Run::Run(const RunParts& parts, bool resumed, int64_t stop_at)
       stop_at_(stop_at),
       resumed_(resumed),
       step_(first_step_),
-      saved_step_(first_step_) {
+      saved_step_(first_step_),
+      losses_(parts.data.spec().vocab_size) {
+    if (resumed_)
+        losses_.read_text(first_for_all(world(), [&] {
+            losses_.replay(parts_.config.run_dir, first_step_);
+            return losses_.to_text();
+        }));
     if (stop_at_ > 0 && step_ >= stop_at_) ending_ = Ending::stopped;
     set_steps(saved_step_, step_);
 }
@@ -134,6 +140,8 @@ void Run::settle_until(int64_t may_remain) {
             const TraceSpan span(TraceTrack::host, "wait for step", static_cast<int>(number));
             return trainer.outcomes.pop();
         }();
+        const double targets = static_cast<double>(parts_.log.size().targets);
+        if (losses_.add(number, outcome.sums.loss / targets)) prune();
         if (outcome.state.stop) {  // neither this update nor a later one was applied
             bad_parameter_ = trainer.optimizer.bad_parameter(outcome.state);
             ending_ = Ending::not_finite;
@@ -225,25 +233,35 @@ std::string Run::save_or_reason() {
     const Config& config = parts_.config;
     world().activity().phase = "checkpoint";
     try {
-        save_checkpoint(config.run_dir,
-                        {step_, config, parts_.data.spec(), parts_.trainer.parameters,
-                         parts_.data.tokenizer(), parts_.choices, parts_.schedule.position(step_),
-                         parts_.tokens},
-                        parts_.mesh);
+        save_checkpoint(
+            config.run_dir,
+            {step_, config, parts_.data.spec(), parts_.trainer.parameters, parts_.data.tokenizer(),
+             parts_.choices, parts_.schedule.position(step_), parts_.tokens},
+            parts_.mesh);
     } catch (const Error& error) {
         return concat("step ", step_, " of ", steps_, " is not saved: ", error.what());
     }
     saved_step_ = step_;
     set_steps(saved_step_, step_);
+    losses_.saved(step_);
     parts_.history.checkpoint(step_);
     try {
         parts_.watch.settle();  // damage that it finds ends the run at the next check
-        if (first_rank())
-            prune_checkpoints(config.run_dir, config.checkpoint.keep, parts_.watch.sound_step());
     } catch (const Error& error) {
-        parts_.progress.warn(error.what());  // the next save tries again
+        parts_.progress.warn(error.what());
     }
+    prune();
     return "";
+}
+
+/// Deletes checkpoints that are not to be kept, if this start of the run has saved any.
+void Run::prune() try {
+    const Config& config = parts_.config;
+    if (first_rank() && saved_step_ > first_step_)
+        prune_checkpoints(config.run_dir, config.checkpoint.keep, parts_.watch.sound_step(),
+                          losses_.sane_checkpoint());
+} catch (const Error& error) {
+    parts_.progress.warn(error.what());  // the next save tries again
 }
 
 bool Run::out_of_time() const {
@@ -307,7 +325,9 @@ int Run::finish() {
     if (ending_ == Ending::not_finite)
         throw SharedError("the gradient of step ", step_ + 1, " is not finite (first in ",
                           bad_parameter_, "), so its update was not applied; ", saved,
-                          "; lower optimizer.learning_rate or start from an earlier checkpoint");
+                          describe_sane_checkpoint());
+    losses_.end();
+    prune();
     if (damage) throw SharedError(damage->message, "; ", saved);
     if (!trouble.empty()) throw SharedError(trouble);
     if (const std::string summary = parts_.log.summary(world()); !summary.empty())
@@ -346,6 +366,25 @@ std::string Run::describe_saved(const std::string& trouble) const {
     if (!trouble.empty()) return trouble;
     if (step_ == 0 && !resumed_) return "no step was finished, so there is nothing to save";
     return concat("step ", step_, " of ", steps_, " is saved in ", parts_.config.run_dir);
+}
+
+/// Where a run whose gradient was not finite can start from: the last checkpoint before its loss
+/// diverged, which prune() has kept.
+std::string Run::describe_sane_checkpoint() const {
+    const std::optional<int64_t> sane = losses_.sane_checkpoint();
+    if (step_ == 0) return "; lower optimizer.learning_rate";
+    if (!sane)
+        return concat("; the loss was not sane (", losses_.last_loss(),
+                      ") after any checkpoint, so lower optimizer.learning_rate and start again in "
+                      "another run_dir");
+    const std::string name = checkpoint_path(parts_.config.run_dir, *sane).string();
+    if (*sane == step_)
+        return concat("; ", name,
+                      " is the last checkpoint with a sane loss: lower "
+                      "optimizer.learning_rate or start from an earlier checkpoint");
+    return concat("; the loss has risen to ", losses_.last_loss(), ", and ", name,
+                  " is the last checkpoint with a sane loss: to resume from it, remove the later "
+                  "ones and lower optimizer.learning_rate");
 }
 
 int Run::end_early(const std::string& saved) {

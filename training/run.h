@@ -9,6 +9,7 @@
 #include "base/stopwatch.h"
 #include "training/choices.h"
 #include "training/config.h"
+#include "training/loss_watch.h"
 #include "training/progress.h"
 #include "training/report/report.h"
 #include "training/run_data.h"
@@ -124,11 +125,13 @@ class Run {
     bool evaluate_and_log();
     void print_samples(uint64_t first, int count);
     std::string save_or_reason();
+    void prune();
 
     void finish_verification();
     std::string set_aside_unsound(const ShardWatch::Damage& damage) const;
     std::string why_it_ended() const;
     std::string describe_saved(const std::string& trouble) const;
+    std::string describe_sane_checkpoint() const;
     int finish();
     int end_early(const std::string& saved);
     int end_complete(const std::string& saved);
@@ -143,6 +146,7 @@ class Run {
     int64_t step_;           // steps submitted so far, counted over the whole run
     int64_t in_flight_ = 0;  // those of them whose outcome the host has not seen
     int64_t saved_step_;     // the last step that is saved; a new run's step 0 counts as saved
+    LossWatch losses_;
     Ending ending_ = Ending::finished;
     std::map<std::string, int64_t> sent_before_;  // bytes, when the step began
     std::string bad_parameter_;                   // the one whose gradient was not finite

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "dataloader/manifest.h"
+#include "training/data_folder.h"
 #include "training/known_data.h"
 #include "training/plan.h"
 #include "training/trainer.h"
@@ -22,6 +23,7 @@ void require_run_inputs(const Config& config, const std::string& file) {
     for (const std::string& path :
          {config.tokenizer.path, config.data.val, config.evaluation.hellaswag})
         require_made(path);
+    require_no_folders(config, file);
 }
 
 RunData::RunData(const Config& config, const std::string& file) {

@@ -19,7 +19,7 @@
 namespace train_gpt {
 
 /// Throws Error if a configuration does not set something that a run needs, or names data of
-/// known_data.h that has not been made yet. `file`: the configuration's, for error messages.
+/// known_data.h that has not been made yet, or folders instead of shards. `file`: the configuration's, for error messages.
 void require_run_inputs(const Config& config, const std::string& file);
 
 class RunData {

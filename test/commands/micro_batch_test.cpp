@@ -65,3 +65,19 @@ TEST_CASE("a resumed run computes with the micro-batch that its checkpoint names
     CHECK(contains(older.out, "(1 micro-batch of 8 × 32)"));
     CHECK_FALSE(contains(older.out, "note: "));
 }
+
+TEST_CASE("a run that falls back on an older checkpoint computes with that one's choices", "[cli]") {
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    const auto train = [&](const Arguments& more) {
+        return check_succeeds(train_gpt_with(Workplace::get().train(run, open_choice + more)));
+    };
+    train({"--stop-at", "3"});
+    choose_for(run / step_folder(3), 2);
+    train({"--stop-at", "6"});
+    write(run / step_folder(6) / "choices.json", "{}");
+    const Outcome back = train({"--stop-at", "9"});
+    CHECK(contains(back.err, "trying the checkpoint before it"));
+    CHECK(contains(back.out, "(4 micro-batches of 2 × 32)"));
+    CHECK(fs::exists(run / step_folder(9)));
+}

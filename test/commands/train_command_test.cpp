@@ -677,6 +677,29 @@ TEST_CASE("a resumed run refuses a configuration with another model and reports 
 }
 
 TEST_CASE(
+    "a run that diverges keeps and names the last checkpoint whose loss was sane, also when it "
+    "is started again",
+    "[cli]") {
+    const TemporaryDirectory directory;
+    const fs::path run = directory / "run";
+    fs::copy(finished_run(), run, fs::copy_options::recursive);
+    // The update of step 13 sends weights so far away that later checkpoints are of no use.
+    const Arguments train = Workplace::get().train(
+        run, {"--set", "optimizer.learning_rate=3e3", "--set", "schedule.steps=10000", "--set",
+              "schedule.decay=constant", "--set", "checkpoint.every=1", "--set",
+              concat("checkpoint.keep=", random_int(1, 3)), "--set", "optimizer.grad_clip=0"});
+    for (int start = 0; start < 2; ++start) {
+        const Outcome outcome = train_gpt_with(train);
+        check_refused(outcome, 1,
+                      {"not finite", (run / step_folder(12)).string(),
+                       "is the last checkpoint with a sane loss", "the loss has risen to",
+                       "optimizer.learning_rate"});
+        CHECK(fs::exists(run / step_folder(12) / "manifest.json"));
+    }
+    CHECK(checkpoints_in(run).back() > 13);
+}
+
+TEST_CASE(
     "a learning rate that blows up stops the run with the step, the tensor and the last good "
     "weights",
     "[cli][cuda]") {

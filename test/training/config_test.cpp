@@ -256,6 +256,50 @@ TEST_CASE("overrides take JSON values, bare texts for texts, and apply in order"
     CHECK(config.schedule.steps == 1000);
 }
 
+TEST_CASE("every switch takes true, false, \"on\" and \"off\" alike, in JSON and in --set",
+          "[config]") {
+    const std::vector<std::string> llama{"model.family=llama"};  // whose heads may be normed
+    const json schema = json::parse(config_schema());
+    int switches = 0;
+    for (const auto& [section, rules] : schema.at("properties").items()) {
+        if (!rules.contains("properties")) continue;
+        for (const auto& [name, rule] : rules["properties"].items()) {
+            const json words = rule.value("enum", json::array());
+            const auto allows = [&](const json& value) {
+                return std::find(words.begin(), words.end(), value) != words.end();
+            };
+            if (!allows("on") && rule.at("type") != "boolean") continue;
+            ++switches;
+            const std::string key = section + "." + name;
+            CAPTURE(key);
+            for (const auto& [word, value] : {std::pair{"on", true}, {"off", false}}) {
+                CHECK(allows(word));
+                CHECK(allows(value));
+                std::set<std::string> results;
+                const json base = {{"schedule", {{"steps", 100}}}};
+                const auto set = [&](const std::string& text) {
+                    const std::vector<std::string> overrides{llama[0], key + "=" + text};
+                    results.insert(to_json(parse_config(base.dump(), "my.json", overrides)));
+                };
+                for (const json& written : {json(word), json(value)}) {
+                    json file = base;
+                    file[section][name] = written;
+                    results.insert(to_json(parse_config(file.dump(), "my.json", llama)));
+                    set(written.dump());
+                }
+                set(word);
+                REQUIRE(results.size() == 1);
+                const json result = json::parse(*results.begin()).at(section).at(name);
+                CHECK((result == word || result == value));
+            }
+            for (const char* other : {"1", "0", "yes", "\"true\"", "null", "True", "\"yes\""})
+                check_names(override_refusal({key + "=" + other}),
+                            {key, "true or false", "\"on\""});
+        }
+    }
+    CHECK(switches == 9);
+}
+
 TEST_CASE("training data are one glob or a list of sources with weights", "[config]") {
     using Sources = std::vector<Config::Data::Source>;
     const std::string rest = R"(, "schedule": {"steps": 100}})";

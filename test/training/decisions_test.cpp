@@ -182,3 +182,9 @@ TEST_CASE("choices are the same after they were text, and damaged ones are named
         }
     }
 }
+
+TEST_CASE("ranks of one machine share its memory") {
+    const uint64_t all = memory_for_a_rank(Device{}, 1);
+    CHECK(all > memory_available(Device{}) / 2);  // other programs take some meanwhile
+    CHECK(memory_for_a_rank(Device{}, 1000) < all / 100);
+}

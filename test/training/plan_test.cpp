@@ -183,6 +183,61 @@ TEST_CASE("a micro-batch that is left open is the one with which a step is done 
     }
 }
 
+TEST_CASE("context-parallel ranks take the time of their part of a sequence", "[plan]") {
+    Config config = random_config();
+    config.model.n_ctx = config.batch.sequence_length =
+        64 + 4 * static_cast<int>(random_int(0, 15));
+    config.batch.micro_batch = 0;
+    config.batch.tokens_per_step = 12 * config.sequence_length();
+    const DecoderSpec spec = spec_of(config, config.model.vocab_size);
+    const auto chosen = [&](int context) {
+        config.parallel.context = context;
+        return fit_into(uint64_t{1} << 50, config, spec, DType::fp32, Device{}, 5 * context)
+            .micro_batch;
+    };
+    // 12 sequences on 5 ranks: 3 · (T + 64) or 2 · (2·T + 64), where T is a rank's part.
+    CHECK(chosen(1) == 1);
+    CHECK(chosen(2) == 2);
+}
+
+TEST_CASE("the plan of a pipeline is of the stage that needs the most, and sends the most",
+          "[plan]") {
+    for (int i = 0; i < 10; ++i) {
+        Config config = random_config();
+        const int stages = static_cast<int>(random_int(2, 4));
+        config.parallel.pipeline = stages;
+        config.parallel.layers_per_stage.assign(static_cast<size_t>(stages), 1);
+        const auto largest = static_cast<size_t>(random_int(1, stages - 1));
+        config.parallel.layers_per_stage[largest] = 40;
+        config.model.n_layer = stages + 39;
+        config.batch.micro_batch = 1;
+        config.batch.tokens_per_step = int64_t{8} * config.sequence_length();
+        config.precision.recompute = "none";
+        const int ranks = 2 * stages;
+        const DecoderSpec spec = spec_of(config, config.model.vocab_size);
+        CAPTURE(to_json(config));
+        const DType dtype = resolve_dtype("auto", Device{});
+        std::vector<uint64_t> bytes;
+        Traffic most;
+        for (int rank = 0; rank < ranks; ++rank) {
+            bytes.push_back(plan_memory(config, spec, dtype, Recompute::none, Device{}, ranks, rank)
+                                .total_bytes());
+            for (const auto& [group, sent] :
+                 step_traffic(config, spec, dtype, ranks, Recompute::none, rank))
+                most[group] = std::max(most[group], sent);
+        }
+        CHECK(std::ranges::max(bytes) > bytes[0]);
+        CHECK(plan_memory(config, spec, dtype, Recompute::none, Device{}, ranks).total_bytes() ==
+              std::ranges::max(bytes));
+        const std::string text = plan_report(config, Device{}, ranks).text;
+        REQUIRE(most.contains("data"));
+        CHECK(most["data"] > step_traffic(config, spec, dtype, ranks)["data"]);
+        for (const auto& [group, sent] : most)
+            CHECK(contains(text,
+                           concat(format_bytes(static_cast<uint64_t>(sent)), " along ", group)));
+    }
+}
+
 TEST_CASE("a resumed run takes the choices that it has, unless they fit no more", "[plan]") {
     Config config = random_config();
     config.batch.micro_batch = 0;

@@ -11,6 +11,7 @@
 #include "dataloader/manifest.h"
 #include "dataloader/verify.h"
 #include "training/commands/commands.h"
+#include "training/data_folder.h"
 #include "training/evaluation.h"
 #include "training/inference_session.h"
 #include "training/known_data.h"
@@ -70,8 +71,9 @@ void print_validation(const ValidationResult& v, const std::string& data,
 int eval(const CommandLine& line) {
     InferenceSession session(line.checkpoint, line.device, line.dtype,
                              InferenceSession::For::evaluation);
-    const std::string data = !line.data.empty() ? line.data : session.validation_data();
     require_made(line.data);
+    const std::string data =
+        line.data.empty() ? session.validation_data() : validation_glob(line.data);
     require_made(line.hellaswag);
     if (data.empty() && line.hellaswag.empty())
         throw UsageError(

@@ -11,7 +11,7 @@
 namespace train_gpt::commands {
 
 int plan(const CommandLine& line) {
-    const Config config = load_config(line.config, line.overrides);
+    const Config config = load_config(line, line.world);
     const Device device = open_device(config.device);
     if (!line.picture.empty())
         write_file(line.picture, planned_picture(config, device, line.world));

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "training/resolved_config.h"
 #include "training/run_folder.h"
 #include "training/run_history.h"
 
@@ -204,6 +205,36 @@ void RecordedRun::read_documents() {
     if (const Json config = read("config.json"); config.is_object()) flatten(config, "", config_);
     manifest_ = read(run_manifest);
     choices_ = read("choices.json");
+    resolve_config();
+}
+
+/// Puts the values into the configuration that it leaves open: what was chosen for the machine, and in
+/// runs of earlier versions what the model's family and tokenizer say.
+void RecordedRun::resolve_config() {
+    const auto is_open = [](const Json& value) { return value == 0 || value == "auto"; };
+    for (const auto& [key, name] :
+         {std::pair{"batch.micro_batch", "micro_batch"}, {"precision.recompute", "recompute"}})
+        if (const auto found = config_.find(key); found != config_.end() &&
+                                                  is_open(found->second) && choices_.is_object() &&
+                                                  choices_.contains(name)) {
+            const Json& value = choices_[name];
+            found->second =
+                concat(value.is_string() ? value.get<std::string>() : to_text(value), " (chosen)");
+        }
+    const Json* start = last_start();
+    const Json vocabulary = start ? start->value("vocabulary", Json()) : Json();
+    if (!vocabulary.is_number_integer()) return;
+    try {
+        const Config config = load_config(folder_ / "config.json", {});
+        const Config resolved =
+            resolve(config, spec_of(config, vocabulary.get<int64_t>()), DType::fp32);
+        for (const auto& [key, text] : config_values(resolved))
+            if (const auto found = config_.find(key);
+                key.starts_with("model.") && found != config_.end() && is_open(found->second))
+                found->second = try_parse_json(text);
+    } catch (const Error&) {
+        // A configuration that this version does not read is shown as it is.
+    }
 }
 
 const Json* RecordedRun::last_start() const {

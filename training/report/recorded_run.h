@@ -89,6 +89,7 @@ class RecordedRun {
     void read_lines(const char* file, Lines& lines, const Take& take);
     void take_metrics(const Json& line);
     void read_documents();
+    void resolve_config();
 
     std::filesystem::path folder_;
     Lines metrics_lines_, history_lines_;
