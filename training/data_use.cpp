@@ -3,23 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "base/error.h"
 #include "base/formatted.h"
-#include "dataloader/mixture.h"
 
 namespace train_gpt {
-
-namespace {
-
-std::vector<double> weights_of(const TrainSources& sources) {
-    std::vector<double> weights;
-    for (const auto& source : sources) weights.push_back(source.weight);
-    return weights;
-}
-
-}  // namespace
 
 std::optional<DataUse> data_use_if_readable(const Config& config, int64_t vocab_size) try {
     std::vector<TrainSource> sources;
@@ -35,33 +23,22 @@ std::string describe_passes(double passes) {
     return formatted("%.3g", passes) + (passes == 1 ? " pass" : " passes");
 }
 
-std::vector<int64_t> tokens_of_sources(const TrainSources& sources, const DataOrder& order,
-                                       int64_t tokens) {
-    const int64_t samples = order.sample_after(std::max(tokens, order.first_token));
-    std::vector<int64_t> given = Mixture(order.key(), weights_of(sources)).counts_before(samples);
-    for (size_t s = 0; s < given.size(); ++s) {
-        const auto before = order.tokens_before.find(sources[s].name);
-        given[s] = given[s] * order.T + (before == order.tokens_before.end() ? 0 : before->second);
-    }
-    return given;
-}
-
 DataUse::DataUse(const Config& config, const std::vector<TrainSource>& sources)
     : sources_(config.data.train), order_{.seed = config.seed, .T = config.sequence_length()} {
-    const std::vector<double> weights = weights_of(sources_);
-    const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
     for (const TrainSource& source : sources) {
         const int64_t tokens = count_windows(*source.shards, order_.T) * order_.T;
         epoch_tokens_ += tokens;
         epochs_.push_back(source.shards->synthetic() ? 0 : tokens);
-        std::string& text = order_.sources;
-        text += concat(text.empty() ? "" : "; ", source.shards->fingerprint());
-        if (sources.size() > 1) text += formatted(" x %.9g", source.weight / all);
+        order_.sources.push_back({source.shards->fingerprint(), source.weight});
     }
 }
 
 std::vector<SourceUse> DataUse::after(const DataOrder& order, int64_t tokens) const {
-    const std::vector<int64_t> given = tokens_of_sources(sources_, order, tokens);
+    std::vector<int64_t> given = order.tokens_of_sources(tokens);
+    for (size_t s = 0; s < given.size(); ++s) {
+        const auto before = order.tokens_before.find(order.sources[s].content);
+        if (before != order.tokens_before.end()) given[s] += before->second;
+    }
     std::vector<SourceUse> use;
     for (size_t s = 0; s < given.size(); ++s)
         use.push_back({.name = sources_[s].name,
@@ -81,6 +58,7 @@ std::string describe_use(const std::vector<SourceUse>& planned) {
         text.pop_back();
         double all = 0;
         for (const SourceUse& source : planned) all += static_cast<double>(source.tokens);
+        all = std::max(all, 1.0);
         for (const SourceUse& source : planned) {
             const auto tokens = static_cast<double>(source.tokens);
             text += formatted("\n  %5.1f %%, %.4g tokens", 100 * tokens / all, tokens);

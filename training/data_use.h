@@ -23,10 +23,6 @@ struct SourceUse {
 /// "Scaling data-constrained language models", arXiv 2305.16264.
 constexpr double good_passes = 4;
 
-/// The tokens that each source has given when the run has read `tokens`.
-std::vector<int64_t> tokens_of_sources(const TrainSources& sources, const DataOrder& order,
-                                       int64_t tokens);
-
 class DataUse {
   public:
     /// Throws Error if a source holds no sample.
@@ -36,7 +32,7 @@ class DataUse {
     int64_t epoch_tokens() const { return epoch_tokens_; }
     /// The first order of a run with these data.
     const DataOrder& order() const { return order_; }
-    /// What the run has read of each source after `tokens` in all.
+    /// What the run has read of each source after `tokens` in all. The order has these sources.
     std::vector<SourceUse> after(const DataOrder& order, int64_t tokens) const;
 
   private:

@@ -1,10 +1,12 @@
 #include "training/position.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_file.h"
+#include "dataloader/mixture.h"
 
 namespace train_gpt {
 
@@ -30,10 +32,33 @@ void TokenCount::change(int64_t step, int64_t per_step) {
         parts_.push_back({step, tokens, per_step});
 }
 
+bool DataOrder::has_sources_of(const DataOrder& other) const {
+    const auto all = [](const std::vector<Source>& sources) {
+        double sum = 0;
+        for (const Source& source : sources) sum += source.weight;
+        return sum;
+    };
+    const double mine = all(sources), theirs = all(other.sources);
+    return std::ranges::equal(sources, other.sources, [&](const Source& a, const Source& b) {
+        return a.content == b.content && std::abs(a.weight / mine - b.weight / theirs) < 1e-9;
+    });
+}
+
+std::vector<int64_t> DataOrder::tokens_of_sources(int64_t tokens) const {
+    std::vector<double> weights;
+    for (const Source& source : sources) weights.push_back(source.weight);
+    std::vector<int64_t> given =
+        Mixture(key(), weights).counts_before(sample_after(std::max(tokens, first_token)));
+    for (int64_t& n : given) n *= T;
+    return given;
+}
+
 void write_position(const fs::path& checkpoint, const RunPosition& position) {
     const DataOrder& order = position.order;
     const int64_t tokens = position.tokens.before(position.step);
-    Json steps = Json::array();
+    Json steps = Json::array(), sources = Json::array();
+    for (const DataOrder::Source& source : order.sources)
+        sources.push_back({{"content", source.content}, {"weight", source.weight}});
     for (const TokenCount::Part& part : position.tokens.parts())
         steps.push_back({{"first_step", part.first_step}, {"tokens_per_step", part.per_step}});
     write_file(checkpoint / file_name, to_text({{"tokens", tokens},
@@ -42,7 +67,7 @@ void write_position(const fs::path& checkpoint, const RunPosition& position) {
                                                 {"order",
                                                  {{"seed", order.seed},
                                                   {"sequence_length", order.T},
-                                                  {"sources", order.sources},
+                                                  {"sources", sources},
                                                   {"first_token", order.first_token},
                                                   {"tokens_before", order.tokens_before}}}},
                                                2) +
@@ -72,9 +97,11 @@ RunPosition read_position(const fs::path& checkpoint, int64_t step, const Config
     position.order = {
         .seed = field<uint64_t>(order, "seed", path),
         .T = field<int>(order, "sequence_length", path),
-        .sources = field<std::string>(order, "sources", path),
         .first_token = field<int64_t>(order, "first_token", path),
         .tokens_before = field<std::map<std::string, int64_t>>(order, "tokens_before", path)};
+    for (const Json& source : field<std::vector<Json>>(order, "sources", path))
+        position.order.sources.push_back({.content = field<std::string>(source, "content", path),
+                                          .weight = field<double>(source, "weight", path)});
     const int64_t tokens = position.tokens.before(step);
     require(tokens == field<int64_t>(json, "tokens", path));
     require(position.order.T > 0 && position.order.first_token >= 0 &&

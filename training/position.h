@@ -38,11 +38,21 @@ class TokenCount {
 /// An order of training samples: the loader's permutations and mixture, and where it began. If what
 /// it depends on changes when a run resumes, another one begins at its first sample.
 struct DataOrder {
+    struct Source {
+        std::string content;  // TokenShards::fingerprint
+        double weight;
+    };
+
     uint64_t seed = 0;
-    int T = 1;                 // tokens of a sample
-    std::string sources = {};  // their contents and weights; empty: not recorded, by older versions
+    int T = 1;                         // tokens of a sample
+    std::vector<Source> sources = {};  // empty: not recorded, by older versions
     int64_t first_token = 0;
-    std::map<std::string, int64_t> tokens_before = {};  // that each source gave to earlier orders
+    std::map<std::string, int64_t> tokens_before = {};  // that earlier orders took, by content
+
+    /// Whether both take the same shares of the same data.
+    bool has_sources_of(const DataOrder& other) const;
+    /// The tokens that each source has given to this order when the run has read `tokens`.
+    std::vector<int64_t> tokens_of_sources(int64_t tokens) const;
 
     /// For the loader. An order that does not begin with the run is a new one even if seed and data
     /// are those of an earlier order.

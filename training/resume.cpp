@@ -43,14 +43,15 @@ void compare_with(const std::filesystem::path& checkpoint, const Config& config,
 std::string note_on_changed(const std::string& data) {
     return concat("note: ", data, " has changed since this run was last started; ",
                   data == "data.train"
-                      ? "its order continues, since its shards have the same sizes"
+                      ? "its order continues, since its shards begin and end as when this "
+                        "checkpoint was written, with the same sizes"
                       : "validation losses before and after this step cannot be compared");
 }
 
 /// What of the order of training data has changed since a checkpoint; empty if nothing has.
 std::string changed_order(const DataOrder& before, const DataOrder& now, const Config& config) {
     const auto has_changed = [&] {
-        if (!before.sources.empty()) return before.sources != now.sources;
+        if (!before.sources.empty()) return !before.has_sources_of(now);
         const std::vector<std::string> changed = changed_data(config.run_dir, config);
         return std::ranges::find(changed, "data.train") != changed.end();
     };
@@ -84,12 +85,17 @@ Continuation continue_after(const std::filesystem::path& checkpoint, const Confi
         at.order.sources = now.sources;
         return {std::move(at), ""};
     }
+    // Older versions did not record the contents; they are known if only the seed has changed.
+    const bool has_other_data = changed.find("data.train") != std::string::npos;
+    if (at.order.sources.empty() && !has_other_data) at.order.sources = now.sources;
     DataOrder next = now;
     next.first_token = at.tokens.before(at.step);
     next.tokens_before = at.order.tokens_before;
-    const TrainSources sources = checkpoint_config(checkpoint).data.train;
-    const std::vector<int64_t> given = tokens_of_sources(sources, at.order, next.first_token);
-    for (size_t s = 0; s < sources.size(); ++s) next.tokens_before[sources[s].name] = given[s];
+    if (!at.order.sources.empty()) {
+        const std::vector<int64_t> given = at.order.tokens_of_sources(next.first_token);
+        for (size_t s = 0; s < given.size(); ++s)
+            next.tokens_before[at.order.sources[s].content] += given[s];
+    }
     at.order = std::move(next);
     return {std::move(at), std::move(changed)};
 }

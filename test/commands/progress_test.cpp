@@ -39,6 +39,9 @@ TEST_CASE("the progress line fits the terminal's width, also after it has change
     const int narrow = static_cast<int>(random_int(45, 80));
     TerminalProcess process(Workplace::get().train(directory / "run", endless + nothing_between),
                             200);
+    // What is said before the first step is longer.
+    REQUIRE(
+        process.wait_until([&] { return process.screen().find("step 1/") != std::string::npos; }));
     const auto lines_at = [&](int columns) {
         process.resize(columns);
         const size_t begin = process.screen().size();

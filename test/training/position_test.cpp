@@ -59,7 +59,7 @@ TEST_CASE("a checkpoint gives back its position, and one without it that of its 
     position.tokens.change(random_int(0, step), T * random_int(1, 9));
     position.order = {.seed = test_rng()(),
                       .T = static_cast<int>(T),
-                      .sources = "5 shards",
+                      .sources = {{"5 shards", 0.1}, {"a shard", 1e-3}},
                       .first_token = 0,
                       .tokens_before = {{"a\"b", random_int(0, 1 << 30)}}};
     write_position(directory.path(), position);
@@ -68,7 +68,11 @@ TEST_CASE("a checkpoint gives back its position, and one without it that of its 
     CHECK(read_back.tokens.parts() == position.tokens.parts());
     CHECK(read_back.order.seed == position.order.seed);
     CHECK(read_back.order.T == T);
-    CHECK(read_back.order.sources == "5 shards");
+    CHECK(read_back.order.has_sources_of(position.order));
+    CHECK_FALSE(read_back.order.has_sources_of({.sources = {{"5 shards", 0.1}, {"b", 1e-3}}}));
+    CHECK_FALSE(
+        read_back.order.has_sources_of({.sources = {{"5 shards", 0.1}, {"a shard", 2e-3}}}));
+    CHECK(read_back.order.has_sources_of({.sources = {{"5 shards", 300.0}, {"a shard", 3.0}}}));
     CHECK(read_back.order.tokens_before == position.order.tokens_before);
 
     // Of another step, its numbers contradict each other.
