@@ -297,7 +297,7 @@ TEST_CASE("every switch takes true, false, \"on\" and \"off\" alike, in JSON and
                             {key, "true or false", "\"on\""});
         }
     }
-    CHECK(switches == 9);
+    CHECK(switches == 10);
 }
 
 TEST_CASE("training data are one glob or a list of sources with weights", "[config]") {
