@@ -21,8 +21,16 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// 2: optimizer files may hold runs of elements at equal distances.
-constexpr int format_version = 2, format_version_without_runs = 1;
+constexpr int format_version = 3;
+
+/// The oldest version that can read a checkpoint. 2: optimizer files may hold runs of elements at
+/// equal distances. 3: the position is not its step times its batch.
+int version_needed(const CheckpointContents& contents) {
+    const auto& position = contents.position;
+    if (position && (position->tokens.parts().size() > 1 || position->order.first_token > 0))
+        return 3;
+    return contents.parameters.sharding().tensors > 1 ? 2 : 1;
+}
 
 std::string step_name(int64_t step) {
     char name[32];
@@ -162,13 +170,11 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
                 return hashes_of(files, activity);
             }));
         first_for_all(world, [&] {
-            Json manifest = {
-                {"format", "train_gpt checkpoint"},
-                {"format_version",
-                 parameters.sharding().tensors > 1 ? format_version : format_version_without_runs},
-                {"program", version()},
-                {"step", contents.step},
-                {"files", Json::object()}};
+            Json manifest = {{"format", "train_gpt checkpoint"},
+                             {"format_version", version_needed(contents)},
+                             {"program", version()},
+                             {"step", contents.step},
+                             {"files", Json::object()}};
             for (const std::string& entry : entries) manifest["files"].update(parse_json(entry));
             write_file(directory / "manifest.json", to_text(manifest, 2) + "\n");
             sync_directory(directory);

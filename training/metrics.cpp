@@ -23,6 +23,7 @@ struct KeptMetrics {
 
 KeptMetrics metrics_up_to(std::string_view text, int64_t last_step) {
     KeptMetrics kept;
+    double val_tokens = -1;
     for (size_t end; (end = text.find('\n')) != std::string_view::npos;
          text.remove_prefix(end + 1)) {
         const std::string_view line = text.substr(0, end);
@@ -38,6 +39,11 @@ KeptMetrics metrics_up_to(std::string_view text, int64_t last_step) {
         };
         kept.seconds = number("seconds", kept.seconds);
         if (!json.contains("val_loss")) continue;
+        // Losses on other validation data cannot be compared.
+        if (const double tokens = number("val_tokens", val_tokens); tokens != val_tokens) {
+            kept.best = {};
+            val_tokens = tokens;
+        }
         kept.last = {step, number("val_loss", std::nan("")),
                      number("val_bits_per_byte", std::nan(""))};
         const bool is_better = !(kept.best.nats_per_token <= kept.last.nats_per_token);

@@ -75,7 +75,7 @@ struct LoggedEvaluation {
 };
 
 /// The last evaluation up to a step in a run folder's metrics.jsonl, and the first one of the lowest
-/// loss, if there are any.
+/// loss, if there are any: of those on as many tokens as the last, since others had other data.
 LoggedEvaluation last_evaluation(const std::filesystem::path& run_dir, int64_t step);
 LoggedEvaluation best_evaluation(const std::filesystem::path& run_dir, int64_t step);
 

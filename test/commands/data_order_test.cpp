@@ -209,6 +209,12 @@ TEST_CASE("a changed seed or sequence of data begins a new permutation, which is
     CHECK(contains(
         runs.train("run", 4, seed + moved + shorter + Arguments{"--set", "schedule.steps=6"}),
         "note: the sequence length has changed since this checkpoint; " + note));
+    const auto version_needed = [&](int step) {
+        return Json::parse(read(runs.folder("run") / step_folder(step) / "manifest.json"))
+            .at("format_version");
+    };
+    CHECK(version_needed(1) == 1);
+    CHECK(version_needed(2) == 3);  // versions without position.json would guess its position
     const Json position = runs.position("run", 6);
     CHECK(position.at("samples") == 8);
     CHECK(position.at("tokens") == (before + epoch + more + 1 + 8) * T);

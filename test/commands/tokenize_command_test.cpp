@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "test/commands/program.h"
+#include "test/parallel/ranks.h"
 
 using namespace train_gpt;
 
@@ -23,10 +24,15 @@ TEST_CASE("tokenize ends with a command that trains, for a shell to read", "[cli
         write(directory / "words.sh", "printf '%s\\n' " + line.substr(said.size()) + "\n");
         const std::string words = directory / "words";
         REQUIRE(std::system(("sh " + (directory / "words.sh") + " > " + words).c_str()) == 0);
-        CHECK(read(words) == concat(binary(), "\ntrain\nconfigs/quickstart.json\n--data\n", out,
+        CHECK(read(words) == concat(binary(), "\ntrain\nquickstart\n--data\n", out,
                                     "\n--set\nrun_dir=runs/", fs::path(name).filename().string(),
                                     "\n"));
         CHECK(fs::exists(out + "/train_000000.bin"));
+        write(directory / "next.sh", line.substr(said.size()) + " --print-config\n");
+        const ProgramResult next = run_program({"sh", directory / "next.sh"});
+        INFO(next.output);
+        CHECK(next.exit_code == 0);
+        CHECK(contains(next.output, concat("\"val\": ", Json(out + "/val_*.bin").dump())));
     }
     // There is nothing to train on.
     const Outcome validation = check_succeeds(

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -127,21 +128,31 @@ TEST_CASE("a run's folder says what the run was", "[run_folder]") {
         Json::parse(read(directory / "run/manifest.json")).at("train").at(0).contains("xxh3"));
 }
 
-TEST_CASE("the best evaluation is the first of the lowest loss, up to a step", "[run_folder]") {
+TEST_CASE("the best evaluation is the first of the lowest loss on the same data, up to a step",
+          "[run_folder]") {
     const TemporaryDirectory directory;
     std::string text;
+    int64_t tokens = 100;  // of the validation data, which may change when a run resumes
     std::vector<std::pair<double, int64_t>> losses;
+    std::map<int64_t, int64_t> tokens_at;
     for (int64_t step = 0; step < 40; step += random_int(1, 4)) {
         const bool finite = random_int(0, 5) > 0;
         const double loss = 0.5 * static_cast<double>(random_int(2, 9));
-        text += Json{{"step", step}, {"val_loss", finite ? Json(loss) : Json()}}.dump() + "\n";
+        if (random_int(0, 7) == 0) tokens += random_int(1, 50);
+        tokens_at[step] = tokens;
+        text +=
+            Json{{"step", step}, {"val_loss", finite ? Json(loss) : Json()}, {"val_tokens", tokens}}
+                .dump() +
+            "\n";
         if (finite) losses.emplace_back(loss, step);
     }
     write(directory / "metrics.jsonl", text);
     for (int64_t last = 0; last < 40; ++last) {
         std::pair<double, int64_t> best{INFINITY, -1};
         for (const auto& [loss, step] : losses)
-            if (step <= last && loss < best.first) best = {loss, step};
+            if (step <= last && tokens_at[step] == std::prev(tokens_at.upper_bound(last))->second &&
+                loss < best.first)
+                best = {loss, step};
         const LoggedEvaluation found = best_evaluation(directory.path(), last);
         CHECK(found.step == best.second);
         if (best.second >= 0) CHECK(found.nats_per_token == best.first);

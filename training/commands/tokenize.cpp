@@ -2,7 +2,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <string>
-#include <system_error>
 
 #include "base/error.h"
 #include "dataloader/manifest.h"
@@ -27,18 +26,6 @@ std::string shell_word(const std::string& word) {
     return quoted + "'";
 }
 
-/// The path of a file in configs/: below the working folder, else where the program was built or
-/// installed.
-fs::path preset(const char* name) {
-    std::error_code code;
-    const fs::path here = fs::path("configs") / name,
-                   program = fs::read_symlink("/proc/self/exe", code).parent_path();
-    for (const fs::path& path :
-         {here, program / "../configs" / name, program / "../share/train_gpt/configs" / name})
-        if (fs::exists(path, code)) return path.lexically_normal();
-    return here;
-}
-
 /// The command that trains a model on what `tokenize` wrote into a folder; empty if that is no text
 /// for training.
 std::string next_command(const fs::path& out) {
@@ -48,11 +35,10 @@ std::string next_command(const fs::path& out) {
     if (tokens == 0) return "";
     constexpr int64_t small_corpus = 5'000'000;
     const fs::path name = fs::absolute(out / ".").lexically_normal().parent_path().filename();
-    return concat(
-        shell_word(program_invocation_name), " train ",
-        shell_word(preset(tokens < small_corpus ? "quickstart.json" : "tinystories.json")),
-        " --data ", shell_word(out.string()),
-        " --set run_dir=", shell_word((fs::path("runs") / name).string()));
+    return concat(shell_word(program_invocation_name), " train ",
+                  tokens < small_corpus ? "quickstart" : "tinystories", " --data ",
+                  shell_word(out.string()),
+                  " --set run_dir=", shell_word((fs::path("runs") / name).string()));
 }
 
 }  // namespace

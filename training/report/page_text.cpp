@@ -165,7 +165,7 @@ std::vector<Fact> summary_of(const RecordedRun& run) {
     const MetricsTable& training = run.training();
     const Curve mean = running_mean(training.step, training.column("loss"));
     const std::optional<size_t> last = run.evaluations().last_row("val_loss"),
-                                best = run.evaluations().smallest_row("val_loss");
+                                best = run.evaluations().smallest_row("val_loss", "val_tokens");
     const double validation = run.evaluations().last("val_loss");
     const auto shown = [](double value) {
         return std::isfinite(value) ? formatted("%.4f", value) : "";

@@ -101,11 +101,15 @@ std::optional<size_t> MetricsTable::last_row(const std::string& name) const {
     return {};
 }
 
-std::optional<size_t> MetricsTable::smallest_row(const std::string& name) const {
+std::optional<size_t> MetricsTable::smallest_row(const std::string& name,
+                                                 const std::string& like) const {
     std::optional<size_t> smallest;
+    const std::vector<double> likes = column(like);
+    const std::optional<size_t> last = last_row(name);
+    const double wanted = last ? likes[*last] : nan;
     if (const auto found = columns.find(name); found != columns.end())
         for (size_t i = 0; i < rows(); ++i)
-            if (std::isfinite(found->second[i]) &&
+            if (std::isfinite(found->second[i]) && (std::isnan(wanted) || likes[i] == wanted) &&
                 (!smallest || found->second[i] < found->second[*smallest]))
                 smallest = i;
     return smallest;

@@ -24,10 +24,10 @@ struct MetricsTable {
     std::vector<double> column(const std::string& name) const;
     /// The last finite value of a column; NaN if there is none.
     double last(const std::string& name) const;
-    /// The row of the last finite value of a column, and of the first smallest; nothing if there is
-    /// none.
+    /// The row of the last finite value of a column, and of the first smallest of those that have the
+    /// same value of another column as that one; nothing if there is none.
     std::optional<size_t> last_row(const std::string& name) const;
-    std::optional<size_t> smallest_row(const std::string& name) const;
+    std::optional<size_t> smallest_row(const std::string& name, const std::string& like) const;
 
     /// Adds a line. Rows of the same or a later step are removed, since they were run again.
     void add(double at, const Json& line);
