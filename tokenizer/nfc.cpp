@@ -48,7 +48,7 @@ bool is_changed(char32_t code) {
     return table[code];
 }
 
-/// The position of the first character at or after `at` that NFC may change, or the end of the text.
+/// The position of the first character at or after `at` that NFC may change, or the end.
 size_t find_changed(std::string_view text, size_t at) {
     while (at < text.size()) {
         const Utf8Character next = utf8_character(text, at);

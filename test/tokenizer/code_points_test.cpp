@@ -1,5 +1,5 @@
-// Texts are cut as Hugging Face's tokenizers cut them, whatever versions of PCRE2 and utf8proc there
-// are: around every code point, and by random patterns.
+// Texts are cut as Hugging Face's tokenizers cut them, whatever versions of PCRE2 and utf8proc
+// there are: around every code point, and by random patterns.
 #include <thread>
 
 #include "base/error.h"
