@@ -11,13 +11,13 @@
 namespace train_gpt {
 
 /// A pattern in the syntax of Oniguruma for Ruby, the engine of Hugging Face's tokenizers, with the
-/// meaning that it has there. PCRE2 matches it, but over symbols: which characters a property, a set
-/// or (?i) stands for is decided by our own tables (tokenizer/unicode.h), so that the matches do not
-/// depend on PCRE2's version of Unicode. Rewritten are also (?m), (?i) in front of alternatives, the
-/// repetitions X{n,m}+ (of X{n,m}), X{n}? (X{n} or nothing) and X{,m}. ^ and $ match at every line.
-/// Refused are references to groups, \G, \X, absent groups, the options besides i and m, and
-/// patterns that tell more than 256 kinds of characters apart. Immutable: any number of threads may
-/// use it.
+/// meaning that it has there. PCRE2 matches it, but over symbols: which characters a property, a
+/// set or (?i) stands for is decided by our own tables (tokenizer/unicode.h), so that the matches
+/// do not depend on PCRE2's version of Unicode. Rewritten are also (?m), (?i) in front of
+/// alternatives, the repetitions X{n,m}+ (of X{n,m}), X{n}? (X{n} or nothing) and X{,m}. ^ and $
+/// match at every line. Refused are references to groups, \G, \X, absent groups, the options
+/// besides i and m, and patterns that tell more than 256 kinds of characters apart. Immutable: any
+/// number of threads may use it.
 class Regex {
   public:
     /// Throws Error that says what is wrong with the pattern.
