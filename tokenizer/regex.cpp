@@ -118,6 +118,7 @@ bool RegexMatcher::search(size_t from, size_t& begin, size_t& end) {
 }
 
 size_t RegexMatcher::byte_of(size_t symbol) {
+    if (symbols_.size() == text_.size()) return symbol;  // a byte each
     for (; symbol_ < symbol; ++symbol_) byte_ += utf8_character(text_, byte_).length;
     return byte_;
 }
