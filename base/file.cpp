@@ -36,7 +36,8 @@ namespace {
 }  // namespace
 
 MappedFile::MappedFile(const fs::path& path) : path_(path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    // Opening a named pipe would wait for one who writes.
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) fail("cannot read", path, errno);
     struct stat status {};
     if (::fstat(fd, &status) != 0) {

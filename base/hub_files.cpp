@@ -53,6 +53,10 @@ void refuse_lfs_pointer(const fs::path& path, std::string_view beginning) {
 }
 
 void refuse_cache_root(const fs::path& folder) {
+    std::error_code code;
+    if (fs::is_directory(folder / "hub", code)) refuse_cache_root(folder / "hub");
+    if (folder.filename() == "snapshots" && is_root(folder.parent_path()))
+        refuse_cache_root(folder.parent_path());
     if (is_root(folder)) {
         const fs::path snapshot = snapshot_of(folder);
         throw Error(folder.string(),

@@ -169,7 +169,8 @@ ByteStream::ByteStream(std::string path, Compression compression, const std::ato
         file_ = STDIN_FILENO;
         return;
     }
-    file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    // Opening a named pipe would wait for one who writes.
+    file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (const std::string link = file_ < 0 ? describe_broken_link(path_) : ""; !link.empty())
         throw Error(link, "; restore it or remove the link");
     if (file_ < 0)
@@ -220,12 +221,19 @@ std::string other_encoding(std::string_view text) {
         if (text.starts_with(mark)) return "UTF-32";
     for (const std::string_view mark : {"\xff\xfe"sv, "\xfe\xff"sv})
         if (text.starts_with(mark)) return "UTF-16";
+    // The highest byte of a code point is 0, and the next one at most 0x10.
+    const std::string_view head = text.substr(0, std::min<size_t>(64, text.size() / 4 * 4));
+    const auto are_code_points = [&](size_t highest, size_t next) {
+        for (size_t i = 0; i < head.size(); i += 4)
+            if (head[i + highest] != 0 || static_cast<uint8_t>(head[i + next]) > 0x10) return false;
+        return head.size() >= 8 && head.find_first_not_of('\0') != head.npos;
+    };
+    if (are_code_points(3, 2)) return "UTF-32LE";
+    if (are_code_points(0, 1)) return "UTF-32BE";
     std::string zeros;
     for (const char c : text.substr(0, 8)) zeros += c == '\0' ? '0' : '1';
-    for (const auto& [name, pattern] : {std::pair{"UTF-32LE", "10001000"},
-                                        {"UTF-32BE", "00010001"},
-                                        {"UTF-16LE", "10101010"},
-                                        {"UTF-16BE", "01010101"}})
+    for (const auto& [name, pattern] :
+         {std::pair{"UTF-16LE", "10101010"}, {"UTF-16BE", "01010101"}})
         if (zeros == pattern) return name;
     return "";
 }

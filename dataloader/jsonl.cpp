@@ -283,19 +283,27 @@ FirstObject find_first_object(std::string_view beginning, bool complete, const s
     std::string_view text = skip_blanks(without_byte_order_mark(beginning));
     first.in_array = text.starts_with('[');
     if (first.in_array) text = skip_blanks(text.substr(1));
-    if (!text.starts_with('{')) return first;
-    const size_t end = first.in_array ? end_of_element(text) : text.find('\n');
-    const bool has_end = end != text.npos || complete;
-    const std::string_view object = text.substr(0, end);
-    std::string value;
-    const FieldReader reader = parse(object, field, value, false);
     constexpr size_t longest_token = 12;  // that may be cut: "\ud83d\ude00"
-    if (!reader.is_valid && !has_end && reader.error_at + longest_token > object.size())
-        first.found = FirstObject::Found::incomplete;
-    if (!reader.is_valid || !reader.has_fields) return first;
-    first.found = FirstObject::Found::object;
-    first.has_text = reader.found == FieldReader::Found::text;
-    first.fields = fields_of(object);
+    constexpr int most_tried = 10;        // lines: the first ones may be damaged or empty objects
+    for (int tried = 0; tried < most_tried && text.starts_with('{'); ++tried) {
+        const size_t end = first.in_array ? end_of_element(text) : text.find('\n');
+        const bool has_end = end != text.npos || complete;
+        const std::string_view object = text.substr(0, end);
+        std::string value;
+        const FieldReader reader = parse(object, field, value, false);
+        if (!reader.is_valid && !has_end && reader.error_at + longest_token > object.size()) {
+            first.found = FirstObject::Found::incomplete;
+            return first;
+        }
+        if (reader.is_valid && reader.has_fields) {
+            first.found = FirstObject::Found::object;
+            first.has_text = reader.found == FieldReader::Found::text;
+            first.fields = fields_of(object);
+            return first;
+        }
+        if (first.in_array || end == text.npos) return first;
+        text = skip_blanks(text.substr(end));
+    }
     return first;
 }
 

@@ -32,13 +32,14 @@ struct FirstObject {
     /// incomplete: the text may begin with an object that ends after what is known of it
     enum class Found { nothing, incomplete, object };
     Found found = Found::nothing;
-    bool in_array = false;  // the first element of an array, else the first line
+    bool in_array = false;  // the first element of an array, else a line
     bool has_text = false;  // it has a string in the field
     std::string fields;     // the names of its fields, for a message
 };
 
-/// Looks for a first line that is a JSON object, or an array whose first element is one, in the
-/// beginning of a text, or in all of it if `complete`.
+/// Looks for a first line that is a JSON object with fields, or an array whose first element is one,
+/// in the beginning of a text, or in all of it if `complete`. Lines before it may be empty or damaged
+/// objects.
 FirstObject find_first_object(std::string_view beginning, bool complete, const std::string& field);
 
 }  // namespace train_gpt

@@ -1,11 +1,14 @@
 #include "tokenizer/code_points.h"
 
 #include <algorithm>
+#include <array>
 
 namespace train_gpt {
 
 CodePoints CodePoints::of_runs(std::span<const uint32_t> lengths) {
     CodePoints set;
+    if (std::ranges::equal(lengths, std::array{0u}))
+        return set;  // as the tables write no code points
     char32_t at = 0;
     for (const uint32_t length : lengths) set.edges_.push_back(at += length);
     return set;

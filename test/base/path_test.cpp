@@ -110,6 +110,8 @@ TEST_CASE("a Git LFS pointer and the root of a Hugging Face cache are named") {
     write(root + "/refs/main", "2bb");
     CHECK(contains(refused(root), "name a snapshot in it: " + root + "/snapshots/2bb"));
     CHECK(contains(refused(folder / "hub"), "such as " + root + "/snapshots/2bb"));
-    for (const std::string& usable : {root + "/snapshots/2bb", folder.path(), folder / "missing"})
+    CHECK(contains(refused(folder.path()), "such as " + root + "/snapshots/2bb"));
+    CHECK(contains(refused(root + "/snapshots"), "name a snapshot in it: " + root));
+    for (const std::string& usable : {root + "/snapshots/2bb", root + "/refs", folder / "missing"})
         CHECK(refused(usable) == "");
 }

@@ -162,6 +162,12 @@ TEST_CASE("objects at the beginning of a text are found, and nothing else is") {
                 CHECK(found(before + text.substr(0, known), false).found == Found::incomplete);
                 CHECK(found(before + text.substr(0, known)).found == Found::nothing);
             }
+    for (const std::string first : {"{}", "{\"text\": \"a\" \"b\"}", "{\n{}\n\n{"}) {
+        CAPTURE(first);
+        CHECK(found(first + "\n{\"text\": \"x\"}\n").found == Found::object);
+        CHECK(found(first + "\n{\"text\": ", false).found == Found::incomplete);
+        CHECK(found(first + "\nwords\n{\"text\": \"x\"}\n").found == Found::nothing);
+    }
     CHECK(found("{\"body\": \"x\"}\n").fields == "its fields are \"body\" (text)");
     CHECK_FALSE(found("{\"body\": \"x\", \"text\": 5}\n").has_text);
     for (const std::string text :

@@ -186,6 +186,16 @@ TEST_CASE("text in UTF-16 or UTF-32, Git LFS pointers and cache roots are named"
         for (int i = 0; i < 100; ++i) add(static_cast<uint32_t>(random_int(0x20, 0x4FF)));
         return text;
     };
+    // In UTF-32 no letter need be ASCII.
+    for (const bool little : {false, true}) {
+        std::string text;
+        for (int i = 0; i < 20; ++i) {
+            const auto code = static_cast<uint32_t>(random_int(0x400, 0x10FFFF));
+            for (int k = 0; k < 4; ++k) text += static_cast<char>(code >> 8 * (little ? k : 3 - k));
+        }
+        write(folder / "other.txt", text);
+        CHECK(contains(refusal_of(folder / "other.txt"), little ? "UTF-32LE" : "UTF-32BE"));
+    }
     for (const auto& [extension, pack] : files)
         for (const char* name : {"a.txt", "a.jsonl"}) {
             const std::string file = folder / (name + extension);

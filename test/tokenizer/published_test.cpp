@@ -126,6 +126,11 @@ TEST_CASE("patterns mean what they mean to Oniguruma") {
     CHECK(pieces_of(R"(\p{Han}+)", "\u4E2D\u3002\u56FD") == Pieces{"\u4E2D", "\u3002", "\u56FD"});
     CHECK(pieces_of(R"(\p{^ han }|\P{ALPHA-betic})", "\u4E2D\u56FD1") ==
           Pieces{"\u4E2D\u56FD", "1"});
+    // UTF-8 has no surrogates, so this is an empty set.
+    CHECK(pieces_of(R"(\p{Cs})", "aB c12") == Pieces{"aB c12"});
+    CHECK(pieces_of(R"(\P{Surrogate})", "a1 ") == Pieces{"a", "1", " "});
+    CHECK(pieces_of(R"([\p{L}\p{Cs}]+)", "ab 1") == Pieces{"ab", " 1"});
+    CHECK(pieces_of(R"([^\p{L}\p{Cs}]+)", "ab 1") == Pieces{"ab", " 1"});
     // Sets within sets, what sets have in common, and named classes.
     CHECK(pieces_of(R"([a-c[x-z]])", "abdxw") == Pieces{"a", "b", "d", "x", "w"});
     CHECK(pieces_of(R"([a-z&&[^aeiou]]+)", "abcde") == Pieces{"a", "bcd", "e"});
