@@ -6,8 +6,8 @@
 
 namespace train_gpt {
 
-/// Throws Error if a file that begins with these bytes is a pointer, which Git without LFS leaves in
-/// the place of a large file.
+/// Throws Error if a file that begins with these bytes is a pointer, which Git without LFS leaves
+/// in the place of a large file.
 void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view beginning);
 
 /// Throws Error if a folder is the root of what Hugging Face's cache holds of one model or data set

@@ -42,9 +42,9 @@ struct PreparedSource {
 struct LeftOut {
     std::string reason;  // "is not valid JSON"
     int64_t count = 0;
-    std::string path;       // of the first of them
-    int64_t line = 0;       // or element, of the first of them, counted from 1; 0: files
-    bool in_array = false;  // the first of them is an element
+    std::string path;         // of the first of them
+    int64_t line = 0;         // or element, of the first of them, counted from 1; 0: files
+    bool in_array = false;    // the first of them is an element
     std::string detail = {};  // what is wrong with the first of them: "it ends too early"
 };
 // The reasons for leaving out the rest of a file, and a whole file.

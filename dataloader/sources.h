@@ -54,13 +54,13 @@ constexpr const char* staging_folder = ".tokenize.tmp";
 
 /// The files that the user's inputs stand for: a file stands for itself, a folder for the files of
 /// known kinds in it and its subfolders (.txt .text .md .jsonl .ndjson, each also with .gz or .zst;
-/// sorted by path; links are followed; entries whose names begin with a dot are left out), a pattern
-/// for the files that match it, "-" for standard input. Files that are named or match a pattern may
-/// also be JSON in .json; those of unknown kind, and standard input, are JSON if `field` is not
-/// empty, else plain text. Throws Error for missing files, links that lead nowhere, a folder without
-/// inputs, kinds that cannot be read (Parquet, archives), JSON that would be read as plain text (see
-/// refuse_json), and files that are not text (see refuse_no_text); with `skip_bad`, the latter are
-/// left out.
+/// sorted by path; links are followed; entries whose names begin with a dot are left out), a
+/// pattern for the files that match it, "-" for standard input. Files that are named or match a
+/// pattern may also be JSON in .json; those of unknown kind, and standard input, are JSON if `field`
+/// is not empty, else plain text. Throws Error for missing files, links that lead nowhere, a folder
+/// without inputs, kinds that cannot be read (Parquet, archives), JSON that would be read as plain
+/// text (see refuse_json), and files that are not text (see refuse_no_text); with `skip_bad`, the
+/// latter are left out.
 Sources find_sources(const std::vector<std::string>& inputs, const std::string& field,
                      bool skip_bad = false);
 
@@ -70,9 +70,9 @@ void refuse_no_text(const std::string& name, std::string_view sample);
 
 /// Finds out whether an input that is read as plain text is JSON Lines or an array of objects.
 /// `beginning` is its beginning, or all of it if `complete`; more(beginning) appends the next bytes
-/// and returns whether they are the last. Throws Error if the first object has a string in the field
-/// ("text" if it is empty) or if the name does not say plain text. Returns whether there is an
-/// object.
+/// and returns whether they are the last. Throws Error if the first object has a string in the
+/// field ("text" if it is empty) or if the name does not say plain text. Returns whether there is
+/// an object.
 bool refuse_json(const std::string& path, const std::string& field, std::string& beginning,
                  bool complete, const std::function<bool(std::string&)>& more);
 

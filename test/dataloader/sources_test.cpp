@@ -174,7 +174,7 @@ TEST_CASE("text in UTF-16 or UTF-32, Git LFS pointers and cache roots are named"
     const TemporaryDirectory folder;
     auto files = packers();
     files[""] = [](const std::string& text) { return text; };
-    // A text of ASCII and others in units of 2 or 4 bytes, either byte first, with a mark or without.
+    // A text in units of 2 or 4 bytes, either byte first, with a mark or without.
     const auto encoded = [](int width, bool little, bool mark) {
         std::string text;
         const auto add = [&](uint32_t unit) {
