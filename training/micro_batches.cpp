@@ -127,13 +127,18 @@ Error uneven_pipelines(const Config& config, int64_t micro_batches, int data_ran
     const auto tokens = feeding_tokens(
         config, config.batch.tokens_per_step,
         multiple * std::max(config.batch.micro_batch, 1) * config.sequence_length(), data_ranks);
+    Config other = config;
+    other.parallel.schedule = PipelineKind::one_f_one_b;
+    other.parallel.stages_per_rank = 1;
     return Error(
         "parallel.schedule = \"interleaved\" cannot run a step of ", micro_batches,
         " micro-batches on ", data_ranks, " pipeline", data_ranks == 1 ? "" : "s", " of ",
         config.parallel.pipeline, " ranks: it needs a multiple of ", multiple,
         tokens ? concat("; the nearest value of batch.tokens_per_step that gives one is ", *tokens)
                : "",
-        "; parallel.schedule=1f1b with parallel.stages_per_rank=1 takes any number");
+        feeds_as_well(config, other, data_ranks)
+            ? "; parallel.schedule=1f1b with parallel.stages_per_rank=1 takes any number"
+            : "");
 }
 
 }  // namespace
