@@ -72,15 +72,20 @@ fs::path find_config(const std::string& name) {
                 stem != "schema" && fs::is_regular_file(preset, ignored))
                 return preset;
     if (exists) return name;  // a folder, of which reading says what is wrong
+    if (name.empty())
+        throw Error("the name of the configuration is empty; name a file or a preset");
     const std::vector<std::string> all = preset_names(), similar = similar_presets(stem);
-    throw Error(path.has_parent_path()
-                    ? concat("cannot read ", name, ": No such file or directory; check the path")
-                    : concat("there is neither a file nor a preset called ", name),
-                similar.size() == 1 ? concat("; the nearest preset is ", similar.front())
-                : !similar.empty()  ? concat("; presets like it are ", list_of(similar))
-                : path.has_parent_path() || all.empty()
-                    ? ""
-                    : concat("; the presets are ", list_of(all)));
+    throw Error(
+        path.has_parent_path()
+            ? concat("cannot read ", name, ": No such file or directory; check the path")
+            : concat("there is neither a file nor a preset called ", name),
+        similar.size() == 1      ? concat("; the nearest preset is ", similar.front())
+        : !similar.empty()       ? concat("; presets like it are ", list_of(similar))
+        : path.has_parent_path() ? ""
+        : all.empty()
+            ? "; no presets were found in configs/, beside the program, or where make install "
+              "puts them"
+            : concat("; the presets are ", list_of(all)));
 }
 
 }  // namespace train_gpt

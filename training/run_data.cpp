@@ -19,11 +19,11 @@ void require_run_inputs(const Config& config, const std::string& file) {
         throw Error(file, ": run_dir is not set; name a folder for the run");
     if (config.data.train.empty())
         throw Error(file, ": data.train is not set; name token shards to train on");
+    require_no_folders(config, file);
     for (const auto& source : config.data.train) require_made(source.glob);
     for (const std::string& path :
          {config.tokenizer.path, config.data.val, config.evaluation.hellaswag})
         require_made(path);
-    require_no_folders(config, file);
 }
 
 RunData::RunData(const Config& config, const std::string& file) {

@@ -106,6 +106,16 @@ TEST_CASE("--data stands for the shards and the tokenizer of a folder, and --set
                   {"no validation shards", "train_*.bin"});
 }
 
+TEST_CASE("a folder as data.train is named even where the tokenizer is to be fetched", "[cli]") {
+    const Workplace& place = Workplace::get();
+    const TemporaryDirectory directory;
+    const fs::path folder = fs::path(place.data("data.json")).parent_path();
+    check_refused(
+        train_gpt_with(place.train(directory / "run", {"--set", "data.train=" + folder.string(),
+                                                       "--set", "tokenizer.path=data/gpt2"})),
+        1, {"data.train", "train_*.bin"});
+}
+
 TEST_CASE("--data says what a folder lacks", "[cli]") {
     const Workplace& place = Workplace::get();
     const TemporaryDirectory directory;

@@ -122,7 +122,7 @@ TEST_CASE("every code point is normalised as Hugging Face's tokenizers do it") {
     }
     CHECK(differing == std::vector<size_t>());
     const std::string decomposed = fixture.at("decomposed");
-    CHECK(short_hash(nfc(decomposed, normal)) == fixture.at("composed"));
+    CHECK(short_hash(nfc(decomposed, normal)) == fixture.at("composed").get<std::string>());
     // A letter and a mark that were added after Unicode 9.0.
     CHECK(nfc("\U000105D2\u0307 q\u0345\u0897", normal) == "\U000105D2\u0307 q\u0345\u0897");
 }
