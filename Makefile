@@ -54,8 +54,8 @@ VARIANT := $(subst $(space),-,$(strip $(if $(filter-out 0,$(DEBUG)),debug) $(sub
 B := build$(if $(VARIANT),/$(VARIANT))
 O := $(B)/objects
 
-DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/linear model model/families parallel parallel/launch parallel/net \
-    parallel/watchdog training training/commands training/report
+DIRECTORIES := base device tokenizer dataloader kernels kernels/attention kernels/linear model model/families parallel \
+    $(addprefix parallel/,axes launch net pipeline state watchdog) training $(addprefix training/,commands config files plan report watch)
 SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
 # Files without a kernel are compiled without nvcc, which reads every header once per architecture and twice more.
@@ -271,7 +271,7 @@ endif
 # Code that reads settings, controls a run or tests is compiled with -O1: optimising it takes long and speeds up nothing that
 # matters. Exceptions are code that processes whole texts or all weights of a model, and the reference loops of kernel tests.
 ifeq ($(VARIANT),)
-$(addprefix $(O)/,$(patsubst %.cpp,%.o,$(filter-out dataloader/jsonl.cpp training/stored_model.cpp training/llmc_model.cpp,\
+$(addprefix $(O)/,$(patsubst %.cpp,%.o,$(filter-out dataloader/jsonl.cpp training/files/stored_model.cpp training/files/llmc_model.cpp,\
     $(wildcard training/*.cpp training/commands/*.cpp) $(OF_JSON) $(shell grep -l '<cudnn_frontend' $(SOURCES))))) $(filter-out %/reference.o,$(TEST_OBJECTS)) $(O)/test/compare.o: private FLAGS += -O1
 endif
 
@@ -332,8 +332,8 @@ gpu-check: $(if $(GPUSIM),simulator)
 # File readers under libFuzzer, which comes with clang. They do not use OpenMP, since clang may lack it.
 FUZZ := build/fuzz
 FUZZ_SOURCES := $(wildcard tokenizer/*.cpp dataloader/*.cpp) \
-    $(addprefix training/,config.cpp config_keys.cpp config_parser.cpp json_mistake.cpp nearest_key.cpp safetensors.cpp) \
-    model/registry.cpp model/spec.cpp $(wildcard model/families/*.cpp) parallel/parameter.cpp \
+    $(addprefix training/config/,config.cpp config_keys.cpp config_parser.cpp json_mistake.cpp nearest_key.cpp) training/files/safetensors.cpp \
+    model/registry.cpp model/spec.cpp $(wildcard model/families/*.cpp) parallel/state/parameter.cpp \
     $(addprefix base/,error.cpp file.cpp hash.cpp hub_files.cpp json_file.cpp json_text.cpp path.cpp printable.cpp stopwatch.cpp utf8.cpp) \
     test/fuzz/targets.cpp test/fuzz/fuzz.cpp
 FUZZ_OBJECTS := $(addprefix $(FUZZ)/,$(FUZZ_SOURCES:.cpp=.o))

@@ -4,7 +4,7 @@
 // The forward pass is split into the halves before and after attention, because training attends
 // within a batch and sampling attends to a cache. A block knows nothing of those before and after it.
 //
-// Tensor-parallel ranks (parallel/tensor_group.h) share the products: a rank has its part of the
+// Tensor-parallel ranks (parallel/axes/tensor_group.h) share the products: a rank has its part of the
 // columns of qkv and up, of the rows of out and down. The residual stream and the norms are of the
 // rank's rows. The norms' outputs are gathered before the products that read them, and the products
 // into the residual stream are sums of all ranks' parts, to which the norm after it adds residual
@@ -20,8 +20,8 @@
 #include "model/context_attention.h"
 #include "model/recompute.h"
 #include "model/registry.h"
-#include "parallel/parameters.h"
-#include "parallel/tensor_group.h"
+#include "parallel/axes/tensor_group.h"
+#include "parallel/state/parameters.h"
 
 namespace train_gpt {
 

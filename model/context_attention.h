@@ -1,11 +1,11 @@
-// Causal attention of context-parallel ranks (parallel/context_group.h): keys and values of all
+// Causal attention of context-parallel ranks (parallel/axes/context_group.h): keys and values of all
 // ranks are gathered in order of position, and each of the rank's two chunks of queries attends to
 // those up to its end. Few key heads make what is gathered small.
 #pragma once
 #include "device/device.h"
 #include "device/memory.h"
 #include "kernels/attention/attention.h"
-#include "parallel/context_group.h"
+#include "parallel/axes/context_group.h"
 
 namespace train_gpt {
 

@@ -1,5 +1,5 @@
 // The stages of a model on a pipeline rank, and the interpreter of pipeline schedules
-// (parallel/pipeline_schedule.h).
+// (parallel/pipeline/pipeline_schedule.h).
 #pragma once
 #include <memory>
 #include <optional>
@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "model/stage.h"
-#include "parallel/pipeline_schedule.h"
-#include "parallel/stage_messages.h"
+#include "parallel/pipeline/pipeline_schedule.h"
+#include "parallel/pipeline/stage_messages.h"
 
 namespace train_gpt {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "model/spec.h"
-#include "parallel/parameter.h"
+#include "parallel/state/parameter.h"
 
 namespace train_gpt {
 

@@ -1,11 +1,11 @@
-// A context-parallel rank's part of a batch of sequences (parallel/context_group.h).
+// A context-parallel rank's part of a batch of sequences (parallel/axes/context_group.h).
 #pragma once
 #include <cstdint>
 
 #include "base/tensor.h"
 #include "device/device.h"
 #include "device/memory.h"
-#include "parallel/context_group.h"
+#include "parallel/axes/context_group.h"
 
 namespace train_gpt {
 

@@ -15,7 +15,7 @@
 #include "model/rotary_table.h"
 #include "model/sequence_part.h"
 #include "model/spec.h"
-#include "parallel/parameters.h"
+#include "parallel/state/parameters.h"
 
 namespace train_gpt {
 

@@ -26,8 +26,8 @@
 
 #include "base/error.h"
 #include "parallel/communicator_kinds.h"
+#include "parallel/launch/membership.h"
 #include "parallel/links.h"
-#include "parallel/membership.h"
 #include "parallel/patience.h"
 
 namespace train_gpt {

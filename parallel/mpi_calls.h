@@ -12,7 +12,7 @@
 #include <mpi.h>
 
 #include "base/error.h"
-#include "parallel/membership.h"
+#include "parallel/launch/membership.h"
 #include "parallel/patience.h"
 
 namespace train_gpt {
@@ -44,7 +44,7 @@ void finish(std::span<MPI_Request> requests, Look&& look) {
 /// MPI, from MPI_Init to MPI_Finalize, or a part of its ranks. Whoever has MPI's handles holds it.
 struct MpiSession {
     MPI_Comm everyone = MPI_COMM_NULL;
-    MPI_Comm node = MPI_COMM_NULL;  // the ranks that share memory, by rank
+    MPI_Comm node = MPI_COMM_NULL;            // the ranks that share memory, by rank
     std::shared_ptr<const MpiSession> whole;  // of the world that this one is a part of, if it is
     /// Some rank has abandoned a collective: leaving MPI would wait for ranks that never come.
     std::atomic<bool> is_broken{false};

@@ -9,8 +9,8 @@
 
 #include "base/error.h"
 #include "device/cuda.h"
+#include "parallel/launch/membership.h"
 #include "parallel/launch/place.h"
-#include "parallel/membership.h"
 
 namespace train_gpt {
 
@@ -46,7 +46,8 @@ World World::join(const std::string& program, const std::function<int()>& stop_c
         find_place([](const std::string& name) { return std::getenv(name.c_str()); }, has_mpi);
     World world;
     if (place.through == Place::Through::mpi) world.membership_ = join_mpi(place);
-    if (place.through == Place::Through::tcp) world.membership_ = join_tcp(place, program, stop_code);
+    if (place.through == Place::Through::tcp)
+        world.membership_ = join_tcp(place, program, stop_code);
     return world;
 }
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "parallel/pipeline_simulation.h"
+#include "parallel/pipeline/pipeline_simulation.h"
 #include "test/catch.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "training/safetensors.h"
+#include "training/files/safetensors.h"
 
 namespace train_gpt {
 

@@ -3,7 +3,7 @@
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
-#include "training/safetensors.h"
+#include "training/files/safetensors.h"
 
 using namespace train_gpt;
 

@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "training/run_evaluation.h"
-#include "training/shard_watch.h"
+#include "training/watch/shard_watch.h"
 
 namespace train_gpt {
 

@@ -5,9 +5,9 @@
 #include <optional>
 #include <string>
 
-#include "training/checkpoint.h"
-#include "training/config.h"
-#include "training/metrics.h"
+#include "training/config/config.h"
+#include "training/files/checkpoint.h"
+#include "training/watch/metrics.h"
 
 namespace train_gpt {
 

@@ -7,8 +7,8 @@
 
 #include "base/json_text.h"
 #include "dataloader/loader.h"
-#include "training/config_keys.h"
-#include "training/position.h"
+#include "training/config/config_keys.h"
+#include "training/files/position.h"
 
 namespace train_gpt {
 

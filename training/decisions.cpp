@@ -6,11 +6,11 @@
 #include "base/error.h"
 #include "kernels/choices.h"
 #include "model/registry.h"
-#include "parallel/first_collectives.h"
+#include "parallel/axes/first_collectives.h"
 #include "parallel/together.h"
-#include "training/checkpoint.h"
-#include "training/plan.h"
-#include "training/step_sums.h"
+#include "training/files/checkpoint.h"
+#include "training/plan/plan.h"
+#include "training/watch/step_sums.h"
 
 namespace train_gpt {
 

@@ -8,8 +8,8 @@
 #include "model/stage.h"
 #include "parallel/mesh.h"
 #include "parallel/world.h"
-#include "training/choices.h"
-#include "training/config.h"
+#include "training/config/config.h"
+#include "training/files/kept_choices.h"
 #include "training/trainer.h"
 
 namespace train_gpt {
@@ -28,7 +28,7 @@ struct Decisions {
     Choices kept;  // of the newest whole checkpoint, if there is one
 };
 /// Before it looks how much memory is available, it does the mesh's first collectives
-/// (parallel/first_collectives.h). All ranks call it.
+/// (parallel/axes/first_collectives.h). All ranks call it.
 Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,
                  const Mesh& mesh);
 

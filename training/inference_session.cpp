@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "training/checkpoint.h"
-#include "training/plan.h"
+#include "training/files/checkpoint.h"
+#include "training/plan/plan.h"
 
 namespace train_gpt {
 

@@ -10,7 +10,7 @@
 #include "model/stage.h"
 #include "tokenizer/tokenizer.h"
 #include "training/evaluation.h"
-#include "training/stored_model.h"
+#include "training/files/stored_model.h"
 
 namespace train_gpt {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kernels/adamw.h"
-#include "parallel/parameters.h"
+#include "parallel/state/parameters.h"
 
 namespace train_gpt {
 

@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "parallel/cores.h"
-#include "parallel/membership.h"
+#include "parallel/launch/membership.h"
 #include "parallel/together.h"
 #include "parallel/watchdog/watchdog.h"
+#include "training/commands/version.h"
 #include "training/interrupt.h"
-#include "training/version.h"
 
 namespace train_gpt {
 
@@ -119,8 +119,7 @@ int run_watched(const World& world, const RankOptions& options,
                        .timeout_seconds = options.timeout_seconds,
                        .check = [&] { mesh.check(); },
                        .on_failure = [&](const char*) { mesh.abort(); },
-                       .end_process =
-                           [&](int code) { world.membership()->end_process(code); }});
+                       .end_process = [&](int code) { world.membership()->end_process(code); }});
     std::optional<SignalEnd> signals;
     if (world.size() > 1)
         signals.emplace([&](int code, const std::string& line) {

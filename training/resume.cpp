@@ -8,9 +8,9 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "parallel/together.h"
-#include "training/checkpoint.h"
 #include "training/complete_run.h"
-#include "training/model_folder.h"
+#include "training/files/checkpoint.h"
+#include "training/files/model_folder.h"
 #include "training/schedule.h"
 
 namespace train_gpt {

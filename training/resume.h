@@ -7,14 +7,14 @@
 #include <string>
 
 #include "parallel/world.h"
-#include "training/choices.h"
-#include "training/config.h"
-#include "training/position.h"
-#include "training/progress.h"
+#include "training/config/config.h"
+#include "training/files/kept_choices.h"
+#include "training/files/position.h"
+#include "training/files/run_folder.h"
+#include "training/files/token_ids.h"
 #include "training/run_data.h"
-#include "training/run_folder.h"
-#include "training/token_ids.h"
 #include "training/trainer.h"
+#include "training/watch/progress.h"
 
 namespace train_gpt {
 

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "parallel/together.h"
-#include "training/checkpoint.h"
+#include "training/files/checkpoint.h"
 #include "training/interrupt.h"
 #include "training/run_evaluation.h"
 #include "training/sampling.h"

@@ -7,21 +7,21 @@
 #include <string>
 
 #include "base/stopwatch.h"
-#include "training/choices.h"
-#include "training/config.h"
-#include "training/loss_watch.h"
-#include "training/progress.h"
+#include "training/config/config.h"
+#include "training/files/kept_choices.h"
+#include "training/files/run_folder.h"
+#include "training/files/token_ids.h"
 #include "training/report/report.h"
 #include "training/run_data.h"
-#include "training/run_folder.h"
-#include "training/run_history.h"
 #include "training/schedule.h"
-#include "training/shard_watch.h"
-#include "training/step_log.h"
-#include "training/step_profile.h"
-#include "training/step_trace.h"
-#include "training/token_ids.h"
 #include "training/trainer.h"
+#include "training/watch/loss_watch.h"
+#include "training/watch/progress.h"
+#include "training/watch/run_history.h"
+#include "training/watch/shard_watch.h"
+#include "training/watch/step_log.h"
+#include "training/watch/step_profile.h"
+#include "training/watch/step_trace.h"
 
 namespace train_gpt {
 

@@ -6,11 +6,11 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "dataloader/manifest.h"
-#include "training/data_folder.h"
-#include "training/known_data.h"
-#include "training/plan.h"
+#include "training/commands/version.h"
+#include "training/config/data_folder.h"
+#include "training/config/known_data.h"
+#include "training/plan/plan.h"
 #include "training/trainer.h"
-#include "training/version.h"
 
 namespace train_gpt {
 

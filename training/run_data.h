@@ -11,10 +11,10 @@
 #include "dataloader/loader.h"
 #include "model/stage.h"
 #include "tokenizer/tokenizer.h"
-#include "training/config.h"
+#include "training/config/config.h"
 #include "training/data_use.h"
 #include "training/run_evaluation.h"
-#include "training/shard_watch.h"
+#include "training/watch/shard_watch.h"
 
 namespace train_gpt {
 

@@ -8,9 +8,9 @@
 
 #include "dataloader/loader.h"
 #include "training/evaluation.h"
-#include "training/metrics.h"
-#include "training/progress.h"
 #include "training/trainer.h"
+#include "training/watch/metrics.h"
+#include "training/watch/progress.h"
 
 namespace train_gpt {
 

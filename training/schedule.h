@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "training/config.h"
-#include "training/position.h"
+#include "training/config/config.h"
+#include "training/files/position.h"
 
 namespace train_gpt {
 

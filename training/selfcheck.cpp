@@ -12,7 +12,7 @@
 #include "device/copy.h"
 #include "device/memory.h"
 #include "parallel/together.h"
-#include "training/peak.h"
+#include "training/plan/peak.h"
 
 namespace train_gpt {
 

@@ -10,7 +10,7 @@
 #include "device/copy.h"
 #include "device/trace.h"
 #include "kernels/head_loss.h"
-#include "parallel/stage_layers.h"
+#include "parallel/pipeline/stage_layers.h"
 
 namespace train_gpt {
 

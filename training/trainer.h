@@ -12,10 +12,10 @@
 #include "parallel/mesh.h"
 #include "parallel/step_clock.h"
 #include "training/batch_feed.h"
-#include "training/config.h"
+#include "training/config/config.h"
 #include "training/evaluation.h"
 #include "training/optimizer.h"
-#include "training/step_sums.h"
+#include "training/watch/step_sums.h"
 
 namespace train_gpt {
 

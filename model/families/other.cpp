@@ -70,7 +70,7 @@ DecoderSpec read_config(const Json& json, const std::filesystem::path& path) {
     return other.spec(settings, path.string());
 }
 
-/// The keys of a configuration (training/config.h).
+/// The keys of a configuration (training/config/config.h).
 Json config_of(const DecoderSpec& s) {
     Json json = {{"model_type", other.model_type},
                  {"vocab_size", s.vocab_size},

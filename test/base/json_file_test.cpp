@@ -7,8 +7,8 @@
 #include "test/random.h"
 #include "test/text.h"
 #include "tokenizer/tokenizer.h"
-#include "training/config.h"
-#include "training/safetensors.h"
+#include "training/config/config.h"
+#include "training/files/safetensors.h"
 
 using namespace train_gpt;
 

@@ -5,9 +5,9 @@
 #include <sstream>
 
 #include "test/commands/program.h"
-#include "training/config.h"
-#include "training/config_help.h"
-#include "training/known_data.h"
+#include "training/config/config.h"
+#include "training/config/config_help.h"
+#include "training/config/known_data.h"
 
 using namespace train_gpt;
 

@@ -13,8 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "training/checkpoint.h"
-#include "training/safetensors.h"
+#include "training/files/checkpoint.h"
+#include "training/files/safetensors.h"
 
 namespace train_gpt::inline program {
 

@@ -9,7 +9,7 @@
 
 #include "device/device.h"
 #include "test/commands/program.h"
-#include "training/safetensors.h"
+#include "training/files/safetensors.h"
 
 using namespace train_gpt;
 

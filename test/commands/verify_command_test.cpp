@@ -1,7 +1,7 @@
 // Changed bytes in token shards: noticed by train, eval and verify.
 #include "dataloader/verify.h"
 #include "test/commands/program.h"
-#include "training/checkpoint.h"
+#include "training/files/checkpoint.h"
 
 using namespace train_gpt;
 

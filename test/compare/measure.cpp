@@ -6,7 +6,7 @@
 
 #include "device/profile.h"
 #include "test/kernels/reference.h"
-#include "training/peak.h"
+#include "training/plan/peak.h"
 
 namespace train_gpt::compare {
 

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "test/fuzz/targets.h"
-#include "training/config_checks.h"
+#include "training/config/config_checks.h"
 
 // The rules between keys need the mesh and most of the program; what is fuzzed is the reading. The
 // same targets run with the rules in seeds_test.cpp.

@@ -20,8 +20,8 @@
 #include "dataloader/shard.h"
 #include "tokenizer/formats.h"
 #include "tokenizer/tokenizer.h"
-#include "training/config.h"
-#include "training/safetensors.h"
+#include "training/config/config.h"
+#include "training/files/safetensors.h"
 
 namespace train_gpt {
 

@@ -12,7 +12,7 @@
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
-#include "training/config.h"
+#include "training/config/config.h"
 
 namespace train_gpt {
 namespace {

@@ -13,7 +13,7 @@
 #include "model/generator.h"
 #include "model/stage.h"
 #include "test/kernels/test_device.h"
-#include "training/checkpoint.h"
+#include "training/files/checkpoint.h"
 #include "training/optimizer.h"
 
 namespace train_gpt {

@@ -1,4 +1,4 @@
-#include "parallel/bucket_layout.h"
+#include "parallel/state/bucket_layout.h"
 
 #include "kernels/adamw.h"
 #include "model/families/gpt2.h"

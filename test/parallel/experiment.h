@@ -15,7 +15,7 @@
 #include "test/catch.h"
 #include "test/model/random_spec.h"
 #include "test/random.h"
-#include "training/plan.h"
+#include "training/plan/plan.h"
 #include "training/trainer.h"
 
 namespace train_gpt::experiment {

@@ -23,7 +23,7 @@
 #include "test/parallel/ranks.h"
 #include "test/random.h"
 #include "test/text.h"
-#include "training/checkpoint.h"
+#include "training/files/checkpoint.h"
 
 namespace train_gpt::failing_job {
 

@@ -24,7 +24,7 @@
 #include "test/parallel/two_nodes.h"
 #include "test/random.h"
 #include "test/text.h"
-#include "training/checkpoint.h"
+#include "training/files/checkpoint.h"
 
 using namespace train_gpt;
 using namespace train_gpt::failing_job;

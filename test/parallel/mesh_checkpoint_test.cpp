@@ -3,7 +3,7 @@
 #include <set>
 
 #include "test/parallel/mesh_job.h"
-#include "training/checkpoint.h"
+#include "training/files/checkpoint.h"
 
 using namespace train_gpt;
 using namespace train_gpt::training_job;

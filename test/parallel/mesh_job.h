@@ -19,7 +19,7 @@
 #include "parallel/mesh.h"
 #include "test/catch.h"
 #include "test/parallel/training_job.h"
-#include "training/plan.h"
+#include "training/plan/plan.h"
 #include "training/schedule.h"
 #include "training/trainer.h"
 

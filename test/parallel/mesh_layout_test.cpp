@@ -9,7 +9,7 @@
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
-#include "training/config.h"
+#include "training/config/config.h"
 
 using namespace train_gpt;
 

@@ -13,15 +13,15 @@
 #include "device/cuda.h"
 #include "device/memory.h"
 #include "kernels/choices.h"
-#include "parallel/first_collectives.h"
-#include "parallel/parameters.h"
+#include "parallel/axes/first_collectives.h"
+#include "parallel/state/parameters.h"
 #include "test/catch.h"
 #include "test/parallel/ranks.h"
 #include "test/parallel/training_job.h"
 #include "test/random.h"
 #include "test/text.h"
 #include "training/decisions.h"
-#include "training/plan.h"
+#include "training/plan/plan.h"
 
 using namespace train_gpt;
 using namespace train_gpt::training_job;

@@ -1,4 +1,4 @@
-#include "parallel/parameter.h"
+#include "parallel/state/parameter.h"
 
 #include <numeric>
 

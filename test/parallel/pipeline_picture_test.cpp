@@ -1,4 +1,4 @@
-#include "parallel/pipeline_picture.h"
+#include "training/report/pipeline_picture.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,11 +1,11 @@
-#include "parallel/pipeline_schedule.h"
+#include "parallel/pipeline/pipeline_schedule.h"
 
 #include <algorithm>
 #include <map>
 #include <set>
 #include <tuple>
 
-#include "parallel/pipeline_simulation.h"
+#include "parallel/pipeline/pipeline_simulation.h"
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"

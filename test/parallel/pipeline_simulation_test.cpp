@@ -1,4 +1,4 @@
-#include "parallel/pipeline_simulation.h"
+#include "parallel/pipeline/pipeline_simulation.h"
 
 #include <algorithm>
 

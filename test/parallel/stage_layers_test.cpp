@@ -1,4 +1,4 @@
-#include "parallel/stage_layers.h"
+#include "parallel/pipeline/stage_layers.h"
 
 #include <algorithm>
 #include <functional>

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "parallel/exchange.h"
+#include "parallel/state/exchange.h"
 #include "test/catch.h"
 
 using namespace train_gpt;

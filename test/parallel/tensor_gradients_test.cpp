@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "device/copy.h"
-#include "parallel/parameters.h"
-#include "parallel/tensor_group.h"
+#include "parallel/axes/tensor_group.h"
+#include "parallel/state/parameters.h"
 #include "test/catch.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"
-#include "training/plan.h"
+#include "training/plan/plan.h"
 #include "training/trainer.h"
 
 using namespace train_gpt;

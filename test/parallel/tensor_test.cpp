@@ -10,16 +10,16 @@
 #include <vector>
 
 #include "model/families/gpt2.h"
-#include "parallel/tensor_group.h"
+#include "parallel/axes/tensor_group.h"
 #include "test/catch.h"
 #include "test/parallel/experiment.h"
 #include "test/parallel/ranks.h"
 #include "test/parallel/training_job.h"
 #include "test/random.h"
 #include "test/text.h"
-#include "training/checkpoint.h"
-#include "training/optimizer_files.h"
-#include "training/plan.h"
+#include "training/files/checkpoint.h"
+#include "training/files/optimizer_files.h"
+#include "training/plan/plan.h"
 #include "training/trainer.h"
 
 using namespace train_gpt;

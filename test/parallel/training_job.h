@@ -16,7 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/adamw.h"
-#include "parallel/bucket_layout.h"
+#include "parallel/state/bucket_layout.h"
 #include "test/catch.h"
 #include "test/dataloader/shard_files.h"
 #include "test/kernels/test_device.h"
@@ -24,9 +24,9 @@
 #include "test/random.h"
 #include "test/text.h"
 #include "tokenizer/tokenizer.h"
-#include "training/model_folder.h"
-#include "training/plan.h"
-#include "training/safetensors.h"
+#include "training/files/model_folder.h"
+#include "training/files/safetensors.h"
+#include "training/plan/plan.h"
 #include "training/trainer.h"
 
 namespace train_gpt::training_job {

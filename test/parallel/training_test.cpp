@@ -14,7 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/adamw.h"
-#include "parallel/bucket_layout.h"
+#include "parallel/state/bucket_layout.h"
 #include "test/catch.h"
 #include "test/dataloader/shard_files.h"
 #include "test/kernels/test_device.h"
@@ -23,8 +23,8 @@
 #include "test/random.h"
 #include "test/text.h"
 #include "tokenizer/tokenizer.h"
-#include "training/plan.h"
-#include "training/safetensors.h"
+#include "training/files/safetensors.h"
+#include "training/plan/plan.h"
 #include "training/trainer.h"
 
 #ifdef TRAIN_GPT_CUDA

@@ -1,4 +1,4 @@
-#include "training/checkpoint.h"
+#include "training/files/checkpoint.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,7 @@
 #include "test/model/tiny_model.h"
 #include "test/random.h"
 #include "test/text.h"
-#include "training/safetensors.h"
+#include "training/files/safetensors.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;

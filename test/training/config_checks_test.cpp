@@ -1,4 +1,4 @@
-#include "training/config_checks.h"
+#include "training/config/config_checks.h"
 
 #include <algorithm>
 #include <optional>
@@ -10,8 +10,8 @@
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
-#include "training/config_parser.h"
-#include "training/plan.h"
+#include "training/config/config_parser.h"
+#include "training/plan/plan.h"
 
 using namespace train_gpt;
 

@@ -1,4 +1,4 @@
-#include "training/config.h"
+#include "training/config/config.h"
 
 #include <algorithm>
 #include <cmath>
@@ -18,10 +18,10 @@
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
-#include "training/config_help.h"
-#include "training/config_schema.h"
-#include "training/known_data.h"
-#include "training/nearest_key.h"
+#include "training/config/config_help.h"
+#include "training/config/config_schema.h"
+#include "training/config/known_data.h"
+#include "training/config/nearest_key.h"
 
 using namespace train_gpt;
 

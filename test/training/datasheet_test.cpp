@@ -1,4 +1,4 @@
-#include "training/datasheet.h"
+#include "training/plan/datasheet.h"
 
 #include "test/catch.h"
 

@@ -13,10 +13,10 @@
 #include "test/model/tiny_model.h"
 #include "test/random.h"
 #include "test/text.h"
-#include "training/interchange.h"
-#include "training/llmc_model.h"
-#include "training/model_folder.h"
-#include "training/safetensors.h"
+#include "training/files/interchange.h"
+#include "training/files/llmc_model.h"
+#include "training/files/model_folder.h"
+#include "training/files/safetensors.h"
 
 namespace train_gpt::foreign_models {
 

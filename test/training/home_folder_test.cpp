@@ -6,8 +6,8 @@
 
 #include "test/catch.h"
 #include "test/text.h"
-#include "training/command_line.h"
-#include "training/config_keys.h"
+#include "training/commands/command_line.h"
+#include "training/config/config_keys.h"
 
 using namespace train_gpt;
 

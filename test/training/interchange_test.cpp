@@ -1,6 +1,6 @@
 // Models in and out: Hugging Face's folders, llm.c's files, the commands import and export. Tests
 // write what the program reads, and read what it writes, with their own code (foreign_models.h).
-#include "training/interchange.h"
+#include "training/files/interchange.h"
 
 #include <algorithm>
 #include <cmath>
@@ -21,9 +21,9 @@
 #include "test/random.h"
 #include "test/text.h"
 #include "test/training/foreign_models.h"
-#include "training/llmc_model.h"
-#include "training/model_folder.h"
-#include "training/safetensors.h"
+#include "training/files/llmc_model.h"
+#include "training/files/model_folder.h"
+#include "training/files/safetensors.h"
 
 using namespace train_gpt;
 using namespace train_gpt::foreign_models;

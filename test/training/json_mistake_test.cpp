@@ -1,4 +1,4 @@
-#include "training/json_mistake.h"
+#include "training/config/json_mistake.h"
 
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "training/loss_watch.h"
+#include "training/watch/loss_watch.h"
 
 #include <algorithm>
 #include <cmath>

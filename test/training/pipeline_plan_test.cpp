@@ -1,11 +1,11 @@
-#include "training/pipeline_plan.h"
+#include "training/plan/pipeline_plan.h"
 
 #include <algorithm>
 
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
-#include "training/plan.h"
+#include "training/plan/plan.h"
 #include "training/trainer.h"
 
 using namespace train_gpt;

@@ -1,5 +1,5 @@
 // Where a run is in its data.
-#include "training/position.h"
+#include "training/files/position.h"
 
 #include <limits>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "training/progress.h"
+#include "training/watch/progress.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 
 #include "test/catch.h"
 #include "test/random.h"
-#include "training/step_pace.h"
+#include "training/watch/step_pace.h"
 
 using namespace train_gpt;
 

@@ -1,4 +1,4 @@
-#include "training/run_folder.h"
+#include "training/files/run_folder.h"
 
 #include <cmath>
 #include <filesystem>
@@ -18,7 +18,7 @@
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
-#include "training/metrics.h"
+#include "training/watch/metrics.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;

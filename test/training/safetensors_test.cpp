@@ -1,4 +1,4 @@
-#include "training/safetensors.h"
+#include "training/files/safetensors.h"
 
 #include <bit>
 #include <cmath>

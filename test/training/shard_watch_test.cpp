@@ -1,5 +1,5 @@
 // Verification in the background. ThreadSanitizer runs these too.
-#include "training/shard_watch.h"
+#include "training/watch/shard_watch.h"
 
 #include <chrono>
 #include <limits>

@@ -1,5 +1,5 @@
 // What a run says at its end of where the time of its steps went.
-#include "training/step_accounting.h"
+#include "training/watch/step_accounting.h"
 
 #include <algorithm>
 #include <vector>

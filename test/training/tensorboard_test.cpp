@@ -1,5 +1,5 @@
 // The event file for TensorBoard, as a reader of its own sees it.
-#include "training/tensorboard.h"
+#include "training/watch/tensorboard.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,9 +15,9 @@
 #include "test/random.h"
 #include "test/text.h"
 #include "test/training/event_reader.h"
-#include "training/config.h"
-#include "training/event_file.h"
-#include "training/metrics.h"
+#include "training/config/config.h"
+#include "training/watch/event_file.h"
+#include "training/watch/metrics.h"
 
 using namespace train_gpt;
 namespace fs = std::filesystem;

@@ -1,5 +1,5 @@
 // The ids of tokens in config.json and generation_config.json, on their way through the program.
-#include "training/token_ids.h"
+#include "training/files/token_ids.h"
 
 #include <nlohmann/json.hpp>
 
@@ -7,8 +7,8 @@
 #include "test/random.h"
 #include "test/text.h"
 #include "test/training/foreign_models.h"
-#include "training/checkpoint.h"
-#include "training/interchange.h"
+#include "training/files/checkpoint.h"
+#include "training/files/interchange.h"
 
 using namespace train_gpt;
 using namespace train_gpt::foreign_models;

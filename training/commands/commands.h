@@ -1,7 +1,7 @@
 // The commands other than `train` that take more than one call, one file each. Each takes the
 // command line and returns the exit code.
 #pragma once
-#include "training/command_line.h"
+#include "training/commands/command_line.h"
 
 namespace train_gpt::commands {
 

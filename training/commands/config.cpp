@@ -1,11 +1,11 @@
-#include "training/config.h"
+#include "training/config/config.h"
 
 #include <cstdio>
 
 #include "training/commands/commands.h"
-#include "training/config_help.h"
-#include "training/config_schema.h"
-#include "training/progress.h"
+#include "training/config/config_help.h"
+#include "training/config/config_schema.h"
+#include "training/watch/progress.h"
 
 namespace train_gpt::commands {
 

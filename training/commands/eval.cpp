@@ -11,11 +11,11 @@
 #include "dataloader/manifest.h"
 #include "dataloader/verify.h"
 #include "training/commands/commands.h"
-#include "training/data_folder.h"
+#include "training/config/data_folder.h"
+#include "training/config/known_data.h"
 #include "training/evaluation.h"
+#include "training/files/run_folder.h"
 #include "training/inference_session.h"
-#include "training/known_data.h"
-#include "training/run_folder.h"
 
 namespace train_gpt::commands {
 

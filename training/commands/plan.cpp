@@ -1,4 +1,4 @@
-#include "training/plan.h"
+#include "training/plan/plan.h"
 
 #include <cstdio>
 
@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "base/printable.h"
 #include "training/commands/commands.h"
-#include "training/pipeline_plan.h"
+#include "training/plan/pipeline_plan.h"
 
 namespace train_gpt::commands {
 

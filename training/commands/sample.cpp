@@ -8,9 +8,9 @@
 
 #include "base/printable.h"
 #include "training/commands/commands.h"
+#include "training/commands/prompts.h"
 #include "training/inference_session.h"
 #include "training/interrupt.h"
-#include "training/prompts.h"
 #include "training/sampling.h"
 
 namespace train_gpt::commands {

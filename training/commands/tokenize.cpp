@@ -7,8 +7,8 @@
 #include "dataloader/manifest.h"
 #include "dataloader/prepare.h"
 #include "training/commands/commands.h"
+#include "training/config/known_data.h"
 #include "training/interrupt.h"
-#include "training/known_data.h"
 
 namespace train_gpt::commands {
 

@@ -5,10 +5,10 @@
 #include <map>
 
 #include "base/error.h"
+#include "training/commands/version.h"
 #include "training/report/page_data.h"
 #include "training/report/page_text.h"
 #include "training/report/picture.h"
-#include "training/version.h"
 // Made from page.html, page.css and page.js (Makefile).
 #include "training/report/page_files.h"
 

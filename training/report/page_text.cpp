@@ -10,8 +10,8 @@
 #include "base/error.h"
 #include "base/formatted.h"
 #include "device/memory.h"
-#include "training/progress.h"
 #include "training/report/thinning.h"
+#include "training/watch/progress.h"
 
 namespace train_gpt {
 

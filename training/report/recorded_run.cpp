@@ -12,9 +12,9 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "training/resolved_config.h"
-#include "training/run_folder.h"
-#include "training/run_history.h"
+#include "training/config/resolved_config.h"
+#include "training/files/run_folder.h"
+#include "training/watch/run_history.h"
 
 namespace train_gpt {
 

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "training/progress.h"
 #include "training/report/options.h"
 #include "training/report/recorded_run.h"
+#include "training/watch/progress.h"
 
 namespace train_gpt {
 

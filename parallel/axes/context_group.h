@@ -1,0 +1,74 @@
+// Context parallelism as a model sees it: the ranks that share each sequence.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "base/tensor.h"
+#include "device/device.h"
+#include "parallel/communicator.h"
+#include "parallel/state/exchange.h"
+
+namespace train_gpt {
+
+/// A place among context-parallel ranks. A sequence of T tokens is cut into 2·ranks chunks, of which
+/// rank r has chunk r and chunk 2·ranks − 1 − r, one after the other in its memory: so all ranks
+/// have the same number of pairs of a query and a key that it sees (Grattafiori et al., arXiv
+/// 2407.21783).
+struct ContextRank {
+    int rank = 0, ranks = 1;
+
+    bool is_split() const { return ranks > 1; }
+    int chunk_length(int T) const { return T / (2 * ranks); }
+    /// Where chunk 0 or 1 of a rank begins in a sequence of T tokens.
+    int first_position(int of_rank, int chunk, int T) const {
+        return (chunk == 0 ? of_rank : 2 * ranks - 1 - of_rank) * chunk_length(T);
+    }
+    int first_position(int chunk, int T) const { return first_position(rank, chunk, T); }
+    /// The rank that has a position, and which of its tokens of the sequence that is.
+    std::pair<int, int64_t> place_of(int64_t position, int T) const {
+        if (!is_split()) return {0, position};
+        const int64_t length = chunk_length(T), in_chunk = position % length;
+        const int chunk = static_cast<int>(position / length);
+        return chunk < ranks ? std::pair{chunk, in_chunk}
+                             : std::pair{2 * ranks - 1 - chunk, length + in_chunk};
+    }
+};
+
+class ContextGroup {
+  public:
+    /// A group of one, in which nothing moves.
+    ContextGroup() = default;
+    explicit ContextGroup(const ContextRank& place) : place_(place) {}
+
+    const ContextRank& place() const { return place_; }
+    int rank() const { return place_.rank; }
+    int size() const { return place_.ranks; }
+    bool is_split() const { return place_.is_split(); }
+
+    /// With whom the model exchanges data. Before, as in a warm-up, copies of this rank's data stand
+    /// for those of the others. What the model's stream waits for counts as communication of
+    /// the context axis in `clock`. tensor: where tensor-parallel ranks exchange data; null if there are none. All ranks
+    /// call it.
+    void connect(const Device& device, Communicator& communicator, StepClock* clock = nullptr,
+                 const Exchange* tensor = nullptr);
+    bool is_connected() const { return exchange_ != nullptr; }
+
+    // In place, for later work of the stream. `all` has equal parts, one of each rank, by rank.
+    /// Each part becomes that of its rank.
+    void gather(Stream& stream, Tensor all);
+    /// This rank's part becomes the sum of the ranks'; the others are undefined afterwards.
+    void add_up(Stream& stream, Tensor all);
+    void broadcast(Stream& stream, Tensor data, int from);
+
+  private:
+    template <class Work>
+    void exchange(Stream& stream, const Work& work);
+    Tensor part(const Tensor& all, int rank) const;
+
+    ContextRank place_;
+    Communicator* communicator_ = nullptr;
+    std::unique_ptr<Exchange> exchange_;
+};
+
+}  // namespace train_gpt

@@ -1,0 +1,63 @@
+#include "parallel/state/exchange.h"
+
+#include <utility>
+
+#include "device/trace.h"
+
+namespace train_gpt {
+
+Exchange::Exchange(const Device& device, bool has_others, std::vector<std::string> groups,
+                   StepClock* clock)
+    : has_others_(has_others),
+      stream_(std::make_shared<Stream>(device, !has_others, Stream::Priority::high)),
+      clock_(clock),
+      groups_(std::move(groups)),
+      done_(groups_.size()),
+      waited_for_(groups_.size(), true) {
+    make_events(device);
+}
+
+Exchange::Exchange(const Device& device, const Exchange& other, std::vector<std::string> groups)
+    : has_others_(other.has_others_),
+      stream_(other.stream_),
+      clock_(other.clock_),
+      groups_(std::move(groups)),
+      done_(groups_.size()),
+      waited_for_(groups_.size(), true) {
+    make_events(device);
+}
+
+void Exchange::make_events(const Device& device) {
+    if (!beside()) return;
+    submitted_ = Event(device);
+    for (Event& event : done_) event = Event(device);
+}
+
+void Exchange::submit(Stream& stream, int slot, const std::function<void(Stream&)>& work) {
+    if (!beside()) {
+        const StepClock::Interval interval(clock_, stream, StepPhase::communication,
+                                           groups_[static_cast<size_t>(slot)]);
+        work(stream);
+        return;
+    }
+    submitted_.record(stream);
+    submitted_.hold(*stream_);
+    work(*stream_);
+    done_[static_cast<size_t>(slot)].record(*stream_);
+    waited_for_[static_cast<size_t>(slot)] = false;
+}
+
+void Exchange::hold_other(Stream& stream, int slot) {
+    if (beside()) done_[static_cast<size_t>(slot)].hold(stream);
+}
+
+void Exchange::hold(Stream& stream, int slot) {
+    if (waited_for_[static_cast<size_t>(slot)]) return;
+    const TraceSpan span(TraceTrack::device, stream, "wait for the exchange");
+    const StepClock::Interval interval(clock_, stream, StepPhase::communication,
+                                       groups_[static_cast<size_t>(slot)]);
+    done_[static_cast<size_t>(slot)].hold(stream);
+    waited_for_[static_cast<size_t>(slot)] = true;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,188 @@
+#include "parallel/state/parameter_buffers.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace train_gpt {
+
+namespace {
+
+/// In a group of one every stage holds everything; the first one needs no copies.
+Sharding sensible(Sharding sharding) {
+    if (sharding.size == 1) sharding.zero = 1;
+    return sharding;
+}
+
+}  // namespace
+
+ParameterBuffers::ParameterBuffers(Arena& arena, std::vector<Parameter> parameters, DType dtype,
+                                   Use use, const Sharding& sharding)
+    : parameters_(std::move(parameters)),
+      dtype_(dtype),
+      use_(use),
+      device_(arena.device()),
+      sharding_(sensible(sharding)),
+      layout_(parameters_, sharding_.size, sharding_.bucket_elements) {
+    for (const Parameter& p : parameters_)
+        index_of_name_.emplace(p.name, static_cast<int>(index_of_name_.size()));
+    find_buckets();
+    allocate(arena);
+    if (training()) find_pieces();
+}
+
+void ParameterBuffers::find_buckets() {
+    const std::vector<Bucket>& buckets = layout_.buckets();
+    bucket_of_unit_.resize(static_cast<size_t>(units()));
+    for (size_t b = buckets.size(); b-- > 0;)
+        for (int unit = buckets[b].first_unit; unit <= buckets[b].last_unit; ++unit)
+            bucket_of_unit_[static_cast<size_t>(unit)] = b;
+}
+
+void ParameterBuffers::allocate(Arena& arena) {
+    using Spans = std::vector<std::span<std::byte>>;
+    const auto take = [&](int64_t n, DType dtype, Purpose purpose, Spans* list = nullptr) {
+        const size_t bytes = static_cast<size_t>(n) * size_of(dtype);
+        void* const data = arena.take(bytes, purpose);
+        if (list && bytes > 0) list->emplace_back(static_cast<std::byte*>(data), bytes);
+        return data;
+    };
+    const auto floats = [&](int64_t n, Purpose purpose, Spans* list = nullptr) {
+        return static_cast<float*>(take(n, DType::fp32, purpose, list));
+    };
+    int64_t embedding = 0, largest_in_turn[turns] = {}, largest = 0;
+    for (size_t b = 0; b < layout_.buckets().size(); ++b) {
+        const Range& range = layout_.buckets()[b].range;
+        largest = std::max(largest, range.n);
+        int64_t& of_place = is_embedding(b) ? embedding : largest_in_turn[turn_of(b)];
+        of_place = is_embedding(b) ? range.end() : std::max(of_place, range.n);
+    }
+    const bool exchanges = training() && sharding_.size > 1;
+    const bool rounds = sharding_.reduce_dtype == DType::bf16;
+    Spans* const if_exchanged = exchanges ? &exchanged_ : nullptr;
+    const auto take_whole_weights = [&](int64_t n) {
+        void* const data = take(n, dtype_, Purpose::parameters, &whole_weights_);
+        if (exchanges && sharding_.zero > 0 && n > 0) exchanged_.push_back(whole_weights_.back());
+        return data;
+    };
+    if (holds_all_weights()) {
+        weights_ = take_whole_weights(layout_.numel());
+    } else {
+        weights_ = take(layout_.shard_numel(), dtype_, Purpose::parameters, if_exchanged);
+        gathered_embedding_ = take_whole_weights(embedding);
+        for (size_t turn = 0; turn < turns; ++turn) {
+            int64_t n = 0;
+            for (size_t b = 0; b < layout_.buckets().size(); ++b)
+                if (turn_of_weights(b) == static_cast<int>(turn))
+                    n = std::max(n, layout_.buckets()[b].range.n);
+            gathered_[turn] = take_whole_weights(n);
+        }
+        if (has_large_head()) gathered_head_ = take_whole_weights(layout_.buckets().back().range.n);
+    }
+    if (use_ == Use::inference) return;
+
+    const int64_t owned_numel = sharding_.zero == 0 ? layout_.numel() : layout_.shard_numel();
+    if (dtype_ == DType::bf16) master_ = floats(owned_numel, Purpose::masters);
+    Spans* const if_sent = rounds ? nullptr : if_exchanged;
+    gradient_ = sharding_.zero >= 2 ? floats(owned_numel, Purpose::gradients)
+                                    : floats(layout_.numel(), Purpose::gradients, if_sent);
+    m_ = floats(owned_numel, Purpose::moments);
+    v_ = floats(owned_numel, Purpose::moments);
+    if (sharding_.zero >= 2) {
+        embedding_gradients_ = floats(embedding, Purpose::gradients, if_sent);
+        for (size_t turn = 0; turn < turns; ++turn)
+            block_gradients_[turn] = floats(largest_in_turn[turn], Purpose::gradients, if_sent);
+    }
+    if (exchanges && rounds)
+        rounded_gradients_ =
+            static_cast<bf16*>(take(largest, DType::bf16, Purpose::workspaces, if_exchanged));
+}
+
+bool ParameterBuffers::has_large_head() const {
+    const auto numel_of = [&](int unit) {
+        int64_t n = 0;
+        for (const Parameter& p : parameters_)
+            if (p.unit == unit) n += p.padded_numel();
+        return n;
+    };
+    return units() > 2 && numel_of(units() - 1) > numel_of(1);
+}
+
+int ParameterBuffers::turn_of_weights(size_t b) const {
+    const bool is_last = b + 1 == layout_.buckets().size();
+    return is_embedding(b) || (is_last && has_large_head()) ? -1 : static_cast<int>(turn_of(b));
+}
+
+char* ParameterBuffers::bucket_weights(size_t b) const {
+    const Bucket& bucket = layout_.buckets()[b];
+    if (holds_all_weights()) return at(weights_, bucket.range.first);
+    if (is_embedding(b)) return at(gathered_embedding_, bucket.range.first);
+    const int turn = turn_of_weights(b);
+    return static_cast<char*>(turn < 0 ? gathered_head_ : gathered_[turn]);
+}
+
+void ParameterBuffers::find_pieces() {
+    for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
+        const Range tensor{layout_.offset(i), parameters_[static_cast<size_t>(i)].padded_numel()};
+        const std::vector<Bucket>& buckets = layout_.buckets();
+        auto b = std::partition_point(buckets.begin(), buckets.end(), [&](const Bucket& bucket) {
+            return bucket.range.end() <= tensor.first;
+        });
+        for (; b != buckets.end() && b->range.first < tensor.end(); ++b) {
+            const Bucket& bucket = *b;
+            const Range mine = owned(bucket), part = intersection(mine, tensor);
+            if (part.n == 0) continue;
+            const int64_t skipped = part.first - mine.first, owned = owned_offset(bucket) + skipped;
+            const bool rounded = dtype_ == DType::bf16;
+            void* const weights = at(owned_weights(bucket), skipped);
+            pieces_.push_back({.parameter = i,
+                               .bucket = static_cast<int>(b - buckets.begin()),
+                               .range = {part.first - tensor.first, part.n},
+                               .weights = rounded ? static_cast<bf16*>(weights) : nullptr,
+                               .master = rounded ? master_ + owned : static_cast<float*>(weights),
+                               .m = m_ + owned,
+                               .v = v_ + owned,
+                               .gradient = gradient_ + (sharding_.zero >= 2 ? owned : part.first)});
+        }
+    }
+}
+
+std::span<const ParameterBuffers::Piece> ParameterBuffers::pieces_of(int i) const {
+    const auto before = [](const Piece& piece, int parameter) {
+        return piece.parameter < parameter;
+    };
+    const auto first = std::lower_bound(pieces_.begin(), pieces_.end(), i, before);
+    return {first, std::lower_bound(first, pieces_.end(), i + 1, before)};
+}
+
+int ParameterBuffers::index_of(const std::string& name) const {
+    const auto found = index_of_name_.find(name);
+    return found == index_of_name_.end() ? -1 : found->second;
+}
+
+int64_t ParameterBuffers::logical_numel() const {
+    int64_t n = 0;
+    for (const Parameter& p : parameters_) n += p.numel();
+    return n;
+}
+
+Tensor ParameterBuffers::weight(int i) const {
+    const Parameter& p = parameters_[static_cast<size_t>(i)];
+    const size_t b = first_bucket(p.unit);
+    void* data = at(bucket_weights(b), layout_.offset(i) - layout_.buckets()[b].range.first);
+    if (p.padded.size() == 1) return {data, dtype_, {p.padded[0]}};
+    return {data, dtype_, {p.padded[0], p.padded[1]}};
+}
+
+float* ParameterBuffers::bucket_gradients(size_t b) const {
+    const Bucket& bucket = layout_.buckets()[b];
+    if (sharding_.zero < 2) return gradient_ + bucket.range.first;
+    if (is_embedding(b)) return embedding_gradients_ + bucket.range.first;
+    return block_gradients_[turn_of(b)];
+}
+
+float* ParameterBuffers::gradient_of_micro_batch(int i) const {
+    const size_t b = bucket_of_unit_[static_cast<size_t>(parameters_[static_cast<size_t>(i)].unit)];
+    return bucket_gradients(b) + (layout_.offset(i) - layout_.buckets()[b].range.first);
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,87 @@
+// The command line: what the user typed, as one struct.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dataloader/prepare.h"
+#include "training/config/config.h"
+#include "training/files/interchange.h"
+#include "training/report/options.h"
+#include "training/sampling.h"
+#include "training/selfcheck.h"
+
+namespace train_gpt {
+
+struct CommandLine {
+    enum class Command {
+        none,
+        tokenize,
+        train,
+        plan,
+        sample,
+        eval,
+        import_,
+        export_,
+        selfcheck,
+        verify,
+        report,
+        config
+    };
+
+    Command command =
+        Command::none;  // none: help or the version was asked for, and `output` answers it
+    std::string output;
+
+    // train, plan, eval: a folder that `tokenize` wrote; for eval also a glob
+    std::string data;
+
+    // train, plan
+    std::string config;  // a file, or the name of a preset
+    std::vector<std::string> overrides;
+    int64_t stop_at = 0;  // 0: the schedule's end
+    int64_t profile = 0;  // steps to take the time of; 0: none
+    int64_t trace = 0;    // steps to trace; 0: none
+    bool print_config = false;
+    bool quiet = false;
+    int world = 1;
+    std::string picture;  // plan: file for the pipeline's schedule
+
+    // tokenize
+    PrepareOptions prepare;
+
+    // sample, eval
+    std::string checkpoint, hellaswag, device = "auto", dtype = "auto";
+    std::optional<std::string> prompt;
+    std::string prompt_file;  // "-": standard input
+    SamplingOptions sampling;
+    int samples = 1;
+    int64_t max_tokens = 0, max_examples = 0;
+
+    // import, export
+    ImportOptions importing;
+    ExportOptions exporting;
+
+    // selfcheck; and device
+    SelfcheckOptions selfcheck;
+
+    // verify
+    std::string verified;
+
+    // report
+    ReportOptions report;
+
+    // config
+    std::string key;  // or a section; empty: all
+    bool schema = false, markdown = false;
+};
+
+/// Throws UsageError for a command line that cannot be understood.
+CommandLine parse_command_line(int argc, char** argv);
+
+/// The configuration that `train` and `plan` are given for so many ranks: a file or preset, with
+/// --data and then --set.
+Config load_config(const CommandLine& line, int world);
+
+}  // namespace train_gpt

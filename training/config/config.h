@@ -1,0 +1,296 @@
+// The configuration of a run: one struct, read from JSON and written to it. config_keys.h has the
+// table of its keys.
+#pragma once
+#include <cassert>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "device/device.h"
+#include "model/recompute.h"
+#include "model/spec.h"
+#include "parallel/pipeline/pipeline_schedule.h"
+#include "training/config/one_of.h"
+
+namespace train_gpt {
+
+/// How a run shows its progress: a line that is rewritten, or separate lines; automatic: a line
+/// that is rewritten on a terminal, separate lines elsewhere and with several ranks.
+enum class ProgressStyle { automatic, line, lines };
+
+/// How the learning rate falls after the warm-up: schedule.h.
+enum class Decay { cosine, linear, constant, wsd };
+
+template <>
+struct WordsOf<Decay> {
+    static constexpr Word<Decay> list[] = {{"cosine", Decay::cosine},
+                                           {"linear", Decay::linear},
+                                           {"constant", Decay::constant},
+                                           {"wsd", Decay::wsd}};
+};
+
+/// What a tensor is computed with or sent as.
+template <>
+struct WordsOf<DType> {
+    static constexpr Word<DType> list[] = {{name_of(DType::fp32), DType::fp32},
+                                           {name_of(DType::bf16), DType::bf16}};
+};
+
+/// Nothing if the program chooses.
+template <>
+struct WordsOf<std::optional<DType>> {
+    static constexpr Word<std::optional<DType>> list[] = {{"auto", std::nullopt},
+                                                          {name_of(DType::bf16), DType::bf16},
+                                                          {name_of(DType::fp32), DType::fp32}};
+};
+
+template <>
+struct WordsOf<std::optional<Recompute>> {
+    static constexpr Word<std::optional<Recompute>> list[] = {
+        {"auto", std::nullopt},
+        {name_of(Recompute::none), Recompute::none},
+        {name_of(Recompute::elementwise), Recompute::elementwise},
+        {name_of(Recompute::block), Recompute::block}};
+};
+
+template <>
+struct WordsOf<std::optional<Norm>> {
+    static constexpr Word<std::optional<Norm>> list[] = {
+        {"auto", std::nullopt}, {"layernorm", Norm::layer}, {"rmsnorm", Norm::rms}};
+};
+
+template <>
+struct WordsOf<std::optional<Mlp>> {
+    static constexpr Word<std::optional<Mlp>> list[] = {
+        {"auto", std::nullopt}, {"gelu", Mlp::gelu}, {"swiglu", Mlp::swiglu}};
+};
+
+template <>
+struct WordsOf<std::optional<Biases>> {
+    static constexpr Word<std::optional<Biases>> list[] = {
+        {"auto", std::nullopt}, {"none", Biases::none}, {"qkv", Biases::qkv}, {"all", Biases::all}};
+};
+
+template <>
+struct WordsOf<std::optional<Positions>> {
+    static constexpr Word<std::optional<Positions>> list[] = {
+        {"auto", std::nullopt}, {"learned", Positions::learned}, {"rope", Positions::rope}};
+};
+
+template <>
+struct WordsOf<std::optional<bool>> {
+    static constexpr Word<std::optional<bool>> list[] = {
+        {"auto", std::nullopt}, {"on", true}, {"off", false}};
+};
+
+template <>
+struct WordsOf<RopeScaling> {
+    static constexpr Word<RopeScaling> list[] = {{"none", RopeScaling::none},
+                                                 {"linear", RopeScaling::linear},
+                                                 {"llama3", RopeScaling::llama3}};
+};
+
+template <>
+struct WordsOf<bool> {
+    static constexpr Word<bool> list[] = {{"on", true}, {"off", false}};
+};
+
+template <>
+struct WordsOf<PipelineKind> {
+    static constexpr Word<PipelineKind> list[] = {{"1f1b", PipelineKind::one_f_one_b},
+                                                  {"gpipe", PipelineKind::gpipe},
+                                                  {"interleaved", PipelineKind::interleaved},
+                                                  {"zero_bubble", PipelineKind::zero_bubble}};
+};
+
+template <>
+struct WordsOf<KernelSettings::Gemm> {
+    static constexpr Word<KernelSettings::Gemm> list[] = {{"auto", KernelSettings::Gemm::automatic},
+                                                          {"onednn", KernelSettings::Gemm::onednn},
+                                                          {"own", KernelSettings::Gemm::own}};
+};
+
+template <>
+struct WordsOf<KernelSettings::Attention> {
+    static constexpr Word<KernelSettings::Attention> list[] = {
+        {"auto", KernelSettings::Attention::automatic},
+        {"own", KernelSettings::Attention::own},
+        {"cudnn", KernelSettings::Attention::cudnn}};
+};
+
+template <>
+struct WordsOf<ProgressStyle> {
+    static constexpr Word<ProgressStyle> list[] = {{"auto", ProgressStyle::automatic},
+                                                   {"line", ProgressStyle::line},
+                                                   {"lines", ProgressStyle::lines}};
+};
+
+/// Everything a run depends on. Sections and names are those of the JSON file; `train_gpt config`
+/// prints the table of keys with types, defaults, rules and meaning.
+struct Config {
+    std::string
+        description;  // a note for people, such as where a preset departs from the published model
+    std::string run_dir;
+    uint64_t seed = 1337;
+    std::string device = "auto";  // auto | cpu | cuda
+
+    struct Model {
+        std::string family = "gpt2";
+        int n_layer = 12, n_head = 12, n_embd = 768, n_ctx = 1024;
+        int vocab_size = 0;  // 0: the tokenizer's
+        // Where the model departs from its family; 0 and "auto": nowhere.
+        int n_kv_head = 0, head_size = 0, n_ff = 0;
+        OneOf<std::optional<Norm>> norm = {};
+        double norm_epsilon = 0;
+        OneOf<std::optional<Mlp>> mlp = {};
+        OneOf<std::optional<Biases>> bias = {};
+        OneOf<std::optional<bool>> qk_norm = {}, tied_head = {};
+        OneOf<std::optional<Positions>> positions = {};
+        double init_std = 0;
+        OneOf<bool> init_residual_scaling = true;
+        double rope_theta = 0;
+        OneOf<RopeScaling> rope_scaling = {};
+        double rope_factor = 1, rope_low_freq_factor = 1, rope_high_freq_factor = 4;
+        int rope_original_n_ctx = 8192;
+        std::string init_from = {};  // a checkpoint whose weights start this run
+    } model;
+
+    struct Tokenizer {
+        std::string path;
+    } tokenizer;
+
+    struct Data {
+        struct Source {
+            std::string glob;  // of token shards, or "synthetic"
+            double weight = 1;
+            std::string name;  // in metrics
+            bool operator==(const Source&) const = default;
+        };
+        std::vector<Source> train;
+        std::string val;  // a glob of token shards, or "synthetic"
+        bool document_mask = false;
+    } data;
+
+    struct Batch {
+        int64_t tokens_per_step = 524288;
+        int micro_batch = 0;      // sequences; 0: chosen by fit_into() (plan.h)
+        int sequence_length = 0;  // 0: n_ctx
+    } batch;
+
+    struct Optimizer {
+        double learning_rate = 6e-4, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8,
+               grad_clip = 1.0;  // 0: no clipping
+        double z_loss = 0;
+    } optimizer;
+
+    struct Schedule {
+        int64_t steps = 0;  // exactly one of steps, tokens and epochs says how long a run is
+        int64_t tokens = 0;
+        double epochs = 0;
+        double max_minutes =
+            0;  // 0: no limit; else the run saves a checkpoint and ends, its schedule unchanged
+        int64_t warmup_steps = 0;
+        OneOf<Decay> decay = Decay::cosine;
+        double decay_fraction = 0.2;  // wsd: share of the steps that the final decay takes
+        double final_fraction =
+            0.1;  // the last step's learning rate as a fraction of learning_rate
+    } schedule;
+
+    struct Precision {
+        OneOf<std::optional<DType>> dtype;  // auto: bf16 where the device multiplies it natively
+        OneOf<std::optional<Recompute>> recompute;  // auto: the least that fits
+        OneOf<bool> tf32 = false;                   // on a GPU
+    } precision;
+
+    struct Checkpoint {
+        int64_t every = 1000;  // steps; 0: only at the end
+        int keep = 2;          // newest checkpoints kept; 0: all
+    } checkpoint;
+
+    struct Evaluation {
+        int64_t every = 250;     // steps; 0: only at the end
+        int64_t max_tokens = 0;  // 0: the whole validation split
+        std::string hellaswag;   // HellaSwag's published JSONL; empty: not evaluated
+    } evaluation;
+
+    struct Sampling {
+        int64_t every = 0;  // steps; 0: not during training
+        std::string prompt;
+        int max_tokens = 64;
+        double temperature = 0.8;
+        int top_k = 0;  // 0: all
+        double top_p = 1.0;
+        uint64_t seed = 1;
+        int samples = 3;  // at the end of a run
+    } sampling;
+
+    struct Log {
+        int64_t every = 1;  // steps between lines
+        OneOf<ProgressStyle> progress;
+        OneOf<bool> tensorboard = true;
+    } log;
+
+    struct Kernels {
+        OneOf<KernelSettings::Gemm> gemm;            // on the CPU
+        OneOf<KernelSettings::Attention> attention;  // on a GPU
+        OneOf<bool> autotune = true;                 // on a GPU
+    } kernels;
+
+    struct Parallel {
+        int tensor = 1;  // tensor-parallel ranks
+        bool allow_tensor_across_nodes = false;
+        int tensor_chunks = 1;  // in which their rows travel
+        bool tensor_keep_gathered = false;
+        int context = 1;   // context-parallel ranks
+        int pipeline = 1;  // pipeline ranks
+        OneOf<PipelineKind> schedule = PipelineKind::one_f_one_b;
+        int stages_per_rank = 1;
+        std::vector<int> layers_per_stage = {};  // empty: dealt by cost
+        int zero = 1;                            // ZeRO's stage: 0 to 3
+        int shard_ranks = 0;                     // 0: all data-parallel ranks
+        double bucket_mb = 64;                   // MiB of fp32 gradients
+        OneOf<DType> reduce_dtype = DType::fp32;
+        double timeout_seconds = 300;
+        bool encrypt = false;   // what ranks without MPI send each other on CPUs
+        int nccl_max_ctas = 0;  // 0: as NCCL chooses
+        int reserved_sms = 0;   // on a GPU
+    } parallel;
+
+    int sequence_length() const {
+        return batch.sequence_length ? batch.sequence_length : model.n_ctx;
+    }
+    /// Micro-batches of a step over all ranks: tokens_per_step / (micro_batch · sequence_length),
+    /// with a micro_batch that is given or has been chosen.
+    int64_t micro_batches_per_step() const {
+        assert(batch.micro_batch > 0);
+        return batch.tokens_per_step / (int64_t{batch.micro_batch} * sequence_length());
+    }
+};
+
+/// Reads a JSON file (comments tolerated), applies overrides "section.key=value" in order, checks
+/// every key's type and rule and the rules between keys. Throws Error naming file, key path, value
+/// and rule; an unknown key is named with the nearest valid one.
+Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides);
+
+/// The same from a JSON text; `name` stands for the file in errors.
+Config parse_config(const std::string& json, const std::string& name,
+                    const std::vector<std::string>& overrides = {});
+
+/// The model that a configuration describes, with this vocabulary.
+DecoderSpec spec_of(const Config& config, int64_t vocab_size);
+
+/// The whole configuration, every key with its value, as strict JSON that load_config reads back
+/// equal.
+std::string to_json(const Config& config);
+
+/// The keys on which two configurations differ, each as "KEY changed from OLD to NEW".
+std::vector<std::string> config_differences(const Config& from, const Config& to);
+
+/// Every key with its value as JSON.
+std::map<std::string, std::string> config_values(const Config& config);
+
+}  // namespace train_gpt

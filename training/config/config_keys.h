@@ -1,0 +1,92 @@
+// The table of the configuration's keys, from which parser, checks, output, help and schema are
+// all made. A new key is a member of Config, with its default, and a row of this table.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/json_text.h"
+#include "training/config/config.h"
+
+namespace train_gpt {
+
+/// Where a key's value lives in a Config; the pointer's type is the key's type.
+using TrainSources = std::vector<Config::Data::Source>;
+using WholeNumbers = std::vector<int>;
+using KeyField =
+    std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, TrainSources*,
+                 WholeNumbers*, OneOf<PipelineKind>*, OneOf<Decay>*, OneOf<DType>*,
+                 OneOf<std::optional<DType>>*, OneOf<std::optional<Recompute>>*, OneOf<bool>*,
+                 OneOf<ProgressStyle>*, OneOf<std::optional<Norm>>*, OneOf<std::optional<Mlp>>*,
+                 OneOf<std::optional<Biases>>*, OneOf<std::optional<bool>>*,
+                 OneOf<std::optional<Positions>>*, OneOf<RopeScaling>*,
+                 OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*>;
+
+/// Words are texts too.
+bool is_text(const KeyField& field);
+/// true or false, or "on" or "off"; of some also "auto".
+bool is_switch(const KeyField& field);
+bool is_sources(const KeyField& field);
+bool is_numbers(const KeyField& field);
+bool is_real(const KeyField& field);
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr double max_exact_integer =
+    9007199254740992.0;  // 2^53: up to here a double holds every integer
+
+/// Which values of a key are valid: numbers between two bounds, or one of a few words; any text
+/// otherwise.
+struct KeyRule {
+    double low = -infinity, high = infinity;
+    bool above_low = false;  // low itself is not valid
+    bool is_path = false;    // a text in which "~" stands for the home folder
+    std::array<std::string_view, 5> word_list{};
+    size_t word_count = 0;
+
+    std::span<const std::string_view> words() const {
+        return std::span(word_list).first(word_count);
+    }
+    bool allows(double value) const {
+        return (above_low ? value > low : value >= low) && value <= high;
+    }
+};
+
+struct ConfigKey {
+    std::string_view path;  // "section.name", or the name alone
+    KeyField (*field)(Config&);
+    KeyRule rule;
+    std::string_view meaning;  // for people
+};
+
+/// Every key, in the order in which the configuration is printed.
+std::span<const ConfigKey> config_keys();
+
+/// Null if there is no such key.
+const ConfigKey* find_config_key(std::string_view path);
+
+/// The parts of a path; the section is empty if there is none.
+std::string_view section_of_key(std::string_view path);
+std::string_view name_of_key(std::string_view path);
+
+std::vector<std::string_view> config_sections();
+bool is_config_section(std::string_view name);
+/// The path of a section's first key.
+std::string_view first_key_of(std::string_view section);
+
+/// A key's value as JSON; of a copy, since the table hands out pointers to write to.
+Json value_of(Config config, const ConfigKey& key);
+
+/// A key's rule for people, such as "a whole number from 1 to 4096".
+std::string rule_text(const ConfigKey& key);
+
+/// A source of training data for people.
+constexpr const char* source_shape = R"({"glob": text, "weight": number above 0, "name": text})";
+
+}  // namespace train_gpt

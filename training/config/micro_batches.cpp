@@ -1,0 +1,165 @@
+#include "training/config/micro_batches.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/error.h"
+#include "parallel/axes/tensor_group.h"
+#include "training/config/config_checks.h"
+#include "training/trainer.h"
+
+namespace train_gpt {
+
+namespace {
+
+/// The most tokens of a micro-batch that is chosen, unless one sequence is longer.
+int64_t most_tokens(const Device& device) { return device.is_cuda() ? 65536 : 4096; }
+
+/// What a step's number of micro-batches must be a multiple of.
+int64_t step_multiple(const Config& config, int data_ranks) {
+    const auto& p = config.parallel;
+    return p.pipeline > 1 && p.schedule == PipelineKind::interleaved
+               ? int64_t{p.pipeline} * data_ranks
+               : 1;
+}
+
+/// Rows of a micro-batch of B sequences on a context-parallel rank.
+int64_t rows_of(const Config& config, int64_t B) {
+    return B * config.sequence_length() / config.parallel.context;
+}
+
+TensorGroup tensor_group(const Config& config) {
+    MeshSizes sizes;
+    sizes.tensor = config.parallel.tensor;
+    return TensorGroup(tensor_options(config, MeshLayout(sizes.tensor, sizes), 0));
+}
+
+/// The micro-batches that divide a step, feed so many data-parallel ranks and stay within
+/// most_tokens, ascending; of a given one, only that.
+std::vector<int> feeding_micro_batches(const Config& config, int64_t most_tokens, int ranks) {
+    const int given = config.batch.micro_batch;
+    const int64_t sequences = config.batch.tokens_per_step / config.sequence_length(),
+                  most = given > 0
+                             ? given
+                             : std::min(sequences / ranks,
+                                        std::max<int64_t>(1, most_tokens / rows_of(config, 1)));
+    const int64_t together = step_multiple(config, ranks);
+    const TensorGroup tensor = tensor_group(config);
+    std::vector<int> feeding;
+    for (int64_t B = std::max(given, 1); B <= most; ++B)
+        if (sequences % B == 0 && sequences / B >= ranks && sequences / B % together == 0 &&
+            tensor.is_even(rows_of(config, B)))
+            feeding.push_back(static_cast<int>(B));
+    return feeding;
+}
+
+/// Ranks of the run for each data-parallel one.
+int others(const Config& config) {
+    const auto& p = config.parallel;
+    return p.tensor * p.context * p.pipeline;
+}
+
+/// Whether a changed configuration feeds so many data-parallel ranks, and breaks no rule between keys
+/// that it kept before.
+bool feeds_as_well(const Config& before, const Config& changed, int ranks) {
+    return can_feed(changed, ranks) &&
+           (keeps_rules(changed, ranks * others(changed)) || !keeps_rules(before, 0));
+}
+
+/// The batch.tokens_per_step nearest to `wanted` that feeds so many data-parallel ranks, as a whole
+/// number of parts; nothing if there is none.
+std::optional<int64_t> feeding_tokens(const Config& config, int64_t wanted, int64_t part,
+                                      int ranks) {
+    constexpr int64_t most_tokens = int64_t{1} << 32,  // the limit of batch.tokens_per_step
+        tries = 4096;
+    const int64_t count = std::max<int64_t>(1, (wanted + part / 2) / part);
+    for (int64_t distance = 0; distance < tries; ++distance)
+        for (const int64_t tokens : {(count - distance) * part, (count + distance) * part}) {
+            Config changed = config;
+            changed.batch.tokens_per_step = tokens;
+            if (tokens > 0 && tokens <= most_tokens && feeds_as_well(config, changed, ranks))
+                return tokens;
+        }
+    return {};
+}
+
+/// The Error for a step with too few micro-batches for the data-parallel ranks; it says what would
+/// feed them.
+Error too_few_micro_batches(const Config& config, int ranks) {
+    const int64_t T = config.sequence_length(), B = std::max(config.batch.micro_batch, 1);
+    const int64_t sequences = config.batch.tokens_per_step / T;
+    const std::string of =
+        concat(" cannot feed ", ranks, others(config) > 1 ? " data-parallel" : "", " ranks");
+    const auto tokens_for_all = [&](int64_t size) {
+        const auto tokens = feeding_tokens(config, ranks * size * T, size * T, ranks);
+        return tokens ? concat("batch.tokens_per_step=", *tokens) : "";
+    };
+    const auto either = [](const std::string& a, const std::string& b, const char* after) {
+        return a.empty() && b.empty()
+                   ? ""
+                   : concat("; ", a, a.empty() || b.empty() ? "" : " or ", b, after);
+    };
+    if (sequences < ranks) {
+        Config one = config;
+        if (B > 1) one.batch.micro_batch = 1;
+        int64_t fewer = sequences;
+        while (fewer > 0 && !feeds_as_well(config, one, static_cast<int>(fewer))) --fewer;
+        return Error(
+            "a step of ", sequences, " sequences", of,
+            either(fewer > 0 ? concat("take ", fewer * others(config), " ranks at most") : "",
+                   tokens_for_all(1), B > 1 ? ", and batch.micro_batch=1" : ""));
+    }
+    Config smaller = config;
+    int64_t fitting = sequences / ranks;
+    for (; fitting > 0; --fitting) {
+        smaller.batch.micro_batch = static_cast<int>(fitting);
+        if (feeds_as_well(config, smaller, ranks)) break;
+    }
+    return Error("a step of ", sequences / B, " micro-batches", of,
+                 either(fitting > 0 ? concat("batch.micro_batch=", fitting) : "", tokens_for_all(B),
+                        " can"));
+}
+
+Error uneven_pipelines(const Config& config, int64_t micro_batches, int data_ranks) {
+    const int64_t multiple = step_multiple(config, data_ranks);
+    const auto tokens = feeding_tokens(
+        config, config.batch.tokens_per_step,
+        multiple * std::max(config.batch.micro_batch, 1) * config.sequence_length(), data_ranks);
+    Config other = config;
+    other.parallel.schedule = PipelineKind::one_f_one_b;
+    other.parallel.stages_per_rank = 1;
+    return Error(
+        "parallel.schedule = \"interleaved\" cannot run a step of ", micro_batches,
+        " micro-batches on ", data_ranks, " pipeline", data_ranks == 1 ? "" : "s", " of ",
+        config.parallel.pipeline, " ranks: it needs a multiple of ", multiple,
+        tokens ? concat("; the nearest value of batch.tokens_per_step that gives one is ", *tokens)
+               : "",
+        feeds_as_well(config, other, data_ranks)
+            ? "; parallel.schedule=1f1b with parallel.stages_per_rank=1 takes any number"
+            : "");
+}
+
+}  // namespace
+
+bool can_feed(const Config& config, int data_ranks) {
+    return !feeding_micro_batches(config, most_tokens(Device{}), data_ranks).empty();
+}
+
+std::vector<int> possible_micro_batches(const Config& config, const Device& device, int ranks) {
+    const int given = config.batch.micro_batch;
+    const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
+    std::vector<int> possible = feeding_micro_batches(config, most_tokens(device), ranks);
+    if (!possible.empty()) return possible;
+    const int64_t B = std::max(given, 1);
+    if (sequences / B < ranks) throw too_few_micro_batches(config, ranks);
+    if (sequences / B % step_multiple(config, ranks) != 0)
+        throw uneven_pipelines(config, sequences / B, ranks);
+    tensor_group(config).require_even(
+        rows_of(config, B), given > 0 ? "tokens of a micro-batch" : "tokens of a sequence",
+        config.parallel.context);
+    return {static_cast<int>(B)};
+}
+
+}  // namespace train_gpt

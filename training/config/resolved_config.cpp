@@ -1,0 +1,57 @@
+#include "training/config/resolved_config.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "device/memory.h"
+#include "training/decisions.h"
+#include "training/plan/plan.h"
+
+namespace train_gpt {
+
+Config resolve(Config config, const DecoderSpec& spec, DType dtype) {
+    Config::Model& m = config.model;
+    m.vocab_size = static_cast<int>(spec.vocab_size);
+    m.n_kv_head = spec.n_kv_head;
+    m.head_size = spec.head_size;
+    m.n_ff = spec.n_ff;
+    m.norm = spec.norm;
+    m.norm_epsilon = spec.norm_epsilon;
+    m.mlp = spec.mlp;
+    m.bias = spec.biases;
+    m.qk_norm = spec.qk_norm;
+    m.tied_head = spec.tied_head;
+    m.positions = spec.positions;
+    m.init_std = spec.init_std;
+    if (spec.is_rotary()) m.rope_theta = spec.rope.theta;
+    config.batch.sequence_length = config.sequence_length();
+    config.precision.dtype = dtype;
+    return config;
+}
+
+ResolvedConfig resolve_here(const Config& given, int ranks, int local_ranks) {
+    ResolvedConfig resolved{given, {}};
+    Config& config = resolved.config;
+    const Device device = open_device(given.device);
+    const DType dtype = resolve_dtype(given.precision.dtype, device);
+    config.device = device.is_cuda() ? "cuda" : "cpu";
+    try {
+        const DecoderSpec spec = spec_of(given, vocab_size_of(given));
+        config = resolve(config, spec, dtype);
+        const Choices chosen =
+            choose_by_memory(kept_choices(given.run_dir), memory_for_a_rank(device, local_ranks),
+                             given, spec, dtype, device, ranks);
+        config.batch.micro_batch = chosen.micro_batch;
+        config.precision.recompute = recompute_from(chosen.recompute);
+    } catch (const Error& error) {
+        if (config.model.vocab_size == 0) {
+            config = resolve(config, spec_of(given, 1), dtype);
+            config.model.vocab_size = 0;
+        }
+        resolved.notes.push_back(
+            concat("not all of the configuration is resolved: ", error.what()));
+    }
+    return resolved;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,116 @@
+// Checkpoints: folders RUN_DIR/step-NNNNNNNN that Hugging Face's tools load, and from which a run
+// resumes.
+//
+//   config.json, model.safetensors         weights in the compute dtype: model_folder.h; also
+//                                          generation_config.json, if the run began with a model that has one
+//   tokenizer.json, tokenizer_config.json  if the run has a tokenizer
+//   optimizer-RRRRR-of-WWWWW.safetensors   fp32 masters and moments of what rank R updates:
+//                                          optimizer_files.h. Any number of ranks can read them.
+//   train_gpt.json                         the configuration of the run
+//   choices.json                           what the run chose for its machine: choices.h
+//   position.json                          what the run has read of its data: position.h
+//   manifest.json                          step, and size and hash of all other files; written last
+//
+// A checkpoint is written under another name and renamed when complete: a folder step-NNNNNNNN
+// without a manifest is not a checkpoint.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "dataloader/verify.h"
+#include "model/stage.h"
+#include "parallel/mesh.h"
+#include "tokenizer/tokenizer.h"
+#include "training/config/config.h"
+#include "training/files/kept_choices.h"
+#include "training/files/model_folder.h"
+#include "training/files/position.h"
+
+namespace train_gpt {
+
+/// What a checkpoint is made of.
+struct CheckpointContents {
+    int64_t step = 0;
+    const Config& config;
+    const DecoderSpec& spec;
+    const ParameterStore& parameters;      // of a training run
+    const Tokenizer* tokenizer = nullptr;  // null: synthetic data
+    Choices choices = {};
+    std::optional<RunPosition> position = {};  // of a training run
+    std::optional<TokenIds> tokens = {};       // nothing: those of the tokenizer
+};
+
+/// Writes RUN_DIR/step-NNNNNNNN and returns its path. All ranks of the mesh call it; each writes its
+/// shard of the optimizer's state. Throws Error (disk full, weights that are not finite, …) on all ranks if
+/// one fails; the failed checkpoint is removed, and older ones stay as they were.
+std::filesystem::path save_checkpoint(const std::filesystem::path& run_dir,
+                                      const CheckpointContents& contents, const Mesh& mesh = {});
+
+/// The folder of a run's checkpoint.
+std::filesystem::path checkpoint_path(const std::filesystem::path& run_dir, int64_t step);
+
+/// Deletes all but the newest `keep` complete checkpoints of a run (0: keeps all), and what
+/// interrupted saves left. The newest checkpoint up to `sound_step` stays too: while the data of
+/// later steps are not verified, it is the one to fall back on. So does the one of `sane_step`, in
+/// case the loss has diverged after it.
+void prune_checkpoints(const std::filesystem::path& run_dir, int keep,
+                       int64_t sound_step = std::numeric_limits<int64_t>::max(),
+                       std::optional<int64_t> sane_step = {});
+
+/// Renames the checkpoints after `sound_step` to step-NNNNNNNN.suspect, so that a run does not
+/// resume from them. Returns how many.
+int set_aside_checkpoints(const std::filesystem::path& run_dir, int64_t sound_step);
+
+/// The complete checkpoints of a run, newest first. Empty if the folder does not exist.
+std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& run_dir);
+
+/// The checkpoint that a path names: the folder itself, or the newest one of a run's folder. Throws
+/// Error if there is none.
+std::filesystem::path find_checkpoint(const std::filesystem::path& path);
+
+/// The same, after its files have been verified with its manifest (Verify::model).
+std::filesystem::path find_whole_checkpoint(const std::filesystem::path& path,
+                                            const Pulse& pulse = {});
+
+/// The newest undamaged checkpoint of a run, from which the run resumes; nothing if the run has
+/// none yet. Newer, damaged ones are reported to `warn` and renamed to step-NNNNNNNN.damaged, so
+/// that they no longer count as checkpoints. Throws Error if all checkpoints are damaged: a run
+/// does not start from scratch over files that may be repaired.
+std::optional<std::filesystem::path> recover_newest_checkpoint(
+    const std::filesystem::path& run_dir, const std::function<void(const std::string&)>& warn,
+    const Pulse& pulse = {});
+
+enum class Verify { everything, model /* all but the optimizer's state */, choices /* alone */ };
+/// Compares files with the manifest's sizes and hashes; throws Error naming the first that differs.
+void verify_checkpoint(const std::filesystem::path& checkpoint, Verify what,
+                       const Pulse& pulse = {});
+
+/// The files of a checkpoint, from its manifest. Throws Error for an incomplete manifest.
+std::vector<RecordedFile> recorded_files(const std::filesystem::path& checkpoint);
+
+/// The step of a checkpoint of this program, from its manifest.
+int64_t checkpoint_step(const std::filesystem::path& checkpoint);
+
+/// What the run had read of its data.
+RunPosition checkpoint_position(const std::filesystem::path& checkpoint);
+
+/// The configuration of the run that wrote a checkpoint.
+Config checkpoint_config(const std::filesystem::path& checkpoint);
+
+/// Loads masters and moments from the optimizer's files into a training store; the run then
+/// continues bit for bit. A store that holds shards takes those, from the files of any number of
+/// ranks. The weights of other ranks' shards must be gathered afterwards.
+void load_training_state(const std::filesystem::path& checkpoint, ParameterStore& parameters,
+                         const Pulse& pulse = {});
+
+/// The fp32 masters in the optimizer's files, as a model; nothing if the checkpoint has no such
+/// files.
+std::optional<StoredModel> open_masters(const std::filesystem::path& checkpoint);
+
+}  // namespace train_gpt

@@ -1,0 +1,36 @@
+// The commands `import` and `export`: models from and to Hugging Face's folders and llm.c's files.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "training/files/stored_model.h"
+
+namespace train_gpt {
+
+struct ImportOptions {
+    std::string source;     // a model folder, or a model file of llm.c
+    std::string out;        // a folder that does not exist or is empty
+    std::string tokenizer;  // as Tokenizer::load takes it; empty: the source's
+};
+
+struct ExportOptions {
+    enum class Format { hugging_face, llmc };
+
+    std::string checkpoint;  // a checkpoint, a run's folder, or a model folder
+    std::string out;         // a new or empty folder; for llm.c a new file
+    Format format = Format::hugging_face;
+    std::optional<StoredType> dtype;  // nothing: as in the checkpoint
+    uint64_t max_file_bytes = 5'000'000'000;
+};
+
+/// Makes a model folder (model_folder.h) from any source without changing its numbers, and returns
+/// a sentence that says what was done. If the source cannot be used or the folder cannot be
+/// written, throws Error and leaves nothing.
+std::string import_model(const ImportOptions& options);
+
+/// The same from a checkpoint, in the given dtype and format. From a bf16 checkpoint that still has
+/// the fp32 masters, fp32 and fp16 are made from the masters.
+std::string export_model(const ExportOptions& options);
+
+}  // namespace train_gpt

@@ -1,0 +1,66 @@
+#include "training/files/kept_choices.h"
+
+#include <limits>
+#include <sstream>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json_text.h"
+
+namespace train_gpt {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::string_view file_name = "choices.json";
+
+}  // namespace
+
+Choices choices_from_json(const std::string& text, const std::string& origin) {
+    const Json json = try_parse_json(text);
+    Choices choices;
+    const auto damaged = [&] { return Error(origin, " is damaged; remove it to choose again"); };
+    if (!json.is_object() || !json.contains("recompute") || !json["recompute"].is_string() ||
+        !json.contains("kernels") || !json["kernels"].is_array())
+        throw damaged();
+    if (json.contains("micro_batch")) {  // older checkpoints have none
+        if (!json["micro_batch"].is_number_unsigned() ||
+            json["micro_batch"] > std::numeric_limits<int>::max())
+            throw damaged();
+        choices.micro_batch = json["micro_batch"].get<int>();
+    }
+    choices.recompute = json["recompute"].get<std::string>();
+    if (json.contains("platform")) {  // older checkpoints have none
+        if (!json["platform"].is_string()) throw damaged();
+        choices.platform = json["platform"].get<std::string>();
+    }
+    for (const Json& line : json["kernels"]) {
+        if (!line.is_string()) throw damaged();
+        choices.kernels += line.get<std::string>() + "\n";
+    }
+    return choices;
+}
+
+std::string to_json(const Choices& choices) {
+    Json json = {{"micro_batch", choices.micro_batch},
+                 {"recompute", choices.recompute},
+                 {"platform", choices.platform},
+                 {"kernels", Json::array()}};
+    std::istringstream lines(choices.kernels);
+    for (std::string line; std::getline(lines, line);) json["kernels"].push_back(line);
+    return to_text(json, 2) + "\n";
+}
+
+Choices read_choices(const fs::path& folder) {
+    const fs::path path = folder / file_name;
+    if (!fs::exists(path)) return {};
+    return choices_from_json(std::string(MappedFile(path).text()), path.string());
+}
+
+void write_choices(const fs::path& folder, const Choices& choices) {
+    write_file(folder / file_name, to_json(choices));
+}
+
+}  // namespace train_gpt

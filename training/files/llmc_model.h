@@ -1,0 +1,21 @@
+// llm.c's model files: 256 int32 (magic 20240326, version, maxT, V, L, NH, C, Vp, zeros), then 16
+// tensors in the host's byte order, each stacked over the layers: wte [Vp, C], wpe, ln1w, ln1b,
+// qkvw, qkvb, attprojw, attprojb, ln2w, ln2b, fcw, fcb, fcprojw, fcprojb, lnfw, lnfb. Linear
+// weights are [out, in]; wte has Vp >= V rows. Version 3 is fp32, version 5 bf16.
+#pragma once
+#include <filesystem>
+
+#include "training/files/stored_model.h"
+
+namespace train_gpt {
+
+/// Opens a file. Throws Error if it is not such a file, or has not exactly the bytes that its
+/// header implies.
+StoredModel open_llmc_model(const std::filesystem::path& file);
+
+/// Writes a file in fp32 or bf16 (fp16 is an Error), with wte padded by zero rows to a multiple of
+/// 128.
+void write_llmc_model(const std::filesystem::path& file, const StoredModel& model,
+                      StoredType dtype);
+
+}  // namespace train_gpt

@@ -1,0 +1,66 @@
+// A run's folder: one run at a time writes into it, and afterwards it documents the run.
+//
+//   config.json        the resolved configuration
+//   manifest.json      version, host, seed, what runs attention on a GPU, and the data files with
+//                      their sizes and the hashes that `tokenize` or shard_watch.h recorded
+//   verified.json      the data files that were verified: shard_watch.h
+//   choices.json       what the run chose by itself: choices.h
+//   metrics.jsonl      one JSON object per line, for training steps and evaluations: metrics.h
+//   history.jsonl      when the run started, saved, sampled and ended: run_history.h
+//   report.html        a page about the run: report/report.h
+//   metrics.old.jsonl  the longest metrics.jsonl that a new run found here when there was no
+//                      checkpoint to resume from
+//   events.out.tfevents.…  for TensorBoard: tensorboard.h; events.old: the same of an earlier run
+//   trace/             timelines: step_trace.h
+//   step-NNNNNNNN/     checkpoints
+//   lock               held while a run is active
+#pragma once
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "parallel/world.h"
+#include "training/config/config.h"
+
+namespace train_gpt {
+
+class RunFolder {
+  public:
+    /// Creates the folder where it does not exist, and locks it. Throws Error when another run
+    /// holds the lock, and where the folder has files of these names that no run wrote, for example
+    /// because it is a checkpoint. Of several ranks the first does this; then all check that they
+    /// see the same folder.
+    explicit RunFolder(const std::filesystem::path& path, const World& world = {});
+    ~RunFolder();
+    RunFolder(const RunFolder&) = delete;
+    RunFolder& operator=(const RunFolder&) = delete;
+
+    const std::filesystem::path& path() const { return path_; }
+    /// Writes config.json and manifest.json. `attention`: what runs it on the GPU, empty on the CPU.
+    /// Returns which data ("data.train", "data.val") had different contents or weights in the
+    /// previous manifest.
+    std::vector<std::string> describe(const Config& config,
+                                      const std::string& attention = {}) const;
+
+    /// Adds hashes to the entries of these paths in manifest.json.
+    void record_hashes(const std::map<std::string, std::string>& hashes) const;
+
+  private:
+    void lock();
+
+    std::filesystem::path path_;
+    int lock_ = -1;
+};
+
+/// The file of a run's folder that names its data.
+constexpr const char* run_manifest = "manifest.json";
+/// Which data ("data.train", "data.val") have different contents or weights from what a run folder's
+/// manifest.json describes; none if it describes nothing.
+std::vector<std::string> changed_data(const std::filesystem::path& run_folder,
+                                      const Config& config);
+/// The hashes in a run folder's manifest.json, by path, of data that no data.json describes: a start
+/// of the run recorded them when it read the files. None if the folder has no manifest.
+std::map<std::string, std::string> hashes_by_run(const std::filesystem::path& run_folder);
+
+}  // namespace train_gpt

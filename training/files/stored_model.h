@@ -1,0 +1,50 @@
+// A model's weights as stored in files, whatever the format: Hugging Face's folders
+// (model_folder.h), llm.c's files (llmc_model.h), and the fp32 master weights of a checkpoint
+// (checkpoint.h).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/registry.h"
+#include "model/spec.h"
+#include "parallel/state/parameters.h"
+#include "training/files/token_ids.h"
+
+namespace train_gpt {
+
+enum class StoredType : uint8_t { fp32, bf16, fp16 };
+
+constexpr size_t size_of(StoredType type) { return type == StoredType::fp32 ? 4 : 2; }
+constexpr const char* name_of(StoredType type) {
+    return type == StoredType::fp32 ? "fp32" : type == StoredType::bf16 ? "bf16" : "fp16";
+}
+
+struct StoredModel {
+    DecoderSpec spec;
+    StoredType dtype = StoredType::fp32;
+    TokenIds tokens = {};
+
+    /// Sets values to the elements [first, first + n) of a parameter of registry_of(spec), in its
+    /// layout; exact. A parameter that is transposed() must be read in one call.
+    std::function<void(const Parameter& p, int64_t first, std::span<float> values)> read;
+};
+
+/// Sets all weights (and master weights) of a store of the same shape.
+void load_weights(const StoredModel& model, ParameterStore& parameters);
+
+/// Calls write(bytes) with pieces of some rows of a parameter of the model, rounded to nearest into
+/// `type`: row-major, [out, in], or if `transposed` as [in, out] (only for a parameter that is
+/// transposed()). Uses memory for a small piece, and for the whole parameter if it is transposed(). Throws Error naming the parameter when a number is not finite, or too large for
+/// `type`.
+void write_parameter(const StoredModel& model, const Parameter& p, Range rows, StoredType type,
+                     bool transposed, const std::function<void(std::span<const std::byte>)>& write);
+
+/// out[c, r] = in[r, c] for rows × cols elements; rows of `in` are in_stride elements apart, those
+/// of `out` are contiguous.
+void transpose(const float* in, int64_t in_stride, float* out, int64_t rows, int64_t cols);
+
+}  // namespace train_gpt

@@ -1,0 +1,501 @@
+#include "training/plan/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <iterator>
+#include <map>
+
+#include "base/error.h"
+#include "base/formatted.h"
+#include "base/printable.h"
+#include "model/context_attention.h"
+#include "model/stage_traffic.h"
+#include "tokenizer/formats.h"
+#include "tokenizer/tokenizer.h"
+#include "training/config/known_data.h"
+#include "training/config/micro_batches.h"
+#include "training/data_use.h"
+#include "training/plan/pipeline_plan.h"
+#include "training/schedule.h"
+#include "training/trainer.h"
+
+namespace train_gpt {
+
+namespace {
+
+/// "staging" is in host memory where the device is a GPU.
+std::string label_of(Purpose purpose, const Device& device) {
+    return concat(name_of(purpose),
+                  purpose == Purpose::staging && device.is_cuda() ? " (host)" : "");
+}
+
+/// The first rank of each place on the pipeline axis.
+std::vector<int> stage_ranks(const MeshLayout& mesh) {
+    std::vector<int> ranks;
+    for (int i = 0; i < mesh.size(Axis::pipeline); ++i)
+        ranks.push_back(i * mesh.stride(Axis::pipeline));
+    return ranks;
+}
+
+Traffic traffic_of(const Config& config, const DecoderSpec& spec, DType dtype,
+                   const MeshLayout& mesh, const PipelineSchedule& schedule, Recompute recompute,
+                   int rank);
+
+/// The most that a rank of any stage sends in a step, by group of ranks.
+Traffic most_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int world,
+                     Recompute recompute) {
+    const MeshLayout mesh = mesh_of(config, world);
+    const PipelineSchedule schedule = pipeline_schedule(pipeline_shape(config, mesh));
+    Traffic most;
+    for (const int rank : stage_ranks(mesh))
+        for (const auto& [group, bytes] :
+             traffic_of(config, spec, dtype, mesh, schedule, recompute, rank))
+            most[group] = std::max(most[group], bytes);
+    return most;
+}
+
+/// What each rank sends in a step, by group of ranks.
+std::string traffic_line(const Config& config, const DecoderSpec& spec, DType dtype,
+                         Recompute recompute, int world) {
+    const MeshLayout mesh = mesh_of(config, world);
+    const Sharding sharding = sharding_of(config, mesh, 0, spec.tied_head);
+    const BucketLayout layout(registry_of_rank(config, spec, mesh, 0).parameters, sharding.size,
+                              sharding.bucket_elements);
+    std::string text =
+        concat("traffic      of each rank and step, ZeRO-", config.parallel.zero, ": ");
+    for (const auto& [group, bytes] : most_traffic(config, spec, dtype, world, recompute))
+        text += concat(format_bytes(static_cast<uint64_t>(bytes)), " along ", group, ", ");
+    return text + concat("gradients in ", name_of(sharding.reduce_dtype), ", in ",
+                         layout.buckets().size(), " buckets\n");
+}
+
+constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
+                                          Recompute::block};
+
+/// The time of a step as fit_into() estimates it, in units of one token of a large micro-batch.
+struct Pace {
+    double fixed_tokens;  // the fixed cost of each micro-batch
+
+    explicit Pace(const Device& device) : fixed_tokens(device.is_cuda() ? 1024 : 64) {}
+
+    double of(int64_t micro_batches, int64_t tokens, Recompute level, int ranks) const {
+        constexpr double cost[] = {1, 1.04, 1.33};  // by recompute level
+        const int64_t busiest = (micro_batches + ranks - 1) / ranks;
+        return static_cast<double>(busiest) * (static_cast<double>(tokens) + fixed_tokens) *
+               cost[static_cast<size_t>(level)];
+    }
+};
+
+Config with_micro_batch(Config config, int micro_batch) {
+    config.batch.micro_batch = micro_batch;
+    return config;
+}
+
+/// The differences between two configurations, as command-line options.
+std::string settings_of(const Config& from, const Config& to) {
+    const std::map<std::string, std::string> before = config_values(from);
+    std::string settings;
+    for (auto [key, value] : config_values(to)) {
+        if (value == before.at(key)) continue;
+        std::erase(value, '"');  // JSON's quotes around a string
+        settings += concat(settings.empty() ? " with --set " : " --set ", key, "=", value);
+    }
+    return settings;
+}
+
+constexpr int64_t most_ranks = 1 << 20;  // the limit of plan --world
+
+}  // namespace
+
+std::optional<Tokenizer> tokenizer_there(const Config& config) {
+    const std::string& path = config.tokenizer.path;
+    if (config.model.vocab_size == 0) require_made(path);
+    if (path.empty() || (config.model.vocab_size > 0 && !has_tokenizer(path))) return {};
+    return Tokenizer::load(path);
+}
+
+int64_t vocab_size_of(const Config& config, const Tokenizer* tokenizer) {
+    const int64_t wanted = config.model.vocab_size;
+    if (wanted == 0 && !tokenizer)
+        throw Error(
+            "model.vocab_size is 0 and there is no tokenizer.path to take it from; set one of "
+            "them");
+    if (wanted == 0) return tokenizer->vocab_size();
+    if (tokenizer && tokenizer->vocab_size() > wanted)
+        throw Error("the tokenizer ", config.tokenizer.path, " has ", tokenizer->vocab_size(),
+                    " tokens, but model.vocab_size is ", wanted,
+                    "; set model.vocab_size=0 to take the tokenizer's");
+    return wanted;
+}
+
+int64_t vocab_size_of(const Config& config) {
+    const std::optional<Tokenizer> tokenizer = tokenizer_there(config);
+    return vocab_size_of(config, tokenizer ? &*tokenizer : nullptr);
+}
+
+std::string note_on_vocabulary(const Config& config, const DecoderSpec& spec,
+                               const Tokenizer* tokenizer) {
+    if (!tokenizer || config.model.vocab_size == 0 || !config.model.init_from.empty()) return "";
+    const int64_t tokens = tokenizer->vocab_size(), unused = spec.vocab_size - tokens;
+    const bool is_rounded = spec.vocab_size % 64 == 0 && unused < vocab_multiple;
+    if (is_rounded || 200 * unused <= spec.vocab_size) return "";
+    return concat("model.vocab_size is ", spec.vocab_size, ", but the tokenizer has ", tokens,
+                  " tokens: ", with_separators(unused * spec.n_embd * (spec.tied_head ? 1 : 2)),
+                  " of the ", with_separators(registry_of(spec).numel()),
+                  " parameters are of no use; model.vocab_size=0 takes the tokenizer's size");
+}
+
+DType resolve_dtype(std::optional<DType> wanted, const Device& device) {
+    if (wanted) return *wanted;
+    return device.kind == Device::Kind::cuda || cpu_info().native_bf16() ? DType::bf16
+                                                                         : DType::fp32;
+}
+
+DType resolve_dtype(const std::string& word, const Device& device) {
+    OneOf<std::optional<DType>> wanted;
+    wanted = word;
+    return resolve_dtype(wanted, device);
+}
+
+namespace {
+
+Traffic traffic_of(const Config& config, const DecoderSpec& spec, DType dtype,
+                   const MeshLayout& mesh, const PipelineSchedule& schedule, Recompute recompute,
+                   int rank) {
+    Arena counting = Arena::counting(Device{});
+    const RankRegistry registry = registry_of_rank(config, spec, mesh, rank);
+    const ParameterBuffers buffers(counting, registry.parameters, dtype,
+                                   ParameterBuffers::Use::training,
+                                   sharding_of(config, mesh, rank, spec.tied_head));
+    const auto place = static_cast<size_t>(mesh.at(Axis::pipeline, rank));
+    std::vector<UnitPass> passes;
+    int64_t messages = 0;
+    for (const PipelineAction& action : schedule.ranks[place].actions) {
+        messages += is_send(action.work);
+        if (!is_compute(action.work) || action.work == PipelineWork::backward_weights) continue;
+        const Registry& stage =
+            registry.stages[static_cast<size_t>(action.stage / schedule.shape.ranks)];
+        const UnitPass forward{stage.first_unit(), stage.last_unit()};
+        passes.push_back(
+            action.work == PipelineWork::forward ? forward : UnitPass{forward.last, forward.first});
+    }
+    Traffic traffic = state_traffic(mesh, buffers, passes, schedule.shape.micro_batches,
+                                    StepSums::count(static_cast<int>(config.data.train.size())) +
+                                        std::ssize(registry_of(spec).parameters));
+    const int tensors = mesh.size(Axis::tensor), contexts = mesh.size(Axis::context);
+    const int64_t tokens = int64_t{config.batch.micro_batch} * config.sequence_length();
+    if (messages > 0)
+        traffic[mesh.group_name({Axis::pipeline})] += messages * (tokens / contexts / tensors) *
+                                                      spec.n_embd *
+                                                      static_cast<int64_t>(size_of(dtype));
+    int layers = 0;
+    for (const Registry& stage : registry.stages) layers += static_cast<int>(stage.blocks.size());
+    if (contexts > 1)
+        traffic[mesh.group_name({Axis::context})] +=
+            schedule.shape.micro_batches * layers *
+            context_bytes_sent(tokens * 2 * spec.n_kv_head / tensors * spec.head_size, dtype,
+                               contexts);
+    if (tensors > 1)
+        traffic[mesh.group_name({Axis::tensor})] +=
+            schedule.shape.micro_batches *
+            bytes_sent(spec, {.rows = tokens / contexts,
+                              .ranks = tensors,
+                              .dtype = dtype,
+                              .recompute = recompute,
+                              .keep_gathered = config.parallel.tensor_keep_gathered,
+                              .halves_apart = schedule.halves_apart,
+                              .layers = layers,
+                              .has_embedding = registry.stages.front().begins_model(),
+                              .has_head = registry.stages.back().ends_model()});
+    return traffic;
+}
+
+/// The same memory, from shorter lists: with these micro-batches on each data rank, all schedules but
+/// gpipe hold as many activations and messages at a time as with more.
+Config with_short_schedule(Config config, const MeshLayout& mesh) {
+    const auto& p = config.parallel;
+    if (p.pipeline > 1 && p.schedule == PipelineKind::gpipe) return config;
+    const int64_t enough = int64_t{4} * p.pipeline * mesh.size(Axis::data) *
+                           config.batch.micro_batch * config.sequence_length();
+    config.batch.tokens_per_step = std::min(config.batch.tokens_per_step, enough);
+    return config;
+}
+
+}  // namespace
+
+Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int ranks,
+                     Recompute recompute, int rank) {
+    const MeshLayout mesh = mesh_of(config, ranks);
+    return traffic_of(config, spec, dtype, mesh, pipeline_schedule(pipeline_shape(config, mesh)),
+                      recompute, rank);
+}
+
+Arena plan_memory(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
+                  const Device& device, int ranks, std::optional<int> rank) {
+    const MeshLayout mesh = mesh_of(config, ranks);
+    const Config shorter = with_short_schedule(config, mesh);
+    const auto plan_of = [&](int r) {
+        Arena plan = Arena::counting(device);
+        const Trainer counted(shorter, spec, dtype, recompute, plan, mesh, r);
+        return plan;
+    };
+    if (rank) return plan_of(*rank);
+    std::optional<Arena> fullest;
+    for (const int r : stage_ranks(mesh)) {
+        Arena plan = plan_of(r);
+        if (!fullest || plan.total_bytes() > fullest->total_bytes())
+            fullest.emplace(std::move(plan));
+    }
+    return std::move(*fullest);
+}
+
+Fit fit_into(uint64_t available, const Config& config, const DecoderSpec& spec, DType dtype,
+             const Device& device, int ranks) {
+    const Pace pace(device);
+    const int data_ranks = mesh_of(config, ranks).size(Axis::data);
+    const std::vector<int> possible = possible_micro_batches(config, device, data_ranks);
+    const auto fit_of = [&](int B, Recompute level) {
+        const Arena plan =
+            plan_memory(with_micro_batch(config, B), spec, dtype, level, device, ranks);
+        return Fit{B, level, plan.total_bytes()};
+    };
+    std::vector<Recompute> levels(std::begin(recompute_levels), std::end(recompute_levels));
+    if (const std::optional<Recompute> given = config.precision.recompute) levels = {*given};
+
+    const Fit least = fit_of(possible.front(), levels.back());
+    if (least.bytes > available) return least;
+    Fit best = least;
+    const auto time_of = [&](const Fit& fit) {
+        return pace.of(
+            with_micro_batch(config, fit.micro_batch).micro_batches_per_step(),
+            int64_t{fit.micro_batch} * config.sequence_length() / config.parallel.context,
+            fit.recompute, data_ranks);
+    };
+    for (const Recompute level : levels) {
+        // More sequences take more memory, so those that fit come first.
+        const auto end = std::partition_point(possible.begin(), possible.end(), [&](int B) {
+            return fit_of(B, level).bytes <= available;
+        });
+        for (auto B = possible.begin(); B != end; ++B) {
+            const Fit fit{*B, level, 0};
+            if (time_of(fit) < time_of(best)) best = fit;
+        }
+    }
+    return fit_of(best.micro_batch, best.recompute);
+}
+
+Choices choose_by_memory(const Choices& kept, uint64_t available, const Config& config,
+                         const DecoderSpec& spec, DType dtype, const Device& device, int ranks) {
+    Config as_kept = config;
+    if (config.batch.micro_batch == 0) as_kept.batch.micro_batch = kept.micro_batch;
+    if (config.precision.recompute.is_auto() && !kept.recompute.empty())
+        as_kept.precision.recompute = recompute_from(kept.recompute);
+    const bool serves = as_kept.batch.micro_batch == 0 ||
+                        can_feed(as_kept, mesh_of(config, ranks).size(Axis::data));
+    Fit fit;
+    if (serves) fit = fit_into(available, as_kept, spec, dtype, device, ranks);
+    if (!serves || fit.bytes > available)
+        fit = fit_into(available, config, spec, dtype, device, ranks);
+    return {.micro_batch = fit.micro_batch, .recompute = name_of(fit.recompute)};
+}
+
+std::string change_that_fits(const Config& config, const DecoderSpec& spec, DType dtype,
+                             const Device& device, uint64_t available, int ranks) {
+    const auto try_with = [&](Config changed, int on) -> std::string {
+        const Fit fit = fit_into(available, changed, spec, dtype, device, on);
+        if (fit.bytes > available) return "";
+        if (config.batch.micro_batch > 0) changed.batch.micro_batch = fit.micro_batch;
+        if (!config.precision.recompute.is_auto()) changed.precision.recompute = fit.recompute;
+        return concat("it fits",
+                      on > ranks ? concat(" on ", on, " ranks with as much memory each") : "",
+                      settings_of(config, changed));
+    };
+    Config open = config;
+    open.precision.recompute = std::nullopt;
+    if (const std::string found = try_with(open, ranks); !found.empty()) return found;
+    open.batch.micro_batch = 0;
+    if (const std::string found = try_with(open, ranks); !found.empty()) return found;
+
+    // The most ranks or the shortest sequences need the least memory: where those do not fit,
+    // nothing in between does.
+    const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
+    int most = ranks;
+    while (2 * int64_t{most} <= std::min(sequences, most_ranks)) most *= 2;
+    for (int zero = std::max(1, config.parallel.zero); zero <= 3; ++zero) {
+        Config split = open;
+        split.parallel.zero = zero;
+        if (try_with(split, most).empty()) continue;
+        for (int on = ranks; on <= most; on *= 2)
+            if (const std::string found = try_with(split, on); !found.empty()) return found;
+    }
+    const int64_t tokens = config.batch.tokens_per_step;
+    int shortest = config.sequence_length();
+    // Where gpipe holds all tokens of a step, shorter sequences are no less to hold.
+    const bool holds_all =
+        config.parallel.pipeline > 1 && config.parallel.schedule == PipelineKind::gpipe;
+    while (!holds_all && shortest % 2 == 0 && tokens / shortest < most_ranks) shortest /= 2;
+    const auto with_length = [&](int T) {
+        Config shorter = open;
+        shorter.batch.sequence_length = T;
+        return try_with(shorter, ranks);
+    };
+    if (!with_length(shortest).empty())
+        for (int T = config.sequence_length(); T >= shortest; T /= 2)
+            if (const std::string found = with_length(T); !found.empty()) return found;
+
+    open.parallel.zero = 3;
+    const Arena plan =
+        plan_memory(with_micro_batch(open, 1), spec, dtype, Recompute::block, device, most);
+    return concat("with a micro-batch of one sequence and parallel.zero=3, each of ", most,
+                  most == 1 ? " rank needs " : " ranks needs ", format_bytes(plan.total_bytes()),
+                  ", ", format_bytes(plan.bytes(Purpose::activations)),
+                  " of it for activations; take a smaller model");
+}
+
+Arena allocate(const Arena& plan, const Config& config, const DecoderSpec& spec, DType dtype,
+               int ranks) {
+    try {
+        return allocate(plan);
+    } catch (const Error& error) {
+        const uint64_t available = memory_available(plan.device());
+        throw Error(
+            Lines{error.what()},
+            !plan.device().is_cuda() && plan.total_bytes() <= available
+                ? "the machine has that much, so a limit of this process forbids it; see ulimit -v"
+                : change_that_fits(config, spec, dtype, plan.device(), available, ranks));
+    }
+}
+
+Arena allocate(const Arena& plan) {
+    try {
+        return Arena(plan.device(), plan);
+    } catch (const Error& error) {
+        throw Error(error.what(), "; the plan is:\n", Lines{memory_table(plan)});
+    }
+}
+
+std::string memory_table(const Arena& plan) {
+    std::string table;
+    for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i) {
+        const auto purpose = static_cast<Purpose>(i);
+        if (plan.bytes(purpose) == 0) continue;
+        table += formatted("  %-14s %12s\n", label_of(purpose, plan.device()).c_str(),
+                           format_bytes(plan.bytes(purpose)).c_str());
+    }
+    return table + formatted("  %-14s %12s\n", "total", format_bytes(plan.total_bytes()).c_str());
+}
+
+namespace {
+
+/// Memory by purpose, with a column for each level.
+std::string levels_table(const std::vector<Arena>& plans, const Device& device) {
+    std::string table = formatted("  %-14s %14s %14s %14s\n", "", name_of(Recompute::none),
+                                  name_of(Recompute::elementwise), name_of(Recompute::block));
+    const auto row = [&](const std::string& name, auto bytes) {
+        table += formatted(
+            "  %-14s %14s %14s %14s\n", name.c_str(), format_bytes(bytes(plans[0])).c_str(),
+            format_bytes(bytes(plans[1])).c_str(), format_bytes(bytes(plans[2])).c_str());
+    };
+    for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i) {
+        const auto purpose = static_cast<Purpose>(i);
+        if (plans[0].bytes(purpose))
+            row(label_of(purpose, device), [&](const Arena& plan) { return plan.bytes(purpose); });
+    }
+    row("total", [](const Arena& plan) { return plan.total_bytes(); });
+    return table;
+}
+
+/// Memory of the largest GPU known, a B300.
+constexpr uint64_t largest_gpu_bytes = 288'000'000'000;
+
+/// How long the run is, and how often it reads its data, as far as that is known where the data are
+/// not here yet.
+std::string run_lines(const Config& config, const DecoderSpec& spec) {
+    const std::optional<DataUse> data = data_use_if_readable(config, spec.vocab_size);
+    std::string text;
+    if (config.schedule.epochs == 0 || data) {
+        const int64_t steps = total_steps(config, data ? data->epoch_tokens() : 0);
+        text += concat("run          ", with_separators(steps), " steps, ",
+                       with_separators(steps * config.batch.tokens_per_step), " tokens\n");
+    }
+    if (config.data.train.empty()) return text;
+    if (!data)
+        return text +
+               "data         cannot be read here, so that the passes over it are not known\n";
+    const int64_t tokens = scheduled_tokens(config, data->epoch_tokens())
+                               .value_or(config.schedule.steps * config.batch.tokens_per_step);
+    const std::vector<SourceUse> planned = data->after(data->order(), tokens);
+    for (const SourceUse& source : planned)
+        if (!std::isnan(source.passes))
+            text += concat("data         ", describe_passes(source.passes), " over ", source.name,
+                           "\n");
+    if (const std::string note = note_on_repetition(planned); !note.empty())
+        text += "note         " + note + "\n";
+    return text;
+}
+
+/// Model, FLOPs, step, run and device, one line each.
+std::string describe_run(const Config& config, const DecoderSpec& spec, DType dtype,
+                         Recompute recompute, const Device& device, int world) {
+    const int T = config.sequence_length();
+    const int64_t micro_batches = config.micro_batches_per_step();
+    const int data_ranks = mesh_of(config, world).size(Axis::data);
+    const int64_t parameters = registry_of(spec).numel();
+    const double flops = spec.flops_per_token(T);
+    std::string text = concat("model        ", spec.n_layer, " layers, ", spec.n_head, " heads of ",
+                              spec.head_size, ", ", spec.n_embd, " channels, ", spec.n_ctx,
+                              " positions, vocabulary ", spec.vocab_size, " (", spec.padded_vocab(),
+                              " in memory)\n", "parameters   ", with_separators(parameters), "\n");
+    const auto weights = static_cast<uint64_t>(parameters) * size_of(dtype);
+    if (weights > largest_gpu_bytes && config.parallel.zero < 3 && config.parallel.tensor == 1)
+        text += concat("note         its weights alone take ", format_bytes(weights),
+                       ", which no GPU has; parallel.zero=3 splits them over ranks\n");
+    text += formatted(
+        "FLOPs        %.4g per token (6·N + 6·L·C·T, causal attention counted half), %.4g per "
+        "step\n",
+        flops, flops * static_cast<double>(config.batch.tokens_per_step));
+    text += concat("step         ", with_separators(config.batch.tokens_per_step),
+                   " tokens = ", micro_batches, " micro-batch", micro_batches == 1 ? "" : "es",
+                   " of ", config.batch.micro_batch, " × ", T, " tokens, on ", world, " rank",
+                   world == 1 ? "" : "s", ": ", micro_batches / data_ranks, " to ",
+                   (micro_batches + data_ranks - 1) / data_ranks, " each\n");
+    if (world > 1) text += traffic_line(config, spec, dtype, recompute, world);
+    text += run_lines(config, spec);
+    return text +
+           concat("device       ", device.is_cuda() ? "CUDA" : "CPU", ", ", name_of(dtype), "\n");
+}
+
+}  // namespace
+
+PlanReport plan_report(const Config& given, const Device& device, int world) {
+    const std::optional<Tokenizer> tokenizer = tokenizer_there(given);
+    const Tokenizer* known = tokenizer ? &*tokenizer : nullptr;
+    const DecoderSpec spec = spec_of(given, vocab_size_of(given, known));
+    const DType dtype = resolve_dtype(given.precision.dtype, device);
+    const uint64_t available = memory_available(device);
+    const Fit fit = fit_into(available, given, spec, dtype, device, world);
+    const Config config = with_micro_batch(given, fit.micro_batch);
+
+    std::vector<Arena> plans;
+    for (const Recompute level : recompute_levels)
+        plans.push_back(plan_memory(config, spec, dtype, level, device, world));
+    PlanReport report;
+    const std::string note = note_on_vocabulary(given, spec, known);
+    report.text = concat(describe_run(config, spec, dtype, fit.recompute, device, world),
+                         note.empty() ? "" : "note         " + note + "\n",
+                         "\nmemory of each rank, by recompute level\n", levels_table(plans, device),
+                         pipeline_table(config, spec, dtype, fit.recompute, device, world),
+                         "\nbatch.micro_batch = ", fit.micro_batch,
+                         ", precision.recompute = ", name_of(fit.recompute), ": ",
+                         format_bytes(fit.bytes), " of ", format_bytes(available),
+                         " available here", fit.bytes > available ? ": DOES NOT FIT" : "", "\n");
+    if (fit.bytes > available)
+        report.problem =
+            concat("the run needs ", format_bytes(fit.bytes), " of memory on each rank, and ",
+                   format_bytes(available), " are available here; ",
+                   change_that_fits(given, spec, dtype, device, available, world));
+    return report;
+}
+
+}  // namespace train_gpt

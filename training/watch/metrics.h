@@ -1,0 +1,113 @@
+// What a run measures of its training steps and evaluations: records, and the sinks they go to.
+// The first sink is metrics.jsonl in the run's folder, from which later starts of the run read what
+// earlier ones measured; tensorboard.h has another.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/stopwatch.h"
+#include "training/files/append_file.h"
+#include "training/files/position.h"
+
+namespace train_gpt {
+
+/// The measurements of one step or one evaluation. docs/running.md describes the fields.
+struct MetricsRecord {
+    enum class Kind { training_step, evaluation };
+    using Value = std::variant<int64_t, double, std::string>;
+    using Fields = std::vector<std::pair<std::string, Value>>;
+
+    Kind kind = Kind::training_step;
+    int64_t step = 0;  // steps that were done
+    Fields fields;     // in their order in a line
+};
+
+/// Where records go.
+class MetricsSink {
+  public:
+    MetricsSink() = default;
+    virtual ~MetricsSink() = default;
+    MetricsSink(const MetricsSink&) = delete;
+    MetricsSink& operator=(const MetricsSink&) = delete;
+
+    /// Takes one record. A sink that cannot take it does not end the run.
+    virtual void write(const MetricsRecord& record) = 0;
+    /// Takes a text after a step, such as a sample, if the sink shows texts.
+    virtual void write_text(int64_t /*step*/, const std::string& /*name*/,
+                            const std::string& /*text*/) {}
+};
+
+/// metrics.jsonl (JSON Lines). Every line is one valid JSON object: the step and the fields. NaN
+/// and infinities are written as null.
+class JsonLinesSink : public MetricsSink {
+  public:
+    /// Keeps the lines of steps <= resume_step of an earlier run in this folder and drops the rest,
+    /// since those steps are run again. An incomplete last line is dropped. A run that starts from
+    /// the beginning (no resume_step) moves all lines to metrics.old.jsonl, unless that file is
+    /// longer.
+    JsonLinesSink(const std::filesystem::path& run_dir, std::optional<int64_t> resume_step);
+
+    /// Appends one line.
+    void write(const MetricsRecord& record) override;
+
+    /// "seconds" of the last line that was kept; 0: there is none.
+    double kept_seconds() const { return kept_seconds_; }
+
+  private:
+    double kept_seconds_ = 0;
+    AppendFile file_;
+};
+
+/// The records in a run folder's metrics.jsonl; none if there is no such file. Null is NaN.
+std::vector<MetricsRecord> read_metrics(const std::filesystem::path& run_dir);
+
+/// What metrics.jsonl says of an evaluation.
+struct LoggedEvaluation {
+    int64_t step = -1;  // none
+    double nats_per_token = std::nan(""), bits_per_byte = std::nan("");
+};
+
+/// The last evaluation up to a step in a run folder's metrics.jsonl, and the first one of the lowest
+/// loss, if there are any: of those on as many tokens as the last, since others had other data.
+LoggedEvaluation last_evaluation(const std::filesystem::path& run_dir, int64_t step);
+LoggedEvaluation best_evaluation(const std::filesystem::path& run_dir, int64_t step);
+
+/// The metrics of a run: sends each record to all sinks.
+class MetricsLog {
+  public:
+    using Value = MetricsRecord::Value;
+    using Fields = MetricsRecord::Fields;
+
+    struct Options {
+        TokenCount tokens = TokenCount(1);
+        bool writes = true;  // of several ranks only one
+    };
+    /// resume_step: as for JsonLinesSink.
+    MetricsLog(const std::filesystem::path& run_dir, std::optional<int64_t> resume_step,
+               const Options& options);
+
+    /// The records that follow go to this sink too.
+    void add(std::unique_ptr<MetricsSink> sink) { sinks_.push_back(std::move(sink)); }
+
+    /// Writes a record of the fields and, after them, "tokens" (of all steps up to this one) and
+    /// "seconds" (of training: since this object was made, and before that those of the last line
+    /// that metrics.jsonl kept).
+    void write(int64_t step, const Fields& fields,
+               MetricsRecord::Kind kind = MetricsRecord::Kind::training_step);
+    void write_text(int64_t step, const std::string& name, const std::string& text);
+
+  private:
+    std::vector<std::unique_ptr<MetricsSink>> sinks_;
+    TokenCount tokens_;
+    Stopwatch since_start_;
+    double seconds_before_ = 0;
+};
+
+}  // namespace train_gpt

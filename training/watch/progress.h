@@ -1,0 +1,103 @@
+// The progress shown while a run trains: one line per step, or on a terminal a single line that is
+// rewritten.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/stopwatch.h"
+#include "parallel/step_clock.h"
+#include "training/config/config.h"
+
+namespace train_gpt {
+
+/// What a line says about the steps since the previous line.
+struct StepReport {
+    int64_t step = 0, steps = 0;                         // done; of the whole run
+    double loss = 0;                                     // of the last step, nats per token
+    double grad_norm = 0, learning_rate = 0;             // of the last step
+    double seconds = 0;                                  // of a step, mean
+    double tokens_per_second = 0, flops_per_second = 0;  // means
+    double peak_flops_per_second = 0;                    // measured on these devices
+    double datasheet_flops_per_second = 0;               // of these devices; 0 if unknown
+    uint64_t memory = 0;                                 // bytes, planned
+    int ranks = 1;
+    StepTimes times;          // of a step on this rank, mean
+    double seconds_left = 0;  // for the remaining steps, at the recent speed
+};
+
+/// A part of a progress line.
+struct ProgressField {
+    std::string text;
+    int rank = 0;            // the higher, the sooner it is left out
+    std::string brief = {};  // a shorter text for narrow terminals; empty: none
+};
+/// Fields of a higher rank are left out before others are shortened: what a line should say is the
+/// loss, tokens per second, the share of the limit, memory and the ETA.
+constexpr int last_essential_rank = 5;
+
+/// The parts of a step's line.
+std::vector<ProgressField> fields_of(const StepReport& report);
+
+/// Columns that a line on stdout may fill: one less than the terminal's width, since some terminals
+/// wrap a full line; 0 if stdout is not a terminal or does not report its width.
+int columns_of_stdout();
+
+/// The fields that fit into a line of `columns` (0: any length), joined by " | ". Those of the
+/// highest rank are left out first; once only essential ones remain, they are shortened before more
+/// are left out. A single remaining field that is too long is cut.
+std::string fit_fields(std::vector<ProgressField> fields, int columns);
+
+class Progress {
+  public:
+    /// Only one of several ranks has speaks = true. quiet: warnings are printed, and nothing else.
+    /// line_seconds: see show().
+    explicit Progress(ProgressStyle style, bool speaks = true, bool quiet = false,
+                      double line_seconds = 60);
+    ~Progress() { end_line(); }
+    Progress(const Progress&) = delete;
+    Progress& operator=(const Progress&) = delete;
+
+    /// Prints a line with all fields; the rewritten line shows those that fit into the terminal's
+    /// current width.
+    void report(const StepReport& report);
+    /// Adds to the rewritten line, after what report() showed, how far a long piece of work is,
+    /// such as "evaluation: 35%, 0:40 left". The next report() or say() removes it. Where the line
+    /// is not rewritten, prints a line of its own when line_seconds have passed since the last one.
+    void show(const std::string& done, double seconds_left);
+    /// The same within a step that takes long: the micro-batch that comes next, after `done` of
+    /// `all` took `seconds`. `expected`: seconds of the whole step, as estimated before it.
+    void show_step(int64_t step, int done, int all, double seconds, double expected);
+    /// Prints a separate line after the progress line.
+    void say(const std::string& line);
+    /// The same on stderr, as a warning.
+    void warn(const std::string& line);
+
+  private:
+    void draw() const;
+    void end_line();
+
+    bool rewrite_, speaks_, warns_;
+    double line_seconds_;
+    bool line_open_ = false;
+    std::vector<ProgressField> fields_;  // of the last report
+    std::string note_;                   // of show()
+    Stopwatch since_shown_;
+};
+
+/// A step that takes longer is announced, and its micro-batches are shown as they are done.
+constexpr double slow_step_seconds = 10;
+
+/// How long a step of `flops` takes at least, and all `steps` remaining ones together; printed before
+/// the first one.
+std::string describe_slow_steps(double flops, double seconds, int64_t steps);
+
+/// "1:02:03" or "2:03"
+std::string format_duration(double seconds);
+
+/// For estimated times: "12 s", "52 min", "7.5 h", "690 days"; each unit is used from a value of 2
+/// on.
+std::string rough_duration(double seconds);
+
+}  // namespace train_gpt

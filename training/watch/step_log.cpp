@@ -1,0 +1,120 @@
+#include "training/watch/step_log.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+namespace train_gpt {
+
+StepSize size_of_step(const Config& config, const DecoderSpec& spec, int ranks) {
+    const int T = config.sequence_length();
+    return {.targets = config.micro_batches_per_step() * config.batch.micro_batch * T,
+            .flops = spec.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step),
+            .ranks = ranks};
+}
+
+StepLog::StepLog(const Options& options, Progress& progress, MetricsLog& metrics)
+    : options_(options),
+      progress_(progress),
+      metrics_(metrics),
+      peak_flops_(options.size.peak_flops) {}
+
+double StepLog::expected_seconds() const {
+    return pace_.recent() > 0 ? pace_.recent() : options_.size.least_seconds();
+}
+
+void StepLog::add(int64_t number, const StepOutcome& outcome, StepClock& clock) {
+    const double seconds = since_last_step_.seconds();
+    restart_time();
+    const StepTimes times = clock.pop();
+    accounting_.add(times);
+    pace_.add(seconds, times);
+    const Schedule& schedule = options_.schedule;
+    const bool logged =
+        number % options_.config.log.every == 0 || number == 1 || number == schedule.steps();
+    if (!logged && number != schedule.start().step + 1) return;
+    const StepReport report = report_of(number, outcome);
+    progress_.report(report);
+    if (logged) write(report, outcome.sums);
+}
+
+StepReport StepLog::report_of(int64_t number, const StepOutcome& outcome) {
+    const StepSize& size = options_.size;
+    const StepPace::Mean mean = pace_.take();
+    // The measured peak may be too low if something disturbed the measurement: a rate that a step
+    // reaches is certainly possible.
+    peak_flops_ = std::max(peak_flops_, size.flops / mean.seconds / size.ranks);
+    const double targets = static_cast<double>(size.targets);
+    return {
+        .step = number,
+        .steps = options_.schedule.steps(),
+        .loss = outcome.sums.loss / targets,
+        .grad_norm = outcome.state.norm,
+        .learning_rate = options_.schedule.learning_rate(number - 1),
+        .seconds = mean.seconds,
+        .tokens_per_second = targets / mean.seconds,
+        .flops_per_second = size.flops / mean.seconds,
+        .peak_flops_per_second = peak_flops_ * size.ranks,
+        .datasheet_flops_per_second = size.datasheet_flops * size.ranks,
+        .memory = options_.memory,
+        .ranks = size.ranks,
+        .times = mean.times,
+        .seconds_left = static_cast<double>(options_.schedule.steps() - number) * pace_.recent()};
+}
+
+/// Writes a step's line to metrics.jsonl.
+void StepLog::write(const StepReport& r, const StepSums& sums) {
+    MetricsLog::Fields fields{{"loss", r.loss},
+                              {"grad_norm", r.grad_norm},
+                              {"learning_rate", r.learning_rate},
+                              {"ms", 1e3 * r.seconds},
+                              {"tokens_per_second", r.tokens_per_second},
+                              {"flops_per_second", r.flops_per_second},
+                              {"peak_fraction", r.flops_per_second / r.peak_flops_per_second}};
+    if (r.datasheet_flops_per_second > 0)
+        fields.emplace_back("mfu", r.flops_per_second / r.datasheet_flops_per_second);
+    if (!options_.attention.empty()) fields.emplace_back("attention", options_.attention);
+    for (const auto& [phase, name] : {std::pair{StepPhase::compute, "compute_ms"},
+                                      {StepPhase::communication, "communication_ms"},
+                                      {StepPhase::data, "data_wait_ms"},
+                                      {StepPhase::optimizer, "optimizer_ms"}})
+        fields.emplace_back(name, 1e3 * r.times[phase]);
+    for (const auto& [group, seconds] : r.times.exposed)
+        fields.emplace_back("exposed_ms/" + group, 1e3 * seconds);
+    if (const double share = bubble_share(r.times); share > 0) fields.emplace_back("bubble", share);
+    for (const auto& [group, bytes] : sent_) fields.emplace_back("bytes_sent/" + group, bytes);
+    const MetricsLog::Fields more = fields_of_data(r.step, sums);
+    fields.insert(fields.end(), more.begin(), more.end());
+    metrics_.write(r.step, fields);
+}
+
+/// The passes over the training data up to a step; of several sources for each, with its loss in
+/// this step and its tokens up to it.
+MetricsLog::Fields StepLog::fields_of_data(int64_t number, const StepSums& sums) const {
+    MetricsLog::Fields fields;
+    const Schedule& schedule = options_.schedule;
+    const auto use_before = [&](int64_t step) {
+        return options_.data.after(schedule.start().order, schedule.tokens_before(step));
+    };
+    const std::vector<SourceUse> after = use_before(number);
+    const auto add_passes = [&](const SourceUse& source, const std::string& name) {
+        if (!std::isnan(source.passes)) fields.emplace_back(name, source.passes);
+    };
+    if (after.size() == 1) {
+        add_passes(after[0], "passes");
+        return fields;
+    }
+    const std::vector<SourceUse> before = use_before(number - 1);
+    for (size_t s = 0; s < after.size(); ++s) {
+        const auto& [name, tokens, passes] = after[s];
+        if (tokens > before[s].tokens)
+            fields.emplace_back("loss/" + name, sums.loss_of_source[s] /
+                                                    static_cast<double>(tokens - before[s].tokens));
+        fields.emplace_back("tokens/" + name, tokens);
+        add_passes(after[s], "passes/" + name);
+    }
+    return fields;
+}
+
+}  // namespace train_gpt

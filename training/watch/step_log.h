@@ -1,0 +1,75 @@
+// What is shown and logged about a run's steps: their lines in the terminal and in metrics.jsonl,
+// and where their time went.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "base/stopwatch.h"
+#include "model/stage.h"
+#include "training/config/config.h"
+#include "training/data_use.h"
+#include "training/schedule.h"
+#include "training/trainer.h"
+#include "training/watch/metrics.h"
+#include "training/watch/progress.h"
+#include "training/watch/step_accounting.h"
+#include "training/watch/step_pace.h"
+
+namespace train_gpt {
+
+/// The work of a step, over all ranks.
+struct StepSize {
+    int64_t targets = 0;  // tokens that are predicted
+    double flops = 0;
+    int ranks = 1;
+    double peak_flops = 0;       // per second, as measured on this rank's device
+    double datasheet_flops = 0;  // per second, by its datasheet; 0 if unknown
+
+    double least_seconds() const { return flops / (peak_flops * ranks); }
+};
+StepSize size_of_step(const Config& config, const DecoderSpec& spec, int ranks);
+
+class StepLog {
+  public:
+    struct Options {
+        const Config& config;
+        StepSize size;
+        const Schedule& schedule;
+        const DataUse& data;
+        uint64_t memory = 0;    // bytes of each rank
+        std::string attention;  // AttentionUse::engines
+    };
+    /// All that is passed by reference must outlive the object.
+    StepLog(const Options& options, Progress& progress, MetricsLog& metrics);
+
+    /// Records a finished step; `number` counts from 1. Takes the step's times from the clock.
+    void add(int64_t number, const StepOutcome& outcome, StepClock& clock);
+    /// What this rank has sent in a step, by group of ranks, in bytes.
+    void sent(std::map<std::string, int64_t> bytes) { sent_ = std::move(bytes); }
+    /// The time up to now belongs to no step.
+    void restart_time() { since_last_step_.restart(); }
+
+    const StepSize& size() const { return options_.size; }
+    /// Seconds of a step: of recent ones, or before the first one a lower bound.
+    double expected_seconds() const;
+    /// Collective: StepAccounting::summary().
+    std::string summary(const World& world) const { return accounting_.summary(world); }
+
+  private:
+    StepReport report_of(int64_t number, const StepOutcome& outcome);
+    void write(const StepReport& report, const StepSums& sums);
+    MetricsLog::Fields fields_of_data(int64_t number, const StepSums& sums) const;
+
+    Options options_;
+    Progress& progress_;
+    MetricsLog& metrics_;
+    StepAccounting accounting_;
+    StepPace pace_;
+    double peak_flops_;  // the highest so far
+    Stopwatch since_last_step_;
+    std::map<std::string, int64_t> sent_;
+};
+
+}  // namespace train_gpt
