@@ -205,8 +205,8 @@ $(O)/train_gpt.o: train_gpt.cu $(B)/flags
 
 $(MATHEMATICS): private FLAGS += $(KERNEL_FLAGS)
 $(O)/tokenizer/%.o: private FLAGS += $(filter -O3,$(OPTIMISE:-O2=-O3))
-$(O)/training/version.o: private CPPFLAGS += -DTRAIN_GPT_VERSION='"$(VERSION)"'
-$(O)/training/version.o: $(B)/version
+$(O)/training/commands/version.o: private CPPFLAGS += -DTRAIN_GPT_VERSION='"$(VERSION)"'
+$(O)/training/commands/version.o: $(B)/version
 # Only one file includes cuDNN's headers. It loads the library at run time.
 $(O)/kernels/attention/cudnn.o: private CPPFLAGS += $(if $(CUDNN_FRONTEND),-DTRAIN_GPT_CUDNN -isystem $(CUDNN_FRONTEND) -isystem $(CUDNN_INCLUDE))
 $(O)/kernels/attention/cudnn.o: $(B)/cudnn
@@ -229,7 +229,7 @@ $(PAGE_FILES): $(addprefix training/report/page.,html css js)
 	    cat training/report/page.$$kind && printf ')page"; }\n' || exit; done > $@
 $(O)/training/report/page.o: private CPPFLAGS += -I$(O)
 $(O)/training/report/page.o lint/training/report/page.cpp: $(PAGE_FILES)
-MPI_OBJECTS := $(addprefix $(O)/parallel/,membership_mpi.o links_mpi.o)
+MPI_OBJECTS := $(addprefix $(O)/parallel/,launch/membership_mpi.o links_mpi.o)
 $(MPI_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_MPI)),$(MPI_INCLUDES))
 $(MPI_OBJECTS): $(B)/mpi
 
