@@ -244,19 +244,19 @@ namespace {
 /// The backward pass of one block. Its methods are the steps of block_backward().
 class BlockBackward {
   public:
-    BlockBackward(Stream& stream, ParameterCollectives& store, const Block& block,
-                  const BlockGradients& gradients, Recompute recompute, Backward part)
+    BlockBackward(Stream& stream, Gradients& gradients, const Block& block, const BlockGradients& g,
+                  Recompute recompute, Backward part)
         : stream_(stream),
-          store_(store),
+          gradients_(gradients),
           block_(block),
           tensor_(block.tensor),
-          g_(gradients),
+          g_(g),
           recompute_(recompute),
           inputs_(part != Backward::weights),
           weights_(part != Backward::inputs),
           apart_(part != Backward::both),
-          early_(gradients.early ? early_gradients(block.spec, block.parameters)
-                                 : std::vector<EarlyGradient>()) {}
+          early_(g.early ? early_gradients(block.spec, block.parameters)
+                         : std::vector<EarlyGradient>()) {}
 
     void mlp() {
         const BlockParameters& p = block_.parameters;
@@ -308,7 +308,7 @@ class BlockBackward {
     void add_early_gradients() {
         if (inputs_) return;
         for (const EarlyGradient& kept : early_) {
-            const GradientSink to = store_.sink(stream_, kept.parameter);
+            const GradientSink to = gradients_.sink(stream_, kept.parameter);
             widen(stream_, static_cast<float*>(to.data), g_.early.as<float>() + kept.offset,
                   DType::fp32, kept.numel, to.accumulate);
         }
@@ -357,10 +357,10 @@ class BlockBackward {
     }
 
     void weight_gradient(int weight, int bias, Tensor x, Tensor dy) {
-        linear_backward_weight(stream_, {.dw = store_.sink(stream_, weight),
+        linear_backward_weight(stream_, {.dw = gradients_.sink(stream_, weight),
                                          .x = x,
                                          .dy = dy,
-                                         .dbias = store_.sink(stream_, bias)});
+                                         .dbias = gradients_.sink(stream_, bias)});
     }
 
     /// Of a product that reads a norm's output. It runs while its input's gradients are added up.
@@ -423,13 +423,13 @@ class BlockBackward {
         for (const EarlyGradient& kept : early_)
             if (kept.parameter == i)
                 return {g_.early.as<float>() + kept.offset, DType::fp32, false};
-        return store_.sink(stream_, i);
+        return gradients_.sink(stream_, i);
     }
 
     Tensor products() const { return block_.activations.products; }
 
     Stream& stream_;
-    ParameterCollectives& store_;
+    Gradients& gradients_;
     const Block& block_;
     TensorGroup& tensor_;
     const BlockGradients& g_;
@@ -440,11 +440,11 @@ class BlockBackward {
 
 }  // namespace
 
-void block_backward(Stream& stream, ParameterCollectives& store, const Block& block,
+void block_backward(Stream& stream, Gradients& gradients, const Block& block,
                     const BlockGradients& g, Recompute recompute, Backward part) {
     if (part != Backward::weights && recompute == Recompute::block)
         block_forward(stream, block, {});
-    BlockBackward backward(stream, store, block, g, recompute, part);
+    BlockBackward backward(stream, gradients, block, g, recompute, part);
     backward.mlp();
     backward.attention();
     backward.add_early_gradients();

@@ -101,8 +101,8 @@ void block_after_attention(Stream& stream, const Block& block, Tensor out);
 void block_forward(Stream& stream, const Block& block, Tensor out);
 
 /// g.dres holds the gradient of the block's output and, unless only those of weights are computed,
-/// receives the gradient of its input. Weight gradients go to the sinks of `store`.
-void block_backward(Stream& stream, ParameterCollectives& store, const Block& block,
+/// receives the gradient of its input. Weight gradients go to the sinks of `gradients`.
+void block_backward(Stream& stream, Gradients& gradients, const Block& block,
                     const BlockGradients& g, Recompute recompute, Backward part = Backward::both);
 
 }  // namespace train_gpt

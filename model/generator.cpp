@@ -128,7 +128,8 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
     std::copy(tokens.begin(), tokens.end(), host_tokens_.as<int32_t>());
     copy(stream, tokens_.data, host_tokens_.data, tokens.size_bytes());
     {
-        const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(registry_.tokens));
+        const UnitLease weights =
+            parameters_.weights.acquire(stream, registry_.unit_of(registry_.tokens));
         embedding_forward(stream, {.out = a.x.reshaped({1, T, spec_.n_embd}),
                                    .tokens = tokens_.as<int32_t>(),
                                    .w = weights.weight(registry_.tokens),
@@ -138,7 +139,7 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
     }
     for (int l = 0; l < spec_.n_layer; ++l) {
         const BlockParameters& p = registry_.blocks[static_cast<size_t>(l)];
-        const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(p.norm1_w));
+        const UnitLease weights = parameters_.weights.acquire(stream, registry_.unit_of(p.norm1_w));
         RopeShape rope = rope_shape(spec_, parameters_.dtype(), 1, T);
         if (spec_.is_rotary()) rope.table = rotary_.get(stream), rope.first_position = position_;
         const Block block{.spec = spec_,
@@ -156,7 +157,7 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
     if (!with_logits) return;
     {
         const UnitLease weights =
-            parameters_.acquire(stream, registry_.unit_of(registry_.final_norm_w));
+            parameters_.weights.acquire(stream, registry_.unit_of(registry_.final_norm_w));
         norm_forward(stream, {.norm = spec_.norm,
                               .out = final_norm_,
                               .stats = {},
@@ -165,7 +166,8 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
                               .b = weights.weight(registry_.final_norm_b),
                               .epsilon = static_cast<float>(spec_.norm_epsilon)});
     }
-    const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(registry_.head));
+    const UnitLease weights =
+        parameters_.weights.acquire(stream, registry_.unit_of(registry_.head));
     head_logits(stream, logits_, final_norm_, weights.weight(registry_.head), logits_scratch_);
     copy(stream, host_logits_.data, logits_.data, logits_.bytes());
     stream.synchronize();

@@ -176,7 +176,7 @@ void Stage::take_gradients(Arena& arena) {
             g.dup = take(up), g.dqkv = take(qkv), g.dout = take_rows(C), g.dmid = take_rows(C);
             // Where gradients are reduced in every micro-batch, a block's must all be written
             // together, before those of another micro-batch.
-            if (parameters_.reduces_every_micro_batch())
+            if (parameters_.gradients.stand_alone())
                 g.early = arena.tensor(DType::fp32,
                                        {early_gradients(part_, registry_.blocks[l]).back().end()},
                                        Purpose::buffers);
@@ -251,8 +251,8 @@ void Stage::forward(Stream& stream, int slot_index, const TokenBatch& batch, Ten
         const TraceSpan span(TraceTrack::device, stream, "forward layer",
                              registry_.first_layer + l);
         const int unit = registry_.unit_of_block(l), last = registry_.last_unit();
-        const UnitLease weights = parameters_.acquire(stream, unit);
-        if (unit < last) parameters_.prefetch(stream, unit + 1, last);
+        const UnitLease weights = parameters_.weights.acquire(stream, unit);
+        if (unit < last) parameters_.weights.prefetch(stream, unit + 1, last);
         const size_t i = static_cast<size_t>(l);
         const Tensor next = is_split()               ? added_up_
                             : l + 1 < layers()       ? slot.blocks[i + 1].x
@@ -290,7 +290,7 @@ void Stage::add_residual(Stream& stream, const Block& block, const Addends& adde
 
 void Stage::final_norm(Stream& stream, const Slot& slot, const Addends& input) {
     const UnitLease weights =
-        parameters_.acquire(stream, registry_.unit_of(registry_.final_norm_w));
+        parameters_.weights.acquire(stream, registry_.unit_of(registry_.final_norm_w));
     tensor_.wait(stream, TensorGroup::Lane::sums);
     norm_forward(stream, {.norm = spec_.norm,
                           .out = slot.final_norm,
@@ -322,8 +322,9 @@ Tensor Stage::gathered(Stream& stream, Tensor all, Tensor held) {
 
 void Stage::embed(Stream& stream, Tensor out, const TokenBatch& batch) {
     const TraceSpan span(TraceTrack::device, stream, "embedding");
-    const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(registry_.tokens));
-    parameters_.prefetch(stream, registry_.unit_of_block(0), registry_.last_unit());
+    const UnitLease weights =
+        parameters_.weights.acquire(stream, registry_.unit_of(registry_.tokens));
+    parameters_.weights.prefetch(stream, registry_.unit_of_block(0), registry_.last_unit());
     const Tensor to = is_split() ? products_ : out;
     const bool adds_positions = tensor_.rank() == 0;  // once
     embedding_forward(stream,
@@ -339,18 +340,20 @@ void Stage::embed(Stream& stream, Tensor out, const TokenBatch& batch) {
 void Stage::head(Stream& stream, const Slot& slot, const TokenBatch& batch, bool backward) {
     const TraceSpan span(TraceTrack::device, stream, "head");
     const Tensor x = gathered(stream, gathered_, slot.final_norm);
-    const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(registry_.head));
+    const UnitLease weights =
+        parameters_.weights.acquire(stream, registry_.unit_of(registry_.head));
     const Range part = vocabulary(registry_.head);
-    HeadLoss args{.x = x,
-                  .w = weights.weight(registry_.head),
-                  .logits = logits_,
-                  .V = part.n,
-                  .targets = batch.targets,
-                  .losses = losses_.as<float>(),
-                  .dx = backward ? is_split() ? products_ : dy_ : Tensor{},
-                  .dw = backward ? parameters_.sink(stream, registry_.head) : GradientSink{},
-                  .z_loss = options_.z_loss,
-                  .first_column = part.first};
+    HeadLoss args{
+        .x = x,
+        .w = weights.weight(registry_.head),
+        .logits = logits_,
+        .V = part.n,
+        .targets = batch.targets,
+        .losses = losses_.as<float>(),
+        .dx = backward ? is_split() ? products_ : dy_ : Tensor{},
+        .dw = backward ? parameters_.gradients.sink(stream, registry_.head) : GradientSink{},
+        .z_loss = options_.z_loss,
+        .first_column = part.first};
     if (is_split()) {
         args.stats = stats_;
         args.combine = [&](Stream& s, Tensor stats) {
@@ -371,7 +374,8 @@ void Stage::next_token_logits(Stream& stream, int slot_index, int64_t position, 
     // Other context-parallel ranks compute those of another token.
     const auto [owner, row] = context_.place().place_of(position, sequence_length());
     const Tensor x = gathered(stream, gathered_, slot(slot_index).final_norm);
-    const UnitLease weights = parameters_.acquire(stream, registry_.unit_of(registry_.head));
+    const UnitLease weights =
+        parameters_.weights.acquire(stream, registry_.unit_of(registry_.head));
     const int64_t Vp = padded_vocabulary();
     // A rank's part begins where those of the ranks before end.
     const Tensor part(out.as<float>() + tensor_.rank() * Vp, DType::fp32, {1, Vp});
@@ -384,19 +388,19 @@ void Stage::backward_head(Stream& stream, const Slot& slot, const TokenBatch& ba
     head(stream, slot, batch, true);
     const int unit = registry_.unit_of(registry_.final_norm_w);
     {
-        const UnitLease weights = parameters_.acquire(stream, unit);
-        parameters_.prefetch(stream, unit - 1, registry_.first_unit());
+        const UnitLease weights = parameters_.weights.acquire(stream, unit);
+        parameters_.weights.prefetch(stream, unit - 1, registry_.first_unit());
         norm_backward(stream, {.norm = spec_.norm,
                                .dres = dres_,
-                               .dw = parameters_.sink(stream, registry_.final_norm_w),
-                               .db = parameters_.sink(stream, registry_.final_norm_b),
+                               .dw = parameters_.gradients.sink(stream, registry_.final_norm_w),
+                               .db = parameters_.gradients.sink(stream, registry_.final_norm_b),
                                .dy = dy_,
                                .x = slot.out,
                                .w = weights.weight(registry_.final_norm_w),
                                .stats = slot.final_stats,
                                .overwrite_dres = true});
     }
-    parameters_.gradients_ready(stream, unit);
+    parameters_.gradients.ready(stream, unit);
 }
 
 void Stage::backward_blocks(Stream& stream, Slot& slot, const TokenBatch& batch, Backward part) {
@@ -407,28 +411,29 @@ void Stage::backward_blocks(Stream& stream, Slot& slot, const TokenBatch& batch,
         {
             // Gradients of weights are computed from activations and gradients only.
             const UnitLease weights =
-                part == Backward::weights ? UnitLease() : parameters_.acquire(stream, unit);
+                part == Backward::weights ? UnitLease() : parameters_.weights.acquire(stream, unit);
             if (part != Backward::weights && unit > last)
-                parameters_.prefetch(stream, unit - 1, last);
-            block_backward(stream, parameters_, block(stream, weights, slot, l, batch),
+                parameters_.weights.prefetch(stream, unit - 1, last);
+            block_backward(stream, parameters_.gradients, block(stream, weights, slot, l, batch),
                            slot.gradients[static_cast<size_t>(l)], options_.recompute, part);
         }
-        if (completes(part, unit)) parameters_.gradients_ready(stream, unit);
+        if (completes(part, unit)) parameters_.gradients.ready(stream, unit);
     }
 }
 
 void Stage::backward_embedding(Stream& stream, Tensor held, const TokenBatch& batch) {
     const TraceSpan span(TraceTrack::device, stream, "embedding");
     const Tensor dout = gathered(stream, products_, held);
-    embedding_backward(stream, {.dw = parameters_.sink(stream, registry_.tokens),
-                                .dpositions = parameters_.sink(stream, registry_.positions),
-                                .dout = dout.reshaped({options_.B, options_.T, spec_.n_embd}),
-                                .tokens = batch.tokens,
-                                .vocab_rows = padded_vocabulary(),
-                                .n_ctx = spec_.n_ctx,
-                                .doc_start = batch.starts_of_positions(),
-                                .first_token = vocabulary(registry_.tokens).first});
-    parameters_.gradients_ready(stream, registry_.unit_of(registry_.tokens));
+    embedding_backward(stream,
+                       {.dw = parameters_.gradients.sink(stream, registry_.tokens),
+                        .dpositions = parameters_.gradients.sink(stream, registry_.positions),
+                        .dout = dout.reshaped({options_.B, options_.T, spec_.n_embd}),
+                        .tokens = batch.tokens,
+                        .vocab_rows = padded_vocabulary(),
+                        .n_ctx = spec_.n_ctx,
+                        .doc_start = batch.starts_of_positions(),
+                        .first_token = vocabulary(registry_.tokens).first});
+    parameters_.gradients.ready(stream, registry_.unit_of(registry_.tokens));
 }
 
 void Stage::backward_from_end(Stream& stream, Slot& slot, const TokenBatch& batch, Tensor dout,
@@ -473,24 +478,24 @@ bool Stage::completes(Backward part, int unit) const {
 }
 
 void Stage::skip_forward(Stream& stream) {
-    if (!parameters_.reduces_every_micro_batch()) return;
+    if (!parameters_.gradients.stand_alone()) return;
     // The leases of a pass, in its order, since they gather weights with ZeRO-3.
     const int last = registry_.last_unit();
     for (int unit = registry_.first_unit(); unit <= last; ++unit) {
-        const UnitLease weights = parameters_.acquire(stream, unit);
-        if (unit < last) parameters_.prefetch(stream, unit + 1, last);
+        const UnitLease weights = parameters_.weights.acquire(stream, unit);
+        if (unit < last) parameters_.weights.prefetch(stream, unit + 1, last);
     }
 }
 
 void Stage::skip_backward(Stream& stream, Backward part) {
-    if (!parameters_.reduces_every_micro_batch()) return;
+    if (!parameters_.gradients.stand_alone()) return;
     const int last = registry_.first_unit();
     for (int unit = registry_.last_unit(); unit >= last; --unit) {
         if (part != Backward::weights) {
-            const UnitLease weights = parameters_.acquire(stream, unit);
-            if (unit > last) parameters_.prefetch(stream, unit - 1, last);
+            const UnitLease weights = parameters_.weights.acquire(stream, unit);
+            if (unit > last) parameters_.weights.prefetch(stream, unit - 1, last);
         }
-        if (completes(part, unit)) parameters_.skip_gradients(stream, unit);
+        if (completes(part, unit)) parameters_.gradients.skip(stream, unit);
     }
 }
 

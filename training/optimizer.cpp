@@ -9,21 +9,15 @@ namespace train_gpt {
 
 namespace {
 
-/// Whether a piece's gradient counts for the norm here: it counts once over all ranks and stages.
-bool counts_for_norm(const ParameterStore& parameters, const ParameterStore::Piece& piece) {
-    const Sharding& sharding = parameters.sharding();
-    const Parameter& p = parameters.parameters()[static_cast<size_t>(piece.parameter)];
-    const bool same_on_data_ranks =
-        (sharding.zero == 0 && sharding.rank > 0) || sharding.replica > 0;
-    const bool same_on_tensor_ranks = !p.split && sharding.tensor > 0;
-    return !same_on_data_ranks && !same_on_tensor_ranks && p.tied_to.empty();
-}
+constexpr size_t adamw_m = 0, adamw_v = 1;  // in optimizer_slots()
 
 int64_t blocks_of(const ParameterStore::Piece& piece) {
     return (piece.range.n + norm_block - 1) / norm_block;
 }
 
 }  // namespace
+
+std::vector<OptimizerSlot> optimizer_slots() { return {{"m"}, {"v"}}; }
 
 Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums,
                      std::vector<std::string> names)
@@ -39,8 +33,7 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums,
     tensors_ = std::ssize(names_);
     partial_counts_.resize(names_.size());
     for (const ParameterStore::Piece& piece : parameters_.pieces())
-        if (counts_for_norm(parameters_, piece))
-            partial_counts_[place_of(piece.parameter)] += blocks_of(piece);
+        if (piece.is_first_copy) partial_counts_[place_of(piece.parameter)] += blocks_of(piece);
     const auto doubles = [&](int64_t n) {
         return static_cast<double*>(
             arena.take(static_cast<size_t>(n) * sizeof(double), Purpose::workspaces));
@@ -48,9 +41,9 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums,
     const int64_t n = sums_count_ + tensors_, ranks = parameters_.sharding().world;
     // As many on every rank; the last block of a tensor may be short.
     const BucketLayout& layout = parameters_.layout();
-    partials_ = doubles((parameters_.sharding().zero == 0 ? layout.numel() : layout.shard_numel()) /
-                            norm_block +
-                        tensors_);
+    partials_ = doubles(
+        (parameters_.sharding().is_split() ? layout.shard_numel() : layout.numel()) / norm_block +
+        tensors_);
     sums_of_rank_ = doubles(n);
     gathered_ = ranks > 1 ? doubles(ranks * n) : nullptr;
     sums_ = ranks > 1 ? doubles(n) : sums_of_rank_;
@@ -62,7 +55,7 @@ Optimizer::Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums,
     const StepState fresh;
     copy_now(device_, state_, &fresh, sizeof fresh);
     make_segments();
-    parameters_.after_sums(
+    parameters_.gradients.when_summed(
         [this](Stream& stream, size_t bucket) { norm_partials(stream, norm_segments_[bucket]); });
 }
 
@@ -76,7 +69,7 @@ void Optimizer::make_segments() {
     for (const ParameterStore::Piece& piece : parameters_.pieces()) {
         const auto bucket = static_cast<size_t>(piece.bucket);
         const int64_t n = piece.range.n;
-        if (counts_for_norm(parameters_, piece)) {
+        if (piece.is_first_copy) {
             norm_segments_[bucket].push_back(
                 {.gradient = piece.gradient, .n = n, .partials = next});
             next += blocks_of(piece);
@@ -84,8 +77,8 @@ void Optimizer::make_segments() {
         adamw_segments_[bucket].push_back(
             {.weights = piece.weights,
              .master = piece.master,
-             .m = piece.m,
-             .v = piece.v,
+             .m = piece.floats(adamw_m),
+             .v = piece.floats(adamw_v),
              .gradient = piece.gradient,
              .n = n,
              .decay = parameters_.parameters()[static_cast<size_t>(piece.parameter)].decay});
@@ -93,7 +86,8 @@ void Optimizer::make_segments() {
 }
 
 void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) {
-    parameters_.finish_gradients(stream);
+    parameters_.gradients.finish(stream);
+    parameters_.weights.finish(stream);
     add_partials(stream, sums_of_rank_ + sums_count_, partials_, partial_counts_);
     if (sums_ != sums_of_rank_) {
         const int64_t n = sums_count_ + tensors_;
@@ -107,7 +101,7 @@ void Optimizer::update(Stream& stream, AdamWStep args, float scale, float clip) 
             const TraceSpan span(TraceTrack::device, stream, "update bucket", static_cast<int>(b));
             adamw(stream, adamw_segments_[b], args);
         }
-        parameters_.gather(stream, static_cast<int>(b));
+        parameters_.weights.gather(stream, static_cast<int>(b));
     }
 }
 

@@ -9,6 +9,9 @@
 
 namespace train_gpt {
 
+/// What the optimizer keeps of each element: AdamW's two moments. A store is made with these slots.
+std::vector<OptimizerSlot> optimizer_slots();
+
 class Optimizer {
   public:
     /// sums: how many other sums over a step the ranks add up in the same exchange as the norm.

@@ -185,7 +185,7 @@ std::optional<RunPosition> resume(const Config& config, const RunData& data, Tra
         load_training_state(checkpoint, trainer.parameters, pulse);
         return "";
     });
-    trainer.parameters.gather_all(trainer.stream);
+    trainer.parameters.weights.gather_all(trainer.stream);
     Continuation next;
     together(world, [&] {
         next = continue_after(checkpoint, config, data);
@@ -205,9 +205,9 @@ std::optional<RunPosition> resume(const Config& config, const RunData& data, Tra
 void initialize_weights(const Config& config, const RunData& data, Trainer& trainer,
                         const World& world, Progress& progress) {
     ParameterStore& parameters = trainer.parameters;
-    parameters.initialize(config.seed);
+    parameters.state.initialize(config.seed);
     if (!config.model.init_from.empty()) start_from(config, data, parameters, world, progress);
-    if (!parameters.holds_all_weights()) parameters.gather_all(trainer.stream);
+    if (!parameters.holds_all_weights()) parameters.weights.gather_all(trainer.stream);
 }
 
 TokenIds run_token_ids(const Config& config, const RunData& data, std::optional<int64_t> resumed,

@@ -100,7 +100,7 @@ RankRegistry registry_of_rank(const Config& config, const DecoderSpec& spec, con
         rank_registry(registry_of(spec), layers_of_stages(config, spec),
                       mesh.at(Axis::pipeline, rank), mesh.size(Axis::pipeline), tensor);
     const auto& p = config.parallel;
-    if (sharding_of(config, mesh, rank, spec.tied_head).zero >= 2)
+    if (sharding_of(config, mesh, rank, spec.tied_head).gradients_stand_alone())
         number_sweeps(registry, p.pipeline > 1 && p.schedule == PipelineKind::zero_bubble);
     return registry;
 }
@@ -170,7 +170,7 @@ Trainer::Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Rec
       tensor(tensor_options(config, mesh, rank)),
       context(context_rank(mesh, rank)),
       parameters(arena, registry.parameters, dtype, ParameterStore::Use::training,
-                 sharding_of(config, mesh, rank, spec.tied_head)),
+                 sharding_of(config, mesh, rank, spec.tied_head), optimizer_slots()),
       stages(make_stages(registry, spec, pipeline_schedule(pipeline_shape(config, mesh)),
                          mesh.at(Axis::pipeline, rank),
                          {.B = config.batch.micro_batch,
@@ -217,7 +217,7 @@ void Trainer::connect(const Mesh& mesh) {
 }
 
 void Trainer::begin_step(int micro_batches, int most) {
-    parameters.begin_step(micro_batches, most);
+    parameters.gradients.begin_step(micro_batches, most);
     actions_ = &model.actions(most);
     micro_batches_ = micro_batches;
 }
@@ -250,7 +250,8 @@ void Trainer::execute(const PipelineAction& action) {
     const FedBatch& batch = batch_of(action.micro_batch);
     const bool backward = is_compute(action.work) && !forward;
     const bool last = action.micro_batch == micro_batches_ - 1;
-    if (backward && parameters.exchanges_beside(last)) stream.settings.reserved_sms = reserved_sms_;
+    if (backward && parameters.gradients.exchanges_beside(last))
+        stream.settings.reserved_sms = reserved_sms_;
     model.execute(stream, action, batch.batch);
     stream.settings.reserved_sms = 0;
     const bool has_losses = backward && action.work != PipelineWork::backward_weights &&
@@ -281,7 +282,7 @@ void Trainer::update(const AdamWStep& args, float scale, float clip) {
 }
 
 void Trainer::warm_up() {
-    parameters.fill_weights(stream);
+    parameters.state.fill_weights(stream);
     const RandomStream random(0, RandomPurpose::synthetic, 1, 0);
     uint64_t drawn = 0;
     const auto token = [&] {
@@ -295,7 +296,7 @@ void Trainer::warm_up() {
     // A product is timed when it first overwrites its result, as in a step's first micro-batch.
     for (const bool exchanges : {false, true}) {
         if (exchanges && reserved_sms_ == 0) continue;
-        parameters.begin_step(2, 2);
+        parameters.gradients.begin_step(2, 2);
         for (int i = 0; i < 2; ++i) {
             model.warm_up(stream, evaluation_batch.on_device(), exchanges ? reserved_sms_ : 0);
             if (counts_losses_) add_losses({evaluation_batch.on_device(), nullptr}, i == 0);

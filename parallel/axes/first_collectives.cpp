@@ -6,19 +6,22 @@
 
 #include "device/copy.h"
 #include "device/memory.h"
-#include "parallel/state/parameter_collectives.h"
+#include "parallel/state/gradient_sums.h"
 
 namespace train_gpt {
 
 void do_first_collectives(const Mesh& mesh, const Device& device, const BucketLayout& layout,
                           const Sharding& sharding, DType weights, int64_t sums) {
-    Communicator &group = summing_group(mesh, sharding), &everyone = mesh.everyone();
-    Communicator* const replicas = sharding.replicas > 1 ? &mesh.along(Axis::replica) : nullptr;
-    Communicator* const tensor = sharding.tensors > 1 ? &mesh.along(Axis::tensor) : nullptr;
+    const auto sum_group = [&](SumOver over, bool exists) {
+        return exists ? &group_of(over, mesh, sharding) : nullptr;
+    };
+    Communicator &group = group_of(SumOver::shards, mesh, sharding), &everyone = mesh.everyone();
+    Communicator* const replicas = sum_group(SumOver::replicas, sharding.replicas > 1);
+    Communicator* const tensor = sum_group(SumOver::tensor, sharding.tensors > 1);
     Communicator* const context =
         mesh.size(Axis::context) > 1 ? &mesh.along(Axis::context) : nullptr;
     Communicator* const pipeline = sharding.pipelines > 1 ? &mesh.along(Axis::pipeline) : nullptr;
-    Communicator* const ends = tied_group(mesh, sharding);
+    Communicator* const ends = sum_group(SumOver::ends, sharding.tied_ends);
     if (!device.is_cuda() || everyone.size() == 1) return;
     const int64_t ranks = std::max({group.size(), sharding.tensors, mesh.size(Axis::context)});
     std::set<int64_t> shards;
@@ -42,7 +45,7 @@ void do_first_collectives(const Mesh& mesh, const Device& device, const BucketLa
     };
     for (const int64_t shard : shards) {
         const DType dtype = sharding.reduce_dtype;
-        if (sharding.zero == 0) {
+        if (!sharding.is_split()) {
             group.all_reduce(stream, data, group.size() * shard, dtype);
         } else {
             group.reduce_scatter(stream, own(group, shard, dtype), data, shard, dtype);

@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
+#include <utility>
 #include <vector>
+
+#include "parallel/state/gradient_sums.h"
 
 namespace train_gpt {
 
@@ -48,31 +52,22 @@ Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
     const Axes everyone = {Axis::pipeline, Axis::data, Axis::context, Axis::tensor};
     if (mesh.world() > 1)
         traffic[mesh.group_name(everyone)] += (mesh.world() - 1) * sums * int64_t{sizeof(double)};
-    if (s.tensors > 1) {
-        int64_t added = 0;
-        for (const Bucket& bucket : buffers.layout().buckets()) added += bucket.added_over_tensor.n;
-        traffic[mesh.group_name({Axis::tensor})] += (s.zero >= 2 ? micro_batches : 1) * 2 * added *
-                                                    int64_t{sizeof(float)} * (s.tensors - 1) /
-                                                    s.tensors;
+    // Bytes of whole groups, of which each rank sends (ranks − 1) / ranks
+    std::map<SumOver, std::pair<int64_t, int64_t>> moved;
+    for (const GradientSum& sum : gradient_sums(buffers.layout(), buffers.parameters(), s)) {
+        auto& [ranks, bytes] = moved[sum.over];
+        ranks = sum.ranks;
+        bytes += (sum.every_micro_batch ? micro_batches : 1) * sum.bytes_moved();
     }
-    for (const Parameter& p : buffers.parameters()) {
-        if (!s.tied_ends || !(p.has_copy || !p.tied_to.empty())) continue;
-        const int64_t holders = s.zero == 0 ? 2 : 2 * s.size;
-        traffic[s.zero == 0 ? mesh.ends_name({}) : mesh.ends_name({Axis::shard, Axis::context})] +=
-            2 * p.padded_numel() * int64_t{sizeof(float)} * (holders - 1) / holders;
+    if (s.size > 1 && s.is_split()) {
+        auto& [ranks, bytes] = moved[SumOver::shards];
+        bytes +=
+            gathered_elements(buffers, passes) * static_cast<int64_t>(size_of(buffers.dtype()));
     }
-    if (s.size == 1) return traffic;
-    const auto reduced = static_cast<int64_t>(size_of(s.reduce_dtype)),
-               weight = static_cast<int64_t>(size_of(buffers.dtype()));
-    const int64_t n = buffers.layout().numel(), others = s.size - 1;
-    const std::string group = s.zero == 0 ? mesh.group_name({Axis::data, Axis::context})
-                                          : mesh.group_name({Axis::shard, Axis::context});
-    const int64_t reductions = s.zero == 0 ? 2 : s.zero == 1 ? 1 : micro_batches;
-    traffic[group] += reductions * reduced * n / s.size * others;
-    if (s.zero > 0) traffic[group] += weight * gathered_elements(buffers, passes) / s.size * others;
-    if (s.replicas > 1)
-        traffic[mesh.group_name({Axis::replica})] +=
-            2 * reduced * (n / s.size) * (s.replicas - 1) / s.replicas;
+    for (const auto& [over, of_group] : moved) {
+        const auto& [ranks, bytes] = of_group;
+        traffic[name_of(over, mesh, s)] += bytes * (ranks - 1) / ranks;
+    }
     return traffic;
 }
 

@@ -10,27 +10,25 @@ Exchange::Exchange(const Device& device, bool has_others, std::vector<std::strin
                    StepClock* clock)
     : has_others_(has_others),
       stream_(std::make_shared<Stream>(device, !has_others, Stream::Priority::high)),
-      clock_(clock),
-      groups_(std::move(groups)),
-      done_(groups_.size()),
-      waited_for_(groups_.size(), true) {
-    make_events(device);
+      clock_(clock) {
+    if (beside()) submitted_ = Event(device);
+    add_slots(std::move(groups));
 }
 
 Exchange::Exchange(const Device& device, const Exchange& other, std::vector<std::string> groups)
-    : has_others_(other.has_others_),
-      stream_(other.stream_),
-      clock_(other.clock_),
-      groups_(std::move(groups)),
-      done_(groups_.size()),
-      waited_for_(groups_.size(), true) {
-    make_events(device);
+    : has_others_(other.has_others_), stream_(other.stream_), clock_(other.clock_) {
+    if (beside()) submitted_ = Event(device);
+    add_slots(std::move(groups));
 }
 
-void Exchange::make_events(const Device& device) {
-    if (!beside()) return;
-    submitted_ = Event(device);
-    for (Event& event : done_) event = Event(device);
+int Exchange::add_slots(std::vector<std::string> groups) {
+    const int first = static_cast<int>(groups_.size());
+    for (std::string& group : groups) {
+        groups_.push_back(std::move(group));
+        done_.push_back(beside() ? Event(stream_->device) : Event());
+        waited_for_.push_back(true);
+    }
+    return first;
 }
 
 void Exchange::submit(Stream& stream, int slot, const std::function<void(Stream&)>& work) {

@@ -23,6 +23,10 @@ class Exchange {
     /// in the order in which they are submitted.
     Exchange(const Device& device, const Exchange& other, std::vector<std::string> groups);
 
+    /// More pieces of work that can be waited for separately. Returns the first one's slot; the others
+    /// follow.
+    int add_slots(std::vector<std::string> groups);
+
     /// Submits work to the exchange's stream, after everything that `stream` has so far and
     /// everything submitted before.
     void submit(Stream& stream, int slot, const std::function<void(Stream&)>& work);
@@ -35,8 +39,6 @@ class Exchange {
     bool beside() const { return stream_->device.is_cuda() && has_others_; }
 
   private:
-    void make_events(const Device& device);
-
     bool has_others_;
     std::shared_ptr<Stream> stream_;
     StepClock* clock_;

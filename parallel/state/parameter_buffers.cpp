@@ -16,13 +16,15 @@ Sharding sensible(Sharding sharding) {
 }  // namespace
 
 ParameterBuffers::ParameterBuffers(Arena& arena, std::vector<Parameter> parameters, DType dtype,
-                                   Use use, const Sharding& sharding)
+                                   Use use, const Sharding& sharding,
+                                   std::vector<OptimizerSlot> slots)
     : parameters_(std::move(parameters)),
       dtype_(dtype),
       use_(use),
       device_(arena.device()),
       sharding_(sensible(sharding)),
-      layout_(parameters_, sharding_.size, sharding_.bucket_elements) {
+      layout_(parameters_, sharding_.size, sharding_.bucket_elements),
+      slots_(std::move(slots)) {
     for (const Parameter& p : parameters_)
         index_of_name_.emplace(p.name, static_cast<int>(index_of_name_.size()));
     find_buckets();
@@ -61,7 +63,7 @@ void ParameterBuffers::allocate(Arena& arena) {
     Spans* const if_exchanged = exchanges ? &exchanged_ : nullptr;
     const auto take_whole_weights = [&](int64_t n) {
         void* const data = take(n, dtype_, Purpose::parameters, &whole_weights_);
-        if (exchanges && sharding_.zero > 0 && n > 0) exchanged_.push_back(whole_weights_.back());
+        if (exchanges && sharding_.is_split() && n > 0) exchanged_.push_back(whole_weights_.back());
         return data;
     };
     if (holds_all_weights()) {
@@ -80,14 +82,15 @@ void ParameterBuffers::allocate(Arena& arena) {
     }
     if (use_ == Use::inference) return;
 
-    const int64_t owned_numel = sharding_.zero == 0 ? layout_.numel() : layout_.shard_numel();
+    const int64_t owned_numel = sharding_.is_split() ? layout_.shard_numel() : layout_.numel();
     if (dtype_ == DType::bf16) master_ = floats(owned_numel, Purpose::masters);
     Spans* const if_sent = rounds ? nullptr : if_exchanged;
-    gradient_ = sharding_.zero >= 2 ? floats(owned_numel, Purpose::gradients)
-                                    : floats(layout_.numel(), Purpose::gradients, if_sent);
-    m_ = floats(owned_numel, Purpose::moments);
-    v_ = floats(owned_numel, Purpose::moments);
-    if (sharding_.zero >= 2) {
+    const bool alone = sharding_.gradients_stand_alone();
+    gradient_ = alone ? floats(owned_numel, Purpose::gradients)
+                      : floats(layout_.numel(), Purpose::gradients, if_sent);
+    for (const OptimizerSlot& slot : slots_)
+        slot_memory_.push_back(take(owned_numel, slot.dtype, Purpose::moments));
+    if (alone) {
         embedding_gradients_ = floats(embedding, Purpose::gradients, if_sent);
         for (size_t turn = 0; turn < turns; ++turn)
             block_gradients_[turn] = floats(largest_in_turn[turn], Purpose::gradients, if_sent);
@@ -122,7 +125,10 @@ char* ParameterBuffers::bucket_weights(size_t b) const {
 
 void ParameterBuffers::find_pieces() {
     for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
-        const Range tensor{layout_.offset(i), parameters_[static_cast<size_t>(i)].padded_numel()};
+        const Parameter& p = parameters_[static_cast<size_t>(i)];
+        const Range tensor{layout_.offset(i), p.padded_numel()};
+        const bool is_first_copy =
+            !sharding_.is_copy() && (p.split || sharding_.tensor == 0) && p.tied_to.empty();
         const std::vector<Bucket>& buckets = layout_.buckets();
         auto b = std::partition_point(buckets.begin(), buckets.end(), [&](const Bucket& bucket) {
             return bucket.range.end() <= tensor.first;
@@ -134,14 +140,18 @@ void ParameterBuffers::find_pieces() {
             const int64_t skipped = part.first - mine.first, owned = owned_offset(bucket) + skipped;
             const bool rounded = dtype_ == DType::bf16;
             void* const weights = at(owned_weights(bucket), skipped);
+            std::vector<char*> slots;
+            for (size_t k = 0; k < slots_.size(); ++k)
+                slots.push_back(static_cast<char*>(slot_memory_[k]) +
+                                owned * static_cast<int64_t>(size_of(slots_[k].dtype)));
             pieces_.push_back({.parameter = i,
                                .bucket = static_cast<int>(b - buckets.begin()),
                                .range = {part.first - tensor.first, part.n},
                                .weights = rounded ? static_cast<bf16*>(weights) : nullptr,
                                .master = rounded ? master_ + owned : static_cast<float*>(weights),
-                               .m = m_ + owned,
-                               .v = v_ + owned,
-                               .gradient = gradient_ + (sharding_.zero >= 2 ? owned : part.first)});
+                               .gradient = owned_gradients(bucket) + skipped,
+                               .slots = std::move(slots),
+                               .is_first_copy = is_first_copy});
         }
     }
 }
@@ -175,7 +185,7 @@ Tensor ParameterBuffers::weight(int i) const {
 
 float* ParameterBuffers::bucket_gradients(size_t b) const {
     const Bucket& bucket = layout_.buckets()[b];
-    if (sharding_.zero < 2) return gradient_ + bucket.range.first;
+    if (!sharding_.gradients_stand_alone()) return gradient_ + bucket.range.first;
     if (is_embedding(b)) return embedding_gradients_ + bucket.range.first;
     return block_gradients_[turn_of(b)];
 }

@@ -1,6 +1,5 @@
 // Where the weights of a model, and in training their gradients and optimizer state, lie: addresses
-// in flat buffers, which data parallelism splits over ranks (ZeRO: Rajbhandari et al., arXiv
-// 1910.02054).
+// in flat buffers, which data parallelism splits over ranks (Sharding).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,32 +12,21 @@
 #include "device/memory.h"
 #include "parallel/state/bucket_layout.h"
 #include "parallel/state/parameter.h"
+#include "parallel/state/sharding.h"
 
 namespace train_gpt {
 
-/// How the state of a training run is split over ranks, and which rank this is.
-struct Sharding {
-    /// Among the ranks that the state is split over (shard × context; with stage 0, which splits
-    /// nothing, all that gradients are summed over).
-    int rank = 0, size = 1;
-    /// Groups of such ranks, which hold the same: the gradients of all are added up.
-    int replica = 0, replicas = 1;
-    int tensor = 0, tensors = 1;  // tensor-parallel rank
-    /// The pipeline rank, and whether the first and the last one hold the same embedding.
-    int pipeline = 0, pipelines = 1;
-    bool tied_ends = false;
-    int world = 1;  // all ranks of the run, which add up the norm
-    /// ZeRO's stage. 0: every rank updates everything. 1: masters and moments are split. 2:
-    /// gradient sums as well; they are then reduced in every micro-batch. 3: weights as well; they
-    /// are gathered bucket by bucket while a pass uses them.
-    int zero = 1;
-    int64_t bucket_elements = (int64_t{64} << 20) / 4;
-    /// Of gradients on their way between ranks; sums in memory stay fp32.
-    DType reduce_dtype = DType::fp32;
+/// What an optimizer keeps of each element besides the master weight, such as a moment. Buffers, files
+/// and plans have whatever slots there are.
+struct OptimizerSlot {
+    std::string name;           // in optimizer files and ParameterState
+    DType dtype = DType::fp32;  // fp32 or bf16
+
+    bool operator==(const OptimizerSlot&) const = default;
 };
 
 /// The registry of parameters and, in the flat buffers of a BucketLayout, their weights, and in
-/// training fp32 masters, AdamW's moments and gradient sums. Of the optimizer's state a rank holds its
+/// training fp32 masters, the optimizer's slots and gradient sums. Of masters and slots a rank holds its
 /// shard of each bucket, with ZeRO-2 of the gradient sums as well, and with ZeRO-3 of the weights. In
 /// fp32 the weights are the masters.
 ///
@@ -52,7 +40,7 @@ class ParameterBuffers {
     static constexpr size_t turns = 2;
 
     ParameterBuffers(Arena& arena, std::vector<Parameter> parameters, DType dtype, Use use,
-                     const Sharding& sharding);
+                     const Sharding& sharding, std::vector<OptimizerSlot> slots = {});
 
     const std::vector<Parameter>& parameters() const { return parameters_; }
     int index_of(const std::string& name) const;  // −1: no such parameter
@@ -63,15 +51,16 @@ class ParameterBuffers {
     const Device& device() const { return device_; }
     const Sharding& sharding() const { return sharding_; }
     const BucketLayout& layout() const { return layout_; }
+    const std::vector<OptimizerSlot>& slots() const { return slots_; }
     /// The first bucket of a unit; only unit 0 may have several.
     size_t first_bucket(int unit) const { return bucket_of_unit_[static_cast<size_t>(unit)]; }
     /// The elements of a bucket that this rank updates.
     Range owned(const Bucket& bucket) const {
-        return sharding_.zero == 0 ? bucket.range : layout_.shard_of(bucket, sharding_.rank);
+        return sharding_.is_split() ? layout_.shard_of(bucket, sharding_.rank) : bucket.range;
     }
 
     /// Weight of parameter i in the compute dtype, padded shape. A model takes it from a lease
-    /// (ParameterCollectives::acquire).
+    /// (Weights::acquire).
     Tensor weight(int i) const;
     /// Whether this rank's buffers always have all weights, not only while they are gathered.
     bool holds_all_weights() const { return sharding_.zero < 3; }
@@ -97,13 +86,16 @@ class ParameterBuffers {
     /// Where the gradients of a bucket, and of a parameter, are written in a micro-batch.
     float* bucket_gradients(size_t bucket) const;
     float* gradient_of_micro_batch(int i) const;
-    /// From ZeRO-2 on, the buffer, 0 or 1, in which gradients of a bucket take turns with those of
-    /// others; −1: they have their own place.
+    /// Where a micro-batch's gradients stand alone: the buffer, 0 or 1, in which gradients of a bucket
+    /// take turns with gradients of other buckets; −1: they have their own place.
     int turn_of_gradients(size_t bucket) const {
         return is_embedding(bucket) ? -1 : static_cast<int>(turn_of(bucket));
     }
-    /// From ZeRO-2 on: the sums over micro-batches of the elements of a bucket that are this rank's.
-    float* owned_gradients(const Bucket& bucket) const { return gradient_ + owned_offset(bucket); }
+    /// The sums over micro-batches of the elements of a bucket that are this rank's.
+    float* owned_gradients(const Bucket& bucket) const {
+        return gradient_ +
+               (sharding_.gradients_stand_alone() ? owned_offset(bucket) : owned(bucket).first);
+    }
     /// Room for the gradients of a bucket on their way; null unless reduce_dtype is bf16.
     bf16* rounded_gradients() const { return rounded_gradients_; }
     /// What ranks read and write with collectives: whole buffers, of the same sizes on all ranks.
@@ -116,7 +108,12 @@ class ParameterBuffers {
         int parameter = 0, bucket = 0;
         Range range;              // of the tensor's padded elements
         bf16* weights = nullptr;  // null in fp32, where the master is the weight
-        float *master = nullptr, *m = nullptr, *v = nullptr, *gradient = nullptr;
+        float *master = nullptr, *gradient = nullptr;
+        std::vector<char*> slots;  // in the order of slots()
+        /// No earlier rank of the run updates the same elements, or a copy of them.
+        bool is_first_copy = true;
+
+        float* floats(size_t slot) const { return reinterpret_cast<float*>(slots[slot]); }
     };
     /// In the order of the registry.
     const std::vector<Piece>& pieces() const { return pieces_; }
@@ -128,7 +125,7 @@ class ParameterBuffers {
     void find_pieces();
     /// Where the owned elements of a bucket lie in buffers that hold only such.
     int64_t owned_offset(const Bucket& bucket) const {
-        return sharding_.zero == 0 ? bucket.range.first : layout_.shard_offset(bucket);
+        return sharding_.is_split() ? layout_.shard_offset(bucket) : bucket.range.first;
     }
     char* at(void* weights, int64_t element) const {
         return static_cast<char*>(weights) + element * static_cast<int64_t>(size_of(dtype_));
@@ -151,13 +148,15 @@ class ParameterBuffers {
     void *gathered_embedding_ = nullptr, *gathered_head_ = nullptr, *gathered_[turns] = {};
     std::vector<std::span<std::byte>> whole_weights_;
     // Owned elements; in fp32 the masters are the weights.
-    float *master_ = nullptr, *m_ = nullptr, *v_ = nullptr;
-    float* gradient_ = nullptr;  // all; from ZeRO-2 on the owned ones
+    float* master_ = nullptr;
+    std::vector<OptimizerSlot> slots_;
+    std::vector<void*> slot_memory_;
+    float* gradient_ = nullptr;  // all; the owned ones where a micro-batch's stand alone
     std::vector<Piece> pieces_;
 
-    // From ZeRO-2 on: gradients of a micro-batch. Unit 0 has a separate buffer, since its gradient is first
-    // written when the backward pass begins and last when it ends; the other buckets take turns: one
-    // is reduced while the next is written.
+    // Where gradients of a micro-batch stand alone. Unit 0 has a separate buffer, since its gradient
+    // is first written when the backward pass begins and last when it ends; the other buckets take
+    // turns: one is reduced while the next is written.
     float* embedding_gradients_ = nullptr;
     float* block_gradients_[turns] = {};
     bf16* rounded_gradients_ = nullptr;

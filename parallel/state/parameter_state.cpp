@@ -2,29 +2,29 @@
 
 #include <algorithm>
 #include <cassert>
+#include <string>
 
+#include "base/error.h"
 #include "base/random.h"
 #include "device/copy.h"
 
 namespace train_gpt {
 
-namespace {
-
-float* state_of(const ParameterBuffers::Piece& piece, ParameterState::State state) {
-    switch (state) {
-        case ParameterState::State::master:
-            return piece.master;
-        case ParameterState::State::moment1:
-            return piece.m;
-        case ParameterState::State::moment2:
-            return piece.v;
-        case ParameterState::State::gradient:
-            break;
-    }
-    return piece.gradient;
+ParameterState::Place ParameterState::place_of(const ParameterBuffers::Piece& piece,
+                                               std::string_view state) const {
+    if (state == master) return {reinterpret_cast<char*>(piece.master)};
+    if (state == gradient) return {reinterpret_cast<char*>(piece.gradient)};
+    for (size_t slot = 0; slot < buffers_.slots().size(); ++slot)
+        if (buffers_.slots()[slot].name == state)
+            return {piece.slots[slot], buffers_.slots()[slot].dtype};
+    throw Error("the optimizer has no state \"", state, "\"");
 }
 
-}  // namespace
+std::vector<OptimizerSlot> ParameterState::saved() const {
+    std::vector<OptimizerSlot> all{{std::string(master)}};
+    all.insert(all.end(), buffers_.slots().begin(), buffers_.slots().end());
+    return all;
+}
 
 void ParameterState::initialize(uint64_t seed) {
     std::vector<float> values;
@@ -37,8 +37,7 @@ void ParameterState::initialize(uint64_t seed) {
         set(i, values);
         if (!buffers_.training()) continue;
         std::fill(values.begin(), values.end(), 0.0f);
-        write(State::moment1, i, 0, values);
-        write(State::moment2, i, 0, values);
+        for (const OptimizerSlot& slot : buffers_.slots()) write(slot.name, i, 0, values);
     }
 }
 
@@ -49,7 +48,7 @@ void ParameterState::fill_weights(Stream& stream) {
         std::vector<float> values(static_cast<size_t>(std::min(period, n)));
         RandomStream(0, RandomPurpose::synthetic, 0, 0)
             .fill_normal(values.data(), std::ssize(values), 0.02f);
-        write_weights(reinterpret_cast<char*>(weights.data()), values);
+        write_values({reinterpret_cast<char*>(weights.data()), buffers_.dtype()}, values);
         size_t done = values.size() * size_of(buffers_.dtype());
         for (; done < weights.size(); done *= 2)
             copy(stream, weights.data() + done, weights.data(),
@@ -65,9 +64,7 @@ void ParameterState::clear_padding() {
         for (int64_t first = p.held_numel(); first < p.padded_numel(); first += piece_elements) {
             const auto piece = std::span(zeros).first(
                 static_cast<size_t>(std::min(piece_elements, p.padded_numel() - first)));
-            write_held(State::master, i, first, piece);
-            write_held(State::moment1, i, first, piece);
-            write_held(State::moment2, i, first, piece);
+            for (const OptimizerSlot& state : saved()) write_held(state.name, i, first, piece);
         }
     }
 }
@@ -75,15 +72,16 @@ void ParameterState::clear_padding() {
 void ParameterState::set(int i, std::span<const float> values) {
     assert(static_cast<int64_t>(values.size()) ==
            buffers_.parameters()[static_cast<size_t>(i)].numel());
-    write(State::master, i, 0, values);
+    write(master, i, 0, values);
 }
 
 void ParameterState::get(int i, std::span<float> values) const {
     if (buffers_.holds_all_weights()) read_weights(i, 0, values);
-    read(State::master, i, 0, values);
+    read(master, i, 0, values);
 }
 
-void ParameterState::write(State which, int i, int64_t first, std::span<const float> values) {
+void ParameterState::write(std::string_view which, int i, int64_t first,
+                           std::span<const float> values) {
     const Parameter& p = buffers_.parameters()[static_cast<size_t>(i)];
     if (!p.is_part()) return write_held(which, i, first, values);
     // Elements in the order of the tensor are in the order of memory.
@@ -97,7 +95,8 @@ void ParameterState::write(State which, int i, int64_t first, std::span<const fl
     if (!held.empty()) write_held(which, i, runs.front().held, held);
 }
 
-void ParameterState::read(State which, int i, int64_t first, std::span<float> values) const {
+void ParameterState::read(std::string_view which, int i, int64_t first,
+                          std::span<float> values) const {
     const Parameter& p = buffers_.parameters()[static_cast<size_t>(i)];
     if (!p.is_part()) return read_held(which, i, first, values);
     const std::vector<HeldRun> runs = runs_in_tensor(held_runs(p), {first, std::ssize(values)});
@@ -118,67 +117,75 @@ void ParameterState::read(State which, int i, int64_t first, std::span<float> va
     }
 }
 
-void ParameterState::write_held(State which, int i, int64_t first, std::span<const float> values) {
-    if (which == State::master && buffers_.holds_all_weights())
-        write_weights(buffers_.weight_address(i, first), values);
+void ParameterState::write_held(std::string_view which, int i, int64_t first,
+                                std::span<const float> values) {
+    if (which == master && buffers_.holds_all_weights())
+        write_values({buffers_.weight_address(i, first), buffers_.dtype()}, values);
     for (const ParameterBuffers::Piece& piece : buffers_.pieces_of(i)) {
         const Range part = intersection(piece.range, {first, std::ssize(values)});
         if (part.n == 0) continue;
         const int64_t at = part.first - piece.range.first;
         const std::span<const float> of_part =
             values.subspan(static_cast<size_t>(part.first - first), static_cast<size_t>(part.n));
-        copy_now(buffers_.device(), state_of(piece, which) + at, of_part.data(),
-                 of_part.size_bytes());
-        if (which == State::master && piece.weights && !buffers_.holds_all_weights())
-            write_weights(reinterpret_cast<char*>(piece.weights + at), of_part);
+        write_values(place_of(piece, which).from(at), of_part);
+        if (which == master && piece.weights && !buffers_.holds_all_weights())
+            write_values({reinterpret_cast<char*>(piece.weights + at), DType::bf16}, of_part);
     }
 }
 
-void ParameterState::write_weights(char* to, std::span<const float> values) {
-    if (buffers_.dtype() == DType::fp32) {
-        copy_now(buffers_.device(), to, values.data(), values.size_bytes());
+void ParameterState::write_values(const Place& to, std::span<const float> values) {
+    if (to.dtype == DType::fp32) {
+        copy_now(buffers_.device(), to.data, values.data(), values.size_bytes());
         return;
     }
+    assert(to.dtype == DType::bf16);
     constexpr size_t piece_elements = 1 << 20;
     std::vector<bf16> rounded(std::min(piece_elements, values.size()));
     for (size_t done = 0; done < values.size(); done += rounded.size()) {
         const size_t n = std::min(rounded.size(), values.size() - done);
 #pragma omp parallel for schedule(static)
         for (size_t k = 0; k < n; ++k) rounded[k] = bf16(values[done + k]);
-        copy_now(buffers_.device(), to + done * sizeof(bf16), rounded.data(), n * sizeof(bf16));
+        copy_now(buffers_.device(), to.data + done * sizeof(bf16), rounded.data(),
+                 n * sizeof(bf16));
     }
 }
 
-void ParameterState::read_held(State which, int i, int64_t first, std::span<float> values) const {
+void ParameterState::read_values(const Place& from, std::span<float> values) const {
+    if (from.dtype == DType::fp32) {
+        copy_now(buffers_.device(), values.data(), from.data, values.size_bytes());
+        return;
+    }
+    assert(from.dtype == DType::bf16);
+    std::vector<bf16> rounded(values.size());
+    copy_now(buffers_.device(), rounded.data(), from.data, rounded.size() * sizeof(bf16));
+    std::transform(rounded.begin(), rounded.end(), values.begin(),
+                   [](bf16 v) { return to_float(v); });
+}
+
+void ParameterState::read_held(std::string_view which, int i, int64_t first,
+                               std::span<float> values) const {
     for (const ParameterBuffers::Piece& piece : buffers_.pieces_of(i)) {
         const Range part = intersection(piece.range, {first, std::ssize(values)});
-        if (part.n == 0) continue;
-        copy_now(buffers_.device(), values.data() + (part.first - first),
-                 state_of(piece, which) + (part.first - piece.range.first),
-                 static_cast<size_t>(part.n) * sizeof(float));
+        if (part.n > 0)
+            read_values(place_of(piece, which).from(part.first - piece.range.first),
+                        values.subspan(static_cast<size_t>(part.first - first),
+                                       static_cast<size_t>(part.n)));
     }
 }
 
 void ParameterState::read_weights(int i, int64_t first, std::span<float> values) const {
     assert(buffers_.holds_all_weights());
-    const char* const from = buffers_.weight_address(i, first);
-    if (buffers_.dtype() == DType::fp32) {
-        copy_now(buffers_.device(), values.data(), from, values.size_bytes());
-        return;
-    }
-    std::vector<bf16> rounded(values.size());
-    copy_now(buffers_.device(), rounded.data(), from, rounded.size() * sizeof(bf16));
-    std::transform(rounded.begin(), rounded.end(), values.begin(),
-                   [](bf16 v) { return to_float(v); });
+    read_values({buffers_.weight_address(i, first), buffers_.dtype()}, values);
 }
 
-std::span<const float> ParameterState::host_view(const ParameterBuffers::Piece& piece, State which,
-                                                 std::vector<float>& copied) const {
-    const size_t n = static_cast<size_t>(piece.range.n);
-    const float* const from = state_of(piece, which);
-    if (!buffers_.device().is_cuda()) return {from, n};
-    copied.resize(n);
-    copy_now(buffers_.device(), copied.data(), from, n * sizeof(float));
+std::span<const std::byte> ParameterState::host_view(const ParameterBuffers::Piece& piece,
+                                                     std::string_view which, int64_t n,
+                                                     std::vector<std::byte>& copied) const {
+    const Place from = place_of(piece, which);
+    const size_t bytes = static_cast<size_t>(n) * size_of(from.dtype);
+    if (!buffers_.device().is_cuda()) return {reinterpret_cast<const std::byte*>(from.data), bytes};
+    copied.resize(bytes);
+    copy_now(buffers_.device(), copied.data(), from.data, bytes);
     return copied;
 }
 

@@ -1,7 +1,9 @@
 // Weights and optimizer state from and to the host: initial values, files.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "device/device.h"
@@ -15,7 +17,7 @@ class ParameterState {
     explicit ParameterState(const ParameterBuffers& buffers) : buffers_(buffers) {}
 
     /// Initial values from the registry: normal(init_mean, init_std) by Philox keyed by (seed,
-    /// parameter's id, element); moments zero, padding zero.
+    /// parameter's id, element); the optimizer's slots zero, padding zero.
     void initialize(uint64_t seed);
     /// Fills the weights that the model sees, padding included, with small random numbers that repeat
     /// after 65,537 elements: for timing kernels before the real weights are there. Takes little time.
@@ -29,25 +31,42 @@ class ParameterState {
     /// of a part of a split parameter, and not with ZeRO-3.
     void read_weights(int i, int64_t first, std::span<float> values) const;
 
-    enum class State : uint8_t { master, moment1, moment2, gradient };
     /// Elements first … of a state of parameter i, from and to the host, after all work on the
-    /// device. Elements are counted in the whole tensor; where a rank holds a whole tensor, its padding
-    /// follows. read() leaves values of elements that other ranks hold unchanged, and write() ignores
-    /// them. What is written to the masters is rounded into the weights, also of elements that are not
-    /// this rank's, if it holds all weights.
-    void read(State state, int i, int64_t first, std::span<float> values) const;
-    void write(State state, int i, int64_t first, std::span<const float> values);
+    /// device. A state is `master`, `gradient`, or an optimizer's slot by its name. Elements are
+    /// counted in the whole tensor; where a rank holds a whole tensor, its padding follows. read()
+    /// leaves values of elements that other ranks hold unchanged, and write() ignores them. What is
+    /// written to the masters is rounded into the weights, also of elements that are not this rank's,
+    /// if it holds all weights.
+    void read(std::string_view state, int i, int64_t first, std::span<float> values) const;
+    void write(std::string_view state, int i, int64_t first, std::span<const float> values);
     /// The same for elements counted in this rank's memory.
-    void read_held(State state, int i, int64_t first, std::span<float> values) const;
-    void write_held(State state, int i, int64_t first, std::span<const float> values);
-    /// A state of a piece for the host to read: in place, or from a GPU copied into `copied`.
-    std::span<const float> host_view(const ParameterBuffers::Piece& piece, State state,
-                                     std::vector<float>& copied) const;
+    void read_held(std::string_view state, int i, int64_t first, std::span<float> values) const;
+    void write_held(std::string_view state, int i, int64_t first, std::span<const float> values);
+    static constexpr std::string_view master = "master", gradient = "gradient";
+    /// What a checkpoint has of each element: the master, and the optimizer's slots.
+    std::vector<OptimizerSlot> saved() const;
+    /// The first n elements of a piece of a state, in its dtype, for the host to read: in place, or
+    /// from a GPU copied into `copied`.
+    std::span<const std::byte> host_view(const ParameterBuffers::Piece& piece,
+                                         std::string_view state, int64_t n,
+                                         std::vector<std::byte>& copied) const;
     /// Zeroes the padding after the logical elements of weights and states.
     void clear_padding();
 
   private:
-    void write_weights(char* to, std::span<const float> values);
+    /// Where a piece of a state lies, and what it consists of.
+    struct Place {
+        char* data = nullptr;
+        DType dtype = DType::fp32;
+
+        Place from(int64_t element) const {
+            return {data + element * static_cast<int64_t>(size_of(dtype)), dtype};
+        }
+    };
+    Place place_of(const ParameterBuffers::Piece& piece, std::string_view state) const;
+    void write_values(const Place& to, std::span<const float> values);
+    void read_values(const Place& from, std::span<float> values) const;
+
     const ParameterBuffers& buffers_;
 };
 

@@ -1,27 +1,50 @@
 // Parameters of a model as the layers below the model see them: named tensors in units, with their
 // gradients and optimizer state.
 #pragma once
+#include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
+#include "parallel/state/exchange.h"
+#include "parallel/state/gradients.h"
 #include "parallel/state/parameter_buffers.h"
-#include "parallel/state/parameter_collectives.h"
 #include "parallel/state/parameter_state.h"
+#include "parallel/state/weights.h"
 
 namespace train_gpt {
 
-/// The buffers, the collectives over them in a training step, and the state in them from and to the
-/// host. What needs only one of the three can take that one.
-class ParameterStore : public ParameterBuffers, public ParameterCollectives, public ParameterState {
+/// The buffers, and what is done with them: a model leases `weights` and writes `gradients`; `state`
+/// is what comes from files and goes there. Weights and gradients share one Exchange with the other
+/// ranks.
+class ParameterStore : public ParameterBuffers {
   public:
     ParameterStore(Arena& arena, std::vector<Parameter> parameters, DType dtype, Use use,
-                   const Sharding& sharding = {})
-        : ParameterBuffers(arena, std::move(parameters), dtype, use, sharding),
-          ParameterCollectives(static_cast<const ParameterBuffers&>(*this)),
-          ParameterState(static_cast<const ParameterBuffers&>(*this)) {}
-    // The second and the third hold references to the first.
+                   const Sharding& sharding = {}, std::vector<OptimizerSlot> slots = {})
+        : ParameterBuffers(arena, std::move(parameters), dtype, use, sharding, std::move(slots)),
+          weights(*this),
+          gradients(*this),
+          state(*this) {}
+    // The members refer to the buffers.
     ParameterStore(const ParameterStore&) = delete;
     ParameterStore& operator=(const ParameterStore&) = delete;
+
+    /// The ranks with which buffers are exchanged, and registered. What the model's stream waits for
+    /// counts as communication in `clock`. All ranks call it; `mesh` must live longer than the object.
+    /// `tensor`: the ranks that add up gradients of whole tensors; null: this one alone.
+    void connect(const Mesh& mesh, StepClock* clock = nullptr, TensorGroup* tensor = nullptr);
+    /// out [world·n] = in[n] of all ranks of the run, by rank, for later work of the stream. Not in a
+    /// world of one.
+    void gather_from_ranks(Stream& stream, double* out, const double* in, int64_t n);
+
+  private:
+    std::unique_ptr<Exchange> exchange_;  // null in a world of one
+    Communicator* everyone_ = nullptr;
+
+  public:
+    Weights weights;
+    Gradients gradients;
+    ParameterState state;
 };
 
 }  // namespace train_gpt

@@ -47,9 +47,9 @@ std::vector<std::vector<float>> random_weights(TinyModel& m) {
     for (int i = 0; i < m.count(); ++i) {
         values.push_back(random_normal(static_cast<size_t>(m.parameter(i).numel()), 0.3f));
         for (float& value : values.back()) value += m.parameter(i).init_mean;
-        m.parameters->set(i, values.back());
+        m.parameters->state.set(i, values.back());
     }
-    m.parameters->clear_padding();
+    m.parameters->state.clear_padding();
     return values;
 }
 
@@ -136,15 +136,15 @@ TEST_CASE("stages of a model compute what the whole one does", "[model][cuda]") 
         const Batch batch(spec, B * T);
         const uint64_t seed = test_rng()();
         TinyModel whole(spec, B, T, dtype);
-        whole.parameters->initialize(seed);
+        whole.parameters->state.initialize(seed);
         whole.run(batch.tokens.data(), batch.targets.data());
 
         const StageOptions options{.B = B, .T = T};
         TinyModel first(spec, stage_of(whole_registry, 0, cut), options, dtype),
             last(spec, stage_of(whole_registry, cut, spec.n_layer), options, dtype);
         for (TinyModel* stage : {&first, &last}) {
-            stage->parameters->initialize(seed);
-            stage->parameters->begin_step(1, 1);
+            stage->parameters->state.initialize(seed);
+            stage->parameters->gradients.begin_step(1, 1);
             stage->set_batch(batch.tokens.data(), batch.targets.data());
         }
         const int64_t M = B * T, C = spec.n_embd;
@@ -203,13 +203,13 @@ TEST_CASE("activations of micro-batches are kept apart in slots, whatever their 
         TinyModel one(spec, B, T, DType::fp32, level),
             several(spec, registry_of(spec), {.B = B, .T = T, .slots = n, .recompute = level},
                     DType::fp32);
-        for (TinyModel* m : {&one, &several}) m->parameters->initialize(seed);
+        for (TinyModel* m : {&one, &several}) m->parameters->state.initialize(seed);
         for (int i = 0; i < n; ++i) {
             const Batch& batch = batches[static_cast<size_t>(order[static_cast<size_t>(i)])];
             one.run(batch.tokens.data(), batch.targets.data(), i == 0, n);
         }
 
-        several.parameters->begin_step(n, n);
+        several.parameters->gradients.begin_step(n, n);
         const auto show = [&](int i) {
             const Batch& batch = batches[static_cast<size_t>(i)];
             several.stream.synchronize();
@@ -247,7 +247,7 @@ TEST_CASE("the halves of the backward pass give the same gradients apart, in any
                     halves(spec, registry_of(spec),
                            {.B = B, .T = T, .slots = n, .recompute = level, .backward_apart = true},
                            dtype);
-                for (TinyModel* m : {&whole, &halves}) m->parameters->initialize(seed);
+                for (TinyModel* m : {&whole, &halves}) m->parameters->state.initialize(seed);
                 for (int i = 0; i < n; ++i)
                     whole.run(batches[static_cast<size_t>(i)].tokens.data(),
                               batches[static_cast<size_t>(i)].targets.data(), i == 0, n);
@@ -261,7 +261,7 @@ TEST_CASE("the halves of the backward pass give the same gradients apart, in any
                                b = std::find(order.begin(), order.end(), n + i);
                     if (b < a) std::iter_swap(a, b);
                 }
-                halves.parameters->begin_step(n, n);
+                halves.parameters->gradients.begin_step(n, n);
                 const auto show = [&](int i) {
                     halves.stream.synchronize();
                     halves.set_batch(batches[static_cast<size_t>(i)].tokens.data(),

@@ -212,9 +212,7 @@ TEST_CASE("ten AdamW steps follow PyTorch's losses", "[model][cuda]") {
     for (DType dtype : dtypes) {
         TinyModel m = f.model(dtype);
         for (int i = 0; i < m.count(); ++i)
-            for (const auto moment :
-                 {ParameterStore::State::moment1, ParameterStore::State::moment2})
-                m.set_state(moment, i, 0);
+            for (const auto moment : {"m", "v"}) m.set_state(moment, i, 0);
         for (size_t s = 0; s < losses.size(); ++s) {
             CAPTURE(name_of(dtype), s);
             const int32_t* t = targets.data() + s * batch;
@@ -256,11 +254,11 @@ TEST_CASE("recomputation changes no bit of any gradient", "[model][cuda]") {
     const uint64_t seed = test_rng()();
     for (DType dtype : dtypes) {
         TinyModel plain(spec, B, T, dtype);
-        plain.parameters->initialize(seed);
+        plain.parameters->state.initialize(seed);
         plain.run(tokens.data(), targets.data());
         for (Recompute level : {Recompute::elementwise, Recompute::block}) {
             TinyModel other(spec, B, T, dtype, level);
-            other.parameters->initialize(seed);
+            other.parameters->state.initialize(seed);
             other.run(tokens.data(), targets.data());
             for (int i = 0; i < plain.count(); ++i) {
                 CAPTURE(name_of(dtype), name_of(level), plain.parameter(i).name);
@@ -288,7 +286,7 @@ TEST_CASE("accumulated micro-batches add up to the gradient of both", "[model][c
                targets = random_tokens(2 * n, spec.vocab_size);
     const uint64_t seed = test_rng()();
     TinyModel m(spec, B, T, DType::fp32);
-    m.parameters->initialize(seed);
+    m.parameters->state.initialize(seed);
     std::vector<std::vector<float>> parts[2];
     for (int part : {0, 1}) {
         m.run(tokens.data() + static_cast<size_t>(part) * n,
@@ -335,7 +333,7 @@ TEST_CASE("masked documents in one window learn what each learns in a window of 
         apart_targets[place.back()] = targets[static_cast<size_t>(t)];
     }
     TinyModel masked(spec, 1, T, DType::fp32), apart(spec, documents, T, DType::fp32);
-    for (TinyModel* model : {&masked, &apart}) model->parameters->initialize(seed);
+    for (TinyModel* model : {&masked, &apart}) model->parameters->state.initialize(seed);
     masked.set_documents(doc_start.data());
     masked.run(tokens.data(), targets.data());
     apart.run(apart_tokens.data(), apart_targets.data());
@@ -365,7 +363,7 @@ TEST_CASE("documents of whole attention tiles in one window are, bit for bit, wi
     const uint64_t seed = test_rng()();
     for (DType dtype : dtypes) {
         TinyModel masked(spec, 1, 2 * tile, dtype), apart(spec, 2, tile, dtype);
-        for (TinyModel* model : {&masked, &apart}) model->parameters->initialize(seed);
+        for (TinyModel* model : {&masked, &apart}) model->parameters->state.initialize(seed);
         masked.set_documents(doc_start.data());
         for (TinyModel* model : {&masked, &apart}) model->run(tokens.data(), targets.data());
         CHECK(masked.losses() == apart.losses());
@@ -388,12 +386,12 @@ TEST_CASE(
     const int B = 2, T = spec.n_ctx / 2;
     for (DType dtype : dtypes) {
         TinyModel m(spec, B, T, dtype);
-        m.parameters->initialize(test_rng()());
+        m.parameters->state.initialize(test_rng()());
         const int wpe = m.parameters->index_of("wpe.weight"),
                   wte = m.parameters->index_of("wte.weight");
         const int64_t C = spec.n_embd;
         const auto at = static_cast<size_t>(T * C);
-        const float before = m.state(ParameterStore::State::master, wpe)[at];
+        const float before = m.state(ParameterState::master, wpe)[at];
         for (int step = 1; step <= 3; ++step) {
             const auto tokens = random_tokens(static_cast<size_t>(B * T), spec.vocab_size);
             m.run(tokens.data(), tokens.data());
@@ -406,12 +404,12 @@ TEST_CASE(
                                  .step = step},
                                 1.0f / static_cast<float>(B * T), 1.0f);
         }
-        const std::vector<float> rows = m.state(ParameterStore::State::master, wte);
+        const std::vector<float> rows = m.state(ParameterState::master, wte);
         bool all_zero = true;
         for (int64_t i = spec.vocab_size * C; i < spec.padded_vocab() * C; ++i)
             all_zero &= rows[static_cast<size_t>(i)] == 0;
         CHECK(all_zero);
-        CHECK(m.state(ParameterStore::State::master, wpe)[at] ==
+        CHECK(m.state(ParameterState::master, wpe)[at] ==
               Approx(before * 0.95 * 0.95 * 0.95).epsilon(1e-5));
     }
 }
@@ -435,7 +433,7 @@ TEST_CASE("one batch is learnt by heart within 200 steps", "[model][cuda]") {
     for (DType dtype : dtypes) {
         CAPTURE(name_of(dtype));
         TinyModel m(spec, B, T, dtype);
-        m.parameters->initialize(test_rng()());
+        m.parameters->state.initialize(test_rng()());
         double loss = INFINITY;
         for (int step = 1; step <= 200 && loss >= 0.01; ++step) {
             loss = m.run(tokens.data(), targets.data()) / (B * T);
@@ -457,14 +455,14 @@ TEST_CASE("a gradient that is not finite stops the optimizer for good and is nam
     const DecoderSpec spec = random_spec();
     CAPTURE(described(spec));
     TinyModel m(spec, 1, 4, DType::bf16);
-    m.parameters->initialize(1);
+    m.parameters->state.initialize(1);
     const auto tokens = random_tokens(4, spec.vocab_size);
     m.run(tokens.data(), tokens.data());
     const int bad = static_cast<int>(random_int(0, m.count() - 1));
     const float infinity = INFINITY;
-    m.parameters->write(ParameterStore::State::gradient, bad,
-                        random_int(0, m.parameter(bad).numel() - 1), {&infinity, 1});
-    const std::vector<float> before = m.state(ParameterStore::State::master, 0);
+    m.parameters->state.write(ParameterState::gradient, bad,
+                              random_int(0, m.parameter(bad).numel() - 1), {&infinity, 1});
+    const std::vector<float> before = m.state(ParameterState::master, 0);
     const AdamWStep step{
         .learning_rate = 1, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .step = 1};
     m.optimizer->update(m.stream, step, 1, 1);
@@ -473,7 +471,7 @@ TEST_CASE("a gradient that is not finite stops the optimizer for good and is nam
     m.run(tokens.data(), tokens.data());
     m.optimizer->update(m.stream, step, 1, 1);
     CHECK(m.optimizer->bad_parameter(m.optimizer->state()) == m.parameter(bad).name);
-    CHECK((before == m.state(ParameterStore::State::master, 0)));
+    CHECK((before == m.state(ParameterState::master, 0)));
 }
 
 #ifdef TRAIN_GPT_CUDA
@@ -493,7 +491,7 @@ TEST_CASE(
         std::vector<std::vector<float>> masters[2];
         for (const bool captured : {false, true}) {
             TinyModel m(spec, B, T, dtype);
-            m.parameters->initialize(seed);
+            m.parameters->state.initialize(seed);
             m.set_batch(tokens.data(), targets.data());
             m.submit();  // the first step chooses algorithms
             const auto step = [&] {
@@ -509,7 +507,7 @@ TEST_CASE(
             else
                 step();
             for (int i = 0; i < m.count(); ++i)
-                masters[captured].push_back(m.state(ParameterStore::State::master, i));
+                masters[captured].push_back(m.state(ParameterState::master, i));
         }
         CHECK((masters[0] == masters[1]));
     }
@@ -537,11 +535,11 @@ namespace {
 void check_spread(const DecoderSpec& spec,
                   const std::function<double(const std::string&)>& expected_std_of) {
     TinyModel m(spec, 1, 1, DType::fp32);
-    m.parameters->initialize(test_rng()());
+    m.parameters->state.initialize(test_rng()());
     for (int i = 0; i < m.count(); ++i) {
         const Parameter& p = m.parameter(i);
         std::vector<float> values(static_cast<size_t>(p.numel()));
-        m.parameters->get(i, values);
+        m.parameters->state.get(i, values);
         const double n = static_cast<double>(values.size());
         const double mean = std::accumulate(values.begin(), values.end(), 0.0) / n;
         double variance = 0;
@@ -596,12 +594,12 @@ TEST_CASE("no two parameters, and no two seeds, share their initial values", "[m
     std::vector<std::pair<std::string, std::vector<float>>> drawn;  // around 0, with deviation 1
     for (const uint64_t of : {seed, seed + 1}) {
         TinyModel m(spec, 1, 1, DType::fp32);
-        m.parameters->initialize(of);
+        m.parameters->state.initialize(of);
         for (int i = 0; i < m.count(); ++i) {
             const Parameter& p = m.parameter(i);
             if (p.init_std == 0) continue;
             auto& [name, values] = drawn.emplace_back(p.name, static_cast<size_t>(p.numel()));
-            m.parameters->get(i, values);
+            m.parameters->state.get(i, values);
             for (float& value : values) value = (value - p.init_mean) / p.init_std;
         }
     }

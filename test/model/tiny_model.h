@@ -29,7 +29,7 @@ struct TinyModel {
         build(arena_, spec, registry, options, dtype);
         // Nothing may be read before it is written, in particular gradients.
         for (int i = 0; i < count(); ++i)
-            set_state(ParameterStore::State::gradient, i, std::numeric_limits<float>::quiet_NaN());
+            set_state(ParameterState::gradient, i, std::numeric_limits<float>::quiet_NaN());
     }
 
     int count() const { return static_cast<int>(parameters->parameters().size()); }
@@ -64,7 +64,7 @@ struct TinyModel {
     }
     /// The work of run() without its copies.
     void submit(bool first = true, int micro_batches = 1) {
-        if (first) parameters->begin_step(micro_batches, micro_batches);
+        if (first) parameters->gradients.begin_step(micro_batches, micro_batches);
         model->forward(stream, 0, batch());
         model->backward(stream, 0, batch());
         accumulate_loss(stream, loss_, model->losses(), tokens_.numel(), false);
@@ -76,18 +76,18 @@ struct TinyModel {
         copy_now(stream.device, values.data(), model->losses(), values.size() * sizeof(float));
         return values;
     }
-    std::vector<float> state(ParameterStore::State which, int i) const {
+    std::vector<float> state(std::string_view which, int i) const {
         std::vector<float> values(static_cast<size_t>(parameter(i).padded_numel()));
-        parameters->read(which, i, 0, values);
+        parameters->state.read(which, i, 0, values);
         return values;
     }
-    void set_state(ParameterStore::State which, int i, float value) {
-        parameters->write(
+    void set_state(std::string_view which, int i, float value) {
+        parameters->state.write(
             which, i, 0,
             std::vector<float>(static_cast<size_t>(parameter(i).padded_numel()), value));
     }
     std::vector<float> gradient(int i) const {
-        std::vector<float> values = state(ParameterStore::State::gradient, i);
+        std::vector<float> values = state(ParameterState::gradient, i);
         values.resize(static_cast<size_t>(parameter(i).numel()));
         return values;
     }
@@ -113,7 +113,8 @@ struct TinyModel {
         model.reset();
         const int B = options.B, T = options.T;
         parameters = std::make_unique<ParameterStore>(arena, registry.parameters, dtype,
-                                                      ParameterStore::Use::training);
+                                                      ParameterStore::Use::training, Sharding{},
+                                                      optimizer_slots());
         model = std::make_unique<Stage>(spec, registry, options, *parameters, arena);
         if (registry.begins_model() && registry.ends_model())
             generator = std::make_unique<Generator>(spec, registry, *parameters, arena);

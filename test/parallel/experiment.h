@@ -143,8 +143,8 @@ class Rank {
           trainer_(config, experiment.spec, experiment.dtype, experiment.recompute, arena_,
                    mesh.layout(), mesh.rank()) {
         trainer_.connect(mesh);
-        trainer_.parameters.initialize(experiment.seed);
-        trainer_.parameters.gather_all(trainer_.stream);
+        trainer_.parameters.state.initialize(experiment.seed);
+        trainer_.parameters.weights.gather_all(trainer_.stream);
     }
 
     Trainer& trainer() { return trainer_; }
@@ -172,13 +172,13 @@ class Rank {
     }
 
     /// The sum over all ranks of the step's gradient of a parameter, or another state.
-    std::vector<double> state(ParameterStore::State which, int i) {
+    std::vector<double> state(std::string_view which, int i) {
         const ParameterStore& store = trainer_.parameters;
         const Parameter& p = store.parameters()[static_cast<size_t>(i)];
         const Sharding& sharding = store.sharding();
         std::vector<float> held(static_cast<size_t>(p.numel()),
                                 std::numeric_limits<float>::quiet_NaN());
-        store.read(which, i, 0, held);
+        store.state.read(which, i, 0, held);
         // Of ranks that hold the same elements, the first one's count.
         const bool counts =
             (sharding.zero > 0 || sharding.rank == 0) && (p.is_part() || sharding.tensor == 0);
@@ -267,7 +267,7 @@ inline void check_as_one_rank(const Experiment& experiment, const Mesh& mesh,
         CHECK(std::abs(ours.sums.loss - expected.sums.loss) <= 1e-5 * expected.sums.loss);
         CHECK(std::abs(ours.state.norm - expected.state.norm) <= 2e-5 * expected.state.norm);
         if (step > 0) continue;
-        const auto gradient = ParameterStore::State::gradient;
+        const auto gradient = ParameterState::gradient;
         const auto parameters = one.trainer().registry.parameters;
         double of_all = 0;  // the largest element
         for (int i = 0; i < static_cast<int>(parameters.size()); ++i)

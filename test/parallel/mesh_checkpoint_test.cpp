@@ -94,7 +94,7 @@ void check_moves(const World& world, std::span<const Move> moves) {
         });
         on_mesh(move, move.to, seed + i, [&](MeshRun& run) {
             load_training_state(find_checkpoint(from), run.trainer().parameters);
-            run.trainer().parameters.gather_all(run.trainer().stream);
+            run.trainer().parameters.weights.gather_all(run.trainer().stream);
             save(run, to);
         });
         if (world.rank() > 0) continue;

@@ -120,8 +120,8 @@ class MeshRun {
               loading(config)) {
         if (choose) choose(trainer_);
         trainer_.connect(mesh_);
-        trainer_.parameters.initialize(config.seed);
-        trainer_.parameters.gather_all(trainer_.stream);
+        trainer_.parameters.state.initialize(config.seed);
+        trainer_.parameters.weights.gather_all(trainer_.stream);
     }
 
     const Mesh& mesh() const { return mesh_; }
@@ -160,7 +160,7 @@ class MeshRun {
         trainer_.begin_step(1, 1);
         trainer_.load(0, {batch.on_device(), nullptr});
         for (const PipelineAction& action : trainer_.actions()) trainer_.execute(action);
-        trainer_.parameters.finish_gradients(trainer_.stream);
+        trainer_.parameters.gradients.finish(trainer_.stream);
         trainer_.stream.synchronize();
     }
 
@@ -178,7 +178,7 @@ class MeshRun {
             const bool is_whole_copy =
                 is_here && !store.parameters()[static_cast<size_t>(i)].is_part() && s.tensor > 0;
             if (is_here && !is_copy && !is_whole_copy)
-                store.read(ParameterStore::State::gradient, i, 0, mine);
+                store.state.read(ParameterState::gradient, i, 0, mine);
             std::vector<double>& sums = all.emplace_back(mine.begin(), mine.end());
             mesh_.world().all_reduce_sum(sums);
         }

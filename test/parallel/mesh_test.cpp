@@ -446,11 +446,12 @@ TEST_CASE("ranks: one ahead", "[.ranks]") {
                     const int step = pass % 2 == 0 ? 1 : -1;
                     const int unit = step > 0 ? i : units - 1 - i;
                     const int64_t before = sent();
-                    const UnitLease weights = store.acquire(run.trainer().stream, unit);
+                    const UnitLease weights = store.weights.acquire(run.trainer().stream, unit);
                     CAPTURE(pass, unit);
                     CHECK(sent() == before);
                     if (i + 1 < units)
-                        store.prefetch(run.trainer().stream, unit + step, step > 0 ? units - 1 : 0);
+                        store.weights.prefetch(run.trainer().stream, unit + step,
+                                               step > 0 ? units - 1 : 0);
                     // As soon as a pass reaches a bucket, it asks for the next one.
                     const bool reaches =
                         i == 0 || store.first_bucket(unit) != store.first_bucket(unit - step);

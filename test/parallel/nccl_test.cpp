@@ -105,13 +105,13 @@ TEST_CASE("ranks: gpu first collectives", "[.ranks]") {
             // The collectives of a step, which find nothing to take any more
             trained->connect(mesh);
             Stream stream(device);
-            trained->begin_step(1, 1);
+            trained->gradients.begin_step(1, 1);
             for (int unit = trained->units() - 1; unit >= 0; --unit)
-                trained->gradients_ready(stream, unit);
-            trained->finish_gradients(stream);
+                trained->gradients.ready(stream, unit);
+            trained->gradients.finish(stream);
             trained->gather_from_ranks(stream, mine + sums, mine, sums);
-            trained->gather_all(stream);
-            trained->acquire(stream, 0);
+            trained->weights.gather_all(stream);
+            trained->weights.acquire(stream, 0);
             stream.synchronize();
             CAPTURE(zero, name_of(reduce), whole, left);
             CHECK(memory_available(device) == left);
@@ -236,7 +236,7 @@ TEST_CASE("ranks: gpu first messages", "[.ranks]") {
     Trainer trainer(config, spec, decided.dtype, decided.recompute, arena, mesh.layout(),
                     world.rank());
     trainer.connect(mesh);
-    trainer.parameters.fill_weights(trainer.stream);
+    trainer.parameters.state.fill_weights(trainer.stream);
     const uint64_t left = memory_available(device);
     // What a step sends, and the ends of the pipeline when it samples
     const FedBatch batch{trainer.evaluation_batch.on_device(), nullptr};
@@ -355,7 +355,7 @@ TEST_CASE("ranks: gpu reserved multiprocessors", "[.ranks]") {
         CHECK((used().second > 0) == (zero >= 2));
         micro_batch(1);
         CHECK(used().second == reserving);
-        trainer.parameters.finish_gradients(trainer.stream);
+        trainer.parameters.gradients.finish(trainer.stream);
         trainer.stream.synchronize();
     }
 }

@@ -79,7 +79,7 @@ void check_gradient_sums(const Mesh& mesh, const Device& device, const char* zer
     TensorGroup group({.rank = tensor});
     group.connect(device, mesh.along(Axis::tensor));
     stage.store.connect(mesh, nullptr, &group);
-    stage.store.after_sums(
+    stage.store.gradients.when_summed(
         [&](Stream& stream, size_t bucket) { stage.find(stream, stage.after_sums, bucket); });
     for (size_t i = 0; i < parameters.size(); ++i) {
         std::vector<float> mine(static_cast<size_t>(parameters[i].padded_numel()));
@@ -89,15 +89,16 @@ void check_gradient_sums(const Mesh& mesh, const Device& device, const char* zer
     }
 
     Stream stream(device);
-    stage.store.begin_step(1, 1);
+    stage.store.gradients.begin_step(1, 1);
     for (int unit = stage.store.units() - 1; unit >= 0; --unit) {
         for (size_t i = 0; i < parameters.size(); ++i)
             if (parameters[i].unit == unit)
-                copy(stream, stage.store.sink(stream, static_cast<int>(i)).data, stage.written[i],
+                copy(stream, stage.store.gradients.sink(stream, static_cast<int>(i)).data,
+                     stage.written[i],
                      static_cast<size_t>(parameters[i].padded_numel()) * sizeof(float));
-        stage.store.gradients_ready(stream, unit);
+        stage.store.gradients.ready(stream, unit);
     }
-    stage.store.finish_gradients(stream);
+    stage.store.gradients.finish(stream);
     stage.find(stream, stage.finished, {});
     stream.synchronize();
 

@@ -216,16 +216,16 @@ std::map<std::string, std::vector<float>> saved_state(const fs::path& checkpoint
     Arena plan = Arena::counting(Device{});
     const auto build = [&](Arena& arena) {
         return std::make_unique<ParameterStore>(arena, registry_of(spec).parameters, DType::fp32,
-                                                ParameterStore::Use::training);
+                                                ParameterStore::Use::training, Sharding{},
+                                                optimizer_slots());
     };
     build(plan);
     Arena arena(Device{}, plan);
     const auto store = build(arena);
     for (int i = 0; i < static_cast<int>(store->parameters().size()); ++i)
-        for (const auto state : {ParameterStore::State::master, ParameterStore::State::moment1,
-                                 ParameterStore::State::moment2})
-            store->write(
-                state, i, 0,
+        for (const OptimizerSlot& state : store->state.saved())
+            store->state.write(
+                state.name, i, 0,
                 std::vector<float>(
                     static_cast<size_t>(store->parameters()[static_cast<size_t>(i)].numel()),
                     std::numeric_limits<float>::quiet_NaN()));
@@ -233,12 +233,10 @@ std::map<std::string, std::vector<float>> saved_state(const fs::path& checkpoint
     std::map<std::string, std::vector<float>> all;
     for (int i = 0; i < static_cast<int>(store->parameters().size()); ++i) {
         const Parameter& p = store->parameters()[static_cast<size_t>(i)];
-        for (const auto& [name, state] : {std::pair{"master/", ParameterStore::State::master},
-                                          {"m/", ParameterStore::State::moment1},
-                                          {"v/", ParameterStore::State::moment2}}) {
-            std::vector<float>& values = all[name + p.name];
+        for (const OptimizerSlot& state : store->state.saved()) {
+            std::vector<float>& values = all[state.name + "/" + p.name];
             values.resize(static_cast<size_t>(p.numel()));
-            store->read(state, i, 0, values);
+            store->state.read(state.name, i, 0, values);
         }
         std::vector<float>& weights = all["weights/" + p.name];
         weights.resize(static_cast<size_t>(p.numel()));
@@ -274,7 +272,7 @@ TEST_CASE("ranks: tensor checkpoints", "[.ranks]") {
                 for (int i = 0; i < 3; ++i) rank.step(experiment.step());
             } else {
                 load_training_state(from, parameters);
-                parameters.gather_all(rank.trainer().stream);
+                parameters.weights.gather_all(rank.trainer().stream);
             }
             from = save_checkpoint(folder, {++number, config, experiment.spec, parameters}, mesh);
             INFO(from << ", tensor " << tensor << ", zero " << zero);

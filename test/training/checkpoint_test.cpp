@@ -43,17 +43,16 @@ TinyModel random_model(const DecoderSpec& spec, DType dtype) {
     TinyModel model(spec, 1, 2, dtype);
     for (int i = 0; i < model.count(); ++i) {
         const size_t n = static_cast<size_t>(model.parameter(i).numel());
-        model.parameters->set(i, random_normal(n));
-        for (const auto moment : {ParameterStore::State::moment1, ParameterStore::State::moment2}) {
+        model.parameters->state.set(i, random_normal(n));
+        for (const auto moment : {"m", "v"}) {
             model.set_state(moment, i, 0);
-            model.parameters->write(moment, i, 0, random_normal(n, 1e-3f));
+            model.parameters->state.write(moment, i, 0, random_normal(n, 1e-3f));
         }
     }
     return model;
 }
 
-constexpr ParameterStore::State restored_states[] = {
-    ParameterStore::State::master, ParameterStore::State::moment1, ParameterStore::State::moment2};
+constexpr std::string_view restored_states[] = {ParameterState::master, "m", "v"};
 
 /// Fills everything that a checkpoint restores with NaN.
 void poison(TinyModel& model) {
@@ -134,11 +133,11 @@ TEST_CASE("a checkpoint restores masters, moments and weights bit for bit", "[ch
         poison(weights);
         load_weights(open_model_folder(path), *weights.parameters);
         for (int i = 0; i < model.count(); ++i) {
-            std::vector<float> wanted = model.state(ParameterStore::State::master, i);
+            std::vector<float> wanted = model.state(ParameterState::master, i);
             if (dtype == DType::bf16)
                 std::transform(wanted.begin(), wanted.end(), wanted.begin(),
                                [](float v) { return to_float(bf16(v)); });
-            CHECK(weights.state(ParameterStore::State::master, i) == wanted);
+            CHECK(weights.state(ParameterState::master, i) == wanted);
         }
     }
 }
@@ -146,7 +145,7 @@ TEST_CASE("a checkpoint restores masters, moments and weights bit for bit", "[ch
 TEST_CASE("weights lie in model.safetensors as Hugging Face stores them", "[checkpoint]") {
     const DecoderSpec spec = read_model_spec(fixture);
     TinyModel model(spec, 1, 2, DType::fp32);
-    model.parameters->initialize(test_rng()());
+    model.parameters->state.initialize(test_rng()());
     load_weights(open_model_folder(fixture), *model.parameters);
     const SafetensorsFile theirs(fs::path(fixture) / "model.safetensors");
 
@@ -158,7 +157,7 @@ TEST_CASE("weights lie in model.safetensors as Hugging Face stores them", "[chec
     REQUIRE(info->shape == std::vector<int64_t>{C, 3 * C});
     std::vector<float> stored(static_cast<size_t>(3 * C * C));
     theirs.read_floats(*info, stored.data());
-    const std::vector<float> weights = model.state(ParameterStore::State::master, qkv);
+    const std::vector<float> weights = model.state(ParameterState::master, qkv);
     for (int64_t in = 0; in < C; ++in)
         for (int64_t out = 0; out < 3 * C; ++out)
             REQUIRE(weights[static_cast<size_t>(out * C + in)] ==
@@ -201,17 +200,14 @@ TEST_CASE("optimizer state that several ranks wrote loads into one", "[checkpoin
         std::vector<TensorInfo> tensors;
         std::map<std::string, std::string> metadata;
         std::vector<float> bytes;
-        for (const char* kind : {"master/", "m/", "v/"})
+        for (const std::string kind : {"master", "m", "v"})
             for (int i = 0; i < model.count(); ++i) {
                 const Parameter& p = model.parameter(i);
                 const int64_t first = p.numel() * rank / ranks,
                               end = p.numel() * (rank + 1) / ranks;
-                const std::vector<float> state =
-                    model.state(kind[1] == 'a'   ? ParameterStore::State::master
-                                : kind[0] == 'm' ? ParameterStore::State::moment1
-                                                 : ParameterStore::State::moment2,
-                                i);
-                tensors.push_back({.name = kind + p.name, .dtype = "F32", .shape = {end - first}});
+                const std::vector<float> state = model.state(kind, i);
+                tensors.push_back(
+                    {.name = kind + "/" + p.name, .dtype = "F32", .shape = {end - first}});
                 metadata["range/" + p.name] = std::to_string(first) + "-" + std::to_string(end);
                 bytes.insert(bytes.end(), state.begin() + first, state.begin() + end);
             }
@@ -358,7 +354,7 @@ TEST_CASE("a checkpoint that cannot be written leaves the others as they were", 
         const int bad = static_cast<int>(random_int(0, model.count() - 1));
         const int64_t at = random_int(0, model.parameter(bad).numel() - 1);
         const auto set = [&](float value) {
-            model.parameters->write(ParameterStore::State::master, bad, at, {&value, 1});
+            model.parameters->state.write(ParameterState::master, bad, at, {&value, 1});
         };
         // 3.4e38 is finite in fp32 and rounds to infinity in bf16.
         for (float number : {NAN, INFINITY, dtype == DType::bf16 ? 3.4e38f : -INFINITY}) {

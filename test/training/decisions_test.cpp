@@ -48,7 +48,7 @@ class Poisoned {
         const auto n =
             static_cast<size_t>(trainer_->parameters.parameters()[static_cast<size_t>(i)].numel());
         std::vector<float> values(n);
-        trainer_->parameters.read(ParameterState::State::gradient, i, 0, values);
+        trainer_->parameters.state.read(ParameterState::gradient, i, 0, values);
         return values;
     }
 
@@ -99,7 +99,7 @@ TEST_CASE("kernels are warmed up and timed on numbers, not on what memory held",
             CHECK(all_finite(gradient));
             CHECK(std::ranges::any_of(gradient, [](float x) { return x != 0; }));
             std::vector<float> weights(gradient.size());
-            trainer.parameters.read_weights(i, 0, weights);
+            trainer.parameters.state.read_weights(i, 0, weights);
             CHECK(std::set<float>(weights.begin(), weights.end()).size() >
                   std::min<size_t>(weights.size(), 1000) / 4);
             CHECK(all_finite(weights));

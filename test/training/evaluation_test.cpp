@@ -42,12 +42,12 @@ TinyModel random_model(int64_t vocab_size, int B, int T, uint64_t seed) {
     TinyModel model(
         gpt2.spec({.n_layer = 2, .n_head = 2, .n_embd = 16, .n_ctx = 40, .vocab_size = vocab_size}),
         B, T, DType::fp32);
-    model.parameters->initialize(seed);
+    model.parameters->state.initialize(seed);
     for (int i = 0; i < model.count(); ++i) {
         std::vector<float> values(static_cast<size_t>(model.parameter(i).numel()));
-        model.parameters->get(i, values);
+        model.parameters->state.get(i, values);
         for (float& value : values) value *= 12;
-        model.parameters->set(i, values);
+        model.parameters->state.set(i, values);
     }
     return model;
 }

@@ -226,9 +226,8 @@ inline Numbers save_bf16_checkpoint(const fs::path& run, const Tokenizer* tokeni
     Numbers masters = random_numbers(StoredType::fp32);
     TinyModel model(masters.spec, 1, 2, DType::bf16);
     for (int i = 0; i < model.count(); ++i) {
-        model.parameters->set(i, masters.values.at(model.parameter(i).name));
-        for (const auto moment : {ParameterStore::State::moment1, ParameterStore::State::moment2})
-            model.set_state(moment, i, 0);
+        model.parameters->state.set(i, masters.values.at(model.parameter(i).name));
+        for (const auto moment : {"m", "v"}) model.set_state(moment, i, 0);
     }
     save_checkpoint(run, {1, Config{}, masters.spec, *model.parameters, tokenizer});
     return masters;

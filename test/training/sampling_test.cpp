@@ -71,8 +71,8 @@ TinyModel random_model(int64_t vocab_size, int n_ctx, const Family& family = gpt
                                  .head_size = 8}),
                     1, 2, DType::fp32);
     for (int i = 0; i < model.count(); ++i)
-        model.parameters->set(i,
-                              random_normal(static_cast<size_t>(model.parameter(i).numel()), 0.3f));
+        model.parameters->state.set(
+            i, random_normal(static_cast<size_t>(model.parameter(i).numel()), 0.3f));
     return model;
 }
 
@@ -243,8 +243,8 @@ TEST_CASE("a sample beyond n_ctx is what a model without a cache writes from the
         TinyModel m = random_model(static_cast<int64_t>(V), static_cast<int>(n_ctx), family);
         // Large, so that the same token at another position is a different input.
         if (!m.generator->spec().is_rotary())
-            m.parameters->set(m.parameters->index_of("wpe.weight"),
-                              random_normal(n_ctx * 16, 2.0f));
+            m.parameters->state.set(m.parameters->index_of("wpe.weight"),
+                                    random_normal(n_ctx * 16, 2.0f));
         std::string prompt;  // shorter than n_ctx or longer
         for (int64_t words = random_int(1, 12); words > 0; --words)
             prompt +=
@@ -290,7 +290,7 @@ TEST_CASE("a sample ends at the end of the document, and rows beyond the tokeniz
         const int i = m.parameters->index_of(name);
         std::vector<float> values(static_cast<size_t>(m.parameter(i).numel()));
         for (size_t k = 0; k < values.size(); ++k) values[k] = value(static_cast<int64_t>(k));
-        m.parameters->set(i, values);
+        m.parameters->state.set(i, values);
     };
     set("ln_f.weight", [](int64_t) { return 0.0f; });
     set("ln_f.bias", [](int64_t k) { return k == 0 ? 1.0f : 0.0f; });

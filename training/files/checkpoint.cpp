@@ -91,7 +91,7 @@ std::vector<std::string> write_weights(const fs::path& directory,
                                        const CheckpointContents& contents, Activity& activity) {
     const ParameterStore& parameters = contents.parameters;
     ReadParameter read = [&](const Parameter& p, int64_t first, std::span<float> values) {
-        parameters.read_weights(parameters.index_of(p.name), first, values);
+        parameters.state.read_weights(parameters.index_of(p.name), first, values);
     };
     if (!parameters.holds_whole_model())
         read = masters_in(directory, registry_of(contents.spec).parameters);
@@ -134,9 +134,8 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
                 return files.emplace_back(directory / name);
             };
             const Sharding& s = parameters.sharding();
-            // Of ranks that hold the same, the first one writes.
-            const int shards = s.zero == 0 ? 1 : s.size;
-            if (s.replica == 0 && s.rank < shards) {
+            const int shards = s.is_split() ? s.size : 1;
+            if (!s.is_copy()) {
                 char name[64];
                 std::snprintf(name, sizeof name, "optimizer-%05d-of-%05d.safetensors",
                               (s.pipeline * shards + s.rank) * s.tensors + s.tensor,

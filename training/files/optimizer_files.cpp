@@ -14,13 +14,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct SavedState {
-    const char* prefix;  // of the names in a file
-    ParameterStore::State state;
-};
-constexpr SavedState saved_states[] = {{"master/", ParameterStore::State::master},
-                                       {"m/", ParameterStore::State::moment1},
-                                       {"v/", ParameterStore::State::moment2}};
 constexpr const char* range_prefix = "range/";
 
 /// As metadata, and with ':' as a part of a key.
@@ -104,28 +97,30 @@ void write_optimizer_file(const fs::path& path, const ParameterStore& parameters
     }
     std::vector<TensorInfo> tensors;
     std::map<std::string, std::string> metadata{{"format", "pt"}};
-    for (const SavedState& state : saved_states)
+    const std::vector<OptimizerSlot> states = parameters.state.saved();
+    for (const OptimizerSlot& state : states)
         for (const Saved& s : saved)
-            tensors.push_back({.name = state.prefix + key_of(*s.parameter, s.runs),
-                               .dtype = "F32",
+            tensors.push_back({.name = concat(state.name, "/", key_of(*s.parameter, s.runs)),
+                               .dtype = state.dtype == DType::bf16 ? "BF16" : "F32",
                                .shape = {s.runs.numel()}});
     for (const Saved& s : saved)
         metadata[range_prefix + key_of(*s.parameter, s.runs)] = text_of(s.runs, '-');
     SafetensorsWriter writer(path, std::move(tensors), metadata);
-    std::vector<float> copied;
-    for (const SavedState& state : saved_states)
+    std::vector<std::byte> copied;
+    for (const OptimizerSlot& state : states)
         for (const ParameterStore::Piece* piece : pieces) {
             activity.pulse();
             const Parameter& p = parameters.parameters()[static_cast<size_t>(piece->parameter)];
-            writer.append(std::as_bytes(parameters.host_view(*piece, state.state, copied)
-                                            .first(static_cast<size_t>(held_range(p, *piece).n))));
+            writer.append(
+                parameters.state.host_view(*piece, state.name, held_range(p, *piece).n, copied));
         }
     writer.commit();
 }
 
-void SavedElements::read(const char* state, int64_t first, std::span<float> values) const {
+void SavedElements::read(std::string_view state, int64_t first, std::span<float> values) const {
     const std::vector<int64_t> shape{runs.numel()};
-    file->read_floats(file->at(state + key, shape), values.data(), first, std::ssize(values));
+    file->read_floats(file->at(concat(state, "/", key), shape), values.data(), first,
+                      std::ssize(values));
 }
 
 OptimizerFiles::OptimizerFiles(const fs::path& checkpoint, const std::vector<Parameter>& parameters)
@@ -180,6 +175,7 @@ std::vector<Move> moves_into(const std::vector<HeldRun>& held, const ElementRuns
 
 void OptimizerFiles::load(ParameterStore& parameters, const std::function<void()>& pulse) const {
     std::vector<float> values;
+    const std::vector<OptimizerSlot> states = parameters.state.saved();
     for (int i = 0; i < static_cast<int>(parameters.parameters().size()); ++i) {
         const Parameter& p = parameters.parameters()[static_cast<size_t>(i)];
         const std::vector<SavedElements>& of_parameter = saved_[index_.at(p.name)];
@@ -188,7 +184,7 @@ void OptimizerFiles::load(ParameterStore& parameters, const std::function<void()
             const std::vector<HeldRun> held = runs_in_memory(all, held_range(p, piece));
             for (const SavedElements& saved : of_parameter) {
                 const std::vector<Move> moves = moves_into(held, saved.runs);
-                for (const SavedState& state : saved_states)
+                for (const OptimizerSlot& state : states)
                     for (auto move = moves.begin(); move != moves.end();) {
                         // What is consecutive in memory is written at once.
                         if (pulse) pulse();
@@ -197,15 +193,15 @@ void OptimizerFiles::load(ParameterStore& parameters, const std::function<void()
                         for (; move != moves.end() && move->to == begin + std::ssize(values);
                              ++move) {
                             values.resize(values.size() + static_cast<size_t>(move->n));
-                            saved.read(state.prefix, move->from,
+                            saved.read(state.name, move->from,
                                        std::span(values).last(static_cast<size_t>(move->n)));
                         }
-                        parameters.write_held(state.state, i, begin, values);
+                        parameters.state.write_held(state.name, i, begin, values);
                     }
             }
         }
     }
-    parameters.clear_padding();
+    parameters.state.clear_padding();
 }
 
 void OptimizerFiles::read_masters(int i, int64_t first, std::span<float> values) const {
@@ -219,7 +215,7 @@ void OptimizerFiles::read_masters(int i, int64_t first, std::span<float> values)
         for (; run < runs.count && runs.run(run).first < wanted.end(); ++run) {
             const Range part = intersection(runs.run(run), wanted);
             if (part.n > 0)
-                saved.read(saved_states[0].prefix, run * runs.n + part.first - runs.run(run).first,
+                saved.read(ParameterState::master, run * runs.n + part.first - runs.run(run).first,
                            values.subspan(static_cast<size_t>(part.first - first),
                                           static_cast<size_t>(part.n)));
         }

@@ -1,7 +1,7 @@
-// The optimizer's state in a checkpoint: fp32 masters and moments, in files that each rank writes for
-// what it updates and that any number of ranks, along any axes, can read.
+// The optimizer's state in a checkpoint: fp32 masters and the optimizer's slots, in files that each
+// rank writes for what it updates and that any number of ranks, along any axes, can read.
 //
-//   "master/KEY", "m/KEY", "v/KEY": elements of a logical, unpadded tensor in this project's layout.
+//   "master/KEY", and "SLOT/KEY" for each slot ("m/KEY", "v/KEY"): elements of a logical, unpadded tensor in this project's layout.
 //   KEY is the tensor's name, or for a part of it NAME[first:end], or for equal runs at equal
 //   distances NAME[first:end,count,distance]; metadata "range/KEY" = "first-end", or
 //   "first-end,count,distance".
@@ -12,6 +12,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "parallel/activity.h"
@@ -45,8 +46,8 @@ struct SavedElements {
     std::string key;
     ElementRuns runs;
 
-    /// Reads n elements of a saved state ("master/", …), as they follow each other in the file.
-    void read(const char* state, int64_t first, std::span<float> values) const;
+    /// Reads n elements of a saved state ("master", …), as they follow each other in the file.
+    void read(std::string_view state, int64_t first, std::span<float> values) const;
 };
 
 /// A checkpoint's optimizer files.
@@ -58,7 +59,7 @@ class OptimizerFiles {
                    const std::vector<Parameter>& parameters);
 
     bool empty() const { return files_.empty(); }
-    /// Loads masters and moments into the parameters of a store that it holds itself.
+    /// Loads masters and slots into the parameters of a store that it holds itself.
     void load(ParameterStore& parameters, const std::function<void()>& pulse) const;
     /// Masters first … of parameter i.
     void read_masters(int i, int64_t first, std::span<float> values) const;

@@ -43,9 +43,9 @@ void load_weights(const StoredModel& model, ParameterStore& parameters) {
         const Parameter& p = parameters.parameters()[static_cast<size_t>(i)];
         values.resize(static_cast<size_t>(p.numel()));
         model.read(p, 0, values);
-        parameters.set(i, values);
+        parameters.state.set(i, values);
     }
-    parameters.clear_padding();
+    parameters.state.clear_padding();
 }
 
 void write_parameter(const StoredModel& model, const Parameter& p, Range part, StoredType type,

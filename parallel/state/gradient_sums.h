@@ -1,0 +1,53 @@
+// Which ranks add up which gradients. What reduces gradients, counts the bytes that it sends, and
+// connects the ranks asks this list.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "parallel/mesh.h"
+#include "parallel/range.h"
+#include "parallel/state/bucket_layout.h"
+#include "parallel/state/sharding.h"
+
+namespace train_gpt {
+
+/// The ranks of a sum, in the order in which a bucket goes through such sums.
+enum class SumOver : uint8_t {
+    tensor,    // tensor-parallel ranks, for tensors that each holds whole
+    shards,    // the ranks that the state is split over, or with ZeRO-0 all data-parallel ranks
+    replicas,  // the groups of such ranks, which hold the same
+    ends,      // the first and the last pipeline rank, for a tied embedding that both hold
+};
+
+/// A sum over one group of ranks.
+struct GradientSum {
+    SumOver over = SumOver::shards;
+    int64_t ranks = 1;                         // of the group
+    size_t first_bucket = 0, last_bucket = 0;  // where the elements lie
+    Range elements;                            // in the flat buffers
+    int parameter = -1;                        // which has these elements, if only one does
+    DType dtype = DType::fp32;                 // on the way
+    bool scattered = false;                    // each rank receives the sums of its shard alone
+    bool every_micro_batch = false;            // or once in a step, after the last one
+
+    /// Twice the bytes that a rank sends are this times (ranks − 1) / ranks if it is an all-reduce,
+    /// once if it is a reduce-scatter.
+    int64_t bytes_moved() const {
+        return (scattered ? 1 : 2) * elements.n * static_cast<int64_t>(size_of(dtype));
+    }
+    bool has(size_t bucket) const { return first_bucket <= bucket && bucket <= last_bucket; }
+};
+
+/// All sums of a step over more than one rank, by bucket; those over the pipeline's ends come last.
+std::vector<GradientSum> gradient_sums(const BucketLayout& layout,
+                                       const std::vector<Parameter>& parameters,
+                                       const Sharding& sharding);
+
+/// The group of a sum, and its name (MeshLayout::group_name).
+Communicator& group_of(SumOver over, const Mesh& mesh, const Sharding& sharding);
+std::string name_of(SumOver over, const MeshLayout& mesh, const Sharding& sharding);
+
+}  // namespace train_gpt

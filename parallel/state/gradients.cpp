@@ -1,0 +1,204 @@
+#include "parallel/state/gradients.h"
+
+#include <algorithm>
+#include <cassert>
+#include <string>
+#include <utility>
+
+#include "device/copy.h"
+#include "device/trace.h"
+#include "kernels/convert.h"
+
+namespace train_gpt {
+
+Gradients::Gradients(const ParameterBuffers& buffers)
+    : buffers_(buffers),
+      written_(buffers.parameters().size()),
+      ready_(buckets().size()),
+      being_written_(buckets().size()) {
+    for (const GradientSum& sum :
+         gradient_sums(buffers.layout(), buffers.parameters(), buffers.sharding()))
+        if (sum.over == SumOver::ends) ends_sum_ = sum;
+}
+
+void Gradients::connect(const Mesh& mesh, Exchange& exchange, TensorGroup* tensor) {
+    const Sharding& sharding = buffers_.sharding();
+    exchange_ = &exchange;
+    if (sharding.tensors > 1) tensor_ = tensor;
+    assert(bool(tensor_) == (sharding.tensors > 1));
+    const auto group = [&](SumOver over) { return &group_of(over, mesh, sharding); };
+    if (sharding.tied_ends) ends_ = group(SumOver::ends);
+    if (sharding.size > 1) shards_ = group(SumOver::shards);
+    if (sharding.replicas > 1) replicas_ = group(SumOver::replicas);
+    const auto names = [&](const Communicator* of, size_t n) {
+        return std::vector<std::string>(n, of ? mesh.name_of(*of) : "");
+    };
+    first_slot_ = exchange.add_slots(names(shards_, buckets().size()));
+    exchange.add_slots(names(replicas_, buckets().size()));
+    exchange.add_slots(names(ends_, 1));
+    if (!shards_) return;
+    assert(shards_->size() == sharding.size && shards_->rank() == sharding.rank);
+    Stream stream(buffers_.device());
+    registration_ = shards_->register_buffers(stream, buffers_.exchanged());
+}
+
+void Gradients::begin_step(int micro_batches, int most) {
+    micro_batches_ = stand_alone() ? most : micro_batches;
+    std::fill(written_.begin(), written_.end(), false);
+    std::fill(ready_.begin(), ready_.end(), 0);
+    std::fill(being_written_.begin(), being_written_.end(), false);
+}
+
+/// Before gradients of a unit are written for a micro-batch: those that were written to the same
+/// memory before may still be on their way.
+void Gradients::make_room(Stream& stream, int unit) {
+    if (!stand_alone() || !shards_) return;
+    for (size_t b = buffers_.first_bucket(unit);
+         b < buckets().size() && buckets()[b].first_unit <= unit; ++b) {
+        if (being_written_[b]) continue;
+        being_written_[b] = true;
+        size_t before = b;
+        if (const int turn = buffers_.turn_of_gradients(b); turn >= 0)
+            before = std::exchange(last_in_turn_[turn], b).value_or(b);
+        assert(before == b || !being_written_[before]);
+        exchange_->hold(stream, shards_slot(before));
+    }
+}
+
+GradientSink Gradients::sink(Stream& stream, int i) {
+    if (i < 0) return {};
+    make_room(stream, buffers_.parameters()[static_cast<size_t>(i)].unit);
+    const bool accumulate = written_[static_cast<size_t>(i)];
+    written_[static_cast<size_t>(i)] = true;
+    return {buffers_.gradient_of_micro_batch(i), DType::fp32, accumulate};
+}
+
+void Gradients::ready(Stream& stream, int unit) {
+    if (stand_alone())
+        for (size_t i = 0; i < written_.size(); ++i)
+            if (buffers_.parameters()[i].unit == unit) written_[i] = false;
+    for (size_t b = buffers_.first_bucket(unit);
+         b < buckets().size() && buckets()[b].first_unit <= unit; ++b) {
+        ++ready_[b];
+        if (ready_[b] % (stand_alone() ? units_of(b) : all_of(b)) != 0) continue;
+        being_written_[b] = false;
+        add_over_tensor(stream, b);
+        if (shards_) add_over_shards(stream, b);
+    }
+}
+
+void Gradients::add_over_tensor(Stream& stream, size_t b) {
+    const Bucket& bucket = buckets()[b];
+    const Range added = bucket.added_over_tensor;
+    if (tensor_)
+        tensor_->add_up_gradients(
+            stream, buffers_.bucket_gradients(b) + (added.first - bucket.range.first), added.n);
+}
+
+void Gradients::add_over_shards(Stream& stream, size_t b) {
+    const Bucket& bucket = buckets()[b];
+    const Range mine = buffers_.owned(bucket);
+    const int64_t skipped = mine.first - bucket.range.first;
+    float* const gradients = buffers_.bucket_gradients(b);
+    const bool last = ready_[b] == all_of(b);
+    exchange_->submit(stream, shards_slot(b), [&](Stream& exchange) {
+        if (tensor_) tensor_->hold_gradients(exchange);
+        const TraceSpan span(TraceTrack::exchange, exchange, "reduce bucket", static_cast<int>(b));
+        const DType dtype = buffers_.sharding().reduce_dtype;
+        const bool rounded = dtype == DType::bf16;
+        void* const all = rounded ? static_cast<void*>(buffers_.rounded_gradients()) : gradients;
+        void* const sums = static_cast<char*>(all) + skipped * static_cast<int64_t>(size_of(dtype));
+        if (rounded)
+            round_to_bf16(exchange, buffers_.rounded_gradients(), gradients, bucket.range.n);
+        if (buffers_.sharding().is_split())
+            shards_->reduce_scatter(exchange, sums, all, bucket.shard, dtype);
+        else
+            shards_->all_reduce(exchange, all, bucket.range.n, dtype);
+        if (stand_alone()) {
+            float* const owned = buffers_.owned_gradients(bucket);
+            widen(exchange, owned, sums, dtype, mine.n, ready_[b] > units_of(b));
+        } else if (rounded && !replicas_) {
+            widen(exchange, gradients + skipped, sums, dtype, mine.n, false);
+        }
+        if (last && !replicas_ && exchange_->beside() && !completes_late(b))
+            when_summed_(exchange, b);
+    });
+    if (last && replicas_) add_over_replicas(stream, b);
+}
+
+/// Adds the sums of all groups that hold the same shards, in the order of the groups.
+void Gradients::add_over_replicas(Stream& stream, size_t b) {
+    const Bucket& bucket = buckets()[b];
+    const Range mine = buffers_.owned(bucket);
+    const int64_t skipped = mine.first - bucket.range.first;
+    exchange_->submit(stream, replicas_slot(b), [&](Stream& exchange) {
+        const TraceSpan span(TraceTrack::exchange, exchange, "add replicas", static_cast<int>(b));
+        float* const sums = buffers_.owned_gradients(bucket);
+        if (buffers_.sharding().reduce_dtype == DType::bf16) {
+            bf16* rounded = buffers_.rounded_gradients();
+            // Where no other micro-batch was added, the group's sums are still there, rounded.
+            if (stand_alone())
+                round_to_bf16(exchange, rounded, sums, mine.n);
+            else
+                rounded += skipped;
+            replicas_->all_reduce(exchange, rounded, mine.n, DType::bf16);
+            widen(exchange, sums, rounded, DType::bf16, mine.n, false);
+        } else {
+            replicas_->all_reduce(exchange, sums, mine.n, DType::fp32);
+        }
+        if (exchange_->beside() && !completes_late(b)) when_summed_(exchange, b);
+    });
+}
+
+void Gradients::skip(Stream& stream, int unit) {
+    make_room(stream, unit);
+    for (size_t b = buffers_.first_bucket(unit);
+         b < buckets().size() && buckets()[b].first_unit == unit; ++b)
+        clear(stream, buffers_.bucket_gradients(b),
+              static_cast<size_t>(buckets()[b].range.n) * sizeof(float));
+    ready(stream, unit);
+}
+
+/// Adds the gradient sums of both holders of a tied embedding. One rank of each holder has an
+/// element's sum, so that two ranks contribute it and the others zeros.
+void Gradients::add_over_ends(Stream& stream) {
+    exchange_->submit(stream, ends_slot(), [&](Stream& exchange) {
+        const TraceSpan span(TraceTrack::exchange, exchange, "add tied embedding");
+        const int64_t n = ends_sum_->elements.n;
+        float* const all = buffers_.gradient_of_micro_batch(ends_sum_->parameter);
+        const auto pieces = buffers_.pieces_of(ends_sum_->parameter);
+        const auto bytes = [](int64_t elements) {
+            return static_cast<size_t>(elements) * sizeof(float);
+        };
+        // The pieces are within `all`, unless gradient sums have a buffer of their own.
+        const bool apart = stand_alone();
+        int64_t end = 0;
+        for (const ParameterBuffers::Piece& piece : pieces) {
+            clear(exchange, all + end, bytes(piece.range.first - end));
+            end = piece.range.end();
+            if (apart)
+                copy(exchange, all + piece.range.first, piece.gradient, bytes(piece.range.n));
+        }
+        clear(exchange, all + end, bytes(n - end));
+        ends_->all_reduce(exchange, all, n, DType::fp32);
+        for (const ParameterBuffers::Piece& piece : pieces)
+            if (apart)
+                copy(exchange, piece.gradient, all + piece.range.first, bytes(piece.range.n));
+    });
+    exchange_->hold(stream, ends_slot());
+}
+
+void Gradients::finish(Stream& stream) {
+    // With the whole model on this rank, the embedding's gather has already waited for these sums.
+    // Later pipeline stages have no embedding, so wait here.
+    if (tensor_) tensor_->wait_gradients(stream);
+    for (size_t b = 0; b < buckets().size(); ++b) {
+        if (shards_) exchange_->hold(stream, shards_slot(b));
+        if (replicas_) exchange_->hold(stream, replicas_slot(b));
+    }
+    if (ends_sum_) add_over_ends(stream);
+    for (size_t b = 0; b < buckets().size(); ++b)
+        if (!shards_ || !exchange_->beside() || completes_late(b)) when_summed_(stream, b);
+}
+
+}  // namespace train_gpt

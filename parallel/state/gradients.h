@@ -1,0 +1,103 @@
+// The gradients of a training step: where kernels write them, and their sums over micro-batches and
+// ranks, which are reduced bucket by bucket beside the model's work.
+#pragma once
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "device/device.h"
+#include "parallel/axes/tensor_group.h"
+#include "parallel/mesh.h"
+#include "parallel/state/exchange.h"
+#include "parallel/state/gradient_sums.h"
+#include "parallel/state/parameter_buffers.h"
+
+namespace train_gpt {
+
+/// In a training step the model calls begin_step(), and then for each micro-batch sink() for each
+/// gradient that it is about to write, and ready() as soon as all gradients of a unit are written. A
+/// bucket whose units are ready is reduced while the model computes the others: in the last
+/// micro-batch, or where gradients stand alone in each. finish() then waits for the sums, which are
+/// in the buffers' pieces().
+class Gradients {
+  public:
+    /// `buffers` must live longer than the object.
+    explicit Gradients(const ParameterBuffers& buffers);
+    /// The ranks that add up gradients, and with which buffers are registered. All ranks call it;
+    /// `mesh` and `exchange` must live longer than the object. `tensor`: the ranks that add up
+    /// gradients of whole tensors before; null: this one alone.
+    void connect(const Mesh& mesh, Exchange& exchange, TensorGroup* tensor);
+
+    /// `micro_batches`: how many this rank computes in the step; `most`: how many any rank does.
+    void begin_step(int micro_batches, int most);
+    /// Whether a micro-batch's gradients stand alone (Sharding): gradients are reduced, and weights
+    /// acquired, together with the other ranks in each micro-batch of the step.
+    bool stand_alone() const { return buffers_.sharding().gradients_stand_alone(); }
+    /// Where a gradient of parameter i goes, for one kernel that writes it: the first one in a step
+    /// overwrites, later ones add. Where gradients stand alone, the first one in a micro-batch
+    /// overwrites, and gradients that were there before have been reduced for later work of the
+    /// stream. −1: an empty sink.
+    GradientSink sink(Stream& stream, int i);
+    /// All gradients of a unit have been written for one more micro-batch. Where gradients stand
+    /// alone, the units of a sweep (Parameter::sweep) become ready from the last unit down, and
+    /// nothing writes gradients of another sweep, or for another micro-batch, between the first of
+    /// them and the last.
+    void ready(Stream& stream, int unit);
+    /// The same, with zeros, for a micro-batch that only other ranks have.
+    void skip(Stream& stream, int unit);
+    /// Whether the ranks' collectives run beside a backward pass: the last micro-batch's, or any.
+    bool exchanges_beside(bool last) const {
+        return shards_ && exchange_->beside() && (last || stand_alone());
+    }
+    /// Calls `work` as soon as the sums of a bucket over all ranks are in its pieces: on a GPU with
+    /// other ranks after the bucket's last reduction, concurrently with the backward pass of earlier
+    /// blocks; else in finish().
+    void when_summed(std::function<void(Stream&, size_t bucket)> work) {
+        when_summed_ = std::move(work);
+    }
+    /// After this, work on the stream finds the step's sums over all ranks in the buffers' pieces,
+    /// and what when_summed() was given has been called for every bucket.
+    void finish(Stream& stream);
+
+  private:
+    const std::vector<Bucket>& buckets() const { return buffers_.layout().buckets(); }
+    void make_room(Stream& stream, int unit);
+    void add_over_tensor(Stream& stream, size_t bucket);
+    void add_over_shards(Stream& stream, size_t bucket);
+    void add_over_replicas(Stream& stream, size_t bucket);
+    void add_over_ends(Stream& stream);
+    /// The sums of a bucket are complete only after finish().
+    bool completes_late(size_t bucket) const { return ends_sum_ && ends_sum_->has(bucket); }
+    /// How often units of a bucket become ready in a micro-batch, and in a step.
+    int units_of(size_t b) const { return buckets()[b].last_unit - buckets()[b].first_unit + 1; }
+    int all_of(size_t b) const { return micro_batches_ * units_of(b); }
+    // What is waited for each by itself: each bucket's sums over shards and replicas, and the sum
+    // over the pipeline's ends.
+    int shards_slot(size_t bucket) const { return first_slot_ + static_cast<int>(bucket); }
+    int replicas_slot(size_t bucket) const {
+        return shards_slot(buckets().size()) + static_cast<int>(bucket);
+    }
+    int ends_slot() const { return replicas_slot(buckets().size()); }
+
+    const ParameterBuffers& buffers_;
+    std::optional<GradientSum> ends_sum_;  // of a tied embedding that another stage holds, too
+    Exchange* exchange_ = nullptr;
+    int first_slot_ = 0;
+    // The groups of the sums; null where this rank is alone.
+    Communicator *shards_ = nullptr, *replicas_ = nullptr, *ends_ = nullptr;
+    TensorGroup* tensor_ = nullptr;
+    std::shared_ptr<void> registration_;  // of the buffers, with shards_
+    std::function<void(Stream&, size_t)> when_summed_ = [](Stream&, size_t) {};
+    std::vector<bool> written_;  // of each parameter: later gradients are added
+    std::vector<int> ready_;     // of each bucket: how often its units became ready in this step
+    int micro_batches_ = 1;
+    // Where gradients stand alone, of each bucket: its gradients are being written; and of each turn,
+    // the bucket that was last.
+    std::vector<bool> being_written_;
+    std::optional<size_t> last_in_turn_[ParameterBuffers::turns];
+};
+
+}  // namespace train_gpt

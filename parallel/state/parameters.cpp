@@ -1,0 +1,35 @@
+#include "parallel/state/parameters.h"
+
+#include <cassert>
+#include <string>
+
+#include "device/trace.h"
+
+namespace train_gpt {
+
+namespace {
+
+constexpr int sums_slot = 0;
+
+}  // namespace
+
+void ParameterStore::connect(const Mesh& mesh, StepClock* clock, TensorGroup* tensor) {
+    assert(mesh.layout().world() == sharding().world);
+    if (sharding().world == 1) return;
+    everyone_ = &mesh.everyone();
+    exchange_ = std::make_unique<Exchange>(
+        device(), true, std::vector<std::string>{mesh.name_of(*everyone_)}, clock);
+    gradients.connect(mesh, *exchange_, tensor);
+    weights.connect(mesh, *exchange_);
+}
+
+void ParameterStore::gather_from_ranks(Stream& stream, double* out, const double* in, int64_t n) {
+    assert(everyone_);
+    exchange_->submit(stream, sums_slot, [&](Stream& exchange) {
+        const TraceSpan span(TraceTrack::exchange, exchange, "gather sums");
+        everyone_->all_gather(exchange, out, in, n, DType::fp64);
+    });
+    exchange_->hold(stream, sums_slot);
+}
+
+}  // namespace train_gpt

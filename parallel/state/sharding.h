@@ -1,0 +1,40 @@
+// How the state of a training run is split over ranks, and which rank this is (ZeRO: Rajbhandari et
+// al., arXiv 1910.02054).
+#pragma once
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace train_gpt {
+
+struct Sharding {
+    /// Among the ranks that the state is split over (shard × context; with ZeRO-0, which splits
+    /// nothing, all that gradients are summed over).
+    int rank = 0, size = 1;
+    /// Groups of such ranks, which hold the same: the gradients of all are added up.
+    int replica = 0, replicas = 1;
+    int tensor = 0, tensors = 1;  // tensor-parallel rank
+    /// The pipeline rank, and whether the first and the last one hold the same embedding.
+    int pipeline = 0, pipelines = 1;
+    bool tied_ends = false;
+    int world = 1;  // all ranks of the run, which add up the norm
+    /// ZeRO's stage. 0: every rank updates everything. 1: masters and the optimizer's slots are
+    /// split. 2: gradient sums as well. 3: weights as well; they are gathered bucket by bucket while
+    /// a pass uses them.
+    int zero = 1;
+    int64_t bucket_elements = (int64_t{64} << 20) / 4;
+    /// Dtype of gradients on their way between ranks; sums in memory stay fp32.
+    DType reduce_dtype = DType::fp32;
+
+    /// A micro-batch's gradients stand alone: kernels write them to memory of their own, and the
+    /// ranks reduce them in every micro-batch and add them to the sums of the step. Otherwise
+    /// kernels add them to the sums, which the ranks reduce once.
+    bool gradients_stand_alone() const { return zero >= 2; }
+    /// The state is split over the ranks of the group, not only held by each of them.
+    bool is_split() const { return zero > 0; }
+    /// The state that this rank updates is also updated by an earlier rank of its data-parallel
+    /// group.
+    bool is_copy() const { return (!is_split() && rank > 0) || replica > 0; }
+};
+
+}  // namespace train_gpt

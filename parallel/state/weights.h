@@ -1,0 +1,84 @@
+// The weights of a training run as a model uses them: leased unit by unit, gathered bucket by bucket
+// beside the model's work. Offload and packed copies hang on the same two calls, acquire() and
+// prefetch().
+#pragma once
+#include <cassert>
+#include <cstddef>
+#include <vector>
+
+#include "device/device.h"
+#include "parallel/mesh.h"
+#include "parallel/state/exchange.h"
+#include "parallel/state/parameter_buffers.h"
+
+namespace train_gpt {
+
+/// The weights of a unit, for as long as the object lives; a default one has none.
+class UnitLease {
+  public:
+    UnitLease() = default;
+    UnitLease(const ParameterBuffers& buffers, int unit, int& leases)
+        : buffers_(&buffers), unit_(unit), leases_(&leases) {
+        ++leases;
+    }
+    ~UnitLease() {
+        if (leases_) --*leases_;
+    }
+    UnitLease(const UnitLease&) = delete;
+    UnitLease& operator=(const UnitLease&) = delete;
+
+    /// Weight of parameter i, which is of this unit, in the compute dtype and padded shape. −1: none.
+    Tensor weight(int i) const {
+        if (i < 0) return {};
+        assert(buffers_ && buffers_->parameters()[static_cast<size_t>(i)].unit == unit_);
+        return buffers_->weight(i);
+    }
+
+  private:
+    const ParameterBuffers* buffers_ = nullptr;
+    int unit_ = -1;
+    int* leases_ = nullptr;
+};
+
+/// The model calls acquire() around each use of a unit's weights. After an update, gather() collects
+/// each bucket's weights, for which the next acquire() waits. With ZeRO-3, acquire() and prefetch()
+/// gather what is not in its buffer any more.
+class Weights {
+  public:
+    /// `buffers` must live longer than the object.
+    explicit Weights(const ParameterBuffers& buffers);
+    /// The ranks that gather weights. All ranks call it; `mesh` and `exchange` must live longer than
+    /// the object.
+    void connect(const Mesh& mesh, Exchange& exchange);
+
+    /// Later work of the stream finds the weights of the unit in place while the lease lives.
+    UnitLease acquire(Stream& stream, int unit);
+    /// The pass acquires the units from `unit` to `last` next, which is the lower number in a backward
+    /// pass: with ZeRO-3 the first bucket of these units that is not the one in use is gathered.
+    void prefetch(Stream& stream, int unit, int last);
+
+    /// Later work of the stream may change the weights that this rank updates: no gather reads them
+    /// any more.
+    void finish(Stream& stream);
+    /// Collects the weights of a bucket from the ranks that have updated them; with ZeRO-3, only of
+    /// buckets that the next forward pass begins with or that have a place of their own.
+    void gather(Stream& stream, int bucket);
+    void gather_all(Stream& stream);
+
+  private:
+    const std::vector<Bucket>& buckets() const { return buffers_.layout().buckets(); }
+    bool is_leased(size_t bucket) const;
+    void gather_unless_there(Stream& stream, size_t bucket);
+    void gather_now(Stream& stream, size_t bucket);
+    int slot(size_t bucket) const { return first_slot_ + static_cast<int>(bucket); }
+
+    const ParameterBuffers& buffers_;
+    Exchange* exchange_ = nullptr;
+    int first_slot_ = 0;             // of the buckets' gathers
+    Communicator* group_ = nullptr;  // the ranks that the state is split over; null: this one alone
+    std::vector<int> leases_;        // of each unit, how many live
+    std::vector<bool> gathered_;     // with ZeRO-3, of each bucket: its weights are in its buffer
+    int acquired_ = 0;               // the unit that was acquired last
+};
+
+}  // namespace train_gpt
