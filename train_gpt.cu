@@ -18,6 +18,7 @@
 #include "device/memory.h"
 #include "device/trace.h"
 #include "kernels/attention/engine.h"
+#include "model/families/family.h"
 #include "parallel/mesh.h"
 #include "parallel/net/socket.h"
 #include "parallel/together.h"

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "model/families/family.h"
 
 namespace train_gpt {
 
@@ -184,8 +183,6 @@ Registry decoder_registry(const DecoderSpec& spec, const RegistryNames& names) {
     r.head = spec.tied_head ? r.tokens : builder.add(builder.vocabulary(names.head));
     return std::move(builder.registry);
 }
-
-Registry registry_of(const DecoderSpec& spec) { return spec.family->registry(spec); }
 
 Registry tensor_part(Registry whole, const TensorRank& rank) {
     for (Parameter& p : whole.parameters) p = tensor_part(std::move(p), rank);

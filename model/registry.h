@@ -54,9 +54,6 @@ struct RegistryNames {
 /// 1/√(2·n_layer) where the spec says so.
 Registry decoder_registry(const DecoderSpec& spec, const RegistryNames& names);
 
-/// The registry that the spec's family makes.
-Registry registry_of(const DecoderSpec& spec);
-
 /// The same tensors as a tensor-parallel rank holds them. Throws Error where they cannot be split.
 Registry tensor_part(Registry whole, const TensorRank& rank);
 

@@ -23,22 +23,6 @@ enum class Biases : uint8_t { none, qkv, all };
 /// queries and keys.
 enum class Positions : uint8_t { learned, rope };
 
-/// What a configuration says of a model: its extents, and where it departs from its family.
-struct DecoderSettings {
-    int64_t n_layer = 0, n_head = 0, n_embd = 0, n_ctx = 0, vocab_size = 0;
-    int64_t n_kv_head = 0, head_size = 0, n_ff = 0;  // 0: the family's
-    std::optional<Norm> norm = {};
-    double norm_epsilon = 0;  // 0: the family's
-    std::optional<Mlp> mlp = {};
-    std::optional<Biases> biases = {};
-    std::optional<bool> qk_norm = {}, tied_head = {};
-    std::optional<Positions> positions = {};
-    double init_std = 0;  // 0: the family's
-    bool init_residual_scaling = true;
-    double rope_theta = 0;              // 0: the family's
-    RopeFrequencies rope_scaling = {};  // all but D and theta
-};
-
 /// Rows of vocabularies in memory, on each rank, are a multiple of this.
 constexpr int64_t vocab_multiple = 128;
 
@@ -83,10 +67,5 @@ struct DecoderSpec {
 /// key/value heads and n_ff; n_embd, the vocabulary and the context stay whole. Throws Error with
 /// the nearest number of ranks that works where these cannot be shared evenly.
 DecoderSpec tensor_part(const DecoderSpec& spec, int ranks);
-
-/// The spec of a family's model: its defaults, and what the settings say instead. Throws Error, whose
-/// message begins with `where`, for an extent that is impossible or a combination without a meaning.
-DecoderSpec decoder_spec(const Family& family, const DecoderSettings& settings,
-                         const std::string& where);
 
 }  // namespace train_gpt

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "kernels/choices.h"
+#include "model/families/family.h"
 #include "model/registry.h"
 #include "parallel/axes/first_collectives.h"
 #include "parallel/together.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "model/families/family.h"
 #include "training/files/checkpoint.h"
 #include "training/plan/plan.h"
 

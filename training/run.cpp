@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "model/families/family.h"
 #include "parallel/together.h"
 #include "training/files/checkpoint.h"
 #include "training/interrupt.h"

@@ -10,6 +10,7 @@
 #include "device/copy.h"
 #include "device/trace.h"
 #include "kernels/head_loss.h"
+#include "model/families/family.h"
 #include "parallel/pipeline/stage_layers.h"
 
 namespace train_gpt {

@@ -28,6 +28,8 @@ const Family& family_of(const std::string& model_type, const std::string& where)
                 " are supported");
 }
 
+Registry registry_of(const DecoderSpec& spec) { return spec.family->registry(spec); }
+
 const Family& family_for(const DecoderSpec& spec) {
     if (spec.family->holds(spec)) return *spec.family;
     for (const Family* family : families)

@@ -2,10 +2,12 @@
 // files describe it. Each family has a file beside this one and a line in family.cpp.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "model/families/decoder_settings.h"
 #include "model/registry.h"
 #include "model/spec.h"
 
@@ -18,24 +20,32 @@ struct Family {
 
     /// Sets all that the extents leave open; extents that are 0 too, except the head size where it is
     /// n_embd / n_head.
-    void (*defaults)(DecoderSpec& spec);
+    std::function<void(DecoderSpec& spec)> defaults;
     /// Whether the family's class in transformers computes what the spec says.
-    bool (*holds)(const DecoderSpec& spec);
-    Registry (*registry)(const DecoderSpec& spec);
-    /// From config.json. Throws Error for a variant that computes something else with the same
-    /// weights.
-    DecoderSpec (*read_config)(const nlohmann::ordered_json& json,
-                               const std::filesystem::path& path);
+    std::function<bool(const DecoderSpec& spec)> holds;
+    std::function<Registry(const DecoderSpec& spec)> registry;
+    /// From config.json; `family` is this one. Throws Error for a variant that
+    /// computes something else with the same weights.
+    std::function<DecoderSpec(const Family& family, const nlohmann::ordered_json& json,
+                              const std::filesystem::path& path)>
+        read;
     /// For config.json, all that depends on the spec alone.
-    nlohmann::ordered_json (*config)(const DecoderSpec& spec);
+    std::function<nlohmann::ordered_json(const DecoderSpec& spec)> config;
     /// Whether a tensor in a file, named without the prefix, holds no weights.
-    bool (*is_buffer)(const std::string& name);
+    std::function<bool(const std::string& name)> is_buffer;
 
-    DecoderSpec spec(const DecoderSettings& settings,
-                     const std::string& where = "the model") const {
-        return decoder_spec(*this, settings, where);
+    DecoderSpec read_config(const nlohmann::ordered_json& json,
+                            const std::filesystem::path& path) const {
+        return read(*this, json, path);
     }
+    /// The spec of the family's model: its defaults, and what the settings say instead. Throws Error,
+    /// whose message begins with `where`, for an extent that is impossible or a combination without a
+    /// meaning.
+    DecoderSpec spec(const DecoderSettings& settings, const std::string& where = "the model") const;
 };
+
+/// The parameters of a model, as its family names them.
+Registry registry_of(const DecoderSpec& spec);
 
 /// The family with this model_type. Throws Error, which names `where`, if there is none.
 const Family& family_of(const std::string& model_type, const std::string& where);

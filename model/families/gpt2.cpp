@@ -40,7 +40,7 @@ constexpr RegistryNames names{.tokens = "wte",
                               .transposed = true,
                               .positions_scale = 0.5f};
 
-DecoderSpec read_config(const Json& json, const std::filesystem::path& path) {
+DecoderSpec read_config(const Family& family, const Json& json, const std::filesystem::path& path) {
     const auto activation =
         optional_field<std::string>(json, "activation_function", "gelu_new", path);
     if (activation != "gelu_new" && activation != "gelu_pytorch_tanh")
@@ -48,13 +48,13 @@ DecoderSpec read_config(const Json& json, const std::filesystem::path& path) {
                     "\"; only \"gelu_new\" (tanh approximation) is supported");
     const ConfigFile file(json, path);
     const DecoderSpec spec =
-        gpt2.spec({.n_layer = file.size("n_layer"),
-                   .n_head = file.size("n_head"),
-                   .n_embd = file.size("n_embd"),
-                   .n_ctx = file.size(json.contains("n_positions") ? "n_positions" : "n_ctx"),
-                   .vocab_size = file.size("vocab_size"),
-                   .init_std = file.number("initializer_range", 0.02)},
-                  path.string());
+        family.spec({.n_layer = file.size("n_layer"),
+                     .n_head = file.size("n_head"),
+                     .n_embd = file.size("n_embd"),
+                     .n_ctx = file.size(json.contains("n_positions") ? "n_positions" : "n_ctx"),
+                     .vocab_size = file.size("vocab_size"),
+                     .init_std = file.number("initializer_range", 0.02)},
+                    path.string());
     file.only("n_inner", int64_t{spec.n_ff});
     file.only("layer_norm_epsilon", 1e-5);
     file.only("scale_attn_weights", true);
@@ -99,7 +99,7 @@ const Family gpt2{.model_type = "gpt2",
                   .defaults = defaults,
                   .holds = holds,
                   .registry = [](const DecoderSpec& spec) { return decoder_registry(spec, names); },
-                  .read_config = read_config,
+                  .read = read_config,
                   .config = config_of,
                   .is_buffer = is_mask};
 

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/json_file.h"
-#include "model/families/llama.h"
+#include "model/families/llama_class.h"
 
 namespace train_gpt {
 
@@ -38,7 +38,7 @@ Value value_of(const Json& json, const char* key, const std::filesystem::path& p
                 ", which this version does not know; restore the file");
 }
 
-DecoderSpec read_config(const Json& json, const std::filesystem::path& path) {
+DecoderSpec read_config(const Family& family, const Json& json, const std::filesystem::path& path) {
     const auto size = [&](const char* key) { return field<int64_t>(json, key, path); };
     const auto number = [&](const char* key) { return field<double>(json, key, path); };
     const Positions positions = value_of(json, "positions", path, all_positions);
@@ -67,7 +67,7 @@ DecoderSpec read_config(const Json& json, const std::filesystem::path& path) {
         rope.high_frequency_factor = number("rope_high_freq_factor");
         rope.original_context = size("rope_original_n_ctx");
     }
-    return other.spec(settings, path.string());
+    return family.spec(settings, path.string());
 }
 
 /// The keys of a configuration (training/config/config.h).
@@ -107,9 +107,9 @@ const Family other{.model_type = "train_gpt",
                    .prefix = "",
                    .defaults = [](DecoderSpec&) {},  // its files say everything
                    .holds = [](const DecoderSpec&) { return true; },
-                   .registry = llama_class::registry,
-                   .read_config = read_config,
+                   .registry = llama_class_registry,
+                   .read = read_config,
                    .config = config_of,
-                   .is_buffer = llama_class::is_buffer};
+                   .is_buffer = is_llama_class_buffer};
 
 }  // namespace train_gpt

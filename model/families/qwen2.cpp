@@ -1,31 +1,15 @@
 #include "model/families/qwen2.h"
 
-#include "base/json_file.h"
-#include "model/families/llama.h"
+#include "model/families/llama_class.h"
 
 namespace train_gpt {
 
-const Family qwen2{
-    .model_type = "qwen2",
-    .title = "Qwen2",
-    .prefix = "",
-    .defaults =
-        [](DecoderSpec& spec) {
-            llama_class::defaults(spec, 1e-6, 1e6);
-            spec.biases = Biases::qkv;
-        },
-    .holds = [](const DecoderSpec& spec) { return llama_class::holds(spec, Biases::qkv, false); },
-    .registry = llama_class::registry,
-    .read_config =
-        [](const Json& json, const std::filesystem::path& path) {
-            return llama_class::read_config(qwen2, json, path);
-        },
-    .config =
-        [](const DecoderSpec& spec) {
-            Json json = llama_class::config(spec, "Qwen2ForCausalLM");
-            json["use_sliding_window"] = false;
-            return json;
-        },
-    .is_buffer = llama_class::is_buffer};
+const Family qwen2 = llama_class({.model_type = "qwen2",
+                                  .title = "Qwen2",
+                                  .architecture = "Qwen2ForCausalLM",
+                                  .norm_epsilon = 1e-6,
+                                  .rope_theta = 1e6,
+                                  .biases = Biases::qkv,
+                                  .constants = R"({"use_sliding_window": false})"});
 
 }  // namespace train_gpt

@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "base/json_file.h"
-#include "model/spec.h"
+#include "model/families/decoder_settings.h"
 
 namespace train_gpt {
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "model/families/family.h"
 #include "test/catch.h"
 #include "test/model/random_spec.h"
 #include "test/model/reference_decoder.h"

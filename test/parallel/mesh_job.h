@@ -16,6 +16,7 @@
 #include <omp.h>
 
 #include "device/copy.h"
+#include "model/families/family.h"
 #include "parallel/mesh.h"
 #include "test/catch.h"
 #include "test/parallel/training_job.h"

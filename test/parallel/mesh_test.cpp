@@ -9,6 +9,7 @@
 #include <malloc.h>
 
 #include "kernels/choices.h"
+#include "model/families/family.h"
 #include "parallel/communicator_kinds.h"
 #include "test/parallel/mesh_job.h"
 #include "training/decisions.h"

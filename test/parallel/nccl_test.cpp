@@ -13,6 +13,7 @@
 #include "device/cuda.h"
 #include "device/memory.h"
 #include "kernels/choices.h"
+#include "model/families/family.h"
 #include "parallel/axes/first_collectives.h"
 #include "parallel/state/parameters.h"
 #include "test/catch.h"

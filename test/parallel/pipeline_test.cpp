@@ -2,6 +2,7 @@
 // mesh_test.cpp trains them beside other axes.
 #include "model/pipeline.h"
 
+#include "model/families/family.h"
 #include "parallel/pipeline/stage_layers.h"
 #include "test/parallel/mesh_job.h"
 

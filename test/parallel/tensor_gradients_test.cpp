@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "device/copy.h"
+#include "model/families/family.h"
 #include "parallel/axes/tensor_group.h"
 #include "parallel/state/parameters.h"
 #include "test/catch.h"

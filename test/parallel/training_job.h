@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/adamw.h"
+#include "model/families/family.h"
 #include "parallel/state/bucket_layout.h"
 #include "test/catch.h"
 #include "test/dataloader/shard_files.h"

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "model/families/family.h"
 #include "model/registry.h"
 #include "test/catch.h"
 #include "test/random.h"

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/half.h"
+#include "model/families/family.h"
 #include "test/catch.h"
 #include "test/file_difference.h"
 #include "test/model/tiny_model.h"

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "model/families/family.h"
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"

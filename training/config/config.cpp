@@ -10,9 +10,8 @@
 
 namespace train_gpt {
 
-namespace {
-
-DecoderSpec decoder_spec(const Config& config, int64_t vocab_size, const std::string& where) {
+DecoderSpec spec_of(const Config& config, int64_t vocab_size) {
+    const std::string where = "the model";
     const Config::Model& m = config.model;
     return family_of(m.family, where)
         .spec({.n_layer = m.n_layer,
@@ -39,12 +38,6 @@ DecoderSpec decoder_spec(const Config& config, int64_t vocab_size, const std::st
                                 .high_frequency_factor = m.rope_high_freq_factor,
                                 .original_context = m.rope_original_n_ctx}},
               where);
-}
-
-}  // namespace
-
-DecoderSpec spec_of(const Config& config, int64_t vocab_size) {
-    return decoder_spec(config, vocab_size, "the model");
 }
 
 Config parse_config(const std::string& text, const std::string& name,

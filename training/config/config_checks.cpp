@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "model/families/family.h"
 #include "parallel/mesh.h"
 #include "parallel/pipeline/stage_layers.h"
 #include "training/config/config_parser.h"
@@ -147,7 +148,9 @@ std::string Checks::other_change() const {
 void Checks::model() const {
     const auto& m = config_.model;
     constexpr int max_head_size = 256;
-    const bool has_head_size = m.head_size > 0 || m.family == "qwen3";
+    DecoderSpec defaults{.n_embd = m.n_embd};
+    family_of(m.family, name_).defaults(defaults);
+    const bool has_head_size = m.head_size > 0 || defaults.head_size > 0;
     const auto set_heads = [](Config& c, int64_t value) {
         c.model.n_head = static_cast<int>(value);
     };

@@ -11,6 +11,7 @@
 #include "base/hub_files.h"
 #include "base/json_file.h"
 #include "base/path.h"
+#include "model/families/family.h"
 #include "parallel/together.h"
 #include "training/commands/version.h"
 #include "training/files/optimizer_files.h"

@@ -10,6 +10,7 @@
 #include "base/formatted.h"
 #include "base/printable.h"
 #include "model/context_attention.h"
+#include "model/families/family.h"
 #include "model/stage_traffic.h"
 #include "tokenizer/formats.h"
 #include "tokenizer/tokenizer.h"

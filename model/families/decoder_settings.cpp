@@ -1,0 +1,125 @@
+#include "model/families/decoder_settings.h"
+
+#include "base/error.h"
+#include "model/families/family.h"
+
+namespace train_gpt {
+
+namespace {
+
+constexpr int max_head_size = 256;
+
+/// Checks extents and combinations; errors begin with `where`.
+class Checks {
+  public:
+    explicit Checks(const std::string& where) : where_(where) {}
+
+    void extents(const DecoderSettings& s) const {
+        between("n_layer", s.n_layer, 1, 10000);
+        between("n_head", s.n_head, 1, 10000);
+        between("n_embd", s.n_embd, 1, 1 << 20);
+        between("n_ctx", s.n_ctx, 1, 1 << 24);
+        between("vocab_size", s.vocab_size, 1, 1 << 24);
+        between("n_kv_head", s.n_kv_head, 0, s.n_head);
+        between("head_size", s.head_size, 0, max_head_size);
+        between("n_ff", s.n_ff, 0, 1 << 22);
+        if (s.head_size == 0 && s.n_embd % s.n_head != 0)
+            refuse("n_embd = ", s.n_embd, " and n_head = ", s.n_head,
+                   ", which does not divide it; change one of them or set head_size");
+        if (s.head_size == 0 && s.n_embd / s.n_head > max_head_size)
+            refuse("n_embd = ", s.n_embd, " and n_head = ", s.n_head, ", so heads of ",
+                   s.n_embd / s.n_head, "; a head may have ", max_head_size, " at most");
+    }
+
+    void combination(const DecoderSpec& s) const {
+        if (s.n_head % s.n_kv_head != 0)
+            refuse("n_head = ", s.n_head, " and n_kv_head = ", s.n_kv_head,
+                   "; each key/value head serves the same number of query heads, so it must divide "
+                   "n_head");
+        if (!(s.norm_epsilon > 0 && s.norm_epsilon < 1))
+            refuse("norm_epsilon = ", s.norm_epsilon, "; it must be above 0 and below 1");
+        if (!(s.init_std > 0 && s.init_std <= 1))
+            refuse("init_std = ", s.init_std, "; it must be above 0 and at most 1");
+        if (s.is_rotary())
+            rotary(s);
+        else if (s.rope.scaling != RopeScaling::none)
+            refuse("rope_scaling, but learned positions; set positions to rope");
+        else if (s.qk_norm)
+            refuse(
+                "qk_norm, but learned positions; heads are normalised where they are rotated, so "
+                "set positions to rope");
+    }
+
+  private:
+    void rotary(const DecoderSpec& s) const {
+        if (s.head_size % 2 != 0)
+            refuse("heads of ", s.head_size,
+                   ", which cannot be rotated in pairs; head_size must be "
+                   "even");
+        const RopeFrequencies& r = s.rope;
+        if (!(r.theta > 0)) refuse("rope_theta = ", r.theta, "; it must be above 0");
+        if (r.scaling == RopeScaling::none) return;
+        if (!(r.factor >= 1))
+            refuse("rope_scaling with a factor of ", r.factor, "; it must be at least 1");
+        if (r.scaling != RopeScaling::llama3) return;
+        if (!(r.low_frequency_factor > 0 && r.low_frequency_factor < r.high_frequency_factor))
+            refuse("rope_scaling with a low_freq_factor of ", r.low_frequency_factor,
+                   " and a high_freq_factor of ", r.high_frequency_factor,
+                   "; the first must be above 0 and below the second");
+        // Llama 3.1 itself goes twice as far as its factor of 8 stretches the original context.
+        const double reach = 2 * r.factor * static_cast<double>(r.original_context);
+        if (r.original_context < 1 || s.n_ctx > reach)
+            refuse("n_ctx = ", s.n_ctx, ", but rope_scaling by ", r.factor,
+                   " from an original context of ", r.original_context, " reaches to ", reach,
+                   " at most; lower n_ctx or raise the factor");
+    }
+
+    void between(const char* key, int64_t value, int64_t least, int64_t most) const {
+        if (value < least || value > most)
+            refuse(key, " = ", value, "; it must lie between ", least, " and ", most);
+    }
+
+    template <class... What>
+    [[noreturn]] void refuse(const What&... what) const {
+        throw Error(where_, " has ", what...);
+    }
+
+    const std::string& where_;
+};
+
+}  // namespace
+
+DecoderSpec Family::spec(const DecoderSettings& s, const std::string& where) const {
+    const Checks checks(where);
+    checks.extents(s);
+    DecoderSpec spec{.family = this,
+                     .n_layer = static_cast<int>(s.n_layer),
+                     .n_head = static_cast<int>(s.n_head),
+                     .n_kv_head = static_cast<int>(s.n_kv_head ? s.n_kv_head : s.n_head),
+                     .head_size = static_cast<int>(s.head_size),
+                     .n_embd = static_cast<int>(s.n_embd),
+                     .n_ff = static_cast<int>(s.n_ff),
+                     .n_ctx = static_cast<int>(s.n_ctx),
+                     .vocab_size = s.vocab_size};
+    defaults(spec);
+    if (spec.head_size == 0) spec.head_size = spec.n_embd / spec.n_head;
+    if (s.norm) spec.norm = *s.norm;
+    if (s.norm_epsilon != 0) spec.norm_epsilon = s.norm_epsilon;
+    if (s.mlp) spec.mlp = *s.mlp;
+    if (s.biases) spec.biases = *s.biases;
+    if (s.qk_norm) spec.qk_norm = *s.qk_norm;
+    if (s.tied_head) spec.tied_head = *s.tied_head;
+    if (s.positions) spec.positions = *s.positions;
+    if (s.init_std != 0) spec.init_std = s.init_std;
+    spec.init_residual_scaling = s.init_residual_scaling;
+    const double theta = s.rope_theta != 0 ? s.rope_theta : spec.rope.theta;
+    spec.rope = s.rope_scaling;
+    spec.rope.theta = theta;
+    spec.rope.D = spec.head_size;
+    checks.combination(spec);
+    if (!spec.is_rotary()) spec.rope = {};
+    spec.family = &family_for(spec);
+    return spec;
+}
+
+}  // namespace train_gpt
