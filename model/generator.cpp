@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cmath>
 #include <utility>
 
 #include "device/copy.h"
 #include "kernels/embedding.h"
 #include "kernels/head_loss.h"
-#include "kernels/linear/linear.h"
 #include "kernels/norm.h"
 
 namespace train_gpt {
@@ -26,28 +24,21 @@ Generator::Generator(const DecoderSpec& spec, const Registry& registry, Paramete
       registry_(registry),
       parameters_(parameters),
       rotary_(spec, spec.n_ctx, arena, Purpose::kv_cache),
+      residual_(alone_, spec.norm, spec.norm_epsilon),
       chunk_(std::min(prompt_chunk, spec.n_ctx)) {
-    const int64_t C = spec_.n_embd, F = spec_.n_ff;
+    const int64_t C = spec_.n_embd;
     const DType dtype = parameters_.dtype();
     const auto buffer = [&](int64_t rows, int64_t cols, DType type) {
         return arena.tensor(type, {rows, cols}, Purpose::kv_cache);
     };
-    activations_ = {.x = buffer(chunk_, C, dtype),
-                    .norm1 = buffer(chunk_, C, dtype),
-                    .stats1 = buffer(chunk_, 2, DType::fp32),
-                    .qkv = buffer(chunk_, spec_.qkv_width(), dtype),
-                    .rotated = {},
-                    .att = buffer(chunk_, spec_.attention_width(), dtype),
-                    .lse = {},
-                    .x_mid = buffer(chunk_, C, dtype),
-                    .norm2 = buffer(chunk_, C, dtype),
-                    .stats2 = buffer(chunk_, 2, DType::fp32),
-                    .preact = buffer(chunk_, spec_.up_width(), dtype),
-                    .hidden = buffer(chunk_, F, dtype)};
+    // All layers share these, which are as wide as the widest layer needs.
+    activations_.x = buffer(chunk_, C, dtype);
+    for (const Activation& a : widest_activations(spec_, 0, spec_.n_layer, dtype))
+        if (!a.in_training_only) activations_.*a.member = buffer(chunk_, a.width, a.dtype);
     x_next_ = buffer(chunk_, C, dtype);
     final_norm_ = buffer(1, C, dtype);
-    cache_ = buffer(int64_t{spec_.n_layer} * 2 * spec_.n_ctx,
-                    int64_t{spec_.n_kv_head} * spec_.head_size, dtype);
+    for (int l = 0; l < spec_.n_layer; ++l)
+        caches_.push_back(buffer(int64_t{2} * spec_.n_ctx, spec_.layer(l).kv_width(), dtype));
     logits_ = buffer(1, spec_.vocab_size, DType::fp32);
     logits_scratch_ = buffer(1, spec_.padded_vocab(), dtype);
     tokens_ = buffer(1, chunk_, DType::int32);
@@ -56,34 +47,24 @@ Generator::Generator(const DecoderSpec& spec, const Registry& registry, Paramete
 }
 
 size_t Generator::scratch_bytes(const Stream& stream) const {
-    const int64_t C = spec_.n_embd, F = spec_.n_ff, width = spec_.attention_width();
     const DType dtype = parameters_.dtype();
-    size_t most = head_loss_scratch_bytes(stream, dtype, 1, spec_.padded_vocab(), C);
-    for (const auto& [out, in] : {std::pair{int64_t{spec_.qkv_width()}, C},
-                                  {C, width},
-                                  {int64_t{spec_.up_width()}, C},
-                                  {C, F}})
-        most = std::max(most, linear_scratch_bytes(stream, dtype, chunk_, out, in));
-    for (const int T : {1, 2, 3, chunk_})  // a few queries are split over threads differently
-        if (T <= chunk_)
-            most = std::max(most, attention_forward_scratch_bytes(stream, attention_shape(T)));
-    return std::max(most, norm_scratch_bytes(stream, chunk_, C));
+    size_t most = head_loss_scratch_bytes(stream, dtype, 1, spec_.padded_vocab(), spec_.n_embd);
+    for (int l = 0; l < spec_.n_layer; ++l) {
+        most = std::max(most, block_scratch_bytes(stream, spec_.layer(l), dtype, chunk_));
+        for (const int T : {1, 2, 3, chunk_})  // a few queries are split over threads differently
+            if (T <= chunk_)
+                most =
+                    std::max(most, attention_forward_scratch_bytes(stream, attention_shape(l, T)));
+    }
+    return most;
 }
 
-AttentionShape Generator::attention_shape(int T) const {
-    return {.dtype = parameters_.dtype(),
-            .B = 1,
-            .T = T,
-            .S = position_ + T,
-            .H = spec_.n_head,
-            .H_kv = spec_.n_kv_head,
-            .D = spec_.head_size,
-            .scale = 1.0f / std::sqrt(static_cast<float>(spec_.head_size)),
-            .doc_start = nullptr};
+AttentionShape Generator::attention_shape(int layer, int T) const {
+    return train_gpt::attention_shape(spec_.layer(layer), parameters_.dtype(), 1, T, position_ + T);
 }
 
 Tensor Generator::cache(int layer, int part) const {
-    return cache_.row_range((int64_t{layer} * 2 + part) * spec_.n_ctx, spec_.n_ctx);
+    return caches_[static_cast<size_t>(layer)].row_range(int64_t{part} * spec_.n_ctx, spec_.n_ctx);
 }
 
 void Generator::feed(Stream& stream, std::span<const int32_t> tokens) {
@@ -95,9 +76,11 @@ void Generator::feed(Stream& stream, std::span<const int32_t> tokens) {
     }
 }
 
-/// Appends the keys and values of T tokens to the cache of a layer, and attends to all of it.
-void Generator::attend(Stream& stream, int layer, const BlockActivations& a, int T) {
-    const int H = spec_.n_head, H_kv = spec_.n_kv_head, D = spec_.head_size;
+/// Appends the keys and values of a block's tokens to the cache of its layer, and attends to all of it.
+void Generator::attend(Stream& stream, int layer, const Block& block) {
+    const BlockActivations& a = block.activations;
+    const int H = block.layer.n_head, H_kv = block.layer.n_kv_head, D = block.layer.head_size,
+              T = block.attention.T;
     const size_t element = size_of(a.qkv.dtype),
                  row = static_cast<size_t>(H_kv) * static_cast<size_t>(D) * element;
     for (int part = 0; part < 2; ++part)
@@ -106,7 +89,7 @@ void Generator::attend(Stream& stream, int layer, const BlockActivations& a, int
             static_cast<char*>(cache(layer, part).data) + static_cast<size_t>(position_) * row, row,
             heads_view(a.qkv, H + part * H_kv, T, D).data,
             static_cast<size_t>(a.qkv.cols()) * element, row, T);
-    attention_forward(stream, {.shape = attention_shape(T),
+    attention_forward(stream, {.shape = block.attention,
                                .q = heads_view(a.qkv, 0, T, D),
                                .k = heads_view(cache(layer, 0), 0, spec_.n_ctx, D),
                                .v = heads_view(cache(layer, 1), 0, spec_.n_ctx, D),
@@ -116,13 +99,7 @@ void Generator::attend(Stream& stream, int layer, const BlockActivations& a, int
 
 void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool with_logits) {
     const int T = static_cast<int>(tokens.size());
-    BlockActivations a;
-    for (auto member : {&BlockActivations::x, &BlockActivations::norm1, &BlockActivations::stats1,
-                        &BlockActivations::qkv, &BlockActivations::att, &BlockActivations::x_mid,
-                        &BlockActivations::norm2, &BlockActivations::stats2,
-                        &BlockActivations::preact, &BlockActivations::hidden})
-        a.*member = (activations_.*member).row_range(0, T);
-    Tensor out = x_next_.row_range(0, T);
+    Tensor x = activations_.x.row_range(0, T), out = x_next_.row_range(0, T);
 
     stream.synchronize();  // the previous chunk has been copied
     std::copy(tokens.begin(), tokens.end(), host_tokens_.as<int32_t>());
@@ -130,7 +107,7 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
     {
         const UnitLease weights =
             parameters_.weights.acquire(stream, registry_.unit_of(registry_.tokens));
-        embedding_forward(stream, {.out = a.x.reshaped({1, T, spec_.n_embd}),
+        embedding_forward(stream, {.out = x.reshaped({1, T, spec_.n_embd}),
                                    .tokens = tokens_.as<int32_t>(),
                                    .w = weights.weight(registry_.tokens),
                                    .positions = weights.weight(registry_.positions),
@@ -139,19 +116,24 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
     }
     for (int l = 0; l < spec_.n_layer; ++l) {
         const BlockParameters& p = registry_.blocks[static_cast<size_t>(l)];
+        const LayerSpec layer = spec_.layer(l);
         const UnitLease weights = parameters_.weights.acquire(stream, registry_.unit_of(p.norm1_w));
-        RopeShape rope = rope_shape(spec_, parameters_.dtype(), 1, T);
-        if (spec_.is_rotary()) rope.table = rotary_.get(stream), rope.first_position = position_;
-        const Block block{.spec = spec_,
-                          .tensor = alone_,
+        RopeShape rope = rope_shape(layer, parameters_.dtype(), 1, T);
+        if (layer.is_rotary) rope.table = rotary_.get(stream), rope.first_position = position_;
+        BlockActivations a;
+        a.x = x;
+        for (const Activation& of : block_activations(layer, parameters_.dtype()))
+            if (!of.in_training_only)
+                a.*of.member = Tensor((activations_.*of.member).data, of.dtype, {T, of.width});
+        const Block block{.layer = layer,
+                          .residual = residual_,
                           .weights = weights,
                           .parameters = p,
                           .activations = a,
-                          .rope = rope};
-        block_before_attention(stream, block);
-        attend(stream, l, a, T);
-        block_after_attention(stream, block, out);
-        std::swap(a.x, out);
+                          .rope = rope,
+                          .attention = attention_shape(l, T)};
+        block_forward(stream, block, out, [&](Stream& s, const Block& of) { attend(s, l, of); });
+        std::swap(x, out);
     }
     position_ += T;
     if (!with_logits) return;
@@ -161,7 +143,7 @@ void Generator::feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool
         norm_forward(stream, {.norm = spec_.norm,
                               .out = final_norm_,
                               .stats = {},
-                              .x = a.x.row_range(T - 1, 1),
+                              .x = x.row_range(T - 1, 1),
                               .w = weights.weight(registry_.final_norm_w),
                               .b = weights.weight(registry_.final_norm_b),
                               .epsilon = static_cast<float>(spec_.norm_epsilon)});

@@ -33,17 +33,19 @@ class Generator final : public TokenGenerator {
   private:
     /// Keys (part 0) or values (1) of a layer: [1, n_ctx, H_kv, D].
     Tensor cache(int layer, int part) const;
-    void attend(Stream& stream, int layer, const BlockActivations& activations, int T);
+    void attend(Stream& stream, int layer, const Block& block);
     void feed_chunk(Stream& stream, std::span<const int32_t> tokens, bool with_logits);
-    AttentionShape attention_shape(int T) const;
+    AttentionShape attention_shape(int layer, int T) const;
 
     DecoderSpec spec_;
     Registry registry_;
     ParameterStore& parameters_;
     TensorGroup alone_;
     RotaryTable rotary_;
+    ResidualStream residual_;
+    std::vector<Tensor> caches_;    // of each layer: keys, then values [2·n_ctx, H_kv·D]
     BlockActivations activations_;  // [chunk, …]
-    Tensor x_next_, final_norm_, cache_, tokens_, logits_, logits_scratch_;
+    Tensor x_next_, final_norm_, tokens_, logits_, logits_scratch_;
     Tensor host_tokens_, host_logits_;
     int chunk_ = 0, position_ = 0;
 };

@@ -33,9 +33,9 @@ class Builder {
         return {weight, has_bias ? bias({.name = name, .out = spec_.n_embd}, true) : -1};
     }
 
-    int head_norm(const std::string& name) {
+    int head_norm(const std::string& name, int64_t head_size) {
         Parameter w;
-        w.name = name + ".weight", w.shape = {spec_.head_size}, w.init_mean = 1;
+        w.name = name + ".weight", w.shape = {head_size}, w.init_mean = 1;
         w.adds_over_tensor = true;
         return add(std::move(w));
     }
@@ -73,14 +73,15 @@ class Builder {
 
     BlockParameters block(int layer) {
         const std::string prefix = concat(names_.block, layer, ".");
-        const int64_t C = spec_.n_embd, width = spec_.attention_width(), F = spec_.n_ff;
-        const int64_t keys = int64_t{spec_.n_kv_head} * spec_.head_size;
+        const LayerSpec of = spec_.layer(layer);
+        const int64_t C = of.n_embd, width = of.attention_width(), F = of.n_ff,
+                      keys = of.kv_width();
         const float residual_std =
             spec_.init_residual_scaling
                 ? init_std() / std::sqrt(2.0f * static_cast<float>(spec_.n_layer))
                 : init_std();
         BlockParameters p;
-        const bool all_biases = spec_.biases == Biases::all, gated = spec_.mlp == Mlp::swiglu;
+        const bool all_biases = spec_.biases == Biases::all;
         const auto parts = [&](const auto& names) {
             std::vector<std::string> all;
             for (const char* name : names)
@@ -95,9 +96,9 @@ class Builder {
                                              .init_std = init_std(),
                                              .parts = parts(names_.qkv_parts)},
                                             spec_.biases != Biases::none);
-        if (spec_.qk_norm) {
-            p.q_norm_w = head_norm(prefix + names_.q_norm);
-            p.k_norm_w = head_norm(prefix + names_.k_norm);
+        if (of.qk_norm) {
+            p.q_norm_w = head_norm(prefix + names_.q_norm, of.head_size);
+            p.k_norm_w = head_norm(prefix + names_.k_norm, of.head_size);
         }
         std::tie(p.out_w, p.out_b) = linear({.name = prefix + names_.out,
                                              .out = C,
@@ -107,11 +108,11 @@ class Builder {
                                             all_biases, true);
         std::tie(p.norm2_w, p.norm2_b) = norm(prefix + names_.norm2);
         Linear up{.name = prefix + names_.up,
-                  .out = spec_.up_width(),
+                  .out = of.up_width(),
                   .in = C,
                   .split = TensorSplit{0, {F}},
                   .init_std = init_std()};
-        if (gated) up.split->sections = {F, F}, up.parts = parts(names_.gate_up_parts);
+        if (of.is_gated()) up.split->sections = {F, F}, up.parts = parts(names_.gate_up_parts);
         std::tie(p.up_w, p.up_b) = linear(up, all_biases);
         std::tie(p.down_w, p.down_b) = linear({.name = prefix + names_.down,
                                                .out = C,

@@ -1,16 +1,29 @@
 #include "model/spec.h"
 
 #include <algorithm>
+#include <cassert>
 
 #include "base/error.h"
 
 namespace train_gpt {
 
+LayerSpec DecoderSpec::layer([[maybe_unused]] int i) const {
+    assert(i >= 0 && i < n_layer);
+    return {.n_embd = n_embd,
+            .n_head = n_head,
+            .n_kv_head = n_kv_head,
+            .head_size = head_size,
+            .is_rotary = is_rotary(),
+            .qk_norm = qk_norm,
+            .mlp = mlp,
+            .n_ff = n_ff,
+            .norm_epsilon = norm_epsilon};
+}
+
 double DecoderSpec::flops_per_token(int T) const {
-    const double C = n_embd, L = n_layer, width = attention_width();
-    const double of_block = C * qkv_width() + width * C + C * up_width() + C * n_ff;
-    const double matrix_parameters = L * of_block + static_cast<double>(vocab_size) * C;
-    return 6 * matrix_parameters + 6 * L * width * T;
+    double flops = 6.0 * static_cast<double>(vocab_size) * n_embd;
+    for (int i = 0; i < n_layer; ++i) flops += layer(i).flops_per_token(T);
+    return flops;
 }
 
 namespace {
@@ -19,8 +32,12 @@ namespace {
 bool can_be_shared(const DecoderSpec& spec, int64_t ranks) {
     const int64_t whole = ranks * vocab_multiple,
                   part = (spec.vocab_size + whole - 1) / whole * vocab_multiple;
-    return spec.n_head % ranks == 0 && spec.n_kv_head % ranks == 0 && spec.n_ff % ranks == 0 &&
-           (ranks - 1) * part < spec.vocab_size;
+    for (int i = 0; i < spec.n_layer; ++i) {
+        const LayerSpec layer = spec.layer(i);
+        if (layer.n_head % ranks != 0 || layer.n_kv_head % ranks != 0 || layer.n_ff % ranks != 0)
+            return false;
+    }
+    return (ranks - 1) * part < spec.vocab_size;
 }
 
 }  // namespace

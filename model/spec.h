@@ -26,6 +26,35 @@ enum class Positions : uint8_t { learned, rope };
 /// Rows of vocabularies in memory, on each rank, are a multiple of this.
 constexpr int64_t vocab_multiple = 128;
 
+/// What one layer is made of: attention's query heads share n_kv_head key/value heads in groups of
+/// equal size; the feed-forward part has n_ff hidden values.
+struct LayerSpec {
+    int n_embd = 0, n_head = 0, n_kv_head = 0, head_size = 0;
+    bool is_rotary = false;
+    bool qk_norm = false;  // an RMSNorm of each head of q and k before they are rotated
+    Mlp mlp = Mlp::gelu;
+    int n_ff = 0;
+    double norm_epsilon = 1e-5;
+
+    /// Widths of attention's output, and of its packed input: q, k and v of a token.
+    int attention_width() const { return n_head * head_size; }
+    int qkv_width() const { return (n_head + 2 * n_kv_head) * head_size; }
+    int kv_width() const { return n_kv_head * head_size; }
+    /// Columns of the MLP's first product: gate and up are one.
+    int up_width() const { return is_gated() ? 2 * n_ff : n_ff; }
+    bool is_gated() const { return mlp == Mlp::swiglu; }
+    /// Parameters in matrix products that a token passes through.
+    double matrix_parameters() const {
+        const double C = n_embd;
+        return C * qkv_width() + attention_width() * C + C * up_width() + C * n_ff;
+    }
+    /// Training FLOPs per token: 6 for each of these parameters, and 6·H·D·T, where causal attention
+    /// counts half.
+    double flops_per_token(int T) const {
+        return 6 * matrix_parameters() + 6.0 * attention_width() * T;
+    }
+};
+
 /// A pre-norm decoder with causal attention. Its query heads share n_kv_head key/value heads in groups
 /// of equal size.
 struct DecoderSpec {
@@ -45,19 +74,16 @@ struct DecoderSpec {
     double init_std = 0.02;
     bool init_residual_scaling = true;
 
-    /// Widths of attention's output, and of its packed input: q, k and v of a token.
-    int attention_width() const { return n_head * head_size; }
-    int qkv_width() const { return (n_head + 2 * n_kv_head) * head_size; }
-    /// Columns of the MLP's first product: gate and up are one.
-    int up_width() const { return mlp == Mlp::swiglu ? 2 * n_ff : n_ff; }
+    /// What layer i is made of. All layers of today's families are alike.
+    LayerSpec layer(int i) const;
     bool is_rotary() const { return positions == Positions::rope; }
     /// Rows of the embedding in memory: a multiple of 128, for the matrix products. The loss ignores
     /// the padding. (Tensor-parallel ranks hold equal parts, each such a multiple.)
     int64_t padded_vocab() const {
         return (vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple;
     }
-    /// Training FLOPs per token: 6·N + 6·L·H·D·T, where N is the number of parameters in matrix
-    /// products and causal attention counts half.
+    /// Training FLOPs per token: 6·N + 6·Σ H·D·T over the layers, where N is the number of parameters
+    /// in matrix products and causal attention counts half.
     double flops_per_token(int T) const;
 
     bool operator==(const DecoderSpec&) const = default;

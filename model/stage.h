@@ -106,20 +106,21 @@ class Stage {
     int layers() const { return static_cast<int>(registry_.blocks.size()); }
     /// Whether this part of a backward pass completes the gradients of a unit.
     bool completes(Backward part, int unit) const;
-    AttentionShape attention_shape(const TokenBatch& batch) const;
-    Block block(Stream& stream, const UnitLease& weights, const Slot& slot, int layer,
+    /// What this rank computes of the stage's layer l.
+    LayerSpec layer(int l) const { return part_.layer(registry_.first_layer + l); }
+    bool is_training() const { return options_.use == ParameterStore::Use::training; }
+    AttentionShape attention_shape(const LayerSpec& layer, const TokenBatch& batch) const;
+    Block block(Stream& stream, const UnitLease& weights, const Slot& slot, int l,
                 const TokenBatch& batch);
     void take_activations(Arena& arena);
+    void take_head(Arena& arena);
     void take_gradients(Arena& arena);
-    bool is_split() const { return tensor_.is_split(); }
     int64_t tokens() const { return int64_t{options_.B} * options_.T; }
     /// The rows of the vocabulary that this rank has, and how many there are in memory.
     Range vocabulary(int parameter) const;
     int64_t padded_vocabulary() const;
     void embed(Stream& stream, Tensor out, const TokenBatch& batch);
-    void add_up(Stream& stream, Tensor held);
-    Tensor gathered(Stream& stream, Tensor all, Tensor held);
-    void add_residual(Stream& stream, const Block& block, const Addends& addends, Tensor out);
+    StreamNorm final_norm_of(const Slot& slot, const UnitLease& weights) const;
     void final_norm(Stream& stream, const Slot& slot, const Addends& input);
     void head(Stream& stream, const Slot& slot, const TokenBatch& batch, bool backward);
     void backward_head(Stream& stream, const Slot& slot, const TokenBatch& batch);
@@ -139,13 +140,12 @@ class Stage {
 
     std::vector<Slot> slots_;
     RotaryTable rotary_;
+    ResidualStream residual_;
     std::optional<ContextAttention> context_attention_;
     Tensor logits_, losses_;  // [chunk, Vp], [M]
     Tensor dres_, dy_;        // [M, C]: gradients of the residual stream, and temporary ones
-    // Of tensor-parallel ranks: products and gathered inputs [M, C], the rank's rows of sums, a copy
-    // of the bias that belongs to them [C], statistics of the head's rows [chunk, 3] of this rank and
-    // of all.
-    Tensor products_, gathered_, added_up_, bias_, stats_, all_stats_;
+    // Among tensor-parallel ranks: statistics of the head's rows [chunk, 3], this rank's and all ranks'.
+    Tensor stats_, all_stats_;
 };
 
 }  // namespace train_gpt

@@ -37,7 +37,7 @@ LEAST = [
     (r"loss_in_shared_memory", 2 * 2 * M * V), (r"add_embeddings", 2 * U), (r"update_parameters", 30 * PARAMETERS),
     (r"sum_squares", 4 * PARAMETERS),
     (r"rope: turn_heads", 2 * HEADS), (r"rope: backward_heads", 3 * HEADS), (r"swiglu: forward_kernel", 3 * 2 * M * F),
-    (r"swiglu: backward_kernel", 5 * 2 * M * F),
+    (r"swiglu: backward_kernel", 5 * 2 * M * F), (r"residual: add_rows", 3 * 2 * M * C),
 ]
 
 

@@ -73,14 +73,13 @@ std::vector<int> layers_of_stages(const Config& config, const DecoderSpec& spec)
     const auto& p = config.parallel;
     if (p.pipeline == 1) return {spec.n_layer};
     if (!p.layers_per_stage.empty()) return p.layers_per_stage;
-    const int T = config.sequence_length();
-    DecoderSpec one = spec;
-    one.n_layer = 1;
     // Per token, forward and backward.
-    const double head = 6.0 * static_cast<double>(spec.vocab_size) * spec.n_embd;
-    const double layer = one.flops_per_token(T) - head, embedding = 2.0 * spec.n_embd;
-    return deal_layers(spec.n_layer, p.pipeline * p.stages_per_rank,
-                       {.layer = layer, .embedding = embedding, .head = head});
+    LayerCosts costs{.layers = {},
+                     .embedding = 2.0 * spec.n_embd,
+                     .head = 6.0 * static_cast<double>(spec.vocab_size) * spec.n_embd};
+    for (int l = 0; l < spec.n_layer; ++l)
+        costs.layers.push_back(spec.layer(l).flops_per_token(config.sequence_length()));
+    return deal_layers(costs, p.pipeline * p.stages_per_rank);
 }
 
 PipelineShape pipeline_shape(const Config& config, const MeshLayout& mesh) {

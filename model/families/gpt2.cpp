@@ -21,7 +21,7 @@ bool holds(const DecoderSpec& s) {
     return s.norm == Norm::layer && s.norm_epsilon == 1e-5 && s.mlp == Mlp::gelu &&
            s.biases == Biases::all && !s.qk_norm && s.tied_head &&
            s.positions == Positions::learned && s.n_kv_head == s.n_head &&
-           s.attention_width() == s.n_embd && s.n_ff == 4 * s.n_embd;
+           s.n_head * s.head_size == s.n_embd && s.n_ff == 4 * s.n_embd;
 }
 
 /// Hugging Face's names and layout. Initial values as OpenAI's: positions have half the standard

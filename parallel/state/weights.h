@@ -27,6 +27,7 @@ class UnitLease {
     UnitLease(const UnitLease&) = delete;
     UnitLease& operator=(const UnitLease&) = delete;
 
+    explicit operator bool() const { return buffers_ != nullptr; }
     /// Weight of parameter i, which is of this unit, in the compute dtype and padded shape. −1: none.
     Tensor weight(int i) const {
         if (i < 0) return {};

@@ -132,8 +132,8 @@ class ReferenceDecoder {
     void block(Rows& x, const BlockParameters& p) const {
         Rows qkv;
         for (const Row& row : x)
-            qkv.push_back(
-                linear(norm(row, p.norm1_w, p.norm1_b), p.qkv_w, p.qkv_b, spec_.qkv_width()));
+            qkv.push_back(linear(norm(row, p.norm1_w, p.norm1_b), p.qkv_w, p.qkv_b,
+                                 spec_.layer(0).qkv_width()));
         if (spec_.is_rotary())
             for (size_t t = 0; t < x.size(); ++t) place(qkv[t], t, p);
         for (size_t t = 0; t < x.size(); ++t) {
@@ -143,7 +143,8 @@ class ReferenceDecoder {
             };
             add(linear(attend(qkv, t), p.out_w, p.out_b, spec_.n_embd));
             const auto F = static_cast<size_t>(spec_.n_ff);
-            Row wide = linear(norm(row, p.norm2_w, p.norm2_b), p.up_w, p.up_b, spec_.up_width());
+            Row wide =
+                linear(norm(row, p.norm2_w, p.norm2_b), p.up_w, p.up_b, spec_.layer(0).up_width());
             for (size_t i = 0; i < F; ++i)
                 wide[i] = spec_.mlp == Mlp::swiglu ? silu(wide[i]) * wide[F + i] : gelu(wide[i]);
             wide.resize(F);

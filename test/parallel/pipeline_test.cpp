@@ -92,8 +92,10 @@ TEST_CASE("the stages of all pipeline ranks hold each parameter once, but a tied
         const int p = static_cast<int>(random_int(2, 3)), v = static_cast<int>(random_int(1, 2));
         std::map<std::string, int> held;
         for (int rank = 0; rank < p; ++rank) {
-            const RankRegistry of_rank =
-                rank_registry(whole, deal_layers(spec.n_layer, p * v, {}), rank, p, {});
+            const RankRegistry of_rank = rank_registry(
+                whole,
+                deal_layers({std::vector<double>(static_cast<size_t>(spec.n_layer), 1)}, p * v),
+                rank, p, {});
             REQUIRE(std::ssize(of_rank.stages) == v);
             int unit = 0;
             for (const Parameter& parameter : of_rank.parameters) {

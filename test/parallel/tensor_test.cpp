@@ -146,7 +146,7 @@ TEST_CASE("a model that tensor-parallel ranks cannot share is refused with the n
         {.n_layer = 1, .n_head = 12, .n_embd = 48, .n_ctx = 8, .vocab_size = 2000, .n_ff = 96});
     CHECK(contains(error_of([&] { tensor_part(spec, 5); }), "parallel.tensor=4 can"));
     CHECK(tensor_part(spec, 4).n_head == 3);
-    CHECK(tensor_part(spec, 4).up_width() == 24);
+    CHECK(tensor_part(spec, 4).layer(0).up_width() == 24);
     spec.vocab_size = 200;  // 128 rows for each of 4 ranks would leave two of them none
     CHECK(contains(error_of([&] { tensor_part(spec, 4); }), "parallel.tensor=2 can"));
     CHECK_NOTHROW(tensor_part(spec, 2));

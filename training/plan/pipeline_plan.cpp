@@ -10,22 +10,27 @@
 namespace train_gpt {
 
 PipelineTimes stage_flops(const Config& config, const DecoderSpec& spec, Recompute recompute) {
-    DecoderSpec one = spec;
-    one.n_layer = 1;
+    // Per token, each product once; the unit is the model's first layer.
     const int T = config.sequence_length();
-    // Per token, each product once.
-    const double head = 2.0 * static_cast<double>(spec.vocab_size) * spec.n_embd,
-                 products = one.flops_per_token(0) / 3 - head,
-                 attention = (one.flops_per_token(T) - one.flops_per_token(0)) / 3,
-                 layer = products + attention;
-    const double again = recompute == Recompute::block ? layer : 0;
+    const double unit = spec.layer(0).flops_per_token(T) / 3,
+                 head = 2.0 * static_cast<double>(spec.vocab_size) * spec.n_embd;
     PipelineTimes times;
-    for (const double n : layers_of_stages(config, spec))
-        times.stages.push_back({.forward = n,
-                                .backward_inputs = n * (products + 2 * attention + again) / layer,
-                                .backward_weights = n * products / layer});
-    times.stages.back().forward += head / layer;
-    times.stages.back().backward_inputs += 2 * head / layer;
+    int l = 0;
+    for (const int n : layers_of_stages(config, spec)) {
+        double products = 0, attention = 0;
+        for (const int end = l + n; l < end; ++l) {
+            const LayerSpec layer = spec.layer(l);
+            products += 2 * layer.matrix_parameters() / unit;
+            attention += 2.0 * layer.attention_width() * T / unit;
+        }
+        const double forward = products + attention,
+                     again = recompute == Recompute::block ? forward : 0;
+        times.stages.push_back({.forward = forward,
+                                .backward_inputs = products + 2 * attention + again,
+                                .backward_weights = products});
+    }
+    times.stages.back().forward += head / unit;
+    times.stages.back().backward_inputs += 2 * head / unit;
     return times;
 }
 

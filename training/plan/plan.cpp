@@ -191,12 +191,14 @@ Traffic traffic_of(const Config& config, const DecoderSpec& spec, DType dtype,
                                                       spec.n_embd *
                                                       static_cast<int64_t>(size_of(dtype));
     int layers = 0;
-    for (const Registry& stage : registry.stages) layers += static_cast<int>(stage.blocks.size());
-    if (contexts > 1)
-        traffic[mesh.group_name({Axis::context})] +=
-            schedule.shape.micro_batches * layers *
-            context_bytes_sent(tokens * 2 * spec.n_kv_head / tensors * spec.head_size, dtype,
-                               contexts);
+    const DecoderSpec part = tensor_part(spec, tensors);
+    for (const Registry& stage : registry.stages)
+        for (int l = 0; l < static_cast<int>(stage.blocks.size()); ++l, ++layers)
+            if (contexts > 1)
+                traffic[mesh.group_name({Axis::context})] +=
+                    schedule.shape.micro_batches *
+                    context_bytes_sent(tokens * 2 * part.layer(stage.first_layer + l).kv_width(),
+                                       dtype, contexts);
     if (tensors > 1)
         traffic[mesh.group_name({Axis::tensor})] +=
             schedule.shape.micro_batches *

@@ -1,0 +1,195 @@
+#include "model/attention_layer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/linear/linear.h"
+
+namespace train_gpt {
+
+using Lane = TensorGroup::Lane;
+
+RopeShape rope_shape(const LayerSpec& layer, DType dtype, int B, int T) {
+    return {.dtype = dtype,
+            .B = B,
+            .T = T,
+            .H = layer.n_head,
+            .H_kv = layer.n_kv_head,
+            .D = layer.head_size};
+}
+
+AttentionShape attention_shape(const LayerSpec& layer, DType dtype, int B, int T, int S) {
+    return {.dtype = dtype,
+            .B = B,
+            .T = T,
+            .S = S,
+            .H = layer.n_head,
+            .H_kv = layer.n_kv_head,
+            .D = layer.head_size,
+            .scale = 1.0f / std::sqrt(static_cast<float>(layer.head_size)),
+            .doc_start = nullptr};
+}
+
+HeadsView heads_view(Tensor packed, int first, int T, int D) {
+    const int64_t width = packed.cols();
+    auto* data = static_cast<char*>(packed.data) +
+                 static_cast<size_t>(int64_t{first} * D) * size_of(packed.dtype);
+    return {data, T * width, width, D};
+}
+
+Activations attention_activations(const LayerSpec& layer, DType dtype) {
+    using A = BlockActivations;
+    Activations list{{.member = &A::qkv, .width = layer.qkv_width(), .dtype = dtype},
+                     {.member = &A::att,
+                      .width = layer.attention_width(),
+                      .dtype = dtype,
+                      .read_by = ReadBy::weights},
+                     {.member = &A::lse, .width = layer.n_head}};
+    if (layer.qk_norm)
+        list.push_back({.member = &A::rotated,
+                        .width = layer.attention_width() + layer.kv_width(),
+                        .dtype = dtype,
+                        .dropped = Recompute::elementwise,
+                        .in_training_only = true});
+    return list;
+}
+
+namespace {
+
+/// q, k and v in a packed tensor.
+struct PackedHeads {
+    HeadsView q, k, v;
+
+    PackedHeads(Tensor qkv, const LayerSpec& layer, int T)
+        : q(heads_view(qkv, 0, T, layer.head_size)),
+          k(heads_view(qkv, layer.n_head, T, layer.head_size)),
+          v(heads_view(qkv, layer.n_head + layer.n_kv_head, T, layer.head_size)) {}
+};
+
+/// What attention takes: q and k are rotated.
+PackedHeads attention_heads(const Block& block, int T) {
+    const BlockActivations& a = block.activations;
+    PackedHeads heads(a.qkv, block.layer, T);
+    if (a.rotated) {
+        heads.q = heads_view(a.rotated, 0, T, block.layer.head_size);
+        heads.k = heads_view(a.rotated, block.layer.n_head, T, block.layer.head_size);
+    }
+    return heads;
+}
+
+QkNorm qk_norm(const Block& block) {
+    if (!block.layer.qk_norm) return {};
+    return {.q_w = block.weight(block.parameters.q_norm_w),
+            .k_w = block.weight(block.parameters.k_norm_w),
+            .epsilon = static_cast<float>(block.layer.norm_epsilon)};
+}
+
+void rotate(Stream& stream, const Block& block) {
+    const RopeShape& s = block.rope;
+    const PackedHeads from(block.activations.qkv, block.layer, s.T),
+        to = attention_heads(block, s.T);
+    rope_forward(stream, {.shape = s,
+                          .q = from.q,
+                          .k = from.k,
+                          .q_out = to.q,
+                          .k_out = to.k,
+                          .norm = qk_norm(block)});
+}
+
+/// g.dqkv from g.datt: attention, and the rotation of q and k.
+void scores_backward(const BackwardPass& pass) {
+    const Block& block = pass.block;
+    const BlockParameters& p = block.parameters;
+    const BlockActivations& a = block.activations;
+    const AttentionShape& s = block.attention;
+    if (pass.recomputes_elementwise() && a.rotated) rotate(pass.stream, block);
+    const PackedHeads heads = attention_heads(block, s.T), gradients(pass.g.dqkv, block.layer, s.T);
+    const AttentionBackward args{.shape = s,
+                                 .q = heads.q,
+                                 .k = heads.k,
+                                 .v = heads.v,
+                                 .out = heads_view(a.att, 0, s.T, s.D),
+                                 .dout = heads_view(pass.g.datt, 0, s.T, s.D),
+                                 .lse = a.lse.as<float>(),
+                                 .dq = gradients.q,
+                                 .dk = gradients.k,
+                                 .dv = gradients.v};
+    if (block.context)
+        block.context->backward(pass.stream, args, pass.recompute == Recompute::block);
+    else
+        attention_backward(pass.stream, args);
+    if (!block.layer.is_rotary) return;
+    const PackedHeads before(a.qkv, block.layer, s.T);
+    rope_backward(pass.stream, {.shape = block.rope,
+                                .dq = gradients.q,
+                                .dk = gradients.k,
+                                .q = before.q,
+                                .k = before.k,
+                                .norm = qk_norm(block),
+                                .dq_w = pass.early_sink(p.q_norm_w),
+                                .dk_w = pass.early_sink(p.k_norm_w)});
+}
+
+}  // namespace
+
+void attend_within_batch(Stream& stream, const Block& block) {
+    const BlockActivations& a = block.activations;
+    const AttentionShape& s = block.attention;
+    const PackedHeads heads = attention_heads(block, s.T);
+    const AttentionForward args{.shape = s,
+                                .q = heads.q,
+                                .k = heads.k,
+                                .v = heads.v,
+                                .out = heads_view(a.att, 0, s.T, s.D),
+                                .lse = a.lse.as<float>()};
+    if (block.context)
+        block.context->forward(stream, args);
+    else
+        attention_forward(stream, args);
+}
+
+void attention_layer_forward(Stream& stream, const Block& block, const Attend& attend) {
+    const BlockParameters& p = block.parameters;
+    const BlockActivations& a = block.activations;
+    block.residual.for_each_chunk(stream, Lane::inputs, a.qkv.rows(), [&](Range rows) {
+        linear_forward(stream, {.out = rows_of(a.qkv, rows),
+                                .x = rows_of(a.norm1, rows),
+                                .w = block.weight(p.qkv_w),
+                                .bias = block.weight(p.qkv_b)});
+    });
+    if (block.layer.is_rotary) rotate(stream, block);
+    attend(stream, block);
+}
+
+Addends add_attention(Stream& stream, const Block& block) {
+    const BlockActivations& a = block.activations;
+    return block.residual.add(stream, {.out = a.x_mid,
+                                       .x = a.att,
+                                       .residual = a.x,
+                                       .w = block.weight(block.parameters.out_w),
+                                       .bias = block.weight(block.parameters.out_b)});
+}
+
+void attention_layer_backward(const BackwardPass& pass) {
+    const BlockParameters& p = pass.block.parameters;
+    const BlockActivations& a = pass.block.activations;
+    const BlockGradients& g = pass.g;
+    const Tensor dmid = pass.gather_dres(g.dmid);
+    pass.restore(pass.block.norm1());
+    if (pass.inputs) pass.input_gradient(g.datt, dmid, p.out_w);
+    pass.weight_gradient(p.out_w, -1, a.att, dmid);
+    if (pass.inputs) {
+        scores_backward(pass);
+        pass.norm_output_gradient(g.dqkv, p.qkv_w);
+    }
+    pass.weight_gradient_of_norm(p.qkv_w, p.qkv_b, a.norm1, g.dqkv);
+}
+
+size_t attention_layer_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype,
+                                     int64_t rows) {
+    const int64_t C = layer.n_embd;
+    return std::max(linear_scratch_bytes(stream, dtype, rows, layer.qkv_width(), C),
+                    linear_scratch_bytes(stream, dtype, rows, C, layer.attention_width()));
+}
+
+}  // namespace train_gpt

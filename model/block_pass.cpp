@@ -1,0 +1,130 @@
+#include "model/block_pass.h"
+
+#include "device/copy.h"
+#include "kernels/convert.h"
+#include "kernels/linear/linear.h"
+
+namespace train_gpt {
+
+using Lane = TensorGroup::Lane;
+
+StreamNorm Block::norm1() const {
+    const BlockActivations& a = activations;
+    return {.out = a.norm1,
+            .stats = a.stats1,
+            .x = a.x,
+            .w = weight_if_leased(parameters.norm1_w),
+            .b = weight_if_leased(parameters.norm1_b),
+            .out_rows = a.norm1_rows};
+}
+
+StreamNorm Block::norm2() const {
+    const BlockActivations& a = activations;
+    return {.out = a.norm2,
+            .stats = a.stats2,
+            .x = a.x_mid,
+            .w = weight_if_leased(parameters.norm2_w),
+            .b = weight_if_leased(parameters.norm2_b),
+            .out_rows = a.norm2_rows};
+}
+
+std::vector<EarlyGradient> early_gradients(const LayerSpec& layer, const BlockParameters& p) {
+    constexpr int64_t alignment = 64;  // of kernels' outputs, in elements
+    std::vector<EarlyGradient> all;
+    const auto add = [&](int parameter, int64_t numel) {
+        if (parameter < 0) return;
+        const int64_t end = all.empty() ? 0 : all.back().end();
+        all.push_back({parameter, (end + alignment - 1) / alignment * alignment, numel});
+    };
+    for (const int i : {p.norm1_w, p.norm1_b, p.out_b, p.norm2_w, p.norm2_b}) add(i, layer.n_embd);
+    for (const int i : {p.q_norm_w, p.k_norm_w}) add(i, layer.head_size);
+    return all;
+}
+
+BackwardPass::BackwardPass(Stream& stream_, Gradients& gradients_, const Block& block_,
+                           const BlockGradients& g_, Recompute recompute_, Backward part)
+    : stream(stream_),
+      gradients(gradients_),
+      block(block_),
+      g(g_),
+      recompute(recompute_),
+      inputs(part != Backward::weights),
+      weights(part != Backward::inputs),
+      apart(part != Backward::both),
+      early_(g.early ? early_gradients(block.layer, block.parameters)
+                     : std::vector<EarlyGradient>()) {}
+
+Tensor BackwardPass::gather_dres(Tensor copy) const {
+    return block.residual.gather_gradient(stream, inputs ? g.dres : copy);
+}
+
+void BackwardPass::keep_dres(Tensor copy_) const {
+    if (inputs && apart) copy(stream, copy_.data, g.dres.data, g.dres.bytes());
+}
+
+void BackwardPass::restore(const StreamNorm& of) const {
+    const bool kept = tensor().options().keep_gathered;
+    if (inputs && recomputes_elementwise() && !kept)
+        block.residual.norm(stream, of, {}, weights);
+    else if (weights && of.out_rows)
+        block.residual.gather_again(stream, of);
+}
+
+void BackwardPass::input_gradient(Tensor dx, Tensor dy, int weight, Tensor preact) const {
+    block.residual.for_each_chunk(stream, Lane::gradients, dy.rows(), [&](Range rows) {
+        linear_backward_input(stream, {.dx = rows_of(dx, rows),
+                                       .dy = rows_of(dy, rows),
+                                       .w = block.weight(weight),
+                                       .preact = rows_of(preact, rows)});
+    });
+}
+
+void BackwardPass::norm_output_gradient(Tensor dy, int weight) const {
+    block.residual.add_input_gradient(stream, g.dy, dy, block.weight(weight));
+}
+
+void BackwardPass::add_weight_gradient(int weight, int bias, Tensor x, Tensor dy) const {
+    linear_backward_weight(stream, {.dw = gradients.sink(stream, weight),
+                                    .x = x,
+                                    .dy = dy,
+                                    .dbias = gradients.sink(stream, bias)});
+}
+
+void BackwardPass::weight_gradient(int weight, int bias, Tensor x, Tensor dy) const {
+    if (!weights) return;
+    tensor().wait(stream, Lane::gradients);
+    add_weight_gradient(weight, bias, x, dy);
+}
+
+void BackwardPass::weight_gradient_of_norm(int weight, int bias, Tensor x, Tensor dy) const {
+    if (!weights) return;
+    tensor().wait(stream, Lane::inputs);
+    add_weight_gradient(weight, bias, x, dy);
+}
+
+GradientSink BackwardPass::early_sink(int i) const {
+    for (const EarlyGradient& kept : early_)
+        if (kept.parameter == i) return {g.early.as<float>() + kept.offset, DType::fp32, false};
+    return gradients.sink(stream, i);
+}
+
+void BackwardPass::norm_gradients(const StreamNorm& of, int w, int b, int bias) const {
+    tensor().wait(stream, Lane::sums);
+    block.residual.norm_backward(stream, of,
+                                 {.dres = g.dres,
+                                  .dy = g.dy,
+                                  .dw = early_sink(w),
+                                  .db = early_sink(b),
+                                  .dbias = early_sink(bias)});
+}
+
+void BackwardPass::add_early_gradients() const {
+    if (inputs) return;
+    for (const EarlyGradient& kept : early_) {
+        const GradientSink to = gradients.sink(stream, kept.parameter);
+        widen(stream, static_cast<float*>(to.data), g.early.as<float>() + kept.offset, DType::fp32,
+              kept.numel, to.accumulate);
+    }
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,115 @@
+// What the parts of a block (attention_layer.h, mlp.h) work on in a pass.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "device/device.h"
+#include "kernels/attention/attention.h"
+#include "kernels/rope.h"
+#include "model/activations.h"
+#include "model/context_attention.h"
+#include "model/registry.h"
+#include "model/residual_stream.h"
+#include "model/spec.h"
+#include "parallel/state/parameters.h"
+
+namespace train_gpt {
+
+/// A block and the micro-batch, or the tokens, that it works on.
+struct Block {
+    LayerSpec layer;  // of this rank's part
+    const ResidualStream& residual;
+    const UnitLease& weights;
+    const BlockParameters& parameters;
+    const BlockActivations& activations;
+    RopeShape rope = {};  // with rotary positions
+    AttentionShape attention = {};
+    Addends input = {};                   // where the block computes its x
+    ContextAttention* context = nullptr;  // of context-parallel ranks
+
+    Tensor weight(int i) const { return weights.weight(i); }
+    /// The norms; without their weights in a pass that computes only weights' gradients.
+    StreamNorm norm1() const;
+    StreamNorm norm2() const;
+
+  private:
+    Tensor weight_if_leased(int i) const { return weights ? weight(i) : Tensor{}; }
+};
+
+/// Gradients in the backward pass. dres is the gradient of the residual stream. dy [M, C], datt
+/// [M, H·D] and, with SwiGLU, dhidden [M, F] are temporary. dup, which may be preact then, and dqkv
+/// are the gradients of the outputs of `up` and `qkv`. Among tensor-parallel ranks dres, dy, dout and
+/// dmid have this rank's rows.
+///
+/// All blocks share them, unless the two halves of the backward pass are called apart. Then dup,
+/// dqkv, and dout and dmid, the copies of dres at the block's output and middle, keep their values
+/// from one half to the other. So does `early`, fp32, with the weights' gradients that come with the
+/// inputs' (early_gradients()); if it is absent, these go to their sinks at once.
+struct BlockGradients {
+    Tensor dres, dy, datt, dhidden, dup, dqkv;
+    Tensor dout = {}, dmid = {}, early = {};
+};
+
+/// Which gradients a backward pass computes: the inputs', the weights', or both. A pass of `inputs`
+/// and one of `weights` after it do the same as `both`. Gradients that norms sum up (their own, and
+/// the bias of the projection before) come with the inputs.
+enum class Backward { both, inputs, weights };
+
+/// A parameter whose gradient comes with the inputs', and its place in BlockGradients::early.
+struct EarlyGradient {
+    int parameter = -1;
+    int64_t offset = 0, numel = 0;
+
+    int64_t end() const { return offset + numel; }
+};
+
+/// The early gradients of a block.
+std::vector<EarlyGradient> early_gradients(const LayerSpec& layer,
+                                           const BlockParameters& parameters);
+
+/// One block's backward pass, and the steps that its parts have in common.
+class BackwardPass {
+  public:
+    BackwardPass(Stream& stream, Gradients& gradients, const Block& block, const BlockGradients& g,
+                 Recompute recompute, Backward part);
+
+    Stream& stream;
+    Gradients& gradients;
+    const Block& block;
+    const BlockGradients& g;
+    const Recompute recompute;
+    const bool inputs, weights, apart;
+
+    bool recomputes_elementwise() const { return recompute == Recompute::elementwise; }
+
+    /// The stream's gradient of all rows, for products; `copy` has it for the second half, and gets
+    /// it in the first.
+    Tensor gather_dres(Tensor copy) const;
+    void keep_dres(Tensor copy) const;
+    /// A norm's output of all rows for weight gradients, unless it was kept.
+    void restore(const StreamNorm& of) const;
+    /// dx from dy of all rows, of a product into the stream.
+    void input_gradient(Tensor dx, Tensor dy, int weight, Tensor preact = {}) const;
+    /// g.dy from dy, of a product that reads a norm's output.
+    void norm_output_gradient(Tensor dy, int weight) const;
+    /// The gradients of a product into the stream.
+    void weight_gradient(int weight, int bias, Tensor x, Tensor dy) const;
+    /// The gradients of a product that reads a norm's output. They are computed while its input's
+    /// gradients are added up.
+    void weight_gradient_of_norm(int weight, int bias, Tensor x, Tensor dy) const;
+    /// Where a gradient goes that comes with the inputs'.
+    GradientSink early_sink(int parameter) const;
+    /// Adds dy's gradient to dres. `of` is the norm; w, b: its parameters; bias: the bias of the
+    /// product whose output the norm's x has been added to.
+    void norm_gradients(const StreamNorm& of, int w, int b, int bias) const;
+    /// In the second half: what the first one kept.
+    void add_early_gradients() const;
+
+  private:
+    TensorGroup& tensor() const { return block.residual.tensor(); }
+    void add_weight_gradient(int weight, int bias, Tensor x, Tensor dy) const;
+
+    std::vector<EarlyGradient> early_;  // what is kept
+};
+
+}  // namespace train_gpt

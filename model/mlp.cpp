@@ -1,0 +1,75 @@
+#include "model/mlp.h"
+
+#include <algorithm>
+
+#include "kernels/gelu.h"
+#include "kernels/linear/linear.h"
+#include "kernels/swiglu.h"
+
+namespace train_gpt {
+
+using Lane = TensorGroup::Lane;
+
+Activations mlp_activations(const LayerSpec& layer, DType dtype) {
+    using A = BlockActivations;
+    return {{.member = &A::preact, .width = layer.up_width(), .dtype = dtype},
+            {.member = &A::hidden,
+             .width = layer.n_ff,
+             .dtype = dtype,
+             .dropped = Recompute::elementwise,
+             .read_by = ReadBy::weights}};
+}
+
+void mlp_forward(Stream& stream, const Block& block) {
+    const BlockParameters& p = block.parameters;
+    const BlockActivations& a = block.activations;
+    const bool gated = block.layer.is_gated();
+    block.residual.for_each_chunk(stream, Lane::inputs, a.preact.rows(), [&](Range rows) {
+        linear_forward(stream, {.out = rows_of(gated ? a.preact : a.hidden, rows),
+                                .x = rows_of(a.norm2, rows),
+                                .w = block.weight(p.up_w),
+                                .bias = block.weight(p.up_b),
+                                .preact = gated ? Tensor{} : rows_of(a.preact, rows)});
+    });
+    if (gated) swiglu_forward(stream, {.out = a.hidden, .gate_up = a.preact});
+}
+
+Addends add_mlp(Stream& stream, const Block& block, Tensor out) {
+    const BlockActivations& a = block.activations;
+    return block.residual.add(stream, {.out = out,
+                                       .x = a.hidden,
+                                       .residual = a.x_mid,
+                                       .w = block.weight(block.parameters.down_w),
+                                       .bias = block.weight(block.parameters.down_b),
+                                       .keeps_bias = true});
+}
+
+void mlp_backward(const BackwardPass& pass) {
+    const BlockParameters& p = pass.block.parameters;
+    const BlockActivations& a = pass.block.activations;
+    const BlockGradients& g = pass.g;
+    const Tensor dout = pass.gather_dres(g.dout);
+    pass.restore(pass.block.norm2());
+    if (pass.inputs && pass.block.layer.is_gated()) {
+        // SwiGLU's backward pass can compute its output once more.
+        pass.input_gradient(g.dhidden, dout, p.down_w);
+        swiglu_backward(pass.stream, {.dgate_up = g.dup,
+                                      .dout = g.dhidden,
+                                      .gate_up = a.preact,
+                                      .out = pass.recomputes_elementwise() ? a.hidden : Tensor{}});
+    } else if (pass.inputs) {
+        if (pass.recomputes_elementwise()) gelu_forward(pass.stream, a.hidden, a.preact);
+        pass.input_gradient(g.dup, dout, p.down_w, a.preact);
+    }
+    pass.weight_gradient(p.down_w, p.down_b, a.hidden, dout);
+    if (pass.inputs) pass.norm_output_gradient(g.dup, p.up_w);
+    pass.weight_gradient_of_norm(p.up_w, p.up_b, a.norm2, g.dup);
+}
+
+size_t mlp_scratch_bytes(const Stream& stream, const LayerSpec& layer, DType dtype, int64_t rows) {
+    const int64_t C = layer.n_embd;
+    return std::max(linear_scratch_bytes(stream, dtype, rows, layer.up_width(), C),
+                    linear_scratch_bytes(stream, dtype, rows, C, layer.n_ff));
+}
+
+}  // namespace train_gpt
