@@ -154,11 +154,10 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     world.activity().pulse();
     StepProfile profile(device, line.profile, peak_flops);
     StepTrace trace(device, line.trace, given.run_dir);
-    const Arena plan = plan_memory(config, data.spec(), decided.dtype, decided.recompute, device,
-                                   ranks, mesh.rank());
-    Arena arena = allocate(plan, config, data.spec(), decided.dtype, ranks);
-    Trainer trainer(config, data.spec(), decided.dtype, decided.recompute, arena, mesh.layout(),
-                    mesh.rank());
+    const RunShape shape(config, data.spec(), decided.dtype, decided.recompute, ranks);
+    const Arena plan = plan_memory(shape, device, mesh.rank());
+    Arena arena = allocate(plan, shape);
+    Trainer trainer(shape, arena, mesh.rank());
     const Choices choices = choose_kernels(trainer, decided, world);
     const AttentionUse attention = attention_use(trainer.stream);
     trainer.connect(mesh);

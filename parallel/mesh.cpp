@@ -148,6 +148,13 @@ int MeshLayout::first_rank(Axes axes, int rank) const {
     return first;
 }
 
+std::vector<int> MeshLayout::first_ranks(Axis axis) const {
+    std::vector<int> ranks;
+    for (int i = 0; i < size(axis); ++i)
+        ranks.push_back(i * extents_[static_cast<size_t>(axis)].stride);
+    return ranks;
+}
+
 std::string MeshLayout::place(int rank) const {
     std::string text;
     int several = 0;
@@ -224,7 +231,8 @@ Communicator& Mesh::over_ends(Axes axes) const {
     for (const Group& group : groups_)
         if (group.axes == wanted) return *group.group;
     const bool is_end = at == 0 || at == stages - 1;
-    const int first = layout_.first_rank(axes, rank()) - at * layout_.stride(Axis::pipeline);
+    const int first = layout_.first_rank(axes, rank()) -
+                      layout_.first_ranks(Axis::pipeline)[static_cast<size_t>(at)];
     std::unique_ptr<Communicator> made =
         everyone().split(is_end ? first : layout_.world() + rank(), rank());
     const std::lock_guard lock(mutex_);

@@ -56,8 +56,8 @@ class MeshLayout {
     /// "data" where they are all of it. Empty for groups of one.
     std::string group_name(Axes axes) const;
     std::string ends_name(Axes axes) const;  // of Mesh::over_ends()
-    /// From a rank to the next one on an axis.
-    int stride(Axis axis) const { return extents_[static_cast<size_t>(axis)].stride; }
+    /// The first rank of each place on an axis.
+    std::vector<int> first_ranks(Axis axis) const;
 
     /// A rank's place where several axes have more than one rank, or the pipeline has, as "data 9,
     /// tensor 1"; else empty.

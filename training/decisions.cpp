@@ -5,13 +5,10 @@
 
 #include "base/error.h"
 #include "kernels/choices.h"
-#include "model/families/family.h"
-#include "model/registry.h"
 #include "parallel/axes/first_collectives.h"
 #include "parallel/together.h"
 #include "training/files/checkpoint.h"
 #include "training/plan/plan.h"
-#include "training/watch/step_sums.h"
 
 namespace train_gpt {
 
@@ -33,17 +30,14 @@ uint64_t memory_for_a_rank(const Device& device, int local_ranks) {
 
 namespace {
 
-void first_collectives(const Config& config, const DecoderSpec& spec, const Device& device,
-                       DType dtype, const Mesh& mesh) {
-    const RankRegistry registry = registry_of_rank(config, spec, mesh.layout(), mesh.rank());
-    const Sharding sharding = sharding_of(config, mesh.layout(), mesh.rank(), spec.tied_head);
+void first_collectives(const RunShape& shape, const Device& device, const Mesh& mesh) {
+    const RankRegistry registry = registry_of_rank(shape, mesh.rank());
+    const Sharding sharding = sharding_of(shape, mesh.rank());
     Activity& activity = mesh.world().activity();
     activity.phase = "connecting";
     do_first_collectives(mesh, device,
                          BucketLayout(registry.parameters, sharding.size, sharding.bucket_elements),
-                         sharding, dtype,
-                         StepSums::count(static_cast<int>(config.data.train.size())) +
-                             std::ssize(registry_of(spec).parameters));
+                         sharding, shape.dtype, sums_of_step(shape));
     activity.phase = "start";
 }
 
@@ -59,16 +53,15 @@ Decisions decide(const Config& config, const DecoderSpec& spec, const Device& de
     decided.dtype = dtype == name_of(DType::bf16) ? DType::bf16 : DType::fp32;
     decided.kept = choices_from_json(
         first_for_all(world, [&] { return to_json(kept_choices(config.run_dir)); }));
+    const RunShape shape(config, spec, decided.dtype, Recompute::none, world.size());
     first_for_all(world, [&]() -> std::string {
-        registry_of_rank(config, spec, mesh.layout(), 0);  // an Error where it cannot be split
+        registry_of_rank(shape, 0);  // an Error where it cannot be split
         return "";
     });
-    first_collectives(config, spec, device, decided.dtype, mesh);
+    first_collectives(shape, device, mesh);
     const uint64_t available = memory_for_a_rank(device, world.local_size());
-    const Choices chosen = choices_from_json(first_for_all(world, [&] {
-        return to_json(choose_by_memory(decided.kept, available, config, spec, decided.dtype,
-                                        device, world.size()));
-    }));
+    const Choices chosen = choices_from_json(first_for_all(
+        world, [&] { return to_json(choose_by_memory(decided.kept, available, shape, device)); }));
     decided.micro_batch = chosen.micro_batch;
     decided.recompute = recompute_from(chosen.recompute);
     return decided;

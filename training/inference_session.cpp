@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "model/families/family.h"
+#include "training/config/layout.h"
 #include "training/files/checkpoint.h"
 #include "training/plan/plan.h"
 

@@ -15,123 +15,6 @@
 
 namespace train_gpt {
 
-MeshSizes mesh_sizes(const Config& config) {
-    const auto& p = config.parallel;
-    return {.pipeline = p.pipeline,
-            .context = p.context,
-            .tensor = p.tensor,
-            .shard_ranks = p.shard_ranks,
-            .allow_tensor_across_nodes = p.allow_tensor_across_nodes};
-}
-
-MeshLayout mesh_of(const Config& config, int world) { return {world, mesh_sizes(config)}; }
-
-LoaderOptions loader_options(const Config& config, const MeshLayout& mesh, int rank) {
-    return {.seed = config.seed,
-            .B = config.batch.micro_batch,
-            .T = config.sequence_length(),
-            .first_sample = 0,
-            .micro_batches_per_step = static_cast<int>(config.micro_batches_per_step()),
-            .rank = mesh.at(Axis::data, rank),
-            .world = mesh.size(Axis::data),
-            .document_boundary = {}};
-}
-
-Sharding sharding_of(const Config& config, const MeshLayout& mesh, int rank, bool tied) {
-    const auto& p = config.parallel;
-    // Groups of one rank split nothing.
-    const bool splits = p.zero > 0 && mesh.size({Axis::shard, Axis::context}) > 1;
-    const Axes summed = {Axis::data, Axis::context}, split = {Axis::shard, Axis::context};
-    return {.rank = splits ? mesh.at(split, rank) : mesh.at(summed, rank),
-            .size = splits ? mesh.size(split) : mesh.size(summed),
-            .replica = splits ? mesh.at(Axis::replica, rank) : 0,
-            .replicas = splits ? mesh.size(Axis::replica) : 1,
-            .tensor = mesh.at(Axis::tensor, rank),
-            .tensors = mesh.size(Axis::tensor),
-            .pipeline = mesh.at(Axis::pipeline, rank),
-            .pipelines = mesh.size(Axis::pipeline),
-            .tied_ends = tied && mesh.size(Axis::pipeline) > 1,
-            .world = mesh.world(),
-            .zero = splits ? p.zero : 0,
-            .bucket_elements = static_cast<int64_t>(p.bucket_mb * (1 << 20) / sizeof(float)),
-            .reduce_dtype = p.reduce_dtype};
-}
-
-TensorOptions tensor_options(const Config& config, const MeshLayout& mesh, int rank) {
-    const TensorRank tensor{mesh.at(Axis::tensor, rank), mesh.size(Axis::tensor)};
-    if (tensor.ranks == 1) return {};
-    return {.rank = tensor,
-            .chunks = config.parallel.tensor_chunks,
-            .keep_gathered = config.parallel.tensor_keep_gathered};
-}
-
-ContextRank context_rank(const MeshLayout& mesh, int rank) {
-    return {mesh.at(Axis::context, rank), mesh.size(Axis::context)};
-}
-
-std::vector<int> layers_of_stages(const Config& config, const DecoderSpec& spec) {
-    const auto& p = config.parallel;
-    if (p.pipeline == 1) return {spec.n_layer};
-    if (!p.layers_per_stage.empty()) return p.layers_per_stage;
-    // Per token, forward and backward.
-    LayerCosts costs{.layers = {},
-                     .embedding = 2.0 * spec.n_embd,
-                     .head = 6.0 * static_cast<double>(spec.vocab_size) * spec.n_embd};
-    for (int l = 0; l < spec.n_layer; ++l)
-        costs.layers.push_back(spec.layer(l).flops_per_token(config.sequence_length()));
-    return deal_layers(costs, p.pipeline * p.stages_per_rank);
-}
-
-PipelineShape pipeline_shape(const Config& config, const MeshLayout& mesh) {
-    const auto& p = config.parallel;
-    const int64_t ranks = mesh.size(Axis::data);
-    return {
-        .kind = p.schedule,
-        .ranks = p.pipeline,
-        .stages_per_rank = p.stages_per_rank,
-        .micro_batches = static_cast<int>((config.micro_batches_per_step() + ranks - 1) / ranks)};
-}
-
-RankRegistry registry_of_rank(const Config& config, const DecoderSpec& spec, const MeshLayout& mesh,
-                              int rank) {
-    const TensorRank tensor{mesh.at(Axis::tensor, rank), mesh.size(Axis::tensor)};
-    tensor_part(spec, tensor.ranks);  // checks
-    RankRegistry registry =
-        rank_registry(registry_of(spec), layers_of_stages(config, spec),
-                      mesh.at(Axis::pipeline, rank), mesh.size(Axis::pipeline), tensor);
-    const auto& p = config.parallel;
-    if (sharding_of(config, mesh, rank, spec.tied_head).gradients_stand_alone())
-        number_sweeps(registry, p.pipeline > 1 && p.schedule == PipelineKind::zero_bubble);
-    return registry;
-}
-
-KernelSettings kernel_settings(const Config& config) {
-    using Attention = KernelSettings::Attention;
-    const auto& k = config.kernels;
-#ifndef TRAIN_GPT_ONEDNN
-    if (k.gemm == KernelSettings::Gemm::onednn)
-        throw Error(
-            "kernels.gemm is \"onednn\", which is not in this build; install oneDNN (Debian: "
-            "libdnnl-dev) and build again, or choose \"own\"");
-#endif
-    Attention attention = k.attention;
-    if (attention == Attention::automatic && !k.autotune) attention = Attention::own;
-    return {.gemm = k.gemm,
-            .attention = attention,
-            .autotune = k.autotune,
-            .tf32 = config.precision.tf32};
-}
-
-AdamWStep adamw_step(const Config& config, int64_t step, double rate) {
-    const auto& o = config.optimizer;
-    return {.learning_rate = static_cast<float>(rate),
-            .beta1 = static_cast<float>(o.beta1),
-            .beta2 = static_cast<float>(o.beta2),
-            .epsilon = static_cast<float>(o.epsilon),
-            .weight_decay = static_cast<float>(o.weight_decay),
-            .step = step + 1};
-}
-
 namespace {
 
 std::vector<std::string> names_of_all(const DecoderSpec& spec) {
@@ -163,49 +46,52 @@ std::vector<Stage*> pointers(const std::vector<std::unique_ptr<Stage>>& stages) 
 
 }  // namespace
 
-Trainer::Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
-                 Arena& arena, const MeshLayout& mesh, int rank)
+Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
     : stream(arena.device(), arena.is_counting()),
-      registry(registry_of_rank(config, spec, mesh, rank)),
-      tensor(tensor_options(config, mesh, rank)),
-      context(context_rank(mesh, rank)),
-      parameters(arena, registry.parameters, dtype, ParameterStore::Use::training,
-                 sharding_of(config, mesh, rank, spec.tied_head), optimizer_slots()),
-      stages(make_stages(registry, spec, pipeline_schedule(pipeline_shape(config, mesh)),
-                         mesh.at(Axis::pipeline, rank),
-                         {.B = config.batch.micro_batch,
-                          .T = config.sequence_length() / context.size(),
-                          .recompute = recompute,
+      registry(registry_of_rank(shape, rank)),
+      tensor(tensor_options(shape.config, tensor_rank(shape, rank))),
+      context(context_rank(shape, rank)),
+      parameters(arena, registry.parameters, shape.dtype, ParameterStore::Use::training,
+                 sharding_of(shape, rank), optimizer_slots()),
+      stages(make_stages(registry, shape.spec, pipeline_schedule(pipeline_shape(shape)),
+                         shape.mesh.at(Axis::pipeline, rank),
+                         {.B = shape.config.batch.micro_batch,
+                          .T = shape.config.sequence_length() / context.size(),
+                          .recompute = shape.recompute,
                           .use = ParameterStore::Use::training,
-                          .document_mask = config.data.document_mask,
-                          .z_loss = static_cast<float>(config.optimizer.z_loss),
+                          .document_mask = shape.config.data.document_mask,
+                          .z_loss = static_cast<float>(shape.config.optimizer.z_loss),
                           .tensor = &tensor,
                           .context = &context},
                          parameters, arena)),
-      model(pipeline_shape(config, mesh), mesh.at(Axis::pipeline, rank), pointers(stages), arena),
-      optimizer(parameters, arena, StepSums::count(static_cast<int>(config.data.train.size())),
-                model.ranks() > 1 ? names_of_all(spec) : std::vector<std::string>()),
-      feed(arena, config.batch.micro_batch, config.sequence_length(), config.data.document_mask,
-           context.place(), model.batches_in_use()),
-      evaluation_batch(arena, config.batch.micro_batch, config.sequence_length(),
-                       config.data.document_mask, context.place()),
+      model(pipeline_shape(shape), shape.mesh.at(Axis::pipeline, rank), pointers(stages), arena),
+      optimizer(parameters, arena,
+                StepSums::count(static_cast<int>(shape.config.data.train.size())),
+                model.ranks() > 1 ? names_of_all(shape.spec) : std::vector<std::string>()),
+      feed(arena, shape.config.batch.micro_batch, shape.config.sequence_length(),
+           shape.config.data.document_mask, context.place(), model.batches_in_use()),
+      evaluation_batch(arena, shape.config.batch.micro_batch, shape.config.sequence_length(),
+                       shape.config.data.document_mask, context.place()),
       outcomes(arena),
       clock(arena.device()),
-      counts_losses_(model.ends_model() && mesh.at(Axis::tensor, rank) == 0),
-      sources_(static_cast<int>(config.data.train.size())),
-      reserved_sms_(mesh.size({Axis::data, Axis::context}) > 1 ? config.parallel.reserved_sms : 0),
+      counts_losses_(model.ends_model() && shape.mesh.at(Axis::tensor, rank) == 0),
+      sources_(static_cast<int>(shape.config.data.train.size())),
+      reserved_sms_(shape.mesh.size({Axis::data, Axis::context}) > 1
+                        ? shape.config.parallel.reserved_sms
+                        : 0),
       batches_(static_cast<size_t>(model.batches_in_use())) {
-    stream.settings = kernel_settings(config);
+    stream.settings = kernel_settings(shape.config);
     if (tensor.is_split() || model.ranks() > 1)
         pass_generator_.emplace(model, arena);
     else
-        cached_generator_.emplace(spec, registry.stages.front(), parameters, arena);
+        cached_generator_.emplace(shape.spec, registry.stages.front(), parameters, arena);
     stream.scratch_bytes = std::max(model.scratch_bytes(stream), generator().scratch_bytes(stream));
     stream.scratch = arena.take(stream.scratch_bytes, Purpose::workspaces);
     stop_request_ = static_cast<double*>(arena.take(sizeof(double), Purpose::staging));
     if (!arena.is_counting()) *stop_request_ = 0;
     loader_memory =
-        arena.take(TrainLoader::buffer_bytes(loader_options(config, mesh, rank)), Purpose::staging);
+        arena.take(TrainLoader::buffer_bytes(loader_options(shape.config, shape.mesh, rank)),
+                   Purpose::staging);
 }
 
 void Trainer::connect(const Mesh& mesh) {

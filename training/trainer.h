@@ -12,7 +12,7 @@
 #include "parallel/mesh.h"
 #include "parallel/step_clock.h"
 #include "training/batch_feed.h"
-#include "training/config/config.h"
+#include "training/config/layout.h"
 #include "training/evaluation.h"
 #include "training/optimizer.h"
 #include "training/watch/step_sums.h"
@@ -43,9 +43,7 @@ class OutcomeQueue {
 };
 
 struct Trainer {
-    /// Of a rank of the mesh.
-    Trainer(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
-            Arena& arena, const MeshLayout& mesh = {}, int rank = 0);
+    Trainer(const RunShape& shape, Arena& arena, int rank = 0);
 
     /// Lets the trainer's collectives run. All ranks call it; `mesh` must live longer.
     void connect(const Mesh& mesh);
@@ -115,34 +113,5 @@ struct Trainer {
     const std::vector<PipelineAction>* actions_ = nullptr;
     int micro_batches_ = 0;  // of this rank in the step
 };
-
-/// The mesh of this many ranks. Throws Error where the configuration's sizes do not divide them.
-MeshSizes mesh_sizes(const Config& config);
-MeshLayout mesh_of(const Config& config, int world);
-
-/// The LoaderOptions of a run's first step that follow from the configuration, for a rank of the mesh:
-/// the ranks of a place on the data axis read the same micro-batches.
-LoaderOptions loader_options(const Config& config, const MeshLayout& mesh = {}, int rank = 0);
-
-/// Which kernels the configuration asks for. Throws Error for one that is not in this build.
-KernelSettings kernel_settings(const Config& config);
-
-/// tied: whether the head is the embedding.
-Sharding sharding_of(const Config& config, const MeshLayout& mesh, int rank, bool tied);
-TensorOptions tensor_options(const Config& config, const MeshLayout& mesh, int rank);
-ContextRank context_rank(const MeshLayout& mesh, int rank);
-
-/// Layers of each stage of the pipeline, as the configuration gives them, or dealt by FLOPs.
-std::vector<int> layers_of_stages(const Config& config, const DecoderSpec& spec);
-/// The pipeline of a step with the most micro-batches. config.batch.micro_batch must be given.
-PipelineShape pipeline_shape(const Config& config, const MeshLayout& mesh);
-
-/// The parameters of a model in a rank's memory. Throws Error, with the nearest parallel.tensor that
-/// works, where tensor-parallel ranks cannot share the model.
-RankRegistry registry_of_rank(const Config& config, const DecoderSpec& spec, const MeshLayout& mesh,
-                              int rank);
-
-/// AdamW's constants, and the learning rate, for the update of a step counted from 0.
-AdamWStep adamw_step(const Config& config, int64_t step, double rate);
 
 }  // namespace train_gpt

@@ -138,10 +138,12 @@ class Rank {
     Rank(const Experiment& experiment, const Config& config, const Mesh& mesh, const Device& device)
         : mesh_(mesh),
           config_(config),
-          arena_(allocate(plan_memory(config, experiment.spec, experiment.dtype,
-                                      experiment.recompute, device, mesh.world().size()))),
-          trainer_(config, experiment.spec, experiment.dtype, experiment.recompute, arena_,
-                   mesh.layout(), mesh.rank()) {
+          arena_(allocate(plan_memory({config, experiment.spec, experiment.dtype,
+                                       experiment.recompute, mesh.world().size()},
+                                      device))),
+          trainer_({config, experiment.spec, experiment.dtype, experiment.recompute,
+                    mesh.world().size()},
+                   arena_, mesh.rank()) {
         trainer_.connect(mesh);
         trainer_.parameters.state.initialize(experiment.seed);
         trainer_.parameters.weights.gather_all(trainer_.stream);

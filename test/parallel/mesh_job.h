@@ -112,9 +112,9 @@ class MeshRun {
           spec_(spec_of(config, config.model.vocab_size)),
           dtype_(resolve_dtype(config.precision.dtype, device)),
           mesh_(world, mesh_sizes(config), open_communicator(world, device, world.activity())),
-          arena_(allocate(
-              plan_memory(config, spec_, dtype_, Recompute::none, device, ranks(), mesh_.rank()))),
-          trainer_(config, spec_, dtype_, Recompute::none, arena_, mesh_.layout(), mesh_.rank()),
+          arena_(allocate(plan_memory({config, spec_, dtype_, Recompute::none, ranks()}, device,
+                                      mesh_.rank()))),
+          trainer_({config, spec_, dtype_, Recompute::none, ranks()}, arena_, mesh_.rank()),
           loader_(
               {{std::make_shared<TokenShards>("synthetic", static_cast<uint32_t>(spec_.vocab_size)),
                 1}},

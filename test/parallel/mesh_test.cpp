@@ -251,8 +251,9 @@ void check_case(const World& part, const Device& device, const MeshCase& c, uint
     clock.end(run.trainer().stream);
     const StepTimes times = clock.pop();
     const Traffic after = run.mesh().bytes_sent(),
-                  planned = step_traffic(run.config(), run.spec(), resolve_dtype(c.dtype, device),
-                                         part.size(), Recompute::none, part.rank());
+                  planned = step_traffic({run.config(), run.spec(), resolve_dtype(c.dtype, device),
+                                          Recompute::none, part.size()},
+                                         part.rank());
     CHECK(after.size() == planned.size());
     // What is sent is waited for, along the same axes.
     double waited = 0;
@@ -511,7 +512,7 @@ TEST_CASE("ranks: peak memory", "[.ranks]") {
         const double peak = memory_of_process("VmHWM") - memory_of_process("RssFile") -
                             memory_of_process("RssShmem") - before;
         const auto planned = static_cast<double>(
-            plan_memory(config, run.spec(), DType::fp32, Recompute::none, Device{}, world.size())
+            plan_memory({config, run.spec(), DType::fp32, Recompute::none, world.size()}, Device{})
                 .total_bytes());
         // 16 bytes of each parameter split over tensor and shard ranks; with ZeRO-3 also weights and
         // gradients whole, of this tensor rank, of the embedding and two blocks, else of all.

@@ -79,7 +79,8 @@ TEST_CASE("ranks: gpu first collectives", "[.ranks]") {
         for (const DType reduce : {DType::fp32, DType::bf16}) {
             const Config config = config_of({"model.n_layer=3", "model.n_embd=32", "model.n_head=2",
                                              "model.vocab_size=900", "parallel.bucket_mb=0.04"});
-            Sharding sharding = sharding_of(config, mesh.layout(), world.rank(), false);
+            Sharding sharding =
+                sharding_of({config, {}, DType::bf16, Recompute::none, world.size()}, world.rank());
             sharding.zero = zero;
             sharding.reduce_dtype = reduce;
             const std::vector<Parameter> parameters =
@@ -202,11 +203,12 @@ TEST_CASE("ranks: gpu decide", "[.ranks]") {
     Config chosen = config;
     chosen.batch.micro_batch = decided.micro_batch;
     const Arena plan =
-        plan_memory(chosen, spec, decided.dtype, decided.recompute, device, world.size());
+        plan_memory({chosen, spec, decided.dtype, decided.recompute, world.size()}, device);
     CAPTURE(whole, left, decided.micro_batch, plan.total_bytes());
     CHECK(plan.total_bytes() <= left);
     // With the memory that NCCL has taken it would have chosen more than there is.
-    CHECK(fit_into(whole, config, spec, decided.dtype, device, world.size()).bytes > left);
+    CHECK(fit_into(whole, {config, spec, decided.dtype, Recompute::none, world.size()}, device)
+              .bytes > left);
 }
 
 TEST_CASE("the micro-batch is chosen for the memory that NCCL leaves", "[communicator][cuda]") {
@@ -232,9 +234,9 @@ TEST_CASE("ranks: gpu first messages", "[.ranks]") {
     const Mesh mesh(world, mesh_sizes(config), open_communicator(world, device, world.activity()));
     const DecoderSpec spec = spec_of(config, config.model.vocab_size);
     const Decisions decided = decide(config, spec, device, mesh);
-    Arena arena = allocate(plan_memory(config, spec, decided.dtype, decided.recompute, device,
-                                       world.size(), world.rank()));
-    Trainer trainer(config, spec, decided.dtype, decided.recompute, arena, mesh.layout(),
+    Arena arena = allocate(plan_memory(
+        {config, spec, decided.dtype, decided.recompute, world.size()}, device, world.rank()));
+    Trainer trainer({config, spec, decided.dtype, decided.recompute, mesh.layout().world()}, arena,
                     world.rank());
     trainer.connect(mesh);
     trainer.parameters.state.fill_weights(trainer.stream);
@@ -325,9 +327,9 @@ TEST_CASE("ranks: gpu reserved multiprocessors", "[.ranks]") {
                        "model.vocab_size=300", "batch.micro_batch=1", "batch.tokens_per_step=32",
                        "parallel.reserved_sms=5", concat("parallel.zero=", zero)});
         const DecoderSpec spec = spec_of(config, config.model.vocab_size);
-        Arena arena =
-            allocate(plan_memory(config, spec, DType::fp32, Recompute::none, device, world.size()));
-        Trainer trainer(config, spec, DType::fp32, Recompute::none, arena, mesh.layout(),
+        Arena arena = allocate(
+            plan_memory({config, spec, DType::fp32, Recompute::none, world.size()}, device));
+        Trainer trainer({config, spec, DType::fp32, Recompute::none, mesh.layout().world()}, arena,
                         world.rank());
         // The products that the last micro-batch has used, by whether they leave multiprocessors.
         const auto used = [&] {

@@ -72,7 +72,8 @@ void check_gradient_sums(const Mesh& mesh, const Device& device, const char* zer
     const DecoderSpec spec = spec_of(config, config.model.vocab_size);
     const Registry registry = tensor_part(stage_of(registry_of(spec), 1, 4), tensor);
     const std::vector<Parameter>& parameters = registry.parameters;
-    const Sharding sharding = sharding_of(config, mesh.layout(), mesh.rank(), spec.tied_head);
+    const Sharding sharding =
+        sharding_of({config, spec, DType::fp32, Recompute::none, mesh.world().size()}, mesh.rank());
     Arena plan = Arena::counting(device);
     { LaterStage(plan, parameters, sharding); }
     Arena arena(device, plan);

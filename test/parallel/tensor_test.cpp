@@ -315,8 +315,8 @@ TEST_CASE("ranks: tensor traffic", "[.ranks]") {
         const Traffic before = mesh.bytes_sent();
         rank.step(experiment.step());
         const Traffic after = mesh.bytes_sent(),
-                      planned = step_traffic(config, experiment.spec, experiment.dtype,
-                                             world.size(), experiment.recompute);
+                      planned = step_traffic({config, experiment.spec, experiment.dtype,
+                                              experiment.recompute, world.size()});
         CHECK(planned.contains("tensor"));
         for (const auto& [group, bytes] : planned) {
             // Ranks of a group share what does not divide evenly.

@@ -118,8 +118,9 @@ class Job {
         return registry_of(spec_of(config(), config().model.vocab_size)).parameters;
     }
     BucketLayout layout(int ranks) const {
-        return BucketLayout(parameters(), ranks,
-                            sharding_of(config(), ranks, 0, false).bucket_elements);
+        return BucketLayout(
+            parameters(), ranks,
+            sharding_of({config(), {}, DType::fp32, Recompute::none, ranks}, 0).bucket_elements);
     }
 
     Command command(const std::string& verb, const std::string& name, const Settings& more = {},

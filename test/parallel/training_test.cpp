@@ -328,11 +328,12 @@ TEST_CASE("a rank holds the weights, gradients and optimizer state of its share 
                     {Purpose::masters, dtype == DType::bf16 ? 4 * updated : 0},
                     {Purpose::moments, 8 * updated}};
                 const Arena plan =
-                    plan_memory(config, spec, dtype, Recompute::none, Device{}, ranks);
+                    plan_memory({config, spec, dtype, Recompute::none, ranks}, Device{});
                 for (int rank = 0; rank < ranks; rank += ranks - 1) {
                     Arena arena = allocate(plan);
-                    const Trainer run(config, spec, dtype, Recompute::none, arena,
-                                      mesh_of(config, ranks), rank);
+                    const Trainer run(
+                        {config, spec, dtype, Recompute::none, mesh_of(config, ranks).world()},
+                        arena, rank);
                     CHECK(arena.total_bytes() == plan.total_bytes());
                     for (const auto& [purpose, bytes] : wanted) {
                         CAPTURE(name_of(purpose));
@@ -375,7 +376,7 @@ TEST_CASE("in a model of real size the bytes per parameter are those of the lite
         for (const int stage : {0, 1, 2, 3}) {
             config.parallel.zero = stage;
             const Arena plan =
-                plan_memory(config, spec, DType::bf16, Recompute::block, Device{}, ranks);
+                plan_memory({config, spec, DType::bf16, Recompute::block, ranks}, Device{});
             double bytes = 0;
             for (const Purpose purpose :
                  {Purpose::parameters, Purpose::gradients, Purpose::masters, Purpose::moments})
@@ -467,9 +468,10 @@ void check_traffic(const Traffic& t) {
         CHECK(counted > 0);
         // What the communicators count, and tests of meshes compare with the plan's.
         const Config config = job.config(settings);
-        const int64_t planned = step_traffic(config, spec_of(config, config.model.vocab_size),
-                                             resolve_dtype(t.dtype, Device{}), t.ranks)
-                                    .at("data");
+        const int64_t planned =
+            step_traffic({config, spec_of(config, config.model.vocab_size),
+                          resolve_dtype(t.dtype, Device{}), Recompute::none, t.ranks})
+                .at("data");
         CHECK(std::abs(counted - planned) < std::ssize(layout.buckets()));
         if (t.stage < 3) CHECK(std::abs(counted * d - step) < d);  // it counts whole bytes
     }

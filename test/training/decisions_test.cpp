@@ -63,7 +63,7 @@ class Poisoned {
             copy_now(test_device(), first, std::vector<char>(poisoned, '\xff').data(), poisoned);
         trainer_.reset();
         const DecoderSpec spec = spec_of(config_, config_.model.vocab_size);
-        trainer_ = std::make_unique<Trainer>(config_, spec, dtype, Recompute::none, arena);
+        trainer_ = std::make_unique<Trainer>(RunShape{config_, spec, dtype}, arena);
     }
 
     Config config_;

@@ -71,9 +71,10 @@ TEST_CASE("a plan's bubble is that of the schedules' formulas", "[plan][pipeline
         const DecoderSpec spec = spec_of(config, 128);
         const DType dtype = resolve_dtype("auto", Device{});
         for (int rank = 0; rank < p; ++rank)
-            CHECK(contains(table, format_bytes(plan_memory(config, spec, dtype, Recompute::none,
-                                                           Device{}, p, rank)
-                                                   .total_bytes())));
+            CHECK(contains(
+                table,
+                format_bytes(plan_memory({config, spec, dtype, Recompute::none, p}, Device{}, rank)
+                                 .total_bytes())));
         const int first = kind == PipelineKind::gpipe ? m : p;  // of the first rank
         if (v == 1) CHECK(contains(table, concat(" 1   ", first, "\n")));
     }
@@ -91,16 +92,17 @@ TEST_CASE("the FLOPs of stages add up to those of the model", "[plan][pipeline_p
     const DecoderSpec spec = spec_of(config, config.model.vocab_size);
     const double C = spec.n_embd, T = spec.n_ctx;
     const double layer = 24 * C * C + 2 * C * T;  // forward
+    const RunShape shape(config, spec, DType::fp32, Recompute::none, p);
     const auto total = [&](Recompute recompute) {
         double sum = 0;
-        for (const StageTimes& t : stage_flops(config, spec, recompute).stages)
+        for (const StageTimes& t : stage_flops(shape.with_recompute(recompute)).stages)
             sum += t.forward + t.backward_inputs + t.backward_weights;
         return sum;
     };
     CHECK(total(Recompute::none) == Approx(spec.flops_per_token(static_cast<int>(T)) / layer));
     CHECK(total(Recompute::block) == Approx(total(Recompute::none) + spec.n_layer));
-    const PipelineTimes times = stage_flops(config, spec, Recompute::none);
-    CHECK(times.stages.front().forward == layers_of_stages(config, spec).front());
+    const PipelineTimes times = stage_flops(shape);
+    CHECK(times.stages.front().forward == Approx(layers_of_stages(shape).front()));
     // Attention's scores and values have no weights.
     CHECK(times.stages.front().backward_weights ==
           Approx(times.stages.front().forward * 24 * C * C / layer));
@@ -115,9 +117,10 @@ TEST_CASE("a plan that shortens a pipeline's schedule counts the memory of the w
         for (int rank = 0; rank < p; ++rank) {
             CAPTURE(name_of(kind), p, v, m, rank);
             Arena whole = Arena::counting(Device{});
-            const Trainer trainer(config, spec, DType::fp32, Recompute::none, whole, mesh, rank);
+            const Trainer trainer({config, spec, DType::fp32, Recompute::none, mesh.world()}, whole,
+                                  rank);
             const Arena plan =
-                plan_memory(config, spec, DType::fp32, Recompute::none, Device{}, p, rank);
+                plan_memory({config, spec, DType::fp32, Recompute::none, p}, Device{}, rank);
             for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i)
                 CHECK(plan.bytes(static_cast<Purpose>(i)) == whole.bytes(static_cast<Purpose>(i)));
         }

@@ -48,10 +48,10 @@ TEST_CASE("the plan counts what a run takes, by purpose and to the byte", "[plan
             const Config config = random_config();
             const DecoderSpec spec = spec_of(config, vocab_size_of(config));
             const Arena plan =
-                plan_memory(config, spec, resolve_dtype(dtype, Device{}), level, Device{});
+                plan_memory({config, spec, resolve_dtype(dtype, Device{}), level}, Device{});
             CHECK(plan.is_counting());
             Arena arena = allocate(plan);
-            const Trainer run(config, spec, resolve_dtype(dtype, Device{}), level, arena);
+            const Trainer run({config, spec, resolve_dtype(dtype, Device{}), level}, arena);
             CHECK(arena.total_bytes() == plan.total_bytes());
             for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i) {
                 const auto purpose = static_cast<Purpose>(i);
@@ -69,7 +69,8 @@ TEST_CASE("recomputation takes less memory the more of it there is", "[plan]") {
     config.model.n_layer = 4;
     const DecoderSpec spec = spec_of(config, config.model.vocab_size);
     const auto bytes = [&](Recompute level) {
-        return plan_memory(config, spec, DType::fp32, level, Device{}).bytes(Purpose::activations);
+        return plan_memory({config, spec, DType::fp32, level}, Device{})
+            .bytes(Purpose::activations);
     };
     CHECK(bytes(Recompute::none) > bytes(Recompute::elementwise));
     CHECK(bytes(Recompute::elementwise) > bytes(Recompute::block));
@@ -96,7 +97,8 @@ TEST_CASE("the report names parameters, batch, ranks and the memory of every rec
     const DType dtype = resolve_dtype("auto", Device{});
     for (Recompute level : {Recompute::none, Recompute::elementwise, Recompute::block})
         CHECK(contains(
-            report, format_bytes(plan_memory(config, spec, dtype, level, Device{}).total_bytes())));
+            report,
+            format_bytes(plan_memory({config, spec, dtype, level}, Device{}).total_bytes())));
     CHECK_FALSE(contains(report, "DOES NOT FIT"));
     CHECK(plan_report(config, Device{}, 1).problem.empty());
 
@@ -146,7 +148,7 @@ TEST_CASE("a micro-batch that is left open is the one with which a step is done 
         const auto bytes_of = [&](int64_t B, Recompute level) {
             Config with = config;
             with.batch.micro_batch = static_cast<int>(B);
-            return plan_memory(with, spec, DType::fp32, level, Device{}, ranks).total_bytes();
+            return plan_memory({with, spec, DType::fp32, level, ranks}, Device{}).total_bytes();
         };
         const uint64_t least = bytes_of(1, Recompute::block);
         const uint64_t available = least + static_cast<uint64_t>(random_int(0, 1 << 24));
@@ -162,7 +164,8 @@ TEST_CASE("a micro-batch that is left open is the one with which a step is done 
                 const int64_t busiest = (m + ranks - 1) / ranks;
                 soonest = std::min(soonest, static_cast<double>(busiest * (B * T + 64)) * cost);
             }
-        const Fit fit = fit_into(available, config, spec, DType::fp32, Device{}, ranks);
+        const Fit fit =
+            fit_into(available, {config, spec, DType::fp32, Recompute::none, ranks}, Device{});
         CAPTURE(T, sequences, ranks, available, fit.micro_batch, name_of(fit.recompute));
         CHECK(fit.bytes == bytes_of(fit.micro_batch, fit.recompute));
         CHECK(fit.bytes <= available);
@@ -174,11 +177,13 @@ TEST_CASE("a micro-batch that is left open is the one with which a step is done 
                   cost[static_cast<size_t>(fit.recompute)] ==
               soonest);
 
-        const Fit none = fit_into(least - 1, config, spec, DType::fp32, Device{}, ranks);
+        const Fit none =
+            fit_into(least - 1, {config, spec, DType::fp32, Recompute::none, ranks}, Device{});
         CHECK(none.bytes == least);
         config.batch.micro_batch = fit.micro_batch;
         config.precision.recompute = "elementwise";
-        const Fit given = fit_into(0, config, spec, DType::fp32, Device{}, ranks);
+        const Fit given =
+            fit_into(0, {config, spec, DType::fp32, Recompute::none, ranks}, Device{});
         CHECK(given.micro_batch == fit.micro_batch);
         CHECK(given.recompute == Recompute::elementwise);
     }
@@ -193,7 +198,8 @@ TEST_CASE("context-parallel ranks take the time of their part of a sequence", "[
     const DecoderSpec spec = spec_of(config, config.model.vocab_size);
     const auto chosen = [&](int context) {
         config.parallel.context = context;
-        return fit_into(uint64_t{1} << 50, config, spec, DType::fp32, Device{}, 5 * context)
+        return fit_into(uint64_t{1} << 50,
+                        {config, spec, DType::fp32, Recompute::none, 5 * context}, Device{})
             .micro_batch;
     };
     // 12 sequences on 5 ranks: 3 · (T + 64) or 2 · (2·T + 64), where T is a rank's part.
@@ -221,18 +227,19 @@ TEST_CASE("the plan of a pipeline is of the stage that needs the most, and sends
         std::vector<uint64_t> bytes;
         Traffic most;
         for (int rank = 0; rank < ranks; ++rank) {
-            bytes.push_back(plan_memory(config, spec, dtype, Recompute::none, Device{}, ranks, rank)
-                                .total_bytes());
+            bytes.push_back(
+                plan_memory({config, spec, dtype, Recompute::none, ranks}, Device{}, rank)
+                    .total_bytes());
             for (const auto& [group, sent] :
-                 step_traffic(config, spec, dtype, ranks, Recompute::none, rank))
+                 step_traffic({config, spec, dtype, Recompute::none, ranks}, rank))
                 most[group] = std::max(most[group], sent);
         }
         CHECK(std::ranges::max(bytes) > bytes[0]);
-        CHECK(plan_memory(config, spec, dtype, Recompute::none, Device{}, ranks).total_bytes() ==
+        CHECK(plan_memory({config, spec, dtype, Recompute::none, ranks}, Device{}).total_bytes() ==
               std::ranges::max(bytes));
         const std::string text = plan_report(config, Device{}, ranks).text;
         REQUIRE(most.contains("data"));
-        CHECK(most["data"] > step_traffic(config, spec, dtype, ranks)["data"]);
+        CHECK(most["data"] > step_traffic({config, spec, dtype, Recompute::none, ranks})["data"]);
         for (const auto& [group, sent] : most)
             CHECK(contains(text,
                            concat(format_bytes(static_cast<uint64_t>(sent)), " along ", group)));
@@ -246,7 +253,8 @@ TEST_CASE("a resumed run takes the choices that it has, unless they fit no more"
     const DecoderSpec spec = spec_of(config, config.model.vocab_size);
     constexpr uint64_t plenty = uint64_t{1} << 50;
     const auto choose = [&](const Choices& kept, uint64_t available, int ranks) {
-        return choose_by_memory(kept, available, config, spec, DType::fp32, Device{}, ranks);
+        return choose_by_memory(kept, available,
+                                {config, spec, DType::fp32, Recompute::none, ranks}, Device{});
     };
     const Choices fresh = choose({}, plenty, 1);
     CHECK(fresh.micro_batch > 0);
@@ -262,7 +270,7 @@ TEST_CASE("a resumed run takes the choices that it has, unless they fit no more"
     const auto bytes = [&](int B, Recompute level) {
         Config with = config;
         with.batch.micro_batch = B;
-        return plan_memory(with, spec, DType::fp32, level, Device{}, 1).total_bytes();
+        return plan_memory({with, spec, DType::fp32, level, 1}, Device{}).total_bytes();
     };
     CHECK(choose(kept, bytes(3, Recompute::block), 1).micro_batch == 3);
     const Choices less = choose(kept, bytes(3, Recompute::block) - 1, 1);
@@ -284,13 +292,13 @@ TEST_CASE("a change that is said to fit fits", "[plan]") {
         config.batch.tokens_per_step = 4 * 4 * 64;
         const DecoderSpec spec = spec_of(config, config.model.vocab_size);
         const auto fit = [&](const Config& of, uint64_t available, int ranks) {
-            return fit_into(available, of, spec, DType::fp32, Device{}, ranks);
+            return fit_into(available, {of, spec, DType::fp32, Recompute::none, ranks}, Device{});
         };
         const uint64_t needed = fit(config, 0, 1).bytes;
         const auto available = static_cast<uint64_t>(
             random_int(static_cast<int64_t>(needed) / 4, static_cast<int64_t>(needed) - 1));
         const std::string advice =
-            change_that_fits(config, spec, DType::fp32, Device{}, available, 1);
+            change_that_fits({config, spec, DType::fp32, Recompute::none, 1}, Device{}, available);
         std::istringstream words(advice);
         std::vector<std::string> settings;
         int ranks = 1;
@@ -330,7 +338,7 @@ TEST_CASE("a plan has the traffic along each axis of its mesh, and memory falls 
     const auto bytes = [&](int zero, int shard_ranks) {
         config.parallel.zero = zero;
         config.parallel.shard_ranks = shard_ranks;
-        return plan_memory(config, spec, DType::bf16, Recompute::none, Device{}, 8).total_bytes();
+        return plan_memory({config, spec, DType::bf16, Recompute::none, 8}, Device{}).total_bytes();
     };
     CHECK(bytes(0, 4) == bytes(0, 0));
     for (const int zero : {1, 2, 3}) {
@@ -359,7 +367,8 @@ TEST_CASE("every preset has a plan on the fewest ranks that its mesh has and on 
             const int ranks = data_ranks * config.parallel.tensor;
             if (config.batch.micro_batch > 0 && config.micro_batches_per_step() < data_ranks)
                 continue;
-            const Fit fit = fit_into(uint64_t{1} << 50, config, spec, DType::bf16, Device{}, ranks);
+            const Fit fit = fit_into(uint64_t{1} << 50,
+                                     {config, spec, DType::bf16, Recompute::none, ranks}, Device{});
             CHECK(fit.recompute == Recompute::none);
             CHECK(config.batch.tokens_per_step %
                       (int64_t{fit.micro_batch} * config.sequence_length()) ==
@@ -382,7 +391,7 @@ TEST_CASE("a plan of any size is counted, and one that cannot fit says so", "[pl
     CHECK(contains(error_of(config, 1), "raise parallel.bucket_mb"));
     config.parallel.bucket_mb = 64;
     const Arena plan =
-        plan_memory(config, spec_of(config, 16777216), DType::bf16, Recompute::block, Device{});
+        plan_memory({config, spec_of(config, 16777216), DType::bf16, Recompute::block}, Device{});
     try {
         allocate(plan);
         FAIL("petabytes were allocated");

@@ -12,8 +12,8 @@
 #include "parallel/mesh.h"
 #include "parallel/pipeline/stage_layers.h"
 #include "training/config/config_parser.h"
+#include "training/config/layout.h"
 #include "training/config/micro_batches.h"
-#include "training/trainer.h"
 
 namespace train_gpt {
 

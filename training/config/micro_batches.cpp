@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "parallel/axes/tensor_group.h"
 #include "training/config/config_checks.h"
-#include "training/trainer.h"
+#include "training/config/layout.h"
 
 namespace train_gpt {
 
@@ -31,9 +31,7 @@ int64_t rows_of(const Config& config, int64_t B) {
 }
 
 TensorGroup tensor_group(const Config& config) {
-    MeshSizes sizes;
-    sizes.tensor = config.parallel.tensor;
-    return TensorGroup(tensor_options(config, MeshLayout(sizes.tensor, sizes), 0));
+    return TensorGroup(tensor_options(config, {.rank = 0, .ranks = config.parallel.tensor}));
 }
 
 /// The micro-batches that divide a step, feed so many data-parallel ranks and stay within

@@ -40,7 +40,7 @@ ResolvedConfig resolve_here(const Config& given, int ranks, int local_ranks) {
         config = resolve(config, spec, dtype);
         const Choices chosen =
             choose_by_memory(kept_choices(given.run_dir), memory_for_a_rank(device, local_ranks),
-                             given, spec, dtype, device, ranks);
+                             RunShape(given, spec, dtype, Recompute::none, ranks), device);
         config.batch.micro_batch = chosen.micro_batch;
         config.precision.recompute = recompute_from(chosen.recompute);
     } catch (const Error& error) {

@@ -1,12 +1,11 @@
 // What `train_gpt plan` says of a pipeline: its schedule, timed from FLOPs.
 #pragma once
+#include <cstdint>
 #include <string>
+#include <vector>
 
-#include "device/device.h"
-#include "model/recompute.h"
-#include "model/spec.h"
 #include "parallel/pipeline/pipeline_simulation.h"
-#include "training/config/config.h"
+#include "training/config/layout.h"
 
 namespace train_gpt {
 
@@ -14,16 +13,14 @@ namespace train_gpt {
 /// product costs as much in the forward pass as in each half of the backward pass. The first half
 /// also has attention, at twice its forward pass; the head's weight gradient; and the forward passes
 /// of recomputed blocks. Sends take no time. The embedding and element-wise work are not counted.
-PipelineTimes stage_flops(const Config& config, const DecoderSpec& spec, Recompute recompute);
+PipelineTimes stage_flops(const RunShape& shape);
 
 /// The bubble of a step with the most micro-batches, and of each pipeline rank: layers and
-/// micro-batches in flight by stage, idle share, and memory; empty without a pipeline.
-/// config.batch.micro_batch must be given.
-std::string pipeline_table(const Config& config, const DecoderSpec& spec, DType dtype,
-                           Recompute recompute, const Device& device, int world);
+/// micro-batches in flight by stage, idle share, and memory (bytes of each pipeline rank); empty without
+/// a pipeline. config.batch.micro_batch must be given.
+std::string pipeline_table(const RunShape& shape, const std::vector<uint64_t>& memory);
 
-/// The picture of the schedule (training/report/pipeline_picture.h) with the micro-batch and recomputation
-/// that plan_report() chooses. Throws Error if there is no pipeline.
-std::string planned_picture(const Config& config, const Device& device, int world);
+/// The picture of that schedule (training/report/pipeline_picture.h).
+std::string planned_picture(const RunShape& shape, const std::vector<uint64_t>& memory);
 
 }  // namespace train_gpt

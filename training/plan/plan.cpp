@@ -12,9 +12,7 @@
 #include "model/context_attention.h"
 #include "model/families/family.h"
 #include "model/stage_traffic.h"
-#include "tokenizer/formats.h"
 #include "tokenizer/tokenizer.h"
-#include "training/config/known_data.h"
 #include "training/config/micro_batches.h"
 #include "training/data_use.h"
 #include "training/plan/pipeline_plan.h"
@@ -31,41 +29,26 @@ std::string label_of(Purpose purpose, const Device& device) {
                   purpose == Purpose::staging && device.is_cuda() ? " (host)" : "");
 }
 
-/// The first rank of each place on the pipeline axis.
-std::vector<int> stage_ranks(const MeshLayout& mesh) {
-    std::vector<int> ranks;
-    for (int i = 0; i < mesh.size(Axis::pipeline); ++i)
-        ranks.push_back(i * mesh.stride(Axis::pipeline));
-    return ranks;
-}
-
-Traffic traffic_of(const Config& config, const DecoderSpec& spec, DType dtype,
-                   const MeshLayout& mesh, const PipelineSchedule& schedule, Recompute recompute,
-                   int rank);
+Traffic traffic_of(const RunShape& shape, const PipelineSchedule& schedule, int rank);
 
 /// The most that a rank of any stage sends in a step, by group of ranks.
-Traffic most_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int world,
-                     Recompute recompute) {
-    const MeshLayout mesh = mesh_of(config, world);
-    const PipelineSchedule schedule = pipeline_schedule(pipeline_shape(config, mesh));
+Traffic most_traffic(const RunShape& shape) {
+    const PipelineSchedule schedule = pipeline_schedule(pipeline_shape(shape));
     Traffic most;
-    for (const int rank : stage_ranks(mesh))
-        for (const auto& [group, bytes] :
-             traffic_of(config, spec, dtype, mesh, schedule, recompute, rank))
+    for (const int rank : shape.mesh.first_ranks(Axis::pipeline))
+        for (const auto& [group, bytes] : traffic_of(shape, schedule, rank))
             most[group] = std::max(most[group], bytes);
     return most;
 }
 
 /// What each rank sends in a step, by group of ranks.
-std::string traffic_line(const Config& config, const DecoderSpec& spec, DType dtype,
-                         Recompute recompute, int world) {
-    const MeshLayout mesh = mesh_of(config, world);
-    const Sharding sharding = sharding_of(config, mesh, 0, spec.tied_head);
-    const BucketLayout layout(registry_of_rank(config, spec, mesh, 0).parameters, sharding.size,
+std::string traffic_line(const RunShape& shape) {
+    const Sharding sharding = sharding_of(shape, 0);
+    const BucketLayout layout(registry_of_rank(shape, 0).parameters, sharding.size,
                               sharding.bucket_elements);
     std::string text =
-        concat("traffic      of each rank and step, ZeRO-", config.parallel.zero, ": ");
-    for (const auto& [group, bytes] : most_traffic(config, spec, dtype, world, recompute))
+        concat("traffic      of each rank and step, ZeRO-", shape.config.parallel.zero, ": ");
+    for (const auto& [group, bytes] : most_traffic(shape))
         text += concat(format_bytes(static_cast<uint64_t>(bytes)), " along ", group, ", ");
     return text + concat("gradients in ", name_of(sharding.reduce_dtype), ", in ",
                          layout.buckets().size(), " buckets\n");
@@ -88,11 +71,6 @@ struct Pace {
     }
 };
 
-Config with_micro_batch(Config config, int micro_batch) {
-    config.batch.micro_batch = micro_batch;
-    return config;
-}
-
 /// The differences between two configurations, as command-line options.
 std::string settings_of(const Config& from, const Config& to) {
     const std::map<std::string, std::string> before = config_values(from);
@@ -109,32 +87,6 @@ constexpr int64_t most_ranks = 1 << 20;  // the limit of plan --world
 
 }  // namespace
 
-std::optional<Tokenizer> tokenizer_there(const Config& config) {
-    const std::string& path = config.tokenizer.path;
-    if (config.model.vocab_size == 0) require_made(path);
-    if (path.empty() || (config.model.vocab_size > 0 && !has_tokenizer(path))) return {};
-    return Tokenizer::load(path);
-}
-
-int64_t vocab_size_of(const Config& config, const Tokenizer* tokenizer) {
-    const int64_t wanted = config.model.vocab_size;
-    if (wanted == 0 && !tokenizer)
-        throw Error(
-            "model.vocab_size is 0 and there is no tokenizer.path to take it from; set one of "
-            "them");
-    if (wanted == 0) return tokenizer->vocab_size();
-    if (tokenizer && tokenizer->vocab_size() > wanted)
-        throw Error("the tokenizer ", config.tokenizer.path, " has ", tokenizer->vocab_size(),
-                    " tokens, but model.vocab_size is ", wanted,
-                    "; set model.vocab_size=0 to take the tokenizer's");
-    return wanted;
-}
-
-int64_t vocab_size_of(const Config& config) {
-    const std::optional<Tokenizer> tokenizer = tokenizer_there(config);
-    return vocab_size_of(config, tokenizer ? &*tokenizer : nullptr);
-}
-
 std::string note_on_vocabulary(const Config& config, const DecoderSpec& spec,
                                const Tokenizer* tokenizer) {
     if (!tokenizer || config.model.vocab_size == 0 || !config.model.init_from.empty()) return "";
@@ -147,28 +99,14 @@ std::string note_on_vocabulary(const Config& config, const DecoderSpec& spec,
                   " parameters are of no use; model.vocab_size=0 takes the tokenizer's size");
 }
 
-DType resolve_dtype(std::optional<DType> wanted, const Device& device) {
-    if (wanted) return *wanted;
-    return device.kind == Device::Kind::cuda || cpu_info().native_bf16() ? DType::bf16
-                                                                         : DType::fp32;
-}
-
-DType resolve_dtype(const std::string& word, const Device& device) {
-    OneOf<std::optional<DType>> wanted;
-    wanted = word;
-    return resolve_dtype(wanted, device);
-}
-
 namespace {
 
-Traffic traffic_of(const Config& config, const DecoderSpec& spec, DType dtype,
-                   const MeshLayout& mesh, const PipelineSchedule& schedule, Recompute recompute,
-                   int rank) {
+Traffic traffic_of(const RunShape& shape, const PipelineSchedule& schedule, int rank) {
+    const auto& [config, spec, dtype, recompute, mesh] = shape;
     Arena counting = Arena::counting(Device{});
-    const RankRegistry registry = registry_of_rank(config, spec, mesh, rank);
+    const RankRegistry registry = registry_of_rank(shape, rank);
     const ParameterBuffers buffers(counting, registry.parameters, dtype,
-                                   ParameterBuffers::Use::training,
-                                   sharding_of(config, mesh, rank, spec.tied_head));
+                                   ParameterBuffers::Use::training, sharding_of(shape, rank));
     const auto place = static_cast<size_t>(mesh.at(Axis::pipeline, rank));
     std::vector<UnitPass> passes;
     int64_t messages = 0;
@@ -181,9 +119,8 @@ Traffic traffic_of(const Config& config, const DecoderSpec& spec, DType dtype,
         passes.push_back(
             action.work == PipelineWork::forward ? forward : UnitPass{forward.last, forward.first});
     }
-    Traffic traffic = state_traffic(mesh, buffers, passes, schedule.shape.micro_batches,
-                                    StepSums::count(static_cast<int>(config.data.train.size())) +
-                                        std::ssize(registry_of(spec).parameters));
+    Traffic traffic =
+        state_traffic(mesh, buffers, passes, schedule.shape.micro_batches, sums_of_step(shape));
     const int tensors = mesh.size(Axis::tensor), contexts = mesh.size(Axis::context);
     const int64_t tokens = int64_t{config.batch.micro_batch} * config.sequence_length();
     if (messages > 0)
@@ -216,36 +153,32 @@ Traffic traffic_of(const Config& config, const DecoderSpec& spec, DType dtype,
 
 /// The same memory, from shorter lists: with these micro-batches on each data rank, all schedules but
 /// gpipe hold as many activations and messages at a time as with more.
-Config with_short_schedule(Config config, const MeshLayout& mesh) {
+RunShape with_short_schedule(RunShape shape) {
+    Config& config = shape.config;
     const auto& p = config.parallel;
-    if (p.pipeline > 1 && p.schedule == PipelineKind::gpipe) return config;
-    const int64_t enough = int64_t{4} * p.pipeline * mesh.size(Axis::data) *
+    if (p.pipeline > 1 && p.schedule == PipelineKind::gpipe) return shape;
+    const int64_t enough = int64_t{4} * p.pipeline * shape.mesh.size(Axis::data) *
                            config.batch.micro_batch * config.sequence_length();
     config.batch.tokens_per_step = std::min(config.batch.tokens_per_step, enough);
-    return config;
+    return shape;
 }
 
 }  // namespace
 
-Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int ranks,
-                     Recompute recompute, int rank) {
-    const MeshLayout mesh = mesh_of(config, ranks);
-    return traffic_of(config, spec, dtype, mesh, pipeline_schedule(pipeline_shape(config, mesh)),
-                      recompute, rank);
+Traffic step_traffic(const RunShape& shape, int rank) {
+    return traffic_of(shape, pipeline_schedule(pipeline_shape(shape)), rank);
 }
 
-Arena plan_memory(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
-                  const Device& device, int ranks, std::optional<int> rank) {
-    const MeshLayout mesh = mesh_of(config, ranks);
-    const Config shorter = with_short_schedule(config, mesh);
+Arena plan_memory(const RunShape& shape, const Device& device, std::optional<int> rank) {
+    const RunShape shorter = with_short_schedule(shape);
     const auto plan_of = [&](int r) {
         Arena plan = Arena::counting(device);
-        const Trainer counted(shorter, spec, dtype, recompute, plan, mesh, r);
+        const Trainer counted(shorter, plan, r);
         return plan;
     };
     if (rank) return plan_of(*rank);
     std::optional<Arena> fullest;
-    for (const int r : stage_ranks(mesh)) {
+    for (const int r : shape.mesh.first_ranks(Axis::pipeline)) {
         Arena plan = plan_of(r);
         if (!fullest || plan.total_bytes() > fullest->total_bytes())
             fullest.emplace(std::move(plan));
@@ -253,14 +186,20 @@ Arena plan_memory(const Config& config, const DecoderSpec& spec, DType dtype, Re
     return std::move(*fullest);
 }
 
-Fit fit_into(uint64_t available, const Config& config, const DecoderSpec& spec, DType dtype,
-             const Device& device, int ranks) {
+std::vector<uint64_t> memory_of_stages(const RunShape& shape, const Device& device) {
+    std::vector<uint64_t> memory;
+    for (const int rank : shape.mesh.first_ranks(Axis::pipeline))
+        memory.push_back(plan_memory(shape, device, rank).total_bytes());
+    return memory;
+}
+
+Fit fit_into(uint64_t available, const RunShape& shape, const Device& device) {
+    const Config& config = shape.config;
     const Pace pace(device);
-    const int data_ranks = mesh_of(config, ranks).size(Axis::data);
+    const int data_ranks = shape.mesh.size(Axis::data);
     const std::vector<int> possible = possible_micro_batches(config, device, data_ranks);
     const auto fit_of = [&](int B, Recompute level) {
-        const Arena plan =
-            plan_memory(with_micro_batch(config, B), spec, dtype, level, device, ranks);
+        const Arena plan = plan_memory(shape.with_micro_batch(B).with_recompute(level), device);
         return Fit{B, level, plan.total_bytes()};
     };
     std::vector<Recompute> levels(std::begin(recompute_levels), std::end(recompute_levels));
@@ -271,7 +210,7 @@ Fit fit_into(uint64_t available, const Config& config, const DecoderSpec& spec, 
     Fit best = least;
     const auto time_of = [&](const Fit& fit) {
         return pace.of(
-            with_micro_batch(config, fit.micro_batch).micro_batches_per_step(),
+            shape.with_micro_batch(fit.micro_batch).config.micro_batches_per_step(),
             int64_t{fit.micro_batch} * config.sequence_length() / config.parallel.context,
             fit.recompute, data_ranks);
     };
@@ -288,25 +227,28 @@ Fit fit_into(uint64_t available, const Config& config, const DecoderSpec& spec, 
     return fit_of(best.micro_batch, best.recompute);
 }
 
-Choices choose_by_memory(const Choices& kept, uint64_t available, const Config& config,
-                         const DecoderSpec& spec, DType dtype, const Device& device, int ranks) {
-    Config as_kept = config;
-    if (config.batch.micro_batch == 0) as_kept.batch.micro_batch = kept.micro_batch;
-    if (config.precision.recompute.is_auto() && !kept.recompute.empty())
-        as_kept.precision.recompute = recompute_from(kept.recompute);
-    const bool serves = as_kept.batch.micro_batch == 0 ||
-                        can_feed(as_kept, mesh_of(config, ranks).size(Axis::data));
+Choices choose_by_memory(const Choices& kept, uint64_t available, const RunShape& shape,
+                         const Device& device) {
+    RunShape as_kept = shape;
+    if (shape.config.batch.micro_batch == 0) as_kept.config.batch.micro_batch = kept.micro_batch;
+    if (shape.config.precision.recompute.is_auto() && !kept.recompute.empty())
+        as_kept.config.precision.recompute = recompute_from(kept.recompute);
+    const bool serves = as_kept.config.batch.micro_batch == 0 ||
+                        can_feed(as_kept.config, shape.mesh.size(Axis::data));
     Fit fit;
-    if (serves) fit = fit_into(available, as_kept, spec, dtype, device, ranks);
-    if (!serves || fit.bytes > available)
-        fit = fit_into(available, config, spec, dtype, device, ranks);
+    if (serves) fit = fit_into(available, as_kept, device);
+    if (!serves || fit.bytes > available) fit = fit_into(available, shape, device);
     return {.micro_batch = fit.micro_batch, .recompute = name_of(fit.recompute)};
 }
 
-std::string change_that_fits(const Config& config, const DecoderSpec& spec, DType dtype,
-                             const Device& device, uint64_t available, int ranks) {
+std::string change_that_fits(const RunShape& shape, const Device& device, uint64_t available) {
+    const Config& config = shape.config;
+    const int ranks = shape.mesh.world();
+    const auto on_ranks = [&](const Config& changed, int on) {
+        return RunShape(changed, shape.spec, shape.dtype, shape.recompute, on);
+    };
     const auto try_with = [&](Config changed, int on) -> std::string {
-        const Fit fit = fit_into(available, changed, spec, dtype, device, on);
+        const Fit fit = fit_into(available, on_ranks(changed, on), device);
         if (fit.bytes > available) return "";
         if (config.batch.micro_batch > 0) changed.batch.micro_batch = fit.micro_batch;
         if (!config.precision.recompute.is_auto()) changed.precision.recompute = fit.recompute;
@@ -348,16 +290,15 @@ std::string change_that_fits(const Config& config, const DecoderSpec& spec, DTyp
             if (const std::string found = with_length(T); !found.empty()) return found;
 
     open.parallel.zero = 3;
-    const Arena plan =
-        plan_memory(with_micro_batch(open, 1), spec, dtype, Recompute::block, device, most);
+    open.batch.micro_batch = 1;
+    const Arena plan = plan_memory(on_ranks(open, most).with_recompute(Recompute::block), device);
     return concat("with a micro-batch of one sequence and parallel.zero=3, each of ", most,
                   most == 1 ? " rank needs " : " ranks needs ", format_bytes(plan.total_bytes()),
                   ", ", format_bytes(plan.bytes(Purpose::activations)),
                   " of it for activations; take a smaller model");
 }
 
-Arena allocate(const Arena& plan, const Config& config, const DecoderSpec& spec, DType dtype,
-               int ranks) {
+Arena allocate(const Arena& plan, const RunShape& shape) {
     try {
         return allocate(plan);
     } catch (const Error& error) {
@@ -366,7 +307,7 @@ Arena allocate(const Arena& plan, const Config& config, const DecoderSpec& spec,
             Lines{error.what()},
             !plan.device().is_cuda() && plan.total_bytes() <= available
                 ? "the machine has that much, so a limit of this process forbids it; see ulimit -v"
-                : change_that_fits(config, spec, dtype, plan.device(), available, ranks));
+                : change_that_fits(shape, plan.device(), available));
     }
 }
 
@@ -439,18 +380,20 @@ std::string run_lines(const Config& config, const DecoderSpec& spec) {
 }
 
 /// Model, FLOPs, step, run and device, one line each.
-std::string describe_run(const Config& config, const DecoderSpec& spec, DType dtype,
-                         Recompute recompute, const Device& device, int world) {
+std::string describe_shape(const RunShape& shape, const Device& device) {
+    const Config& config = shape.config;
+    const DecoderSpec& spec = shape.spec;
+    const int world = shape.mesh.world();
     const int T = config.sequence_length();
     const int64_t micro_batches = config.micro_batches_per_step();
-    const int data_ranks = mesh_of(config, world).size(Axis::data);
+    const int data_ranks = shape.mesh.size(Axis::data);
     const int64_t parameters = registry_of(spec).numel();
     const double flops = spec.flops_per_token(T);
     std::string text = concat("model        ", spec.n_layer, " layers, ", spec.n_head, " heads of ",
                               spec.head_size, ", ", spec.n_embd, " channels, ", spec.n_ctx,
                               " positions, vocabulary ", spec.vocab_size, " (", spec.padded_vocab(),
                               " in memory)\n", "parameters   ", with_separators(parameters), "\n");
-    const auto weights = static_cast<uint64_t>(parameters) * size_of(dtype);
+    const auto weights = static_cast<uint64_t>(parameters) * size_of(shape.dtype);
     if (weights > largest_gpu_bytes && config.parallel.zero < 3 && config.parallel.tensor == 1)
         text += concat("note         its weights alone take ", format_bytes(weights),
                        ", which no GPU has; parallel.zero=3 splits them over ranks\n");
@@ -463,10 +406,10 @@ std::string describe_run(const Config& config, const DecoderSpec& spec, DType dt
                    " of ", config.batch.micro_batch, " × ", T, " tokens, on ", world, " rank",
                    world == 1 ? "" : "s", ": ", micro_batches / data_ranks, " to ",
                    (micro_batches + data_ranks - 1) / data_ranks, " each\n");
-    if (world > 1) text += traffic_line(config, spec, dtype, recompute, world);
+    if (world > 1) text += traffic_line(shape);
     text += run_lines(config, spec);
-    return text +
-           concat("device       ", device.is_cuda() ? "CUDA" : "CPU", ", ", name_of(dtype), "\n");
+    return text + concat("device       ", device.is_cuda() ? "CUDA" : "CPU", ", ",
+                         name_of(shape.dtype), "\n");
 }
 
 }  // namespace
@@ -475,30 +418,43 @@ PlanReport plan_report(const Config& given, const Device& device, int world) {
     const std::optional<Tokenizer> tokenizer = tokenizer_there(given);
     const Tokenizer* known = tokenizer ? &*tokenizer : nullptr;
     const DecoderSpec spec = spec_of(given, vocab_size_of(given, known));
-    const DType dtype = resolve_dtype(given.precision.dtype, device);
+    const RunShape asked(given, spec, resolve_dtype(given.precision.dtype, device), Recompute::none,
+                         world);
     const uint64_t available = memory_available(device);
-    const Fit fit = fit_into(available, given, spec, dtype, device, world);
-    const Config config = with_micro_batch(given, fit.micro_batch);
+    const Fit fit = fit_into(available, asked, device);
+    const RunShape shape = asked.with_micro_batch(fit.micro_batch).with_recompute(fit.recompute);
 
     std::vector<Arena> plans;
     for (const Recompute level : recompute_levels)
-        plans.push_back(plan_memory(config, spec, dtype, level, device, world));
+        plans.push_back(plan_memory(shape.with_recompute(level), device));
     PlanReport report;
     const std::string note = note_on_vocabulary(given, spec, known);
-    report.text = concat(describe_run(config, spec, dtype, fit.recompute, device, world),
-                         note.empty() ? "" : "note         " + note + "\n",
-                         "\nmemory of each rank, by recompute level\n", levels_table(plans, device),
-                         pipeline_table(config, spec, dtype, fit.recompute, device, world),
-                         "\nbatch.micro_batch = ", fit.micro_batch,
-                         ", precision.recompute = ", name_of(fit.recompute), ": ",
-                         format_bytes(fit.bytes), " of ", format_bytes(available),
-                         " available here", fit.bytes > available ? ": DOES NOT FIT" : "", "\n");
+    report.text =
+        concat(describe_shape(shape, device), note.empty() ? "" : "note         " + note + "\n",
+               "\nmemory of each rank, by recompute level\n", levels_table(plans, device),
+               pipeline_table(shape, memory_of_stages(shape, device)),
+               "\nbatch.micro_batch = ", fit.micro_batch,
+               ", precision.recompute = ", name_of(fit.recompute), ": ", format_bytes(fit.bytes),
+               " of ", format_bytes(available), " available here",
+               fit.bytes > available ? ": DOES NOT FIT" : "", "\n");
     if (fit.bytes > available)
         report.problem =
             concat("the run needs ", format_bytes(fit.bytes), " of memory on each rank, and ",
                    format_bytes(available), " are available here; ",
-                   change_that_fits(given, spec, dtype, device, available, world));
+                   change_that_fits(asked, device, available));
     return report;
+}
+
+std::string planned_picture(const Config& given, const Device& device, int world) {
+    if (given.parallel.pipeline == 1)
+        throw Error(
+            "--picture draws the schedule of a pipeline, and parallel.pipeline is 1; set it to 2 "
+            "or more");
+    const RunShape asked(given, spec_of(given, vocab_size_of(given)),
+                         resolve_dtype(given.precision.dtype, device), Recompute::none, world);
+    const Fit fit = fit_into(memory_available(device), asked, device);
+    const RunShape shape = asked.with_micro_batch(fit.micro_batch).with_recompute(fit.recompute);
+    return planned_picture(shape, memory_of_stages(shape, device));
 }
 
 }  // namespace train_gpt

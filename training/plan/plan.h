@@ -3,25 +3,16 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "device/memory.h"
 #include "model/stage.h"
 #include "parallel/axes/traffic.h"
 #include "tokenizer/tokenizer.h"
-#include "training/config/config.h"
+#include "training/config/layout.h"
 #include "training/files/kept_choices.h"
 
 namespace train_gpt {
-
-/// The configuration's tokenizer. Nothing if it names none, or if the size of the vocabulary is given
-/// and the tokenizer is not there yet, or not all of it.
-std::optional<Tokenizer> tokenizer_there(const Config& config);
-
-/// Vocabulary size of a run: model.vocab_size, or the tokenizer's where that is 0. Throws Error when
-/// neither is given, or the tokenizer has more tokens.
-int64_t vocab_size_of(const Config& config);
-/// The same with the tokenizer of the configuration, which may be null.
-int64_t vocab_size_of(const Config& config, const Tokenizer* tokenizer);
 
 /// A sentence for a new run whose vocabulary is larger than its tokenizer's; else empty. Silent for
 /// a size that is rounded up to a multiple of 64 or 128, and for half a percent of it, which
@@ -29,21 +20,15 @@ int64_t vocab_size_of(const Config& config, const Tokenizer* tokenizer);
 std::string note_on_vocabulary(const Config& config, const DecoderSpec& spec,
                                const Tokenizer* tokenizer);
 
-/// `wanted`, or where there is none ("auto") the device's own choice: bf16 where the device
-/// multiplies bf16 natively, else fp32.
-DType resolve_dtype(std::optional<DType> wanted, const Device& device);
-/// The same for a value of precision.dtype; throws Error for an unknown one.
-DType resolve_dtype(const std::string& word, const Device& device);
+/// Memory of a rank, counted by a Trainer over a counting arena; without `rank`, of the rank whose
+/// stage of the pipeline needs the most.
+Arena plan_memory(const RunShape& shape, const Device& device, std::optional<int> rank = {});
+/// The bytes of a rank of each place on the pipeline axis.
+std::vector<uint64_t> memory_of_stages(const RunShape& shape, const Device& device);
 
-/// Memory of one of `ranks` ranks, that of a Trainer over a counting arena; without `rank`, of the one
-/// whose stage of the pipeline needs the most.
-Arena plan_memory(const Config& config, const DecoderSpec& spec, DType dtype, Recompute recompute,
-                  const Device& device, int ranks = 1, std::optional<int> rank = {});
-
-/// What a rank of `ranks` with the most micro-batches sends in a step, by group of ranks;
+/// What a rank with the most micro-batches sends in a step, by group of ranks;
 /// config.batch.micro_batch must be given.
-Traffic step_traffic(const Config& config, const DecoderSpec& spec, DType dtype, int ranks,
-                     Recompute recompute = Recompute::none, int rank = 0);
+Traffic step_traffic(const RunShape& shape, int rank = 0);
 
 /// How a step is divided so that it fits into memory.
 struct Fit {
@@ -60,23 +45,20 @@ struct Fit {
 /// beyond which nothing is gained, or one sequence where that is longer. If nothing fits: the
 /// choice that needs the least memory. Throws Error where a step cannot feed all ranks; the message
 /// says what can.
-Fit fit_into(uint64_t available, const Config& config, const DecoderSpec& spec, DType dtype,
-             const Device& device, int ranks = 1);
+Fit fit_into(uint64_t available, const RunShape& shape, const Device& device);
 
 /// The choices that depend on memory, and only these, for a run that starts or resumes here: those
 /// of `kept` where they still divide a step, feed all ranks and fit, else those of fit_into().
-Choices choose_by_memory(const Choices& kept, uint64_t available, const Config& config,
-                         const DecoderSpec& spec, DType dtype, const Device& device, int ranks = 1);
+Choices choose_by_memory(const Choices& kept, uint64_t available, const RunShape& shape,
+                         const Device& device);
 
 /// The smallest change that makes the configuration fit into `available` bytes on each rank, as a
 /// sentence; if none does, the least memory that it would need.
-std::string change_that_fits(const Config& config, const DecoderSpec& spec, DType dtype,
-                             const Device& device, uint64_t available, int ranks = 1);
+std::string change_that_fits(const RunShape& shape, const Device& device, uint64_t available);
 
 /// Allocates the memory of a run's plan. If there is not enough, the Error says what takes how
 /// much and what would fit.
-Arena allocate(const Arena& plan, const Config& config, const DecoderSpec& spec, DType dtype,
-               int ranks = 1);
+Arena allocate(const Arena& plan, const RunShape& shape);
 
 /// Allocates the memory of a plan. If there is not enough, the Error says what takes how much.
 Arena allocate(const Arena& plan);
@@ -89,6 +71,10 @@ struct PlanReport {
 /// Shape, parameters, FLOPs, batch, and memory by purpose for every recompute level, for `world`
 /// ranks. Throws Error where a step cannot feed that many.
 PlanReport plan_report(const Config& config, const Device& device, int world);
+
+/// The picture of a pipeline's schedule with the micro-batch and recomputation that plan_report()
+/// chooses. Throws Error if there is no pipeline.
+std::string planned_picture(const Config& config, const Device& device, int world);
 
 /// Memory by purpose, one line each, and the total.
 std::string memory_table(const Arena& plan);

@@ -37,12 +37,12 @@ std::string StepProfile::finish(Stream& stream) {
 }
 
 std::string profile_of_stages(const Mesh& mesh, const std::string& table) {
-    const int stages = mesh.size(Axis::pipeline);
-    if (stages == 1) return table;
+    const std::vector<int> first_ranks = mesh.layout().first_ranks(Axis::pipeline);
+    if (first_ranks.size() == 1) return table;
     const std::vector<std::string> tables = mesh.world().all_gather(table);
     std::string text;
-    for (int i = 0; i < stages; ++i) {
-        const int rank = i * mesh.layout().stride(Axis::pipeline);
+    for (size_t i = 0; i < first_ranks.size(); ++i) {
+        const int rank = first_ranks[i];
         text += concat(i == 0 ? "" : "\n", "pipeline rank ", i, " (rank ", rank, "), ",
                        tables[static_cast<size_t>(rank)]);
     }

@@ -1,0 +1,199 @@
+#include "training/config/layout.h"
+
+#include <utility>
+
+#include "base/error.h"
+#include "model/families/family.h"
+#include "parallel/pipeline/stage_layers.h"
+#include "tokenizer/formats.h"
+#include "training/config/known_data.h"
+#include "training/watch/step_sums.h"
+
+namespace train_gpt {
+
+std::optional<Tokenizer> tokenizer_there(const Config& config) {
+    const std::string& path = config.tokenizer.path;
+    if (config.model.vocab_size == 0) require_made(path);
+    if (path.empty() || (config.model.vocab_size > 0 && !has_tokenizer(path))) return {};
+    return Tokenizer::load(path);
+}
+
+int64_t vocab_size_of(const Config& config, const Tokenizer* tokenizer) {
+    const int64_t wanted = config.model.vocab_size;
+    if (wanted == 0 && !tokenizer)
+        throw Error(
+            "model.vocab_size is 0 and there is no tokenizer.path to take it from; set one of "
+            "them");
+    if (wanted == 0) return tokenizer->vocab_size();
+    if (tokenizer && tokenizer->vocab_size() > wanted)
+        throw Error("the tokenizer ", config.tokenizer.path, " has ", tokenizer->vocab_size(),
+                    " tokens, but model.vocab_size is ", wanted,
+                    "; set model.vocab_size=0 to take the tokenizer's");
+    return wanted;
+}
+
+int64_t vocab_size_of(const Config& config) {
+    const std::optional<Tokenizer> tokenizer = tokenizer_there(config);
+    return vocab_size_of(config, tokenizer ? &*tokenizer : nullptr);
+}
+
+DType resolve_dtype(std::optional<DType> wanted, const Device& device) {
+    if (wanted) return *wanted;
+    return device.kind == Device::Kind::cuda || cpu_info().native_bf16() ? DType::bf16
+                                                                         : DType::fp32;
+}
+
+DType resolve_dtype(const std::string& word, const Device& device) {
+    OneOf<std::optional<DType>> wanted;
+    wanted = word;
+    return resolve_dtype(wanted, device);
+}
+
+MeshSizes mesh_sizes(const Config& config) {
+    const auto& p = config.parallel;
+    return {.pipeline = p.pipeline,
+            .context = p.context,
+            .tensor = p.tensor,
+            .shard_ranks = p.shard_ranks,
+            .allow_tensor_across_nodes = p.allow_tensor_across_nodes};
+}
+
+MeshLayout mesh_of(const Config& config, int world) { return {world, mesh_sizes(config)}; }
+
+RunShape::RunShape(Config config_, const DecoderSpec& spec_, DType dtype_, Recompute recompute_,
+                   int world)
+    : config(std::move(config_)),
+      spec(spec_),
+      dtype(dtype_),
+      recompute(recompute_),
+      mesh(mesh_of(config, world)) {}
+
+RunShape RunShape::with_micro_batch(int sequences) const {
+    RunShape shape = *this;
+    shape.config.batch.micro_batch = sequences;
+    return shape;
+}
+
+RunShape RunShape::with_recompute(Recompute level) const {
+    RunShape shape = *this;
+    shape.recompute = level;
+    return shape;
+}
+
+LoaderOptions loader_options(const Config& config, const MeshLayout& mesh, int rank) {
+    return {.seed = config.seed,
+            .B = config.batch.micro_batch,
+            .T = config.sequence_length(),
+            .first_sample = 0,
+            .micro_batches_per_step = static_cast<int>(config.micro_batches_per_step()),
+            .rank = mesh.at(Axis::data, rank),
+            .world = mesh.size(Axis::data),
+            .document_boundary = {}};
+}
+
+Sharding sharding_of(const RunShape& shape, int rank) {
+    const auto& p = shape.config.parallel;
+    const MeshLayout& mesh = shape.mesh;
+    // Groups of one rank split nothing.
+    const bool splits = p.zero > 0 && mesh.size({Axis::shard, Axis::context}) > 1;
+    const Axes summed = {Axis::data, Axis::context}, split = {Axis::shard, Axis::context};
+    return {.rank = splits ? mesh.at(split, rank) : mesh.at(summed, rank),
+            .size = splits ? mesh.size(split) : mesh.size(summed),
+            .replica = splits ? mesh.at(Axis::replica, rank) : 0,
+            .replicas = splits ? mesh.size(Axis::replica) : 1,
+            .tensor = mesh.at(Axis::tensor, rank),
+            .tensors = mesh.size(Axis::tensor),
+            .pipeline = mesh.at(Axis::pipeline, rank),
+            .pipelines = mesh.size(Axis::pipeline),
+            .tied_ends = shape.spec.tied_head && mesh.size(Axis::pipeline) > 1,
+            .world = mesh.world(),
+            .zero = splits ? p.zero : 0,
+            .bucket_elements = static_cast<int64_t>(p.bucket_mb * (1 << 20) / sizeof(float)),
+            .reduce_dtype = p.reduce_dtype};
+}
+
+TensorRank tensor_rank(const RunShape& shape, int rank) {
+    return {shape.mesh.at(Axis::tensor, rank), shape.mesh.size(Axis::tensor)};
+}
+
+TensorOptions tensor_options(const Config& config, const TensorRank& tensor) {
+    if (tensor.ranks == 1) return {};
+    return {.rank = tensor,
+            .chunks = config.parallel.tensor_chunks,
+            .keep_gathered = config.parallel.tensor_keep_gathered};
+}
+
+ContextRank context_rank(const RunShape& shape, int rank) {
+    return {shape.mesh.at(Axis::context, rank), shape.mesh.size(Axis::context)};
+}
+
+std::vector<int> layers_of_stages(const RunShape& shape) {
+    const DecoderSpec& spec = shape.spec;
+    const auto& p = shape.config.parallel;
+    if (p.pipeline == 1) return {spec.n_layer};
+    if (!p.layers_per_stage.empty()) return p.layers_per_stage;
+    // Per token, forward and backward.
+    LayerCosts costs{.layers = {},
+                     .embedding = 2.0 * spec.n_embd,
+                     .head = 6.0 * static_cast<double>(spec.vocab_size) * spec.n_embd};
+    for (int l = 0; l < spec.n_layer; ++l)
+        costs.layers.push_back(spec.layer(l).flops_per_token(shape.config.sequence_length()));
+    return deal_layers(costs, p.pipeline * p.stages_per_rank);
+}
+
+PipelineShape pipeline_shape(const RunShape& shape) {
+    const auto& p = shape.config.parallel;
+    const int64_t ranks = shape.mesh.size(Axis::data);
+    return {.kind = p.schedule,
+            .ranks = p.pipeline,
+            .stages_per_rank = p.stages_per_rank,
+            .micro_batches =
+                static_cast<int>((shape.config.micro_batches_per_step() + ranks - 1) / ranks)};
+}
+
+RankRegistry registry_of_rank(const RunShape& shape, int rank) {
+    const TensorRank tensor = tensor_rank(shape, rank);
+    tensor_part(shape.spec, tensor.ranks);  // checks
+    const MeshLayout& mesh = shape.mesh;
+    RankRegistry registry =
+        rank_registry(registry_of(shape.spec), layers_of_stages(shape),
+                      mesh.at(Axis::pipeline, rank), mesh.size(Axis::pipeline), tensor);
+    const auto& p = shape.config.parallel;
+    if (sharding_of(shape, rank).gradients_stand_alone())
+        number_sweeps(registry, p.pipeline > 1 && p.schedule == PipelineKind::zero_bubble);
+    return registry;
+}
+
+int64_t sums_of_step(const RunShape& shape) {
+    return StepSums::count(static_cast<int>(shape.config.data.train.size())) +
+           std::ssize(registry_of(shape.spec).parameters);
+}
+
+KernelSettings kernel_settings(const Config& config) {
+    using Attention = KernelSettings::Attention;
+    const auto& k = config.kernels;
+#ifndef TRAIN_GPT_ONEDNN
+    if (k.gemm == KernelSettings::Gemm::onednn)
+        throw Error(
+            "kernels.gemm is \"onednn\", which is not in this build; install oneDNN (Debian: "
+            "libdnnl-dev) and build again, or choose \"own\"");
+#endif
+    Attention attention = k.attention;
+    if (attention == Attention::automatic && !k.autotune) attention = Attention::own;
+    return {.gemm = k.gemm,
+            .attention = attention,
+            .autotune = k.autotune,
+            .tf32 = config.precision.tf32};
+}
+
+AdamWStep adamw_step(const Config& config, int64_t step, double rate) {
+    const auto& o = config.optimizer;
+    return {.learning_rate = static_cast<float>(rate),
+            .beta1 = static_cast<float>(o.beta1),
+            .beta2 = static_cast<float>(o.beta2),
+            .epsilon = static_cast<float>(o.epsilon),
+            .weight_decay = static_cast<float>(o.weight_decay),
+            .step = step + 1};
+}
+
+}  // namespace train_gpt

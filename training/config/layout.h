@@ -1,0 +1,89 @@
+// What a configuration makes of a world of ranks: shapes, shares and sizes, which the trainer, the plan
+// and the decisions before a run take from here.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "dataloader/loader.h"
+#include "device/device.h"
+#include "kernels/adamw.h"
+#include "model/recompute.h"
+#include "model/registry.h"
+#include "model/spec.h"
+#include "parallel/axes/context_group.h"
+#include "parallel/axes/tensor_group.h"
+#include "parallel/mesh.h"
+#include "parallel/pipeline/pipeline_schedule.h"
+#include "parallel/state/sharding.h"
+#include "tokenizer/tokenizer.h"
+#include "training/config/config.h"
+
+namespace train_gpt {
+
+/// The configuration's tokenizer. Nothing if it names none, or if the size of the vocabulary is given
+/// and the tokenizer is not there yet, or not all of it.
+std::optional<Tokenizer> tokenizer_there(const Config& config);
+
+/// Vocabulary size of a run: model.vocab_size, or the tokenizer's where that is 0. Throws Error when
+/// neither is given, or the tokenizer has more tokens.
+int64_t vocab_size_of(const Config& config);
+/// The same with the tokenizer of the configuration, which may be null.
+int64_t vocab_size_of(const Config& config, const Tokenizer* tokenizer);
+
+/// `wanted`, or where there is none ("auto") the device's own choice: bf16 where the device
+/// multiplies bf16 natively, else fp32.
+DType resolve_dtype(std::optional<DType> wanted, const Device& device);
+/// The same for a value of precision.dtype; throws Error for an unknown one.
+DType resolve_dtype(const std::string& word, const Device& device);
+
+/// The mesh of this many ranks. Throws Error where the configuration's sizes do not divide them.
+MeshSizes mesh_sizes(const Config& config);
+MeshLayout mesh_of(const Config& config, int world);
+
+/// A run, as far as memory, traffic and time depend on it.
+struct RunShape {
+    Config config;
+    DecoderSpec spec;
+    DType dtype = DType::fp32;
+    Recompute recompute = Recompute::none;
+    MeshLayout mesh;
+
+    /// On `world` ranks. Throws Error where the configuration's sizes do not divide them.
+    RunShape(Config config, const DecoderSpec& spec, DType dtype,
+             Recompute recompute = Recompute::none, int world = 1);
+
+    RunShape with_micro_batch(int sequences) const;
+    RunShape with_recompute(Recompute level) const;
+};
+
+// ---- What each rank has ------------------------------------------------------------------------------
+
+/// The LoaderOptions of a run's first step, for a rank of the mesh: the ranks of a place on the data
+/// axis read the same micro-batches.
+LoaderOptions loader_options(const Config& config, const MeshLayout& mesh = {}, int rank = 0);
+Sharding sharding_of(const RunShape& shape, int rank);
+TensorRank tensor_rank(const RunShape& shape, int rank);
+TensorOptions tensor_options(const Config& config, const TensorRank& rank);
+ContextRank context_rank(const RunShape& shape, int rank);
+/// The parameters of a model in a rank's memory. Throws Error, with the nearest parallel.tensor that
+/// works, where tensor-parallel ranks cannot share the model.
+RankRegistry registry_of_rank(const RunShape& shape, int rank);
+
+// ---- What the run has --------------------------------------------------------------------------------
+
+/// Layers of each stage of the pipeline, as the configuration gives them, or dealt by FLOPs.
+std::vector<int> layers_of_stages(const RunShape& shape);
+/// The pipeline of a step with the most micro-batches. config.batch.micro_batch must be given.
+PipelineShape pipeline_shape(const RunShape& shape);
+/// The fp64 numbers that ranks add up in each step: losses, and a norm for each tensor.
+int64_t sums_of_step(const RunShape& shape);
+
+/// Which kernels the configuration asks for. Throws Error for one that is not in this build.
+KernelSettings kernel_settings(const Config& config);
+/// AdamW's constants, and the learning rate, for the update of a step counted from 0.
+AdamWStep adamw_step(const Config& config, int64_t step, double rate);
+
+}  // namespace train_gpt
