@@ -467,6 +467,41 @@ TEST_CASE("a pass gathers one bucket ahead, in both directions", "[mesh][trainin
     check_case_on_ranks(2, "ranks: one ahead");
 }
 
+TEST_CASE("ranks: rounded sums", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    constexpr MeshCase cases[] = {
+        {1, 4, 0, 2, "llama", 4},
+        {1, 4, 1, 2, "gpt2", 4},
+        {1, 4, 2, 2, "qwen3", 4},
+        {1, 4, 3, 0, "gpt2", 4, "bf16"},
+    };
+    const auto seed = static_cast<uint64_t>(random_int(0, 1 << 30));
+    const auto owner = static_cast<int>(random_int(0, 3));
+    on_parts(World::join(), cases, [&](const World& part, const MeshCase& c, size_t number) {
+        const uint64_t of_case = seed + number;
+        CAPTURE(mesh_job::name_of(c), of_case, owner);
+        Config config = config_of(c, of_case, "cpu");
+        config.parallel.reduce_dtype = DType::bf16;
+        MeshRun run(part, Device{}, config);
+        run.lone_micro_batch(owner, of_case);
+        const auto gradients = run.gradients();
+        if (part.rank() != 0) return;
+        // The others add zeros, so that nothing is rounded but the gradient itself.
+        MeshRun one(World(), Device{}, config_of(c, of_case, "cpu", false));
+        one.lone_micro_batch(0, of_case);
+        auto rounded = one.gradients();
+        for (std::vector<double>& gradient : rounded)
+            for (double& x : gradient)
+                x = static_cast<float>(static_cast<bf16>(static_cast<float>(x)));
+        CHECK(gradients == rounded);
+    });
+}
+
+TEST_CASE("gradients that are sent in bf16 are one rank's, rounded", "[mesh][training]") {
+    if (skip_without_mpirun()) return;
+    check_case_on_ranks(4, "ranks: rounded sums");
+}
+
 // ---- Memory -------------------------------------------------------------------------------------
 
 namespace {

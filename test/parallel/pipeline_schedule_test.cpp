@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "parallel/pipeline/pipeline_simulation.h"
 #include "test/catch.h"
@@ -301,6 +302,82 @@ TEST_CASE("a stage holds as many micro-batches in flight as its schedule's bound
                 REQUIRE(in_flight == slots);
                 REQUIRE((rank.activation_buffers <= 1 && rank.gradient_buffers <= 1));
             }
+        }
+    }
+}
+
+/// How many of the spans [from, to) of time there are at once, at most.
+class Spans {
+  public:
+    void add(int from, int to) { ++changes_[from], --changes_[to]; }
+    int most_at_once() const {
+        int now = 0, most = 0;
+        for (const auto& [time, change] : changes_) most = std::max(most, now += change);
+        return most;
+    }
+
+  private:
+    std::map<int, int> changes_;
+};
+
+/// What ranks hold if each computes its list, and each compute begins as soon as its input is there:
+/// a forward takes one tick, a backward two, and each of its halves one.
+struct Held {
+    std::vector<Spans> activations, gradients;  // of a rank, from when a message is computed
+    std::vector<Spans> slots, pending;          // of a stage
+
+    explicit Held(const PipelineSchedule& schedule)
+        : activations(schedule.ranks.size()),
+          gradients(schedule.ranks.size()),
+          slots(static_cast<size_t>(schedule.stages)),
+          pending(static_cast<size_t>(schedule.stages)) {
+        std::map<std::tuple<bool, int, int>, int> ends;  // forward?, stage, micro-batch
+        std::map<std::pair<int, int>, int> slot_since, pending_since;
+        std::vector<size_t> next(schedule.ranks.size());
+        std::vector<int> time(schedule.ranks.size());
+        for (bool any = true; std::exchange(any, false);)
+            for (size_t r = 0; r < next.size(); ++r)
+                for (; next[r] < schedule.ranks[r].actions.size(); ++next[r], any = true) {
+                    const PipelineAction& a = schedule.ranks[r].actions[next[r]];
+                    if (!is_compute(a.work)) continue;
+                    const bool forward = a.work == Work::forward;
+                    const int before = forward ? a.stage - 1 : a.stage + 1;
+                    const bool reads =
+                        a.work != Work::backward_weights && before >= 0 && before < schedule.stages;
+                    const auto input = ends.find({forward, before, a.micro_batch});
+                    if (reads && input == ends.end()) break;
+                    const int begin = reads ? std::max(time[r], input->second) : time[r];
+                    const int end = begin + (a.work == Work::backward ? 2 : 1);
+                    time[r] = end;
+                    if (reads) (forward ? activations : gradients)[r].add(input->second, end);
+                    const auto stage = static_cast<size_t>(a.stage);
+                    const std::pair place{a.stage, a.micro_batch};
+                    if (forward) slot_since[place] = begin;
+                    if (a.work == Work::backward || a.work == Work::backward_weights)
+                        slots[stage].add(slot_since.at(place), end);
+                    if (a.work == Work::backward_inputs) pending_since[place] = begin;
+                    if (a.work == Work::backward_weights)
+                        pending[stage].add(pending_since.at(place), end);
+                    else
+                        ends[{forward, a.stage, a.micro_batch}] = end;
+                }
+    }
+};
+
+TEST_CASE("a pipeline has as many buffers and slots as its ranks hold messages and activations",
+          "[pipeline_schedule]") {
+    for (const PipelineShape& shape : shapes(7, 21)) {
+        INFO(text_of(shape));
+        const PipelineSchedule schedule = pipeline_schedule(shape);
+        const Held held(schedule);
+        for (size_t r = 0; r < schedule.ranks.size(); ++r) {
+            CAPTURE(r);
+            REQUIRE(schedule.ranks[r].activation_buffers == held.activations[r].most_at_once());
+            REQUIRE(schedule.ranks[r].gradient_buffers == held.gradients[r].most_at_once());
+        }
+        for (size_t stage = 0; stage < schedule.slots.size(); ++stage) {
+            REQUIRE(schedule.slots[stage] == held.slots[stage].most_at_once());
+            REQUIRE(schedule.pending[stage] == held.pending[stage].most_at_once());
         }
     }
 }
