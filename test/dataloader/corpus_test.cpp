@@ -92,7 +92,12 @@ TEST_CASE("compressed files, whole or in members, give the shards of the plain o
                 members += pack(content.substr(begin, length));
                 begin += length;
             }
-            for (const std::string& bytes : {pack(content), members}) {
+            // Tapes and block devices pad gzip data with zeros.
+            std::vector<std::string> wholes{pack(content), members};
+            if (std::string(packed) == ".gz")
+                wholes.push_back(members +
+                                 std::string(static_cast<size_t>(random_int(1, 70'000)), '\0'));
+            for (const std::string& bytes : wholes) {
                 write(file, bytes);
                 prepare(options_for({file}, folder / "packed"), nullptr);
                 CHECK(difference(shards_in(folder / "packed"), shards_in(folder / "plain")) == "");

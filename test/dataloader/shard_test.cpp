@@ -133,6 +133,36 @@ TEST_CASE("a stream written in random pieces reads back whole from shards of the
     CHECK(std::equal(some.begin(), some.end(), tokens.begin() + offset));
 }
 
+TEST_CASE(
+    "the fingerprint of shards is that of their sizes, beginnings and ends, wherever they are") {
+    const TemporaryDirectory folder;
+    std::vector<std::vector<uint32_t>> shards;
+    for (int i = 0; i < 3; ++i) shards.push_back(random_tokens(random_int(2, 9000), 300));
+    const auto fingerprint = [&](const char* name) {
+        const fs::path at = folder / name;
+        fs::remove_all(at);
+        fs::create_directory(at);
+        return TokenShards(write_shards(at.string(), shards, 300), 300).fingerprint();
+    };
+    const std::string before = fingerprint("a");
+    CHECK(fingerprint("b") == before);
+    for (auto& shard : shards) {
+        CAPTURE(shard.size());
+        for (uint32_t* token : {&shard.front(), &shard.back()}) {
+            const uint32_t kept = *token;
+            *token = kept == 7 ? 8 : 7;
+            CHECK(fingerprint("b") != before);
+            *token = kept;
+        }
+        shard.push_back(7);
+        CHECK(fingerprint("b") != before);
+        shard.pop_back();
+    }
+    CHECK(fingerprint("b") == before);
+    std::swap(shards[0], shards[1]);
+    if (shards[0] != shards[1]) CHECK(fingerprint("b") != before);
+}
+
 TEST_CASE("a writer that does not finish leaves no file, and refuses ids outside the vocabulary") {
     const TemporaryDirectory folder;
     {

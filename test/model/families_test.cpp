@@ -2,6 +2,7 @@
 // themselves.
 #include "base/json_file.h"
 #include "model/families/family.h"
+#include "model/families/gpt2.h"
 #include "model/families/llama.h"
 #include "model/families/mistral.h"
 #include "model/families/qwen2.h"
@@ -236,6 +237,14 @@ TEST_CASE("variants that compute something else are refused by the name of their
         refused(*family, "num_key_value_heads", 5, "n_kv_head = 5");
     }
     refused(llama, "mlp_bias", true);
+    for (const auto& [key, value] : {std::pair<const char*, Json>{"activation_function", "relu"},
+                                     {"n_inner", 7},
+                                     {"layer_norm_epsilon", 1e-6},
+                                     {"scale_attn_weights", false},
+                                     {"scale_attn_by_inverse_layer_idx", true},
+                                     {"tie_word_embeddings", false},
+                                     {"add_cross_attention", true}})
+        refused(gpt2, key, value);
     refused(qwen2, "use_sliding_window", true);
     refused(qwen3, "use_sliding_window", true);
     refused(mistral, "sliding_window", 4096);
@@ -243,6 +252,42 @@ TEST_CASE("variants that compute something else are refused by the name of their
     REQUIRE(default_window.erase("sliding_window") == 1);
     CHECK(contains(error_of([&] { (void)mistral.read_config(default_window, "folder/f"); }),
                    "sliding_window = 4096, the default of its class"));
+}
+
+TEST_CASE("what a config.json does not say is as in transformers", "[families]") {
+    for (const Family* family : llama_class_families) {
+        Json config = fixture(*family);
+        for (const char* key : {"rms_norm_eps", "tie_word_embeddings", "initializer_range"})
+            config.erase(key);
+        const DecoderSpec spec = family->read_config(config, "config.json");
+        CAPTURE(family->model_type);
+        CHECK(spec.norm_epsilon == 1e-6);
+        CHECK_FALSE(spec.tied_head);
+        CHECK(spec.init_std == 0.02);
+    }
+    Json config = fixture(gpt2);
+    for (const char* key : {"activation_function", "initializer_range", "layer_norm_epsilon",
+                            "n_inner", "scale_attn_weights", "tie_word_embeddings"})
+        config.erase(key);
+    CHECK(gpt2.read_config(config, "config.json").init_std == 0.02);
+}
+
+TEST_CASE("an MLP whose width is left open has as many weights as one of GPT-2's, or few more",
+          "[families]") {
+    for (int round = 0; round < 50; ++round) {
+        DecoderSettings settings = extents();
+        settings.n_embd = settings.n_head * 2 * random_int(1, 128);
+        const int64_t C = settings.n_embd;
+        CHECK(gpt2.spec(settings).n_ff == 4 * C);
+        for (const Family* family : llama_class_families) {
+            const int64_t n_ff = family->spec(settings).n_ff;
+            CAPTURE(family->model_type, C, n_ff);
+            CHECK(n_ff % 256 == 0);
+            // Three matrices instead of two; a fraction of a column is rounded off.
+            CHECK(3 * (n_ff + 1) > 8 * C);
+            CHECK(3 * (n_ff - 256) < 8 * C);
+        }
+    }
 }
 
 TEST_CASE("a combination that no family has is kept in files that say so", "[families]") {
@@ -260,6 +305,9 @@ TEST_CASE("a combination that no family has is kept in files that say so", "[fam
     CHECK(llama.spec(settings).family == &qwen2);
     settings.biases = Biases::none, settings.qk_norm = true;
     CHECK(llama.spec(settings).family == &qwen3);
+    // One that several families hold stays in the files of its own.
+    for (const Family* family : llama_class_families)
+        CHECK(&family_for(family->spec(extents())) == family);
 }
 
 TEST_CASE("a combination without a meaning is refused in a sentence", "[families]") {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <future>
 #include <map>
+#include <set>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -115,6 +116,11 @@ TEST_CASE("a rank finds its place in the variables of whatever started it", "[la
     const Place by_torchrun = place_in(torchrun);
     CHECK(by_torchrun.ports.front() == 29502);
     CHECK(by_torchrun.job != by_torch.job);
+    const int64_t last = random_int(65520, 65535);
+    const Place at_last = place_in(torchrun + Environment{{"MASTER_PORT", std::to_string(last)}});
+    CHECK(std::set<int>(at_last.ports.begin(), at_last.ports.end()).size() == at_last.ports.size());
+    for (const int port : at_last.ports)
+        CHECK((port >= 1024 && port <= 65535 && port != static_cast<int>(last)));
 
     const Place by_slurm = place_in(step);
     CHECK(by_slurm.through == tcp);
@@ -124,6 +130,17 @@ TEST_CASE("a rank finds its place in the variables of whatever started it", "[la
     CHECK(by_slurm.hosts == std::vector<std::string>{"n09", "n10", "n11"});
     CHECK(by_slurm.job != place_in(step + Environment{{"SLURM_STEP_ID", "3"}}).job);
     for (const int port : by_slurm.ports) CHECK((port >= 1024 && port < 32768));
+    // Steps of a job may run at the same time, and so may jobs that start one after the other.
+    const auto ports_of = [](int64_t job, int64_t number) {
+        return place_in(step + Environment{{"SLURM_JOB_ID", std::to_string(job)},
+                                           {"SLURM_STEP_ID", std::to_string(number)}})
+            .ports;
+    };
+    const int64_t job = random_int(1, 1 << 30), number = random_int(0, 20);
+    const std::vector<int> ports = ports_of(job, number);
+    for (const auto& others :
+         {ports_of(job, number + random_int(1, 30)), ports_of(job + random_int(1, 20), number)})
+        CHECK(std::ranges::find_first_of(ports, others) == ports.end());
     const Place elsewhere = place_in(step + Environment{{"TRAIN_GPT_ADDRESS", "n10-ib:4000"}});
     CHECK(elsewhere.host == "n10-ib");
     CHECK(elsewhere.ports == std::vector<int>{4000});
@@ -272,7 +289,11 @@ TEST_CASE("a secret that others can read, or that can be guessed, is refused", "
         CHECK(contains(refusal({{"TRAIN_GPT_SECRET_FILE", file}}), "chmod 600 " + file));
     }
     ::chmod(file.c_str(), 0600);
-    CHECK(secret_in({{"TRAIN_GPT_SECRET_FILE", file}}).text == "a secret that is long enough");
+    // However an editor ends a line
+    for (const char* end : {"", "\n", "\r\n"}) {
+        write(file, concat("a secret that is long enough", end));
+        CHECK(secret_in({{"TRAIN_GPT_SECRET_FILE", file}}).text == "a secret that is long enough");
+    }
     CHECK(contains(refusal({{"TRAIN_GPT_SECRET", "short"}}), "fewer than 16"));
     // What is no file is not waited for.
     const std::string pipe = folder / "pipe";
@@ -423,17 +444,19 @@ TEST_CASE("one line names the ranks that did not come, and the hosts that nobody
         for (const int other : {1, 2}) CHECK(contains(outputs[other], "told\n"));
     }
     SECTION("known from torchrun") {
-        const Environment torchrun{{"WORLD_SIZE", "4"},
+        const Environment torchrun{{"WORLD_SIZE", "6"},
                                    {"LOCAL_WORLD_SIZE", "2"},
                                    {"MASTER_ADDR", "localhost"},
                                    {"MASTER_PORT", std::to_string(free_port())}};
-        const auto outputs =
-            join({torchrun + Environment{{"RANK", "0"}}, torchrun + Environment{{"RANK", "1"}}},
-                 short_limit);
-        INFO(outputs[0] << outputs[1]);
-        CHECK(contains(outputs[0], "refused: ranks 2 and 3 of 4 did not come"));
-        CHECK(contains(outputs[0], "; nobody came from torchrun's node 1 (ranks 2 and 3);"));
-        CHECK(contains(outputs[1], "told\n"));
+        // Of node 1 one rank came, and of node 2 none.
+        std::vector<Environment> ranks;
+        for (const char* rank : {"0", "1", "3"})
+            ranks.push_back(torchrun + Environment{{"RANK", rank}});
+        const auto outputs = join(ranks, short_limit);
+        INFO(outputs[0] << outputs[1] << outputs[2]);
+        CHECK(contains(outputs[0], "refused: ranks 2, 4 and 5 of 6 did not come"));
+        CHECK(contains(outputs[0], "; nobody came from torchrun's node 2 (ranks 4 and 5);"));
+        for (const int other : {1, 2}) CHECK(contains(outputs[other], "told\n"));
     }
     SECTION("not known") {
         const int port = free_port();
@@ -460,6 +483,35 @@ TEST_CASE("ranks that cannot be of one world end it, and a line says why", "[lau
     check(rank_of(2, 3, port, {{"PROGRAM", "2"}}), "is version 2 of train_gpt, and rank 0 (host ");
     check(rank_of(2, 4, port), "was started as one of 4 ranks, and rank 0 (host ");
     check(rank_of(1, 3, port), "rank 1 was started twice: on host ");
+}
+
+TEST_CASE("ranks: abort with a code", "[.ranks]") {
+    const World world = World::join();
+    world.barrier();
+    if (world.rank() == std::atoi(std::getenv("WHO_ABORTS")))
+        world.abort(std::atoi(std::getenv("ABORTS_WITH")));
+    world.barrier();
+}
+
+TEST_CASE("a rank that aborts ends all ranks with its exit code", "[launch]") {
+    for (const int64_t first : {int64_t{0}, random_int(1, 2)}) {
+        const int port = free_port();
+        const int64_t code = random_int(2, 120);
+        std::vector<std::future<ProgramResult>> processes;
+        for (int rank = 0; rank < 3; ++rank)
+            processes.push_back(std::async(std::launch::async, [=] {
+                return run_program({this_program(), "ranks: abort with a code"},
+                                   rank_of(rank, 3, port,
+                                           {{"TRAIN_GPT_SECRET", test_secret},
+                                            {"WHO_ABORTS", std::to_string(first)},
+                                            {"ABORTS_WITH", std::to_string(code)}}));
+            }));
+        for (auto& process : processes) {
+            const ProgramResult result = process.get();
+            INFO(first << "\n" << result.output);
+            CHECK(result.exit_code == code);
+        }
+    }
 }
 
 TEST_CASE("rank 0 that was started twice finds its port taken", "[launch]") {

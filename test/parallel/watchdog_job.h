@@ -58,6 +58,8 @@ struct Board {
     std::atomic<int64_t> last_step{0};  // set by rank 0: the last step
     std::array<std::atomic<int64_t>, max_ranks> entered{};
     std::array<char[1024], max_ranks> line{};  // what on_failure was given
+    std::atomic<int> ended{0};                 // ranks whose on_failure was called,
+    std::array<int, max_ranks> order{};        // in their order
 };
 
 struct Rank {
@@ -184,6 +186,7 @@ class Job {
         if (options_.check) options.check = [&] { options_.check(rank); };
         options.on_failure = [&](const char* line) {
             std::strncpy(board_->line[static_cast<size_t>(rank)], line, 1023);
+            board_->order[static_cast<size_t>(board_->ended++)] = rank;
             if (options_.on_failure) options_.on_failure(rank);
         };
         try {

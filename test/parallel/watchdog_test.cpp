@@ -123,6 +123,7 @@ TEST_CASE("a stopped process is found by its silence, and ends when it is contin
     Job& other = jobs.back();
     check_ended(other, 2);
     CHECK(contains(other.output(0), named(2) + "is hung: "));
+    CHECK_FALSE(contains(other.output(0), "nor from others"));
     CHECK(names_last_collective(other.output(0), other.board().entered[2]));
     Job& first = jobs.front();
     for (int rank : {1, 2}) {
@@ -135,6 +136,16 @@ TEST_CASE("a stopped process is found by its silence, and ends when it is contin
     CHECK(other.status(2) == watchdog_code);
     CHECK(first.status(0) == watchdog_code);
     CHECK(contains(first.output(0), named(0) + "was stopped, or its host frozen, for "));
+}
+
+TEST_CASE("where several ranks fall silent, the line says so", "[watchdog]") {
+    Job job({.timeout = timeout}, [](Rank& self) { self.train(); });
+    REQUIRE(job.all_entered(3));
+    for (const int rank : {1, 2, 3}) job.send(rank, SIGSTOP);
+    CHECK(job.status(0) == watchdog_code);
+    CHECK(contains(job.output(0), "nothing was heard from it for 2 s, nor from others; "));
+    for (const int rank : {1, 2, 3}) job.send(rank, SIGCONT);
+    for (const int rank : {1, 2, 3}) CHECK(job.status(rank) == watchdog_code);
 }
 
 TEST_CASE("a rank that is stopped after it has made no progress for a while is hung, not stuck",
@@ -297,6 +308,18 @@ TEST_CASE("errors that follow from a rank's death are not taken for the cause", 
     CHECK(contains(job.output(), named(3) + "is dead: "));
 }
 
+TEST_CASE("of ranks that lose rank 0 the first one says so before the last", "[watchdog]") {
+    Job job({.size = max_ranks}, [](Rank& self) { self.train(); });
+    REQUIRE(job.all_entered(3));
+    job.send(1, SIGSTOP);  // gives the last one a start
+    job.send(0, SIGKILL);
+    std::this_thread::sleep_for(100ms);
+    job.send(1, SIGCONT);
+    for (int rank = 1; rank < max_ranks; ++rank) CHECK(job.status(rank) == watchdog_code);
+    const auto& order = job.board().order;
+    CHECK(std::ranges::find(order, 1) < std::ranges::find(order, max_ranks - 1));
+}
+
 TEST_CASE("a cut connection ends both sides of it", "[watchdog]") {
     std::list<Relay> relays(2);
     std::list<Job> jobs;
@@ -424,8 +447,10 @@ TEST_CASE("a member that sends garbage counts as dead", "[watchdog]") {
         CHECK(member.read(1) == "\2");
         member.send(heartbeat(INT64_MAX, INT64_MIN, INT64_MAX) + heartbeat(INT64_MIN, -1, 7));
         REQUIRE(eventually([&] { return job.board().joined == 2; }));
-        std::string reports = '\4' + number(random_int(-9, 0)) + std::string(1024, 'x');
-        reports += reports;
+        // Of two reports the first one counts.
+        std::string reports;
+        for (const char letter : {'x', 'y'})
+            reports += '\4' + number(random_int(-9, 0)) + std::string(1024, letter);
         member.send(n == 0
                         ? static_cast<char>(random_int(6, 255)) + random_bytes(random_int(0, 2000))
                     : n == 1 ? reports
@@ -440,6 +465,7 @@ TEST_CASE("a member that sends garbage counts as dead", "[watchdog]") {
         CHECK(contains(job.output(0), concat("rank 1 (host no where ) ",
                                              n == 0 || n == 3 ? "is dead" : "failed")));
         CHECK(count(job.output(0), "\n") == 1);
+        if (n == 1) CHECK(contains(job.output(0), "failed: xxx"));
         ++n;
     }
 }

@@ -115,6 +115,9 @@ TEST_CASE("counts merged from parts are the counts of the whole, whatever the pa
             std::string text = random_bytes(static_cast<size_t>(random_int(0, 200)));
             for (int64_t word = random_int(0, 60); word > 0; --word)
                 text += ' ' + random_letters(static_cast<size_t>(random_int(1, 20)), 3);
+            // Words that are kept apart because they are long come several times, too.
+            for (int64_t word = random_int(0, 9); word > 0; --word)
+                text += ' ' + std::string(static_cast<size_t>(random_int(14, 18)), 'a');
             for (const std::string_view piece : pieces_of(pattern, text))
                 ++expected[std::string(piece)];
             whole.add(text);

@@ -35,6 +35,7 @@ TEST_CASE("contractions, numbers and white space are cut as each pattern says") 
           Pieces{"I", "'LL", " ", " say", " '", "STOP", "'"});
     CHECK(pieces_of(Pattern::gpt2, "I'LL") == Pieces{"I", "'", "LL"});
     CHECK(pieces_of(Pattern::cl100k, "a'\u017Fb") == Pieces{"a", "'\u017F", "b"});
+    CHECK(pieces_of(Pattern::gpt2, "a'\u017Fb") == Pieces{"a", "'", "\u017Fb"});
     CHECK(pieces_of(Pattern::gpt2, " 1234567") == Pieces{" 1234567"});
     CHECK(pieces_of(Pattern::cl100k, " 1234567") == Pieces{" ", "123", "456", "7"});
     CHECK(pieces_of(Pattern::gpt2, "a \n\n b") == Pieces{"a", " \n\n", " b"});
