@@ -279,6 +279,28 @@ TEST_CASE_METHOD(InterruptedRun,
 }
 
 TEST_CASE_METHOD(InterruptedRun,
+                 "a run that continues counts lines from the beginning of its input") {
+    const Strings documents = random_documents(300, 20000);
+    for (const bool is_text : {false, true}) {
+        const std::string good = is_text ? as_text(documents) : as_jsonl(documents);
+        const auto bad_line = 1 + std::ranges::count(good, '\n');
+        options.texts = {folder / (is_text ? "b.txt" : "b.jsonl")};
+        options.skip_bad = !is_text;
+        write(options.texts[0], good + (is_text ? "caf\xE9\n" : "{\n"));
+        interrupt(options);
+        REQUIRE(contains(said(), "continuing after"));
+        const DataManifest manifest = read_data_manifest(options.out);
+        if (is_text) {
+            CHECK(manifest.sources[0].first_not_utf8_line == bad_line);
+        } else {
+            REQUIRE(manifest.left_out.size() == 1);
+            CHECK(manifest.left_out[0].line == bad_line);
+        }
+        fs::remove_all(options.out);
+    }
+}
+
+TEST_CASE_METHOD(InterruptedRun,
                  "what an interrupted run left behind is checked before it is used") {
     SECTION("a damaged journal is refused") {
         interrupt(options);
