@@ -1,5 +1,8 @@
 // Tokenizers whose text is cut by patterns that PCRE2 matches, and which tokens begin and end
 // documents.
+#include <map>
+#include <optional>
+
 #include "base/error.h"
 #include "base/utf8.h"
 #include "test/catch.h"
@@ -359,6 +362,68 @@ TEST_CASE("a rank file of GPT-4o's vocabulary is cut by its pattern") {
     CHECK(tokenizer.end_of_text() == 700u);
     CHECK(load_json(json::parse(tokenizer.to_json())).encode("Don'T/\n") ==
           tokenizer.encode("Don'T/\n"));
+}
+
+namespace {
+
+std::string base64(std::string_view bytes) {
+    constexpr std::string_view digits =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    std::string text;
+    for (size_t at = 0; at < bytes.size(); at += 3) {
+        uint32_t bits = 0;
+        for (size_t i = 0; i < 3; ++i)
+            bits = bits << 8 | (at + i < bytes.size() ? static_cast<uint8_t>(bytes[at + i]) : 0u);
+        for (size_t i = 0; i < 4; ++i)
+            text += at + i > bytes.size() ? '=' : digits[bits >> (18 - 6 * i) & 63];
+    }
+    return text;
+}
+
+/// The lines of a rank file: all bytes, then tokens of three bytes, up to id n - 1; none has the id
+/// `gap`.
+std::string rank_file(uint32_t n, std::optional<uint32_t> gap = {}) {
+    std::string lines;
+    for (uint32_t id = 0; id < n; ++id) {
+        std::string token(1, static_cast<char>(id));
+        if (id >= 256) token += {static_cast<char>(id >> 8), static_cast<char>(id >> 16)};
+        if (id != gap) lines += concat(base64(token), " ", id, "\n");
+    }
+    return lines;
+}
+
+}  // namespace
+
+TEST_CASE("a rank file's name and size say which special tokens it has") {
+    using Special = std::map<uint32_t, std::string>;
+    const auto n = static_cast<uint32_t>(random_int(300, 400)),
+               gap = static_cast<uint32_t>(random_int(256, n - 2));
+    const TemporaryDirectory folder;
+    const auto check = [&](const std::string& name, const std::string& ranks,
+                           const Special& expected) {
+        write_file(folder / name, ranks);
+        const Tokenizer tokenizer = Tokenizer::load(folder / name);
+        CAPTURE(name, n, gap);
+        Special found;
+        for (uint32_t id = 0; id < tokenizer.vocab_size(); ++id)
+            if (tokenizer.is_special(id)) found[id] = std::string(tokenizer.token_bytes(id));
+        CHECK(found == expected);
+        CHECK(tokenizer.end_of_text() == expected.begin()->first);
+    };
+    const Special at_end{{n, "<|endoftext|>"}}, in_gap{{gap, "<|endoftext|>"}};
+    for (const char* name : {"r50k_base", "p50k_base", "gpt2", "cl100k_x", "o200k_x"}) {
+        check(concat(name, ".tiktoken"), rank_file(n), at_end);
+        check(concat(name, ".tiktoken"), rank_file(n, gap), in_gap);
+    }
+    // As OpenAI publishes them
+    check("cl100k_base.tiktoken", rank_file(100256),
+          {{100257, "<|endoftext|>"},
+           {100258, "<|fim_prefix|>"},
+           {100259, "<|fim_middle|>"},
+           {100260, "<|fim_suffix|>"},
+           {100276, "<|endofprompt|>"}});
+    check("o200k_base.tiktoken", rank_file(199998),
+          {{199999, "<|endoftext|>"}, {200018, "<|endofprompt|>"}});
 }
 
 TEST_CASE("the tokens around documents can be chosen, and a prompt begins with one") {
