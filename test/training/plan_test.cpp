@@ -325,6 +325,37 @@ TEST_CASE("a change that is said to fit fits", "[plan]") {
     CHECK(kinds.contains("settings"));
 }
 
+TEST_CASE("a change that fits is found if any of those that are tried does", "[plan]") {
+    constexpr int T = 64;
+    for (const int sequences : {1, 16, 16, 1}) {
+        Config config = random_config();
+        config.precision.recompute = "none";
+        config.model.n_ctx = config.batch.sequence_length = T;
+        config.batch.micro_batch = std::min(4, sequences);
+        config.batch.tokens_per_step = int64_t{T} * sequences;
+        const DecoderSpec spec = spec_of(config, config.model.vocab_size);
+        const auto bytes = [&](int zero, int ranks, int length) {
+            Config changed = config;
+            changed.precision.recompute = "block";
+            changed.batch.micro_batch = 1;
+            changed.batch.sequence_length = length;
+            changed.parallel.zero = zero;
+            return plan_memory(changed, spec, DType::fp32, Recompute::block, Device{}, ranks)
+                .total_bytes();
+        };
+        // The most ranks or the shortest sequences need the least.
+        uint64_t least =
+            std::min(bytes(config.parallel.zero, 1, 1), bytes(config.parallel.zero, 1, T));
+        for (const int zero : {1, 2, 3}) least = std::min(least, bytes(zero, sequences, T));
+        const auto advice = [&](uint64_t available) {
+            return change_that_fits(config, spec, DType::fp32, Device{}, available, 1);
+        };
+        CAPTURE(sequences, to_json(config), advice(least), advice(least - 1));
+        CHECK(contains(advice(least), "it fits"));
+        CHECK(contains(advice(least - 1), "take a smaller model"));
+    }
+}
+
 TEST_CASE("a plan has the traffic along each axis of its mesh, and memory falls as more is split",
           "[plan]") {
     Config config = random_config();
@@ -425,9 +456,9 @@ TEST_CASE("a vocabulary that is larger than the tokenizer's is noted, but not a 
     for (const int rows : {0, tokens, tokens + 1, rounded_up(64), rounded_up(128)})
         CHECK(note(rows) == "");
     // Less than half a percent is not worth a note.
-    for (const int64_t rows : {int64_t{tokens} + 2, tokens + random_int(2, 30),
-                               int64_t{tokens} + 200, int64_t{rounded_up(128)} + 128,
-                               int64_t{50257}}) {
+    for (const int64_t rows :
+         {int64_t{tokens} + 2, tokens + random_int(2, 30), int64_t{tokens} + 200,
+          int64_t{rounded_up(128)} + 128, int64_t{50257}}) {
         if (rows % 64 == 0 && rows < tokens + 128) continue;
         const std::string said = note(rows);
         CAPTURE(rows, tokens, said);
