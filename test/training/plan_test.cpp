@@ -330,6 +330,10 @@ TEST_CASE("a change that fits is found if any of those that are tried does", "[p
     for (const int sequences : {1, 16, 16, 1}) {
         Config config = random_config();
         config.precision.recompute = "none";
+        // So large that ZeRO-3 holds less than ZeRO-2 does
+        config.model.n_layer = 24;
+        config.model.n_embd = 32 * config.model.n_head;
+        config.parallel.bucket_mb = 0.05;
         config.model.n_ctx = config.batch.sequence_length = T;
         config.batch.micro_batch = std::min(4, sequences);
         config.batch.tokens_per_step = int64_t{T} * sequences;
@@ -347,6 +351,7 @@ TEST_CASE("a change that fits is found if any of those that are tried does", "[p
         uint64_t least =
             std::min(bytes(config.parallel.zero, 1, 1), bytes(config.parallel.zero, 1, T));
         for (const int zero : {1, 2, 3}) least = std::min(least, bytes(zero, sequences, T));
+        if (sequences > 1) REQUIRE(least == bytes(3, sequences, T));
         const auto advice = [&](uint64_t available) {
             return change_that_fits(config, spec, DType::fp32, Device{}, available, 1);
         };
