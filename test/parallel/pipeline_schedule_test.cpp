@@ -320,7 +320,7 @@ class Spans {
     std::map<int, int> changes_;
 };
 
-/// What ranks hold if each computes its list, and each compute begins as soon as its input is there:
+/// What ranks hold if each computes its list, and a compute begins as soon as its input is there:
 /// a forward takes one tick, a backward two, and each of its halves one.
 struct Held {
     std::vector<Spans> activations, gradients;  // of a rank, from when a message is computed
