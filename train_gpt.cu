@@ -230,8 +230,8 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
                 progress, metrics);
     RunHistory history(given.run_dir, first_rank);
     LiveReport report(given.run_dir, first_rank, progress);
-    Run run({given, data, schedule, choices, tokens, trainer, loader, watch, profile, trace, log,
-             metrics, history, report, progress, mesh},
+    Run run({given, folder, data, schedule, choices, tokens, trainer, loader, watch, profile, trace,
+             log, metrics, history, report, progress, mesh},
             resumed.has_value(), line.stop_at);
     history.start({.step = first_step,
                    .resumes = resumed.has_value(),

@@ -55,4 +55,17 @@ std::string describe_broken_link(const fs::path& path) {
     return "";
 }
 
+bool leads_to(const fs::path& path, int descriptor) {
+    struct stat named {
+    }, open{};
+    return ::stat(path.c_str(), &named) == 0 && ::fstat(descriptor, &open) == 0 &&
+           named.st_dev == open.st_dev && named.st_ino == open.st_ino;
+}
+
+fs::path place_of(int descriptor) {
+    std::error_code code;
+    const fs::path place = fs::read_symlink(concat("/proc/self/fd/", descriptor), code);
+    return leads_to(place, descriptor) ? place : fs::path();
+}
+
 }  // namespace train_gpt

@@ -18,6 +18,8 @@
 
 namespace train_gpt {
 
+namespace fs = std::filesystem;
+
 Run::Run(const RunParts& parts, bool resumed, int64_t stop_at)
     : parts_(parts),
       first_step_(parts.schedule.start().step),
@@ -135,12 +137,13 @@ bool Run::settle(bool all) {
 /// Takes outcomes, oldest first, until at most `may_remain` are left.
 void Run::settle_until(int64_t may_remain) {
     Trainer& trainer = parts_.trainer;
-    for (; in_flight_ > may_remain; --in_flight_) {
+    while (in_flight_ > may_remain) {
         const int64_t number = step_ - in_flight_ + 1;
         const StepOutcome outcome = [&] {
             const TraceSpan span(TraceTrack::host, "wait for step", static_cast<int>(number));
             return trainer.outcomes.pop();
         }();
+        --in_flight_;
         const double targets = static_cast<double>(parts_.log.size().targets);
         if (losses_.add(number, outcome.sums.loss / targets)) prune();
         if (outcome.state.stop) {  // neither this update nor a later one was applied
@@ -161,7 +164,10 @@ void Run::begin_pause(const Pause& pause) {
     if (pause.ends_profile)
         parts_.progress.say(profile_of_stages(parts_.mesh, parts_.profile.finish(stream)));
     parts_.profile.pause(stream);
-    if (pause.ends_trace) parts_.trace.finish(world(), parts_.progress);
+    if (pause.ends_trace) {
+        require_folder();
+        parts_.trace.finish(world(), parts_.progress);
+    }
     parts_.trace.pause();
 }
 
@@ -222,20 +228,29 @@ void Run::print_samples(uint64_t first, int count) {
 }
 
 void Run::save() {
-    if (const std::string trouble = save_or_reason(); !trouble.empty())
+    require_folder();
+    if (const std::string trouble = save_or_reason(parts_.folder.path()); !trouble.empty())
         parts_.progress.warn(
             trouble + "; training continues, and the next checkpoint is written when it is due");
-    parts_.report.write();
+    write_report();
+}
+
+/// Ends the run if its folder is no longer where it was: half of its files would be elsewhere.
+void Run::require_folder() const {
+    first_for_all(world(), [&] {
+        parts_.folder.require_in_place();
+        return "";
+    });
 }
 
 /// Writes the checkpoint of this step unless it exists. Returns why that failed; empty on success.
-std::string Run::save_or_reason() {
+std::string Run::save_or_reason(const fs::path& run_dir) {
     if (saved_step_ == step_) return "";
     const Config& config = parts_.config;
     world().activity().phase = "checkpoint";
     try {
         save_checkpoint(
-            config.run_dir,
+            run_dir,
             {step_, config, parts_.data.spec(), parts_.trainer.parameters, parts_.data.tokenizer(),
              parts_.choices, parts_.schedule.position(step_), parts_.tokens},
             parts_.mesh);
@@ -258,11 +273,16 @@ std::string Run::save_or_reason() {
 /// Deletes checkpoints that are not to be kept, if this start of the run has saved any.
 void Run::prune() try {
     const Config& config = parts_.config;
-    if (first_rank() && saved_step_ > first_step_)
+    if (first_rank() && saved_step_ > first_step_ && parts_.folder.in_place())
         prune_checkpoints(config.run_dir, config.checkpoint.keep, parts_.watch.sound_step(),
                           losses_.sane_checkpoint());
 } catch (const Error& error) {
     parts_.progress.warn(error.what());  // the next save tries again
+}
+
+/// Not into a folder that has taken the place of the run's.
+void Run::write_report() const {
+    if (parts_.folder.in_place()) parts_.report.write();
 }
 
 bool Run::out_of_time() const {
@@ -283,25 +303,39 @@ void Run::check_limits() {
 // ---- The end ------------------------------------------------------------------------------------
 
 void Run::rescue(const std::string& why) {
-    if (ranks() == 1) {
-        settle(true);
-        if (step_ > first_step_ && !parts_.watch.found_damage())
-            if (const std::string trouble = save_or_reason(); !trouble.empty())
-                parts_.progress.warn(trouble);
+    const fs::path place = parts_.folder.place();
+    try {
+        if (ranks() == 1 && !place.empty()) {
+            settle(true);
+            if (step_ > first_step_ && !parts_.watch.found_damage())
+                if (const std::string trouble = save_or_reason(place); !trouble.empty())
+                    parts_.progress.warn(trouble);
+        }
+    } catch (const Error&) {
+        // The run ends for what went wrong first.
     }
-    parts_.history.end(step_, why, 1);
-    parts_.report.write();
+    record_failure(why);
+}
+
+/// If the run's folder is not in place, that is why its files could not be written, and thrown.
+void Run::record_failure(const std::string& why) {
+    parts_.folder.require_in_place();
+    try {
+        parts_.history.end(step_, why, 1);
+        write_report();
+    } catch (const Error&) {
+        // The run ends for what went wrong first.
+    }
 }
 
 int Run::end() {
     try {
         const int code = finish();
         parts_.history.end(step_, code == 0 && step_ >= steps_ ? "complete" : why_it_ended(), code);
-        parts_.report.write();
+        write_report();
         return code;
     } catch (const std::exception& error) {
-        parts_.history.end(step_, message_of(error), 1);
-        parts_.report.write();
+        record_failure(message_of(error));
         throw;
     }
 }
@@ -314,6 +348,7 @@ std::string Run::why_it_ended() const {
 }
 
 int Run::finish() {
+    require_folder();
     parts_.trace.finish(world(), parts_.progress);  // if the run ends before it does
     // Also where the time limit or a signal came in the last step: no step is left, so the run ends
     // as a complete one.
@@ -321,7 +356,7 @@ int Run::finish() {
         finish_verification();
     const std::optional<ShardWatch::Damage> damage = parts_.watch.settle();
     if (damage && damage->trained) throw SharedError(set_aside_unsound(*damage));
-    const std::string trouble = save_or_reason();
+    const std::string trouble = save_or_reason(parts_.folder.path());
     const std::string saved = describe_saved(trouble);
     if (ending_ == Ending::not_finite)
         throw SharedError("the gradient of step ", step_ + 1, " is not finite (first in ",

@@ -3,6 +3,7 @@
 // order.
 #pragma once
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <string>
 
@@ -28,6 +29,7 @@ namespace train_gpt {
 /// The parts of a run; all of them must outlive the Run.
 struct RunParts {
     const Config& config;  // as recorded in the run's folder: batch.micro_batch may be 0
+    const RunFolder& folder;
     const RunData& data;
     const Schedule& schedule;
     const Choices& choices;
@@ -124,8 +126,11 @@ class Run {
     bool was_evaluated() const;
     bool evaluate_and_log();
     void print_samples(uint64_t first, int count);
-    std::string save_or_reason();
+    void require_folder() const;
+    std::string save_or_reason(const std::filesystem::path& run_dir);
     void prune();
+    void write_report() const;
+    void record_failure(const std::string& why);
 
     void finish_verification();
     std::string set_aside_unsound(const ShardWatch::Damage& damage) const;

@@ -1,4 +1,5 @@
-// A file that grows by whole records while other programs read it, such as metrics.jsonl.
+// A file that grows by whole records while other programs read it, such as metrics.jsonl. From its
+// first record on it is locked (flock), so that who can read it can see that it is being written.
 #pragma once
 #include <filesystem>
 #include <string_view>
@@ -14,15 +15,20 @@ class AppendFile {
     AppendFile& operator=(const AppendFile&) = delete;
 
     /// Appends one record. If the disk is full, nothing of it remains, and the first such failure is
-    /// printed on stderr, with `lost`; records are missing until there is space again.
+    /// printed on stderr, with `lost`; records are missing until there is space again. A file that
+    /// was removed or renamed is written again, whole. Throws Error if another one has taken its
+    /// place, or if its folder is no longer there, and drops all later records.
     void append(std::string_view record, const char* lost = "metrics are lost");
     /// In a file of lines: ends a last line that a killed process has left without an end.
     void end_line();
 
   private:
+    void keep_in_place();
+    void write_again();
+
     std::filesystem::path path_;
-    int file_ = -1;
-    bool failed_ = false;
+    int folder_ = -1, file_ = -1;
+    bool failed_ = false, replaced_ = false;
 };
 
 }  // namespace train_gpt

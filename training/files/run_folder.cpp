@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json_text.h"
+#include "base/path.h"
 #include "dataloader/manifest.h"
 #include "device/device.h"
 #include "parallel/together.h"
@@ -23,6 +24,8 @@ namespace train_gpt {
 namespace fs = std::filesystem;
 
 namespace {
+
+constexpr const char* lock_file = "lock";
 
 /// The manifest of a run; not an object where it is missing or not valid JSON.
 Json read_manifest(const fs::path& run_dir) {
@@ -51,7 +54,7 @@ void refuse_other_folders(const fs::path& folder) {
             refuse(" has a manifest.json that no run wrote, and a run would replace it");
         return;
     }
-    if (fs::exists(folder / "lock", code) || !list_checkpoints(folder).empty()) return;
+    if (fs::exists(folder / lock_file, code) || !list_checkpoints(folder).empty()) return;
     for (const char* name : {"config.json", "metrics.jsonl"})
         if (fs::exists(folder / name, code))
             refuse(" has a ", name, " that no run wrote, and a run would replace it");
@@ -87,7 +90,7 @@ RunFolder::RunFolder(const fs::path& path, const World& world) : path_(path) {
 
 void RunFolder::lock() {
     make_directory(path_);
-    const fs::path file = path_ / "lock";
+    const fs::path file = path_ / lock_file;
     // Who can open the file, even to read it, can hold its lock: nobody else can.
     lock_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (lock_ < 0)
@@ -106,6 +109,25 @@ void RunFolder::lock() {
 
 RunFolder::~RunFolder() {
     if (lock_ >= 0) ::close(lock_);
+}
+
+bool RunFolder::in_place() const { return lock_ < 0 || leads_to(path_ / lock_file, lock_); }
+
+fs::path RunFolder::place() const {
+    if (in_place()) return path_;
+    const fs::path lock = place_of(lock_);
+    return lock.filename() == lock_file ? lock.parent_path() : fs::path();
+}
+
+void RunFolder::require_in_place() const {
+    if (in_place()) return;
+    if (const fs::path now = place(); !now.empty())
+        throw Error("the run folder ", path_.string(), " was renamed to ", now.string(),
+                    " while the run was writing into it; rename it back and run the same command "
+                    "again, or name it as run_dir");
+    throw Error("the run folder ", path_.string(), ", or the file ", lock_file,
+                " in it, was removed, renamed or replaced while the run was writing into it; put "
+                "it back and run the same command again");
 }
 
 namespace {

@@ -37,6 +37,13 @@ class RunFolder {
     RunFolder& operator=(const RunFolder&) = delete;
 
     const std::filesystem::path& path() const { return path_; }
+    /// Whether the path still leads to this folder and its lock. Of several ranks, only the first
+    /// can say no.
+    bool in_place() const;
+    /// Where the folder is now; empty if it was removed, or its lock.
+    std::filesystem::path place() const;
+    /// Throws Error, which says where the folder is now, if it is not in place.
+    void require_in_place() const;
     /// Writes config.json and manifest.json. `attention`: what runs it on the GPU, empty on the CPU.
     /// Returns which data ("data.train", "data.val") had different contents or weights in the
     /// previous manifest.

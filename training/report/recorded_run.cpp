@@ -58,13 +58,20 @@ void flatten(const Json& json, const std::string& path, std::map<std::string, Js
         flatten(value, path.empty() ? key : path + "." + key, values);
 }
 
-/// Whether the folder's lock is held, through any file descriptor.
-bool is_locked(const fs::path& folder) {
-    const int lock = ::open((folder / "lock").c_str(), O_RDONLY | O_CLOEXEC);
-    if (lock < 0) return false;
+/// Whether the file's lock is held, through any file descriptor; nothing if it cannot be opened.
+std::optional<bool> is_locked(const fs::path& file) {
+    const int lock = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+    if (lock < 0) return {};
     const bool held = ::flock(lock, LOCK_SH | LOCK_NB) != 0;
     ::close(lock);
     return held;
+}
+
+/// Only the run's user can open its lock, so that nobody else can hold it. Others see by
+/// metrics.jsonl whether it is being written (append_file.h).
+bool is_active(const fs::path& folder) {
+    const std::optional<bool> held = is_locked(folder / "lock");
+    return held ? *held : is_locked(folder / metrics_file).value_or(false);
 }
 
 void require_run_folder(const fs::path& folder) {
@@ -191,7 +198,7 @@ void RecordedRun::update() {
         history_.push_back(line);
     });
     read_documents();
-    active_ = is_locked(folder_);
+    active_ = is_active(folder_);
 }
 
 void RecordedRun::read_documents() {

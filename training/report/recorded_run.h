@@ -61,7 +61,7 @@ class RecordedRun {
     const Json& choices() const { return choices_; }
     /// The names of several sources of training data, in their order; empty if there is one.
     std::vector<std::string> sources() const;
-    /// Whether another process, or this one, holds the run's lock.
+    /// Whether a process, also this one, is writing into the folder.
     bool active() const { return active_; }
     /// The tokens that the run had read by each row of a table; NaN where they are unknown.
     std::vector<double> tokens(const MetricsTable& table) const;

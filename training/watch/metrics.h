@@ -37,7 +37,7 @@ class MetricsSink {
     MetricsSink(const MetricsSink&) = delete;
     MetricsSink& operator=(const MetricsSink&) = delete;
 
-    /// Takes one record. A sink that cannot take it does not end the run.
+    /// Takes one record. A full disk does not end the run; a file that is no longer in place does.
     virtual void write(const MetricsRecord& record) = 0;
     /// Takes a text after a step, such as a sample, if the sink shows texts.
     virtual void write_text(int64_t /*step*/, const std::string& /*name*/,

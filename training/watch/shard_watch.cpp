@@ -264,6 +264,7 @@ void ShardWatch::keep(const std::vector<Json>& of_ranks) {
             file["files"].push_back(std::move(entry));
         }
     try {
+        folder_.require_in_place();
         if (!new_hashes.empty()) folder_.record_hashes(new_hashes);
         const std::string text = to_text(file, 1) + "\n";
         if (text != written_) write_file(folder_.path() / file_name, text);
