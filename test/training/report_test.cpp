@@ -577,6 +577,66 @@ TEST_CASE("a report that follows a run shows what a new one would", "[report]") 
     CHECK(followed[0].training().rows() == 1);
 }
 
+TEST_CASE("a report that follows a long run keeps few of its rows, and every extreme", "[report]") {
+    const TemporaryDirectory directory;
+    const size_t most = static_cast<size_t>(random_int(60, 400));
+    const MadeRun run(directory / "run",
+                      {.lines = random_int(2000, 4000), .every = random_int(1, 5)});
+    const std::string all = read(run.metrics());
+    // As it is read while the run writes it.
+    const size_t first = all.find('\n', all.size() / static_cast<size_t>(random_int(2, 9))) + 1;
+    write(run.metrics(), all.substr(0, first));
+    RecordedRun followed(run.path(), most);
+    write(run.metrics(), all);
+    followed.update();
+    const RecordedRun whole(run.path());
+    const MetricsTable &few = followed.training(), &rows = whole.training();
+    CHECK(few.rows() < 2 * most);
+    CHECK(few.rows() > most / 8);
+    CHECK(few.step.front() == rows.step.front());
+    CHECK(few.step.back() == rows.step.back());
+    for (const auto& [name, values] : rows.columns) {
+        CAPTURE(name);
+        const std::vector<double> kept = few.column(name);
+        CHECK(std::ranges::max(kept) == std::ranges::max(values));
+        CHECK(std::ranges::min(kept) == std::ranges::min(values));
+        // Whole rows stay.
+        for (size_t i = 0; i < few.rows(); ++i) {
+            const auto at = std::ranges::lower_bound(rows.step, few.step[i]) - rows.step.begin();
+            REQUIRE(kept[i] == values[static_cast<size_t>(at)]);
+        }
+    }
+}
+
+TEST_CASE("the page of a run that was resumed thousands of times is small", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {.lines = 1000});
+    const int64_t starts = random_int(3000, 5000);
+    const bool moves = random_int(0, 1) != 0;  // or it always resumes from the same step
+    std::string history, reason(static_cast<size_t>(random_int(10, 3000)), 'x');
+    for (int64_t i = 0; i < starts; ++i) {
+        const int64_t step = moves ? 1000 * i / starts : 500;
+        for (const nlohmann::json& line :
+             {nlohmann::json{{"event", "start"}, {"step", step}, {"resumes", i > 0}},
+              nlohmann::json{{"event", "end"}, {"step", step + 1}, {"reason", reason}}}) {
+            nlohmann::json whole = line;
+            whole["time"] = 1700000000 + i;
+            history += whole.dump() + "\n";
+        }
+    }
+    write(run.history(), history);
+    std::vector<RecordedRun> runs;
+    runs.emplace_back(run.path());
+    const std::string page = report_page(runs);
+    CHECK(page.size() <= most_page_bytes);
+    CHECK(contains(page, concat("… and ", 2 * starts - 40, " more, all of which are in")));
+    CHECK(occurrences(page, "2023-11-14 22:13 UTC: ") >= 20);
+    const std::vector<RunMark> marks = marks_of(runs[0]);
+    CHECK(marks.size() >= (moves ? 40 : 2));
+    CHECK(marks.size() <= 110);
+    CHECK(contains(marks[marks.size() / 2].text, " more up to step "));
+}
+
 TEST_CASE("a report tells how a run started, stopped and resumed", "[report]") {
     const TemporaryDirectory directory;
     const MadeRun run(directory / "run", {});

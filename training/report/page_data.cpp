@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/json_text.h"
+#include "training/report/page_text.h"
 
 namespace train_gpt {
 
@@ -182,14 +183,31 @@ std::vector<std::pair<std::string, Curve>> curves_of(const RecordedRun& run, int
     return curves;
 }
 
+namespace {
+
+/// Marks of one step become one, and so do many marks that are less than a hundredth of their range
+/// apart. It has the step of the first, and the texts of the first few.
+std::vector<RunMark> joined(const std::vector<RunMark>& marks) {
+    constexpr size_t many = 100, most_texts = 6;
+    std::vector<RunMark> all;
+    const int64_t range = marks.empty() ? 0 : marks.back().step - marks.front().step;
+    const int64_t near = marks.size() > many ? range / static_cast<int64_t>(many) : 0;
+    for (size_t i = 0, end; i < marks.size(); i = end) {
+        RunMark& mark = all.emplace_back(marks[i]);
+        for (end = i + 1; end < marks.size() && marks[end].step <= mark.step + near; ++end)
+            if (end - i < most_texts) mark.text += ", " + marks[end].text;
+        if (end - i > most_texts)
+            mark.text +=
+                concat(" and ", end - i - most_texts, " more up to step ", marks[end - 1].step);
+    }
+    return all;
+}
+
+}  // namespace
+
 std::vector<RunMark> marks_of(const RecordedRun& run) {
     std::vector<RunMark> marks;
-    const auto add = [&](int64_t step, const std::string& text) {
-        if (!marks.empty() && marks.back().step == step)
-            marks.back().text += ", " + text;
-        else
-            marks.push_back({step, text});
-    };
+    const auto add = [&](int64_t step, const std::string& text) { marks.push_back({step, text}); };
     bool ended = true;
     for (const Json& line : run.history()) {
         const Json event = line.value("event", Json());
@@ -198,11 +216,11 @@ std::vector<RunMark> marks_of(const RecordedRun& run) {
             add(step, ended ? "resumed" : "resumed after an end that was not recorded");
         const Json reason = line.value("reason", Json());
         if (event == "end" && reason.is_string() && reason != "complete")
-            add(step, "stopped (" + reason.get<std::string>() + ")");
+            add(step, "stopped (" + shortened(reason.get<std::string>(), 200) + ")");
         if (event == "start" || event == "end") ended = event == "end";
     }
     std::ranges::stable_sort(marks, {}, &RunMark::step);
-    return marks;
+    return joined(marks);
 }
 
 std::string page_data(const std::vector<RecordedRun>& runs, int pixels) {

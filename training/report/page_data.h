@@ -23,7 +23,8 @@ struct RunMark {
     int64_t step = 0;
     std::string text;  // "stopped (SIGTERM), resumed"
 };
-/// Where the run stopped or resumed, in the order of steps.
+/// Where the run stopped or resumed, in the order of steps. Of many, those that are near each other
+/// are one mark; then there are about a hundred.
 std::vector<RunMark> marks_of(const RecordedRun& run);
 
 /// One JSON object: {"runs": [{"name", "clip", "vocabulary", "curves": {NAME:

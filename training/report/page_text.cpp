@@ -81,8 +81,9 @@ std::string state_of(const RecordedRun& run) {
         const Json& line = run.history()[i];
         const std::string event = field(line, "event");
         if (event == "end")
-            return field(line, "reason") == "complete" ? "complete"
-                                                       : "stopped: " + html(field(line, "reason"));
+            return field(line, "reason") == "complete"
+                       ? "complete"
+                       : "stopped: " + html(shortened(field(line, "reason"), 1200));
         if (event == "start" && run.active()) return "running when this page was written";
         if (event == "start") return "ended without saying why (killed, or the machine failed)";
     }
@@ -218,6 +219,13 @@ std::string html(std::string_view text) {
     return safe;
 }
 
+std::string shortened(std::string text, size_t most) {
+    if (text.size() <= most) return text;
+    text.resize(most);
+    text.resize(most - unfinished_utf8(text));
+    return text + " …";
+}
+
 std::string utc_time(int64_t seconds) {
     const std::time_t time = seconds;
     std::tm parts{};
@@ -265,13 +273,7 @@ std::vector<const Json*> samples_of(const RecordedRun& run) {
 }
 
 std::string sample_html(const Json& sample) {
-    constexpr size_t longest = 1200;
-    std::string text = field(sample, "text");
-    if (text.size() > longest) {
-        text.resize(longest);
-        text.resize(longest - unfinished_utf8(text));
-        text += " …";
-    }
+    const std::string text = shortened(field(sample, "text"), 1200);
     return concat("<figure><figcaption>Step ", html(field(sample, "step")),
                   "</figcaption><blockquote><b>", html(field(sample, "prompt")), "</b>", html(text),
                   "</blockquote></figure>\n");
@@ -379,27 +381,38 @@ std::string ranks_of(const Json& start) {
            (names.size() > 1 ? concat(" on ", names.size(), " hosts: ") : " on ") + hosts;
 }
 
-/// When the run started and ended, a line each.
+/// A start or an end of the run.
+std::string event_html(const Json& line) {
+    const std::string reason = field(line, "reason");
+    std::string text = reason == "complete"
+                           ? "complete at step "
+                           : "stopped (" + html(shortened(reason, 300)) + ") at step ";
+    if (field(line, "event") == "start")
+        text = field(line, "resumes") == "true" ? "resumed from step " : "started at step ";
+    const auto time = static_cast<int64_t>(number_of(line.value("time", Json())));
+    return "<li>" + utc_time(time) + ": " + text + html(field(line, "step")) + "</li>";
+}
+
+/// When the run started and ended, a line each; of many the first and the last ones.
 std::string events_html(const RecordedRun& run) {
-    std::string text;
+    constexpr size_t most_at_an_end = 20;
+    std::vector<const Json*> events;
     int64_t checkpoints = 0;
     for (const Json& line : run.history()) {
         const std::string event = field(line, "event");
         checkpoints += event == "checkpoint" ? 1 : 0;
-        if (event != "start" && event != "end") continue;
-        const auto time = static_cast<int64_t>(number_of(line.value("time", Json())));
-        text += "<li>" + utc_time(time) + ": ";
-        if (event == "start")
-            text += (field(line, "resumes") == "true" ? "resumed from step " : "started at step ") +
-                    html(field(line, "step"));
-        else
-            text += (field(line, "reason") == "complete"
-                         ? "complete"
-                         : "stopped (" + html(field(line, "reason")) + ")") +
-                    " at step " + html(field(line, "step"));
-        text += "</li>";
+        if (event == "start" || event == "end") events.push_back(&line);
     }
-    if (text.empty()) return "";
+    if (events.empty()) return "";
+    std::string text;
+    for (size_t i = 0; i < events.size(); ++i) {
+        if (i == most_at_an_end && events.size() > 2 * most_at_an_end) {
+            const size_t left_out = events.size() - 2 * most_at_an_end;
+            text += concat("<li>… and ", left_out, " more, all of which are in history.jsonl</li>");
+            i += left_out;
+        }
+        text += event_html(*events[i]);
+    }
     return "<ul class=\"files\">" + text + "</ul>" +
            (checkpoints > 0
                 ? concat(checkpoints, " checkpoint", checkpoints == 1 ? "" : "s", " written")

@@ -1,6 +1,7 @@
 // The parts of a report's page that are text: they need no script. All of them are HTML, with every
 // text from a file escaped.
 #pragma once
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,9 @@ namespace train_gpt {
 
 /// A text as HTML: markup is escaped, and what printable() escapes too.
 std::string html(std::string_view text);
+
+/// The first `most` bytes of a text that is longer, up to a whole character, and " …".
+std::string shortened(std::string text, size_t most);
 
 /// What the runs are, how far they are, and their last values.
 std::string summary_html(const std::vector<RecordedRun>& runs);

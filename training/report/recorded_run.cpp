@@ -137,7 +137,40 @@ void MetricsTable::add(double at, const Json& line) {
     for (auto& [name, values] : columns) values.resize(rows(), nan);
 }
 
-RecordedRun::RecordedRun(fs::path folder) : folder_(std::move(folder)) {
+void MetricsTable::thin(size_t most) {
+    if (rows() <= most) return;
+    const size_t intervals = std::max<size_t>(1, most / (2 * columns.size() + 2));
+    const double scale = static_cast<double>(intervals) / (step.back() - step.front());
+    const auto interval_of = [&](size_t row) {
+        return std::min(intervals - 1, static_cast<size_t>((step[row] - step.front()) * scale));
+    };
+    std::vector<bool> kept(rows());
+    for (size_t begin = 0, end; begin < rows(); begin = end) {
+        for (end = begin; end < rows() && interval_of(end) == interval_of(begin);) ++end;
+        kept[begin] = kept[end - 1] = true;
+        for (const auto& [name, values] : columns) {
+            std::optional<size_t> low, high;
+            for (size_t row = begin; row < end; ++row) {
+                if (!std::isfinite(values[row])) continue;
+                if (!low || values[row] < values[*low]) low = row;
+                if (!high || values[row] > values[*high]) high = row;
+            }
+            if (low) kept[*low] = kept[*high] = true;
+        }
+    }
+    const auto compact = [&](std::vector<double>& values) {
+        size_t n = 0;
+        for (size_t row = 0; row < kept.size(); ++row)
+            if (kept[row]) values[n++] = values[row];
+        values.resize(n);
+        values.shrink_to_fit();
+    };
+    compact(step);
+    for (auto& [name, values] : columns) compact(values);
+}
+
+RecordedRun::RecordedRun(fs::path folder, size_t most_rows)
+    : folder_(std::move(folder)), most_rows_(most_rows) {
     require_run_folder(folder_);
     update();
     if (training_.rows() + evaluations_.rows() > 0) return;
@@ -180,10 +213,14 @@ void RecordedRun::read_lines(const char* name, Lines& lines, const Take& take) {
 
 void RecordedRun::take_metrics(const Json& line) {
     const double step = line["step"].get<double>();
+    const auto add_to = [&](MetricsTable& table) {
+        table.add(step, line);
+        if (table.rows() >= 2 * most_rows_) table.thin(most_rows_);
+    };
     if (line.contains("loss"))
-        training_.add(step, line);
+        add_to(training_);
     else if (line.contains("val_loss"))
-        evaluations_.add(step, line);
+        add_to(evaluations_);
 }
 
 void RecordedRun::update() {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -31,12 +32,18 @@ struct MetricsTable {
 
     /// Adds a line. Rows of the same or a later step are removed, since they were run again.
     void add(double at, const Json& line);
+    /// Leaves rows out until at most `most` are left: of each of many equal intervals of steps its
+    /// first and last row stay, and those of the smallest and the largest value of each column.
+    void thin(size_t most);
 };
 
 class RecordedRun {
   public:
     /// Reads a run's folder. Throws Error, in a sentence, if it is not one, or has no metrics yet.
-    explicit RecordedRun(std::filesystem::path folder);
+    /// most_rows: where a table has twice as many, it is thinned to these, which bounds the memory.
+    /// Means and sums are then over the rows that are left.
+    explicit RecordedRun(std::filesystem::path folder,
+                         size_t most_rows = std::numeric_limits<size_t>::max() / 2);
 
     /// Reads what has been written since. Only the new lines of the files of lines are read.
     void update();
@@ -92,6 +99,7 @@ class RecordedRun {
     void resolve_config();
 
     std::filesystem::path folder_;
+    size_t most_rows_;
     Lines metrics_lines_, history_lines_;
     MetricsTable training_, evaluations_;
     std::vector<Json> history_;

@@ -45,7 +45,7 @@ void LiveReport::write() {
     if (!writes_ || !logged) return;
     try {
         if (run_.empty())
-            run_.emplace_back(run_dir_);
+            run_.emplace_back(run_dir_, most_live_rows);
         else
             run_.front().update();
         write_file(run_dir_ / report_file, report_page(run_));

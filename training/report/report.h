@@ -16,7 +16,11 @@ constexpr const char* report_file = "report.html";
 /// is not the folder of a run or cannot be written, and for too many runs or the same one twice.
 std::string write_report(const ReportOptions& options);
 
-/// The page about an active run, in its folder.
+/// The rows of a table that the page about an active run keeps in memory; at times twice as many.
+constexpr size_t most_live_rows = 20'000;
+
+/// The page about an active run, in its folder. `train_gpt report` makes the page of a long run from
+/// all of its lines.
 class LiveReport {
   public:
     /// Of several ranks only one writes.
