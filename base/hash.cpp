@@ -6,6 +6,7 @@
 #include <xxhash.h>
 
 #include "base/file.h"
+#include "base/mapped_pages.h"
 
 namespace train_gpt {
 
@@ -43,12 +44,13 @@ std::string hash_text(std::string_view bytes) {
 }
 
 std::string hash_file(const std::filesystem::path& path, const Pulse& pulse) {
-    constexpr size_t piece = 64 << 20;
     const MappedFile file(path);
     Hash hash;
-    for (std::span<const std::byte> rest = file.bytes(); !rest.empty();
-         rest = rest.subspan(std::min(piece, rest.size()))) {
-        hash.add(rest.first(std::min(piece, rest.size())));
+    for (std::span<const std::byte> rest = file.bytes(); !rest.empty();) {
+        const auto piece = rest.first(std::min(most_mapped_bytes, rest.size()));
+        hash.add(piece);
+        release_pages(piece);
+        rest = rest.subspan(piece.size());
         if (pulse) pulse();
     }
     return hash.digest();

@@ -1,6 +1,7 @@
 #include "training/files/safetensors.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <initializer_list>
@@ -14,6 +15,7 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/half.h"
+#include "base/mapped_pages.h"
 
 namespace train_gpt {
 
@@ -242,6 +244,14 @@ std::span<const std::byte> SafetensorsFile::data(const TensorInfo& info) const {
     return file_.bytes().subspan(data_start_ + info.begin, info.end - info.begin);
 }
 
+/// Keeps a few pages of the file in memory alone, however large it is.
+void SafetensorsFile::count_read(uint64_t bytes) const {
+    const std::atomic_ref<uint64_t> read(read_);
+    if ((read += bytes) < most_mapped_bytes) return;
+    read = 0;
+    release_pages(file_.bytes());
+}
+
 void SafetensorsFile::read_floats(const TensorInfo& info, float* out, int64_t first,
                                   int64_t count) const {
     const int64_t n = info.numel();
@@ -249,9 +259,14 @@ void SafetensorsFile::read_floats(const TensorInfo& info, float* out, int64_t fi
     if (first < 0 || first > n || count < 0 || count > n - first)
         throw Error(path().string(), ": tensor ", quoted(info.name), " has ", n, " elements, but ",
                     count, " from ", first, " on were asked for");
+    // In pieces, so that a tensor of any size is in memory once.
+    constexpr int64_t piece = 1 << 20;
+    for (; count > piece; first += piece, out += piece, count -= piece)
+        read_floats(info, out, first, piece);
     if (count == 0) return;
     const std::byte* from =
         data(info).data() + static_cast<uint64_t>(first) * element_size(info.dtype);
+    count_read(static_cast<uint64_t>(count) * element_size(info.dtype));
     if (info.dtype == "F32") {
         std::memcpy(out, from, static_cast<size_t>(count) * sizeof(float));
     } else if (info.dtype == "F64") {

@@ -64,7 +64,10 @@ class SafetensorsFile {
     std::vector<int32_t> read_integers(const TensorInfo& info) const;
 
   private:
+    void count_read(uint64_t bytes) const;
+
     MappedFile file_;
+    mutable uint64_t read_ = 0;  // bytes, since pages of the file were given back
     uint64_t data_start_ = 0;
     std::vector<TensorInfo> tensors_;
     std::map<std::string, const TensorInfo*> by_name_;
