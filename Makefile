@@ -60,7 +60,8 @@ SOURCES := $(sort $(wildcard $(addsuffix /*.cpp,$(DIRECTORIES))))
 CUDA_SOURCES := $(sort $(wildcard $(addsuffix /*.cu,$(DIRECTORIES))))
 # Files without a kernel are compiled without nvcc, which reads every header once per architecture and twice more.
 HOST_CUDA_SOURCES := $(if $(CUDA_SOURCES),$(shell grep -L __global__ $(CUDA_SOURCES)))
-PROGRAMS := test/bench.cpp test/bench_tokenizer.cpp test/compare.cpp test/fuzz/fuzz.cpp test/parallel/observed_nccl.cpp
+PROGRAMS := test/bench.cpp test/bench_tokenizer.cpp test/compare.cpp test/fuzz/fuzz.cpp test/parallel/observed_nccl.cpp \
+    test/commands/early_signal.cpp
 TEST_SOURCES := $(filter-out $(PROGRAMS),$(sort $(wildcard test/*.cpp test/*/*.cpp)))
 HEADERS := $(sort $(wildcard $(addsuffix /*.h,$(DIRECTORIES)) $(addsuffix /*.cuh,$(DIRECTORIES)) test/*.h test/*/*.h))
 
@@ -221,6 +222,12 @@ $(B)/observed/libnccl.so.2: test/parallel/observed_nccl.cpp $(B)/flags $(B)/nccl
 	@mkdir -p $(@D)
 	@echo "link $@"
 	@$(COMPILE) -O1 $(addprefix -isystem ,$(filter-out /usr/include,$(NCCL))) -fPIC -shared $< -o $@
+# Tests load this library to send a signal before main().
+$(B)/test: | $(B)/observed/early_signal.so
+$(B)/observed/early_signal.so: test/commands/early_signal.cpp $(B)/flags
+	@mkdir -p $(@D)
+	@echo "link $@"
+	@$(COMPILE) -fPIC -shared $< -o $@
 # The page of a report is written as HTML, CSS and JavaScript. Their texts are compiled into the program.
 PAGE_FILES := $(O)/training/report/page_files.h
 $(PAGE_FILES): $(addprefix training/report/page.,html css js)

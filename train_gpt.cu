@@ -2,6 +2,7 @@
 // Compiles as CUDA and, if there is no nvcc, as plain C++.
 #include <algorithm>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <map>
@@ -10,6 +11,9 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/printable.h"
@@ -347,6 +351,22 @@ int run(int argc, char** argv) {
 
 }  // namespace
 }  // namespace train_gpt
+
+namespace {
+
+/// Lets signals wait until main() has its handlers. It runs before the constructors of libraries;
+/// while the system maps and binds the libraries, before this, a signal still ends the process.
+[[gnu::no_sanitize("address", "thread", "undefined")]] void let_signals_wait() {
+    constexpr auto bit = [](int signal) { return uint64_t{1} << (signal - 1); };
+    static constexpr uint64_t ending = bit(SIGINT) | bit(SIGTERM) | bit(SIGUSR1) | bit(SIGHUP);
+    // Sanitizers, whose functions replace the C library's, have not begun either.
+    ::syscall(SYS_rt_sigprocmask, SIG_BLOCK, &ending, nullptr, sizeof ending);
+}
+
+__attribute__((section(".preinit_array"),
+               used)) void (*const before_libraries)() = let_signals_wait;
+
+}  // namespace
 
 int main(int argc, char** argv) {
     train_gpt::end_at_signals();

@@ -281,16 +281,16 @@ void restore_process_name(const char* program) {
 }  // namespace
 
 void limit_openmp_spinning(char** argv) {
-    // Between the two programs, signals wait: the new one has its handlers when it comes here.
+    restore_process_name(argv[0]);
     sigset_t ending;
     ::sigemptyset(&ending);
     for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP}) ::sigaddset(&ending, signal);
-    ::sigprocmask(SIG_UNBLOCK, &ending, nullptr);
-    restore_process_name(argv[0]);
-    if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
-    ::setenv("GOMP_SPINCOUNT", "1000", 1);
-    ::sigprocmask(SIG_BLOCK, &ending, nullptr);
-    ::execv("/proc/self/exe", argv);  // returns only on failure
+    if (!std::getenv("GOMP_SPINCOUNT") && !std::getenv("OMP_WAIT_POLICY")) {
+        ::setenv("GOMP_SPINCOUNT", "1000", 1);
+        // Between the two programs, signals wait: the new one has its handlers when it comes here.
+        ::sigprocmask(SIG_BLOCK, &ending, nullptr);
+        ::execv("/proc/self/exe", argv);  // returns only on failure
+    }
     ::sigprocmask(SIG_UNBLOCK, &ending, nullptr);
 }
 

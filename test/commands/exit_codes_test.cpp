@@ -29,6 +29,26 @@ TEST_CASE("the exit code says whether to run the same command again", "[cli]") {
         CHECK(contains(help, part));
 }
 
+TEST_CASE("a signal while libraries start ends a command with the code of one that can be repeated",
+          "[cli]") {
+    const Workplace& w = Workplace::get();
+    const TemporaryDirectory directory;
+    const fs::path library = fs::path(this_program()).parent_path() / "observed/early_signal.so";
+    REQUIRE(fs::exists(library));
+    for (const int number : {SIGTERM, SIGUSR1, SIGHUP, SIGINT}) {
+        CAPTURE(number);
+        const Surroundings surroundings{
+            .environment = {concat("LD_PRELOAD=", library.string()),
+                            concat("EARLY_SIGNAL=", number),
+                            "ASAN_OPTIONS=verify_asan_link_order=0:detect_leaks=0"}};
+        const Arguments arguments =
+            random_int(0, 1) ? w.train(directory / "run") : Arguments{"plan", w.config()};
+        const Outcome outcome =
+            check_stopped(train_gpt_with(arguments, surroundings), number == SIGINT ? 130 : 75);
+        CHECK(contains(outcome.err, "ended with nothing to save"));
+    }
+}
+
 TEST_CASE("a run stopped before its first step is done leaves no checkpoint and says so", "[cli]") {
     const Workplace& w = Workplace::get();
     const TemporaryDirectory directory;
