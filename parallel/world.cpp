@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstdlib>
+#include <set>
 #include <sstream>
 
 #include <unistd.h>
@@ -115,7 +116,11 @@ Device device_of_rank([[maybe_unused]] const World& world, const std::string& wa
     if (world.size() > 1 && wanted != "cpu") {
         // Each rank takes the first GPU it can see that no lower rank of the node has taken.
         std::string visible;
-        for (const std::string& gpu : cuda::identities()) visible += gpu + "\n";
+        std::set<std::string> different;  // two instances of one GPU (MIG) are one
+        for (const std::string& gpu : cuda::identities()) {
+            visible += gpu + "\n";
+            different.insert(gpu);
+        }
         std::vector<std::string> taken;
         int index = -1;  // of this rank's GPU
         for (const std::string& list : world.all_gather_local(visible)) {
@@ -133,9 +138,7 @@ Device device_of_rank([[maybe_unused]] const World& world, const std::string& wa
                 ? cuda::obstacle(std::max(index, 0))
                 : cuda::Obstacle{
                       concat(world.local_size(), " ranks were started there, but they see only ",
-                             std::ranges::count(visible, '\n') == 1
-                                 ? "one GPU"
-                                 : concat(std::ranges::count(visible, '\n'), " GPUs"),
+                             different.size() == 1 ? "one GPU" : concat(different.size(), " GPUs"),
                              ", and two ranks cannot share one (nor its MIG instances); start one "
                              "rank for each GPU (mpirun -np, srun --ntasks-per-node, torchrun "
                              "--nproc-per-node), and see CUDA_VISIBLE_DEVICES"),

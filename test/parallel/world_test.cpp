@@ -159,6 +159,19 @@ TEST_CASE("ranks get GPUs of their own, or the CPU, and none is given twice", "[
                            World().host() +
                            ": 2 ranks were started there, but they see only one GPU"));
 
+    // Two devices of one GPU, as its MIG instances are: the simulator makes them of such a list.
+    if (device_is_simulated()) {
+        const ProgramResult instances = run_case_on_ranks(
+            2, "ranks: devices", {{"WANTED", "auto"}, {"CUDA_VISIBLE_DEVICES", "1,1"}});
+        INFO(instances.output);
+        for (const char* rank : {"rank 0", "rank 1"})
+            CHECK(contains(
+                instances.output,
+                concat(rank, " is refused: rank 1 has no GPU of its own on ", World().host(),
+                       ": 2 ranks were started there, but they see only one GPU, and "
+                       "two ranks cannot share one (nor its MIG instances)")));
+    }
+
     const ProgramResult none =
         run_case_on_ranks(2, "ranks: devices", {{"WANTED", "auto"}, {"CUDA_VISIBLE_DEVICES", ""}});
     INFO(none.output);
