@@ -315,7 +315,9 @@ TEST_CASE("metrics are complete where the event file cannot be written", "[tenso
         fs::create_directory(folder / "events.new.tmp");
     }
     Start(folder).run(4);
-    CHECK(read_metrics(folder).size() == 5);
+    int records = 0;
+    read_metrics(folder, [&](const MetricsRecord&) { ++records; });
+    CHECK(records == 5);
 }
 
 TEST_CASE("damaged events do no harm, and what is read of them is theirs", "[tensorboard]") {

@@ -41,7 +41,7 @@ void LossWatch::replay(const std::filesystem::path& run_dir, int64_t step) {
     std::vector<int64_t> checkpoints;
     for (const auto& path : list_checkpoints(run_dir))
         checkpoints.insert(checkpoints.begin(), checkpoint_step(path));
-    for (const MetricsRecord& record : read_metrics(run_dir)) {
+    read_metrics(run_dir, [&](const MetricsRecord& record) {
         for (; !checkpoints.empty() && checkpoints.front() < record.step;
              checkpoints.erase(checkpoints.begin()))
             saved(checkpoints.front());
@@ -52,7 +52,7 @@ void LossWatch::replay(const std::filesystem::path& run_dir, int64_t step) {
             else if (const auto* loss = std::get_if<double>(&value))
                 add(record.step, *loss);
         }
-    }
+    });
     waiting_.assign(1, step);
 }
 

@@ -1,10 +1,11 @@
 #include "training/watch/metrics.h"
 
 #include <limits>
-#include <sstream>
+#include <string_view>
 
 #include "base/file.h"
 #include "base/json_text.h"
+#include "base/mapped_pages.h"
 
 namespace train_gpt {
 
@@ -14,51 +15,60 @@ namespace {
 
 constexpr const char* file_name = "metrics.jsonl";
 
-/// The contents of metrics.jsonl up to a step.
-struct KeptMetrics {
-    std::string lines;
-    double seconds = 0;  // of the last line
-    LoggedEvaluation last, best;
-};
-
-KeptMetrics metrics_up_to(std::string_view text, int64_t last_step) {
-    KeptMetrics kept;
-    double val_tokens = -1;
+/// Calls take(line, json) for each line up to a step that is a record. Little of the file is in memory
+/// at a time.
+template <class Take>
+void for_each_line(const fs::path& path, int64_t last_step, const Take& take) {
+    if (!fs::exists(path)) return;
+    const MappedFile file(path);
+    std::string_view text = file.text();
+    size_t read = 0;
     for (size_t end; (end = text.find('\n')) != std::string_view::npos;
          text.remove_prefix(end + 1)) {
+        if ((read += end + 1) >= most_mapped_bytes) {
+            release_pages(file.bytes());
+            read = 0;
+        }
         const std::string_view line = text.substr(0, end);
         const Json json = try_parse_json(line);
         if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer())
             continue;
-        const int64_t step = json["step"].get<int64_t>();
-        if (step > last_step) continue;
-        kept.lines.append(line).push_back('\n');
+        if (json["step"].get<int64_t>() <= last_step) take(line, json);
+    }
+}
+
+/// What lines of metrics.jsonl say together.
+struct KeptMetrics {
+    double seconds = 0;  // of the last line
+    LoggedEvaluation last, best;
+
+    void add(const Json& json) {
         const auto number = [&](const char* key, double otherwise) {
             return json.contains(key) && json[key].is_number() ? json[key].get<double>()
                                                                : otherwise;
         };
-        kept.seconds = number("seconds", kept.seconds);
-        if (!json.contains("val_loss")) continue;
+        seconds = number("seconds", seconds);
+        if (!json.contains("val_loss")) return;
         // Losses on other validation data cannot be compared.
-        if (const double tokens = number("val_tokens", val_tokens); tokens != val_tokens) {
-            kept.best = {};
-            val_tokens = tokens;
+        if (const double tokens = number("val_tokens", val_tokens_); tokens != val_tokens_) {
+            best = {};
+            val_tokens_ = tokens;
         }
-        kept.last = {step, number("val_loss", std::nan("")),
-                     number("val_bits_per_byte", std::nan(""))};
-        const bool is_better = !(kept.best.nats_per_token <= kept.last.nats_per_token);
-        if (is_better && !std::isnan(kept.last.nats_per_token)) kept.best = kept.last;
+        last = {json["step"].get<int64_t>(), number("val_loss", std::nan("")),
+                number("val_bits_per_byte", std::nan(""))};
+        const bool is_better = !(best.nats_per_token <= last.nats_per_token);
+        if (is_better && !std::isnan(last.nats_per_token)) best = last;
     }
-    return kept;
-}
 
-}  // namespace
-
-namespace {
+  private:
+    double val_tokens_ = -1;
+};
 
 KeptMetrics read_up_to(const fs::path& run_dir, int64_t step) {
-    const fs::path path = run_dir / file_name;
-    return fs::exists(path) ? metrics_up_to(MappedFile(path).text(), step) : KeptMetrics{};
+    KeptMetrics kept;
+    for_each_line(run_dir / file_name, step,
+                  [&](std::string_view, const Json& json) { kept.add(json); });
+    return kept;
 }
 
 }  // namespace
@@ -78,15 +88,20 @@ namespace {
 double prepare_file(const fs::path& run_dir, std::optional<int64_t> resume_step) {
     const fs::path path = run_dir / file_name, old = run_dir / "metrics.old.jsonl";
     if (!fs::exists(path)) return 0;
-    KeptMetrics kept;
-    {
-        const MappedFile file(path);
-        if (resume_step)
-            kept = metrics_up_to(file.text(), *resume_step);
-        else if (file.text().size() > (fs::exists(old) ? fs::file_size(old) : 0))
-            write_file(old, file.text());
+    if (!resume_step) {
+        const MappedFile all(path);
+        if (all.text().size() > (fs::exists(old) ? fs::file_size(old) : 0))
+            write_file(old, all.text());
     }
-    write_file(path, kept.lines);
+    KeptMetrics kept;
+    AtomicFile file(path);
+    if (resume_step)
+        for_each_line(path, *resume_step, [&](std::string_view line, const Json& json) {
+            kept.add(json);
+            file.write(line);
+            file.write("\n");
+        });
+    file.commit();
     return kept.seconds;
 }
 
@@ -102,15 +117,10 @@ void JsonLinesSink::write(const MetricsRecord& record) {
     file_.append(to_text(json) + '\n');
 }
 
-std::vector<MetricsRecord> read_metrics(const fs::path& run_dir) {
-    std::vector<MetricsRecord> records;
-    const fs::path path = run_dir / file_name;
-    if (!fs::exists(path)) return records;
-    std::istringstream lines(
-        metrics_up_to(MappedFile(path).text(), std::numeric_limits<int64_t>::max()).lines);
-    for (std::string line; std::getline(lines, line);) {
-        MetricsRecord& record = records.emplace_back();
-        const Json json = try_parse_json(line);
+void read_metrics(const fs::path& run_dir, const std::function<void(const MetricsRecord&)>& take) {
+    constexpr int64_t all = std::numeric_limits<int64_t>::max();
+    for_each_line(run_dir / file_name, all, [&](std::string_view, const Json& json) {
+        MetricsRecord record;
         for (const auto& [key, value] : json.items()) {
             if (key == "step")
                 record.step = value.get<int64_t>();
@@ -123,8 +133,8 @@ std::vector<MetricsRecord> read_metrics(const fs::path& run_dir) {
                 record.fields.emplace_back(key, value.get<std::string>());
             if (key == "val_loss") record.kind = MetricsRecord::Kind::evaluation;
         }
-    }
-    return records;
+        take(record);
+    });
 }
 
 MetricsLog::MetricsLog(const fs::path& run_dir, std::optional<int64_t> resume_step,

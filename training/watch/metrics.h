@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -65,8 +66,10 @@ class JsonLinesSink : public MetricsSink {
     AppendFile file_;
 };
 
-/// The records in a run folder's metrics.jsonl; none if there is no such file. Null is NaN.
-std::vector<MetricsRecord> read_metrics(const std::filesystem::path& run_dir);
+/// Calls `take` with each record in a run folder's metrics.jsonl; a long run has too many of them to
+/// be in memory at once. Null is NaN.
+void read_metrics(const std::filesystem::path& run_dir,
+                  const std::function<void(const MetricsRecord&)>& take);
 
 /// What metrics.jsonl says of an evaluation.
 struct LoggedEvaluation {

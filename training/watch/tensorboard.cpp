@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <deque>
 #include <map>
 #include <set>
 #include <utility>
@@ -111,9 +112,11 @@ double seconds_of(const MetricsRecord& record) {
 struct TensorBoardSink::Events {
     struct Event {
         int64_t step = 0;
-        std::string bytes;
+        std::string_view bytes;  // in `before` or `added`
     };
     std::vector<Event> all;
+    MappedFile before;  // the earlier start's file
+    std::deque<std::string> added;
     bool same = true;  // as in the earlier start's file
     std::string hparams, config;
     int64_t last_text = -1;                                     // its step
@@ -135,12 +138,12 @@ struct TensorBoardSink::Events {
         else if (wanted)
             last_text = event.step;
         if (wanted)
-            all.push_back({event.step, std::string(bytes)});
+            all.push_back({event.step, bytes});
         else
             same = false;
     }
     void add(int64_t step, double time, const std::vector<std::string>& values) {
-        all.push_back({step, event_of(time, step, values)});
+        all.push_back({step, added.emplace_back(event_of(time, step, values))});
         same = false;
     }
     /// A tag's steps must increase, so another event of the same step goes.
@@ -150,11 +153,12 @@ struct TensorBoardSink::Events {
             return parsed.step == step && parsed.values[0].tag == tag;
         });
     }
-    std::string file() {
+    void write(const fs::path& path) {
         std::ranges::stable_sort(all, {}, &Event::step);
-        std::string bytes = record_of(version_event(wall_time()));
-        for (const Event& event : all) bytes += record_of(event.bytes);
-        return bytes;
+        AtomicFile file(path);
+        file.write(record_of(version_event(wall_time())));
+        for (const Event& event : all) file.write(record_of(event.bytes));
+        file.commit();
     }
 };
 
@@ -177,27 +181,32 @@ TensorBoardSink::TensorBoardSink(const fs::path& run_dir, std::optional<int64_t>
 TensorBoardSink::Events TensorBoardSink::events_at_start(const fs::path& run_dir,
                                                          const std::vector<fs::path>& files,
                                                          std::optional<int64_t> resume_step) const {
-    const std::vector<MetricsRecord> records = read_metrics(run_dir);
     Events events;
-    for (const MetricsRecord& record : records) events.missing.emplace(record.step, record.kind);
+    double seconds = 0;  // of the last record
+    read_metrics(run_dir, [&](const MetricsRecord& record) {
+        events.missing.emplace_hint(events.missing.end(), record.step, record.kind);
+        seconds = seconds_of(record);
+    });
     if (resume_step && !files.empty()) {
-        const MappedFile file(files.back());
-        const EventFileContents contents = events_in(file.text());
+        events.before = MappedFile(files.back());
+        const EventFileContents contents = events_in(events.before.text());
         events.same = contents.whole;
         for (const std::string_view event : contents.events) events.keep(event, *resume_step);
     } else {
         events.same = false;
     }
-    for (const MetricsRecord& record : records)
-        if (events.missing.contains({record.step, record.kind}))
-            events.add(record.step, wall_time() - seconds_of(records.back()) + seconds_of(record),
-                       values_of(record));
+    if (!events.missing.empty())
+        read_metrics(run_dir, [&](const MetricsRecord& record) {
+            if (events.missing.contains({record.step, record.kind}))
+                events.add(record.step, wall_time() - seconds + seconds_of(record),
+                           values_of(record));
+        });
 
     // TensorBoard shows the first hyperparameters that it finds.
     if (const std::string hparams = hparams_of(options_.config); hparams != events.hparams) {
         events.replace(hparams_tag, 0);
-        events.all.insert(events.all.begin(), {0, event_of(wall_time(), 0, {hparams})});
-        events.same = false;
+        events.add(0, wall_time(), {hparams});
+        std::ranges::rotate(events.all, events.all.end() - 1);
     }
     if (const std::string config = config_text(options_.config); config != events.config) {
         events.replace(config_tag, resume_step.value_or(0));
@@ -218,7 +227,7 @@ void TensorBoardSink::open(const fs::path& run_dir, std::optional<int64_t> resum
     const fs::path file = events.same ? files.back() : next_file(run_dir, files);
     if (!events.same) {
         const fs::path unfinished = run_dir / "events.new";
-        write_file(unfinished, events.file());
+        events.write(unfinished);
         fs::rename(unfinished, file);
     }
     file_ = std::make_unique<AppendFile>(file);
