@@ -160,7 +160,7 @@ TEST_CASE("ranks get GPUs of their own, or the CPU, and none is given twice", "[
                            ": 2 ranks were started there, but they see only one GPU"));
 
     // Two devices of one GPU, as its MIG instances are: the simulator makes them of such a list.
-    if (device_is_simulated()) {
+    if (contains(device_name(test_devices()[1]), "gpusim")) {
         const ProgramResult instances = run_case_on_ranks(
             2, "ranks: devices", {{"WANTED", "auto"}, {"CUDA_VISIBLE_DEVICES", "1,1"}});
         INFO(instances.output);
