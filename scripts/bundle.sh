@@ -27,8 +27,12 @@ for program; do
     done
 done
 
-# It must start with only the libraries in the folder.
-version=$(env -i LD_LIBRARY_PATH="${CUDA_LIBRARIES:-}" "$folder/train_gpt" --version | head -n 1)
+# It must work with only the libraries in the folder.
+output=$("$(dirname "$0")/check-bundle.sh" "$folder" "${CUDA_LIBRARIES:-}" 2>&1) || {
+    printf '%s\nerror: the bundle lacks what it needs\n' "$output" >&2
+    exit 1
+}
+version=$(grep -m 1 '^train_gpt ' <<< "$output")
 size=$(du -sm "$folder" | cut -f 1)
 echo "$folder: $version, $size MiB"
 if [ "$size" -gt $largest ]; then

@@ -16,7 +16,7 @@ trap 'rm -rf "$root"' EXIT
 # glibc, and what of CUDA the program is linked with, where nodes have it
 mkdir -p "$root$(dirname "$loader")" "$root/usr/local/cuda/lib64" "$root/tmp"
 cp -L "$loader" "$root$loader"
-ldd "$program" | while read -r name arrow path _; do
+ldd "$program" | while read -r name _ path _; do
     case $name in
         libc.* | libm.* | libpthread.* | libdl.* | librt.*)
             mkdir -p "$root$(dirname "$path")"
@@ -31,6 +31,7 @@ if [ "$(id -u)" = 0 ] && chroot "$root" "$loader" --version > /dev/null 2>&1; th
     # For the loader to find the folder of the program ($ORIGIN), and for the program to start itself again
     mkdir -p "$root/proc/self"
     ln -s /bundle/train_gpt "$root/proc/self/exe"
+    cp /proc/meminfo /proc/cpuinfo "$root/proc"
     try() { env -i "$(command -v chroot)" "$root" /bundle/train_gpt "$@"; }
     run=/tmp/run presets=/bundle/configs
 else
@@ -43,7 +44,7 @@ fi
 try --version
 tiny=(--set device=cpu --set model.vocab_size=256 --set model.n_layer=1 --set model.n_embd=32 --set model.n_head=2 --set model.n_ctx=16
     --set batch.sequence_length=16 --set batch.micro_batch=2 --set batch.tokens_per_step=32 --set data.train=synthetic --set data.val=
-    --set tokenizer.path= --set schedule.steps=1 --set schedule.warmup_steps=0 --set run_dir="$run")
+    --set tokenizer.path= --set schedule.steps=1 --set schedule.tokens=0 --set schedule.warmup_steps=0 --set run_dir="$run")
 try plan "$presets/gpt2-124m.json" "${tiny[@]}"
 try train "$presets/gpt2-124m.json" "${tiny[@]}"
 try verify "$run/step-00000001"
