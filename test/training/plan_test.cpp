@@ -344,7 +344,7 @@ TEST_CASE("a change that fits is found if any of those that are tried does", "[p
             changed.batch.micro_batch = 1;
             changed.batch.sequence_length = length;
             changed.parallel.zero = zero;
-            return plan_memory(changed, spec, DType::fp32, Recompute::block, Device{}, ranks)
+            return plan_memory({changed, spec, DType::fp32, Recompute::block, ranks}, Device{})
                 .total_bytes();
         };
         // The most ranks or the shortest sequences need the least.
@@ -353,7 +353,8 @@ TEST_CASE("a change that fits is found if any of those that are tried does", "[p
         for (const int zero : {1, 2, 3}) least = std::min(least, bytes(zero, sequences, T));
         if (sequences > 1) REQUIRE(least == bytes(3, sequences, T));
         const auto advice = [&](uint64_t available) {
-            return change_that_fits(config, spec, DType::fp32, Device{}, available, 1);
+            return change_that_fits({config, spec, DType::fp32, Recompute::none, 1}, Device{},
+                                    available);
         };
         CAPTURE(sequences, to_json(config), advice(least), advice(least - 1));
         CHECK(contains(advice(least), "it fits"));
