@@ -162,8 +162,9 @@ TEST_CASE("verify prints what is whole, damaged, missing and without a hash", "[
         CHECK(row(whole.out, name) == "ok");
     check_succeeds(train_gpt_with({"verify", data.folder + "/data.json"}));
 
-    data.damage("val_000000.bin");
     fs::remove(data.folder + "/tokenizer.json");
+    CHECK(train_gpt_with({"verify", data.folder}).code == 1);
+    data.damage("val_000000.bin");
     write(data.folder + "/other.bin", read(data.folder + "/train_000000.bin"));
     const Outcome outcome = train_gpt_with({"verify", data.folder});
     CHECK(outcome.code == 1);

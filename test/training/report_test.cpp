@@ -237,8 +237,11 @@ TEST_CASE("the page of a short run has every number of metrics.jsonl", "[report]
     }
     // Twice the speed at half the limit.
     const auto limit = decoded(data.at("curves").at("limit"));
-    CHECK(limit.front().second ==
-          Approx(2 * run.written("tokens_per_second").front().second).epsilon(1e-4));
+    const auto& speeds = run.written("tokens_per_second");
+    const std::map<double, double> speed_at(speeds.begin(), speeds.end());
+    CHECK(limit.back().first == last_step);
+    for (const auto& [step, value] : limit)
+        CHECK(value == Approx(2 * speed_at.at(step)).epsilon(1e-4));
     const auto seconds = decoded(data.at("curves").at("seconds"));
     CHECK(seconds.front() == Point{0, 0});
     CHECK(seconds.back().second == Approx(run.written("seconds").back().second).epsilon(1e-6));
@@ -444,6 +447,26 @@ TEST_CASE("a report says which step a validation loss is of, and which one was b
     CHECK(contains(report_page(opened({run.path(), other.path()})),
                    "<td>4.7500 nats per token at step 2,000</td><td>5.5000 nats per token at step "
                    "0, before training</td>"));
+}
+
+TEST_CASE("the speed in a report is the median of the logged steps", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {.lines = 1});
+    std::vector<nlohmann::json> lines;
+    std::vector<int64_t> speeds;
+    for (int64_t step = 1, n = 2 * random_int(1, 20) + 1; step <= n; ++step) {
+        speeds.push_back(random_int(100, 999) * 1000 + step);
+        lines.push_back({{"step", step},
+                         {"loss", 1.0},
+                         {"tokens_per_second", speeds.back()},
+                         {"peak_fraction", step < n ? 0.25 : 0.5},
+                         {"mfu", step < n ? 0.125 : 0.375}});
+    }
+    write(run.metrics(), lines_of(lines));
+    std::ranges::sort(speeds);
+    CHECK(fact_of(report_page(opened({run.path()})), "Speed") ==
+          with_separators(static_cast<uint64_t>(speeds[speeds.size() / 2])) +
+              " tokens/s, 38 % of the datasheet’s rate, 50 % of the measured limit");
 }
 
 TEST_CASE("a report counts the tokens of each step, whatever its batch", "[report]") {

@@ -174,6 +174,20 @@ TEST_CASE("metrics are one JSON object a line, whatever the numbers and texts", 
     CHECK(text.starts_with("{\"step\":1,"));
     CHECK(second.at("loss").is_null());
     CHECK(second.at("norm").is_null());
+
+    // What is read back, by name; null is NaN.
+    const std::vector<MetricsRecord> records = read_metrics(directory.path());
+    REQUIRE(records.size() == 2);
+    std::map<std::string, MetricsRecord::Value> fields[2];
+    for (size_t i = 0; i < 2; ++i) {
+        CHECK(records[i].step == static_cast<int64_t>(i) + 1);
+        CHECK(records[i].kind == MetricsRecord::Kind::training_step);
+        for (const auto& [name, value] : records[i].fields) fields[i][name] = value;
+    }
+    CHECK(std::get<double>(fields[0].at("loss")) == 1.0 / 3);
+    CHECK(std::get<std::string>(fields[0].at("text")) == first.at("text").get<std::string>());
+    CHECK(std::isnan(std::get<double>(fields[1].at("loss"))));
+    CHECK(std::isnan(std::get<double>(fields[1].at("norm"))));
 }
 
 TEST_CASE("a resumed run keeps the metrics up to its step and drops what comes again",

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ctime>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -11,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
@@ -219,6 +221,33 @@ TEST_CASE("a resumed run's event file has each step once, however the run before
         const event_reader::Board board = event_reader::board_of(folder);
         CHECK(std::ssize(board.scalars.at("train/loss")) == last - resume_step);
     }
+}
+
+TEST_CASE("steps that an event file lacked have the times at which they were done",
+          "[tensorboard]") {
+    const TemporaryDirectory directory;
+    const fs::path folder = directory.path();
+    // An earlier start that wrote no event file, of hours.
+    std::string lines;
+    std::vector<double> seconds;
+    for (int64_t step = 1, all = random_int(1, 9); step <= 9; ++step, all += random_int(1, 9999)) {
+        lines += concat("{\"step\":", step, ",\"loss\":1.0,\"seconds\":", all, ".0}\n");
+        seconds.push_back(static_cast<double>(all));
+    }
+    write(folder / "metrics.jsonl", lines);
+    const auto before = static_cast<double>(std::time(nullptr));
+    Start(folder, 9).run(10);
+    std::vector<double> times;
+    for (const event_reader::Event& event : event_reader::read_events(event_file(folder)))
+        for (const event_reader::Value& value : event.values)
+            if (value.tag == "train/loss") times.push_back(event.wall_time);
+    REQUIRE(times.size() == 10);
+    CHECK(std::ranges::is_sorted(times));
+    // The last of them was done just before this start.
+    CHECK(times[8] >= before);
+    CHECK(times[8] <= times[9]);
+    for (size_t i = 0; i < 8; ++i)
+        CHECK(times[8] - times[i] == Approx(seconds[8] - seconds[i]).margin(60));
 }
 
 TEST_CASE("a text that a resumed run writes again is not repeated", "[tensorboard]") {
