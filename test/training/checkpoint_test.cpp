@@ -386,6 +386,67 @@ TEST_CASE("the newest checkpoints are kept, and nothing else is touched", "[chec
     CHECK(list_checkpoints(directory / "none").empty());
 }
 
+TEST_CASE("of older checkpoints the newest sound and the sane one stay; later ones are suspect",
+          "[checkpoint]") {
+    for (int trial = 0; trial < 30; ++trial) {
+        const TemporaryDirectory directory;
+        const fs::path& run = directory.path();
+        std::set<int64_t, std::greater<>> steps;
+        for (int64_t n = random_int(1, 8); n > 0; --n) steps.insert(random_int(1, 12));
+        for (const int64_t step : steps) {
+            fs::create_directory(checkpoint_path(run, step));
+            write(checkpoint_path(run, step) / "manifest.json", "{}");
+        }
+        const auto steps_there = [&] {
+            std::set<int64_t, std::greater<>> there;
+            for (const int64_t step : steps)
+                if (fs::exists(checkpoint_path(run, step))) there.insert(step);
+            return there;
+        };
+        const int keep = static_cast<int>(random_int(1, 4));
+        const int64_t sound = random_int(0, 13), sane = random_int(0, 13);
+        CAPTURE(steps, keep, sound, sane);
+        std::set<int64_t, std::greater<>> expected;
+        for (const int64_t step : steps) {
+            const bool is_new = std::ssize(expected) < keep;
+            const auto newest_sound =
+                std::ranges::find_if(steps, [&](int64_t other) { return other <= sound; });
+            if (is_new || (newest_sound != steps.end() && step == *newest_sound) || step == sane)
+                expected.insert(step);
+        }
+        prune_checkpoints(run, keep, sound, sane);
+        CHECK(steps_there() == expected);
+
+        const auto after = std::erase_if(expected, [&](int64_t step) { return step > sound; });
+        CHECK(set_aside_checkpoints(run, sound) == static_cast<int>(after));
+        CHECK(steps_there() == expected);
+        CHECK(names_in(run).size() == expected.size() + after);
+    }
+}
+
+TEST_CASE("a checkpoint names the oldest version that knows its position", "[checkpoint]") {
+    const TemporaryDirectory directory;
+    const DecoderSpec spec = random_spec();
+    const TinyModel model = random_model(spec, DType::fp32);
+    const int64_t per_step = random_int(1, 1000), step = random_int(2, 99);
+    const auto version_with = [&](const std::optional<RunPosition>& position) {
+        CheckpointContents contents{step, Config{}, spec, *model.parameters};
+        contents.position = position;
+        return Json::parse(read(save_checkpoint(directory.path(), contents) / "manifest.json"))
+            .at("format_version")
+            .get<int>();
+    };
+    RunPosition position{.step = step, .tokens = TokenCount(per_step)};
+    CHECK(version_with({}) == 1);
+    CHECK(version_with(position) == 1);
+    // Versions that do not know it would multiply the step by the batch.
+    position.tokens.change(random_int(1, step), per_step + 1);
+    CHECK(version_with(position) == 3);
+    position.tokens = TokenCount(per_step);
+    position.order.first_token = random_int(1, step * per_step);
+    CHECK(version_with(position) == 3);
+}
+
 TEST_CASE("a checkpoint that cannot be written leaves the others as they were", "[checkpoint]") {
     const TemporaryDirectory directory;
     const DecoderSpec spec =
