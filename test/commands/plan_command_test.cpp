@@ -1,5 +1,7 @@
 // train_gpt plan compared with the run that it describes.
 
+#include <sstream>
+
 #include "base/error.h"
 #include "test/commands/program.h"
 
@@ -25,6 +27,15 @@ TEST_CASE("the plan is what the run takes", "[cli][cuda]") {
             plan.substr(at + label.size(), plan.find(" of ", at) - at - label.size());
         CHECK(contains(total, "MiB"));
         CHECK(contains(run, ", " + total + ", into "));
+        // The table has the same in the column of this level.
+        const size_t header = plan.find("by recompute level"), end = plan.find("\n  total ");
+        REQUIRE(header < end);
+        std::istringstream levels(plan.substr(plan.find('\n', header), end)),
+            totals(plan.substr(end));
+        std::string column, number, unit;
+        totals >> unit;  // the row's name
+        while (column != level && levels >> column) totals >> number >> unit;
+        CHECK(number + " " + unit == total);
     }
     const std::string two =
         check_succeeds(train_gpt_with({"plan", Workplace::get().config(), "--world", "2"})).out;

@@ -20,20 +20,21 @@ TEST_CASE("a resumed run's history loses no line but the one that was half writt
         history.sample(5, "a", "b\nc");
     }
     const std::string whole = read(directory / "history.jsonl");
-    const auto cut = static_cast<size_t>(random_int(0, std::ssize(whole)));
-    CAPTURE(whole, cut);
-    write(directory / "history.jsonl", whole.substr(0, cut));
-    for (const int64_t step : {6, 7}) RunHistory(directory.path(), true).checkpoint(step);
-    RunHistory(directory.path(), false).checkpoint(8);  // another rank's
-
-    std::vector<std::pair<std::string, int64_t>> events;
-    std::istringstream lines(read(directory / "history.jsonl"));
-    for (std::string line; std::getline(lines, line);)
-        if (const Json json = try_parse_json(line); json.is_object())
-            events.emplace_back(json.at("event"), json.at("step"));
-    std::vector<std::pair<std::string, int64_t>> expected{{"checkpoint", 5}, {"sample", 5}};
     const size_t first = whole.find('\n');  // a line is whole also without the end that it lacks
-    expected.resize(cut + 1 >= whole.size() ? 2 : cut >= first ? 1 : 0);
-    expected.insert(expected.end(), {{"checkpoint", 6}, {"checkpoint", 7}});
-    CHECK(events == expected);
+    for (size_t cut = 0; cut <= whole.size(); ++cut) {
+        CAPTURE(whole, cut);
+        write(directory / "history.jsonl", whole.substr(0, cut));
+        for (const int64_t step : {6, 7}) RunHistory(directory.path(), true).checkpoint(step);
+        RunHistory(directory.path(), false).checkpoint(8);  // another rank's
+
+        std::vector<std::pair<std::string, int64_t>> events;
+        std::istringstream lines(read(directory / "history.jsonl"));
+        for (std::string line; std::getline(lines, line);)
+            if (const Json json = try_parse_json(line); json.is_object())
+                events.emplace_back(json.at("event"), json.at("step"));
+        std::vector<std::pair<std::string, int64_t>> expected{{"checkpoint", 5}, {"sample", 5}};
+        expected.resize(cut + 1 >= whole.size() ? 2 : cut >= first ? 1 : 0);
+        expected.insert(expected.end(), {{"checkpoint", 6}, {"checkpoint", 7}});
+        CHECK(events == expected);
+    }
 }

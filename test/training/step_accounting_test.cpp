@@ -41,6 +41,19 @@ TEST_CASE("the first two steps of a process are warm-up, the others count", "[st
           "wait 25.0%, optimizer 0.0%");
 }
 
+TEST_CASE("a single group of ranks is not named in the time of communication",
+          "[step_accounting]") {
+    StepAccounting accounting;
+    for (int step = 0; step < 3; ++step) {
+        StepTimes times = times_of(3, 0);
+        times[StepPhase::communication] = 1;
+        times.exposed = {{"data", 1}};
+        accounting.add(times);
+    }
+    CHECK(accounting.summary(World{}) ==
+          "time of a step: compute 75.0%, communication 25.0%, data wait 0.0%, optimizer 0.0%");
+}
+
 TEST_CASE("ranks: step accounting", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
