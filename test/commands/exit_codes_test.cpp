@@ -55,7 +55,7 @@ TEST_CASE("a run stopped before its first step is done leaves no checkpoint and 
     const std::string run = directory / "run";
     for (const int number : {SIGTERM, SIGINT}) {
         Process process(w.train(
-            run, {"--set", "batch.tokens_per_step=4294967296", "--set", "evaluation.every=0"}));
+            run, {"--set", "batch.tokens_per_step=268435456", "--set", "evaluation.every=0"}));
         REQUIRE(process.wait_until([&] { return contains(process.out(), "training "); }));
         process.signal(number);
         const Outcome outcome = check_stopped(process.finish(), number == SIGINT ? 130 : 75);

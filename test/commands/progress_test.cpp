@@ -14,7 +14,7 @@ constexpr const char* ctrl_c = "\x03";
 const Arguments nothing_between{"--set", "evaluation.every=0", "--set", "sampling.every=0"};
 
 /// A run whose steps have so many micro-batches that none of them ends.
-const Arguments endless_step{"--set", "batch.tokens_per_step=4294967296"};
+const Arguments endless_step{"--set", "batch.tokens_per_step=268435456"};
 
 /// The steps of those lines of a run's metrics that have a key.
 std::vector<int64_t> steps_with(const std::string& run, const char* key) {
