@@ -176,7 +176,8 @@ TEST_CASE("metrics are one JSON object a line, whatever the numbers and texts", 
     CHECK(second.at("norm").is_null());
 
     // What is read back, by name; null is NaN.
-    const std::vector<MetricsRecord> records = read_metrics(directory.path());
+    std::vector<MetricsRecord> records;
+    read_metrics(directory.path(), [&](const MetricsRecord& record) { records.push_back(record); });
     REQUIRE(records.size() == 2);
     std::map<std::string, MetricsRecord::Value> fields[2];
     for (size_t i = 0; i < 2; ++i) {
