@@ -66,6 +66,18 @@ Value read_name(std::istream& from, const char* const (&names)[n]) {
     return static_cast<Value>(found - std::begin(names));
 }
 
+/// A shape as a word of choices(). Calls with documents, which no library computes, have no choice.
+std::string word_of(const AttentionShape& s) {
+    return concat("B=", s.B, ",T=", s.T, ",S=", s.S, ",H=", s.H, ",H_kv=", s.H_kv, ",D=", s.D);
+}
+
+bool is_shape(const std::string& word) {
+    int numbers[6] = {}, end = 0;
+    return std::sscanf(word.c_str(), "B=%d,T=%d,S=%d,H=%d,H_kv=%d,D=%d%n", &numbers[0], &numbers[1],
+                       &numbers[2], &numbers[3], &numbers[4], &numbers[5], &end) == 6 &&
+           static_cast<size_t>(end) == word.size();
+}
+
 }  // namespace
 
 AttentionEngines::AttentionEngines(const Queue& queue)
@@ -89,8 +101,8 @@ void AttentionEngines::forward(Stream& stream, const AttentionForward& args, con
     if (!args.lse) return own();
     if (const std::string limit = cudnn_limit(args); !limit.empty())
         return run_own(forward_pass, own, "since " + limit);
-    run(forward_pass, stream, own,
-        [&] { library().forward(args, stream.scratch, stream.scratch_bytes); });
+    run(stream, {forward_pass, word_of(args.shape), own,
+                 [&] { library().forward(args, stream.scratch, stream.scratch_bytes); }});
 }
 
 void AttentionEngines::backward(Stream& stream, const AttentionBackward& args, const Work& own) {
@@ -99,29 +111,34 @@ void AttentionEngines::backward(Stream& stream, const AttentionBackward& args, c
     const std::vector<AttentionBackward> calls = cudnn_calls(args, architecture_);
     if (calls.empty())
         return run_own(backward_pass, own, "since cuDNN would need more than 2 GiB for one head");
-    run(backward_pass, stream, own, [&] {
-        for (const AttentionBackward& call : calls)
-            library().backward(call, stream.scratch, stream.scratch_bytes);
-    });
+    run(stream, {backward_pass, word_of(args.shape), own, [&] {
+                     for (const AttentionBackward& call : calls)
+                         library().backward(call, stream.scratch, stream.scratch_bytes);
+                 }});
 }
 
-void AttentionEngines::run(Direction direction, Stream& stream, const Work& own,
-                           const Work& by_library) {
-    Pass& pass = passes_[direction];
+const AttentionEngines::Choice* AttentionEngines::Pass::choice_of(const std::string& shape) const {
+    for (const std::string& word : {shape, std::string()})
+        if (const auto found = chosen.find(word); found != chosen.end()) return &found->second;
+    return nullptr;
+}
+
+void AttentionEngines::run(Stream& stream, const Call& call) {
+    Pass& pass = passes_[call.direction];
     const Wanted wanted = stream.settings.attention;
-    if (wanted == Wanted::own) return run_own(direction, own, "as configured");
-    if (wanted == Wanted::automatic && pass.failure.empty() && !pass.chosen)
-        choose(direction, stream, own, by_library);
-    const bool chosen = wanted == Wanted::cudnn || pass.chosen == Engine::library;
-    if (chosen && attempt(direction, stream, by_library)) {
+    if (wanted == Wanted::own) return run_own(call.direction, call.own, "as configured");
+    if (wanted == Wanted::automatic && !pass.choice_of(call.shape)) choose(stream, call);
+    const Choice* const choice = pass.choice_of(call.shape);
+    const bool chosen = wanted == Wanted::cudnn || (choice && choice->engine == Engine::library);
+    if (chosen && attempt(stream, call)) {
         pass.ran = Engine::library;
         pass.reason.clear();
         return;
     }
-    run_own(direction, own,
-            !pass.failure.empty() ? "since " + pass.failure
-            : pass.timed          ? "which are faster here"
-                                  : "as chosen at an earlier start");
+    run_own(call.direction, call.own,
+            !pass.failure.empty()     ? "since " + pass.failure
+            : choice && choice->timed ? "which are faster here"
+                                      : "as chosen at an earlier start");
 }
 
 void AttentionEngines::run_own(Direction direction, const Work& own, std::string reason) {
@@ -132,36 +149,37 @@ void AttentionEngines::run_own(Direction direction, const Work& own, std::string
 
 /// Either pass writes the same outputs however often it runs, so it is timed with the actual
 /// arguments.
-void AttentionEngines::choose(Direction direction, Stream& stream, const Work& own,
-                              const Work& by_library) {
-    Pass& pass = passes_[direction];
-    pass.chosen = Engine::own;
-    pass.timed = true;
-    if (!attempt(direction, stream, by_library)) return;
-    own();  // so that one-time work is not timed
-    const double library_seconds = time_(stream, [&] { attempt(direction, stream, by_library); });
-    const double own_seconds = time_(stream, own);
-    if (pass.failure.empty() && library_seconds < own_seconds) pass.chosen = Engine::library;
+void AttentionEngines::choose(Stream& stream, const Call& call) {
+    Pass& pass = passes_[call.direction];
+    Choice& choice = pass.chosen[call.shape];
+    choice = {Engine::own, true};
+    if (!attempt(stream, call)) return;
+    call.own();  // so that one-time work is not timed
+    const double library_seconds = time_(stream, [&] { attempt(stream, call); });
+    const double own_seconds = time_(stream, call.own);
+    if (pass.failure.empty() && library_seconds < own_seconds) choice.engine = Engine::library;
 }
 
 /// False if the library failed, in this call or an earlier one.
-bool AttentionEngines::attempt(Direction direction, const Stream& stream, const Work& by_library) {
-    Pass& pass = passes_[direction];
+bool AttentionEngines::attempt(const Stream& stream, const Call& call) {
+    Pass& pass = passes_[call.direction];
     if (!pass.failure.empty()) return false;
     try {
-        by_library();
+        call.by_library();
         return true;
     } catch (const std::exception& reason) {
         pass.failure = reason.what();
-        say_once(concat(direction == forward_pass ? "attention" : "the backward pass of attention",
-                        " runs on our own kernels, since ", pass.failure));
+        say_once(
+            concat(call.direction == forward_pass ? "attention" : "the backward pass of attention",
+                   " runs on our own kernels, since ", pass.failure));
     }
     // If the forward pass fails, the backward pass is not attempted either. The reverse is common:
     // the backward pass alone fails, since it needs more memory.
-    if (direction == forward_pass) passes_[backward_pass].failure = pass.failure;
+    if (call.direction == forward_pass) passes_[backward_pass].failure = pass.failure;
     if (stream.settings.attention == Wanted::automatic)
         for (Pass& each : passes_)
-            if (!each.failure.empty()) each.chosen = Engine::own;
+            for (auto& [shape, choice] : each.chosen)
+                if (!each.failure.empty()) choice.engine = Engine::own;
     return false;
 }
 
@@ -180,52 +198,60 @@ AttentionUse AttentionEngines::use() const {
 
 std::string AttentionEngines::choices() const {
     std::string text;
-    for (const Direction direction : {forward_pass, backward_pass}) {
-        const Pass& pass = passes_[direction];
-        if (pass.chosen)
-            text += concat("attention ", direction_names[direction], " ",
-                           engine_names[static_cast<int>(*pass.chosen)], "\n");
-    }
+    for (const Direction direction : {forward_pass, backward_pass})
+        for (const auto& [shape, choice] : passes_[direction].chosen)
+            text += concat("attention ", direction_names[direction], shape.empty() ? "" : " ",
+                           shape, " ", engine_names[static_cast<int>(choice.engine)], "\n");
     return text;
 }
 
-std::array<std::optional<AttentionEngines::Engine>, 2> AttentionEngines::read(
-    const std::string& choices) {
-    std::array<std::optional<Engine>, 2> chosen;
+std::array<AttentionEngines::Choices, 2> AttentionEngines::read(const std::string& choices) {
+    std::array<Choices, 2> chosen;
     std::istringstream lines(choices);
     for (std::string line; std::getline(lines, line);) {
         std::istringstream from(line);
-        std::string subject, rest;
+        std::string subject, shape, rest;
         from >> subject;
         const auto direction = read_name<Direction>(from, direction_names);
+        const auto before_shape = from.tellg();
+        if (from >> shape && !is_shape(shape)) {
+            shape.clear();
+            from.seekg(before_shape);
+        }
         const auto engine = read_name<Engine>(from, engine_names);
         if (!from || subject != "attention" || from >> rest)
             throw Error("The choices of attention engines are damaged in the line \"", line,
                         "\"; remove them to choose again.");
-        chosen[direction] = engine;
+        chosen[direction][shape] = {engine, false};
     }
     return chosen;
 }
 
 void AttentionEngines::set_choices(const std::string& text) {
-    const auto chosen = read(text);
+    auto chosen = read(text);
     for (const Direction direction : {forward_pass, backward_pass})
-        passes_[direction].chosen = chosen[direction], passes_[direction].timed = false;
+        passes_[direction].chosen = std::move(chosen[direction]);
 }
 
 bool AttentionEngines::unite_choices(const std::vector<std::string>& texts) {
-    std::array<std::optional<Engine>, 2> united;
+    std::array<Choices, 2> united;
     for (const std::string& text : texts) {
-        const auto chosen = read(text);
+        auto chosen = read(text);
         for (const Direction direction : {forward_pass, backward_pass})
-            if (!united[direction]) united[direction] = chosen[direction];
+            united[direction].merge(chosen[direction]);  // what is there stays
     }
     bool otherwise = false;
     for (const Direction direction : {forward_pass, backward_pass}) {
         Pass& pass = passes_[direction];
-        if (pass.chosen == united[direction]) continue;
-        otherwise = otherwise || pass.chosen;
-        pass.chosen = united[direction], pass.timed = false;
+        for (auto& [shape, choice] : united[direction]) {
+            const auto found = pass.chosen.find(shape);
+            if (found == pass.chosen.end()) continue;
+            if (found->second.engine == choice.engine)
+                choice.timed = found->second.timed;
+            else
+                otherwise = true;
+        }
+        pass.chosen = std::move(united[direction]);
     }
     return otherwise;
 }

@@ -8,6 +8,7 @@
 #ifdef TRAIN_GPT_CUDA
 #include <array>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -56,7 +57,7 @@ std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st* stream);
 
 /// Sends the attention calls of a queue to our own kernels or to the library, as the stream's
 /// settings say. Both compute the same from the same buffers, including the log-sum-exp, so the
-/// engine is chosen separately for each pass. If the library is missing or fails, our own kernels
+/// engine is chosen separately for each pass and shape. If the library is missing or fails, our own kernels
 /// run that pass from then on, and one line on stderr says why. The library's backward pass runs in
 /// several calls where one would need too much memory (cudnn_calls).
 class AttentionEngines {
@@ -76,14 +77,16 @@ class AttentionEngines {
     void forward(Stream& stream, const AttentionForward& args, const Work& own);
     void backward(Stream& stream, const AttentionBackward& args, const Work& own);
 
-    /// The engines that "auto" has chosen so far, one line per pass. A run keeps this text so that
-    /// a later run gets the same bits.
+    /// The engines that "auto" has chosen so far, one line for each pass and shape: "attention
+    /// forward B=2,T=512,S=512,H=12,H_kv=12,D=64 cudnn". A run keeps this text so that a later run
+    /// gets the same bits.
     std::string choices() const;
-    /// Makes "auto" use the engines in this text; earlier choices are forgotten. Throws Error if
-    /// the text is damaged.
+    /// Makes "auto" use the engines in this text; earlier choices are forgotten. A line without a
+    /// shape, as older versions wrote, holds for all shapes that have no line. Throws Error if the
+    /// text is damaged.
     void set_choices(const std::string& text);
-    /// set_choices() with the lines of several ranks: where two name the same pass, the earlier text
-    /// holds. Returns whether a pass had been chosen otherwise here.
+    /// set_choices() with the lines of several ranks: where two name the same pass and shape, the
+    /// earlier text holds. Returns whether one had been chosen otherwise here.
     bool unite_choices(const std::vector<std::string>& texts);
 
     /// Calls without a log-sum-exp, as in sampling, do not count: no library runs them.
@@ -92,22 +95,36 @@ class AttentionEngines {
   private:
     enum class Engine : uint8_t { own, library };
     enum Direction : uint8_t { forward_pass, backward_pass };
+    struct Choice {
+        Engine engine = Engine::own;
+        bool timed = false;  // and therefore chosen here
+    };
+    /// By shape, as it is written in choices(); "": for all shapes without a choice of their own.
+    using Choices = std::map<std::string, Choice>;
     struct Pass {
-        std::optional<Engine> chosen;
-        bool timed = false;   // and therefore chosen here
+        Choices chosen;
         std::string failure;  // of the library
         // Of the latest call:
         std::optional<Engine> ran;
         std::string reason;  // AttentionUse::Pass
+
+        const Choice* choice_of(const std::string& shape) const;
+    };
+    /// A call: its pass, its shape as text, and the two ways to do it.
+    struct Call {
+        Direction direction;
+        std::string shape;
+        const Work& own;
+        Work by_library;
     };
 
-    void run(Direction direction, Stream& stream, const Work& own, const Work& by_library);
+    void run(Stream& stream, const Call& call);
     void run_own(Direction direction, const Work& own, std::string reason);
-    void choose(Direction direction, Stream& stream, const Work& own, const Work& by_library);
-    bool attempt(Direction direction, const Stream& stream, const Work& by_library);
+    void choose(Stream& stream, const Call& call);
+    bool attempt(const Stream& stream, const Call& call);
     AttentionLibrary& library();
     static double median_seconds(Stream& stream, const Work& work);
-    static std::array<std::optional<Engine>, 2> read(const std::string& choices);
+    static std::array<Choices, 2> read(const std::string& choices);
 
     CUstream_st* stream_;
     int architecture_;  // of the GPU: 80, 90, …

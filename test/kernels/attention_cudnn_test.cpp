@@ -131,6 +131,13 @@ double scripted_time(Stream&, const cuda::AttentionEngines::Work& work) {
     return 1e-3 * (script.clock - before);
 }
 
+/// A line of choices() for the shape of Untouched's calls.
+std::string line_of(const std::string& direction, const std::string& engine,
+                    const AttentionShape& s = small_shape()) {
+    return concat("attention ", direction, " B=", s.B, ",T=", s.T, ",S=", s.S, ",H=", s.H,
+                  ",H_kv=", s.H_kv, ",D=", s.D, " ", engine, "\n");
+}
+
 /// The engines of a queue, whose own kernels only count.
 struct Engines {
     cuda::AttentionEngines engines{nullptr, 90, open_scripted, scripted_time};
@@ -365,9 +372,9 @@ TEST_CASE("where the library cannot be opened our own attention computes, and on
     for (Engines* e : {&first, &second}) {
         CHECK(e->used() == "own kernels, since " + script.open_failure);
         CHECK(std::pair(e->own_forwards, e->own_backwards) == std::pair(2, 2));
-        CHECK(
-            e->engines.choices() ==
-            (wanted == Wanted::automatic ? "attention forward own\nattention backward own\n" : ""));
+        CHECK(e->engines.choices() == (wanted == Wanted::automatic
+                                           ? line_of("forward", "own") + line_of("backward", "own")
+                                           : ""));
     }
     CHECK(script.opened == 2);
 }
@@ -409,11 +416,11 @@ TEST_CASE("the faster engine of each pass is chosen once", "[cuda]") {
     Engines e;
     script.milliseconds = 5;
     e.forward();
-    CHECK(e.engines.choices() == "attention forward own\n");
+    CHECK(e.engines.choices() == line_of("forward", "own"));
     script.milliseconds = 0;
     e.own_milliseconds = 5;
     e.backward();
-    CHECK(e.engines.choices() == "attention forward own\nattention backward cudnn\n");
+    CHECK(e.engines.choices() == line_of("forward", "own") + line_of("backward", "cudnn"));
     CHECK(e.used() == "own kernels forward, which are faster here; a library 1.2 backward");
 
     const Script before = script;
@@ -440,6 +447,41 @@ TEST_CASE("the faster engine of each pass is chosen once", "[cuda]") {
           "own kernels forward, as chosen at an earlier start; a library 1.2 backward");
 }
 
+TEST_CASE("each shape of attention has an engine of its own, which a whole run shares", "[cuda]") {
+    ON_EACH_DEVICE();
+    if (!test_device().is_cuda()) return;
+    script = {};
+    AttentionShape longer = small_shape();
+    longer.T = longer.S = 2 * small_shape().T;
+    Engines first, second;
+    first.own_milliseconds = second.own_milliseconds = 5;
+    script.milliseconds = 9;
+    first.forward();
+    script.milliseconds = 1;
+    first.forward(first.memory.forward(longer));
+    const std::string lines = line_of("forward", "own") + line_of("forward", "cudnn", longer);
+    CHECK(first.engines.choices() == lines);
+    // A rank that has the shorter shape alone, which was faster with the library there
+    second.forward();
+    CHECK(second.engines.choices() == line_of("forward", "cudnn"));
+    CHECK(second.engines.unite_choices({first.engines.choices(), second.engines.choices()}));
+    CHECK_FALSE(first.engines.unite_choices({lines, line_of("forward", "cudnn")}));
+    for (const Engines* e : {&first, &second}) CHECK(e->engines.choices() == lines);
+    const int before = script.forwards, own = second.own_forwards;
+    second.forward();
+    second.forward(second.memory.forward(longer));
+    CHECK(std::pair(second.own_forwards - own, script.forwards - before) == std::pair(1, 1));
+
+    // An older version's line, for all shapes that have none of their own
+    Engines resumed;
+    resumed.engines.set_choices("attention forward own\n" + line_of("forward", "cudnn", longer));
+    const int forwards = script.forwards;
+    resumed.forward();
+    CHECK(script.forwards == forwards);
+    resumed.forward(resumed.memory.forward(longer));
+    CHECK(script.forwards == forwards + 1);
+}
+
 TEST_CASE("a library that fails while it is timed, or after it was chosen, is given up", "[cuda]") {
     script = {};
     script.forward_failure = fresh_reason();
@@ -458,7 +500,11 @@ TEST_CASE("damaged choices of attention engines are refused", "[cuda]") {
     engines.set_choices("attention backward cudnn\n");
     for (const char* damaged :
          {"attention backward\n", "attention sideways own\n", "attention forward flash\n",
-          "retention forward own\n", "attention forward own own\n", "\n"})
+          "retention forward own\n", "attention forward own own\n", "\n",
+          "attention forward B=1,T=8,S=8,H=1,H_kv=1,D=8\n",
+          "attention forward B=1,T=8,S=8,H=1,H_kv=1,D=8x own\n",
+          "attention forward B=1,T=8,S=8,H=1,D=8 own\n",
+          "attention forward own B=1,T=8,S=8,H=1,H_kv=1,D=8\n"})
         CHECK(contains(error_of([&] { engines.set_choices(damaged); }), "damaged"));
     CHECK(engines.choices() == "attention backward cudnn\n");
     engines.set_choices("");
