@@ -31,6 +31,8 @@
 #include "training/commands/commands.h"
 #include "training/commands/verification.h"
 #include "training/config/config.h"
+#include "training/config/config_text.h"
+#include "training/config/load_config.h"
 #include "training/config/resolved_config.h"
 #include "training/data_use.h"
 #include "training/decisions.h"

@@ -9,6 +9,7 @@
 #include "base/json_text.h"
 #include "parallel/together.h"
 #include "training/complete_run.h"
+#include "training/config/config_text.h"
 #include "training/files/checkpoint.h"
 #include "training/files/model_folder.h"
 #include "training/schedule.h"

@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "dataloader/manifest.h"
 #include "training/commands/version.h"
+#include "training/config/config_text.h"
 #include "training/config/data_folder.h"
 #include "training/config/known_data.h"
 #include "training/plan/plan.h"

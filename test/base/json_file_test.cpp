@@ -8,6 +8,7 @@
 #include "test/text.h"
 #include "tokenizer/tokenizer.h"
 #include "training/config/config.h"
+#include "training/config/load_config.h"
 #include "training/files/safetensors.h"
 
 using namespace train_gpt;

@@ -21,6 +21,8 @@
 #include "tokenizer/formats.h"
 #include "tokenizer/tokenizer.h"
 #include "training/config/config.h"
+#include "training/config/config_text.h"
+#include "training/config/load_config.h"
 #include "training/files/safetensors.h"
 
 namespace train_gpt {

@@ -13,6 +13,7 @@
 #include "test/random.h"
 #include "test/text.h"
 #include "training/config/config.h"
+#include "training/config/load_config.h"
 
 namespace train_gpt {
 namespace {

@@ -12,6 +12,7 @@
 #include "test/parallel/ranks.h"
 #include "test/parallel/training_job.h"
 #include "test/random.h"
+#include "training/config/load_config.h"
 
 using namespace train_gpt;
 using namespace train_gpt::experiment;

@@ -15,6 +15,7 @@
 #include "test/catch.h"
 #include "test/model/random_spec.h"
 #include "test/random.h"
+#include "training/config/load_config.h"
 #include "training/plan/plan.h"
 #include "training/trainer.h"
 

@@ -20,6 +20,7 @@
 #include "parallel/mesh.h"
 #include "test/catch.h"
 #include "test/parallel/training_job.h"
+#include "training/config/load_config.h"
 #include "training/plan/plan.h"
 #include "training/schedule.h"
 #include "training/trainer.h"

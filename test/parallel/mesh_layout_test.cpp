@@ -10,6 +10,7 @@
 #include "test/random.h"
 #include "test/text.h"
 #include "training/config/config.h"
+#include "training/config/load_config.h"
 
 using namespace train_gpt;
 

@@ -12,6 +12,7 @@
 #include "model/families/family.h"
 #include "parallel/communicator_kinds.h"
 #include "test/parallel/mesh_job.h"
+#include "training/config/load_config.h"
 #include "training/decisions.h"
 
 using namespace train_gpt;

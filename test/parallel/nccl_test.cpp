@@ -21,6 +21,7 @@
 #include "test/parallel/training_job.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "training/config/load_config.h"
 #include "training/decisions.h"
 #include "training/plan/plan.h"
 

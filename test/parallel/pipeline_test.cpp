@@ -5,6 +5,7 @@
 #include "model/families/family.h"
 #include "parallel/pipeline/stage_layers.h"
 #include "test/parallel/mesh_job.h"
+#include "training/config/load_config.h"
 
 using namespace train_gpt;
 using namespace train_gpt::training_job;

@@ -12,6 +12,7 @@
 #include "test/catch.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"
+#include "training/config/load_config.h"
 #include "training/plan/plan.h"
 #include "training/trainer.h"
 

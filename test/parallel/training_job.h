@@ -25,6 +25,7 @@
 #include "test/random.h"
 #include "test/text.h"
 #include "tokenizer/tokenizer.h"
+#include "training/config/load_config.h"
 #include "training/files/model_folder.h"
 #include "training/files/safetensors.h"
 #include "training/plan/plan.h"

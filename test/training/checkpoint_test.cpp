@@ -19,6 +19,7 @@
 #include "test/model/tiny_model.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "training/config/config_text.h"
 #include "training/files/safetensors.h"
 
 using namespace train_gpt;

@@ -11,6 +11,7 @@
 #include "test/random.h"
 #include "test/text.h"
 #include "training/config/config_parser.h"
+#include "training/config/load_config.h"
 #include "training/plan/plan.h"
 
 using namespace train_gpt;

@@ -21,7 +21,9 @@
 #include "test/text.h"
 #include "training/config/config_help.h"
 #include "training/config/config_schema.h"
+#include "training/config/config_text.h"
 #include "training/config/known_data.h"
+#include "training/config/load_config.h"
 #include "training/config/nearest_key.h"
 
 using namespace train_gpt;

@@ -16,6 +16,8 @@
 #include "test/kernels/test_device.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "training/config/config_text.h"
+#include "training/config/load_config.h"
 
 using namespace train_gpt;
 

@@ -8,6 +8,7 @@
 #include "test/text.h"
 #include "training/commands/command_line.h"
 #include "training/config/config_keys.h"
+#include "training/config/load_config.h"
 
 using namespace train_gpt;
 

@@ -11,6 +11,8 @@
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "training/config/config_text.h"
+#include "training/config/load_config.h"
 #include "training/trainer.h"
 
 using namespace train_gpt;

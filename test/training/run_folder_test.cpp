@@ -18,6 +18,7 @@
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "training/config/config_text.h"
 #include "training/watch/metrics.h"
 
 using namespace train_gpt;

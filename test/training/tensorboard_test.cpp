@@ -18,6 +18,8 @@
 #include "test/text.h"
 #include "test/training/event_reader.h"
 #include "training/config/config.h"
+#include "training/config/config_text.h"
+#include "training/config/load_config.h"
 #include "training/watch/event_file.h"
 #include "training/watch/metrics.h"
 

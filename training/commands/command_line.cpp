@@ -14,6 +14,7 @@
 #include "training/config/config_keys.h"
 #include "training/config/config_parser.h"
 #include "training/config/data_folder.h"
+#include "training/config/load_config.h"
 #include "training/config/nearest_key.h"
 #include "training/config/presets.h"
 

@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/printable.h"
 #include "training/commands/commands.h"
+#include "training/config/load_config.h"
 #include "training/plan/pipeline_plan.h"
 
 namespace train_gpt::commands {

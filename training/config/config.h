@@ -271,26 +271,7 @@ struct Config {
     }
 };
 
-/// Reads a JSON file (comments tolerated), applies overrides "section.key=value" in order, checks
-/// every key's type and rule and the rules between keys. Throws Error naming file, key path, value
-/// and rule; an unknown key is named with the nearest valid one.
-Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides);
-
-/// The same from a JSON text; `name` stands for the file in errors.
-Config parse_config(const std::string& json, const std::string& name,
-                    const std::vector<std::string>& overrides = {});
-
 /// The model that a configuration describes, with this vocabulary.
 DecoderSpec spec_of(const Config& config, int64_t vocab_size);
-
-/// The whole configuration, every key with its value, as strict JSON that load_config reads back
-/// equal.
-std::string to_json(const Config& config);
-
-/// The keys on which two configurations differ, each as "KEY changed from OLD to NEW".
-std::vector<std::string> config_differences(const Config& from, const Config& to);
-
-/// Every key with its value as JSON.
-std::map<std::string, std::string> config_values(const Config& config);
 
 }  // namespace train_gpt

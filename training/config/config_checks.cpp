@@ -12,8 +12,9 @@
 #include "parallel/mesh.h"
 #include "parallel/pipeline/stage_layers.h"
 #include "training/config/config_parser.h"
+#include "training/config/config_text.h"
+#include "training/config/feeding.h"
 #include "training/config/layout.h"
-#include "training/config/micro_batches.h"
 
 namespace train_gpt {
 

@@ -6,52 +6,12 @@
 #include <string>
 
 #include "base/error.h"
-#include "parallel/axes/tensor_group.h"
 #include "training/config/config_checks.h"
-#include "training/config/layout.h"
+#include "training/config/feeding.h"
 
 namespace train_gpt {
 
 namespace {
-
-/// The most tokens of a micro-batch that is chosen, unless one sequence is longer.
-int64_t most_tokens(const Device& device) { return device.is_cuda() ? 65536 : 4096; }
-
-/// What a step's number of micro-batches must be a multiple of.
-int64_t step_multiple(const Config& config, int data_ranks) {
-    const auto& p = config.parallel;
-    return p.pipeline > 1 && p.schedule == PipelineKind::interleaved
-               ? int64_t{p.pipeline} * data_ranks
-               : 1;
-}
-
-/// Rows of a micro-batch of B sequences on a context-parallel rank.
-int64_t rows_of(const Config& config, int64_t B) {
-    return B * config.sequence_length() / config.parallel.context;
-}
-
-TensorGroup tensor_group(const Config& config) {
-    return TensorGroup(tensor_options(config, {.rank = 0, .ranks = config.parallel.tensor}));
-}
-
-/// The micro-batches that divide a step, feed so many data-parallel ranks and stay within
-/// most_tokens, ascending; of a given one, only that.
-std::vector<int> feeding_micro_batches(const Config& config, int64_t most_tokens, int ranks) {
-    const int given = config.batch.micro_batch;
-    const int64_t sequences = config.batch.tokens_per_step / config.sequence_length(),
-                  most = given > 0
-                             ? given
-                             : std::min(sequences / ranks,
-                                        std::max<int64_t>(1, most_tokens / rows_of(config, 1)));
-    const int64_t together = step_multiple(config, ranks);
-    const TensorGroup tensor = tensor_group(config);
-    std::vector<int> feeding;
-    for (int64_t B = std::max(given, 1); B <= most; ++B)
-        if (sequences % B == 0 && sequences / B >= ranks && sequences / B % together == 0 &&
-            tensor.is_even(rows_of(config, B)))
-            feeding.push_back(static_cast<int>(B));
-    return feeding;
-}
 
 /// Ranks of the run for each data-parallel one.
 int others(const Config& config) {
@@ -141,10 +101,6 @@ Error uneven_pipelines(const Config& config, int64_t micro_batches, int data_ran
 
 }  // namespace
 
-bool can_feed(const Config& config, int data_ranks) {
-    return !feeding_micro_batches(config, most_tokens(Device{}), data_ranks).empty();
-}
-
 std::vector<int> possible_micro_batches(const Config& config, const Device& device, int ranks) {
     const int given = config.batch.micro_batch;
     const int64_t sequences = config.batch.tokens_per_step / config.sequence_length();
@@ -154,9 +110,7 @@ std::vector<int> possible_micro_batches(const Config& config, const Device& devi
     if (sequences / B < ranks) throw too_few_micro_batches(config, ranks);
     if (sequences / B % step_multiple(config, ranks) != 0)
         throw uneven_pipelines(config, sequences / B, ranks);
-    tensor_group(config).require_even(
-        rows_of(config, B), given > 0 ? "tokens of a micro-batch" : "tokens of a sequence",
-        config.parallel.context);
+    require_even_rows(config, B, given > 0 ? "tokens of a micro-batch" : "tokens of a sequence");
     return {static_cast<int>(B)};
 }
 

@@ -1,4 +1,4 @@
-// The micro-batches that a step can be divided into for so many data-parallel ranks.
+// The micro-batches among which a run chooses, and what would feed its ranks where there are none.
 #pragma once
 #include <vector>
 
@@ -6,9 +6,6 @@
 #include "training/config/config.h"
 
 namespace train_gpt {
-
-/// Whether there are any.
-bool can_feed(const Config& config, int data_ranks);
 
 /// The micro-batches that divide a step, feed all ranks and are not too large to be worth it on the
 /// device, ascending; only the given one, where one is given. Throws Error, which says what can feed

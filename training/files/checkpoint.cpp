@@ -14,6 +14,8 @@
 #include "model/families/family.h"
 #include "parallel/together.h"
 #include "training/commands/version.h"
+#include "training/config/config_text.h"
+#include "training/config/load_config.h"
 #include "training/files/optimizer_files.h"
 
 namespace train_gpt {

@@ -17,6 +17,7 @@
 #include "device/device.h"
 #include "parallel/together.h"
 #include "training/commands/version.h"
+#include "training/config/config_text.h"
 #include "training/files/checkpoint.h"
 
 namespace train_gpt {

@@ -13,6 +13,8 @@
 #include "model/families/family.h"
 #include "model/stage_traffic.h"
 #include "tokenizer/tokenizer.h"
+#include "training/config/config_text.h"
+#include "training/config/feeding.h"
 #include "training/config/micro_batches.h"
 #include "training/data_use.h"
 #include "training/plan/pipeline_plan.h"

@@ -12,6 +12,8 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "training/config/config_text.h"
+#include "training/config/load_config.h"
 #include "training/config/resolved_config.h"
 #include "training/files/run_folder.h"
 #include "training/watch/run_history.h"

@@ -13,6 +13,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "training/config/config.h"
+#include "training/config/config_text.h"
+#include "training/config/load_config.h"
 #include "training/watch/event_file.h"
 
 namespace train_gpt {
