@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Checks that no source file includes a header of a higher layer. `make lint` calls it.
+# Checks that no source file includes a header of a higher layer, that no headers include each other in a circle, and that no
+# parts of training/ do (a header with its sources is a part). `make lint` calls it.
 #   usage: scripts/check-layers.sh
-# Prints the includes that go up, and exits with 1 if there are any.
+# Prints the includes that are wrong, and exits with 1 if there are any.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.." || exit
 
@@ -14,15 +15,18 @@ dataloader  base tokenizer
 kernels     base device
 parallel    base device kernels
 model       base device kernels parallel
-training    base device kernels parallel model tokenizer dataloader'
+model/families base device kernels parallel model
+training    base device kernels parallel model model/families tokenizer dataloader'
 
 known=$(awk 'NF { print $1 }' <<< "$layers" | tr '\n' ' ')
 code=0
 while read -r directory below; do
     for file in "$directory"/*.{h,cpp,cu,cuh} "$directory"/*/*.{h,cpp,cu,cuh}; do
         [ -e "$file" ] || continue
+        case $directory:$file in model:model/families/*) continue ;; esac
         while IFS=: read -r line header; do
             other=${header%%/*}
+            case $header in model/families/*) other=model/families ;; esac
             case " $directory $below " in *" $other "*) continue ;; esac
             case " $known test " in *" $other "*) ;; *) continue ;; esac
             echo "$file:$line includes $header, but $directory/ may only include ${below:-nothing else}"
@@ -30,4 +34,17 @@ while read -r directory below; do
         done < <(awk -F'"' '/^ *# *include "/ { print FNR ":" $2 }' "$file")
     done
 done < <(grep . <<< "$layers")
+
+includes() {  # includes FILE…: "FILE HEADER" for each include of the project's headers
+    awk -F'"' '/^ *# *include "/ { print FILENAME, $2 }' "$@"
+}
+circle() {  # circle WHAT: reads pairs, of which the first includes the second, and prints circles
+    loop=$(tsort 2>&1 > /dev/null | sed -n 's/^tsort: //p' | grep -v 'input contains' || true)
+    [ -z "$loop" ] || { echo "$1 include each other in a circle: ${loop//$'\n'/ }"; code=1; }
+}
+read -ra directories <<< "$known"
+mapfile -t headers < <(find "${directories[@]}" -name '*.h' -o -name '*.cuh')
+circle headers < <(includes "${headers[@]}")
+mapfile -t files < <(find training -name '*.h' -o -name '*.cpp')
+circle "parts of training/" < <(includes "${files[@]}" | sed -E 's/\.(h|cpp)( |$)/\2/g' | awk '$1 != $2 && $2 ~ /^training\//')
 exit $code
