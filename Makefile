@@ -341,7 +341,7 @@ FUZZ := build/fuzz
 FUZZ_SOURCES := $(wildcard tokenizer/*.cpp dataloader/*.cpp) \
     $(addprefix training/config/,config.cpp config_keys.cpp config_parser.cpp config_text.cpp json_mistake.cpp load_config.cpp nearest_key.cpp) training/files/safetensors.cpp \
     model/registry.cpp model/spec.cpp $(wildcard model/families/*.cpp) parallel/state/parameter.cpp \
-    $(addprefix base/,error.cpp file.cpp hash.cpp hub_files.cpp json_file.cpp json_text.cpp path.cpp printable.cpp stopwatch.cpp utf8.cpp) \
+    $(addprefix base/,error.cpp file.cpp hash.cpp hub_files.cpp json_file.cpp json_text.cpp mapped_pages.cpp path.cpp printable.cpp stopwatch.cpp utf8.cpp) \
     test/fuzz/targets.cpp test/fuzz/fuzz.cpp
 FUZZ_OBJECTS := $(addprefix $(FUZZ)/,$(FUZZ_SOURCES:.cpp=.o))
 FUZZ_FLAGS := -std=c++20 -O1 -g -Wall -Wextra -fno-omit-frame-pointer -fno-sanitize-recover=all
