@@ -31,12 +31,11 @@ class PassGenerator final : public TokenGenerator {
     }
 
   private:
-    TokenBatch upload(Stream& stream);
-
     const Pipeline& model_;
-    // A batch whose first sequence begins with the tokens; the rest is zeros.
-    Tensor host_tokens_, tokens_, doc_start_, host_logits_, logits_;
-    SequencePart part_;  // of context-parallel ranks, instead of tokens_
+    // A batch of one document each, whose first sequence begins with the tokens; the rest is zeros.
+    Tensor tokens_, doc_start_;
+    DeviceBatch batch_;
+    Tensor host_logits_, logits_;
     int position_ = 0;
 };
 

@@ -28,6 +28,9 @@ class Pipeline {
     const DecoderSpec& spec() const { return stages_.front()->spec(); }
     const StageOptions& options() const { return stages_.front()->options(); }
     ContextGroup& context() const { return stages_.front()->context(); }
+    BatchShape batch_shape() const {
+        return {options().B, sequence_length(), options().document_mask, context().place()};
+    }
     /// Of all context-parallel ranks.
     int sequence_length() const { return stages_.front()->sequence_length(); }
     bool begins_model() const { return rank_ == 0; }

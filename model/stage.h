@@ -13,8 +13,8 @@
 #include "model/context_attention.h"
 #include "model/registry.h"
 #include "model/rotary_table.h"
-#include "model/sequence_part.h"
 #include "model/spec.h"
+#include "model/token_batch.h"
 #include "parallel/state/parameters.h"
 
 namespace train_gpt {

@@ -15,48 +15,35 @@
 
 namespace train_gpt {
 
-EvaluationBatch::EvaluationBatch(Arena& arena, int B, int T, bool document_mask,
-                                 const ContextRank& context)
-    : part_(arena, context, B, T, document_mask) {
-    const size_t n = static_cast<size_t>(B) * static_cast<size_t>(T);
+EvaluationBatch::EvaluationBatch(Arena& arena, const BatchShape& shape)
+    : on_device_(arena, shape, {}) {
+    const size_t n = static_cast<size_t>(shape.tokens());
+    const bool on_cuda = arena.device().is_cuda(), is_split = shape.context.is_split();
     const auto host = [&](size_t bytes) { return arena.take(bytes, Purpose::staging); };
-    const auto take = [&](std::span<int32_t>& numbers, Tensor& on_device) {
-        numbers = {static_cast<int32_t*>(host(n * sizeof(int32_t))), n};
-        if (part_) return;
-        on_device = arena.device().is_cuda() ? arena.tensor(DType::int32, {B, T}, Purpose::buffers)
-                                             : Tensor(numbers.data(), DType::int32, {B, T});
+    const auto numbers = [&] {
+        return std::span(static_cast<int32_t*>(host(n * sizeof(int32_t))), n);
     };
-    take(tokens, device_tokens_);
-    take(targets, device_targets_);
-    if (document_mask) take(doc_start, device_doc_start_);
+    tokens = numbers();
+    targets = numbers();
+    if (shape.document_mask) doc_start = numbers();
     total_ = device_total_ = static_cast<double*>(host(sizeof(double)));
-    const bool on_cuda = arena.device().is_cuda();
-    if (part_) {
-        part_losses_ = arena.tensor(DType::fp32, {int64_t{B} * T}, Purpose::buffers);
-        part_losses_on_host_ =
-            on_cuda ? arena.tensor(DType::fp32, {int64_t{B} * T}, Purpose::staging) : part_losses_;
-    }
     if (on_cuda) device_total_ = static_cast<double*>(arena.take(sizeof(double), Purpose::buffers));
-    if (!on_cuda && !part_) return;
-    losses_ = static_cast<float*>(host(n * sizeof(float)));
+    if (is_split) {
+        part_losses_ = arena.tensor(DType::fp32, {shape.tokens()}, Purpose::buffers);
+        part_losses_on_host_ =
+            on_cuda ? arena.tensor(DType::fp32, {shape.tokens()}, Purpose::staging) : part_losses_;
+    }
+    if (on_cuda || is_split) losses_ = static_cast<float*>(host(n * sizeof(float)));
 }
 
-void EvaluationBatch::upload(Stream& stream) const {
-    if (part_) {
-        part_.upload(stream, {.tokens = tokens.data(),
-                              .targets = targets.data(),
-                              .doc_start = doc_start.empty() ? nullptr : doc_start.data()});
-    } else if (stream.device.is_cuda()) {
-        copy(stream, device_tokens_.data, tokens.data(), tokens.size_bytes());
-        copy(stream, device_targets_.data, targets.data(), targets.size_bytes());
-        if (!doc_start.empty())
-            copy(stream, device_doc_start_.data, doc_start.data(), doc_start.size_bytes());
-    }
+TokenBatch EvaluationBatch::upload(Stream& stream) const {
+    return on_device_.upload(
+        stream,
+        {.tokens = tokens.data(), .targets = targets.data(), .doc_start = doc_start.data()});
 }
 
 void EvaluationBatch::run(Stream& stream, const Pipeline& model) const {
-    upload(stream);
-    model.evaluate(stream, on_device());
+    model.evaluate(stream, upload(stream));
 }
 
 double EvaluationBatch::total(Stream& stream, const Pipeline& model) const {
@@ -69,7 +56,7 @@ double EvaluationBatch::total(Stream& stream, const Pipeline& model) const {
 
 std::span<const float> EvaluationBatch::losses(Stream& stream, const Pipeline& model) const {
     const float* const losses = model.last_stage().losses();
-    if (part_) {
+    if (part_losses_) {
         const int ranks = model.context().size();
         const Tensor all = part_losses_.reshaped({ranks, part_losses_.numel() / ranks}),
                      own = all.row_range(model.context().rank(), 1);
@@ -78,8 +65,7 @@ std::span<const float> EvaluationBatch::losses(Stream& stream, const Pipeline& m
         if (stream.device.is_cuda())
             copy(stream, part_losses_on_host_.data, part_losses_.data, part_losses_.bytes());
         stream.synchronize();
-        SequencePart::put_together(losses_, part_losses_on_host_.as<float>(), ranks,
-                                   model.options().B, model.sequence_length());
+        on_device_.put_together(losses_, part_losses_on_host_.as<float>());
         return {losses_, tokens.size()};
     }
     if (!stream.device.is_cuda()) return {losses, tokens.size()};

@@ -26,26 +26,18 @@ struct ValidationResult {
 using StopEvaluation = std::function<bool(double done)>;
 class EvaluationStopped : public std::exception {};
 
-/// One batch of evaluation: tokens, targets and, with a mask of documents, doc_start, each [B, T]
-/// of the model, that the host fills in, and what comes back.
+/// One batch of evaluation: tokens, targets and, with a mask of documents, doc_start, each [B, T],
+/// that the host fills in, and what comes back.
 class EvaluationBatch {
   public:
     EvaluationBatch() = default;
     /// Context-parallel ranks each fill in whole sequences, and run the model on their part of them.
-    EvaluationBatch(Arena& arena, int B, int T, bool document_mask,
-                    const ContextRank& context = {});
+    EvaluationBatch(Arena& arena, const BatchShape& shape);
 
     std::span<int32_t> tokens, targets, doc_start;  // host memory; doc_start empty without a mask
 
-    /// Where run() copies them.
-    TokenBatch on_device() const {
-        if (part_) return part_.on_device();
-        return {.tokens = device_tokens_.as<int32_t>(),
-                .targets = device_targets_.as<int32_t>(),
-                .doc_start = doc_start.empty() ? nullptr : device_doc_start_.as<int32_t>()};
-    }
-    /// Submits the copy of what the host has filled in, as run() does.
-    void upload(Stream& stream) const;
+    /// Submits the copy of what the host has filled in, as run() does, and returns where it will be.
+    TokenBatch upload(Stream& stream) const;
     /// Runs the model on what the host has filled in. The losses per token are then in the device's
     /// memory.
     void run(Stream& stream, const Pipeline& model) const;
@@ -55,12 +47,10 @@ class EvaluationBatch {
     std::span<const float> losses(Stream& stream, const Pipeline& model) const;
 
   private:
-    Tensor device_tokens_, device_targets_, device_doc_start_;  // on the CPU the host's
+    DeviceBatch on_device_;
     double *device_total_ = nullptr, *total_ = nullptr;
     float* losses_ = nullptr;
-    // Of context-parallel ranks, instead of the three tensors; and the losses of all of them [ranks,
-    // B · T / ranks], for the device and for the host
-    SequencePart part_;
+    // The losses of all context-parallel ranks [ranks, B · T / ranks], on the device and the host
     Tensor part_losses_, part_losses_on_host_;
 };
 

@@ -66,7 +66,7 @@ void InferenceSession::build(Arena& arena, For use) {
                                    .document_mask = document_mask_};
         model_ = std::make_unique<Stage>(spec_, registry, options, *parameters_, arena);
         stream_.scratch_bytes = model_->scratch_bytes(stream_);
-        batch_ = EvaluationBatch(arena, options.B, options.T, options.document_mask);
+        batch_ = EvaluationBatch(arena, Pipeline(*model_).batch_shape());
     }
     stream_.scratch = arena.take(stream_.scratch_bytes, Purpose::workspaces);
 }

@@ -68,10 +68,8 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
       optimizer(parameters, arena,
                 StepSums::count(static_cast<int>(shape.config.data.train.size())),
                 model.ranks() > 1 ? names_of_all(shape.spec) : std::vector<std::string>()),
-      feed(arena, shape.config.batch.micro_batch, shape.config.sequence_length(),
-           shape.config.data.document_mask, context.place(), model.batches_in_use()),
-      evaluation_batch(arena, shape.config.batch.micro_batch, shape.config.sequence_length(),
-                       shape.config.data.document_mask, context.place()),
+      feed(arena, model.batch_shape(), model.batches_in_use()),
+      evaluation_batch(arena, model.batch_shape()),
       outcomes(arena),
       clock(arena.device()),
       counts_losses_(model.ends_model() && shape.mesh.at(Axis::tensor, rank) == 0),
@@ -119,7 +117,7 @@ void Trainer::load(int micro_batch, TrainLoader& loader) {
     load(micro_batch, feed.next(stream, loader));
 }
 
-void Trainer::load(int micro_batch, const FedBatch& batch) {
+void Trainer::load(int micro_batch, const TokenBatch& batch) {
     batches_[static_cast<size_t>(micro_batch) % batches_.size()] = batch;
 }
 
@@ -133,21 +131,21 @@ void Trainer::execute_step(TrainLoader& loader) {
 void Trainer::execute(const PipelineAction& action) {
     const bool forward = action.work == PipelineWork::forward;
     if (action.micro_batch >= micro_batches_) return model.skip(stream, action);
-    const FedBatch& batch = batch_of(action.micro_batch);
+    const TokenBatch& batch = batch_of(action.micro_batch);
     const bool backward = is_compute(action.work) && !forward;
     const bool last = action.micro_batch == micro_batches_ - 1;
     if (backward && parameters.gradients.exchanges_beside(last))
         stream.settings.reserved_sms = reserved_sms_;
-    model.execute(stream, action, batch.batch);
+    model.execute(stream, action, batch);
     stream.settings.reserved_sms = 0;
     const bool has_losses = backward && action.work != PipelineWork::backward_weights &&
                             action.stage == model.schedule().stages - 1;
     if (has_losses && counts_losses_) add_losses(batch, action.micro_batch == 0);
 }
 
-void Trainer::add_losses(const FedBatch& batch, bool first) {
+void Trainer::add_losses(const TokenBatch& batch, bool first) {
     const float* const losses = model.last_stage().losses();
-    accumulate_loss(stream, &sums()->loss, losses, feed.targets(), !first);
+    accumulate_loss(stream, &sums()->loss, losses, model.batch_shape().tokens_of_rank(), !first);
     if (sources_ > 1 && batch.sources)  // there are none before the first batch
         accumulate_loss_by_source(stream, {.totals = sums()->loss_of_source,
                                            .sources = sources_,
@@ -178,14 +176,15 @@ void Trainer::warm_up() {
     std::ranges::generate(evaluation_batch.tokens, token);
     std::ranges::generate(evaluation_batch.targets, token);
     std::ranges::fill(evaluation_batch.doc_start, 0);
-    evaluation_batch.run(stream, model);
+    const TokenBatch batch = evaluation_batch.upload(stream);
+    model.evaluate(stream, batch);
     // A product is timed when it first overwrites its result, as in a step's first micro-batch.
     for (const bool exchanges : {false, true}) {
         if (exchanges && reserved_sms_ == 0) continue;
         parameters.gradients.begin_step(2, 2);
         for (int i = 0; i < 2; ++i) {
-            model.warm_up(stream, evaluation_batch.on_device(), exchanges ? reserved_sms_ : 0);
-            if (counts_losses_) add_losses({evaluation_batch.on_device(), nullptr}, i == 0);
+            model.warm_up(stream, batch, exchanges ? reserved_sms_ : 0);
+            if (counts_losses_) add_losses(batch, i == 0);
         }
     }
     const std::vector<int32_t> prompt{token(), token()};

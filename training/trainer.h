@@ -64,7 +64,7 @@ struct Trainer {
     bool begins_micro_batch(const PipelineAction& action) const;
     /// Takes the loader's next batch for a micro-batch, and submits its copy to the device.
     void load(int micro_batch, TrainLoader& loader);
-    void load(int micro_batch, const FedBatch& batch);
+    void load(int micro_batch, const TokenBatch& batch);
     /// Executes an action. Losses of micro-batches are added to the step's. Of a micro-batch that
     /// only other ranks have, it takes part in what the ranks exchange.
     void execute(const PipelineAction& action);
@@ -98,10 +98,10 @@ struct Trainer {
     /// This rank's, in the device's memory.
     StepSums* sums() { return reinterpret_cast<StepSums*>(optimizer.sums_of_rank()); }
 
-    const FedBatch& batch_of(int micro_batch) const {
+    const TokenBatch& batch_of(int micro_batch) const {
         return batches_[static_cast<size_t>(micro_batch) % batches_.size()];
     }
-    void add_losses(const FedBatch& batch, bool first);
+    void add_losses(const TokenBatch& batch, bool first);
 
     std::optional<Generator> cached_generator_;
     std::optional<PassGenerator> pass_generator_;
@@ -109,7 +109,7 @@ struct Trainer {
     bool counts_losses_;              // of the ranks that compute the same losses, the first one
     int sources_;                     // of training data
     int reserved_sms_;                // by products while ranks exchange gradients
-    std::vector<FedBatch> batches_;   // that are in use
+    std::vector<TokenBatch> batches_;  // that are in use
     const std::vector<PipelineAction>* actions_ = nullptr;
     int micro_batches_ = 0;  // of this rank in the step
 };

@@ -164,7 +164,7 @@ class Rank {
         for (const PipelineAction& action : trainer_.actions()) {
             if (trainer_.begins_micro_batch(action)) {
                 const size_t i = static_cast<size_t>(action.micro_batch) * ranks + first;
-                trainer_.load(action.micro_batch, {on_device(batches[i]), nullptr});
+                trainer_.load(action.micro_batch, on_device(batches[i]));
             }
             trainer_.execute(action);
         }
@@ -226,8 +226,7 @@ class Rank {
     TokenBatch on_device(const Batch& batch) {
         trainer_.stream.synchronize();  // the batch before is not needed any more
         fill(batch);
-        trainer_.evaluation_batch.upload(trainer_.stream);
-        return trainer_.evaluation_batch.on_device();
+        return trainer_.evaluation_batch.upload(trainer_.stream);
     }
 
     const Mesh& mesh_;

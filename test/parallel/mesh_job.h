@@ -158,9 +158,8 @@ class MeshRun {
             if (!batch.doc_start.empty()) batch.doc_start[i] = 0;
             if (mesh_.at(Axis::data) != owner) batch.targets[i] = -1;
         }
-        batch.upload(trainer_.stream);
         trainer_.begin_step(1, 1);
-        trainer_.load(0, {batch.on_device(), nullptr});
+        trainer_.load(0, batch.upload(trainer_.stream));
         for (const PipelineAction& action : trainer_.actions()) trainer_.execute(action);
         trainer_.parameters.gradients.finish(trainer_.stream);
         trainer_.stream.synchronize();

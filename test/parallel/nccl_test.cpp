@@ -243,10 +243,9 @@ TEST_CASE("ranks: gpu first messages", "[.ranks]") {
     trainer.parameters.state.fill_weights(trainer.stream);
     const uint64_t left = memory_available(device);
     // What a step sends, and the ends of the pipeline when it samples
-    const FedBatch batch{trainer.evaluation_batch.on_device(), nullptr};
     std::ranges::fill(trainer.evaluation_batch.tokens, 1);
     std::ranges::fill(trainer.evaluation_batch.targets, 2);
-    trainer.evaluation_batch.upload(trainer.stream);
+    const TokenBatch batch = trainer.evaluation_batch.upload(trainer.stream);
     trainer.begin_step(4, 4);
     for (const PipelineAction& action : trainer.actions()) {
         if (trainer.begins_micro_batch(action)) trainer.load(action.micro_batch, batch);
@@ -349,9 +348,9 @@ TEST_CASE("ranks: gpu reserved multiprocessors", "[.ranks]") {
         CHECK((plain > reserving && reserving > 0));
         trainer.parameters.connect(mesh);
         trainer.begin_step(2, 2);
-        const TokenBatch batch = trainer.evaluation_batch.on_device();
+        const TokenBatch batch = trainer.evaluation_batch.upload(trainer.stream);
         const auto micro_batch = [&](int i) {
-            trainer.load(i, {batch, nullptr});
+            trainer.load(i, batch);
             for (const PipelineAction& action : trainer.actions())
                 if (action.micro_batch == i) trainer.execute(action);
         };

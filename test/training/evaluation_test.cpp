@@ -56,13 +56,16 @@ TinyModel random_model(int64_t vocab_size, int B, int T, uint64_t seed) {
 struct Batch {
     explicit Batch(const TinyModel& model)
         : arena(model.stream.device, planned(model)),
-          batch(arena, model.model->options().B, model.model->options().T, false) {}
+          batch(arena, shape_of(model)) {}
     operator const EvaluationBatch&() { return batch; }
 
   private:
+    static BatchShape shape_of(const TinyModel& model) {
+        return Pipeline(*model.model).batch_shape();
+    }
     static Arena planned(const TinyModel& model) {
         Arena plan = Arena::counting(model.stream.device);
-        EvaluationBatch(plan, model.model->options().B, model.model->options().T, false);
+        EvaluationBatch(plan, shape_of(model));
         return plan;
     }
 

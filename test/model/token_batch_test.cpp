@@ -1,5 +1,5 @@
-// What context-parallel ranks have of sequences.
-#include "model/sequence_part.h"
+// What context-parallel ranks have of sequences, and where batches are for the model.
+#include "model/token_batch.h"
 
 #include <algorithm>
 #include <numeric>
@@ -7,7 +7,9 @@
 #include <set>
 #include <vector>
 
+#include "device/copy.h"
 #include "test/catch.h"
+#include "test/kernels/test_device.h"
 #include "test/random.h"
 
 using namespace train_gpt;
@@ -42,22 +44,77 @@ struct Whole {
 class Part {
   public:
     Part(const Whole& whole, int rank, bool documents) : plan_(Arena::counting(Device{})) {
-        const ContextRank place{rank, whole.ranks};
-        SequencePart(plan_, place, whole.B, whole.T, documents);
+        const BatchShape shape{whole.B, whole.T, documents, {rank, whole.ranks}};
+        DeviceBatch(plan_, shape, {});
         arena_.emplace(Device{}, plan_);
-        part_ = SequencePart(*arena_, place, whole.B, whole.T, documents);
+        memory_ = DeviceBatch(*arena_, shape, {});
         Stream stream(Device{});
-        part_.upload(stream, whole.batch(documents));
+        batch_ = memory_.upload(stream, whole.batch(documents));
     }
-    TokenBatch batch() const { return part_.on_device(); }
+    const TokenBatch& batch() const { return batch_; }
+    const DeviceBatch& memory() const { return memory_; }
 
   private:
     Arena plan_;
     std::optional<Arena> arena_;
-    SequencePart part_;
+    DeviceBatch memory_;
+    TokenBatch batch_;
 };
 
+std::vector<int32_t> read(const int32_t* from, size_t count) {
+    std::vector<int32_t> numbers(count);
+    copy_now(test_device(), numbers.data(), from, count * sizeof(int32_t));
+    return numbers;
+}
+
 }  // namespace
+
+TEST_CASE("a batch that outlives the host's stays when the host's memory changes", "[cuda]") {
+    ON_EACH_DEVICE();
+    for (int repeat = 0; repeat < 20; ++repeat) {
+        Whole whole;
+        const Whole before = whole;
+        const bool documents = random_int(0, 1) == 1;
+        const BatchShape shape{whole.B, whole.T, documents};
+        const DeviceBatch::Options options{.has_targets = random_int(0, 1) == 1,
+                                           .has_sources = random_int(0, 1) == 1,
+                                           .outlives_host = true};
+        Arena plan = Arena::counting(test_device());
+        DeviceBatch(plan, shape, options);
+        Arena arena(test_device(), plan);
+        Stream stream(test_device());
+        std::vector<int32_t> sources(static_cast<size_t>(whole.B), 3);
+        TokenBatch host = whole.batch(documents);
+        host.sources = sources.data();
+        const TokenBatch batch = DeviceBatch(arena, shape, options).upload(stream, host);
+        stream.synchronize();
+        for (auto* numbers : {&whole.tokens, &whole.targets, &whole.doc_start, &sources})
+            std::ranges::fill(*numbers, -7);
+        CAPTURE(whole.B, whole.T, documents, options.has_targets, options.has_sources);
+        CHECK(read(batch.tokens, before.tokens.size()) == before.tokens);
+        REQUIRE(bool(batch.targets) == options.has_targets);
+        if (batch.targets) CHECK(read(batch.targets, before.tokens.size()) == before.targets);
+        REQUIRE(bool(batch.doc_start) == documents);
+        if (documents) CHECK(read(batch.doc_start, before.tokens.size()) == before.doc_start);
+        REQUIRE(bool(batch.sources) == options.has_sources);
+        if (batch.sources)
+            CHECK(read(batch.sources, sources.size()) == std::vector(sources.size(), 3));
+        CHECK(batch.position_start == nullptr);
+    }
+}
+
+TEST_CASE("on the CPU a whole batch is used where the host has it") {
+    const Whole whole;
+    const BatchShape shape{whole.B, whole.T, true};
+    Arena arena = Arena::counting(Device{});
+    Stream stream(Device{});
+    const TokenBatch host = whole.batch(true),
+                     batch = DeviceBatch(arena, shape, {}).upload(stream, host);
+    CHECK(arena.total_bytes() == 0);
+    CHECK(batch.tokens == host.tokens);
+    CHECK(batch.targets == host.targets);
+    CHECK(batch.doc_start == host.doc_start);
+}
 
 TEST_CASE("each token is in one rank's part, at its position in its document", "[context]") {
     for (int repeat = 0; repeat < 40; ++repeat) {
@@ -113,7 +170,7 @@ TEST_CASE("losses of all ranks are put together in the order of positions", "[co
             for (int i = 0; i < whole.B * whole.T / whole.ranks; ++i)
                 parts.push_back(static_cast<float>(part.batch().tokens[i]));
         }
-        SequencePart::put_together(together.data(), parts.data(), whole.ranks, whole.B, whole.T);
+        Part(whole, 0, false).memory().put_together(together.data(), parts.data());
         for (size_t i = 0; i < together.size(); ++i)
             CHECK(together[i] == static_cast<float>(whole.tokens[i]));
     }
