@@ -6,11 +6,9 @@
 #include <cstdio>
 #include <exception>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -22,7 +20,6 @@
 #include "device/memory.h"
 #include "device/trace.h"
 #include "kernels/attention/engine.h"
-#include "model/families/family.h"
 #include "parallel/mesh.h"
 #include "parallel/net/socket.h"
 #include "parallel/together.h"
@@ -34,28 +31,24 @@
 #include "training/config/config_text.h"
 #include "training/config/load_config.h"
 #include "training/config/resolved_config.h"
-#include "training/data_use.h"
 #include "training/decisions.h"
 #include "training/files/interchange.h"
 #include "training/files/run_folder.h"
 #include "training/interrupt.h"
-#include "training/plan/datasheet.h"
 #include "training/plan/peak.h"
 #include "training/plan/plan.h"
 #include "training/rank_process.h"
-#include "training/report/report.h"
 #include "training/resume.h"
 #include "training/run.h"
 #include "training/run_data.h"
+#include "training/run_reports.h"
+#include "training/run_start.h"
 #include "training/schedule.h"
 #include "training/trainer.h"
 #include "training/watch/progress.h"
-#include "training/watch/run_history.h"
 #include "training/watch/shard_watch.h"
-#include "training/watch/step_log.h"
 #include "training/watch/step_profile.h"
 #include "training/watch/step_trace.h"
-#include "training/watch/tensorboard.h"
 
 namespace train_gpt {
 namespace {
@@ -122,28 +115,43 @@ void train_steps(Run& run) {
     run.settle(true);
 }
 
+ProgressStyle progress_style(const Config& config, int ranks) {
+    const ProgressStyle style = config.log.progress;
+    // mpirun gives its ranks a terminal even when its own output goes to a file.
+    return style == ProgressStyle::automatic && ranks > 1 ? ProgressStyle::lines : style;
+}
+
+/// Prints which results too few steps are left for.
+void note_missing_steps(const RunStart& start, const StepProfile& profile, const StepTrace& trace,
+                        Progress& progress) {
+    const int64_t first = start.first_step(), steps = start.schedule.steps();
+    if (first > steps)
+        progress.say(concat("the run in ", start.given.run_dir, " is at step ", first,
+                            ", beyond the configuration's ", steps, ": nothing is trained"));
+    for (const auto& [what, needed] :
+         {std::pair{"profile", profile.steps_needed()}, {"trace", trace.steps_needed()}})
+        if (start.steps_left() < needed)
+            progress.say(concat("note: there will be no ", what, ", which takes ", needed,
+                                " steps; ", start.steps_left(), " are left"));
+}
+
 /// Trains as one of the mesh's ranks. `given` is the configuration as the run's folder keeps it.
 int train(const CommandLine& line, const Config& given, const Device& device, const Mesh& mesh) {
     const World& world = mesh.world();
-    const bool first_rank = world.rank() == 0;
     const int ranks = world.size();
-    // mpirun gives its ranks a terminal even when its own output goes to a file.
-    ProgressStyle style = given.log.progress;
-    if (style == ProgressStyle::automatic && ranks > 1) style = ProgressStyle::lines;
-    Progress progress(style, first_rank, line.quiet);
+    Progress progress(progress_style(given, ranks), world.rank() == 0, line.quiet);
 
+    // Open the data, and end here if the run in the folder has no steps left
     if (!line.data.empty() && given.data.val.empty())
         progress.say(
             concat("note: ", line.data,
                    " has no validation shards (val_*.bin), so there is no validation loss"));
-
-    // Data: what the run reads, which is the same on all ranks, and whether any steps are left
     const RunData data(given, line.config);
     std::map<std::string, std::string> facts = data.facts(given, device);
     facts["--trace"] = std::to_string(line.trace);
     require_same(world, facts);
-    const std::string complete = describe_if_complete(given, data, world, progress);
-    if (!complete.empty()) {
+    if (const std::string complete = describe_if_complete(given, data, world, progress);
+        !complete.empty()) {
         progress.say(complete);
         for (const auto& [what, wanted] :
              {std::pair{"profile", line.profile}, {"trace", line.trace}})
@@ -152,7 +160,7 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
         return 0;
     }
 
-    // Memory: all of it is allocated here
+    // Decide what the configuration leaves open, allocate all memory, and choose kernels
     const Decisions decided = decide(given, data.spec(), device, mesh);
     Config config = given;
     config.batch.micro_batch = decided.micro_batch;
@@ -168,87 +176,40 @@ int train(const CommandLine& line, const Config& given, const Device& device, co
     const AttentionUse attention = attention_use(trainer.stream);
     trainer.connect(mesh);
 
-    // Weights: the newest checkpoint's, with its optimizer state, or the initial ones of a new run
+    // Take the weights and the optimizer's state from the newest checkpoint, or begin a new run
     const RunFolder folder(given.run_dir, world);
     const std::optional<RunPosition> resumed = resume(given, data, trainer, world, progress);
     if (!resumed) initialize_weights(given, data, trainer, world, progress);
     const Schedule schedule(given, data.use().epoch_tokens(),
-                            resumed.value_or(start_of(given, data)));
-    const RunPosition& start = schedule.start();
-    const int64_t steps = schedule.steps(), first_step = start.step,
-                  left = std::max<int64_t>(0, steps - first_step);
-    const std::optional<int64_t> resume_step =
-        resumed ? std::optional(first_step) : std::nullopt;  // for files
-    const TokenIds tokens = run_token_ids(given, data, resume_step, world);
-    if (first_step > steps)
-        progress.say(concat("the run in ", given.run_dir, " is at step ", first_step,
-                            ", beyond the configuration's ", steps, ": nothing is trained"));
-    for (const auto& [what, needed] :
-         {std::pair{"profile", profile.steps_needed()}, {"trace", trace.steps_needed()}})
-        if (left < needed)
-            progress.say(concat("note: there will be no ", what, ", which takes ", needed,
-                                " steps; ", left, " are left"));
-    const Config recorded = resolve(given, data.spec(), decided.dtype);
-    if (first_rank && left > 0)
-        record_start(
-            folder,
-            {.config = given,
-             .recorded = recorded,
-             .kept = decided.kept,
-             .choices = choices,
-             .resumes = resumed.has_value(),
-             .order_continues = start.order.first_token < schedule.tokens_before(first_step),
-             .attention = attention.engines()},
-            progress);
+                            resumed ? *resumed : start_of(given, data));
+    const TokenIds tokens =
+        run_token_ids(given, data, resumed ? std::optional(resumed->step) : std::nullopt, world);
+    const RunStart start{.given = given,
+                         .config = config,
+                         .data = data,
+                         .schedule = schedule,
+                         .mesh = mesh,
+                         .trainer = trainer,
+                         .plan = plan,
+                         .kept = decided.kept,
+                         .choices = choices,
+                         .attention = attention,
+                         .tokens = tokens,
+                         .peak_flops = peak_flops,
+                         .resumes = resumed.has_value()};
+    note_missing_steps(start, profile, trace, progress);
+    if (start.on_first_rank() && start.steps_left() > 0) record_start(folder, start, progress);
 
-    // Steps: their batches, the verification of the data, and the reports before and during them
-    ShardWatch watch(folder, data.shards(), first_step, world);
-    LoaderOptions loading = loader_options(config, mesh.layout(), mesh.rank());
-    loading.seed = start.order.key();
-    loading.first_sample = start.order.sample_after(schedule.tokens_before(first_step));
-    if (data.tokenizer()) loading.document_boundary = data.tokenizer()->document_boundary();
-    TrainLoader loader(data.sources(), loading, [&](size_t) { return trainer.loader_memory; });
-    StepSize size = size_of_step(config, data.spec(), ranks);
-    size.peak_flops = peak_flops;
-    size.datasheet_flops = datasheet_flops(device, decided.dtype);
+    // Begin to verify the data in the background, and to read batches ahead
+    ShardWatch watch(folder, data.shards(), start.first_step(), world);
+    TrainLoader loader(data.sources(), start.loading(),
+                       [&](size_t) { return trainer.loader_memory; });
     catch_interrupts();
-    progress.say(describe_run(config, trainer, schedule, plan.total_bytes(), ranks));
-    if (const std::string note = note_on_vocabulary(given, data.spec(), data.tokenizer());
-        !resumed && !note.empty())
-        progress.say("note: " + note);
-    if (device.is_cuda()) progress.say("attention: " + attention.explained());
-    const std::vector<SourceUse> planned = data.use().after(start.order, schedule.tokens());
-    if (const std::string use = describe_use(planned); !use.empty()) progress.say(use);
-    if (left > 0 && size.least_seconds() >= slow_step_seconds)
-        progress.say(describe_slow_steps(size.flops, size.least_seconds(), left));
-    const std::vector<std::string> hosts = world.all_gather(world.host());
-    MetricsLog metrics(given.run_dir, resume_step, {.tokens = start.tokens, .writes = first_rank});
-    if (first_rank && given.log.tensorboard)
-        metrics.add(std::make_unique<TensorBoardSink>(
-            given.run_dir, resume_step,
-            TensorBoardSink::Options{.config = to_json(recorded), .memory = plan.total_bytes()}));
-    StepLog log({.config = config,
-                 .size = size,
-                 .schedule = schedule,
-                 .data = data.use(),
-                 .memory = plan.total_bytes(),
-                 .attention = attention.engines()},
-                progress, metrics);
-    RunHistory history(given.run_dir, first_rank);
-    LiveReport report(given.run_dir, first_rank, progress);
-    Run run({given, folder, data, schedule, choices, tokens, trainer, loader, watch, profile, trace,
-             log, metrics, history, report, progress, mesh},
-            resumed.has_value(), line.stop_at);
-    history.start({.step = first_step,
-                   .resumes = resumed.has_value(),
-                   .steps = steps,
-                   .planned = planned,
-                   .device = device_name(device),
-                   .hosts = hosts,
-                   .parameters = registry_of(data.spec()).numel(),
-                   .vocabulary = data.spec().vocab_size,
-                   .tokenizer = data.tokenizer() ? data.tokenizer_hash() : "",
-                   .memory = plan});
+
+    // Print what is about to be trained, open the run's records, and train
+    announce(start, progress);
+    RunReports reports(start, progress);
+    Run run({start, folder, loader, watch, profile, trace, reports}, line.stop_at);
     run.evaluate_at_start();
     try {
         train_steps(run);

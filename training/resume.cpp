@@ -229,11 +229,13 @@ TokenIds run_token_ids(const Config& config, const RunData& data, std::optional<
     return {.config = both[0], .generation = both[1]};
 }
 
-void record_start(const RunFolder& folder, const StartRecord& start, Progress& progress) {
-    for (const std::string& data : folder.describe(start.recorded, start.attention))
-        if (start.resumes && (data != "data.train" || start.order_continues))
+void record_start(const RunFolder& folder, const RunStart& start, Progress& progress) {
+    const bool order_continues =
+        start.schedule.start().order.first_token < start.schedule.tokens_before(start.first_step());
+    for (const std::string& data : folder.describe(start.recorded(), start.attention.engines()))
+        if (start.resumes && (data != "data.train" || order_continues))
             progress.say(note_on_changed(data));
-    for (const std::string& note : {note_on_choices(start.config, start.kept, start.choices),
+    for (const std::string& note : {note_on_choices(start.given, start.kept, start.choices),
                                     note_on_kernels(start.kept, start.choices)})
         if (start.resumes && !note.empty()) progress.say(note);
     write_choices(folder.path(), start.choices);

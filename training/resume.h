@@ -8,11 +8,11 @@
 
 #include "parallel/world.h"
 #include "training/config/config.h"
-#include "training/files/kept_choices.h"
 #include "training/files/position.h"
 #include "training/files/run_folder.h"
 #include "training/files/token_ids.h"
 #include "training/run_data.h"
+#include "training/run_start.h"
 #include "training/trainer.h"
 #include "training/watch/progress.h"
 
@@ -42,18 +42,8 @@ void initialize_weights(const Config& config, const RunData& data, Trainer& trai
 TokenIds run_token_ids(const Config& config, const RunData& data, std::optional<int64_t> resumed,
                        const World& world);
 
-/// What the run folder records about a start.
-struct StartRecord {
-    const Config& config;    // as given
-    const Config& recorded;  // as config.json has it: resolve() of resolved_config.h
-    const Choices& kept;     // of the checkpoint that the run resumes from
-    const Choices& choices;  // of this start
-    bool resumes = false;
-    bool order_continues = false;  // of the training data
-    std::string attention;         // AttentionUse::engines
-};
 /// Writes config.json, manifest.json and choices.json; for a run that resumes, prints which data
 /// and choices have changed.
-void record_start(const RunFolder& folder, const StartRecord& start, Progress& progress);
+void record_start(const RunFolder& folder, const RunStart& start, Progress& progress);
 
 }  // namespace train_gpt

@@ -9,7 +9,6 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "model/families/family.h"
 #include "parallel/together.h"
 #include "training/files/checkpoint.h"
 #include "training/interrupt.h"
@@ -20,18 +19,19 @@ namespace train_gpt {
 
 namespace fs = std::filesystem;
 
-Run::Run(const RunParts& parts, bool resumed, int64_t stop_at)
+Run::Run(const RunParts& parts, int64_t stop_at)
     : parts_(parts),
-      first_step_(parts.schedule.start().step),
-      steps_(parts.schedule.steps()),
+      start_(parts.start),
+      reports_(parts.reports),
+      first_step_(start_.first_step()),
+      steps_(start_.schedule.steps()),
       stop_at_(stop_at),
-      resumed_(resumed),
       step_(first_step_),
       saved_step_(first_step_),
-      losses_(parts.data.spec().vocab_size) {
-    if (resumed_)
+      losses_(start_.data.spec().vocab_size) {
+    if (start_.resumes)
         losses_.read_text(first_for_all(world(), [&] {
-            losses_.replay(parts_.config.run_dir, first_step_);
+            losses_.replay(start_.given.run_dir, first_step_);
             return losses_.to_text();
         }));
     if (stop_at_ > 0 && step_ >= stop_at_) ending_ = Ending::stopped;
@@ -39,30 +39,30 @@ Run::Run(const RunParts& parts, bool resumed, int64_t stop_at)
 }
 
 void Run::evaluate_at_start() {
-    const Config& config = parts_.config;
-    const Evaluations& evaluations = parts_.data.evaluations();
+    const Config& config = start_.given;
+    const Evaluations& evaluations = start_.data.evaluations();
     if (!evaluations.validation || config.evaluation.every <= 0) return;
-    if (resumed_) {
+    if (start_.resumes) {
         if (ending_ != Ending::finished || !due(config.evaluation.every) || was_evaluated()) return;
         evaluate();
     } else {
         world().activity().phase = "evaluation";
         if (const std::string note = note_on_validation(config.data.val); !note.empty())
-            parts_.progress.say(note);
+            reports_.progress.say(note);
         // A forward pass is a third of a step's work.
         const double steps_of_it = static_cast<double>(evaluations.validation->target_tokens()) /
                                    static_cast<double>(3 * config.batch.tokens_per_step);
         train_gpt::evaluate_at_start(
-            evaluations, {parts_.trainer, step_, parts_.mesh, parts_.progress, parts_.metrics},
-            steps_of_it * parts_.log.size().least_seconds());
+            evaluations, {start_.trainer, step_, start_.mesh, reports_.progress, reports_.metrics},
+            steps_of_it * reports_.log.size().least_seconds());
     }
-    parts_.log.restart_time();
+    reports_.log.restart_time();
 }
 
 // ---- A step -------------------------------------------------------------------------------------
 
 void Run::begin_step() {
-    Trainer& trainer = parts_.trainer;
+    Trainer& trainer = start_.trainer;
     if (parts_.profile.starts_before(step_ - first_step_)) {
         settle(true);
         parts_.profile.start(trainer.stream);
@@ -81,14 +81,14 @@ void Run::begin_step() {
         (interrupted() || parts_.watch.found_damage() || (first_rank() && out_of_time())))
         trainer.request_stop();
     trainer.clock.begin(trainer.stream);
-    sent_before_ = parts_.mesh.bytes_sent();
+    sent_before_ = start_.mesh.bytes_sent();
     since_step_start_.restart();
 }
 
 bool Run::begin_micro_batch(int i) {
     if (ranks() == 1 && interrupted()) return false;
-    parts_.progress.show_step(step_ + 1, i, parts_.loader.micro_batches(),
-                              since_step_start_.seconds(), parts_.log.expected_seconds());
+    reports_.progress.show_step(step_ + 1, i, parts_.loader.micro_batches(),
+                                since_step_start_.seconds(), reports_.log.expected_seconds());
     return true;
 }
 
@@ -96,20 +96,20 @@ void Run::end_action() { world().activity().pulse(); }
 
 void Run::drop_step() {
     ending_ = Ending::interrupted;
-    parts_.trainer.clock.drop();
+    start_.trainer.clock.drop();
 }
 
 void Run::update() {
-    const Config& config = parts_.config;
-    Trainer& trainer = parts_.trainer;
-    trainer.update(adamw_step(config, step_, parts_.schedule.learning_rate(step_)),
-                   1.0f / static_cast<float>(parts_.log.size().targets),
+    const Config& config = start_.given;
+    Trainer& trainer = start_.trainer;
+    trainer.update(adamw_step(config, step_, start_.schedule.learning_rate(step_)),
+                   1.0f / static_cast<float>(reports_.log.size().targets),
                    static_cast<float>(config.optimizer.grad_clip));
     trainer.clock.end(trainer.stream);
     parts_.trace.end_step();
-    std::map<std::string, int64_t> sent = parts_.mesh.bytes_sent();
+    std::map<std::string, int64_t> sent = start_.mesh.bytes_sent();
     for (auto& [group, bytes] : sent) bytes -= sent_before_[group];
-    parts_.log.sent(std::move(sent));
+    reports_.log.sent(std::move(sent));
     ++step_;
     ++in_flight_;
     set_steps(saved_step_, step_);
@@ -118,9 +118,9 @@ void Run::update() {
 // ---- After a step -------------------------------------------------------------------------------
 
 Run::Pause Run::next_pause() const {
-    const Config& config = parts_.config;
-    return {.evaluates = parts_.data.evaluations().validation && due(config.evaluation.every),
-            .samples = parts_.data.tokenizer() && due(config.sampling.every),
+    const Config& config = start_.given;
+    return {.evaluates = start_.data.evaluations().validation && due(config.evaluation.every),
+            .samples = start_.data.tokenizer() && due(config.sampling.every),
             .saves = due(config.checkpoint.every),
             .ends_profile = parts_.profile.ends_behind(step_ - first_step_),
             .ends_trace = parts_.trace.ends_after(step_ - first_step_),
@@ -129,14 +129,14 @@ Run::Pause Run::next_pause() const {
 
 bool Run::settle(bool all) {
     // A GPU computes one step while the host submits the next.
-    const int64_t ahead = parts_.trainer.stream.device.is_cuda() ? 1 : 0;
+    const int64_t ahead = start_.trainer.stream.device.is_cuda() ? 1 : 0;
     settle_until(all ? 0 : ahead);
     return ending_ != Ending::not_finite;
 }
 
 /// Takes outcomes, oldest first, until at most `may_remain` are left.
 void Run::settle_until(int64_t may_remain) {
-    Trainer& trainer = parts_.trainer;
+    Trainer& trainer = start_.trainer;
     while (in_flight_ > may_remain) {
         const int64_t number = step_ - in_flight_ + 1;
         const StepOutcome outcome = [&] {
@@ -144,7 +144,7 @@ void Run::settle_until(int64_t may_remain) {
             return trainer.outcomes.pop();
         }();
         --in_flight_;
-        const double targets = static_cast<double>(parts_.log.size().targets);
+        const double targets = static_cast<double>(reports_.log.size().targets);
         if (losses_.add(number, outcome.sums.loss / targets)) prune();
         if (outcome.state.stop) {  // neither this update nor a later one was applied
             bad_parameter_ = trainer.optimizer.bad_parameter(outcome.state);
@@ -155,26 +155,26 @@ void Run::settle_until(int64_t may_remain) {
         }
         if (outcome.sums.stop_requests > 0 && ending_ == Ending::finished)
             ending_ = out_of_time() && !interrupted() ? Ending::out_of_time : Ending::interrupted;
-        parts_.log.add(number, outcome, trainer.clock);
+        reports_.log.add(number, outcome, trainer.clock);
     }
 }
 
 void Run::begin_pause(const Pause& pause) {
-    Stream& stream = parts_.trainer.stream;
+    Stream& stream = start_.trainer.stream;
     if (pause.ends_profile)
-        parts_.progress.say(profile_of_stages(parts_.mesh, parts_.profile.finish(stream)));
+        reports_.progress.say(profile_of_stages(start_.mesh, parts_.profile.finish(stream)));
     parts_.profile.pause(stream);
     if (pause.ends_trace) {
         require_folder();
-        parts_.trace.finish(world(), parts_.progress);
+        parts_.trace.finish(world(), reports_.progress);
     }
     parts_.trace.pause();
 }
 
 void Run::end_pause() {
-    parts_.profile.go_on(parts_.trainer.stream);
-    parts_.trace.go_on(parts_.trainer.stream);
-    parts_.log.restart_time();
+    parts_.profile.go_on(start_.trainer.stream);
+    parts_.trace.go_on(start_.trainer.stream);
+    reports_.log.restart_time();
 }
 
 bool Run::evaluate() {
@@ -186,15 +186,14 @@ bool Run::evaluate() {
 bool Run::evaluate_and_log() {
     world().activity().phase = "evaluation";
     return train_gpt::evaluate_and_log(
-        parts_.data.evaluations(),
-        {parts_.trainer, step_, parts_.mesh, parts_.progress, parts_.metrics});
+        start_.data.evaluations(),
+        {start_.trainer, step_, start_.mesh, reports_.progress, reports_.metrics});
 }
 
 /// Whether an earlier start of this run has evaluated this step.
 bool Run::was_evaluated() const {
-    const std::string last = first_for_all(world(), [&] {
-        return std::to_string(last_evaluation(parts_.config.run_dir, step_).step);
-    });
+    const std::string last = first_for_all(
+        world(), [&] { return std::to_string(last_evaluation(start_.given.run_dir, step_).step); });
     return last == std::to_string(step_);
 }
 
@@ -203,14 +202,14 @@ void Run::sample() {
 }
 
 void Run::print_samples(uint64_t first, int count) {
-    Trainer& trainer = parts_.trainer;
-    const auto& s = parts_.config.sampling;
+    Trainer& trainer = start_.trainer;
+    const auto& s = start_.given.sampling;
     SamplingOptions options{.max_tokens = s.max_tokens,
                             .temperature = s.temperature,
                             .top_k = s.top_k,
                             .top_p = s.top_p,
                             .seed = s.seed,
-                            .ends = ends_of_text(parts_.tokens)};
+                            .ends = ends_of_text(start_.tokens)};
     if (!trainer.parameters.holds_whole_model())
         options.agree = [&](int32_t token) {
             return std::stoi(world().broadcast(std::to_string(token)));
@@ -219,18 +218,18 @@ void Run::print_samples(uint64_t first, int count) {
     for (int i = 0; i < count; ++i) {
         const uint64_t number = first + static_cast<uint64_t>(i);
         const std::string text = sample_text(trainer.stream, trainer.generator(),
-                                             *parts_.data.tokenizer(), s.prompt, options, number);
-        parts_.progress.say("--- sample\n" + s.prompt + text);
-        parts_.history.sample(step_, s.prompt, text);
+                                             *start_.data.tokenizer(), s.prompt, options, number);
+        reports_.progress.say("--- sample\n" + s.prompt + text);
+        reports_.history.sample(step_, s.prompt, text);
         all += (i > 0 ? "\n--- sample\n" : "") + s.prompt + text;
     }
-    if (count > 0) parts_.metrics.write_text(step_, "samples", all);
+    if (count > 0) reports_.metrics.write_text(step_, "samples", all);
 }
 
 void Run::save() {
     require_folder();
     if (const std::string trouble = save_or_reason(parts_.folder.path()); !trouble.empty())
-        parts_.progress.warn(
+        reports_.progress.warn(
             trouble + "; training continues, and the next checkpoint is written when it is due");
     write_report();
 }
@@ -246,25 +245,25 @@ void Run::require_folder() const {
 /// Writes the checkpoint of this step unless it exists. Returns why that failed; empty on success.
 std::string Run::save_or_reason(const fs::path& run_dir) {
     if (saved_step_ == step_) return "";
-    const Config& config = parts_.config;
+    const Config& config = start_.given;
     world().activity().phase = "checkpoint";
     try {
         save_checkpoint(
             run_dir,
-            {step_, config, parts_.data.spec(), parts_.trainer.parameters, parts_.data.tokenizer(),
-             parts_.choices, parts_.schedule.position(step_), parts_.tokens},
-            parts_.mesh);
+            {step_, config, start_.data.spec(), start_.trainer.parameters, start_.data.tokenizer(),
+             start_.choices, start_.schedule.position(step_), start_.tokens},
+            start_.mesh);
     } catch (const Error& error) {
         return concat("step ", step_, " of ", steps_, " is not saved: ", error.what());
     }
     saved_step_ = step_;
     set_steps(saved_step_, step_);
     losses_.saved(step_);
-    parts_.history.checkpoint(step_);
+    reports_.history.checkpoint(step_);
     try {
         parts_.watch.settle();  // damage that it finds ends the run at the next check
     } catch (const Error& error) {
-        parts_.progress.warn(error.what());
+        reports_.progress.warn(error.what());
     }
     prune();
     return "";
@@ -272,21 +271,21 @@ std::string Run::save_or_reason(const fs::path& run_dir) {
 
 /// Deletes checkpoints that are not to be kept, if this start of the run has saved any.
 void Run::prune() try {
-    const Config& config = parts_.config;
+    const Config& config = start_.given;
     if (first_rank() && saved_step_ > first_step_ && parts_.folder.in_place())
         prune_checkpoints(config.run_dir, config.checkpoint.keep, parts_.watch.sound_step(),
                           losses_.sane_checkpoint());
 } catch (const Error& error) {
-    parts_.progress.warn(error.what());  // the next save tries again
+    reports_.progress.warn(error.what());  // the next save tries again
 }
 
 /// Not into a folder that has taken the place of the run's.
 void Run::write_report() const {
-    if (parts_.folder.in_place()) parts_.report.write();
+    if (parts_.folder.in_place()) reports_.page.write();
 }
 
 bool Run::out_of_time() const {
-    const double minutes = parts_.config.schedule.max_minutes;
+    const double minutes = start_.given.schedule.max_minutes;
     return minutes > 0 && since_start_.seconds() > 60 * minutes;
 }
 
@@ -309,7 +308,7 @@ void Run::rescue(const std::string& why) {
             settle(true);
             if (step_ > first_step_ && !parts_.watch.found_damage())
                 if (const std::string trouble = save_or_reason(place); !trouble.empty())
-                    parts_.progress.warn(trouble);
+                    reports_.progress.warn(trouble);
         }
     } catch (const Error&) {
         // The run ends for what went wrong first.
@@ -321,7 +320,7 @@ void Run::rescue(const std::string& why) {
 void Run::record_failure(const std::string& why) {
     parts_.folder.require_in_place();
     try {
-        parts_.history.end(step_, why, 1);
+        reports_.history.end(step_, why, 1);
         write_report();
     } catch (const Error&) {
         // The run ends for what went wrong first.
@@ -331,7 +330,7 @@ void Run::record_failure(const std::string& why) {
 int Run::end() {
     try {
         const int code = finish();
-        parts_.history.end(step_, code == 0 && step_ >= steps_ ? "complete" : why_it_ended(), code);
+        reports_.history.end(step_, code == 0 && step_ >= steps_ ? "complete" : why_it_ended(), code);
         write_report();
         return code;
     } catch (const std::exception& error) {
@@ -349,7 +348,7 @@ std::string Run::why_it_ended() const {
 
 int Run::finish() {
     require_folder();
-    parts_.trace.finish(world(), parts_.progress);  // if the run ends before it does
+    parts_.trace.finish(world(), reports_.progress);  // if the run ends before it does
     // Also where the time limit or a signal came in the last step: no step is left, so the run ends
     // as a complete one.
     if (ending_ == Ending::finished || ending_ == Ending::stopped || step_ == steps_)
@@ -366,8 +365,8 @@ int Run::finish() {
     prune();
     if (damage) throw SharedError(damage->message, "; ", saved);
     if (!trouble.empty()) throw SharedError(trouble);
-    if (const std::string summary = parts_.log.summary(world()); !summary.empty())
-        parts_.progress.say(summary);
+    if (const std::string summary = reports_.log.summary(world()); !summary.empty())
+        reports_.progress.say(summary);
     return step_ < steps_ ? end_early(saved) : end_complete(saved);
 }
 
@@ -375,14 +374,14 @@ int Run::finish() {
 void Run::finish_verification() {
     constexpr uint64_t worth_a_line = 1 << 30;
     if (const uint64_t left = parts_.watch.bytes_left(); left > worth_a_line)
-        parts_.progress.say("verifying the rest of the data, " + format_bytes(left));
+        reports_.progress.say("verifying the rest of the data, " + format_bytes(left));
     parts_.watch.finish([] { return interrupted() != nullptr; });
 }
 
 /// Sets aside the checkpoints that may have been trained on damaged data, so that the newest one
 /// left was trained on verified data. Returns what to print about it.
 std::string Run::set_aside_unsound(const ShardWatch::Damage& damage) const {
-    const Config& config = parts_.config;
+    const Config& config = start_.given;
     const std::string moved = first_for_all(world(), [&] {
         return std::to_string(set_aside_checkpoints(config.run_dir, parts_.watch.sound_step()));
     });
@@ -400,8 +399,8 @@ std::string Run::set_aside_unsound(const ShardWatch::Damage& damage) const {
 /// What to print about the last save. trouble: the result of save_or_reason().
 std::string Run::describe_saved(const std::string& trouble) const {
     if (!trouble.empty()) return trouble;
-    if (step_ == 0 && !resumed_) return "no step was finished, so there is nothing to save";
-    return concat("step ", step_, " of ", steps_, " is saved in ", parts_.config.run_dir);
+    if (step_ == 0 && !start_.resumes) return "no step was finished, so there is nothing to save";
+    return concat("step ", step_, " of ", steps_, " is saved in ", start_.given.run_dir);
 }
 
 /// Where a run whose gradient was not finite can start from: the last checkpoint before its loss
@@ -413,7 +412,7 @@ std::string Run::describe_sane_checkpoint() const {
         return concat("; the loss was not sane (", losses_.last_loss(),
                       ") after any checkpoint, so lower optimizer.learning_rate and start again in "
                       "another run_dir");
-    const std::string name = checkpoint_path(parts_.config.run_dir, *sane).string();
+    const std::string name = checkpoint_path(start_.given.run_dir, *sane).string();
     if (*sane == step_)
         return concat("; ", name,
                       " is the last checkpoint with a sane loss: lower "
@@ -425,35 +424,35 @@ std::string Run::describe_sane_checkpoint() const {
 
 int Run::end_early(const std::string& saved) {
     const std::string why = ending_ == Ending::stopped ? "" : why_it_ended() + ": ";
-    const bool nothing_trained = step_ == 0 && !resumed_;
-    parts_.progress.say(concat(why, saved, "; the same command ",
-                               ending_ == Ending::stopped ? "without --stop-at " : "",
-                               nothing_trained ? "starts the run again" : "resumes from there"));
+    const bool nothing_trained = step_ == 0 && !start_.resumes;
+    reports_.progress.say(concat(why, saved, "; the same command ",
+                                 ending_ == Ending::stopped ? "without --stop-at " : "",
+                                 nothing_trained ? "starts the run again" : "resumes from there"));
     return exit_code(ending_);
 }
 
 int Run::end_complete(const std::string& saved) {
     if (parts_.watch.sound_step() < step_) {  // a signal ended the verification
-        parts_.progress.say(saved +
-                            "; the same command continues with the verification of its data");
+        reports_.progress.say(saved +
+                              "; the same command continues with the verification of its data");
         return exit_code(Ending::interrupted);
     }
-    const bool has_validation = parts_.data.evaluations().validation != nullptr;
+    const bool has_validation = start_.data.evaluations().validation != nullptr;
     const bool evaluated = was_evaluated();
     if (has_validation && !evaluated && !evaluate_and_log()) {
-        parts_.progress.say(saved + "; the same command continues with its evaluation");
+        reports_.progress.say(saved + "; the same command continues with its evaluation");
         return exit_code(Ending::interrupted);
     }
     if (has_validation && first_rank()) {
-        const std::string& folder = parts_.config.run_dir;
+        const std::string& folder = start_.given.run_dir;
         const LoggedEvaluation e = last_evaluation(folder, step_);
         if (evaluated)
-            parts_.progress.say(describe_validation(e.step, e.nats_per_token, e.bits_per_byte));
+            reports_.progress.say(describe_validation(e.step, e.nats_per_token, e.bits_per_byte));
         if (const std::string best = describe_best(folder, step_); !best.empty())
-            parts_.progress.say(best);
+            reports_.progress.say(best);
     }
-    if (parts_.data.tokenizer() && samples_here()) print_samples(0, parts_.config.sampling.samples);
-    parts_.progress.say(saved);
+    if (start_.data.tokenizer() && samples_here()) print_samples(0, start_.given.sampling.samples);
+    reports_.progress.say(saved);
     return 0;
 }
 
@@ -463,24 +462,6 @@ int Run::exit_code(Ending ending) const {
     double ctrl_c[] = {interrupt_signal() == SIGINT ? 1.0 : 0.0};
     world().all_reduce_sum(ctrl_c);
     return stopped_early_code(ctrl_c[0] > 0);
-}
-
-std::string describe_run(const Config& config, const Trainer& trainer, const Schedule& schedule,
-                         uint64_t memory, int ranks) {
-    const int64_t micro_batches = config.micro_batches_per_step();
-    const RunPosition& start = schedule.start();
-    // Earlier steps may have had other sizes.
-    const std::string steps =
-        start.tokens.parts().size() > 1
-            ? concat(std::max<int64_t>(0, schedule.steps() - start.step), " more steps of ")
-            : concat(schedule.steps(), " steps of ");
-    return concat("training ", registry_of(trainer.model.spec()).numel(), " parameters in ",
-                  name_of(trainer.parameters.dtype()), " on ",
-                  ranks > 1 ? concat(ranks, " × ") : "", device_name(trainer.stream.device), ", ",
-                  steps, config.batch.tokens_per_step, " tokens (", micro_batches, " micro-batch",
-                  micro_batches == 1 ? "" : "es", " of ", config.batch.micro_batch, " × ",
-                  config.sequence_length(), "), ", format_bytes(memory), ranks > 1 ? " each" : "",
-                  ", into ", config.run_dir);
 }
 
 }  // namespace train_gpt

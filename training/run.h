@@ -8,52 +8,32 @@
 #include <string>
 
 #include "base/stopwatch.h"
-#include "training/config/config.h"
-#include "training/files/kept_choices.h"
-#include "training/files/run_folder.h"
-#include "training/files/token_ids.h"
-#include "training/report/report.h"
-#include "training/run_data.h"
-#include "training/schedule.h"
-#include "training/trainer.h"
+#include "training/run_reports.h"
+#include "training/run_start.h"
 #include "training/watch/loss_watch.h"
-#include "training/watch/progress.h"
-#include "training/watch/run_history.h"
 #include "training/watch/shard_watch.h"
-#include "training/watch/step_log.h"
 #include "training/watch/step_profile.h"
 #include "training/watch/step_trace.h"
 
 namespace train_gpt {
 
-/// The parts of a run; all of them must outlive the Run.
+/// What a run uses while it trains; all of it must outlive the Run.
 struct RunParts {
-    const Config& config;  // as recorded in the run's folder: batch.micro_batch may be 0
+    const RunStart& start;
     const RunFolder& folder;
-    const RunData& data;
-    const Schedule& schedule;
-    const Choices& choices;
-    const TokenIds& tokens;  // of the checkpoints
-    Trainer& trainer;
     TrainLoader& loader;
     ShardWatch& watch;
     StepProfile& profile;
     StepTrace& trace;
-    StepLog& log;
-    MetricsLog& metrics;
-    RunHistory& history;
-    LiveReport& report;
-    Progress& progress;
-    const Mesh& mesh;
+    RunReports& reports;
 };
 
 class Run {
   public:
-    /// resumed: whether the run starts from a checkpoint. stop_at: the step after which the user
-    /// wants it to stop; 0: at the schedule's end.
-    Run(const RunParts& parts, bool resumed, int64_t stop_at);
+    /// stop_at: the step after which the user wants the run to stop; 0: at the schedule's end.
+    Run(const RunParts& parts, int64_t stop_at);
 
-    Trainer& trainer() { return parts_.trainer; }
+    Trainer& trainer() { return start_.trainer; }
     TrainLoader& loader() { return parts_.loader; }
 
     /// Evaluates the weights that a new run starts from. A run that resumes evaluates its
@@ -113,12 +93,12 @@ class Run {
     /// Why no further step follows; it determines the exit code.
     enum class Ending { finished, stopped, interrupted, out_of_time, not_finite, damaged_data };
 
-    const World& world() const { return parts_.mesh.world(); }
+    const World& world() const { return start_.mesh.world(); }
     bool first_rank() const { return world().rank() == 0; }
     int ranks() const { return world().size(); }
     /// Whether this rank computes samples: the first one, or all where none holds all weights.
     bool samples_here() const {
-        return first_rank() || !parts_.trainer.parameters.holds_whole_model();
+        return first_rank() || !start_.trainer.parameters.holds_whole_model();
     }
     bool due(int64_t every) const { return every > 0 && step_ % every == 0 && step_ < steps_; }
     bool out_of_time() const;
@@ -143,8 +123,9 @@ class Run {
     int exit_code(Ending ending) const;
 
     RunParts parts_;
+    const RunStart& start_;
+    RunReports& reports_;
     const int64_t first_step_, steps_, stop_at_;
-    const bool resumed_;
     const Stopwatch since_start_;
     Stopwatch since_step_start_;
 
@@ -156,10 +137,5 @@ class Run {
     std::map<std::string, int64_t> sent_before_;  // bytes, when the step began
     std::string bad_parameter_;                   // the one whose gradient was not finite
 };
-
-/// "training N parameters in bf16 on …": describes a run before its first step. memory: bytes of
-/// each rank.
-std::string describe_run(const Config& config, const Trainer& trainer, const Schedule& schedule,
-                         uint64_t memory, int ranks);
 
 }  // namespace train_gpt

@@ -4,7 +4,9 @@
 #include <ctime>
 
 #include "base/json_text.h"
+#include "model/families/family.h"
 #include "training/commands/version.h"
+#include "training/run_start.h"
 
 namespace train_gpt {
 
@@ -24,26 +26,27 @@ RunHistory::RunHistory(const std::filesystem::path& run_dir, bool writes) {
     file_->end_line();
 }
 
-void RunHistory::start(const Start& start) {
+void RunHistory::start(const RunStart& start, std::vector<std::string> hosts) {
     if (!file_) return;
-    std::vector<std::string> hosts = start.hosts;
     std::ranges::sort(hosts);
     hosts.erase(std::unique(hosts.begin(), hosts.end()), hosts.end());
-    Json line = event("start", start.step);
+    const DecoderSpec& spec = start.data.spec();
+    Json line = event("start", start.first_step());
     line["resumes"] = start.resumes;
-    line["steps"] = start.steps;
-    if (const Json passes = passes_json(start.planned); !passes.empty()) line["passes"] = passes;
+    line["steps"] = start.schedule.steps();
+    if (const Json passes = passes_json(start.planned_use()); !passes.empty())
+        line["passes"] = passes;
     line["version"] = version();
-    line["device"] = start.device;
-    line["ranks"] = start.hosts.size();
+    line["device"] = device_name(start.trainer.stream.device);
+    line["ranks"] = start.ranks();
     line["hosts"] = hosts;
-    line["parameters"] = start.parameters;
-    line["vocabulary"] = start.vocabulary;
-    if (!start.tokenizer.empty()) line["tokenizer"] = start.tokenizer;
+    line["parameters"] = registry_of(spec).numel();
+    line["vocabulary"] = spec.vocab_size;
+    if (start.data.tokenizer()) line["tokenizer"] = start.data.tokenizer_hash();
     line["memory"] = Json::object();
     for (size_t i = 0; i < static_cast<size_t>(Purpose::count); ++i)
-        if (const auto purpose = static_cast<Purpose>(i); start.memory.bytes(purpose) > 0)
-            line["memory"][name_of(purpose)] = start.memory.bytes(purpose);
+        if (const auto purpose = static_cast<Purpose>(i); start.plan.bytes(purpose) > 0)
+            line["memory"][name_of(purpose)] = start.plan.bytes(purpose);
     file_->append(to_text(line) + '\n', lost);
 }
 

@@ -17,11 +17,11 @@
 #include <string>
 #include <vector>
 
-#include "device/memory.h"
-#include "training/data_use.h"
 #include "training/files/append_file.h"
 
 namespace train_gpt {
+
+struct RunStart;
 
 constexpr const char* history_file = "history.jsonl";
 
@@ -30,19 +30,8 @@ class RunHistory {
     /// Of several ranks only one writes. Throws Error if the file cannot be written.
     RunHistory(const std::filesystem::path& run_dir, bool writes);
 
-    struct Start {
-        int64_t step = 0;
-        bool resumes = false;
-        int64_t steps = 0;               // of the whole run, as scheduled
-        std::vector<SourceUse> planned;  // by the whole run
-        std::string device;
-        std::vector<std::string> hosts;  // of all ranks, by rank
-        int64_t parameters = 0;
-        int64_t vocabulary = 0;
-        std::string tokenizer;  // hash of its tokenizer.json; empty if there is none
-        const Arena& memory;
-    };
-    void start(const Start& start);
+    /// hosts: of all ranks.
+    void start(const RunStart& start, std::vector<std::string> hosts);
     void checkpoint(int64_t step);
     void sample(int64_t step, const std::string& prompt, const std::string& text);
     void end(int64_t step, const std::string& reason, int code);

@@ -5,23 +5,31 @@
 #include <utility>
 #include <vector>
 
+#include "training/plan/datasheet.h"
+
 namespace train_gpt {
 
-StepSize size_of_step(const Config& config, const DecoderSpec& spec, int ranks) {
+StepSize size_of_step(const RunStart& start) {
+    const Config& config = start.config;
+    const Trainer& trainer = start.trainer;
     const int T = config.sequence_length();
     return {.targets = config.micro_batches_per_step() * config.batch.micro_batch * T,
-            .flops = spec.flops_per_token(T) * static_cast<double>(config.batch.tokens_per_step),
-            .ranks = ranks};
+            .flops = start.data.spec().flops_per_token(T) *
+                     static_cast<double>(config.batch.tokens_per_step),
+            .ranks = start.ranks(),
+            .peak_flops = start.peak_flops,
+            .datasheet_flops = datasheet_flops(trainer.stream.device, trainer.parameters.dtype())};
 }
 
-StepLog::StepLog(const Options& options, Progress& progress, MetricsLog& metrics)
-    : options_(options),
+StepLog::StepLog(const RunStart& start, Progress& progress, MetricsLog& metrics)
+    : start_(start),
+      size_(size_of_step(start)),
       progress_(progress),
       metrics_(metrics),
-      peak_flops_(options.size.peak_flops) {}
+      peak_flops_(size_.peak_flops) {}
 
 double StepLog::expected_seconds() const {
-    return pace_.recent() > 0 ? pace_.recent() : options_.size.least_seconds();
+    return pace_.recent() > 0 ? pace_.recent() : size_.least_seconds();
 }
 
 void StepLog::add(int64_t number, const StepOutcome& outcome, StepClock& clock) {
@@ -30,9 +38,9 @@ void StepLog::add(int64_t number, const StepOutcome& outcome, StepClock& clock) 
     const StepTimes times = clock.pop();
     accounting_.add(times);
     pace_.add(seconds, times);
-    const Schedule& schedule = options_.schedule;
+    const Schedule& schedule = start_.schedule;
     const bool logged =
-        number % options_.config.log.every == 0 || number == 1 || number == schedule.steps();
+        number % start_.config.log.every == 0 || number == 1 || number == schedule.steps();
     if (!logged && number != schedule.start().step + 1) return;
     const StepReport report = report_of(number, outcome);
     progress_.report(report);
@@ -40,27 +48,25 @@ void StepLog::add(int64_t number, const StepOutcome& outcome, StepClock& clock) 
 }
 
 StepReport StepLog::report_of(int64_t number, const StepOutcome& outcome) {
-    const StepSize& size = options_.size;
     const StepPace::Mean mean = pace_.take();
     // The measured peak may be too low if something disturbed the measurement: a rate that a step
     // reaches is certainly possible.
-    peak_flops_ = std::max(peak_flops_, size.flops / mean.seconds / size.ranks);
-    const double targets = static_cast<double>(size.targets);
-    return {
-        .step = number,
-        .steps = options_.schedule.steps(),
-        .loss = outcome.sums.loss / targets,
-        .grad_norm = outcome.state.norm,
-        .learning_rate = options_.schedule.learning_rate(number - 1),
-        .seconds = mean.seconds,
-        .tokens_per_second = targets / mean.seconds,
-        .flops_per_second = size.flops / mean.seconds,
-        .peak_flops_per_second = peak_flops_ * size.ranks,
-        .datasheet_flops_per_second = size.datasheet_flops * size.ranks,
-        .memory = options_.memory,
-        .ranks = size.ranks,
-        .times = mean.times,
-        .seconds_left = static_cast<double>(options_.schedule.steps() - number) * pace_.recent()};
+    peak_flops_ = std::max(peak_flops_, size_.flops / mean.seconds / size_.ranks);
+    const double targets = static_cast<double>(size_.targets);
+    return {.step = number,
+            .steps = start_.schedule.steps(),
+            .loss = outcome.sums.loss / targets,
+            .grad_norm = outcome.state.norm,
+            .learning_rate = start_.schedule.learning_rate(number - 1),
+            .seconds = mean.seconds,
+            .tokens_per_second = targets / mean.seconds,
+            .flops_per_second = size_.flops / mean.seconds,
+            .peak_flops_per_second = peak_flops_ * size_.ranks,
+            .datasheet_flops_per_second = size_.datasheet_flops * size_.ranks,
+            .memory = start_.plan.total_bytes(),
+            .ranks = size_.ranks,
+            .times = mean.times,
+            .seconds_left = static_cast<double>(start_.schedule.steps() - number) * pace_.recent()};
 }
 
 /// Writes a step's line to metrics.jsonl.
@@ -74,7 +80,8 @@ void StepLog::write(const StepReport& r, const StepSums& sums) {
                               {"peak_fraction", r.flops_per_second / r.peak_flops_per_second}};
     if (r.datasheet_flops_per_second > 0)
         fields.emplace_back("mfu", r.flops_per_second / r.datasheet_flops_per_second);
-    if (!options_.attention.empty()) fields.emplace_back("attention", options_.attention);
+    if (const std::string engines = start_.attention.engines(); !engines.empty())
+        fields.emplace_back("attention", engines);
     for (const auto& [phase, name] : {std::pair{StepPhase::compute, "compute_ms"},
                                       {StepPhase::communication, "communication_ms"},
                                       {StepPhase::data, "data_wait_ms"},
@@ -93,9 +100,9 @@ void StepLog::write(const StepReport& r, const StepSums& sums) {
 /// this step and its tokens up to it.
 MetricsLog::Fields StepLog::fields_of_data(int64_t number, const StepSums& sums) const {
     MetricsLog::Fields fields;
-    const Schedule& schedule = options_.schedule;
+    const Schedule& schedule = start_.schedule;
     const auto use_before = [&](int64_t step) {
-        return options_.data.after(schedule.start().order, schedule.tokens_before(step));
+        return start_.data.use().after(schedule.start().order, schedule.tokens_before(step));
     };
     const std::vector<SourceUse> after = use_before(number);
     const auto add_passes = [&](const SourceUse& source, const std::string& name) {

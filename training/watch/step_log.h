@@ -7,11 +7,7 @@
 #include <utility>
 
 #include "base/stopwatch.h"
-#include "model/stage.h"
-#include "training/config/config.h"
-#include "training/data_use.h"
-#include "training/schedule.h"
-#include "training/trainer.h"
+#include "training/run_start.h"
 #include "training/watch/metrics.h"
 #include "training/watch/progress.h"
 #include "training/watch/step_accounting.h"
@@ -29,20 +25,12 @@ struct StepSize {
 
     double least_seconds() const { return flops / (peak_flops * ranks); }
 };
-StepSize size_of_step(const Config& config, const DecoderSpec& spec, int ranks);
+StepSize size_of_step(const RunStart& start);
 
 class StepLog {
   public:
-    struct Options {
-        const Config& config;
-        StepSize size;
-        const Schedule& schedule;
-        const DataUse& data;
-        uint64_t memory = 0;    // bytes of each rank
-        std::string attention;  // AttentionUse::engines
-    };
     /// All that is passed by reference must outlive the object.
-    StepLog(const Options& options, Progress& progress, MetricsLog& metrics);
+    StepLog(const RunStart& start, Progress& progress, MetricsLog& metrics);
 
     /// Records a finished step; `number` counts from 1. Takes the step's times from the clock.
     void add(int64_t number, const StepOutcome& outcome, StepClock& clock);
@@ -51,7 +39,7 @@ class StepLog {
     /// The time up to now belongs to no step.
     void restart_time() { since_last_step_.restart(); }
 
-    const StepSize& size() const { return options_.size; }
+    const StepSize& size() const { return size_; }
     /// Seconds of a step: of recent ones, or before the first one a lower bound.
     double expected_seconds() const;
     /// Collective: StepAccounting::summary().
@@ -62,7 +50,8 @@ class StepLog {
     void write(const StepReport& report, const StepSums& sums);
     MetricsLog::Fields fields_of_data(int64_t number, const StepSums& sums) const;
 
-    Options options_;
+    const RunStart& start_;
+    StepSize size_;
     Progress& progress_;
     MetricsLog& metrics_;
     StepAccounting accounting_;

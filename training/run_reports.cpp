@@ -1,0 +1,65 @@
+#include "training/run_reports.h"
+
+#include <memory>
+#include <string>
+
+#include "base/error.h"
+#include "model/families/family.h"
+#include "training/plan/plan.h"
+#include "training/watch/tensorboard.h"
+
+namespace train_gpt {
+
+namespace {
+
+/// "training N parameters in bf16 on …"
+std::string describe_training(const RunStart& start) {
+    const Config& config = start.config;
+    const int64_t micro_batches = config.micro_batches_per_step();
+    const int ranks = start.ranks();
+    // Earlier steps may have had other sizes.
+    const std::string steps = start.schedule.start().tokens.parts().size() > 1
+                                  ? concat(start.steps_left(), " more steps of ")
+                                  : concat(start.schedule.steps(), " steps of ");
+    return concat("training ", registry_of(start.data.spec()).numel(), " parameters in ",
+                  name_of(start.trainer.parameters.dtype()), " on ",
+                  ranks > 1 ? concat(ranks, " × ") : "", device_name(start.trainer.stream.device),
+                  ", ", steps, config.batch.tokens_per_step, " tokens (", micro_batches,
+                  " micro-batch", micro_batches == 1 ? "" : "es", " of ", config.batch.micro_batch,
+                  " × ", config.sequence_length(), "), ", format_bytes(start.plan.total_bytes()),
+                  ranks > 1 ? " each" : "", ", into ", config.run_dir);
+}
+
+}  // namespace
+
+void announce(const RunStart& start, Progress& progress) {
+    progress.say(describe_training(start));
+    if (const std::string note =
+            note_on_vocabulary(start.given, start.data.spec(), start.data.tokenizer());
+        !start.resumes && !note.empty())
+        progress.say("note: " + note);
+    if (start.trainer.stream.device.is_cuda())
+        progress.say("attention: " + start.attention.explained());
+    if (const std::string use = describe_use(start.planned_use()); !use.empty()) progress.say(use);
+    const StepSize size = size_of_step(start);
+    if (start.steps_left() > 0 && size.least_seconds() >= slow_step_seconds)
+        progress.say(describe_slow_steps(size.flops, size.least_seconds(), start.steps_left()));
+}
+
+RunReports::RunReports(const RunStart& start, Progress& to)
+    : progress(to),
+      metrics(start.given.run_dir, start.resume_step(),
+              {.tokens = start.schedule.start().tokens, .writes = start.on_first_rank()}),
+      log(start, progress, metrics),
+      history(start.given.run_dir, start.on_first_rank()),
+      page(start.given.run_dir, start.on_first_rank(), progress) {
+    if (start.on_first_rank() && start.given.log.tensorboard)
+        metrics.add(std::make_unique<TensorBoardSink>(
+            start.given.run_dir, start.resume_step(),
+            TensorBoardSink::Options{.config = to_json(start.recorded()),
+                                     .memory = start.plan.total_bytes()}));
+    const World& world = start.mesh.world();
+    history.start(start, world.all_gather(world.host()));
+}
+
+}  // namespace train_gpt

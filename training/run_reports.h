@@ -1,0 +1,27 @@
+// Everything that shows and records what a run does.
+#pragma once
+#include "training/report/report.h"
+#include "training/run_start.h"
+#include "training/watch/metrics.h"
+#include "training/watch/progress.h"
+#include "training/watch/run_history.h"
+#include "training/watch/step_log.h"
+
+namespace train_gpt {
+
+/// Prints what is about to be trained, and what to know about it.
+void announce(const RunStart& start, Progress& progress);
+
+struct RunReports {
+    /// Opens the files in the run's folder, and records the start there. All ranks call it; the
+    /// first one writes. `start` and `progress` must live longer.
+    RunReports(const RunStart& start, Progress& progress);
+
+    Progress& progress;
+    MetricsLog metrics;  // metrics.jsonl and, if it is wanted, TensorBoard's events
+    StepLog log;
+    RunHistory history;
+    LiveReport page;
+};
+
+}  // namespace train_gpt
