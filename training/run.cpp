@@ -122,7 +122,7 @@ Run::Pause Run::next_pause() const {
     return {.evaluates = start_.data.evaluations().validation && due(config.evaluation.every),
             .samples = start_.data.tokenizer() && due(config.sampling.every),
             .saves = due(config.checkpoint.every),
-            .ends_profile = parts_.profile.ends_behind(step_ - first_step_),
+            .ends_profile = parts_.profile.ends_after(step_ - first_step_),
             .ends_trace = parts_.trace.ends_after(step_ - first_step_),
             .stops = step_ == stop_at_};
 }

@@ -21,7 +21,7 @@ class StepProfile {
     bool starts_before(int64_t step_of_process) const {
         return steps_ > 0 && step_of_process == warm_up;
     }
-    bool ends_behind(int64_t steps_of_process) const {
+    bool ends_after(int64_t steps_of_process) const {
         return steps_ > 0 && steps_of_process == steps_needed();
     }
     /// The device must be idle at these calls. Time between pause() and go_on() belongs to no step;
