@@ -121,13 +121,6 @@ void Trainer::load(int micro_batch, const TokenBatch& batch) {
     batches_[static_cast<size_t>(micro_batch) % batches_.size()] = batch;
 }
 
-void Trainer::execute_step(TrainLoader& loader) {
-    for (const PipelineAction& action : actions()) {
-        if (begins_micro_batch(action)) load(action.micro_batch, loader);
-        execute(action);
-    }
-}
-
 void Trainer::execute(const PipelineAction& action) {
     const bool forward = action.work == PipelineWork::forward;
     if (action.micro_batch >= micro_batches_) return model.skip(stream, action);

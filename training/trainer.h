@@ -68,8 +68,6 @@ struct Trainer {
     /// Executes an action. Losses of micro-batches are added to the step's. Of a micro-batch that
     /// only other ranks have, it takes part in what the ranks exchange.
     void execute(const PipelineAction& action);
-    /// All actions of a step.
-    void execute_step(TrainLoader& loader);
     /// The update after a step's micro-batches.
     void update(const AdamWStep& args, float scale, float clip);
 

@@ -137,7 +137,10 @@ class MeshRun {
 
     StepOutcome step() {
         trainer_.begin_step(loader_.micro_batches(), loader_.most_micro_batches());
-        trainer_.execute_step(loader_);
+        for (const PipelineAction& action : trainer_.actions()) {
+            if (trainer_.begins_micro_batch(action)) trainer_.load(action.micro_batch, loader_);
+            trainer_.execute(action);
+        }
         trainer_.update(adamw_step(config_, steps_, learning_rate(config_, steps_, 20)),
                         1.0f / static_cast<float>(config_.batch.tokens_per_step),
                         static_cast<float>(config_.optimizer.grad_clip));
