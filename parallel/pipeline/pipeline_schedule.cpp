@@ -103,8 +103,8 @@ class ListWriter {
         for (int rank = 0; rank < shape.ranks; ++rank)
             ranks_.push_back({.computes = computes_of(shape, rank)});
         schedule_.ranks.resize(ranks_.size());
-        stages_.resize(static_cast<size_t>(schedule_.stages));
-        places_.resize(stages_.size() * static_cast<size_t>(shape.micro_batches));
+        slots_.resize(static_cast<size_t>(schedule_.stages));
+        places_.resize(slots_.size() * static_cast<size_t>(shape.micro_batches));
     }
 
     PipelineSchedule write() {
@@ -128,10 +128,7 @@ class ListWriter {
             schedule_.ranks[i].activation_buffers = ranks_[i].activations.most();
             schedule_.ranks[i].gradient_buffers = ranks_[i].gradients.most();
         }
-        for (const StageState& stage : stages_) {
-            schedule_.slots.push_back(stage.slots.most());
-            schedule_.pending.push_back(stage.pending.most());
-        }
+        for (const Numbers& slots : slots_) schedule_.slots.push_back(slots.most());
         return std::move(schedule_);
     }
 
@@ -143,16 +140,13 @@ class ListWriter {
         int ends = 0;
         Numbers activations = {}, gradients = {};  // buffers
     };
-    struct StageState {
-        Numbers slots, pending;
-    };
     /// Of a micro-batch in a stage.
     struct Place {
-        int slot = -1, pending = -1, activation = -1, gradient = -1;
+        int slot = -1, activation = -1, gradient = -1;
     };
 
-    StageState& stage(const PipelineAction& action) {
-        return stages_[static_cast<size_t>(action.stage)];
+    Numbers& slots_of(const PipelineAction& action) {
+        return slots_[static_cast<size_t>(action.stage)];
     }
     Place& place(int stage, int micro_batch) {
         return places_[static_cast<size_t>(stage) *
@@ -178,10 +172,8 @@ class ListWriter {
             action.buffer = forward ? here.activation : here.gradient;
             if (!at_end && action.buffer < 0) return;  // has not arrived
         }
-        if (forward) here.slot = stage(action).slots.take();
-        if (action.work == PipelineWork::backward_inputs)
-            here.pending = stage(action).pending.take();
-        action.slot = here.slot, action.pending = here.pending;
+        if (forward) here.slot = slots_of(action).take();
+        action.slot = here.slot;
         append(action);
         rank.ends = tick + (action.work == PipelineWork::backward ? 2 : 1);
         rank.runs = true;
@@ -193,16 +185,12 @@ class ListWriter {
         if (action.buffer >= 0)
             (action.work == PipelineWork::forward ? rank.activations : rank.gradients)
                 .give_back(action.buffer);
-        if (action.work == PipelineWork::backward ||
-            action.work == PipelineWork::backward_weights) {
-            stage(action).slots.give_back(action.slot);
-        }
-        if (action.work == PipelineWork::backward_weights)
-            stage(action).pending.give_back(action.pending);
+        if (action.work == PipelineWork::backward || action.work == PipelineWork::backward_weights)
+            slots_of(action).give_back(action.slot);
     }
 
     void send_output(const RankState& rank) {
-        const auto& [work, micro_batch, from, slot, pending, buffer] = rank.computes[rank.next - 1];
+        const auto& [work, micro_batch, from, slot, buffer] = rank.computes[rank.next - 1];
         if (work == PipelineWork::backward_weights) return;
         const bool forward = work == PipelineWork::forward;
         const int to = forward ? from + 1 : from - 1;
@@ -222,7 +210,7 @@ class ListWriter {
 
     PipelineSchedule schedule_;
     std::vector<RankState> ranks_;
-    std::vector<StageState> stages_;
+    std::vector<Numbers> slots_;  // of each stage
     std::vector<Place> places_;
 };
 

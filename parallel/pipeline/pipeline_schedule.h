@@ -62,9 +62,6 @@ struct PipelineAction {
     int micro_batch = 0, stage = 0;
     /// The stage's activations of this micro-batch, from its forward to the end of its backward.
     int slot = -1;
-    /// What backward_weights needs besides: gradients of the outputs of linear layers, from
-    /// backward_inputs on. A stage whose slots hold these too can ignore it.
-    int pending = -1;
     /// Where the message arrives, from its receive to the compute that reads it. Activations and
     /// gradients have buffers of their own.
     int buffer = -1;
@@ -82,7 +79,7 @@ struct PipelineSchedule {
     int stages = 1;
     bool halves_apart = false;  // backward_inputs and backward_weights instead of backward
     std::vector<PipelineRank> ranks;
-    std::vector<int> slots, pending;  // of each stage: the most that are taken at a time
+    std::vector<int> slots;  // of each stage: the most that are taken at a time
 
     int rank_of(int stage) const { return stage % shape.ranks; }
     /// The rank at the other end of a send or receive.
@@ -94,7 +91,7 @@ struct PipelineSchedule {
 ///
 /// Every stage computes forwards, backwards and weight gradients in the order of micro-batches, so
 /// that the sums of gradients have the same order in all schedules. A shape with fewer
-/// micro-batches never needs more slots, pending or buffers.
+/// micro-batches never needs more slots or buffers.
 ///
 /// All lists are parts of one sequence of all computes and messages, in which each message comes as
 /// early as if every forward, and every half of backward, took the same time. Therefore:

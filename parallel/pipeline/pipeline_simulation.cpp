@@ -215,8 +215,7 @@ class Simulation {
         }
         timeline_.makespan = std::max(0.0, last - first);
         timeline_.peak_slots.assign(times_.stages.size(), 0);
-        timeline_.peak_pending.assign(times_.stages.size(), 0);
-        std::vector<int> slots(times_.stages.size()), pending(times_.stages.size());
+        std::vector<int> slots(times_.stages.size());
         for (const auto& computes : timeline_.computes) {
             double busy = 0;
             for (const TimedAction& timed : computes) {
@@ -224,13 +223,9 @@ class Simulation {
                 const auto stage = static_cast<size_t>(timed.action.stage);
                 const PipelineWork work = timed.action.work;
                 slots[stage] += work == PipelineWork::forward;
-                pending[stage] += work == PipelineWork::backward_inputs;
                 timeline_.peak_slots[stage] = std::max(timeline_.peak_slots[stage], slots[stage]);
-                timeline_.peak_pending[stage] =
-                    std::max(timeline_.peak_pending[stage], pending[stage]);
                 slots[stage] -=
                     work == PipelineWork::backward || work == PipelineWork::backward_weights;
-                pending[stage] -= work == PipelineWork::backward_weights;
             }
             timeline_.idle.push_back(timeline_.makespan - busy);
         }

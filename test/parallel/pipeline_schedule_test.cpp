@@ -74,8 +74,7 @@ class Checker {
             if (done_[work].size() !=
                 (work == Work::forward || apart == (work != Work::backward) ? all : 0))
                 throw std::string("some work is missing");
-        if (!slots_.empty() || !pending_.empty())
-            throw std::string("a slot is not free at the end");
+        if (!slots_.empty()) throw std::string("a slot is not free at the end");
     }
 
   private:
@@ -128,26 +127,20 @@ class Checker {
         require(unsent_of_.count(r) == 0 || unsent_.count(unsent_of_[r]) == 0,
                 "an output is overwritten before it was sent", a);
         const bool forward = a.work == Work::forward;
-        const auto stage = static_cast<size_t>(a.stage);
         if (forward) {
-            require(a.slot >= 0 && a.slot < schedule_.slots[stage], "no such slot", a);
+            require(a.slot >= 0 && a.slot < schedule_.slots[static_cast<size_t>(a.stage)],
+                    "no such slot", a);
             require(slots_.emplace(std::pair{a.stage, a.slot}, a.micro_batch).second,
                     "a slot is overwritten", a);
         } else {
             require(slots_.at({a.stage, a.slot}) == a.micro_batch, "another slot", a);
         }
         if (a.work == Work::backward_weights) {
-            require(pending_.at({a.stage, a.pending}) == a.micro_batch, "another pending", a);
-            pending_.erase({a.stage, a.pending});
+            require(done_[Work::backward_inputs].count(place) > 0, "before its other half", a);
         } else if (a.stage != (forward ? 0 : schedule_.stages - 1)) {
             const auto message = readable_[r].find({forward, a.buffer});
             require(message != readable_[r].end() && message->second == place, "no input", a);
             readable_[r].erase(message);
-        }
-        if (a.work == Work::backward_inputs) {
-            require(a.pending >= 0 && a.pending < schedule_.pending[stage], "no such pending", a);
-            require(pending_.emplace(std::pair{a.stage, a.pending}, a.micro_batch).second,
-                    "pending gradients are overwritten", a);
         }
         if (a.work == Work::backward || a.work == Work::backward_weights)
             slots_.erase({a.stage, a.slot});
@@ -163,7 +156,7 @@ class Checker {
     std::vector<std::map<std::pair<bool, int>, std::pair<int, int>>> readable_;
     std::map<Work, std::set<std::pair<int, int>>> done_;
     std::map<std::pair<Work, int>, int> latest_;
-    std::map<std::pair<int, int>, int> slots_, pending_;
+    std::map<std::pair<int, int>, int> slots_;
     std::set<Output> unsent_;
     std::map<size_t, Output> unsent_of_;
 };
@@ -205,10 +198,7 @@ TEST_CASE("pipelines deadlock neither with sends that wait nor with sends that r
         times.send = static_cast<double>(random_int(0, 9));
         REQUIRE_NOTHROW(simulate(schedule, times, PipelineTransport::blocking));
         const PipelineTimeline timeline = simulate(schedule, times);
-        for (size_t stage = 0; stage < times.stages.size(); ++stage) {
-            REQUIRE(timeline.peak_slots[stage] == schedule.slots[stage]);
-            REQUIRE(timeline.peak_pending[stage] == schedule.pending[stage]);
-        }
+        REQUIRE(timeline.peak_slots == schedule.slots);
     }
 }
 
@@ -265,6 +255,16 @@ int most_in_flight(const PipelineRank& rank) {
     return most;
 }
 
+/// Micro-batches of a rank between the halves of their backward.
+int most_with_halves_apart(const PipelineRank& rank) {
+    int now = 0, most = 0;
+    for (const PipelineAction& a : rank.actions) {
+        if (a.work == Work::backward_inputs) most = std::max(most, ++now);
+        if (a.work == Work::backward_weights) --now;
+    }
+    return most;
+}
+
 TEST_CASE("a stage holds as many micro-batches in flight as its schedule's bound says",
           "[pipeline_schedule]") {
     for (const PipelineShape& shape : shapes(9, 30)) {
@@ -274,22 +274,21 @@ TEST_CASE("a stage holds as many micro-batches in flight as its schedule's bound
         for (int r = 0; r < p; ++r) {
             const PipelineRank& rank = schedule.ranks[static_cast<size_t>(r)];
             const int slots = schedule.slots[static_cast<size_t>(r)],
-                      pending = schedule.pending[static_cast<size_t>(r)];
-            const int in_flight = most_in_flight(rank);
-            CAPTURE(r, slots, pending, in_flight);
+                      in_flight = most_in_flight(rank), apart = most_with_halves_apart(rank);
+            CAPTURE(r, slots, apart, in_flight);
             if (p == 1) {
-                REQUIRE((slots == 1 && in_flight == 1 && pending == 0));
+                REQUIRE((slots == 1 && in_flight == 1 && apart == 0));
                 continue;
             }
             switch (shape.kind) {
                 case PipelineKind::gpipe:
-                    REQUIRE((slots == m && pending == 0));
+                    REQUIRE((slots == m && apart == 0));
                     break;
                 case PipelineKind::one_f_one_b:
-                    REQUIRE((slots == std::min(m, p - r) && pending == 0));
+                    REQUIRE((slots == std::min(m, p - r) && apart == 0));
                     break;
                 case PipelineKind::zero_bubble:
-                    REQUIRE((slots == std::min(m, p) && pending == std::min(m, r + 1)));
+                    REQUIRE((slots == std::min(m, p) && apart == std::min(m, r + 1)));
                     break;
                 case PipelineKind::interleaved: {
                     const int v = shape.stages_per_rank;
@@ -391,10 +390,8 @@ TEST_CASE("a data rank with fewer micro-batches needs no more slots or buffers t
                                     ? shape.ranks
                                     : static_cast<int>(random_int(1, 3));
         const PipelineSchedule few = pipeline_schedule(shape), more = pipeline_schedule(larger);
-        for (size_t stage = 0; stage < few.slots.size(); ++stage) {
+        for (size_t stage = 0; stage < few.slots.size(); ++stage)
             REQUIRE(few.slots[stage] <= more.slots[stage]);
-            REQUIRE(few.pending[stage] <= more.pending[stage]);
-        }
         for (size_t r = 0; r < few.ranks.size(); ++r) {
             REQUIRE(few.ranks[r].activation_buffers <= more.ranks[r].activation_buffers);
             REQUIRE(few.ranks[r].gradient_buffers <= more.ranks[r].gradient_buffers);

@@ -64,7 +64,6 @@ TEST_CASE("a simulated pipeline starts each compute when its rank and its messag
     CHECK(timeline.idle == std::vector<double>{16, 10});
     CHECK(timeline.idle_share() == Approx(26.0 / 68));
     CHECK(timeline.peak_slots == std::vector<int>{2, 1});
-    CHECK(timeline.peak_pending == std::vector<int>{0, 0});
 }
 
 TEST_CASE("sends that wait keep both ranks busy", "[pipeline_simulation]") {
