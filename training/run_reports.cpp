@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "model/families/family.h"
+#include "training/config/config_text.h"
 #include "training/plan/plan.h"
 #include "training/watch/tensorboard.h"
 

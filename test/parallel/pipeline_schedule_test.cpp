@@ -323,15 +323,14 @@ class Spans {
 /// a forward takes one tick, a backward two, and each of its halves one.
 struct Held {
     std::vector<Spans> activations, gradients;  // of a rank, from when a message is computed
-    std::vector<Spans> slots, pending;          // of a stage
+    std::vector<Spans> slots;                   // of a stage
 
     explicit Held(const PipelineSchedule& schedule)
         : activations(schedule.ranks.size()),
           gradients(schedule.ranks.size()),
-          slots(static_cast<size_t>(schedule.stages)),
-          pending(static_cast<size_t>(schedule.stages)) {
+          slots(static_cast<size_t>(schedule.stages)) {
         std::map<std::tuple<bool, int, int>, int> ends;  // forward?, stage, micro-batch
-        std::map<std::pair<int, int>, int> slot_since, pending_since;
+        std::map<std::pair<int, int>, int> slot_since;
         std::vector<size_t> next(schedule.ranks.size());
         std::vector<int> time(schedule.ranks.size());
         for (bool any = true; std::exchange(any, false);)
@@ -354,10 +353,7 @@ struct Held {
                     if (forward) slot_since[place] = begin;
                     if (a.work == Work::backward || a.work == Work::backward_weights)
                         slots[stage].add(slot_since.at(place), end);
-                    if (a.work == Work::backward_inputs) pending_since[place] = begin;
-                    if (a.work == Work::backward_weights)
-                        pending[stage].add(pending_since.at(place), end);
-                    else
+                    if (a.work != Work::backward_weights)
                         ends[{forward, a.stage, a.micro_batch}] = end;
                 }
     }
@@ -374,10 +370,8 @@ TEST_CASE("a pipeline has as many buffers and slots as its ranks hold messages a
             REQUIRE(schedule.ranks[r].activation_buffers == held.activations[r].most_at_once());
             REQUIRE(schedule.ranks[r].gradient_buffers == held.gradients[r].most_at_once());
         }
-        for (size_t stage = 0; stage < schedule.slots.size(); ++stage) {
+        for (size_t stage = 0; stage < schedule.slots.size(); ++stage)
             REQUIRE(schedule.slots[stage] == held.slots[stage].most_at_once());
-            REQUIRE(schedule.pending[stage] == held.pending[stage].most_at_once());
-        }
     }
 }
 

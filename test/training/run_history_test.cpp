@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/json_text.h"
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
