@@ -7,13 +7,13 @@
 namespace train_gpt {
 
 struct Activity {
-    std::atomic<int64_t> pulses{
-        0};  // grows with each piece of work done: a micro-batch, collective or file
+    // Grows with each piece of work that is done: a micro-batch, a collective, a file.
+    std::atomic<int64_t> pulses{0};
     std::atomic<int64_t> step{0};
     std::atomic<int64_t> collectives{0};          // entered so far
     std::atomic<const char*> collective{"none"};  // the last one entered; a string literal
-    std::atomic<const char*> phase{
-        "start"};  // a string literal: "training", "evaluation", "checkpoint", …
+    // A string literal: "training", "evaluation", "checkpoint", …
+    std::atomic<const char*> phase{"start"};
 
     void pulse() { pulses.fetch_add(1, std::memory_order_relaxed); }
     void enter(const char* name) {

@@ -1,6 +1,6 @@
-// Collectives over a group of ranks: what a step moves between devices. Uses NCCL on GPUs, shared
-// memory and messages (MPI's or over TCP) on CPUs, and nothing in a group of one. The axes of parallelism are groups that
-// split() makes; data parallelism is the first.
+// Collectives over a group of ranks: what a step moves between devices. GPUs use NCCL. CPUs use
+// shared memory and messages (MPI's, or over TCP). A group of one moves nothing. split() makes the
+// groups for the axes of parallelism.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,14 +17,16 @@ namespace train_gpt {
 
 enum class Reduction { sum, max };
 
-/// Collectives are submitted to a stream in the same order on all ranks of the group. On a GPU they
-/// run in the order of that stream's work, concurrently with other streams (use a high-priority
-/// stream, and events in both directions); on the CPU they run immediately. Buffers are in the
-/// memory of the stream's device. Sums of fp32 and fp64 are added in that dtype; on CPUs by rank
-/// within each node and then by node, so that all_reduce and reduce_scatter + all_gather give the
-/// same bits. Sums of bf16 are added in fp32 on CPUs and rounded once; NCCL may round after each
-/// addition. A rank that is gone, or an asynchronous error of NCCL, is an Error that names the
-/// collective.
+/// All ranks of the group submit collectives to a stream in the same order. On a GPU, collectives
+/// run in the order of that stream's work, concurrently with other streams: use a high-priority
+/// stream, and events in both directions. On the CPU they run immediately. Buffers are in the
+/// memory of the stream's device.
+///
+/// Sums of fp32 and fp64 are added in that dtype. CPUs add by rank within each node, then by node,
+/// so that all_reduce gives the same bits as reduce_scatter and all_gather. Sums of bf16 are added
+/// in fp32 on CPUs and rounded once; NCCL may round after each addition.
+///
+/// Throws Error, which names the collective, if a rank is gone or NCCL reports an error later.
 class Communicator {
   public:
     virtual ~Communicator() = default;
@@ -34,12 +36,12 @@ class Communicator {
     int rank() const { return rank_; }
     int size() const { return size_; }
 
-    /// data[count] becomes its sum, or its maximum, over the ranks. The maximum of numbers of which
-    /// one is NaN may be any of them.
+    /// data[count] becomes its sum, or its maximum, over the ranks. If one of the numbers is NaN,
+    /// their maximum may be any of them.
     virtual void all_reduce(Stream& stream, void* data, int64_t count, DType dtype,
                             Reduction reduction = Reduction::sum) = 0;
-    /// out[count] = Σ over ranks of in[rank·count …]; in is [size·count], and its contents are
-    /// undefined afterwards. out may be in + rank·count.
+    /// out[count] = Σ over ranks of in[rank·count …]. The contents of in [size·count] are undefined
+    /// afterwards. out may be in + rank·count.
     virtual void reduce_scatter(Stream& stream, void* out, void* in, int64_t count,
                                 DType dtype) = 0;
     /// out [size·count] = in[count] of all ranks, by rank. in may be out + rank·count.
@@ -50,11 +52,11 @@ class Communicator {
     virtual void receive(Stream& stream, void* data, int64_t count, DType dtype, int from) = 0;
     /// A message that send() or receive() may not have finished when it returns.
     struct Message {
-        int64_t first = 0, end = 0;  // what the group numbers
+        int64_t first = 0, end = 0;  // the numbers that the links gave its pieces
     };
-    /// As send() and receive(). On the CPU they return at once, and the memory is in use until
-    /// finish(); the messages between two ranks arrive in the order in which they were posted. On a
-    /// GPU they are ordered by the stream, and finish() does nothing.
+    /// Like send() and receive(). On the CPU these two return at once, and the memory is in use
+    /// until finish(). Messages between two ranks arrive in the order in which they were posted. On
+    /// a GPU the stream orders the messages, and finish() does nothing.
     virtual Message post_send(Stream& stream, const void* data, int64_t count, DType dtype,
                               int to) {
         send(stream, data, count, dtype, to);
@@ -66,27 +68,27 @@ class Communicator {
     }
     virtual void finish(const Message& /*message*/) {}
     virtual void barrier(Stream& stream) = 0;
-    /// The group of those ranks of this one that pass the same color, ordered by key, then rank.
-    /// All ranks of this group call it.
+    /// Divides this group: returns the group of the ranks that pass the same color, ordered by key,
+    /// then by rank. All ranks of this group call it.
     virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
-    /// Lets collectives read and write these buffers in place, where the library can do that: null
-    /// where it cannot. All ranks call it, with buffers of the same sizes, and pass addresses
-    /// within them to collectives while the object lives; its owner destroys it before the buffers
-    /// are freed. Waits for the other ranks.
+    /// Lets collectives read and write these buffers in place. Returns null where the library
+    /// cannot do that. All ranks call it with buffers of the same sizes, and it waits for the other
+    /// ranks. While the returned object lives, all ranks pass the same places in the buffers to
+    /// collectives. The owner destroys the object before the buffers are freed.
     virtual std::shared_ptr<void> register_buffers(
         Stream& /*stream*/, const std::vector<std::span<std::byte>>& /*buffers*/) {
         return nullptr;
     }
 
     // These two may be called from any thread.
-    /// Throws Error when a collective has failed asynchronously. Does not wait.
+    /// Throws Error if a collective failed after it was submitted. Does not wait.
     virtual void check() {}
-    /// Abandons collectives that wait for a rank that is gone. The group cannot be used any more.
+    /// Abandons collectives that wait for a missing rank. The group cannot be used any more.
     virtual void abort() {}
 
-    /// Bytes that this rank has sent to others so far, as the algorithm moves them; for NCCL,
-    /// computed from its documented volumes.
+    /// Bytes that this rank has sent to others so far, as the algorithm moves them. For NCCL they
+    /// are computed from the volumes that its documentation gives.
     int64_t bytes_sent() const { return bytes_sent_; }
 
   protected:
@@ -98,12 +100,12 @@ class Communicator {
 };
 
 struct CollectiveSettings {
-    int max_ctas = 0;      // NCCL: thread blocks of a collective, at most; 0: as NCCL chooses
-    bool encrypt = false;  // what ranks send each other over TCP; refused with MPI and NCCL
+    int max_ctas = 0;      // NCCL: most thread blocks of a collective; 0: NCCL chooses
+    bool encrypt = false;  // encrypts what ranks send over TCP; an Error with MPI and NCCL
 };
 
-/// The group of all ranks, for buffers on `device`. Each collective that a rank enters is counted
-/// in `activity`. Parts that split() makes have the same settings.
+/// The group of all ranks, for buffers on `device`. `activity` counts each collective that a rank
+/// enters. Groups that split() makes have the same settings.
 std::unique_ptr<Communicator> open_communicator(const World& world, const Device& device,
                                                 Activity& activity,
                                                 const CollectiveSettings& settings = {});

@@ -1,5 +1,5 @@
-// The kinds of groups that open_communicator() chooses from. That of NCCL throws Error in a build
-// without it.
+// The kinds of groups that open_communicator() chooses from. In a build without NCCL,
+// open_nccl_communicator() throws Error.
 #pragma once
 #include <memory>
 #include <optional>
@@ -11,8 +11,8 @@ namespace train_gpt {
 /// A group of one rank: nothing moves, except from `in` to `out`.
 std::unique_ptr<Communicator> open_group_of_one(Activity& activity);
 
-/// All ranks, for buffers in host memory. `node` is for tests: ranks that pass the same number act
-/// as one node, even where more of them share memory.
+/// All ranks, for buffers in host memory. `node` is for tests: ranks that pass the same number form
+/// a node, even if all of them share memory.
 std::unique_ptr<Communicator> open_cpu_communicator(const World& world, Activity& activity,
                                                     std::optional<int> node = {},
                                                     const CollectiveSettings& settings = {});

@@ -1,5 +1,5 @@
-// A library's handle that threads share, though the library allows one of them at a time to use it,
-// and that any of them may end.
+// A library's handle that several threads share, although the library allows only one thread at a
+// time to use it. Any thread may end the handle.
 #pragma once
 #include <chrono>
 #include <condition_variable>
@@ -8,13 +8,14 @@
 
 namespace train_gpt {
 
-/// Each of use(), try_use() and end() passes the handle to `call`, for one thread at a time. After
-/// the first end() the handle is passed on no more, so it is ended at most once and never used
-/// afterwards. Any thread may call them, but not from within a `call`.
+/// use(), try_use() and end() pass the handle to `call`, for one thread at a time. After the first
+/// end(), no `call` gets the handle any more: the handle is ended at most once, and never used
+/// afterwards. Any thread may call these functions, but not from within a `call`.
 template <class Handle>
 class ExclusiveHandle {
   public:
-    enum class Outcome { called, in_use, ended };  // `called` unless stated otherwise
+    /// What these functions return: `called`, except where their comments say otherwise.
+    enum class Outcome { called, in_use, ended };
 
     explicit ExclusiveHandle(Handle handle) : handle_(std::move(handle)) {}
     /// Waits for the thread that uses the handle.
@@ -25,7 +26,7 @@ class ExclusiveHandle {
     ExclusiveHandle(const ExclusiveHandle&) = delete;
     ExclusiveHandle& operator=(const ExclusiveHandle&) = delete;
 
-    /// Waits while another thread uses the handle. `ended`: it is, or was while this waited.
+    /// Waits while another thread uses the handle. Returns `ended` if the handle is ended by then.
     template <class Call>
     Outcome use(Call&& call) {
         std::unique_lock lock(mutex_);
@@ -33,7 +34,8 @@ class ExclusiveHandle {
         return ended_ ? Outcome::ended : pass(lock, call);
     }
 
-    /// Does not wait. `in_use`: another thread uses the handle.
+    /// Does not wait. Returns `in_use` if another thread uses the handle, and `ended` if the handle
+    /// is ended.
     template <class Call>
     Outcome try_use(Call&& call) {
         std::unique_lock lock(mutex_);
@@ -42,8 +44,8 @@ class ExclusiveHandle {
     }
 
     /// From now on other calls return `ended`. Waits for a thread that uses the handle, but no
-    /// longer than `patience`. `in_use`: that thread still does, and the handle is left as it is
-    /// for good. `ended`: another call has ended it.
+    /// longer than `patience`. Returns `in_use` if the thread still uses the handle then: nobody
+    /// gets the handle any more. Returns `ended` if another call has ended the handle.
     template <class Call>
     Outcome end(std::chrono::milliseconds patience, Call&& call) {
         std::unique_lock lock(mutex_);

@@ -1,6 +1,7 @@
-// What the collectives on CPUs stand on: messages between the ranks of a group, and memory that
-// those of one node share. MPI has one kind of links, ranks that met over TCP have another; the
-// order of sums is that of the collectives (communicator_cpu.cpp) on both.
+// What the collectives on CPUs use: messages between the ranks of a group, and memory that the
+// ranks of one node share. There are two kinds of links: MPI's, and links between ranks that met
+// over TCP. Both give the same sums, because the collectives (communicator_cpu.cpp) determine their
+// order.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -22,33 +23,33 @@ class Links {
     /// The number of each rank's node: ranks with the same number share memory.
     const std::vector<int>& nodes() const { return nodes_; }
 
-    // Messages between two ranks arrive in the order in which they were posted. Both sides know
-    // the number of bytes (0 < bytes ≤ most_message_bytes); the memory is in use until finish().
-    // Both return the message's number, which counts up.
+    // Messages between two ranks arrive in the order in which they were posted. Both ranks know the
+    // number of bytes (0 < bytes ≤ most_message_bytes). The memory is in use until finish(). Both
+    // functions return the message's number; numbers count up.
     virtual int64_t post_send(const std::byte* data, int64_t bytes, int to) = 0;
     virtual int64_t post_receive(std::byte* data, int64_t bytes, int from) = 0;
-    /// Returns when all posted messages are sent and received; until then it calls `look`, which
-    /// may throw. Throws Error when a rank is gone.
+    /// Returns when all posted messages are sent and received. Until then it calls `look` again and
+    /// again; `look` may throw. Throws Error if a rank is gone.
     virtual void finish(const std::function<void()>& look) = 0;
-    /// The same for one message, while others may stay on their way.
+    /// The same for one message: other messages need not have arrived.
     virtual void finish(int64_t message, const std::function<void()>& look) = 0;
     /// Moves what can be moved now.
     virtual void advance() = 0;
     static constexpr int64_t most_message_bytes = int64_t{1} << 30;
 
-    /// Memory that `neighbours` share: ranks of this node with this one among them, which all call
-    /// it with the same list. Returns where each of them has `bytes` bytes, in their order, each in
-    /// pages of its own. `prepare` gets this rank's part before any other sees it. May be called
-    /// once. Throws Error when there is not so much memory.
+    /// Memory that `neighbours` share: ranks of this node, including this rank. All of them call it
+    /// with the same list. Returns the address of each neighbour's part, in the order of the list.
+    /// Each part has `bytes` bytes in pages of its own. `prepare` gets this rank's part before any
+    /// other rank sees it. May be called once. Throws Error if there is not so much memory.
     virtual std::vector<std::byte*> share(const std::vector<int>& neighbours, size_t bytes,
                                           const std::function<void(std::byte*)>& prepare) = 0;
 
-    /// Links between those ranks that pass the same color, ordered by key, then rank. All ranks
-    /// call it; null for a rank that would be alone.
+    /// Returns links between the ranks that pass the same color, ordered by key, then by rank.
+    /// Returns null if no other rank passes this rank's color. All ranks call it.
     virtual std::unique_ptr<Links> split(int color, int key) = 0;
 
-    /// Some rank is gone: this one must not wait for it when it leaves. May be called from any
-    /// thread.
+    /// Says that some rank is gone: when this rank leaves, it must not wait for the other ranks.
+    /// May be called from any thread.
     virtual void abandon() = 0;
 
   protected:

@@ -9,8 +9,8 @@
 
 namespace train_gpt {
 
-/// A file of random contents that other ranks can open where they share memory with this one. It is
-/// in use until the object is destroyed.
+/// A file of random contents that other ranks can open if they share memory with this rank. The
+/// destructor removes the file.
 class SharedMark {
   public:
     SharedMark(const std::string& job, int rank);
@@ -29,10 +29,10 @@ class SharedMark {
 /// A group of ranks, by their numbers in the world, and the numbers of their nodes.
 struct TcpGroup {
     std::shared_ptr<RankConnections> connections;
-    std::string job;    // in the names of shared memory: no other job on this host has the same
-    std::string label;  // no other group of the job has the same
+    std::string job;    // in the names of shared memory: each job on this host has another
+    std::string label;  // each group of the job has another
     std::vector<int> ranks, nodes;
-    int rank = 0;  // this one's, in the group
+    int rank = 0;  // this rank's number in the group
     bool encrypt = false;
 };
 

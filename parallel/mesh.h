@@ -1,5 +1,6 @@
-// The axes along which a run is parallel, and the groups of ranks along them: every rank has a place
-// on each axis, and exchanges data with the ranks that differ from it on some axes alone.
+// The axes along which a run is parallel, and the groups of ranks along these axes. Every rank has
+// a place on each axis. A rank exchanges data with groups of ranks: the ranks of a group differ on
+// some axes, and have the same places on all others.
 #pragma once
 #include <cstdint>
 #include <initializer_list>
@@ -16,26 +17,32 @@
 
 namespace train_gpt {
 
-/// rank = ((pipeline · size(data) + data) · size(context) + context) · size(tensor) + tensor
-/// data = replica · size(shard) + shard
-/// Ranks that differ on the tensor axis alone are the nearest to each other. What ZeRO splits is
-/// split over shard × context, and the same on all replicas. A set of axes has `data` or its parts.
+/// A rank's number follows from its places on the axes:
+///
+///   rank   ((pipeline · size(data) + data) · size(context) + context) · size(tensor) + tensor
+///   data   replica · size(shard) + shard
+///
+/// Ranks that differ only on the tensor axis have consecutive numbers. ZeRO splits state over
+/// shard × context; all replicas hold the same. A set of axes names `data`, or its parts `replica`
+/// and `shard`, but not both.
 enum class Axis : uint8_t { pipeline, data, replica, shard, context, tensor };
 using Axes = std::initializer_list<Axis>;
 const char* name_of(Axis axis);
 
-/// The sizes that a configuration gives; data is what they leave of the ranks.
+/// The sizes that a configuration gives. The size of `data` follows: the number of ranks divided by
+/// the product of these sizes (without shard_ranks, which is a part of data).
 struct MeshSizes {
     int pipeline = 1, context = 1, tensor = 1;
-    int shard_ranks = 0;  // the size of the shard axis; 0: of all data-parallel ranks
+    int shard_ranks = 0;  // the size of the shard axis; 0: all data-parallel ranks
     bool allow_tensor_across_nodes = false;
 };
 
-/// The arithmetic of a mesh, for a plan of any number of ranks.
+/// The arithmetic of a mesh. It needs no running ranks, so that a plan can be for any number of
+/// ranks.
 class MeshLayout {
   public:
-    /// Without sizes, all ranks are data-parallel. Throws Error for sizes that do not divide the
-    /// world, which names the key and the nearest value that does.
+    /// Without sizes, all ranks are data-parallel. Throws Error if the sizes do not divide the
+    /// world. The message names the key and the nearest value that does.
     MeshLayout(int world = 1, const MeshSizes& sizes = {});  // NOLINT(google-explicit-constructor)
 
     int world() const { return world_; }
@@ -44,23 +51,24 @@ class MeshLayout {
         const Extent& extent = extents_[static_cast<size_t>(axis)];
         return rank / extent.stride % extent.size;
     }
-    /// The group over several axes that a rank belongs to: its size, this rank's index in it (in the
-    /// order of ranks), and its first rank, which identifies the group.
+    /// The number of ranks in a group over several axes.
     int size(Axes axes) const;
+    /// A rank's index in its group over several axes, in the order of ranks.
     int at(Axes axes, int rank) const;
-    /// The axes with more than one rank, a bit for each; data as its parts.
+    /// The axes with more than one rank, a bit for each. `data` sets the bits of its parts.
     unsigned extended(Axes axes) const;
+    /// The first rank of a rank's group over several axes. It identifies the group.
     int first_rank(Axes axes, int rank) const;
 
-    /// What a group over several axes is called: "data", "shard", "data+tensor"; replica and shard are
-    /// "data" where they are all of it. Empty for groups of one.
+    /// The name of a group over several axes: "data", "shard", "data+tensor". Replica and shard are
+    /// called "data" if all data-parallel ranks are in the group. Empty for groups of one.
     std::string group_name(Axes axes) const;
     std::string ends_name(Axes axes) const;  // of Mesh::over_ends()
     /// The first rank of each place on an axis.
     std::vector<int> first_ranks(Axis axis) const;
 
-    /// A rank's place where several axes have more than one rank, or the pipeline has, as "data 9,
-    /// tensor 1"; else empty.
+    /// A rank's place as text: "data 9, tensor 1". Empty if there is no pipeline and only one axis
+    /// has more than one rank: then the rank's number says as much.
     std::string place(int rank) const;
 
   private:
@@ -74,10 +82,11 @@ class MeshLayout {
 /// The mesh of this run, with this rank's place in it and a communicator for each group.
 class Mesh {
   public:
-    /// Of one rank.
+    /// A mesh of one rank.
     Mesh();
-    /// All ranks call it. Throws SharedError where the ranks' sizes differ, do not fit the world, or
-    /// put tensor-parallel ranks on different nodes without leave.
+    /// All ranks call it. Throws SharedError if ranks pass different sizes, if the sizes do not
+    /// divide the world, or if tensor-parallel ranks are on different nodes and the sizes do not
+    /// allow that.
     Mesh(const World& world, const MeshSizes& sizes, std::unique_ptr<Communicator> everyone);
     Mesh(const Mesh&) = delete;
     Mesh& operator=(const Mesh&) = delete;
@@ -90,29 +99,29 @@ class Mesh {
     int size(Axes axes) const { return layout_.size(axes); }
     int at(Axes axes) const { return layout_.at(axes, rank()); }
 
-    /// The ranks that differ from this one on these axes alone, in the order of ranks. The first call
-    /// for a set of axes makes the group: all ranks make such calls in the same order, before memory
-    /// is planned, since NCCL takes some for each group.
+    /// The group of the ranks that have this rank's places on all axes but these, in the order of
+    /// ranks. The first call for a set of axes makes the group. All ranks make the first calls in
+    /// the same order, and before memory is planned, because NCCL takes memory for each group.
     Communicator& over(Axes axes) const;
     Communicator& along(Axis axis) const { return over({axis}); }
-    /// The same over the pipeline and these axes, but without the pipeline's places between the first
-    /// and the last; their ranks have a group of their own each.
+    /// The group over the pipeline's first and last place and these axes. A rank in the middle of
+    /// the pipeline gets a group of itself alone.
     Communicator& over_ends(Axes axes) const;
     /// All ranks of the run.
     Communicator& everyone() const { return *groups_.front().group; }
-    /// MeshLayout::group_name of one of these groups.
+    /// The name of a group of this mesh: MeshLayout::group_name() or ends_name().
     const std::string& name_of(const Communicator& group) const;
 
-    /// Bytes that this rank has sent so far, by group (MeshLayout::group_name).
+    /// Bytes that this rank has sent so far, by name_of() the group. Groups of one are left out.
     std::map<std::string, int64_t> bytes_sent() const;
 
-    // These two may be called from any thread: Communicator's, of all groups.
+    // Communicator::check() and abort() of every group. They may be called from any thread.
     void check() const;
     void abort() const;
 
   private:
     struct Group {
-        unsigned axes;  // those with more than one rank, a bit for each
+        unsigned axes;  // the axes with more than one rank, a bit for each
         std::string name;
         std::unique_ptr<Communicator> group;
     };
@@ -120,7 +129,7 @@ class Mesh {
 
     World world_;
     MeshLayout layout_;
-    mutable std::mutex mutex_;           // of groups_
+    mutable std::mutex mutex_;           // guards groups_
     mutable std::vector<Group> groups_;  // the first one: everyone
 };
 

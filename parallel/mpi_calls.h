@@ -28,7 +28,8 @@ inline void check_mpi(int status, const char* call) {
     throw Error("MPI reports: ", reason, " (", call, "); look for the rank that failed first");
 }
 
-/// Returns when all requests are done; until then it calls `look`, which may throw.
+/// Returns when all requests are done. Until then it calls `look` again and again; `look` may
+/// throw.
 template <class Look>
 void finish(std::span<MPI_Request> requests, Look&& look) {
     Patience patience;
@@ -41,12 +42,13 @@ void finish(std::span<MPI_Request> requests, Look&& look) {
     }
 }
 
-/// MPI, from MPI_Init to MPI_Finalize, or a part of its ranks. Whoever has MPI's handles holds it.
+/// MPI from MPI_Init to MPI_Finalize, for all ranks or a part of the ranks. Every object that keeps
+/// handles of MPI shares ownership of the session.
 struct MpiSession {
     MPI_Comm everyone = MPI_COMM_NULL;
     MPI_Comm node = MPI_COMM_NULL;            // the ranks that share memory, by rank
-    std::shared_ptr<const MpiSession> whole;  // of the world that this one is a part of, if it is
-    /// Some rank has abandoned a collective: leaving MPI would wait for ranks that never come.
+    std::shared_ptr<const MpiSession> whole;  // a part of the ranks: the session of all ranks
+    /// Some rank has abandoned a collective: MPI_Finalize would wait for ranks that never come.
     std::atomic<bool> is_broken{false};
 
     MpiSession() = default;
@@ -55,7 +57,7 @@ struct MpiSession {
     MpiSession& operator=(const MpiSession&) = delete;
 };
 
-/// Links between the ranks of `everyone`, by messages of MPI and its shared memory.
+/// Links between the ranks of session->everyone, through MPI's messages and MPI's shared memory.
 std::unique_ptr<Links> open_mpi_links(std::shared_ptr<MpiSession> session, int node);
 
 }  // namespace train_gpt

@@ -1,4 +1,4 @@
-// Waiting for another process, which yields the core to it.
+// Waits for another process, and lets it have the core.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace train_gpt {
 
-/// First spins, for what comes within microseconds; then yields the core each time, since the other
-/// process may need it; then sleeps.
+/// pause() first returns at once: what is waited for often comes within microseconds. Later pause()
+/// yields the core each time, since the other process may need it. Then pause() sleeps.
 class Patience {
   public:
     void pause() {

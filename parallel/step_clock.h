@@ -1,5 +1,5 @@
-// Where the time of a step goes, as the device sees it. On a GPU it is measured by events in the
-// stream of the model's work, so communication and data count only where that work waits for them.
+// Where the time of a step goes, as the device sees it. On a GPU, events in the stream of the
+// model's work measure it. Communication and data count only while the model's work waits for them.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -18,10 +18,10 @@ constexpr const char* name_of(StepPhase phase) {
     return names[static_cast<size_t>(phase)];
 }
 
-/// Seconds by phase, and those of communication by the group of ranks that was waited for
-/// (MeshLayout::group_name).
 struct StepTimes {
-    std::array<double, static_cast<size_t>(StepPhase::count)> seconds{};
+    std::array<double, static_cast<size_t>(StepPhase::count)> seconds{};  // by phase
+    /// The seconds of StepPhase::communication, by the group of ranks that was waited for
+    /// (MeshLayout::group_name).
     std::map<std::string, double> exposed;
 
     double& operator[](StepPhase phase) { return seconds[static_cast<size_t>(phase)]; }
@@ -37,8 +37,8 @@ struct StepTimes {
     }
 };
 
-/// The bubble as a rank sees it: the share of a step in which it waits for other stages of its
-/// pipeline.
+/// The bubble as a rank sees it: the share of a step in which the rank waits for other stages of
+/// its pipeline.
 inline double bubble_share(const StepTimes& times) {
     const auto waited = times.exposed.find("pipeline");
     return waited == times.exposed.end() ? 0 : waited->second / times.total();
@@ -53,11 +53,12 @@ class StepClock {
     void end(Stream& stream);
     /// Drops the step that has begun.
     void drop();
-    /// Waits for the oldest step that ended and was not popped, and returns its times.
+    /// Takes the oldest step that has ended from the queue: waits for it and returns its times.
     StepTimes pop();
 
-    /// While it exists, the stream's time counts for another phase, communication for a group of
-    /// ranks. Does nothing outside a step or without a clock.
+    /// While an Interval exists, the stream's time counts for its phase. `group`: for
+    /// communication, the group of ranks that is waited for. Does nothing outside of a step, or if
+    /// `clock` is null.
     class Interval {
       public:
         Interval(StepClock* clock, Stream& stream, StepPhase phase, const std::string& group = {});
@@ -75,7 +76,7 @@ class StepClock {
   private:
     struct Mark {
         Event event;
-        StepPhase phase;  // from here on
+        StepPhase phase;  // after the event
         std::string group;
     };
     struct Step {
