@@ -11,9 +11,9 @@
 
 namespace train_gpt {
 
-/// A place among context-parallel ranks. A sequence of T tokens is cut into 2·ranks chunks, of which
-/// rank r has chunk r and chunk 2·ranks − 1 − r, one after the other in its memory: so all ranks
-/// have the same number of pairs of a query and a key that it sees (Grattafiori et al., arXiv
+/// A place among context-parallel ranks. A sequence of T tokens is cut into 2·ranks chunks, of
+/// which rank r has chunk r and chunk 2·ranks − 1 − r, one after the other in its memory: so all
+/// ranks have the same number of pairs of a query and a key that it sees (Grattafiori et al., arXiv
 /// 2407.21783).
 struct ContextRank {
     int rank = 0, ranks = 1;
@@ -46,10 +46,10 @@ class ContextGroup {
     int size() const { return place_.ranks; }
     bool is_split() const { return place_.is_split(); }
 
-    /// With whom the model exchanges data. Before, as in a warm-up, copies of this rank's data stand
-    /// for those of the others. What the model's stream waits for counts as communication of
-    /// the context axis in `clock`. tensor: where tensor-parallel ranks exchange data; null if there are none. All ranks
-    /// call it.
+    /// With whom the model exchanges data. Before, as in a warm-up, copies of this rank's data
+    /// stand for those of the others. What the model's stream waits for counts as communication of
+    /// the context axis in `clock`. tensor: where tensor-parallel ranks exchange data; null if
+    /// there are none. All ranks call it.
     void connect(const Device& device, Communicator& communicator, StepClock* clock = nullptr,
                  const Exchange* tensor = nullptr);
     bool is_connected() const { return exchange_ != nullptr; }

@@ -1,6 +1,6 @@
-// Tensor parallelism with sequence parallelism (Korthikanti et al., arXiv 2205.05198) as a model sees
-// it: the ranks that share each layer's products. Between the products, each of them has some of the
-// tokens' rows.
+// Tensor parallelism with sequence parallelism (Korthikanti et al., arXiv 2205.05198) as a model
+// sees it: the ranks that share each layer's products. Between the products, each of them has some
+// of the tokens' rows.
 #pragma once
 #include <memory>
 
@@ -21,8 +21,8 @@ struct TensorOptions {
     bool keep_gathered = false;
 };
 
-/// The M rows of a micro-batch are cut into equal chunks, and each chunk into a strip for each rank.
-/// A tensor of all rows has them in order; one of a rank's rows has its strips in order.
+/// The M rows of a micro-batch are cut into equal chunks, and each chunk into a strip for each
+/// rank. A tensor of all rows has them in order; one of a rank's rows has its strips in order.
 class TensorGroup {
   public:
     /// A group of one, in which nothing moves.
@@ -43,8 +43,8 @@ class TensorGroup {
         Range chunk, strip, held;
     };
     Rows rows(int64_t M, int chunk) const;
-    /// Whether M rows can be cut evenly; require_even() throws Error where not. `rows` says what they
-    /// are, and `parts` how many ranks each have M of them.
+    /// Whether M rows can be cut evenly; require_even() throws Error where not. `rows` says what
+    /// they are, and `parts` how many ranks each have M of them.
     bool is_even(int64_t M) const { return M % (int64_t{size()} * chunks()) == 0; }
     void require_even(int64_t M, const char* rows, int parts = 1) const;
 
@@ -58,8 +58,8 @@ class TensorGroup {
 
     /// Chunks that travel for one purpose are waited for apart from those of another.
     enum class Lane : uint8_t { inputs, gradients, sums, count };
-    /// The chunk's rows of `all` [M, C] become those of the ranks' strips; this rank's are in `held`
-    /// [M / size, C], or if that is absent, in their place in `all`.
+    /// The chunk's rows of `all` [M, C] become those of the ranks' strips; this rank's are in
+    /// `held` [M / size, C], or if that is absent, in their place in `all`.
     void gather(Stream& stream, Lane lane, Tensor all, Tensor held, int chunk);
     /// This rank's strip of the chunk in `held` becomes the sum of the ranks' rows in `all`, which
     /// are undefined afterwards.

@@ -15,8 +15,8 @@ namespace train_gpt {
 /// Bytes by group of ranks (MeshLayout::group_name).
 using Traffic = std::map<std::string, int64_t>;
 
-/// A pass acquires the weights of the units `first` to `last`, which is the lower number in a backward
-/// pass.
+/// A pass acquires the weights of the units `first` to `last`, which is the lower number in a
+/// backward pass.
 struct UnitPass {
     int first = 0, last = 0;
 };

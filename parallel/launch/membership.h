@@ -25,7 +25,7 @@ struct World::Membership {
     Membership(const Membership&) = delete;
     Membership& operator=(const Membership&) = delete;
 
-    // As in World, for several ranks.
+    // The functions of World, for several ranks.
     virtual void barrier() const {}
     virtual void all_reduce_sum(std::span<double>) const {}
     virtual std::string broadcast(const std::string& text, int /*root*/) const { return text; }
@@ -35,12 +35,13 @@ struct World::Membership {
     }
     virtual std::shared_ptr<const Membership> part(int color) const;
     [[noreturn]] virtual void abort(int exit_code) const;
-    /// Ends this process, where others end as well; the launcher learns that the job is over. Any
-    /// thread may call it.
+    /// Ends this process while the other ranks end as well. The launcher learns that the job is
+    /// over. Any thread may call it.
     [[noreturn]] virtual void end_process(int exit_code) const;
 
     /// Links between all ranks, for collectives on CPUs. All ranks call it. `node` as in
-    /// open_cpu_communicator(). Throws Error where the links are to be encrypted and cannot be.
+    /// open_cpu_communicator(). Throws Error if `encrypt` is set and these links cannot be
+    /// encrypted.
     virtual std::unique_ptr<Links> open_links(std::optional<int> /*node*/, bool /*encrypt*/) const {
         return nullptr;
     }
@@ -48,11 +49,10 @@ struct World::Membership {
 
 /// The world that MPI's launcher started this process in. Throws Error if this build has no MPI.
 std::shared_ptr<const World::Membership> join_mpi(const Place& place);
-/// The library and its version, or that this build has none.
+/// The name and version of the MPI library, or a text that says that this build has no MPI.
 std::string describe_mpi();
 
-/// Meets the other ranks over TCP. Throws Error when that fails, ReportedError on ranks that rank 0
-/// has told so, StoppedEarly as World::join().
+/// Meets the other ranks over TCP. Throws Error, ReportedError and StoppedEarly as World::join().
 std::shared_ptr<const World::Membership> join_tcp(const Place& place, const std::string& program,
                                                   const std::function<int()>& stop_code);
 

@@ -1,8 +1,10 @@
-// The connections of a rank whose world met over TCP: one to rank 0 (rank 0: to every rank), and
-// more between ranks as the collectives on CPUs need them. Those begin with a TLS handshake by which
-// both ends prove that they are these ranks of this job; then they leave TLS, unless they are to be
-// encrypted (parallel.encrypt). The connections to rank 0 always are. A thread reads from them all the time,
-// so that a rank which waits for another one learns that it is gone.
+// The connections of a rank whose world met over TCP. Every rank has a connection to rank 0. This
+// connection is always encrypted. A thread reads from it all the time, so that a rank that waits
+// for another rank learns when that rank is gone.
+//
+// Collectives on CPUs open more connections between ranks. Such a connection begins with a TLS
+// handshake, in which both ends prove that they are these ranks of this job. Then the connection
+// leaves TLS, unless the configuration asks for encryption (parallel.encrypt).
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -25,11 +27,12 @@ namespace train_gpt {
 
 class RankConnections {
   public:
-    /// `grace`: how long this rank has to end by itself after another one has ended without goodbye:
-    /// a watchdog, where there is one, knows more about the failure and needs less time.
+    /// `grace`: how long this rank may take to end by itself after another rank has ended without
+    /// goodbye. Then the connections' thread ends all ranks. A watchdog needs less time than that,
+    /// and knows more about the failure.
     RankConnections(int rank, Meeting meeting, net::Duration grace = std::chrono::seconds(10));
-    /// Says goodbye, except after abandon() and where the stack unwinds by an exception: then the
-    /// others see that this rank has failed.
+    /// Says goodbye, except after abandon() or while an exception unwinds the stack. Without a
+    /// goodbye the other ranks see that this rank has failed.
     ~RankConnections();
     RankConnections(const RankConnections&) = delete;
     RankConnections& operator=(const RankConnections&) = delete;
@@ -37,27 +40,31 @@ class RankConnections {
     /// "rank 3 (host nodeA)"
     std::string name(int rank) const;
 
-    // Messages between rank 0 and another rank arrive in their order. These throw Error when the
-    // rank is gone.
+    // Messages between rank 0 and another rank, which arrive in the order in which they were sent.
+    // Both functions throw Error if the other rank is gone.
     void send(int to, const std::string& text);
     std::string receive(int from);
 
-    /// A new connection to another rank for one purpose. That rank gets it from take_caller() with
-    /// the same purpose (at most 63 bytes). Throws Error if the rank cannot be reached.
+    /// Returns a new connection to another rank for one purpose (at most 63 bytes). The other rank
+    /// gets this connection from take_caller() with the same purpose. Throws Error if the rank
+    /// cannot be reached.
     net::Channel call(int rank, const std::string& purpose, bool is_encrypted);
-    /// The connection by which `rank` has called for this purpose; invalid as long as it has not.
+    /// Returns the connection that `rank` has made by call() for this purpose. Returns an invalid
+    /// one if `rank` has not called yet.
     net::Channel take_caller(int rank, const std::string& purpose, bool is_encrypted);
 
-    /// Some rank is gone, and so this one will fail. Any thread may call it.
+    /// Says that some rank is gone and this rank will fail too: the destructor then says no
+    /// goodbye. Any thread may call it.
     void abandon() { is_abandoned_ = true; }
-    /// Ends the processes of all ranks that can be reached, and this one. Any thread may call it.
+    /// Ends the processes of all ranks that can be reached, and this process. Any thread may call
+    /// it.
     [[noreturn]] void abort(int exit_code);
 
   private:
     struct Peer {
         net::Channel channel;
         std::timed_mutex sending;  // held while a message is sent
-        std::string received;      // a message that is not complete; the thread's own
+        std::string received;      // a message that is not complete; only the thread uses it
         std::deque<std::string> messages;
         bool has_left = false;  // it said goodbye
         bool has_ended = false;
@@ -92,7 +99,7 @@ class RankConnections {
     std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null where there is no connection
     std::vector<Newcomer> newcomers_;
 
-    std::mutex mutex_;  // of messages, callers_ and the states of peers
+    std::mutex mutex_;  // guards messages, callers_ and the states of peers
     std::condition_variable changed_;
     std::map<std::pair<int, std::string>, net::Channel> callers_;
     bool is_leaving_ = false;

@@ -1,15 +1,16 @@
-// How ranks that no MPI has started meet: rank 0 listens on a TCP port, the others connect to it.
+// How ranks meet that MPI has not started: rank 0 listens on a TCP port, and the other ranks
+// connect to this port.
 //
-// Every connection is TLS 1.3 whose key follows from the job's secret (secret.h), the port and the
-// rank: who does not know the secret learns nothing, changes nothing and is dropped, also where it
-// takes rank 0's port first and relays. Within TLS,
+// Every connection is TLS 1.3. Its key follows from the job's secret (secret.h), the port and the
+// rank. A connection that cannot prove it knows the secret is dropped. A stranger that takes rank
+// 0's port first and relays the bytes can neither read nor change them. Within TLS,
 //     rank    →  its introduction: rank, world size, program version, job, host, a number of the
-//                process, and where other ranks can connect to this one
+//                process, and where other ranks can connect to this rank
 //     rank 0  →  its verdict
-// A rank of another job is sent away to look further (two jobs may use the same ports); a rank of
-// this job that cannot be one (another version, another world size, a rank that is here already)
-// ends the job with a sentence. When all ranks are here, rank 0 sends everyone the list of them and
-// closes the port. The connections remain, for small messages.
+// Two jobs may use the same ports, so rank 0 tells a rank of another job to try other ports. If a
+// rank of this job does not fit (another version, another world size, a rank that is here already),
+// rank 0 ends the job and prints why. When all ranks are here, rank 0 sends every rank the list of
+// ranks and closes the port. The connections remain, for small messages.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -28,30 +29,30 @@ struct Meeting {
     struct Peer {
         std::string host;
         std::vector<std::string> addresses;  // where the rank may be reached, the best first
-        std::string port;                    // that it listens on
+        std::string port;                    // the port on which the rank listens
     };
     std::vector<Peer> peers;             // by rank
     std::vector<net::Channel> channels;  // rank 0: to each rank, by rank; others: [0], to rank 0
-    net::Socket listener;                // this rank's, for connections between ranks
-    // From which the keys of such connections follow. It was not sent: it follows from the secret
-    // and from random bytes of rank 0, which are this meeting's alone.
+    net::Socket listener;                // of this rank, for connections between ranks
+    // The keys of connections between ranks follow from this key. No rank sends it: it follows from
+    // the secret and from random bytes that rank 0 draws for each meeting.
     std::string key;
 };
 
 struct MeetingOptions {
     std::string program;    // the version
-    std::string host;       // this rank's, for messages
-    net::Duration limit{};  // for all ranks to come
-    // Until a line says that a rank has not found rank 0, or whom rank 0 waits for, and between
-    // such lines.
+    std::string host;       // of this rank, for messages
+    net::Duration limit{};  // the time in which all ranks must come
+    // While ranks wait, they print lines: a rank that it has not found rank 0, rank 0 which ranks
+    // it waits for. The time before the first line, and the time between lines.
     net::Duration first_note = std::chrono::seconds(5), notes_every = std::chrono::seconds(30);
     std::function<int()> stop_code = {};  // as in World::join()
 
     int stopped() const { return stop_code ? stop_code() : 0; }
 };
 
-/// Returns when all ranks of the place's world have met. Throws Error when that fails, ReportedError
-/// on a rank that rank 0 has told why, and StoppedEarly as World::join().
+/// Returns when all ranks of the place's world have met. Throws Error, ReportedError and
+/// StoppedEarly as World::join().
 Meeting meet(const Place& place, const Secret& secret, const MeetingOptions& options);
 
 /// "rank 3", "ranks 3 and 5", "ranks 0-2, 5 and 7"
@@ -61,10 +62,10 @@ namespace rendezvous {
 
 constexpr uint64_t longest_introduction = 1 << 14, longest_roster = 1 << 28;
 
-/// What a rank that comes to a port calls itself, in clear. The key of its connection follows from
-/// this and the secret.
+/// The name that a rank sends in clear when it connects to a port. The key of the connection
+/// follows from this name and the secret.
 std::string identity_of(int64_t rank, int port);
-/// The rank in such a name for this port; nothing where it is none.
+/// The rank in a name of identity_of() for this port; nothing if the text is not such a name.
 std::optional<int64_t> rank_of(const std::string& identity, int port);
 
 struct Introduction {
@@ -72,19 +73,20 @@ struct Introduction {
     std::string program, job, host, process, port, addresses;
 
     std::string packed() const;
-    /// Rank −1 if the text is none.
+    /// Returns rank −1 if the text is not an introduction.
     static Introduction parse(std::string_view text);
 };
 
-// A verdict begins with one of these.
+// A verdict begins with one of these characters.
 constexpr char admitted = '+', refused = '-', of_another_job = '~';
-constexpr char stopped = '!';  // by a signal; the exit code follows
+constexpr char stopped = '!';  // a signal ends the job; the exit code follows
 
-// For a rank that a signal ends to tell the others, or rank 0, which may not have met yet.
+// How long a rank that a signal ends tries to tell rank 0, or rank 0 the others: they may not have
+// met yet.
 constexpr net::Duration stop_limit = std::chrono::seconds(5);
 
 std::string with_length(const std::string& message);
-/// From the secret and the roster's random bytes.
+/// Meeting::key, from the secret and the random bytes that rank 0 sends with the list of ranks.
 std::string key_of_links(const Secret& secret, const std::string& random);
 
 std::vector<std::string> words(const std::string& text);

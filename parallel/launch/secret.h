@@ -6,14 +6,18 @@
 
 namespace train_gpt {
 
-/// The job's secret and where it is from:
-///   TRAIN_GPT_SECRET, if set;
-///   else the file TRAIN_GPT_SECRET_FILE, or ~/.config/train_gpt/secret. If it is not there, it is
-///     made with random contents and mode 600: on storage that all hosts see, every rank finds the
-///     same. It must belong to this user, and others must not have access to it.
-/// Slurm has no key for a job that its processes could use: its credentials stay between its
-/// daemons, and its variables can be guessed or seen by others.
-/// Throws Error if there is no secret, and says how to give one.
+/// The job's secret and where it is from. The secret is the first of these:
+///   the text of the variable TRAIN_GPT_SECRET, if it is set;
+///   the contents of the file that TRAIN_GPT_SECRET_FILE names, if it is set;
+///   the contents of ~/.config/train_gpt/secret.
+/// If the file does not exist, it is made with random contents and mode 600. On storage that all
+/// hosts see, every rank then finds the same secret. The file must belong to this user, and others
+/// must not have access to it.
+///
+/// A job's secret cannot come from Slurm: only Slurm's daemons see its credentials, and other users
+/// can guess or see its variables.
+///
+/// Throws Error if there is no secret, or if it is too short. The message says how to give one.
 struct Secret {
     std::string text;
     std::string source;  // "TRAIN_GPT_SECRET" or a file's name, for messages

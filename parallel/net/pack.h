@@ -1,4 +1,4 @@
-// Texts in one text, and messages with a length in front of them.
+// Packs several texts into one, and numbers into bytes.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -12,9 +12,9 @@ namespace train_gpt::net {
 std::string encode(uint64_t number);
 uint64_t decode(std::string_view eight_bytes);
 
-/// The texts, each after its length.
+/// Returns the texts one after the other, each after its length.
 std::string pack(const std::vector<std::string>& texts);
-/// Nothing if `packed` is not the result of pack().
+/// Returns the texts that pack() was given; nothing if `packed` is not a result of pack().
 std::optional<std::vector<std::string>> unpack(std::string_view packed);
 
 }  // namespace train_gpt::net

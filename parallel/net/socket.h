@@ -1,5 +1,5 @@
-// TCP sockets that never block, addresses, and random bytes: what the watchdog and the ranks that
-// start without MPI stand on.
+// TCP sockets that never block, addresses, and random bytes. The watchdog uses them, and so do
+// ranks that start without MPI.
 #pragma once
 #include <array>
 #include <chrono>
@@ -40,32 +40,34 @@ class Socket {
     int fd_ = -1;
 };
 
-/// Listens on a port, for both IPv6 and IPv4 if the host has both; port 0: one that the kernel
-/// chooses. On failure, returns an invalid socket and sets errno.
+/// Listens on a port, for both IPv6 and IPv4 if the host has both. Port 0: the kernel chooses the
+/// port. On failure, returns an invalid socket and sets errno.
 Socket listen_on(int port);
 /// The port that a socket listens on.
 int port_of(const Socket& listener);
 
-/// Listens on a port that the kernel chooses, and stores it in `port`. Throws Error when no port can
-/// be opened; `purpose` says what for.
+/// Listens on a port that the kernel chooses, and stores its number in `port`. Throws Error if no
+/// port can be opened; `purpose` says in the message what the port is for.
 Socket open_port(std::string& port, const char* purpose);
 
-/// Connects to a numeric address and waits for that until `deadline`. On failure, returns an
+/// Connects to a numeric address, and waits until `deadline` at most. On failure, returns an
 /// invalid socket and sets errno.
 Socket connect_to(const std::string& address, const std::string& port, Time deadline);
-/// A connection that has arrived at a listener; invalid if there is none, with errno.
+/// Returns a connection that has arrived at a listener. If there is none, returns an invalid socket
+/// and sets errno.
 Socket accept_from(const Socket& listener);
-/// A port at which strangers may call, too.
+/// A listening port to which strangers may connect, too.
 class Door {
   public:
     Door() = default;
     explicit Door(Socket listener) : listener_(std::move(listener)) {}
     explicit operator bool() const { return static_cast<bool>(listener_); }
 
-    /// Adds one element to those that poll() waits for.
+    /// Adds one element to the list that poll() waits for.
     void enlist(std::vector<pollfd>& polls) const;
-    /// The next connection that has arrived; invalid if there is none. Where this process or host
-    /// has no descriptor for it, the door rests for a moment: poll() would return at once.
+    /// Returns the next connection that has arrived; an invalid socket if there is none. If this
+    /// process or host has no descriptor left, the door rests for a moment: poll() leaves it out,
+    /// which would return at once otherwise.
     Socket admit();
     bool rests() const { return Clock::now() < rests_until_; }
 
@@ -74,33 +76,37 @@ class Door {
     Time rests_until_{};
 };
 
-/// Raises the limit of open files as far as this process may (from the soft limit to the hard one).
+/// Raises this process's soft limit of open files to the hard limit.
 void raise_descriptor_limit();
-/// Throws Error if this process cannot have so many files and connections open; `who` needs them.
+/// Throws Error if this process cannot have `needed` files and connections open. `who` says in the
+/// message who needs them.
 void require_descriptors(size_t needed, const std::string& who);
 
-/// Small messages leave immediately.
+/// Lets small messages leave immediately.
 void send_at_once(const Socket& socket);
 
-/// The numeric address at the other end of a connection. IPv4 addresses are written as such.
+/// The numeric address at the other end of a connection. An IPv4 address is written as IPv4, also
+/// if an IPv6 socket has accepted it.
 std::string peer_address(const Socket& socket);
-/// This host's numeric addresses except link-local ones; loopback last. Throws Error.
+/// This host's numeric addresses, without link-local addresses, and with loopback last. Throws
+/// Error if the kernel does not list them.
 std::vector<std::string> own_addresses();
 bool is_loopback(const std::string& address);
 /// The numeric addresses of a host name or address. If there are none, `reason` says why.
 std::vector<std::string> addresses_of(const std::string& host, std::string& reason);
 
-/// Sends all of the bytes. False if the connection ended or `deadline` passed; sets errno.
+/// Sends all of the bytes. Returns false and sets errno if the connection ended or `deadline`
+/// passed.
 bool send_all(const Socket& socket, std::string_view bytes, Time deadline);
-/// Reads bytes.size() bytes. False as send_all(); errno is 0 at the end of the stream.
+/// Reads bytes.size() bytes. Returns false as send_all() does. errno is 0 at the end of the stream.
 bool read_all(const Socket& socket, std::span<char> bytes, Time deadline);
 
-/// Random bytes from the kernel. Throws Error when it gives none.
+/// Fills `bytes` with random bytes from the kernel. Throws Error if the kernel gives none.
 void fill_random(std::span<uint8_t> bytes);
 std::string random_text(size_t bytes);
-/// "00ff": two digits a byte.
+/// Two digits a byte: "00ff".
 std::string hexadecimal(std::span<const uint8_t> bytes);
-/// Compares in constant time, wherever the first difference is. Texts of different lengths differ.
+/// Whether the texts are equal. The time does not depend on where they differ.
 bool equal_secrets(std::string_view a, std::string_view b);
 
 }  // namespace train_gpt::net

@@ -1,5 +1,6 @@
-// Pipeline schedules as data: for each pipeline rank, the list of what it computes, sends and
-// receives in a step. One interpreter executes the lists; parallel/pipeline/pipeline_simulation.h times them.
+// Pipeline schedules as data: for each pipeline rank, the list of what the rank computes, sends and
+// receives in a step. One interpreter (model/pipeline.h) executes the lists, and
+// pipeline_simulation.h computes how long they take.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -9,32 +10,39 @@ namespace train_gpt {
 /// The order in which the micro-batches of a step pass through the stages, there and back:
 ///
 ///   gpipe               all forwards, then all backwards; Huang et al. 2018, arXiv 1811.06965
-///   one_f_one_b         rank r is p − r − 1 forwards ahead, then alternates: 1F1B;
-///                       Narayanan et al. 2021, arXiv 2104.04473
-///   interleaved         the same with v stages on each rank: stage s is on rank s mod p
-///   zero_bubble         1F1B with halves of backward apart, those of the weights later: ZB-H1;
-///                       Qi et al. 2024, arXiv 2401.10241
+///   one_f_one_b         1F1B: rank r computes p − r − 1 forwards, then forwards and backwards in
+///                       turn; Narayanan et al. 2021, arXiv 2104.04473
+///   interleaved         1F1B with v stages on each rank: stage s is on rank s mod p
+///   zero_bubble         ZB-H1: 1F1B in which the two halves of backward are apart: the half for the
+///                       weights comes later; Qi et al. 2024, arXiv 2401.10241
 ///
-/// Idle time of each rank, and most micro-batches in flight on rank r, with p ranks, v stages on
-/// each, m micro-batches, and F, I, W the times of a rank's forward and of both halves of its
-/// backward for one micro-batch (B = I + W), where transfers take no time:
+/// With the names
 ///
+///   p, v, m   ranks, stages on each rank, micro-batches
+///   F         the time of a rank's forward for one micro-batch
+///   I, W      the times of the two halves of its backward: gradients of inputs, and of weights
+///   B         I + W
+///
+/// and transfers that take no time:
+///
+///   schedule            idle time of a rank     most micro-batches in flight on rank r
 ///   gpipe               (p − 1)(F + B)          m
 ///   one_f_one_b         (p − 1)(F + B)          p − r
 ///   interleaved         (p − 1)(F + B)/v        p + (p − 1 − 2r)/v, in whole stages
-///   zero_bubble         (p − 1)(F + I − W)      p, of which r + 1 wait for W
+///   zero_bubble         (p − 1)(F + I − W)      p; of these, r + 1 wait for W
 ///
-/// That of zero_bubble needs m ≥ p; where W is not the least of F, I and W, that least takes its place.
+/// The idle time of zero_bubble needs m ≥ p. If W is not the least of F, I and W, the least of
+/// these three times takes the place of W in (p − 1)(F + I − W).
 enum class PipelineKind : uint8_t { gpipe, one_f_one_b, interleaved, zero_bubble };
 
-/// The word for it in configurations: "gpipe", "1f1b", "interleaved", "zero_bubble".
+/// The kind's word in configurations: "gpipe", "1f1b", "interleaved", "zero_bubble".
 const char* name_of(PipelineKind kind);
 
 struct PipelineShape {
     PipelineKind kind = PipelineKind::one_f_one_b;
     int ranks = 1;            // p
     int stages_per_rank = 1;  // v; more than 1 only if interleaved
-    int micro_batches = 1;    // m: of this pipeline; others along the data axis may have more
+    int micro_batches = 1;    // m of this pipeline; other pipelines of the run may have more
 
     bool operator==(const PipelineShape&) const = default;
 };
@@ -42,12 +50,12 @@ struct PipelineShape {
 enum class PipelineWork : uint8_t {
     forward,
     backward,            // both halves
-    backward_inputs,     // the half that the stage before waits for
-    backward_weights,    // the other
+    backward_inputs,     // the half for which the stage before waits
+    backward_weights,    // the other half
     send_activation,     // the output of `stage`, to the stage after it
     receive_activation,  // the input of `stage`
-    send_gradient,       // of the input of `stage`, to the stage before it
-    receive_gradient     // of the output of `stage`
+    send_gradient,       // the gradient of the input of `stage`, to the stage before it
+    receive_gradient     // the gradient of the output of `stage`
 };
 
 inline bool is_compute(PipelineWork work) { return work <= PipelineWork::backward_weights; }
@@ -55,8 +63,8 @@ inline bool is_send(PipelineWork work) {
     return work == PipelineWork::send_activation || work == PipelineWork::send_gradient;
 }
 
-/// Numbers count from 0; −1: there is none. A slot or buffer is taken by the first action that has
-/// its number, and free when the last one has finished.
+/// Numbers count from 0; −1: there is none. The first action with a slot's or a buffer's number
+/// takes it. It is free again when the last action with this number has finished.
 struct PipelineAction {
     PipelineWork work = PipelineWork::forward;
     int micro_batch = 0, stage = 0;
@@ -86,28 +94,34 @@ struct PipelineSchedule {
     int peer_of(const PipelineAction& action) const;
 };
 
-/// The schedule of a step. With one rank there is no pipeline: it has one stage, and computes
-/// forward and backward of one micro-batch after the other, whatever the kind.
+/// The schedule of a step. With one rank there is no pipeline: the schedule has one stage, which
+/// computes forward and backward of one micro-batch after the other, whatever the kind.
 ///
 /// Every stage computes forwards, backwards and weight gradients in the order of micro-batches, so
 /// that the sums of gradients have the same order in all schedules. A shape with fewer
 /// micro-batches never needs more slots or buffers.
 ///
-/// All lists are parts of one sequence of all computes and messages, in which each message comes as
-/// early as if every forward, and every half of backward, took the same time. Therefore:
-/// - Actions executed one after another never deadlock, whether a send returns at once or waits for
-///   its receive, and with any number of buffers for sends. This also holds for the messages alone,
-///   on a stream that waits only for the compute before each send, and for the last reader of a
-///   buffer before each receive.
-/// - A rank sends to another in the order in which that one receives: messages need no tags.
-/// - An output is sent before the rank computes again: one buffer for each direction is enough where
+/// The ranks' lists are parts of one sequence of all computes and messages. In this sequence each
+/// message comes as early as if every forward, and every half of backward, took the same time.
+/// Therefore:
+/// - Ranks that execute their actions one after another never deadlock. This holds whether a send
+///   returns at once or waits for its receive, and for any number of buffers for sends. It also
+///   holds for messages in a stream of their own, if this stream waits for the compute before each
+///   send, and for the last reader of a buffer before each receive.
+/// - If a rank sends several messages to another rank, the other rank receives them in this order:
+///   messages need no tags.
+/// - An output is sent before the rank computes again. So one buffer for each direction is enough
+/// if
 ///   sends wait.
-/// An interpreter should post a receive where the list has it, and wait for the message only before
-/// the compute that reads it. Waiting earlier is correct, but slower where times are uneven. A
-/// receive may be postponed to that compute only if sends return at once, however many are under way.
 ///
-/// Throws Error for extents below 1; stages_per_rank other than 1 without, or below 2 with,
-/// `interleaved`; and there for micro_batches that are not a multiple of the ranks.
+/// An interpreter should post a receive at its place in the list, and wait for the message only
+/// before the compute that reads it. Waiting earlier is correct, but slower if times are uneven. A
+/// receive may be postponed to the compute that reads it only if sends return at once, however many
+/// are under way.
+///
+/// Throws Error if a number is below 1. Throws Error if stages_per_rank is not 1 with a kind other
+/// than `interleaved`. With `interleaved`, throws Error if stages_per_rank is below 2, or if
+/// micro_batches is not a multiple of the ranks.
 PipelineSchedule pipeline_schedule(const PipelineShape& shape);
 
 }  // namespace train_gpt

@@ -1,5 +1,5 @@
-// How long a step of a pipeline takes, computed without running it: from its schedule and the times
-// of its parts.
+// How long a step of a pipeline takes, computed from its schedule and the times of its parts,
+// without running the step.
 #pragma once
 #include <vector>
 
@@ -7,22 +7,23 @@
 
 namespace train_gpt {
 
-/// Seconds, or any other unit, for one micro-batch. backward takes the sum of its halves.
+/// Times of one micro-batch, in seconds or any other unit. PipelineWork::backward takes the sum of
+/// its two halves.
 struct StageTimes {
     double forward = 0, backward_inputs = 0, backward_weights = 0;
 };
 
 struct PipelineTimes {
     std::vector<StageTimes> stages;
-    double send = 0;  // of one message from one rank to another
+    double send = 0;  // the time of one message from one rank to another
 };
 
 /// What a send does to the rank that sends.
 enum class PipelineTransport : uint8_t {
-    /// Nothing: the message is on its way while the rank computes, and on each link from one rank
-    /// to another one message follows the other. Only the compute that reads it waits.
+    /// Nothing: the message travels while the rank computes. Messages from one rank to another
+    /// follow one after the other. Only the compute that reads a message waits for it.
     buffered,
-    /// It waits for the receive, and the receive for it; then both ranks are busy with the transfer.
+    /// The send and its receive wait for each other. Then both ranks are busy with the transfer.
     blocking
 };
 
@@ -31,7 +32,7 @@ struct TimedAction {
     double start = 0, end = 0;
 };
 
-/// What happens when: the computes of each rank, in order of time.
+/// When each rank computes what.
 struct PipelineTimeline {
     double makespan = 0;  // from the start of the first compute to the end of the last
     std::vector<std::vector<TimedAction>> computes;  // of each rank
@@ -42,9 +43,9 @@ struct PipelineTimeline {
     double idle_share() const;
 };
 
-/// Executes the lists of a schedule. Throws Error that names the ranks and actions if they deadlock,
-/// and if a rank receives another message than the one that its peer sends next.
-/// times.stages has an element for each stage.
+/// Executes the lists of a schedule. times.stages has an element for each stage. Throws Error if
+/// ranks deadlock, or if a rank receives another message than the one that its peer sends next. The
+/// message names ranks and actions.
 PipelineTimeline simulate(const PipelineSchedule& schedule, const PipelineTimes& times,
                           PipelineTransport transport = PipelineTransport::buffered);
 

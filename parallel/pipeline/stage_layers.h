@@ -5,22 +5,23 @@
 
 namespace train_gpt {
 
-/// What parts of a model cost, in any unit: FLOPs per token, or measured seconds. Finite, not
-/// negative, and more than 0 for a layer.
+/// What the parts of a model cost, in any unit: FLOPs per token, or measured seconds. Costs are
+/// finite and not negative. The cost of a layer is more than 0.
 struct LayerCosts {
     std::vector<double> layers;
-    double embedding = 0;  // with the first layer
-    double head = 0;       // with the last: final norm, head and loss
+    double embedding = 0;  // on the first layer's stage
+    double head = 0;       // on the last layer's stage: final norm, head and loss
 };
 
-/// How many of the layers each of `stages` stages has, in order; each stage has at least one. The cost
-/// of the most expensive stage, which all others wait for, is the least possible, and so is the cost of
-/// the second, and so on. Where several stages could have a layer more, later ones have it: earlier ones
-/// hold more micro-batches in flight. Throws Error if there are fewer layers than stages.
+/// Returns how many layers each of `stages` stages has, in order. Each stage has at least one
+/// layer. All stages wait for the most expensive one, so the cost of the most expensive stage is
+/// the least possible. Then so is the cost of the second most expensive stage, and so on. If
+/// several stages could have one more layer, a later stage has it, because earlier stages hold more
+/// micro-batches in flight. Throws Error if there are fewer layers than stages.
 std::vector<int> deal_layers(const LayerCosts& costs, int stages);
 
-/// Checks parallel.layers_per_stage. Throws Error if it has not one element for each stage, an
-/// element below 1, or another sum than `layers`.
+/// Checks parallel.layers_per_stage. Throws Error if the number of elements is not `stages`, if an
+/// element is below 1, or if the sum is not `layers`.
 void check_layers_per_stage(std::span<const int> layers_per_stage, int layers, int stages);
 
 }  // namespace train_gpt

@@ -12,33 +12,37 @@
 namespace train_gpt {
 
 /// The buffers of one pipeline rank, and the messages in them. Messages move while the rank
-/// computes: on a GPU in a stream of their own, which waits only for the compute before a send and
-/// for the last reader of a buffer before a receive; on the CPU the links carry them, and no call
-/// but wait(), and send_buffer() where all buffers are still on their way, waits for another rank.
+/// computes. On a GPU they move in a stream of their own. This stream waits only for the compute
+/// before a send, and for the last reader of a buffer before a receive. On the CPU the links carry
+/// them. Two calls may wait for another rank there: wait(), and send_buffer() if the messages of
+/// all buffers are still on their way.
 class StageMessages {
   public:
     enum class Kind : uint8_t { activation, gradient };
 
     StageMessages() = default;
-    /// Takes buffers of [rows, columns] for what the schedule's rank receives and sends. None in a
-    /// pipeline of one rank.
+    /// Takes buffers [rows, columns] for what this rank receives and sends in the schedule. Takes
+    /// none in a pipeline of one rank.
     StageMessages(const PipelineSchedule& schedule, int rank, DType dtype, int64_t rows,
                   int64_t columns, Arena& arena);
 
-    /// The pipeline's ranks. What the model's stream waits for counts as communication of
-    /// the pipeline axis in `clock`. Before, as in a warm-up, nothing moves. All ranks call it.
+    /// Connects the pipeline's ranks; all ranks call it. Without it nothing moves, as in a warm-up.
+    /// When the model's stream waits for messages, `clock` counts that as communication of the
+    /// pipeline axis.
     void connect(const Device& device, Communicator& pipeline, StepClock* clock);
 
-    /// Where the output of the next compute goes, for later work of the stream; send() sends it.
+    /// Returns the buffer into which the next compute of the stream writes its output.
     Tensor send_buffer(Stream& stream, Kind kind);
+    /// Sends the buffer that send_buffer() has returned.
     void send(Stream& stream, Kind kind, int to);
-    /// Lets the message come into a buffer, which nothing submitted later than release() reads.
+    /// Lets a message come into a buffer. Only work submitted before release() may read what the
+    /// buffer held until now.
     void receive(Stream& stream, Kind kind, int buffer, int from);
-    /// The buffer, in which later work of the stream finds the message.
+    /// Returns the buffer. Later work of the stream finds the message in it.
     Tensor wait(Stream& stream, Kind kind, int buffer);
-    /// The stream's work so far was the last that reads the buffer.
+    /// Says that no later work of the stream reads the message in the buffer.
     void release(Stream& stream, Kind kind, int buffer);
-    /// data[n] of rank `root` on all ranks of the pipeline, for later work of the stream.
+    /// Copies data[n] from rank `root` to all ranks of the pipeline, for later work of the stream.
     void broadcast(Stream& stream, float* data, int64_t n, int root);
 
     /// All buffers, for a warm-up to fill.
@@ -49,12 +53,12 @@ class StageMessages {
         Tensor memory;
         Communicator::Message message;
         bool moves = false;  // the model's stream has not waited for the message
-        Event moved, used;   // on a GPU: the message has finished; so has the last work with it
+        Event moved, used;   // on a GPU: the message has arrived or left; its last reader has ended
         bool was_used = false;
     };
     struct Side {
         std::vector<Buffer> sends, receives;
-        size_t next = 0;  // of sends
+        size_t next = 0;  // index in sends
     };
     Side& side(Kind kind) { return sides_[static_cast<size_t>(kind)]; }
     void wait(Stream& stream, Buffer& buffer);
@@ -64,7 +68,7 @@ class StageMessages {
     Communicator* pipeline_ = nullptr;
     StepClock* clock_ = nullptr;
     std::unique_ptr<Stream> stream_;  // on a GPU
-    Event turn_;                      // from one of the two streams to the other
+    Event turn_;                      // lets one of the two streams wait for the other
 };
 
 }  // namespace train_gpt

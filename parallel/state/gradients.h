@@ -18,8 +18,8 @@
 namespace train_gpt {
 
 /// In a training step the model calls begin_step(), and then for each micro-batch sink() for each
-/// gradient that it is about to write, and ready() as soon as all gradients of a unit are written. A
-/// bucket whose units are ready is reduced while the model computes the others: in the last
+/// gradient that it is about to write, and ready() as soon as all gradients of a unit are written.
+/// A bucket whose units are ready is reduced while the model computes the others: in the last
 /// micro-batch, or where gradients stand alone in each. finish() then waits for the sums, which are
 /// in the buffers' pieces().
 class Gradients {
@@ -53,8 +53,8 @@ class Gradients {
         return shards_ && exchange_->beside() && (last || stand_alone());
     }
     /// Calls `work` as soon as the sums of a bucket over all ranks are in its pieces: on a GPU with
-    /// other ranks after the bucket's last reduction, concurrently with the backward pass of earlier
-    /// blocks; else in finish().
+    /// other ranks after the bucket's last reduction, concurrently with the backward pass of
+    /// earlier blocks; else in finish().
     void when_summed(std::function<void(Stream&, size_t bucket)> work) {
         when_summed_ = std::move(work);
     }
@@ -94,8 +94,8 @@ class Gradients {
     std::vector<bool> written_;  // of each parameter: later gradients are added
     std::vector<int> ready_;     // of each bucket: how often its units became ready in this step
     int micro_batches_ = 1;
-    // Where gradients stand alone, of each bucket: its gradients are being written; and of each turn,
-    // the bucket that was last.
+    // Where gradients stand alone, of each bucket: its gradients are being written; and of each
+    // turn, the bucket that was last.
     std::vector<bool> being_written_;
     std::optional<size_t> last_in_turn_[ParameterBuffers::turns];
 };

@@ -48,8 +48,8 @@ struct Parameter {
     std::vector<int64_t> padded;  // in memory; rows beyond the logical ones are zero and stay zero
     TensorRank held_by = {};      // whose memory: of a split tensor, it holds this rank's part
     int unit = 0;                 // the group it is acquired, reduced and gathered with
-    /// A sweep computes the gradients of consecutive units for a micro-batch, from the last unit down,
-    /// without other gradients between them. Units of different sweeps do not share a bucket.
+    /// A sweep computes the gradients of consecutive units for a micro-batch, from the last unit
+    /// down, without other gradients between them. Units of different sweeps do not share a bucket.
     int sweep = 0;
     uint32_t id = 0;                   // its place in the whole model; keys its initial values
     bool decay = false;                // AdamW's weight decay applies

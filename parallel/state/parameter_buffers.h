@@ -16,8 +16,8 @@
 
 namespace train_gpt {
 
-/// What an optimizer keeps of each element besides the master weight, such as a moment. Buffers, files
-/// and plans have whatever slots there are.
+/// What an optimizer keeps of each element besides the master weight, such as a moment. Buffers,
+/// files and plans have whatever slots there are.
 struct OptimizerSlot {
     std::string name;           // in optimizer files and ParameterState
     DType dtype = DType::fp32;  // fp32 or bf16
@@ -26,13 +26,13 @@ struct OptimizerSlot {
 };
 
 /// The registry of parameters and, in the flat buffers of a BucketLayout, their weights, and in
-/// training fp32 masters, the optimizer's slots and gradient sums. Of masters and slots a rank holds its
-/// shard of each bucket, with ZeRO-2 of the gradient sums as well, and with ZeRO-3 of the weights. In
-/// fp32 the weights are the masters.
+/// training fp32 masters, the optimizer's slots and gradient sums. Of masters and slots a rank
+/// holds its shard of each bucket, with ZeRO-2 of the gradient sums as well, and with ZeRO-3 of the
+/// weights. In fp32 the weights are the masters.
 ///
-/// With ZeRO-3, whole weights are in buffers that the ranks gather them into. Unit 0's, and a head's
-/// that is larger than a block, have places of their own; the other buckets take turns in two
-/// buffers, so that one is gathered while the one before it is used.
+/// With ZeRO-3, whole weights are in buffers that the ranks gather them into. Unit 0's, and a
+/// head's that is larger than a block, have places of their own; the other buckets take turns in
+/// two buffers, so that one is gathered while the one before it is used.
 class ParameterBuffers {
   public:
     enum class Use { inference, training };
@@ -86,8 +86,8 @@ class ParameterBuffers {
     /// Where the gradients of a bucket, and of a parameter, are written in a micro-batch.
     float* bucket_gradients(size_t bucket) const;
     float* gradient_of_micro_batch(int i) const;
-    /// Where a micro-batch's gradients stand alone: the buffer, 0 or 1, in which gradients of a bucket
-    /// take turns with gradients of other buckets; −1: they have their own place.
+    /// Where a micro-batch's gradients stand alone: the buffer, 0 or 1, in which gradients of a
+    /// bucket take turns with gradients of other buckets; −1: they have their own place.
     int turn_of_gradients(size_t bucket) const {
         return is_embedding(bucket) ? -1 : static_cast<int>(turn_of(bucket));
     }
@@ -154,9 +154,9 @@ class ParameterBuffers {
     float* gradient_ = nullptr;  // all; the owned ones where a micro-batch's stand alone
     std::vector<Piece> pieces_;
 
-    // Where gradients of a micro-batch stand alone. Unit 0 has a separate buffer, since its gradient
-    // is first written when the backward pass begins and last when it ends; the other buckets take
-    // turns: one is reduced while the next is written.
+    // Where gradients of a micro-batch stand alone. Unit 0 has a separate buffer, since its
+    // gradient is first written when the backward pass begins and last when it ends; the other
+    // buckets take turns: one is reduced while the next is written.
     float* embedding_gradients_ = nullptr;
     float* block_gradients_[turns] = {};
     bf16* rounded_gradients_ = nullptr;

@@ -14,9 +14,9 @@
 
 namespace train_gpt {
 
-/// The buffers, and what is done with them: a model leases `weights` and writes `gradients`; `state`
-/// is what comes from files and goes there. Weights and gradients share one Exchange with the other
-/// ranks.
+/// The buffers, and what is done with them: a model leases `weights` and writes `gradients`;
+/// `state` is what comes from files and goes there. Weights and gradients share one Exchange with
+/// the other ranks.
 class ParameterStore : public ParameterBuffers {
   public:
     ParameterStore(Arena& arena, std::vector<Parameter> parameters, DType dtype, Use use,
@@ -29,12 +29,12 @@ class ParameterStore : public ParameterBuffers {
     ParameterStore(const ParameterStore&) = delete;
     ParameterStore& operator=(const ParameterStore&) = delete;
 
-    /// The ranks with which buffers are exchanged, and registered. What the model's stream waits for
-    /// counts as communication in `clock`. All ranks call it; `mesh` must live longer than the object.
-    /// `tensor`: the ranks that add up gradients of whole tensors; null: this one alone.
+    /// The ranks with which buffers are exchanged, and registered. What the model's stream waits
+    /// for counts as communication in `clock`. All ranks call it; `mesh` must live longer than the
+    /// object. `tensor`: the ranks that add up gradients of whole tensors; null: this one alone.
     void connect(const Mesh& mesh, StepClock* clock = nullptr, TensorGroup* tensor = nullptr);
-    /// out [world·n] = in[n] of all ranks of the run, by rank, for later work of the stream. Not in a
-    /// world of one.
+    /// out [world·n] = in[n] of all ranks of the run, by rank, for later work of the stream. Not in
+    /// a world of one.
     void gather_from_ranks(Stream& stream, double* out, const double* in, int64_t n);
 
   private:

@@ -19,8 +19,8 @@ struct Sharding {
     bool tied_ends = false;
     int world = 1;  // all ranks of the run, which add up the norm
     /// ZeRO's stage. 0: every rank updates everything. 1: masters and the optimizer's slots are
-    /// split. 2: gradient sums as well. 3: weights as well; they are gathered bucket by bucket while
-    /// a pass uses them.
+    /// split. 2: gradient sums as well. 3: weights as well; they are gathered bucket by bucket
+    /// while a pass uses them.
     int zero = 1;
     int64_t bucket_elements = (int64_t{64} << 20) / 4;
     /// Dtype of gradients on their way between ranks; sums in memory stay fp32.

@@ -1,6 +1,6 @@
-// The weights of a training run as a model uses them: leased unit by unit, gathered bucket by bucket
-// beside the model's work. Offload and packed copies hang on the same two calls, acquire() and
-// prefetch().
+// The weights of a training run as a model uses them: leased unit by unit, gathered bucket by
+// bucket beside the model's work. Offload and packed copies hang on the same two calls, acquire()
+// and prefetch().
 #pragma once
 #include <cassert>
 #include <cstddef>
@@ -28,7 +28,8 @@ class UnitLease {
     UnitLease& operator=(const UnitLease&) = delete;
 
     explicit operator bool() const { return buffers_ != nullptr; }
-    /// Weight of parameter i, which is of this unit, in the compute dtype and padded shape. −1: none.
+    /// Weight of parameter i, which is of this unit, in the compute dtype and padded shape. −1:
+    /// none.
     Tensor weight(int i) const {
         if (i < 0) return {};
         assert(buffers_ && buffers_->parameters()[static_cast<size_t>(i)].unit == unit_);
@@ -41,21 +42,22 @@ class UnitLease {
     int* leases_ = nullptr;
 };
 
-/// The model calls acquire() around each use of a unit's weights. After an update, gather() collects
-/// each bucket's weights, for which the next acquire() waits. With ZeRO-3, acquire() and prefetch()
-/// gather what is not in its buffer any more.
+/// The model calls acquire() around each use of a unit's weights. After an update, gather()
+/// collects each bucket's weights, for which the next acquire() waits. With ZeRO-3, acquire() and
+/// prefetch() gather what is not in its buffer any more.
 class Weights {
   public:
     /// `buffers` must live longer than the object.
     explicit Weights(const ParameterBuffers& buffers);
-    /// The ranks that gather weights. All ranks call it; `mesh` and `exchange` must live longer than
-    /// the object.
+    /// The ranks that gather weights. All ranks call it; `mesh` and `exchange` must live longer
+    /// than the object.
     void connect(const Mesh& mesh, Exchange& exchange);
 
     /// Later work of the stream finds the weights of the unit in place while the lease lives.
     UnitLease acquire(Stream& stream, int unit);
-    /// The pass acquires the units from `unit` to `last` next, which is the lower number in a backward
-    /// pass: with ZeRO-3 the first bucket of these units that is not the one in use is gathered.
+    /// The pass acquires the units from `unit` to `last` next, which is the lower number in a
+    /// backward pass: with ZeRO-3 the first bucket of these units that is not the one in use is
+    /// gathered.
     void prefetch(Stream& stream, int unit, int last);
 
     /// Later work of the stream may change the weights that this rank updates: no gather reads them

@@ -13,27 +13,30 @@ namespace train_gpt::watchdog {
 
 using net::Clock, net::Duration, net::Socket, net::Time;
 
-/// Messages over a channel, through buffers of fixed size. They wait for its handshake.
+/// Messages over a channel, through buffers of fixed size. Messages wait until the channel's
+/// handshake is done.
 class Connection {
   public:
     explicit Connection(net::Channel channel);
 
-    /// Adds the socket to those that poll() waits for.
+    /// Adds the socket to the list that poll() waits for.
     void enlist(std::vector<pollfd>& polls);
-    /// Sends and reads what it can after that poll(), if the socket was enlisted in `polls`.
+    /// If the socket is in `polls`, sends and reads what is possible without waiting. Called after
+    /// poll().
     void serve(const std::vector<pollfd>& polls);
 
-    /// True if everything has been sent, so that another heartbeat makes sense.
+    /// Whether everything has been sent, so that another heartbeat makes sense.
     bool idle() const { return unsent_ == 0; }
-    /// Sends what it can now and buffers the rest. After a partly sent heartbeat, the buffer has
-    /// room for one message and a goodbye; a message that does not fit is dropped.
+    /// Sends what is possible now and buffers the rest. After a partly sent heartbeat, the buffer
+    /// has room for one message and a goodbye. A message that does not fit is dropped.
     void send(const Message& message);
     /// Ends sending: the other side reads everything that was sent, then the end of the stream.
     void finish();
 
-    /// The next complete message that was read, valid until the next call; null if there is none.
+    /// Returns the next complete message that was read; null if there is none. The pointer is valid
+    /// until the next call.
     const uint8_t* next();
-    /// The stream has ended; next() still returns the messages before the end.
+    /// Whether the stream has ended. next() still returns the messages before the end.
     bool ended() const { return ended_; }
 
   private:

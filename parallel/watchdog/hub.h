@@ -1,5 +1,5 @@
-// Rank 0's side: it admits the other ranks, watches all ranks, decides which one has failed, and
-// tells the others.
+// Rank 0's side: rank 0 admits the other ranks, watches all ranks, decides which rank has failed,
+// and sends its decision to the others.
 #pragma once
 #include <memory>
 #include <vector>
@@ -20,10 +20,10 @@ class Hub : public Watch {
     struct Newcomer {
         std::unique_ptr<Connection> connection;
         Time until;
-        int rank = 0;  // > 0 once it has shown the secret
+        int rank = 0;  // > 0 after it has shown the secret
         Name host;
     };
-    // Newcomers that may be connected at the same time, in addition to one per rank.
+    // How many newcomers may be connected at the same time, in addition to one for each rank.
     static constexpr size_t spare_newcomers = 64;
 
     void enlist(std::vector<pollfd>& polls) override;
@@ -32,21 +32,23 @@ class Hub : public Watch {
     void reported(const Line& message, int exit_code) override;
     bool left() override;
     void tell(const Line& text, int exit_code) override;
-    /// Keeps reading until the others have closed their ends: if this end were closed with unread
-    /// data, the kernel would discard what the others have not read yet. It does not wait for
-    /// silent ranks.
+    /// Keeps reading until the others have closed their ends. If this end were closed with unread
+    /// data, the kernel would discard what the others have not read yet. Does not wait for silent
+    /// ranks.
     void await_others() override;
 
     void receive_from(int rank, const std::vector<pollfd>& polls);
-    /// Handles a message from a member. False if the member has left with it.
+    /// Handles a message from a member. Returns false if the message is a goodbye: the member is
+    /// gone then.
     bool handle(int rank, Fields fields);
     void connection_ended(int rank);
 
     void accept_newcomers();
-    /// Answers a newcomer that shows the secret, and makes it a member at its first heartbeat: a
-    /// connection that the rank has given up, to try another of this host's addresses, sends none.
+    /// Answers a newcomer that shows the secret. The newcomer becomes a member at its first
+    /// heartbeat: a rank may give up a connection and try another of this host's addresses, and no
+    /// heartbeat comes over a connection that was given up.
     void admit(Newcomer& newcomer, const std::vector<pollfd>& polls);
-    /// Answers a hello. False if the newcomer is not one of this job's expected ranks.
+    /// Answers a hello. Returns false if the newcomer is not one of this job's expected ranks.
     bool welcome(Newcomer& newcomer, Fields hello);
 
     void judge_silent();

@@ -14,17 +14,18 @@ struct Invitation {
     std::vector<std::string> addresses;
 };
 
-/// An invitation to this host and `port`, with a new secret. Throws Error when the kernel gives no
-/// random numbers or no list of addresses.
+/// Makes an invitation to this host and `port`, with a new secret. Throws Error if the kernel gives
+/// no random numbers or no list of addresses.
 Invitation make_invitation(const std::string& port);
 
-// A connection to the port: TLS whose key the invitation is, where this build has TLS, else in clear.
+// The two ends of a connection to the port. If this build has TLS, the connection is TLS, and its
+// key follows from the invitation. Otherwise the connection is in clear.
 net::Channel call(net::Socket socket, const Invitation& invitation);
 net::Channel answer(net::Socket socket, const Invitation& invitation);
 
 /// "<port> <64 hexadecimal digits> <address> …"
 std::string text_of(const Invitation& invitation);
-/// Throws Error when the text is not an invitation.
+/// Throws Error if the text is not an invitation.
 Invitation parse_invitation(const std::string& text);
 
 }  // namespace train_gpt::watchdog

@@ -16,7 +16,7 @@ struct Member {
     Name host;
     Progress progress;
     bool failed = false;  // it has reported a failure
-    Time heard;           // when it was last heard from
+    Time heard;           // when its last message arrived
     Time changed;         // when its pulses last changed
 
     void update(const Progress& latest, Time now) {
@@ -33,11 +33,12 @@ struct Member {
     }
 };
 
-/// "rank 3 (host nodeA) failed: message", or without "failed" where the exit code is not 0: that of a
-/// rank that is to end.
+/// "rank 3 (host nodeA) failed: message". If the exit code is not 0, the rank has not failed but is
+/// to end: "rank 3 (host nodeA): message".
 Line failure_of(const Line& who, const Line& message, int exit_code);
 
-/// `who` verdict "; its last collective was reduce-scatter number 1207, in step 88 (training)"
+/// `who` and `verdict`, then what the member did last: "rank 3 (host nodeA) … ; its last collective
+/// was reduce-scatter number 1207, in step 88 (training)".
 Line describe_failure(const Line& who, const Member& member, const Line& verdict);
 
 }  // namespace train_gpt::watchdog

@@ -12,10 +12,10 @@
 
 namespace train_gpt::watchdog {
 
-/// Half of the secret that is exchanged at the start of a connection.
+/// One half of the secret. Each side shows its half at the start of a connection.
 using Key = std::array<uint8_t, 16>;
 
-/// Compares in constant time, wherever the first difference is.
+/// Whether the keys are equal. The time does not depend on where they differ.
 bool equal(const Key& a, const Key& b);
 
 enum class Kind : uint8_t {
@@ -26,13 +26,13 @@ enum class Kind : uint8_t {
     welcome,
     // Progress.
     heartbeat,
-    // To rank 0: the failure that a rank reports; from rank 0: the line that it has printed. Before
-    // it, the exit code of all ranks; 0: that of a failure.
+    // To rank 0: the failure that a rank reports. From rank 0: the line that rank 0 has printed.
+    // The exit code of all ranks comes first; 0 stands for WatchdogOptions::exit_code.
     failure,
     goodbye,
 };
 
-/// In bytes; 0 when there is no such kind.
+/// The length of a message in bytes; 0 if there is no such kind.
 constexpr size_t length_of(Kind kind) {
     switch (kind) {
         case Kind::hello:
@@ -70,7 +70,7 @@ class Message {
     size_t size_;
 };
 
-/// The fields of a complete received message, read in order.
+/// Reads the fields of a complete message, in their order.
 class Fields {
   public:
     explicit Fields(const uint8_t* message)
@@ -91,7 +91,7 @@ class Fields {
     Kind kind_;
 };
 
-/// An exit code as it was sent; 0, that of a failure, where it is none.
+/// The exit code that a message has sent. Returns 0 (a failure) if `number` cannot be an exit code.
 inline int exit_code_of(int64_t number) {
     return number > 0 && number < 256 ? static_cast<int>(number) : 0;
 }

@@ -1,5 +1,5 @@
-// The side of every rank but 0: it connects to rank 0, watches it, and hears from it which other
-// rank has failed.
+// The side of every rank but rank 0: the rank connects to rank 0, watches rank 0, and learns from
+// rank 0 which other rank has failed.
 #pragma once
 #include <memory>
 #include <vector>
@@ -12,13 +12,13 @@ namespace train_gpt::watchdog {
 
 class Spoke : public Watch {
   public:
-    /// Returns when rank 0 has admitted this rank. Throws Error if that does not happen within a
-    /// minute, or timeout_seconds if that is less.
+    /// Returns when rank 0 has admitted this rank. Throws Error if rank 0 has not admitted it after
+    /// a minute, or after timeout_seconds if that is less.
     Spoke(const Invitation& invitation, const Activity& activity, WatchdogOptions options);
 
   private:
     void join(const Invitation& invitation);
-    /// Introduces this rank. True if rank 0 is at the other end and has accepted it.
+    /// Introduces this rank. Returns true if rank 0 is at the other end and has accepted this rank.
     bool introduce(std::unique_ptr<Connection> connection, const Invitation& invitation,
                    Time deadline);
 

@@ -1,5 +1,5 @@
-// Texts of bounded length. Memory may be exhausted when a process fails, so once all ranks have
-// joined, the watchdog's thread allocates none for its messages.
+// Texts of bounded length. A process may fail because memory is exhausted, so the watchdog's thread
+// allocates no memory for its messages after all ranks have joined.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -12,8 +12,8 @@
 
 namespace train_gpt::watchdog {
 
-/// A text of fewer than n bytes on one line, safe for a terminal; longer text is truncated. Text of
-/// a Text is the same text, so that all ranks hold the same line.
+/// A text of fewer than n bytes on one line, safe for a terminal. Longer text is truncated. A Text
+/// made from another Text's characters is equal to it, so that all ranks hold the same line.
 template <size_t n>
 class Text {
   public:
@@ -37,8 +37,8 @@ using Line = Text<1024>;
 
 [[gnu::format(printf, 1, 2)]] Line line(const char* format, ...);
 
-/// Prints "train_gpt: " and the text on standard error. It bypasses stdio, whose lock the main
-/// thread may hold, and prints nothing if standard error accepts no data within a second.
+/// Prints "train_gpt: " and the text on standard error. Does not use stdio, whose lock the main
+/// thread may hold. Prints nothing if standard error accepts no data within a second.
 void print(const Line& text);
 
 }  // namespace train_gpt::watchdog

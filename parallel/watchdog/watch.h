@@ -1,5 +1,5 @@
-// What the watchdog threads of rank 0 (hub.h) and of the other ranks (spoke.h) have in common: the
-// loop, the clock, and how they end the process.
+// What the watchdog's thread does on every rank: the loop, the clock, and how the process ends.
+// Rank 0's thread (hub.h) and the threads of the other ranks (spoke.h) add the rest.
 #pragma once
 #include <chrono>
 #include <condition_variable>
@@ -19,30 +19,29 @@ namespace train_gpt::watchdog {
 
 using namespace std::chrono_literals;
 
-// Time limits. The sum of those after a failure stays below alarm_seconds.
+// Time limits. The limits after a failure add up to less than alarm_seconds.
 
-// For a new connection to show the secret.
+// A new connection must show the secret within this time.
 constexpr Duration introduction_limit = 2s;
-// Between a reported failure and the verdict. If the cause is the death of another rank, that is
-// noticed within this time.
+// The time between a reported failure and the verdict. If another rank's death has caused the
+// failure, the watchdog notices the death within this time.
 constexpr Duration settling_time = 300ms;
-// For rank 0's answer to a rank that reports.
+// A rank that reports waits so long for rank 0's answer.
 constexpr Duration answer_limit = 3s;
-// For the other side to read everything and close its end.
+// The other side must read everything and close its end within this time.
 constexpr Duration goodbye_limit = 2s;
-// For a main thread that knows of the failure to end the process itself.
+// A main thread that knows of the failure may take so long to end the process itself.
 constexpr Duration exit_grace = 500ms;
-// Until SIGALRM.
+// SIGALRM ends the process after this time.
 constexpr unsigned alarm_seconds = 5;
 
 class Watch {
   public:
-    /// Throws Error.
+    /// Throws Error if the kernel gives no event descriptor.
     Watch(const Activity& activity, WatchdogOptions options);
     virtual ~Watch() = default;
 
-    // Called by the main thread. report() may come before leave(), which ends the watchdog's
-    // thread.
+    // The main thread calls these. leave() ends the watchdog's thread; report() may come before it.
     void start();
     bool report(const std::string& message, int exit_code);
     void leave();
@@ -52,29 +51,30 @@ class Watch {
     virtual void enlist(std::vector<pollfd>& polls) = 0;
     virtual void receive(const std::vector<pollfd>& polls) = 0;
     virtual void tick() = 0;
-    /// This rank reports its own failure, or, where the exit code is not 0, that it is to end.
+    /// This rank reports its own failure. If the exit code is not 0, the rank has not failed but is
+    /// to end.
     virtual void reported(const Line& message, int exit_code) = 0;
-    /// Called each turn after the main thread has called leave(), if nothing has failed, until it
-    /// returns true.
+    /// Called in each turn after the main thread has called leave(), until it returns true. Not
+    /// called if something has failed.
     virtual bool left() = 0;
-    /// Sends what has failed to the ranks that can still be reached, with their exit code.
+    /// Sends the line about the failure, and the exit code, to the ranks that can still be reached.
     virtual void tell(const Line&, int /*exit_code*/) {}
-    /// Waits until they have read it.
+    /// Waits until these ranks have read the line.
     virtual void await_others() {}
 
     /// Why the process will end; stronger causes come later.
     enum class Cause { none, stuck, silent, reported, dead };
 
     /// The process will end with this line after `patience`, unless a stronger cause is found by
-    /// then. Has no effect after a cause that is at least as strong.
+    /// then. Has no effect if an equal or stronger cause was found before.
     void suspect(Cause cause, Duration patience, const Line& text, int exit_code = 0);
     /// Ends the process, or only this thread if the main thread ends the process itself. If
-    /// `found_out`, this rank has to print the line. 0: the exit code of a failure.
+    /// `found_out`, this rank prints the line. exit_code 0 stands for WatchdogOptions::exit_code.
     void fail(const Line& text, bool found_out, int exit_code);
 
-    /// "rank 37 (data 9, tensor 1, host nodeA)"; the place only where the rank has one.
+    /// "rank 37 (data 9, tensor 1, host nodeA)"; without the place if the rank has none.
     Line who(int rank, const Name& host) const;
-    /// The verdict on a rank that is not heard from.
+    /// The verdict on a rank from which no message comes.
     Line silence(const char* others = "") const;
 
     /// Advances now_, which counts only the time in which this process ran.
@@ -86,7 +86,7 @@ class Watch {
     const WatchdogOptions options_;
     const Duration timeout_, interval_;
     Time now_;
-    // How long this process did not run, if it was long enough for the others to notice; reset one
+    // How long this process did not run, if the others may have noticed it; else 0. Reset one
     // interval later.
     Duration pause_{};
     Time leave_by_ = Time::max();
@@ -103,7 +103,7 @@ class Watch {
     Time real_, resumed_, next_tick_, verdict_by_ = Time::max();
     Cause cause_ = Cause::none;
     Line failure_;
-    int exit_code_ = 0;  // of that failure
+    int exit_code_ = 0;  // that belongs to failure_
     bool done_ = false, heard_ = false;
     std::thread thread_;
 
@@ -111,7 +111,9 @@ class Watch {
     std::condition_variable changed_;
     bool leaving_ = false, reported_ = false, announced_ = false;
     int report_code_ = 0;
-    Line report_;  // both written by the main thread before it sets reported_, not changed later
+    // report_code_ and report_ are written by the main thread before it sets reported_, and are not
+    // changed later.
+    Line report_;
 };
 
 }  // namespace train_gpt::watchdog
