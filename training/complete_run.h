@@ -13,12 +13,13 @@ namespace train_gpt {
 
 struct CompleteRun {
     std::filesystem::path checkpoint;
-    int64_t step = 0;             // of the checkpoint; may be beyond the configuration's
+    int64_t step = 0;             // the checkpoint's; may be beyond the configuration's last step
     LoggedEvaluation evaluation;  // of that step, if there are validation data
 };
 
-/// The run in config.run_dir, if its newest checkpoint is whole, is of step `steps` or a later one,
-/// and has been evaluated; else nothing.
+/// Returns the run in config.run_dir if it is complete, else nothing. A run is complete if its
+/// newest checkpoint is from step `steps` or a later step, is undamaged, was trained on verified
+/// data, and has been evaluated (if there are validation data).
 std::optional<CompleteRun> find_complete_run(const Config& config, int64_t steps,
                                              const Pulse& pulse = {});
 

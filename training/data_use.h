@@ -19,7 +19,7 @@ struct SourceUse {
     double passes = 0;  // over the source; NaN for synthetic data, which have no end
 };
 
-/// Up to so many passes, repeated text is nearly as good as new text: Muennighoff et al. 2023,
+/// Repeated text is nearly as good as new text for up to so many passes: Muennighoff et al. 2023,
 /// "Scaling data-constrained language models", arXiv 2305.16264.
 constexpr double good_passes = 4;
 
@@ -32,7 +32,8 @@ class DataUse {
     int64_t epoch_tokens() const { return epoch_tokens_; }
     /// The first order of a run with these data.
     const DataOrder& order() const { return order_; }
-    /// What the run has read of each source after `tokens` in all. The order has these sources.
+    /// What the run has read of each source after it has read `tokens` in total. `order` must have
+    /// the sources of this object.
     std::vector<SourceUse> after(const DataOrder& order, int64_t tokens) const;
 
   private:
@@ -42,19 +43,19 @@ class DataUse {
     int64_t epoch_tokens_ = 0;
 };
 
-/// The use of a configuration's data by a model with this vocabulary; nothing if the data are not
-/// here or cannot be read.
+/// How a model with this vocabulary uses a configuration's data. Returns nothing if the data are
+/// not there or cannot be read.
 std::optional<DataUse> data_use_if_readable(const Config& config, int64_t vocab_size);
 
 /// "0.31 passes"
 std::string describe_passes(double passes);
-/// "training data, as far as the schedule goes: …", and a note if they are repeated too often; empty
-/// for synthetic data.
+/// "training data, as far as the schedule goes: …", and a note if data are repeated too often.
+/// Empty if the only source is synthetic.
 std::string describe_use(const std::vector<SourceUse>& planned);
-/// A sentence about the sources that are read more often than good_passes; empty if none is.
+/// A sentence about the sources that are read more than good_passes times; empty if there are none.
 std::string note_on_repetition(const std::vector<SourceUse>& planned);
 
-/// As history.jsonl has it: passes over each source that is not synthetic, by name.
+/// The passes over each source that is not synthetic, by name, as history.jsonl has them.
 Json passes_json(const std::vector<SourceUse>& planned);
 std::vector<SourceUse> passes_of(const Json& json);
 

@@ -1,5 +1,5 @@
-// What a run decides by itself before its first step: from the available memory, by measuring, or
-// by keeping earlier decisions. Machines may differ, so the first rank decides for all.
+// What a run decides by itself before its first step. It decides by the available memory or by
+// measuring, or it keeps earlier decisions. Machines may differ, so the first rank decides for all.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -14,10 +14,12 @@
 
 namespace train_gpt {
 
-/// The choices of the newest whole checkpoint in a run's folder; nothing for a new run.
+/// The choices in the newest checkpoint of a run's folder whose choices.json is undamaged. Empty
+/// choices if there is no such checkpoint.
 Choices kept_choices(const std::filesystem::path& run_dir);
 
-/// The memory that a rank may take, if it shares the machine with so many (on a GPU: its own).
+/// The bytes of memory that a rank may take. On the CPU, local_ranks ranks share the machine's
+/// memory. On a GPU, the rank has all of the GPU's memory.
 uint64_t memory_for_a_rank(const Device& device, int local_ranks);
 
 /// The decisions that the plan of memory needs.
@@ -25,17 +27,18 @@ struct Decisions {
     DType dtype = DType::fp32;
     Recompute recompute = Recompute::none;
     int micro_batch = 0;
-    Choices kept;  // of the newest whole checkpoint, if there is one
+    Choices kept;  // kept_choices()
 };
-/// Before it looks how much memory is available, it does the mesh's first collectives
-/// (parallel/axes/first_collectives.h). All ranks call it.
+/// Makes these decisions. All ranks call it. It does the mesh's first collectives
+/// (parallel/axes/first_collectives.h) before it looks how much memory is available.
 Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,
                  const Mesh& mesh);
 
-/// Chooses among kernels with alternatives: as in `decided.kept` if that was on the same platform,
-/// else by timing them on every path of a step. An operation and its shape have one choice in the
-/// whole run: the first rank's, or of the first rank that has them. All ranks call it before they
-/// set weights. Returns all of the run's choices.
+/// Chooses among kernels that have alternatives, and returns all of the run's choices. If
+/// `decided.kept` is from the same platform, its choices are taken. Other kernels are timed on
+/// every path of a step. An operation with its shape has the same choice on all ranks: the choice
+/// of the first rank on which this operation and shape occur. All ranks call it before they set
+/// weights.
 Choices choose_kernels(Trainer& trainer, const Decisions& decided, const World& world);
 
 }  // namespace train_gpt

@@ -84,8 +84,7 @@ void stop_together(const Mesh& mesh, const StopEvaluation& stop, double done) {
     if (wanting[0] > 0) throw EvaluationStopped();
 }
 
-/// Of the ranks that have the same tokens, and of those that have tokens of the same sequences, the
-/// first one that ends the model counts what it knows of them.
+/// Several ranks see the same tokens or sequences; only the first of them counts.
 bool counts_tokens(const Mesh& mesh, const Pipeline& model) {
     return model.ends_model() && mesh.at(Axis::tensor) == 0;
 }

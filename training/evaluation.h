@@ -17,12 +17,12 @@ namespace train_gpt {
 
 struct ValidationResult {
     double nats_per_token = 0;
-    double bits_per_byte = 0;  // NaN without a tokenizer, which knows their bytes
+    double bits_per_byte = 0;  // NaN without a tokenizer, which knows the tokens' bytes
     int64_t tokens = 0;
 };
 
-/// Whether to give up an evaluation. Each rank asks before each of its batches, with the share of
-/// the evaluation that is done; all ranks obey.
+/// Returns whether to give up an evaluation. `done`: the share of the evaluation that is done. Each
+/// rank calls it between batches. If it returns true on one rank, all ranks stop.
 using StopEvaluation = std::function<bool(double done)>;
 class EvaluationStopped : public std::exception {};
 
@@ -41,9 +41,11 @@ class EvaluationBatch {
     /// Runs the model on what the host has filled in. The losses per token are then in the device's
     /// memory.
     void run(Stream& stream, const Pipeline& model) const;
-    /// The sum of this rank's losses, where it ends the model; waits for the device.
+    /// Waits for the device and returns the sum of this rank's losses. Only for ranks that end the
+    /// model.
     double total(Stream& stream, const Pipeline& model) const;
-    /// Each token's loss, of all context-parallel ranks, for the host; the same.
+    /// Waits for the device and returns each token's loss, in the host's memory. Includes the
+    /// tokens of all context-parallel ranks. Only for ranks that end the model.
     std::span<const float> losses(Stream& stream, const Pipeline& model) const;
 
   private:
@@ -54,48 +56,54 @@ class EvaluationBatch {
     Tensor part_losses_, part_losses_on_host_;
 };
 
-/// Mean loss over all targets of the validation windows, and the same in bits per byte of their
-/// text: Σ loss / (ln 2 · Σ bytes). The end-of-text token has no bytes. Data-parallel ranks take turns
-/// with the batches, and all run the model equally often, since they may need each other's weights;
-/// all get the result that one rank would get, bit for bit (of context-parallel ranks: but for the
-/// order of sums). A batch with a document mask
+/// Evaluates a model on all targets of the validation windows. Returns
+///
+///   nats_per_token   Σ loss / number of targets
+///   bits_per_byte    Σ loss / (ln 2 · Σ bytes), over the bytes of the targets' text; the
+///                    end-of-text token has no bytes
+///
+/// Data-parallel ranks take turns with the batches. All of them run the model equally often, since
+/// they may need each other's weights. All ranks get the same result. One rank alone would get the
+/// same bits; context-parallel ranks add the losses in another order. A batch with a document mask
 /// needs a tokenizer, whose end-of-text token separates documents. Throws EvaluationStopped on all
-/// ranks if one of them must `stop`.
+/// ranks if `stop` returns true on one of them.
 ValidationResult evaluate(Stream& stream, const Pipeline& model, const ValidationWindows& windows,
                           const Tokenizer* tokenizer, const EvaluationBatch& batch,
                           const Mesh& mesh = {}, const StopEvaluation& stop = {});
 
 struct HellaSwagResult {
     int64_t examples = 0;
-    double accuracy = 0;  // the ending with the lowest summed loss is the right one
-    double accuracy_normalised =
-        0;  // … with the lowest loss per token of the ending, as llm.c counts
+    /// The share of examples in which the right ending has the lowest summed loss.
+    double accuracy = 0;
+    /// The share in which the right ending has the lowest loss per token, as llm.c counts.
+    double accuracy_normalised = 0;
 };
 
-/// HellaSwag (Zellers et al. 2019, arXiv 1905.07830): four endings for each context, one of them
-/// right.
+/// HellaSwag (Zellers et al. 2019, arXiv 1905.07830): four endings for each context, one of which
+/// is right.
 class HellaSwag {
   public:
-    /// Reads the published JSONL, lines with "ctx", "endings" (4) and "label", and encodes it: each
-    /// ending e as " " + e after ctx. max_examples = 0: all. Throws Error that names file and line
-    /// of bad input.
+    /// Reads the published JSONL, whose lines have "ctx", "endings" (4) and "label". Encodes each
+    /// ending e as " " + e after ctx. max_examples = 0: all examples. Throws Error if the input is
+    /// invalid; the message names file and line.
     HellaSwag(const std::filesystem::path& jsonl, const Tokenizer& tokenizer, int64_t max_examples);
 
     int64_t size() const { return std::ssize(examples_); }
 
     struct EndingLoss {
-        double nats = 0;     // summed over what was scored
-        int64_t tokens = 0;  // scored
+        double nats = 0;     // summed over the tokens that were scored
+        int64_t tokens = 0;  // how many were scored
     };
-    /// The losses of endings first … first + count − 1, at most the model's B. Ending e of example
-    /// i is number 4·i + e. On a rank that does not end the model they are 0.
+    /// Returns the losses of endings first … first + count − 1; count is at most the model's B.
+    /// Ending e of example i has number 4·i + e. On a rank that does not end the model the losses
+    /// are 0.
     std::vector<EndingLoss> score(Stream& stream, const Pipeline& model,
                                   const EvaluationBatch& batch, size_t first, size_t count) const;
 
-    /// Scores every ending as the continuation of its context. Rows longer than the model's T lose
-    /// the start of their context; an ending longer than T loses its end. Each data-parallel
-    /// rank scores its share of the examples; all get the result. Throws EvaluationStopped on all ranks if one of
-    /// them must `stop`.
+    /// Scores every ending as the continuation of its context. If context and ending are longer
+    /// than the model's T, the start of the context is left out. An ending longer than T loses its
+    /// end. Each data-parallel rank scores its share of the examples, and all ranks get the result.
+    /// Throws EvaluationStopped on all ranks if `stop` returns true on one of them.
     HellaSwagResult evaluate(Stream& stream, const Pipeline& model, const EvaluationBatch& batch,
                              const Mesh& mesh = {}, const StopEvaluation& stop = {}) const;
 

@@ -18,9 +18,10 @@ class InferenceSession {
   public:
     enum class For { sampling, evaluation };
 
-    /// path: a checkpoint, a run's folder, or a Hugging Face model folder. dtype: fp32, bf16, or
-    /// auto: that of the files, which a run writes in its own; fp32, which is exact, where they hold
-    /// fp16 or several. Throws Error if it cannot be used.
+    /// path: a checkpoint, a run's folder, or a Hugging Face model folder. dtype: "fp32", "bf16" or
+    /// "auto". "auto" takes the dtype of the files, in which a run writes its own dtype. If the
+    /// files hold fp16 or several dtypes, "auto" takes fp32, which is exact. Throws Error if the
+    /// model, the device or the dtype cannot be used.
     InferenceSession(const std::string& path, const std::string& device, const std::string& dtype,
                      For use);
 
@@ -31,12 +32,12 @@ class InferenceSession {
     Generator& generator() { return *generator_; }           // For::sampling
     Stage& model() { return *model_; }                       // For::evaluation
     const EvaluationBatch& batch() const { return batch_; }  // For::evaluation
-    /// What it computes in, and what its files hold if that is something else: "in fp32 from weights
-    /// in fp16".
+    /// The dtype in which the session computes, and the dtype of the files if that is another one:
+    /// "in fp32 from weights in fp16".
     std::string described_dtype() const;
     /// The tokens that end a text, from the folder's files.
     const std::vector<int64_t>& ends() const { return ends_; }
-    /// Throws Error when the folder has no tokenizer.
+    /// Throws Error if the folder has no tokenizer.
     const Tokenizer& tokenizer() const;
     const Tokenizer* tokenizer_or_null() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
     /// data.val of the run that wrote the checkpoint, or empty.

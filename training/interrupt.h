@@ -1,5 +1,6 @@
-// Signals that end the program: SIGINT, SIGTERM, SIGUSR1 (which batch systems send before the time
-// limit) and SIGHUP (the terminal was closed) unless it was started to ignore it.
+// Signals that end the program: SIGINT, SIGTERM, SIGUSR1 (batch systems send it before the time
+// limit) and SIGHUP (the terminal was closed). SIGHUP ends nothing if the program was started to
+// ignore it.
 #pragma once
 #include <csignal>
 #include <cstdint>
@@ -15,15 +16,16 @@ constexpr int stopped_early_code(bool by_ctrl_c) { return by_ctrl_c ? 130 : 75; 
 /// The exit code of a process that a second signal ended before everything was saved.
 constexpr int ended_at_once_code = 3;
 
-/// The first line of main(). Until catch_interrupts(), such a signal ends the process with
-/// stopped_early_code() and a line that there was nothing to save: at act_on_signals(), which says
-/// that it is not one of several ranks, or as soon as there is a SignalEnd, if it comes earlier.
+/// main() calls it first. From then until catch_interrupts(), a signal ends the process with
+/// stopped_early_code() and a line that says that there was nothing to save. At first nobody knows
+/// whether this process is one of several ranks. A signal that comes this early waits, until
+/// act_on_signals() says that the process is alone, or until there is a SignalEnd.
 void end_at_signals();
 void act_on_signals();
 
-/// While the innermost object lives, a signal before catch_interrupts() does not end this process
-/// alone: a thread calls `end` with the exit code and the line to print, which ends all ranks. A
-/// second signal ends the process.
+/// For one of several ranks. While a SignalEnd lives, a signal before catch_interrupts() does not
+/// end this process alone: a thread calls `end`, which ends all ranks. `end` gets the exit code and
+/// the line to print. A second signal ends the process. The innermost SignalEnd counts.
 class SignalEnd {
   public:
     using End = std::function<void(int code, const std::string& line)>;
@@ -35,23 +37,24 @@ class SignalEnd {
   private:
     const End end_;
     int wake_, before_;
-    bool has_ended_ = false;  // the thread's own until it has ended
+    bool has_ended_ = false;  // only the thread uses it until the thread has ended
     std::thread thread_;
 };
 
-/// From now on the first such signal is remembered (and answered on stderr); a second one ends the
-/// process immediately with ended_at_once_code and a line that says what is lost. Writing to a
-/// closed pipe becomes an error of that write only.
+/// From now on the first signal is remembered, and a line about it is printed on stderr. A second
+/// signal ends the process immediately with ended_at_once_code and a line that says what is lost.
+/// Writing to a closed pipe no longer ends the process: only the write fails.
 void catch_interrupts();
-/// What that line says: the last step that is saved (0: none is) and the last one that is done.
+/// Sets what the line about losses says: the last step that is saved (0: none is saved), and the
+/// last step that is done.
 void set_steps(int64_t saved, int64_t done);
-/// The remembered signal's name ("SIGINT"), or null.
+/// The remembered signal's name ("SIGINT"); null if there was no signal.
 const char* interrupted();
-/// Its number, or 0.
+/// The remembered signal's number; 0 if there was no signal.
 int interrupt_signal();
 
-/// While an object lives, Ctrl-C (SIGINT) ends nothing: it is remembered, and interrupts a waiting
-/// read.
+/// While an object lives, Ctrl-C (SIGINT) ends nothing. It is remembered, and interrupts a read
+/// that waits.
 class CtrlCWatch {
   public:
     CtrlCWatch();

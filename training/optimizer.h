@@ -9,34 +9,39 @@
 
 namespace train_gpt {
 
-/// What the optimizer keeps of each element: AdamW's two moments. A store is made with these slots.
+/// What the optimizer keeps for each element: AdamW's two moments. A store is made with these
+/// slots.
 std::vector<OptimizerSlot> optimizer_slots();
 
 class Optimizer {
   public:
     /// sums: how many other sums over a step the ranks add up in the same exchange as the norm.
-    /// names: of all tensors of a model of which pipeline ranks hold parts, by Parameter::id; empty:
-    /// the store has them all.
+    /// names: if pipeline ranks hold parts of a model, the names of all of the model's tensors, by
+    /// Parameter::id. Empty: the store holds all tensors.
     Optimizer(ParameterStore& parameters, Arena& arena, int64_t sums = 0,
               std::vector<std::string> names = {});
 
-    /// This rank's sums over a step [sums], in the device's memory; its kernels add to them.
+    /// This rank's sums over a step [sums], in the device's memory. The step's kernels add to them.
     double* sums_of_rank() { return sums_of_rank_; }
-    /// The sums over all ranks [sums], after update().
+    /// The sums over all ranks [sums]. Valid after update().
     const double* sums() const { return sums_; }
     size_t sums_bytes() const { return static_cast<size_t>(sums_count_) * sizeof(double); }
 
-    /// One update from the gradient sums in the store. scale: 1 / valid target tokens of the step;
-    /// clip: the largest global norm of the scaled gradient, 0: no clipping. args.state is filled
-    /// in. If the norm is not finite, nothing changes, in this call and all later ones. After the
-    /// update the ranks gather the weights that each has updated.
+    /// Updates the weights once, from the gradient sums in the store.
+    ///
+    ///   scale        1 / valid target tokens of the step
+    ///   clip         the largest global norm of the scaled gradient; 0: no clipping
+    ///   args.state   update() fills it in
+    ///
+    /// If the norm is not finite, this call and all later ones change nothing. After the update,
+    /// the ranks gather the weights that other ranks have updated.
     void update(Stream& stream, AdamWStep args, float scale, float clip);
 
-    /// What the last update decided, in the device's memory; the same on all ranks.
+    /// What the last update decided, in the device's memory. The same on all ranks.
     const StepState* state_on_device() const { return state_; }
-    /// The same for the host, after all work on the device.
+    /// Waits for all work on the device, and returns what the last update decided.
     StepState state() const;
-    /// Name of the first parameter whose gradient was not finite.
+    /// The name of the first parameter whose gradient was not finite.
     std::string bad_parameter(const StepState& state) const;
 
   private:
@@ -45,16 +50,18 @@ class Optimizer {
 
     ParameterStore& parameters_;
     Device device_;
-    // Of each bucket.
+    // For each bucket.
     std::vector<std::vector<NormSegment>> norm_segments_;
     std::vector<std::vector<AdamWSegment>> adamw_segments_;
     std::vector<std::string> names_;
-    bool by_id_;  // names_ are those of a whole model, and the store has a part
+    bool by_id_;  // names_ has all tensors of the model, and the store has a part of them
     int64_t sums_count_, tensors_;
-    // Blocks of the gradients whose norm this rank counts, tensor by tensor.
+    // A sum of squares for each block of the gradients whose norm this rank counts, tensor by
+    // tensor.
     double* partials_ = nullptr;
-    std::vector<int64_t> partial_counts_;  // of each tensor
-    // Sums of the step, then one of each tensor: of this rank, of each rank, of all ranks.
+    std::vector<int64_t> partial_counts_;  // blocks of each tensor
+    // Each holds the step's sums, then a sum of squares for each tensor: those of this rank, of
+    // each rank one after the other, and the totals over all ranks.
     double *sums_of_rank_ = nullptr, *gathered_ = nullptr, *sums_ = nullptr;
     StepState* state_ = nullptr;
 };

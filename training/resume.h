@@ -1,5 +1,5 @@
 // Where a run starts: after the step of its newest checkpoint, or at step 0 with random weights or
-// those of another model. All ranks call these functions together, except record_start(), which
+// another model's weights. All ranks call these functions together, except record_start(), which
 // only the first rank calls.
 #pragma once
 #include <cstdint>
@@ -18,27 +18,30 @@
 
 namespace train_gpt {
 
-/// What to print for a run that has nothing left to do; empty for others. Throws Error if the
-/// run in the folder has another model.
+/// Returns what to print for a run that has nothing left to do; empty for other runs. Throws Error
+/// if the run in the folder has another model.
 std::string describe_if_complete(const Config& config, const RunData& data, const World& world,
                                  Progress& progress);
 
-/// Where a new run starts.
+/// The position where a new run starts.
 RunPosition start_of(const Config& config, const RunData& data);
 
-/// Restores weights and optimizer state from the newest complete checkpoint of the run folder and
-/// returns where the run continues; nothing when the run is new. The steps that follow have the
-/// configuration's batch. If seed, sequence length or training data have changed, their order begins
-/// anew. Throws Error if that checkpoint is of another model; prints what else has changed since.
+/// Restores weights and optimizer state from the newest complete checkpoint of the run folder.
+/// Returns the position where the run continues, or nothing if the run is new. The steps that
+/// follow have the configuration's batch. If seed, sequence length or training data have changed,
+/// the order of the data begins anew. Throws Error if the checkpoint is of another model. Prints
+/// what else has changed since.
 std::optional<RunPosition> resume(const Config& config, const RunData& data, Trainer& trainer,
                                   const World& world, Progress& progress);
 
-/// Sets the weights that a new run starts from: random ones, or those of model.init_from.
+/// Sets the weights that a new run starts from: the weights of the model that model.init_from
+/// names, or random weights.
 void initialize_weights(const Config& config, const RunData& data, Trainer& trainer,
                         const World& world, Progress& progress);
 
-/// The ids of tokens for the run's checkpoints: those of the checkpoint that it resumes from, or of
-/// model.init_from, as far as its tokenizer agrees; else its tokenizer's.
+/// The ids of tokens for the run's checkpoints. A run that resumes takes them from its checkpoint,
+/// a run with model.init_from from that model; adapt_token_ids() adapts them to the run's
+/// tokenizer. Another run takes the ids of its tokenizer.
 TokenIds run_token_ids(const Config& config, const RunData& data, std::optional<int64_t> resumed,
                        const World& world);
 

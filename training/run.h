@@ -1,5 +1,5 @@
-// A run from its first step to its end: everything around the micro-batches and the update of a
-// step, whose order train_gpt.cu shows. All ranks of a run call the same functions in the same
+// A run from its first step to its end: everything around a step's micro-batches and update.
+// train_gpt.cu shows the order of the calls. All ranks of a run call the same functions in the same
 // order.
 #pragma once
 #include <cstdint>
@@ -36,8 +36,8 @@ class Run {
     Trainer& trainer() { return start_.trainer; }
     TrainLoader& loader() { return parts_.loader; }
 
-    /// Evaluates the weights that a new run starts from. A run that resumes evaluates its
-    /// checkpoint's step where that is due and a signal had interrupted it.
+    /// Evaluates the weights that a new run starts from. A run that resumes evaluates the step of
+    /// its checkpoint, if an evaluation is due there and was not finished.
     void evaluate_at_start();
     /// Whether another step follows.
     bool goes_on() const { return step_ < steps_ && ending_ == Ending::finished; }
@@ -45,11 +45,11 @@ class Run {
     // ---- A step ---------------------------------------------------------------------------------
 
     void begin_step();
-    /// Shows that micro-batch i comes next. Returns false if a signal ends the run before it;
-    /// the caller then drops the step.
+    /// Shows that micro-batch i comes next. Returns false if a signal ends the run before this
+    /// micro-batch; the caller then drops the step.
     bool begin_micro_batch(int i);
     void end_action();
-    /// Drops the step. Nothing of it has been applied: it is repeated when the run resumes.
+    /// Drops the step. Nothing of the step has been applied: a run that resumes repeats it.
     void drop_step();
     /// Applies AdamW with the step's learning rate and the mean gradient over its tokens.
     void update();
@@ -66,15 +66,15 @@ class Run {
         }
     };
     Pause next_pause() const;
-    /// Takes the outcomes of submitted steps: of all, or of all but those that the device may still
-    /// be computing. Returns false if a gradient was not finite, which ends the run.
+    /// Takes the outcomes of submitted steps. Unless `all`, leaves out the steps that the device
+    /// may still be computing. Returns false if a gradient was not finite, which ends the run.
     bool settle(bool all);
     void begin_pause(const Pause& pause);
-    /// Returns false if a signal ended the evaluation, and with it the run.
+    /// Returns false if a signal ended the evaluation. The run then ends, too.
     bool evaluate();
     /// Prints one sample.
     void sample();
-    /// Writes a checkpoint. Only warns where that fails: the next one is tried when it is due.
+    /// Writes a checkpoint. Only warns if that fails: the run tries again when the next is due.
     void save();
     void end_pause();
     /// Checks whether the run ends before its schedule does.
@@ -82,11 +82,11 @@ class Run {
 
     // ---- The end --------------------------------------------------------------------------------
 
-    /// After an exception: saves what was learned so far, if the device still responds and this is
-    /// the only rank. why: the exception's message.
+    /// After an exception: saves a checkpoint of what was learned so far, if the device still
+    /// responds and this is the only rank. why: the exception's message.
     void rescue(const std::string& why);
-    /// Does what is left to save, evaluate and sample, and prints how the run ended. Returns the
-    /// exit code; throws Error if the run failed.
+    /// Saves, evaluates and samples what is left to do, and prints how the run ended. Returns the
+    /// exit code. Throws Error if the run failed.
     int end();
 
   private:
@@ -96,7 +96,8 @@ class Run {
     const World& world() const { return start_.mesh.world(); }
     bool first_rank() const { return world().rank() == 0; }
     int ranks() const { return world().size(); }
-    /// Whether this rank computes samples: the first one, or all where none holds all weights.
+    /// Whether this rank computes samples. If no rank holds all weights, all ranks compute them,
+    /// else only the first rank.
     bool samples_here() const {
         return first_rank() || !start_.trainer.parameters.holds_whole_model();
     }
@@ -130,12 +131,12 @@ class Run {
     Stopwatch since_step_start_;
 
     int64_t step_;           // steps submitted so far, counted over the whole run
-    int64_t in_flight_ = 0;  // those of them whose outcome the host has not seen
+    int64_t in_flight_ = 0;  // submitted steps whose outcome the host has not seen
     int64_t saved_step_;     // the last step that is saved; a new run's step 0 counts as saved
     LossWatch losses_;
     Ending ending_ = Ending::finished;
-    std::map<std::string, int64_t> sent_before_;  // bytes, when the step began
-    std::string bad_parameter_;                   // the one whose gradient was not finite
+    std::map<std::string, int64_t> sent_before_;  // bytes sent when the step began
+    std::string bad_parameter_;                   // the parameter whose gradient was not finite
 };
 
 }  // namespace train_gpt

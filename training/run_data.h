@@ -1,5 +1,5 @@
-// What a run reads: tokenizer, training data and evaluation data. All of it is opened and checked
-// before anything is planned.
+// What a run reads: tokenizer, training data and evaluation data. All of these are opened and
+// checked before anything is planned.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -18,29 +18,30 @@
 
 namespace train_gpt {
 
-/// Throws Error if a configuration does not set something that a run needs, or names data of
-/// known_data.h that has not been made yet, or folders instead of shards. `file`: the configuration's, for error messages.
+/// Throws Error if a configuration does not set something that a run needs, if it names data of
+/// known_data.h that have not been made yet, or if it names folders instead of shards. `file`: the
+/// configuration's file, for error messages.
 void require_run_inputs(const Config& config, const std::string& file);
 
 class RunData {
   public:
-    /// Opens everything. Throws Error for what is missing or damaged, and where tokenizer, model
+    /// Opens everything. Throws Error if something is missing or damaged, or if tokenizer, model
     /// and data do not match.
     RunData(const Config& config, const std::string& file);
     RunData(const RunData&) = delete;
     RunData& operator=(const RunData&) = delete;
 
-    /// Null if there is none: the data are token ids that nothing here can turn into text.
+    /// Null if there is no tokenizer: the data then are token ids that nothing can turn into text.
     const Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
-    /// Of its tokenizer.json; "none" if there is no tokenizer.
+    /// The hash of the tokenizer's tokenizer.json; "none" if there is no tokenizer.
     std::string tokenizer_hash() const;
-    /// The model, with the tokenizer's vocabulary where the configuration gives none.
+    /// The model. If the configuration gives no size of the vocabulary, it is the tokenizer's.
     const DecoderSpec& spec() const { return spec_; }
     const std::vector<TrainSource>& sources() const { return sources_; }
     const Evaluations& evaluations() const { return evaluations_; }
     const DataUse& use() const { return *use_; }
 
-    /// What must be the same on all ranks before they begin, for require_same().
+    /// Facts for require_same(): they must be the same on all ranks before the run begins.
     std::map<std::string, std::string> facts(const Config& config, const Device& device) const;
     /// All shards that the run reads, each once.
     std::vector<WatchedShard> shards() const;
@@ -51,7 +52,7 @@ class RunData {
     std::optional<Tokenizer> tokenizer_;
     DecoderSpec spec_;
     std::vector<TrainSource> sources_;
-    std::shared_ptr<const TokenShards> validation_;  // null: none
+    std::shared_ptr<const TokenShards> validation_;  // null: no validation data
     Evaluations evaluations_;
     std::optional<DataUse> use_;
 };

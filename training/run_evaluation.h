@@ -16,13 +16,14 @@ namespace train_gpt {
 
 /// What a run is evaluated on.
 struct Evaluations {
-    std::unique_ptr<ValidationWindows> validation;  // null: none
+    std::unique_ptr<ValidationWindows> validation;  // null: no validation data
     std::optional<HellaSwag> hellaswag;
     const Tokenizer* tokenizer = nullptr;
 };
 
 std::string describe_validation(int64_t step, double nats_per_token, double bits_per_byte);
-/// The best evaluation up to a step in a run folder; empty if it is the one of this step.
+/// Describes the best evaluation up to a step in a run folder. Empty if this step's evaluation is
+/// the best.
 std::string describe_best(const std::filesystem::path& run_dir, int64_t step);
 
 /// What computes an evaluation, after which step, and where it is shown and logged.
@@ -34,17 +35,18 @@ struct EvaluationPlace {
     MetricsLog& metrics;
 };
 
-/// Computes the validation loss, and HellaSwag where the configuration names it. Shows its progress
-/// on a terminal. Returns false, on all ranks, if a signal to one of them interrupted it.
+/// Computes the validation loss, and HellaSwag if the configuration names it. Shows the progress on
+/// a terminal. Returns false on all ranks if a signal to one of them interrupted the evaluation.
 bool evaluate_and_log(const Evaluations& on, const EvaluationPlace& at);
 
-/// Computes the validation loss that a new run starts from, without HellaSwag, if that takes 30
-/// seconds at most. `least_seconds`: the time it takes at the measured speed of matrix products.
-/// The evaluation is abandoned at a signal, and when it turns out to take longer, which is printed.
+/// Computes the validation loss that a new run starts from, without HellaSwag. Does so only if it
+/// takes 30 seconds at most. `least_seconds`: the time it takes at the measured speed of matrix
+/// products. Abandons the evaluation if it takes longer than 30 seconds after all, and prints that.
+/// Also abandons it at a signal.
 void evaluate_at_start(const Evaluations& on, const EvaluationPlace& at, double least_seconds);
 
-/// A note for the user where `tokenize` took the validation data from the end of the text, so that
-/// their loss may stay above the training loss; empty if it did not.
+/// A note for the user if `tokenize` took the validation data from the end of the text: their loss
+/// may then stay above the training loss. Empty otherwise.
 std::string note_on_validation(const std::string& glob);
 
 }  // namespace train_gpt

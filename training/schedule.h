@@ -8,17 +8,17 @@
 
 namespace train_gpt {
 
-/// The tokens that the schedule asks for: schedule.tokens, or schedule.epochs · epoch_tokens rounded
-/// up; nothing if it asks for steps. epoch_tokens: training tokens of one pass over the data. Throws
-/// Error when the data is empty or there are too many tokens to count.
+/// The tokens that the schedule asks for: schedule.tokens, or schedule.epochs · epoch_tokens
+/// rounded up. Nothing if the schedule asks for steps. epoch_tokens: training tokens of one pass
+/// over the data. Throws Error if the data is empty or there are too many tokens to count.
 std::optional<int64_t> scheduled_tokens(const Config& config, int64_t epoch_tokens);
 
-/// Steps of the whole run: schedule.steps, or those up to the one in which the tokens that the
-/// schedule asks for are reached; at least 1. `tokens`: of the steps, which differ where the batch
-/// changed when the run resumed. Throws Error as scheduled_tokens() does, and when the warm-up is
-/// longer than the run.
+/// The number of steps of the whole run, at least 1. It is schedule.steps. If the schedule asks for
+/// tokens, the last step is the step that reaches them. `tokens`: the tokens of each step; they
+/// differ if the batch has changed when the run resumed. Throws Error as scheduled_tokens() does,
+/// and if the warm-up is longer than the run.
 int64_t total_steps(const Config& config, int64_t epoch_tokens, const TokenCount& tokens);
-/// The same where all steps have batch.tokens_per_step.
+/// The same if all steps have batch.tokens_per_step.
 int64_t total_steps(const Config& config, int64_t epoch_tokens);
 
 /// The learning rate of a step, counted from 0. With L = optimizer.learning_rate, W =
@@ -31,27 +31,27 @@ int64_t total_steps(const Config& config, int64_t epoch_tokens);
 ///   wsd        L, then linear over the last schedule.decay_fraction · N steps (at least one, and
 ///              none of the warm-up): warm-up–stable–decay, Hu et al. 2024, arXiv 2404.06395
 ///
-/// x runs from 0 at the peak (step W-1, or step 0 without warm-up; with wsd the last step with L)
-/// to 1 at step N-1, so the last step has exactly f · L. In a run whose length is given in tokens
-/// or epochs x grows with the tokens before a step, else with the steps; this differs only where
-/// `tokens` of a step change. A run that is only warm-up (N <= W), or only one step, ends at the
-/// peak. Steps from N on keep the last rate.
+/// x grows from 0 at the peak to 1 at step N-1, so the last step has exactly f · L. The peak is
+/// step W-1, or step 0 without warm-up; with wsd it is the last step with L. If the run's length is
+/// given in tokens or epochs, x grows with the tokens before a step, else with the steps. The two
+/// differ only if the number of tokens in a step changes. A run that is only warm-up (N <= W), or
+/// only one step, ends at the peak. Steps from N on keep the last rate.
 double learning_rate(const Config& config, int64_t step, int64_t total_steps,
                      const TokenCount& tokens = TokenCount(1));
 
 /// The schedule of a run that starts or resumes.
 class Schedule {
   public:
-    /// start: where this process begins. Throws Error as total_steps() does.
+    /// start: the position where this process begins. Throws Error as total_steps() does.
     Schedule(const Config& config, int64_t epoch_tokens, RunPosition start);
 
     const RunPosition& start() const { return start_; }
-    /// The run's position before a step that is not earlier than the first one of this process.
+    /// The run's position before a step. The step is not before the first step of this process.
     RunPosition position(int64_t step) const;
-    /// Steps of the whole run.
+    /// The number of steps of the whole run.
     int64_t steps() const { return steps_; }
-    /// The tokens that the whole run is meant to read. Its steps may have some more, since they are
-    /// whole.
+    /// The tokens that the whole run is meant to read. Steps are whole, so the run may read some
+    /// more.
     int64_t tokens() const { return tokens_; }
     int64_t tokens_before(int64_t step) const { return start_.tokens.before(step); }
     double learning_rate(int64_t step) const {

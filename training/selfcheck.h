@@ -14,14 +14,14 @@ namespace train_gpt {
 struct SelfcheckOptions {
     double tolerance = 15;                   // percent that a rank may be below the median of ranks
     int64_t max_bytes = int64_t{256} << 20;  // of the largest buffer that is copied or exchanged
-    MeshSizes mesh = {.allow_tensor_across_nodes =
-                          true};  // along whose axes collectives are measured
+    /// Collectives are measured along the axes of this mesh.
+    MeshSizes mesh = {.allow_tensor_across_nodes = true};
 };
 
-/// Measures on all ranks at the same time, and a second time where a rank looks slow, since a
-/// momentary load slows a rank too. Prints the tables on the first rank. Returns 0 if no rank
-/// was slow both times; else throws SharedError, after printing lines that name the slow ones.
-/// Takes 3 to 30 seconds.
+/// Measures on all ranks at the same time. Measures again if a rank looks slow, since a momentary
+/// load slows a rank, too. Prints the tables on the first rank. Returns 0 if no rank was slow both
+/// times. Else prints lines that name the slow ranks, and throws SharedError. Takes 3 to 30
+/// seconds.
 int selfcheck(const SelfcheckOptions& options, const Device& device, const Mesh& mesh);
 
 // ---- Parts that need no device ------------------------------------------------------------------
@@ -38,7 +38,7 @@ struct CollectiveRates {
     double reduce_scatter = 0, all_gather = 0, all_reduce = 0;
 };
 
-/// Of collectives along an axis, by all its groups at the same time.
+/// Rates of collectives along an axis, measured in all groups of the axis at the same time.
 struct AxisRates {
     std::string axis;
     int ranks = 1;  // of each group
@@ -53,11 +53,15 @@ struct SelfcheckTable {
     std::vector<AxisRates> along;              // axes with several ranks, but not all
 };
 
-/// Bytes per second that each rank's link carries when a collective over `ranks` ranks with a
-/// buffer of `bytes` (all_gather's output, reduce_scatter's input) takes `seconds`. Defined as in
-/// nccl-tests, so that the numbers compare with the hardware's and do not depend on the number of
-/// ranks: 2(n−1)/n · bytes / seconds for all_reduce, (n−1)/n · bytes / seconds for each of
-/// its two halves.
+/// The bytes per second that each rank's link carries when a collective over n = `ranks` ranks
+/// takes `seconds`. `bytes`: the buffer's size, which is all_gather's output and reduce_scatter's
+/// input.
+///
+///   all_reduce                      2(n−1)/n · bytes / seconds
+///   reduce_scatter or all_gather     (n−1)/n · bytes / seconds
+///
+/// nccl-tests defines bus bandwidth in this way: the numbers can be compared with the hardware's,
+/// and do not depend on the number of ranks.
 double all_reduce_bandwidth(int ranks, int64_t bytes, double seconds);
 double half_reduce_bandwidth(int ranks, int64_t bytes, double seconds);
 
@@ -75,13 +79,13 @@ struct SlowRank {
     std::vector<SlowRate> rates;
 };
 
-/// Ranks with a rate more than `tolerance` percent below the median over the ranks (of an even
-/// number, the mean of the middle two), ordered by rank. A rate that is not a positive number
-/// always counts as slow, and is left out of the median.
+/// Returns the ranks with a rate more than `tolerance` percent below the median over the ranks,
+/// ordered by rank. The median of an even number of ranks is the mean of the middle two. A rate
+/// that is not a positive number always counts as slow, and is left out of the median.
 std::vector<SlowRank> find_slow_ranks(const std::vector<RankRates>& rates, double tolerance);
 
-/// Ranks that are slow at the same rate in both measurements, with the second one's values of these
-/// rates.
+/// Returns the ranks that are slow at the same rate in both measurements. The values are those of
+/// the second measurement.
 std::vector<SlowRank> slow_in_both(const std::vector<SlowRank>& first,
                                    const std::vector<SlowRank>& second);
 

@@ -1,5 +1,5 @@
-// Everything that a training run holds in memory, taken from one arena in a fixed order. With a
-// counting arena it is the plan of the run; with a real one it is the run.
+// Everything that a training run holds in memory, taken from one arena in a fixed order. A Trainer
+// over a counting arena is the plan of the run; a Trainer over a real arena is the run.
 #pragma once
 #include <memory>
 #include <optional>
@@ -47,20 +47,24 @@ struct Trainer {
 
     /// Lets the trainer's collectives run. All ranks call it; `mesh` must live longer.
     void connect(const Mesh& mesh);
-    /// What samples text: with a cache, or where ranks share the model by whole forward passes.
+    /// What samples text: a generator with a cache, or one that computes whole forward passes if
+    /// ranks share the model.
     TokenGenerator& generator() {
         if (pass_generator_) return *pass_generator_;
         return *cached_generator_;
     }
 
-    /// Requests that the run stop after the next step: all ranks see this in that step's outcome.
+    /// Requests that the run stop after the next step. All ranks see the request in the outcome of
+    /// that step.
     void request_stop() { *stop_request_ = 1; }
-    /// Begins a step of so many micro-batches on this rank, and at most so many on any.
+    /// Begins a step. This rank has `micro_batches` micro-batches, and no rank has more than
+    /// `most`.
     void begin_step(int micro_batches, int most);
     /// What this rank does in the step, in order: forwards and backwards of micro-batches, and
     /// messages between the stages of a pipeline. Valid until the next begin_step().
     const std::vector<PipelineAction>& actions() const { return *actions_; }
-    /// Whether an action is the first one of a micro-batch of this rank, which then needs its batch.
+    /// Whether an action is the first of one of this rank's micro-batches, which needs its batch
+    /// then.
     bool begins_micro_batch(const PipelineAction& action) const;
     /// Takes the loader's next batch for a micro-batch, and submits its copy to the device.
     void load(int micro_batch, TrainLoader& loader);
@@ -71,11 +75,11 @@ struct Trainer {
     /// The update after a step's micro-batches.
     void update(const AdamWStep& args, float scale, float clip);
 
-    /// Runs every path of a step, an evaluation and a sample once and applies nothing, so that
-    /// libraries load and choose their kernels now and not during a step. Kernels are timed on what
-    /// a model with random weights computes from random tokens: zeros or constants take less power
-    /// and therefore less time. The weights must be set after it; the first micro-batch overwrites
-    /// the gradients that it leaves.
+    /// Runs every path of a step, an evaluation and a sample once, and applies nothing. So
+    /// libraries load and choose their kernels now, and not during a step. Kernels are timed on
+    /// what a model with random weights computes from random tokens: zeros or constants take less
+    /// power and therefore less time. The weights must be set after warm_up(). The first
+    /// micro-batch overwrites the gradients that warm_up() leaves.
     void warm_up();
 
     Stream stream;
@@ -84,7 +88,7 @@ struct Trainer {
     ContextGroup context;
     ParameterStore parameters;
     std::vector<std::unique_ptr<Stage>> stages;
-    Pipeline model;  // of the stages
+    Pipeline model;  // executes the stages
     Optimizer optimizer;
     BatchFeed feed;
     EvaluationBatch evaluation_batch;
@@ -93,7 +97,7 @@ struct Trainer {
     void* loader_memory = nullptr;  // TrainLoader's ring of batches
 
   private:
-    /// This rank's, in the device's memory.
+    /// This rank's sums, in the device's memory.
     StepSums* sums() { return reinterpret_cast<StepSums*>(optimizer.sums_of_rank()); }
 
     const TokenBatch& batch_of(int micro_batch) const {

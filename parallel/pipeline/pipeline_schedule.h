@@ -13,7 +13,7 @@ namespace train_gpt {
 ///   one_f_one_b         1F1B: rank r computes p − r − 1 forwards, then forwards and backwards in
 ///                       turn; Narayanan et al. 2021, arXiv 2104.04473
 ///   interleaved         1F1B with v stages on each rank: stage s is on rank s mod p
-///   zero_bubble         ZB-H1: 1F1B in which the two halves of backward are apart: the half for the
+///   zero_bubble         ZB-H1: 1F1B in which the two halves of backward are apart: the half for
 ///                       weights comes later; Qi et al. 2024, arXiv 2401.10241
 ///
 /// With the names
