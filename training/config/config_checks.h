@@ -11,7 +11,8 @@ namespace train_gpt {
 /// tried: with it, the configuration fits in all.
 void check_config(const Config& config, const std::string& name, int world = 0);
 
-/// Whether a configuration keeps the rules between keys, and so many ranks (unless 0) make its mesh.
+/// Whether a configuration keeps the rules between keys, and so many ranks (unless 0) make its
+/// mesh.
 bool keeps_rules(const Config& config, int world);
 
 }  // namespace train_gpt

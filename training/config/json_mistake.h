@@ -6,8 +6,9 @@
 namespace train_gpt {
 
 /// The first mistake of a text that is not valid JSON, where it is one of those that people make:
-/// comments other than // and /* */, commas after the last entry, missing commas, other quotes, words
-/// of Python, and what is not closed. "line 3, column 7: what is wrong"; empty for other mistakes.
+/// comments other than // and /* */, commas after the last entry, missing commas, other quotes,
+/// words of Python, and what is not closed. "line 3, column 7: what is wrong"; empty for other
+/// mistakes.
 std::string find_json_mistake(std::string_view text);
 
 }  // namespace train_gpt

@@ -1,5 +1,5 @@
-// Configurations in which what the program fills in has its value: sizes, the family's defaults, and
-// what is chosen for the device.
+// Configurations in which what the program fills in has its value: sizes, the family's defaults,
+// and what is chosen for the device.
 #pragma once
 #include <string>
 #include <vector>
@@ -8,9 +8,9 @@
 
 namespace train_gpt {
 
-/// The configuration with all sizes of the model, the family's defaults, the sequence length and the
-/// dtype. What depends on the machine alone stays as it is given, so that the result starts the same
-/// run anywhere: the device, the micro-batch and the recompute level.
+/// The configuration with all sizes of the model, the family's defaults, the sequence length and
+/// the dtype. What depends on the machine alone stays as it is given, so that the result starts the
+/// same run anywhere: the device, the micro-batch and the recompute level.
 Config resolve(Config config, const DecoderSpec& spec, DType dtype);
 
 /// What a run on this machine resolves: everything that it would use. notes: sentences about what

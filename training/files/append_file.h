@@ -8,7 +8,7 @@ namespace train_gpt {
 
 class AppendFile {
   public:
-    /// Opens the file, or makes an empty one. Throws Error with the reason if that is not possible.
+    /// Opens the file, or makes an empty one. Throws Error, with the reason, if that fails.
     explicit AppendFile(std::filesystem::path path);
     ~AppendFile();
     AppendFile(const AppendFile&) = delete;
@@ -19,7 +19,7 @@ class AppendFile {
     /// was removed or renamed is written again, whole. Throws Error if another one has taken its
     /// place, or if its folder is no longer there, and drops all later records.
     void append(std::string_view record, const char* lost = "metrics are lost");
-    /// In a file of lines: ends a last line that a killed process has left without an end.
+    /// In a file of lines: ends the last line if a killed process has left it without an end.
     void end_line();
 
   private:

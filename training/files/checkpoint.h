@@ -1,8 +1,8 @@
 // Checkpoints: folders RUN_DIR/step-NNNNNNNN that Hugging Face's tools load, and from which a run
 // resumes.
 //
-//   config.json, model.safetensors         weights in the compute dtype: model_folder.h; also
-//                                          generation_config.json, if the run began with a model that has one
+//   config.json, model.safetensors         weights in the compute dtype: model_folder.h
+//   generation_config.json                 if the run began with a model that has one
 //   tokenizer.json, tokenizer_config.json  if the run has a tokenizer
 //   optimizer-RRRRR-of-WWWWW.safetensors   fp32 masters and moments of what rank R updates:
 //                                          optimizer_files.h. Any number of ranks can read them.
@@ -43,51 +43,55 @@ struct CheckpointContents {
     const Tokenizer* tokenizer = nullptr;  // null: synthetic data
     Choices choices = {};
     std::optional<RunPosition> position = {};  // of a training run
-    std::optional<TokenIds> tokens = {};       // nothing: those of the tokenizer
+    std::optional<TokenIds> tokens = {};       // nothing: the ids of the tokenizer
 };
 
-/// Writes RUN_DIR/step-NNNNNNNN and returns its path. All ranks of the mesh call it; each writes its
-/// shard of the optimizer's state. Throws Error (disk full, weights that are not finite, …) on all ranks if
-/// one fails; the failed checkpoint is removed, and older ones stay as they were.
+/// Writes RUN_DIR/step-NNNNNNNN and returns its path. All ranks of the mesh call it. Each rank
+/// writes its shard of the optimizer's state. Throws Error on all ranks if one of them fails: the
+/// disk is full, weights are not finite, … The failed checkpoint is removed then, and older
+/// checkpoints stay as they were.
 std::filesystem::path save_checkpoint(const std::filesystem::path& run_dir,
                                       const CheckpointContents& contents, const Mesh& mesh = {});
 
 /// The folder of a run's checkpoint.
 std::filesystem::path checkpoint_path(const std::filesystem::path& run_dir, int64_t step);
 
-/// Deletes all but the newest `keep` complete checkpoints of a run (0: keeps all), and what
-/// interrupted saves left. The newest checkpoint up to `sound_step` stays too: while the data of
-/// later steps are not verified, it is the one to fall back on. So does the one of `sane_step`, in
-/// case the loss has diverged after it.
+/// Deletes the older complete checkpoints of a run, and what interrupted saves have left. The
+/// newest `keep` checkpoints stay (0: all). The newest checkpoint up to `sound_step` stays, too: a
+/// run falls back on it if the data of later steps turn out to be damaged. The checkpoint of
+/// `sane_step` stays in case the loss has diverged after it.
 void prune_checkpoints(const std::filesystem::path& run_dir, int keep,
                        int64_t sound_step = std::numeric_limits<int64_t>::max(),
                        std::optional<int64_t> sane_step = {});
 
 /// Renames the checkpoints after `sound_step` to step-NNNNNNNN.suspect, so that a run does not
-/// resume from them. Returns how many.
+/// resume from them. Returns how many it has renamed.
 int set_aside_checkpoints(const std::filesystem::path& run_dir, int64_t sound_step);
 
 /// The complete checkpoints of a run, newest first. Empty if the folder does not exist.
 std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& run_dir);
 
-/// The checkpoint that a path names: the folder itself, or the newest one of a run's folder. Throws
-/// Error if there is none.
+/// The checkpoint that a path names. The path is the checkpoint's folder, or a run's folder, whose
+/// newest checkpoint is returned. Throws Error if there is none.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
-/// The same, after its files have been verified with its manifest (Verify::model).
+/// The same. Verifies the checkpoint's files with its manifest (Verify::model), and throws Error if
+/// one of them differs.
 std::filesystem::path find_whole_checkpoint(const std::filesystem::path& path,
                                             const Pulse& pulse = {});
 
-/// The newest undamaged checkpoint of a run, from which the run resumes; nothing if the run has
-/// none yet. Newer, damaged ones are reported to `warn` and renamed to step-NNNNNNNN.damaged, so
-/// that they no longer count as checkpoints. Throws Error if all checkpoints are damaged: a run
-/// does not start from scratch over files that may be repaired.
+/// The newest undamaged checkpoint of a run, from which the run resumes. Nothing if the run has no
+/// checkpoint yet. `warn` gets a text about each newer checkpoint that is damaged. A damaged
+/// checkpoint is renamed to step-NNNNNNNN.damaged, so that it no longer counts as a checkpoint.
+/// Throws Error if all checkpoints are damaged: a run does not start from scratch over files that
+/// may be repaired.
 std::optional<std::filesystem::path> recover_newest_checkpoint(
     const std::filesystem::path& run_dir, const std::function<void(const std::string&)>& warn,
     const Pulse& pulse = {});
 
 enum class Verify { everything, model /* all but the optimizer's state */, choices /* alone */ };
-/// Compares files with the manifest's sizes and hashes; throws Error naming the first that differs.
+/// Compares files with the sizes and hashes in the manifest. Throws Error, which names the first
+/// file that differs.
 void verify_checkpoint(const std::filesystem::path& checkpoint, Verify what,
                        const Pulse& pulse = {});
 
@@ -103,13 +107,13 @@ RunPosition checkpoint_position(const std::filesystem::path& checkpoint);
 /// The configuration of the run that wrote a checkpoint.
 Config checkpoint_config(const std::filesystem::path& checkpoint);
 
-/// Loads masters and moments from the optimizer's files into a training store; the run then
-/// continues bit for bit. A store that holds shards takes those, from the files of any number of
-/// ranks. The weights of other ranks' shards must be gathered afterwards.
+/// Loads masters and moments from the optimizer's files into a training store. The run then
+/// continues bit for bit. The files may be from any number of ranks; a store that holds shards
+/// reads its shards from them. The weights of other ranks' shards must be gathered afterwards.
 void load_training_state(const std::filesystem::path& checkpoint, ParameterStore& parameters,
                          const Pulse& pulse = {});
 
-/// The fp32 masters in the optimizer's files, as a model; nothing if the checkpoint has no such
+/// The fp32 masters in the optimizer's files, as a model. Nothing if the checkpoint has no such
 /// files.
 std::optional<StoredModel> open_masters(const std::filesystem::path& checkpoint);
 

@@ -11,7 +11,7 @@ namespace train_gpt {
 struct ImportOptions {
     std::string source;     // a model folder, or a model file of llm.c
     std::string out;        // a folder that does not exist or is empty
-    std::string tokenizer;  // as Tokenizer::load takes it; empty: the source's
+    std::string tokenizer;  // for Tokenizer::load; empty: the source's tokenizer
 };
 
 struct ExportOptions {
@@ -24,13 +24,13 @@ struct ExportOptions {
     uint64_t max_file_bytes = 5'000'000'000;
 };
 
-/// Makes a model folder (model_folder.h) from any source without changing its numbers, and returns
-/// a sentence that says what was done. If the source cannot be used or the folder cannot be
-/// written, throws Error and leaves nothing.
+/// Makes a model folder (model_folder.h) from any source without changing its numbers. Returns a
+/// sentence that says what was done. Throws Error, and leaves nothing, if the source cannot be used
+/// or the folder cannot be written.
 std::string import_model(const ImportOptions& options);
 
-/// The same from a checkpoint, in the given dtype and format. From a bf16 checkpoint that still has
-/// the fp32 masters, fp32 and fp16 are made from the masters.
+/// The same from a checkpoint, in the given dtype and format. If a bf16 checkpoint still has the
+/// fp32 masters, weights in fp32 and fp16 are made from the masters.
 std::string export_model(const ExportOptions& options);
 
 }  // namespace train_gpt

@@ -9,12 +9,12 @@
 
 namespace train_gpt {
 
-/// Opens a file. Throws Error if it is not such a file, or has not exactly the bytes that its
+/// Opens a file. Throws Error if it is not a model file of llm.c, or if its size is not what its
 /// header implies.
 StoredModel open_llmc_model(const std::filesystem::path& file);
 
-/// Writes a file in fp32 or bf16 (fp16 is an Error), with wte padded by zero rows to a multiple of
-/// 128.
+/// Writes a file in fp32 or bf16. Rows of zeros pad wte to a multiple of 128 rows. Throws Error for
+/// fp16.
 void write_llmc_model(const std::filesystem::path& file, const StoredModel& model,
                       StoredType dtype);
 

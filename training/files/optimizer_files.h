@@ -1,10 +1,15 @@
-// The optimizer's state in a checkpoint: fp32 masters and the optimizer's slots, in files that each
-// rank writes for what it updates and that any number of ranks, along any axes, can read.
+// The optimizer's state in a checkpoint: fp32 masters and the optimizer's slots. Each rank writes a
+// file for the tensors and parts of tensors that it updates. Any number of ranks, along any axes,
+// can read the files.
 //
-//   "master/KEY", and "SLOT/KEY" for each slot ("m/KEY", "v/KEY"): elements of a logical, unpadded tensor in this project's layout.
-//   KEY is the tensor's name, or for a part of it NAME[first:end], or for equal runs at equal
-//   distances NAME[first:end,count,distance]; metadata "range/KEY" = "first-end", or
-//   "first-end,count,distance".
+// A file has tensors "master/KEY", and "SLOT/KEY" for each slot ("m/KEY", "v/KEY"). They hold
+// elements of a logical, unpadded tensor in this project's layout. Which elements, KEY and the
+// file's metadata "range/KEY" say:
+//
+//   elements                        KEY                               "range/KEY"
+//   the whole tensor                NAME                              first-end
+//   a part of it                    NAME[first:end]                   first-end
+//   equal runs at equal distances   NAME[first:end,count,distance]    first-end,count,distance
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -23,12 +28,14 @@ namespace train_gpt {
 
 bool is_optimizer_file(const std::string& name);
 
-/// Writes what this rank updates. Of tensors that tensor-parallel ranks hold whole, the first does, and
-/// of an embedding that two pipeline ranks hold the first one.
+/// Writes the elements that this rank updates. If several tensor-parallel ranks hold a whole
+/// tensor, the first of them writes it. If two pipeline ranks hold an embedding, the first of them
+/// writes it.
 void write_optimizer_file(const std::filesystem::path& path, const ParameterStore& parameters,
                           Activity& activity);
 
-/// `count` runs of n elements of a tensor; they begin at `first` and then `distance` apart.
+/// `count` runs of n elements of a tensor. The first run begins at `first`, and each other run
+/// begins `distance` elements after the run before it.
 struct ElementRuns {
     int64_t first = 0, n = 0, count = 1, distance = 0;
 
@@ -37,7 +44,7 @@ struct ElementRuns {
     bool operator==(const ElementRuns&) const = default;
 };
 
-/// The fewest ElementRuns that hold the elements of ascending runs, in their order.
+/// The fewest ElementRuns that hold the elements of ascending runs, in the order of the runs.
 std::vector<ElementRuns> joined(std::span<const HeldRun> runs);
 
 /// Elements of one tensor in one of the files.
@@ -46,30 +53,30 @@ struct SavedElements {
     std::string key;
     ElementRuns runs;
 
-    /// Reads n elements of a saved state ("master", …), as they follow each other in the file.
+    /// Reads elements of a saved state ("master", …), from number `first` on in the file's order.
     void read(std::string_view state, int64_t first, std::span<float> values) const;
 };
 
 /// A checkpoint's optimizer files.
 class OptimizerFiles {
   public:
-    /// The parameters are those of the whole model. Throws Error unless the files hold every element
-    /// of each exactly once, or there are no such files.
+    /// `parameters` are all parameters of the model. Throws Error unless the files hold every
+    /// element of every parameter exactly once. Does not throw if there are no optimizer files.
     OptimizerFiles(const std::filesystem::path& checkpoint,
                    const std::vector<Parameter>& parameters);
 
     bool empty() const { return files_.empty(); }
-    /// Loads masters and slots into the parameters of a store that it holds itself.
+    /// Loads masters and slots into a store, for the elements that the store holds itself.
     void load(ParameterStore& parameters, const std::function<void()>& pulse) const;
-    /// Masters first … of parameter i.
+    /// Reads the masters of parameter i, from element `first` on.
     void read_masters(int i, int64_t first, std::span<float> values) const;
 
   private:
     void open(const std::filesystem::path& path, const std::vector<Parameter>& parameters);
 
     std::vector<std::unique_ptr<SafetensorsFile>> files_;
-    std::map<std::string, size_t> index_;            // of parameters, by name
-    std::vector<std::vector<SavedElements>> saved_;  // of each parameter
+    std::map<std::string, size_t> index_;            // the parameters' indices, by name
+    std::vector<std::vector<SavedElements>> saved_;  // for each parameter
 };
 
 }  // namespace train_gpt

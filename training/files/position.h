@@ -1,5 +1,6 @@
 // Where a run is: the tokens that it has read, and its place in the order of its training data.
-// Checkpoints keep it, so that a run that resumes may have other steps, data or seeds than before.
+// Checkpoints keep this position. So a run that resumes may have other steps, data or seeds than
+// before.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -11,15 +12,15 @@
 
 namespace train_gpt {
 
-/// The tokens that a run has read before each of its steps. Their number in a step may change when
-/// the run resumes.
+/// The tokens that a run has read before each of its steps. The number of tokens in a step may
+/// change when the run resumes.
 class TokenCount {
   public:
     explicit TokenCount(int64_t per_step = 1) : parts_{{0, 0, per_step}} {}
 
     /// Steps count from 0.
     int64_t before(int64_t step) const;
-    /// Steps from this one on have so many tokens; what was said of them before is dropped.
+    /// `step` and all later steps have per_step tokens from now on.
     void change(int64_t step, int64_t per_step);
     /// Tokens of the last steps.
     int64_t per_step() const { return parts_.back().per_step; }
@@ -35,8 +36,9 @@ class TokenCount {
     std::vector<Part> parts_;
 };
 
-/// An order of training samples: the loader's permutations and mixture, and where it began. If what
-/// it depends on changes when a run resumes, another one begins at its first sample.
+/// An order of training samples: the loader's permutations and mixture, and the token at which the
+/// order began. If seed, samples or sources change when a run resumes, another order begins at its
+/// first sample.
 struct DataOrder {
     struct Source {
         std::string content;  // TokenShards::fingerprint
@@ -45,17 +47,17 @@ struct DataOrder {
 
     uint64_t seed = 0;
     int T = 1;                         // tokens of a sample
-    std::vector<Source> sources = {};  // empty: not recorded, by older versions
+    std::vector<Source> sources = {};  // empty: an older version did not record them
     int64_t first_token = 0;
-    std::map<std::string, int64_t> tokens_before = {};  // that earlier orders took, by content
+    std::map<std::string, int64_t> tokens_before = {};  // taken by earlier orders, by content
 
-    /// Whether both take the same shares of the same data.
+    /// Whether both orders take the same shares of the same data.
     bool has_sources_of(const DataOrder& other) const;
     /// The tokens that each source has given to this order when the run has read `tokens`.
     std::vector<int64_t> tokens_of_sources(int64_t tokens) const;
 
-    /// For the loader. An order that does not begin with the run is a new one even if seed and data
-    /// are those of an earlier order.
+    /// The key from which the loader makes its permutations. Two orders of a run that begin at
+    /// different tokens have different keys, even if they have the same seed and data.
     uint64_t key() const { return seed + 0x9e3779b97f4a7c15 * static_cast<uint64_t>(first_token); }
     /// The number of the sample that begins after so many tokens of the run.
     int64_t sample_after(int64_t tokens) const { return (tokens - first_token) / T; }
@@ -70,8 +72,9 @@ struct RunPosition {
 /// Writes position.json into a checkpoint's folder.
 void write_position(const std::filesystem::path& checkpoint, const RunPosition& position);
 
-/// The position of a checkpoint of `step`. Checkpoints of older versions have no position.json: all
-/// their steps had the batch of `config`, which is their own. Throws Error if it is damaged.
+/// Reads the position of a checkpoint of `step`. `config`: the checkpoint's configuration. A
+/// checkpoint of an older version has no position.json; all steps of its run had the batch of
+/// `config`. Throws Error if the file is damaged.
 RunPosition read_position(const std::filesystem::path& checkpoint, int64_t step,
                           const Config& config);
 

@@ -10,7 +10,8 @@
 //   report.html        a page about the run: report/report.h
 //   metrics.old.jsonl  the longest metrics.jsonl that a new run found here when there was no
 //                      checkpoint to resume from
-//   events.out.tfevents.…  for TensorBoard: tensorboard.h; events.old: the same of an earlier run
+//   events.out.tfevents.…  for TensorBoard: tensorboard.h
+//   events.old             the same of an earlier run
 //   trace/             timelines: step_trace.h
 //   step-NNNNNNNN/     checkpoints
 //   lock               held while a run is active
@@ -27,10 +28,10 @@ namespace train_gpt {
 
 class RunFolder {
   public:
-    /// Creates the folder where it does not exist, and locks it. Throws Error when another run
-    /// holds the lock, and where the folder has files of these names that no run wrote, for example
-    /// because it is a checkpoint. Of several ranks the first does this; then all check that they
-    /// see the same folder.
+    /// Creates the folder if it does not exist, and locks it. The first rank does this; then all
+    /// ranks check that they see the same folder. Throws Error if another run holds the lock.
+    /// Throws Error if the folder has files with a run's names that no run has written: it may be a
+    /// checkpoint.
     explicit RunFolder(const std::filesystem::path& path, const World& world = {});
     ~RunFolder();
     RunFolder(const RunFolder&) = delete;
@@ -60,14 +61,14 @@ class RunFolder {
     int lock_ = -1;
 };
 
-/// The file of a run's folder that names its data.
+/// The file of a run's folder that names the run's data.
 constexpr const char* run_manifest = "manifest.json";
-/// Which data ("data.train", "data.val") have different contents or weights from what a run folder's
-/// manifest.json describes; none if it describes nothing.
+/// Returns which data ("data.train", "data.val") have other contents or weights than a run folder's
+/// manifest.json describes. Empty if the manifest is missing or describes no data.
 std::vector<std::string> changed_data(const std::filesystem::path& run_folder,
                                       const Config& config);
-/// The hashes in a run folder's manifest.json, by path, of data that no data.json describes: a start
-/// of the run recorded them when it read the files. None if the folder has no manifest.
+/// The hashes in a run folder's manifest.json, by path, of data that no data.json describes. The
+/// run has recorded these hashes when it read the files. Empty if the folder has no manifest.
 std::map<std::string, std::string> hashes_by_run(const std::filesystem::path& run_folder);
 
 }  // namespace train_gpt

@@ -34,33 +34,33 @@ struct TensorInfo {
 };
 
 /// A safetensors file, mapped read-only. The constructor checks the whole header: its length, its
-/// JSON, every key and type, that bytes = shape × dtype, and that the tensors fill the file
-/// without gaps or overlaps. Anything wrong is an Error that names the file and the tensor.
-/// Contents are not checked (the format has no checksum).
+/// JSON, every key and type, that bytes = shape × dtype, and that the tensors fill the file without
+/// gaps or overlaps. It throws Error if something is wrong; the message names the file and the
+/// tensor. Contents are not checked, since the format has no checksum.
 class SafetensorsFile {
   public:
     explicit SafetensorsFile(const std::filesystem::path& path);
 
     const std::filesystem::path& path() const { return file_.path(); }
-    /// In the order of their bytes in the file.
+    /// The tensors, in the order of their bytes in the file.
     const std::vector<TensorInfo>& tensors() const { return tensors_; }
     const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
-    /// Null when there is no tensor of that name.
+    /// Returns null if no tensor has this name.
     const TensorInfo* find(const std::string& name) const;
-    /// The same, but throws Error when there is no such tensor, or it has another shape.
+    /// The same, but throws Error if no tensor has this name, or if the tensor has another shape.
     const TensorInfo& at(const std::string& name) const;
     const TensorInfo& at(const std::string& name, std::span<const int64_t> shape) const;
 
     /// The raw bytes of one of tensors(), valid while this object exists. They need not be aligned.
     std::span<const std::byte> data(const TensorInfo& info) const;
 
-    /// Elements [first, first + count) in row-major order as floats: from F32, F16 and BF16
-    /// exactly, from F64 rounded. Any other dtype is an Error. count = -1: up to the last.
+    /// Reads elements [first, first + count) in row-major order as floats; count = -1: up to the
+    /// last. F32, F16 and BF16 are exact, F64 is rounded. Throws Error for other dtypes.
     void read_floats(const TensorInfo& info, float* out, int64_t first = 0,
                      int64_t count = -1) const;
-    /// The same as integers, from I64, I32, I16, I8, U32, U16 or U8; a value that int32 cannot hold
-    /// is an Error.
+    /// Returns all elements as integers, from I64, I32, I16, I8, U32, U16 or U8. Throws Error for
+    /// other dtypes, and for a value that int32 cannot hold.
     std::vector<int32_t> read_integers(const TensorInfo& info) const;
 
   private:
@@ -74,13 +74,13 @@ class SafetensorsFile {
     std::map<std::string, std::string> metadata_;
 };
 
-/// Writes a safetensors file as a stream; it appears under its name on commit() (see AtomicFile).
-/// The data begins at a multiple of 64 bytes. Hugging Face's transformers requires the metadata
-/// {"format": "pt"}.
+/// Writes a safetensors file as a stream. The file appears under its name on commit() (see
+/// AtomicFile). The data begins at a multiple of 64 bytes. Hugging Face's transformers requires the
+/// metadata {"format": "pt"}.
 class SafetensorsWriter {
   public:
-    /// `tensors` in the order of their bytes in the file; begin and end are ignored. An unknown
-    /// dtype, a negative extent or a name that occurs twice is an Error.
+    /// `tensors` in the order of their bytes in the file; begin and end are ignored. Throws Error
+    /// for an unknown dtype, a negative extent, or a name that occurs twice.
     SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> tensors,
                       const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 

@@ -1,6 +1,5 @@
-// A model's weights as stored in files, whatever the format: Hugging Face's folders
-// (model_folder.h), llm.c's files (llmc_model.h), and the fp32 master weights of a checkpoint
-// (checkpoint.h).
+// A model's weights in files of any format: Hugging Face's folders (model_folder.h), llm.c's files
+// (llmc_model.h), and the fp32 master weights of a checkpoint (checkpoint.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -28,8 +27,9 @@ struct StoredModel {
     StoredType dtype = StoredType::fp32;
     TokenIds tokens = {};
 
-    /// Sets values to the elements [first, first + n) of a parameter of registry_of(spec), in its
-    /// layout; exact. A parameter that is transposed() must be read in one call.
+    /// Sets `values` to the elements [first, first + values.size()) of a parameter of
+    /// registry_of(spec), in the parameter's layout. The values are exact. A parameter that is
+    /// transposed() must be read in one call.
     std::function<void(const Parameter& p, int64_t first, std::span<float> values)> read;
 };
 
@@ -37,14 +37,15 @@ struct StoredModel {
 void load_weights(const StoredModel& model, ParameterStore& parameters);
 
 /// Calls write(bytes) with pieces of some rows of a parameter of the model, rounded to nearest into
-/// `type`: row-major, [out, in], or if `transposed` as [in, out] (only for a parameter that is
-/// transposed()). Uses memory for a small piece, and for the whole parameter if it is transposed(). Throws Error naming the parameter when a number is not finite, or too large for
-/// `type`.
+/// `type`. Bytes are row-major, [out, in]. If `transposed`, they are [in, out]; only a parameter
+/// that is transposed() allows this. Uses memory for a small piece, or for the whole parameter if
+/// it is transposed(). Throws Error, which names the parameter, if a number is not finite or too
+/// large for `type`.
 void write_parameter(const StoredModel& model, const Parameter& p, Range rows, StoredType type,
                      bool transposed, const std::function<void(std::span<const std::byte>)>& write);
 
-/// out[c, r] = in[r, c] for rows × cols elements; rows of `in` are in_stride elements apart, those
-/// of `out` are contiguous.
+/// out[c, r] = in[r, c] for rows × cols elements. Rows of `in` are in_stride elements apart. `out`
+/// has no gaps.
 void transpose(const float* in, int64_t in_stride, float* out, int64_t rows, int64_t cols);
 
 }  // namespace train_gpt

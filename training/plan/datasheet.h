@@ -1,4 +1,4 @@
-// What GPUs can do by their datasheets, which model FLOPs utilisation (MFU) is a share of.
+// What GPUs can do according to their datasheets. Model FLOPs utilisation (MFU) is a share of that.
 #pragma once
 #include <string_view>
 
@@ -7,12 +7,12 @@
 
 namespace train_gpt {
 
-/// FLOP/s of a GPU's tensor cores, multiplying bf16 without sparsity and adding in fp32. 0 if it is
-/// not in the table, or has another number of multiprocessors, as a slice of a GPU (MIG) has.
-/// `name`: as CUDA gives it.
+/// FLOP/s of a GPU's tensor cores that multiply bf16 without sparsity and add in fp32. `name`: the
+/// GPU's name, as CUDA gives it. Returns 0 if the GPU is not in the table, or if it has another
+/// number of multiprocessors than in the table: a slice of a GPU (MIG) has fewer.
 double datasheet_flops(std::string_view name, int multiprocessors);
 
-/// The same for a device; 0 for CPUs and for other dtypes than bf16.
+/// The same for a device. Returns 0 for CPUs, and for other dtypes than bf16.
 double datasheet_flops(const Device& device, DType dtype);
 
 }  // namespace train_gpt

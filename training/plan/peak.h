@@ -1,4 +1,4 @@
-// Measures the device's peak rates, which the speed of a step is compared with.
+// Measures the device's peak rates. The speed of a step is compared with them.
 #pragma once
 #include "base/dtype.h"
 #include "device/device.h"

@@ -1,4 +1,4 @@
-// What `train_gpt plan` says of a pipeline: its schedule, timed from FLOPs.
+// What `train_gpt plan` says about a pipeline: its schedule, with times computed from FLOPs.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -1,4 +1,5 @@
-// The plan of a run: what it needs, computed before it starts by the code that later allocates.
+// The plan of a run: what the run needs. The code that later allocates memory computes the plan
+// before the run starts.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -34,7 +35,7 @@ Traffic step_traffic(const RunShape& shape, int rank = 0);
 struct Fit {
     int micro_batch = 0;  // sequences
     Recompute recompute = Recompute::none;
-    uint64_t bytes = 0;  // of each rank
+    uint64_t bytes = 0;  // that each rank takes
 };
 
 /// batch.micro_batch and precision.recompute as given. If they are 0 and "auto", they are chosen
@@ -60,16 +61,17 @@ std::string change_that_fits(const RunShape& shape, const Device& device, uint64
 /// much and what would fit.
 Arena allocate(const Arena& plan, const RunShape& shape);
 
-/// Allocates the memory of a plan. If there is not enough, the Error says what takes how much.
+/// Allocates the memory of a plan. Throws Error if there is not enough memory; the message says
+/// what takes how much.
 Arena allocate(const Arena& plan);
 
-/// What `train_gpt plan` prints; problem: why the run cannot start here, empty where it can.
+/// What `train_gpt plan` prints. problem: why the run cannot start here; empty if it can.
 struct PlanReport {
     std::string text, problem;
 };
 
 /// Shape, parameters, FLOPs, batch, and memory by purpose for every recompute level, for `world`
-/// ranks. Throws Error where a step cannot feed that many.
+/// ranks. Throws Error if a step cannot feed so many ranks.
 PlanReport plan_report(const Config& config, const Device& device, int world);
 
 /// The picture of a pipeline's schedule with the micro-batch and recomputation that plan_report()

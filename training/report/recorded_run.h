@@ -25,8 +25,8 @@ struct MetricsTable {
     std::vector<double> column(const std::string& name) const;
     /// The last finite value of a column; NaN if there is none.
     double last(const std::string& name) const;
-    /// The row of the last finite value of a column, and of the first smallest of those that have the
-    /// same value of another column as that one; nothing if there is none.
+    /// The row of the last finite value of a column, and of the first smallest of those that have
+    /// the same value of another column as that one; nothing if there is none.
     std::optional<size_t> last_row(const std::string& name) const;
     std::optional<size_t> smallest_row(const std::string& name, const std::string& like) const;
 
@@ -74,7 +74,8 @@ class RecordedRun {
     std::vector<double> tokens(const MetricsTable& table) const;
     /// The length of the whole schedule in steps; 0 if it is unknown.
     int64_t steps_planned() const;
-    /// Passes over the sources of training data by the whole schedule, as the last start recorded them.
+    /// Passes over the sources of training data by the whole schedule, as the last start recorded
+    /// them.
     std::vector<SourceUse> passes_planned() const;
     /// The last step of any line.
     int64_t last_step() const;

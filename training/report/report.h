@@ -12,8 +12,9 @@ namespace train_gpt {
 
 constexpr const char* report_file = "report.html";
 
-/// Writes the page and the picture, and returns what to print. Throws Error, in a sentence, for what
-/// is not the folder of a run or cannot be written, and for too many runs or the same one twice.
+/// Writes the page and the picture, and returns what to print. Throws Error, in a sentence, for
+/// what is not the folder of a run or cannot be written, and for too many runs or the same one
+/// twice.
 std::string write_report(const ReportOptions& options);
 
 /// The rows of a table that the page about an active run keeps in memory; at times twice as many.

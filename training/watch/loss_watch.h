@@ -9,25 +9,29 @@
 
 namespace train_gpt {
 
-/// Judges checkpoints by the loss of the step that begins with their weights. A loss is sane if it
-/// is finite, and above the best so far by no more than a tenth of it, or half of the way back to the
-/// loss of the first step (or of a guess among all tokens, if that is more).
+/// Judges checkpoints by the loss of the step that begins with their weights. A loss is sane if
+///
+///   loss ≤ best + max(best / 10, (first − best) / 2)
+///
+/// with the best loss so far, and `first`, which is the larger of the first step's loss and the
+/// loss of a guess among all tokens. A loss that is not finite is not sane.
 class LossWatch {
   public:
     explicit LossWatch(int64_t vocab_size);
 
-    /// The loss of a step, which counts from 1; steps come in order, and some may be left out.
+    /// Takes the loss of a step. Steps count from 1 and come in order; some may be left out.
     /// Returns whether a later checkpoint than before is now known to be sane.
     bool add(int64_t step, double loss);
     void saved(int64_t step) { waiting_.push_back(step); }
-    /// No step follows: checkpoints that wait for their judgement get the one of the last loss.
+    /// Says that no step follows: the last loss judges the checkpoints that wait.
     void end();
 
     /// The step of the newest checkpoint that is known to be sane.
     std::optional<int64_t> sane_checkpoint() const { return sane_; }
     double last_loss() const { return last_loss_; }
 
-    /// What earlier starts of a run that resumes at a step have logged, for one rank to tell others.
+    /// Takes the losses that earlier starts of a run have logged; the run resumes at `step`. Only
+    /// one rank calls it. The others get what it knows through to_text() and read_text().
     void replay(const std::filesystem::path& run_dir, int64_t step);
     std::string to_text() const;
     void read_text(const std::string& text);

@@ -1,6 +1,6 @@
-// What a run measures of its training steps and evaluations: records, and the sinks they go to.
-// The first sink is metrics.jsonl in the run's folder, from which later starts of the run read what
-// earlier ones measured; tensorboard.h has another.
+// What a run measures in its training steps and evaluations: records, and the sinks that take them.
+// The first sink is metrics.jsonl in the run's folder. Later starts of the run read from it what
+// earlier starts have measured. tensorboard.h has another sink.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -26,11 +26,11 @@ struct MetricsRecord {
     using Fields = std::vector<std::pair<std::string, Value>>;
 
     Kind kind = Kind::training_step;
-    int64_t step = 0;  // steps that were done
-    Fields fields;     // in their order in a line
+    int64_t step = 0;  // how many steps were done
+    Fields fields;     // in the order of a line
 };
 
-/// Where records go.
+/// Takes records.
 class MetricsSink {
   public:
     MetricsSink() = default;
@@ -49,16 +49,16 @@ class MetricsSink {
 /// and infinities are written as null.
 class JsonLinesSink : public MetricsSink {
   public:
-    /// Keeps the lines of steps <= resume_step of an earlier run in this folder and drops the rest,
-    /// since those steps are run again. An incomplete last line is dropped. A run that starts from
-    /// the beginning (no resume_step) moves all lines to metrics.old.jsonl, unless that file is
-    /// longer.
+    /// Keeps the lines of steps <= resume_step of an earlier run in this folder. Drops the lines of
+    /// later steps, since these steps are run again. Drops an incomplete last line. A run that
+    /// starts from the beginning (no resume_step) moves all lines to metrics.old.jsonl, unless
+    /// metrics.old.jsonl is longer.
     JsonLinesSink(const std::filesystem::path& run_dir, std::optional<int64_t> resume_step);
 
     /// Appends one line.
     void write(const MetricsRecord& record) override;
 
-    /// "seconds" of the last line that was kept; 0: there is none.
+    /// "seconds" of the last line that was kept; 0 if no line was kept.
     double kept_seconds() const { return kept_seconds_; }
 
   private:
@@ -71,15 +71,16 @@ class JsonLinesSink : public MetricsSink {
 void read_metrics(const std::filesystem::path& run_dir,
                   const std::function<void(const MetricsRecord&)>& take);
 
-/// What metrics.jsonl says of an evaluation.
+/// What metrics.jsonl says about an evaluation.
 struct LoggedEvaluation {
-    int64_t step = -1;  // none
+    int64_t step = -1;  // −1: there is no evaluation
     double nats_per_token = std::nan(""), bits_per_byte = std::nan("");
 };
 
-/// The last evaluation up to a step in a run folder's metrics.jsonl, and the first one of the lowest
-/// loss, if there are any: of those on as many tokens as the last, since others had other data.
+/// The last evaluation up to a step in a run folder's metrics.jsonl.
 LoggedEvaluation last_evaluation(const std::filesystem::path& run_dir, int64_t step);
+/// The first evaluation with the lowest loss, up to a step. Only evaluations on as many tokens as
+/// the last one count, since others had other data.
 LoggedEvaluation best_evaluation(const std::filesystem::path& run_dir, int64_t step);
 
 /// The metrics of a run: sends each record to all sinks.
@@ -90,18 +91,20 @@ class MetricsLog {
 
     struct Options {
         TokenCount tokens = TokenCount(1);
-        bool writes = true;  // of several ranks only one
+        bool writes = true;  // only one of several ranks writes
     };
-    /// resume_step: as for JsonLinesSink.
+    /// resume_step: see JsonLinesSink.
     MetricsLog(const std::filesystem::path& run_dir, std::optional<int64_t> resume_step,
                const Options& options);
 
     /// The records that follow go to this sink too.
     void add(std::unique_ptr<MetricsSink> sink) { sinks_.push_back(std::move(sink)); }
 
-    /// Writes a record of the fields and, after them, "tokens" (of all steps up to this one) and
-    /// "seconds" (of training: since this object was made, and before that those of the last line
-    /// that metrics.jsonl kept).
+    /// Writes a record of the fields and, after them,
+    ///
+    ///   "tokens"    the tokens of all steps up to this step
+    ///   "seconds"   the seconds of training: "seconds" of the last line that metrics.jsonl kept, and
+    ///               the time since this object was made
     void write(int64_t step, const Fields& fields,
                MetricsRecord::Kind kind = MetricsRecord::Kind::training_step);
     void write_text(int64_t step, const std::string& name, const std::string& text);

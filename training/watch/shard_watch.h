@@ -1,15 +1,16 @@
-// Verifies a run's token shards while it trains: each is read once, by one of the ranks, and
-// compared with the hash that `tokenize` or an earlier start of the run recorded. A low-priority
-// thread does this, with pauses so that it takes at most a hundredth of a core.
+// Verifies a run's token shards while the run trains. One of the ranks reads each shard once, and
+// compares it with the hash that `tokenize` or an earlier start of the run has recorded. A
+// low-priority thread does this. It pauses often, so that it takes at most a hundredth of a core.
 //
 // RUN_DIR/verified.json records the files that have been read, with size, modification time and
-// inode. They are not read again while these stay the same:
+// inode. A file is not read again while these three stay the same:
 //
 //     {"sound_step": 8,
 //      "files": [{"path": …, "bytes": …, "modified": …, "inode": …, "xxh3": …}, …]}
 //
-// sound_step: checkpoints up to this step were trained on verified data; those of later steps may
-// have been trained on damaged data until all data has been read. null: all of it is verified.
+// sound_step: checkpoints up to this step were trained on verified data. Until all data has been
+// read, checkpoints of later steps may have been trained on damaged data. null: all data is
+// verified.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -34,13 +35,14 @@ namespace train_gpt {
 /// A shard of the run's data.
 struct WatchedShard {
     std::filesystem::path path;
-    bool trains = true;  // false: only for validation
+    bool trains = true;  // false: it is only for validation
 };
 
 class ShardWatch {
   public:
-    /// All ranks call it, with the same shards and the step that the run starts from. The thread
-    /// starts where this rank has anything to read. `folder` and `world` must outlive the object.
+    /// All ranks call it with the same shards. first_step: the step from which the run starts. The
+    /// thread starts if this rank has anything to read. `folder` and `world` must outlive the
+    /// object.
     ShardWatch(const RunFolder& folder, const std::vector<WatchedShard>& shards, int64_t first_step,
                const World& world);
     ~ShardWatch();
@@ -56,19 +58,19 @@ class ShardWatch {
     uint64_t bytes_left() const { return bytes_left_; }
 
     struct Damage {
-        std::string message;  // names the shard and, of several ranks, the rank
+        std::string message;  // names the shard and, if there are several ranks, the rank
         bool trained = true;  // false: only validation data is damaged
     };
-    /// All ranks call it: records in the run folder what they have read so far, with the hashes of
-    /// shards that had none in its manifest.json. Returns damage that any of them has found.
+    /// All ranks call it. Records in the run folder what the ranks have read so far. Adds hashes to
+    /// manifest.json for shards that had none. Returns damage that any rank has found.
     std::optional<Damage> settle();
 
-    /// Checkpoints up to this step used verified data; INT64_MAX: all did. The same on all ranks,
-    /// as of the last settle().
+    /// Checkpoints up to this step were trained on verified data; INT64_MAX: all checkpoints. The
+    /// last settle() has set it, to the same step on all ranks.
     int64_t sound_step() const { return sound_step_; }
 
-    /// sound_step() as a run folder records it; nothing if all data was verified or nothing is
-    /// known.
+    /// The sound_step that a run folder records. Nothing if all data was verified, or if the folder
+    /// records none.
     static std::optional<int64_t> kept_sound_step(const std::filesystem::path& run_dir);
 
   private:
@@ -102,10 +104,10 @@ class ShardWatch {
     int64_t sound_step_;
     std::vector<Shard> shards_;
     std::vector<size_t> queue_;             // indices into shards_ that this rank reads
-    size_t next_ = 0;                       // in queue_; only for the thread that reads
-    std::unique_ptr<FileReading> reading_;  // of the next shard, once begun
-    Stamp stamp_;                           // of that shard
-    // On rank 0 only: the entries of verified.json by path, and its text.
+    size_t next_ = 0;                       // in queue_; only the thread that reads uses it
+    std::unique_ptr<FileReading> reading_;  // of the next shard; null until it begins
+    Stamp stamp_;                           // of the shard that reading_ reads
+    // Only on rank 0: the entries of verified.json by path, and the file's text.
     std::map<std::string, Json> kept_;
     std::string written_;
 
@@ -113,7 +115,7 @@ class ShardWatch {
     std::condition_variable wake_;
     bool ending_ = false;             // the thread must end
     std::vector<Verified> verified_;  // since the last settle()
-    std::optional<Damage> damage_;    // the first that this rank found
+    std::optional<Damage> damage_;    // the first damage that this rank has found
     std::atomic<bool> found_damage_{false};
     std::atomic<uint64_t> bytes_left_{0};
     std::atomic<bool> complete_{false};

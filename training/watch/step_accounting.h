@@ -13,9 +13,10 @@ class StepAccounting {
     /// The first steps of a process are warm-up and do not count.
     void add(const StepTimes& times);
 
-    /// Collective: each phase's share of the mean step over all ranks, that of communication also
-    /// by group of ranks if there are several, and, with several ranks, which one computes longest
-    /// and by how much more than the median. Empty if there were too few steps.
+    /// All ranks call it. Returns each phase's share of the mean step over all ranks. If there are
+    /// several groups of ranks, returns the share of communication for each group, too. With
+    /// several ranks, also returns which rank computes longest, and how much longer than the
+    /// median. Empty if there were too few steps.
     std::string summary(const World& world) const;
 
   private:

@@ -1,5 +1,5 @@
-// What is shown and logged about a run's steps: their lines in the terminal and in metrics.jsonl,
-// and where their time went.
+// What is shown and logged about a run's steps: lines in the terminal and in metrics.jsonl, and
+// where the time of the steps went.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -34,15 +34,15 @@ class StepLog {
 
     /// Records a finished step; `number` counts from 1. Takes the step's times from the clock.
     void add(int64_t number, const StepOutcome& outcome, StepClock& clock);
-    /// What this rank has sent in a step, by group of ranks, in bytes.
+    /// Sets how many bytes this rank has sent in the step, by group of ranks.
     void sent(std::map<std::string, int64_t> bytes) { sent_ = std::move(bytes); }
-    /// The time up to now belongs to no step.
+    /// Says that the time up to now belongs to no step.
     void restart_time() { since_last_step_.restart(); }
 
     const StepSize& size() const { return size_; }
     /// Seconds of a step: of recent ones, or before the first one a lower bound.
     double expected_seconds() const;
-    /// Collective: StepAccounting::summary().
+    /// StepAccounting::summary(), which all ranks call.
     std::string summary(const World& world) const { return accounting_.summary(world); }
 
   private:

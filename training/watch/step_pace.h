@@ -18,15 +18,15 @@ class StepPace {
     };
     Mean take();
 
-    /// The mean of the last `window` steps. The first step of a process, which includes one-time
-    /// work, counts only until there is a second. 0 before the first.
+    /// The mean seconds of the last `window` steps; 0 before the first step. The first step of a
+    /// process includes one-time work, so it counts only until there is a second step.
     double recent() const;
 
     static constexpr size_t window = 32;
 
   private:
-    int64_t steps_ = 0, taken_ = 0;  // of the process; up to the last take()
-    double seconds_ = 0;             // since then
+    int64_t steps_ = 0, taken_ = 0;  // steps of the process; steps up to the last take()
+    double seconds_ = 0;             // since the last take()
     StepTimes times_;
     std::deque<double> recent_;
 };

@@ -11,8 +11,8 @@ namespace train_gpt {
 
 class StepProfile {
   public:
-    /// Measures the memory bandwidth, one of the limits in the table; the other, peak_flops, is
-    /// from measure_peak_flops(). steps = 0: no profile.
+    /// Measures the memory bandwidth, which is one of the two limits in the table. The other limit
+    /// is peak_flops, from measure_peak_flops(). steps = 0: no profile.
     StepProfile(const Device& device, int64_t steps, double peak_flops);
 
     /// Steps that the process must run for the profile; 0: no profile.
@@ -24,13 +24,14 @@ class StepProfile {
     bool ends_after(int64_t steps_of_process) const {
         return steps_ > 0 && steps_of_process == steps_needed();
     }
-    /// The device must be idle at these calls. Time between pause() and go_on() belongs to no step;
-    /// both do nothing while no profile is active.
+    /// The device must be idle at these calls. Time between pause() and go_on() belongs to no step.
+    /// pause() and go_on() do nothing while no profile is active.
     void start(Stream& stream);
     void pause(Stream& stream);
     void go_on(Stream& stream);
-    /// The table: time per kind of kernel and step, its share, the rate in GB/s or TFLOP/s,
-    /// whichever is nearer to its limit, and how near it is.
+    /// Ends the profile and returns its table. A line has a kind of kernel, the kind's time in a
+    /// step, its share of the step, its rate, and the rate's share of the limit. The rate is in
+    /// GB/s or TFLOP/s, whichever is nearer to its limit.
     std::string finish(Stream& stream);
 
   private:
@@ -44,11 +45,11 @@ class StepProfile {
     Stopwatch since_start_;
 };
 
-/// Of a pipeline, the tables of the first rank of each stage, with headings; else this rank's. All
-/// ranks call it with theirs.
+/// All ranks call it with their tables. In a pipeline, returns the tables of the first rank of each
+/// pipeline place, with headings. Without a pipeline, returns this rank's table.
 std::string profile_of_stages(const Mesh& mesh, const std::string& table);
 
-/// The table alone, from totals over `steps` steps that took `seconds` in total.
+/// The table for given totals over `steps` steps, which took `seconds` in total.
 std::string profile_table(const std::vector<Profiler::Total>& totals, int64_t steps, double seconds,
                           double peak_flops, double bandwidth);
 

@@ -6,14 +6,14 @@
 
 namespace train_gpt {
 
-/// One sum after the other in the device's memory, where the optimizer adds up those of all ranks
-/// in the same exchange as the norm.
+/// The sums lie one after the other in the device's memory. The optimizer adds up the sums of all
+/// ranks in the same exchange as the norm.
 struct StepSums {
     double loss = 0;           // in nats
-    double stop_requests = 0;  // 1 of each rank that wants the run to stop after this step
-    double loss_of_source[Mixture::max_sources] = {};  // if training data come from several
+    double stop_requests = 0;  // each rank that wants the run to stop after this step adds 1
+    double loss_of_source[Mixture::max_sources] = {};  // if training data have several sources
 
-    /// The number of these sums in a step with this many sources of training data.
+    /// How many sums a step has if training data have so many sources.
     static constexpr int64_t count(int sources) { return 2 + (sources > 1 ? sources : 0); }
 };
 static_assert(sizeof(StepSums) ==

@@ -22,25 +22,27 @@ class StepTrace {
 
     /// Steps that the process must run for the trace; 0: no trace.
     int64_t steps_needed() const { return steps_ > 0 ? warm_up + steps_ : 0; }
-    /// Whether start() comes before this step is submitted. The first two steps are warm-up; the
-    /// second of them counts the spans, for which start() then makes room.
+    /// Whether to call start() before this step is submitted. The first two steps are warm-up. The
+    /// second step counts the spans, so that start() can make room for them.
     bool starts_before(int64_t step_of_process) const {
         return steps_ > 0 && step_of_process == warm_up;
     }
     bool ends_after(int64_t steps_of_process) const {
         return steps_ > 0 && steps_of_process == steps_needed();
     }
-    /// The device must be idle. `step`: the first one to trace, counted from 1.
+    /// Begins the trace. The device must be idle. `step`: the first step to trace, counted from 1.
     void start(Stream& stream, int64_t step, const World& world);
-    /// Before each step, and after it was submitted. Steps count from 1.
+    /// begin_step() is called before each step, and end_step() after the step was submitted. Steps
+    /// count from 1.
     void begin_step(Stream& stream, int64_t step, int64_t step_of_process);
     void end_step() { step_span_.reset(); }
-    /// Between steps, where the device is idle. What happens until go_on() is one span.
+    /// Called between steps, when the device is idle. What happens until go_on() is one span.
     void pause();
     void go_on(Stream& stream);
-    /// Writes the trace if start() was called, also after fewer steps: each of several ranks
-    /// trace/step-NNNNNNNN-rank-NNNNN.json, the first one all of them together in
-    /// trace/step-NNNNNNNN.json. Says where it is, or warns that it could not be written.
+    /// Writes the trace if start() was called, even if fewer steps than planned were traced. Each
+    /// of several ranks writes trace/step-NNNNNNNN-rank-NNNNN.json. The first rank writes all of
+    /// these together into trace/step-NNNNNNNN.json. Prints where the trace is, or a warning if it
+    /// could not be written.
     void finish(const World& world, Progress& progress);
 
   private:
@@ -48,7 +50,7 @@ class StepTrace {
 
     enum class State : uint8_t { off, counting, tracing };
 
-    /// Of one rank, or of all together.
+    /// The file of a rank's trace; without `rank`, the file of all ranks' traces together.
     std::filesystem::path file(std::optional<int> rank = {}) const;
     void write_rank(const World& world) const;
     void merge(int ranks) const;
@@ -59,7 +61,7 @@ class StepTrace {
     std::optional<TraceSpan> step_span_, pause_span_;
     State state_ = State::off;
     int64_t first_step_ = 0, traced_ = 0;
-    double start_ = 0;  // the first rank's start, on this host's clock of monotonic_seconds()
+    double start_ = 0;  // when the first rank started, on this host's clock monotonic_seconds()
 };
 
 }  // namespace train_gpt

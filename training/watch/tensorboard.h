@@ -19,19 +19,21 @@ class TensorBoardSink : public MetricsSink {
         std::string config;   // as recorded in config.json
         uint64_t memory = 0;  // bytes of each rank
     };
-    /// The folder's metrics.jsonl holds the records up to resume_step (JsonLinesSink). Events of
-    /// later steps are dropped, since those steps are run again, and so are incomplete records;
-    /// records of metrics.jsonl that have no events get them. A file in which nothing changes is
-    /// continued. Otherwise the events move to a new file, since a TensorBoard that is reading
-    /// the old one would not see the change. A run that starts from the beginning (no resume_step)
-    /// keeps the largest earlier file as events.old. Where a file cannot be written, that is printed
-    /// on stderr, and nothing else happens here.
+    /// The folder's metrics.jsonl holds the records up to resume_step (JsonLinesSink). The event
+    /// file gets the same contents. Events of later steps are dropped, since these steps are run
+    /// again. Incomplete records are dropped, too. Records of metrics.jsonl that have no events get
+    /// events.
+    ///
+    /// If nothing of a file changes, the sink continues this file. Otherwise the events move to a
+    /// new file, since a TensorBoard that reads the old file would not see the change. A run that
+    /// starts from the beginning (no resume_step) keeps the largest earlier file as events.old. If
+    /// a file cannot be written, the sink prints that on stderr, and does nothing else.
     TensorBoardSink(const std::filesystem::path& run_dir, std::optional<int64_t> resume_step,
                     Options options);
 
     void write(const MetricsRecord& record) override;
-    /// Shown as it is, not as Markdown. Steps of texts increase; what a start of the run writes again
-    /// is left out.
+    /// Writes a text that TensorBoard shows as it is, not as Markdown. The steps of texts only
+    /// increase: a text that a start of the run writes again is left out.
     void write_text(int64_t step, const std::string& name, const std::string& text) override;
 
   private:
