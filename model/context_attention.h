@@ -1,6 +1,6 @@
-// Causal attention of context-parallel ranks (parallel/axes/context_group.h): keys and values of all
-// ranks are gathered in order of position, and each of the rank's two chunks of queries attends to
-// those up to its end. Few key heads make what is gathered small.
+// Causal attention of context-parallel ranks (parallel/axes/context_group.h). Each rank gathers the
+// keys and values of all ranks, in order of position. A rank has two chunks of queries. Each chunk
+// attends to the keys up to the chunk's end. Few key heads make the gathered tensors small.
 #pragma once
 #include "device/device.h"
 #include "device/memory.h"
@@ -11,17 +11,18 @@ namespace train_gpt {
 
 class ContextAttention {
   public:
-    /// Takes what all layers share. shape: of the rank's rows, B sequences of T = S tokens, which are
-    /// its part of T · ranks; training: backward() will be called.
+    /// Takes memory that all layers share. shape: the rank's rows, which are B sequences of T = S
+    /// tokens. Whole sequences have T · ranks tokens. training: backward() will be called.
     ContextAttention(ContextGroup& group, const AttentionShape& shape, Arena& arena, bool training);
 
-    /// As attention_forward(), with q, k, v and out of the rank's rows [B, T]: in each sequence the
-    /// two chunks. k and v have consecutive heads and rows at equal distances. shape.doc_start [2, B,
-    /// T / 2] and lse [2, B, H, T / 2] are of the chunks.
+    /// Like attention_forward(). q, k, v and out are the rank's rows [B, T]; each sequence has the
+    /// early chunk, then the late chunk. The heads of k and v are consecutive, and their rows have
+    /// equal distances. shape.doc_start [2, B, T / 2] and lse [2, B, H, T / 2] are chunk by chunk.
     void forward(Stream& stream, const AttentionForward& args);
-    /// As attention_backward(), of the same; dk and dv are the sums over the queries of all ranks:
-    /// on each rank those of the late chunk, then of the early one, then by rank, in fp32, and rounded
-    /// once. gathered: the last forward pass had the same k and v, which are still here.
+    /// Like attention_backward(), for the same rows. dk and dv are sums over the queries of all
+    /// ranks, added in fp32 and rounded once. Each rank adds the sum over its late chunk and the
+    /// sum over its early chunk. Then the ranks' sums are added, in the order of ranks. gathered:
+    /// the last forward pass had the same k and v, so they need not be gathered again.
     void backward(Stream& stream, const AttentionBackward& args, bool gathered);
 
     size_t scratch_bytes(const Stream& stream, const AttentionShape& shape) const;
@@ -29,29 +30,36 @@ class ContextAttention {
   private:
     int whole_T() const { return shape_.T * group_.size(); }
     int chunk_length() const { return shape_.T / 2; }
-    /// Elements of a token's keys and values.
+    /// The number of elements in a token's keys and values.
     int64_t width() const { return int64_t{2} * shape_.H_kv * shape_.D; }
     int64_t elements() const { return int64_t{shape_.B} * whole_T() * width(); }
     AttentionShape chunk_shape(const AttentionShape& shape, int chunk) const;
     HeadsView chunk_of(HeadsView rows, int chunk) const;
     const float* chunk_of(const float* lse, int chunk) const;
-    /// Keys, or values, in a tensor that is in order of position.
+    /// The keys (or the values) in a tensor that is in order of position.
     HeadsView heads(const Tensor& in_order, bool values) const;
-    /// Copies between a tensor in order of position and one with the ranks' rows, by rank.
+    /// Copies from a tensor with the ranks' rows, by rank, into a tensor in order of position, or
+    /// back.
     void reorder(Stream& stream, Tensor to, Tensor from, bool into_order) const;
     void gather(Stream& stream, const HeadsView& k, const HeadsView& v);
 
     ContextGroup& group_;
     AttentionShape shape_;
-    // In order of position [B, T · ranks, width()]: keys and values; their gradients in fp32. By rank
-    // [ranks, B, T, width()]: what travels of either.
+    // keys_values_ and gradients_ (fp32) are in order of position [B, T · ranks, width()].
+    // travelling_ is by rank [ranks, B, T, width()]: keys and values, or gradients, as they travel.
     Tensor keys_values_, gradients_, travelling_;
 };
 
-/// The bytes that each rank sends for a micro-batch in a layer, as Communicator counts them: of keys
-/// and values of B sequences of T tokens on all ranks, n = B·T·2·H_kv·D elements of s bytes between c
-/// ranks, 2·s·n·(c−1)/c for the forward and the backward pass (or once more in recomputation instead
-/// of the latter), and 4·n·(c−1)/c for gradients.
+/// The bytes that each rank sends for a micro-batch in a layer, as Communicator counts them:
+///
+///   keys and values in the forward pass              s·n·(c−1)/c
+///   keys and values in the backward pass, or in
+///   recomputation, after which they are still here   s·n·(c−1)/c
+///   gradients of keys and values, in fp32            4·n·(c−1)/c
+///
+///   c   `ranks`
+///   n   `elements` of the keys and values on all ranks: B·T·2·H_kv·D, for B sequences of T tokens
+///   s   bytes of an element in `dtype`
 int64_t context_bytes_sent(int64_t elements, DType dtype, int ranks);
 
 }  // namespace train_gpt

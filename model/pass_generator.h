@@ -1,5 +1,5 @@
-// A TokenGenerator that computes whole forward passes of a model and caches nothing. Where weights are
-// split over ranks, these all call it with the same tokens and get the same logits.
+// A TokenGenerator that computes whole forward passes of a model and caches nothing. If ranks split
+// the weights, all of them call it with the same tokens and get the same logits.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -13,11 +13,11 @@ namespace train_gpt {
 
 class PassGenerator final : public TokenGenerator {
   public:
-    /// The passes run in the first slots of the model's stages. `model` must live longer. Takes a
+    /// `model` must live longer. The passes use the first slots of its stages. Takes memory for a
     /// batch from the arena.
     PassGenerator(const Pipeline& model, Arena& arena);
 
-    /// The model's sequences in a run are shorter than its context if it trains on shorter ones.
+    /// The length of the run's sequences, which may be shorter than the model's context.
     int context() const override { return model_.sequence_length(); }
     int64_t vocab_size() const override { return model_.spec().vocab_size; }
     void reset() override { position_ = 0; }

@@ -12,15 +12,15 @@
 
 namespace train_gpt {
 
-/// Executes the computes and messages of one rank in its list's order. A model on one rank is a
-/// pipeline of one stage, in which nothing moves. Of a micro-batch, ranks without the first stage
-/// need no tokens, and those without the last no targets.
+/// Executes the computes and messages of one rank, in the order of the rank's list. A model on one
+/// rank is a pipeline of one stage, in which nothing moves. Ranks without the first stage need no
+/// tokens of a micro-batch. Ranks without the last stage need no targets.
 class Pipeline {
   public:
     /// A whole model, which must live longer.
     Pipeline(Stage& whole);  // NOLINT(google-explicit-constructor)
-    /// This rank's stages, in order, which must live longer. Takes buffers for messages from the
-    /// arena. `shape` has the most micro-batches of a step.
+    /// `stages`: this rank's stages, in order; they must live longer. `shape` has the most
+    /// micro-batches that a step can have. Takes buffers for messages from the arena.
     Pipeline(const PipelineShape& shape, int rank, std::vector<Stage*> stages, Arena& arena);
 
     int ranks() const { return schedule_.shape.ranks; }
@@ -35,35 +35,36 @@ class Pipeline {
     int sequence_length() const { return stages_.front()->sequence_length(); }
     bool begins_model() const { return rank_ == 0; }
     bool ends_model() const { return rank_ == ranks() - 1; }
-    /// The stage that ends the model, on its rank.
+    /// This rank's last stage. If ends_model(), it is the stage that ends the model.
     const Stage& last_stage() const { return *stages_.back(); }
     /// The largest scratch memory that any kernel of the stages needs.
     size_t scratch_bytes(const Stream& stream) const;
-    /// Micro-batches from the oldest that is not finished to the newest that has begun, at most:
-    /// so many batches are in use at the same time.
+    /// How many batches are in use at the same time, at most. A batch is in use if its micro-batch
+    /// is not older than the oldest unfinished one, and not newer than the newest that has begun.
     int batches_in_use() const;
 
     void connect(const Device& device, Communicator& pipeline, StepClock* clock) {
         messages_->connect(device, pipeline, clock);
     }
 
-    /// This rank's actions in a step of so many micro-batches, at most, on any rank of the run.
-    /// Ranks with fewer leave out the actions of those that they do not have.
+    /// This rank's actions in a step in which no rank of the run has more than most_micro_batches
+    /// micro-batches. A rank with fewer micro-batches skips the actions of micro-batches that it
+    /// does not have.
     const std::vector<PipelineAction>& actions(int most_micro_batches);
-    /// Executes one action, whose micro-batch has the batch.
+    /// Executes one action. `batch`: the batch of the action's micro-batch.
     void execute(Stream& stream, const PipelineAction& action, const TokenBatch& batch) const;
-    /// Instead of an action for a micro-batch that only other ranks have: what the ranks that split the
-    /// state exchange in it.
+    /// Skips an action of a micro-batch that only other ranks have. Takes part in what the ranks
+    /// exchange in this action if they split the state.
     void skip(Stream& stream, const PipelineAction& action) const;
 
     /// A forward pass of one micro-batch through all stages, in their first slots.
     void forward(Stream& stream, const TokenBatch& batch) const;
-    /// The same, and the loss per token where last_stage() is (Stage::losses).
+    /// The same. On ranks that end the model, also computes the loss per token (Stage::losses).
     void evaluate(Stream& stream, const TokenBatch& batch) const;
-    /// Stage::next_token_logits() after forward(), on all ranks.
+    /// Stage::next_token_logits() after forward(). All ranks get the logits.
     void next_token_logits(Stream& stream, int64_t row, Tensor out) const;
-    /// Executes everything that a step executes on one micro-batch, without messages, from inputs
-    /// like random ones; backward passes leave so many multiprocessors free.
+    /// Executes everything that a step executes on one micro-batch, without messages. Random
+    /// numbers take the place of messages. Backward passes leave reserved_sms multiprocessors free.
     void warm_up(Stream& stream, const TokenBatch& batch, int reserved_sms) const;
 
   private:
@@ -73,7 +74,7 @@ class Pipeline {
     bool is_last(int stage) const { return stage == schedule_.stages - 1; }
     void compute(Stream& stream, const PipelineAction& action, const TokenBatch& batch) const;
 
-    PipelineSchedule schedule_, shorter_;  // shorter_: of a step with fewer micro-batches
+    PipelineSchedule schedule_, shorter_;  // shorter_: for a step with fewer micro-batches
     int rank_ = 0;
     std::vector<Stage*> stages_;
     std::unique_ptr<StageMessages> messages_;

@@ -1,10 +1,10 @@
-// What a training step keeps from a block's forward pass for its backward pass.
+// What a training step keeps from a block's forward pass for the block's backward pass.
 #pragma once
 #include <string>
 
 namespace train_gpt {
 
-/// What is recomputed in the backward pass instead of kept from the forward pass.
+/// What the backward pass computes again, so that the forward pass need not keep it.
 enum class Recompute {
     none,
     elementwise,  // the outputs of the layer norms and of GELU

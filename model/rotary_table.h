@@ -8,10 +8,11 @@ namespace train_gpt {
 
 class RotaryTable {
   public:
-    /// Takes memory for positions 0 … n − 1 from the arena, if the spec has rotary positions.
+    /// If the spec has rotary positions, takes memory for positions 0 … n − 1 from the arena.
     RotaryTable(const DecoderSpec& spec, int64_t n, Arena& arena, Purpose purpose);
 
-    /// fp32 [n, D], as RopeShape::table. The first call computes it and waits for the device.
+    /// The table, fp32 [n, D], for RopeShape::table. The first call computes it and waits for the
+    /// device.
     const Tensor& get(Stream& stream);
 
   private:

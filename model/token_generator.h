@@ -11,16 +11,17 @@ class TokenGenerator {
   public:
     virtual ~TokenGenerator() = default;
 
-    /// How many tokens it can take.
+    /// The most tokens that the generator can take.
     virtual int context() const = 0;
     virtual int64_t vocab_size() const = 0;
     /// Forgets all tokens.
     virtual void reset() = 0;
+    /// How many tokens the generator has taken.
     virtual int position() const = 0;
-    /// Appends tokens at positions position() … and computes the logits after the last of them.
-    /// There must be at least one token, and position() + tokens.size() must not exceed context().
+    /// Appends at least one token, and computes the logits after the last token. position() +
+    /// tokens.size() must not exceed context().
     virtual void feed(Stream& stream, std::span<const int32_t> tokens) = 0;
-    /// Logits [V] for the next token, after feed().
+    /// The logits [V] for the next token. Valid after feed().
     virtual std::span<const float> logits() const = 0;
     virtual size_t scratch_bytes(const Stream& stream) const = 0;
 };
