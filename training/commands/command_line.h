@@ -30,8 +30,8 @@ struct CommandLine {
         config
     };
 
-    Command command =
-        Command::none;  // none: help or the version was asked for, and `output` answers it
+    /// none: the user asked for help or the version, and `output` is the answer.
+    Command command = Command::none;
     std::string output;
 
     // train, plan, eval: a folder that `tokenize` wrote; for eval also a glob
@@ -41,7 +41,7 @@ struct CommandLine {
     std::string config;  // a file, or the name of a preset
     std::vector<std::string> overrides;
     int64_t stop_at = 0;  // 0: the schedule's end
-    int64_t profile = 0;  // steps to take the time of; 0: none
+    int64_t profile = 0;  // steps to profile; 0: none
     int64_t trace = 0;    // steps to trace; 0: none
     bool print_config = false;
     bool quiet = false;
@@ -63,7 +63,7 @@ struct CommandLine {
     ImportOptions importing;
     ExportOptions exporting;
 
-    // selfcheck; and device
+    // selfcheck, which also uses `device`
     SelfcheckOptions selfcheck;
 
     // verify
@@ -73,15 +73,15 @@ struct CommandLine {
     ReportOptions report;
 
     // config
-    std::string key;  // or a section; empty: all
+    std::string key;  // a key or a section; empty: all keys
     bool schema = false, markdown = false;
 };
 
 /// Throws UsageError for a command line that cannot be understood.
 CommandLine parse_command_line(int argc, char** argv);
 
-/// The configuration that `train` and `plan` are given for so many ranks: a file or preset, with
-/// --data and then --set.
+/// The configuration for `train` and `plan` on `world` ranks: a file or preset, then --data, then
+/// --set.
 Config load_config(const CommandLine& line, int world);
 
 }  // namespace train_gpt

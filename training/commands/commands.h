@@ -1,5 +1,5 @@
-// The commands other than `train` that take more than one call, one file each. Each takes the
-// command line and returns the exit code.
+// The commands that need more than one call, except `train`. Each command has a file. Each function
+// takes the command line and returns the exit code.
 #pragma once
 #include "training/commands/command_line.h"
 

@@ -5,8 +5,8 @@
 
 namespace train_gpt {
 
-/// The text of a file ("-": of standard input) without a line break at its end. Throws Error when
-/// it cannot be read.
+/// The text of a file, without a line break at the end. "-" stands for standard input. Throws Error
+/// if the file cannot be read.
 std::string read_prompt(const std::string& file);
 
 /// Asks for a text on the terminal and calls answer() with it, repeatedly, until an empty line or

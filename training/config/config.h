@@ -18,8 +18,8 @@
 
 namespace train_gpt {
 
-/// How a run shows its progress: a line that is rewritten, or separate lines; automatic: a line
-/// that is rewritten on a terminal, separate lines elsewhere and with several ranks.
+/// How a run shows its progress: a line that is rewritten, or separate lines. automatic: a
+/// rewritten line for one rank on a terminal, else separate lines.
 enum class ProgressStyle { automatic, line, lines };
 
 /// How the learning rate falls after the warm-up: schedule.h.
@@ -33,14 +33,14 @@ struct WordsOf<Decay> {
                                            {"wsd", Decay::wsd}};
 };
 
-/// What a tensor is computed with or sent as.
+/// The dtype in which tensors are computed or sent.
 template <>
 struct WordsOf<DType> {
     static constexpr Word<DType> list[] = {{name_of(DType::fp32), DType::fp32},
                                            {name_of(DType::bf16), DType::bf16}};
 };
 
-/// Nothing if the program chooses.
+/// std::nullopt: the program chooses.
 template <>
 struct WordsOf<std::optional<DType>> {
     static constexpr Word<std::optional<DType>> list[] = {{"auto", std::nullopt},
@@ -129,11 +129,11 @@ struct WordsOf<ProgressStyle> {
                                                    {"lines", ProgressStyle::lines}};
 };
 
-/// Everything a run depends on. Sections and names are those of the JSON file; `train_gpt config`
-/// prints the table of keys with types, defaults, rules and meaning.
+/// Everything on which a run depends. The JSON file has the same sections and names. `train_gpt
+/// config` prints the table of keys with types, defaults, rules and meanings.
 struct Config {
-    std::string
-        description;  // a note for people, such as where a preset departs from the published model
+    /// A note for people. A preset's note says where it departs from the published model.
+    std::string description;
     std::string run_dir;
     uint64_t seed = 1337;
     std::string device = "auto";  // auto | cpu | cuda
@@ -141,8 +141,8 @@ struct Config {
     struct Model {
         std::string family = "gpt2";
         int n_layer = 12, n_head = 12, n_embd = 768, n_ctx = 1024;
-        int vocab_size = 0;  // 0: the tokenizer's
-        // Where the model departs from its family; 0 and "auto": nowhere.
+        int vocab_size = 0;  // 0: the tokenizer's size
+        // What differs from the model's family; 0 and "auto": nothing.
         int n_kv_head = 0, head_size = 0, n_ff = 0;
         OneOf<std::optional<Norm>> norm = {};
         double norm_epsilon = 0;
@@ -165,7 +165,7 @@ struct Config {
 
     struct Data {
         struct Source {
-            std::string glob;  // of token shards, or "synthetic"
+            std::string glob;  // a glob of token shards, or "synthetic"
             double weight = 1;
             std::string name;  // in metrics
             bool operator==(const Source&) const = default;
@@ -191,30 +191,30 @@ struct Config {
         int64_t steps = 0;  // exactly one of steps, tokens and epochs says how long a run is
         int64_t tokens = 0;
         double epochs = 0;
-        double max_minutes =
-            0;  // 0: no limit; else the run saves a checkpoint and ends, its schedule unchanged
+        /// After so many minutes the run saves a checkpoint and ends. Its schedule does not change.
+        /// 0: no limit.
+        double max_minutes = 0;
         int64_t warmup_steps = 0;
         OneOf<Decay> decay = Decay::cosine;
-        double decay_fraction = 0.2;  // wsd: share of the steps that the final decay takes
-        double final_fraction =
-            0.1;  // the last step's learning rate as a fraction of learning_rate
+        double decay_fraction = 0.2;  // wsd: the share of the steps that the final decay takes
+        double final_fraction = 0.1;  // the last step's rate as a fraction of learning_rate
     } schedule;
 
     struct Precision {
-        OneOf<std::optional<DType>> dtype;  // auto: bf16 where the device multiplies it natively
+        OneOf<std::optional<DType>> dtype;  // auto: bf16 if the device multiplies it natively
         OneOf<std::optional<Recompute>> recompute;  // auto: the least that fits
         OneOf<bool> tf32 = false;                   // on a GPU
     } precision;
 
     struct Checkpoint {
         int64_t every = 1000;  // steps; 0: only at the end
-        int keep = 2;          // newest checkpoints kept; 0: all
+        int keep = 2;          // how many of the newest checkpoints are kept; 0: all
     } checkpoint;
 
     struct Evaluation {
         int64_t every = 250;     // steps; 0: only at the end
         int64_t max_tokens = 0;  // 0: the whole validation split
-        std::string hellaswag;   // HellaSwag's published JSONL; empty: not evaluated
+        std::string hellaswag;   // HellaSwag's published JSONL; empty: no HellaSwag
     } evaluation;
 
     struct Sampling {
@@ -243,7 +243,7 @@ struct Config {
     struct Parallel {
         int tensor = 1;  // tensor-parallel ranks
         bool allow_tensor_across_nodes = false;
-        int tensor_chunks = 1;  // in which their rows travel
+        int tensor_chunks = 1;  // how many chunks the rows of activations travel in
         bool tensor_keep_gathered = false;
         int context = 1;   // context-parallel ranks
         int pipeline = 1;  // pipeline ranks
@@ -252,19 +252,19 @@ struct Config {
         std::vector<int> layers_per_stage = {};  // empty: dealt by cost
         int zero = 1;                            // ZeRO's stage: 0 to 3
         int shard_ranks = 0;                     // 0: all data-parallel ranks
-        double bucket_mb = 64;                   // MiB of fp32 gradients
+        double bucket_mb = 64;                   // MiB of fp32 gradients in a bucket
         OneOf<DType> reduce_dtype = DType::fp32;
         double timeout_seconds = 300;
-        bool encrypt = false;   // what ranks without MPI send each other on CPUs
-        int nccl_max_ctas = 0;  // 0: as NCCL chooses
+        bool encrypt = false;   // encrypts what ranks without MPI send each other on CPUs
+        int nccl_max_ctas = 0;  // 0: NCCL chooses
         int reserved_sms = 0;   // on a GPU
     } parallel;
 
     int sequence_length() const {
         return batch.sequence_length ? batch.sequence_length : model.n_ctx;
     }
-    /// Micro-batches of a step over all ranks: tokens_per_step / (micro_batch · sequence_length),
-    /// with a micro_batch that is given or has been chosen.
+    /// Micro-batches of a step over all ranks: tokens_per_step / (micro_batch · sequence_length).
+    /// micro_batch must be given or have been chosen.
     int64_t micro_batches_per_step() const {
         assert(batch.micro_batch > 0);
         return batch.tokens_per_step / (int64_t{batch.micro_batch} * sequence_length());

@@ -6,13 +6,13 @@
 
 namespace train_gpt {
 
-/// Throws Error, whose message begins with `name`, for values that do not fit together, or that so
-/// many ranks cannot share (world; 0: not known yet). A value that the message suggests has been
-/// tried: with it, the configuration fits in all.
+/// Checks a configuration for `world` ranks (0: not known yet). Throws Error if values do not fit
+/// together, or if so many ranks cannot share them. The message begins with `name`. Values that the
+/// message suggests have been tried: a configuration with such a value passes all checks.
 void check_config(const Config& config, const std::string& name, int world = 0);
 
-/// Whether a configuration keeps the rules between keys, and so many ranks (unless 0) make its
-/// mesh.
+/// Whether a configuration keeps the rules between keys, and `world` ranks can make its mesh. world
+/// = 0: any number of ranks.
 bool keeps_rules(const Config& config, int world);
 
 }  // namespace train_gpt

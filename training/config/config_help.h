@@ -12,9 +12,9 @@ struct KeyDescription {
 /// The descriptions of all keys, section by section.
 std::vector<KeyDescription> describe_keys();
 
-/// All keys as columns of key, default and meaning, no line wider than `columns` (0: 100) where its
-/// words allow it; or with a name those of the section, or the one key. Throws UsageError for a
-/// name that is neither.
+/// Keys as columns of key, default and meaning. name: a section or a key; empty: all keys. No line
+/// is wider than `columns` (0: 100) unless a single word is. Throws UsageError if `name` is neither
+/// a section nor a key.
 std::string config_help(const std::string& name, int columns);
 
 /// All keys as a Markdown table: key, type, default, rule, meaning.

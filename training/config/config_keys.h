@@ -1,5 +1,5 @@
-// The table of the configuration's keys, from which parser, checks, output, help and schema are
-// all made. A new key is a member of Config, with its default, and a row of this table.
+// The table of the configuration's keys. Parser, checks, output, help and schema are made from it.
+// A new key is a member of Config, with its default, and a row of this table.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace train_gpt {
 
-/// Where a key's value lives in a Config; the pointer's type is the key's type.
+/// The address of a key's value in a Config. The pointer's type is the key's type.
 using TrainSources = std::vector<Config::Data::Source>;
 using WholeNumbers = std::vector<int>;
 using KeyField =
@@ -29,20 +29,20 @@ using KeyField =
                  OneOf<std::optional<Positions>>*, OneOf<RopeScaling>*,
                  OneOf<KernelSettings::Gemm>*, OneOf<KernelSettings::Attention>*>;
 
-/// Words are texts too.
+/// Whether values are texts or words.
 bool is_text(const KeyField& field);
-/// true or false, or "on" or "off"; of some also "auto".
+/// Whether values are true and false, or "on" and "off". Some of these keys also allow "auto".
 bool is_switch(const KeyField& field);
 bool is_sources(const KeyField& field);
 bool is_numbers(const KeyField& field);
 bool is_real(const KeyField& field);
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
-constexpr double max_exact_integer =
-    9007199254740992.0;  // 2^53: up to here a double holds every integer
+/// 2^53: a double holds every integer up to this number.
+constexpr double max_exact_integer = 9007199254740992.0;
 
-/// Which values of a key are valid: numbers between two bounds, or one of a few words; any text
-/// otherwise.
+/// Which values of a key are valid: numbers between two bounds, or one of a few words. Without
+/// words, any text is valid.
 struct KeyRule {
     double low = -infinity, high = infinity;
     bool above_low = false;  // low itself is not valid
@@ -59,7 +59,7 @@ struct KeyRule {
 };
 
 struct ConfigKey {
-    std::string_view path;  // "section.name", or the name alone
+    std::string_view path;  // "section.name", or "name" for a key without section
     KeyField (*field)(Config&);
     KeyRule rule;
     std::string_view meaning;  // for people
@@ -71,7 +71,7 @@ std::span<const ConfigKey> config_keys();
 /// Null if there is no such key.
 const ConfigKey* find_config_key(std::string_view path);
 
-/// The parts of a path; the section is empty if there is none.
+/// The two parts of a path. A path without a section has an empty section.
 std::string_view section_of_key(std::string_view path);
 std::string_view name_of_key(std::string_view path);
 
@@ -80,13 +80,14 @@ bool is_config_section(std::string_view name);
 /// The path of a section's first key.
 std::string_view first_key_of(std::string_view section);
 
-/// A key's value as JSON; of a copy, since the table hands out pointers to write to.
+/// A key's value as JSON. Takes a copy of the configuration, since ConfigKey::field gives pointers
+/// that allow writing.
 Json value_of(Config config, const ConfigKey& key);
 
 /// A key's rule for people, such as "a whole number from 1 to 4096".
 std::string rule_text(const ConfigKey& key);
 
-/// A source of training data for people.
+/// What a source of training data looks like, for error messages and help.
 constexpr const char* source_shape = R"({"glob": text, "weight": number above 0, "name": text})";
 
 }  // namespace train_gpt

@@ -1,5 +1,5 @@
-// From JSON and from --set to the values of a configuration's keys. Each value is checked by the
-// key's own rule (config_keys.h).
+// Sets a configuration's keys from JSON and from --set. Each value is checked by the key's own rule
+// (config_keys.h).
 #pragma once
 #include <string>
 
@@ -7,13 +7,13 @@
 
 namespace train_gpt {
 
-/// Reads a JSON text, in which comments are tolerated; keys that it does not name stay as they are.
-/// Throws Error naming `name` (the file), key path, value and rule; an unknown key is named with
-/// the nearest valid one.
+/// Reads a JSON text, in which comments are allowed. Keys that the text does not name stay as they
+/// are. Throws Error, which names the file (`name`), key path, value and rule. For an unknown key,
+/// the message names the nearest valid key.
 void read_config(Config& config, const std::string& text, const std::string& name);
 
-/// Applies "section.key=value" of --set. The value is JSON; for a text it may stand without quotes.
-/// Throws as read_config(), and UsageError if there is no value.
+/// Applies "section.key=value" of --set. The value is JSON; a text may have no quotes. Throws as
+/// read_config(), and UsageError if there is no value.
 void apply_override(Config& config, const std::string& text);
 
 }  // namespace train_gpt

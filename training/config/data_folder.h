@@ -1,4 +1,4 @@
-// Folders that `train_gpt tokenize` wrote, named where shards belong.
+// For users who name a folder that `train_gpt tokenize` wrote instead of the shards in it.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,15 +7,16 @@
 
 namespace train_gpt {
 
-/// What --data FOLDER stands for, as overrides: data.train, data.val (empty if the folder has no
-/// validation shards) and tokenizer.path. Throws Error, which says what the folder lacks.
+/// The overrides for which --data FOLDER stands: data.train, data.val (empty if the folder has no
+/// validation shards) and tokenizer.path. Throws Error if the folder lacks something; the message
+/// says what.
 std::vector<std::string> data_overrides(const std::string& folder);
 
 /// The validation shards that `eval --data` names: a glob, or a folder with val_*.bin.
 std::string validation_glob(const std::string& data);
 
-/// Throws Error where a configuration names a folder instead of shards; it says which shards the
-/// folder has. file: the configuration's.
+/// Throws Error if a configuration names a folder instead of shards. The message says which shards
+/// the folder has. file: the configuration's file.
 void require_no_folders(const Config& config, const std::string& file);
 
 }  // namespace train_gpt

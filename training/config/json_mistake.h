@@ -5,10 +5,10 @@
 
 namespace train_gpt {
 
-/// The first mistake of a text that is not valid JSON, where it is one of those that people make:
-/// comments other than // and /* */, commas after the last entry, missing commas, other quotes,
-/// words of Python, and what is not closed. "line 3, column 7: what is wrong"; empty for other
-/// mistakes.
+/// The first mistake in a text that is not valid JSON: "line 3, column 7: what is wrong". Finds the
+/// mistakes that people make: comments other than // and /* */, commas after the last entry,
+/// missing commas, other quotes, words of Python, and brackets and texts that are not closed.
+/// Returns an empty text for other mistakes.
 std::string find_json_mistake(std::string_view text);
 
 }  // namespace train_gpt

@@ -4,11 +4,12 @@
 
 namespace train_gpt {
 
-/// The command that makes a path such as data/tinystories/train_*.bin, as presets name them; empty
-/// for other paths.
+/// The command that makes the data at a path that presets name, such as
+/// data/tinystories/train_*.bin. Empty for other paths.
 std::string command_that_makes(const std::string& path);
 
-/// Throws Error with that command where such a path, or glob, is not there yet.
+/// Throws Error if command_that_makes() knows the path or glob and it does not exist yet. The
+/// message names the command.
 void require_made(const std::string& path);
 
 }  // namespace train_gpt

@@ -6,18 +6,18 @@
 
 namespace train_gpt {
 
-/// The valid key that an unknown one most likely stands for: alike, or called so by other programs;
-/// empty if none is.
+/// The valid key for which an unknown key most likely stands: a key that other programs call so, or
+/// the key whose path is most alike. Empty if no key is alike.
 std::string nearest_key(const std::string& path);
 
-/// The only key with this name, in any section, or the one that other programs call so; empty if
-/// there is none.
+/// The key that other programs call by this name, or else the only key with this name in any
+/// section. Empty if there is none, or more than one.
 std::string key_called(std::string_view name);
 
-/// The one of some names that is most like this one; empty if none is alike.
+/// The name in `names` that is most like `name`; empty if none is alike.
 std::string nearest_name(const std::string& name, const std::vector<std::string>& names);
 
-/// The section whose name is most like this one; empty if none is alike.
+/// The section whose name is most like `name`; empty if none is alike.
 std::string nearest_section(const std::string& name);
 
 }  // namespace train_gpt

@@ -1,5 +1,5 @@
-// A setting that is one of a few words, such as "cosine": parsed where it is assigned, and a value
-// of its type from then on.
+// A setting that is one of a few words, such as "cosine". A word is parsed when it is assigned.
+// From then on the setting is a value of its type.
 #pragma once
 #include <concepts>
 #include <optional>
@@ -25,7 +25,8 @@ class OneOf {
   public:
     constexpr OneOf() = default;
     constexpr OneOf(Value value) : value_(value) {}
-    /// From a value; a literal is a word, also where it would convert to the value, as to bool.
+    /// Assigns a value. Not for text literals, even if they convert to the value's type, as to
+    /// bool: a literal is a word.
     template <class From>
     requires(std::convertible_to<From, Value> &&
              !std::convertible_to<From, std::string_view>) OneOf&
@@ -33,14 +34,14 @@ class OneOf {
         value_ = value;
         return *this;
     }
-    /// Throws Error for what is none of the words.
+    /// Assigns a word's value. Throws Error if the text is not one of the words.
     OneOf& operator=(std::string_view word) {
         if (!parse(word)) throw Error("a setting cannot be \"", word, "\"");
         return *this;
     }
 
     operator Value() const { return value_; }
-    /// Whether the program chooses: for an optional value, of which nothing stands for "auto".
+    /// Whether the program chooses. Only for optional values: std::nullopt stands for "auto".
     bool is_auto() const { return value_ == std::nullopt; }
 
     const char* word() const {
@@ -48,7 +49,8 @@ class OneOf {
             if (known.value == value_) return known.word;
         return "";  // no value is without a word
     }
-    /// False, and nothing changes, for what is none of the words.
+    /// Assigns a word's value. Returns false, and changes nothing, if the text is not one of the
+    /// words.
     bool parse(std::string_view word) {
         for (const Word<Value>& known : WordsOf<Value>::list)
             if (known.word == word) {

@@ -7,7 +7,7 @@ namespace train_gpt {
 
 struct ReportOptions {
     std::vector<std::string> runs = {};  // folders
-    std::string out = {};      // empty: report.html in the folder of a single run, else here
+    std::string out = {};      // empty: report.html, in the run's folder if there is one run
     std::string picture = {};  // an SVG of the loss alone; empty: none
 };
 

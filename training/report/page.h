@@ -1,5 +1,4 @@
-// A report: one HTML file about one or several runs, which needs nothing else, neither files nor a
-// network.
+// A report: one HTML file about one or several runs. It needs no other files and no network.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -9,8 +8,8 @@
 
 namespace train_gpt {
 
-/// The page. Its curves have as many points as fit: at most 300,000 bytes, unless the runs' texts
-/// alone take more.
+/// The page, of at most most_page_bytes. Its curves have as many points as fit. If the runs' texts
+/// alone take more bytes, the page is larger.
 std::string report_page(const std::vector<RecordedRun>& runs);
 
 constexpr size_t most_page_bytes = 300'000;

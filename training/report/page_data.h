@@ -9,12 +9,12 @@
 
 namespace train_gpt {
 
-/// The curves of a run by name, thinned for a plot of `pixels` pixels: fields of metrics.jsonl by
-/// step, and besides these
+/// The curves of a run by name, thinned for a plot of `pixels` pixels. They are the fields of
+/// metrics.jsonl over steps, and
 ///   loss_mean, loss_mean/NAME, grad_norm_mean, tokens_per_second_mean   running means
 ///   limit                       tokens per second at the measured rate of matrix products
-///   seconds                     of training up to a step
-///   tokens                      up to a step; a line between its points
+///   seconds                     the seconds of training up to a step
+///   tokens                      the tokens up to a step; straight between the curve's points
 /// Curves without points are left out.
 std::vector<std::pair<std::string, Curve>> curves_of(const RecordedRun& run, int pixels);
 
@@ -27,10 +27,16 @@ struct RunMark {
 /// are one mark; then there are about a hundred.
 std::vector<RunMark> marks_of(const RecordedRun& run);
 
-/// One JSON object: {"runs": [{"name", "clip", "vocabulary", "curves": {NAME:
-/// {"x": [first, then differences], "y": […]}}, "shares": {"x": edges of intervals of steps, PHASE:
-/// shares of time in each}, "memory": [[PURPOSE, bytes]], "marks": [[step, text]]}]}. Numbers have
-/// seven digits. Safe inside a <script> element, whatever texts it has.
+/// One JSON object, {"runs": […]}. Each run is an object with
+///
+///   "name", "clip", "vocabulary"
+///   "curves"    {NAME: {"x": [first, then differences], "y": […]}}
+///   "shares"    {"x": [edges of intervals of steps], PHASE: [its share of time in each interval]}
+///   "memory"    [[PURPOSE, bytes]]
+///   "marks"     [[step, text]]
+///
+/// Numbers have seven digits. The text is safe inside a <script> element, whatever texts the run
+/// has.
 std::string page_data(const std::vector<RecordedRun>& runs, int pixels);
 
 }  // namespace train_gpt

@@ -1,5 +1,5 @@
-// The parts of a report's page that are text: they need no script. All of them are HTML, with every
-// text from a file escaped.
+// The parts of a report's page that are text: they need no script. All of them are HTML, in which
+// every text from a file is escaped.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace train_gpt {
 
-/// A text as HTML: markup is escaped, and what printable() escapes too.
+/// A text as HTML: markup is escaped, and everything that printable() escapes.
 std::string html(std::string_view text);
 
 /// The first `most` bytes of a text that is longer, up to a whole character, and " …".
@@ -18,8 +18,8 @@ std::string shortened(std::string text, size_t most);
 
 /// What the runs are, how far they are, and their last values.
 std::string summary_html(const std::vector<RecordedRun>& runs);
-/// What is wrong with the files, and what to mind when the runs are compared; empty if there is
-/// nothing.
+/// What is wrong with the files, and what to mind when the runs are compared. Empty if there is
+/// nothing to say.
 std::string notes_html(const std::vector<RecordedRun>& runs);
 /// What each run wrote at its checkpoints: the first and last sample, and some between them.
 std::string samples_html(const std::vector<RecordedRun>& runs);

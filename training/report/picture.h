@@ -1,4 +1,4 @@
-// The loss of runs as a picture of its own: for READMEs and chats, and in a report's page where no
+// The loss of runs as a picture of its own: for READMEs and chats, and for a report's page if no
 // script runs.
 #pragma once
 #include <cstddef>
@@ -11,7 +11,7 @@
 namespace train_gpt {
 
 /// An SVG of 960 × 600 pixels on white: the loss over steps, its running mean, and the validation
-/// loss, from curves_of() with so many pixels.
+/// loss. `pixels`: for curves_of().
 std::string loss_picture(const std::vector<RecordedRun>& runs, int pixels = 870);
 
 /// The colours of runs, in their order. page.css has the same for light screens.

@@ -14,23 +14,25 @@
 
 namespace train_gpt {
 
-/// The lines of one kind in metrics.jsonl, by field; NaN where a line lacks a field or has null.
+/// The lines of one kind in metrics.jsonl, by field. A value is NaN if the line lacks the field or
+/// has null.
 struct MetricsTable {
     std::vector<double> step;
     std::map<std::string, std::vector<double>> columns;
 
     size_t rows() const { return step.size(); }
     bool has(const std::string& name) const { return columns.contains(name); }
-    /// The column; one of NaNs if there is none.
+    /// The column. If there is no such column, a column of NaNs.
     std::vector<double> column(const std::string& name) const;
     /// The last finite value of a column; NaN if there is none.
     double last(const std::string& name) const;
-    /// The row of the last finite value of a column, and of the first smallest of those that have
-    /// the same value of another column as that one; nothing if there is none.
+    /// The row of the last finite value of a column; nothing if there is none.
     std::optional<size_t> last_row(const std::string& name) const;
+    /// The first row with the smallest value of column `name`; nothing if there is none. Only rows
+    /// count that have the same value of column `like` as last_row(name).
     std::optional<size_t> smallest_row(const std::string& name, const std::string& like) const;
 
-    /// Adds a line. Rows of the same or a later step are removed, since they were run again.
+    /// Adds a line. Removes rows of the same or a later step, since these steps were run again.
     void add(double at, const Json& line);
     /// Leaves rows out until at most `most` are left: of each of many equal intervals of steps its
     /// first and last row stay, and those of the smallest and the largest value of each column.
@@ -45,7 +47,8 @@ class RecordedRun {
     explicit RecordedRun(std::filesystem::path folder,
                          size_t most_rows = std::numeric_limits<size_t>::max() / 2);
 
-    /// Reads what has been written since. Only the new lines of the files of lines are read.
+    /// Reads what has been written since the last call. From metrics.jsonl and history.jsonl, reads
+    /// only the new lines.
     void update();
 
     const std::filesystem::path& folder() const { return folder_; }
@@ -74,13 +77,12 @@ class RecordedRun {
     std::vector<double> tokens(const MetricsTable& table) const;
     /// The length of the whole schedule in steps; 0 if it is unknown.
     int64_t steps_planned() const;
-    /// Passes over the sources of training data by the whole schedule, as the last start recorded
-    /// them.
+    /// The whole schedule's passes over the sources of training data. The last start recorded them.
     std::vector<SourceUse> passes_planned() const;
     /// The last step of any line.
     int64_t last_step() const;
 
-    /// What is wrong with the files, a sentence each.
+    /// What is wrong with the files; each text is a sentence.
     std::vector<std::string> notes() const;
 
   private:
@@ -88,7 +90,7 @@ class RecordedRun {
     struct Lines {
         uint64_t read = 0;      // bytes, up to the end of a line
         int64_t count = 0;      // lines read
-        int64_t bad = 0;        // of these, lines that are not JSON objects
+        int64_t bad = 0;        // lines among these that are not JSON objects
         int64_t first_bad = 0;  // counted from 1
         bool half = false;      // the last line has no end
         bool reset = false;     // the file was replaced, and is read from its beginning
@@ -106,12 +108,12 @@ class RecordedRun {
     std::vector<Json> history_;
     std::map<std::string, Json> config_;
     Json manifest_, choices_;
-    std::vector<std::string> unreadable_;  // documents
+    std::vector<std::string> unreadable_;  // documents that could not be read
     bool active_ = false;
 };
 
-/// What a reader must know who compares these runs, a sentence each: different models, vocabularies
-/// or data. Empty for one run.
+/// What somebody must know who compares these runs: different models, vocabularies or data. Each
+/// text is a sentence. Empty for one run.
 std::vector<std::string> notes_on_comparison(const std::vector<RecordedRun>& runs);
 
 }  // namespace train_gpt

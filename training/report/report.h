@@ -12,8 +12,8 @@ namespace train_gpt {
 
 constexpr const char* report_file = "report.html";
 
-/// Writes the page and the picture, and returns what to print. Throws Error, in a sentence, for
-/// what is not the folder of a run or cannot be written, and for too many runs or the same one
+/// Writes the page and the picture, and returns what to print. Throws Error if a folder is not a
+/// run's folder, if a file cannot be written, if there are too many runs, or if a run is named
 /// twice.
 std::string write_report(const ReportOptions& options);
 
@@ -24,11 +24,11 @@ constexpr size_t most_live_rows = 20'000;
 /// all of its lines.
 class LiveReport {
   public:
-    /// Of several ranks only one writes.
+    /// writes: whether this rank writes; only one of several ranks does.
     LiveReport(std::filesystem::path run_dir, bool writes, Progress& progress);
 
-    /// Writes the page from what the folder has now; reads only what is new since the last call. If
-    /// that fails, prints why, once, and the run continues.
+    /// Writes the page from what the folder has now. Reads only what is new since the last call.
+    /// The first failure is printed with its reason; the run continues in any case.
     void write();
 
   private:

@@ -6,7 +6,7 @@
 
 namespace train_gpt {
 
-/// Points of a curve; x does not fall.
+/// Points of a curve, in the order of x.
 struct Curve {
     std::vector<double> x, y;
 
@@ -17,18 +17,19 @@ struct Curve {
     }
 };
 
-/// Divides the range of x into `pixels` equal intervals and keeps the points of the smallest and of
-/// the largest y in each (of equal ones the first), and the first and the last point, in their
-/// order. A curve of at most 2·pixels points is kept whole. Points whose y is not finite are left
-/// out before.
+/// Divides the range of x into `pixels` equal intervals. Keeps the point with the smallest y and
+/// the point with the largest y in each interval; of equal points, the first. Also keeps the first
+/// and the last point of the curve. A curve of at most 2·pixels points is kept whole. Points whose
+/// y is not finite are removed first.
 Curve thinned(std::span<const double> x, std::span<const double> y, int pixels);
 
-/// The running mean: at each point the mean of the n/25 points before and after it, of n. Point i
-/// takes i/4 of them at most, since a loss falls steeply at first; near the last one, those that
-/// there are. Points whose y is not finite are left out before.
+/// The running mean of a curve. At point i of n it is the mean of the points from i − k to i + k,
+/// with k = min(n/25, i/4): a loss falls steeply at first. Near the end of the curve, points that
+/// do not exist are left out. Points whose y is not finite are removed first.
 Curve running_mean(std::span<const double> x, std::span<const double> y);
 
-/// Without the points between two others of the same y: what is drawn stays the same.
+/// Removes the points whose two neighbours have the same y as the point. The drawn line stays the
+/// same.
 Curve without_repetitions(const Curve& curve);
 
 }  // namespace train_gpt

@@ -103,8 +103,8 @@ class MetricsLog {
     /// Writes a record of the fields and, after them,
     ///
     ///   "tokens"    the tokens of all steps up to this step
-    ///   "seconds"   the seconds of training: "seconds" of the last line that metrics.jsonl kept, and
-    ///               the time since this object was made
+    ///   "seconds"   the seconds of training: the time since this object was made, and "seconds" of
+    ///               the last line that metrics.jsonl kept
     void write(int64_t step, const Fields& fields,
                MetricsRecord::Kind kind = MetricsRecord::Kind::training_step);
     void write_text(int64_t step, const std::string& name, const std::string& text);

@@ -29,9 +29,9 @@ class StepProfile {
     void start(Stream& stream);
     void pause(Stream& stream);
     void go_on(Stream& stream);
-    /// Ends the profile and returns its table. A line has a kind of kernel, the kind's time in a
-    /// step, its share of the step, its rate, and the rate's share of the limit. The rate is in
-    /// GB/s or TFLOP/s, whichever is nearer to its limit.
+    /// Ends the profile and returns its table. Each line has a kind of kernel, with its calls and
+    /// its time in a step, the time's share, the rate, and the rate's share of the limit. The rate
+    /// is in GB/s or TFLOP/s, whichever is nearer to its limit.
     std::string finish(Stream& stream);
 
   private:
