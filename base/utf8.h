@@ -46,9 +46,10 @@ size_t find_not_utf8(std::string_view text, size_t from = 0);
 /// up to the count of both joined if one of the two bytes at the boundary is ASCII.
 int64_t count_not_utf8(std::string_view text);
 
-/// The share of bytes that do not occur in text: those of count_not_utf8(), and control characters
-/// other than white space, backspace and escape. Near 0.5 for compressed data and programs; below
-/// 0.2 for text in the Latin alphabet in one of the single-byte encodings.
+/// The share of bytes that do not occur in text. These are the bytes that count_not_utf8() counts,
+/// and control characters other than white space, backspace and escape. The share is near 0.5 for
+/// compressed data and programs. It is below 0.2 for text in the Latin alphabet in one of the
+/// single-byte encodings.
 double share_of_no_text(std::string_view bytes);
 
 /// A file with at least this share is not considered text.

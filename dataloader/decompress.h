@@ -19,9 +19,10 @@ enum class Compression { none, gzip, zstd };
 class Decoder {
   public:
     virtual ~Decoder() = default;
-    /// Takes bytes from the front of `in`, writes at most `size` bytes to `to` and returns how
-    /// many; 0 when it needs more input. For invalid data, throws Error with just the reason, after
-    /// it has returned all bytes before them (with zstd, all but those of the last block).
+    /// Takes bytes from the front of `in` and writes at most `size` bytes to `to`. Returns how many
+    /// it has written; 0 if it needs more input. Throws Error, with just the reason, for invalid
+    /// data, after it has returned all bytes before them. (zstd does not return the bytes of the
+    /// last block before them.)
     virtual size_t decode(std::string_view& in, char* to, size_t size) = 0;
     /// Whether the data may end here: after a gzip member or a zstd frame.
     virtual bool at_end() const = 0;

@@ -37,9 +37,9 @@ struct FirstObject {
     std::string fields;     // the names of its fields, for a message
 };
 
-/// Looks for a first line that is a JSON object with fields, or an array whose first element is one,
-/// in the beginning of a text, or in all of it if `complete`. Lines before it may be empty or damaged
-/// objects.
+/// Looks for a first line that is a JSON object with fields, or an array whose first element is
+/// such an object. `text` is the beginning of a text, or all of it if `complete`. Lines before the
+/// first line may be empty or damaged objects.
 FirstObject find_first_object(std::string_view beginning, bool complete, const std::string& field);
 
 }  // namespace train_gpt

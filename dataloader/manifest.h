@@ -76,9 +76,9 @@ DataManifest read_data_manifest(const std::filesystem::path& folder);
 /// Writes FOLDER/data.json.
 void write_data_manifest(const std::filesystem::path& folder, const DataManifest& manifest);
 
-/// Throws Error when shards that match a glob are in a folder that `tokenize` did not finish, or
-/// were made by it with tokens different from those of `tokenizer` (unless null). Shards of other
-/// programs, and "synthetic", pass.
+/// Checks the shards that match a glob. Throws Error if they are in a folder that `tokenize` did
+/// not finish, or if `tokenize` has made them with other tokens than `tokenizer` has (unless it is
+/// null). Shards of other programs, and "synthetic", pass.
 void check_prepared(const std::string& glob, const Tokenizer* tokenizer);
 
 /// How far a run has come: everything made up to a position in the inputs.

@@ -52,15 +52,20 @@ struct Sources {
 /// input.
 constexpr const char* staging_folder = ".tokenize.tmp";
 
-/// The files that the user's inputs stand for: a file stands for itself, a folder for the files of
-/// known kinds in it and its subfolders (.txt .text .md .jsonl .ndjson, each also with .gz or .zst;
-/// sorted by path; links are followed; entries whose names begin with a dot are left out), a
-/// pattern for the files that match it, "-" for standard input. Files that are named or match a
-/// pattern may also be JSON in .json; those of unknown kind, and standard input, are JSON if `field`
-/// is not empty, else plain text. Throws Error for missing files, links that lead nowhere, a folder
-/// without inputs, kinds that cannot be read (Parquet, archives), JSON that would be read as plain
-/// text (see refuse_json), and files that are not text (see refuse_no_text); with `skip_bad`, the
-/// latter are left out.
+/// The files for which the user's inputs stand:
+///
+///   a file      this file
+///   a folder    the files of known kinds in it and its subfolders, sorted by path: .txt .text .md
+///               .jsonl .ndjson, each also with .gz or .zst; links are followed, and entries whose
+///               names begin with a dot are left out
+///   a pattern   the files that match it
+///   "-"         standard input
+///
+/// A file that is named or matches a pattern may also be JSON in .json. A file of unknown kind is
+/// JSON if `field` is not empty, else plain text; so is standard input. Throws Error for missing
+/// files, links that lead nowhere, a folder without inputs, kinds that cannot be read (Parquet,
+/// archives), JSON that would be read as plain text (see refuse_json), and files that are not text
+/// (see refuse_no_text). With `skip_bad`, files that are not text are left out.
 Sources find_sources(const std::vector<std::string>& inputs, const std::string& field,
                      bool skip_bad = false);
 

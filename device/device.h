@@ -147,8 +147,8 @@ void require_cpu_features();
 
 /// Opens the device named "auto", "cpu" or "cuda". Throws Error with the reason when it cannot be
 /// used. "auto" takes GPU `gpu` if it can be used and otherwise the CPU; a build with CUDA then
-/// prints the reason to stderr. Where the machine has a GPU whose driver does not work, "auto" is an
-/// Error, too: training on the CPU would only look like success.
+/// prints the reason to stderr. Where the machine has a GPU whose driver does not work, "auto" is
+/// an Error, too: training on the CPU would only look like success.
 Device open_device(const std::string& wanted, int gpu = 0);
 
 /// Bytes that can still be allocated, of the GPU's memory or of this process's share of the
@@ -158,7 +158,7 @@ uint64_t memory_available(const Device& device);
 /// "AMD EPYC 9B14, 2 threads"
 std::string device_name(const Device& device);
 
-/// Of a GPU; 0 for the CPU.
+/// How many multiprocessors a GPU has; 0 for the CPU.
 int multiprocessors(const Device& device);
 
 /// One line per device found and per library used, for --version.

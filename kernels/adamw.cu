@@ -142,8 +142,8 @@ __global__ void __launch_bounds__(threads)
     out[i] = sum;
 }
 
-/// One block. Writes the norm and the multiplier, or if the norm is not finite, stop and bad_segment.
-/// (If rounding hides the bad sum, that is the last one.)
+/// One block. Writes the norm and the multiplier, or if the norm is not finite, stop and
+/// bad_segment. (If rounding hides the bad sum, that is the last one.)
 __global__ void __launch_bounds__(finish_threads)
     finish(StepState* state, const double* sums, int64_t n, float scale, float clip) {
     __shared__ double shared[finish_threads / warp_size];

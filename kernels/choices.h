@@ -18,9 +18,9 @@ std::string kernel_choices(const Stream& stream);
 /// Makes the kernels do as kernel_choices() of a stream on the same platform returned. Throws Error
 /// if the text is damaged.
 void set_kernel_choices(Stream& stream, const std::string& choices);
-/// Makes the kernels do as the texts of several ranks say. An operation and its shape have one
-/// choice: that of the first text that names them. Returns whether this stream had chosen otherwise;
-/// it then makes new plans when the operations run next.
+/// Makes the kernels do as the texts of several ranks say. If several texts name an operation and
+/// its shape, the choice of the first text counts. Returns whether this stream had chosen
+/// otherwise. The stream then makes new plans when the operations run next.
 bool unite_kernel_choices(Stream& stream, const std::vector<std::string>& choices);
 
 }  // namespace train_gpt

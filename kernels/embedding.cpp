@@ -46,9 +46,9 @@ void add_row(float* sum, const T* row, int64_t columns) {
     for (int64_t c = 0; c < columns; ++c) sum[c] += to_float(row[c]);
 }
 
-/// One part of the work: a slice of the columns, and the rows of dw and dpositions with index % parts
-/// == part. It visits the tokens in order, so each element is summed in the same order for any
-/// number of parts.
+/// One part of the work: a slice of the columns, and the rows of dw and dpositions with index %
+/// parts == part. It visits the tokens in order, so each element is summed in the same order for
+/// any number of parts.
 template <class T>
 void backward_part(const EmbeddingBackward& args, int64_t first_column, int64_t columns,
                    int64_t part, int64_t parts) {

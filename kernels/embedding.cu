@@ -109,8 +109,8 @@ __global__ void __launch_bounds__(threads)
     rows[i] = static_cast<int32_t>(i % B * T + i / B);
 }
 
-/// Row of the sink += Σ rows of the run, for runs of up to 32 rows. The warp of position i of the sorted
-/// rows does this if a run begins there.
+/// Row of the sink += Σ rows of the run, for runs of up to 32 rows. The warp of position i of the
+/// sorted rows does this if a run begins there.
 template <class T, int width>
 __global__ void __launch_bounds__(threads)
     add_short_runs(float* sink, const T* dout, SortedRows sorted, int64_t C) {
@@ -177,9 +177,9 @@ __device__ Run long_run_at(const SortedRows& sorted, int64_t position) {
     return run.end - run.first > warp_size ? run : Run{};
 }
 
-/// Row of the sink += Σ rows of the run, for runs of more than 32 rows and `slice` columns. A block looks
-/// for runs at 16 multiples of 32. A run's rows are dealt round-robin to rows_at_once groups of
-/// threads, whose sums are then added in order.
+/// Row of the sink += Σ rows of the run, for runs of more than 32 rows and `slice` columns. A block
+/// looks for runs at 16 multiples of 32. A run's rows are dealt round-robin to rows_at_once groups
+/// of threads, whose sums are then added in order.
 template <class T, int width>
 __global__ void __launch_bounds__(long_threads)
     add_long_runs(float* sink, const T* dout, SortedRows sorted, int64_t C) {

@@ -5,12 +5,14 @@
 
 namespace train_gpt {
 
-/// out[b, t, :] = w[token[b, t] − first_token, :] + positions[p, :], p = first_position + t −
-/// doc_start[b, t] (doc_start null: 0), 0 <= p < n_ctx. doc_start may be negative, or differ from
-/// token to token: so row t can be at any position, as in chunks of a sequence that is split over
-/// ranks. tokens [B·T] int32, not negative (checked by the loader, not
-/// here); w [rows, C], positions [n_ctx, C]. w may hold a range of the vocabulary: a token outside
-/// [first_token, first_token + rows) counts as a row of zeros. positions may be absent: then nothing
+/// out[b, t, :] = w[token[b, t] − first_token, :] + positions[p, :]
+/// p = first_position + t − doc_start[b, t], 0 <= p < n_ctx; without doc_start, p = first_position
+/// + t
+///
+/// doc_start may be negative, or differ from token to token. So row t can be at any position, as in
+/// chunks of a sequence that is split over ranks. tokens [B·T] int32 are not negative: the loader
+/// checks this. w [rows, C] may hold a range of the vocabulary: a token outside [first_token,
+/// first_token + rows) counts as a row of zeros. positions [n_ctx, C] may be absent: then nothing
 /// is added. The sum over parts of a vocabulary, one of them with positions, is the whole.
 struct EmbeddingForward {
     Tensor out;  // [B, T, C]
@@ -24,8 +26,9 @@ void embedding_forward(Stream& stream, const EmbeddingForward& args);
 
 /// dw[token − first_token] (+)= sum of the dout rows of that token; dpositions[p] (+)= sum over the
 /// batch. A sink that does not accumulate gets every row written, with zeros for tokens and
-/// positions that do not occur. Either sink may be absent. Tokens outside [first_token, first_token +
-/// vocab_rows) are skipped. The order of additions is fixed by the tokens, not by the thread count.
+/// positions that do not occur. Either sink may be absent. Only the tokens in [first_token,
+/// first_token + vocab_rows) count. The order of additions is fixed by the tokens, not by the
+/// thread count.
 struct EmbeddingBackward {
     GradientSink dw, dpositions;  // [vocab_rows, C], [n_ctx, C]
     Tensor dout;                  // [B, T, C]

@@ -243,9 +243,9 @@ __device__ __forceinline__ float softmax_factor(float max, float sum_of_exponent
     return z_loss == 0 ? 1.0f : 1.0f + 2.0f * z_loss * (logf(sum_of_exponentials) + max);
 }
 
-/// Writes dz of a row: factor · softmax, then the target's column if the row has it. The thread that
-/// wrote the pack with this column overwrites the column, so no barrier is needed. pack_at(i) is
-/// pack i of the logits.
+/// Writes dz of a row: factor · softmax, then the target's column if the row has it. The thread
+/// that wrote the pack with this column overwrites the column, so no barrier is needed. pack_at(i)
+/// is pack i of the logits.
 template <class T, class PackAt>
 __device__ __forceinline__ void write_gradient(const Row<T>& row, const Powers<T>& powers,
                                                float sum, float factor, int64_t target,
@@ -450,9 +450,9 @@ bool row_fits(const Stream& stream, int64_t V, DType dtype) {
 
 size_t stats_bytes(int64_t rows) { return static_cast<size_t>(3 * rows) * sizeof(float); }
 
-/// Losses of one chunk of rows, which begins at row `first`, and with dx, dz in place of the logits.
-/// Which kernel runs depends only on the vocabulary, the dtype and the GPU, so an evaluation gives
-/// the same bits as a training step.
+/// Losses of one chunk of rows, which begins at row `first`, and with dx, dz in place of the
+/// logits. Which kernel runs depends only on the vocabulary, the dtype and the GPU, so an
+/// evaluation gives the same bits as a training step.
 void chunk_loss(Stream& stream, const HeadLoss& args, int64_t first, Tensor logits) {
     const int32_t* targets = args.targets + first;
     float* losses = args.losses + first;

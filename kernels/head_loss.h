@@ -15,16 +15,18 @@ namespace train_gpt {
 /// and, when dx is given,
 ///   dz_rj = (1 + 2·z_loss·lse_r)·softmax(z_r)_j − [j = target]  (0 where ignored),
 ///   dx = dz·w,  dw (+)= dzᵀ·x,  with lse_r = log Σ_j exp z_rj.
-/// These are gradients of the sum over rows of losses[r] + z_loss·lse_r², unscaled. The second term,
-/// the z-loss (Chowdhery et al. 2022, arXiv 2204.02311), keeps the logits near zero; losses are
-/// without it.
+/// These are gradients of the sum over rows of losses[r] + z_loss·lse_r², unscaled. The second term
+/// is the z-loss (Chowdhery et al. 2022, arXiv 2204.02311), which keeps the logits near zero.
+/// losses do not include it.
+///
 /// x, dx [R, C]; w [Vp, C]; logits [chunk, Vp], memory for one chunk of rows; R need not be a
 /// multiple of chunk. targets [R] int32, −1 <= target < V; losses fp32 [R]. dx may not alias x.
 ///
-/// w may hold a part of the vocabulary: V entries that begin with first_column. Then `combine` turns
-/// the statistics of a chunk's rows over this part (see softmax_stats) into those over the whole
-/// vocabulary, as later work of the stream; it is called once for each chunk, in order. Losses are
-/// those of the whole, dw is the part's, and dx is the part's share, which the caller adds up.
+/// w may hold a part of the vocabulary: V entries that begin with first_column. Then `combine` gets
+/// the statistics of a chunk's rows over this part (see softmax_stats), and turns them into the
+/// statistics over the whole vocabulary, as later work of the stream. It is called once for each
+/// chunk, in order. losses are over the whole vocabulary. dw belongs to the part. dx is the part's
+/// share of the gradient; the caller adds up the shares.
 struct HeadLoss {
     Tensor x, w, logits;
     int64_t V = 0;
@@ -48,8 +50,9 @@ void head_logits(Stream& stream, Tensor out, Tensor x, Tensor w, Tensor scratch_
 /// (max, Σ exp(z − max), z_target or −∞ if the target is not in these columns), fp32 [R, 3].
 void softmax_stats(Stream& stream, Tensor stats, Tensor logits, const int32_t* targets,
                    int64_t first_column, int64_t columns);
-/// stats [R, 3] of the whole vocabulary from those of its parts, of_parts [parts, R, 3]. Parts are
-/// added in order. stats may be one of the parts.
+/// Adds up the statistics of the parts of a vocabulary, of_parts [parts, R, 3], in the order of the
+/// parts. stats [R, 3] receives the statistics of the whole vocabulary, and may be one of the
+/// parts.
 void combine_softmax_stats(Stream& stream, Tensor stats, Tensor of_parts);
 /// losses[r] from combined stats [R, 3].
 void losses_of_stats(Stream& stream, float* losses, Tensor stats, const int32_t* targets);
@@ -67,8 +70,7 @@ void accumulate_loss(Stream& stream, double* total, const float* losses, int64_t
                      bool accumulate);
 
 /// totals[s] (+)= Σ losses[b, :] over the sequences b of source s, in double, in an order that does
-/// not depend on the thread count. Every total is written, including those of sources without
-/// sequences.
+/// not depend on the thread count. Every total is written, even if its source has no sequences.
 struct LossBySource {
     double* totals = nullptr;  // [sources]
     int sources = 0;

@@ -5,9 +5,8 @@
 //
 //   for_positions<T>(C, [=](auto at) { at.store(out, (at(x) - mean) * rstd * at(w)); });
 //
-// Each element is computed as if it were alone, so the results are the same in both forms, but for
-// what compilers choose to fuse: of a·b − c·d, they make the product that was computed first part
-// of a fused multiply-add, so such products are named, in order, before they are added.
+// Each element is computed as if it were alone. Both forms give the same bits if the compiler fuses
+// the same product; in a·b − c·d it may fuse either, so name both first.
 #pragma once
 #include <cstring>
 #include <type_traits>

@@ -10,10 +10,10 @@ namespace train_gpt::cuda {
 
 namespace {
 
-// Both passes are memory-bound: they read each row once, in 16-byte packs, and keep it on chip. Rows
-// that do not consist of whole packs (C not a multiple of the pack size, or a view that starts at
-// any address) or that are too long use the *_any kernels, which visit a row several times and rely
-// on the caches.
+// Both passes are memory-bound: they read each row once, in 16-byte packs, and keep it on chip.
+// Rows that do not consist of whole packs (C not a multiple of the pack size, or a view that starts
+// at any address) or that are too long use the *_any kernels, which visit a row several times and
+// rely on the caches.
 
 /// A row belongs to one warp with up to 8 packs per lane (C <= 2048 in bf16), else to a block with
 /// up to 32 elements per thread (C <= 32768). Eight warps per block keep 64 KB or more of loads in
@@ -21,9 +21,9 @@ namespace {
 constexpr int warp_packs = 8, rows_per_block = 8, block_elements = 32;
 
 /// Where there are more rows than run at a time, blocks process several and keep w, b and bias in
-/// shared memory, so that these are not read again for each row and do not compete with the rows for
-/// the caches. In fp32, a thread of such a block needs more than the 64 registers that 1024 threads
-/// leave it; still longer rows, and those whose vectors do not fit, get a block each.
+/// shared memory, so that these are not read again for each row and do not compete with the rows
+/// for the caches. In fp32, a thread of such a block needs more than the 64 registers that 1024
+/// threads leave it; still longer rows, and those whose vectors do not fit, get a block each.
 template <class T, bool keeps_vectors>
 constexpr int max_block_threads = keeps_vectors && sizeof(T) == 4 ? 640 : 1024;
 

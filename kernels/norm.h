@@ -12,9 +12,9 @@ enum class Norm : uint8_t { layer, rms };
 
 /// out = norm(x), or with x_out, in one pass: x_out = x + residual (+ bias), out = norm(x_out), of
 /// the rounded x_out.
-/// x, out, residual, x_out [M, C]; w, b, bias [C] of the same dtype (fp32 or bf16); b may be absent.
-/// stats fp32 [M, 2] receives (μ, ρ) of each row; it may be absent (inference). out may not alias
-/// x, x_out or residual; x_out may be x or residual.
+/// x, out, residual, x_out [M, C]; w, b, bias [C] of the same dtype (fp32 or bf16); b may be
+/// absent. stats fp32 [M, 2] receives (μ, ρ) of each row; it may be absent (inference). out may not
+/// alias x, x_out or residual; x_out may be x or residual.
 struct NormForward {
     Norm norm = Norm::layer;
     Tensor out, stats, x, w;
@@ -30,8 +30,8 @@ void norm_forward(Stream& stream, const NormForward& args);
 ///   dbias (+)= Σ_rows dres (after the update): the bias gradient of the linear layer whose output
 ///   was added into x.
 /// dy, x, dres [M, C]; w [C]; stats [M, 2]; dw, db, dbias fp32 [C]. overwrite_dres: dres is written
-/// instead of added to (for the final norm, which has no residual stream after it). After the adding
-/// form, x is its x_out.
+/// instead of added to (for the final norm, which has no residual stream after it). After the
+/// adding form, x is its x_out.
 struct NormBackward {
     Norm norm = Norm::layer;
     Tensor dres;

@@ -9,15 +9,15 @@ namespace train_gpt::cuda {
 
 namespace {
 
-// Memory-bound: the kernel reads each row once, in 16-byte packs. Each thread holds three fp32 column
-// sums per element of its part of a row. With 8 elements per thread, 80 registers are enough, and
-// two blocks of 384 threads run on a multiprocessor; rows of more than 3072 elements take 16
-// elements and 128 registers per thread. Incoming rows are staged in shared memory: while one is
-// processed, `stages` − 1 are being read. A block processes several rows side by side, which keeps
-// the number of partial sums small. The column sums of more than 8192 elements do not fit into a
-// multiprocessor: such a row is shared by a cluster of 2, 4 or 8 blocks, which run at the same time
-// and read each other's sums of the row from shared memory. Each block keeps its part of w in shared
-// memory; where that is full, w is read again for each row, from L1.
+// Memory-bound: the kernel reads each row once, in 16-byte packs. Each thread holds three fp32
+// column sums per element of its part of a row. With 8 elements per thread, 80 registers are
+// enough, and two blocks of 384 threads run on a multiprocessor; rows of more than 3072 elements
+// take 16 elements and 128 registers per thread. Incoming rows are staged in shared memory: while
+// one is processed, `stages` − 1 are being read. A block processes several rows side by side, which
+// keeps the number of partial sums small. The column sums of more than 8192 elements do not fit
+// into a multiprocessor: such a row is shared by a cluster of 2, 4 or 8 blocks, which run at the
+// same time and read each other's sums of the row from shared memory. Each block keeps its part of
+// w in shared memory; where that is full, w is read again for each row, from L1.
 struct ShortRows {
     static constexpr int elements = 8, max_threads = 384, blocks_per_multiprocessor = 2;
     static constexpr int max_blocks = 1, max_columns = elements * max_threads;
@@ -37,9 +37,9 @@ struct WideRows {
     template <class T>
     static constexpr int stages = 2;
 };
-/// Rows that do not consist of whole packs (C not a multiple of the pack size, or a view that starts
-/// at any address), still longer ones, and wide ones on GPUs without clusters (before sm_90) use
-/// backward_any, which visits a row twice and relies on the caches.
+/// Rows that do not consist of whole packs (C not a multiple of the pack size, or a view that
+/// starts at any address), still longer ones, and wide ones on GPUs without clusters (before sm_90)
+/// use backward_any, which visits a row twice and relies on the caches.
 constexpr int any_threads = 256;
 
 /// The maximum number of blocks that sum columns, which bounds the scratch memory. 512 allow three
@@ -215,8 +215,8 @@ class StagedRows : RowPart<T, Shape> {
     __device__ __forceinline__ void wait() const {
         asm volatile("cp.async.wait_group %0;" ::"n"(Shape::template stages<T> - 1) : "memory");
     }
-    /// The current row: element (kind·packs + k)·blockDim.x is pack k of dy, x or dres (`kind` 0, 1,
-    /// 2).
+    /// The current row: element (kind·packs + k)·blockDim.x is pack k of dy, x or dres (`kind` 0,
+    /// 1, 2).
     __device__ __forceinline__ const Pack<T>* current() const { return staged_ + current_; }
     __device__ __forceinline__ void next_row() { advance(current_); }
 

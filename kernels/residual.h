@@ -5,9 +5,9 @@
 
 namespace train_gpt {
 
-/// out = x + residual (+ bias), in this order in fp32 and rounded once: the x_out of norm_forward().
-/// x, residual, out [M, C]; bias [C], which may be absent; fp32 or bf16, all alike. out may be x or
-/// residual.
+/// out = x + residual (+ bias), in this order in fp32 and rounded once: the x_out of
+/// norm_forward(). x, residual, out [M, C]; bias [C], which may be absent; fp32 or bf16, all alike.
+/// out may be x or residual.
 struct ResidualAdd {
     Tensor out, x, residual;
     Tensor bias = {};

@@ -25,8 +25,8 @@ struct Angles {
     }
 };
 
-/// out = x turned by the angles, or back by them. x(at, first) is the value at a position of the half
-/// of the head that begins at element `first`. T is what is read; out may be where it is.
+/// out = x turned by the angles, or back by them. x(at, first) is the value at a position of the
+/// half of the head that begins at element `first`. T is what is read; out may be where it is.
 template <bool back, class T, class Out, class X>
 [[gnu::always_inline]] inline void turn(Out* out, const Angles& angles, int half, X&& x) {
     const float *cosines = angles.cosines, *sines = angles.sines;

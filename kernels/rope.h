@@ -38,14 +38,15 @@ struct RopeForward {
 };
 void rope_forward(Stream& stream, const RopeForward& args);
 
-/// The backward pass, in place: dq and dk hold the gradients of q_out and k_out, then those of q
-/// and k. It turns them by −α; g is the result, for a head x:
+/// The backward pass, in place: dq and dk hold the gradients of q_out and k_out, and receive the
+/// gradients of q and k. It turns the gradients by −α; g is the result, for a head x:
 ///   without a norm  dx = g
 ///   with a norm     dx = ρ·(g ⊙ w − x̂·mean(g ⊙ w ⊙ x̂)),  x̂ = x·ρ
-///                   dq_w (+)= Σ g ⊙ x̂ over the tokens and heads of q, dk_w (+)= that of k; fp32
-/// With a norm, q and k are what the forward pass read; without one, they are not used. ρ is not
-/// kept but computed from them once more, since they are read anyway. (From the rotated values
-/// instead, the weights' gradients would be quotients by the weights, which may be 0, and no fewer
+///                   dq_w (+)= Σ g ⊙ x̂ over the tokens and heads of q, in fp32
+///                   dk_w (+)= Σ g ⊙ x̂ over the tokens and heads of k, in fp32
+/// With a norm, q and k are what the forward pass has read. Without a norm, q and k are not used. ρ
+/// is not kept: it is computed once more from q and k, which are read anyway. (From the rotated
+/// values, the weights' gradients would be quotients by the weights, which may be 0, and no fewer
 /// bytes would be moved.) Deterministic, without atomics.
 struct RopeBackward {
     RopeShape shape;

@@ -14,7 +14,7 @@ enum class RopeScaling : uint8_t { none, linear, llama3 };
 ///           f                            where λ < n / high_frequency_factor
 ///           f / factor                   where λ > n / low_frequency_factor
 ///           (1 − s)·f / factor + s·f     in between; s = (n/λ − low) / (high − low)
-/// The names are those of Hugging Face's config.json, written out.
+/// Hugging Face's config.json has the same names, in short.
 struct RopeFrequencies {
     int D = 0;
     double theta = 10000;

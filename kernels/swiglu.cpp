@@ -25,8 +25,8 @@ inline Silu<V> silu(V x) {
     return {value, sigma + value * (e * sigma)};
 }
 
-/// Columns [first, first + count) of a row. The same thread mostly continues with column next_first of
-/// row next_row.
+/// Columns [first, first + count) of a row. The same thread mostly continues with column next_first
+/// of row next_row.
 struct Piece {
     int64_t row, first, count, next_row, next_first;
 };

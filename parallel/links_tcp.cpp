@@ -79,8 +79,8 @@ class Segment {
     size_t bytes_ = 0;
 };
 
-/// Lower ranks are called by higher ones. Each pair of ranks of a group has a connection of its own,
-/// made when it is first needed.
+/// Lower ranks are called by higher ones. Each pair of ranks of a group has a connection of its
+/// own, made when it is first needed.
 class TcpLinks final : public Links {
   public:
     explicit TcpLinks(TcpGroup group)

@@ -1,6 +1,6 @@
-// The benchmark: how fast a training step is compared with what this machine allows (the lower bound) and
-// with PyTorch, all measured in one run on the same threads. scripts/bench.sh prepares and starts
-// it.
+// The benchmark: how fast a training step is compared with what this machine allows (the lower
+// bound) and with PyTorch, all measured in one run on the same threads. scripts/bench.sh prepares
+// and starts it.
 //
 // Other load on the same machine can slow everything down for a while. A canary, a short loop of
 // multiply-adds on every thread, runs before and after each sample; if it reaches less than 0.85 of

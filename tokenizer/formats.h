@@ -74,13 +74,14 @@ TokenizerDefinition read_vocab_and_merges(const std::filesystem::path& vocab,
 void read_tokenizer_config(const std::filesystem::path& file, TokenizerDefinition& definition);
 
 /// Reads a tiktoken rank file (tiktoken.cpp). Such files do not contain the pattern and the special
-/// tokens; these follow from the name, as tiktoken publishes them: o200k*, cl100k*, r50k*, p50k* or gpt2*.
+/// tokens; these follow from the name, as tiktoken publishes them: o200k*, cl100k*, r50k*, p50k* or
+/// gpt2*.
 TokenizerDefinition read_tiktoken(const std::filesystem::path& file);
 
-/// The contents of a tokenizer.json. If a token begins documents, or another than the usual one ends
-/// them, its post-processor says so: it puts the former before a text, and both between the two
-/// texts of a pair. Added tokens are also written to the vocabulary, because
-/// Hugging Face's reader assigns its own ids to those that are not in it.
+/// The contents of a tokenizer.json. If a token begins documents, or another than the usual one
+/// ends them, its post-processor says so: it puts the former before a text, and both between the
+/// two texts of a pair. Added tokens are also written to the vocabulary, because Hugging Face's
+/// reader assigns its own ids to those that are not in it.
 std::string write_tokenizer_json(const TokenizerDefinition& definition);
 
 }  // namespace train_gpt

@@ -31,8 +31,8 @@ std::string regex_of(Pattern pattern);
 /// The pattern of GPT-4o (o200k), which PCRE2 matches.
 extern const std::string_view o200k_regex;
 
-/// What the step Digits of a tokenizer.json cuts out: each digit, or whole numbers. It asks Rust,
-/// which knows the numbers of Unicode 17.0 where patterns know those of 16.0.
+/// What the step Digits of a tokenizer.json cuts out: each digit, or whole numbers. Hugging Face's
+/// step asks Rust, which knows the numbers of Unicode 17.0. Patterns know the numbers of 16.0.
 extern const std::string_view single_digits_regex, whole_numbers_regex;
 
 /// The pattern that a tokenizer.json writes as this regular expression.
@@ -50,9 +50,9 @@ bool matches_everything(std::string_view regex);
 /// only look ahead, so the rest of the text can be cut as if it stood alone; the end of `text`
 /// counts as the end of the text.
 ///
-/// \p{L}, \p{N} and \s are those of Unicode 16.0. The expressions are defined on characters; a byte
-/// that is not part of a well-formed UTF-8 character counts as a separate character that is neither
-/// letter, number nor space.
+/// \p{L}, \p{N} and \s have the characters of Unicode 16.0. The expressions are defined on
+/// characters. A byte that is not part of a well-formed UTF-8 character counts as a separate
+/// character that is neither letter, number nor space.
 size_t first_piece(Pattern pattern, std::string_view text);
 
 /// Whether the last character of `text` is one of \p{L} or \p{N}.

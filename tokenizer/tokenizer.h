@@ -37,8 +37,8 @@ class Tokenizer {
     ///
     /// For tokenizer.json, BPE models with a ByteLevel pre-tokenizer are supported, after any
     /// patterns that cut text (Split, Digits; see Regex), and the normalizer NFC. Truncation and
-    /// padding are ignored: ids are those of Hugging Face's encode(text, add_special_tokens=False).
-    /// Which tokens begin and end a document is read from the post-processor and from
+    /// padding are ignored: Hugging Face's encode(text, add_special_tokens=False) gives the same
+    /// ids. Which tokens begin and end a document is read from the post-processor and from
     /// tokenizer_config.json beside the file. Rank files are recognised by name: o200k*, cl100k*,
     /// r50k*, p50k*, gpt2*; they get the special tokens that tiktoken publishes. Throws Error that
     /// names the file and what is missing, malformed or not supported.
@@ -46,7 +46,7 @@ class Tokenizer {
 
     /// Trains a vocabulary on the words of a corpus: 256 bytes, merges, and the special token
     /// <|endoftext|> with the last id; at most vocab_size tokens in all, fewer when the words have
-    /// no more pairs. The merges are those of Hugging Face's BpeTrainer (see learn_merges). A pair
+    /// no more pairs. Hugging Face's BpeTrainer learns the same merges (see learn_merges). A pair
     /// must occur min_frequency times to become a token. Throws Error unless 257 <= vocab_size <=
     /// 2^22.
     static Tokenizer train(const WordCounts& counts, uint32_t vocab_size,

@@ -9,7 +9,8 @@
 
 namespace train_gpt::cpu {
 
-/// Asks Linux to let this process use AMX's registers. False if it does not, or the processor has none.
+/// Asks Linux to let this process use AMX's registers. False if it does not, or the processor has
+/// none.
 inline bool request_amx() {
     constexpr long arch_req_xcomp_perm = 0x1023, tile_data = 18;
     return syscall(SYS_arch_prctl, arch_req_xcomp_perm, tile_data) == 0;
@@ -120,8 +121,8 @@ inline void multiply_keys<Amx>(const Visibility<Amx>& view, int rows, int head, 
     }
 }
 
-/// c[d, key] += Σ over rows that see the key of b[d, r]·a[r, key]: dVᵀ, or dKᵀ. b has been packed by
-/// pack_columns.
+/// c[d, key] += Σ over rows that see the key of b[d, r]·a[r, key]: dVᵀ, or dKᵀ. b has been packed
+/// by pack_columns.
 template <>
 inline void multiply_rows<Amx>(const Visibility<Amx>& view, int rows, int head, const bf16* a,
                                const bf16* b, float* c, Prefetch& prefetch) {

@@ -11,9 +11,9 @@
 // P and dS are rounded to bf16 for it. Everything else is fp32. AMX multiplies squares of 32 × 32
 // such operands, and leaves dKᵀ and dVᵀ (amx.h).
 //
-// Each element of a result is one chain of fused multiply-adds in the order of k (with AMX, of sums of
-// 32 products each), whichever thread computes it: the bits depend neither on the number of threads
-// nor on how blocks are shared among them.
+// Each element of a result is one chain of fused multiply-adds in the order of k (with AMX, of sums
+// of 32 products each), whichever thread computes it: the bits depend neither on the number of
+// threads nor on how blocks are shared among them.
 //
 // A product covers whole panels of queries and, at document boundaries, whole tiles, with P = 0
 // where a query does not see a key. A NaN or an infinity therefore also reaches such neighbours

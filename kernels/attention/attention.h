@@ -9,9 +9,9 @@ namespace train_gpt {
 
 /// Query t (of T) is at position t + S − T among S keys, T <= S, and sees the keys s <= that
 /// position. T = S: a whole sequence; T < S: the queries of its end, as with a KV cache or in a
-/// rank's chunk of a sequence that is split over ranks. If doc_start is given, it sees only those with s >=
-/// doc_start[b, t]. H query heads share H_kv key/value heads, H % H_kv == 0; query head h uses key
-/// head h / (H / H_kv). 1 <= D <= 256.
+/// rank's chunk of a sequence that is split over ranks. If doc_start is given, it sees only those
+/// with s >= doc_start[b, t]. H query heads share H_kv key/value heads, H % H_kv == 0; query head h
+/// uses key head h / (H / H_kv). 1 <= D <= 256.
 struct AttentionShape {
     DType dtype = DType::fp32;
     int B = 0, T = 0, S = 0, H = 0, H_kv = 0, D = 0;

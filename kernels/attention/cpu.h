@@ -8,8 +8,8 @@
 
 namespace train_gpt::cpu {
 
-/// Whether bf16 is multiplied with AMX: at first, where this program is compiled for it and Linux lets
-/// it use the registers. Tests turn it off.
+/// Whether bf16 is multiplied with AMX: at first, where this program is compiled for it and Linux
+/// lets it use the registers. Tests turn it off.
 bool& uses_amx();
 
 /// Queries [t0, t0 + 256) of one head.

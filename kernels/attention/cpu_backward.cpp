@@ -124,8 +124,8 @@ void softmax_backward_step(const Visibility<Engine>& view, int rows,
     }
 }
 
-/// The gradients of a range, in the memory of one thread. Blocks of queries are the outer loop, tiles
-/// of keys the inner one.
+/// The gradients of a range, in the memory of one thread. Blocks of queries are the outer loop,
+/// tiles of keys the inner one.
 template <class Engine, class Storage, bool want_dq, bool want_dkv>
 class RangeBackward {
   public:

@@ -154,11 +154,11 @@ const std::string& cudnn_obstacle() {
 }
 
 // Only cuDNN knows how much a pass needs, and only after the pass is built, which takes a second;
-// planning asks for this number many times. So these are the amounts that it was observed to need. A
-// version that needs more is not used. Forward: 256 bytes. Backward: Σ dout·out of each row; the
+// planning asks for this number many times. So these are the amounts that it was observed to need.
+// A version that needs more is not used. Forward: 256 bytes. Backward: Σ dout·out of each row; the
 // gradient of the scores as a matrix, because the deterministic algorithm adds up dq in order; and,
-// if heads share keys and values, their gradients for each head of queries, in bf16 while the scores
-// are there and in fp32 otherwise.
+// if heads share keys and values, their gradients for each head of queries, in bf16 while the
+// scores are there and in fp32 otherwise.
 size_t cudnn_backward_bytes(const AttentionShape& shape, int architecture) {
     const auto [sequences, key_heads] = sizes_of_calls(shape, architecture, most_matrix_bytes);
     AttentionShape call = shape;

@@ -13,8 +13,8 @@ namespace train_gpt::cuda {
 constexpr NvidiaLibrary cudnn_library{
     .name = "libcudnn.so.9", .package = "cudnn", .folder = "CUDNN_PATH"};
 
-/// Loads cuDNN from the first of its places that can be used. Why there is none, worded as the end of a
-/// sentence; empty if there is one. Looks only once.
+/// Loads cuDNN from the first of its places that can be used. Why there is none, worded as the end
+/// of a sentence; empty if there is one. Looks only once.
 const std::string& cudnn_obstacle();
 /// The same for one library, at every call; `with_gpu`: also that it starts.
 std::string cudnn_obstacle(const std::string& library, bool with_gpu = true);
@@ -40,8 +40,8 @@ size_t cudnn_backward_bytes(const AttentionShape& shape, int architecture);
 
 /// The calls into which a backward pass is cut so that no matrix of a call is larger than `most`
 /// bytes (by default as large as a chunk of logits on a GPU may be): all have about as many
-/// sequences or, where one sequence is too large, as many key heads of one sequence. Empty if one key
-/// head is too large.
+/// sequences or, where one sequence is too large, as many key heads of one sequence. Empty if one
+/// key head is too large.
 constexpr size_t most_matrix_bytes = size_t{2} << 30;
 std::vector<AttentionBackward> cudnn_calls(const AttentionBackward& args, int architecture,
                                            size_t most = most_matrix_bytes);

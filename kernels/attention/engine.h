@@ -17,8 +17,8 @@ struct CUstream_st;  // what a cudaStream_t points to
 
 namespace train_gpt {
 
-/// What ran the latest passes of a stream's attention; empty before the first, and on the CPU, where
-/// there is no choice.
+/// What ran the latest passes of a stream's attention; empty before the first, and on the CPU,
+/// where there is no choice.
 struct AttentionUse {
     struct Pass {
         std::string engine;  // "own", or the library: "cuDNN 9.19.0"
@@ -104,7 +104,7 @@ class AttentionEngines {
     struct Pass {
         Choices chosen;
         std::string failure;  // of the library
-        // Of the latest call:
+        // About the latest call:
         std::optional<Engine> ran;
         std::string reason;  // AttentionUse::Pass
 
@@ -134,8 +134,8 @@ class AttentionEngines {
     std::array<Pass, 2> passes_;
 };
 
-/// The scratch memory that cuDNN may need for the forward pass, or for both passes, of a shape; 0 if
-/// it will not be used.
+/// The scratch memory that cuDNN may need for the forward pass, or for both passes, of a shape; 0
+/// if it will not be used.
 size_t attention_library_forward_scratch_bytes(const KernelSettings& settings,
                                                const AttentionShape& shape);
 size_t attention_library_scratch_bytes(const KernelSettings& settings, const AttentionShape& shape,

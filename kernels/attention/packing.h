@@ -98,8 +98,8 @@ void pack_rows(Element* dst, int padded, const Storage* src, int64_t stride, int
     }
 }
 
-/// dst[k, r] = src[r, k] in words, for r < rows and k < words; dst rows are `width` wide. For a tile
-/// of keys: B of a product over the head dimension.
+/// dst[k, r] = src[r, k] in words, for r < rows and k < words; dst rows are `width` wide. For a
+/// tile of keys: B of a product over the head dimension.
 inline void pack_transposed(float* dst, int width, const float* src, int words, int rows) {
     for (int r = 0; r < rows; r += lanes) {
         for (int k = 0; k < words; k += lanes) {

@@ -17,8 +17,8 @@ constexpr int forward_shared_bytes = SwizzledTile<head>::bytes(forward_tiling(he
                                                                    forward_tiling(head).block_n);
 
 /// Turns scores into exp2(scale·score − row_max) for the new row maxima, adds them to row_sum, and
-/// corrects what was summed with the previous maxima. Row maxima are of scores in units of log 2, so
-/// the exponential is one fused multiply-add and one exp2.
+/// corrects what was summed with the previous maxima. Row maxima are of scores in units of log 2,
+/// so the exponential is one fused multiply-add and one exp2.
 template <int head, int row_tiles, int columns>
 __device__ __forceinline__ void take_exponentials(float (&scores)[row_tiles][columns][4],
                                                   float (&row_max)[row_tiles][2],

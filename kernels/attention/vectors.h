@@ -117,9 +117,10 @@ constexpr auto take_max = [](vfloat a, vfloat b) { return max(a, b); };
 constexpr float log2_e = 1.44269504088896341f, ln_2 = 0.693147180559945309f;
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
-/// 2^x; 0 for x < −126, NaN for a NaN; meant for x <= 127. Exact at integers. x = n + r with integer
-/// n and |r| <= ½; 2^r = 1 + r·P(r), where P has the smallest maximum relative error: 9·10⁻⁸ (degree
-/// 5 in r) or, if `coarse`, 3·10⁻⁶ (degree 4), for results that are then rounded to bf16.
+/// 2^x; 0 for x < −126, NaN for a NaN; meant for x <= 127. Exact at integers. x = n + r with
+/// integer n and |r| <= ½; 2^r = 1 + r·P(r), where P has the smallest maximum relative error:
+/// 9·10⁻⁸ (degree 5 in r) or, if `coarse`, 3·10⁻⁶ (degree 4), for results that are then rounded to
+/// bf16.
 template <bool coarse>
 [[gnu::always_inline]] inline vfloat exp2(vfloat x) {
 #if defined(__AVX512F__)

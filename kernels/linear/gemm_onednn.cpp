@@ -61,9 +61,9 @@ bool has_avx512() {
     return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & all) == all;
 }
 
-/// oneDNN 2.6's kernels for AMX compute sums of 63, 2079, 2111, … products with tiles that they have not
-/// configured: SIGILL, or wrong results, depending on m and n. All such depths are avoided, in every
-/// version: they are rare, and nobody has listed the bad ones.
+/// oneDNN 2.6's kernels for AMX compute sums of 63, 2079, 2111, … products with tiles that they
+/// have not configured: SIGILL, or wrong results, depending on m and n. All such depths are
+/// avoided, in every version: they are rare, and nobody has listed the bad ones.
 bool has_fault(const GemmShape& shape) {
     const auto amx = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_amx);
     return shape.in == DType::bf16 && shape.k % 32 == 31 &&

@@ -124,8 +124,8 @@ int64_t epilogue_rows(int64_t M, int64_t cols, DType dtype) {
 }
 
 // Column sums: slabs of rows are summed into fp32 partials, then the partials, always in the same
-// order. Memory sets the speed: 1024 columns are long enough runs for the prefetcher, and their sums
-// stay in the L1 cache.
+// order. Memory sets the speed: 1024 columns are long enough runs for the prefetcher, and their
+// sums stay in the L1 cache.
 constexpr int64_t slab_rows = 128, slab_cols = 1024;
 
 int64_t slab_count(int64_t M) { return (M + slab_rows - 1) / slab_rows; }

@@ -111,8 +111,8 @@ constexpr int slice_warps = threads_per_block / warp_size;
 int64_t slice_count(int64_t M) { return ceil_div(M, slice_rows); }
 
 /// partials [slices, N] = sums over slices of slice_rows rows of dy [M, N]. A block takes one slice
-/// and 32·width columns. A warp reads whole vectors of a row (512 bytes if width is a whole pack); its
-/// rows are slice_warps apart. N is a multiple of width.
+/// and 32·width columns. A warp reads whole vectors of a row (512 bytes if width is a whole pack);
+/// its rows are slice_warps apart. N is a multiple of width.
 template <class T, int width>
 __global__ void __launch_bounds__(threads_per_block)
     sum_slices(float* partials, const T* dy, int64_t M, int64_t N, int64_t tiles) {

@@ -18,8 +18,8 @@ struct Family {
     const char* title;       // in messages
     const char* prefix;      // of the names of tensors in files; files of others may lack it
 
-    /// Sets all that the extents leave open; extents that are 0 too, except the head size where it is
-    /// n_embd / n_head.
+    /// Sets all that the extents leave open; extents that are 0 too, except the head size where it
+    /// is n_embd / n_head.
     std::function<void(DecoderSpec& spec)> defaults;
     /// Whether the family's class in transformers computes what the spec says.
     std::function<bool(const DecoderSpec& spec)> holds;
@@ -38,9 +38,9 @@ struct Family {
                             const std::filesystem::path& path) const {
         return read(*this, json, path);
     }
-    /// The spec of the family's model: its defaults, and what the settings say instead. Throws Error,
-    /// whose message begins with `where`, for an extent that is impossible or a combination without a
-    /// meaning.
+    /// The spec of the family's model: its defaults, and what the settings say instead. Throws
+    /// Error, whose message begins with `where`, for an extent that is impossible or a combination
+    /// without a meaning.
     DecoderSpec spec(const DecoderSettings& settings, const std::string& where = "the model") const;
 };
 
@@ -50,8 +50,8 @@ Registry registry_of(const DecoderSpec& spec);
 /// The family with this model_type. Throws Error, which names `where`, if there is none.
 const Family& family_of(const std::string& model_type, const std::string& where);
 
-/// The family in whose files a model of this spec is kept: the spec's own, or another that holds it,
-/// or `other` (other.h), whose files only this program reads.
+/// The family in whose files a model of this spec is kept: the spec's own, or another that holds
+/// it, or `other` (other.h), whose files only this program reads.
 const Family& family_for(const DecoderSpec& spec);
 
 }  // namespace train_gpt

@@ -13,7 +13,8 @@ constexpr const char* old_key = "rope_scaling";
 constexpr const char* new_key = "rope_parameters";
 constexpr const char* context_key = "original_max_position_embeddings";
 
-/// Reads the two objects that may describe the rotation. Errors name the file, the object and the key.
+/// Reads the two objects that may describe the rotation. Errors name the file, the object and the
+/// key.
 class RopeReader {
   public:
     /// Both must outlive this.

@@ -1,5 +1,5 @@
-// The rotation of a model in its config.json. transformers 4 writes rope_theta and rope_scaling, 5 writes
-// rope_parameters and reads both.
+// The rotation of a model in its config.json. transformers 4 writes rope_theta and rope_scaling, 5
+// writes rope_parameters and reads both.
 #pragma once
 #include <filesystem>
 
@@ -8,8 +8,9 @@
 
 namespace train_gpt {
 
-/// Sets θ and the scaling to what transformers computes with a config.json of either version. Throws
-/// Error where its entries contradict each other, so that versions differ or an entry is without effect.
+/// Sets θ and the scaling to what transformers computes with a config.json of either version.
+/// Throws Error where its entries contradict each other, so that versions differ or an entry is
+/// without effect.
 void read_rope(const Json& json, const std::filesystem::path& path, DecoderSettings& settings);
 
 /// Adds the rotation to a config.json, once for each version.

@@ -36,8 +36,8 @@ struct Cut {
     std::vector<double> costs;  // of the stages, the largest first
 };
 
-/// Any layers, by dynamic programming over the layers and stages so far: costs that are less stay less
-/// when both get the same stage more.
+/// Any layers, by dynamic programming over the layers and stages so far: costs that are less stay
+/// less when both get the same stage more.
 std::vector<int> deal_any_layers(const LayerCosts& costs, int stages) {
     const int layers = static_cast<int>(costs.layers.size());
     std::vector<double> before{0};  // the cost of the layers before each

@@ -121,7 +121,8 @@ struct ProductTimes {
 };
 
 #ifdef TRAIN_GPT_ONEDNN
-/// One product through oneDNN alone. With `packed`, the weights are in the layout that oneDNN prefers.
+/// One product through oneDNN alone. With `packed`, the weights are in the layout that oneDNN
+/// prefers.
 class LibraryProduct {
   public:
     LibraryProduct(Product product, DType dtype, const Linear& l, const Tensor& x, const Tensor& w,
@@ -254,9 +255,9 @@ struct Model {
                           : n_layer * (matrices + in + C + wide + C + 4 * C) + (V + T + 2) * C;
     }
     /// Elements per token and layer that are moved besides what products and attention read and
-    /// write, when all is fused: the norms forward and backward, the residual stream, and for the MLP
-    /// its preactivation, written and read again; with SwiGLU the gradient has two halves, and queries
-    /// and keys are rotated in place in both passes.
+    /// write, when all is fused: the norms forward and backward, the residual stream, and for the
+    /// MLP its preactivation, written and read again; with SwiGLU the gradient has two halves, and
+    /// queries and keys are rotated in place in both passes.
     double element_wise() const {
         const double C = n_embd, F = static_cast<double>(n_ff);
         return is_llama() ? 14 * C + 5 * F + 4.0 * (n_head + n_kv_head) * head_size()

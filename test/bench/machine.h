@@ -65,8 +65,8 @@ class OthersShare {
 // --- multiply-adds: the canary and the peak ------------------------------------------------------
 
 // Each loop makes `rounds` rounds of 12 independent vector operations, which hides the latency of
-// two units with four cycles each; not unrolled, it would keep them in memory. The result is returned
-// so that it is not optimised away.
+// two units with four cycles each; not unrolled, it would keep them in memory. The result is
+// returned so that it is not optimised away.
 using FmaLoop = float (*)(int64_t rounds);
 struct FmaKind {
     FmaLoop loop;

@@ -30,7 +30,7 @@ namespace train_gpt::bench {
 
 using nlohmann::json;
 
-// --- Training steps of both programs ----------------------------------------------------------------
+// --- Training steps of both programs -------------------------------------------------------------
 
 /// A child process, which the destructor ends. Its stderr goes to a file that error messages quote;
 /// so does its stdout, unless stdin and stdout are pipes for commands and answers.
@@ -261,7 +261,7 @@ class PeerRun {
     uint64_t peak_rss_ = 0;
 };
 
-/// Times of steps, with those of quiet rounds kept apart.
+/// Times of steps. The times of quiet rounds are kept apart.
 struct Rounds {
     std::vector<double> good, all;
     int good_rounds = 0, rounds = 0;

@@ -1,9 +1,9 @@
-// train_gpt train: which training samples a run reads when batch, seed, data or sequence length change
-// on resume, and what it says of how often it reads them.
+// train_gpt train: which training samples a run reads when batch, seed, data or sequence length
+// change on resume, and what it says of how often it reads them.
 //
-// The weights of these runs do not change (the learning rate is too small for fp32), so that the loss
-// of a sample tells which one it is: two runs that read the same samples, in any order and any steps,
-// have the same sum of losses.
+// The weights of these runs do not change (the learning rate is too small for fp32), so that the
+// loss of a sample tells which one it is: two runs that read the same samples, in any order and any
+// steps, have the same sum of losses.
 #include <cmath>
 #include <map>
 

@@ -1,6 +1,6 @@
-// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 ended at once by a second signal, 75 stopped early with everything saved, 130 the same
-// after Ctrl-C. Signals at each moment of a run, and ranks, are tested in train_command_test.cpp
-// and test/parallel/failure_test.cpp.
+// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 ended at once by a second signal, 75 stopped early
+// with everything saved, 130 the same after Ctrl-C. Signals at each moment of a run, and ranks, are
+// tested in train_command_test.cpp and test/parallel/failure_test.cpp.
 #include <chrono>
 #include <csignal>
 

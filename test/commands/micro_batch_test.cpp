@@ -66,7 +66,8 @@ TEST_CASE("a resumed run computes with the micro-batch that its checkpoint names
     CHECK_FALSE(contains(older.out, "note: "));
 }
 
-TEST_CASE("a run that falls back on an older checkpoint computes with that one's choices", "[cli]") {
+TEST_CASE("a run that falls back on an older checkpoint computes with that one's choices",
+          "[cli]") {
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     const auto train = [&](const Arguments& more) {

@@ -67,8 +67,8 @@ class Workplace {
     Stream stream_;
 };
 
-/// Enough copies of the operands that each has left the caches before it is used again. For operands
-/// so small that starting the call takes longer than the call, fewer.
+/// Enough copies of the operands that each has left the caches before it is used again. For
+/// operands so small that starting the call takes longer than the call, fewer.
 int64_t copies_beyond_caches(const Operands& operands);
 constexpr size_t beyond_caches = size_t{256} << 20;
 constexpr int warm_up_calls = 3;

@@ -27,10 +27,11 @@ struct Accuracy {
     int roundings = 0;
     int64_t terms = 1;
 
-    /// Of the relative L2 error. A rounding has a relative error of at most u, a sum of n random
-    /// terms in fp32 one of about √n·2⁻²⁴; squares of independent errors add up. 16 more terms allow
-    /// for roots, exponentials and quotients, and the factor 2 for errors that are not random. The
-    /// bound is for many elements together: a single sum whose terms cancel may be less exact.
+    /// The bound of the relative L2 error. A rounding has a relative error of at most u. A sum of n
+    /// random terms in fp32 has a relative error of about √n·2⁻²⁴. Squares of independent errors
+    /// add up. 16 more terms allow for roots, exponentials and quotients, and the factor 2 for
+    /// errors that are not random. The bound is for many elements together: a single sum whose
+    /// terms cancel may be less exact.
     double bound(DType dtype) const;
 };
 constexpr const char* bound_formula =
@@ -138,8 +139,8 @@ struct Implementation {
 std::vector<Implementation> only_one(const Operands& o, const Device& device);
 
 using Results = std::map<std::string, Values>;
-/// Under this name a reference gives, for a result whose elements are sums, the roots of their terms'
-/// squares, in proportion to which the sums are exact.
+/// Under this name a reference gives, for a result whose elements are sums, the roots of their
+/// terms' squares, in proportion to which the sums are exact.
 inline std::string terms_of(const std::string& result) { return "terms of " + result; }
 
 /// A result that is the gradient of a loss.

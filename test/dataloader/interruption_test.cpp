@@ -24,7 +24,8 @@ void interrupt(const PrepareOptions& options) {
     }));
 }
 
-/// Asks the command to end, again and again, until it is done. `folder` must not exist and is removed.
+/// Asks the command to end, again and again, until it is done. `folder` must not exist and is
+/// removed.
 void check_stops(PrepareOptions options, const std::string& folder,
                  const std::map<std::string, std::string>& expected) {
     options.out = folder;

@@ -377,10 +377,10 @@ inline ErrorSize error_of(const Values& a, const Values& exact, const Values& te
     return e;
 }
 
-/// Errors may be twice (root mean square) or three times (largest) those of a plain implementation
-/// with the same storage and fp32 arithmetic, and some roundings of the terms that are summed. The
-/// backward pass computes probabilities from scores of its own and lse: their roundings are
-/// relative to the scores' terms.
+/// Errors may be twice (root mean square) or three times (largest) the errors of a plain
+/// implementation with the same storage and fp32 arithmetic, and some roundings of the terms that
+/// are summed. The backward pass computes probabilities from scores of its own and lse: their
+/// roundings are relative to the scores' terms.
 inline void check_tensor(const std::string& name, const Case& c, const Values& ours,
                          const Values& plain, const Values& exact, const Values& terms,
                          double score_terms = 0) {
@@ -394,7 +394,7 @@ inline void check_tensor(const std::string& name, const Case& c, const Values& o
     // All elements of a key's gradient share the rounding of each query's P and dS.
     const bool few_queries = score_terms > 0 && c.shape.T < 8 && c.shape.T < c.shape.S;
     const bool few = half && (exact.size() < 2000 || c.shape.D < 8 || few_queries);
-    // They do not average out over few queries: those of the score and of lse may add up.
+    // These roundings do not average out over few queries: the score's and lse's may add up.
     const double recomputed = (few_queries ? 2 : 1) * 0x1p-24 * score_terms;
     CHECK(error.rms <= 2 * usual.rms + (few ? 1.0 / 256 : 3e-7 + recomputed) * terms_rms);
     CHECK(error.max <= 3 * usual.max + (half ? 1.0 / 256 : 1e-6 + recomputed));

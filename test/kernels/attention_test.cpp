@@ -223,8 +223,8 @@ Case chunk_of(const Case& whole, int first, int end) {
 }
 
 /// Adds a rank's part of context parallelism to the results of the whole sequence: it has chunk
-/// `rank` and chunk 2·ranks − 1 − rank, whose keys are more, so it comes first. Each call alone must
-/// match float64 too.
+/// `rank` and chunk 2·ranks − 1 − rank, whose keys are more, so it comes first. Each call alone
+/// must match float64 too.
 void add_rank(Run& sum, const Case& whole, int rank, int ranks) {
     const int B = whole.shape.B, N = whole.shape.T, length = N / (2 * ranks);
     Values dk(whole.k.size()), dv(whole.k.size());

@@ -105,7 +105,7 @@ inline std::vector<double> stored_as(DType dtype, std::vector<double> values) {
     return values;
 }
 
-/// Errors of results against the float64 reference, compared with those of a straightforward
+/// Errors of results against the float64 reference, compared with the errors of a straightforward
 /// computation in fp32 that is stored in the dtype ("plain").
 class Errors {
   public:

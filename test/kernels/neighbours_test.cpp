@@ -23,8 +23,8 @@ uint16_t nearest_bits(float value) {
     return static_cast<uint16_t>(towards_zero + (away ? 1 : 0));
 }
 
-/// Any pattern of bits: numbers of all sizes, subnormal ones, infinities and NaNs, and many that are
-/// between two bf16.
+/// Any pattern of bits: numbers of all sizes, subnormal ones, infinities and NaNs, and many that
+/// are between two bf16.
 float any_float() {
     uint32_t word = static_cast<uint32_t>(test_rng()());
     if (random_int(0, 3) == 0) word &= 0x807fffffu;

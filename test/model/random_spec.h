@@ -10,8 +10,8 @@
 
 namespace train_gpt {
 
-/// A decoder with whatever a family may have: grouped heads of any size, any norm, MLP, biases, head
-/// and positions.
+/// A decoder with whatever a family may have: grouped heads of any size, any norm, MLP, biases,
+/// head and positions.
 inline DecoderSpec random_spec(int least_layers = 1) {
     const int n_kv_head = static_cast<int>(random_int(1, 2)),
               n_head = n_kv_head * static_cast<int>(random_int(1, 3));

@@ -24,7 +24,8 @@ namespace {
 
 using attention_problem::Case;
 
-/// Attention of the ranks to a problem, of which each computes its rows: the results of all, on all.
+/// Attention of the ranks to a problem, of which each computes its rows: the results of all, on
+/// all.
 attention_problem::Run shared_attention(const World& world, ContextGroup& group, const Case& whole,
                                         bool gathers_again) {
     const ContextRank& place = group.place();

@@ -55,8 +55,8 @@ struct Batch {
     std::vector<int32_t> tokens, targets, doc_start;
 };
 
-/// A training run: its model, settings and micro-batches. The same on all ranks, which draw the same
-/// random numbers.
+/// A training run: its model, settings and micro-batches. The same on all ranks, which draw the
+/// same random numbers.
 struct Experiment {
     DecoderSpec spec;
     int B, T, micro_batches;
@@ -182,7 +182,7 @@ class Rank {
         std::vector<float> held(static_cast<size_t>(p.numel()),
                                 std::numeric_limits<float>::quiet_NaN());
         store.state.read(which, i, 0, held);
-        // Of ranks that hold the same elements, the first one's count.
+        // Several ranks may hold the same elements; only the first of them counts.
         const bool counts =
             (sharding.zero > 0 || sharding.rank == 0) && (p.is_part() || sharding.tensor == 0);
         std::vector<double> whole(held.size());

@@ -1,4 +1,5 @@
-// Jobs of the real program on several ranks in which something goes wrong, and checks of how they end.
+// Jobs of the real program on several ranks in which something goes wrong, and checks of how they
+// end.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -33,8 +34,8 @@ using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 using Arguments = std::vector<std::string>;
 
-// parallel.timeout_seconds: longer than a busy machine keeps a rank from running, which would count as
-// hung; only a job with a rank that hangs takes so long.
+// parallel.timeout_seconds: longer than a busy machine keeps a rank from running, which would count
+// as hung; only a job with a rank that hangs takes so long.
 constexpr double timeout = 10;
 constexpr double grace = 30;  // more time to end, however busy the machine
 constexpr double deadline = 100;
@@ -241,9 +242,9 @@ inline std::string named(int rank, const std::string& place = "") {
     return concat("rank ", rank, " \\(", place, place.empty() ? "" : ", ", "host [^)]+\\)");
 }
 
-/// Checks that the job whose rank is stopped (SIGSTOP) ends with a line that says so. mpirun ends the
-/// stopped process as well; where nothing else started the ranks, only the test does, after the others
-/// have ended by themselves.
+/// Checks that the job whose rank is stopped (SIGSTOP) ends with a line that says so. mpirun ends
+/// the stopped process as well; where nothing else started the ranks, only the test does, after the
+/// others have ended by themselves.
 inline void check_hung(Job& job, const fs::path& run, int rank, Launcher launcher,
                        const std::string& place = "") {
     if (launcher != Launcher::mpirun) {

@@ -1,5 +1,5 @@
-// What a job does when something goes wrong in a rank that shares its weights with others, along each
-// axis of the mesh: the real program under mpirun. No case can hang, as in failure_test.cpp.
+// What a job does when something goes wrong in a rank that shares its weights with others, along
+// each axis of the mesh: the real program under mpirun. No case can hang, as in failure_test.cpp.
 #include <csignal>
 #include <string>
 #include <vector>

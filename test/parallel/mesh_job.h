@@ -148,8 +148,8 @@ class MeshRun {
         return trainer_.outcomes.pop();
     }
 
-    /// Leaves the gradients of one micro-batch of random tokens, which only one of the data-parallel
-    /// ranks has; no update.
+    /// Leaves the gradients of one micro-batch of random tokens, which only one of the
+    /// data-parallel ranks has; no update.
     void lone_micro_batch(int owner, uint64_t seed) {
         std::mt19937_64 random(seed);
         const EvaluationBatch& batch = trainer_.evaluation_batch;

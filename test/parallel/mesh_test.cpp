@@ -1,4 +1,5 @@
-// Training on many meshes, each compared with one rank's. A mesh is tried by adding a row to a table.
+// Training on many meshes, each compared with one rank's. A mesh is tried by adding a row to a
+// table.
 #include "parallel/mesh.h"
 
 #include <cstdlib>
@@ -106,8 +107,8 @@ constexpr MeshCase more_mixed_meshes[] = {
     {2, 2, 3, 1, "qwen3", 5, "fp32", 1, false, {2}},
     {1, 1, 2, 0, "llama", 3, "fp32", 4, true, {2}},
 };
-// Schedules in which gradients of several stages or micro-batches are computed in turns, and reduced in
-// every micro-batch
+// Schedules in which gradients of several stages or micro-batches are computed in turns, and
+// reduced in every micro-batch
 constexpr MeshCase reordered_pipelines[] = {
     {1, 2, 2, 0, "gpt2", 8, "fp32", 1, false, {2, "interleaved", 2}},
     {1, 2, 3, 0, "qwen3", 5, "fp32", 1, false, {2, "zero_bubble"}},
@@ -187,9 +188,9 @@ void check_gradients(const MeshRun& run, const Curve& curve, const Curve& one, d
 // tensors this small: the norm differed by at most 2.3 roundings in 160 runs of ten steps.
 constexpr double least_spread = 4 * fp32_roundoff;
 
-/// Losses and norms are within four times what another number of threads changes; in bf16, where a sum
-/// in another order soon rounds weights to others, within four times what rounding changes: of one rank
-/// in fp32, with `threads` in bf16.
+/// Losses and norms are within four times what another number of threads changes; in bf16, where a
+/// sum in another order soon rounds weights to others, within four times what rounding changes: of
+/// one rank in fp32, with `threads` in bf16.
 void check_curves(const Curve& curve, const Curve& one, const Curve& threads, double least) {
     const auto check = [&](const std::vector<double>& x, const std::vector<double>& y,
                            const std::vector<double>& z) {
@@ -205,11 +206,11 @@ void check_curves(const Curve& curve, const Curve& one, const Curve& threads, do
     check(curve.norms, one.norms, threads.norms);
 }
 
-/// In bf16, tensor-parallel ranks round each part of a sum before these are added up, where one rank
-/// rounds the sum: a few more roundings among those that any activation and gradient in bf16 has gone
-/// through, of the same size. So their distance from one rank's gradients in fp32 is compared with that
-/// of one rank in bf16. All tensors together are hardly farther away; in a tensor of few elements, or
-/// whose gradient is all rounding, chance counts.
+/// In bf16, tensor-parallel ranks round each part of a sum before these are added up, where one
+/// rank rounds the sum: a few more roundings among those that any activation and gradient in bf16
+/// has gone through, of the same size. So their distance from one rank's gradients in fp32 is
+/// compared with that of one rank in bf16. All tensors together are hardly farther away; in a
+/// tensor of few elements, or whose gradient is all rounding, chance counts.
 void check_rounding(const MeshRun& run, const Curve& curve, const Curve& one, const Curve& exact) {
     const std::vector<Parameter> parameters = registry_of(run.spec()).parameters;
     double ours = 0, of_one = 0;  // relative squares, over all tensors
@@ -550,8 +551,8 @@ TEST_CASE("ranks: peak memory", "[.ranks]") {
         const auto planned = static_cast<double>(
             plan_memory({config, run.spec(), DType::fp32, Recompute::none, world.size()}, Device{})
                 .total_bytes());
-        // 16 bytes of each parameter split over tensor and shard ranks; with ZeRO-3 also weights and
-        // gradients whole, of this tensor rank, of the embedding and two blocks, else of all.
+        // 16 bytes of each parameter split over tensor and shard ranks; with ZeRO-3 also weights
+        // and gradients whole, of this tensor rank, of the embedding and two blocks, else of all.
         const double embedding = (2048 + 16) * 512, block = 12.03 * 512 * 512;
         const double all = (embedding + 8 * block) / c.tensor,
                      whole = (embedding + 2 * block) / c.tensor;

@@ -1,9 +1,10 @@
 // A library that stands in front of NCCL's. It writes down what a rank calls, as lines of the file
 // OBSERVED_NCCL_LOG followed by the rank, and passes it on to the library OBSERVED_NCCL; without
 // one, collectives succeed and do nothing. Like NCCL it takes memory of the GPU when a communicator
-// first uses a collective in another way, which here depends on dtype and bytes, or first sends to a
-// rank or receives from it: each time OBSERVED_NCCL_TAKES bytes. The rank OBSERVED_NCCL_REFUSES registers one buffer at most. "misuse"
-// is what NCCL forbids: two threads in calls with one communicator, and calls after its end.
+// first uses a collective in another way, which here depends on dtype and bytes, or first sends to
+// a rank or receives from it: each time OBSERVED_NCCL_TAKES bytes. The rank OBSERVED_NCCL_REFUSES
+// registers one buffer at most. "misuse" is what NCCL forbids: two threads in calls with one
+// communicator, and calls after its end.
 #include <atomic>
 #include <bit>
 #include <cstdint>

@@ -128,10 +128,10 @@ TEST_CASE("a slow stage sets the pace of a simulated pipeline", "[pipeline_simul
     PipelineTimes times = same_times(schedule, 1, 1, 1);
     times.stages[static_cast<size_t>(slow)] = {2, 2, 2};
     const PipelineTimeline timeline = simulate(schedule, times);
-    // The first micro-batch reaches the slow stage after `slow` forwards of the others. The stage runs
-    // 4 − slow forwards, which take 2 each, and waits for the first gradient, which needs one of these
-    // and (3 − slow)·(1 + 2) in the stages after it: for 3 − slow. Then it never waits again. Its last
-    // gradient passes `slow` backwards of the others.
+    // The first micro-batch reaches the slow stage after `slow` forwards of the others. The stage
+    // runs 4 − slow forwards, which take 2 each, and waits for the first gradient, which needs one
+    // of these and (3 − slow)·(1 + 2) in the stages after it: for 3 − slow. Then it never waits
+    // again. Its last gradient passes `slow` backwards of the others.
     const int idle = slow + (3 - slow) + 2 * slow;
     CHECK(timeline.makespan == 6 * m + idle);
     CHECK(timeline.idle[static_cast<size_t>(slow)] == idle);

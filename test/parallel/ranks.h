@@ -6,8 +6,8 @@
 
 namespace train_gpt {
 
-/// What starts ranks: mpirun, or a script that sets the variables of torchrun, of a step of Slurm, or
-/// the program's own, and starts the ranks on this machine; they then meet over TCP.
+/// What starts ranks: mpirun, or a script that sets the variables of torchrun, of a step of Slurm,
+/// or the program's own, and starts the ranks on this machine; they then meet over TCP.
 enum class Launcher { mpirun, torchrun, slurm, own };
 const char* name_of(Launcher launcher);
 /// All that can start ranks of this build here.

@@ -124,7 +124,8 @@ void check_gradient_sums(const Mesh& mesh, const Device& device, const char* zer
 
 /// What lets simulated GPUs run each stream as late as the others allow; seed 0: exactly so late.
 Environment late_streams(int64_t seed) {
-    // A real GPU begins a collective that only other ranks wait for; a simulated one needs the last.
+    // A real GPU begins a collective that only other ranks wait for; a simulated one needs the
+    // last.
     return {{"DEVICE", "cuda"},
             {"GPUSIM_STREAMS", "lazy"},
             {"GPUSIM_SEED", std::to_string(seed)},

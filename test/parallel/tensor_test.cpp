@@ -1,5 +1,5 @@
-// Tensor-parallel ranks compute what one rank does, whatever else is split; save what any mesh loads;
-// and send what the plan says.
+// Tensor-parallel ranks compute what one rank does, whatever else is split; save what any mesh
+// loads; and send what the plan says.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

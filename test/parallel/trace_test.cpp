@@ -58,8 +58,8 @@ struct Expected {
     std::string name;
 };
 
-/// Checks that a track has these spans in this order, each within the one that it belongs to. Others,
-/// such as kernels, must be within one of them.
+/// Checks that a track has these spans in this order, each within the one that it belongs to.
+/// Others, such as kernels, must be within one of them.
 void check_track(const std::vector<Span>& spans, const std::vector<Expected>& expected,
                  const std::vector<std::string>& known) {
     constexpr double rounding = 2;  // µs; CUDA gives times as floats

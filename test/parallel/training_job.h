@@ -141,8 +141,8 @@ class Job {
         return run_ranks(ranks, command("train", name, more, options), environment, 120, launcher);
     }
 
-    /// Trains with `ranks` ranks in the folder `name` and returns the folder; must succeed. A single
-    /// rank runs without a launcher.
+    /// Trains with `ranks` ranks in the folder `name` and returns the folder; must succeed. A
+    /// single rank runs without a launcher.
     std::string train(int ranks, const std::string& name, const Settings& more = {},
                       const Command& options = {}, Environment environment = {}) const {
         environment.emplace("OMP_NUM_THREADS", "1");
@@ -271,9 +271,9 @@ struct Bounds {
 // Losses and gradients are sums in fp32.
 constexpr double fp32_roundoff = 0x1p-24, bf16_roundoff = 0x1p-9;
 constexpr Bounds in_fp32_order{2 * fp32_roundoff, 16 * fp32_roundoff, 128 * fp32_roundoff};
-// A master that differs in its last bit may round to another bf16 weight, and then later activations
-// to others; sums are in fp32 also here. Gradients that are sent in bf16 differ by one or two
-// roundings each.
+// A master that differs in its last bit may round to another bf16 weight, and then later
+// activations to others; sums are in fp32 also here. Gradients that are sent in bf16 differ by one
+// or two roundings each.
 constexpr Bounds in_bf16_order{bf16_roundoff / 4, 2 * bf16_roundoff, 16 * bf16_roundoff};
 
 /// What a model computes in.

@@ -310,8 +310,8 @@ TEST_CASE("a rank holds the weights, gradients and optimizer state of its share 
                 const auto all = static_cast<size_t>(layout.numel());
                 const size_t shard = all / static_cast<size_t>(ranks),
                              updated = stage == 0 ? all : shard;
-                // From ZeRO-2 on there is room for a micro-batch's gradients of the embedding and of
-                // two buckets in turn, and with ZeRO-3 for as many gathered weights.
+                // From ZeRO-2 on there is room for a micro-batch's gradients of the embedding and
+                // of two buckets in turn, and with ZeRO-3 for as many gathered weights.
                 int64_t embedding = 0, turns[2] = {};
                 for (size_t b = 0; b < layout.buckets().size(); ++b) {
                     const Bucket& bucket = layout.buckets()[b];

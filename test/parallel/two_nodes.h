@@ -26,9 +26,9 @@
 namespace train_gpt::failing_job {
 
 /// Two nodes with separate names, addresses, loopbacks and shared memory, and a cable between them:
-/// network, UTS and mount namespaces and a pair of veth devices. Ranks that meet over TCP are started
-/// there directly. Open MPI takes them for two hosts by their names; it starts its ranks there
-/// through an "rsh" that enters the namespaces. They go with the processes that live in them.
+/// network, UTS and mount namespaces and a pair of veth devices. Ranks that meet over TCP are
+/// started there directly. Open MPI takes them for two hosts by their names; it starts its ranks
+/// there through an "rsh" that enters the namespaces. They go with the processes that live in them.
 class TwoNodes {
   public:
     TwoNodes() {
@@ -70,7 +70,7 @@ class TwoNodes {
 
     /// Whether namespaces cannot be used here; prints that.
     bool skip() const { return skip_since(obstacle_); }
-    /// The same for ranks that mpirun starts; the options below are those of Open MPI 4.
+    /// The same for ranks that mpirun starts; the options below are for Open MPI 4.
     bool skip_mpirun() const {
         if (skip()) return true;
         const bool fits = mpirun_obstacle().empty() &&

@@ -42,8 +42,8 @@ std::string config_with(const std::string& more = {}) {
 
 constexpr uint64_t memory = uint64_t{3} << 29;  // 1.5 GiB
 
-/// A start of a run: writes steps up to `last`, with evaluations after every third and samples after
-/// every fourth one.
+/// A start of a run: writes steps up to `last`, with evaluations after every third and samples
+/// after every fourth one.
 class Start {
   public:
     explicit Start(const fs::path& folder, std::optional<int64_t> resume_step = {},
@@ -175,7 +175,8 @@ TEST_CASE("a resumed run's event file has each step once, however the run before
     SECTION("at the end of a record") {
         Start(folder, resume_step).run(last);
         check_board(folder, last);
-        // A TensorBoard that reads the file sees the new steps only if the old ones are as they were.
+        // A TensorBoard that reads the file sees the new steps only if the old ones are as they
+        // were.
         CHECK((event_file(folder) == first) == (before == resume_step));
         CHECK(event_file(folder) >= first);
         if (before == resume_step) CHECK(read(first).starts_with(whole));

@@ -463,8 +463,8 @@ std::string key_meant(const std::string& word) {
     return is_config_section(section_of_key(name)) ? nearest_key(name) : key_called(name);
 }
 
-/// Throws UsageError if a key of the configuration stands among the arguments as an option or alone,
-/// as other programs take it.
+/// Throws UsageError if a key of the configuration stands among the arguments as an option or
+/// alone, as other programs take it.
 void refuse_keys(int argc, char** argv) {
     for (int i = 2; i < argc; ++i) {
         const std::string word = argv[i];

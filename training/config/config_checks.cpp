@@ -348,7 +348,8 @@ void Checks::schedule() const {
             : given == 2 ? "two do"
                          : "all three do",
             given == 0 ? "; set one of them" : "; set the others to 0");
-    // Else the number of steps depends on the data, and on the batches that a resumed run had before.
+    // Else the number of steps depends on the data, and on the batches that a resumed run had
+    // before.
     if (schedule.steps == 0) return;
     const int64_t per_step = config_.batch.tokens_per_step, steps = schedule.steps;
     if (saturating_product(steps, per_step) == std::numeric_limits<int64_t>::max())

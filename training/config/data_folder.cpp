@@ -30,8 +30,8 @@ std::string glob_of(const fs::path& path) {
     return pattern;
 }
 
-/// The shards of a split in the folders that a glob matches; empty if there are none. scripts/data.sh
-/// puts validation shards that were published apart into valid/.
+/// The shards of a split in the folders that a glob matches; empty if there are none.
+/// scripts/data.sh puts validation shards that were published apart into valid/.
 std::string shards_in(const std::string& folders, const std::string& split) {
     for (const std::string& place : {std::string(), std::string("valid/")})
         for (const char* before : {"", "*_"})  // llm.c's shards begin with the name of the data

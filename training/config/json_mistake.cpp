@@ -42,8 +42,8 @@ class Scanner {
 
     size_t end_of_line(size_t at) const { return std::min(text_.find('\n', at), text_.size()); }
 
-    /// Skips space and the comments that are tolerated. False at the end, or at a comment that is not
-    /// closed.
+    /// Skips space and the comments that are tolerated. False at the end, or at a comment that is
+    /// not closed.
     bool skip_to_token() {
         for (; at_ < text_.size(); ++at_) {
             if (text_.substr(at_).starts_with("//")) {

@@ -19,8 +19,8 @@ int others(const Config& config) {
     return p.tensor * p.context * p.pipeline;
 }
 
-/// Whether a changed configuration feeds so many data-parallel ranks, and breaks no rule between keys
-/// that it kept before.
+/// Whether a changed configuration feeds so many data-parallel ranks, and breaks no rule between
+/// keys that it kept before.
 bool feeds_as_well(const Config& before, const Config& changed, int ranks) {
     return can_feed(changed, ranks) &&
            (keeps_rules(changed, ranks * others(changed)) || !keeps_rules(before, 0));

@@ -87,9 +87,9 @@ ReadParameter masters_in(const fs::path& checkpoint, const std::vector<Parameter
     };
 }
 
-/// The model's weights into a checkpoint's folder; returns the names of the files. The weights are the
-/// masters, rounded: where this rank does not hold all of them they are read from the optimizer's
-/// files, which all ranks have written.
+/// The model's weights into a checkpoint's folder; returns the names of the files. The weights are
+/// the masters, rounded: where this rank does not hold all of them they are read from the
+/// optimizer's files, which all ranks have written.
 std::vector<std::string> write_weights(const fs::path& directory,
                                        const CheckpointContents& contents, Activity& activity) {
     const ParameterStore& parameters = contents.parameters;

@@ -34,7 +34,8 @@ void require_free(const fs::path& path, bool folder) {
                 "; remove it or choose another --out");
 }
 
-/// Calls `write` with a temporary folder next to `out`, and renames it to `out` when it is complete.
+/// Calls `write` with a temporary folder next to `out`, and renames it to `out` when it is
+/// complete.
 void write_folder(const std::string& out, const std::function<void(const fs::path&)>& write) {
     const fs::path path = place_of(out);
     require_free(path, true);

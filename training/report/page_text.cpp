@@ -300,7 +300,7 @@ std::string samples_html(const std::vector<RecordedRun>& runs) {
     return text;
 }
 
-// ---- Configuration --------------------------------------------------------------------------------
+// ---- Configuration ------------------------------------------------------------------------------
 
 std::string configuration_html(const std::vector<RecordedRun>& runs) {
     std::vector<std::string> keys;
@@ -332,7 +332,7 @@ std::string configuration_html(const std::vector<RecordedRun>& runs) {
            "</details>\n";
 }
 
-// ---- Provenance -----------------------------------------------------------------------------------
+// ---- Provenance ---------------------------------------------------------------------------------
 
 namespace {
 

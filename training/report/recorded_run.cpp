@@ -258,8 +258,8 @@ void RecordedRun::read_documents() {
     resolve_config();
 }
 
-/// Puts the values into the configuration that it leaves open: what was chosen for the machine, and in
-/// runs of earlier versions what the model's family and tokenizer say.
+/// Puts the values into the configuration that it leaves open: what was chosen for the machine, and
+/// in runs of earlier versions what the model's family and tokenizer say.
 void RecordedRun::resolve_config() {
     const auto is_open = [](const Json& value) { return value == 0 || value == "auto"; };
     for (const auto& [key, name] :

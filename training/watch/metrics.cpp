@@ -83,8 +83,8 @@ LoggedEvaluation best_evaluation(const fs::path& run_dir, int64_t step) {
 
 namespace {
 
-/// Drops from the file, or moves, what a start of the run does not keep. Returns the "seconds" of the
-/// last line that is kept.
+/// Drops from the file, or moves, what a start of the run does not keep. Returns the "seconds" of
+/// the last line that is kept.
 double prepare_file(const fs::path& run_dir, std::optional<int64_t> resume_step) {
     const fs::path path = run_dir / file_name, old = run_dir / "metrics.old.jsonl";
     if (!fs::exists(path)) return 0;

@@ -178,8 +178,8 @@ TensorBoardSink::TensorBoardSink(const fs::path& run_dir, std::optional<int64_t>
     }
 }
 
-/// The events that the file has when this start of the run begins, and in `same` whether the last of
-/// `files` already has exactly these.
+/// The events that the file has when this start of the run begins, and in `same` whether the last
+/// of `files` already has exactly these.
 TensorBoardSink::Events TensorBoardSink::events_at_start(const fs::path& run_dir,
                                                          const std::vector<fs::path>& files,
                                                          std::optional<int64_t> resume_step) const {
