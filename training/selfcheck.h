@@ -84,8 +84,8 @@ struct SlowRank {
 /// that is not a positive number always counts as slow, and is left out of the median.
 std::vector<SlowRank> find_slow_ranks(const std::vector<RankRates>& rates, double tolerance);
 
-/// Returns the ranks that are slow at the same rate in both measurements. The values are those of
-/// the second measurement.
+/// Returns the ranks that are slow at the same rate in both measurements, with their values in the
+/// second measurement.
 std::vector<SlowRank> slow_in_both(const std::vector<SlowRank>& first,
                                    const std::vector<SlowRank>& second);
 
