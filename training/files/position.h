@@ -37,7 +37,7 @@ class TokenCount {
 };
 
 /// An order of training samples: the loader's permutations and mixture, and the token at which the
-/// order began. If seed, samples or sources change when a run resumes, another order begins at its
+/// order began. If seed, T or sources change when a run resumes, another order begins at its
 /// first sample.
 struct DataOrder {
     struct Source {
