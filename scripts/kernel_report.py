@@ -3,7 +3,7 @@
 from a training step on a simulated GPU the bytes that each kernel moved and the least that it must move, sectors per request
 and the ideal number, and the degree of bank conflicts. Where nvdisasm is installed, also the instructions of the head's softmax.
 
-    scripts/kernel_report.py --simulator LIBRARIES [--program build/train_gpt] [--nvcc nvcc] > kernels/REPORT.md
+    scripts/kernel_report.py --simulator LIBRARIES [--program build/train_gpt] [--nvcc nvcc] > docs/kernels.md
 
 The steps: one layer of GPT-2 124M (C = 768, 12 heads of 64, vocabulary 50257), and one of a Qwen3 of that width with 4 key/value
 heads and a hidden layer of 2048, for the kernels that GPT-2 lacks; B = 2, T = 512, bf16.
