@@ -685,7 +685,7 @@ TEST_CASE(
     fs::copy(finished_run(), run, fs::copy_options::recursive);
     // The update of step 13 sends weights so far away that later checkpoints are of no use.
     const Arguments train = Workplace::get().train(
-        run, {"--set", "optimizer.learning_rate=3e3", "--set", "schedule.steps=10000", "--set",
+        run, {"--set", "optimizer.learning_rate=200", "--set", "schedule.steps=10000", "--set",
               "schedule.decay=constant", "--set", "checkpoint.every=1", "--set",
               concat("checkpoint.keep=", random_int(1, 3)), "--set", "optimizer.grad_clip=0"});
     for (int start = 0; start < 2; ++start) {
