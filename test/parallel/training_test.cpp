@@ -82,6 +82,8 @@ TEST_CASE("ranks train a model of any family as one rank does", "[training]") {
                             {"model.head_size", std::to_string(2 * random_int(2, 6))},
                             {"model.n_ff", std::to_string(8 * random_int(5, 15))},
                             {"model.tied_head", random_int(0, 1) ? "on" : "off"},
+                            // Enough buckets of the smallest of these blocks
+                            {"parallel.bucket_mb", "0.02"},
                             // Longer runs amplify rounding errors more than GPT-2's.
                             {"schedule.steps", "3"}};
     const Job job(6, settings + dtype.settings());
