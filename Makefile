@@ -137,7 +137,7 @@ NVCC_FLAGS := -std=c++20 -O3 $(if $(filter portable,$(VARIANT)),--compress-mode=
     $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
     -gencode arch=compute_$(LATER_GPUS),code=compute_$(LATER_GPUS) \
     $(if $(filter-out 0,$(WERROR)),-Werror all-warnings) -Xcompiler=-fopenmp,-Wall,-Wextra
-LIBRARIES += -L$(CUDA_PATH)/lib64 -Wl,-rpath,$(CUDA_PATH)/lib64 -lcublasLt -lcudart
+LIBRARIES += -L$(CUDA_PATH)/lib64 -Wl,-rpath,$(CUDA_PATH)/lib64 -lcudart
 ifeq ($(VARIANT),portable)
 LIBRARIES += -Wl,-rpath,'$$ORIGIN':/usr/local/cuda/lib64
 endif

@@ -4,10 +4,10 @@
 #include <filesystem>
 #include <sstream>
 
-#include <cublasLt.h>
 #include <unistd.h>
 
 #include "base/error.h"
+#include "device/cublas_lt.h"
 #include "device/cuda.h"
 #include "device/cuda_queue.h"
 
@@ -124,6 +124,11 @@ Obstacle obstacle(int index) {
         return {concat("GPU ", index, " (", properties.name,
                        ") does not start: ", cudaGetErrorString(image)),
                 true};
+    try {
+        cublas_lt();
+    } catch (const Error& error) {
+        return {error.what(), true};
+    }
     return {};
 }
 
@@ -161,9 +166,17 @@ std::string driver_version() {
     return driver ? version_text(driver) : "none";
 }
 
+static std::string cublas_lt_version() {
+    try {
+        return std::to_string(cublas_lt().version());
+    } catch (const Error& error) {
+        return concat("not found (", error.what(), ")");
+    }
+}
+
 std::string describe_devices() {
     std::string text = concat("CUDA    ", version_text(CUDART_VERSION), ", cuBLASLt ",
-                              cublasLtGetVersion(), ", driver ", driver_version(), "\n");
+                              cublas_lt_version(), ", driver ", driver_version(), "\n");
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
     cudaGetLastError();

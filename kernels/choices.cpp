@@ -4,6 +4,7 @@
 
 #ifdef TRAIN_GPT_CUDA
 #include "base/error.h"
+#include "device/cublas_lt.h"
 #include "device/cuda.h"
 #include "device/cuda_queue.h"
 #include "kernels/attention/cudnn.h"
@@ -19,7 +20,7 @@ std::string kernel_platform([[maybe_unused]] const Stream& stream) {
         const size_t cudnn = cuda::cudnn_version();
         return concat(device_name(stream.device), ", ", multiprocessors(stream.device),
                       " multiprocessors, driver ", cuda::driver_version(), ", cuBLASLt ",
-                      cublasLtGetVersion(), cudnn ? concat(", cuDNN ", cudnn) : "");
+                      cuda::cublas_lt().version(), cudnn ? concat(", cuDNN ", cudnn) : "");
     }
 #endif
     return "";

@@ -13,7 +13,7 @@ loader=$(ldd "$program" | awk '/ld-linux/ { print $1 }')
 root=$(mktemp -d "${TMPDIR:-/tmp}/train_gpt-bundle-XXXXXX")
 trap 'rm -rf "$root"' EXIT
 
-# glibc, and what of CUDA the program is linked with, where nodes have it
+# glibc, and what of CUDA the program is linked with or loads on GPUs, where nodes have it
 mkdir -p "$root$(dirname "$loader")" "$root/usr/local/cuda/lib64" "$root/tmp"
 cp -L "$loader" "$root$loader"
 ldd "$program" | while read -r name _ path _; do
@@ -21,9 +21,11 @@ ldd "$program" | while read -r name _ path _; do
         libc.* | libm.* | libpthread.* | libdl.* | librt.*)
             mkdir -p "$root$(dirname "$path")"
             cp -L "$path" "$root$path" ;;
-        libcudart.* | libcublas*) cp -Ll "$cuda/$name" "$root/usr/local/cuda/lib64/$name" 2> /dev/null ||
-            cp -L "$cuda/$name" "$root/usr/local/cuda/lib64/$name" ;;
+        libcudart.*) cp -L "$cuda/$name" "$root/usr/local/cuda/lib64/$name" ;;
     esac
+done
+for path in "$cuda"/libcublasLt.so.??; do  # hundreds of MB, so a link if possible
+    cp -Ll "$path" "$root/usr/local/cuda/lib64" 2> /dev/null || cp -L "$path" "$root/usr/local/cuda/lib64"
 done
 
 if [ "$(id -u)" = 0 ] && chroot "$root" "$loader" --version > /dev/null 2>&1; then
@@ -41,7 +43,8 @@ else
     run=$root/tmp/run presets=$bundle/configs
 fi
 
-try --version
+try --version | tee "$root/version"
+grep -q 'cuBLASLt [0-9]' "$root/version" || { echo "error: the program does not load cuBLASLt" >&2; exit 1; }
 tiny=(--set device=cpu --set model.vocab_size=256 --set model.n_layer=1 --set model.n_embd=32 --set model.n_head=2 --set model.n_ctx=16
     --set batch.sequence_length=16 --set batch.micro_batch=2 --set batch.tokens_per_step=32 --set data.train=synthetic --set data.val=
     --set tokenizer.path= --set schedule.steps=1 --set schedule.tokens=0 --set schedule.warmup_steps=0 --set run_dir="$run")

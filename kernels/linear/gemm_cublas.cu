@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "device/cublas_lt.h"
 #include "kernels/fastest.h"
 #include "kernels/linear/gemm_cublas.h"
 
@@ -15,20 +16,20 @@ constexpr int most_candidates = 32;
 
 void require(cublasStatus_t status, const char* what) {
     if (status != CUBLAS_STATUS_SUCCESS)
-        throw Error("cuBLASLt, ", what, ": ", cublasLtGetStatusString(status));
+        throw Error("cuBLASLt, ", what, ": ", cublas_lt().status_string(status));
 }
 
 template <class Value>
 void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
          const Value& value) {
-    require(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value),
+    require(cublas_lt().set_desc(operation, attribute, &value, sizeof value),
             "describing a product");
 }
 
 template <class Value>
 void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
          const Value& value) {
-    require(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
+    require(cublas_lt().set_preference(preference, attribute, &value, sizeof value),
             "asking for algorithms");
 }
 
@@ -81,8 +82,8 @@ constexpr uint32_t allowed_reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
 bool reduction_is_allowed(const cublasLtMatmulAlgo_t& algorithm) {
     uint32_t scheme = 0;
-    require(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
-                                                 &scheme, sizeof scheme, nullptr),
+    require(cublas_lt().algo_attribute(&algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
+                                       sizeof scheme, nullptr),
             "reading an algorithm");
     return (scheme & ~allowed_reductions) == 0;
 }
@@ -153,7 +154,8 @@ GemmPlans::Problem GemmPlans::problem_of(const Gemm& args, const KernelSettings&
 /// Fills in everything but the algorithm and the addresses.
 void GemmPlans::describe(Plan& plan, const Problem& p) {
     const bool a_transposed = p.op == GemmOp::tn, b_transposed = p.op == GemmOp::nt;
-    require(cublasLtMatmulDescInit(&plan.operation, compute_type(p.tf32), CUDA_R_32F),
+    require(cublas_lt().init_desc(&plan.operation, sizeof plan.operation, compute_type(p.tf32),
+                                  CUDA_R_32F),
             "describing a product");
     set(&plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(&plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -166,9 +168,10 @@ void GemmPlans::describe(Plan& plan, const Problem& p) {
 
     const auto layout = [](cublasLtMatrixLayoutOpaque_t& matrix, DType dtype, int64_t rows,
                            int64_t cols) {
-        require(cublasLtMatrixLayoutInit(&matrix, cuda_type(dtype), static_cast<uint64_t>(cols),
-                                         static_cast<uint64_t>(rows), cols),
-                "describing a matrix");
+        require(
+            cublas_lt().init_layout(&matrix, sizeof matrix, cuda_type(dtype),
+                                    static_cast<uint64_t>(cols), static_cast<uint64_t>(rows), cols),
+            "describing a matrix");
     };
     layout(plan.a, p.in, a_transposed ? p.k : p.m, a_transposed ? p.m : p.k);
     layout(plan.b, p.in, b_transposed ? p.n : p.k, b_transposed ? p.k : p.n);
@@ -184,17 +187,18 @@ static void set_addresses(cublasLtMatmulDesc_t operation, const Gemm& args) {
 cublasStatus_t GemmPlans::launch(Stream& stream, const Gemm& args, Plan& plan) {
     const float one = 1, beta = args.accumulate || args.residual ? 1 : 0;
     const void* addend = args.residual ? args.residual : args.d;
-    return cublasLtMatmul(handle_of(stream), &plan.operation, &one, args.b, &plan.b, args.a,
-                          &plan.a, &beta, addend, &plan.d, args.d, &plan.d, &plan.algorithm.bits,
-                          stream.scratch_for<void>(plan.algorithm.workspace_bytes),
-                          plan.algorithm.workspace_bytes, stream_of(stream));
+    return cublas_lt().matmul(handle_of(stream), &plan.operation, &one, args.b, &plan.b, args.a,
+                              &plan.a, &beta, addend, &plan.d, args.d, &plan.d,
+                              &plan.algorithm.bits,
+                              stream.scratch_for<void>(plan.algorithm.workspace_bytes),
+                              plan.algorithm.workspace_bytes, stream_of(stream));
 }
 
 std::vector<GemmPlans::Algorithm> GemmPlans::candidates(Stream& stream, Plan& plan,
                                                         const Problem& p) {
     const size_t workspace_bytes = gemm_workspace_bytes(p.m, p.n);
     cublasLtMatmulPreferenceOpaque_t preference{};
-    require(cublasLtMatmulPreferenceInit(&preference), "asking for algorithms");
+    require(cublas_lt().init_preference(&preference, sizeof preference), "asking for algorithms");
     const auto alignment = [&](int which) {
         return static_cast<uint32_t>(p.alignment[static_cast<size_t>(which)]);
     };
@@ -208,9 +212,9 @@ std::vector<GemmPlans::Algorithm> GemmPlans::candidates(Stream& stream, Plan& pl
 
     cublasLtMatmulHeuristicResult_t found[most_candidates] = {};
     int count = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        handle_of(stream), &plan.operation, &plan.b, &plan.a, &plan.d, &plan.d, &preference,
-        most_candidates, found, &count);
+    const cublasStatus_t status =
+        cublas_lt().algo_heuristic(handle_of(stream), &plan.operation, &plan.b, &plan.a, &plan.d,
+                                   &plan.d, &preference, most_candidates, found, &count);
     // Either status can mean that the epilogue is not available for these shapes.
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
     require(status, "asking for algorithms");
@@ -253,7 +257,7 @@ bool GemmPlans::take_kept(Stream& stream, Plan& plan, const Problem& problem) co
     }
     const cublasLtMatmulAlgo_t& bits = kept->second.bits;
     cublasLtMatmulHeuristicResult_t checked{};
-    const cublasStatus_t status = cublasLtMatmulAlgoCheck(
+    const cublasStatus_t status = cublas_lt().algo_check(
         handle_of(stream), &plan.operation, &plan.b, &plan.a, &plan.d, &plan.d, &bits, &checked);
     if (status != CUBLAS_STATUS_SUCCESS ||
         !is_usable(bits, checked, gemm_workspace_bytes(problem.m, problem.n)))
@@ -289,10 +293,10 @@ GemmPlans::Plan GemmPlans::make_plan(Stream& stream, const Gemm& args, const Pro
 }
 
 GemmPlans::GemmPlans(const Queue&) {
-    if (const cublasStatus_t status = cublasLtCreate(&handle_); status != CUBLAS_STATUS_SUCCESS)
-        throw Error("cuBLASLt does not start: ", cublasLtGetStatusString(status));
+    if (const cublasStatus_t status = cublas_lt().create(&handle_); status != CUBLAS_STATUS_SUCCESS)
+        throw Error("cuBLASLt does not start: ", cublas_lt().status_string(status));
 }
-GemmPlans::~GemmPlans() { cublasLtDestroy(handle_); }
+GemmPlans::~GemmPlans() { cublas_lt().destroy(handle_); }
 
 bool GemmPlans::run(Stream& stream, const Gemm& args, const SeparateWork* separate) {
     // cuBLASLt's requirements for aux. They are checked here because some versions notice a
@@ -308,9 +312,9 @@ bool GemmPlans::run(Stream& stream, const Gemm& args, const SeparateWork* separa
         set_addresses(&plan.operation, args);
         require(launch(stream, args, plan), "multiplying matrices");
     } else if (args.epilogue == Epilogue::none) {
-        throw Error("cuBLASLt ", cublasLtGetVersion(), " has no algorithm for a matrix product of ",
-                    args.m, "×", args.k, " by ", args.k, "×", args.n, " (", name_of(args.in),
-                    " to ", name_of(args.out), ")");
+        throw Error("cuBLASLt ", cublas_lt().version(),
+                    " has no algorithm for a matrix product of ", args.m, "×", args.k, " by ",
+                    args.k, "×", args.n, " (", name_of(args.in), " to ", name_of(args.out), ")");
     }
     return plan.use == Use::product;
 }

@@ -26,6 +26,18 @@ TEST_CASE("every command explains itself, and the version names build, libraries
     CHECK(contains(check_succeeds(train_gpt_with({"train", "--help"})).out, "train_gpt train "));
 }
 
+TEST_CASE("a start without a GPU loads none of the libraries that multiply matrices on one",
+          "[cli]") {
+    const auto loaded = [](const Arguments& command) {
+        const Outcome outcome = train_gpt_with(command, {.environment = {"LD_DEBUG=files"}});
+        CHECK(contains(outcome.err, "libstdc++.so"));
+        return contains(outcome.err, "libcublasLt.so");
+    };
+    CHECK_FALSE(loaded({"config"}));
+    CHECK_FALSE(loaded({"plan", "configs/gpt2-124m.json", "--set", "device=cpu", "--set",
+                        "model.vocab_size=50257"}));
+}
+
 TEST_CASE("a command line that cannot be understood ends with exit code 2 and one line", "[cli]") {
     for (const Arguments& more : {Arguments{}, {Workplace::get().config()}, {"--set", "seed=1"}}) {
         Arguments mistyped{"trian"};
