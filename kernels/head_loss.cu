@@ -1,6 +1,6 @@
 // The head's loss. The matrix products go through linear.h; this file has softmax and cross-entropy
-// over rows of logits, each as long as the vocabulary. In training, a row that fits into shared
-// memory is read from memory once and written once.
+// over rows of logits, each as long as the vocabulary. In training, a row that fits into the shared
+// memory of a block, or of a cluster of blocks, is read from memory once and written once.
 #include <algorithm>
 #include <cfloat>
 #include <climits>
@@ -10,6 +10,7 @@
 
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
+#include "kernels/cuda_cluster.cuh"
 #include "kernels/head_loss.h"
 #include "kernels/linear/linear.h"
 
@@ -23,7 +24,9 @@ constexpr float infinity = __builtin_huge_valf();
 // Blocks of 512 threads, one row each. A row of 50257 bf16 logits takes 99 KiB of shared memory, so
 // two blocks share a multiprocessor of an H200: one copies its row in, or writes, while the other
 // computes. All copies of a block are in flight at the same time, far more than the 30 KiB per
-// multiprocessor that keep the memory busy.
+// multiprocessor that keep the memory busy. A row that does not fit into a block's shared memory,
+// such as one of 128256 bf16 logits (250 KiB), is shared by the fewest blocks of which two run on a
+// multiprocessor: 4 with 63 KiB each.
 constexpr int row_threads = 512;
 constexpr int row_warps = row_threads / warp_size;
 static_assert(row_threads % warp_size == 0);
@@ -114,12 +117,20 @@ struct Row {
     T* data;
     int columns, padded, packs, whole;
 
-    __device__ Row(T* logits, int columns_, int padded_)
-        : data(logits + int64_t{blockIdx.x} * padded_),
+    __device__ Row(T* data_, int columns_, int padded_)
+        : data(data_),
           columns(columns_),
           padded(padded_),
           packs((columns_ + size - 1) / size),
           whole(reinterpret_cast<uintptr_t>(data) % 16 == 0 ? columns_ / size : 0) {}
+
+    /// The columns that begin with `first`, `count` at most, which is a multiple of a pack's size.
+    /// The padding belongs to the last part.
+    __device__ Row part(int first, int count) const {
+        const bool is_last = columns - first <= count;
+        const int has = is_last ? max(columns - first, 0) : count;
+        return {data + min(first, columns), has, is_last ? has + padded - columns : has};
+    }
 
     /// The first pack of this thread that is not whole.
     __device__ int first_not_whole() const {
@@ -262,22 +273,46 @@ __device__ __forceinline__ void write_gradient(const Row<T>& row, const Powers<T
         row.data[target] = from_float<T>(powers.at(target_logit) * factor / sum - 1.0f);
 }
 
-/// Losses of a chunk of rows and, if `backward`, dz in place of the logits [rows, Vp]. A block
-/// takes one row, adds it up while it arrives in `shared_packs`, and reads it there once more. Each
-/// thread works on packs that it copied itself.
-template <class T>
+/// The RowSum of a whole row from those of its parts, one in each block of a cluster. `shared`:
+/// room for two numbers, to be kept until all blocks have read them.
+template <class T, class Blocks>
+__device__ __forceinline__ RowSum<T> sum_of_parts(const RowSum<T>& part, float* shared) {
+    if (Blocks::is_alone) return part;
+    if (threadIdx.x == 0) {
+        shared[0] = part.max;
+        shared[1] = part.sum;
+    }
+    Blocks::barrier();
+    float max = -infinity;
+    for (int rank = 0; rank < Blocks::size(); ++rank) max = fmaxf(max, Blocks::load(shared, rank));
+    const Powers<T> powers(max);
+    float sum = 0;
+    for (int rank = 0; rank < Blocks::size(); ++rank)
+        sum += Blocks::load(shared + 1, rank) * Powers<T>(Blocks::load(shared, rank)).to(powers);
+    return {max, sum, powers};
+}
+
+/// Losses of a chunk of rows and, if `backward`, dz in place of the logits [rows, Vp]. A block, or
+/// if in_cluster, a cluster of blocks takes one row, adds it up while it arrives in `shared_packs`,
+/// and reads it there once more. Each thread works on packs that it copied itself.
+template <class T, bool in_cluster>
 __global__ void __launch_bounds__(row_threads, 2)
     loss_in_shared_memory(T* logits, int Vp, int V, const int32_t* targets, float* losses,
                           bool backward, float z_loss) {
     extern __shared__ uint4 shared_packs[];
-    __shared__ float maxima[row_warps], sums[row_warps];
-    const Row<T> row(logits, V, Vp);
-    const int32_t target = targets[blockIdx.x];
-    if (target == ignored_target) {
-        if (threadIdx.x == 0) losses[blockIdx.x] = 0;
+    __shared__ float maxima[row_warps], sums[row_warps], part_sum[2];
+    using Blocks = Cluster<in_cluster>;
+    const int index = static_cast<int>(blockIdx.x) / Blocks::size();
+    const Row<T> whole(logits + int64_t{index} * Vp, V, Vp);
+    const int part = ceil_div(whole.packs, Blocks::size()) * Row<T>::size,
+              first = Blocks::rank() * part;
+    const Row<T> row = Blocks::is_alone ? whole : whole.part(first, part);
+    if (targets[index] == ignored_target) {
+        if (threadIdx.x == 0 && first == 0) losses[index] = 0;
         if (backward) row.clear();
         return;
     }
+    const int target = targets[index] - first;  // outside of [0, row.columns) in the other blocks
     T* const z = reinterpret_cast<T*>(shared_packs);
     int pack = static_cast<int>(threadIdx.x);
 #pragma unroll 1
@@ -299,15 +334,21 @@ __global__ void __launch_bounds__(row_threads, 2)
         __pipeline_commit();
         __pipeline_wait_prior(max_groups);
     };
-    const RowSum<T> total = sum_of_row<T>(row.packs, maxima, sums, pack_at, wait_for_group,
-                                          [] { __pipeline_wait_prior(0); });
-    const float target_logit = target >= 0 && target < V ? to_float(z[target]) : -infinity;
-    if (threadIdx.x == 0)
-        losses[blockIdx.x] = logf(total.of_exponentials()) + (total.max - target_logit);
+    const RowSum<T> total =
+        sum_of_parts<T, Blocks>(sum_of_row<T>(row.packs, maxima, sums, pack_at, wait_for_group,
+                                              [] { __pipeline_wait_prior(0); }),
+                                part_sum);
+    Blocks::arrive();
+    const bool has_target = target >= 0 && target < row.columns;
+    const bool is_wrong = first == 0 && (target < 0 || target >= V);  // its loss is infinite
+    const float target_logit = has_target ? to_float(z[target]) : -infinity;
+    if (threadIdx.x == 0 && (has_target || is_wrong))
+        losses[index] = logf(total.of_exponentials()) + (total.max - target_logit);
     if (backward)
         write_gradient(row, total.powers, total.sum,
                        softmax_factor(total.max, total.of_exponentials(), z_loss), target,
                        target_logit, pack_at);
+    Blocks::wait();  // until all have read this block's sum
 }
 
 /// Row statistics (max, Σ exp(z − max), z_target) over the first `columns` of logits [rows, Vp],
@@ -317,7 +358,7 @@ __global__ void __launch_bounds__(row_threads)
     row_statistics(float* stats, float* losses, T* logits, int Vp, int columns,
                    const int32_t* targets, int64_t first_column) {
     __shared__ float maxima[row_warps], sums[row_warps];
-    const Row<T> row(logits, columns, Vp);
+    const Row<T> row(logits + int64_t{blockIdx.x} * Vp, columns, Vp);
     const auto pack_at = [&](int i) { return row.load(i); };
     const auto no_wait = [] {};
     const RowSum<T> total = sum_of_row<T>(row.packs, maxima, sums, pack_at, no_wait, no_wait);
@@ -368,7 +409,7 @@ template <class T>
 __global__ void __launch_bounds__(row_threads)
     row_gradient(T* logits, const float* stats, int Vp, int columns, const int32_t* targets,
                  int64_t first_column, float z_loss) {
-    const Row<T> row(logits, columns, Vp);
+    const Row<T> row(logits + int64_t{blockIdx.x} * Vp, columns, Vp);
     const int32_t target = targets[blockIdx.x];
     if (target == ignored_target) {
         row.clear();
@@ -441,11 +482,43 @@ size_t shared_row_bytes(int64_t V, DType dtype) {
     return ceil_div<size_t>(static_cast<size_t>(V) * size_of(dtype), 16) * 16;
 }
 
-bool row_fits(const Stream& stream, int64_t V, DType dtype) {
-    constexpr size_t reductions = 2 * row_warps * sizeof(float);
-    const size_t row = shared_row_bytes(V, dtype);
-    return row <= max_shared_row_bytes &&
-           row + reductions <= limits_of(stream).shared_bytes_per_block;
+bool fits_block(const DeviceLimits& limits, size_t row_bytes) {
+    constexpr size_t reductions = 2 * (row_warps + 1) * sizeof(float);
+    return row_bytes <= max_shared_row_bytes &&
+           row_bytes + reductions <= limits.shared_bytes_per_block;
+}
+
+/// Launches loss_in_shared_memory for rows of logits. Returns false if no cluster can hold a row.
+template <class T, class... Args>
+bool launch_in_shared_memory(Stream& stream, unsigned rows, size_t row_bytes, const Args&... args) {
+    const DeviceLimits& limits = limits_of(stream);
+    const auto prepare = [](auto kernel, size_t bytes) {
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(bytes)));
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                        cudaSharedmemCarveoutMaxShared));
+    };
+    if (fits_block(limits, row_bytes)) {
+        const auto kernel = loss_in_shared_memory<T, false>;
+        prepare(kernel, row_bytes);
+        kernel<<<rows, row_threads, row_bytes, stream_of(stream)>>>(args...);
+        CUDA_CHECK_LAUNCH();
+        return true;
+    }
+    const auto part = [&](unsigned blocks) {
+        return ceil_div<size_t>(row_bytes, size_t{16} * blocks) * 16;
+    };
+    unsigned blocks = 2;
+    while (blocks < max_cluster_blocks && !fits_block(limits, 2 * part(blocks))) blocks *= 2;
+    if (!fits_block(limits, part(blocks))) return false;
+    const auto kernel = loss_in_shared_memory<T, true>;
+    ClusterLaunch launch(stream, blocks, row_threads, part(blocks));
+    if (!launch.has_clusters(limits, kernel)) return false;
+    prepare(kernel, part(blocks));
+    if (launch.resident(kernel) == 0) return false;
+    launch.config.gridDim = rows * blocks;
+    CUDA_CHECK(cudaLaunchKernelEx(&launch.config, kernel, args...));
+    return true;
 }
 
 size_t stats_bytes(int64_t rows) { return static_cast<size_t>(3 * rows) * sizeof(float); }
@@ -456,33 +529,24 @@ size_t stats_bytes(int64_t rows) { return static_cast<size_t>(3 * rows) * sizeof
 void chunk_loss(Stream& stream, const HeadLoss& args, int64_t first, Tensor logits) {
     const int32_t* targets = args.targets + first;
     float* losses = args.losses + first;
-    const int64_t V = args.V;
-    if (!row_fits(stream, V, logits.dtype)) {
-        const Tensor stats{
-            stream.scratch_for<float>(stats_bytes(logits.rows())), DType::fp32, {logits.rows(), 3}};
-        launch_statistics(stream, stats.as<float>(), losses, logits, targets, 0, V);
-        if (args.dx)
-            cuda::softmax_backward(stream, {.logits = logits,
-                                            .stats = stats,
-                                            .targets = targets,
-                                            .columns = V,
-                                            .z_loss = args.z_loss});
-        return;
-    }
-    with_element_type(logits.dtype, [&](auto type) {
+    const bool backward = static_cast<bool>(args.dx);
+    const bool launched = with_element_type(logits.dtype, [&](auto type) {
         using T = decltype(type);
-        const size_t shared = shared_row_bytes(V, logits.dtype);
-        CUDA_CHECK(cudaFuncSetAttribute(loss_in_shared_memory<T>,
-                                        cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(shared)));
-        CUDA_CHECK(cudaFuncSetAttribute(loss_in_shared_memory<T>,
-                                        cudaFuncAttributePreferredSharedMemoryCarveout,
-                                        cudaSharedmemCarveoutMaxShared));
-        loss_in_shared_memory<T><<<blocks_for(logits), row_threads, shared, stream_of(stream)>>>(
-            static_cast<T*>(logits.data), static_cast<int>(logits.cols()), static_cast<int>(V),
-            targets, losses, static_cast<bool>(args.dx), args.z_loss);
-        CUDA_CHECK_LAUNCH();
+        return launch_in_shared_memory<T>(
+            stream, blocks_for(logits), shared_row_bytes(args.V, logits.dtype),
+            static_cast<T*>(logits.data), static_cast<int>(logits.cols()), static_cast<int>(args.V),
+            targets, losses, backward, args.z_loss);
     });
+    if (launched) return;
+    const Tensor stats{
+        stream.scratch_for<float>(stats_bytes(logits.rows())), DType::fp32, {logits.rows(), 3}};
+    launch_statistics(stream, stats.as<float>(), losses, logits, targets, 0, args.V);
+    if (backward)
+        cuda::softmax_backward(stream, {.logits = logits,
+                                        .stats = stats,
+                                        .targets = targets,
+                                        .columns = args.V,
+                                        .z_loss = args.z_loss});
 }
 
 /// The same for a part of the vocabulary; `first` is the chunk's first row.

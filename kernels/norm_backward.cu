@@ -3,6 +3,7 @@
 
 #include "device/cuda_queue.h"
 #include "kernels/cuda_block.cuh"
+#include "kernels/cuda_cluster.cuh"
 #include "kernels/norm.h"
 
 namespace train_gpt::cuda {
@@ -33,7 +34,7 @@ struct LongRows {
 };
 struct WideRows {
     static constexpr int elements = 16, max_threads = 512, blocks_per_multiprocessor = 1;
-    static constexpr int max_blocks = 8;
+    static constexpr int max_blocks = max_cluster_blocks;
     template <class T>
     static constexpr int stages = 2;
 };
@@ -80,56 +81,7 @@ __device__ __forceinline__ void row_barrier() {
 
 /// The blocks that share a row; with other shapes, each block is alone.
 template <class Shape>
-struct Cluster {
-    static constexpr bool is_alone = Shape::max_blocks == 1;
-
-    static __device__ __forceinline__ int size() {
-        int size = 1;
-#if __CUDA_ARCH__ >= 900
-        if (!is_alone) asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-#endif
-        return size;
-    }
-    static __device__ __forceinline__ int rank() {
-        int rank = 0;
-#if __CUDA_ARCH__ >= 900
-        if (!is_alone) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-#endif
-        return rank;
-    }
-    /// A barrier for all threads of the cluster. What they have written to their own shared memory
-    /// can be read after it.
-    static __device__ __forceinline__ void barrier() {
-#if __CUDA_ARCH__ >= 900
-#if __CUDACC_VER_MAJOR__ >= 13
-        // A release of shared memory alone does not wait for our writes to global memory.
-        asm volatile(
-            "fence.release.sync_restrict::shared::cta.cluster;\n"
-            "barrier.cluster.arrive.relaxed.aligned;" ::
-                : "memory");
-#else
-        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-    }
-    /// What the block with this rank has in its shared memory at the place that `from` has in ours.
-    static __device__ __forceinline__ float load(const float* from, int rank) {
-        float value = 0;
-#if __CUDA_ARCH__ >= 900
-        asm volatile(
-            "{\n"
-            ".reg .u32 address;\n"
-            "mapa.shared::cluster.u32 address, %1, %2;\n"
-            "ld.shared::cluster.f32 %0, [address];\n"
-            "}"
-            : "=f"(value)
-            : "r"(static_cast<unsigned>(__cvta_generic_to_shared(from))), "r"(rank)
-            : "memory");
-#endif
-        return value;
-    }
-};
+using RowCluster = Cluster<(Shape::max_blocks > 1)>;
 
 /// The totals of two values over the threads of a row; `sums`: the row's shared memory, in which
 /// warp i of up to 16 has places 2i and 2i + 1. Of other blocks', `at_once` are loaded together.
@@ -140,14 +92,14 @@ __device__ __forceinline__ float2 row_total_of_pairs(float* sums, float a, float
     const float pair = warp_sum_pair(a, b);
     if (thread % 16 == 0) sums[thread / 16] = pair;
     float own = 0;
-    if (Cluster<Shape>::is_alone) {
+    if (RowCluster<Shape>::is_alone) {
         row_barrier();
         if (has_place) own = sums[lane];
     } else {
-        Cluster<Shape>::barrier();
+        RowCluster<Shape>::barrier();
 #pragma unroll at_once
-        for (int rank = 0; rank < Cluster<Shape>::size(); ++rank)
-            if (has_place) own += Cluster<Shape>::load(sums + lane, rank);
+        for (int rank = 0; rank < RowCluster<Shape>::size(); ++rank)
+            if (has_place) own += RowCluster<Shape>::load(sums + lane, rank);
     }
 #pragma unroll
     for (int distance = 2; distance < warp_size; distance *= 2)
@@ -175,7 +127,7 @@ struct RowPart {
     using Values = float[packs][size];
 
     static __device__ __forceinline__ int column(int pack) {
-        const int packs_before = Cluster<Shape>::rank() * packs + pack;
+        const int packs_before = RowCluster<Shape>::rank() * packs + pack;
         return (packs_before * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * size;
     }
 };
@@ -275,9 +227,9 @@ __device__ __forceinline__ void write_column_sums(const BackwardArgs<T>& args,
         add(2, dbias);
     }
     __syncthreads();
-    const unsigned cluster = blockIdx.x / static_cast<unsigned>(Cluster<Shape>::size());
+    const unsigned cluster = blockIdx.x / static_cast<unsigned>(RowCluster<Shape>::size());
     float* const partials = args.partials + int64_t{cluster} * 3 * args.C;
-    const int before = Cluster<Shape>::rank() * columns, in_row = min(columns, args.C - before);
+    const int before = RowCluster<Shape>::rank() * columns, in_row = min(columns, args.C - before);
 #pragma unroll
     for (int kind = 0; kind < 3; ++kind) {
         if (!args.writes_sums[kind]) continue;
@@ -304,7 +256,7 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
     const int lanes = static_cast<int>(blockDim.x), group = static_cast<int>(threadIdx.y),
               warps = lanes / warp_size;
 
-    const auto blocks = static_cast<unsigned>(Cluster<Shape>::size());
+    const auto blocks = static_cast<unsigned>(RowCluster<Shape>::size());
     const int64_t first_row = int64_t{blockIdx.x / blocks} * blockDim.y + group;
     const int stride = static_cast<int>(gridDim.x / blocks * blockDim.y);
     // From a row to the thread's `ahead`-th next one.
@@ -330,7 +282,7 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
         return Part::column(k) < args.C ? Pack<T>::load(args.w + Part::column(k)) : Pack<T>{};
     };
     // A cluster always does.
-    const bool keeps_weights = !Cluster<Shape>::is_alone || args.keeps_weights;
+    const bool keeps_weights = !RowCluster<Shape>::is_alone || args.keeps_weights;
     if (keeps_weights) {
         if (group == 0) {
 #pragma unroll
@@ -397,7 +349,7 @@ __global__ void __launch_bounds__(Shape::max_threads, Shape::blocks_per_multipro
         }
     }
     // No block may end while others read its sums.
-    if (!Cluster<Shape>::is_alone) Cluster<Shape>::barrier();
+    if (!RowCluster<Shape>::is_alone) RowCluster<Shape>::barrier();
     write_column_sums<T, Shape>(args, reinterpret_cast<Pack<float>*>(dynamic_shared), dw, db,
                                 dbias);
 }
@@ -528,38 +480,24 @@ template <class T, bool overwrite>
 int launch_clusters(Stream& stream, BackwardArgs<T> args) {
     const DeviceLimits& limits = limits_of(stream);
     const auto kernel = backward_rows<T, WideRows, overwrite>;
-    cudaFuncAttributes attributes{};
-    CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
     const auto launch_for = [&](int64_t size) {
         return backward_launch<T, WideRows>(1, ceil_div<int64_t>(args.C, size), true);
     };
     unsigned size = 2;
     while (size < WideRows::max_blocks && !fits<WideRows>(launch_for(size), limits)) size *= 2;
     const BackwardLaunch launch = launch_for(size);
-    // Code for an older architecture that the driver compiled for this GPU has no clusters either.
-    if (limits.architecture < 90 || attributes.ptxVersion < 90 || !fits<WideRows>(launch, limits))
-        return launch_any<T, overwrite>(stream, args);
-
+    if (!fits<WideRows>(launch, limits)) return launch_any<T, overwrite>(stream, args);
+    ClusterLaunch in_clusters(stream, size, static_cast<unsigned>(launch.threads),
+                              launch.shared_bytes);
+    if (!in_clusters.has_clusters(limits, kernel)) return launch_any<T, overwrite>(stream, args);
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(launch.shared_bytes)));
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = size;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = size;
-    config.blockDim = static_cast<unsigned>(launch.threads);
-    config.dynamicSmemBytes = launch.shared_bytes;
-    config.stream = stream_of(stream);
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    int resident = 0;
-    CUDA_CHECK(cudaOccupancyMaxActiveClusters(&resident, kernel, &config));
+    const int resident = in_clusters.resident(kernel);
     if (resident == 0) return launch_any<T, overwrite>(stream, args);
     const auto clusters =
         static_cast<int>(std::min<int64_t>({args.M, resident, max_backward_blocks(args.C)}));
-    config.gridDim = static_cast<unsigned>(clusters) * size;
-    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args));
+    in_clusters.config.gridDim = static_cast<unsigned>(clusters) * size;
+    CUDA_CHECK(cudaLaunchKernelEx(&in_clusters.config, kernel, args));
     return clusters;
 }
 

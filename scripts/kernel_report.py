@@ -151,7 +151,7 @@ def statistics(**model):
 
 
 compiled = resources()
-moved = statistics(family="qwen3", n_kv_head=H_KV, head_size=C // H, n_ff=F, vocab_size=1024) | statistics()
+moved = statistics(family="qwen3", n_kv_head=H_KV, head_size=C // H, n_ff=F, vocab_size=128256) | statistics()
 print("# CUDA kernels without a GPU\n")
 print(f"Made by `scripts/kernel_report.py`: registers, spills and static shared memory as ptxas gives them for sm_{', sm_'.join(ARCHITECTURES)}")
 print("(one number where it is the same for all), and what a")

@@ -457,8 +457,8 @@ TEST_CASE("head_loss is right wherever in a row the largest logits are, at any m
     Accuracy accuracy;
     for (DType dtype : {DType::fp32, DType::bf16}) {
         for (const float scale : {1.0f, 60.0f, 3e3f, 1e5f, 1e30f}) {
-            // With x = ±1, rows of logits rise and fall. A GPU has two kernels, for V up to 116000
-            // in bf16 and beyond.
+            // With x = ±1, rows of logits rise and fall. On a GPU, more than 116000 columns in bf16
+            // are shared by a cluster of blocks.
             for (int64_t V : {random_int(2000, 60000), random_int(120000, 130000)}) {
                 Problem p(dtype, 4, 1, V, random_int(0, 8));
                 for (size_t row = 0; row < 4; ++row) p.x.set(row, row % 2 == 0 ? 1.0f : -1.0f);
@@ -611,14 +611,17 @@ TEST_CASE("losses of each source add up by themselves", "[cuda]") {
 TEST_CASE("head_loss takes vocabularies of any size, with rows that begin anywhere", "[cuda]") {
     ON_EACH_DEVICE();
     Accuracy accuracy;
-    // On a GPU, a row of up to 227 KiB stays on chip; a longer one is read twice.
+    // On a GPU, a block keeps a row of up to 227 KiB in its shared memory, and 2, 4 or 8 blocks a
+    // longer one. More than 1816 KiB are read twice.
     struct Case {
         DType dtype;
         int64_t V, padding;
     };
     for (const auto& [dtype, V, padding] :
          {Case{DType::bf16, 50257, 47}, Case{DType::bf16, 50257, 0}, Case{DType::bf16, 70001, 3},
-          Case{DType::bf16, 120001, 5}, Case{DType::fp32, 50257, 1}, Case{DType::fp32, 65537, 2}}) {
+          Case{DType::bf16, 120001, 5}, Case{DType::bf16, 128256, 0}, Case{DType::fp32, 50257, 1},
+          Case{DType::fp32, 65537, 2}, Case{DType::fp32, random_int(116225, 464896), 3},
+          Case{DType::fp32, 470001, 4}}) {
         const Problem p(dtype, random_int(3, 6), 3, V, padding);
         CAPTURE(name_of(dtype), p.R, p.V, p.Vp);
         const Outputs training(p), evaluation(p);
