@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cassert>
+#include <chrono>
+#include <condition_variable>
 #include <functional>
+#include <thread>
 
 #include "base/error.h"
 #include "parallel/communicator_kinds.h"
@@ -247,19 +250,38 @@ std::map<std::string, int64_t> Mesh::bytes_sent() const {
     return bytes;
 }
 
-std::vector<Communicator*> Mesh::groups() const {
+std::vector<std::shared_ptr<Communicator>> Mesh::groups() const {
     const std::lock_guard lock(mutex_);
-    std::vector<Communicator*> all;
-    for (const Group& group : groups_) all.push_back(group.group.get());
+    std::vector<std::shared_ptr<Communicator>> all;
+    for (const Group& group : groups_) all.push_back(group.group);
     return all;
 }
 
 void Mesh::check() const {
-    for (Communicator* const group : groups()) group->check();
+    for (const std::shared_ptr<Communicator>& group : groups()) group->check();
 }
 
-void Mesh::abort() const {
-    for (Communicator* const group : groups()) group->abort();
+/// A thread for each group: NCCL frees memory when it aborts a group, which may wait for the kernels
+/// of other groups, and these end only when they are aborted, too.
+bool Mesh::abort() const {
+    struct Progress {
+        std::mutex mutex;
+        std::condition_variable changed;
+        size_t left = 0;
+    };
+    const std::vector<std::shared_ptr<Communicator>> all = groups();
+    const auto progress = std::make_shared<Progress>();
+    progress->left = all.size();
+    for (const std::shared_ptr<Communicator>& group : all)
+        std::thread([group, progress] {
+            group->abort();
+            const std::lock_guard lock(progress->mutex);
+            --progress->left;
+            progress->changed.notify_all();
+        }).detach();
+    std::unique_lock lock(progress->mutex);
+    return progress->changed.wait_for(lock, std::chrono::seconds(1),
+                                      [&] { return progress->left == 0; });
 }
 
 }  // namespace train_gpt

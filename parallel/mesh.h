@@ -117,15 +117,17 @@ class Mesh {
 
     // Communicator::check() and abort() of every group. They may be called from any thread.
     void check() const;
-    void abort() const;
+    /// Returns false if a group's abort has not returned within a second. It may never return, and
+    /// then nobody may wait for this process's work any more.
+    bool abort() const;
 
   private:
     struct Group {
         unsigned axes;  // the axes with more than one rank, a bit for each
         std::string name;
-        std::unique_ptr<Communicator> group;
+        std::shared_ptr<Communicator> group;
     };
-    std::vector<Communicator*> groups() const;
+    std::vector<std::shared_ptr<Communicator>> groups() const;
 
     World world_;
     MeshLayout layout_;

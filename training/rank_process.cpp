@@ -118,7 +118,7 @@ int run_watched(const World& world, const RankOptions& options,
                        .places = world.places(),
                        .timeout_seconds = options.timeout_seconds,
                        .check = [&] { mesh.check(); },
-                       .on_failure = [&](const char*) { mesh.abort(); },
+                       .on_failure = [&](const char*) { return mesh.abort(); },
                        .end_process = [&](int code) { world.membership()->end_process(code); }});
     std::optional<SignalEnd> signals;
     if (world.size() > 1)

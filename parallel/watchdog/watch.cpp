@@ -165,35 +165,37 @@ void Watch::fail(const Line& text, bool found_out, int exit_code) {
         announced_ = true;
     }
     changed_.notify_all();
+    bool can_unwind = true;
     try {
-        if (options_.on_failure) options_.on_failure(text.c_str());
+        if (options_.on_failure) can_unwind = options_.on_failure(text.c_str());
     } catch (...) {  // the process ends in any case
+        can_unwind = false;
     }
-    exit_unless_main_thread_does(exit_code);
+    const Time grace_ends = Clock::now() + exit_grace;
+    await_others();
+    if (!can_unwind || !main_thread_ends(grace_ends, exit_code)) end_process(exit_code);
+    done_ = true;
 }
 
 /// Gives the main thread time to end the process itself: it may be unwinding from an exception that
-/// it reports.
-void Watch::exit_unless_main_thread_does(int exit_code) {
-    const Time end = Clock::now() + exit_grace;
-    await_others();
-    while (Clock::now() < end) {
-        {
-            const std::lock_guard lock(mutex_);
-            if (reported_ && leaving_) break;
-        }
+/// it reports. A main thread that only knows that others have gone would end as one that has failed.
+bool Watch::main_thread_ends(Time until, int exit_code) {
+    const auto ends = [&] {
+        const std::lock_guard lock(mutex_);
+        return reported_ && leaving_;
+    };
+    while (!ends() && Clock::now() < until) {
         pollfd woken{wake_.fd(), POLLIN, 0};
-        ::poll(&woken, 1, net::milliseconds(end - Clock::now()));
+        ::poll(&woken, 1, net::milliseconds(until - Clock::now()));
         drain_wake();
     }
-    const std::lock_guard lock(mutex_);
-    // A main thread that only knows that others have gone would end as one that has failed.
-    if (exit_code != 0 || !(reported_ && leaving_)) {
-        const int code = exit_code != 0 ? exit_code : options_.exit_code;
-        if (options_.end_process) options_.end_process(code);
-        ::_exit(code);
-    }
-    done_ = true;
+    return exit_code == 0 && ends();
+}
+
+void Watch::end_process(int exit_code) {
+    const int code = exit_code != 0 ? exit_code : options_.exit_code;
+    if (options_.end_process) options_.end_process(code);
+    ::_exit(code);
 }
 
 Line Watch::who(int rank, const Name& host) const {

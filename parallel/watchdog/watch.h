@@ -95,7 +95,8 @@ class Watch {
     void run();
     void check();
     void take_requests();
-    void exit_unless_main_thread_does(int exit_code);
+    bool main_thread_ends(Time until, int exit_code);
+    [[noreturn]] void end_process(int exit_code);
     void wake();
     void drain_wake();
 

@@ -59,9 +59,10 @@ struct WatchdogOptions {
     // The watchdog's thread calls these two. What they use must outlive the Watchdog. `check` is
     // called with each heartbeat. It throws if something has failed without the main thread's
     // knowledge, and must not block. `on_failure` gets the line that rank 0 has printed, and aborts
-    // the communicators.
+    // the communicators. If it returns false, something may block for ever that the main thread
+    // could wait for, and the watchdog ends the process at once.
     std::function<void()> check = {};
-    std::function<void(const char* line)> on_failure = {};
+    std::function<bool(const char* line)> on_failure = {};
     // Ends the process after a failure, so that the launcher learns of it; null: _exit().
     std::function<void(int exit_code)> end_process = {};
 };

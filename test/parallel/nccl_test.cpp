@@ -315,6 +315,29 @@ TEST_CASE("a group is aborted once, between two collectives, and not used afterw
     }
 }
 
+TEST_CASE("ranks: gpu abort of a mesh", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    const Mesh mesh(world, {.tensor = 2},
+                    open_communicator(world, gpu_of(world), world.activity()));
+    mesh.along(Axis::data);
+    mesh.along(Axis::tensor);
+    CHECK(mesh.abort() == (std::string(std::getenv("OBSERVED_NCCL_ABORTS")) == "together"));
+}
+
+TEST_CASE("the groups of a mesh are aborted together, and one that blocks is not waited for",
+          "[communicator][cuda]") {
+    if (skip_without_gpus(4)) return;
+    for (const char* how : {"together", "never"}) {
+        const TemporaryDirectory folder;
+        std::optional<Environment> environment = observed(folder);
+        if (!environment) return;
+        environment->insert({"OBSERVED_NCCL_ABORTS", how});
+        check_case_on_ranks(4, "ranks: gpu abort of a mesh", *environment);
+        for (int rank = 0; rank < 4; ++rank) CHECK(count(calls_of(folder, rank), "abort") == 3);
+    }
+}
+
 TEST_CASE("ranks: gpu reserved multiprocessors", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();

@@ -4,9 +4,13 @@
 // first uses a collective in another way, which here depends on dtype and bytes, or first sends to
 // a rank or receives from it: each time OBSERVED_NCCL_TAKES bytes. The rank OBSERVED_NCCL_REFUSES
 // registers one buffer at most. "misuse" is what NCCL forbids: two threads in calls with one
-// communicator, and calls after its end.
+// communicator, and calls after its end. With OBSERVED_NCCL_ABORTS = "together", an abort returns
+// when all communicators that this rank has opened are being aborted, as freeing memory waits for
+// the kernels of the others; with "never", that of the communicator opened last does not return.
+#include <algorithm>
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +19,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <tuple>
 
 #include <dlfcn.h>
@@ -25,13 +30,14 @@ namespace {
 struct Observed {
     int rank = 0;
     std::atomic<int> threads{0};
-    bool ended = false;
+    std::atomic<bool> ended{false};
     std::map<const char*, size_t> registered;          // address → bytes
     std::set<std::tuple<std::string, int, int>> used;  // collective, dtype or peer, bytes
 };
 
 std::mutex mutex;
 std::map<ncclComm_t, std::shared_ptr<Observed>> communicators;
+const Observed* last = nullptr;  // the one opened last
 
 const char* setting(const char* name) {
     const char* value = std::getenv(name);
@@ -118,7 +124,13 @@ ncclComm_t add(ncclComm_t comm, int rank) {
     if (!comm) comm = reinterpret_cast<ncclComm_t>(new char);
     communicators[comm] = std::make_shared<Observed>();
     communicators[comm]->rank = rank;
+    last = communicators[comm].get();
     return comm;
+}
+
+const Observed* last_opened() {
+    const std::lock_guard lock(mutex);
+    return last;
 }
 
 }  // namespace
@@ -180,6 +192,13 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     const Call call(comm);
     say(call.of(), "abort");
     call.of().ended = true;
+    const std::string how = setting("OBSERVED_NCCL_ABORTS");
+    const auto others_run = [] {
+        const std::lock_guard lock(mutex);
+        return std::ranges::any_of(communicators, [](const auto& c) { return !c.second->ended; });
+    };
+    while ((how == "together" && others_run()) || (how == "never" && &call.of() == last_opened()))
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
     PASS_ON(ncclCommAbort, comm);
 }
 

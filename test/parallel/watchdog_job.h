@@ -101,6 +101,7 @@ struct JobOptions {
     std::chrono::duration<double> timeout = 20s;
     std::function<std::string(int rank, const std::string& invitation)> invitation = {};
     std::function<void(int rank)> check = {}, on_failure = {};
+    bool can_unwind = true;  // what on_failure returns
     std::vector<std::string> places = {};
 };
 
@@ -188,6 +189,7 @@ class Job {
             std::strncpy(board_->line[static_cast<size_t>(rank)], line, 1023);
             board_->order[static_cast<size_t>(board_->ended++)] = rank;
             if (options_.on_failure) options_.on_failure(rank);
+            return options_.can_unwind;
         };
         try {
             Watchdog watchdog(

@@ -188,6 +188,20 @@ TEST_CASE("a rank that is to end ends all ranks with its code, and says why", "[
     }
 }
 
+TEST_CASE("a process in which something may block for ever does not wait for its main thread",
+          "[watchdog]") {
+    const int first = static_cast<int>(random_int(0, 2));
+    for (const bool can_unwind : {true, false}) {
+        Job job({.size = 3, .can_unwind = can_unwind}, [first](Rank& self) {
+            self.train(2);
+            if (self.rank == first) throw Error("a tensor is not finite");
+            self.train();
+        });
+        for (int rank = 0; rank < 3; ++rank)
+            CHECK((job.status(rank) == watchdog_code) == (rank != first || !can_unwind));
+    }
+}
+
 TEST_CASE("a job that is stopped as a whole continues when it is resumed", "[watchdog]") {
     Job job({.size = 3, .timeout = timeout}, [](Rank& self) { self.train(); });
     REQUIRE(job.all_entered(3));
