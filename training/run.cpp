@@ -245,6 +245,7 @@ void Run::require_folder() const {
 /// Writes the checkpoint of this step unless it exists. Returns why that failed; empty on success.
 std::string Run::save_or_reason(const fs::path& run_dir) {
     if (saved_step_ == step_) return "";
+    start_.trainer.parameters.weights.gather_rest(start_.trainer.stream);
     const Config& config = start_.given;
     world().activity().phase = "checkpoint";
     try {

@@ -11,7 +11,7 @@ namespace train_gpt {
 Weights::Weights(const ParameterBuffers& buffers)
     : buffers_(buffers),
       leases_(static_cast<size_t>(buffers.units())),
-      gathered_(buckets().size()) {}
+      gathered_(buckets().size(), buffers.holds_all_weights()) {}
 
 void Weights::connect(const Mesh& mesh, Exchange& exchange) {
     const Sharding& sharding = buffers_.sharding();
@@ -19,6 +19,7 @@ void Weights::connect(const Mesh& mesh, Exchange& exchange) {
     group_ = &group_of(SumOver::shards, mesh, sharding);
     assert(group_->size() == sharding.size && group_->rank() == sharding.rank);
     exchange_ = &exchange;
+    when_needed_ = !buffers_.holds_all_weights() || mesh.size(Axis::data) < mesh.layout().world();
     first_slot_ =
         exchange.add_slots(std::vector<std::string>(buckets().size(), mesh.name_of(*group_)));
 }
@@ -30,14 +31,14 @@ UnitLease Weights::acquire(Stream& stream, int unit) {
         for (size_t b = buffers_.first_bucket(unit);
              b < buckets().size() && buckets()[b].first_unit <= unit; ++b) {
             gather_unless_there(stream, b);
-            assert(buffers_.holds_all_weights() || gathered_[b]);
+            assert(gathered_[b]);
             exchange_->hold(stream, slot(b));
         }
     return {buffers_, unit, leases_[static_cast<size_t>(unit)]};
 }
 
 void Weights::prefetch(Stream& stream, int unit, int last) {
-    if (!group_ || buffers_.holds_all_weights()) return;
+    if (!group_) return;
     const size_t now = buffers_.first_bucket(acquired_);
     const int step = unit <= last ? 1 : -1;
     while (unit != last && buffers_.first_bucket(unit) == now) unit += step;
@@ -51,11 +52,11 @@ bool Weights::is_leased(size_t b) const {
     return false;
 }
 
-/// With ZeRO-3: gathers a bucket's weights, unless they are in its buffer or another bucket's, which
+/// Gathers a bucket's weights, unless they are in its buffer, or with ZeRO-3, another bucket's, which
 /// are in use, are there.
 void Weights::gather_unless_there(Stream& stream, size_t b) {
-    if (buffers_.holds_all_weights() || gathered_[b]) return;
-    const int turn = buffers_.turn_of_weights(b);
+    if (gathered_[b]) return;
+    const int turn = buffers_.holds_all_weights() ? -1 : buffers_.turn_of_weights(b);
     for (size_t other = 0; turn >= 0 && other < buckets().size(); ++other) {
         if (other == b || !gathered_[other] || buffers_.turn_of_weights(other) != turn) continue;
         if (is_leased(other)) return;
@@ -73,11 +74,11 @@ void Weights::gather(Stream& stream, int b) {
     assert(std::all_of(leases_.begin(), leases_.end(), [](int leases) { return leases == 0; }));
     if (!group_ || !buffers_.sharding().is_split()) return;
     const auto bucket = static_cast<size_t>(b);
-    if (buffers_.holds_all_weights()) return gather_now(stream, bucket);
-    // The first buckets of blocks are as many as take turns.
     gathered_[bucket] = false;
+    // The first buckets of blocks are as many as take turns.
     const bool is_first = buffers_.units() == 1 || bucket < buffers_.first_bucket(1) + 2;
-    if (buffers_.turn_of_weights(bucket) < 0 || is_first) gather_unless_there(stream, bucket);
+    const bool has_place = !buffers_.holds_all_weights() && buffers_.turn_of_weights(bucket) < 0;
+    if (!when_needed_ || has_place || is_first) gather_unless_there(stream, bucket);
 }
 
 void Weights::gather_now(Stream& stream, size_t b) {
@@ -91,6 +92,15 @@ void Weights::gather_now(Stream& stream, size_t b) {
 
 void Weights::gather_all(Stream& stream) {
     for (size_t b = 0; b < buckets().size(); ++b) gather(stream, static_cast<int>(b));
+    gather_rest(stream);
+}
+
+void Weights::gather_rest(Stream& stream) {
+    if (!group_ || !buffers_.holds_all_weights()) return;
+    for (size_t b = 0; b < buckets().size(); ++b) {
+        gather_unless_there(stream, b);
+        exchange_->hold(stream, slot(b));
+    }
 }
 
 }  // namespace train_gpt

@@ -43,8 +43,11 @@ class UnitLease {
 };
 
 /// The model calls acquire() around each use of a unit's weights. After an update, gather()
-/// collects each bucket's weights, for which the next acquire() waits. With ZeRO-3, acquire() and
-/// prefetch() gather what is not in its buffer any more.
+/// collects each bucket's weights, for which the next acquire() waits. Two kinds of gathers are
+/// submitted later, by acquire() and prefetch(): with ZeRO-3 those of buckets that have no memory
+/// yet; and on a mesh with other axes than data, all but the first. Collectives of a GPU's
+/// communicators start in the order in which they are submitted, and there the next forward pass
+/// exchanges data along other axes, too, which must not wait for the weights of all layers.
 class Weights {
   public:
     /// `buffers` must live longer than the object.
@@ -56,17 +59,20 @@ class Weights {
     /// Later work of the stream finds the weights of the unit in place while the lease lives.
     UnitLease acquire(Stream& stream, int unit);
     /// The pass acquires the units from `unit` to `last` next, which is the lower number in a
-    /// backward pass: with ZeRO-3 the first bucket of these units that is not the one in use is
-    /// gathered.
+    /// backward pass: the first bucket of these units that is not the one in use is gathered,
+    /// unless its weights are there.
     void prefetch(Stream& stream, int unit, int last);
 
     /// Later work of the stream may change the weights that this rank updates: no gather reads them
     /// any more.
     void finish(Stream& stream);
-    /// Collects the weights of a bucket from the ranks that have updated them; with ZeRO-3, only of
-    /// buckets that the next forward pass begins with or that have a place of their own.
+    /// Collects the weights of a bucket from the ranks that have updated them, now or when they are
+    /// needed. Buckets that the next forward pass begins with are gathered now, and with ZeRO-3
+    /// those that have a place of their own.
     void gather(Stream& stream, int bucket);
     void gather_all(Stream& stream);
+    /// Later work of the stream finds all weights for which there is memory in place.
+    void gather_rest(Stream& stream);
 
   private:
     const std::vector<Bucket>& buckets() const { return buffers_.layout().buckets(); }
@@ -80,7 +86,8 @@ class Weights {
     int first_slot_ = 0;             // of the buckets' gathers
     Communicator* group_ = nullptr;  // the ranks that the state is split over; null: this one alone
     std::vector<int> leases_;        // of each unit, how many live
-    std::vector<bool> gathered_;     // with ZeRO-3, of each bucket: its weights are in its buffer
+    bool when_needed_ = false;       // gathers are submitted, at the earliest
+    std::vector<bool> gathered_;     // of each bucket: its weights are, or will be, in its buffer
     int acquired_ = 0;               // the unit that was acquired last
 };
 
