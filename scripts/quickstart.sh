@@ -69,29 +69,41 @@ prepare_text() {
     fi
 }
 
-train() { # train CONFIG ARGUMENTS…
+train() { # train ARGUMENTS…
     # shellcheck disable=SC2086  # the arguments are words
-    "$program" train "$1" "${settings[@]}" ${QUICKSTART_ARGS:-} "${@:2}"
+    "$program" train configs/quickstart.json "${settings[@]}" ${QUICKSTART_ARGS:-} "$@"
 }
 
 # Milliseconds of a step: the median of a few. Prints nothing if they fail; the run itself will then say why.
 measure_step() {
-    train configs/quickstart.json --set "run_dir=$work/run" --set schedule.steps=8 --set schedule.warmup_steps=1 \
+    train --set "run_dir=$work/run" --set schedule.steps=8 --set schedule.warmup_steps=1 \
         --set data.val= --set checkpoint.every=0 --set sampling.every=0 --set sampling.samples=0 --set log.every=1 \
         > "$work/log" 2>&1 || return 0
     sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' "$work/run/metrics.jsonl" 2> /dev/null | tail -n +2 | sort -g |
         awk '{ ms[NR] = $1 } END { if (NR) print ms[int((NR + 1) / 2)] }'
 }
 
-# Sets `config`. The bits per byte are those of docs/measurements.md.
+# Adds the settings of a shorter run to `settings`; configs/quickstart.json has those of 2,400 steps.
+set_length() { # set_length STEPS
+    local warmup save evaluate
+    case $1 in
+        1200) warmup=70 save=400 evaluate=300 ;;
+        600) warmup=50 save=300 evaluate=300 ;;
+        300) warmup=30 save=150 evaluate=150 ;;
+        *) return 0 ;;
+    esac
+    settings+=(--set "schedule.steps=$1" --set "schedule.warmup_steps=$warmup" --set "checkpoint.every=$save"
+        --set "evaluation.every=$evaluate" --set "sampling.every=$(($1 / 4))")
+}
+
+# The bits per byte are those of docs/measurements.md.
 choose_length() {
     local length steps bits ms limit=3 total=5.5
-    config=configs/quickstart.json
     case ${QUICKSTART_ARGS:-} in *schedule.steps=* | *schedule.tokens=* | *schedule.epochs=*) return ;; esac
     if [ -s "$run_dir/config.json" ]; then
         steps=$(sed -n 's/^ *"steps": *\([0-9]*\).*/\1/p' "$run_dir/config.json")
-        [ ! -e "configs/quickstart-$steps.json" ] || config=configs/quickstart-$steps.json
-        echo "$run_dir exists already and keeps its length ($config)"
+        set_length "$steps"
+        echo "$run_dir exists already and keeps its length"
         return
     fi
     ms=$(measure_step)
@@ -104,13 +116,9 @@ choose_length() {
         steps=${length%:*} bits=${length#*:}
         if awk "BEGIN { exit $(minutes "$steps") > $limit }"; then break; fi
     done
+    set_length "$steps"
     printf 'a step takes %.0f ms here: training for %d steps, about %s minutes' "$ms" "$steps" "$(minutes "$steps")"
-    if [ "$steps" -lt 2400 ]; then
-        config=configs/quickstart-$steps.json
-        echo " ($config; 2400 steps would take $(minutes 2400))"
-    else
-        echo " ($config)"
-    fi
+    if [ "$steps" -lt 2400 ]; then echo " (2400 steps would take $(minutes 2400))"; else echo; fi
     [ -n "$DATA" ] || echo "expect about $bits bits per byte on the chapters that are kept for validation"
 }
 
@@ -132,7 +140,7 @@ settings=(--set "run_dir=$run_dir" --set "tokenizer.path=$folder/tokenizer.json"
 
 say "training"
 choose_length
-train "$config"
+train
 
 say "done"
 pages=report.html
@@ -150,5 +158,5 @@ The run is in $run_dir: metrics.jsonl, $pages, and the model in ${checkpoint:-st
   look at it             $run_dir/report.html, in a browser
   generate text          $program sample ${checkpoint:-CHECKPOINT} --prompt "In the beginning"
   train on your text     make quickstart DATA=my.txt
-  change the settings    $config, or --set key=value ($program train --help)
+  change the settings    configs/quickstart.json, or --set key=value ($program train --help)
 TXT

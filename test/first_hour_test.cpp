@@ -49,7 +49,7 @@ case "$*" in
         echo "batch.micro_batch = $batch, precision.recompute = $level: 1 MiB of 2 MiB available here$fits"
         [ -z "$fits" ] ;;
     *--profile*) printf 'profile of 10 steps\n  head_loss  1.0\n  step   9.5\n' ;;
-    train\ configs/quickstart*)
+    train\ configs/quickstart.json\ *schedule.steps=300*)
         mkdir -p "$run_dir" && cp "$ROOM/losses-$device-$dtype" "$run_dir/metrics.jsonl" ;;
     train*)
         mkdir -p "$run_dir"
