@@ -10,6 +10,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -29,11 +30,10 @@ namespace train_gpt::mesh_job {
 
 /// A mesh, and a run on it.
 struct MeshCase {
-    int tensor, data, zero, shard_ranks;
     const char* family;
     int micro_batches;
     const char* dtype = "fp32";
-    int context = 1;
+    int tensor = 1, data = 1, zero = 0, shard_ranks = 0, context = 1;
     bool has_documents = false;
     struct Stages {
         int ranks = 1;
@@ -43,6 +43,39 @@ struct MeshCase {
 
     int ranks() const { return tensor * data * context * pipeline.ranks; }
 };
+
+/// A row of a table of cases: trains("gpt2", 5).data(2).zero(3) is GPT-2 in five micro-batches on
+/// two data-parallel ranks with ZeRO-3.
+class MeshRow {
+  public:
+    constexpr explicit MeshRow(const MeshCase& c) : case_(c) {}
+    constexpr operator MeshCase() const { return case_; }  // NOLINT(google-explicit-constructor)
+
+    constexpr MeshRow bf16() const { return with(&MeshCase::dtype, "bf16"); }
+    constexpr MeshRow tensor(int ranks) const { return with(&MeshCase::tensor, ranks); }
+    constexpr MeshRow data(int ranks) const { return with(&MeshCase::data, ranks); }
+    constexpr MeshRow zero(int stage) const { return with(&MeshCase::zero, stage); }
+    constexpr MeshRow shard_ranks(int ranks) const { return with(&MeshCase::shard_ranks, ranks); }
+    constexpr MeshRow context(int ranks) const { return with(&MeshCase::context, ranks); }
+    constexpr MeshRow documents() const { return with(&MeshCase::has_documents, true); }
+    constexpr MeshRow pipeline(int ranks, const char* schedule = "1f1b",
+                               int stages_per_rank = 1) const {
+        return with(&MeshCase::pipeline, {ranks, schedule, stages_per_rank});
+    }
+
+  private:
+    template <class T>
+    constexpr MeshRow with(T MeshCase::*member, std::type_identity_t<T> value) const {
+        MeshRow changed = *this;
+        changed.case_.*member = value;
+        return changed;
+    }
+
+    MeshCase case_;
+};
+constexpr MeshRow trains(const char* family, int micro_batches) {
+    return MeshRow({.family = family, .micro_batches = micro_batches});
+}
 
 inline std::string name_of(const MeshCase& c) {
     return concat("tensor ", c.tensor, " × data ", c.data, ", ZeRO-", c.zero, " over ",

@@ -24,108 +24,133 @@ using namespace train_gpt::mesh_job;
 
 namespace {
 
-// tensor, data, ZeRO, shard_ranks, family, micro-batches, dtype
 constexpr MeshCase few_meshes[] = {
-    {1, 2, 3, 0, "gpt2", 5}, {1, 2, 3, 0, "qwen3", 3, "bf16"}, {1, 4, 3, 2, "llama", 6},
-    {1, 4, 1, 2, "gpt2", 7}, {1, 3, 3, 0, "mistral", 4},       {1, 4, 2, 2, "qwen2", 5, "bf16"},
-    {2, 1, 0, 0, "gpt2", 2}, {2, 2, 3, 2, "llama", 5},         {4, 1, 1, 0, "qwen3", 2},
-    {2, 2, 2, 0, "gpt2", 3}, {2, 2, 1, 0, "qwen2", 3, "bf16"},
+    trains("gpt2", 5).data(2).zero(3),
+    trains("qwen3", 3).bf16().data(2).zero(3),
+    trains("llama", 6).data(4).zero(3).shard_ranks(2),
+    trains("gpt2", 7).data(4).zero(1).shard_ranks(2),
+    trains("mistral", 4).data(3).zero(3),
+    trains("qwen2", 5).bf16().data(4).zero(2).shard_ranks(2),
+    trains("gpt2", 2).tensor(2),
+    trains("llama", 5).tensor(2).data(2).zero(3).shard_ranks(2),
+    trains("qwen3", 2).tensor(4).zero(1),
+    trains("gpt2", 3).tensor(2).data(2).zero(2),
+    trains("qwen2", 3).bf16().tensor(2).data(2).zero(1),
 };
-// … context-parallel ranks, documents
 constexpr MeshCase few_context_meshes[] = {
-    {1, 1, 0, 0, "gpt2", 2, "fp32", 2, true},
-    {1, 2, 3, 0, "llama", 3, "fp32", 2},
-    {2, 1, 2, 0, "qwen3", 3, "bf16", 2, true},
+    trains("gpt2", 2).context(2).documents(),
+    trains("llama", 3).data(2).zero(3).context(2),
+    trains("qwen3", 3).bf16().tensor(2).zero(2).context(2).documents(),
 };
 constexpr MeshCase more_context_meshes[] = {
-    {1, 1, 1, 0, "llama", 3, "fp32", 4, true}, {1, 2, 0, 0, "gpt2", 5, "bf16", 2},
-    {1, 2, 1, 1, "mistral", 3, "fp32", 2},     {1, 2, 2, 0, "qwen3", 5, "fp32", 2, true},
-    {2, 1, 3, 0, "gpt2", 2, "fp32", 2},        {4, 1, 1, 0, "llama", 2, "fp32", 2},
-    {2, 2, 3, 1, "qwen2", 5, "bf16", 2},       {1, 3, 3, 0, "gpt2", 4, "bf16", 2, true},
-    {2, 1, 0, 0, "qwen3", 3, "fp32", 4},       {1, 2, 3, 2, "qwen2", 3, "bf16", 4},
+    trains("llama", 3).zero(1).context(4).documents(),
+    trains("gpt2", 5).bf16().data(2).context(2),
+    trains("mistral", 3).data(2).zero(1).shard_ranks(1).context(2),
+    trains("qwen3", 5).data(2).zero(2).context(2).documents(),
+    trains("gpt2", 2).tensor(2).zero(3).context(2),
+    trains("llama", 2).tensor(4).zero(1).context(2),
+    trains("qwen2", 5).bf16().tensor(2).data(2).zero(3).shard_ranks(1).context(2),
+    trains("gpt2", 4).bf16().data(3).zero(3).context(2).documents(),
+    trains("qwen3", 3).tensor(2).context(4),
+    trains("qwen2", 3).bf16().data(2).zero(3).shard_ranks(2).context(4),
 };
 constexpr MeshCase more_meshes[] = {
-    {1, 2, 0, 0, "llama", 3, "bf16"}, {1, 2, 0, 1, "gpt2", 5},
-    {1, 2, 1, 0, "qwen3", 3},         {1, 2, 2, 0, "llama", 5},
-    {1, 3, 0, 0, "gpt2", 4},          {1, 3, 1, 3, "llama", 7, "bf16"},
-    {1, 3, 2, 1, "qwen2", 5},         {1, 3, 3, 3, "qwen3", 5, "bf16"},
-    {1, 4, 0, 2, "mistral", 5},       {1, 4, 1, 0, "qwen2", 9},
-    {1, 4, 2, 4, "gpt2", 6, "bf16"},  {1, 4, 3, 0, "gpt2", 4, "bf16"},
-    {1, 4, 3, 1, "llama", 5},         {1, 6, 3, 3, "gpt2", 13},
-    {1, 6, 3, 2, "llama", 7, "bf16"}, {1, 6, 2, 3, "mistral", 6},
-    {1, 6, 1, 2, "qwen3", 8, "bf16"}, {1, 6, 3, 0, "gpt2", 11},
-    {2, 3, 3, 0, "llama", 7},         {2, 3, 2, 0, "gpt2", 4, "bf16"},
-    {2, 3, 1, 1, "qwen3", 5},         {4, 1, 0, 0, "mistral", 3},
-    {2, 3, 0, 0, "gpt2", 8},          {4, 1, 2, 0, "gpt2", 2, "bf16"},
-    {2, 2, 3, 1, "qwen2", 5},         {2, 1, 3, 0, "mistral", 3, "bf16"},
+    trains("llama", 3).bf16().data(2),
+    trains("gpt2", 5).data(2).shard_ranks(1),
+    trains("qwen3", 3).data(2).zero(1),
+    trains("llama", 5).data(2).zero(2),
+    trains("gpt2", 4).data(3),
+    trains("llama", 7).bf16().data(3).zero(1).shard_ranks(3),
+    trains("qwen2", 5).data(3).zero(2).shard_ranks(1),
+    trains("qwen3", 5).bf16().data(3).zero(3).shard_ranks(3),
+    trains("mistral", 5).data(4).shard_ranks(2),
+    trains("qwen2", 9).data(4).zero(1),
+    trains("gpt2", 6).bf16().data(4).zero(2).shard_ranks(4),
+    trains("gpt2", 4).bf16().data(4).zero(3),
+    trains("llama", 5).data(4).zero(3).shard_ranks(1),
+    trains("gpt2", 13).data(6).zero(3).shard_ranks(3),
+    trains("llama", 7).bf16().data(6).zero(3).shard_ranks(2),
+    trains("mistral", 6).data(6).zero(2).shard_ranks(3),
+    trains("qwen3", 8).bf16().data(6).zero(1).shard_ranks(2),
+    trains("gpt2", 11).data(6).zero(3),
+    trains("llama", 7).tensor(2).data(3).zero(3),
+    trains("gpt2", 4).bf16().tensor(2).data(3).zero(2),
+    trains("qwen3", 5).tensor(2).data(3).zero(1).shard_ranks(1),
+    trains("mistral", 3).tensor(4),
+    trains("gpt2", 8).tensor(2).data(3),
+    trains("gpt2", 2).bf16().tensor(4).zero(2),
+    trains("qwen2", 5).tensor(2).data(2).zero(3).shard_ranks(1),
+    trains("mistral", 3).bf16().tensor(2).zero(3),
 };
 // Tensor-parallel ranks, whose partial sums are rounded
 constexpr MeshCase bf16_meshes[] = {
-    {4, 1, 0, 0, "gpt2", 2, "bf16"},    {4, 1, 0, 0, "llama", 3, "bf16"},
-    {2, 2, 3, 0, "qwen3", 4, "bf16"},   {2, 1, 0, 0, "gpt2", 2, "bf16"},
-    {2, 1, 0, 0, "mistral", 2, "bf16"}, {2, 2, 1, 0, "qwen2", 3, "bf16"},
+    trains("gpt2", 2).bf16().tensor(4),
+    trains("llama", 3).bf16().tensor(4),
+    trains("qwen3", 4).bf16().tensor(2).data(2).zero(3),
+    trains("gpt2", 2).bf16().tensor(2),
+    trains("mistral", 2).bf16().tensor(2),
+    trains("qwen2", 3).bf16().tensor(2).data(2).zero(1),
 };
 
-// The same with pipelines: ranks, schedule, stages of each rank
 constexpr MeshCase few_pipelines[] = {
-    {1, 1, 1, 0, "gpt2", 5, "fp32", 1, false, {2}},
-    {1, 2, 1, 0, "llama", 8, "fp32", 1, false, {2, "interleaved", 2}},
-    {2, 1, 0, 0, "gpt2", 3, "fp32", 1, false, {2, "zero_bubble"}},
+    trains("gpt2", 5).zero(1).pipeline(2),
+    trains("llama", 8).data(2).zero(1).pipeline(2, "interleaved", 2),
+    trains("gpt2", 3).tensor(2).pipeline(2, "zero_bubble"),
 };
 constexpr MeshCase more_pipelines[] = {
-    {1, 1, 1, 0, "gpt2", 6, "fp32", 1, false, {4, "gpipe"}},
-    {1, 1, 1, 0, "llama", 9, "bf16", 1, false, {4}},
-    {1, 1, 0, 0, "gpt2", 8, "fp32", 1, false, {4, "interleaved", 2}},
-    {1, 1, 1, 0, "qwen3", 7, "fp32", 1, false, {4, "zero_bubble"}},
-    {1, 2, 3, 0, "gpt2", 7, "fp32", 1, false, {2}},
-    {1, 2, 2, 0, "gpt2", 5, "bf16", 1, false, {2, "gpipe"}},
-    {1, 3, 0, 0, "gpt2", 7, "fp32", 1, false, {2, "zero_bubble"}},
-    {1, 3, 3, 1, "llama", 8, "fp32", 1, false, {2}},
-    {1, 1, 1, 0, "gpt2", 4, "fp32", 1, false, {2, "interleaved", 3}},
-    {2, 1, 1, 0, "mistral", 4, "fp32", 1, false, {2, "interleaved", 2}},
-    {1, 3, 1, 3, "qwen2", 10, "bf16", 1, false, {2, "zero_bubble"}},
-    {1, 3, 2, 3, "gpt2", 5, "fp32", 1, false, {2}},
-    {1, 1, 1, 0, "gpt2", 2, "fp32", 1, false, {6}},
+    trains("gpt2", 6).zero(1).pipeline(4, "gpipe"),
+    trains("llama", 9).bf16().zero(1).pipeline(4),
+    trains("gpt2", 8).pipeline(4, "interleaved", 2),
+    trains("qwen3", 7).zero(1).pipeline(4, "zero_bubble"),
+    trains("gpt2", 7).data(2).zero(3).pipeline(2),
+    trains("gpt2", 5).bf16().data(2).zero(2).pipeline(2, "gpipe"),
+    trains("gpt2", 7).data(3).pipeline(2, "zero_bubble"),
+    trains("llama", 8).data(3).zero(3).shard_ranks(1).pipeline(2),
+    trains("gpt2", 4).zero(1).pipeline(2, "interleaved", 3),
+    trains("mistral", 4).tensor(2).zero(1).pipeline(2, "interleaved", 2),
+    trains("qwen2", 10).bf16().data(3).zero(1).shard_ranks(3).pipeline(2, "zero_bubble"),
+    trains("gpt2", 5).data(3).zero(2).shard_ranks(3).pipeline(2),
+    trains("gpt2", 2).zero(1).pipeline(6),
 };
 
 // Stages whose ranks share sequences and products
 constexpr MeshCase few_mixed_meshes[] = {
-    {1, 1, 1, 0, "gpt2", 3, "fp32", 2, true, {2}},
-    {1, 1, 0, 0, "llama", 4, "fp32", 2, false, {2, "interleaved", 2}},
+    trains("gpt2", 3).zero(1).context(2).documents().pipeline(2),
+    trains("llama", 4).context(2).pipeline(2, "interleaved", 2),
 };
 constexpr MeshCase more_mixed_meshes[] = {
-    {2, 1, 1, 0, "gpt2", 3, "fp32", 2, true, {2}},
-    {1, 1, 0, 0, "qwen3", 5, "bf16", 2, true, {2, "zero_bubble"}},
-    {1, 1, 2, 0, "mistral", 3, "fp32", 2, false, {2, "gpipe"}},
-    {1, 1, 3, 0, "gpt2", 3, "fp32", 2, false, {4}},
-    {1, 2, 2, 0, "llama", 7, "fp32", 2, true, {2, "gpipe"}},
-    {2, 1, 0, 0, "mistral", 4, "bf16", 1, false, {4, "zero_bubble"}},
-    {2, 1, 3, 0, "qwen2", 5, "fp32", 2, false, {2}},
-    {1, 2, 1, 2, "gpt2", 9, "bf16", 2, false, {2}},
-    {4, 1, 1, 0, "llama", 4, "fp32", 1, false, {2, "interleaved", 2}},
-    {1, 1, 1, 0, "gpt2", 8, "fp32", 2, true, {4, "interleaved", 2}},
-    {2, 2, 3, 1, "qwen3", 5, "fp32", 1, false, {2}},
-    {1, 1, 2, 0, "llama", 3, "fp32", 4, true, {2}},
+    trains("gpt2", 3).tensor(2).zero(1).context(2).documents().pipeline(2),
+    trains("qwen3", 5).bf16().context(2).documents().pipeline(2, "zero_bubble"),
+    trains("mistral", 3).zero(2).context(2).pipeline(2, "gpipe"),
+    trains("gpt2", 3).zero(3).context(2).pipeline(4),
+    trains("llama", 7).data(2).zero(2).context(2).documents().pipeline(2, "gpipe"),
+    trains("mistral", 4).bf16().tensor(2).pipeline(4, "zero_bubble"),
+    trains("qwen2", 5).tensor(2).zero(3).context(2).pipeline(2),
+    trains("gpt2", 9).bf16().data(2).zero(1).shard_ranks(2).context(2).pipeline(2),
+    trains("llama", 4).tensor(4).zero(1).pipeline(2, "interleaved", 2),
+    trains("gpt2", 8).zero(1).context(2).documents().pipeline(4, "interleaved", 2),
+    trains("qwen3", 5).tensor(2).data(2).zero(3).shard_ranks(1).pipeline(2),
+    trains("llama", 3).zero(2).context(4).documents().pipeline(2),
 };
 // Schedules in which gradients of several stages or micro-batches are computed in turns, and
 // reduced in every micro-batch
 constexpr MeshCase reordered_pipelines[] = {
-    {1, 2, 2, 0, "gpt2", 8, "fp32", 1, false, {2, "interleaved", 2}},
-    {1, 2, 3, 0, "qwen3", 5, "fp32", 1, false, {2, "zero_bubble"}},
-    {1, 2, 2, 0, "gpt2", 7, "bf16", 1, true, {2, "zero_bubble"}},
-    {1, 2, 3, 0, "llama", 4, "bf16", 1, false, {2, "interleaved", 3}},
+    trains("gpt2", 8).data(2).zero(2).pipeline(2, "interleaved", 2),
+    trains("qwen3", 5).data(2).zero(3).pipeline(2, "zero_bubble"),
+    trains("gpt2", 7).bf16().data(2).zero(2).documents().pipeline(2, "zero_bubble"),
+    trains("llama", 4).bf16().data(2).zero(3).pipeline(2, "interleaved", 3),
 };
 constexpr MeshCase more_reordered_pipelines[] = {
-    {1, 4, 3, 2, "gpt2", 9, "fp32", 1, false, {2, "zero_bubble"}},
-    {1, 4, 2, 2, "llama", 8, "fp32", 1, true, {2, "interleaved", 2}},
-    {2, 2, 3, 0, "qwen3", 5, "fp32", 1, false, {2, "zero_bubble"}},
-    {2, 2, 2, 0, "gpt2", 4, "bf16", 1, false, {2, "interleaved", 2}},
-    {1, 1, 3, 0, "llama", 6, "fp32", 2, true, {2, "interleaved", 3}},
-    {1, 1, 2, 0, "gpt2", 5, "fp32", 2, false, {2, "zero_bubble"}},
-    {1, 2, 3, 0, "mistral", 7, "bf16", 1, false, {4, "zero_bubble"}},
-    {1, 2, 2, 0, "gpt2", 8, "fp32", 1, false, {4, "interleaved", 2}},
-    {1, 2, 3, 0, "qwen2", 7, "bf16", 2, true, {2, "zero_bubble"}},
-    {2, 2, 3, 0, "gpt2", 8, "fp32", 1, true, {2, "interleaved", 2}},
+    trains("gpt2", 9).data(4).zero(3).shard_ranks(2).pipeline(2, "zero_bubble"),
+    trains("llama", 8).data(4).zero(2).shard_ranks(2).documents().pipeline(2, "interleaved", 2),
+    trains("qwen3", 5).tensor(2).data(2).zero(3).pipeline(2, "zero_bubble"),
+    trains("gpt2", 4).bf16().tensor(2).data(2).zero(2).pipeline(2, "interleaved", 2),
+    trains("llama", 6).zero(3).context(2).documents().pipeline(2, "interleaved", 3),
+    trains("gpt2", 5).zero(2).context(2).pipeline(2, "zero_bubble"),
+    trains("mistral", 7).bf16().data(2).zero(3).pipeline(4, "zero_bubble"),
+    trains("gpt2", 8).data(2).zero(2).pipeline(4, "interleaved", 2),
+    trains("qwen2", 7).bf16().data(2).zero(3).context(2).documents().pipeline(2, "zero_bubble"),
+    trains("gpt2", 8).tensor(2).data(2).zero(3).documents().pipeline(2, "interleaved", 2),
 };
 
 double largest_of(const std::vector<double>& values) {
@@ -439,7 +464,7 @@ TEST_CASE("ranks: one ahead", "[.ranks]") {
     for (const char* bucket_mb : {"0.02", "0.09", "64"})
         for (const char* family : {"gpt2", "llama"}) {
             CAPTURE(bucket_mb, family);
-            Config config = config_of({1, 2, 3, 0, family, 2}, seed, "cpu");
+            Config config = config_of(trains(family, 2).data(2).zero(3), seed, "cpu");
             config.parallel.bucket_mb = std::stod(bucket_mb);
             MeshRun run(world, Device{}, config);
             ParameterStore& store = run.trainer().parameters;
@@ -472,10 +497,10 @@ TEST_CASE("a pass gathers one bucket ahead, in both directions", "[mesh][trainin
 TEST_CASE("ranks: rounded sums", "[.ranks]") {
     if (skip_outside_ranks()) return;
     constexpr MeshCase cases[] = {
-        {1, 4, 0, 2, "llama", 4},
-        {1, 4, 1, 2, "gpt2", 4},
-        {1, 4, 2, 2, "qwen3", 4},
-        {1, 4, 3, 0, "gpt2", 4, "bf16"},
+        trains("llama", 4).data(4).shard_ranks(2),
+        trains("gpt2", 4).data(4).zero(1).shard_ranks(2),
+        trains("qwen3", 4).data(4).zero(2).shard_ranks(2),
+        trains("gpt2", 4).bf16().data(4).zero(3),
     };
     const auto seed = static_cast<uint64_t>(random_int(0, 1 << 30));
     const auto owner = static_cast<int>(random_int(0, 3));
@@ -605,31 +630,31 @@ TEST_CASE("ranks with different meshes, and meshes that do not fit, are refused 
 namespace {
 
 constexpr MeshCase gpu_meshes[] = {
-    {2, 1, 0, 0, "gpt2", 2},
-    {2, 2, 3, 0, "llama", 5},
-    {2, 2, 2, 0, "qwen3", 3, "bf16"},
-    {1, 2, 3, 0, "gpt2", 5},
-    {1, 2, 3, 0, "llama", 3, "bf16"},
-    {1, 4, 3, 2, "qwen3", 6},
-    {1, 4, 2, 2, "gpt2", 5, "bf16"},
-    {4, 1, 1, 0, "mistral", 2},
-    {1, 1, 1, 0, "gpt2", 2, "fp32", 2, true},
-    {1, 2, 3, 0, "llama", 3, "bf16", 2},
-    {2, 1, 2, 0, "qwen3", 2, "fp32", 2, true},
-    {1, 2, 0, 0, "llama", 3},
-    {1, 4, 1, 0, "qwen2", 5, "bf16"},
-    {1, 2, 2, 0, "mistral", 3},
-    {1, 3, 1, 0, "llama", 4},
+    trains("gpt2", 2).tensor(2),
+    trains("llama", 5).tensor(2).data(2).zero(3),
+    trains("qwen3", 3).bf16().tensor(2).data(2).zero(2),
+    trains("gpt2", 5).data(2).zero(3),
+    trains("llama", 3).bf16().data(2).zero(3),
+    trains("qwen3", 6).data(4).zero(3).shard_ranks(2),
+    trains("gpt2", 5).bf16().data(4).zero(2).shard_ranks(2),
+    trains("mistral", 2).tensor(4).zero(1),
+    trains("gpt2", 2).zero(1).context(2).documents(),
+    trains("llama", 3).bf16().data(2).zero(3).context(2),
+    trains("qwen3", 2).tensor(2).zero(2).context(2).documents(),
+    trains("llama", 3).data(2),
+    trains("qwen2", 5).bf16().data(4).zero(1),
+    trains("mistral", 3).data(2).zero(2),
+    trains("llama", 4).data(3).zero(1),
 };
 constexpr MeshCase gpu_pipelines[] = {
-    {1, 1, 1, 0, "gpt2", 5, "fp32", 1, false, {2}},
-    {1, 1, 1, 0, "llama", 4, "bf16", 1, false, {2, "gpipe"}},
-    {1, 2, 3, 0, "llama", 5, "fp32", 1, false, {2}},
-    {1, 1, 1, 0, "gpt2", 6, "bf16", 1, false, {4, "zero_bubble"}},
-    {1, 1, 1, 0, "qwen3", 4, "fp32", 1, false, {2, "interleaved", 2}},
-    {1, 1, 0, 0, "gpt2", 3, "fp32", 1, false, {2, "zero_bubble"}},
-    {2, 1, 1, 0, "qwen2", 3, "fp32", 1, false, {2}},
-    {1, 1, 2, 0, "mistral", 3, "fp32", 2, true, {2}},
+    trains("gpt2", 5).zero(1).pipeline(2),
+    trains("llama", 4).bf16().zero(1).pipeline(2, "gpipe"),
+    trains("llama", 5).data(2).zero(3).pipeline(2),
+    trains("gpt2", 6).bf16().zero(1).pipeline(4, "zero_bubble"),
+    trains("qwen3", 4).zero(1).pipeline(2, "interleaved", 2),
+    trains("gpt2", 3).pipeline(2, "zero_bubble"),
+    trains("qwen2", 3).tensor(2).zero(1).pipeline(2),
+    trains("mistral", 3).zero(2).context(2).documents().pipeline(2),
 };
 
 }  // namespace
@@ -638,7 +663,7 @@ TEST_CASE("ranks: choices of gpu pipelines", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
     const Device device = device_of_rank(world, "cuda");
-    constexpr MeshCase c{1, 2, 1, 0, "gpt2", 4, "bf16", 1, false, {2}};
+    constexpr MeshCase c = trains("gpt2", 4).bf16().data(2).zero(1).pipeline(2);
     Config config = config_of(c, static_cast<uint64_t>(random_int(0, 1 << 30)), "cuda");
     config.kernels.autotune = true;
     const auto choose = [&](const Choices& kept) {

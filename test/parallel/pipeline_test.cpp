@@ -86,7 +86,7 @@ TEST_CASE("ranks along a pipeline are named by their place", "[pipeline][mesh]")
 TEST_CASE("the stages of all pipeline ranks hold each parameter once, but a tied embedding twice",
           "[pipeline]") {
     for (const bool tied : {true, false}) {
-        Config config = config_of({1, 1, 1, 0, "gpt2", 4}, 1, "cpu");
+        Config config = config_of(trains("gpt2", 4).zero(1), 1, "cpu");
         config.model.n_layer = static_cast<int>(random_int(6, 9));
         config.model.tied_head = std::optional(tied);
         const DecoderSpec spec = spec_of(config, 300);
@@ -122,11 +122,11 @@ TEST_CASE("the stages of all pipeline ranks hold each parameter once, but a tied
 namespace {
 
 constexpr MeshCase alone[] = {
-    {1, 1, 1, 0, "gpt2", 5, "fp32", 1, false, {4}},
-    {1, 1, 0, 0, "llama", 3, "bf16", 1, false, {2, "gpipe"}},
-    {1, 1, 1, 0, "gpt2", 8, "fp32", 1, false, {2, "interleaved", 2}},
-    {1, 1, 1, 0, "qwen3", 6, "fp32", 1, false, {4, "zero_bubble"}},
-    {1, 1, 1, 0, "mistral", 2, "fp32", 1, false, {3, "zero_bubble"}},
+    trains("gpt2", 5).zero(1).pipeline(4),
+    trains("llama", 3).bf16().pipeline(2, "gpipe"),
+    trains("gpt2", 8).zero(1).pipeline(2, "interleaved", 2),
+    trains("qwen3", 6).zero(1).pipeline(4, "zero_bubble"),
+    trains("mistral", 2).zero(1).pipeline(3, "zero_bubble"),
 };
 
 struct Results {
