@@ -172,8 +172,8 @@ void Run::begin_pause(const Pause& pause) {
 }
 
 void Run::end_pause() {
-    parts_.profile.go_on(start_.trainer.stream);
-    parts_.trace.go_on(start_.trainer.stream);
+    parts_.profile.resume(start_.trainer.stream);
+    parts_.trace.resume(start_.trainer.stream);
     reports_.log.restart_time();
 }
 

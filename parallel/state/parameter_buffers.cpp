@@ -169,12 +169,6 @@ int ParameterBuffers::index_of(const std::string& name) const {
     return found == index_of_name_.end() ? -1 : found->second;
 }
 
-int64_t ParameterBuffers::logical_numel() const {
-    int64_t n = 0;
-    for (const Parameter& p : parameters_) n += p.numel();
-    return n;
-}
-
 Tensor ParameterBuffers::weight(int i) const {
     const Parameter& p = parameters_[static_cast<size_t>(i)];
     const size_t b = first_bucket(p.unit);

@@ -47,7 +47,6 @@ class ParameterBuffers {
     DType dtype() const { return dtype_; }
     bool training() const { return use_ == Use::training; }
     int units() const { return parameters_.back().unit + 1; }
-    int64_t logical_numel() const;
     const Device& device() const { return device_; }
     const Sharding& sharding() const { return sharding_; }
     const BucketLayout& layout() const { return layout_; }

@@ -25,7 +25,7 @@ void StepProfile::pause(Stream& stream) {
     paused_ = true;
 }
 
-void StepProfile::go_on(Stream& stream) {
+void StepProfile::resume(Stream& stream) {
     if (paused_) start(stream);
     paused_ = false;
 }

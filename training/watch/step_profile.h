@@ -24,11 +24,11 @@ class StepProfile {
     bool ends_after(int64_t steps_of_process) const {
         return steps_ > 0 && steps_of_process == steps_needed();
     }
-    /// The device must be idle at these calls. Time between pause() and go_on() belongs to no step.
-    /// pause() and go_on() do nothing while no profile is active.
+    /// The device must be idle at these calls. Time between pause() and resume() belongs to no
+    /// step. pause() and resume() do nothing while no profile is active.
     void start(Stream& stream);
     void pause(Stream& stream);
-    void go_on(Stream& stream);
+    void resume(Stream& stream);
     /// Ends the profile and returns its table. Each line has a kind of kernel, with its calls and
     /// its time in a step, the time's share, the rate, and the rate's share of the limit. The rate
     /// is in GB/s or TFLOP/s, whichever is nearer to its limit.

@@ -87,7 +87,7 @@ void StepTrace::pause() {
     tracer_.deactivate();
 }
 
-void StepTrace::go_on(Stream& stream) {
+void StepTrace::resume(Stream& stream) {
     pause_span_.reset();
     if (state_ == State::counting) tracer_.count();
     if (state_ == State::tracing) tracer_.activate(stream);

@@ -36,9 +36,9 @@ class StepTrace {
     /// count from 1.
     void begin_step(Stream& stream, int64_t step, int64_t step_of_process);
     void end_step() { step_span_.reset(); }
-    /// Called between steps, when the device is idle. What happens until go_on() is one span.
+    /// Called between steps, when the device is idle. What happens until resume() is one span.
     void pause();
-    void go_on(Stream& stream);
+    void resume(Stream& stream);
     /// Writes the trace if start() was called, even if fewer steps than planned were traced. Each
     /// of several ranks writes trace/step-NNNNNNNN-rank-NNNNN.json. The first rank writes all of
     /// these together into trace/step-NNNNNNNN.json. Prints where the trace is, or a warning if it
