@@ -4,14 +4,11 @@
 
 namespace train_gpt {
 
-void copy_rows(Stream& stream, void* to, size_t to_stride, const void* from, size_t from_stride,
-               size_t row_bytes, int64_t rows) {
-    TRAIN_GPT_ON_CUDA(stream.device,
-                      copy_rows(stream, to, to_stride, from, from_stride, row_bytes, rows));
-    for (int64_t r = 0; r < rows; ++r)
-        std::memcpy(static_cast<char*>(to) + static_cast<size_t>(r) * to_stride,
-                    static_cast<const char*>(from) + static_cast<size_t>(r) * from_stride,
-                    row_bytes);
+void copy_rows(Stream& stream, const RowCopy& c) {
+    TRAIN_GPT_ON_CUDA(stream.device, copy_rows(stream, c));
+    for (size_t r = 0; r < static_cast<size_t>(c.rows); ++r)
+        std::memcpy(static_cast<char*>(c.to) + r * c.to_stride,
+                    static_cast<const char*>(c.from) + r * c.from_stride, c.row_bytes);
 }
 
 void copy(Stream& stream, void* to, const void* from, size_t bytes) {

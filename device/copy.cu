@@ -5,18 +5,17 @@
 
 namespace train_gpt::cuda {
 
-void copy_rows(Stream& stream, void* to, size_t to_stride, const void* from, size_t from_stride,
-               size_t row_bytes, int64_t rows) {
+void copy_rows(Stream& stream, const RowCopy& c) {
     // cudaMemcpy2DAsync refuses rows that are further apart.
     constexpr size_t furthest = (size_t{1} << 31) - 1;
-    if (rows == 1 || std::max(to_stride, from_stride) > furthest) {
-        for (size_t r = 0; r < static_cast<size_t>(rows); ++r)
-            cuda::copy(stream, static_cast<char*>(to) + r * to_stride,
-                       static_cast<const char*>(from) + r * from_stride, row_bytes);
+    if (c.rows == 1 || std::max(c.to_stride, c.from_stride) > furthest) {
+        for (size_t r = 0; r < static_cast<size_t>(c.rows); ++r)
+            cuda::copy(stream, static_cast<char*>(c.to) + r * c.to_stride,
+                       static_cast<const char*>(c.from) + r * c.from_stride, c.row_bytes);
         return;
     }
-    CUDA_CHECK(cudaMemcpy2DAsync(to, to_stride, from, from_stride, row_bytes,
-                                 static_cast<size_t>(rows), cudaMemcpyDeviceToDevice,
+    CUDA_CHECK(cudaMemcpy2DAsync(c.to, c.to_stride, c.from, c.from_stride, c.row_bytes,
+                                 static_cast<size_t>(c.rows), cudaMemcpyDeviceToDevice,
                                  stream_of(stream)));
 }
 

@@ -7,10 +7,17 @@
 
 namespace train_gpt {
 
-/// Copies `rows` rows of row_bytes each; rows start to_stride and from_stride bytes apart. Both
-/// ranges are on the stream's device and must not overlap.
-void copy_rows(Stream& stream, void* to, size_t to_stride, const void* from, size_t from_stride,
-               size_t row_bytes, int64_t rows);
+/// Rows whose starts are to_stride and from_stride bytes apart. Both ranges are on the stream's
+/// device and must not overlap.
+struct RowCopy {
+    void* to;
+    size_t to_stride;
+    const void* from;
+    size_t from_stride;
+    size_t row_bytes;
+    int64_t rows;
+};
+void copy_rows(Stream& stream, const RowCopy& c);
 
 /// Copies bytes in stream order. Each address is on the stream's device or on the host. Host memory
 /// should be planned with Purpose::staging, so that the copy does not block the host.
@@ -24,8 +31,7 @@ void copy_now(const Device& device, void* to, const void* from, size_t bytes);
 void clear(Stream& stream, void* memory, size_t bytes);
 
 namespace cuda {  // copy.cu
-void copy_rows(Stream& stream, void* to, size_t to_stride, const void* from, size_t from_stride,
-               size_t row_bytes, int64_t rows);
+void copy_rows(Stream& stream, const RowCopy& c);
 void copy(Stream& stream, void* to, const void* from, size_t bytes);
 void copy_now(const Device& device, void* to, const void* from, size_t bytes);
 void clear(Stream& stream, void* memory, size_t bytes);

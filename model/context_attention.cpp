@@ -28,9 +28,12 @@ struct Columns {
 };
 void copy_columns(Stream& stream, const Columns& c, DType dtype) {
     const size_t size = size_of(dtype);
-    copy_rows(stream, c.to, static_cast<size_t>(c.to_stride) * size, c.from,
-              static_cast<size_t>(c.from_stride) * size, static_cast<size_t>(c.width) * size,
-              c.rows);
+    copy_rows(stream, {.to = c.to,
+                       .to_stride = static_cast<size_t>(c.to_stride) * size,
+                       .from = c.from,
+                       .from_stride = static_cast<size_t>(c.from_stride) * size,
+                       .row_bytes = static_cast<size_t>(c.width) * size,
+                       .rows = c.rows});
 }
 
 }  // namespace

@@ -84,11 +84,13 @@ void Generator::attend(Stream& stream, int layer, const Block& block) {
     const size_t element = size_of(a.qkv.dtype),
                  row = static_cast<size_t>(H_kv) * static_cast<size_t>(D) * element;
     for (int part = 0; part < 2; ++part)
-        copy_rows(
-            stream,
-            static_cast<char*>(cache(layer, part).data) + static_cast<size_t>(position_) * row, row,
-            heads_view(a.qkv, H + part * H_kv, T, D).data,
-            static_cast<size_t>(a.qkv.cols()) * element, row, T);
+        copy_rows(stream, {.to = static_cast<char*>(cache(layer, part).data) +
+                                 static_cast<size_t>(position_) * row,
+                           .to_stride = row,
+                           .from = heads_view(a.qkv, H + part * H_kv, T, D).data,
+                           .from_stride = static_cast<size_t>(a.qkv.cols()) * element,
+                           .row_bytes = row,
+                           .rows = T});
     attention_forward(stream, {.shape = block.attention,
                                .q = heads_view(a.qkv, 0, T, D),
                                .k = heads_view(cache(layer, 0), 0, spec_.n_ctx, D),

@@ -8,14 +8,16 @@ namespace train_gpt {
 
 using Lane = TensorGroup::Lane;
 
-ResidualStream::ResidualStream(TensorGroup& tensor, Norm norm, double norm_epsilon, int64_t rows,
-                               int64_t channels, DType dtype, Arena& arena)
-    : ResidualStream(tensor, norm, norm_epsilon) {
+ResidualStream::ResidualStream(TensorGroup& tensor, const Shape& shape, Arena& arena)
+    : ResidualStream(tensor, shape.norm, shape.norm_epsilon) {
     if (!is_split()) return;
-    products_ = arena.tensor(dtype, {rows, channels}, Purpose::buffers);
-    gathered_ = arena.tensor(dtype, {rows, channels}, Purpose::buffers);
-    sums_ = arena.tensor(dtype, {tensor_.rows_of_rank(rows), channels}, Purpose::buffers);
-    bias_ = arena.tensor(dtype, {channels}, Purpose::buffers);
+    const auto buffer = [&](std::initializer_list<int64_t> sizes) {
+        return arena.tensor(shape.dtype, sizes, Purpose::buffers);
+    };
+    products_ = buffer({shape.rows, shape.channels});
+    gathered_ = buffer({shape.rows, shape.channels});
+    sums_ = buffer({tensor_.rows_of_rank(shape.rows), shape.channels});
+    bias_ = buffer({shape.channels});
 }
 
 void ResidualStream::norm(Stream& stream, const StreamNorm& of, const Addends& addends,

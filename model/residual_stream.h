@@ -43,9 +43,14 @@ struct NormGradients {
 
 class ResidualStream {
   public:
-    /// Of `rows` tokens. Takes buffers from the arena if several ranks share the products.
-    ResidualStream(TensorGroup& tensor, Norm norm, double norm_epsilon, int64_t rows,
-                   int64_t channels, DType dtype, Arena& arena);
+    struct Shape {
+        int64_t rows, channels;  // tokens, and their width
+        DType dtype;
+        Norm norm;
+        double norm_epsilon;
+    };
+    /// Takes buffers from the arena if several ranks share the products.
+    ResidualStream(TensorGroup& tensor, const Shape& shape, Arena& arena);
     /// Of this rank alone, for any number of tokens.
     ResidualStream(TensorGroup& alone, Norm norm, double norm_epsilon)
         : tensor_(alone), norm_(norm), norm_epsilon_(static_cast<float>(norm_epsilon)) {}

@@ -31,7 +31,12 @@ Stage::Stage(const DecoderSpec& spec, const Registry& registry, const StageOptio
       context_(options.context ? *options.context : alone_with_sequences_),
       slots_(static_cast<size_t>(options.slots)),
       rotary_(spec, sequence_length(), arena, Purpose::buffers),
-      residual_(tensor_, spec.norm, spec.norm_epsilon, tokens(), spec.n_embd, parameters.dtype(),
+      residual_(tensor_,
+                {.rows = tokens(),
+                 .channels = spec.n_embd,
+                 .dtype = parameters.dtype(),
+                 .norm = spec.norm,
+                 .norm_epsilon = spec.norm_epsilon},
                 arena) {
     tensor_.require_even(tokens(), "tokens of a micro-batch", context_.size());
     if (context_.is_split())

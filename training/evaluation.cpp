@@ -94,9 +94,11 @@ bool counts_sequences(const Mesh& mesh, const Pipeline& model) {
 
 }  // namespace
 
-ValidationResult evaluate(Stream& stream, const Pipeline& model, const ValidationWindows& windows,
-                          const Tokenizer* tokenizer, const EvaluationBatch& batch,
-                          const Mesh& mesh, const StopEvaluation& stop) {
+ValidationResult evaluate(const EvaluatedModel& on, const ValidationWindows& windows,
+                          const Tokenizer* tokenizer, const StopEvaluation& stop) {
+    const Pipeline& model = on.model;
+    const EvaluationBatch& batch = on.batch;
+    const Mesh& mesh = on.mesh;
     const int64_t B = model.options().B, batches = (windows.count() + B - 1) / B;
     // The sum of losses of each batch, then the bytes. Each is 0 on all ranks but one, so sums over
     // ranks are exact, except that context-parallel ranks each have a part of a batch.
@@ -111,9 +113,9 @@ ValidationResult evaluate(Stream& stream, const Pipeline& model, const Validatio
         windows.fill(i * B, static_cast<int>(B), batch.tokens.data(), batch.targets.data(),
                      batch.doc_start.empty() ? nullptr : batch.doc_start.data(),
                      tokenizer ? tokenizer->document_boundary() : std::nullopt);
-        batch.run(stream, model);
-        const double total = model.ends_model() ? batch.total(stream, model) : 0;
-        if (!model.ends_model()) stream.synchronize();
+        batch.run(on.stream, model);
+        const double total = model.ends_model() ? batch.total(on.stream, model) : 0;
+        if (!model.ends_model()) on.stream.synchronize();
         mesh.world().activity().pulse();
         if (i >= batches || !counts_tokens(mesh, model)) continue;
         sums[static_cast<size_t>(i)] = total;
@@ -186,9 +188,10 @@ HellaSwag::HellaSwag(const std::filesystem::path& jsonl, const Tokenizer& tokeni
         throw Error(jsonl.string(), " holds no HellaSwag example; check the path");
 }
 
-std::vector<HellaSwag::EndingLoss> HellaSwag::score(Stream& stream, const Pipeline& model,
-                                                    const EvaluationBatch& batch, size_t first,
+std::vector<HellaSwag::EndingLoss> HellaSwag::score(const EvaluatedModel& on, size_t first,
                                                     size_t count) const {
+    const Pipeline& model = on.model;
+    const EvaluationBatch& batch = on.batch;
     const size_t T = static_cast<size_t>(model.sequence_length());
     const auto checked = [&](int32_t token) {
         if (token >= model.spec().vocab_size)
@@ -215,21 +218,20 @@ std::vector<HellaSwag::EndingLoss> HellaSwag::score(Stream& stream, const Pipeli
         }
         scores[r].tokens = static_cast<int64_t>(scored);
     }
-    batch.run(stream, model);
+    batch.run(on.stream, model);
     if (!model.ends_model()) {
-        stream.synchronize();
+        on.stream.synchronize();
         return scores;
     }
-    const std::span<const float> losses = batch.losses(stream, model);
+    const std::span<const float> losses = batch.losses(on.stream, model);
     for (size_t i = 0; i < count * T; ++i)
         if (batch.targets[i] >= 0) scores[i / T].nats += losses[i];
     return scores;
 }
 
-HellaSwagResult HellaSwag::evaluate(Stream& stream, const Pipeline& model,
-                                    const EvaluationBatch& batch, const Mesh& mesh,
-                                    const StopEvaluation& stop) const {
-    const size_t B = static_cast<size_t>(model.options().B);
+HellaSwagResult HellaSwag::evaluate(const EvaluatedModel& on, const StopEvaluation& stop) const {
+    const Mesh& mesh = on.mesh;
+    const size_t B = static_cast<size_t>(on.model.options().B);
     double right[2] = {};  // by the sum of losses, and by the loss per token
     EndingLoss endings[endings_per_example];
     const auto first_row = [&](int rank) {
@@ -241,14 +243,13 @@ HellaSwagResult HellaSwag::evaluate(Stream& stream, const Pipeline& model,
         rounds = std::max(rounds, (first_row(rank + 1) - first_row(rank) + B - 1) / B);
     const size_t begin = first_row(mesh.at(Axis::data)), end = first_row(mesh.at(Axis::data) + 1);
     for (size_t round = 0; round < rounds; ++round) {
-        if (round % static_cast<size_t>(model.ranks()) == 0)
+        if (round % static_cast<size_t>(on.model.ranks()) == 0)
             stop_together(mesh, stop, static_cast<double>(round) / static_cast<double>(rounds));
         size_t row = begin + round * B;
         // A rank that has no more rows runs the model once more for the others.
-        const auto scores = row < end ? score(stream, model, batch, row, std::min(B, end - row))
-                                      : score(stream, model, batch, 0, 1);
+        const auto scores = row < end ? score(on, row, std::min(B, end - row)) : score(on, 0, 1);
         mesh.world().activity().pulse();
-        if (row >= end || !counts_sequences(mesh, model)) continue;
+        if (row >= end || !counts_sequences(mesh, on.model)) continue;
         for (const EndingLoss& ending : scores) {
             endings[row % endings_per_example] = ending;
             const Example& example = examples_[row / endings_per_example];

@@ -56,6 +56,14 @@ class EvaluationBatch {
     Tensor part_losses_, part_losses_on_host_;
 };
 
+/// A model, and where it is evaluated.
+struct EvaluatedModel {
+    Stream& stream;
+    const Pipeline& model;
+    const EvaluationBatch& batch;
+    const Mesh& mesh;
+};
+
 /// Evaluates a model on all targets of the validation windows. Returns
 ///
 ///   nats_per_token   Σ loss / number of targets
@@ -67,9 +75,8 @@ class EvaluationBatch {
 /// same bits; context-parallel ranks add the losses in another order. A batch with a document mask
 /// needs a tokenizer, whose end-of-text token separates documents. Throws EvaluationStopped on all
 /// ranks if `stop` returns true on one of them.
-ValidationResult evaluate(Stream& stream, const Pipeline& model, const ValidationWindows& windows,
-                          const Tokenizer* tokenizer, const EvaluationBatch& batch,
-                          const Mesh& mesh = {}, const StopEvaluation& stop = {});
+ValidationResult evaluate(const EvaluatedModel& on, const ValidationWindows& windows,
+                          const Tokenizer* tokenizer, const StopEvaluation& stop = {});
 
 struct HellaSwagResult {
     int64_t examples = 0;
@@ -97,15 +104,13 @@ class HellaSwag {
     /// Returns the losses of endings first … first + count − 1; count is at most the model's B.
     /// Ending e of example i has number 4·i + e. On a rank that does not end the model the losses
     /// are 0.
-    std::vector<EndingLoss> score(Stream& stream, const Pipeline& model,
-                                  const EvaluationBatch& batch, size_t first, size_t count) const;
+    std::vector<EndingLoss> score(const EvaluatedModel& on, size_t first, size_t count) const;
 
     /// Scores every ending as the continuation of its context. If context and ending are longer
     /// than the model's T, the start of the context is left out. An ending longer than T loses its
     /// end. Each data-parallel rank scores its share of the examples, and all ranks get the result.
     /// Throws EvaluationStopped on all ranks if `stop` returns true on one of them.
-    HellaSwagResult evaluate(Stream& stream, const Pipeline& model, const EvaluationBatch& batch,
-                             const Mesh& mesh = {}, const StopEvaluation& stop = {}) const;
+    HellaSwagResult evaluate(const EvaluatedModel& on, const StopEvaluation& stop = {}) const;
 
   private:
     static constexpr int endings_per_example = 4;

@@ -217,8 +217,9 @@ void Run::print_samples(uint64_t first, int count) {
     std::string all;
     for (int i = 0; i < count; ++i) {
         const uint64_t number = first + static_cast<uint64_t>(i);
-        const std::string text = sample_text(trainer.stream, trainer.generator(),
-                                             *start_.data.tokenizer(), s.prompt, options, number);
+        const std::string text =
+            sample_text({trainer.stream, trainer.generator(), *start_.data.tokenizer()}, s.prompt,
+                        options, number);
         reports_.progress.say("--- sample\n" + s.prompt + text);
         reports_.history.sample(step_, s.prompt, text);
         all += (i > 0 ? "\n--- sample\n" : "") + s.prompt + text;

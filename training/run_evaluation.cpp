@@ -73,13 +73,12 @@ bool evaluate_and_log(const Evaluations& on, const EvaluationPlace& at) try {
             return interrupted() != nullptr;
         };
     };
-    const ValidationResult v = evaluate(run.stream, run.model, *on.validation, on.tokenizer,
-                                        run.evaluation_batch, at.mesh, watch("evaluation"));
+    const EvaluatedModel model{run.stream, run.model, run.evaluation_batch, at.mesh};
+    const ValidationResult v = evaluate(model, *on.validation, on.tokenizer, watch("evaluation"));
     MetricsLog::Fields fields = fields_of(v);
     std::string text = text_of(at.step, v);
     if (on.hellaswag) {
-        const HellaSwagResult h = on.hellaswag->evaluate(
-            run.stream, run.model, run.evaluation_batch, at.mesh, watch("HellaSwag"));
+        const HellaSwagResult h = on.hellaswag->evaluate(model, watch("HellaSwag"));
         text += concat("; HellaSwag ", h.accuracy, ", length-normalised ", h.accuracy_normalised);
         fields.emplace_back("hellaswag", h.accuracy);
         fields.emplace_back("hellaswag_normalised", h.accuracy_normalised);
@@ -105,8 +104,8 @@ void evaluate_at_start(const Evaluations& on, const EvaluationPlace& at, double 
     double seconds = 0;
     try {
         const ValidationResult v =
-            evaluate(at.run.stream, at.run.model, *on.validation, on.tokenizer,
-                     at.run.evaluation_batch, at.mesh, [&](double done) {
+            evaluate({at.run.stream, at.run.model, at.run.evaluation_batch, at.mesh},
+                     *on.validation, on.tokenizer, [&](double done) {
                          watch.show(done);
                          seconds = watch.seconds_of_all(done);
                          return interrupted() != nullptr || seconds > most_seconds_at_start;

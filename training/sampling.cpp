@@ -50,10 +50,12 @@ int32_t draw_token(std::span<const float> logits, const SamplingOptions& options
     return ids[weights.size() - 1];
 }
 
-std::string sample_text(Stream& stream, TokenGenerator& generator, const Tokenizer& tokenizer,
-                        const std::string& prompt, const SamplingOptions& options, uint64_t sample,
+std::string sample_text(const SampledModel& model, const std::string& prompt,
+                        const SamplingOptions& options, uint64_t sample,
                         const std::function<void(std::string_view)>& emit,
                         const std::function<bool()>& stop) {
+    TokenGenerator& generator = model.generator;
+    const Tokenizer& tokenizer = model.tokenizer;
     const size_t n_ctx = static_cast<size_t>(generator.context());
     std::vector<int32_t> context;
     for (uint32_t id : tokenizer.encode_beginning(prompt)) {
@@ -84,7 +86,7 @@ std::string sample_text(Stream& stream, TokenGenerator& generator, const Tokeniz
             generator.reset();
             unfed = std::min(context.size(), std::max<size_t>(n_ctx / 2, 1));
         }
-        generator.feed(stream, std::span(context).last(unfed));
+        generator.feed(model.stream, std::span(context).last(unfed));
         const double uniform = random.uniform(static_cast<uint64_t>(i));
         int32_t token = draw_token(logits(), options, uniform);
         if (options.agree) token = options.agree(token);

@@ -29,14 +29,21 @@ struct SamplingOptions {
 /// `uniform`, in [0, 1), decides which token. Equal logits are ordered by id.
 int32_t draw_token(std::span<const float> logits, const SamplingOptions& options, double uniform);
 
+/// A model that generates text.
+struct SampledModel {
+    Stream& stream;
+    TokenGenerator& generator;
+    const Tokenizer& tokenizer;
+};
+
 /// Continues `prompt` (empty: the start of a document) until max_tokens or the end of the document.
 /// Returns the new text. Philox keyed by (seed, sample, i) decides token i of sample number
 /// `sample`. After context() tokens the model continues with the newer half of its context. `emit`
 /// receives the text while it is generated, in whole UTF-8 characters. `stop` is called before each
 /// token; the text ends if it returns true. Throws Error if the tokenizer encodes the prompt with
 /// an id outside of the model's vocabulary.
-std::string sample_text(Stream& stream, TokenGenerator& generator, const Tokenizer& tokenizer,
-                        const std::string& prompt, const SamplingOptions& options, uint64_t sample,
+std::string sample_text(const SampledModel& model, const std::string& prompt,
+                        const SamplingOptions& options, uint64_t sample,
                         const std::function<void(std::string_view)>& emit = {},
                         const std::function<bool()>& stop = {});
 

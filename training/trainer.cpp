@@ -23,17 +23,17 @@ std::vector<std::string> names_of_all(const DecoderSpec& spec) {
     return names;
 }
 
-std::vector<std::unique_ptr<Stage>> make_stages(const RankRegistry& registry,
-                                                const DecoderSpec& spec,
-                                                const PipelineSchedule& schedule, int rank,
-                                                StageOptions options, ParameterStore& parameters,
-                                                Arena& arena) {
+std::vector<std::unique_ptr<Stage>> make_stages(const RunShape& shape, int rank,
+                                                const RankRegistry& registry, StageOptions options,
+                                                ParameterStore& parameters, Arena& arena) {
+    const PipelineSchedule schedule = pipeline_schedule(pipeline_shape(shape));
+    const int first = shape.mesh.at(Axis::pipeline, rank);
     std::vector<std::unique_ptr<Stage>> stages;
     options.backward_apart = schedule.halves_apart;
     for (const Registry& of_stage : registry.stages) {
-        const auto number = static_cast<size_t>(rank) + stages.size() * schedule.ranks.size();
+        const auto number = static_cast<size_t>(first) + stages.size() * schedule.ranks.size();
         options.slots = schedule.slots[number];
-        stages.push_back(std::make_unique<Stage>(spec, of_stage, options, parameters, arena));
+        stages.push_back(std::make_unique<Stage>(shape.spec, of_stage, options, parameters, arena));
     }
     return stages;
 }
@@ -53,8 +53,7 @@ Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
       context(context_rank(shape, rank)),
       parameters(arena, registry.parameters, shape.dtype, ParameterStore::Use::training,
                  sharding_of(shape, rank), optimizer_slots()),
-      stages(make_stages(registry, shape.spec, pipeline_schedule(pipeline_shape(shape)),
-                         shape.mesh.at(Axis::pipeline, rank),
+      stages(make_stages(shape, rank, registry,
                          {.B = shape.config.batch.micro_batch,
                           .T = shape.config.sequence_length() / context.size(),
                           .recompute = shape.recompute,

@@ -80,8 +80,12 @@ TEST_CASE("rows are copied between any distances", "[cuda]") {
     std::vector<char> expected(rows * to_stride, '\xff');  // as TestMemory starts
     for (size_t r = 0; r < rows; ++r)
         std::memcpy(expected.data() + r * to_stride, content.data() + r * from_stride, width);
-    copy_rows(stream, to.data(), to_stride, from.data(), from_stride, width,
-              static_cast<int64_t>(rows));
+    copy_rows(stream, {.to = to.data(),
+                       .to_stride = to_stride,
+                       .from = from.data(),
+                       .from_stride = from_stride,
+                       .row_bytes = width,
+                       .rows = static_cast<int64_t>(rows)});
     stream.synchronize();
     to.settle();
     CHECK(std::memcmp(to.data(), expected.data(), expected.size()) == 0);
@@ -99,7 +103,12 @@ TEST_CASE("rows that are more than 2 GiB apart are copied", "[cuda][.][long]") {
     copy_now(test_device(), from, content.data(), width);
     copy_now(test_device(), from + stride, content.data() + width, width);
     Stream stream(test_device());
-    copy_rows(stream, to.data(), width, from, stride, width, 2);
+    copy_rows(stream, {.to = to.data(),
+                       .to_stride = width,
+                       .from = from,
+                       .from_stride = stride,
+                       .row_bytes = width,
+                       .rows = 2});
     stream.synchronize();
     to.settle();
     CHECK(std::memcmp(to.data(), content.data(), content.size()) == 0);

@@ -118,15 +118,15 @@ TEST_CASE("validation loss is the mean over all targets, whatever the batch", "[
     for (int B : {1, 2, 5}) {
         TinyModel m = random_model(V, B, T, seed);
         Batch batch(m);
-        const ValidationResult result = evaluate(m.stream, *m.model, windows, &tokenizer, batch);
+        const Mesh alone;
+        const EvaluatedModel on{m.stream, *m.model, batch, alone};
+        const ValidationResult result = evaluate(on, windows, &tokenizer);
         CAPTURE(B, T, targets);
         CHECK(result.tokens == targets);
         CHECK(result.nats_per_token == Approx(nats / static_cast<double>(targets)).epsilon(1e-5));
         CHECK(result.bits_per_byte == Approx(nats / std::log(2.0) / bytes).epsilon(1e-5));
-        CHECK(std::isnan(evaluate(m.stream, *m.model, windows, nullptr, batch).bits_per_byte));
-        CHECK(
-            evaluate(m.stream, *m.model, ValidationWindows(shards, T, 1), nullptr, batch).tokens ==
-            1);
+        CHECK(std::isnan(evaluate(on, windows, nullptr).bits_per_byte));
+        CHECK(evaluate(on, ValidationWindows(shards, T, 1), nullptr).tokens == 1);
     }
 }
 
@@ -203,10 +203,12 @@ TEST_CASE("HellaSwag scores every ending as a continuation of its context", "[ev
     for (int B : {1, 3, 4, 8}) {
         TinyModel m = random_model(tokenizer.vocab_size(), B, static_cast<int>(T), seed);
         Batch batch(m);
+        const Mesh alone;
+        const EvaluatedModel on{m.stream, *m.model, batch, alone};
         CAPTURE(B);
         for (size_t first = 0; first < losses.size(); first += static_cast<size_t>(B)) {
             const size_t count = std::min(static_cast<size_t>(B), losses.size() - first);
-            const auto scores = hellaswag.score(m.stream, *m.model, batch, first, count);
+            const auto scores = hellaswag.score(on, first, count);
             REQUIRE(scores.size() == count);
             for (size_t r = 0; r < count; ++r) {
                 CAPTURE(first + r);
@@ -214,7 +216,7 @@ TEST_CASE("HellaSwag scores every ending as a continuation of its context", "[ev
                 CHECK(scores[r].nats == Approx(losses[first + r]).epsilon(1e-3).margin(1e-3));
             }
         }
-        const HellaSwagResult result = hellaswag.evaluate(m.stream, *m.model, batch);
+        const HellaSwagResult result = hellaswag.evaluate(on);
         CHECK(result.examples == examples);
         CHECK(result.accuracy == Approx(right / double{examples}));
         CHECK(result.accuracy_normalised == Approx(right_per_token / double{examples}));
@@ -224,7 +226,7 @@ TEST_CASE("HellaSwag scores every ending as a continuation of its context", "[ev
     // A model with fewer tokens than the tokenizer cannot be scored.
     TinyModel small = random_model(100, 2, static_cast<int>(T), seed);
     Batch batch(small);
-    CHECK(contains(error_of([&] { hellaswag.evaluate(small.stream, *small.model, batch); }),
+    CHECK(contains(error_of([&] { hellaswag.evaluate({small.stream, *small.model, batch, Mesh()}); }),
                    "the tokenizer"));
 }
 

@@ -191,7 +191,7 @@ TEST_CASE("a sample is a function of seed and number, and comes in whole charact
     const auto sample = [&](const std::string& prompt, SamplingOptions o, uint64_t number,
                             const std::function<void(std::string_view)>& emit = {}) {
         o.max_tokens = 60;  // more than n_ctx
-        return sample_text(m.stream, *m.generator, tokenizer, prompt, o, number, emit);
+        return sample_text({m.stream, *m.generator, tokenizer}, prompt, o, number, emit);
     };
     const SamplingOptions o{.temperature = 1.2, .seed = test_rng()()};
     // Several at a time: a single one may end immediately, and so equal another.
@@ -274,7 +274,7 @@ TEST_CASE("a sample beyond n_ctx is what a model without a cache writes from the
         // If two tokens are equally likely within rounding, either may be drawn.
         if (!is_clear || context.size() < 2 * n_ctx) continue;
         CAPTURE(n_ctx, prompt);
-        CHECK(sample_text(m.stream, *m.generator, tokenizer, prompt,
+        CHECK(sample_text({m.stream, *m.generator, tokenizer}, prompt,
                           {.max_tokens = max_tokens, .temperature = 0}, 0) == expected);
         ++compared;
     }
@@ -298,7 +298,7 @@ TEST_CASE("a sample ends at the end of the document, and rows beyond the tokeniz
         set("wte.weight", [&](int64_t k) { return k % 16 == 0 ? of_token(k / 16) : 0.0f; });
     };
     const auto sample = [&](double temperature) {
-        return sample_text(m.stream, *m.generator, tokenizer, "the",
+        return sample_text({m.stream, *m.generator, tokenizer}, "the",
                            {.max_tokens = 50, .temperature = temperature}, 0);
     };
     const int64_t end = static_cast<int64_t>(*tokenizer.end_of_text());
@@ -313,7 +313,7 @@ TEST_CASE("a sample ends at the end of the document, and rows beyond the tokeniz
     logits([&](int64_t token) { return token == 97 ? 50.0f : 0.0f; });
     for (const double temperature : {0.0, 1.0}) {
         CHECK(sample(temperature).size() == 50);
-        CHECK(sample_text(m.stream, *m.generator, tokenizer, "the",
+        CHECK(sample_text({m.stream, *m.generator, tokenizer}, "the",
                           {.max_tokens = 50, .temperature = temperature, .ends = ends}, 0)
                   .empty());
     }

@@ -82,15 +82,15 @@ int eval(const CommandLine& line) {
     std::optional<HellaSwag> hellaswag;
     if (!line.hellaswag.empty())
         hellaswag.emplace(line.hellaswag, session.tokenizer(), line.max_examples);
+    const Mesh alone;
+    const EvaluatedModel model{session.stream(), session.model(), session.batch(), alone};
     if (!data.empty()) {
         const ValidationWindows windows = open_windows(line, data, session);
-        print_validation(evaluate(session.stream(), session.model(), windows,
-                                  session.tokenizer_or_null(), session.batch()),
-                         data, session.described_dtype());
+        print_validation(evaluate(model, windows, session.tokenizer_or_null()), data,
+                         session.described_dtype());
     }
     if (hellaswag) {
-        const HellaSwagResult h =
-            hellaswag->evaluate(session.stream(), session.model(), session.batch());
+        const HellaSwagResult h = hellaswag->evaluate(model);
         std::printf("HellaSwag accuracy %.4f, length-normalised %.4f, over %lld examples, %s\n",
                     h.accuracy, h.accuracy_normalised, static_cast<long long>(h.examples),
                     session.described_dtype().c_str());

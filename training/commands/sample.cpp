@@ -33,8 +33,8 @@ int sample(const CommandLine& line) {
         for (int i = 0; i < line.samples && !(stop && stop()); ++i) {
             if (i > 0) print("\n---\n");
             print(prompt);
-            sample_text(session.stream(), session.generator(), tokenizer, prompt, options, number++,
-                        print, stop);
+            sample_text({session.stream(), session.generator(), tokenizer}, prompt, options,
+                        number++, print, stop);
         }
         print("\n");
         if (std::exchange(is_first, false))
