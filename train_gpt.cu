@@ -26,6 +26,7 @@
 #include "parallel/world.h"
 #include "training/commands/command_line.h"
 #include "training/commands/commands.h"
+#include "training/commands/parse_command_line.h"
 #include "training/commands/verification.h"
 #include "training/config/config.h"
 #include "training/config/config_text.h"

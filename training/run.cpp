@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "parallel/together.h"
-#include "training/files/checkpoint.h"
 #include "training/interrupt.h"
 #include "training/run_evaluation.h"
 #include "training/sampling.h"
@@ -27,15 +26,9 @@ Run::Run(const RunParts& parts, int64_t stop_at)
       steps_(start_.schedule.steps()),
       stop_at_(stop_at),
       step_(first_step_),
-      saved_step_(first_step_),
-      losses_(start_.data.spec().vocab_size) {
-    if (start_.resumes)
-        losses_.read_text(first_for_all(world(), [&] {
-            losses_.replay(start_.given.run_dir, first_step_);
-            return losses_.to_text();
-        }));
+      checkpoints_(parts.start, parts.folder, parts.watch, parts.reports) {
     if (stop_at_ > 0 && step_ >= stop_at_) ending_ = Ending::stopped;
-    set_steps(saved_step_, step_);
+    set_steps(checkpoints_.saved_step(), step_);
 }
 
 void Run::evaluate_at_start() {
@@ -112,7 +105,7 @@ void Run::update() {
     reports_.log.sent(std::move(sent));
     ++step_;
     ++in_flight_;
-    set_steps(saved_step_, step_);
+    set_steps(checkpoints_.saved_step(), step_);
 }
 
 // ---- After a step -------------------------------------------------------------------------------
@@ -145,7 +138,7 @@ void Run::settle_until(int64_t may_remain) {
         }();
         --in_flight_;
         const double targets = static_cast<double>(reports_.log.size().targets);
-        if (losses_.add(number, outcome.sums.loss / targets)) prune();
+        checkpoints_.add_loss(number, outcome.sums.loss / targets);
         if (outcome.state.stop) {  // neither this update nor a later one was applied
             bad_parameter_ = trainer.optimizer.bad_parameter(outcome.state);
             ending_ = Ending::not_finite;
@@ -229,7 +222,8 @@ void Run::print_samples(uint64_t first, int count) {
 
 void Run::save() {
     require_folder();
-    if (const std::string trouble = save_or_reason(parts_.folder.path()); !trouble.empty())
+    const std::string trouble = checkpoints_.save_or_reason(parts_.folder.path(), step_);
+    if (!trouble.empty())
         reports_.progress.warn(
             trouble + "; training continues, and the next checkpoint is written when it is due");
     write_report();
@@ -241,44 +235,6 @@ void Run::require_folder() const {
         parts_.folder.require_in_place();
         return "";
     });
-}
-
-/// Writes the checkpoint of this step unless it exists. Returns why that failed; empty on success.
-std::string Run::save_or_reason(const fs::path& run_dir) {
-    if (saved_step_ == step_) return "";
-    start_.trainer.parameters.weights.gather_rest(start_.trainer.stream);
-    const Config& config = start_.given;
-    world().activity().phase = "checkpoint";
-    try {
-        save_checkpoint(
-            run_dir,
-            {step_, config, start_.data.spec(), start_.trainer.parameters, start_.data.tokenizer(),
-             start_.choices, start_.schedule.position(step_), start_.tokens},
-            start_.mesh);
-    } catch (const Error& error) {
-        return concat("step ", step_, " of ", steps_, " is not saved: ", error.what());
-    }
-    saved_step_ = step_;
-    set_steps(saved_step_, step_);
-    losses_.saved(step_);
-    reports_.history.checkpoint(step_);
-    try {
-        parts_.watch.settle();  // damage that it finds ends the run at the next check
-    } catch (const Error& error) {
-        reports_.progress.warn(error.what());
-    }
-    prune();
-    return "";
-}
-
-/// Deletes checkpoints that are not to be kept, if this start of the run has saved any.
-void Run::prune() try {
-    const Config& config = start_.given;
-    if (first_rank() && saved_step_ > first_step_ && parts_.folder.in_place())
-        prune_checkpoints(config.run_dir, config.checkpoint.keep, parts_.watch.sound_step(),
-                          losses_.sane_checkpoint());
-} catch (const Error& error) {
-    reports_.progress.warn(error.what());  // the next save tries again
 }
 
 /// Not into a folder that has taken the place of the run's.
@@ -309,7 +265,8 @@ void Run::rescue(const std::string& why) {
         if (ranks() == 1 && !place.empty()) {
             settle(true);
             if (step_ > first_step_ && !parts_.watch.found_damage())
-                if (const std::string trouble = save_or_reason(place); !trouble.empty())
+                if (const std::string trouble = checkpoints_.save_or_reason(place, step_);
+                    !trouble.empty())
                     reports_.progress.warn(trouble);
         }
     } catch (const Error&) {
@@ -332,7 +289,8 @@ void Run::record_failure(const std::string& why) {
 int Run::end() {
     try {
         const int code = finish();
-        reports_.history.end(step_, code == 0 && step_ >= steps_ ? "complete" : why_it_ended(), code);
+        reports_.history.end(step_, code == 0 && step_ >= steps_ ? "complete" : why_it_ended(),
+                             code);
         write_report();
         return code;
     } catch (const std::exception& error) {
@@ -356,15 +314,14 @@ int Run::finish() {
     if (ending_ == Ending::finished || ending_ == Ending::stopped || step_ == steps_)
         finish_verification();
     const std::optional<ShardWatch::Damage> damage = parts_.watch.settle();
-    if (damage && damage->trained) throw SharedError(set_aside_unsound(*damage));
-    const std::string trouble = save_or_reason(parts_.folder.path());
-    const std::string saved = describe_saved(trouble);
+    if (damage && damage->trained) throw SharedError(checkpoints_.set_aside_unsound(*damage));
+    const std::string trouble = checkpoints_.save_or_reason(parts_.folder.path(), step_);
+    const std::string saved = checkpoints_.describe_saved(step_, trouble);
     if (ending_ == Ending::not_finite)
         throw SharedError("the gradient of step ", step_ + 1, " is not finite (first in ",
                           bad_parameter_, "), so its update was not applied; ", saved,
-                          describe_sane_checkpoint());
-    losses_.end();
-    prune();
+                          checkpoints_.describe_sane(step_));
+    checkpoints_.end_losses();
     if (damage) throw SharedError(damage->message, "; ", saved);
     if (!trouble.empty()) throw SharedError(trouble);
     if (const std::string summary = reports_.log.summary(world()); !summary.empty())
@@ -378,50 +335,6 @@ void Run::finish_verification() {
     if (const uint64_t left = parts_.watch.bytes_left(); left > worth_a_line)
         reports_.progress.say("verifying the rest of the data, " + format_bytes(left));
     parts_.watch.finish([] { return interrupted() != nullptr; });
-}
-
-/// Sets aside the checkpoints that may have been trained on damaged data, so that the newest one
-/// left was trained on verified data. Returns what to print about it.
-std::string Run::set_aside_unsound(const ShardWatch::Damage& damage) const {
-    const Config& config = start_.given;
-    const std::string moved = first_for_all(world(), [&] {
-        return std::to_string(set_aside_checkpoints(config.run_dir, parts_.watch.sound_step()));
-    });
-    const auto checkpoints = list_checkpoints(config.run_dir);
-    return concat(damage.message, "; checkpoints from before it was verified are not used",
-                  moved == "0"
-                      ? ""
-                      : concat(" (", moved, moved == "1" ? " checkpoint is" : " checkpoints are",
-                               " now called step-NNNNNNNN.suspect)"),
-                  ": with undamaged data the same command ",
-                  checkpoints.empty() ? "starts again from the beginning"
-                                      : "resumes from " + checkpoints.front().string());
-}
-
-/// What to print about the last save. trouble: the result of save_or_reason().
-std::string Run::describe_saved(const std::string& trouble) const {
-    if (!trouble.empty()) return trouble;
-    if (step_ == 0 && !start_.resumes) return "no step was finished, so there is nothing to save";
-    return concat("step ", step_, " of ", steps_, " is saved in ", start_.given.run_dir);
-}
-
-/// Where a run whose gradient was not finite can start from: the last checkpoint before its loss
-/// diverged, which prune() has kept.
-std::string Run::describe_sane_checkpoint() const {
-    const std::optional<int64_t> sane = losses_.sane_checkpoint();
-    if (step_ == 0) return "; lower optimizer.learning_rate";
-    if (!sane)
-        return concat("; the loss was not sane (", losses_.last_loss(),
-                      ") after any checkpoint, so lower optimizer.learning_rate and start again in "
-                      "another run_dir");
-    const std::string name = checkpoint_path(start_.given.run_dir, *sane).string();
-    if (*sane == step_)
-        return concat("; ", name,
-                      " is the last checkpoint with a sane loss: lower "
-                      "optimizer.learning_rate or start from an earlier checkpoint");
-    return concat("; the loss has risen to ", losses_.last_loss(), ", and ", name,
-                  " is the last checkpoint with a sane loss: to resume from it, remove the later "
-                  "ones and lower optimizer.learning_rate");
 }
 
 int Run::end_early(const std::string& saved) {

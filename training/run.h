@@ -3,14 +3,13 @@
 // order.
 #pragma once
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <string>
 
 #include "base/stopwatch.h"
+#include "training/run_checkpoints.h"
 #include "training/run_reports.h"
 #include "training/run_start.h"
-#include "training/watch/loss_watch.h"
 #include "training/watch/shard_watch.h"
 #include "training/watch/step_profile.h"
 #include "training/watch/step_trace.h"
@@ -108,16 +107,11 @@ class Run {
     bool evaluate_and_log();
     void print_samples(uint64_t first, int count);
     void require_folder() const;
-    std::string save_or_reason(const std::filesystem::path& run_dir);
-    void prune();
     void write_report() const;
     void record_failure(const std::string& why);
 
     void finish_verification();
-    std::string set_aside_unsound(const ShardWatch::Damage& damage) const;
     std::string why_it_ended() const;
-    std::string describe_saved(const std::string& trouble) const;
-    std::string describe_sane_checkpoint() const;
     int finish();
     int end_early(const std::string& saved);
     int end_complete(const std::string& saved);
@@ -132,8 +126,7 @@ class Run {
 
     int64_t step_;           // steps submitted so far, counted over the whole run
     int64_t in_flight_ = 0;  // submitted steps whose outcome the host has not seen
-    int64_t saved_step_;     // the last step that is saved; a new run's step 0 counts as saved
-    LossWatch losses_;
+    RunCheckpoints checkpoints_;
     Ending ending_ = Ending::finished;
     std::map<std::string, int64_t> sent_before_;  // bytes sent when the step began
     std::string bad_parameter_;                   // the parameter whose gradient was not finite

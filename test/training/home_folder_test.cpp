@@ -6,7 +6,7 @@
 
 #include "test/catch.h"
 #include "test/text.h"
-#include "training/commands/command_line.h"
+#include "training/commands/parse_command_line.h"
 #include "training/config/config_keys.h"
 #include "training/config/load_config.h"
 

@@ -20,9 +20,10 @@
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
+#include "training/report/html_text.h"
 #include "training/report/page.h"
 #include "training/report/page_data.h"
-#include "training/report/page_text.h"
+#include "training/report/page_samples.h"
 #include "training/report/picture.h"
 
 using namespace train_gpt;

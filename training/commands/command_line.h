@@ -77,9 +77,6 @@ struct CommandLine {
     bool schema = false, markdown = false;
 };
 
-/// Throws UsageError for a command line that cannot be understood.
-CommandLine parse_command_line(int argc, char** argv);
-
 /// The configuration for `train` and `plan` on `world` ranks: a file or preset, then --data, then
 /// --set.
 Config load_config(const CommandLine& line, int world);

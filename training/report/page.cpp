@@ -7,7 +7,9 @@
 #include "base/error.h"
 #include "training/commands/version.h"
 #include "training/report/page_data.h"
-#include "training/report/page_text.h"
+#include "training/report/page_provenance.h"
+#include "training/report/page_samples.h"
+#include "training/report/page_summary.h"
 #include "training/report/picture.h"
 // Made from page.html, page.css and page.js (Makefile).
 #include "training/report/page_files.h"

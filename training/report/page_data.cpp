@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/json_text.h"
-#include "training/report/page_text.h"
+#include "training/report/html_text.h"
 
 namespace train_gpt {
 

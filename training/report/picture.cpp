@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "base/formatted.h"
+#include "training/report/html_text.h"
 #include "training/report/page_data.h"
-#include "training/report/page_text.h"
 
 namespace train_gpt {
 

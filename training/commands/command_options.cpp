@@ -1,0 +1,415 @@
+#include "training/commands/command_options.h"
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "base/error.h"
+#include "base/path.h"
+
+namespace train_gpt {
+
+namespace {
+
+// An upper bound for counts that reads well in messages.
+constexpr int64_t most = int64_t{1} << 53;
+
+/// Checks numbers. CLI11's own check accepts NaN, and negative numbers for unsigned types.
+CLI::Validator from_to(double low, double high) {
+    return CLI::Validator(
+        [=](const std::string& text) -> std::string {
+            char* end = nullptr;
+            const double value = std::strtod(text.c_str(), &end);
+            if (end != text.c_str() && *end == '\0' && value >= low && value <= high) return "";
+            return concat("\"", text, "\" is not a number from ", low, " to ", high);
+        },
+        "");
+}
+
+/// Expands "~" in the path of an option, which the shell does not do after "=" or in quotes.
+CLI::Validator path() {
+    return CLI::Validator(
+        [](std::string& text) -> std::string {
+            try {
+                text = expand_home(text);
+                return "";
+            } catch (const Error& error) {
+                return error.what();
+            }
+        },
+        "");
+}
+
+void add_config(CLI::App* app, CommandLine& line) {
+    app->add_option("config", line.config,
+                    "JSON configuration, or the name of a preset, such as gpt2-124m")
+        ->required()
+        ->transform(path())
+        ->type_name("CONFIG");
+    app->add_option("--data", line.data,
+                    "A folder made by `tokenize`: stands for data.train, data.val and "
+                    "tokenizer.path (--set overrides them)")
+        ->transform(path())
+        ->type_name("DIR");
+    app->add_option(
+           "--set", line.overrides,
+           "Override a key: --set optimizer.learning_rate=3e-4 (may be given several times)")
+        ->type_name("KEY=VALUE")
+        ->expected(1)
+        ->take_all()
+        ->allow_extra_args(false);
+}
+
+void add_device(CLI::App* app, CommandLine& line) {
+    app->add_option("--device", line.device, "auto, cpu or cuda")
+        ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+        ->capture_default_str();
+}
+
+CLI::Option* add_out(CLI::App* app, std::string& out) {
+    return app->add_option("--out", out, "Folder to write (new or empty)")
+        ->required()
+        ->transform(path())
+        ->type_name("DIR");
+}
+
+void add_checkpoint_argument(CLI::App* app, std::string& checkpoint) {
+    app->add_option("checkpoint", checkpoint,
+                    "A checkpoint, a run's folder (its newest checkpoint), or the folder of a "
+                    "Hugging Face model")
+        ->required()
+        ->transform(path())
+        ->type_name("CHECKPOINT");
+}
+
+void add_checkpoint(CLI::App* app, CommandLine& line) {
+    add_checkpoint_argument(app, line.checkpoint);
+    add_device(app, line);
+    app->add_option("--dtype", line.dtype,
+                    "auto (that of the files; fp32 where they hold fp16 or several), bf16 or fp32")
+        ->check(CLI::IsMember({"auto", "bf16", "fp32"}))
+        ->capture_default_str();
+}
+
+void add_tokenize_command(CLI::App& app, CommandLine& line) {
+    CLI::App* tokenize =
+        app.add_subcommand("tokenize", "Turn texts into token shards, and train a vocabulary");
+    tokenize
+        ->add_option("texts", line.prepare.texts,
+                     "Files, folders, quoted patterns, or - for standard input. .jsonl and "
+                     ".ndjson: JSON Lines; .json: JSON Lines or one array; others: plain text; "
+                     "each also with .gz or .zst")
+        ->required()
+        ->transform(path())
+        ->type_name("TEXT");
+    tokenize
+        ->add_option("--field", line.prepare.field,
+                     "Field of JSON Lines that has the text (default: text). If given, standard "
+                     "input and files with unknown extensions are read as JSON Lines")
+        ->type_name("NAME");
+    auto* vocab =
+        tokenize
+            ->add_option(
+                "--train-vocab", line.prepare.train_vocab,
+                "Train a byte-level BPE vocabulary of at most this many tokens on the text")
+            ->type_name("N");
+    tokenize
+        ->add_option(
+            "--tokenizer", line.prepare.tokenizer,
+            "Use this vocabulary: tokenizer.json, *.tiktoken, or a folder with either, or with "
+            "vocab.json and merges.txt")
+        ->transform(path())
+        ->type_name("PATH")
+        ->excludes(vocab);
+    tokenize
+        ->add_option("--begin-token", line.prepare.begin_token,
+                     "Special token before each document, or none. Default: as the "
+                     "vocabulary's files say")
+        ->type_name("TEXT");
+    tokenize
+        ->add_option("--end-token", line.prepare.end_token,
+                     "Special token after each document. Default: as the vocabulary's files "
+                     "say, else <|endoftext|> or <|end_of_text|>")
+        ->type_name("TEXT");
+    tokenize
+        ->add_option("--out", line.prepare.out,
+                     "Folder for tokenizer.json, train_*.bin, val_*.bin and data.json")
+        ->required()
+        ->transform(path())
+        ->type_name("DIR");
+    tokenize
+        ->add_option("--val-fraction", line.prepare.val_fraction,
+                     "Share of the text to keep for validation: 0 to 0.5, or 1")
+        ->capture_default_str()
+        ->type_name("F");
+    tokenize
+        ->add_option("--val-split", line.prepare.val_split,
+                     "What to keep for validation. documents: those that a hash selects; tail: "
+                     "the end of the text. Default: tail for a single document of plain text, "
+                     "else documents")
+        ->check(CLI::IsMember({"documents", "tail"}));
+    tokenize->add_option("--shard-tokens", line.prepare.shard_tokens, "Tokens per shard")
+        ->capture_default_str()
+        ->type_name("N");
+    tokenize->add_flag("--skip-bad", line.prepare.skip_bad,
+                       "Leave out, and count, files that are not text, bad lines of JSON Lines, "
+                       "and the rest of compressed files after damage");
+    tokenize->add_option("--threads", line.prepare.threads, "Encoding threads; 0: all")
+        ->check(CLI::Range(0, 4096))
+        ->capture_default_str()
+        ->type_name("N");
+}
+
+void add_train_command(CLI::App& app, CommandLine& line) {
+    CLI::App* train = app.add_subcommand("train", "Train a model, or resume a run from its folder");
+    add_config(train, line);
+    train
+        ->add_option("--stop-at", line.stop_at,
+                     "Save a checkpoint and end after this step; the schedule stays the same")
+        ->type_name("STEP")
+        ->check(CLI::Range(int64_t{1}, most));
+    auto* profile =
+        train
+            ->add_option("--profile", line.profile,
+                         "Profile this many steps, after two warm-up steps: print where time goes")
+            ->type_name("STEPS")
+            ->check(CLI::Range(int64_t{1}, int64_t{10000}));
+    train
+        ->add_option("--trace", line.trace,
+                     "Trace this many steps, after two warm-up steps: write when each rank did "
+                     "what, for https://ui.perfetto.dev, into the run's folder")
+        ->type_name("STEPS")
+        ->check(CLI::Range(int64_t{1}, int64_t{1000}));
+    train->add_flag("--quiet", line.quiet, "Print warnings and errors only")->excludes(profile);
+    train->add_flag("--print-config", line.print_config,
+                    "Print the resolved configuration and exit");
+}
+
+void add_plan_command(CLI::App& app, CommandLine& line) {
+    CLI::App* plan = app.add_subcommand(
+        "plan", "Print parameters, FLOPs and memory of a run, without starting it");
+    add_config(plan, line);
+    plan->add_option("--world", line.world, "Number of ranks")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    plan->add_option(
+            "--picture", line.picture,
+            "Also draw the schedule of the pipeline, and the micro-batches in flight (SVG)")
+        ->transform(path())
+        ->type_name("FILE");
+}
+
+void add_sample_command(CLI::App& app, CommandLine& line) {
+    CLI::App* sample = app.add_subcommand("sample", "Generate text with a trained model");
+    add_checkpoint(sample, line);
+    auto* prompt = sample->add_option("--prompt", line.prompt,
+                                      "Text to continue; empty: start a document. Without this "
+                                      "option: on a terminal, asks for prompts; elsewhere empty");
+    sample
+        ->add_option("--prompt-file", line.prompt_file,
+                     "File with the text to continue, without the line break at its end; -: "
+                     "standard input")
+        ->transform(path())
+        ->type_name("FILE")
+        ->excludes(prompt);
+    sample->add_option("--max-tokens", line.sampling.max_tokens, "Most tokens to generate")
+        ->check(CLI::Range(1, 1 << 24))
+        ->capture_default_str();
+    sample
+        ->add_option("--temperature", line.sampling.temperature,
+                     "Divides the logits; 0: always the likeliest token")
+        ->check(from_to(0, 1000))
+        ->capture_default_str();
+    sample
+        ->add_option("--top-k", line.sampling.top_k,
+                     "Draw only from the k likeliest tokens; 0: from all")
+        ->check(CLI::Range(0, 1 << 24))
+        ->capture_default_str();
+    sample
+        ->add_option("--top-p", line.sampling.top_p,
+                     "Draw only from the likeliest tokens with this total probability")
+        ->check(from_to(1e-9, 1))
+        ->capture_default_str();
+    sample->add_option("--seed", line.sampling.seed, "Seed of the random numbers")
+        ->check(from_to(0, 0x1p64))
+        ->capture_default_str();
+    sample->add_option("--samples", line.samples, "Number of texts")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+}
+
+void add_eval_command(CLI::App& app, CommandLine& line) {
+    CLI::App* eval =
+        app.add_subcommand("eval", "Print validation loss and HellaSwag accuracy of a model");
+    add_checkpoint(eval, line);
+    eval->add_option("--data", line.data,
+                     "Token shards, or a folder made by `tokenize`, whose validation shards are "
+                     "taken; default: data.val of the run that wrote the checkpoint")
+        ->transform(path())
+        ->type_name("GLOB|DIR");
+    eval->add_option("--max-tokens", line.max_tokens, "Most tokens to evaluate; 0: all")
+        ->check(CLI::Range(int64_t{0}, most))
+        ->capture_default_str();
+    eval->add_option("--hellaswag", line.hellaswag, "HellaSwag's published JSONL file")
+        ->transform(path())
+        ->type_name("FILE");
+    eval->add_option("--max-examples", line.max_examples, "Most HellaSwag examples; 0: all")
+        ->check(CLI::Range(int64_t{0}, most))
+        ->capture_default_str();
+}
+
+void add_import_command(CLI::App& app, CommandLine& line) {
+    CLI::App* import = app.add_subcommand(
+        "import",
+        "Make a model folder from a Hugging Face model (GPT-2, Llama, Qwen 2 and 3, Mistral) or an "
+        "llm.c model file");
+    import
+        ->add_option("source", line.importing.source,
+                     "Folder with config.json and model.safetensors (fp32, bf16 or fp16; one file "
+                     "or several), or an llm.c model file (*.bin)")
+        ->required()
+        ->transform(path())
+        ->type_name("SOURCE");
+    add_out(import, line.importing.out);
+    import
+        ->add_option("--tokenizer", line.importing.tokenizer,
+                     "The model's tokenizer, as for `tokenize`; default: the one in SOURCE")
+        ->transform(path())
+        ->type_name("PATH");
+}
+
+void add_export_command(CLI::App& app, CommandLine& line, ExportWords& words) {
+    CLI::App* export_ =
+        app.add_subcommand("export", "Write a model for Hugging Face's tools or llm.c");
+    add_checkpoint_argument(export_, line.exporting.checkpoint);
+    add_out(export_, line.exporting.out)
+        ->description("Folder to write (new or empty); for llm.c a new file");
+    export_
+        ->add_option("--format", words.format,
+                     "huggingface (config.json, model.safetensors, tokenizer) or llm.c")
+        ->check(CLI::IsMember({"huggingface", "llm.c"}))
+        ->capture_default_str();
+    export_
+        ->add_option("--dtype", words.dtype,
+                     "fp32, bf16 or fp16; default: the dtype of the checkpoint's weights")
+        ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+    words.max_shard_size_option =
+        export_
+            ->add_option("--max-shard-size", words.max_shard_size,
+                         "Split the weights into files of at most this size, such as 500MB or "
+                         "2GiB; a larger tensor gets its own file")
+            ->type_name("BYTES")
+            ->capture_default_str();
+}
+
+void add_selfcheck_command(CLI::App& app, CommandLine& line) {
+    CLI::App* selfcheck =
+        app.add_subcommand("selfcheck",
+                           "Measure each rank's device and the links between ranks, also under "
+                           "mpirun or srun; exits with 1 if a rank is slow in two measurements");
+    add_device(selfcheck, line);
+    selfcheck
+        ->add_option("--tolerance", line.selfcheck.tolerance,
+                     "How far a rank may be below the median of all ranks")
+        ->check(from_to(0, 100))
+        ->capture_default_str()
+        ->type_name("PERCENT");
+    selfcheck
+        ->add_option("--max-bytes", line.selfcheck.max_bytes,
+                     "Size of the largest buffer to copy or communicate")
+        ->check(CLI::Range(int64_t{1} << 16, int64_t{1} << 40))
+        ->capture_default_str()
+        ->type_name("BYTES");
+    selfcheck
+        ->add_option(
+            "--tensor", line.selfcheck.mesh.tensor,
+            "Measure the collectives along the axes of a mesh with this parallel.tensor too")
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str()
+        ->type_name("RANKS");
+    selfcheck
+        ->add_option("--context", line.selfcheck.mesh.context,
+                     "The same with this parallel.context")
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str()
+        ->type_name("RANKS");
+    selfcheck
+        ->add_option("--pipeline", line.selfcheck.mesh.pipeline,
+                     "The same with this parallel.pipeline")
+        ->check(CLI::Range(1, 4096))
+        ->capture_default_str()
+        ->type_name("RANKS");
+    selfcheck
+        ->add_option("--shard-ranks", line.selfcheck.mesh.shard_ranks,
+                     "The same with this parallel.shard_ranks")
+        ->check(CLI::Range(0, 1 << 20))
+        ->capture_default_str()
+        ->type_name("RANKS");
+}
+
+void add_verify_command(CLI::App& app, CommandLine& line) {
+    CLI::App* verify = app.add_subcommand(
+        "verify", "Compare data or checkpoints with the hashes recorded when they were written");
+    verify
+        ->add_option(
+            "what", line.verified,
+            "A folder made by `tokenize`, its data.json, token shards (a quoted pattern), a "
+            "checkpoint, or a run's folder (all its checkpoints)")
+        ->required()
+        ->transform(path())
+        ->type_name("DATA|CHECKPOINT");
+}
+
+void add_report_command(CLI::App& app, CommandLine& line) {
+    CLI::App* report = app.add_subcommand(
+        "report", "Write a page about one or several runs: curves, samples, configuration");
+    report->add_option("runs", line.report.runs, "Folders of runs")
+        ->required()
+        ->transform(path())
+        ->type_name("RUN");
+    report
+        ->add_option(
+            "--out", line.report.out,
+            "File to write. Default: report.html, in the folder of a single run, else here")
+        ->transform(path())
+        ->type_name("FILE");
+    report
+        ->add_option("--picture", line.report.picture,
+                     "Also write the loss alone, as a picture (SVG)")
+        ->transform(path())
+        ->type_name("FILE");
+}
+
+void add_config_command(CLI::App& app, CommandLine& line) {
+    CLI::App* config =
+        app.add_subcommand("config", "Explain all configuration keys, a section or one key");
+    auto* key =
+        config->add_option("key", line.key, "A key, such as optimizer.learning_rate, or a section")
+            ->type_name("KEY");
+    auto* markdown =
+        config->add_flag("--markdown", line.markdown, "Print a table in Markdown instead")
+            ->excludes(key);
+    config->add_flag("--schema", line.schema, "Print the JSON Schema instead (configs/schema.json)")
+        ->excludes(key)
+        ->excludes(markdown);
+}
+
+}  // namespace
+
+void add_commands(CLI::App& app, CommandLine& line, ExportWords& words) {
+    add_tokenize_command(app, line);
+    add_train_command(app, line);
+    add_plan_command(app, line);
+    add_sample_command(app, line);
+    add_eval_command(app, line);
+    add_import_command(app, line);
+    add_export_command(app, line, words);
+    add_selfcheck_command(app, line);
+    add_verify_command(app, line);
+    add_report_command(app, line);
+    add_config_command(app, line);
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,57 @@
+#include "training/commands/misplaced_keys.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "training/config/config_keys.h"
+#include "training/config/nearest_key.h"
+
+namespace train_gpt {
+
+namespace {
+
+/// A word of a shell's command line.
+std::string quoted(const std::string& word) {
+    const bool is_plain = word.find_first_not_of(
+                              "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+                              "0123456789_./=,:+-") == std::string::npos;
+    if (is_plain) return word;
+    std::string text = "'";
+    for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
+    return text + "'";
+}
+
+/// The key that a word on the command line means: --model.n_layer, model.n_layer=4, --n-layer=4;
+/// empty if it means none.
+std::string key_meant(const std::string& word) {
+    const size_t dashes = std::min(word.find_first_not_of('-'), word.size());
+    std::string name = word.substr(dashes, word.find('=') - dashes);
+    if (dashes == 0 && word.find('=') == std::string::npos) return "";
+    std::replace(name.begin(), name.end(), '-', '_');
+    if (find_config_key(name)) return name;
+    return is_config_section(section_of_key(name)) ? nearest_key(name) : key_called(name);
+}
+
+}  // namespace
+
+void refuse_keys(int argc, char** argv) {
+    for (int i = 2; i < argc; ++i) {
+        const std::string word = argv[i];
+        const size_t equals = word.find('=');
+        const std::string key = key_meant(word);
+        if (word == "--set") {
+            ++i;  // its value
+        } else if (!key.empty() && !word.starts_with("--set=")) {
+            const bool has_next = i + 1 < argc && std::string(argv[i + 1]).rfind("--", 0) != 0;
+            const std::string value = equals != std::string::npos ? word.substr(equals + 1)
+                                      : has_next                  ? argv[i + 1]
+                                                                  : "VALUE";
+            throw UsageError(word,
+                             " is not an option; a key of the configuration is set with --set ",
+                             quoted(key + "=" + value));
+        }
+    }
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,116 @@
+#include "training/commands/parse_command_line.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <CLI/CLI.hpp>
+
+#include "base/error.h"
+#include "training/commands/command_options.h"
+#include "training/commands/misplaced_keys.h"
+#include "training/commands/version.h"
+
+namespace train_gpt {
+
+namespace {
+
+using Command = CommandLine::Command;
+
+/// Parses a size such as 20000, 500MB or 2GiB.
+uint64_t bytes_from(const std::string& text, const char* option) {
+    constexpr std::pair<const char*, int64_t> units[] = {
+        {"", 1},          {"KB", 1000},     {"MB", 1000 * 1000}, {"GB", 1000 * 1000 * 1000},
+        {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}};
+    constexpr int64_t most = int64_t{1} << 53;
+    const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+    const int64_t count = digits > 0 && digits < 17 ? std::stoll(text.substr(0, digits)) : 0;
+    for (const auto& [name, bytes] : units)
+        if (text.substr(digits) == name && count > 0 && count <= most / bytes)
+            return static_cast<uint64_t>(count * bytes);
+    throw UsageError(option, ": \"", text, "\" is not a size such as 500MB or 2GiB");
+}
+
+/// Sets the options from their words. Throws UsageError for options that exclude each other.
+void resolve(const ExportWords& words, ExportOptions& options) {
+    for (const StoredType type : {StoredType::fp32, StoredType::bf16, StoredType::fp16})
+        if (words.dtype == name_of(type)) options.dtype = type;
+    options.max_file_bytes = bytes_from(words.max_shard_size, "--max-shard-size");
+    if (words.format == "llm.c") {
+        options.format = ExportOptions::Format::llmc;
+        if (words.max_shard_size_option->count() > 0)
+            throw UsageError("--max-shard-size cuts Hugging Face's folders; llm.c's are one file");
+        if (options.dtype == StoredType::fp16)
+            throw UsageError(
+                "llm.c's model files hold fp32 or bf16, not fp16; choose another --dtype");
+    }
+}
+
+constexpr std::pair<const char*, Command> commands[] = {
+    {"tokenize", Command::tokenize}, {"train", Command::train},
+    {"plan", Command::plan},         {"sample", Command::sample},
+    {"eval", Command::eval},         {"import", Command::import_},
+    {"export", Command::export_},    {"selfcheck", Command::selfcheck},
+    {"verify", Command::verify},     {"report", Command::report},
+    {"config", Command::config},
+};
+
+}  // namespace
+
+CommandLine parse_command_line(int argc, char** argv) {
+    CommandLine line;
+    CLI::App app(
+        "Pretrains language models (GPT-2, Llama, Qwen 2 and 3, Mistral): one executable from raw "
+        "text to a trained model.",
+        "train_gpt");
+    app.footer(
+        "Each command has its own help: train_gpt train --help\n\n"
+        "Exit codes: 0 done; 1 failed; 2 wrong usage; 3 a second signal ended it at once, and what "
+        "was "
+        "not saved is lost; 75 stopped early\n(SIGTERM, SIGUSR1, SIGHUP, schedule.max_minutes) "
+        "with everything saved: run the same command again; 130 the same after Ctrl-C");
+    app.require_subcommand(0, 1);
+    bool version_wanted = false;
+    app.add_flag("--version", version_wanted,
+                 "Print version, build, and the libraries and devices found");
+
+    ExportWords words;
+    add_commands(app, line, words);
+
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::CallForHelp& help) {
+        const auto chosen = app.get_subcommands();
+        line.output = chosen.empty() ? app.help() : chosen.front()->help(app.get_name());
+        return line;
+    } catch (const CLI::ParseError& error) {
+        const auto chosen = app.get_subcommands();
+        if (chosen.empty() && argc > 1 && argv[1][0] != '-') {
+            std::string names;
+            for (const auto& [name, command] : commands)
+                names += concat(names.empty() ? "" : ", ", name);
+            throw UsageError("there is no command \"", argv[1], "\"; the commands are ", names);
+        }
+        for (const CLI::App* command : chosen)
+            if (command->get_name() == "train" || command->get_name() == "plan")
+                refuse_keys(argc, argv);
+        throw UsageError(error.what(), "; see train_gpt ",
+                         chosen.empty() ? "" : chosen.front()->get_name() + " ", "--help");
+    }
+    if (version_wanted) {
+        line.output = version_report();
+    } else if (app.get_subcommands().empty()) {
+        line.output = app.help();
+    }
+    for (const CLI::App* chosen : app.get_subcommands())
+        for (const auto& [name, command] : commands)
+            if (!version_wanted && chosen->get_name() == name) line.command = command;
+    if (line.command == Command::tokenize && line.prepare.train_vocab == 0 &&
+        line.prepare.tokenizer.empty())
+        throw UsageError(
+            "tokenize needs a vocabulary: give --train-vocab N to train one on the text, or "
+            "--tokenizer PATH");
+    resolve(words, line.exporting);
+    return line;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,167 @@
+#include "training/report/page_provenance.h"
+
+#include <set>
+
+#include "base/error.h"
+#include "base/formatted.h"
+#include "device/memory.h"
+#include "training/report/html_text.h"
+
+namespace train_gpt {
+
+std::string configuration_html(const std::vector<RecordedRun>& runs) {
+    std::vector<std::string> keys;
+    std::set<std::string> seen;
+    for (const RecordedRun& run : runs)
+        for (const auto& [key, value] : run.config())
+            if (seen.insert(key).second) keys.push_back(key);
+    if (keys.empty()) return "";
+    const auto rows = [&](bool different) {
+        std::vector<std::vector<Fact>> facts(runs.size());
+        for (const std::string& key : keys) {
+            std::set<std::string> values;
+            for (const RecordedRun& run : runs) values.insert(text_of(run.setting(key)));
+            if (different && values.size() < 2) continue;
+            for (size_t r = 0; r < runs.size(); ++r)
+                facts[r].push_back(
+                    {"<code>" + html(key) + "</code>", html(text_of(runs[r].setting(key)))});
+        }
+        return facts;
+    };
+    std::string text;
+    if (runs.size() > 1) {
+        const auto differences = rows(true);
+        text += differences[0].empty()
+                    ? "<p>The configurations are the same.</p>"
+                    : "<h3>Where the runs differ</h3>" + table_of_facts(runs, differences);
+    }
+    return text + "<details><summary>All keys</summary>" + table_of_facts(runs, rows(false)) +
+           "</details>\n";
+}
+
+namespace {
+
+/// Number, sizes and hashes of a list of files in manifest.json.
+std::string files_html(const Json& files) {
+    constexpr size_t most = 8;
+    double tokens = 0, bytes = 0;
+    std::string list;
+    for (size_t i = 0; i < files.size(); ++i) {
+        const Json& file = files[i];
+        if (!file.is_object()) continue;
+        tokens += number_of(file.value("tokens", Json()));
+        bytes += number_of(file.value("bytes", Json()));
+        if (i >= most) continue;
+        const std::string hash = field_text(file, "xxh3");
+        list += "<li>" + html(field_text(file, "path")) +
+                (hash.empty() ? "" : " <code>" + html(hash) + "</code>") + "</li>";
+    }
+    if (files.size() > most) list += concat("<li>… and ", files.size() - most, " more</li>");
+    return concat(
+        files.size(), files.size() == 1 ? " file, " : " files, ",
+        tokens > 0 ? rough_count(tokens) + " tokens" : format_bytes(static_cast<uint64_t>(bytes)),
+        "<ul class=\"files\">", list, "</ul>");
+}
+
+/// What manifest.json says of the training or the validation data.
+std::string data_html(const Json& data) {
+    if (!data.is_array()) return html(text_of(data));
+    if (data.empty() || !data[0].is_object() || !data[0].contains("files")) return files_html(data);
+    std::string text;
+    for (const Json& source : data)
+        if (source.is_object())
+            text += "<b>" + html(field_text(source, "name")) + "</b>, weight " +
+                    html(field_text(source, "weight")) + ": " +
+                    (source.value("files", Json()).is_array() ? files_html(source["files"])
+                                                              : html(field_text(source, "files")));
+    return text;
+}
+
+/// "8 on 2 hosts: a, b"
+std::string ranks_of(const Json& start) {
+    std::string hosts;
+    const Json names = start.value("hosts", Json());
+    for (const Json& host : names) hosts += (hosts.empty() ? "" : ", ") + html(text_of(host));
+    return html(field_text(start, "ranks")) +
+           (names.size() > 1 ? concat(" on ", names.size(), " hosts: ") : " on ") + hosts;
+}
+
+/// A start or an end of the run.
+std::string event_html(const Json& line) {
+    const std::string reason = field_text(line, "reason");
+    std::string text = reason == "complete"
+                           ? "complete at step "
+                           : "stopped (" + html(shortened(reason, 300)) + ") at step ";
+    if (field_text(line, "event") == "start")
+        text = field_text(line, "resumes") == "true" ? "resumed from step " : "started at step ";
+    const auto time = static_cast<int64_t>(number_of(line.value("time", Json())));
+    return "<li>" + utc_time(time) + ": " + text + html(field_text(line, "step")) + "</li>";
+}
+
+/// When the run started and ended, a line each; of many the first and the last ones.
+std::string events_html(const RecordedRun& run) {
+    constexpr size_t most_at_an_end = 20;
+    std::vector<const Json*> events;
+    int64_t checkpoints = 0;
+    for (const Json& line : run.history()) {
+        const std::string event = field_text(line, "event");
+        checkpoints += event == "checkpoint" ? 1 : 0;
+        if (event == "start" || event == "end") events.push_back(&line);
+    }
+    if (events.empty()) return "";
+    std::string text;
+    for (size_t i = 0; i < events.size(); ++i) {
+        if (i == most_at_an_end && events.size() > 2 * most_at_an_end) {
+            const size_t left_out = events.size() - 2 * most_at_an_end;
+            text += concat("<li>… and ", left_out, " more, all of which are in history.jsonl</li>");
+            i += left_out;
+        }
+        text += event_html(*events[i]);
+    }
+    return "<ul class=\"files\">" + text + "</ul>" +
+           (checkpoints > 0
+                ? concat(checkpoints, " checkpoint", checkpoints == 1 ? "" : "s", " written")
+                : "");
+}
+
+std::vector<Fact> provenance_of(const RecordedRun& run) {
+    const Json none = Json::object();
+    const Json& manifest = run.manifest().is_object() ? run.manifest() : none;
+    const Json& choices = run.choices().is_object() ? run.choices() : none;
+    const Json& start = run.last_start() ? *run.last_start() : none;
+    const std::string tokenizer = field_text(start, "tokenizer"),
+                      zero = text_of(run.setting("parallel.zero"));
+    const double ranks = number_of(start.value("ranks", Json()));
+    std::string device = field_text(start, "device");
+    if (device.empty()) device = field_text(manifest, "cpu");
+    return {{"Folder", html(run.folder().string())},
+            {"Starts and ends", events_html(run)},
+            {"Program", html(field_text(start, "version").empty() ? field_text(manifest, "program")
+                                                                  : field_text(start, "version"))},
+            {"Device", html(device)},
+            {"Ranks", ranks > 0 ? ranks_of(start) : html(field_text(manifest, "host"))},
+            {"Mesh",
+             ranks > 0 ? formatted("%.0f × data parallel, ZeRO stage ", ranks) + html(zero) : ""},
+            {"Micro-batch",
+             field_text(choices, "micro_batch").empty()
+                 ? ""
+                 : html(field_text(choices, "micro_batch")) +
+                       " sequences, recompute: " + html(field_text(choices, "recompute"))},
+            {"Attention", html(field_text(manifest, "attention"))},
+            {"Seed", html(field_text(manifest, "seed"))},
+            {"Weights from", html(text_of(run.setting("model.init_from")))},
+            {"Tokenizer", html(field_text(manifest, "tokenizer")) +
+                              (tokenizer.empty() ? "" : " <code>" + html(tokenizer) + "</code>")},
+            {"Training data", data_html(manifest.value("train", Json()))},
+            {"Validation data", data_html(manifest.value("val", Json()))}};
+}
+
+}  // namespace
+
+std::string provenance_html(const std::vector<RecordedRun>& runs) {
+    std::vector<std::vector<Fact>> facts;
+    for (const RecordedRun& run : runs) facts.push_back(provenance_of(run));
+    return table_of_facts(runs, facts);
+}
+
+}  // namespace train_gpt

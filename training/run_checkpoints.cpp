@@ -1,0 +1,116 @@
+#include "training/run_checkpoints.h"
+
+#include <optional>
+
+#include "base/error.h"
+#include "parallel/together.h"
+#include "training/files/checkpoint.h"
+#include "training/interrupt.h"
+
+namespace train_gpt {
+
+namespace fs = std::filesystem;
+
+RunCheckpoints::RunCheckpoints(const RunStart& start, const RunFolder& folder, ShardWatch& watch,
+                               RunReports& reports)
+    : start_(start),
+      folder_(folder),
+      watch_(watch),
+      reports_(reports),
+      saved_step_(start.first_step()),
+      losses_(start.data.spec().vocab_size) {
+    if (start_.resumes)
+        losses_.read_text(first_for_all(world(), [&] {
+            losses_.replay(start_.given.run_dir, start_.first_step());
+            return losses_.to_text();
+        }));
+}
+
+void RunCheckpoints::add_loss(int64_t step, double loss) {
+    if (losses_.add(step, loss)) prune();
+}
+
+void RunCheckpoints::end_losses() {
+    losses_.end();
+    prune();
+}
+
+std::string RunCheckpoints::save_or_reason(const fs::path& run_dir, int64_t step) {
+    if (saved_step_ == step) return "";
+    start_.trainer.parameters.weights.gather_rest(start_.trainer.stream);
+    const Config& config = start_.given;
+    world().activity().phase = "checkpoint";
+    try {
+        save_checkpoint(
+            run_dir,
+            {step, config, start_.data.spec(), start_.trainer.parameters, start_.data.tokenizer(),
+             start_.choices, start_.schedule.position(step), start_.tokens},
+            start_.mesh);
+    } catch (const Error& error) {
+        return concat("step ", step, " of ", start_.schedule.steps(),
+                      " is not saved: ", error.what());
+    }
+    saved_step_ = step;
+    set_steps(saved_step_, step);
+    losses_.saved(step);
+    reports_.history.checkpoint(step);
+    try {
+        watch_.settle();  // damage that it finds ends the run at the next check
+    } catch (const Error& error) {
+        reports_.progress.warn(error.what());
+    }
+    prune();
+    return "";
+}
+
+/// Deletes checkpoints that are not to be kept, if this start of the run has saved any.
+void RunCheckpoints::prune() try {
+    const Config& config = start_.given;
+    if (start_.on_first_rank() && saved_step_ > start_.first_step() && folder_.in_place())
+        prune_checkpoints(config.run_dir, config.checkpoint.keep, watch_.sound_step(),
+                          losses_.sane_checkpoint());
+} catch (const Error& error) {
+    reports_.progress.warn(error.what());  // the next save tries again
+}
+
+std::string RunCheckpoints::set_aside_unsound(const ShardWatch::Damage& damage) const {
+    const Config& config = start_.given;
+    const std::string moved = first_for_all(world(), [&] {
+        return std::to_string(set_aside_checkpoints(config.run_dir, watch_.sound_step()));
+    });
+    const auto checkpoints = list_checkpoints(config.run_dir);
+    return concat(damage.message, "; checkpoints from before it was verified are not used",
+                  moved == "0"
+                      ? ""
+                      : concat(" (", moved, moved == "1" ? " checkpoint is" : " checkpoints are",
+                               " now called step-NNNNNNNN.suspect)"),
+                  ": with undamaged data the same command ",
+                  checkpoints.empty() ? "starts again from the beginning"
+                                      : "resumes from " + checkpoints.front().string());
+}
+
+std::string RunCheckpoints::describe_saved(int64_t step, const std::string& trouble) const {
+    if (!trouble.empty()) return trouble;
+    if (step == 0 && !start_.resumes) return "no step was finished, so there is nothing to save";
+    return concat("step ", step, " of ", start_.schedule.steps(), " is saved in ",
+                  start_.given.run_dir);
+}
+
+std::string RunCheckpoints::describe_sane(int64_t step) const {
+    const std::optional<int64_t> sane = losses_.sane_checkpoint();
+    if (step == 0) return "; lower optimizer.learning_rate";
+    if (!sane)
+        return concat("; the loss was not sane (", losses_.last_loss(),
+                      ") after any checkpoint, so lower optimizer.learning_rate and start again in "
+                      "another run_dir");
+    const std::string name = checkpoint_path(start_.given.run_dir, *sane).string();
+    if (*sane == step)
+        return concat("; ", name,
+                      " is the last checkpoint with a sane loss: lower "
+                      "optimizer.learning_rate or start from an earlier checkpoint");
+    return concat("; the loss has risen to ", losses_.last_loss(), ", and ", name,
+                  " is the last checkpoint with a sane loss: to resume from it, remove the later "
+                  "ones and lower optimizer.learning_rate");
+}
+
+}  // namespace train_gpt

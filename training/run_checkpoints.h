@@ -1,0 +1,54 @@
+// The checkpoints of a run: all ranks write them, and the first one deletes those that are not kept.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "training/files/run_folder.h"
+#include "training/run_reports.h"
+#include "training/run_start.h"
+#include "training/watch/loss_watch.h"
+#include "training/watch/shard_watch.h"
+
+namespace train_gpt {
+
+class RunCheckpoints {
+  public:
+    /// All ranks call it. The arguments must live longer.
+    RunCheckpoints(const RunStart& start, const RunFolder& folder, ShardWatch& watch,
+                   RunReports& reports);
+
+    /// The last step that is saved; a new run's step 0 counts as saved.
+    int64_t saved_step() const { return saved_step_; }
+
+    /// Takes the loss of a step, which judges the checkpoints before it. Deletes those that are not
+    /// kept.
+    void add_loss(int64_t step, double loss);
+    /// Says that no step follows: the last loss judges the checkpoints that wait.
+    void end_losses();
+
+    /// Writes the checkpoint of a step unless it exists. Returns why that failed; empty on success.
+    std::string save_or_reason(const std::filesystem::path& run_dir, int64_t step);
+
+    /// Sets aside the checkpoints that may have been trained on damaged data, so that the newest
+    /// one left was trained on verified data. Returns what to print about it.
+    std::string set_aside_unsound(const ShardWatch::Damage& damage) const;
+    /// What to print about the save of the last step. trouble: the result of save_or_reason().
+    std::string describe_saved(int64_t step, const std::string& trouble) const;
+    /// Where a run whose next gradient was not finite can start from: the last checkpoint before
+    /// its loss diverged.
+    std::string describe_sane(int64_t step) const;
+
+  private:
+    const World& world() const { return start_.mesh.world(); }
+    void prune();
+
+    const RunStart& start_;
+    const RunFolder& folder_;
+    ShardWatch& watch_;
+    RunReports& reports_;
+    int64_t saved_step_;
+    LossWatch losses_;
+};
+
+}  // namespace train_gpt
