@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Checks that no source file includes a header of a higher layer, that no headers include each other in a circle, and that no
-# parts of training/ do (a header with its sources is a part). `make lint` calls it.
+# parts of training/ do (a header with its sources is a part). In training/ and parallel/ also that no folder has more than 25
+# headers and no file more than 450 lines. `make lint` calls it.
 #   usage: scripts/check-layers.sh
-# Prints the includes that are wrong, and exits with 1 if there are any.
+# Prints the includes, folders and files that are wrong, and exits with 1 if there are any.
 [ "${1:-}" != --help ] || { sed -n '1d;/^#/!q;s/^# \{0,1\}//p' "$0"; exit; }
 cd "$(dirname "$0")/.." || exit
 
@@ -47,4 +48,13 @@ mapfile -t headers < <(find "${directories[@]}" -name '*.h' -o -name '*.cuh')
 circle headers < <(includes "${headers[@]}")
 mapfile -t files < <(find training -name '*.h' -o -name '*.cpp')
 circle "parts of training/" < <(includes "${files[@]}" | sed -E 's/\.(h|cpp)( |$)/\2/g' | awk '$1 != $2 && $2 ~ /^training\//')
+
+most_headers=25 most_lines=450
+while read -r count folder; do
+    [ "$count" -le $most_headers ] || { echo "$folder has $count headers, more than $most_headers; divide it by subjects"; code=1; }
+done < <(find training parallel -name '*.h' -printf '%h\n' | sort | uniq -c)
+while read -r count file; do
+    [ "$count" -le $most_lines ] || { echo "$file has $count lines, more than $most_lines; divide it by subjects"; code=1; }
+done < <(find training parallel \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -exec grep -c '' /dev/null {} + |
+    sed -E 's/^(.*):([0-9]+)$/\2 \1/')
 exit $code
