@@ -1,11 +1,11 @@
-// Causal attention of context-parallel ranks (parallel/axes/context_group.h). Each rank gathers the
+// Causal attention of context-parallel ranks (parallel/axes/context.h). Each rank gathers the
 // keys and values of all ranks, in order of position. A rank has two chunks of queries. Each chunk
 // attends to the keys up to the chunk's end. Few key heads make the gathered tensors small.
 #pragma once
 #include "device/device.h"
 #include "device/memory.h"
 #include "kernels/attention/attention.h"
-#include "parallel/axes/context_group.h"
+#include "parallel/axes/context.h"
 
 namespace train_gpt {
 

@@ -2,7 +2,7 @@
 // adds a product to it.
 //
 // Without other tensor-parallel ranks, a product adds the stream and its bias in its epilogue. Tensor-
-// parallel ranks (parallel/axes/tensor_group.h) share the products: a rank has its part of the columns of
+// parallel ranks (parallel/axes/tensor.h) share the products: a rank has its part of the columns of
 // a part's first product and of the rows of its last one. The stream and its norms are of the rank's
 // rows. The norms' outputs are gathered before the products that read them; the products into the stream
 // are summed over the ranks, and the norm after such a product adds sum, stream and bias.
@@ -12,7 +12,7 @@
 #include "device/device.h"
 #include "device/memory.h"
 #include "kernels/norm.h"
-#include "parallel/axes/tensor_group.h"
+#include "parallel/axes/tensor.h"
 #include "parallel/state/gradients.h"
 
 namespace train_gpt {

@@ -5,7 +5,7 @@
 #include "base/tensor.h"
 #include "device/device.h"
 #include "device/memory.h"
-#include "parallel/axes/context_group.h"
+#include "parallel/axes/context.h"
 
 namespace train_gpt {
 

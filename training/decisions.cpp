@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "kernels/choices.h"
-#include "parallel/axes/first_collectives.h"
+#include "parallel/first_collectives.h"
 #include "parallel/together.h"
 #include "training/files/checkpoint.h"
 #include "training/plan/plan.h"

@@ -30,7 +30,7 @@ struct Decisions {
     Choices kept;  // kept_choices()
 };
 /// Makes these decisions. All ranks call it. It does the mesh's first collectives
-/// (parallel/axes/first_collectives.h) before it looks how much memory is available.
+/// (parallel/first_collectives.h) before it looks how much memory is available.
 Decisions decide(const Config& config, const DecoderSpec& spec, const Device& device,
                  const Mesh& mesh);
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "device/device.h"
-#include "parallel/axes/tensor_group.h"
+#include "parallel/axes/tensor.h"
 #include "parallel/mesh.h"
 #include "parallel/state/exchange.h"
 #include "parallel/state/gradient_sums.h"

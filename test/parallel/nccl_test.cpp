@@ -14,7 +14,7 @@
 #include "device/memory.h"
 #include "kernels/choices.h"
 #include "model/families/family.h"
-#include "parallel/axes/first_collectives.h"
+#include "parallel/first_collectives.h"
 #include "parallel/state/parameters.h"
 #include "test/catch.h"
 #include "test/parallel/ranks.h"

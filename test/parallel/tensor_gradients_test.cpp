@@ -7,7 +7,7 @@
 
 #include "device/copy.h"
 #include "model/families/family.h"
-#include "parallel/axes/tensor_group.h"
+#include "parallel/axes/tensor.h"
 #include "parallel/state/parameters.h"
 #include "test/catch.h"
 #include "test/parallel/ranks.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "model/families/gpt2.h"
-#include "parallel/axes/tensor_group.h"
+#include "parallel/axes/tensor.h"
 #include "test/catch.h"
 #include "test/parallel/experiment.h"
 #include "test/parallel/ranks.h"

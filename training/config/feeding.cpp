@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "parallel/axes/tensor_group.h"
+#include "parallel/axes/tensor.h"
 #include "training/config/layout.h"
 
 namespace train_gpt {

@@ -8,7 +8,7 @@
 
 #include "device/memory.h"
 #include "model/stage.h"
-#include "parallel/axes/traffic.h"
+#include "parallel/axes/data.h"
 #include "tokenizer/tokenizer.h"
 #include "training/config/layout.h"
 #include "training/files/kept_choices.h"

@@ -1,4 +1,4 @@
-#include "parallel/axes/first_collectives.h"
+#include "parallel/first_collectives.h"
 
 #include <algorithm>
 #include <set>

@@ -1,4 +1,4 @@
-#include "parallel/axes/tensor_group.h"
+#include "parallel/axes/tensor.h"
 
 #include <cassert>
 #include <string>

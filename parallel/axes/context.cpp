@@ -1,4 +1,4 @@
-#include "parallel/axes/context_group.h"
+#include "parallel/axes/context.h"
 
 #include <cassert>
 #include <string>

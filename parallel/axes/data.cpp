@@ -1,4 +1,4 @@
-#include "parallel/axes/traffic.h"
+#include "parallel/axes/data.h"
 
 #include <algorithm>
 #include <cstdint>
