@@ -185,8 +185,8 @@ Registry decoder_registry(const DecoderSpec& spec, const RegistryNames& names) {
     return std::move(builder.registry);
 }
 
-Registry tensor_part(Registry whole, const TensorRank& rank) {
-    for (Parameter& p : whole.parameters) p = tensor_part(std::move(p), rank);
+Registry registry_held_by(Registry whole, const TensorRank& rank) {
+    for (Parameter& p : whole.parameters) p = parameter_held_by(std::move(p), rank);
     return whole;
 }
 
@@ -210,7 +210,7 @@ RankRegistry rank_registry(const Registry& whole, const std::vector<int>& layers
     for (int s = 0; s < static_cast<int>(layers_of_stages.size()); ++s) {
         const int last = first + layers_of_stages[static_cast<size_t>(s)];
         if (s % ranks == rank) {
-            Registry stage = tensor_part(stage_of(whole, first, last), tensor);
+            Registry stage = registry_held_by(stage_of(whole, first, last), tensor);
             const int before = static_cast<int>(all.parameters.size()),
                       units = before > 0 ? all.parameters.back().unit + 1 : 0;
             const auto move = [&](int& index) {

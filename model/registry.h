@@ -55,7 +55,7 @@ struct RegistryNames {
 Registry decoder_registry(const DecoderSpec& spec, const RegistryNames& names);
 
 /// The same tensors as a tensor-parallel rank holds them. Throws Error where they cannot be split.
-Registry tensor_part(Registry whole, const TensorRank& rank);
+Registry registry_held_by(Registry whole, const TensorRank& rank);
 
 /// What a pipeline rank holds: the parameters of all its stages, in one store, with their units one
 /// after the other; and of each stage a registry, which knows all parameters and names its own.

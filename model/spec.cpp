@@ -42,7 +42,7 @@ bool can_be_shared(const DecoderSpec& spec, int64_t ranks) {
 
 }  // namespace
 
-DecoderSpec tensor_part(const DecoderSpec& spec, int ranks) {
+DecoderSpec share_of_spec(const DecoderSpec& spec, int ranks) {
     if (!can_be_shared(spec, ranks)) {
         int64_t distance = 1;
         while (!can_be_shared(spec, std::max<int64_t>(ranks - distance, 1)) &&

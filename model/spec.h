@@ -92,6 +92,6 @@ struct DecoderSpec {
 /// What each of so many tensor-parallel ranks computes of a decoder: its share of the heads, the
 /// key/value heads and n_ff; n_embd, the vocabulary and the context stay whole. Throws Error with
 /// the nearest number of ranks that works where these cannot be shared evenly.
-DecoderSpec tensor_part(const DecoderSpec& spec, int ranks);
+DecoderSpec share_of_spec(const DecoderSpec& spec, int ranks);
 
 }  // namespace train_gpt

@@ -23,7 +23,7 @@ size_t logits_bytes_limit(const Device& device) {
 Stage::Stage(const DecoderSpec& spec, const Registry& registry, const StageOptions& options,
              ParameterStore& parameters, Arena& arena)
     : spec_(spec),
-      part_(tensor_part(spec, options.tensor ? options.tensor->size() : 1)),
+      part_(share_of_spec(spec, options.tensor ? options.tensor->size() : 1)),
       registry_(registry),
       options_(options),
       parameters_(parameters),

@@ -45,8 +45,8 @@ struct StageOptions {
 class Stage {
   public:
     /// Takes activations for micro-batches of B·T tokens from the arena. In inference all blocks
-    /// share them. `registry` is the one that the store's parameters come from (the rank's
-    /// tensor_part()). Throws Error where tensor-parallel ranks cannot share the model, or the rows.
+    /// share them. `registry` is the one that the store's parameters come from (registry_held_by()
+    /// the rank). Throws Error where tensor-parallel ranks cannot share the model, or the rows.
     Stage(const DecoderSpec& spec, const Registry& registry, const StageOptions& options,
           ParameterStore& parameters, Arena& arena);
 

@@ -52,7 +52,7 @@ std::vector<Range> part_of(const Parameter& parameter, int rank, int ranks) {
     return part;
 }
 
-Parameter tensor_part(Parameter whole, const TensorRank& rank) {
+Parameter parameter_held_by(Parameter whole, const TensorRank& rank) {
     whole.held_by = rank;
     if (rank.ranks == 1 || !whole.split) return whole;
     part_of(whole, rank.rank, rank.ranks);  // checks

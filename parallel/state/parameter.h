@@ -88,7 +88,7 @@ struct Parameter {
 std::vector<Range> part_of(const Parameter& parameter, int rank, int ranks);
 
 /// The parameter in the memory of that rank: its `padded` shape is the part's.
-Parameter tensor_part(Parameter whole, const TensorRank& rank);
+Parameter parameter_held_by(Parameter whole, const TensorRank& rank);
 
 /// All logical elements that memory holds. They are in the same order in memory as in the tensor;
 /// a run is as long as it can be.

@@ -71,7 +71,7 @@ void check_gradient_sums(const Mesh& mesh, const Device& device, const char* zer
          "model.vocab_size=450", concat("parallel.tensor=", tensor.ranks),
          concat("parallel.zero=", zero), concat("parallel.bucket_mb=", bucket_mb)});
     const DecoderSpec spec = spec_of(config, config.model.vocab_size);
-    const Registry registry = tensor_part(stage_of(registry_of(spec), 1, 4), tensor);
+    const Registry registry = registry_held_by(stage_of(registry_of(spec), 1, 4), tensor);
     const std::vector<Parameter>& parameters = registry.parameters;
     const Sharding sharding =
         sharding_of({config, spec, DType::fp32, Recompute::none, mesh.world().size()}, mesh.rank());

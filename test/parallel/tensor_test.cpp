@@ -97,7 +97,7 @@ TEST_CASE("parts of a tensor hold each of its elements once, in the order of the
 
         std::vector<int> held_by(static_cast<size_t>(p.numel()), -1);
         for (int rank = 0; rank < ranks; ++rank) {
-            const Parameter part = tensor_part(p, {rank, ranks});
+            const Parameter part = parameter_held_by(p, {rank, ranks});
             int64_t held = 0, before = -1;
             const std::vector<HeldRun> runs = held_runs(part);
             for (const HeldRun& run : runs) {
@@ -144,12 +144,12 @@ TEST_CASE("a model that tensor-parallel ranks cannot share is refused with the n
           "[tensor]") {
     DecoderSpec spec = gpt2.spec(
         {.n_layer = 1, .n_head = 12, .n_embd = 48, .n_ctx = 8, .vocab_size = 2000, .n_ff = 96});
-    CHECK(contains(error_of([&] { tensor_part(spec, 5); }), "parallel.tensor=4 can"));
-    CHECK(tensor_part(spec, 4).n_head == 3);
-    CHECK(tensor_part(spec, 4).layer(0).up_width() == 24);
+    CHECK(contains(error_of([&] { share_of_spec(spec, 5); }), "parallel.tensor=4 can"));
+    CHECK(share_of_spec(spec, 4).n_head == 3);
+    CHECK(share_of_spec(spec, 4).layer(0).up_width() == 24);
     spec.vocab_size = 200;  // 128 rows for each of 4 ranks would leave two of them none
-    CHECK(contains(error_of([&] { tensor_part(spec, 4); }), "parallel.tensor=2 can"));
-    CHECK_NOTHROW(tensor_part(spec, 2));
+    CHECK(contains(error_of([&] { share_of_spec(spec, 4); }), "parallel.tensor=2 can"));
+    CHECK_NOTHROW(share_of_spec(spec, 2));
 }
 
 // ---- The same training --------------------------------------------------------------------------

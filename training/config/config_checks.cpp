@@ -30,7 +30,7 @@ int64_t saturating_product(int64_t a, int64_t b, int64_t c = 1) {
 
 bool can_split_vocabulary(const DecoderSpec& spec, int tensor) {
     try {
-        (void)tensor_part(spec, tensor);
+        (void)share_of_spec(spec, tensor);
         return true;
     } catch (const Error&) {
         return false;

@@ -153,7 +153,7 @@ PipelineShape pipeline_shape(const RunShape& shape) {
 
 RankRegistry registry_of_rank(const RunShape& shape, int rank) {
     const TensorRank tensor = tensor_rank(shape, rank);
-    tensor_part(shape.spec, tensor.ranks);  // checks
+    share_of_spec(shape.spec, tensor.ranks);  // checks
     const MeshLayout& mesh = shape.mesh;
     RankRegistry registry =
         rank_registry(registry_of(shape.spec), layers_of_stages(shape),

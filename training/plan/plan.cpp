@@ -130,7 +130,7 @@ Traffic traffic_of(const RunShape& shape, const PipelineSchedule& schedule, int 
                                                       spec.n_embd *
                                                       static_cast<int64_t>(size_of(dtype));
     int layers = 0;
-    const DecoderSpec part = tensor_part(spec, tensors);
+    const DecoderSpec part = share_of_spec(spec, tensors);
     for (const Registry& stage : registry.stages)
         for (int l = 0; l < static_cast<int>(stage.blocks.size()); ++l, ++layers)
             if (contexts > 1)
