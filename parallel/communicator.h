@@ -70,7 +70,11 @@ class Communicator {
     virtual void barrier(Stream& stream) = 0;
     /// Divides this group: returns the group of the ranks that pass the same color, ordered by key,
     /// then by rank. All ranks of this group call it.
-    virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+    virtual std::unique_ptr<Communicator> split(int color, int key, int max_ctas) = 0;
+
+    /// A stream of a GPU for collectives that run beside a model's work. Groups get a stream each,
+    /// unless their library needs the operations of all groups of a process in one order.
+    virtual std::shared_ptr<Stream> exchange_stream(const Device& device);
 
     /// Lets collectives read and write these buffers in place. Returns null where the library
     /// cannot do that. All ranks call it with buffers of the same sizes, and it waits for the other
@@ -100,12 +104,14 @@ class Communicator {
 };
 
 struct CollectiveSettings {
-    int max_ctas = 0;      // NCCL: most thread blocks of a collective; 0: NCCL chooses
-    bool encrypt = false;  // encrypts what ranks send over TCP; an Error with MPI and NCCL
+    int max_ctas = 0;             // NCCL: most thread blocks of a collective; 0: NCCL chooses
+    bool several_groups = false;  // whose collectives run at the same time
+    bool encrypt = false;         // encrypts what ranks send over TCP; an Error with MPI and NCCL
 };
 
 /// The group of all ranks, for buffers on `device`. `activity` counts each collective that a rank
-/// enters. Groups that split() makes have the same settings.
+/// enters. Groups that split() makes have the same settings, and a limit of their own on thread
+/// blocks.
 std::unique_ptr<Communicator> open_communicator(const World& world, const Device& device,
                                                 Activity& activity,
                                                 const CollectiveSettings& settings = {});

@@ -174,7 +174,7 @@ class CpuCommunicator final : public Communicator {
         reduce_everywhere(&nothing, 1, DType::int32, Reduction::sum);
     }
 
-    std::unique_ptr<Communicator> split(int color, int key) override {
+    std::unique_ptr<Communicator> split(int color, int key, int /*max_ctas*/) override {
         activity_.enter("split");
         assert(color >= 0);
         if (std::unique_ptr<Links> part = links_->split(color, key))

@@ -56,8 +56,8 @@ class Library {
         find(broadcast, "ncclBroadcast");
         find(send, "ncclSend");
         find(receive, "ncclRecv");
-        int version = 0;
-        if (get_version(&version) == ncclSuccess && version >= registers_from) {
+        if (get_version(&version_) != ncclSuccess) version_ = 0;
+        if (version_ >= registers_from) {
             find(register_buffer, "ncclCommRegister");
             find(deregister_buffer, "ncclCommDeregister");
         }
@@ -84,6 +84,19 @@ class Library {
     ncclResult_t (*register_buffer)(ncclComm_t, void* data, size_t bytes, void** handle) = nullptr;
     ncclResult_t (*deregister_buffer)(ncclComm_t, void* handle) = nullptr;
 
+    /// Before 2.26, all operations of a process must be ordered by streams, or groups wait for each
+    /// other for ever ("Using multiple NCCL communicators concurrently" in its user guide). Later
+    /// versions start them in the order in which they are submitted if an environment variable says
+    /// so (order_by_submission()).
+    bool needs_one_stream() const { return version_ < orders_from; }
+
+    /// The stream of all groups, if needs_one_stream().
+    std::shared_ptr<Stream> only_stream(const Device& device) const {
+        if (!only_stream_)
+            only_stream_ = std::make_shared<Stream>(device, false, Stream::Priority::high);
+        return only_stream_;
+    }
+
     /// Throws Error if an operation of a group (null: not opened yet) failed.
     void check(ncclResult_t result, ncclComm_t group, const char* operation) const {
         if (result == ncclSuccess) return;
@@ -98,6 +111,7 @@ class Library {
     /// Buffers are registered from version 2.24 on. 2.23 would share memory of cudaMalloc between
     /// the GPUs of a node, which 2.24 turned off because it may hang (NCCL_LEGACY_CUDA_REGISTER).
     static constexpr int registers_from = 22400;
+    static constexpr int orders_from = 22600;
 
     template <class Function>
     void find(Function*& function, const char* name) {
@@ -108,7 +122,18 @@ class Library {
     }
 
     void* handle_;
+    int version_ = 0;
+    mutable std::shared_ptr<Stream> only_stream_;
 };
+
+/// Before the library is loaded: it reads the variable once.
+void order_by_submission() { ::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0); }
+
+ncclConfig_t config_of(int max_ctas) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (max_ctas > 0) config.maxCTAs = max_ctas;
+    return config;
+}
 
 ncclDataType_t nccl_type(DType dtype) {
     switch (dtype) {
@@ -281,11 +306,13 @@ class NcclCommunicator final : public Communicator {
         return nullptr;
     }
 
-    std::unique_ptr<Communicator> split(int color, int key) override {
+    std::unique_ptr<Communicator> split(int color, int key, int max_ctas) override {
         assert(color >= 0);
         ncclComm_t part = nullptr;
+        // Without a configuration, the part would have this group's.
+        ncclConfig_t config = config_of(max_ctas);
         run("split",
-            [&](ncclComm_t group) { return library_->split(group, color, key, &part, nullptr); });
+            [&](ncclComm_t group) { return library_->split(group, color, key, &part, &config); });
         int rank = 0, size = 1;
         library_->check(library_->count(part, &size), part, "split");
         library_->check(library_->user_rank(part, &rank), part, "split");
@@ -294,6 +321,11 @@ class NcclCommunicator final : public Communicator {
                                                       activity_);
         library_->destroy(part);
         return open_group_of_one(activity_);
+    }
+
+    std::shared_ptr<Stream> exchange_stream(const Device& device) override {
+        return library_->needs_one_stream() ? library_->only_stream(device)
+                                            : Communicator::exchange_stream(device);
     }
 
     void check() override {
@@ -375,6 +407,7 @@ std::unique_ptr<Communicator> open_nccl_communicator(const World& world, const D
             "false, and keep others off the network between the hosts");
     std::shared_ptr<const Library> library;
     std::string obstacle;
+    if (settings.several_groups) order_by_submission();
     try {
         library = std::make_shared<const Library>();
     } catch (const Error& error) {
@@ -392,12 +425,10 @@ std::unique_ptr<Communicator> open_nccl_communicator(const World& world, const D
 
     activity.enter("joining NCCL's group");
     CUDA_CHECK(cudaSetDevice(device.index));
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.maxCTAs = settings.max_ctas;
+    ncclConfig_t config = config_of(settings.max_ctas);
     ncclComm_t group = nullptr;
-    library->check(library->init_rank(&group, world.size(), id, world.rank(),
-                                      settings.max_ctas > 0 ? &config : nullptr),
-                   nullptr, "joining a group");
+    library->check(library->init_rank(&group, world.size(), id, world.rank(), &config), nullptr,
+                   "joining a group");
     return std::make_unique<NcclCommunicator>(std::move(library), group, world.rank(), world.size(),
                                               device, activity);
 }

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "parallel/communicator_kinds.h"
+#include "parallel/group_ctas.h"
 #include "parallel/together.h"
 
 namespace train_gpt {
@@ -95,6 +96,19 @@ MeshLayout checked_layout(const World& world, const MeshSizes& sizes) {
         if (world.size() == 1) throw;
         throw SharedError(error.what());
     }
+}
+
+GroupCtas ctas_on(const World& world, const Device& device, const MeshSizes& sizes,
+                  const CollectiveSettings& collectives) {
+    return group_ctas(world.size(), sizes, multiprocessors(device), collectives.max_ctas);
+}
+
+std::unique_ptr<Communicator> open_everyone(const World& world, const Device& device,
+                                            const MeshSizes& sizes,
+                                            CollectiveSettings collectives) {
+    collectives.max_ctas = ctas_on(world, device, sizes, collectives).everyone;
+    collectives.several_groups = sizes.has_several_groups();
+    return open_communicator(world, device, world.activity(), collectives);
 }
 
 }  // namespace
@@ -200,8 +214,14 @@ std::string MeshLayout::ends_name(Axes axes) const {
 
 Mesh::Mesh() { groups_.push_back({0, "", open_group_of_one(world_.activity())}); }
 
-Mesh::Mesh(const World& world, const MeshSizes& sizes, std::unique_ptr<Communicator> everyone)
-    : world_(world), layout_(checked_layout(world, sizes)) {
+Mesh::Mesh(const World& world, const Device& device, const MeshSizes& sizes,
+           const CollectiveSettings& collectives)
+    : Mesh(world, sizes, open_everyone(world, device, sizes, collectives),
+           ctas_on(world, device, sizes, collectives)) {}
+
+Mesh::Mesh(const World& world, const MeshSizes& sizes, std::unique_ptr<Communicator> everyone,
+           const GroupCtas& ctas)
+    : world_(world), layout_(checked_layout(world, sizes)), ctas_(ctas) {
     require_tensor_on_nodes(world, sizes);
     std::vector<std::string> places;
     for (int rank = 0; rank < world.size(); ++rank) places.push_back(layout_.place(rank));
@@ -215,8 +235,11 @@ Communicator& Mesh::over(Axes axes) const {
     for (const Group& group : groups_)
         if (group.axes == wanted) return *group.group;
     std::unique_ptr<Communicator> made =
-        wanted == 0 ? open_group_of_one(world_.activity())
-                    : everyone().split(layout_.first_rank(axes, rank()), rank());
+        wanted == 0
+            ? open_group_of_one(world_.activity())
+            : everyone().split(
+                  layout_.first_rank(axes, rank()), rank(),
+                  wanted == layout_.extended({Axis::pipeline}) ? ctas_.messages : ctas_.exchange);
     assert(made->size() == size(axes) && made->rank() == at(axes));
     const std::lock_guard lock(mutex_);
     groups_.push_back({wanted, layout_.group_name(axes), std::move(made)});
@@ -237,7 +260,7 @@ Communicator& Mesh::over_ends(Axes axes) const {
     const int first = layout_.first_rank(axes, rank()) -
                       layout_.first_ranks(Axis::pipeline)[static_cast<size_t>(at)];
     std::unique_ptr<Communicator> made =
-        everyone().split(is_end ? first : layout_.world() + rank(), rank());
+        everyone().split(is_end ? first : layout_.world() + rank(), rank(), ctas_.exchange);
     const std::lock_guard lock(mutex_);
     groups_.push_back({wanted, is_end ? layout_.ends_name(axes) : "", std::move(made)});
     return *groups_.back().group;

@@ -35,6 +35,17 @@ struct MeshSizes {
     int pipeline = 1, context = 1, tensor = 1;
     int shard_ranks = 0;  // the size of the shard axis; 0: all data-parallel ranks
     bool allow_tensor_across_nodes = false;
+
+    /// Whether a step has collectives of several groups at the same time. With the data axis alone,
+    /// they come one after the other.
+    bool has_several_groups() const { return pipeline > 1 || context > 1 || tensor > 1; }
+};
+
+/// The most thread blocks of a collective of each kind of group (group_ctas.h); 0: NCCL chooses.
+struct GroupCtas {
+    int everyone = 0, exchange = 0, messages = 0;
+
+    bool operator==(const GroupCtas&) const = default;
 };
 
 /// The arithmetic of a mesh. It needs no running ranks, so that a plan can be for any number of
@@ -84,10 +95,15 @@ class Mesh {
   public:
     /// A mesh of one rank.
     Mesh();
-    /// All ranks call it. Throws SharedError if ranks pass different sizes, if the sizes do not
-    /// divide the world, or if tensor-parallel ranks are on different nodes and the sizes do not
-    /// allow that.
-    Mesh(const World& world, const MeshSizes& sizes, std::unique_ptr<Communicator> everyone);
+    /// All ranks call it. Opens the group of all ranks for buffers on `device`, and gives the groups
+    /// of a GPU their shares of its multiprocessors (group_ctas.h). Throws SharedError if ranks pass
+    /// different sizes, if the sizes do not divide the world, or if tensor-parallel ranks are on
+    /// different nodes and the sizes do not allow that.
+    Mesh(const World& world, const Device& device, const MeshSizes& sizes,
+         const CollectiveSettings& collectives = {});
+    /// The same with a group of all ranks that is open, and shares for the others.
+    Mesh(const World& world, const MeshSizes& sizes, std::unique_ptr<Communicator> everyone,
+         const GroupCtas& ctas = {});
     Mesh(const Mesh&) = delete;
     Mesh& operator=(const Mesh&) = delete;
 
@@ -131,6 +147,7 @@ class Mesh {
 
     World world_;
     MeshLayout layout_;
+    GroupCtas ctas_;
     mutable std::mutex mutex_;           // guards groups_
     mutable std::vector<Group> groups_;  // the first one: everyone
 };

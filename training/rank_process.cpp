@@ -107,8 +107,7 @@ int run_as_rank(const std::function<int(const World&)>& work) {
 int run_watched(const World& world, const RankOptions& options,
                 const std::function<int(const Device&, const Mesh&)>& work) {
     const Device device = device_of_rank(world, options.device);
-    const Mesh mesh(world, options.mesh,
-                    open_communicator(world, device, world.activity(), options.collectives));
+    const Mesh mesh(world, device, options.mesh, options.collectives);
     Watchdog::Listener listener(world.rank(), world.size());
     const std::string invitation = world.broadcast(listener.invitation());
     Watchdog watchdog(std::move(listener), invitation, world.activity(),

@@ -15,8 +15,9 @@ void ContextGroup::connect(const Device& device, Communicator& communicator, Ste
     if (!is_split()) return;
     communicator_ = &communicator;
     const std::vector<std::string> groups{name_of(Axis::context)};
-    exchange_ = tensor ? std::make_unique<Exchange>(device, *tensor, groups)
-                       : std::make_unique<Exchange>(device, true, groups, clock);
+    exchange_ =
+        tensor ? std::make_unique<Exchange>(*tensor, groups)
+               : std::make_unique<Exchange>(communicator.exchange_stream(device), groups, clock);
 }
 
 template <class Work>

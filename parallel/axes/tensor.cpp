@@ -36,8 +36,9 @@ void TensorGroup::connect(const Device& device, Communicator& communicator, Step
     if (!is_split()) return;
     communicator_ = &communicator;
     const auto slots = static_cast<size_t>(gradient_slot()) + 1;
-    exchange_ = std::make_unique<Exchange>(
-        device, true, std::vector<std::string>(slots, name_of(Axis::tensor)), clock);
+    exchange_ =
+        std::make_unique<Exchange>(communicator.exchange_stream(device),
+                                   std::vector<std::string>(slots, name_of(Axis::tensor)), clock);
 }
 
 void TensorGroup::gather(Stream& stream, Lane lane, Tensor all, Tensor held, int chunk) {

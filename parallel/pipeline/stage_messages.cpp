@@ -50,7 +50,7 @@ void StageMessages::connect(const Device& device, Communicator& pipeline, StepCl
     pipeline_ = &pipeline;
     clock_ = clock;
     if (!device.is_cuda()) return;
-    stream_ = std::make_unique<Stream>(device, false, Stream::Priority::high);
+    stream_ = pipeline.exchange_stream(device);
     turn_ = Event(device);
 }
 

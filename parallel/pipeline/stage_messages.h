@@ -67,7 +67,7 @@ class StageMessages {
     Side sides_[2];
     Communicator* pipeline_ = nullptr;
     StepClock* clock_ = nullptr;
-    std::unique_ptr<Stream> stream_;  // on a GPU
+    std::shared_ptr<Stream> stream_;  // on a GPU
     Event turn_;                      // lets one of the two streams wait for the other
 };
 

@@ -6,20 +6,15 @@
 
 namespace train_gpt {
 
-Exchange::Exchange(const Device& device, bool has_others, std::vector<std::string> groups,
+Exchange::Exchange(std::shared_ptr<Stream> stream, std::vector<std::string> groups,
                    StepClock* clock)
-    : has_others_(has_others),
-      stream_(std::make_shared<Stream>(device, !has_others, Stream::Priority::high)),
-      clock_(clock) {
-    if (beside()) submitted_ = Event(device);
+    : stream_(std::move(stream)), clock_(clock) {
+    if (beside()) submitted_ = Event(stream_->device);
     add_slots(std::move(groups));
 }
 
-Exchange::Exchange(const Device& device, const Exchange& other, std::vector<std::string> groups)
-    : has_others_(other.has_others_), stream_(other.stream_), clock_(other.clock_) {
-    if (beside()) submitted_ = Event(device);
-    add_slots(std::move(groups));
-}
+Exchange::Exchange(const Exchange& other, std::vector<std::string> groups)
+    : Exchange(other.stream_, std::move(groups), other.clock_) {}
 
 int Exchange::add_slots(std::vector<std::string> groups) {
     const int first = static_cast<int>(groups_.size());

@@ -1,5 +1,5 @@
-// Collectives that overlap with a model's work. On a GPU they run in their own stream, ordered by
-// events in both directions; on the CPU, and in a group of one, they run immediately.
+// Collectives that overlap with a model's work. On a GPU they run in a stream beside the model's,
+// ordered by events in both directions; on the CPU they run immediately.
 #pragma once
 #include <functional>
 #include <memory>
@@ -15,13 +15,12 @@ class Exchange {
   public:
     /// `groups`: for each piece of work that can be waited for separately, the group of ranks
     /// (MeshLayout::group_name) for which the time counts that the model's stream waits for it.
-    /// has_others: whether the collectives wait for other ranks.
-    Exchange(const Device& device, bool has_others, std::vector<std::string> groups,
-             StepClock* clock);
+    /// `stream`: Communicator::exchange_stream().
+    Exchange(std::shared_ptr<Stream> stream, std::vector<std::string> groups, StepClock* clock);
 
     /// Another one that submits to the same stream, so that its collectives and those of `other`
     /// run in the order in which they are submitted.
-    Exchange(const Device& device, const Exchange& other, std::vector<std::string> groups);
+    Exchange(const Exchange& other, std::vector<std::string> groups);
 
     /// More pieces of work that can be waited for separately. Returns the first one's slot; the
     /// others follow.
@@ -36,10 +35,9 @@ class Exchange {
     /// be waited for by the model's stream.
     void hold_other(Stream& stream, int slot);
     /// Whether submitted work runs concurrently with the stream's own work.
-    bool beside() const { return stream_->device.is_cuda() && has_others_; }
+    bool beside() const { return stream_->device.is_cuda(); }
 
   private:
-    bool has_others_;
     std::shared_ptr<Stream> stream_;
     StepClock* clock_;
     std::vector<std::string> groups_;  // of each slot

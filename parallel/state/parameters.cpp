@@ -18,7 +18,8 @@ void ParameterStore::connect(const Mesh& mesh, StepClock* clock, TensorGroup* te
     if (sharding().world == 1) return;
     everyone_ = &mesh.everyone();
     exchange_ = std::make_unique<Exchange>(
-        device(), true, std::vector<std::string>{mesh.name_of(*everyone_)}, clock);
+        everyone_->exchange_stream(device()), std::vector<std::string>{mesh.name_of(*everyone_)},
+        clock);
     gradients.connect(mesh, *exchange_, tensor);
     weights.connect(mesh, *exchange_);
 }

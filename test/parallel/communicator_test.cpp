@@ -300,7 +300,7 @@ void check_group(const Group& g, const std::string& barrier_file) {
 /// what this rank sent in its part.
 int64_t check_split(const Group& g) {
     const int color = g.rank() % 2;
-    const std::unique_ptr<Communicator> part = g.ranks.split(color, -g.rank());
+    const std::unique_ptr<Communicator> part = g.ranks.split(color, -g.rank(), 0);
     const int members = (g.size() - color + 1) / 2;
     REQUIRE(part->size() == members);
     CHECK(part->rank() == members - 1 - g.rank() / 2);
@@ -312,7 +312,7 @@ int64_t check_split(const Group& g) {
     for (int r = 0; r < part->size(); ++r) CHECK(numbers[r] == color + 2 * (members - 1 - r));
     CHECK(numbers.is_intact());
 
-    const std::unique_ptr<Communicator> alone = part->split(part->rank(), 0);
+    const std::unique_ptr<Communicator> alone = part->split(part->rank(), 0, 0);
     REQUIRE(alone->size() == 1);
     const Buffer<float> from(5), to(5);
     for (int i = 0; i < 5; ++i) from[i] = static_cast<float>(i + g.rank());

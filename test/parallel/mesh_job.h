@@ -145,7 +145,7 @@ class MeshRun {
         : config_(config),
           spec_(spec_of(config, config.model.vocab_size)),
           dtype_(resolve_dtype(config.precision.dtype, device)),
-          mesh_(world, mesh_sizes(config), open_communicator(world, device, world.activity())),
+          mesh_(world, device, mesh_sizes(config)),
           arena_(allocate(plan_memory({config, spec_, dtype_, Recompute::none, ranks()}, device,
                                       mesh_.rank()))),
           trainer_({config, spec_, dtype_, Recompute::none, ranks()}, arena_, mesh_.rank()),

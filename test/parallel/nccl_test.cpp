@@ -232,7 +232,7 @@ TEST_CASE("ranks: gpu first messages", "[.ranks]") {
                    "model.n_ctx=16", "model.vocab_size=300", "batch.micro_batch=1",
                    "batch.tokens_per_step=64", "parallel.pipeline=4",
                    "parallel.schedule=interleaved", "parallel.stages_per_rank=2"});
-    const Mesh mesh(world, mesh_sizes(config), open_communicator(world, device, world.activity()));
+    const Mesh mesh(world, device, mesh_sizes(config));
     const DecoderSpec spec = spec_of(config, config.model.vocab_size);
     const Decisions decided = decide(config, spec, device, mesh);
     Arena arena = allocate(plan_memory(

@@ -45,7 +45,7 @@ class SlowPeer : public Communicator {
     void send(Stream&, const void*, int64_t, DType, int) override { FAIL(); }
     void receive(Stream&, void*, int64_t, DType, int) override { FAIL(); }
     void barrier(Stream&) override { FAIL(); }
-    std::unique_ptr<Communicator> split(int, int) override { return nullptr; }
+    std::unique_ptr<Communicator> split(int, int, int) override { return nullptr; }
 
   private:
     std::vector<std::span<const float>> sent_;

@@ -20,7 +20,7 @@ TEST_CASE("communication counts for the group of ranks that is waited for, withi
     const Device device;
     Stream stream(device);
     StepClock clock(device);
-    Exchange exchange(device, true, {"shard", "tensor"}, &clock);
+    Exchange exchange(std::make_shared<Stream>(device), {"shard", "tensor"}, &clock);
     const auto work = [&](int slot, int ms) {
         exchange.submit(stream, slot, [&](Stream&) { sleep_ms(ms); });
         exchange.hold(stream, slot);

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "training/commands/version.h"
+#include "training/report/html_text.h"
 #include "training/report/page_data.h"
 #include "training/report/page_provenance.h"
 #include "training/report/page_samples.h"
