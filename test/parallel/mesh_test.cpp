@@ -646,6 +646,9 @@ constexpr MeshCase gpu_meshes[] = {
     trains("mistral", 3).data(2).zero(2),
     trains("llama", 4).data(3).zero(1),
 };
+constexpr MeshCase ordered_gpu_mesh[] = {
+    trains("llama", 5).tensor(2).data(2).zero(1),
+};
 constexpr MeshCase gpu_pipelines[] = {
     trains("gpt2", 5).zero(1).pipeline(2),
     trains("llama", 4).bf16().zero(1).pipeline(2, "gpipe"),
@@ -697,6 +700,12 @@ TEST_CASE("ranks: gpu pipelines", "[.ranks]") {
     check_meshes(device_of_rank(world, "cuda"), world, gpu_pipelines);
 }
 
+TEST_CASE("ranks: an ordered gpu mesh", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    check_meshes(device_of_rank(world, "cuda"), world, ordered_gpu_mesh);
+}
+
 TEST_CASE("ranks: reordered gpu pipelines", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
@@ -705,10 +714,15 @@ TEST_CASE("ranks: reordered gpu pipelines", "[.ranks]") {
 
 namespace {
 
-void check_on_gpus(const std::string& name) {
+/// Streams run in a random order, and collectives hold so many multiprocessors of a GPU that those of
+/// a mesh's groups do not all run at the same time unless each has its share. Sometimes the GPU has
+/// only one queue.
+void check_on_gpus(const std::string& name, int multiprocessors) {
     check_case_on_ranks(4, name,
                         {{"GPUSIM_STREAMS", "lazy"},
-                         {"GPUSIM_SEED", std::to_string(random_int(0, 1000))},
+                         {"GPUSIM_SEED", std::to_string(random_int(1, 1000))},
+                         {"GPUSIM_SMS", std::to_string(multiprocessors)},
+                         {"GPUSIM_QUEUES", std::to_string(random_int(0, 1))},
                          {"GPUSIM_NCCL_PROGRESS_MS", "300"}},
                         400);
 }
@@ -719,25 +733,31 @@ TEST_CASE(
     "all ranks of a pipeline run each product as the first rank that has it chose, also later",
     "[mesh][pipeline][training][cuda]") {
     if (skip_without_gpus(4)) return;
-    check_on_gpus("ranks: choices of gpu pipelines");
+    check_on_gpus("ranks: choices of gpu pipelines", 30);
+}
+
+TEST_CASE("collectives of several groups start in one order, also where not all fit at once",
+          "[mesh][training][cuda]") {
+    if (skip_without_gpus(4)) return;
+    check_on_gpus("ranks: an ordered gpu mesh", 30);
 }
 
 TEST_CASE("meshes of GPUs train what one GPU trains, whatever order their streams run in",
           "[mesh][training][cuda]") {
     if (skip_without_gpus(4)) return;
-    check_on_gpus("ranks: gpu meshes");
+    check_on_gpus("ranks: gpu meshes", 60);
 }
 
 TEST_CASE("pipelines of GPUs train what one GPU trains, whatever order their streams run in",
           "[mesh][pipeline][training][cuda]") {
     if (skip_without_gpus(4)) return;
-    check_on_gpus("ranks: gpu pipelines");
+    check_on_gpus("ranks: gpu pipelines", 30);
 }
 
 TEST_CASE("pipelines of GPUs with gradients in turns train what one GPU trains",
           "[mesh][pipeline][training][cuda]") {
     if (skip_without_gpus(4)) return;
-    check_on_gpus("ranks: reordered gpu pipelines");
+    check_on_gpus("ranks: reordered gpu pipelines", 30);
 }
 
 #endif
