@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "device/device.h"
+#include "device/stream.h"
 
 namespace train_gpt {
 

@@ -1,4 +1,4 @@
-// The CUDA functions that device.cpp and memory.cpp call. cuda_queue.h has what every X.cu needs.
+// The CUDA functions that device.cpp, stream.cpp and memory.cpp call. cuda_queue.h has what every X.cu needs.
 #pragma once
 #ifdef TRAIN_GPT_CUDA
 #include <cstddef>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "device/stream.h"
 
 namespace train_gpt::cuda {
 

@@ -7,7 +7,7 @@
 
 #include <cuda_runtime.h>
 
-#include "device/device.h"
+#include "device/stream.h"
 
 /// A call of the CUDA runtime; throws Error with the call's text, CUDA's reason and the place.
 #define CUDA_CHECK(call) ::train_gpt::cuda::check(call, #call, __FILE__, __LINE__)
@@ -21,10 +21,15 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
     if (status != cudaSuccess) fail(status, call, file, line);
 }
 
+/// 80, 90, …
+inline int architecture_of(const cudaDeviceProp& properties) {
+    return 10 * properties.major + properties.minor;
+}
+
 /// Properties of a device by which kernels choose how to run.
 struct DeviceLimits {
     int multiprocessors = 0;
-    int architecture = 0;               // 80, 90, …
+    int architecture = 0;               // architecture_of()
     size_t shared_bytes_per_block = 0;  // with opt-in
     size_t l2_bytes = 0;
 };

@@ -1,5 +1,4 @@
-// The CUDA side of device.h and memory.h: checks for a usable GPU, queues, events and memory.
-#include <algorithm>
+// The CUDA side of device.h: checks for a usable GPU.
 #include <cstdlib>
 #include <filesystem>
 #include <sstream>
@@ -20,10 +19,6 @@ constexpr int oldest_architecture = 80;  // bf16 tensor cores, cp.async
 __global__ void probe() {}
 
 std::string version_text(int version) { return concat(version / 1000, ".", version % 1000 / 10); }
-
-int architecture_of(const cudaDeviceProp& properties) {
-    return 10 * properties.major + properties.minor;
-}
 
 }  // namespace
 
@@ -191,130 +186,5 @@ std::string describe_devices() {
     if (count == 0) text += "        no GPU: " + obstacle(0).reason + "\n";
     return text;
 }
-
-uint64_t memory_available(const Device& device) {
-    CUDA_CHECK(cudaSetDevice(device.index));
-    size_t free = 0, total = 0;
-    CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    // Our kernels and those of libraries are loaded into the same memory when they first run.
-    constexpr size_t for_kernels = size_t{512} << 20;
-    return free - std::min(free, for_kernels);
-}
-
-Queue::Queue(const Device& device, bool high_priority) {
-    CUDA_CHECK(cudaSetDevice(device.index));
-    cudaDeviceProp properties{};
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index));
-    limits_ = {.multiprocessors = properties.multiProcessorCount,
-               .architecture = architecture_of(properties),
-               .shared_bytes_per_block = properties.sharedMemPerBlockOptin,
-               .l2_bytes = static_cast<size_t>(properties.l2CacheSize)};
-    int lowest = 0, highest = 0;
-    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-    CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking,
-                                            high_priority ? highest : lowest));
-}
-
-// Ignores errors: earlier calls have reported them, and a destructor cannot.
-Queue::~Queue() {
-    while (!kept_.empty()) kept_.pop_back();  // before the stream that the library handles use
-    if (stream_) cudaStreamDestroy(stream_);
-}
-
-void run_captured(Stream& stream, const std::function<void()>& submit) {
-    CUDA_CHECK(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal));
-    cudaGraph_t graph = nullptr;
-    try {
-        submit();
-    } catch (...) {
-        cudaStreamEndCapture(stream_of(stream), &graph);
-        if (graph) cudaGraphDestroy(graph);
-        throw;
-    }
-    CUDA_CHECK(cudaStreamEndCapture(stream_of(stream), &graph));
-    const std::unique_ptr<CUgraph_st, decltype(&cudaGraphDestroy)> graph_owner(graph,
-                                                                               cudaGraphDestroy);
-    cudaGraphExec_t executable = nullptr;
-    CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
-    const std::unique_ptr<CUgraphExec_st, decltype(&cudaGraphExecDestroy)> executable_owner(
-        executable, cudaGraphExecDestroy);
-    CUDA_CHECK(cudaGraphLaunch(executable, stream_of(stream)));
-    CUDA_CHECK(cudaStreamSynchronize(stream_of(stream)));
-}
-
-std::shared_ptr<Queue> open_queue(const Device& device, bool high_priority) {
-    return std::make_shared<Queue>(device, high_priority);
-}
-
-void synchronize(Stream& stream) {
-    StepSubmission::require_none("waiting for the GPU");
-    CUDA_CHECK(cudaStreamSynchronize(stream_of(stream)));
-}
-
-std::shared_ptr<void> create_event(const Device& device, bool timing) {
-    CUDA_CHECK(cudaSetDevice(device.index));
-    cudaEvent_t event = nullptr;
-    CUDA_CHECK(
-        cudaEventCreateWithFlags(&event, timing ? cudaEventDefault : cudaEventDisableTiming));
-    return {event, [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); }};
-}
-
-void record(void* event, Stream& stream) {
-    CUDA_CHECK(cudaEventRecord(static_cast<cudaEvent_t>(event), stream_of(stream)));
-}
-
-void wait(void* event) {
-    StepSubmission::require_none("waiting for an event");
-    CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
-}
-
-void hold(void* event, Stream& stream) {
-    CUDA_CHECK(cudaStreamWaitEvent(stream_of(stream), static_cast<cudaEvent_t>(event), 0));
-}
-
-double seconds_between(void* first, void* last) {
-    wait(last);
-    float milliseconds = 0;
-    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(first),
-                                    static_cast<cudaEvent_t>(last)));
-    return 1e-3 * milliseconds;
-}
-
-namespace {
-
-/// The result of an allocation: null when out of memory. Any other failure throws Error.
-void* or_null(cudaError_t status, void* memory) {
-    if (status == cudaErrorMemoryAllocation) {
-        cudaGetLastError();
-        return nullptr;
-    }
-    CUDA_CHECK(status);
-    return memory;
-}
-
-}  // namespace
-
-void* allocate(const Device& device, size_t bytes) {
-    StepSubmission::require_none("allocating memory");
-    CUDA_CHECK(cudaSetDevice(device.index));
-    void* memory = nullptr;
-    const cudaError_t status = cudaMalloc(&memory, bytes);
-    return or_null(status, memory);
-}
-
-void release(const Device& device, void* memory) {
-    cudaSetDevice(device.index);
-    cudaFree(memory);
-}
-
-void* allocate_pinned(const Device& device, size_t bytes) {
-    StepSubmission::require_none("allocating host memory");
-    CUDA_CHECK(cudaSetDevice(device.index));
-    void* memory = nullptr;
-    const cudaError_t status = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);
-    return or_null(status, memory);
-}
-
-void release_pinned(void* memory) { cudaFreeHost(memory); }
 
 }  // namespace train_gpt::cuda

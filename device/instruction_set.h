@@ -2,6 +2,7 @@
 // the same bits.
 #pragma once
 #include <cstdint>
+#include <string>
 
 namespace train_gpt {
 
@@ -38,6 +39,9 @@ extern const uint64_t compiled_instruction_sets;
 /// The sets that CPUID reports and the operating system has enabled (XCR0). 0 on other
 /// architectures.
 uint64_t cpu_instruction_sets();
+
+/// "AVX, FMA, AVX2"
+std::string names_of_instruction_sets(uint64_t sets);
 
 /// Throws Error that names the sets that are needed but not present.
 void require_instruction_sets(uint64_t needed, uint64_t present);

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "device/cuda.h"
+#include "device/processor.h"
 
 namespace train_gpt {
 
@@ -162,6 +163,11 @@ Tensor Arena::tensor(DType dtype, std::initializer_list<int64_t> shape, Purpose 
         if (extent < 0 || __builtin_mul_overflow(bytes, extent, &bytes)) fail_overflow(purpose);
     }
     return Tensor(take(static_cast<size_t>(bytes), purpose), dtype, shape);
+}
+
+uint64_t memory_available(const Device& device) {
+    TRAIN_GPT_ON_CUDA(device, memory_available(device));
+    return cpu_info().memory_available;
 }
 
 std::string format_bytes(uint64_t bytes) {

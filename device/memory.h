@@ -66,6 +66,10 @@ class Arena {
     std::array<size_t, static_cast<size_t>(Purpose::count)> by_purpose_{};
 };
 
+/// Bytes that can still be allocated, of the GPU's memory or of this process's share of the
+/// machine's memory.
+uint64_t memory_available(const Device& device);
+
 /// "1.25 GiB"
 std::string format_bytes(uint64_t bytes);
 

@@ -8,6 +8,7 @@
 
 #include "base/tensor.h"
 #include "device/device.h"
+#include "device/stream.h"
 #include "device/trace.h"
 
 namespace train_gpt {

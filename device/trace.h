@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "device/stream.h"
 
 namespace train_gpt {
 

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "base/tensor.h"
-#include "device/device.h"
+#include "device/stream.h"
 
 namespace train_gpt {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "device/device.h"
+#include "device/stream.h"
 
 namespace train_gpt {
 

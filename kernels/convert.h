@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
-#include "device/device.h"
+#include "device/stream.h"
 
 namespace train_gpt {
 

@@ -1,7 +1,7 @@
 // Token and position embeddings.
 #pragma once
 #include "base/tensor.h"
-#include "device/device.h"
+#include "device/stream.h"
 
 namespace train_gpt {
 

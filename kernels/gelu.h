@@ -2,7 +2,7 @@
 // arXiv 1606.08415.
 #pragma once
 #include "base/tensor.h"
-#include "device/device.h"
+#include "device/stream.h"
 
 namespace train_gpt {
 

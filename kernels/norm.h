@@ -4,7 +4,7 @@
 // Statistics and sums in fp32.
 #pragma once
 #include "base/tensor.h"
-#include "device/device.h"
+#include "device/stream.h"
 
 namespace train_gpt {
 

@@ -1,7 +1,7 @@
 // The sum that continues the residual stream where no norm follows it.
 #pragma once
 #include "base/tensor.h"
-#include "device/device.h"
+#include "device/stream.h"
 
 namespace train_gpt {
 

@@ -2,7 +2,7 @@
 // in the same pass. Su et al., arXiv 2104.09864; the norm: Henry et al., arXiv 2010.04245.
 #pragma once
 #include "base/tensor.h"
-#include "device/device.h"
+#include "device/stream.h"
 #include "kernels/heads_view.h"
 
 namespace train_gpt {

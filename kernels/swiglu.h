@@ -2,7 +2,7 @@
 // x / (1 + e^−x). Shazeer, arXiv 2002.05202.
 #pragma once
 #include "base/tensor.h"
-#include "device/device.h"
+#include "device/stream.h"
 
 namespace train_gpt {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "device/device.h"
+#include "device/stream.h"
 #include "kernels/attention/attention.h"
 #include "kernels/rope.h"
 #include "model/activations.h"

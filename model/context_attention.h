@@ -2,8 +2,8 @@
 // keys and values of all ranks, in order of position. A rank has two chunks of queries. Each chunk
 // attends to the keys up to the chunk's end. Few key heads make the gathered tensors small.
 #pragma once
-#include "device/device.h"
 #include "device/memory.h"
+#include "device/stream.h"
 #include "kernels/attention/attention.h"
 #include "parallel/axes/context.h"
 

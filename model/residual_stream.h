@@ -9,8 +9,8 @@
 #pragma once
 #include <cstdint>
 
-#include "device/device.h"
 #include "device/memory.h"
+#include "device/stream.h"
 #include "kernels/norm.h"
 #include "parallel/axes/tensor.h"
 #include "parallel/state/gradients.h"

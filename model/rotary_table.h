@@ -1,7 +1,7 @@
 // The table of angles that rotary positions need, on the model's device.
 #pragma once
-#include "device/device.h"
 #include "device/memory.h"
+#include "device/stream.h"
 #include "model/spec.h"
 
 namespace train_gpt {

@@ -7,8 +7,8 @@
 #include <optional>
 #include <vector>
 
-#include "device/device.h"
 #include "device/memory.h"
+#include "device/stream.h"
 #include "model/block.h"
 #include "model/context_attention.h"
 #include "model/registry.h"

@@ -3,8 +3,8 @@
 #include <cstdint>
 
 #include "base/tensor.h"
-#include "device/device.h"
 #include "device/memory.h"
+#include "device/stream.h"
 #include "parallel/axes/context.h"
 
 namespace train_gpt {

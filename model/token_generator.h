@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <span>
 
-#include "device/device.h"
+#include "device/stream.h"
 
 namespace train_gpt {
 

@@ -10,6 +10,7 @@
 
 #include "base/dtype.h"
 #include "device/device.h"
+#include "device/stream.h"
 #include "parallel/activity.h"
 #include "parallel/world.h"
 

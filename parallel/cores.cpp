@@ -6,7 +6,7 @@
 
 #include <sched.h>
 
-#include "device/device.h"
+#include "device/processor.h"
 
 namespace train_gpt {
 

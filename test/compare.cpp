@@ -13,6 +13,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/error.h"
+#include "device/process.h"
 #include "test/compare/measure.h"
 #include "test/compare/operations.h"
 #include "test/kernels/test_device.h"

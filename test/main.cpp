@@ -11,7 +11,7 @@
 
 #include <unistd.h>
 
-#include "device/device.h"
+#include "device/process.h"
 #include "test/catch.h"
 #include "test/random.h"
 

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "dataloader/loader.h"
-#include "device/device.h"
 #include "device/memory.h"
+#include "device/stream.h"
 #include "model/token_batch.h"
 
 namespace train_gpt {

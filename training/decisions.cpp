@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "device/memory.h"
 #include "kernels/choices.h"
 #include "parallel/first_collectives.h"
 #include "parallel/together.h"

@@ -2,7 +2,7 @@
 // 2307.08691.
 #pragma once
 #include "base/tensor.h"
-#include "device/device.h"
+#include "device/stream.h"
 #include "kernels/heads_view.h"
 
 namespace train_gpt {

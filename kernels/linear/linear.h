@@ -4,7 +4,7 @@
 // bias and residual are added in fp32 and rounded once where the library allows it.
 #pragma once
 #include "base/tensor.h"
-#include "device/device.h"
+#include "device/stream.h"
 
 namespace train_gpt {
 

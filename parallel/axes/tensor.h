@@ -6,6 +6,7 @@
 
 #include "base/tensor.h"
 #include "device/device.h"
+#include "device/stream.h"
 #include "parallel/communicator.h"
 #include "parallel/range.h"
 #include "parallel/state/exchange.h"

@@ -5,6 +5,7 @@
 
 #include "device/device.h"
 #include "device/memory.h"
+#include "device/stream.h"
 #include "parallel/communicator.h"
 #include "parallel/pipeline/pipeline_schedule.h"
 #include "parallel/step_clock.h"

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "device/stream.h"
 #include "parallel/step_clock.h"
 
 namespace train_gpt {

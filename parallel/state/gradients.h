@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "device/device.h"
+#include "device/stream.h"
 #include "parallel/axes/tensor.h"
 #include "parallel/mesh.h"
 #include "parallel/state/exchange.h"

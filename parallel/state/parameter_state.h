@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "device/device.h"
+#include "device/stream.h"
 #include "parallel/state/parameter_buffers.h"
 
 namespace train_gpt {

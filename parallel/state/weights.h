@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "device/device.h"
+#include "device/stream.h"
 #include "parallel/mesh.h"
 #include "parallel/state/exchange.h"
 #include "parallel/state/parameter_buffers.h"

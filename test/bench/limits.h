@@ -18,6 +18,7 @@
 #include "base/tensor.h"
 #include "device/device.h"
 #include "device/memory.h"
+#include "device/stream.h"
 #include "kernels/attention/attention.h"
 #include "kernels/linear/linear.h"
 #include "test/bench/machine.h"

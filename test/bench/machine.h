@@ -17,7 +17,7 @@
 #endif
 
 #include "base/stopwatch.h"
-#include "device/device.h"
+#include "device/processor.h"
 
 namespace train_gpt::bench {
 

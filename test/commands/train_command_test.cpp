@@ -7,7 +7,7 @@
 #include <map>
 #include <regex>
 
-#include "device/device.h"
+#include "device/processor.h"
 #include "test/commands/program.h"
 #include "training/files/safetensors.h"
 

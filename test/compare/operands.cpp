@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "device/copy.h"
+#include "device/memory.h"
 #include "test/compare/operations.h"
 
 namespace train_gpt::compare {

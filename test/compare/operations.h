@@ -11,6 +11,7 @@
 #include "base/tensor.h"
 #include "device/device.h"
 #include "device/memory.h"
+#include "device/stream.h"
 
 namespace train_gpt::compare {
 

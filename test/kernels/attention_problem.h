@@ -12,6 +12,7 @@
 #include <omp.h>
 
 #include "base/error.h"
+#include "device/processor.h"
 #include "kernels/attention/attention.h"
 #include "test/catch.h"
 #include "test/kernels/reference.h"

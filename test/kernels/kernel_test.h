@@ -14,7 +14,7 @@
 #include <omp.h>
 
 #include "base/tensor.h"
-#include "device/device.h"
+#include "device/stream.h"
 #include "test/catch.h"
 #include "test/kernels/test_device.h"
 #include "test/random.h"

@@ -5,7 +5,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "device/device.h"
 #include "test/catch.h"
 #include "test/parallel/ranks.h"
 #include "test/random.h"

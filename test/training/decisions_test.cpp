@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "device/copy.h"
+#include "device/memory.h"
 #include "test/catch.h"
 #include "test/kernels/test_device.h"
 #include "test/random.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "device/device.h"
+#include "device/stream.h"
 #include "model/recompute.h"
 #include "model/spec.h"
 #include "parallel/pipeline/pipeline_schedule.h"

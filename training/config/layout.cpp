@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "device/processor.h"
 #include "model/families/family.h"
 #include "parallel/pipeline/stage_layers.h"
 #include "tokenizer/formats.h"

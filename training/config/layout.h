@@ -9,6 +9,7 @@
 #include "base/dtype.h"
 #include "dataloader/loader.h"
 #include "device/device.h"
+#include "device/stream.h"
 #include "kernels/adamw.h"
 #include "model/recompute.h"
 #include "model/registry.h"

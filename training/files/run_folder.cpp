@@ -14,7 +14,7 @@
 #include "base/json_text.h"
 #include "base/path.h"
 #include "dataloader/manifest.h"
-#include "device/device.h"
+#include "device/processor.h"
 #include "parallel/together.h"
 #include "training/commands/version.h"
 #include "training/config/config_text.h"

@@ -2,6 +2,7 @@
 #pragma once
 #include "base/dtype.h"
 #include "device/device.h"
+#include "device/stream.h"
 
 namespace train_gpt {
 
