@@ -646,9 +646,6 @@ constexpr MeshCase gpu_meshes[] = {
     trains("mistral", 3).data(2).zero(2),
     trains("llama", 4).data(3).zero(1),
 };
-constexpr MeshCase ordered_gpu_mesh[] = {
-    trains("llama", 5).tensor(2).data(2).zero(1),
-};
 constexpr MeshCase gpu_pipelines[] = {
     trains("gpt2", 5).zero(1).pipeline(2),
     trains("llama", 4).bf16().zero(1).pipeline(2, "gpipe"),
@@ -700,12 +697,6 @@ TEST_CASE("ranks: gpu pipelines", "[.ranks]") {
     check_meshes(device_of_rank(world, "cuda"), world, gpu_pipelines);
 }
 
-TEST_CASE("ranks: an ordered gpu mesh", "[.ranks]") {
-    if (skip_outside_ranks()) return;
-    const World world = World::join();
-    check_meshes(device_of_rank(world, "cuda"), world, ordered_gpu_mesh);
-}
-
 TEST_CASE("ranks: reordered gpu pipelines", "[.ranks]") {
     if (skip_outside_ranks()) return;
     const World world = World::join();
@@ -734,12 +725,6 @@ TEST_CASE(
     "[mesh][pipeline][training][cuda]") {
     if (skip_without_gpus(4)) return;
     check_on_gpus("ranks: choices of gpu pipelines", 30);
-}
-
-TEST_CASE("collectives of several groups start in one order, also where not all fit at once",
-          "[mesh][training][cuda]") {
-    if (skip_without_gpus(4)) return;
-    check_on_gpus("ranks: an ordered gpu mesh", 30);
 }
 
 TEST_CASE("meshes of GPUs train what one GPU trains, whatever order their streams run in",

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "device/copy.h"
 #include "device/cuda.h"
 #include "device/memory.h"
 #include "kernels/choices.h"
@@ -312,6 +313,55 @@ TEST_CASE("a group is aborted once, between two collectives, and not used afterw
         const std::vector<std::string> calls = calls_of(folder, rank);
         CHECK(count(calls, "misuse") == 0);
         CHECK((count(calls, "abort") == 20 && count(calls, "destroy") == 0));
+    }
+}
+
+TEST_CASE("ranks: gpu collectives of two groups", "[.ranks]") {
+    if (skip_outside_ranks()) return;
+    const World world = World::join();
+    const Device device = gpu_of(world);
+    const Mesh mesh(world, device, {.tensor = 2});
+    Communicator* const groups[] = {&mesh.along(Axis::data), &mesh.along(Axis::tensor)};
+    constexpr int64_t n = 1000;
+    Arena plan = Arena::counting(device);
+    for (int i = 0; i < 2; ++i) plan.take(n * sizeof(float), Purpose::buffers);
+    Arena arena(device, plan);
+    std::vector<std::shared_ptr<Stream>> streams;
+    std::vector<void*> data;
+    for (Communicator* const group : groups) {
+        streams.push_back(group->exchange_stream(device));
+        data.push_back(arena.take(n * sizeof(float), Purpose::buffers));
+        const std::vector<float> ones(n, 1);
+        copy_now(device, data.back(), ones.data(), n * sizeof(float));
+    }
+    for (int round = 0; round < 40; ++round)
+        for (const size_t i : {0, 1})
+            groups[i]->all_reduce(*streams[i], data[i], n, DType::fp32, Reduction::max);
+    for (const auto& stream : streams) stream->synchronize();
+    mesh.check();
+}
+
+TEST_CASE(
+    "collectives of several groups come in one order, also where not all fit on a GPU at once",
+    "[communicator][cuda]") {
+    if (skip_without_gpus(4)) return;
+    for (const bool old : {false, true}) {
+        const TemporaryDirectory folder;
+        std::optional<Environment> environment = observed(folder);
+        if (!environment) return;
+        // Both groups have 24 thread blocks. An old NCCL does not know the variable.
+        environment->insert({{"GPUSIM_SMS", "30"},
+                             {"GPUSIM_STREAMS", "lazy"},
+                             {"GPUSIM_SEED", std::to_string(random_int(1, 1000))},
+                             {"GPUSIM_NCCL_PROGRESS_MS", "100"}});
+        if (old)
+            environment->insert(
+                {{"OBSERVED_NCCL_VERSION", "22505"}, {"NCCL_LAUNCH_ORDER_IMPLICIT", "0"}});
+        CAPTURE(old);
+        check_case_on_ranks(4, "ranks: gpu collectives of two groups", *environment);
+        const std::vector<std::string> calls = calls_of(folder, 0);
+        CHECK(count(calls, "open, at most 2 blocks") == 1);
+        CHECK(count(calls, "split, at most 24 blocks") == 2);
     }
 }
 

@@ -133,6 +133,11 @@ const Observed* last_opened() {
     return last;
 }
 
+std::string blocks_of(const ncclConfig_t* config) {
+    const bool capped = config && config->maxCTAs != NCCL_CONFIG_UNDEF_INT;
+    return "at most " + (capped ? std::to_string(config->maxCTAs) : "any") + " blocks";
+}
+
 }  // namespace
 
 #define PASS_ON(function, ...)                       \
@@ -156,9 +161,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
     const ncclResult_t result = next ? next(comm, ranks, id, rank, config) : ncclSuccess;
     if (result != ncclSuccess) return result;
     *comm = add(*comm, rank);
-    const bool capped = config && config->maxCTAs != NCCL_CONFIG_UNDEF_INT;
-    say(*communicators[*comm],
-        "open, at most " + (capped ? std::to_string(config->maxCTAs) : "any") + " blocks");
+    say(*communicators[*comm], "open, " + blocks_of(config));
     return ncclSuccess;
 }
 
@@ -168,6 +171,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part
     auto* const next = behind("ncclCommSplit", &ncclCommSplit);
     const ncclResult_t result = next ? next(comm, color, key, part, config) : ncclSuccess;
     if (result == ncclSuccess) *part = add(*part, call.of().rank);
+    say(call.of(), "split, " + blocks_of(config));
     return result;
 }
 
