@@ -706,14 +706,15 @@ TEST_CASE("ranks: reordered gpu pipelines", "[.ranks]") {
 namespace {
 
 /// Streams run in a random order, and collectives hold so many multiprocessors of a GPU that those of
-/// a mesh's groups do not all run at the same time unless each has its share. Sometimes the GPU has
-/// only one queue.
+/// a mesh's groups do not all run at the same time unless each has its share. NCCL's own order, with
+/// which the simulator runs one after the other, is off. Sometimes the GPU has only one queue.
 void check_on_gpus(const std::string& name, int multiprocessors) {
     check_case_on_ranks(4, name,
                         {{"GPUSIM_STREAMS", "lazy"},
                          {"GPUSIM_SEED", std::to_string(random_int(1, 1000))},
                          {"GPUSIM_SMS", std::to_string(multiprocessors)},
                          {"GPUSIM_QUEUES", std::to_string(random_int(0, 1))},
+                         {"NCCL_LAUNCH_ORDER_IMPLICIT", "0"},
                          {"GPUSIM_NCCL_PROGRESS_MS", "300"}},
                         400);
 }
