@@ -162,9 +162,4 @@ size_t ContextAttention::scratch_bytes(const Stream& stream, const AttentionShap
     return most;
 }
 
-int64_t context_bytes_sent(int64_t elements, DType dtype, int ranks) {
-    const auto bytes = static_cast<int64_t>(2 * size_of(dtype) + sizeof(float));
-    return elements / ranks * (ranks - 1) * bytes;
-}
-
 }  // namespace train_gpt

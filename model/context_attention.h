@@ -50,16 +50,4 @@ class ContextAttention {
     Tensor keys_values_, gradients_, travelling_;
 };
 
-/// The bytes that each rank sends for a micro-batch in a layer, as Communicator counts them:
-///
-///   keys and values in the forward pass              s·n·(c−1)/c
-///   keys and values in the backward pass, or in
-///   recomputation, after which they are still here   s·n·(c−1)/c
-///   gradients of keys and values, in fp32            4·n·(c−1)/c
-///
-///   c   `ranks`
-///   n   `elements` of the keys and values on all ranks: B·T·2·H_kv·D, for B sequences of T tokens
-///   s   bytes of an element in `dtype`
-int64_t context_bytes_sent(int64_t elements, DType dtype, int ranks);
-
 }  // namespace train_gpt

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cassert>
 
-#include "base/error.h"
+#include "parallel/axes/tensor.h"
 
 namespace train_gpt {
 
@@ -26,34 +26,23 @@ double DecoderSpec::flops_per_token(int T) const {
     return flops;
 }
 
-namespace {
-
-/// Whether every rank gets equal shares and some of the vocabulary.
-bool can_be_shared(const DecoderSpec& spec, int64_t ranks) {
-    const int64_t whole = ranks * vocab_multiple,
-                  part = (spec.vocab_size + whole - 1) / whole * vocab_multiple;
+std::vector<SharedSize> shared_sizes(const DecoderSpec& spec) {
+    std::vector<SharedSize> sizes;
+    const auto add = [&](const SharedSize& size) {
+        if (std::ranges::find(sizes, size) == sizes.end()) sizes.push_back(size);
+    };
     for (int i = 0; i < spec.n_layer; ++i) {
         const LayerSpec layer = spec.layer(i);
-        if (layer.n_head % ranks != 0 || layer.n_kv_head % ranks != 0 || layer.n_ff % ranks != 0)
-            return false;
+        add({"model.n_head", layer.n_head});
+        add({"model.n_kv_head", layer.n_kv_head});
+        add({"model.n_ff", layer.n_ff});
     }
-    return (ranks - 1) * part < spec.vocab_size;
+    add({"model.vocab_size", spec.vocab_size, vocab_multiple});
+    return sizes;
 }
 
-}  // namespace
-
 DecoderSpec share_of_spec(const DecoderSpec& spec, int ranks) {
-    if (!can_be_shared(spec, ranks)) {
-        int64_t distance = 1;
-        while (!can_be_shared(spec, std::max<int64_t>(ranks - distance, 1)) &&
-               !can_be_shared(spec, ranks + distance))
-            ++distance;
-        const int64_t lower = std::max<int64_t>(ranks - distance, 1);
-        throw Error("parallel.tensor = ", ranks, " ranks cannot share ", spec.n_head, " heads, ",
-                    spec.n_kv_head, " key/value heads, n_ff = ", spec.n_ff, " and a vocabulary of ",
-                    spec.vocab_size, " evenly; parallel.tensor=",
-                    can_be_shared(spec, lower) ? lower : ranks + distance, " can");
-    }
+    require_shared(shared_sizes(spec), ranks);
     DecoderSpec part = spec;
     part.n_head /= ranks;
     part.n_kv_head /= ranks;

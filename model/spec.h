@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kernels/norm.h"
 #include "kernels/rope_table.h"
@@ -11,6 +12,7 @@
 namespace train_gpt {
 
 struct Family;
+struct SharedSize;
 
 /// The MLP of a block: down(gelu(up(x))) with the tanh approximation, or
 /// down(silu(gate(x)) ⊙ up(x)).
@@ -88,6 +90,10 @@ struct DecoderSpec {
 
     bool operator==(const DecoderSpec&) const = default;
 };
+
+/// What tensor-parallel ranks share of a decoder (parallel/axes/tensor.h): the heads and the hidden
+/// values of all layers, without repetitions; the vocabulary comes last.
+std::vector<SharedSize> shared_sizes(const DecoderSpec& spec);
 
 /// What each of so many tensor-parallel ranks computes of a decoder: its share of the heads, the
 /// key/value heads and n_ff; n_embd, the vocabulary and the context stay whole. Throws Error with

@@ -67,8 +67,7 @@ Range Stage::vocabulary(int parameter) const {
 }
 
 int64_t Stage::padded_vocabulary() const {
-    const int64_t whole = tensor_.size() * vocab_multiple;
-    return (spec_.vocab_size + whole - 1) / whole * vocab_multiple;
+    return part_extent(spec_.vocab_size, vocab_multiple, tensor_.size());
 }
 
 void Stage::take_activations(Arena& arena) {

@@ -27,12 +27,21 @@ int nearest_that_works(int wanted, int most, const std::function<bool(int)>& wor
     return 1;
 }
 
-void require_divides(int world, const char* key, int value, const char* of) {
-    if (world % value == 0) return;
-    throw Error(key, " = ", value, " does not divide the ", world, " ", of,
-                "; the nearest value that does is ",
-                nearest_that_works(value, world, [&](int v) { return world % v == 0; }));
-}
+/// The sizes that a configuration gives, in the order in which they divide the ranks.
+struct GivenSize {
+    const char* key;
+    int MeshSizes::*size;
+    const char *of_all,
+        *of_others;  // what it divides, if sizes before it leave all ranks, or fewer
+};
+constexpr GivenSize given_sizes[] = {
+    {"parallel.tensor", &MeshSizes::tensor, "ranks of this run", ""},
+    {"parallel.context", &MeshSizes::context, "ranks of this run",
+     "tensor-parallel groups of this run"},
+    {"parallel.pipeline", &MeshSizes::pipeline, "ranks of this run",
+     "ranks that parallel.tensor and parallel.context leave"},
+    {"parallel.shard_ranks", &MeshSizes::shard_ranks, "data-parallel ranks of this run",
+     "data-parallel ranks of this run"}};
 
 /// The same on all ranks.
 void require_tensor_on_nodes(const World& world, const MeshSizes& sizes) {
@@ -67,12 +76,10 @@ void require_tensor_on_nodes(const World& world, const MeshSizes& sizes) {
 void require_several(const MeshSizes& sizes) {
     int needed = 1, count = 0;
     std::string keys;
-    for (const auto& [key, size] : {std::pair{"parallel.tensor", sizes.tensor},
-                                    {"parallel.context", sizes.context},
-                                    {"parallel.pipeline", sizes.pipeline},
-                                    {"parallel.shard_ranks", sizes.shard_ranks}}) {
+    for (const GivenSize& given : given_sizes) {
+        const int size = sizes.*given.size;
         if (size <= 1) continue;
-        keys += concat(count++ ? " and " : "", key, " = ", size);
+        keys += concat(count++ ? " and " : "", given.key, " = ", size);
         needed *= size;
     }
     if (needed > 1)
@@ -84,12 +91,10 @@ void require_several(const MeshSizes& sizes) {
 
 MeshLayout checked_layout(const World& world, const MeshSizes& sizes) {
     if (world.size() == 1) require_several(sizes);
-    require_same(world, {{"parallel.tensor", concat(sizes.tensor)},
-                         {"parallel.context", concat(sizes.context)},
-                         {"parallel.pipeline", concat(sizes.pipeline)},
-                         {"parallel.shard_ranks", concat(sizes.shard_ranks)},
-                         {"parallel.allow_tensor_across_nodes",
-                          sizes.allow_tensor_across_nodes ? "true" : "false"}});
+    std::map<std::string, std::string> facts = {
+        {"parallel.allow_tensor_across_nodes", sizes.allow_tensor_across_nodes ? "true" : "false"}};
+    for (const GivenSize& given : given_sizes) facts[given.key] = concat(sizes.*given.size);
+    require_same(world, facts);
     try {
         return {world.size(), sizes};
     } catch (const Error& error) {
@@ -118,19 +123,30 @@ const char* name_of(Axis axis) {
     return names[static_cast<size_t>(axis)];
 }
 
-MeshLayout::MeshLayout(int world, const MeshSizes& sizes) : world_(world) {
-    require_divides(world, "parallel.tensor", sizes.tensor, "ranks of this run");
-    int left = world / sizes.tensor;
-    require_divides(left, "parallel.context", sizes.context,
-                    sizes.tensor == 1 ? "ranks of this run" : "tensor-parallel groups of this run");
-    left /= sizes.context;
-    require_divides(left, "parallel.pipeline", sizes.pipeline,
-                    left == world ? "ranks of this run"
-                                  : "ranks that parallel.tensor and parallel.context leave");
-    left /= sizes.pipeline;
-    const int shard = sizes.shard_ranks > 0 ? sizes.shard_ranks : left;
-    require_divides(left, "parallel.shard_ranks", shard, "data-parallel ranks of this run");
+std::optional<SizeProblem> mesh_problem(int world, const MeshSizes& sizes) {
+    int left = world;
+    for (const GivenSize& given : given_sizes) {
+        const int size = std::max(1, sizes.*given.size);
+        if (left % size != 0)
+            return SizeProblem{.text = concat(given.key, " = ", size, " does not divide the ", left,
+                                              " ", left == world ? given.of_all : given.of_others),
+                               .key = given.key,
+                               .value = size,
+                               .most = left};
+        left /= size;
+    }
+    return {};
+}
 
+MeshLayout::MeshLayout(int world, const MeshSizes& sizes) : world_(world) {
+    if (const auto problem = mesh_problem(world, sizes)) {
+        const int most = static_cast<int>(problem->most);
+        throw Error(problem->text, "; the nearest value that does is ",
+                    nearest_that_works(static_cast<int>(problem->value), most,
+                                       [&](int value) { return most % value == 0; }));
+    }
+    const int left = world / (sizes.tensor * sizes.context * sizes.pipeline);
+    const int shard = sizes.shard_ranks > 0 ? sizes.shard_ranks : left;
     int stride = 1;
     const auto lay = [&](Axis axis, int size) {
         extents_[static_cast<size_t>(axis)] = {size, stride};
@@ -266,8 +282,8 @@ Communicator& Mesh::over_ends(Axes axes) const {
     return *groups_.back().group;
 }
 
-std::map<std::string, int64_t> Mesh::bytes_sent() const {
-    std::map<std::string, int64_t> bytes;
+Traffic Mesh::bytes_sent() const {
+    Traffic bytes;
     for (const Group& group : groups_)
         if (!group.name.empty()) bytes[group.name] += group.group->bytes_sent();
     return bytes;

@@ -7,12 +7,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "device/device.h"
 #include "parallel/communicator.h"
+#include "parallel/size_problem.h"
 #include "parallel/world.h"
 
 namespace train_gpt {
@@ -47,6 +49,12 @@ struct GroupCtas {
 
     bool operator==(const GroupCtas&) const = default;
 };
+
+/// Which of the sizes does not divide the ranks that sizes before it leave; nothing if all do.
+std::optional<SizeProblem> mesh_problem(int world, const MeshSizes& sizes);
+
+/// Bytes by group of ranks (MeshLayout::group_name).
+using Traffic = std::map<std::string, int64_t>;
 
 /// The arithmetic of a mesh. It needs no running ranks, so that a plan can be for any number of
 /// ranks.
@@ -129,7 +137,7 @@ class Mesh {
     const std::string& name_of(const Communicator& group) const;
 
     /// Bytes that this rank has sent so far, by name_of() the group. Groups of one are left out.
-    std::map<std::string, int64_t> bytes_sent() const;
+    Traffic bytes_sent() const;
 
     // Communicator::check() and abort() of every group. They may be called from any thread.
     void check() const;

@@ -49,8 +49,8 @@ std::vector<Stage*> pointers(const std::vector<std::unique_ptr<Stage>>& stages) 
 Trainer::Trainer(const RunShape& shape, Arena& arena, int rank)
     : stream(arena.device(), arena.is_counting()),
       registry(registry_of_rank(shape, rank)),
-      tensor(tensor_options(shape.config, tensor_rank(shape, rank))),
-      context(context_rank(shape, rank)),
+      tensor(tensor_options(shape.config, tensor_rank(shape.mesh, rank))),
+      context(context_rank(shape.mesh, rank)),
       parameters(arena, registry.parameters, shape.dtype, ParameterStore::Use::training,
                  sharding_of(shape, rank), optimizer_slots()),
       stages(make_stages(shape, rank, registry,

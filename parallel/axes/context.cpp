@@ -4,10 +4,25 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "device/copy.h"
-#include "parallel/mesh.h"
 
 namespace train_gpt {
+
+ContextRank context_rank(const MeshLayout& mesh, int rank) {
+    return {mesh.at(Axis::context, rank), mesh.size(Axis::context)};
+}
+
+std::optional<SizeProblem> context_problem(const char* key, int64_t length, int ranks) {
+    const int chunks = 2 * ranks;
+    if (ranks == 1 || length % chunks == 0) return {};
+    return SizeProblem{
+        .text = concat(key, " = ", length, " cannot be cut into 2 · parallel.context = ", chunks,
+                       " equal chunks"),
+        .key = key,
+        .value = length,
+        .does = "can"};
+}
 
 void ContextGroup::connect(const Device& device, Communicator& communicator, StepClock* clock,
                            const Exchange* tensor) {
@@ -57,6 +72,36 @@ void ContextGroup::broadcast(Stream& stream, Tensor data, int from) {
     exchange(stream, [&](Stream& on) {
         communicator_->broadcast(on, data.data, data.numel(), data.dtype, from);
     });
+}
+
+namespace {
+
+class ContextFirstUse : public FirstUse {
+  public:
+    explicit ContextFirstUse(Communicator& group) : group_(group) {}
+
+    int64_t ranks() const override { return group_.size(); }
+
+    void exchange_shards(const FirstData& on, int64_t shard) const override {
+        const auto own = [&](DType dtype) { return on.own(group_, shard, dtype); };
+        group_.all_gather(on.stream, on.data, own(on.weights), shard, on.weights);
+        group_.reduce_scatter(on.stream, own(DType::fp32), on.data, shard, DType::fp32);
+    }
+
+  private:
+    Communicator& group_;
+};
+
+}  // namespace
+
+std::unique_ptr<FirstUse> first_use_of_context(const Mesh& mesh) {
+    if (mesh.size(Axis::context) == 1) return std::make_unique<FirstUse>();
+    return std::make_unique<ContextFirstUse>(mesh.along(Axis::context));
+}
+
+int64_t context_bytes_sent(int64_t elements, DType dtype, int ranks) {
+    const auto bytes = static_cast<int64_t>(2 * size_of(dtype) + sizeof(float));
+    return elements / ranks * (ranks - 1) * bytes;
 }
 
 }  // namespace train_gpt

@@ -1,13 +1,18 @@
-// Context parallelism as a model sees it: the ranks that share each sequence.
+// The context axis: its ranks share each sequence, and gather the keys and values of all in every
+// layer.
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/tensor.h"
 #include "device/device.h"
 #include "device/stream.h"
 #include "parallel/communicator.h"
+#include "parallel/first_use.h"
+#include "parallel/mesh.h"
+#include "parallel/size_problem.h"
 #include "parallel/state/exchange.h"
 
 namespace train_gpt {
@@ -35,6 +40,13 @@ struct ContextRank {
                              : std::pair{2 * ranks - 1 - chunk, length + in_chunk};
     }
 };
+
+/// A rank's place on the axis.
+ContextRank context_rank(const MeshLayout& mesh, int rank);
+
+/// Why so many ranks cannot share sequences of `length` tokens, which this key gives; nothing if
+/// they can.
+std::optional<SizeProblem> context_problem(const char* key, int64_t length, int ranks);
 
 class ContextGroup {
   public:
@@ -71,5 +83,20 @@ class ContextGroup {
     Communicator* communicator_ = nullptr;
     std::unique_ptr<Exchange> exchange_;
 };
+
+/// The group along the axis, and the exchanges of keys, values and their gradients.
+std::unique_ptr<FirstUse> first_use_of_context(const Mesh& mesh);
+
+/// The bytes that each rank sends for a micro-batch in a layer, as Communicator counts them:
+///
+///   keys and values in the forward pass              s·n·(c−1)/c
+///   keys and values in the backward pass, or in
+///   recomputation, after which they are still here   s·n·(c−1)/c
+///   gradients of keys and values, in fp32            4·n·(c−1)/c
+///
+///   c   `ranks`
+///   n   `elements` of the keys and values on all ranks: B·T·2·H_kv·D, for B sequences of T tokens
+///   s   bytes of an element in `dtype`
+int64_t context_bytes_sent(int64_t elements, DType dtype, int ranks);
 
 }  // namespace train_gpt

@@ -1,16 +1,57 @@
 #include "parallel/axes/data.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <map>
 #include <utility>
-#include <vector>
 
 #include "parallel/state/gradient_sums.h"
 
 namespace train_gpt {
 
+Sharding sharding_of(const MeshLayout& mesh, int rank, const DataOptions& options) {
+    const bool splits = options.zero > 0 && mesh.size({Axis::shard, Axis::context}) > 1;
+    const Axes summed = {Axis::data, Axis::context}, split = {Axis::shard, Axis::context};
+    return {.rank = splits ? mesh.at(split, rank) : mesh.at(summed, rank),
+            .size = splits ? mesh.size(split) : mesh.size(summed),
+            .replica = splits ? mesh.at(Axis::replica, rank) : 0,
+            .replicas = splits ? mesh.size(Axis::replica) : 1,
+            .tensor = mesh.at(Axis::tensor, rank),
+            .tensors = mesh.size(Axis::tensor),
+            .pipeline = mesh.at(Axis::pipeline, rank),
+            .pipelines = mesh.size(Axis::pipeline),
+            .tied_ends = options.tied_head && mesh.size(Axis::pipeline) > 1,
+            .world = mesh.world(),
+            .zero = splits ? options.zero : 0,
+            .bucket_elements = options.bucket_elements,
+            .reduce_dtype = options.reduce_dtype};
+}
+
 namespace {
+
+class DataFirstUse : public FirstUse {
+  public:
+    DataFirstUse(const Mesh& mesh, const Sharding& sharding)
+        : sharding_(sharding), group_(group_of(SumOver::shards, mesh, sharding)) {
+        if (sharding.replicas > 1) replicas_ = &group_of(SumOver::replicas, mesh, sharding);
+    }
+
+    int64_t ranks() const override { return group_.size(); }
+
+    void exchange_shards(const FirstData& on, int64_t shard) const override {
+        const DType dtype = sharding_.reduce_dtype, weights = on.weights;
+        Stream& stream = on.stream;
+        if (!sharding_.is_split())
+            return group_.all_reduce(stream, on.data, group_.size() * shard, dtype);
+        group_.reduce_scatter(stream, on.own(group_, shard, dtype), on.data, shard, dtype);
+        group_.all_gather(stream, on.data, on.own(group_, shard, weights), shard, weights);
+        if (replicas_) replicas_->all_reduce(stream, on.data, shard, dtype);
+    }
+
+  private:
+    Sharding sharding_;
+    Communicator& group_;
+    Communicator* replicas_ = nullptr;
+};
 
 /// How many elements of whole buckets are gathered in a step with these passes.
 int64_t gathered_elements(const ParameterBuffers& buffers, const std::vector<UnitPass>& passes) {
@@ -44,6 +85,10 @@ int64_t gathered_elements(const ParameterBuffers& buffers, const std::vector<Uni
 }
 
 }  // namespace
+
+std::unique_ptr<FirstUse> first_use_of_data(const Mesh& mesh, const Sharding& sharding) {
+    return std::make_unique<DataFirstUse>(mesh, sharding);
+}
 
 Traffic state_traffic(const MeshLayout& mesh, const ParameterBuffers& buffers,
                       const std::vector<UnitPass>& passes, int64_t micro_batches, int64_t sums) {

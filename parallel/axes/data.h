@@ -1,19 +1,30 @@
-// What a training step moves between ranks.
+// The data axis, replica × shard: each of its places computes micro-batches of its own. Its ranks
+// add up gradients, and ZeRO splits the state over the ranks of shard × context.
 #pragma once
 #include <cstdint>
-#include <map>
-#include <string>
+#include <memory>
 #include <vector>
 
 #include "base/dtype.h"
+#include "parallel/first_use.h"
 #include "parallel/mesh.h"
-#include "parallel/state/bucket_layout.h"
 #include "parallel/state/parameter_buffers.h"
+#include "parallel/state/sharding.h"
 
 namespace train_gpt {
 
-/// Bytes by group of ranks (MeshLayout::group_name).
-using Traffic = std::map<std::string, int64_t>;
+struct DataOptions {
+    int zero = 1;                      // ZeRO's stage
+    bool tied_head = false;            // the output head is the embedding
+    int64_t bucket_elements = 0;       // of the flat buffers
+    DType reduce_dtype = DType::fp32;  // of gradients on their way
+};
+
+/// How ZeRO splits the state, for a rank of the mesh. A group of one rank splits nothing.
+Sharding sharding_of(const MeshLayout& mesh, int rank, const DataOptions& options);
+
+/// The groups that exchange buckets: reduces gradients and gathers weights as `sharding` says.
+std::unique_ptr<FirstUse> first_use_of_data(const Mesh& mesh, const Sharding& sharding);
 
 /// A pass acquires the weights of the units `first` to `last`, which is the lower number in a
 /// backward pass.

@@ -1,14 +1,61 @@
 #include "parallel/axes/tensor.h"
 
+#include <algorithm>
 #include <cassert>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "device/copy.h"
-#include "parallel/mesh.h"
 
 namespace train_gpt {
+
+TensorRank tensor_rank(const MeshLayout& mesh, int rank) {
+    return {mesh.at(Axis::tensor, rank), mesh.size(Axis::tensor)};
+}
+
+namespace {
+
+bool can_share(const SharedSize& shared, int ranks) {
+    return shared.multiple == 1
+               ? shared.size % ranks == 0
+               : (ranks - 1) * part_extent(shared.size, shared.multiple, ranks) < shared.size;
+}
+
+}  // namespace
+
+std::optional<SizeProblem> tensor_problem(const std::vector<SharedSize>& sizes, int ranks) {
+    const auto of = std::ranges::find_if_not(
+        sizes, [&](const SharedSize& shared) { return can_share(shared, ranks); });
+    if (of == sizes.end()) return {};
+    const auto divided = std::ranges::count(sizes, 1, &SharedSize::multiple);
+    std::string all;
+    for (int64_t i = 0; const SharedSize& shared : sizes) {
+        if (shared.multiple > 1) continue;
+        const char* const before = i == 0 ? "" : i + 1 == divided ? " and " : ", ";
+        all += concat(before, shared.key, " = ", shared.size), ++i;
+    }
+    return SizeProblem{
+        .text =
+            concat("parallel.tensor = ", ranks, " ranks cannot share ", of->key, " = ", of->size,
+                   of->multiple == 1 ? " evenly"
+                                     : concat(" in equal parts of a multiple of ", of->multiple)),
+        .key = "parallel.tensor",
+        .value = ranks,
+        .most = 1024,
+        .does = of->multiple == 1 ? "divides " + all : "can"};
+}
+
+void require_shared(const std::vector<SharedSize>& sizes, int ranks) {
+    const auto problem = tensor_problem(sizes, ranks);
+    if (!problem) return;
+    const auto can = [&](int n) { return n >= 1 && !tensor_problem(sizes, n); };  // 1 can
+    int distance = 1;
+    while (!can(ranks - distance) && !can(ranks + distance)) ++distance;
+    throw Error(problem->text,
+                "; parallel.tensor=", can(ranks - distance) ? ranks - distance : ranks + distance,
+                " can");
+}
 
 TensorGroup::Rows TensorGroup::rows(int64_t M, int chunk) const {
     const int64_t n = M / chunks(), strip = n / size();
@@ -107,6 +154,54 @@ void TensorGroup::wait_gradients(Stream& stream) {
 
 void TensorGroup::hold_gradients(Stream& exchange) {
     if (is_connected()) exchange_->hold_other(exchange, gradient_slot());
+}
+
+namespace {
+
+class TensorFirstUse : public FirstUse {
+  public:
+    explicit TensorFirstUse(Communicator& group) : group_(group) {}
+
+    int64_t ranks() const override { return group_.size(); }
+
+    void exchange_shards(const FirstData& on, int64_t shard) const override {
+        char* const own = on.own(group_, shard, on.weights);
+        group_.reduce_scatter(on.stream, own, on.data, shard, on.weights);
+        group_.all_gather(on.stream, on.data, own, shard, on.weights);
+        group_.all_reduce(on.stream, on.data, shard, DType::fp32);
+    }
+
+    void exchange_rest(const FirstData& on) const override {
+        group_.all_gather(on.stream, on.data, on.own(group_, 1, DType::fp32), 1, DType::fp32);
+    }
+
+  private:
+    Communicator& group_;
+};
+
+/// How often ranks gather or add up all rows of a micro-batch in a layer.
+int exchanges_of_layer(const TensorTraffic& t) {
+    constexpr int forward = 4, gradients = 4, norms = 2, recomputed = 3, gradients_again = 2;
+    const bool keeps_norms = t.keep_gathered || (t.recomputes_block && !t.halves_apart);
+    return forward + gradients + (t.recomputes_block ? recomputed : 0) + (keeps_norms ? 0 : norms) +
+           (t.halves_apart ? gradients_again : 0);
+}
+
+}  // namespace
+
+std::unique_ptr<FirstUse> first_use_of_tensor(const Mesh& mesh) {
+    if (mesh.size(Axis::tensor) == 1) return std::make_unique<FirstUse>();
+    return std::make_unique<TensorFirstUse>(mesh.along(Axis::tensor));
+}
+
+int64_t tensor_bytes_sent(const TensorTraffic& t) {
+    if (t.ranks == 1) return 0;
+    constexpr int64_t statistics = 3 * sizeof(float);  // of a row: softmax_stats()
+    const int64_t of_exchange =
+        t.rows / t.ranks * (t.ranks - 1) * t.width * static_cast<int64_t>(size_of(t.dtype));
+    const int exchanges =
+        t.layers * exchanges_of_layer(t) + (t.has_embedding ? 2 : 0) + (t.has_head ? 2 : 0);
+    return exchanges * of_exchange + (t.has_head ? t.rows * statistics * (t.ranks - 1) : 0);
 }
 
 }  // namespace train_gpt

@@ -1,18 +1,44 @@
-// Tensor parallelism with sequence parallelism (Korthikanti et al., arXiv 2205.05198) as a model
-// sees it: the ranks that share each layer's products. Between the products, each of them has some
+// The tensor axis: tensor parallelism with sequence parallelism (Korthikanti et al., arXiv
+// 2205.05198). Its ranks share the products of each layer. Between the products, each rank has some
 // of the tokens' rows.
 #pragma once
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
 
 #include "base/tensor.h"
 #include "device/device.h"
 #include "device/stream.h"
 #include "parallel/communicator.h"
+#include "parallel/first_use.h"
+#include "parallel/mesh.h"
 #include "parallel/range.h"
+#include "parallel/size_problem.h"
 #include "parallel/state/exchange.h"
 #include "parallel/state/parameter.h"
 
 namespace train_gpt {
+
+/// A rank's place on the axis.
+TensorRank tensor_rank(const MeshLayout& mesh, int rank);
+
+/// A size of a model that tensor-parallel ranks share in equal parts, and the key that gives it. If
+/// `multiple` is more than 1, parts are multiples of it, which are padded where the size ends, and
+/// no rank has padding alone.
+struct SharedSize {
+    std::string_view key;
+    int64_t size = 0, multiple = 1;
+
+    bool operator==(const SharedSize&) const = default;
+};
+
+/// The first of these sizes that so many ranks cannot share, in words; nothing if they can share
+/// all.
+std::optional<SizeProblem> tensor_problem(const std::vector<SharedSize>& sizes, int ranks);
+/// Throws Error, with the nearest number of ranks that can share them, if there is such a size.
+void require_shared(const std::vector<SharedSize>& sizes, int ranks);
 
 struct TensorOptions {
     TensorRank rank = {};
@@ -86,5 +112,37 @@ class TensorGroup {
     Communicator* communicator_ = nullptr;
     std::unique_ptr<Exchange> exchange_;
 };
+
+/// The group along the axis: rows of micro-batches, gradients of whole tensors, and numbers.
+std::unique_ptr<FirstUse> first_use_of_tensor(const Mesh& mesh);
+
+/// A micro-batch of `rows` tokens on `ranks` ranks, of a model of this width (n_embd).
+struct TensorTraffic {
+    int64_t rows = 0, ranks = 1, width = 0;
+    DType dtype = DType::fp32;  // of activations
+    bool recomputes_block = false, keep_gathered = false, halves_apart = false;
+    // What the rank's stages have:
+    int layers = 0;
+    bool has_embedding = true, has_head = true;
+};
+/// The bytes that each rank sends, as Communicator counts them, for M rows of C elements of s bytes
+/// on t ranks:
+///
+///   each exchange of all rows                           s·M·C·(t−1)/t
+///   statistics of the softmax, on ranks with the head   12·M·(t−1)
+///
+/// The embedding has an exchange in the forward and one in the backward pass, and so has the head.
+/// A layer has so many:
+///
+///   forward pass    4   gathers the outputs of both norms; adds up the two products into the
+///                       residual stream
+///   backward pass   4   the same for gradients
+///                   2   gathers the norms' outputs again, unless they are kept
+///   recompute       3   exchanges of the forward pass again, if blocks are recomputed
+///   halves apart    2   gathers both gradients of the residual stream a second time
+///
+/// The norms' outputs are kept with keep_gathered. Recomputing a block keeps them, too, unless the
+/// halves of the backward pass are apart.
+int64_t tensor_bytes_sent(const TensorTraffic& traffic);
 
 }  // namespace train_gpt

@@ -80,21 +80,4 @@ std::vector<int> deal_layers(const LayerCosts& costs, int stages) {
     return are_equal ? deal_equal_layers(costs, stages) : deal_any_layers(costs, stages);
 }
 
-void check_layers_per_stage(std::span<const int> layers_per_stage, int layers, int stages) {
-    if (layers_per_stage.size() != static_cast<size_t>(stages))
-        throw Error("parallel.layers_per_stage has ", layers_per_stage.size(),
-                    " numbers, but the pipeline has ", stages,
-                    " stages (parallel.pipeline · parallel.stages_per_rank); give one for each");
-    int64_t sum = 0;
-    for (size_t stage = 0; stage < layers_per_stage.size(); ++stage) {
-        if (layers_per_stage[stage] < 1)
-            throw Error("parallel.layers_per_stage gives stage ", stage, " ",
-                        layers_per_stage[stage], " layers; each stage needs at least 1");
-        sum += layers_per_stage[stage];
-    }
-    if (sum != layers)
-        throw Error("parallel.layers_per_stage adds up to ", sum, " layers, but the model has ",
-                    layers, "; change its numbers or model.n_layer");
-}
-
 }  // namespace train_gpt

@@ -1,6 +1,5 @@
 // How many layers each stage of a pipeline has.
 #pragma once
-#include <span>
 #include <vector>
 
 namespace train_gpt {
@@ -19,9 +18,5 @@ struct LayerCosts {
 /// several stages could have one more layer, a later stage has it, because earlier stages hold more
 /// micro-batches in flight. Throws Error if there are fewer layers than stages.
 std::vector<int> deal_layers(const LayerCosts& costs, int stages);
-
-/// Checks parallel.layers_per_stage. Throws Error if the number of elements is not `stages`, if an
-/// element is below 1, or if the sum is not `layers`.
-void check_layers_per_stage(std::span<const int> layers_per_stage, int layers, int stages);
 
 }  // namespace train_gpt

@@ -8,12 +8,6 @@ namespace train_gpt {
 
 namespace {
 
-/// The extent of each rank's part of a section in memory.
-int64_t part_extent(const TensorSplit& split, int64_t section, int ranks) {
-    const int64_t whole = ranks * split.multiple;
-    return (section + whole - 1) / whole * split.multiple;
-}
-
 /// The parts of ascending runs whose places, as `place` says, are in a range.
 std::vector<HeldRun> runs_in(const std::vector<HeldRun>& runs, int64_t HeldRun::*place,
                              const Range& range) {
@@ -30,13 +24,18 @@ std::vector<HeldRun> runs_in(const std::vector<HeldRun>& runs, int64_t HeldRun::
 
 }  // namespace
 
+int64_t part_extent(int64_t extent, int64_t multiple, int ranks) {
+    const int64_t whole = ranks * multiple;
+    return (extent + whole - 1) / whole * multiple;
+}
+
 std::vector<Range> part_of(const Parameter& parameter, int rank, int ranks) {
     if (!parameter.split) return {{0, parameter.rows()}};
     const TensorSplit& split = *parameter.split;
     std::vector<Range> part;
     int64_t first = 0;
     for (const int64_t section : split.sections) {
-        const int64_t n = part_extent(split, section, ranks);
+        const int64_t n = part_extent(section, split.multiple, ranks);
         if (split.multiple == 1 && section % ranks != 0)
             throw Error(parameter.name, " has a section of ", section, " ",
                         split.axis == 0 ? "rows" : "columns", ", which ", ranks,
@@ -60,7 +59,7 @@ Parameter parameter_held_by(Parameter whole, const TensorRank& rank) {
     int64_t& extent = whole.padded[static_cast<size_t>(whole.split->axis)];
     extent = 0;
     for (const int64_t section : whole.split->sections)
-        extent += part_extent(*whole.split, section, rank.ranks);
+        extent += part_extent(section, whole.split->multiple, rank.ranks);
     return whole;
 }
 

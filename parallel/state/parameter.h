@@ -82,6 +82,10 @@ struct Parameter {
     }
 };
 
+/// The extent in memory of each rank's part of so many rows or columns. If `multiple` does not
+/// divide their parts, these are padded.
+int64_t part_extent(int64_t extent, int64_t multiple, int ranks);
+
 /// What rank `rank` of `ranks` tensor-parallel ranks holds of a parameter: ranges along its split
 /// axis, one for each section; the whole first axis if it is not split. Throws Error for a section
 /// that cannot be cut into equal parts, or that leaves a rank nothing.

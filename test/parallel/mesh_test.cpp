@@ -15,6 +15,7 @@
 #include "test/parallel/mesh_job.h"
 #include "training/config/load_config.h"
 #include "training/decisions.h"
+#include "training/plan/traffic.h"
 
 using namespace train_gpt;
 using namespace train_gpt::training_job;

@@ -3,6 +3,7 @@
 #include "model/pipeline.h"
 
 #include "model/families/family.h"
+#include "parallel/axes/pipeline.h"
 #include "parallel/pipeline/stage_layers.h"
 #include "test/parallel/mesh_job.h"
 #include "training/config/load_config.h"
@@ -54,6 +55,22 @@ TEST_CASE("settings of a pipeline that do not fit are refused with the key and t
                    "parallel.pipeline = 3 does not divide the 4 ranks that parallel.tensor and "
                    "parallel.context leave; "
                    "the nearest value that does is 2"));
+}
+
+TEST_CASE("layers of stages that are not those of the model are refused with what to change",
+          "[pipeline]") {
+    const auto refusal = [](const std::vector<int>& layers) {
+        const auto problem = pipeline_problem({.ranks = 4, .layers_per_stage = layers}, 12);
+        return problem ? problem->text : "";
+    };
+    CHECK(refusal({3, 3, 3, 3}).empty());
+    CHECK(refusal({1, 9, 1, 1}).empty());
+    CHECK(contains(refusal({4, 4, 4}), "has 3 numbers, but the pipeline has 4 stages"));
+    CHECK(contains(refusal({6, 0, 3, 3}), "gives stage 1 0 layers"));
+    CHECK(contains(refusal({5, 4, -1, 4}), "gives stage 2 -1 layers"));
+    CHECK(contains(refusal({3, 3, 3, 2}), "adds up to 11 layers, but the model has 12"));
+    CHECK(
+        contains(refusal({2147483647, 2147483647, 2147483647, 1}), "adds up to 6442450942 layers"));
 }
 
 TEST_CASE("an interleaved pipeline refuses a step that is no multiple of its ranks",

@@ -4,6 +4,7 @@
 #include <functional>
 #include <numeric>
 
+#include "parallel/axes/pipeline.h"
 #include "test/catch.h"
 #include "test/random.h"
 #include "test/text.h"
@@ -72,7 +73,7 @@ TEST_CASE("layers are dealt so that no way to cut the model has a cheaper most e
         REQUIRE(std::accumulate(dealt.begin(), dealt.end(), 0) == layers);
         REQUIRE(*std::min_element(dealt.begin(), dealt.end()) >= 1);
         REQUIRE(costs_of(dealt, costs) == least_costs(stages, costs));
-        REQUIRE_NOTHROW(check_layers_per_stage(dealt, layers, stages));
+        REQUIRE(!pipeline_problem({.ranks = stages, .layers_per_stage = dealt}, layers));
     }
 }
 
@@ -88,20 +89,10 @@ TEST_CASE("stages with embedding and head have fewer layers, and what is left go
     CHECK(deal_layers(alike(7, 1, 2, 3), 1) == std::vector<int>{7});
 }
 
-TEST_CASE("layers that do not fit the stages are refused with what to change", "[stage_layers]") {
+TEST_CASE("a model with fewer layers than stages is refused with what to change",
+          "[stage_layers]") {
     CHECK(
         error_of([] { deal_layers(alike(3, 1), 4); }) ==
         "a model of 3 layers cannot be cut into 4 pipeline stages, which need a layer each; lower "
         "parallel.pipeline or parallel.stages_per_rank");
-    const auto refusal = [](const std::vector<int>& layers) {
-        return error_of([&] { check_layers_per_stage(layers, 12, 4); });
-    };
-    CHECK(refusal({3, 3, 3, 3}).empty());
-    CHECK(refusal({1, 9, 1, 1}).empty());
-    CHECK(contains(refusal({4, 4, 4}), "has 3 numbers, but the pipeline has 4 stages"));
-    CHECK(contains(refusal({6, 0, 3, 3}), "gives stage 1 0 layers"));
-    CHECK(contains(refusal({5, 4, -1, 4}), "gives stage 2 -1 layers"));
-    CHECK(contains(refusal({3, 3, 3, 2}), "adds up to 11 layers, but the model has 12"));
-    CHECK(
-        contains(refusal({2147483647, 2147483647, 2147483647, 1}), "adds up to 6442450942 layers"));
 }

@@ -1,5 +1,7 @@
 // Tensor-parallel ranks compute what one rank does, whatever else is split; save what any mesh
 // loads; and send what the plan says.
+#include "parallel/axes/tensor.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -10,7 +12,6 @@
 #include <vector>
 
 #include "model/families/gpt2.h"
-#include "parallel/axes/tensor.h"
 #include "test/catch.h"
 #include "test/parallel/experiment.h"
 #include "test/parallel/ranks.h"
@@ -20,6 +21,7 @@
 #include "training/files/checkpoint.h"
 #include "training/files/optimizer_files.h"
 #include "training/plan/plan.h"
+#include "training/plan/traffic.h"
 #include "training/trainer.h"
 
 using namespace train_gpt;
@@ -140,6 +142,35 @@ TEST_CASE("parts of a tensor hold each of its elements once, in the order of the
     }
 }
 
+TEST_CASE("the first size that tensor-parallel ranks cannot share is named", "[tensor]") {
+    constexpr int64_t multiple = 8;
+    int refused = 0;
+    for (int repeat = 0; repeat < 200; ++repeat) {
+        const int ranks = static_cast<int>(random_int(1, 6));
+        const auto size = [&] { return (random_int(0, 2) ? ranks : 1) * random_int(1, 9); };
+        const int64_t heads = size(), hidden = size(),
+                      words = random_int(0, 1) ? multiple * random_int(1, 7) : random_int(1, 60);
+        const std::vector<SharedSize> sizes = {
+            {"heads", heads}, {"hidden", hidden}, {"words", words, multiple}};
+        CAPTURE(ranks, heads, hidden, words);
+        int64_t each = multiple;  // words in the memory of each rank
+        while (each * ranks < words) each += multiple;
+        const std::string unshared = heads % ranks != 0               ? "heads"
+                                     : hidden % ranks != 0            ? "hidden"
+                                     : words - each * (ranks - 1) < 1 ? "words"
+                                                                      : "";
+        const auto problem = tensor_problem(sizes, ranks);
+        REQUIRE(problem.has_value() == !unshared.empty());
+        CHECK(error_of([&] { require_shared(sizes, ranks); }).empty() == unshared.empty());
+        if (!problem) continue;
+        ++refused;
+        CHECK(contains(problem->text, concat("parallel.tensor = ", ranks, " ranks cannot share ",
+                                             unshared, " = ")));
+        CHECK((problem->key == "parallel.tensor" && problem->value == ranks));
+    }
+    CHECK(refused > 0);
+}
+
 TEST_CASE("a model that tensor-parallel ranks cannot share is refused with the nearest number",
           "[tensor]") {
     DecoderSpec spec = gpt2.spec(
@@ -148,7 +179,9 @@ TEST_CASE("a model that tensor-parallel ranks cannot share is refused with the n
     CHECK(share_of_spec(spec, 4).n_head == 3);
     CHECK(share_of_spec(spec, 4).layer(0).up_width() == 24);
     spec.vocab_size = 200;  // 128 rows for each of 4 ranks would leave two of them none
-    CHECK(contains(error_of([&] { share_of_spec(spec, 4); }), "parallel.tensor=2 can"));
+    CHECK(error_of([&] { share_of_spec(spec, 4); }) ==
+          "parallel.tensor = 4 ranks cannot share model.vocab_size = 200 in equal parts of a "
+          "multiple of 128; parallel.tensor=2 can");
     CHECK_NOTHROW(share_of_spec(spec, 2));
 }
 

@@ -26,6 +26,7 @@
 #include "tokenizer/tokenizer.h"
 #include "training/files/safetensors.h"
 #include "training/plan/plan.h"
+#include "training/plan/traffic.h"
 #include "training/trainer.h"
 
 #ifdef TRAIN_GPT_CUDA

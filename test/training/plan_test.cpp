@@ -13,6 +13,7 @@
 #include "test/text.h"
 #include "training/config/config_text.h"
 #include "training/config/load_config.h"
+#include "training/plan/traffic.h"
 #include "training/trainer.h"
 
 using namespace train_gpt;

@@ -9,8 +9,6 @@
 
 #include "base/error.h"
 #include "model/families/family.h"
-#include "parallel/mesh.h"
-#include "parallel/pipeline/stage_layers.h"
 #include "training/config/config_parser.h"
 #include "training/config/config_text.h"
 #include "training/config/feeding.h"
@@ -28,15 +26,6 @@ int64_t saturating_product(int64_t a, int64_t b, int64_t c = 1) {
     return product;
 }
 
-bool can_split_vocabulary(const DecoderSpec& spec, int tensor) {
-    try {
-        (void)share_of_spec(spec, tensor);
-        return true;
-    } catch (const Error&) {
-        return false;
-    }
-}
-
 class Checks {
   public:
     /// suggests: whether messages suggest values, each of which is tried.
@@ -46,22 +35,20 @@ class Checks {
     void all() const {
         model();
         batch();
-        pipeline();
+        refuse_if(pipeline_problem(pipeline_options(config_), config_.model.n_layer));
         tensor();
         context();
         schedule();
-        mesh();
+        // MeshLayout refuses the same sizes, but does not know what else a size must fit.
+        if (world_ > 1) refuse_if(mesh_problem(world_, mesh_sizes(config_)));
     }
 
   private:
     void model() const;
     void batch() const;
-    void pipeline() const;
-    void layers_per_stage() const;
     void tensor() const;
     void context() const;
     void schedule() const;
-    void mesh() const;
 
     DecoderSpec spec() const {
         try {
@@ -108,6 +95,23 @@ class Checks {
 
     /// "; parallel.tensor=1 works": a change to the mesh, or to the step, that is accepted.
     std::string other_change() const;
+
+    /// Refuses what an axis says (parallel/axes/), with the nearest value that is accepted.
+    void refuse_if(const std::optional<SizeProblem>& problem) const {
+        if (!problem) return;
+        const auto set = [&](Config& changed, int64_t value) {
+            try {
+                apply_override(changed, concat(problem->key, "=", value));
+            } catch (const Error&) {
+                // The key takes no such value. What is as before is not accepted.
+            }
+        };
+        refuse(problem->text,
+               problem->key.empty()
+                   ? ""
+                   : nearest_text(problem->does.c_str(), problem->value, problem->most, set),
+               problem->afterwards);
+    }
 
     const Config& config_;
     const std::string name_;
@@ -249,74 +253,28 @@ void Checks::batch() const {
                length, " tokens, and 2147483647 are the most; lower it or lengthen the sequences");
 }
 
-void Checks::pipeline() const {
-    const auto& p = config_.parallel;
-    const int layers = config_.model.n_layer, v = p.stages_per_rank;
-    const bool interleaved = p.schedule == PipelineKind::interleaved;
-    const auto set_stages = [](Config& c, int64_t value) {
-        c.parallel.stages_per_rank = static_cast<int>(value);
-    };
-    if (p.pipeline == 1) {
-        if (v > 1)
-            refuse("parallel.stages_per_rank = ", v,
-                   " needs a pipeline; set parallel.pipeline to 2 or more, or "
-                   "parallel.stages_per_rank to 1");
-        if (!p.layers_per_stage.empty() && p.layers_per_stage != std::vector<int>{layers})
-            refuse(
-                "parallel.layers_per_stage needs a pipeline; set parallel.pipeline to 2 or more, "
-                "or parallel.layers_per_stage to []");
-        return;
-    }
-    if (interleaved ? v < 2 : v > 1)
-        refuse("parallel.stages_per_rank = ", v, " does not fit parallel.schedule = \"",
-               name_of(p.schedule), "\"", nearest_text("does", v, 1024, set_stages),
-               interleaved ? "" : ", and \"interleaved\" has several stages per rank");
-    if (v > 1 && p.pipeline <= layers && layers < p.pipeline * v)
-        refuse("parallel.stages_per_rank = ", v, " makes ", p.pipeline * v,
-               " stages of parallel.pipeline = ", p.pipeline,
-               " ranks, but model.n_layer = ", layers, ", and each stage needs a layer",
-               nearest_text("fits", v, v, set_stages));
-    if (layers < p.pipeline)
-        refuse("parallel.pipeline = ", p.pipeline, " is more than model.n_layer = ", layers,
-               ", and each pipeline rank needs a layer",
-               nearest_text("fits", p.pipeline, layers, [](Config& c, int64_t value) {
-                   c.parallel.pipeline = static_cast<int>(value);
-               }));
-    if (p.layers_per_stage.empty()) return;
-    try {
-        check_layers_per_stage(p.layers_per_stage, layers, p.pipeline * v);
-    } catch (const Error& error) {
-        refuse(error.what());
-    }
-}
-
 void Checks::tensor() const {
     const int tensor = config_.parallel.tensor;
-    const DecoderSpec spec = this->spec();
-    const auto set = [](Config& c, int64_t value) { c.parallel.tensor = static_cast<int>(value); };
-    for (const auto& [key, value] :
-         {std::pair{"n_head", spec.n_head}, {"n_kv_head", spec.n_kv_head}, {"n_ff", spec.n_ff}})
-        if (value % tensor != 0)
-            refuse("parallel.tensor = ", tensor, " ranks cannot share model.", key, " = ", value,
-                   " evenly",
-                   nearest_text(concat("divides model.n_head = ", spec.n_head,
-                                       ", model.n_kv_head = ", spec.n_kv_head,
-                                       " and model.n_ff = ", spec.n_ff)
-                                    .c_str(),
-                                tensor, 1024, set));
-    if (world_ < 2 || config_.model.vocab_size == 0 || can_split_vocabulary(spec, tensor)) return;
-    const auto fewer = nearest(tensor, 1024, set);
-    refuse("parallel.tensor = ", tensor, " ranks cannot share model.vocab_size = ", spec.vocab_size,
-           " in equal parts of a multiple of ", vocab_multiple,
-           fewer ? concat("; parallel.tensor=", *fewer, " can") : other_change());
+    if (tensor == 1) return;
+    std::vector<SharedSize> sizes = shared_sizes(spec());
+    const SharedSize vocabulary = sizes.back();
+    sizes.pop_back();
+    refuse_if(tensor_problem(sizes, tensor));
+    if (world_ < 2 || config_.model.vocab_size == 0) return;
+    const auto problem = tensor_problem({vocabulary}, tensor);
+    if (!problem) return;
+    const auto fewer = nearest(tensor, problem->most, [](Config& c, int64_t value) {
+        c.parallel.tensor = static_cast<int>(value);
+    });
+    refuse(problem->text, fewer ? concat("; parallel.tensor=", *fewer, " can") : other_change());
 }
 
-/// Context-parallel ranks have two chunks of each sequence.
 void Checks::context() const {
-    const int ranks = config_.parallel.context, length = config_.sequence_length(),
-              chunks = 2 * ranks;
-    if (ranks == 1 || length % chunks == 0) return;
+    const int length = config_.sequence_length();
     const bool has_length = config_.batch.sequence_length > 0;
+    const auto problem = context_problem(has_length ? "batch.sequence_length" : "model.n_ctx",
+                                         length, config_.parallel.context);
+    if (!problem) return;
     // A step stays a whole number of micro-batches.
     const auto set = [&](Config& c, int64_t value) {
         (has_length ? c.batch.sequence_length : c.model.n_ctx) = static_cast<int>(value);
@@ -329,8 +287,7 @@ void Checks::context() const {
     const auto value = nearest(length, most, set);
     Config changed = config_;
     if (value) set(changed, *value);
-    refuse(has_length ? "batch.sequence_length" : "model.n_ctx", " = ", length,
-           " cannot be cut into 2 · parallel.context = ", chunks, " equal chunks",
+    refuse(problem->text,
            !value ? other_change() : concat("; the nearest value that can is ", *value),
            changed.batch.tokens_per_step != config_.batch.tokens_per_step
                ? concat(", with batch.tokens_per_step=", changed.batch.tokens_per_step)
@@ -358,31 +315,6 @@ void Checks::schedule() const {
     if (schedule.warmup_steps > steps)
         refuse("schedule.warmup_steps = ", schedule.warmup_steps, " is more than the run's ", steps,
                " steps; shorten the warm-up or lengthen the run");
-}
-
-/// MeshLayout refuses the same sizes, but does not know what else a size must fit.
-void Checks::mesh() const {
-    if (world_ < 2) return;
-    const auto& p = config_.parallel;
-    int left = world_;
-    const auto axis = [&](const char* key, int size, const std::string& of, auto set) {
-        if (left % size != 0)
-            refuse(key, " = ", size, " does not divide the ", left, " ", of,
-                   nearest_text("does", size, left, set));
-        left /= size;
-    };
-    axis("parallel.tensor", p.tensor, "ranks of this run",
-         [](Config& c, int64_t value) { c.parallel.tensor = static_cast<int>(value); });
-    axis("parallel.context", p.context,
-         p.tensor == 1 ? "ranks of this run" : "tensor-parallel groups of this run",
-         [](Config& c, int64_t value) { c.parallel.context = static_cast<int>(value); });
-    axis("parallel.pipeline", p.pipeline,
-         left == world_ ? "ranks of this run"
-                        : "ranks that parallel.tensor and parallel.context leave",
-         [](Config& c, int64_t value) { c.parallel.pipeline = static_cast<int>(value); });
-    if (p.shard_ranks > 0)
-        axis("parallel.shard_ranks", p.shard_ranks, "data-parallel ranks of this run",
-             [](Config& c, int64_t value) { c.parallel.shard_ranks = static_cast<int>(value); });
 }
 
 }  // namespace

@@ -24,9 +24,8 @@ int64_t most_tokens(const Device& device) { return device.is_cuda() ? 65536 : 40
 
 int64_t step_multiple(const Config& config, int data_ranks) {
     const auto& p = config.parallel;
-    return p.pipeline > 1 && p.schedule == PipelineKind::interleaved
-               ? int64_t{p.pipeline} * data_ranks
-               : 1;
+    const int of_pipeline = micro_batches_multiple(p.schedule, p.pipeline);
+    return of_pipeline > 1 ? int64_t{of_pipeline} * data_ranks : 1;
 }
 
 std::vector<int> feeding_micro_batches(const Config& config, int64_t most_tokens, int ranks) {

@@ -61,6 +61,14 @@ MeshSizes mesh_sizes(const Config& config) {
 
 MeshLayout mesh_of(const Config& config, int world) { return {world, mesh_sizes(config)}; }
 
+PipelineOptions pipeline_options(const Config& config) {
+    const auto& p = config.parallel;
+    return {.kind = p.schedule,
+            .ranks = p.pipeline,
+            .stages_per_rank = p.stages_per_rank,
+            .layers_per_stage = p.layers_per_stage};
+}
+
 RunShape::RunShape(Config config_, const DecoderSpec& spec_, DType dtype_, Recompute recompute_,
                    int world)
     : config(std::move(config_)),
@@ -94,27 +102,12 @@ LoaderOptions loader_options(const Config& config, const MeshLayout& mesh, int r
 
 Sharding sharding_of(const RunShape& shape, int rank) {
     const auto& p = shape.config.parallel;
-    const MeshLayout& mesh = shape.mesh;
-    // Groups of one rank split nothing.
-    const bool splits = p.zero > 0 && mesh.size({Axis::shard, Axis::context}) > 1;
-    const Axes summed = {Axis::data, Axis::context}, split = {Axis::shard, Axis::context};
-    return {.rank = splits ? mesh.at(split, rank) : mesh.at(summed, rank),
-            .size = splits ? mesh.size(split) : mesh.size(summed),
-            .replica = splits ? mesh.at(Axis::replica, rank) : 0,
-            .replicas = splits ? mesh.size(Axis::replica) : 1,
-            .tensor = mesh.at(Axis::tensor, rank),
-            .tensors = mesh.size(Axis::tensor),
-            .pipeline = mesh.at(Axis::pipeline, rank),
-            .pipelines = mesh.size(Axis::pipeline),
-            .tied_ends = shape.spec.tied_head && mesh.size(Axis::pipeline) > 1,
-            .world = mesh.world(),
-            .zero = splits ? p.zero : 0,
-            .bucket_elements = static_cast<int64_t>(p.bucket_mb * (1 << 20) / sizeof(float)),
-            .reduce_dtype = p.reduce_dtype};
-}
-
-TensorRank tensor_rank(const RunShape& shape, int rank) {
-    return {shape.mesh.at(Axis::tensor, rank), shape.mesh.size(Axis::tensor)};
+    return sharding_of(
+        shape.mesh, rank,
+        {.zero = p.zero,
+         .tied_head = shape.spec.tied_head,
+         .bucket_elements = static_cast<int64_t>(p.bucket_mb * (1 << 20) / sizeof(float)),
+         .reduce_dtype = p.reduce_dtype});
 }
 
 TensorOptions tensor_options(const Config& config, const TensorRank& tensor) {
@@ -122,10 +115,6 @@ TensorOptions tensor_options(const Config& config, const TensorRank& tensor) {
     return {.rank = tensor,
             .chunks = config.parallel.tensor_chunks,
             .keep_gathered = config.parallel.tensor_keep_gathered};
-}
-
-ContextRank context_rank(const RunShape& shape, int rank) {
-    return {shape.mesh.at(Axis::context, rank), shape.mesh.size(Axis::context)};
 }
 
 std::vector<int> layers_of_stages(const RunShape& shape) {
@@ -153,9 +142,9 @@ PipelineShape pipeline_shape(const RunShape& shape) {
 }
 
 RankRegistry registry_of_rank(const RunShape& shape, int rank) {
-    const TensorRank tensor = tensor_rank(shape, rank);
-    share_of_spec(shape.spec, tensor.ranks);  // checks
     const MeshLayout& mesh = shape.mesh;
+    const TensorRank tensor = tensor_rank(mesh, rank);
+    require_shared(shared_sizes(shape.spec), tensor.ranks);
     RankRegistry registry =
         rank_registry(registry_of(shape.spec), layers_of_stages(shape),
                       mesh.at(Axis::pipeline, rank), mesh.size(Axis::pipeline), tensor);

@@ -15,10 +15,10 @@
 #include "model/registry.h"
 #include "model/spec.h"
 #include "parallel/axes/context.h"
+#include "parallel/axes/data.h"
+#include "parallel/axes/pipeline.h"
 #include "parallel/axes/tensor.h"
 #include "parallel/mesh.h"
-#include "parallel/pipeline/pipeline_schedule.h"
-#include "parallel/state/sharding.h"
 #include "tokenizer/tokenizer.h"
 #include "training/config/config.h"
 
@@ -44,6 +44,8 @@ DType resolve_dtype(const std::string& word, const Device& device);
 MeshSizes mesh_sizes(const Config& config);
 MeshLayout mesh_of(const Config& config, int world);
 
+PipelineOptions pipeline_options(const Config& config);
+
 /// A run, as far as memory, traffic and time depend on it.
 struct RunShape {
     Config config;
@@ -66,9 +68,7 @@ struct RunShape {
 /// axis read the same micro-batches.
 LoaderOptions loader_options(const Config& config, const MeshLayout& mesh = {}, int rank = 0);
 Sharding sharding_of(const RunShape& shape, int rank);
-TensorRank tensor_rank(const RunShape& shape, int rank);
 TensorOptions tensor_options(const Config& config, const TensorRank& rank);
-ContextRank context_rank(const RunShape& shape, int rank);
 /// The parameters of a model in a rank's memory. Throws Error, with the nearest parallel.tensor that
 /// works, where tensor-parallel ranks cannot share the model.
 RankRegistry registry_of_rank(const RunShape& shape, int rank);

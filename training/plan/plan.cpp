@@ -9,15 +9,14 @@
 #include "base/error.h"
 #include "base/formatted.h"
 #include "base/printable.h"
-#include "model/context_attention.h"
 #include "model/families/family.h"
-#include "model/stage_traffic.h"
 #include "tokenizer/tokenizer.h"
 #include "training/config/config_text.h"
 #include "training/config/feeding.h"
 #include "training/config/micro_batches.h"
 #include "training/data_use.h"
 #include "training/plan/pipeline_plan.h"
+#include "training/plan/traffic.h"
 #include "training/schedule.h"
 #include "training/trainer.h"
 
@@ -29,18 +28,6 @@ namespace {
 std::string label_of(Purpose purpose, const Device& device) {
     return concat(name_of(purpose),
                   purpose == Purpose::staging && device.is_cuda() ? " (host)" : "");
-}
-
-Traffic traffic_of(const RunShape& shape, const PipelineSchedule& schedule, int rank);
-
-/// The most that a rank of any stage sends in a step, by group of ranks.
-Traffic most_traffic(const RunShape& shape) {
-    const PipelineSchedule schedule = pipeline_schedule(pipeline_shape(shape));
-    Traffic most;
-    for (const int rank : shape.mesh.first_ranks(Axis::pipeline))
-        for (const auto& [group, bytes] : traffic_of(shape, schedule, rank))
-            most[group] = std::max(most[group], bytes);
-    return most;
 }
 
 /// What each rank sends in a step, by group of ranks.
@@ -103,56 +90,6 @@ std::string note_on_vocabulary(const Config& config, const DecoderSpec& spec,
 
 namespace {
 
-Traffic traffic_of(const RunShape& shape, const PipelineSchedule& schedule, int rank) {
-    const auto& [config, spec, dtype, recompute, mesh] = shape;
-    Arena counting = Arena::counting(Device{});
-    const RankRegistry registry = registry_of_rank(shape, rank);
-    const ParameterBuffers buffers(counting, registry.parameters, dtype,
-                                   ParameterBuffers::Use::training, sharding_of(shape, rank));
-    const auto place = static_cast<size_t>(mesh.at(Axis::pipeline, rank));
-    std::vector<UnitPass> passes;
-    int64_t messages = 0;
-    for (const PipelineAction& action : schedule.ranks[place].actions) {
-        messages += is_send(action.work);
-        if (!is_compute(action.work) || action.work == PipelineWork::backward_weights) continue;
-        const Registry& stage =
-            registry.stages[static_cast<size_t>(action.stage / schedule.shape.ranks)];
-        const UnitPass forward{stage.first_unit(), stage.last_unit()};
-        passes.push_back(
-            action.work == PipelineWork::forward ? forward : UnitPass{forward.last, forward.first});
-    }
-    Traffic traffic =
-        state_traffic(mesh, buffers, passes, schedule.shape.micro_batches, sums_of_step(shape));
-    const int tensors = mesh.size(Axis::tensor), contexts = mesh.size(Axis::context);
-    const int64_t tokens = int64_t{config.batch.micro_batch} * config.sequence_length();
-    if (messages > 0)
-        traffic[mesh.group_name({Axis::pipeline})] += messages * (tokens / contexts / tensors) *
-                                                      spec.n_embd *
-                                                      static_cast<int64_t>(size_of(dtype));
-    int layers = 0;
-    const DecoderSpec part = share_of_spec(spec, tensors);
-    for (const Registry& stage : registry.stages)
-        for (int l = 0; l < static_cast<int>(stage.blocks.size()); ++l, ++layers)
-            if (contexts > 1)
-                traffic[mesh.group_name({Axis::context})] +=
-                    schedule.shape.micro_batches *
-                    context_bytes_sent(tokens * 2 * part.layer(stage.first_layer + l).kv_width(),
-                                       dtype, contexts);
-    if (tensors > 1)
-        traffic[mesh.group_name({Axis::tensor})] +=
-            schedule.shape.micro_batches *
-            bytes_sent(spec, {.rows = tokens / contexts,
-                              .ranks = tensors,
-                              .dtype = dtype,
-                              .recompute = recompute,
-                              .keep_gathered = config.parallel.tensor_keep_gathered,
-                              .halves_apart = schedule.halves_apart,
-                              .layers = layers,
-                              .has_embedding = registry.stages.front().begins_model(),
-                              .has_head = registry.stages.back().ends_model()});
-    return traffic;
-}
-
 /// The same memory, from shorter lists: with these micro-batches on each data rank, all schedules but
 /// gpipe hold as many activations and messages at a time as with more.
 RunShape with_short_schedule(RunShape shape) {
@@ -166,10 +103,6 @@ RunShape with_short_schedule(RunShape shape) {
 }
 
 }  // namespace
-
-Traffic step_traffic(const RunShape& shape, int rank) {
-    return traffic_of(shape, pipeline_schedule(pipeline_shape(shape)), rank);
-}
 
 Arena plan_memory(const RunShape& shape, const Device& device, std::optional<int> rank) {
     const RunShape shorter = with_short_schedule(shape);

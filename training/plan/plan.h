@@ -8,7 +8,6 @@
 
 #include "device/memory.h"
 #include "model/stage.h"
-#include "parallel/axes/data.h"
 #include "tokenizer/tokenizer.h"
 #include "training/config/layout.h"
 #include "training/files/kept_choices.h"
@@ -26,10 +25,6 @@ std::string note_on_vocabulary(const Config& config, const DecoderSpec& spec,
 Arena plan_memory(const RunShape& shape, const Device& device, std::optional<int> rank = {});
 /// The bytes of a rank of each place on the pipeline axis.
 std::vector<uint64_t> memory_of_stages(const RunShape& shape, const Device& device);
-
-/// What a rank with the most micro-batches sends in a step, by group of ranks;
-/// config.batch.micro_batch must be given.
-Traffic step_traffic(const RunShape& shape, int rank = 0);
 
 /// How a step is divided so that it fits into memory.
 struct Fit {

@@ -1,0 +1,92 @@
+#include "training/plan/traffic.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace train_gpt {
+
+namespace {
+
+/// The weights that a pipeline rank's actions acquire, in order.
+std::vector<UnitPass> passes_of(const PipelineRank& rank, const RankRegistry& registry,
+                                int pipeline_ranks) {
+    std::vector<UnitPass> passes;
+    for (const PipelineAction& action : rank.actions) {
+        if (!is_compute(action.work) || action.work == PipelineWork::backward_weights) continue;
+        const Registry& stage = registry.stages[static_cast<size_t>(action.stage / pipeline_ranks)];
+        const UnitPass forward{stage.first_unit(), stage.last_unit()};
+        passes.push_back(
+            action.work == PipelineWork::forward ? forward : UnitPass{forward.last, forward.first});
+    }
+    return passes;
+}
+
+/// What the layers of a rank send, for each micro-batch of so many tokens.
+int64_t context_bytes(const RunShape& shape, const RankRegistry& registry, int64_t tokens) {
+    const DecoderSpec part = share_of_spec(shape.spec, shape.mesh.size(Axis::tensor));
+    int64_t bytes = 0;
+    for (const Registry& stage : registry.stages)
+        for (int l = 0; l < static_cast<int>(stage.blocks.size()); ++l)
+            bytes += context_bytes_sent(tokens * 2 * part.layer(stage.first_layer + l).kv_width(),
+                                        shape.dtype, shape.mesh.size(Axis::context));
+    return bytes;
+}
+
+/// The same for a context-parallel rank's tokens.
+int64_t tensor_bytes(const RunShape& shape, const RankRegistry& registry, int64_t tokens,
+                     bool halves_apart) {
+    int64_t layers = 0;
+    for (const Registry& stage : registry.stages) layers += std::ssize(stage.blocks);
+    return tensor_bytes_sent({.rows = tokens,
+                              .ranks = shape.mesh.size(Axis::tensor),
+                              .width = shape.spec.n_embd,
+                              .dtype = shape.dtype,
+                              .recomputes_block = shape.recompute == Recompute::block,
+                              .keep_gathered = shape.config.parallel.tensor_keep_gathered,
+                              .halves_apart = halves_apart,
+                              .layers = static_cast<int>(layers),
+                              .has_embedding = registry.stages.front().begins_model(),
+                              .has_head = registry.stages.back().ends_model()});
+}
+
+Traffic traffic_of(const RunShape& shape, const PipelineSchedule& schedule, int rank) {
+    const MeshLayout& mesh = shape.mesh;
+    const RankRegistry registry = registry_of_rank(shape, rank);
+    const PipelineRank& actions =
+        schedule.ranks[static_cast<size_t>(mesh.at(Axis::pipeline, rank))];
+    const int micro_batches = schedule.shape.micro_batches;
+    const int64_t tokens = int64_t{shape.config.batch.micro_batch} * shape.config.sequence_length(),
+                  of_context = tokens / mesh.size(Axis::context),
+                  of_tensor = of_context / mesh.size(Axis::tensor);
+    Arena counting = Arena::counting(Device{});
+    const ParameterBuffers buffers(counting, registry.parameters, shape.dtype,
+                                   ParameterBuffers::Use::training, sharding_of(shape, rank));
+    Traffic traffic =
+        state_traffic(mesh, buffers, passes_of(actions, registry, schedule.shape.ranks),
+                      micro_batches, sums_of_step(shape));
+    const auto add = [&](Axis axis, int64_t bytes) {
+        if (mesh.size(axis) > 1) traffic[mesh.group_name({axis})] += bytes;
+    };
+    add(Axis::pipeline, pipeline_bytes_sent(actions, of_tensor, shape.spec.n_embd, shape.dtype));
+    add(Axis::context, micro_batches * context_bytes(shape, registry, tokens));
+    add(Axis::tensor,
+        micro_batches * tensor_bytes(shape, registry, of_context, schedule.halves_apart));
+    return traffic;
+}
+
+}  // namespace
+
+Traffic step_traffic(const RunShape& shape, int rank) {
+    return traffic_of(shape, pipeline_schedule(pipeline_shape(shape)), rank);
+}
+
+Traffic most_traffic(const RunShape& shape) {
+    const PipelineSchedule schedule = pipeline_schedule(pipeline_shape(shape));
+    Traffic most;
+    for (const int rank : shape.mesh.first_ranks(Axis::pipeline))
+        for (const auto& [group, bytes] : traffic_of(shape, schedule, rank))
+            most[group] = std::max(most[group], bytes);
+    return most;
+}
+
+}  // namespace train_gpt
