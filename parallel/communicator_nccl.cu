@@ -86,11 +86,8 @@ class Library {
 
     /// Before 2.26, all operations of a process must be ordered by streams, or groups wait for each
     /// other for ever ("Using multiple NCCL communicators concurrently" in its user guide). Later
-    /// versions start them in the order in which they are submitted if an environment variable says
-    /// so (order_by_submission()).
+    /// versions need order_by_submission().
     bool needs_one_stream() const { return version_ < orders_from; }
-
-    /// The stream of all groups, if needs_one_stream().
     std::shared_ptr<Stream> only_stream(const Device& device) const {
         if (!only_stream_)
             only_stream_ = std::make_shared<Stream>(device, false, Stream::Priority::high);

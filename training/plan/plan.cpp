@@ -10,6 +10,7 @@
 #include "base/formatted.h"
 #include "base/printable.h"
 #include "model/families/family.h"
+#include "parallel/group_ctas.h"
 #include "tokenizer/tokenizer.h"
 #include "training/config/config_text.h"
 #include "training/config/feeding.h"
@@ -41,6 +42,15 @@ std::string traffic_line(const RunShape& shape) {
         text += concat(format_bytes(static_cast<uint64_t>(bytes)), " along ", group, ", ");
     return text + concat("gradients in ", name_of(sharding.reduce_dtype), ", in ",
                          layout.buckets().size(), " buckets\n");
+}
+
+/// The shares of collectives in a GPU's multiprocessors, if groups have any.
+std::string shares_line(const RunShape& shape, const Device& device) {
+    const int available = multiprocessors(device);
+    const std::string shares = describe(group_ctas(shape.mesh.world(), mesh_sizes(shape.config),
+                                                   available, shape.config.parallel.nccl_max_ctas),
+                                        available);
+    return shares.empty() || available == 0 ? "" : concat("collectives  ", shares, "\n");
 }
 
 constexpr Recompute recompute_levels[] = {Recompute::none, Recompute::elementwise,
@@ -341,7 +351,7 @@ std::string describe_shape(const RunShape& shape, const Device& device) {
                    " of ", config.batch.micro_batch, " × ", T, " tokens, on ", world, " rank",
                    world == 1 ? "" : "s", ": ", micro_batches / data_ranks, " to ",
                    (micro_batches + data_ranks - 1) / data_ranks, " each\n");
-    if (world > 1) text += traffic_line(shape);
+    if (world > 1) text += traffic_line(shape) + shares_line(shape, device);
     text += run_lines(config, spec);
     return text + concat("device       ", device.is_cuda() ? "CUDA" : "CPU", ", ",
                          name_of(shape.dtype), "\n");
