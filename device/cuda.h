@@ -1,4 +1,5 @@
-// The CUDA functions that device.cpp, stream.cpp and memory.cpp call. cuda_queue.h has what every X.cu needs.
+// The CUDA functions that device.cpp, stream.cpp and memory.cpp call. cuda_queue.h has what every
+// X.cu needs.
 #pragma once
 #ifdef TRAIN_GPT_CUDA
 #include <cstddef>

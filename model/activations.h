@@ -1,5 +1,6 @@
-// What a block computes in its forward pass and reads again in its backward pass, as data: the parts of
-// a block list their activations, and Stage and Generator take memory for what the lists say.
+// What a block computes in its forward pass and reads again in its backward pass, as data: the
+// parts of a block list their activations, and Stage and Generator take memory for what the lists
+// say.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -10,15 +11,15 @@
 namespace train_gpt {
 
 /// The activations of a block of M tokens. All are [M, …] in the compute dtype, except stats1 and
-/// stats2 [M, 2] and lse [B, H, T], which are fp32. x is the block's input, the residual stream; preact
-/// is the output of `up`.
+/// stats2 [M, 2] and lse [B, H, T], which are fp32. x is the block's input, the residual stream;
+/// preact is the output of `up`.
 ///
 /// rotated [M, (H + H_kv)·D] holds q and k after a norm of heads, whose backward pass needs them as
 /// they were. Without such a norm they are rotated in place, and rotated is absent.
 ///
-/// Among tensor-parallel ranks, x, x_mid, stats1 and stats2 have this rank's rows [M / ranks, …], and
-/// widths are this rank's part. norm1_rows and norm2_rows keep this rank's rows of norm1 and norm2;
-/// they are absent where norm1 and norm2 keep all rows.
+/// Among tensor-parallel ranks, x, x_mid, stats1 and stats2 have this rank's rows [M / ranks, …],
+/// and widths are this rank's part. norm1_rows and norm2_rows keep this rank's rows of norm1 and
+/// norm2; they are absent where norm1 and norm2 keep all rows.
 struct BlockActivations {
     Tensor x, norm1, stats1, qkv, rotated, att, lse, x_mid, norm2, stats2, preact, hidden;
     Tensor norm1_rows = {}, norm2_rows = {};

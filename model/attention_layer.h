@@ -1,5 +1,5 @@
-// The attention part of a block: out(attention(qkv(norm(x)))), with q and k rotated where positions are
-// rotary. A list of its activations, its passes, and the scratch memory that they need.
+// The attention part of a block: out(attention(qkv(norm(x)))), with q and k rotated where positions
+// are rotary. A list of its activations, its passes, and the scratch memory that they need.
 #pragma once
 #include <functional>
 

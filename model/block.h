@@ -12,11 +12,13 @@ namespace train_gpt {
 
 /// The activations of all parts of a block, and of the norms between them, except x.
 Activations block_activations(const LayerSpec& layer, DType dtype);
-/// What layers [first, last) can share: every activation that one of them has, as wide as the widest.
+/// What layers [first, last) can share: every activation that one of them has, as wide as the
+/// widest.
 Activations widest_activations(const DecoderSpec& spec, int first, int last, DType dtype);
 
-/// Computes x_mid … hidden from x, and out [M, C], the next block's x; among tensor-parallel ranks what
-/// it returns is still to be added to out. `out` is absent in recomputation, which does not need it.
+/// Computes x_mid … hidden from x, and out [M, C], the next block's x; among tensor-parallel ranks
+/// what it returns is still to be added to out. `out` is absent in recomputation, which does not
+/// need it.
 Addends block_forward(Stream& stream, const Block& block, Tensor out,
                       const Attend& attend = attend_within_batch);
 

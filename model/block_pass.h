@@ -38,13 +38,13 @@ struct Block {
 
 /// Gradients in the backward pass. dres is the gradient of the residual stream. dy [M, C], datt
 /// [M, H·D] and, with SwiGLU, dhidden [M, F] are temporary. dup, which may be preact then, and dqkv
-/// are the gradients of the outputs of `up` and `qkv`. Among tensor-parallel ranks dres, dy, dout and
-/// dmid have this rank's rows.
+/// are the gradients of the outputs of `up` and `qkv`. Among tensor-parallel ranks dres, dy, dout
+/// and dmid have this rank's rows.
 ///
 /// All blocks share them, unless the two halves of the backward pass are called apart. Then dup,
 /// dqkv, and dout and dmid, the copies of dres at the block's output and middle, keep their values
-/// from one half to the other. So does `early`, fp32, with the weights' gradients that come with the
-/// inputs' (early_gradients()); if it is absent, these go to their sinks at once.
+/// from one half to the other. So does `early`, fp32, with the weights' gradients that come with
+/// the inputs' (early_gradients()); if it is absent, these go to their sinks at once.
 struct BlockGradients {
     Tensor dres, dy, datt, dhidden, dup, dqkv;
     Tensor dout = {}, dmid = {}, early = {};

@@ -76,7 +76,8 @@ void Generator::feed(Stream& stream, std::span<const int32_t> tokens) {
     }
 }
 
-/// Appends the keys and values of a block's tokens to the cache of its layer, and attends to all of it.
+/// Appends the keys and values of a block's tokens to the cache of its layer, and attends to all of
+/// it.
 void Generator::attend(Stream& stream, int layer, const Block& block) {
     const BlockActivations& a = block.activations;
     const int H = block.layer.n_head, H_kv = block.layer.n_kv_head, D = block.layer.head_size,

@@ -1,5 +1,6 @@
-// The feed-forward part of a block: down(hidden(up(norm(x)))), where hidden is gelu, or silu(gate) ⊙ up
-// of both halves. A list of its activations, its passes, and the scratch memory that they need.
+// The feed-forward part of a block: down(hidden(up(norm(x)))), where hidden is gelu, or silu(gate)
+// ⊙ up of both halves. A list of its activations, its passes, and the scratch memory that they
+// need.
 #pragma once
 #include "model/block_pass.h"
 

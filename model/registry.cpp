@@ -40,8 +40,9 @@ class Builder {
         return add(std::move(w));
     }
 
-    /// A linear layer, whose rows files may hold as several tensors, with these names. Column-parallel
-    /// layers are split in sections of their outputs, row-parallel ones along their inputs.
+    /// A linear layer, whose rows files may hold as several tensors, with these names.
+    /// Column-parallel layers are split in sections of their outputs, row-parallel ones along their
+    /// inputs.
     struct Linear {
         std::string name;
         int64_t out = 0, in = 0;
@@ -51,7 +52,8 @@ class Builder {
     };
 
     /// The weight [out, in] and the bias, if there is one. bias_adds: a row-parallel layer's bias
-    /// has its gradient with the norm after it, of a rank's rows; else it is a product's, of all rows.
+    /// has its gradient with the norm after it, of a rank's rows; else it is a product's, of all
+    /// rows.
     std::pair<int, int> linear(const Linear& layer, bool has_bias, bool bias_adds = false) {
         Parameter w;
         w.name = layer.name + ".weight", w.shape = {layer.out, layer.in}, w.decay = true;

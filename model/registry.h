@@ -15,9 +15,9 @@ struct BlockParameters {
     int norm2_w = -1, norm2_b = -1, up_w = -1, up_b = -1, down_w = -1, down_b = -1;
 };
 
-/// The parameters of layers first_layer … and, at the ends of the model, of the embedding, the final
-/// norm and the head. Units are numbered in the order of the forward pass: the embedding (if the
-/// model begins here), the blocks, the final norm (if it ends here) with a head of its own.
+/// The parameters of layers first_layer … and, at the ends of the model, of the embedding, the
+/// final norm and the head. Units are numbered in the order of the forward pass: the embedding (if
+/// the model begins here), the blocks, the final norm (if it ends here) with a head of its own.
 struct Registry {
     std::vector<Parameter> parameters;
     int first_layer = 0;
@@ -49,9 +49,9 @@ struct RegistryNames {
     float positions_scale = 1;  // standard deviation of learned positions beside other weights'
 };
 
-/// The registry of a whole model. Names end in ".weight" and ".bias". Initial values: norms 1, biases
-/// 0, weights normal(0, init_std), those of the two projections into the residual stream scaled by
-/// 1/√(2·n_layer) where the spec says so.
+/// The registry of a whole model. Names end in ".weight" and ".bias". Initial values: norms 1,
+/// biases 0, weights normal(0, init_std), those of the two projections into the residual stream
+/// scaled by 1/√(2·n_layer) where the spec says so.
 Registry decoder_registry(const DecoderSpec& spec, const RegistryNames& names);
 
 /// The same tensors as a tensor-parallel rank holds them. Throws Error where they cannot be split.
@@ -69,8 +69,8 @@ struct RankRegistry {
 RankRegistry rank_registry(const Registry& whole, const std::vector<int>& layers_of_stages,
                            int rank, int ranks, const TensorRank& tensor);
 
-/// Gives each stage a sweep of its own (Parameter::sweep), and another one to a head whose gradients
-/// come with those of inputs while those of the blocks' weights come later.
+/// Gives each stage a sweep of its own (Parameter::sweep), and another one to a head whose
+/// gradients come with those of inputs while those of the blocks' weights come later.
 void number_sweeps(RankRegistry& registry, bool halves_apart);
 
 /// The part of a whole model's registry with the layers [first, last). A stage that holds a tied

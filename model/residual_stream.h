@@ -1,11 +1,12 @@
-// The residual stream: the sum that runs through all blocks. Each part of a block reads a norm of it and
-// adds a product to it.
+// The residual stream: the sum that runs through all blocks. Each part of a block reads a norm of
+// it and adds a product to it.
 //
-// Without other tensor-parallel ranks, a product adds the stream and its bias in its epilogue. Tensor-
-// parallel ranks (parallel/axes/tensor.h) share the products: a rank has its part of the columns of
-// a part's first product and of the rows of its last one. The stream and its norms are of the rank's
-// rows. The norms' outputs are gathered before the products that read them; the products into the stream
-// are summed over the ranks, and the norm after such a product adds sum, stream and bias.
+// Without other tensor-parallel ranks, a product adds the stream and its bias in its epilogue.
+// Tensor- parallel ranks (parallel/axes/tensor.h) share the products: a rank has its part of the
+// columns of a part's first product and of the rows of its last one. The stream and its norms are
+// of the rank's rows. The norms' outputs are gathered before the products that read them; the
+// products into the stream are summed over the ranks, and the norm after such a product adds sum,
+// stream and bias.
 #pragma once
 #include <cstdint>
 
@@ -60,8 +61,8 @@ class ResidualStream {
     /// Memory for a norm's output of all rows that is gathered again in the backward pass.
     Tensor gathered_norm() const { return gathered_; }
 
-    /// The norm of this rank's rows, after computing its x from the addends; gathers: products wait for
-    /// all rows (for_each_chunk).
+    /// The norm of this rank's rows, after computing its x from the addends; gathers: products wait
+    /// for all rows (for_each_chunk).
     void norm(Stream& stream, const StreamNorm& of, const Addends& addends = {},
               bool gathers = true) const;
     /// All of this rank's rows at once, of a norm that no product waits for.
@@ -91,14 +92,14 @@ class ResidualStream {
         }
     }
 
-    /// The stream's gradient of all rows, for products of the backward pass; `held` is of this rank's
-    /// rows, and is returned without other ranks.
+    /// The stream's gradient of all rows, for products of the backward pass; `held` is of this
+    /// rank's rows, and is returned without other ranks.
     Tensor gather_gradient(Stream& stream, Tensor held) const;
     /// dy = dout·w, the gradient of a norm's output; among several ranks the sum of their products.
     void add_input_gradient(Stream& stream, Tensor dy, Tensor dout, Tensor w) const;
 
-    /// add_partials(): `out` [M / ranks, C] = this rank's rows of the sum of the ranks' partial(), which is `out`
-    /// itself without other ranks.
+    /// add_partials(): `out` [M / ranks, C] = this rank's rows of the sum of the ranks' partial(),
+    /// which is `out` itself without other ranks.
     Tensor partial(Tensor out) const { return is_split() ? products_ : out; }
     void add_partials(Stream& stream, Tensor out) const;
     /// All rows of what the ranks hold; `held` itself without other ranks.
@@ -114,7 +115,8 @@ class ResidualStream {
     TensorGroup& tensor_;
     Norm norm_;
     float norm_epsilon_;
-    // Among several ranks: products and gathered rows [M, C], this rank's rows of sums, and a bias [C].
+    // Among several ranks: products and gathered rows [M, C], this rank's rows of sums, and a bias
+    // [C].
     Tensor products_, gathered_, sums_, bias_;
 };
 

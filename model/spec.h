@@ -21,8 +21,8 @@ enum class Mlp : uint8_t { gelu, swiglu };
 /// Which linear layers have biases: none; that of q, k and v; or all, and LayerNorms too.
 enum class Biases : uint8_t { none, qkv, all };
 
-/// How tokens know their places: by a learned vector added to the token embedding, or by rotation of
-/// queries and keys.
+/// How tokens know their places: by a learned vector added to the token embedding, or by rotation
+/// of queries and keys.
 enum class Positions : uint8_t { learned, rope };
 
 /// Rows of vocabularies in memory, on each rank, are a multiple of this.
@@ -50,15 +50,15 @@ struct LayerSpec {
         const double C = n_embd;
         return C * qkv_width() + attention_width() * C + C * up_width() + C * n_ff;
     }
-    /// Training FLOPs per token: 6 for each of these parameters, and 6·H·D·T, where causal attention
-    /// counts half.
+    /// Training FLOPs per token: 6 for each of these parameters, and 6·H·D·T, where causal
+    /// attention counts half.
     double flops_per_token(int T) const {
         return 6 * matrix_parameters() + 6.0 * attention_width() * T;
     }
 };
 
-/// A pre-norm decoder with causal attention. Its query heads share n_kv_head key/value heads in groups
-/// of equal size.
+/// A pre-norm decoder with causal attention. Its query heads share n_kv_head key/value heads in
+/// groups of equal size.
 struct DecoderSpec {
     const Family* family = nullptr;
     int n_layer = 0, n_head = 0, n_kv_head = 0, head_size = 0, n_embd = 0, n_ff = 0, n_ctx = 0;
@@ -79,13 +79,13 @@ struct DecoderSpec {
     /// What layer i is made of. All layers of today's families are alike.
     LayerSpec layer(int i) const;
     bool is_rotary() const { return positions == Positions::rope; }
-    /// Rows of the embedding in memory: a multiple of 128, for the matrix products. The loss ignores
-    /// the padding. (Tensor-parallel ranks hold equal parts, each such a multiple.)
+    /// Rows of the embedding in memory: a multiple of 128, for the matrix products. The loss
+    /// ignores the padding. (Tensor-parallel ranks hold equal parts, each such a multiple.)
     int64_t padded_vocab() const {
         return (vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple;
     }
-    /// Training FLOPs per token: 6·N + 6·Σ H·D·T over the layers, where N is the number of parameters
-    /// in matrix products and causal attention counts half.
+    /// Training FLOPs per token: 6·N + 6·Σ H·D·T over the layers, where N is the number of
+    /// parameters in matrix products and causal attention counts half.
     double flops_per_token(int T) const;
 
     bool operator==(const DecoderSpec&) const = default;

@@ -27,8 +27,9 @@ struct StageOptions {
     ParameterStore::Use use = ParameterStore::Use::training;
     bool document_mask = false;  // batches will have doc_start
     float z_loss = 0;            // see head_loss.h
-    /// backward_inputs() and backward_weights() will be called apart. Each slot then also keeps what
-    /// the second one reads: the inputs of the linear layers and the gradients of their outputs.
+    /// backward_inputs() and backward_weights() will be called apart. Each slot then also keeps
+    /// what the second one reads: the inputs of the linear layers and the gradients of their
+    /// outputs.
     bool backward_apart = false;
     /// The ranks that share the stage's products; null: this one alone.
     TensorGroup* tensor = nullptr;
@@ -39,9 +40,9 @@ struct StageOptions {
 /// Work for micro-batches may be called in any order that computes what it needs first: forward(),
 /// then backward() or backward_inputs() and some time later backward_weights(), of the same slot.
 /// The gradients of a step are sums over its micro-batches. M = B·T. Tensor-parallel ranks call the
-/// same methods for the same micro-batches; each then has the losses of all tokens, and `in`, `out`,
-/// `dout` and `din` are of its rows [M / ranks, C]. Context-parallel ranks also call the same methods,
-/// each with its part of the batches, and have the losses of its tokens.
+/// same methods for the same micro-batches; each then has the losses of all tokens, and `in`,
+/// `out`, `dout` and `din` are of its rows [M / ranks, C]. Context-parallel ranks also call the
+/// same methods, each with its part of the batches, and have the losses of its tokens.
 class Stage {
   public:
     /// Takes activations for micro-batches of B·T tokens from the arena. In inference all blocks
@@ -76,14 +77,14 @@ class Stage {
                          Tensor din = {});
     void backward_weights(Stream& stream, int slot, const TokenBatch& batch);
 
-    /// Instead of these passes, on a rank with one micro-batch fewer than others: takes part in what
-    /// the ranks that split the state exchange in them.
+    /// Instead of these passes, on a rank with one micro-batch fewer than others: takes part in
+    /// what the ranks that split the state exchange in them.
     void skip_forward(Stream& stream);
     void skip_backward(Stream& stream, Backward part);
 
     /// Logits of the token after a position of the first sequence of a forward pass in the device's
-    /// memory, fp32 [1, …], for as many entries as padded_vocabulary_of_all(), of which only those of
-    /// the vocabulary mean something. Only in a stage that ends the model.
+    /// memory, fp32 [1, …], for as many entries as padded_vocabulary_of_all(), of which only those
+    /// of the vocabulary mean something. Only in a stage that ends the model.
     void next_token_logits(Stream& stream, int slot, int64_t position, Tensor out);
     int64_t padded_vocabulary_of_all() const { return tensor_.size() * padded_vocabulary(); }
 
@@ -144,7 +145,8 @@ class Stage {
     std::optional<ContextAttention> context_attention_;
     Tensor logits_, losses_;  // [chunk, Vp], [M]
     Tensor dres_, dy_;        // [M, C]: gradients of the residual stream, and temporary ones
-    // Among tensor-parallel ranks: statistics of the head's rows [chunk, 3], this rank's and all ranks'.
+    // Among tensor-parallel ranks: statistics of the head's rows [chunk, 3], this rank's and all
+    // ranks'.
     Tensor stats_, all_stats_;
 };
 

@@ -1,6 +1,6 @@
 // How many of a GPU's multiprocessors the collectives of each group of ranks may hold. NCCL calls
-// their thread blocks CTAs (cooperative thread arrays): each holds a multiprocessor from the start of
-// a collective to its end, also while it waits for other ranks.
+// their thread blocks CTAs (cooperative thread arrays): each holds a multiprocessor from the start
+// of a collective to its end, also while it waits for other ranks.
 #pragma once
 #include <string>
 

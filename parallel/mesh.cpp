@@ -300,8 +300,8 @@ void Mesh::check() const {
     for (const std::shared_ptr<Communicator>& group : groups()) group->check();
 }
 
-/// A thread for each group: NCCL frees memory when it aborts a group, which may wait for the kernels
-/// of other groups, and these end only when they are aborted, too.
+/// A thread for each group: NCCL frees memory when it aborts a group, which may wait for the
+/// kernels of other groups, and these end only when they are aborted, too.
 bool Mesh::abort() const {
     struct Progress {
         std::mutex mutex;

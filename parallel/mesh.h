@@ -103,10 +103,10 @@ class Mesh {
   public:
     /// A mesh of one rank.
     Mesh();
-    /// All ranks call it. Opens the group of all ranks for buffers on `device`, and gives the groups
-    /// of a GPU their shares of its multiprocessors (group_ctas.h). Throws SharedError if ranks pass
-    /// different sizes, if the sizes do not divide the world, or if tensor-parallel ranks are on
-    /// different nodes and the sizes do not allow that.
+    /// All ranks call it. Opens the group of all ranks for buffers on `device`, and gives the
+    /// groups of a GPU their shares of its multiprocessors (group_ctas.h). Throws SharedError if
+    /// ranks pass different sizes, if the sizes do not divide the world, or if tensor-parallel
+    /// ranks are on different nodes and the sizes do not allow that.
     Mesh(const World& world, const Device& device, const MeshSizes& sizes,
          const CollectiveSettings& collectives = {});
     /// The same with a group of all ranks that is open, and shares for the others.

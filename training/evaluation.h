@@ -31,12 +31,14 @@ class EvaluationStopped : public std::exception {};
 class EvaluationBatch {
   public:
     EvaluationBatch() = default;
-    /// Context-parallel ranks each fill in whole sequences, and run the model on their part of them.
+    /// Context-parallel ranks each fill in whole sequences, and run the model on their part of
+    /// them.
     EvaluationBatch(Arena& arena, const BatchShape& shape);
 
     std::span<int32_t> tokens, targets, doc_start;  // host memory; doc_start empty without a mask
 
-    /// Submits the copy of what the host has filled in, as run() does, and returns where it will be.
+    /// Submits the copy of what the host has filled in, as run() does, and returns where it will
+    /// be.
     TokenBatch upload(Stream& stream) const;
     /// Runs the model on what the host has filled in. The losses per token are then in the device's
     /// memory.

@@ -1,4 +1,5 @@
-// The checkpoints of a run: all ranks write them, and the first one deletes those that are not kept.
+// The checkpoints of a run: all ranks write them, and the first one deletes those that are not
+// kept.
 #pragma once
 #include <cstdint>
 #include <filesystem>

@@ -57,9 +57,9 @@ std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st* stream);
 
 /// Sends the attention calls of a queue to our own kernels or to the library, as the stream's
 /// settings say. Both compute the same from the same buffers, including the log-sum-exp, so the
-/// engine is chosen separately for each pass and shape. If the library is missing or fails, our own kernels
-/// run that pass from then on, and one line on stderr says why. The library's backward pass runs in
-/// several calls where one would need too much memory (cudnn_calls).
+/// engine is chosen separately for each pass and shape. If the library is missing or fails, our own
+/// kernels run that pass from then on, and one line on stderr says why. The library's backward pass
+/// runs in several calls where one would need too much memory (cudnn_calls).
 class AttentionEngines {
   public:
     using Work = std::function<void()>;  // submits our own kernels

@@ -52,8 +52,8 @@ bool Weights::is_leased(size_t b) const {
     return false;
 }
 
-/// Gathers a bucket's weights, unless they are in its buffer, or with ZeRO-3, another bucket's, which
-/// are in use, are there.
+/// Gathers a bucket's weights, unless they are in its buffer, or with ZeRO-3, another bucket's,
+/// which are in use, are there.
 void Weights::gather_unless_there(Stream& stream, size_t b) {
     if (gathered_[b]) return;
     const int turn = buffers_.holds_all_weights() ? -1 : buffers_.turn_of_weights(b);

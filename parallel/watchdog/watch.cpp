@@ -178,7 +178,8 @@ void Watch::fail(const Line& text, bool found_out, int exit_code) {
 }
 
 /// Gives the main thread time to end the process itself: it may be unwinding from an exception that
-/// it reports. A main thread that only knows that others have gone would end as one that has failed.
+/// it reports. A main thread that only knows that others have gone would end as one that has
+/// failed.
 bool Watch::main_thread_ends(Time until, int exit_code) {
     const auto ends = [&] {
         const std::lock_guard lock(mutex_);

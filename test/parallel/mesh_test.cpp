@@ -706,9 +706,9 @@ TEST_CASE("ranks: reordered gpu pipelines", "[.ranks]") {
 
 namespace {
 
-/// Streams run in a random order, and collectives hold so many multiprocessors of a GPU that those of
-/// a mesh's groups do not all run at the same time unless each has its share. NCCL's own order, with
-/// which the simulator runs one after the other, is off.
+/// Streams run in a random order, and collectives hold so many multiprocessors of a GPU that those
+/// of a mesh's groups do not all run at the same time unless each has its share. NCCL's own order,
+/// with which the simulator runs one after the other, is off.
 void check_on_gpus(const std::string& name, int multiprocessors, bool one_queue = false) {
     check_case_on_ranks(4, name,
                         {{"GPUSIM_STREAMS", "lazy"},

@@ -1,5 +1,5 @@
-// What a configuration makes of a world of ranks: shapes, shares and sizes, which the trainer, the plan
-// and the decisions before a run take from here.
+// What a configuration makes of a world of ranks: shapes, shares and sizes, which the trainer, the
+// plan and the decisions before a run take from here.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -24,12 +24,12 @@
 
 namespace train_gpt {
 
-/// The configuration's tokenizer. Nothing if it names none, or if the size of the vocabulary is given
-/// and the tokenizer is not there yet, or not all of it.
+/// The configuration's tokenizer. Nothing if it names none, or if the size of the vocabulary is
+/// given and the tokenizer is not there yet, or not all of it.
 std::optional<Tokenizer> tokenizer_there(const Config& config);
 
-/// Vocabulary size of a run: model.vocab_size, or the tokenizer's where that is 0. Throws Error when
-/// neither is given, or the tokenizer has more tokens.
+/// Vocabulary size of a run: model.vocab_size, or the tokenizer's where that is 0. Throws Error
+/// when neither is given, or the tokenizer has more tokens.
 int64_t vocab_size_of(const Config& config);
 /// The same with the tokenizer of the configuration, which may be null.
 int64_t vocab_size_of(const Config& config, const Tokenizer* tokenizer);
@@ -64,13 +64,13 @@ struct RunShape {
 
 // ---- What each rank has ------------------------------------------------------------------------------
 
-/// The LoaderOptions of a run's first step, for a rank of the mesh: the ranks of a place on the data
-/// axis read the same micro-batches.
+/// The LoaderOptions of a run's first step, for a rank of the mesh: the ranks of a place on the
+/// data axis read the same micro-batches.
 LoaderOptions loader_options(const Config& config, const MeshLayout& mesh = {}, int rank = 0);
 Sharding sharding_of(const RunShape& shape, int rank);
 TensorOptions tensor_options(const Config& config, const TensorRank& rank);
-/// The parameters of a model in a rank's memory. Throws Error, with the nearest parallel.tensor that
-/// works, where tensor-parallel ranks cannot share the model.
+/// The parameters of a model in a rank's memory. Throws Error, with the nearest parallel.tensor
+/// that works, where tensor-parallel ranks cannot share the model.
 RankRegistry registry_of_rank(const RunShape& shape, int rank);
 
 // ---- What the run has --------------------------------------------------------------------------------

@@ -45,8 +45,8 @@ class RunFolder {
     std::filesystem::path place() const;
     /// Throws Error, which says where the folder is now, if it is not in place.
     void require_in_place() const;
-    /// Writes config.json and manifest.json. `attention`: what runs it on the GPU, empty on the CPU.
-    /// Returns which data ("data.train", "data.val") had different contents or weights in the
+    /// Writes config.json and manifest.json. `attention`: what runs it on the GPU, empty on the
+    /// CPU. Returns which data ("data.train", "data.val") had different contents or weights in the
     /// previous manifest.
     std::vector<std::string> describe(const Config& config,
                                       const std::string& attention = {}) const;

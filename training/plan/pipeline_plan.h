@@ -11,13 +11,14 @@ namespace train_gpt {
 
 /// FLOPs that each stage computes for a micro-batch, where 1 is the forward pass of a layer. A
 /// product costs as much in the forward pass as in each half of the backward pass. The first half
-/// also has attention, at twice its forward pass; the head's weight gradient; and the forward passes
-/// of recomputed blocks. Sends take no time. The embedding and element-wise work are not counted.
+/// also has attention, at twice its forward pass; the head's weight gradient; and the forward
+/// passes of recomputed blocks. Sends take no time. The embedding and element-wise work are not
+/// counted.
 PipelineTimes stage_flops(const RunShape& shape);
 
 /// The bubble of a step with the most micro-batches, and of each pipeline rank: layers and
-/// micro-batches in flight by stage, idle share, and memory (bytes of each pipeline rank); empty without
-/// a pipeline. config.batch.micro_batch must be given.
+/// micro-batches in flight by stage, idle share, and memory (bytes of each pipeline rank); empty
+/// without a pipeline. config.batch.micro_batch must be given.
 std::string pipeline_table(const RunShape& shape, const std::vector<uint64_t>& memory);
 
 /// The picture of that schedule (training/report/pipeline_picture.h).

@@ -100,8 +100,8 @@ std::string note_on_vocabulary(const Config& config, const DecoderSpec& spec,
 
 namespace {
 
-/// The same memory, from shorter lists: with these micro-batches on each data rank, all schedules but
-/// gpipe hold as many activations and messages at a time as with more.
+/// The same memory, from shorter lists: with these micro-batches on each data rank, all schedules
+/// but gpipe hold as many activations and messages at a time as with more.
 RunShape with_short_schedule(RunShape shape) {
     Config& config = shape.config;
     const auto& p = config.parallel;

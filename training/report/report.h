@@ -20,8 +20,8 @@ std::string write_report(const ReportOptions& options);
 /// The rows of a table that the page about an active run keeps in memory; at times twice as many.
 constexpr size_t most_live_rows = 20'000;
 
-/// The page about an active run, in its folder. `train_gpt report` makes the page of a long run from
-/// all of its lines.
+/// The page about an active run, in its folder. `train_gpt report` makes the page of a long run
+/// from all of its lines.
 class LiveReport {
   public:
     /// writes: whether this rank writes; only one of several ranks does.

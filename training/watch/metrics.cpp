@@ -15,8 +15,8 @@ namespace {
 
 constexpr const char* file_name = "metrics.jsonl";
 
-/// Calls take(line, json) for each line up to a step that is a record. Little of the file is in memory
-/// at a time.
+/// Calls take(line, json) for each line up to a step that is a record. Little of the file is in
+/// memory at a time.
 template <class Take>
 void for_each_line(const fs::path& path, int64_t last_step, const Take& take) {
     if (!fs::exists(path)) return;

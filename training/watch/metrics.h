@@ -66,8 +66,8 @@ class JsonLinesSink : public MetricsSink {
     AppendFile file_;
 };
 
-/// Calls `take` with each record in a run folder's metrics.jsonl; a long run has too many of them to
-/// be in memory at once. Null is NaN.
+/// Calls `take` with each record in a run folder's metrics.jsonl; a long run has too many of them
+/// to be in memory at once. Null is NaN.
 void read_metrics(const std::filesystem::path& run_dir,
                   const std::function<void(const MetricsRecord&)>& take);
 
