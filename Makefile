@@ -245,7 +245,7 @@ TLS_OBJECTS := $(addprefix $(O)/,parallel/net/channel.o test/parallel/channel_te
 $(TLS_OBJECTS): private CPPFLAGS += $(if $(filter 1,$(HAVE_TLS)),-DTRAIN_GPT_TLS)
 $(TLS_OBJECTS): $(B)/tls
 
-OF_JSON := $(shell grep -lE '<nlohmann/|"base/json_|"training/(config_keys|shard_watch|run_data|run|report/[a-z_]+)\.h"' $(SOURCES) train_gpt.cu)
+OF_JSON := $(shell grep -lE '<nlohmann/|"base/json_|"training/(config/config_keys|watch/shard_watch|data_use|run_data|run|report/[a-z_]+)\.h"' $(SOURCES) train_gpt.cu)
 READS_JSON := $(patsubst %,$(O)/%.o,$(basename $(OF_JSON)))
 
 # The compiler spends half of its time on headers that hardly change. GCC precompiles them once, for every file except those
@@ -279,7 +279,7 @@ endif
 # matters. Exceptions are code that processes whole texts or all weights of a model, and the reference loops of kernel tests.
 ifeq ($(VARIANT),)
 $(addprefix $(O)/,$(patsubst %.cpp,%.o,$(filter-out dataloader/jsonl.cpp training/files/stored_model.cpp training/files/llmc_model.cpp,\
-    $(wildcard training/*.cpp training/commands/*.cpp) $(OF_JSON) $(shell grep -l '<cudnn_frontend' $(SOURCES))))) $(filter-out %/reference.o,$(TEST_OBJECTS)) $(O)/test/compare.o: private FLAGS += -O1
+    $(wildcard training/*.cpp training/*/*.cpp) $(OF_JSON) $(shell grep -l '<cudnn_frontend' $(SOURCES))))) $(filter-out %/reference.o,$(TEST_OBJECTS)) $(O)/test/compare.o: private FLAGS += -O1
 endif
 
 -include $(OBJECTS:.o=.d) $(TEST_OBJECTS:.o=.d) $(O)/train_gpt.d $(O)/test/bench.d $(O)/test/bench_tokenizer.d $(O)/test/compare.d $(wildcard $(PRECOMPILED)/*.d)
