@@ -44,8 +44,8 @@ CublasLt load() {
 
 }  // namespace
 
-const CublasLt& cublas_lt() {
-    static const CublasLt loaded = load();
+CublasLt& cublas_lt() {
+    static CublasLt loaded = load();
     return loaded;
 }
 

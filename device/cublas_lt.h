@@ -25,8 +25,8 @@ struct CublasLt {
     decltype(&cublasLtMatmulPreferenceInit_internal) init_preference = nullptr;
 };
 
-/// The library's functions. The first call loads it, for the rest of the process. Throws Error,
-/// which says how to install it, if it is not found.
-const CublasLt& cublas_lt();
+/// The library's functions, before which tests put their own. The first call loads the library, for
+/// the rest of the process. Throws Error, which says how to install it, if it is not found.
+CublasLt& cublas_lt();
 
 }  // namespace train_gpt::cuda

@@ -19,8 +19,9 @@ constexpr int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
 
 // A signal handler can reach nothing but globals.
 std::atomic<int> received{0};
-std::atomic<bool> starts{true};            // nobody knows yet whether this is one of several ranks
-std::atomic<bool> remembers{false};        // catch_interrupts() was called
+std::atomic<bool> starts{true};      // nobody knows yet whether this is one of several ranks
+std::atomic<bool> remembers{false};  // catch_interrupts() was called
+std::atomic<bool> ends{false}, came_while_ending{false};  // end_by_itself()
 std::atomic<int> wakes{-1};                // an eventfd: that of the innermost SignalEnd
 std::atomic<int64_t> saved{-1}, done{-1};  // steps; −1: the command has none
 std::atomic<bool> ctrl_c{false};
@@ -94,6 +95,10 @@ SignalText loss() {
 }
 
 void on_signal(int signal) {
+    if (ends) {
+        if (came_while_ending.exchange(true)) ::_exit(stopped_early_code(signal == SIGINT));
+        return;
+    }
     const int saved_errno = errno;
     const bool is_second = received.exchange(signal) != 0;
     if (remembers) {
@@ -134,6 +139,8 @@ void act_on_signals() {
     if (const int signal = received; signal != 0 && !remembers && wakes < 0) end_alone(signal);
 }
 
+void end_by_itself() { ends = true; }
+
 SignalEnd::SignalEnd(End end)
     : end_(std::move(end)), wake_(::eventfd(0, EFD_CLOEXEC)), before_(wakes) {
     if (wake_ < 0) throw Error("this process cannot make an event: ", std::strerror(errno));
@@ -160,7 +167,7 @@ SignalEnd::~SignalEnd() {
     thread_.join();
     ::close(wake_);
     // One that came just now is the outer object's.
-    if (const int signal = received; signal != 0 && !remembers && !has_ended_) {
+    if (const int signal = received; signal != 0 && !remembers && !has_ended_ && !ends) {
         if (before_ < 0) end_alone(signal);
         wake(before_);
     }

@@ -32,7 +32,10 @@ class SignalsOfRank {
   public:
     int stop_code() const { return stop_code_; }
     void join(const World* world) { change(world, false); }
-    void leave() { change(nullptr, true); }
+    void leave() {
+        end_by_itself();
+        change(nullptr, true);
+    }
 
   private:
     // For a meeting that cannot be ended otherwise, such as MPI's, and for MPI to end the ranks.
@@ -45,9 +48,12 @@ class SignalsOfRank {
         changed_.notify_all();
     }
     void end(int code, const std::string& line) {
+        std::unique_lock lock(mutex_);
+        // The signal may be mpirun's, because another rank has ended with an error of which this one
+        // is about to hear.
+        if (changed_.wait_for(lock, 300ms, [this] { return is_over_; })) return;
         std::fprintf(stderr, "\ntrain_gpt: %s\n", line.c_str());
         stop_code_ = code;
-        std::unique_lock lock(mutex_);
         changed_.wait_for(lock, limit, [this] { return world_ || is_over_; });
         if (is_over_) return;  // the process ends by itself
         if (!world_) std::_Exit(code);

@@ -6,37 +6,48 @@
 #include <string>
 #include <vector>
 
-#include <dlfcn.h>
-
 #include "base/error.h"
+#include "device/cublas_lt.h"
 #include "kernels/choices.h"
 #include "test/catch.h"
 #include "test/kernels/linear_problem.h"
 #include "test/text.h"
 
+using namespace train_gpt;
+using namespace train_gpt::linear_problem;
+
 namespace {
 
 std::vector<int32_t> sm_targets;  // that products were described with
 
+/// While it lives, each CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET is noted.
+class NotedTargets {
+  public:
+    NotedTargets() {
+        next_ = cuda::cublas_lt().set_desc;
+        cuda::cublas_lt().set_desc = [](cublasLtMatmulDesc_t description,
+                                        cublasLtMatmulDescAttributes_t attribute, const void* value,
+                                        size_t bytes) {
+            if (attribute == CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET)
+                sm_targets.push_back(*static_cast<const int32_t*>(value));
+            return next_(description, attribute, value, bytes);
+        };
+    }
+    ~NotedTargets() { cuda::cublas_lt().set_desc = next_; }
+    NotedTargets(const NotedTargets&) = delete;
+    NotedTargets& operator=(const NotedTargets&) = delete;
+
+  private:
+    static inline decltype(cuda::CublasLt::set_desc) next_ = nullptr;
+};
+
 }  // namespace
-
-/// Stands in front of cuBLASLt's function, and notes each CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET.
-extern "C" int cublasLtMatmulDescSetAttribute(void* description, int attribute, const void* value,
-                                              size_t bytes) {
-    constexpr int sm_count_target = 15;
-    if (attribute == sm_count_target) sm_targets.push_back(*static_cast<const int32_t*>(value));
-    static const auto next = reinterpret_cast<decltype(&cublasLtMatmulDescSetAttribute)>(
-        ::dlsym(RTLD_NEXT, "cublasLtMatmulDescSetAttribute"));
-    return next(description, attribute, value, bytes);
-}
-
-using namespace train_gpt;
-using namespace train_gpt::linear_problem;
 
 TEST_CASE("a product leaves as many multiprocessors as asked, and has algorithms of its own then",
           "[cuda]") {
     ON_EACH_DEVICE();
     if (!test_device().is_cuda()) return;
+    const NotedTargets noted;
     const Layer p(DType::bf16, 32, 48, 64);
     const auto run = [&](Stream& stream) {
         const Buffer out(DType::bf16, {p.M, p.N});
