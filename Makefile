@@ -162,7 +162,7 @@ FORCE:
 # Objects compiled for MARCH come last: if an inline function is in several objects, the linker keeps the first one, which must
 # run on every CPU.
 MATHEMATICS := $(patsubst %.cpp,$(O)/%.o,base/random.cpp device/instruction_set.cpp \
-    $(filter-out $(addprefix kernels/attention/,cudnn.cpp engine.cpp),$(filter kernels/%,$(SOURCES))))
+    $(filter-out $(addprefix kernels/attention/,cudnn.cpp cudnn_limits.cpp engine.cpp),$(filter kernels/%,$(SOURCES))))
 OBJECTS := $(filter-out $(MATHEMATICS),$(SOURCES:%.cpp=$(O)/%.o)) $(MATHEMATICS)
 ifeq ($(HAVE_CUDA),1)
 OBJECTS += $(patsubst %,$(O)/%.o,$(CUDA_SOURCES))

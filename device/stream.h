@@ -28,10 +28,12 @@ struct KernelSettings {
     Gemm gemm = Gemm::automatic;
     // Attention on a GPU; automatic: the faster, as timed when a training shape is first seen.
     Attention attention = Attention::automatic;
+    // Not to use what gives other bits from run to run: one of cuDNN's ways to compute attention.
+    bool deterministic = true;
     // GELU, its derivative and bias gradients on a GPU: as part of a product, where cuBLASLt can do
     // that, or by kernels; automatic: as kernels/linear/gemm_cublas.h says.
     Epilogues epilogues = Epilogues::automatic;
-    // Time the alternatives when a product is first seen.
+    // Time the alternatives when a product, or a shape of cuDNN's attention, is first seen.
     bool autotune = false;
     // Multiply fp32 matrices on tensor cores, with elements rounded to 10 bits of mantissa.
     bool tf32 = false;

@@ -20,7 +20,8 @@ std::string kernel_platform([[maybe_unused]] const Stream& stream) {
         const size_t cudnn = cuda::cudnn_version();
         return concat(device_name(stream.device), ", ", multiprocessors(stream.device),
                       " multiprocessors, driver ", cuda::driver_version(), ", cuBLASLt ",
-                      cuda::cublas_lt().version(), cudnn ? concat(", cuDNN ", cudnn) : "");
+                      cuda::cublas_lt().version(), cudnn ? concat(", cuDNN ", cudnn) : "",
+                      cudnn && !stream.settings.deterministic ? ", unordered sums allowed" : "");
     }
 #endif
     return "";

@@ -4,12 +4,13 @@
 #include "kernels/attention/cudnn.h"
 
 #ifdef TRAIN_GPT_CUDA
-#include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <initializer_list>
 #include <map>
+#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -30,113 +31,6 @@ void* cudnn_dlhandle = nullptr;  // where the frontend looks up the library's fu
 
 namespace train_gpt::cuda {
 
-namespace {
-
-constexpr const char* not_aligned = "cuDNN is used for tensors aligned to 16 bytes";
-
-bool are_aligned(std::initializer_list<HeadsView> views) {
-    return std::ranges::all_of(views, [](const HeadsView& view) {
-        return reinterpret_cast<uintptr_t>(view.data) % 16 == 0 && view.batch % 8 == 0 &&
-               view.token % 8 == 0 && view.head % 8 == 0;
-    });
-}
-
-/// Data-center Blackwell adds up dq in order without a matrix of the scores.
-bool has_score_matrix(int architecture) { return architecture / 10 != 10; }
-
-/// A call's heads of queries, times the bytes of something that is held for each.
-size_t for_each_head(const AttentionShape& s, int64_t elements, size_t element_bytes) {
-    return static_cast<size_t>(s.B) * static_cast<size_t>(s.H) * static_cast<size_t>(elements) *
-           element_bytes;
-}
-/// The gradients of the scores.
-size_t score_bytes(const AttentionShape& s) {
-    return for_each_head(s, int64_t{s.T} * s.S, size_of(DType::bf16));
-}
-/// dk and dv in fp32 for each head of queries, if several share a key head.
-size_t shared_bytes(const AttentionShape& s) {
-    return s.H_kv < s.H ? for_each_head(s, int64_t{2} * s.S * s.D, sizeof(float)) : 0;
-}
-/// What the limit holds for: the larger of a call's matrices.
-size_t matrix_bytes(const AttentionShape& s, int architecture) {
-    return std::max(shared_bytes(s), has_score_matrix(architecture) ? score_bytes(s) : 0);
-}
-
-HeadsView part_of(const HeadsView& view, DType dtype, int b, int h) {
-    HeadsView part = view;
-    part.data = static_cast<char*>(view.data) +
-                (b * view.batch + h * view.head) * static_cast<int64_t>(size_of(dtype));
-    return part;
-}
-
-/// Sequences b to b + B − 1, key heads h_kv to h_kv + H_kv − 1 and the heads that share them.
-AttentionBackward part_of(const AttentionBackward& args, int b, int B, int h_kv, int H_kv) {
-    AttentionBackward part = args;
-    const int group = args.shape.H / args.shape.H_kv, h = h_kv * group;
-    part.shape.B = B;
-    part.shape.H = H_kv * group;
-    part.shape.H_kv = H_kv;
-    for (HeadsView AttentionBackward::*view : {&AttentionBackward::q, &AttentionBackward::out,
-                                               &AttentionBackward::dout, &AttentionBackward::dq})
-        part.*view = part_of(args.*view, args.shape.dtype, b, h);
-    for (HeadsView AttentionBackward::*view : {&AttentionBackward::k, &AttentionBackward::v,
-                                               &AttentionBackward::dk, &AttentionBackward::dv})
-        part.*view = part_of(args.*view, args.shape.dtype, b, h_kv);
-    part.lse = args.lse + (int64_t{b} * args.shape.H + h) * args.shape.T;
-    return part;
-}
-
-/// How many of `count` things a call takes, if `most` fit: with the fewest calls, as evenly as
-/// possible.
-int per_call(int count, size_t most) {
-    const int fitting = static_cast<int>(std::min(static_cast<size_t>(count), most));
-    const int calls = (count + fitting - 1) / fitting;
-    return (count + calls - 1) / calls;
-}
-
-/// The sequences and key heads of a call, both 0 if even one head of one sequence is too large.
-std::pair<int, int> sizes_of_calls(const AttentionShape& shape, int architecture, size_t limit) {
-    AttentionShape one = shape;
-    one.B = 1;
-    if (const size_t bytes = matrix_bytes(one, architecture); bytes <= limit)
-        return {bytes ? per_call(shape.B, limit / bytes) : shape.B, shape.H_kv};
-    one.H = shape.H / shape.H_kv;
-    one.H_kv = 1;
-    const size_t fitting = limit / matrix_bytes(one, architecture);
-    return fitting ? std::pair(1, per_call(shape.H_kv, fitting)) : std::pair(0, 0);
-}
-
-}  // namespace
-
-// Other lengths than multiples of 128 are excluded, because the frontend pads them with a mask,
-// which for many versions of cuDNN it copies from the host in every call.
-std::string cudnn_limit(const AttentionShape& s) {
-    if (s.dtype != DType::bf16) return "cuDNN is used for bf16 alone";
-    if (s.doc_start) return "cuDNN is not used with a document mask";
-    if (s.T % 128 != 0 || s.S % 128 != 0) return "cuDNN is used for multiples of 128 tokens alone";
-    if (s.D % 8 != 0 || s.D > 128)
-        return "cuDNN is used for head sizes up to 128 that are multiples of 8";
-    if (s.H % s.H_kv != 0) return "cuDNN needs as many heads for each key head";
-    return "";
-}
-
-std::string cudnn_limit(const AttentionForward& args) {
-    if (!args.lse) return "cuDNN is used in training and evaluation alone";
-    std::string limit = cudnn_limit(args.shape);
-    if (limit.empty() && !are_aligned({args.q, args.k, args.v, args.out})) limit = not_aligned;
-    return limit;
-}
-
-std::string cudnn_limit(const AttentionBackward& args) {
-    if (args.key_gradients != KeyGradients::write)
-        return "cuDNN cannot add to the gradients of keys";
-    std::string limit = cudnn_limit(args.shape);
-    if (limit.empty() &&
-        !are_aligned({args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv}))
-        limit = not_aligned;
-    return limit;
-}
-
 // If none can be used, the first that is there says why; otherwise the loader's answer.
 const std::string& cudnn_obstacle() {
     static const std::string obstacle = [] {
@@ -151,38 +45,6 @@ const std::string& cudnn_obstacle() {
         return present.empty() ? loader : present;
     }();
     return obstacle;
-}
-
-// Only cuDNN knows how much a pass needs, and only after the pass is built, which takes a second;
-// planning asks for this number many times. So these are the amounts that it was observed to need.
-// A version that needs more is not used. Forward: 256 bytes. Backward: Σ dout·out of each row; the
-// gradient of the scores as a matrix, because the deterministic algorithm adds up dq in order; and,
-// if heads share keys and values, their gradients for each head of queries, in bf16 while the
-// scores are there and in fp32 otherwise.
-size_t cudnn_backward_bytes(const AttentionShape& shape, int architecture) {
-    const auto [sequences, key_heads] = sizes_of_calls(shape, architecture, most_matrix_bytes);
-    AttentionShape call = shape;
-    call.B = sequences;
-    call.H = shape.H / shape.H_kv * key_heads;
-    call.H_kv = key_heads;
-    const size_t sums = for_each_head(call, call.T, sizeof(float));
-    const size_t shared = shared_bytes(call);
-    return 4096 + sums +
-           (has_score_matrix(architecture) ? std::max(shared, shared / 2 + score_bytes(call))
-                                           : shared);
-}
-
-std::vector<AttentionBackward> cudnn_calls(const AttentionBackward& args, int architecture,
-                                           size_t most) {
-    const AttentionShape& s = args.shape;
-    const auto [sequences, key_heads] = sizes_of_calls(s, architecture, most);
-    std::vector<AttentionBackward> calls;
-    if (sequences == 0) return calls;
-    for (int b = 0; b < s.B; b += sequences)
-        for (int h_kv = 0; h_kv < s.H_kv; h_kv += key_heads)
-            calls.push_back(part_of(args, b, std::min(sequences, s.B - b), h_kv,
-                                    std::min(key_heads, s.H_kv - h_kv)));
-    return calls;
 }
 
 #ifndef TRAIN_GPT_CUDNN
@@ -200,7 +62,7 @@ std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st*) {
 size_t ask_cudnn(const AttentionForward&, int, const std::string&) {
     throw Error(cudnn_obstacle());
 }
-size_t ask_cudnn(const AttentionBackward&, int, const std::string&) {
+size_t ask_cudnn(const AttentionBackward&, AttentionWay, int, const std::string&) {
     throw Error(cudnn_obstacle());
 }
 
@@ -211,6 +73,18 @@ namespace {
 namespace fe = cudnn_frontend;
 
 constexpr size_t oldest_version = 90000;
+
+// Between its two deterministic algorithms the frontend chooses by this variable, which it reads
+// while it builds a graph: the bytes that the matrix may have. setenv() may not be called while
+// other threads run. So the variable enters the environment once, when the library is loaded, and
+// its last two characters change in place. A value that the user has set is replaced: both
+// algorithms are candidates anyway.
+char matrix_limit[] = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT=-1";
+std::mutex building;
+
+void allow_matrix(bool allowed) {
+    std::memcpy(matrix_limit + sizeof matrix_limit - 3, allowed ? "-1" : "00", 2);
+}
 
 /// Graph errors list every plan that was tried; the first line says what is wrong.
 void require(fe::error_t status) {
@@ -273,12 +147,16 @@ struct Graph {
 
     /// Takes the first plan of cuDNN's heuristics, which depends only on the shape, the GPU and the
     /// version.
-    void build(cudnnHandle_t handle) {
+    void build(AttentionWay way, cudnnHandle_t handle) {
+        const std::lock_guard lock(building);
+        allow_matrix(way != AttentionWay::cudnn_ordered);
         require(graph.build(handle, {fe::HeurMode_t::A}));
         ask_for_workspace();
     }
     /// The same for the device whose properties the graph has been given.
-    void build_without_device() {
+    void build_without_device(AttentionWay way) {
+        const std::lock_guard lock(building);
+        allow_matrix(way != AttentionWay::cudnn_ordered);
         require(graph.validate());
         require(graph.build_operation_graph());
         require(graph.create_execution_plans({fe::HeurMode_t::A}));
@@ -295,7 +173,7 @@ struct Graph {
     }
 };
 
-void describe(Graph& g, const AttentionForward& args) {
+void describe(Graph& g, const AttentionForward& args, AttentionWay) {
     const AttentionShape& s = args.shape;
     auto [out, lse] = g.graph.sdpa(g.input(uid_q, s, args.q), g.input(uid_k, s, args.k),
                                    g.input(uid_v, s, args.v),
@@ -310,7 +188,9 @@ void describe(Graph& g, const AttentionForward& args) {
     lse->set_output(true);
 }
 
-void describe(Graph& g, const AttentionBackward& args) {
+void describe(Graph& g, const AttentionBackward& args, AttentionWay way) {
+    if (CUDNN_FRONTEND_VERSION < 13200 && way == AttentionWay::cudnn_ordered)
+        throw Error("the build's frontend of cuDNN does not know it");
     const AttentionShape& s = args.shape;
     Tensor lse;
     describe_lse(lse, s);
@@ -322,7 +202,7 @@ void describe(Graph& g, const AttentionBackward& args) {
             .set_diagonal_alignment(alignment(s))
             .set_diagonal_band_right_bound(0)
             .set_attn_scale(s.scale)
-            .set_deterministic_algorithm(true));
+            .set_deterministic_algorithm(way != AttentionWay::cudnn_unordered));
     Graph::output(*dq, uid_dq, s, args.dq);
     Graph::output(*dk, uid_dk, s, args.dk);
     Graph::output(*dv, uid_dv, s, args.dv);
@@ -347,12 +227,14 @@ class CudnnAttention : public AttentionLibrary {
     }
 
     std::string name() const override {
-        const size_t version = cudnn_version();
-        return concat("cuDNN ", version / 10000, ".", version / 100 % 100, ".", version % 100);
+        return concat("cuDNN ", version() / 10000, ".", version() / 100 % 100, ".",
+                      version() % 100);
     }
 
+    size_t version() const override { return cudnn_version(); }
+
     void forward(const AttentionForward& args, void* workspace, size_t workspace_bytes) override {
-        execute(forward_graphs_, args, {args.q, args.k, args.v, args.out},
+        execute(AttentionWay::cudnn, args, {args.q, args.k, args.v, args.out},
                 {{uid_q, args.q.data},
                  {uid_k, args.k.data},
                  {uid_v, args.v.data},
@@ -361,9 +243,9 @@ class CudnnAttention : public AttentionLibrary {
                 workspace, workspace_bytes);
     }
 
-    void backward(const AttentionBackward& args, void* workspace, size_t workspace_bytes) override {
-        execute(backward_graphs_, args,
-                {args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv},
+    void backward(AttentionWay way, const AttentionBackward& args, void* workspace,
+                  size_t workspace_bytes) override {
+        execute(way, args, {args.q, args.k, args.v, args.out, args.dout, args.dq, args.dk, args.dv},
                 {{uid_q, args.q.data},
                  {uid_k, args.k.data},
                  {uid_v, args.v.data},
@@ -377,26 +259,27 @@ class CudnnAttention : public AttentionLibrary {
     }
 
   private:
-    /// Everything that a graph depends on.
+    /// Everything that a graph depends on. The passes have different numbers of views.
     using Key = std::vector<int64_t>;
-    using Graphs = std::map<Key, Graph>;
 
-    static Key key_of(const AttentionShape& s, std::initializer_list<HeadsView> views) {
-        Key key{s.B, s.T, s.S, s.H, s.H_kv, s.D, std::bit_cast<int32_t>(s.scale)};
+    static Key key_of(AttentionWay way, const AttentionShape& s,
+                      std::initializer_list<HeadsView> views) {
+        Key key{static_cast<int64_t>(way),      s.B, s.T, s.S, s.H, s.H_kv, s.D,
+                std::bit_cast<int32_t>(s.scale)};
         for (const HeadsView& view : views)
             key.insert(key.end(), {view.batch, view.token, view.head});
         return key;
     }
 
     template <class Args>
-    void execute(Graphs& graphs, const Args& args, std::initializer_list<HeadsView> views,
+    void execute(AttentionWay way, const Args& args, std::initializer_list<HeadsView> views,
                  std::unordered_map<int64_t, void*> addresses, void* workspace,
                  size_t workspace_bytes) {
-        const auto [found, is_new] = graphs.try_emplace(key_of(args.shape, views));
+        const auto [found, is_new] = graphs_.try_emplace(key_of(way, args.shape, views));
         Graph& g = found->second;
         if (is_new) {
-            describe(g, args);
-            g.build(handle_);
+            describe(g, args, way);
+            g.build(way, handle_);
         }
         if (g.workspace_bytes > workspace_bytes)
             throw Error("cuDNN needs ", (g.workspace_bytes >> 20) + 1,
@@ -406,18 +289,18 @@ class CudnnAttention : public AttentionLibrary {
     }
 
     Handle handle_;
-    Graphs forward_graphs_, backward_graphs_;
+    std::map<Key, Graph> graphs_;
 };
 
 template <class Args>
-size_t ask(const Args& args, int architecture, const std::string& properties) {
+size_t ask(const Args& args, AttentionWay way, int architecture, const std::string& properties) {
     const auto device = std::make_shared<fe::DeviceProperties>();
     require(device->deserialize({properties.begin(), properties.end()}));
     Graph g;
     g.graph.set_device_properties(device);
     g.graph.set_sm_version(architecture);  // before the nodes, which copy it
-    describe(g, args);
-    g.build_without_device();
+    describe(g, args, way);
+    g.build_without_device(way);
     return g.workspace_bytes;
 }
 
@@ -457,6 +340,7 @@ std::string cudnn_obstacle(const std::string& name, bool with_gpu) {
     // names.
     setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", concat("libcudart.so.", CUDART_VERSION / 1000).c_str(),
            0);
+    putenv(matrix_limit);
     try {
         if (with_gpu) Handle{};
     } catch (const std::exception& error) {
@@ -473,10 +357,11 @@ std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st* stream) {
 }
 
 size_t ask_cudnn(const AttentionForward& args, int architecture, const std::string& properties) {
-    return ask(args, architecture, properties);
+    return ask(args, AttentionWay::cudnn, architecture, properties);
 }
-size_t ask_cudnn(const AttentionBackward& args, int architecture, const std::string& properties) {
-    return ask(args, architecture, properties);
+size_t ask_cudnn(const AttentionBackward& args, AttentionWay way, int architecture,
+                 const std::string& properties) {
+    return ask(args, way, architecture, properties);
 }
 
 #endif  // TRAIN_GPT_CUDNN

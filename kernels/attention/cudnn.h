@@ -7,6 +7,7 @@
 
 #include "device/nvidia_library.h"
 #include "kernels/attention/attention.h"
+#include "kernels/attention/engine.h"
 
 namespace train_gpt::cuda {
 
@@ -33,23 +34,29 @@ bool cudnn_supports(const Case& args) {
     return cudnn_limit(args).empty();
 }
 
-/// Scratch memory for one call of a pass of a shape that cuDNN supports, on a GPU of this
-/// architecture (80, 90, …). Observed with cuDNN 9.19 and 9.28; scripts/check-cudnn.sh compares.
+/// Whether a version of cuDNN has a way for GPUs of this architecture (80, 90, …). All have `cudnn`
+/// and `cudnn_unordered`; 9.25 and newer have `cudnn_ordered` on Hopper.
+bool cudnn_has(AttentionWay way, int architecture, size_t version);
+
+/// Scratch memory for one call of a pass of a shape that cuDNN supports; of the backward pass 0 if
+/// one key head is too large. Observed with cuDNN 9.19 and 9.28; scripts/check-cudnn.sh compares.
 constexpr size_t cudnn_forward_bytes = 4096;
-size_t cudnn_backward_bytes(const AttentionShape& shape, int architecture);
+size_t cudnn_backward_bytes(const AttentionShape& shape, AttentionWay way, int architecture);
 
 /// The calls into which a backward pass is cut so that no matrix of a call is larger than `most`
 /// bytes (by default as large as a chunk of logits on a GPU may be): all have about as many
 /// sequences or, where one sequence is too large, as many key heads of one sequence. Empty if one
 /// key head is too large.
 constexpr size_t most_matrix_bytes = size_t{2} << 30;
-std::vector<AttentionBackward> cudnn_calls(const AttentionBackward& args, int architecture,
-                                           size_t most = most_matrix_bytes);
+std::vector<AttentionBackward> cudnn_calls(const AttentionBackward& args, AttentionWay way,
+                                           int architecture, size_t most = most_matrix_bytes);
 
-/// What cuDNN answers about a pass on a GPU that need not be here. Throws Error if it refuses.
-/// `properties`: the GPU as cuDNN describes it (JSON of its frontend's DeviceProperties).
+/// What cuDNN answers about a pass on a GPU that need not be here: bytes of scratch memory. Throws
+/// Error if it refuses. `properties`: the GPU as cuDNN describes it (JSON of its frontend's
+/// DeviceProperties).
 size_t ask_cudnn(const AttentionForward& args, int architecture, const std::string& properties);
-size_t ask_cudnn(const AttentionBackward& args, int architecture, const std::string& properties);
+size_t ask_cudnn(const AttentionBackward& args, AttentionWay way, int architecture,
+                 const std::string& properties);
 
 }  // namespace train_gpt::cuda
 #endif

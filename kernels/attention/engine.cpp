@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <set>
 #include <sstream>
 
@@ -48,7 +49,35 @@ namespace {
 using Wanted = KernelSettings::Attention;
 
 constexpr const char* direction_names[] = {"forward", "backward"};
-constexpr const char* engine_names[] = {"own", "cudnn"};
+constexpr const char* way_names[] = {"own", "cudnn", "cudnn_ordered", "cudnn_unordered"};
+/// What follows the library's name.
+constexpr const char* way_notes[] = {"", "", " (ordered)", " (unordered)"};
+
+/// cuDNN's ways to compute a backward pass that the settings allow and that do not need too much
+/// memory for one head, the preferred one first. Memory is planned for all of them.
+std::vector<AttentionWay> backward_ways(const KernelSettings& settings, const AttentionShape& shape,
+                                        int architecture) {
+    std::vector<AttentionWay> ways;
+    for (const AttentionWay way :
+         {AttentionWay::cudnn_unordered, AttentionWay::cudnn, AttentionWay::cudnn_ordered})
+        if ((way != AttentionWay::cudnn_unordered || !settings.deterministic) &&
+            cudnn_backward_bytes(shape, way, architecture) > 0)
+            ways.push_back(way);
+    return ways;
+}
+
+/// With our own kernels, if the settings leave the choice.
+std::vector<AttentionWay> with_own(std::vector<AttentionWay> ways, const KernelSettings& settings) {
+    if (settings.attention == Wanted::automatic) ways.push_back(AttentionWay::own);
+    return ways;
+}
+
+bool contains(const std::vector<AttentionWay>& ways, AttentionWay way) {
+    return std::ranges::find(ways, way) != ways.end();
+}
+
+constexpr const char* too_large = "since cuDNN would need more than 2 GiB for one head";
+constexpr const char* fastest = "which are faster here";
 
 /// Different queues fail for the same reasons: each line is printed only once.
 void say_once(const std::string& line) {
@@ -101,23 +130,24 @@ void AttentionEngines::forward(Stream& stream, const AttentionForward& args, con
     if (!args.lse) return own();
     if (const std::string limit = cudnn_limit(args); !limit.empty())
         return run_own(forward_pass, own, "since " + limit);
-    run(stream, {forward_pass, word_of(args.shape), own,
-                 [&] { library().forward(args, stream.scratch, stream.scratch_bytes); }});
+    run(stream,
+        {forward_pass, word_of(args.shape), with_own({AttentionWay::cudnn}, stream.settings), own,
+         [&](AttentionWay) { library_->forward(args, stream.scratch, stream.scratch_bytes); }});
 }
 
 void AttentionEngines::backward(Stream& stream, const AttentionBackward& args, const Work& own) {
     if (const std::string limit = cudnn_limit(args); !limit.empty())
         return run_own(backward_pass, own, "since " + limit);
-    const std::vector<AttentionBackward> calls = cudnn_calls(args, architecture_);
-    if (calls.empty())
-        return run_own(backward_pass, own, "since cuDNN would need more than 2 GiB for one head");
-    run(stream, {backward_pass, word_of(args.shape), own, [&] {
-                     for (const AttentionBackward& call : calls)
-                         library().backward(call, stream.scratch, stream.scratch_bytes);
+    const auto ways = backward_ways(stream.settings, args.shape, architecture_);
+    if (ways.empty()) return run_own(backward_pass, own, too_large);
+    run(stream, {backward_pass, word_of(args.shape), with_own(ways, stream.settings), own,
+                 [&](AttentionWay way) {
+                     for (const AttentionBackward& call : cudnn_calls(args, way, architecture_))
+                         library_->backward(way, call, stream.scratch, stream.scratch_bytes);
                  }});
 }
 
-const AttentionEngines::Choice* AttentionEngines::Pass::choice_of(const std::string& shape) const {
+AttentionEngines::Choice* AttentionEngines::Pass::choice_of(const std::string& shape) {
     for (const std::string& word : {shape, std::string()})
         if (const auto found = chosen.find(word); found != chosen.end()) return &found->second;
     return nullptr;
@@ -127,73 +157,127 @@ void AttentionEngines::run(Stream& stream, const Call& call) {
     Pass& pass = passes_[call.direction];
     const Wanted wanted = stream.settings.attention;
     if (wanted == Wanted::own) return run_own(call.direction, call.own, "as configured");
-    if (wanted == Wanted::automatic && !pass.choice_of(call.shape)) choose(stream, call);
-    const Choice* const choice = pass.choice_of(call.shape);
-    const bool chosen = wanted == Wanted::cudnn || (choice && choice->engine == Engine::library);
-    if (chosen && attempt(stream, call)) {
-        pass.ran = Engine::library;
-        pass.reason.clear();
-        return;
+    Choice untimed;
+    Choice* choice = &untimed;
+    if (wanted == Wanted::automatic || stream.settings.autotune) {
+        choice = pass.choice_of(call.shape);
+        if (!choice || !contains(call.ways, choice->way)) choice = &choose(stream, call);
+    } else {
+        untimed = preferred(call);
     }
-    run_own(call.direction, call.own,
-            !pass.failure.empty()     ? "since " + pass.failure
-            : choice && choice->timed ? "which are faster here"
-                                      : "as chosen at an earlier start");
+    while (!attempt(call, choice->way)) *choice = preferred(call);
+    pass.ran = choice->way;
+    pass.reason = choice->reason;
+    if (choice->way == AttentionWay::cudnn_unordered) same_bits_ = false;
 }
 
 void AttentionEngines::run_own(Direction direction, const Work& own, std::string reason) {
     own();
-    passes_[direction].ran = Engine::own;
+    passes_[direction].ran = AttentionWay::own;
     passes_[direction].reason = std::move(reason);
 }
 
 /// Either pass writes the same outputs however often it runs, so it is timed with the actual
 /// arguments.
-void AttentionEngines::choose(Stream& stream, const Call& call) {
-    Pass& pass = passes_[call.direction];
-    Choice& choice = pass.chosen[call.shape];
-    choice = {Engine::own, true};
-    if (!attempt(stream, call)) return;
-    call.own();  // so that one-time work is not timed
-    const double library_seconds = time_(stream, [&] { attempt(stream, call); });
-    const double own_seconds = time_(stream, call.own);
-    if (pass.failure.empty() && library_seconds < own_seconds) choice.engine = Engine::library;
+AttentionEngines::Choice& AttentionEngines::choose(Stream& stream, const Call& call) {
+    std::vector<AttentionWay> candidates;  // that have run, so that one-time work is not timed
+    for (const AttentionWay way : working(call))
+        if (attempt(call, way)) candidates.push_back(way);
+    Choice& choice = passes_[call.direction].chosen[call.shape];
+    choice = preferred(call);
+    if (candidates.empty()) return choice;
+    if (contains(call.ways, AttentionWay::own)) {
+        call.own();
+        candidates.insert(candidates.begin(), AttentionWay::own);
+    }
+    if (candidates.size() == 1) return choice;
+    double least = std::numeric_limits<double>::infinity();
+    for (const AttentionWay way : candidates) {
+        bool failed = false;
+        const double seconds = time_(stream, [&] { failed = failed || !attempt(call, way); });
+        if (failed || seconds >= least) continue;
+        least = seconds;
+        choice = {way, way == AttentionWay::own ? fastest : ""};
+    }
+    return choice;
 }
 
-/// False if the library failed, in this call or an earlier one.
-bool AttentionEngines::attempt(const Stream& stream, const Call& call) {
-    Pass& pass = passes_[call.direction];
-    if (!pass.failure.empty()) return false;
+/// The first way of the library that works, otherwise our own kernels.
+AttentionEngines::Choice AttentionEngines::preferred(const Call& call) {
+    if (const auto ways = working(call); !ways.empty()) return {ways.front()};
+    const std::string& failure = passes_[call.direction].failure;
+    return {AttentionWay::own, failure.empty() ? too_large : "since " + failure};
+}
+
+/// The library's ways that may compute the call.
+std::vector<AttentionWay> AttentionEngines::working(const Call& call) {
+    std::vector<AttentionWay> ways;
+    for (const AttentionWay way : call.ways)
+        if (way != AttentionWay::own && works(call.direction, way)) ways.push_back(way);
+    return ways;
+}
+
+/// Whether the library has a way that has not failed.
+bool AttentionEngines::works(Direction direction, AttentionWay way) {
+    if (passes_[direction].failed.contains(way)) return false;
     try {
-        call.by_library();
+        if (!library_) library_ = open_(stream_);
+    } catch (const std::exception& reason) {
+        give_up(reason.what());
+        return false;
+    }
+    return cudnn_has(way, architecture_, library_->version());
+}
+
+/// False if the library does not have the way, or if the way failed, in this call or an earlier
+/// one.
+bool AttentionEngines::attempt(const Call& call, AttentionWay way) {
+    if (way == AttentionWay::own) {
+        call.own();
+        return true;
+    }
+    if (!works(call.direction, way)) return false;
+    try {
+        call.by_library(way);
         return true;
     } catch (const std::exception& reason) {
+        // If the forward pass fails, the backward pass is not attempted either. The reverse is
+        // common: the backward pass alone fails, since it needs more memory.
+        if (call.direction == forward_pass) {
+            give_up(reason.what());
+            return false;
+        }
+        Pass& pass = passes_[call.direction];
+        pass.failed.insert(way);
         pass.failure = reason.what();
-        say_once(
-            concat(call.direction == forward_pass ? "attention" : "the backward pass of attention",
-                   " runs on our own kernels, since ", pass.failure));
+        say_once(concat("the backward pass of attention ",
+                        working(call).empty()
+                            ? "runs on our own kernels"
+                            : concat("does without ", way_names[static_cast<int>(way)]),
+                        ", since ", pass.failure));
     }
-    // If the forward pass fails, the backward pass is not attempted either. The reverse is common:
-    // the backward pass alone fails, since it needs more memory.
-    if (call.direction == forward_pass) passes_[backward_pass].failure = pass.failure;
-    if (stream.settings.attention == Wanted::automatic)
-        for (Pass& each : passes_)
-            for (auto& [shape, choice] : each.chosen)
-                if (!each.failure.empty()) choice.engine = Engine::own;
     return false;
 }
 
-AttentionLibrary& AttentionEngines::library() {
-    if (!library_) library_ = open_(stream_);
-    return *library_;
+/// Our own kernels compute both passes from now on.
+void AttentionEngines::give_up(const std::string& reason) {
+    for (Pass& pass : passes_) {
+        pass.failed = {AttentionWay::cudnn, AttentionWay::cudnn_ordered,
+                       AttentionWay::cudnn_unordered};
+        pass.failure = reason;
+    }
+    say_once("attention runs on our own kernels, since " + reason);
 }
 
 AttentionUse AttentionEngines::use() const {
     const auto of = [&](const Pass& pass) -> AttentionUse::Pass {
         if (!pass.ran) return {};
-        return {pass.ran == Engine::own ? "own" : library_->name(), pass.reason};
+        return {pass.ran == AttentionWay::own
+                    ? "own"
+                    : library_->name() + way_notes[static_cast<int>(*pass.ran)],
+                pass.reason};
     };
-    return {of(passes_[forward_pass]), of(passes_[backward_pass])};
+    return {of(passes_[forward_pass]), of(passes_[backward_pass]), same_bits_};
 }
 
 std::string AttentionEngines::choices() const {
@@ -201,7 +285,7 @@ std::string AttentionEngines::choices() const {
     for (const Direction direction : {forward_pass, backward_pass})
         for (const auto& [shape, choice] : passes_[direction].chosen)
             text += concat("attention ", direction_names[direction], shape.empty() ? "" : " ",
-                           shape, " ", engine_names[static_cast<int>(choice.engine)], "\n");
+                           shape, " ", way_names[static_cast<int>(choice.way)], "\n");
     return text;
 }
 
@@ -218,11 +302,14 @@ std::array<AttentionEngines::Choices, 2> AttentionEngines::read(const std::strin
             shape.clear();
             from.seekg(before_shape);
         }
-        const auto engine = read_name<Engine>(from, engine_names);
+        const auto way = read_name<AttentionWay>(from, way_names);
+        if (direction == forward_pass && way > AttentionWay::cudnn)
+            from.setstate(std::ios::failbit);
         if (!from || subject != "attention" || from >> rest)
             throw Error("The choices of attention engines are damaged in the line \"", line,
                         "\"; remove them to choose again.");
-        chosen[direction][shape] = {engine, false};
+        chosen[direction][shape] = {
+            way, way == AttentionWay::own ? "as chosen at an earlier start" : ""};
     }
     return chosen;
 }
@@ -246,8 +333,8 @@ bool AttentionEngines::unite_choices(const std::vector<std::string>& texts) {
         for (auto& [shape, choice] : united[direction]) {
             const auto found = pass.chosen.find(shape);
             if (found == pass.chosen.end()) continue;
-            if (found->second.engine == choice.engine)
-                choice.timed = found->second.timed;
+            if (found->second.way == choice.way)
+                choice.reason = found->second.reason;
             else
                 otherwise = true;
         }
@@ -265,8 +352,12 @@ size_t attention_library_forward_scratch_bytes(const KernelSettings& settings,
 
 size_t attention_library_scratch_bytes(const KernelSettings& settings, const AttentionShape& shape,
                                        int architecture) {
-    const size_t forward = attention_library_forward_scratch_bytes(settings, shape);
-    return forward ? std::max(forward, cudnn_backward_bytes(shape, architecture)) : 0;
+    size_t most = attention_library_forward_scratch_bytes(settings, shape);
+    if (most == 0) return 0;
+    for (const AttentionWay way : backward_ways(settings, shape, architecture))
+        if (cudnn_has(way, architecture, cudnn_version()))
+            most = std::max(most, cudnn_backward_bytes(shape, way, architecture));
+    return most;
 }
 
 }  // namespace cuda

@@ -11,6 +11,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <vector>
 
 struct CUstream_st;  // what a cudaStream_t points to
 #endif
@@ -21,12 +23,14 @@ namespace train_gpt {
 /// where there is no choice.
 struct AttentionUse {
     struct Pass {
-        std::string engine;  // "own", or the library: "cuDNN 9.19.0"
+        // "own", or the library and how it adds up dq: "cuDNN 9.28.1", "cuDNN 9.28.1 (ordered)"
+        std::string engine;
         std::string reason;  // if own, why, as a clause: "since cuDNN is used for bf16 alone"
 
         bool operator==(const Pass&) const = default;
     };
     Pass forward, backward;
+    bool same_bits = true;  // no call so far has added up dq in an order that changes
 
     /// "cuDNN 9.19.0"; "cuDNN 9.19.0 forward, own backward".
     std::string engines() const;
@@ -38,6 +42,15 @@ AttentionUse attention_use(const Stream& stream);
 #ifdef TRAIN_GPT_CUDA
 namespace cuda {
 
+/// The ways to compute a pass. cuDNN's differ in how the backward pass adds up dq; its forward pass
+/// is always `cudnn`. Files of choices have these names.
+enum class AttentionWay : uint8_t {
+    own,
+    cudnn,            // through a matrix of the scores' gradients, except on data-center Blackwell
+    cudnn_ordered,    // block by block, in a fixed order (cudnn_has)
+    cudnn_unordered,  // block by block, in any order: the last bits differ from run to run
+};
+
 /// A library's attention, opened for one stream. Both functions submit their work to that stream.
 /// If they cannot, they throw the reason, worded as the end of a sentence, and none of the outputs
 /// is valid.
@@ -46,8 +59,9 @@ class AttentionLibrary {
     virtual ~AttentionLibrary() = default;
     /// With its version: "cuDNN 9.19.0".
     virtual std::string name() const = 0;
+    virtual size_t version() const = 0;  // 91900
     virtual void forward(const AttentionForward& args, void* workspace, size_t workspace_bytes) = 0;
-    virtual void backward(const AttentionBackward& args, void* workspace,
+    virtual void backward(AttentionWay way, const AttentionBackward& args, void* workspace,
                           size_t workspace_bytes) = 0;
 };
 
@@ -56,10 +70,11 @@ class AttentionLibrary {
 std::unique_ptr<AttentionLibrary> open_cudnn_attention(CUstream_st* stream);
 
 /// Sends the attention calls of a queue to our own kernels or to the library, as the stream's
-/// settings say. Both compute the same from the same buffers, including the log-sum-exp, so the
-/// engine is chosen separately for each pass and shape. If the library is missing or fails, our own
-/// kernels run that pass from then on, and one line on stderr says why. The library's backward pass
-/// runs in several calls where one would need too much memory (cudnn_calls).
+/// settings say. All ways compute the same from the same buffers, including the log-sum-exp, so the
+/// way is chosen separately for each pass and shape. If a way of the library fails, it is not tried
+/// again, and one line on stderr says why; another way runs that pass from then on, in the end our
+/// own kernels. The library's backward pass runs in several calls where one would need too much
+/// memory (cudnn_calls).
 class AttentionEngines {
   public:
     using Work = std::function<void()>;  // submits our own kernels
@@ -77,13 +92,13 @@ class AttentionEngines {
     void forward(Stream& stream, const AttentionForward& args, const Work& own);
     void backward(Stream& stream, const AttentionBackward& args, const Work& own);
 
-    /// The engines that "auto" has chosen so far, one line for each pass and shape: "attention
+    /// The ways that were chosen by timing so far, one line for each pass and shape: "attention
     /// forward B=2,T=512,S=512,H=12,H_kv=12,D=64 cudnn". A run keeps this text so that a later run
     /// gets the same bits.
     std::string choices() const;
-    /// Makes "auto" use the engines in this text; earlier choices are forgotten. A line without a
-    /// shape, as older versions wrote, holds for all shapes that have no line. Throws Error if the
-    /// text is damaged.
+    /// Uses the ways in this text; earlier choices are forgotten. A line without a shape, as older
+    /// versions wrote, holds for all shapes that have no line. A way that the settings of a call
+    /// rule out is chosen anew. Throws Error if the text is damaged.
     void set_choices(const std::string& text);
     /// set_choices() with the lines of several ranks: where two name the same pass and shape, the
     /// earlier text holds. Returns whether one had been chosen otherwise here.
@@ -93,36 +108,40 @@ class AttentionEngines {
     AttentionUse use() const;
 
   private:
-    enum class Engine : uint8_t { own, library };
     enum Direction : uint8_t { forward_pass, backward_pass };
     struct Choice {
-        Engine engine = Engine::own;
-        bool timed = false;  // and therefore chosen here
+        AttentionWay way = AttentionWay::own;
+        std::string reason = {};  // if own: AttentionUse::Pass
     };
     /// By shape, as it is written in choices(); "": for all shapes without a choice of their own.
     using Choices = std::map<std::string, Choice>;
     struct Pass {
         Choices chosen;
-        std::string failure;  // of the library
+        std::set<AttentionWay> failed;
+        std::string failure;  // the latest
         // About the latest call:
-        std::optional<Engine> ran;
+        std::optional<AttentionWay> ran;
         std::string reason;  // AttentionUse::Pass
 
-        const Choice* choice_of(const std::string& shape) const;
+        Choice* choice_of(const std::string& shape);
     };
-    /// A call: its pass, its shape as text, and the two ways to do it.
+    /// A call: its pass, its shape as text, and how to compute it.
     struct Call {
         Direction direction;
         std::string shape;
+        std::vector<AttentionWay> ways;  // that may compute it, the preferred one first
         const Work& own;
-        Work by_library;
+        std::function<void(AttentionWay)> by_library;
     };
 
     void run(Stream& stream, const Call& call);
     void run_own(Direction direction, const Work& own, std::string reason);
-    void choose(Stream& stream, const Call& call);
-    bool attempt(const Stream& stream, const Call& call);
-    AttentionLibrary& library();
+    Choice& choose(Stream& stream, const Call& call);
+    Choice preferred(const Call& call);
+    std::vector<AttentionWay> working(const Call& call);
+    bool works(Direction direction, AttentionWay way);
+    bool attempt(const Call& call, AttentionWay way);
+    void give_up(const std::string& reason);
     static double median_seconds(Stream& stream, const Work& work);
     static std::array<Choices, 2> read(const std::string& choices);
 
@@ -132,6 +151,7 @@ class AttentionEngines {
     Time time_;
     std::unique_ptr<AttentionLibrary> library_;
     std::array<Pass, 2> passes_;
+    bool same_bits_ = true;
 };
 
 /// The scratch memory that cuDNN may need for the forward pass, or for both passes, of a shape; 0

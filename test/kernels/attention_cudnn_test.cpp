@@ -1,11 +1,14 @@
 // cuDNN as a second implementation of attention: the choice between the two with a library that
 // stands in for it, and cuDNN itself where it is found.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +35,12 @@ namespace train_gpt {
 namespace {
 
 using Wanted = KernelSettings::Attention;
+using cuda::AttentionWay;
+
+constexpr AttentionWay all_ways[] = {AttentionWay::own, AttentionWay::cudnn,
+                                     AttentionWay::cudnn_ordered, AttentionWay::cudnn_unordered};
+constexpr const char* words[] = {"own", "cudnn", "cudnn_ordered", "cudnn_unordered"};
+const char* word_of(AttentionWay way) { return words[static_cast<int>(way)]; }
 
 AttentionShape small_shape() {
     return {.dtype = DType::bf16,
@@ -61,24 +70,32 @@ struct Untouched {
 /// A library whose behaviour each test sets, and a count of what reached it.
 struct Script {
     std::string open_failure, forward_failure, backward_failure;
-    int milliseconds = 0;  // that a pass takes
-    int clock = 0;         // milliseconds that all passes have taken
+    size_t version = 91900;
+    int milliseconds = 0;  // that a pass takes, if its way has no time of its own
+    std::map<AttentionWay, int> way_milliseconds;
+    std::map<AttentionWay, std::string> way_failures;
+    int clock = 0;  // milliseconds that all passes have taken
     int opened = 0, forwards = 0, backwards = 0;
+    std::set<AttentionWay> asked;  // for a backward pass
 };
 Script script;
 
 class ScriptedLibrary : public cuda::AttentionLibrary {
   public:
     std::string name() const override { return "a library 1.2"; }
+    size_t version() const override { return script.version; }
     void forward(const AttentionForward&, void*, size_t) override {
         if (!script.forward_failure.empty()) throw Error(script.forward_failure);
         ++script.forwards;
         script.clock += script.milliseconds;
     }
-    void backward(const AttentionBackward&, void*, size_t) override {
+    void backward(AttentionWay way, const AttentionBackward&, void*, size_t) override {
+        script.asked.insert(way);
         if (!script.backward_failure.empty()) throw Error(script.backward_failure);
+        if (script.way_failures.contains(way)) throw Error(script.way_failures[way]);
         ++script.backwards;
-        script.clock += script.milliseconds;
+        script.clock += script.way_milliseconds.contains(way) ? script.way_milliseconds[way]
+                                                              : script.milliseconds;
     }
 };
 
@@ -140,19 +157,22 @@ std::string line_of(const std::string& direction, const std::string& engine,
 
 /// The engines of a queue, whose own kernels only count.
 struct Engines {
-    cuda::AttentionEngines engines{nullptr, 90, open_scripted, scripted_time};
+    int architecture;
+    cuda::AttentionEngines engines{nullptr, architecture, open_scripted, scripted_time};
     Stream stream{test_device()};
     Untouched memory;
     int own_forwards = 0, own_backwards = 0;
     int own_milliseconds = 0;
 
-    explicit Engines(Wanted wanted = Wanted::automatic) { stream.settings.attention = wanted; }
+    explicit Engines(Wanted wanted = Wanted::automatic, int of_gpu = 90) : architecture(of_gpu) {
+        stream.settings.attention = wanted;
+    }
     void forward() { forward(memory.forward()); }
     void forward(const AttentionForward& args) {
         engines.forward(stream, args, [&] { ++own_forwards, script.clock += own_milliseconds; });
     }
-    void backward() {
-        engines.backward(stream, memory.backward(),
+    void backward(const AttentionShape& shape = small_shape()) {
+        engines.backward(stream, memory.backward(shape),
                          [&] { ++own_backwards, script.clock += own_milliseconds; });
     }
     std::string used() const { return engines.use().explained(); }
@@ -235,7 +255,7 @@ TEST_CASE("scratch is granted to cuDNN only where it can be used", "[cuda]") {
                  both = cuda::attention_library_scratch_bytes({}, shape, 90);
     if (cuda::cudnn_obstacle().empty()) {
         CHECK(forward == cuda::cudnn_forward_bytes);
-        CHECK(both == cuda::cudnn_backward_bytes(shape, 90));
+        CHECK(both == cuda::cudnn_backward_bytes(shape, AttentionWay::cudnn, 90));
     } else {
         CHECK(forward + both == 0);
     }
@@ -249,22 +269,43 @@ TEST_CASE("scratch is granted to cuDNN only where it can be used", "[cuda]") {
 
 TEST_CASE("cuDNN's backward pass gets what it asks for, and little more", "[cuda]") {
     struct Known {
-        int architecture, B, T, H, H_kv, D;
+        AttentionWay way;
+        int architecture, B, T, S, H, H_kv, D;
         size_t bytes;
     };
-    // Answers of cuDNN 9.19 (scripts/check-cudnn.sh).
-    const Known answers[] = {
-        {80, 8, 1024, 12, 12, 64, 201719936},  {80, 8, 2048, 16, 4, 128, 1209008256},
-        {80, 8, 2048, 32, 32, 64, 2149580928}, {90, 8, 1024, 12, 12, 64, 201720064},
-        {90, 8, 2048, 16, 4, 128, 1209008384}, {90, 8, 2048, 32, 32, 64, 2149581056},
-        {100, 8, 1024, 12, 12, 64, 393216},    {100, 8, 2048, 16, 4, 128, 269484160},
-        {100, 8, 2048, 32, 32, 64, 2097152},   {100, 8, 8192, 16, 4, 128, 1077936256},
-        {120, 8, 1024, 12, 12, 64, 201719936}, {120, 8, 2048, 16, 4, 128, 1209008256}};
+    constexpr auto matrix = AttentionWay::cudnn, ordered = AttentionWay::cudnn_ordered,
+                   unordered = AttentionWay::cudnn_unordered;
+    // Answers of cuDNN 9.19 and 9.28 (scripts/check-cudnn.sh).
+    const Known answers[] = {{matrix, 80, 8, 1024, 1024, 12, 12, 64, 201719936},
+                             {matrix, 80, 8, 2048, 2048, 16, 4, 128, 1209008256},
+                             {matrix, 80, 8, 2048, 2048, 32, 32, 64, 2149580928},
+                             {matrix, 90, 8, 1024, 1024, 12, 12, 64, 201720064},
+                             {matrix, 90, 8, 2048, 2048, 16, 4, 128, 1209008384},
+                             {matrix, 90, 8, 2048, 2048, 32, 32, 64, 2149581056},
+                             {matrix, 100, 8, 1024, 1024, 12, 12, 64, 393216},
+                             {matrix, 100, 8, 2048, 2048, 16, 4, 128, 269484160},
+                             {matrix, 100, 8, 2048, 2048, 32, 32, 64, 2097152},
+                             {matrix, 100, 8, 8192, 8192, 16, 4, 128, 1077936256},
+                             {matrix, 120, 8, 1024, 1024, 12, 12, 64, 201719936},
+                             {matrix, 120, 8, 2048, 2048, 16, 4, 128, 1209008256},
+                             {ordered, 90, 8, 1024, 1024, 12, 12, 64, 25571584},
+                             {ordered, 90, 8, 2048, 2048, 16, 4, 128, 269517056},
+                             {ordered, 90, 2, 1024, 4096, 16, 2, 128, 84021504},
+                             {ordered, 90, 1, 65536, 65536, 8, 1, 64, 270598400},
+                             {ordered, 90, 1, 131072, 131072, 32, 8, 128, 4312269056},
+                             {unordered, 80, 8, 1024, 1024, 12, 12, 64, 50724992},
+                             {unordered, 80, 2, 1024, 4096, 16, 2, 128, 100794496},
+                             {unordered, 80, 2, 8192, 8192, 32, 8, 128, 807403648},
+                             {unordered, 90, 8, 1024, 1024, 12, 12, 64, 25559296},
+                             {unordered, 90, 2, 1024, 4096, 16, 2, 128, 84017408},
+                             {unordered, 90, 1, 131072, 131072, 32, 8, 128, 4311744768},
+                             {unordered, 100, 1, 128, 128, 4, 2, 16, 100480},
+                             {unordered, 120, 2, 8192, 8192, 32, 8, 128, 807403648}};
     for (const Known& k : answers) {
-        CAPTURE(k.architecture, k.T, k.H, k.H_kv);
+        CAPTURE(word_of(k.way), k.architecture, k.T, k.H, k.H_kv);
         const AttentionShape shape{
-            .dtype = DType::bf16, .B = k.B, .T = k.T, .S = k.T, .H = k.H, .H_kv = k.H_kv, .D = k.D};
-        const size_t granted = cuda::cudnn_backward_bytes(shape, k.architecture);
+            .dtype = DType::bf16, .B = k.B, .T = k.T, .S = k.S, .H = k.H, .H_kv = k.H_kv, .D = k.D};
+        const size_t granted = cuda::cudnn_backward_bytes(shape, k.way, k.architecture);
         CHECK(granted >= k.bytes);
         CHECK(granted <= k.bytes + 8192);
     }
@@ -273,6 +314,8 @@ TEST_CASE("cuDNN's backward pass gets what it asks for, and little more", "[cuda
 TEST_CASE("cuDNN's backward pass is cut into few even calls below the limit", "[cuda]") {
     Untouched memory;
     const int architecture = GENERATE(90, 100);
+    const AttentionWay way =
+        GENERATE(AttentionWay::cudnn, AttentionWay::cudnn_ordered, AttentionWay::cudnn_unordered);
     for (int round = 0; round < 200; ++round) {
         AttentionShape shape = small_shape();
         shape.B = static_cast<int>(random_int(1, 90));
@@ -280,15 +323,18 @@ TEST_CASE("cuDNN's backward pass is cut into few even calls below the limit", "[
         shape.H = shape.H_kv * static_cast<int>(random_int(1, 4));
         shape.T = shape.S = static_cast<int>(1024 * random_int(1, 48));
         shape.D = static_cast<int>(8 * random_int(1, 16));
-        CAPTURE(architecture, shape.B, shape.T, shape.H, shape.H_kv, shape.D);
+        CAPTURE(word_of(way), architecture, shape.B, shape.T, shape.H, shape.H_kv, shape.D);
         // The bytes of one key head's largest matrix.
         const auto group = static_cast<size_t>(shape.H / shape.H_kv),
-                   T = static_cast<size_t>(shape.T);
-        const size_t shared = group > 1 ? group * 8 * T * static_cast<size_t>(shape.D) : 0,
-                     head = std::max(shared, architecture == 100 ? 0 : group * T * T * 2);
-        const auto calls = cuda::cudnn_calls(memory.backward(shape), architecture);
+                   T = static_cast<size_t>(shape.T), D = static_cast<size_t>(shape.D);
+        const size_t shared = group > 1 ? group * 8 * T * D : 0,
+                     scores = architecture == 100 ? 0 : group * T * T * 2,
+                     head = way == AttentionWay::cudnn ? std::max(shared, scores)
+                                                       : std::max(shared / 2, group * 4 * T * D);
+        const auto calls = cuda::cudnn_calls(memory.backward(shape), way, architecture);
         if (head > size_t{2} << 30) {
             CHECK(calls.empty());
+            CHECK(cuda::cudnn_backward_bytes(shape, way, architecture) == 0);
             continue;
         }
         // The fewest calls.
@@ -309,9 +355,9 @@ TEST_CASE("cuDNN's backward pass is cut into few even calls below the limit", "[
             heads += held;
         }
         CHECK(heads == B * H_kv);
-        const size_t granted = cuda::cudnn_backward_bytes(shape, architecture);
+        const size_t granted = cuda::cudnn_backward_bytes(shape, way, architecture);
         for (const AttentionBackward& call : calls)
-            CHECK(cuda::cudnn_backward_bytes(call.shape, architecture) <= granted);
+            CHECK(cuda::cudnn_backward_bytes(call.shape, way, architecture) <= granted);
     }
 }
 
@@ -495,6 +541,199 @@ TEST_CASE("a library that fails while it is timed, or after it was chosen, is gi
     CHECK(std::pair(e.own_forwards, e.own_backwards) == std::pair(1, 1));
 }
 
+TEST_CASE("the fastest of all ways of a backward pass is chosen, and kept", "[cuda]") {
+    for (int round = 0; round < 20; ++round) {
+        std::vector<int> milliseconds{1, 2, 3, 4};  // of each way
+        for (size_t i = milliseconds.size(); i > 1; --i)
+            std::swap(
+                milliseconds[i - 1],
+                milliseconds[static_cast<size_t>(random_int(0, static_cast<int64_t>(i) - 1))]);
+        const bool deterministic = random_int(0, 1) == 1;
+        const Wanted wanted = random_int(0, 1) == 1 ? Wanted::automatic : Wanted::cudnn;
+        CAPTURE(milliseconds, deterministic, static_cast<int>(wanted));
+        script = {};
+        script.version = 92500 + static_cast<size_t>(random_int(0, 500));
+        for (const AttentionWay way : all_ways)
+            script.way_milliseconds[way] = milliseconds[static_cast<size_t>(way)];
+        const auto set = [&](Engines& e) {
+            e.own_milliseconds = milliseconds[0];
+            e.stream.settings.deterministic = deterministic;
+            e.stream.settings.autotune = true;
+        };
+        Engines e(wanted);
+        set(e);
+        e.backward();
+
+        std::set<AttentionWay> candidates(std::begin(all_ways), std::end(all_ways));
+        if (deterministic) candidates.erase(AttentionWay::cudnn_unordered);
+        if (wanted == Wanted::cudnn) candidates.erase(AttentionWay::own);
+        const AttentionWay fastest = *std::ranges::min_element(
+            candidates, {},
+            [&](AttentionWay way) { return milliseconds[static_cast<size_t>(way)]; });
+        CHECK(e.engines.choices() == line_of("backward", word_of(fastest)));
+        CHECK((e.own_backwards > 0) == (wanted == Wanted::automatic));
+        candidates.erase(AttentionWay::own);
+        CHECK(script.asked == candidates);
+        CHECK(e.engines.use().same_bits == (fastest != AttentionWay::cudnn_unordered));
+        const char* const notes[] = {"own", "a library 1.2", "a library 1.2 (ordered)",
+                                     "a library 1.2 (unordered)"};
+        CHECK(e.engines.use().backward.engine == notes[static_cast<int>(fastest)]);
+
+        // Kept, it runs without timing; among ranks the first one's choice counts.
+        Engines again(wanted), other(wanted);
+        set(again);
+        set(other);
+        script.asked.clear();
+        script.clock = 0;
+        again.engines.set_choices(e.engines.choices());
+        again.backward();
+        CHECK(script.clock == milliseconds[static_cast<size_t>(fastest)]);
+        const AttentionWay slower =
+            fastest == AttentionWay::cudnn ? AttentionWay::cudnn_ordered : AttentionWay::cudnn;
+        other.engines.set_choices(line_of("backward", word_of(slower)));
+        CHECK(other.engines.unite_choices({e.engines.choices(), other.engines.choices()}));
+        CHECK(other.engines.choices() == e.engines.choices());
+    }
+}
+
+TEST_CASE("cuDNN's ordered sums are for Hopper and 9.25, the unordered ones are asked for",
+          "[cuda]") {
+    for (int round = 0; round < 60; ++round) {
+        script = {};
+        script.version = static_cast<size_t>(random_int(90000, 93000));
+        if (random_int(0, 2) == 0) script.version = static_cast<size_t>(random_int(92499, 92500));
+        const int architectures[] = {80, 86, 89, 90, 100, 103, 120};
+        Engines e(random_int(0, 1) == 1 ? Wanted::automatic : Wanted::cudnn,
+                  architectures[random_int(0, 6)]);
+        e.stream.settings.autotune = true;
+        e.stream.settings.deterministic = random_int(0, 1) == 1;
+        CAPTURE(script.version, e.architecture, e.stream.settings.deterministic);
+        e.backward();
+        std::set<AttentionWay> expected{AttentionWay::cudnn};
+        if (e.architecture == 90 && script.version >= 92500)
+            expected.insert(AttentionWay::cudnn_ordered);
+        if (!e.stream.settings.deterministic) expected.insert(AttentionWay::cudnn_unordered);
+        CHECK(script.asked == expected);
+    }
+}
+
+TEST_CASE("a kept way that the settings or the library rule out is chosen anew", "[cuda]") {
+    script = {};
+    script.version = 92801;
+    script.milliseconds = 1;
+    SECTION("unordered sums, once kernels.deterministic is on") {
+        script.way_milliseconds[AttentionWay::cudnn_ordered] = 0;
+        Engines e;
+        e.own_milliseconds = 5;
+        e.engines.set_choices(random_int(0, 1) == 1 ? line_of("backward", "cudnn_unordered")
+                                                    : "attention backward cudnn_unordered\n");
+        for (int i = 0; i < 2; ++i) e.backward();
+        CHECK_FALSE(script.asked.contains(AttentionWay::cudnn_unordered));
+        CHECK(contains(e.engines.choices(), line_of("backward", "cudnn_ordered")));
+        CHECK(e.engines.use().same_bits);
+    }
+    SECTION("our own kernels, once cuDNN is wanted") {
+        Engines e(Wanted::cudnn);
+        e.stream.settings.autotune = true;
+        script.way_milliseconds[AttentionWay::cudnn] = 0;
+        e.engines.set_choices(line_of("forward", "own") + line_of("backward", "own"));
+        e.forward();
+        e.backward();
+        CHECK(e.own_forwards + e.own_backwards == 0);
+        CHECK(e.engines.choices() == line_of("forward", "cudnn") + line_of("backward", "cudnn"));
+    }
+    SECTION("ordered sums that this version lacks") {
+        script.version = 92400;
+        Engines e;
+        e.engines.set_choices(line_of("backward", "cudnn_ordered"));
+        e.backward();
+        CHECK(script.asked == std::set{AttentionWay::cudnn});
+        CHECK(e.engines.choices() == line_of("backward", "cudnn"));
+    }
+    SECTION("a matrix that is too large") {
+        AttentionShape long_one = small_shape();
+        long_one.T = long_one.S = 32768;
+        Engines e;
+        e.own_milliseconds = 5;
+        e.engines.set_choices("attention backward cudnn\n");
+        e.backward(long_one);
+        CHECK(script.asked == std::set{AttentionWay::cudnn_ordered});
+        e.backward();
+        CHECK(script.asked == std::set{AttentionWay::cudnn, AttentionWay::cudnn_ordered});
+    }
+}
+
+TEST_CASE("without timing, cuDNN adds up through a matrix if one head's matrix fits", "[cuda]") {
+    AttentionShape short_one = small_shape(), long_one = small_shape();
+    long_one.T = long_one.S = 32768;  // 2 heads · 32768² · 2 bytes: 4 GiB
+    const auto asked_for = [](Engines& e, const AttentionShape& shape) {
+        script.asked.clear();
+        e.backward(shape);
+        return script.asked;
+    };
+    script = {};
+    script.version = 92500;
+    Engines e(Wanted::cudnn);
+    CHECK(asked_for(e, short_one) == std::set{AttentionWay::cudnn});
+    CHECK(asked_for(e, long_one) == std::set{AttentionWay::cudnn_ordered});
+    CHECK(e.engines.use().same_bits);
+    e.stream.settings.deterministic = false;
+    CHECK(asked_for(e, short_one) == std::set{AttentionWay::cudnn_unordered});
+    CHECK(asked_for(e, long_one) == std::set{AttentionWay::cudnn_unordered});
+    CHECK_FALSE(e.engines.use().same_bits);
+    CHECK(e.own_backwards == 0);
+    CHECK(e.engines.choices().empty());
+
+    script.version = 92400;
+    Engines older(random_int(0, 1) == 1 ? Wanted::cudnn : Wanted::automatic);
+    for (int i = 0; i < 2; ++i) {
+        CHECK(asked_for(older, long_one).empty());
+        CHECK(older.engines.use().backward ==
+              AttentionUse::Pass{"own", "since cuDNN would need more than 2 GiB for one head"});
+    }
+    CHECK(older.own_backwards == 2);
+}
+
+TEST_CASE("a way that fails leaves the other ways", "[cuda]") {
+    script = {};
+    script.version = 92801;
+    script.milliseconds = 1;
+    AttentionWay fails = AttentionWay::cudnn, stays = AttentionWay::cudnn_ordered;
+    Engines e;
+    SECTION("without timing") { e.stream.settings.attention = Wanted::cudnn; }
+    SECTION("when it is timed, or after it was chosen") {
+        if (random_int(0, 1) == 1) std::swap(fails, stays);
+        if (random_int(0, 1) == 1) e.engines.set_choices(line_of("backward", word_of(fails)));
+        e.own_milliseconds = 5;
+    }
+    script.way_failures[fails] = fresh_reason();
+    {
+        Stderr captured;
+        for (int i = 0; i < 3; ++i) e.backward();
+        e.forward();
+        CHECK(captured.text() == concat("train_gpt: the backward pass of attention does without ",
+                                        word_of(fails), ", since ", script.way_failures[fails],
+                                        "\n"));
+    }
+    CHECK(e.engines.use().backward.engine ==
+          (stays == AttentionWay::cudnn ? "a library 1.2" : "a library 1.2 (ordered)"));
+    CHECK(e.engines.use().forward.engine == "a library 1.2");
+    const bool timed = e.stream.settings.attention == Wanted::automatic;
+    CHECK(e.engines.choices() ==
+          (timed ? line_of("forward", "cudnn") + line_of("backward", word_of(stays)) : ""));
+    // Once the other one fails too, our own kernels are left.
+    script.way_failures[stays] = fresh_reason();
+    const int own = e.own_backwards;
+    Stderr captured;
+    for (int i = 0; i < 2; ++i) e.backward();
+    CHECK(captured.text() ==
+          "train_gpt: the backward pass of attention runs on our own kernels, since " +
+              script.way_failures[stays] + "\n");
+    CHECK(e.own_backwards == own + 2);
+    CHECK(e.engines.use().backward ==
+          AttentionUse::Pass{"own", "since " + script.way_failures[stays]});
+}
+
 TEST_CASE("damaged choices of attention engines are refused", "[cuda]") {
     cuda::AttentionEngines engines(nullptr, 90, open_scripted);
     engines.set_choices("attention backward cudnn\n");
@@ -504,7 +743,8 @@ TEST_CASE("damaged choices of attention engines are refused", "[cuda]") {
           "attention forward B=1,T=8,S=8,H=1,H_kv=1,D=8\n",
           "attention forward B=1,T=8,S=8,H=1,H_kv=1,D=8x own\n",
           "attention forward B=1,T=8,S=8,H=1,D=8 own\n",
-          "attention forward own B=1,T=8,S=8,H=1,H_kv=1,D=8\n"})
+          "attention forward own B=1,T=8,S=8,H=1,H_kv=1,D=8\n", "attention forward cudnn_ordered\n",
+          "attention forward B=1,T=8,S=8,H=1,H_kv=1,D=8 cudnn_unordered\n"})
         CHECK(contains(error_of([&] { engines.set_choices(damaged); }), "damaged"));
     CHECK(engines.choices() == "attention backward cudnn\n");
     engines.set_choices("");
@@ -618,7 +858,7 @@ TEST_CASE("the calls of a backward pass compute what the whole pass computes", "
     for (const size_t most : {head_bytes * key_heads * static_cast<size_t>(shape.B - 1),
                               head_bytes * static_cast<size_t>(random_int(1, H_kv - 1))}) {
         for (size_t i = 0; i < n * (heads + 2 * key_heads); ++i) whole.dqkv.set(i, 7.0f);
-        const auto calls = cuda::cudnn_calls(whole.backward(), 90, most);
+        const auto calls = cuda::cudnn_calls(whole.backward(), AttentionWay::cudnn, 90, most);
         CHECK(calls.size() > 1);
         for (const AttentionBackward& call : calls) attention_backward(stream, call);
         CHECK((whole.dqkv.bytes() == bytes));
@@ -629,6 +869,14 @@ TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits aga
     ON_EACH_DEVICE();
     if (!test_device().is_cuda() || !cuda::cudnn_obstacle().empty()) return;
     const Device device = test_device();
+    int major = 0;
+    REQUIRE(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index) ==
+            cudaSuccess);
+    const int architecture = 10 * major;
+    const AttentionWay way =
+        GENERATE(AttentionWay::cudnn, AttentionWay::cudnn_ordered, AttentionWay::cudnn_unordered);
+    if (!cuda::cudnn_has(way, architecture, cuda::cudnn_version())) return;
+    CAPTURE(word_of(way));
     for (const AttentionShape& shape : cudnn_shapes) {
         const DeviceUnderTest gpu(device);
         CAPTURE(shape.B, shape.T, shape.S, shape.H, shape.H_kv, shape.D);
@@ -645,18 +893,18 @@ TEST_CASE("cuDNN's attention is as accurate as ours, and gives the same bits aga
         cudaStream_t stream = nullptr;
         REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
         const size_t workspace_bytes =
-            cuda::attention_library_scratch_bytes({}, shape, 90);  // 90: the most
+            cuda::attention_library_scratch_bytes({.deterministic = false}, shape, architecture);
         const TestMemory workspace(workspace_bytes);
         {
             const auto library = cuda::open_cudnn_attention(stream);
-            library->forward(ours.forward(), workspace.data(), workspace_bytes);
-            library->backward(ours.backward(), workspace.data(), workspace_bytes);
-            const std::string bytes = ours.out.bytes() + ours.lse.bytes() + ours.dqkv.bytes();
-            for (int again = 0; again < 3; ++again) {
+            const auto compute = [&] {
                 library->forward(ours.forward(), workspace.data(), workspace_bytes);
-                library->backward(ours.backward(), workspace.data(), workspace_bytes);
-                CHECK((ours.out.bytes() + ours.lse.bytes() + ours.dqkv.bytes() == bytes));
-            }
+                library->backward(way, ours.backward(), workspace.data(), workspace_bytes);
+                return ours.out.bytes() + ours.lse.bytes() + ours.dqkv.bytes();
+            };
+            const std::string bytes = compute();
+            for (int again = 0; again < 3; ++again)
+                CHECK((compute() == bytes || way == AttentionWay::cudnn_unordered));
         }
         cudaStreamDestroy(stream);
 

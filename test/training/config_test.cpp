@@ -193,6 +193,7 @@ TEST_CASE("a value of the wrong type or range is refused with its path, the valu
         refused("", "device", "\"gpu\"", "one of \"auto\", \"cpu\" or \"cuda\"");
         refused("precision", "dtype", "\"fp16\"", "\"bf16\"");
         refused("kernels", "attention", "\"flash\"", "one of \"auto\", \"own\" or \"cudnn\"");
+        refused("kernels", "deterministic", "\"sometimes\"", "\"on\" or \"off\"");
         refused("schedule", "decay", "\"cosin\"",
                 "\"cosine\", \"linear\", \"constant\" or \"wsd\"");
     }
@@ -300,7 +301,7 @@ TEST_CASE("every switch takes true, false, \"on\" and \"off\" alike, in JSON and
                             {key, "true or false", "\"on\""});
         }
     }
-    CHECK(switches == 10);
+    CHECK(switches == 11);
 }
 
 TEST_CASE("training data are one glob or a list of sources with weights", "[config]") {

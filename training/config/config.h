@@ -238,6 +238,7 @@ struct Config {
         OneOf<KernelSettings::Gemm> gemm;            // on the CPU
         OneOf<KernelSettings::Attention> attention;  // on a GPU
         OneOf<bool> autotune = true;                 // on a GPU
+        OneOf<bool> deterministic = true;            // on a GPU
     } kernels;
 
     struct Parallel {

@@ -221,13 +221,20 @@ constexpr ConfigKey table[] = {
     {KEY(kernels.attention), one_of<KernelSettings::Attention>(),
      "Attention on GPUs: the project's own kernels, or cuDNN if it is found and supports the case "
      "(bf16, without a document mask); its backward pass may use up to 2 GiB of scratch memory. "
-     "`auto`: the faster of the two, timed at the start of the run."},
+     "`auto`: the fastest, timed at the start of the run. `cudnn`: the fastest of cuDNN's ways."},
     {KEY(kernels.autotune), one_of<bool>(),
      "On a GPU. `on`: before the first step, time cuBLASLt's algorithms for each shape, GELU and "
-     "bias gradients within a product or after it and, if `kernels.attention` is `auto`, both "
-     "attentions; use the fastest. `off`: use cuBLASLt's first algorithm, GELU within a product, "
-     "bias gradients after it and the project's own attention. A resumed run keeps its earlier "
-     "choices on the same GPU model with the same driver and libraries."},
+     "bias gradients within a product or after it, and the ways to compute attention that the "
+     "other "
+     "keys leave; use the fastest. `off`: use cuBLASLt's first algorithm, GELU within a product, "
+     "bias gradients after it and, unless `kernels.attention` is `cudnn`, the project's own "
+     "attention. A resumed run keeps its earlier choices on the same GPU model with the same "
+     "driver "
+     "and libraries."},
+    {KEY(kernels.deterministic), one_of<bool>(),
+     "On a GPU. `on`: each run gives the same bits. `off`: attention's backward pass may also use "
+     "cuDNN's unordered sums, if they are the fastest; the last bits of gradients then differ from "
+     "run to run. Without `kernels.autotune`, it uses them wherever `cudnn` runs it."},
 
     {KEY(parallel.tensor), between(1, 1024),
      "Tensor-parallel ranks, which share every layer: the heads, the MLP's hidden layer and the "

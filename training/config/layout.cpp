@@ -172,6 +172,7 @@ KernelSettings kernel_settings(const Config& config) {
     if (attention == Attention::automatic && !k.autotune) attention = Attention::own;
     return {.gemm = k.gemm,
             .attention = attention,
+            .deterministic = k.deterministic,
             .autotune = k.autotune,
             .tf32 = config.precision.tf32};
 }
