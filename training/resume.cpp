@@ -232,7 +232,7 @@ TokenIds run_token_ids(const Config& config, const RunData& data, std::optional<
 void record_start(const RunFolder& folder, const RunStart& start, Progress& progress) {
     const bool order_continues =
         start.schedule.start().order.first_token < start.schedule.tokens_before(start.first_step());
-    for (const std::string& data : folder.describe(start.recorded(), start.attention.engines()))
+    for (const std::string& data : folder.describe(start.recorded(), start.attention))
         if (start.resumes && (data != "data.train" || order_continues))
             progress.say(note_on_changed(data));
     for (const std::string& note : {note_on_choices(start.given, start.kept, start.choices),

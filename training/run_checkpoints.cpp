@@ -41,11 +41,11 @@ std::string RunCheckpoints::save_or_reason(const fs::path& run_dir, int64_t step
     const Config& config = start_.given;
     world().activity().phase = "checkpoint";
     try {
-        save_checkpoint(
-            run_dir,
-            {step, config, start_.data.spec(), start_.trainer.parameters, start_.data.tokenizer(),
-             start_.choices, start_.schedule.position(step), start_.tokens},
-            start_.mesh);
+        save_checkpoint(run_dir,
+                        {step, config, start_.data.spec(), start_.trainer.parameters,
+                         start_.data.tokenizer(), start_.choices, start_.schedule.position(step),
+                         start_.tokens, attention_use(start_.trainer.stream).same_bits},
+                        start_.mesh);
     } catch (const Error& error) {
         return concat("step ", step, " of ", start_.schedule.steps(),
                       " is not saved: ", error.what());

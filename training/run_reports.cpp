@@ -33,6 +33,14 @@ std::string describe_training(const RunStart& start) {
 
 }  // namespace
 
+std::string note_on_bits(bool deterministic, const AttentionUse& attention) {
+    if (deterministic) return "";
+    return attention.same_bits
+               ? "kernels.deterministic is off, which changes nothing here: all kernels that run "
+                 "give the same bits every time"
+               : "kernels.deterministic is off: bits differ from run to run";
+}
+
 void announce(const RunStart& start, Progress& progress) {
     progress.say(describe_training(start));
     if (const std::string note =
@@ -41,6 +49,9 @@ void announce(const RunStart& start, Progress& progress) {
         progress.say("note: " + note);
     if (start.trainer.stream.device.is_cuda())
         progress.say("attention: " + start.attention.explained());
+    if (const std::string note = note_on_bits(start.config.kernels.deterministic, start.attention);
+        !note.empty())
+        progress.say(note);
     if (const std::string use = describe_use(start.planned_use()); !use.empty()) progress.say(use);
     const StepSize size = size_of_step(start);
     if (start.steps_left() > 0 && size.least_seconds() >= slow_step_seconds)

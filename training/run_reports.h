@@ -1,5 +1,7 @@
 // Everything that shows and records what a run does.
 #pragma once
+#include <string>
+
 #include "training/report/report.h"
 #include "training/run_start.h"
 #include "training/watch/metrics.h"
@@ -8,6 +10,9 @@
 #include "training/watch/step_log.h"
 
 namespace train_gpt {
+
+/// What a run should know about kernels.deterministic=off; empty if that is on.
+std::string note_on_bits(bool deterministic, const AttentionUse& attention);
 
 /// Prints what is about to be trained, and what to know about it.
 void announce(const RunStart& start, Progress& progress);

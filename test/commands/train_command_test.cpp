@@ -44,11 +44,15 @@ TEST_CASE("a run on a GPU says what runs attention, and why not cuDNN", "[cli][c
     const TemporaryDirectory directory;
     const fs::path run = directory / "run";
     const Outcome outcome = check_succeeds(
-        train_gpt_with(w.train(run, {"--stop-at", "1", "--set", "kernels.attention=own"})));
+        train_gpt_with(w.train(run, {"--stop-at", "1", "--set", "kernels.attention=own", "--set",
+                                     "kernels.deterministic=off"})));
     const bool on_gpu = !contains(outcome.out, cpu_info().model);
     CHECK(contains(outcome.out, "attention: own kernels, ") == on_gpu);
     const Json manifest = Json::parse(read(run / "manifest.json"));
     CHECK(manifest.value("attention", "") == (on_gpu ? "own" : ""));
+    CHECK(contains(outcome.out, "kernels.deterministic is off, which changes nothing here"));
+    for (const fs::path& folder : {run, run / step_folder(1)})
+        CHECK(Json::parse(read(folder / "manifest.json")).at("deterministic") == true);
     std::vector<std::string> engines;
     for (const Json& line : metrics_of(run))
         if (line.contains("loss")) engines.push_back(line.value("attention", ""));

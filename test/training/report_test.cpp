@@ -294,6 +294,18 @@ TEST_CASE("the page of 100,000 steps is small, and no spike is missing from it",
     }
 }
 
+TEST_CASE("a report says of a run whose bits differ that they do", "[report]") {
+    const TemporaryDirectory directory;
+    const MadeRun run(directory / "run", {});
+    const auto says_so = [&](const nlohmann::json& manifest) {
+        write(run.path() + "/manifest.json", manifest.dump());
+        return contains(report_page(opened({run.path()})), "bits differ from run to run");
+    };
+    CHECK(says_so({{"deterministic", false}}));
+    CHECK_FALSE(says_so({{"deterministic", true}}));
+    CHECK_FALSE(says_so({{"seed", 1}}));  // of an earlier version
+}
+
 TEST_CASE("what runs write stays text in the page, whatever it looks like", "[report]") {
     const TemporaryDirectory directory;
     const MadeRun plain(directory / "plain", {});

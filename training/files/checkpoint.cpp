@@ -176,6 +176,7 @@ fs::path save_checkpoint(const fs::path& run_dir, const CheckpointContents& cont
                              {"format_version", version_needed(contents)},
                              {"program", version()},
                              {"step", contents.step},
+                             {"deterministic", contents.deterministic},
                              {"files", Json::object()}};
             for (const std::string& entry : entries) manifest["files"].update(parse_json(entry));
             write_file(directory / "manifest.json", to_text(manifest, 2) + "\n");

@@ -9,7 +9,9 @@
 //   train_gpt.json                         the configuration of the run
 //   choices.json                           what the run chose for its machine: choices.h
 //   position.json                          what the run has read of its data: position.h
-//   manifest.json                          step, and size and hash of all other files; written last
+//   manifest.json                          step, whether the start of the run that wrote it gives
+//                                          the same bits every time, and size and hash of all other
+//                                          files; written last
 //
 // A checkpoint is written under another name and renamed when complete: a folder step-NNNNNNNN
 // without a manifest is not a checkpoint.
@@ -44,6 +46,7 @@ struct CheckpointContents {
     Choices choices = {};
     std::optional<RunPosition> position = {};  // of a training run
     std::optional<TokenIds> tokens = {};       // nothing: the ids of the tokenizer
+    bool deterministic = true;                 // AttentionUse::same_bits
 };
 
 /// Writes RUN_DIR/step-NNNNNNNN and returns its path. All ranks of the mesh call it. Each rank

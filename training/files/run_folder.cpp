@@ -231,15 +231,20 @@ std::vector<std::string> changed_data(const Json& before, const Json& now) {
 }  // namespace
 
 std::vector<std::string> RunFolder::describe(const Config& config,
-                                             const std::string& attention) const {
+                                             const AttentionUse& attention) const {
     char host[256] = "unknown";
     ::gethostname(host, sizeof host - 1);
     const CpuInfo cpu = cpu_info();
-    Json manifest = {{"program", version()}, {"host", host},
-                     {"cpu", cpu.model},     {"threads", cpu.threads},
-                     {"seed", config.seed},  {"tokenizer", config.tokenizer.path}};
+    Json manifest = {{"program", version()},
+                     {"host", host},
+                     {"cpu", cpu.model},
+                     {"threads", cpu.threads},
+                     {"seed", config.seed},
+                     {"tokenizer", config.tokenizer.path},
+                     {"deterministic", attention.same_bits}};
     manifest.update(data_of(config));
-    if (!attention.empty()) manifest["attention"] = attention;
+    if (const std::string engines = attention.engines(); !engines.empty())
+        manifest["attention"] = engines;
     const Json before = read_manifest(path_);
     take_over_hashes(before, manifest);
     write_file(path_ / "config.json", to_json(config));

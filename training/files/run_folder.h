@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/attention/engine.h"
 #include "parallel/world.h"
 #include "training/config/config.h"
 
@@ -45,11 +46,11 @@ class RunFolder {
     std::filesystem::path place() const;
     /// Throws Error, which says where the folder is now, if it is not in place.
     void require_in_place() const;
-    /// Writes config.json and manifest.json. `attention`: what runs it on the GPU, empty on the
-    /// CPU. Returns which data ("data.train", "data.val") had different contents or weights in the
+    /// Writes config.json and manifest.json. `attention`: what runs it on the GPU.
+    /// Returns which data ("data.train", "data.val") had different contents or weights in the
     /// previous manifest.
     std::vector<std::string> describe(const Config& config,
-                                      const std::string& attention = {}) const;
+                                      const AttentionUse& attention = {}) const;
 
     /// Adds hashes to the entries of these paths in manifest.json.
     void record_hashes(const std::map<std::string, std::string>& hashes) const;

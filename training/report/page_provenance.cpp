@@ -148,6 +148,9 @@ std::vector<Fact> provenance_of(const RecordedRun& run) {
                  : html(field_text(choices, "micro_batch")) +
                        " sequences, recompute: " + html(field_text(choices, "recompute"))},
             {"Attention", html(field_text(manifest, "attention"))},
+            {"Bits", manifest.value("deterministic", Json(true)) == Json(false)
+                         ? "kernels.deterministic is off: bits differ from run to run"
+                         : ""},
             {"Seed", html(field_text(manifest, "seed"))},
             {"Weights from", html(text_of(run.setting("model.init_from")))},
             {"Tokenizer", html(field_text(manifest, "tokenizer")) +
